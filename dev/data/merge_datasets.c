@@ -1,0 +1,156 @@
+// merge_datasets: concatenates Megatron token shards into one, as Megatron-LM's tools/merge_datasets.py does. Used after preprocessing a corpus in
+// parts, on several machines or over several days.
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/options.h"
+#include "llmc/shard.h"
+
+typedef struct Settings {
+    Words input;
+    const char *output_prefix;
+    bool help;
+} Settings;
+
+#define FIELD(name) offsetof(Settings, name)
+static const Option table[] = {
+    {.help = "flags"},
+    {"input", .kind = OPTION_WORDS, .offset = FIELD(input), .value = "PREFIX...|FOLDER",
+     .help = "Shards without .bin/.idx, merged in this order; a folder stands for all its shards, sorted by name."},
+    {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH", .help = "The merged shard, without .bin/.idx."},
+    {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
+};
+enum { TABLE_ROWS = sizeof table / sizeof *table };
+
+// ---- the list of shards ----
+
+typedef struct Prefixes {
+    char **items;
+    int count, capacity;
+} Prefixes;
+
+static void add_prefix(Prefixes *list, const char *folder, const char *name, size_t length) {
+    if (list->count == list->capacity) {
+        list->capacity = list->capacity ? 2 * list->capacity : 64;
+        list->items = xrealloc(list->items, (size_t)list->capacity * sizeof *list->items, "the list of shards");
+    }
+    size_t bytes = strlen(folder) + length + 2;
+    char *prefix = list->items[list->count++] = xmalloc(bytes, "the list of shards");
+    snprintf(prefix, bytes, "%s%s%.*s", folder, *folder ? "/" : "", (int)length, name);
+}
+
+static void free_prefixes(Prefixes *list) {
+    for (int i = 0; i < list->count; i++) free(list->items[i]);
+    free(list->items);
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+// Every NAME.idx of the folder.
+static bool add_folder(Prefixes *list, const char *folder, Error *err) {
+    DIR *dir = opendir(folder);
+    if (!dir) return error_set(err, EXIT_DATA, "cannot open folder %s: %s; check the path", folder, strerror(errno));
+    int before = list->count;
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        size_t length = strlen(entry->d_name);
+        if (length > 4 && !strcmp(entry->d_name + length - 4, ".idx")) add_prefix(list, folder, entry->d_name, length - 4);
+    }
+    closedir(dir);
+    if (list->count == before) return error_set(err, EXIT_DATA, "folder %s holds no .idx file; name the folder of the shards", folder);
+    qsort(list->items + before, (size_t)(list->count - before), sizeof *list->items, by_name);
+    return true;
+}
+
+static bool list_shards(const Words *input, Prefixes *list, Error *err) {
+    for (int i = 0; i < input->count; i++) {
+        struct stat status;
+        const char *word = input->items[i];
+        bool folder = stat(word, &status) == 0 && S_ISDIR(status.st_mode);
+        if (!folder) add_prefix(list, "", word, strlen(word));
+        else if (!add_folder(list, word, err)) return false;
+    }
+    return true;
+}
+
+// ---- merging ----
+
+static bool stat_index(const char *prefix, struct stat *status) {
+    size_t bytes = strlen(prefix) + sizeof ".idx";
+    char *path = xmalloc(bytes, "a path");
+    snprintf(path, bytes, "%s.idx", prefix);
+    bool exists = stat(path, status) == 0;
+    free(path);
+    return exists;
+}
+
+// The output would replace one of its own inputs, or a second run over the same folder would take the first one's result in.
+static bool refuse_output_among_inputs(const Prefixes *list, const char *output, Error *err) {
+    struct stat out, in;
+    if (!stat_index(output, &out)) return true;
+    for (int i = 0; i < list->count; i++) {
+        if (stat_index(list->items[i], &in) && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
+            return error_set(err, EXIT_USAGE, "--output-prefix %s is one of the inputs; write to another name or folder", output);
+        }
+    }
+    return true;
+}
+
+static bool append_shard(ShardWriter **writer, const char *prefix, const char *output, Error *err) {
+    Shard shard;
+    if (!shard_open(&shard, prefix, err)) return false;
+    if (!*writer) *writer = shard_writer_open(output, shard.dtype, err);
+    bool good = *writer && shard_writer_append(*writer, &shard, err);
+    if (good) {
+        fprintf(stderr, "Added %s: %" PRId64 " documents, %" PRId64 " sequences, %" PRId64 " tokens.\n", prefix, shard.documents, shard.sequences,
+                shard.tokens);
+    }
+    shard_close(&shard);
+    return good;
+}
+
+static bool merge(const Prefixes *list, const char *output, Error *err) {
+    if (!refuse_output_among_inputs(list, output, err)) return false;
+    ShardWriter *writer = NULL;
+    for (int i = 0; i < list->count; i++) {
+        if (append_shard(&writer, list->items[i], output, err)) continue;
+        shard_writer_discard(writer);
+        return false;
+    }
+    if (!shard_writer_close(writer, err)) return false;
+    fprintf(stderr, "Wrote %s.bin and .idx from %d shards.\n", output, list->count);
+    return true;
+}
+
+static bool run(const Settings *settings, Error *err) {
+    if (!settings->input.count) return error_set(err, EXIT_USAGE, "--input is missing; --help lists the flags");
+    if (!settings->output_prefix) return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+    Prefixes list = {0};
+    bool good = list_shards(&settings->input, &list, err) && merge(&list, settings->output_prefix, err);
+    free_prefixes(&list);
+    return good;
+}
+
+int main(int argc, char **argv) {
+    Error err = {0};
+    char **words = NULL;
+    int count = 0;
+    Settings settings = {0};
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
+    options_defaults(table, TABLE_ROWS, &settings);
+    bool good = options_read_words(argc, argv, &words, &count, &err) && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err);
+    if (good && settings.help) {
+        printf("Usage: merge_datasets --input PREFIX... --output-prefix PATH\nConcatenates Megatron token shards of the same dtype.\n");
+        options_help(table, TABLE_ROWS, stdout);
+    } else if (good) {
+        good = run(&settings, &err);
+    }
+    if (!good) error_print(NULL, err.what);
+    options_free_words(words, count);
+    return good ? EXIT_DONE : err.code;
+}

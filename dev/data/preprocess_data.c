@@ -1,0 +1,378 @@
+// preprocess_data: text to Megatron token shards, as Megatron-LM's tools/preprocess_data.py does. Reads JSON lines or plain text files, writes
+// <output-prefix>_<key>_document.bin and .idx for the trainer's --data-path.
+//
+// One reader cuts the input into blocks of about a megabyte, --workers threads turn blocks into token ids, this thread writes them in input order:
+// the output does not depend on the number of workers, and memory does not grow with the input (except 12 bytes per document for the index).
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/corpus.h"
+#include "llmc/jsonl.h"
+#include "llmc/options.h"
+#include "llmc/pipeline.h"
+#include "llmc/shard.h"
+#include "llmc/tokenizer.h"
+#include "llmc/version.h"
+
+// ---- command line ----
+
+typedef struct Settings {
+    Words input, json_keys;
+    const char *input_list, *output_prefix, *tokenizer_type, *vocab_file, *merge_file;
+    bool text, append_eod, help, version;
+    int workers;  // 0: one per processor
+    int64_t log_interval;
+} Settings;
+
+#define FIELD(name) offsetof(Settings, name)
+static const Option table[] = {
+    {.help = "input"},
+    {"input", .kind = OPTION_WORDS, .offset = FIELD(input), .value = "FILE...",
+     .help = "JSON-lines files, one object per line; - is standard input. With --text: plain text files, one document each."},
+    {"input-list", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(input_list), .value = "FILE",
+     .help = "A file with one input path per line, taken after those of --input."},
+    {"text", .kind = OPTION_FLAG, .offset = FIELD(text), .help = "The inputs are plain text files, one document each."},
+    {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .value = "KEY", .help = "The key that holds the text (one key; default text)."},
+    {.help = "tokens"},
+    {"tokenizer-type", .kind = OPTION_NAME, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer", .choices = "GPT2BPETokenizer|Byte",
+     .value = "TYPE", .help = "GPT-2's byte-level BPE, or the 256 bytes as ids (end of document 256, needs no files)."},
+    {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "FILE", .help = "GPT-2's vocab.json."},
+    {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "FILE", .help = "GPT-2's merges.txt."},
+    {"append-eod", .kind = OPTION_FLAG, .offset = FIELD(append_eod), .help = "End every document that is not empty with the end-of-document token."},
+    {.help = "output and speed"},
+    {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH",
+     .help = "Path of the output without its ending: PATH_KEY_document.bin and .idx (PATH_text_document with --text)."},
+    {"workers", .kind = OPTION_INT, .offset = FIELD(workers), .low = 1, .high = 4096, .value = "N",
+     .help = "Threads that tokenise (default: one per processor). The output does not depend on it."},
+    {"log-interval", .kind = OPTION_INT64, .offset = FIELD(log_interval), .initial = "1000", .low = 1, .high = OPTION_ANY, .value = "N",
+     .help = "Report progress every N documents."},
+    {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
+    {"version", .kind = OPTION_FLAG, .offset = FIELD(version), .help = "Print the version and the Unicode tables in use, and exit."},
+    {.help = "Megatron-LM's other flags"},
+    {"keep-newlines", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = "Newlines are always kept."},
+    {"partitions", .kind = OPTION_INT, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "1", .low = 1, .high = 1, .value = "1",
+     .help = "one run already uses all --workers in constant memory; more partitions would only change the order of the documents."},
+    {"keep-sequential-samples", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = "The order is always kept."},
+    {"dataset-impl", .kind = OPTION_NAME, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "mmap", .choices = "mmap", .value = "mmap",
+     .help = "mmap is the only format."},
+    {"split-sentences", .kind = OPTION_FLAG, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD,
+     .help = "GPT is trained on whole documents; leave it out."},
+    {"lang", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "LANG",
+     .help = "it only serves --split-sentences; leave it out."},
+    {"tokenizer-model", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "FILE",
+     .help = "SentencePiece models are not read; use --vocab-file and --merge-file."},
+    {"columns", .kind = OPTION_WORDS, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
+     .help = "the text's key is named by --json-keys."},
+    {"split", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
+     .help = "all of the input is tokenised; the trainer's --split divides it."},
+    {"torch-backend", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
+     .help = "no distributed job is needed; use --workers."},
+};
+enum { TABLE_ROWS = sizeof table / sizeof *table };
+
+static bool check_settings(Settings *s, Error *err) {
+    if (!s->input.count && !s->input_list) return error_set(err, EXIT_USAGE, "--input or --input-list is missing; --help lists the flags");
+    if (!s->output_prefix) return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+    if (s->text && s->json_keys.count) return error_set(err, EXIT_USAGE, "--json-keys does not go with --text; leave one of them out");
+    if (s->json_keys.count > 1) return error_set(err, EXIT_USAGE, "--json-keys has %d keys; run once for each", s->json_keys.count);
+    if (!s->workers) s->workers = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return true;
+}
+
+static void print_help(void) {
+    printf("Usage: preprocess_data --input FILE... --output-prefix PATH [flags]\n"
+           "Turns text into Megatron token shards.\n");
+    options_help(table, TABLE_ROWS, stdout);
+}
+
+static void print_version(void) {
+    char unicode[64];
+    tokenizer_unicode_version(unicode, sizeof unicode);
+    printf("preprocess_data %s (commit %s), %s\n", version_number(), version_commit(), unicode);
+}
+
+// ---- one block of text, from the reader through a worker to the writer ----
+
+typedef struct Block {
+    CorpusBlock input;
+    TokenBuffer tokens;
+    int64_t *lengths;             // (documents): ids of each, 0 for an empty one
+    int64_t documents, capacity;
+    int64_t lines;                // JSON lines: how many the block has
+    int64_t replaced;             // invalid UTF-8 sequences and lone surrogates
+    int64_t bad_line;             // 1-based in the block, 0: none
+    char why[256];
+} Block;
+
+typedef struct Job {
+    const char *key;
+    int eod;  // appended to documents, -1: none
+    const Tokenizer *tokenizer;
+    Corpus *corpus;
+    Pipeline *pipeline;
+    Block *blocks;
+    int block_count;
+    Error read_error;  // the reader's, code 0: none; read by the writer after the reader has ended
+} Job;
+
+static void add_document(const Job *job, Block *block, Encoder *encoder, const char *text, size_t bytes) {
+    if (block->documents == block->capacity) {
+        block->capacity = block->capacity ? 2 * block->capacity : 1024;
+        block->lengths = xrealloc(block->lengths, (size_t)block->capacity * sizeof *block->lengths, "document lengths");
+    }
+    int64_t before = block->tokens.count;
+    encoder_encode(encoder, text, bytes, &block->tokens, &block->replaced);
+    if (block->tokens.count > before && job->eod >= 0) token_buffer_append(&block->tokens, job->eod);
+    block->lengths[block->documents++] = block->tokens.count - before;
+}
+
+// Returns false, with block->why, when the line has no text.
+static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonText *json, const char *line, size_t bytes) {
+    const char *text, *why;
+    size_t text_bytes, column;
+    switch (jsonl_find(json, line, bytes, job->key, &text, &text_bytes, &block->replaced, &column, &why)) {
+        case JSONL_FOUND: add_document(job, block, encoder, text, text_bytes); return true;
+        case JSONL_INVALID: snprintf(block->why, sizeof block->why, "is not valid JSON (byte %zu: %s); mend or drop the line", column, why); break;
+        case JSONL_NO_KEY: snprintf(block->why, sizeof block->why, "lacks the key \"%s\"; name the right one with --json-keys", job->key); break;
+        case JSONL_NOT_STRING:
+            snprintf(block->why, sizeof block->why, "has a \"%s\" that is no string; mend or drop the line", job->key);
+            break;
+    }
+    return false;
+}
+
+static void encode_lines(const Job *job, Block *block, Encoder *encoder, JsonText *json) {
+    const char *line = block->input.text, *end = line + block->input.bytes;
+    for (block->lines = 0; line < end;) {
+        const char *newline = memchr(line, '\n', (size_t)(end - line));
+        const char *stop = newline ? newline : end;
+        block->lines++;
+        if (!add_json_line(job, block, encoder, json, line, (size_t)(stop - line))) {
+            block->bad_line = block->lines;
+            return;
+        }
+        line = newline ? newline + 1 : end;
+    }
+}
+
+static void encode_files(const Job *job, Block *block, Encoder *encoder) {
+    for (int i = 0; i < block->input.file_count; i++) {
+        const CorpusFile *file = &block->input.files[i];
+        add_document(job, block, encoder, block->input.text + file->offset, file->bytes);
+    }
+}
+
+// ---- threads ----
+
+static void *read_blocks(void *argument) {
+    Job *job = argument;
+    for (int slot; (slot = pipeline_read_begin(job->pipeline)) >= 0; pipeline_read_end(job->pipeline)) {
+        if (!corpus_next(job->corpus, &job->blocks[slot].input, &job->read_error)) break;
+    }
+    pipeline_no_more_input(job->pipeline);
+    return NULL;
+}
+
+static void *encode_blocks(void *argument) {
+    Job *job = argument;
+    Encoder *encoder = encoder_create(job->tokenizer);
+    JsonText json = {0};
+    for (int slot; (slot = pipeline_work_begin(job->pipeline)) >= 0; pipeline_work_end(job->pipeline, slot)) {
+        Block *block = &job->blocks[slot];
+        block->tokens.count = block->documents = block->replaced = block->bad_line = 0;
+        if (job->key) encode_lines(job, block, encoder, &json);
+        else encode_files(job, block, encoder);
+    }
+    json_text_free(&json);
+    encoder_free(encoder);
+    return NULL;
+}
+
+static pthread_t start_thread(void *(*body)(void *), Job *job) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, body, job)) fatal(NULL, EXIT_ENVIRONMENT, "cannot start a thread; use fewer --workers");
+    return thread;
+}
+
+// Signals that ask the program to end wait until the writer looks, so that the temporary files are removed first.
+static void ending_signals(sigset_t *set) {
+    sigemptyset(set);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGHUP);
+}
+
+static bool asked_to_end(void) {
+    sigset_t ending, pending;
+    ending_signals(&ending);
+    sigpending(&pending);
+    return sigismember(&pending, SIGINT) || sigismember(&pending, SIGTERM) || sigismember(&pending, SIGHUP);
+}
+
+// ---- writing and progress ----
+
+typedef struct Totals {
+    int64_t documents, empty, tokens, bytes, replaced;
+    int64_t line;  // JSON lines: lines of the present file before the present block
+    int64_t log_interval, all_bytes;
+    struct timespec start;
+} Totals;
+
+static double seconds_since(struct timespec start) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - start.tv_sec) + 1e-9 * (double)(now.tv_nsec - start.tv_nsec);
+}
+
+// Megatron's line, and the time left when the inputs' size is known. MB = 10^6 bytes of input.
+static void print_progress(const Totals *t) {
+    double seconds = seconds_since(t->start), rate = (double)t->bytes / seconds;
+    char eta[48] = "";
+    if (t->all_bytes >= t->bytes && rate > 0) {
+        int64_t left = (int64_t)((double)(t->all_bytes - t->bytes) / rate);
+        snprintf(eta, sizeof eta, " ETA %" PRId64 ":%02d:%02d", left / 3600, (int)(left / 60 % 60), (int)(left % 60));
+    }
+    fprintf(stderr, "Processed %" PRId64 " documents (%.2f docs/s, %.2f MB/s).%s\n", t->documents, (double)t->documents / seconds, rate / 1e6, eta);
+}
+
+static bool write_block(ShardWriter *writer, const Block *block, Totals *t, Error *err) {
+    const int32_t *ids = block->tokens.ids;
+    int64_t before = t->documents;
+    for (int64_t i = 0; i < block->documents; i++) {
+        int64_t length = block->lengths[i];
+        if (length && !shard_writer_add_sequence(writer, ids, length, err)) return false;
+        if (!shard_writer_end_document(writer, err)) return false;
+        ids += length;
+        t->empty += !length;
+    }
+    if (block->input.first_of_path) t->line = 0;
+    if (block->bad_line) {
+        return error_set(err, EXIT_DATA, "%s line %" PRId64 " %s", block->input.path, t->line + block->bad_line, block->why);
+    }
+    t->documents += block->documents;
+    t->tokens += block->tokens.count;
+    t->bytes += (int64_t)block->input.bytes;
+    t->replaced += block->replaced;
+    t->line += block->lines;
+    if (t->documents / t->log_interval > before / t->log_interval) print_progress(t);
+    return true;
+}
+
+// Takes blocks until the input ends, a signal comes (EXIT_STOPPED) or something fails.
+static bool write_blocks(Job *job, ShardWriter *writer, Totals *totals, Error *err) {
+    for (;;) {
+        if (asked_to_end()) return error_set(err, EXIT_STOPPED, "stopped by a signal; nothing was written");
+        int slot = pipeline_write_begin(job->pipeline, 200);
+        if (slot == PIPELINE_END) return true;
+        if (slot == PIPELINE_TIMEOUT) continue;
+        if (!write_block(writer, &job->blocks[slot], totals, err)) return false;
+        pipeline_write_end(job->pipeline);
+    }
+}
+
+static void print_totals(const Totals *t, const char *prefix, int dtype) {
+    fprintf(stderr, "Wrote %s.bin and .idx: %" PRId64 " documents (%" PRId64 " empty), %" PRId64 " tokens of %d bytes, from %.2f MB in %.2f s (%.2f MB/s).\n",
+            prefix, t->documents, t->empty, t->tokens, shard_dtype_size(dtype), (double)t->bytes / 1e6, seconds_since(t->start),
+            (double)t->bytes / 1e6 / seconds_since(t->start));
+    if (t->replaced) fprintf(stderr, "Replaced %" PRId64 " invalid UTF-8 sequences or lone surrogates by U+FFFD.\n", t->replaced);
+}
+
+// ---- the job ----
+
+// Runs reader and workers around write_blocks, and joins them all.
+static bool run_threads(Job *job, int workers, ShardWriter *writer, Totals *totals, Error *err) {
+    job->block_count = 2 * workers + 2;
+    job->blocks = xcalloc((size_t)job->block_count, sizeof *job->blocks, "blocks of text");
+    job->pipeline = pipeline_create(job->block_count);
+    pthread_t reader = start_thread(read_blocks, job);
+    pthread_t *threads = xcalloc((size_t)workers, sizeof *threads, "threads");
+    for (int i = 0; i < workers; i++) threads[i] = start_thread(encode_blocks, job);
+    bool good = write_blocks(job, writer, totals, err);
+    pipeline_stop(job->pipeline);
+    pthread_join(reader, NULL);
+    for (int i = 0; i < workers; i++) pthread_join(threads[i], NULL);
+    if (good && job->read_error.code) {
+        *err = job->read_error;
+        good = false;
+    }
+    for (int i = 0; i < job->block_count; i++) {
+        corpus_block_free(&job->blocks[i].input);
+        token_buffer_free(&job->blocks[i].tokens);
+        free(job->blocks[i].lengths);
+    }
+    free(job->blocks);
+    free(threads);
+    pipeline_free(job->pipeline);
+    return good;
+}
+
+// <output-prefix>_<key>_document
+static char *output_name(const Settings *s, const char *key) {
+    size_t bytes = strlen(s->output_prefix) + strlen(key) + sizeof "__document";
+    char *name = xmalloc(bytes, "the output's name");
+    snprintf(name, bytes, "%s_%s_document", s->output_prefix, key);
+    return name;
+}
+
+static bool write_shard(const Settings *s, Job *job, Error *err) {
+    char *prefix = output_name(s, job->key ? job->key : "text");
+    int dtype = shard_dtype_for_vocab(tokenizer_vocab_size(job->tokenizer));
+    Totals totals = {.log_interval = s->log_interval, .all_bytes = corpus_bytes(job->corpus)};
+    clock_gettime(CLOCK_MONOTONIC, &totals.start);
+    ShardWriter *writer = shard_writer_open(prefix, dtype, err);
+    bool good = false;
+    if (writer && !run_threads(job, s->workers, writer, &totals, err)) shard_writer_discard(writer);
+    else if (writer) good = shard_writer_close(writer, err);
+    if (good) print_totals(&totals, prefix, dtype);
+    free(prefix);
+    return good;
+}
+
+static bool preprocess(const Settings *s, Error *err) {
+    TokenizerType type;
+    if (!tokenizer_type_from_name(s->tokenizer_type, &type)) return error_set(err, EXIT_USAGE, "unknown --tokenizer-type %s", s->tokenizer_type);
+    Job job = {.key = s->text ? NULL : s->json_keys.count ? s->json_keys.items[0] : "text"};
+    job.corpus = corpus_open(s->input.items, s->input.count, s->input_list, s->text, err);
+    if (!job.corpus) return false;
+    Tokenizer *tokenizer = tokenizer_open(type, s->vocab_file, s->merge_file, 0, err);
+    bool good = false;
+    if (tokenizer) {
+        job.tokenizer = tokenizer;
+        job.eod = s->append_eod ? tokenizer_eod(tokenizer) : -1;
+        good = write_shard(s, &job, err);
+    }
+    tokenizer_close(tokenizer);
+    corpus_close(job.corpus);
+    return good;
+}
+
+int main(int argc, char **argv) {
+    Error err = {0};
+    char **words = NULL;
+    int count = 0;
+    Settings settings = {0};
+    options_defaults(table, TABLE_ROWS, &settings);
+    bool good = options_read_words(argc, argv, &words, &count, &err) && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err);
+    bool inform = good && (settings.help || settings.version);
+    if (inform && settings.help) print_help();
+    if (inform && !settings.help) print_version();
+    if (good && !inform) {
+        sigset_t ending;
+        ending_signals(&ending);
+        sigprocmask(SIG_BLOCK, &ending, NULL);
+        signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
+        good = check_settings(&settings, &err) && preprocess(&settings, &err);
+        if (!good) error_print(NULL, err.what);
+        sigprocmask(SIG_UNBLOCK, &ending, NULL);  // a signal that came ends the program here, in the way its sender expects
+    } else if (!good) {
+        error_print(NULL, err.what);
+    }
+    options_free_words(words, count);
+    return good ? EXIT_DONE : err.code;
+}

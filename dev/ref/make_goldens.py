@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Writes test/golden/gpt/gpt.golden: what PyTorch makes of a small GPT, for the tests to hold our model and ops against.
+
+The model is Megatron-LM's legacy GPT: learned positions, pre-LayerNorm (eps 1e-5), per-head interleaved q k v rows, causal softmax with scale
+1/sqrt(head size), tanh GELU, tied head, no dropout. Everything is computed twice from the same bf16-valued weights: in fp32 (the reference), and in
+bf16 as PyTorch does it (its errors against the reference are what our tolerance is made of: ours may be at most twice as large).
+
+    python3 dev/ref/make_goldens.py [output file]          needs PyTorch >= 1.12 on the CPU, takes seconds
+
+File format (test/golden/golden.h reads it): text lines, then raw little-endian data.
+    golden 1 <bytes of the text part, a multiple of 64>
+    # comments
+    <name> <f32|bf16|i32> <shape, as in 3,144,48> <byte offset from the end of the text part>
+The text part is padded with newlines; offsets are multiples of 64.
+
+Tensors, L layers, C hidden, NH heads, T positions, Vp vocabulary, B rows in a micro-batch, P parameters' names as in Megatron-LM's checkpoints:
+    config                        i32   L, C, NH, T, Vp, B, steps, micro-batches per step
+    tokens, targets               i32   (steps * micro-batches, B, T)
+    weight.P                      bf16  initial weights
+    logits losses loss            f32   (B, T, Vp), (B, T), (1): forward of micro-batch 0
+    gradient.P                    f32   gradient of that loss
+    adam, learning_rates          f32   beta1, beta2, epsilon, weight decay, clip; (steps)
+    steps.loss steps.norm         f32   (steps): mean loss of a step's micro-batches, gradient norm before clipping
+    steps.bf16_loss .bf16_norm    f32   (steps): the same from the bf16 run
+    change.P                      bf16  master weights after the last step minus initial weights, rounded
+    statistics.P                  f32   sum of the final master weights, their L2 norm, the L2 norm of the change
+    op.*                                single ops on bf16-valued inputs: layer 0's attention and the head
+    error.X                       f32   (2): root mean square and largest |PyTorch bf16 - reference| of tensor X; for change.P of the masters,
+                                        for rounded_change.P of the bf16 weights
+The bias of the k rows does not change the softmax: its gradient is zero but for rounding, which Adam then blows up to full steps. So those rows of
+gradient and change are noise, in both precisions; only q's and v's can be compared closely.
+"""
+import os
+import sys
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+L, C, NH, T, Vp, B = 3, 48, 3, 16, 128, 4
+HD = C // NH
+STEPS, MICRO_BATCHES = 10, 2
+BETA1, BETA2, EPSILON, WEIGHT_DECAY, CLIP = 0.9, 0.95, 1e-8, 0.1, 1.0
+# The first step's rate is 0, as in Megatron-LM's warm-up.
+LEARNING_RATES = [0.0, 1e-3, 2e-3, 3e-3, 4e-3, 4e-3, 3e-3, 2e-3, 1e-3, 5e-4]
+
+
+def parameter_shapes():
+    """Megatron-LM's names and shapes in module order."""
+    shapes = {"embedding.word_embeddings.weight": (Vp, C), "embedding.position_embeddings.weight": (T, C)}
+    for layer in range(L):
+        p = f"encoder.layers.{layer}."
+        shapes[p + "input_norm.weight"] = shapes[p + "input_norm.bias"] = (C,)
+        shapes[p + "self_attention.query_key_value.weight"] = (3 * C, C)
+        shapes[p + "self_attention.query_key_value.bias"] = (3 * C,)
+        shapes[p + "self_attention.dense.weight"], shapes[p + "self_attention.dense.bias"] = (C, C), (C,)
+        shapes[p + "post_attention_norm.weight"] = shapes[p + "post_attention_norm.bias"] = (C,)
+        shapes[p + "mlp.dense_h_to_4h.weight"], shapes[p + "mlp.dense_h_to_4h.bias"] = (4 * C, C), (4 * C,)
+        shapes[p + "mlp.dense_4h_to_h.weight"], shapes[p + "mlp.dense_4h_to_h.bias"] = (C, 4 * C), (C,)
+    shapes["encoder.final_norm.weight"] = shapes["encoder.final_norm.bias"] = (C,)
+    return shapes
+
+
+def initial_weights(generator):
+    """bf16-valued fp32 weights. Larger than a real initialisation and with biases and LayerNorm off their usual 0 and 1, so that attention is not
+    uniform and no term of a formula is invisible."""
+    weights = {}
+    for name, shape in parameter_shapes().items():
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) == 2:
+            w = 0.12 * noise
+        elif "norm.weight" in name:
+            w = 1 + 0.1 * noise
+        else:
+            w = 0.05 * noise
+        weights[name] = w.bfloat16().float()
+    return weights
+
+
+def attention(qkv):
+    """(B, T, NH, 3, HD) -> (B, T, C). Scores and probabilities take the tensors' precision, the softmax itself is fp32."""
+    q, k, v = (qkv[:, :, :, i].transpose(1, 2) for i in range(3))  # (B, NH, T, HD)
+    scores = torch.matmul(q, k.transpose(2, 3)) * HD ** -0.5
+    masked = scores.float().masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
+    probabilities = torch.softmax(masked, dim=-1).to(qkv.dtype)
+    return torch.matmul(probabilities, v).transpose(1, 2).reshape(qkv.shape[0], T, C)
+
+
+def head(x, word_embeddings, targets):
+    """Logits in the tensors' precision, cross-entropy in fp32. Returns logits and losses (B, T)."""
+    logits = F.linear(x, word_embeddings).float()
+    return logits, F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+
+def gpt(w, tokens, targets):
+    """Returns logits, losses, layer 0's qkv and the final LayerNorm's output."""
+    norm = lambda x, p: F.layer_norm(x, (C,), w[p + ".weight"], w[p + ".bias"], 1e-5)
+    linear = lambda x, p: F.linear(x, w[p + ".weight"], w[p + ".bias"])
+    x = w["embedding.word_embeddings.weight"][tokens] + w["embedding.position_embeddings.weight"]
+    first_qkv = None
+    for layer in range(L):
+        p = f"encoder.layers.{layer}."
+        qkv = linear(norm(x, p + "input_norm"), p + "self_attention.query_key_value").view(-1, T, NH, 3, HD)
+        first_qkv = qkv if first_qkv is None else first_qkv
+        x = x + linear(attention(qkv), p + "self_attention.dense")
+        hidden = F.gelu(linear(norm(x, p + "post_attention_norm"), p + "mlp.dense_h_to_4h"), approximate="tanh")
+        x = x + linear(hidden, p + "mlp.dense_4h_to_h")
+    x = norm(x, "encoder.final_norm")
+    logits, losses = head(x, w["embedding.word_embeddings.weight"], targets)
+    return logits, losses, first_qkv, x
+
+
+def leaf(value, dtype):
+    """A copy in dtype that collects a gradient."""
+    return value.detach().to(dtype, copy=True).requires_grad_()
+
+
+def gradients(weights, dtype, tokens, targets, scale):
+    """Forward and backward in `dtype`; the loss is the mean, times scale in backward."""
+    w = {name: leaf(value, dtype) for name, value in weights.items()}
+    logits, losses, first_qkv, final = gpt(w, tokens, targets)
+    (losses.mean() * scale).backward()
+    return {
+        "logits": logits.detach(), "losses": losses.detach(), "loss": losses.mean().detach().reshape(1),
+        "gradient": {name: value.grad.float() for name, value in w.items()},
+        "qkv": first_qkv.detach(), "final": final.detach(),
+    }
+
+
+def adamw_steps(initial, dtype, tokens, targets):
+    """Apex's FusedAdam with decoupled decay on fp32 masters; the model's weights are the masters rounded to dtype."""
+    master = {n: v.clone() for n, v in initial.items()}
+    m = {n: torch.zeros_like(v) for n, v in initial.items()}
+    v = {n: torch.zeros_like(value) for n, value in initial.items()}
+    losses, norms = [], []
+    f32 = lambda x: torch.tensor(x, dtype=torch.float32)
+    b1, b2 = f32(BETA1), f32(BETA2)
+    for step in range(STEPS):
+        gradient = {n: torch.zeros_like(value) for n, value in master.items()}
+        loss = 0.0
+        for i in range(step * MICRO_BATCHES, (step + 1) * MICRO_BATCHES):
+            result = gradients(master, dtype, tokens[i], targets[i], 1 / MICRO_BATCHES)
+            loss += result["loss"].item() / MICRO_BATCHES
+            for n in gradient:
+                gradient[n] += result["gradient"][n]
+        norm = torch.sqrt(sum((g.double() ** 2).sum() for g in gradient.values())).float()
+        losses.append(loss)
+        norms.append(norm.item())
+        clip = f32(min(1.0, CLIP / (norm.item() + 1e-6)))
+        correction1, correction2 = (f32(1 - float(b) ** (step + 1)) for b in (b1, b2))
+        for n, p in master.items():
+            g = gradient[n] * clip
+            m[n] = b1 * m[n] + (1 - b1) * g
+            v[n] = b2 * v[n] + (1 - b2) * g * g
+            decay = WEIGHT_DECAY if p.dim() >= 2 else 0.0
+            update = (m[n] / correction1) / (torch.sqrt(v[n] / correction2) + EPSILON) + decay * p
+            master[n] = p - f32(LEARNING_RATES[step]) * update
+    return master, losses, norms
+
+
+def op_attention(qkv, dout, dtype):
+    qkv = leaf(qkv, dtype)
+    out = attention(qkv)
+    out.backward(dout.to(dtype))
+    return out.detach().float(), qkv.grad.float()
+
+
+def op_head(x, wte, targets, dtype):
+    x, wte = leaf(x, dtype), leaf(wte, dtype)
+    losses = head(x, wte, targets)[1]
+    losses.mean().backward()
+    return losses.detach(), x.grad.float(), wte.grad.float()
+
+
+class Writer:
+    def __init__(self):
+        self.lines, self.data, self.offset = [], [], 0
+
+    def add(self, name, value, kind="f32"):
+        value = value if torch.is_tensor(value) else torch.tensor(value)
+        if kind == "bf16":
+            array = value.bfloat16().contiguous().view(torch.int16).numpy().astype("<i2")
+        else:
+            array = value.contiguous().numpy().astype({"f32": "<f4", "i32": "<i4"}[kind])
+        shape = ",".join(str(n) for n in value.shape)
+        self.lines.append(f"{name} {kind} {shape} {self.offset}\n")
+        raw = array.tobytes()
+        raw += bytes(-len(raw) % 64)
+        self.data.append(raw)
+        self.offset += len(raw)
+
+    def add_error(self, name, bf16, reference):
+        difference = (bf16.float() - reference.float()).double()
+        self.add("error." + name, [difference.pow(2).mean().sqrt().item(), difference.abs().max().item()])
+
+    def write(self, path):
+        body = f"# made by dev/ref/make_goldens.py with PyTorch {torch.__version__}, numpy {np.__version__}\n" + "".join(self.lines)
+        total = (len("golden 1 00000000\n") + len(body) + 63) // 64 * 64
+        text = (f"golden 1 {total:08d}\n" + body).encode()
+        with open(path, "wb") as file:
+            file.write(text + b"\n" * (total - len(text)) + b"".join(self.data))
+
+
+def add_ops(out, weights, fp32, targets, generator):
+    """Single ops, on inputs that bf16 holds exactly, so that both precisions start from the same numbers."""
+    qkv, x = fp32["qkv"].bfloat16().float(), fp32["final"].bfloat16().float()
+    dout = torch.randn(B, T, C, generator=generator).bfloat16().float()
+    wte = weights["embedding.word_embeddings.weight"]
+    out.add("op.attention.qkv", qkv, "bf16")
+    out.add("op.attention.dout", dout, "bf16")
+    out.add("op.head.x", x, "bf16")
+    cases = [(("op.attention.out", "op.attention.dqkv"), op_attention, (qkv, dout)),
+             (("op.head.losses", "op.head.dx", "op.head.dwte"), op_head, (x, wte, targets[0]))]
+    for names, op, inputs in cases:
+        for name, reference, bf16 in zip(names, op(*inputs, torch.float32), op(*inputs, torch.bfloat16)):
+            out.add(name, reference)
+            out.add_error(name, bf16, reference)
+
+
+def main():
+    path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "../../test/golden/gpt/gpt.golden")
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(1234)
+    weights = initial_weights(generator)
+    # Each token repeats with the previous one's successor half of the time, so that there is something to learn.
+    stream = torch.randint(0, Vp - 8, (STEPS * MICRO_BATCHES, B, T + 1), generator=generator)
+    repeat = torch.rand(stream.shape, generator=generator) < 0.5
+    for t in range(1, T + 1):
+        stream[:, :, t] = torch.where(repeat[:, :, t], (stream[:, :, t - 1] + 1) % (Vp - 8), stream[:, :, t])
+    tokens, targets = stream[:, :, :-1], stream[:, :, 1:]
+
+    out = Writer()
+    out.add("config", [L, C, NH, T, Vp, B, STEPS, MICRO_BATCHES], "i32")
+    out.add("adam", [BETA1, BETA2, EPSILON, WEIGHT_DECAY, CLIP])
+    out.add("learning_rates", LEARNING_RATES)
+    out.add("tokens", tokens, "i32")
+    out.add("targets", targets, "i32")
+    for name, value in weights.items():
+        out.add("weight." + name, value, "bf16")
+
+    fp32 = gradients(weights, torch.float32, tokens[0], targets[0], 1.0)
+    bf16 = gradients(weights, torch.bfloat16, tokens[0], targets[0], 1.0)
+    for name in ("logits", "losses", "loss"):
+        out.add(name, fp32[name])
+        out.add_error(name, bf16[name], fp32[name])
+    for name in weights:
+        out.add("gradient." + name, fp32["gradient"][name])
+        out.add_error("gradient." + name, bf16["gradient"][name], fp32["gradient"][name])
+    add_ops(out, weights, fp32, targets, generator)
+
+    final, losses, norms = adamw_steps(weights, torch.float32, tokens, targets)
+    final_bf16, losses_bf16, norms_bf16 = adamw_steps(weights, torch.bfloat16, tokens, targets)
+    out.add("steps.loss", losses)
+    out.add("steps.norm", norms)
+    out.add("steps.bf16_loss", losses_bf16)
+    out.add("steps.bf16_norm", norms_bf16)
+    for name, value in final.items():
+        change = value - weights[name]
+        out.add("change." + name, change, "bf16")
+        out.add("statistics." + name, [value.double().sum().item(), value.double().norm().item(), change.double().norm().item()])
+        out.add_error("change." + name, final_bf16[name] - weights[name], change)
+        out.add_error("rounded_change." + name, final_bf16[name].bfloat16().float() - weights[name], change)
+    out.write(path)
+    print(f"{path}: {os.path.getsize(path)} bytes; loss fp32 {losses[0]:.6f} -> {losses[-1]:.6f}, bf16 {losses_bf16[0]:.6f} -> {losses_bf16[-1]:.6f}")
+    print("gradient norms fp32", " ".join(f"{x:.4f}" for x in norms), "bf16", " ".join(f"{x:.4f}" for x in norms_bf16))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+// Append-only record files: see append.h.
+#include "llmc/append.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+bool append_open(Append *file, const char *path, bool exclusive, Error *err) {
+    // O_RDWR: append_end_line looks at the last byte.
+    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | (exclusive ? O_EXCL : 0), 0666);
+    if (fd < 0) {
+        int reason = errno;
+        error_set(err, EXIT_ENVIRONMENT, "cannot write %s: %s; choose another path or make it writable", path, strerror(reason));
+        errno = reason;
+        return false;
+    }
+    *file = (Append){.fd = fd, .path = xstrdup(path)};
+    return true;
+}
+
+void append_end_line(Append *file) {
+    char last = '\n';
+    struct stat info;
+    // A pipe or terminal has no last byte to look at.
+    if (fstat(file->fd, &info) || !S_ISREG(info.st_mode) || info.st_size == 0) return;
+    if (pread(file->fd, &last, 1, info.st_size - 1) == 1 && last != '\n') append_record(file, "\n", 1);
+}
+
+// All bytes, through interrupted and short writes.
+static bool write_all(int fd, const char *data, size_t bytes) {
+    while (bytes) {
+        ssize_t n = write(fd, data, bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        data += n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+bool append_record(Append *file, const void *record, size_t bytes) {
+    struct stat before;
+    bool regular = fstat(file->fd, &before) == 0 && S_ISREG(before.st_mode);
+    errno = 0;
+    if (write_all(file->fd, (const char *)record, bytes)) {
+        file->failing = false;
+        return true;
+    }
+    int reason = errno;
+    bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
+    if (!file->failing) {
+        fprintf(stderr, "warning: cannot write %s: %s; training goes on, records are missing from this file until it can be written%s\n",
+                file->path, strerror(reason), cut || !regular ? "" : ", and the last one is torn");
+    }
+    file->failing = true;
+    return false;
+}
+
+void append_close(Append *file) {
+    if (file->fd >= 0 && file->path) close(file->fd);
+    free(file->path);
+    *file = (Append){.fd = -1};
+}
+
+bool make_folders(const char *path, Error *err) {
+    char *copy = xstrdup(path);
+    bool made = true;
+    for (char *p = copy + 1; made && *copy; p++) {
+        if (*p && *p != '/') continue;
+        char kept = *p;
+        *p = 0;
+        made = mkdir(copy, 0777) == 0 || errno == EEXIST;
+        if (!made) {
+            error_set(err, EXIT_ENVIRONMENT, "cannot make the folder %s: %s; choose another path or make it writable", copy, strerror(errno));
+        }
+        *p = kept;
+        if (!kept) break;
+    }
+    free(copy);
+    return made;
+}

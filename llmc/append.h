@@ -1,0 +1,24 @@
+// Append-only record files, for logs: a record goes in whole or not at all, and a full disk does not stop training. Used by log.c (JSON
+// lines, progress.txt) and tensorboard.c (event files).
+#pragma once
+#include "llmc/base.h"
+LLMC_BEGIN
+
+typedef struct Append {
+    int fd;         // -1: closed
+    char *path;     // for messages
+    bool failing;   // the last record did not fit; said once
+} Append;
+
+// Opens path for appending, made when absent. exclusive: it must not exist. Error (EXIT_ENVIRONMENT) names the path and the reason; errno is kept.
+bool append_open(Append *file, const char *path, bool exclusive, Error *err);
+// Ends a last line that an earlier process left without its newline, so that the next record starts on a line of its own.
+void append_end_line(Append *file);
+// Writes one record. When it does not fit, what was written of it is cut off again, one warning goes to stderr, and the next record is tried
+// afresh: the file then lacks records but holds no torn one. Returns whether it was written.
+bool append_record(Append *file, const void *record, size_t bytes);
+void append_close(Append *file);
+// mkdir -p. Error: EXIT_ENVIRONMENT.
+bool make_folders(const char *path, Error *err);
+
+LLMC_END

@@ -1,0 +1,31 @@
+// One plan before any allocation: every device buffer of a run is reserved by name first, so that --plan prints exactly what the program
+// allocates, and what does not fit is known before anything is allocated. Used by train_gpt.cu and zero.c.
+#pragma once
+#include <stdio.h>
+
+#include "llmc/device.h"
+LLMC_BEGIN
+
+typedef struct ArenaEntry {
+    const char *group;    // "weights", "gradients", "optimizer state", "activations", "communication", ...: summed in --plan
+    const char *purpose;  // "bf16 replica", ... a string literal
+    size_t bytes;
+    void **target;        // receives the address on allocation
+    void *memory;
+} ArenaEntry;
+
+typedef struct Arena {
+    ArenaEntry *entries;
+    int count, capacity;
+} Arena;
+
+// Reserves bytes (0 is allowed: the target becomes NULL).
+void arena_reserve(Arena *arena, const char *group, const char *purpose, size_t bytes, void **target);
+size_t arena_total(const Arena *arena);
+// Allocates everything, zeroed. Error (EXIT_ENVIRONMENT): says how many bytes are missing and which groups are largest.
+bool arena_allocate(Arena *arena, Device *device, Error *err);
+// Table of groups and purposes with bytes and bytes per parameter.
+void arena_print(const Arena *arena, int64_t parameters, FILE *out);
+void arena_free(Arena *arena, Device *device);
+
+LLMC_END

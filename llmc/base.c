@@ -1,0 +1,88 @@
+// Errors, allocation and integer helpers: see base.h. Linked into every program.
+#include "llmc/base.h"
+
+#include <mpi.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool error_set(Error *err, int code, const char *format, ...) {
+    if (err) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(err->what, sizeof err->what, format, args);
+        va_end(args);
+        err->code = code;
+    }
+    return false;
+}
+
+void error_print(const Site *site, const char *what) {
+    char where[160] = "";
+    if (site && site->rank >= 0) {
+        int used = snprintf(where, sizeof where, "rank %d (node %d, gpu %d) ", site->rank, site->node, site->gpu);
+        if (site->iteration > 0) {
+            snprintf(where + used, sizeof where - (size_t)used, "iteration %lld ", (long long)site->iteration);
+        }
+    }
+    const char *phase = site && site->phase ? site->phase : "";
+    // One write, so that lines of several ranks do not interleave.
+    fprintf(stderr, "error: %s%s%s%s\n", where, phase, (*where || *phase) ? ": " : "", what);
+    fflush(stderr);
+}
+
+static void end_job(int code) {
+    int up = 0, down = 0;
+    MPI_Initialized(&up);
+    if (up) MPI_Finalized(&down);
+    if (up && !down) MPI_Abort(MPI_COMM_WORLD, code);
+    exit(code);
+}
+
+void fatal(const Site *site, int code, const char *format, ...) {
+    char what[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    fflush(stdout);
+    error_print(site, what);
+    end_job(code);
+    abort();  // not reached; tells the compiler so
+}
+
+static void *checked(void *p, size_t bytes, const char *purpose) {
+    if (!p && bytes) {
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory: %zu bytes for %s; use a smaller configuration or a larger machine", bytes,
+              purpose);
+    }
+    return p;
+}
+
+void *xmalloc(size_t bytes, const char *purpose) { return checked(malloc(bytes), bytes, purpose); }
+
+void *xcalloc(size_t count, size_t bytes, const char *purpose) {
+    return checked(calloc(count, bytes), count && bytes ? bytes : 0, purpose);
+}
+
+void *xrealloc(void *old, size_t bytes, const char *purpose) { return checked(realloc(old, bytes), bytes, purpose); }
+
+char *xstrdup(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    return (char *)memcpy(xmalloc(bytes, "a string"), text, bytes);
+}
+
+int64_t lcm64(int64_t a, int64_t b) {
+    int64_t x = a, y = b;
+    while (y) {
+        int64_t r = x % y;
+        x = y;
+        y = r;
+    }
+    return a / x * b;
+}
+
+int64_t round_up64(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,0 +1,66 @@
+// What every module shares: C linkage, exit codes, the Error a fallible call fills, the Site a fatal error names.
+// Included by every header of the host library.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define LLMC_BEGIN extern "C" {
+#define LLMC_END }
+#else
+#define LLMC_BEGIN
+#define LLMC_END
+#endif
+
+LLMC_BEGIN
+
+// Exit codes, as documented in the README. 75 is sysexits' EX_TEMPFAIL: "requeue me".
+enum {
+    EXIT_DONE = 0,
+    EXIT_USAGE = 2,
+    EXIT_ENVIRONMENT = 3,
+    EXIT_DIVERGED = 4,
+    EXIT_DATA = 5,
+    EXIT_CHECKPOINT = 6,
+    EXIT_COMMUNICATION = 7,
+    EXIT_STOPPED = 75
+};
+
+// Filled by a fallible call that returned false: the exit code it deserves, and one line "<what>; <what to do>".
+typedef struct Error {
+    int code;
+    char what[1024];
+} Error;
+
+// Fills err (which may be NULL) and returns false, so that callers write `return error_set(err, EXIT_DATA, "...", ...)`.
+bool error_set(Error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+// Where in the job an error happens. One per process, made by main, pointed to by whatever can fail at run time.
+typedef struct Site {
+    int rank;           // -1 before MPI is up: no "rank" in the message
+    int node;           // node index inside the data-parallel group
+    int gpu;            // local device index
+    int64_t iteration;  // 0 before training
+    const char *phase;  // "load data", "reduce gradients", ... a string literal
+} Site;
+
+// Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to stderr. site may be NULL.
+void error_print(const Site *site, const char *what);
+
+// error_print, then ends the whole job (MPI_Abort when MPI is up, else exit) with this code. For failures that cannot be
+// agreed on by all ranks: a failed collective, a device error, out of memory in mid-step.
+void fatal(const Site *site, int code, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
+
+// malloc/calloc that end the process with one clear line when memory runs out. purpose: what it was for, as in "token index".
+void *xmalloc(size_t bytes, const char *purpose);
+void *xcalloc(size_t count, size_t bytes, const char *purpose);
+void *xrealloc(void *old, size_t bytes, const char *purpose);
+char *xstrdup(const char *text);
+
+// Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a/b rounded up.
+int64_t lcm64(int64_t a, int64_t b);
+int64_t round_up64(int64_t a, int64_t b);
+int64_t ceil_div64(int64_t a, int64_t b);
+
+LLMC_END

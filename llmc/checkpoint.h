@@ -1,0 +1,85 @@
+// Saving and loading a run. Megatron's directory names and tracker file; per-rank safetensors shards, a manifest with sizes and xxh3 hashes;
+// written to a temporary folder, fsynced, renamed, tracker last. Records are slices (tensor, lo, hi) by name, so that a checkpoint
+// loads at another data-parallel size or with other group sizes. Called by train_gpt.cu with what zero.c owns. checkpoint.c saves,
+// checkpoint_load.c loads, manifest.h describes the manifest, safetensors.h the shards, durable.h the care taken with files.
+//
+//   <save>/latest_checkpointed_iteration.txt
+//   <save>/iter_0000100/manifest.json                     files, sizes, hashes, counters, arguments, parameter table
+//   <save>/iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     tensors "<parameter>|<kind>|<lo>"
+//   <save>/.iter_0000100.tmp/         while saving; what a killed save left is removed by the next one
+//   <save>/.iter_0000100.old/         only on file systems that cannot exchange two names, while iteration 100 is being replaced
+#pragma once
+#include <mpi.h>
+
+#include "llmc/base.h"
+LLMC_BEGIN
+
+// What a slice holds. WEIGHT is the bf16 replica: under quantised weight differences it is state, not round(master).
+typedef enum SliceKind { SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ, SLICE_WEIGHT, SLICE_KINDS } SliceKind;
+const char *slice_kind_name(SliceKind kind);   // "master", "exp_avg", "exp_avg_sq", "weight"
+int slice_kind_bytes(SliceKind kind);          // per element: 4, 4, 4, sizeof(floatX)
+
+// Elements [lo, hi) of the flattened parameter `tensor`.
+typedef struct Slice {
+    const char *tensor;
+    SliceKind kind;
+    int64_t lo, hi;
+} Slice;
+
+typedef struct CheckpointTensor {
+    const char *name;
+    int dims;
+    int64_t shape[2];
+} CheckpointTensor;
+
+// Counters and small state, the same on every rank.
+typedef struct CheckpointState {
+    int64_t iteration;
+    int64_t consumed_train_samples, consumed_valid_samples;
+    int64_t scheduler_samples;      // n of the schedule
+    int64_t adam_steps;             // t
+    double beta1_power, beta2_power;  // running products of the betas, to the bit
+    int64_t skipped_iterations, nan_iterations;
+    double flops_so_far;
+} CheckpointState;
+
+typedef struct CheckpointSave {
+    const char *directory;          // --save
+    CheckpointState state;
+    const char *arguments_json;     // config_to_json
+    const CheckpointTensor *tensors; int tensor_count;   // all parameters, logical order
+    const Slice *slices; int slice_count;                // what this rank owns
+    // Copies slice i to host memory (hi - lo elements, little-endian, packed); called once per slice that is not empty: first the
+    // 4-byte kinds, then the 2-byte ones, each in order (so that every tensor in the file is aligned).
+    void (*fetch)(void *context, int i, void *host);
+    void *context;
+    MPI_Comm comm;                  // all ranks
+} CheckpointSave;
+
+// Collective. Returns the same result, and the same error, on every rank; on failure nothing under the final names has changed. The slices of all
+// ranks must not overlap, and a kind that is there at all must be there for every element of every tensor. An older checkpoint of the same
+// iteration is replaced. The folder must lie on a file system that all ranks see. Errors: EXIT_CHECKPOINT (full disk, permissions).
+bool checkpoint_save(const CheckpointSave *save, Error *err);
+
+// Collective over comm: true on all ranks when ok on all, else false on all, with the lowest failing rank's error in err (may be NULL).
+bool checkpoint_agree(MPI_Comm comm, bool ok, Error *err);
+
+typedef struct Checkpoint Checkpoint;
+// Iteration named by the tracker file, or -1 when there is no tracker (err not filled), or -2 with err for a damaged one. Megatron-LM's
+// tracker word "release" (a checkpoint in <directory>/release) counts as iteration 0. Not collective: one rank asks and tells the others.
+int64_t checkpoint_latest(const char *directory, Error *err);
+// Collective over comm, same result on every rank: rank 0 reads iteration's manifest for all; the ranks share the work of checking the shards' sizes
+// (verify: also their hashes). Shards are opened when they are first read, and their headers compared with the manifest. NULL with an error
+// (EXIT_CHECKPOINT) that names the damaged file.
+Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err);
+void checkpoint_close(Checkpoint *checkpoint);
+const CheckpointState *checkpoint_state(const Checkpoint *checkpoint);
+const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
+// The checkpoint's parameters, to compare with the model's: names and shapes must be equal (one line naming the first difference).
+bool checkpoint_check_tensors(const Checkpoint *checkpoint, const CheckpointTensor *tensors, int count, Error *err);
+bool checkpoint_has(const Checkpoint *checkpoint, SliceKind kind);  // false for kinds left out by --no-save-optim
+// Reads elements [lo, hi) of a tensor, gathered from whichever shards hold them. Not collective. Errors (EXIT_CHECKPOINT): a tensor or range that is in
+// no shard, weights of a build with another precision, a damaged shard.
+bool checkpoint_read(const Checkpoint *checkpoint, const Slice *slice, void *host, Error *err);
+
+LLMC_END

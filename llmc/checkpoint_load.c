@@ -1,0 +1,294 @@
+// Loading a checkpoint: see checkpoint.h. Called by train_gpt.cu. The manifest says where every slice lies; shards are opened when they are
+// first read, and stay open as long as there are not too many of them.
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/durable.h"
+#include "llmc/manifest.h"
+#include "llmc/safetensors.h"
+
+enum { TRACKER_MAX_DIGITS = 15, OPEN_SHARDS = 256 };
+
+// The shards as far as they have been needed. Only a cache: a Checkpoint that is read from stays the same to its users.
+typedef struct ShardCache {
+    SafeFile *files;         // one per file of the manifest; path NULL until the first use, fd -1 while closed
+    int open[OPEN_SHARDS];   // ring of the files that are open
+    int count, oldest;
+} ShardCache;
+
+struct Checkpoint {
+    char *folder;
+    Manifest manifest;
+    ShardCache *cache;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tracker
+
+static int64_t parse_tracker(char *text, const char *path, Error *err) {
+    char *end = text + strlen(text);
+    while (end > text && strchr(" \t\r\n", end[-1])) *--end = 0;
+    if (strcmp(text, "release") == 0) return 0;
+    size_t length = strlen(text);
+    if (length > 0 && length <= TRACKER_MAX_DIGITS && strspn(text, "0123456789") == length) return strtoll(text, NULL, 10);
+    error_set(err, EXIT_CHECKPOINT, "%s holds '%.40s', which is not an iteration; write the number of an iter_ folder into it", path, text);
+    return -2;
+}
+
+int64_t checkpoint_latest(const char *directory, Error *err) {
+    char *path = text_format("%s/" CHECKPOINT_TRACKER, directory);
+    uint64_t bytes;
+    int64_t iteration = -1;
+    // Only its absence means that there is no checkpoint: a tracker that cannot be read must not start a run afresh.
+    struct stat status;
+    if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
+        char *text = durable_read_file(path, CHECKPOINT_TRACKER_MAX_BYTES, &bytes, err);
+        iteration = text ? parse_tracker(text, path, err) : -2;
+        free(text);
+    }
+    free(path);
+    return iteration;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Opening
+
+// The folder of an iteration. ".old": the save that was replacing it died half-way (durable_replace). "release": Megatron's name.
+static char *find_folder(const char *directory, int64_t iteration) {
+    char *candidates[] = {text_format("%s/iter_%07" PRId64, directory, iteration), text_format("%s/.iter_%07" PRId64 ".old", directory, iteration),
+                          text_format("%s/release", directory)};
+    int count = iteration == 0 ? 3 : 2, found = 0;
+    for (int i = count - 1; i >= 0; i--) {
+        if (durable_exists(candidates[i])) found = i;
+    }
+    char *folder = xstrdup(candidates[found]);
+    for (int i = 0; i < 3; i++) free(candidates[i]);
+    return folder;
+}
+
+// Rank 0 reads the file; all get its text (malloc'ed). NULL on all ranks on failure.
+static char *share_file(const char *path, uint64_t *bytes, MPI_Comm comm, Error *err) {
+    int rank;
+    char *text = NULL;
+    *bytes = 0;
+    MPI_Comm_rank(comm, &rank);
+    if (rank == 0) text = durable_read_file(path, MANIFEST_MAX_BYTES, bytes, err);
+    if (!checkpoint_agree(comm, rank != 0 || text, err)) return NULL;
+    MPI_Bcast(bytes, 1, MPI_UINT64_T, 0, comm);
+    if (rank != 0) text = (char *)xmalloc((size_t)*bytes + 1, "a checkpoint's manifest");
+    MPI_Bcast(text, (int)*bytes, MPI_BYTE, 0, comm);
+    return text;
+}
+
+static char *file_path(const Checkpoint *c, int file) {
+    const ManifestFile *f = &c->manifest.files[file];
+    return text_format("%s/%s/%s", c->folder, f->folder, f->name);
+}
+
+static bool check_file(const Checkpoint *c, int file, bool verify, Error *err) {
+    const ManifestFile *f = &c->manifest.files[file];
+    char *path = file_path(c, file);
+    struct stat status;
+    uint64_t xxh3 = f->xxh3;
+    bool ok = stat(path, &status) == 0 || durable_error(err, "find", path);
+    if (ok && (!S_ISREG(status.st_mode) || (uint64_t)status.st_size != f->bytes)) {
+        ok = error_set(err, EXIT_CHECKPOINT, "%s is damaged: it has %lld bytes instead of %" PRIu64 "; restore it from a copy or load another checkpoint", path,
+                       (long long)status.st_size, f->bytes);
+    }
+    ok = ok && (!verify || durable_hash_file(path, &xxh3, err));
+    if (ok && xxh3 != f->xxh3) {
+        ok = error_set(err, EXIT_CHECKPOINT, "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64 "; restore it from a copy or load another checkpoint", path,
+                       xxh3, f->xxh3);
+    }
+    free(path);
+    return ok;
+}
+
+// Each rank checks every size-th file.
+static bool check_files(const Checkpoint *c, bool verify, MPI_Comm comm, Error *err) {
+    int rank, ranks;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &ranks);
+    bool ok = true;
+    for (int file = rank; ok && file < c->manifest.file_count; file += ranks) ok = check_file(c, file, verify, err);
+    return checkpoint_agree(comm, ok, err);
+}
+
+// The manifest must be of the iteration that was asked for: a renamed folder is an error, except Megatron's "release".
+static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *path, Error *err) {
+    if (c->manifest.state.iteration == iteration || iteration == 0) return true;
+    return error_set(err, EXIT_CHECKPOINT, "%s is of iteration %" PRId64 ", its folder says %" PRId64 "; give the folder its name back", path,
+                     c->manifest.state.iteration, iteration);
+}
+
+static bool read_manifest(Checkpoint *c, int64_t iteration, MPI_Comm comm, Error *err) {
+    uint64_t bytes;
+    char *path = text_format("%s/" MANIFEST_NAME, c->folder);
+    char *text = share_file(path, &bytes, comm, err);
+    // All ranks parse the same text and come to the same result.
+    bool ok = text && manifest_parse(&c->manifest, text, (size_t)bytes, path, err) && check_iteration(c, iteration, path, err);
+    free(text);
+    free(path);
+    return ok;
+}
+
+Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err) {
+    Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c, "a checkpoint");
+    c->folder = find_folder(directory, iteration);
+    c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
+    if (read_manifest(c, iteration, comm, err) && check_files(c, verify, comm, err)) {
+        c->cache->files = (SafeFile *)xcalloc((size_t)c->manifest.file_count + 1, sizeof(SafeFile), "a checkpoint's open files");
+        return c;
+    }
+    checkpoint_close(c);
+    return NULL;
+}
+
+void checkpoint_close(Checkpoint *c) {
+    if (!c) return;
+    for (int i = 0; c->cache->files && i < c->manifest.file_count; i++) {
+        if (c->cache->files[i].path) safe_close(&c->cache->files[i]);
+    }
+    free(c->cache->files);
+    free(c->cache);
+    manifest_free(&c->manifest);
+    free(c->folder);
+    free(c);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+const CheckpointState *checkpoint_state(const Checkpoint *c) { return &c->manifest.state; }
+const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
+
+bool checkpoint_has(const Checkpoint *c, SliceKind kind) {
+    for (int i = 0; i < c->manifest.slice_count; i++) {
+        if (c->manifest.slices[i].kind == kind) return true;
+    }
+    return false;
+}
+
+// "'wte' (64, 32)", or "nothing" behind the end of a table.
+static void describe(char *text, size_t bytes, const CheckpointTensor *tensors, int count, int i) {
+    if (i >= count) {
+        snprintf(text, bytes, "nothing");
+        return;
+    }
+    const CheckpointTensor *t = &tensors[i];
+    int used = snprintf(text, bytes, "'%.200s' (", t->name);
+    for (int d = 0; d < t->dims; d++) used += snprintf(text + used, bytes - (size_t)used, "%s%" PRId64, d ? ", " : "", t->shape[d]);
+    snprintf(text + used, bytes - (size_t)used, ")");
+}
+
+bool checkpoint_check_tensors(const Checkpoint *c, const CheckpointTensor *tensors, int count, Error *err) {
+    const Manifest *m = &c->manifest;
+    int longer = count > m->tensor_count ? count : m->tensor_count;
+    for (int i = 0; i < longer; i++) {
+        bool equal = i < count && i < m->tensor_count && strcmp(m->tensors[i].name, tensors[i].name) == 0 && m->tensors[i].dims == tensors[i].dims;
+        for (int d = 0; equal && d < tensors[i].dims; d++) equal = m->tensors[i].shape[d] == tensors[i].shape[d];
+        if (equal) continue;
+        char saved[320], ours[320];
+        describe(saved, sizeof saved, m->tensors, m->tensor_count, i);
+        describe(ours, sizeof ours, tensors, count, i);
+        return error_set(err, EXIT_CHECKPOINT, "%s is of another model: its parameter %d is %s, this model's is %s; use the flags it was saved with or another --load",
+                         c->folder, i, saved, ours);
+    }
+    return true;
+}
+
+// That a shard's header says what the manifest says: the same slices in the same order, with the same types and places.
+static bool compare_header(const Manifest *m, int file, const SafeFile *safe, Error *err) {
+    const ManifestFile *f = &m->files[file];
+    bool equal = safe->file_bytes == f->bytes && safe->count == f->count;
+    for (int i = 0; equal && i < f->count; i++) {
+        const ManifestSlice *s = &m->slices[f->first + i];
+        const SafeTensor *t = &safe->tensors[i];
+        char *name = slice_name(m->tensors[s->tensor].name, s->kind, s->lo);
+        equal = strcmp(t->name, name) == 0 && strcmp(t->dtype, s->kind == SLICE_WEIGHT ? m->weight_dtype : "F32") == 0 && t->dims == 1 &&
+                t->shape[0] == s->hi - s->lo && t->begin == s->begin;
+        free(name);
+    }
+    if (equal) return true;
+    return error_set(err, EXIT_CHECKPOINT, "%s is damaged: its header does not say what the manifest says; restore it from a copy or load another checkpoint", safe->path);
+}
+
+static bool open_first_time(const Checkpoint *c, int file, Error *err) {
+    SafeFile opened;
+    char *path = file_path(c, file);
+    bool ok = safe_open(&opened, path, err);
+    free(path);
+    if (!ok) return false;
+    if (!compare_header(&c->manifest, file, &opened, err)) {
+        safe_close(&opened);
+        return false;
+    }
+    safe_drop_tensors(&opened);  // the manifest holds the same, for all files
+    c->cache->files[file] = opened;
+    return true;
+}
+
+// The shard, open. The one opened longest ago is closed when there are too many.
+static const SafeFile *open_shard(const Checkpoint *c, int file, Error *err) {
+    ShardCache *cache = c->cache;
+    SafeFile *f = &cache->files[file];
+    if (f->path && f->fd >= 0) return f;
+    if (cache->count == OPEN_SHARDS) {
+        safe_suspend(&cache->files[cache->open[cache->oldest]]);
+        cache->oldest = (cache->oldest + 1) % OPEN_SHARDS;
+        cache->count--;
+    }
+    if (!(f->path ? safe_resume(f, err) : open_first_time(c, file, err))) return NULL;
+    cache->open[(cache->oldest + cache->count++) % OPEN_SHARDS] = file;
+    return f;
+}
+
+static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *err) {
+    if (tensor < 0) return error_set(err, EXIT_CHECKPOINT, "%s holds no tensor '%.200s'; use the flags it was saved with or another --load", c->folder, s->tensor);
+    int64_t elements = checkpoint_tensor_elements(&c->manifest.tensors[tensor]);
+    if (s->lo < 0 || s->lo > s->hi || s->hi > elements) {
+        return error_set(err, EXIT_CHECKPOINT, "%s: elements %" PRId64 "..%" PRId64 " asked of tensor '%.200s', which has %" PRId64 "; this is a fault of the program",
+                         c->folder, s->lo, s->hi, s->tensor, elements);
+    }
+    if (s->kind == SLICE_WEIGHT && strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
+        return error_set(err, EXIT_CHECKPOINT, "%s holds weights in %s, this program keeps them in %s; load it with a program of the same precision", c->folder,
+                         c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
+    }
+    return true;
+}
+
+// The slice that holds element `at` of s's tensor, or NULL; *i is its position in the manifest's order.
+static const ManifestSlice *slice_at(const Manifest *m, int tensor, const Slice *s, int i, int64_t at) {
+    if (i >= m->slice_count) return NULL;
+    const ManifestSlice *found = &m->slices[m->order[i]];
+    return found->tensor == tensor && found->kind == s->kind && found->lo <= at && found->hi > at ? found : NULL;
+}
+
+static bool read_part(const Checkpoint *c, const ManifestSlice *from, const Slice *s, int64_t lo, int64_t hi, char *host, Error *err) {
+    uint64_t width = (uint64_t)slice_kind_bytes(s->kind);
+    const SafeFile *shard = open_shard(c, from->file, err);
+    SafeTensor where = {.name = (char *)s->tensor, .begin = from->begin, .end = from->begin + (uint64_t)(from->hi - from->lo) * width};
+    return shard && safe_read(shard, &where, (uint64_t)(lo - from->lo) * width, host + (uint64_t)(lo - s->lo) * width, (uint64_t)(hi - lo) * width, err);
+}
+
+bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err) {
+    const Manifest *m = &c->manifest;
+    int tensor = manifest_find_tensor(m, s->tensor);
+    if (!check_range(c, tensor, s, err)) return false;
+    int i = manifest_first_slice(m, tensor, s->kind, s->lo);
+    for (int64_t at = s->lo; at < s->hi; i++) {
+        const ManifestSlice *from = slice_at(m, tensor, s, i, at);
+        if (!from) {
+            return error_set(err, EXIT_CHECKPOINT, "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64 "..%" PRId64 "); load another checkpoint",
+                             c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
+        }
+        int64_t end = from->hi < s->hi ? from->hi : s->hi;
+        if (!read_part(c, from, s, at, end, (char *)host, err)) return false;
+        at = end;
+    }
+    return true;
+}

@@ -1,0 +1,32 @@
+// The backend boundary, part 3: collectives among the data-parallel ranks, in stream order on device memory. llmc/cpu/comm.c implements them with MPI;
+// a CUDA file with NCCL. Called by sdp4bit/tlq_hs.c, sdp4bit/qwd.c and zero.c. Failures end the job through fatal() with EXIT_COMMUNICATION.
+#pragma once
+#include <mpi.h>
+
+#include "llmc/device.h"
+#include "llmc/topology.h"
+LLMC_BEGIN
+
+// A node's ranks (ordered by local index), the rail of ranks with the same local index (ordered by node), or the whole group (ordered by dp rank).
+typedef enum CommScope { COMM_NODE, COMM_RAIL, COMM_GROUP, COMM_SCOPES } CommScope;
+
+typedef struct Comm Comm;
+
+// Collective over dp_group, whose rank order is the dp rank.
+Comm *comm_create(Device *device, const Topology *topology, MPI_Comm dp_group, Error *err);
+void comm_destroy(Comm *comm);
+int comm_size(const Comm *comm, CommScope scope);
+int comm_rank(const Comm *comm, CommScope scope);
+
+// Slot i of send (bytes each) goes to peer i; slot j of recv comes from peer j. The own slots are neither read nor written.
+void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, size_t bytes, Stream *stream);
+// In place: on entry the own slot (rank * bytes) of buffer is filled, on exit all are.
+void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, Stream *stream);
+
+// Bytes handed to the transport by this rank since creation.
+typedef struct CommTraffic {
+    uint64_t sent[COMM_SCOPES];
+} CommTraffic;
+CommTraffic comm_traffic(const Comm *comm);
+
+LLMC_END

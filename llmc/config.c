@@ -1,0 +1,506 @@
+// From the command line to a checked Config: see config.h. Called once by every rank of train_gpt.cu, before and after MPI starts.
+#include "llmc/config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// What the checks of the command line share.
+typedef struct Parsed {
+    const Config *config;
+    const bool *given;  // (rows of the table)
+    char *notes;
+    size_t notes_bytes;
+    Error *err;
+} Parsed;
+
+// The row whose value lies at this offset of Config.
+static int row_of(size_t offset) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows; i++) {
+        if (table[i].name && table[i].offset == offset) return i;
+    }
+    fatal(NULL, EXIT_USAGE, "option table: no row stores offset %zu", offset);
+}
+
+#define GIVEN(parsed, field) ((parsed)->given[row_of(offsetof(Config, field))])
+
+// --- checks of the flags alone, in the order of the help -------------------------------------------------------------------------
+
+static bool check_required(const Parsed *p) {
+    const Config *c = p->config;
+    struct {
+        bool missing;
+        const char *name;
+    } needs[] = {
+        {!GIVEN(p, num_layers), "--num-layers"},
+        {!GIVEN(p, hidden_size), "--hidden-size"},
+        {!GIVEN(p, num_attention_heads), "--num-attention-heads"},
+        {!GIVEN(p, seq_length), "--seq-length"},
+        {!GIVEN(p, max_position_embeddings), "--max-position-embeddings"},
+        {!GIVEN(p, micro_batch_size), "--micro-batch-size"},
+        {!c->plan && !GIVEN(p, lr), "--lr"},
+        {!c->plan && !GIVEN(p, train_iters) && !GIVEN(p, train_samples), "--train-iters (or --train-samples)"},
+    };
+    char missing[512] = "";
+    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) {
+        if (!needs[i].missing) continue;
+        size_t used = strlen(missing);
+        snprintf(missing + used, sizeof missing - used, "%s%s", used ? ", " : "", needs[i].name);
+    }
+    if (!*missing) return true;
+    return error_set(p->err, EXIT_USAGE, "missing %s; give them, or a model card such as @configs/gpt_125m.args (--help lists all flags)", missing);
+}
+
+static bool check_model(const Parsed *p) {
+    const Config *c = p->config;
+    if (c->tensor_model_parallel_size > 1 || c->pipeline_model_parallel_size > 1) {
+        return error_set(p->err, EXIT_USAGE,
+                         "--tensor-model-parallel-size %d and --pipeline-model-parallel-size %d: sizes above 1 are not yet supported; use 1 for both",
+                         c->tensor_model_parallel_size, c->pipeline_model_parallel_size);
+    }
+    if (c->hidden_size % c->num_attention_heads) {
+        return error_set(p->err, EXIT_USAGE, "--hidden-size %d is not divisible by --num-attention-heads %d; change one of them", c->hidden_size,
+                         c->num_attention_heads);
+    }
+    int head = c->hidden_size / c->num_attention_heads;
+    if (head % 8) {
+        return error_set(p->err, EXIT_USAGE, "--hidden-size %d / --num-attention-heads %d gives heads of %d; the size of a head must be a multiple of 8",
+                         c->hidden_size, c->num_attention_heads, head);
+    }
+    if (c->kv_channels && c->kv_channels != head) {
+        return error_set(p->err, EXIT_USAGE, "--kv-channels %d is not --hidden-size / --num-attention-heads = %d; other head sizes are not supported, drop the flag",
+                         c->kv_channels, head);
+    }
+    if (c->ffn_hidden_size % 8) {
+        return error_set(p->err, EXIT_USAGE, "--ffn-hidden-size %d is not a multiple of 8; choose one that is", c->ffn_hidden_size);
+    }
+    if (c->seq_length > c->max_position_embeddings) {
+        return error_set(p->err, EXIT_USAGE, "--seq-length %d is larger than --max-position-embeddings %d; raise the latter", c->seq_length,
+                         c->max_position_embeddings);
+    }
+    return true;
+}
+
+// Megatron's rule: a run is measured in iterations or in samples, never in both.
+static bool check_length(const Parsed *p) {
+    struct {
+        bool by_samples, given;
+        const char *name;
+    } lengths[] = {
+        {false, GIVEN(p, train_iters), "--train-iters"},
+        {false, GIVEN(p, lr_decay_iters), "--lr-decay-iters"},
+        {false, GIVEN(p, lr_warmup_iters), "--lr-warmup-iters"},
+        {true, GIVEN(p, lr_decay_samples), "--lr-decay-samples"},
+        {true, GIVEN(p, lr_warmup_samples), "--lr-warmup-samples"},
+        {true, GIVEN(p, rampup_batch_size), "--rampup-batch-size"},
+    };
+    bool by_samples = GIVEN(p, train_samples);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        if (!lengths[i].given || lengths[i].by_samples == by_samples) continue;
+        return error_set(p->err, EXIT_USAGE, "%s does not go with --train-%s; give the whole length and schedule in iterations, or all of it in samples",
+                         lengths[i].name, by_samples ? "samples" : "iters");
+    }
+    int count = p->config->rampup_batch_size.count;
+    if (GIVEN(p, rampup_batch_size) && count != 3) {
+        return error_set(p->err, EXIT_USAGE, "--rampup-batch-size has %d values; give START INCREMENT SAMPLES", count);
+    }
+    return true;
+}
+
+static bool check_schedule(const Parsed *p) {
+    const Config *c = p->config;
+    if (GIVEN(p, lr) && c->min_lr > c->lr) {
+        return error_set(p->err, EXIT_USAGE, "--min-lr %g is larger than --lr %g; swap or lower it", c->min_lr, c->lr);
+    }
+    if (GIVEN(p, lr) && c->lr_warmup_init > c->lr) {
+        return error_set(p->err, EXIT_USAGE, "--lr-warmup-init %g is larger than --lr %g; lower it", c->lr_warmup_init, c->lr);
+    }
+    if (GIVEN(p, lr_warmup_fraction) && (c->lr_warmup_iters || c->lr_warmup_samples)) {
+        return error_set(p->err, EXIT_USAGE, "--lr-warmup-fraction and --lr-warmup-%s both set the warm-up; keep one", c->lr_warmup_iters ? "iters" : "samples");
+    }
+    bool constant = strcmp(c->weight_decay_incr_style, "constant") == 0;
+    bool start = GIVEN(p, start_weight_decay), end = GIVEN(p, end_weight_decay);
+    if (constant && (start || end)) {
+        return error_set(p->err, EXIT_USAGE, "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine; add it");
+    }
+    if (!constant && !(start && end)) {
+        return error_set(p->err, EXIT_USAGE, "--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay; add them",
+                         c->weight_decay_incr_style);
+    }
+    if (!constant && c->end_weight_decay < c->start_weight_decay) {
+        return error_set(p->err, EXIT_USAGE, "--end-weight-decay %g is smaller than --start-weight-decay %g; weight decay can only grow", c->end_weight_decay,
+                         c->start_weight_decay);
+    }
+    if (c->override_opt_param_scheduler && c->use_checkpoint_opt_param_scheduler) {
+        return error_set(p->err, EXIT_USAGE, "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler contradict each other; keep one");
+    }
+    return true;
+}
+
+static bool check_data_sources(const Parsed *p) {
+    const Config *c = p->config;
+    bool one = c->data_path.count > 0;
+    bool several = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;
+    if (c->mock_data) {
+        if (one || several) options_note(p->notes, p->notes_bytes, "--mock-data wins: the given data paths are not read");
+        return true;
+    }
+    if (one && several) {
+        return error_set(p->err, EXIT_USAGE, "--data-path and --train-data-path, --valid-data-path, --test-data-path exclude each other; keep one kind");
+    }
+    if (several && GIVEN(p, split)) {
+        return error_set(p->err, EXIT_USAGE, "--split cuts --data-path; shards given per split are used whole: drop --split");
+    }
+    if (several && !c->train_data_path.count && !c->skip_train) {
+        return error_set(p->err, EXIT_USAGE, "--valid-data-path or --test-data-path without --train-data-path; add it, or --skip-train");
+    }
+    if (!one && !several && !c->plan) {
+        return error_set(p->err, EXIT_USAGE, "no data; give --data-path PREFIX of shards made by preprocess_data, or --mock-data");
+    }
+    return true;
+}
+
+static bool check_tokenizer(const Parsed *p) {
+    const Config *c = p->config;
+    bool null = strcmp(c->tokenizer_type, "NullTokenizer") == 0, bpe = strcmp(c->tokenizer_type, "GPT2BPETokenizer") == 0;
+    if (null && !c->vocab_size) return error_set(p->err, EXIT_USAGE, "--tokenizer-type NullTokenizer needs --vocab-size N; add it");
+    if (c->vocab_size > 1 << 30) {
+        return error_set(p->err, EXIT_USAGE, "--vocab-size %lld: must be at most %d", (long long)c->vocab_size, 1 << 30);
+    }
+    if (!null && c->vocab_size) options_note(p->notes, p->notes_bytes, "--vocab-size has no effect: only NullTokenizer reads it");
+    if (!bpe && (c->vocab_file || c->merge_file)) {
+        options_note(p->notes, p->notes_bytes, "--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them");
+    }
+    if (bpe && !c->vocab_file != !c->merge_file) {
+        return error_set(p->err, EXIT_USAGE, "%s; give both --vocab-file and --merge-file", c->vocab_file ? "--vocab-file without --merge-file" : "--merge-file without --vocab-file");
+    }
+    if (bpe && !c->vocab_file && !c->plan) {
+        return error_set(p->err, EXIT_USAGE, "--tokenizer-type GPT2BPETokenizer needs --vocab-file and --merge-file; add them (dev/data/get_gpt2_vocab.sh "
+                         "gets them), or choose Byte or NullTokenizer as the data were made");
+    }
+    return true;
+}
+
+static bool check_data(const Parsed *p) {
+    const Config *c = p->config;
+    if (!check_data_sources(p) || !check_tokenizer(p)) return false;
+    if (c->seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--seed %lld: must be at most %lld", (long long)c->seed, (long long)UINT32_MAX);
+    return true;
+}
+
+static bool check_bits(const char *name, int bits, Error *err) {
+    return bits == 4 || bits == 8 || error_set(err, EXIT_USAGE, "--%s %d: must be 4 or 8", name, bits);
+}
+
+static bool check_group(const char *name, int group, Error *err) {
+    return group % 32 == 0 || error_set(err, EXIT_USAGE, "--%s %d: must be a multiple of 32, the order of the Hadamard transform", name, group);
+}
+
+// Notes each given flag of a list that only means something together with `needed`.
+static void note_idle(const Parsed *p, bool active, const char *needed, const size_t *offsets, size_t count) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (size_t i = 0; i < count && !active; i++) {
+        int row = row_of(offsets[i]);
+        if (p->given[row]) options_note(p->notes, p->notes_bytes, "--%s has no effect without %s", table[row].name, needed);
+    }
+}
+
+static void note_idle_quantisation(const Parsed *p) {
+    static const size_t gradient[] = {
+        offsetof(Config, hadamard_transform), offsetof(Config, gradient_quantization_bits_inter), offsetof(Config, gradient_quantization_bits_intra),
+        offsetof(Config, gq_group_size_inter), offsetof(Config, gq_group_size_intra), offsetof(Config, gradient_alltoall_pipeline),
+        offsetof(Config, gq_rounding), offsetof(Config, gradients_quantization_start_iteration)};
+    static const size_t weight[] = {offsetof(Config, weight_quantization_bits), offsetof(Config, wq_group_size),
+                                    offsetof(Config, weight_quantization_method), offsetof(Config, wq_rounding)};
+    note_idle(p, p->config->quantized_gradients, "--quantized-gradients", gradient, sizeof gradient / sizeof gradient[0]);
+    note_idle(p, p->config->quantized_weights, "--quantized-weights", weight, sizeof weight / sizeof weight[0]);
+}
+
+static bool check_quantisation(const Parsed *p) {
+    const Config *c = p->config;
+    if ((c->quantized_weights || c->quantized_gradients) && !c->use_distributed_optimizer) {
+        return error_set(p->err, EXIT_USAGE, "--quantized-%s needs --use-distributed-optimizer; add it", c->quantized_weights ? "weights" : "gradients");
+    }
+    if (!c->use_distributed_optimizer) {
+        options_note(p->notes, p->notes_bytes, "the optimiser is sharded over the ranks although --use-distributed-optimizer was not given: there is no other");
+    }
+    if (!check_bits("weight-quantization-bits", c->weight_quantization_bits, p->err) ||
+        !check_bits("gradient-quantization-bits-intra", c->gradient_quantization_bits_intra, p->err) ||
+        !check_bits("gradient-quantization-bits-inter", c->gradient_quantization_bits_inter, p->err)) {
+        return false;
+    }
+    if (!check_group("wq-group-size", c->wq_group_size, p->err) || !check_group("gq-group-size-intra", c->gq_group_size_intra, p->err) ||
+        !check_group("gq-group-size-inter", c->gq_group_size_inter, p->err)) {
+        return false;
+    }
+    int64_t common = lcm64(c->gq_group_size_intra, c->gq_group_size_inter);
+    if (common > 4096) {
+        return error_set(p->err, EXIT_USAGE, "--gq-group-size-intra %d and --gq-group-size-inter %d have the least common multiple %lld; it must be at most 4096",
+                         c->gq_group_size_intra, c->gq_group_size_inter, (long long)common);
+    }
+    note_idle_quantisation(p);
+    return true;
+}
+
+static bool check_rest(const Parsed *p) {
+    const Config *c = p->config;
+    if (c->emulate_nodes && !c->gpus_per_node) {
+        return error_set(p->err, EXIT_USAGE, "--emulate-nodes needs --gpus-per-node N to say where the nodes begin; add it");
+    }
+    if (c->recompute_granularity != RECOMPUTE_FULL && (c->recompute_method || c->recompute_num_layers)) {
+        return error_set(p->err, EXIT_USAGE, "--recompute-method and --recompute-num-layers need --recompute-granularity full; add it");
+    }
+    if (c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL) {
+        return error_set(p->err, EXIT_USAGE, "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one");
+    }
+    if (c->recompute_num_layers > c->num_layers) {
+        return error_set(p->err, EXIT_USAGE, "--recompute-num-layers %d is larger than --num-layers %d; lower it", c->recompute_num_layers, c->num_layers);
+    }
+    if (c->save && !c->save_interval) return error_set(p->err, EXIT_USAGE, "--save needs --save-interval N; add it");
+    if (c->plan_world_size && !c->plan) return error_set(p->err, EXIT_USAGE, "--plan-world-size needs --plan; add it, or start that many ranks with mpirun");
+    if (c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name)) {
+        return error_set(p->err, EXIT_USAGE, "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it");
+    }
+    static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
+    note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, 2);
+    return true;
+}
+
+// --- parsing ---------------------------------------------------------------------------------------------------------------------
+
+// --help and --version answer whatever else is on the command line. No flag takes a value that begins with --.
+static bool wants_answer(Config *config) {
+    for (int i = 0; i < config->words_count; i++) {
+        if (strcmp(config->words[i], "--help") == 0) config->help = true;
+        if (strcmp(config->words[i], "--version") == 0) config->version = true;
+    }
+    return config->help || config->version;
+}
+
+// Weights & Biases is replaced by JSON lines: <wandb-save-dir or save/wandb>/<wandb-exp-name>.jsonl, unless --log-jsonl says where.
+static void replace_wandb(Config *config, char *notes, size_t notes_bytes) {
+    if (!config->wandb_project || !*config->wandb_project) return;
+    if (!config->log_jsonl) {
+        bool own = config->wandb_save_dir && *config->wandb_save_dir;
+        const char *folder = own ? config->wandb_save_dir : config->save ? config->save : ".";
+        size_t bytes = strlen(folder) + strlen(config->wandb_exp_name) + sizeof "/wandb/.jsonl";
+        config->wandb_jsonl = (char *)xmalloc(bytes, "path of JSON lines");
+        snprintf(config->wandb_jsonl, bytes, "%s%s/%s.jsonl", folder, own ? "" : "/wandb", config->wandb_exp_name);
+        config->log_jsonl = config->wandb_jsonl;
+    }
+    options_note(notes, notes_bytes, "--wandb-project: Weights & Biases is not used; JSON lines go to %s", config->log_jsonl);
+}
+
+static bool parse_words(Config *config, bool *given, char *notes, size_t notes_bytes, Error *err) {
+    int rows;
+    const Option *table = config_options(&rows);
+    if (!options_parse(table, rows, config->words, config->words_count, config, given, notes, notes_bytes, err)) return false;
+    Parsed parsed = {config, given, notes, notes_bytes, err};
+    return check_required(&parsed) && check_model(&parsed) && check_length(&parsed) && check_schedule(&parsed) && check_data(&parsed) &&
+           check_quantisation(&parsed) && check_rest(&parsed);
+}
+
+bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err) {
+    int rows;
+    const Option *table = config_options(&rows);
+    memset(config, 0, sizeof *config);
+    if (notes && notes_bytes) notes[0] = 0;
+    options_defaults(table, rows, config);
+    if (!options_read_words(argc, argv, &config->words, &config->words_count, err)) return false;
+    if (wants_answer(config)) return true;
+    bool *given = (bool *)xcalloc((size_t)rows, sizeof *given, "options");
+    bool ok = parse_words(config, given, notes, notes_bytes, err);
+    free(given);
+    if (ok) replace_wandb(config, notes, notes_bytes);
+    else config_free(config);
+    return ok;
+}
+
+void config_free(Config *config) {
+    options_free_words(config->words, config->words_count);
+    free(config->wandb_jsonl);
+    memset(config, 0, sizeof *config);
+}
+
+void config_help(const char *program, FILE *file) {
+    int rows;
+    const Option *table = config_options(&rows);
+    fprintf(file,
+            "usage: [mpirun -np RANKS] %s @configs/gpt_125m.args --data-path PREFIX [flags]\n\n"
+            "Pretrains a GPT. Flags are Megatron-LM's and SDP4Bit's: --flag VALUE or --flag=VALUE; of a repeated flag the last one counts.\n"
+            "@FILE stands for the flags in FILE: one or more per line, # begins a comment, quotes as in a shell; an @FILE inside it is\n"
+            "relative to its folder. Defaults are in [brackets].\n",
+            program);
+    options_help(table, rows, file);
+    fprintf(file, "\nExit codes: 0 done, 2 usage, 3 environment, 4 diverged, 5 data, 6 checkpoint, 7 communication, 75 stopped by a signal after saving.\n");
+}
+
+// --- completion, once the number of ranks and the vocabulary are known -----------------------------------------------------------
+
+static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
+    if (vocab_size == 0) {
+        bool null = strcmp(c->tokenizer_type, "NullTokenizer") == 0, byte = strcmp(c->tokenizer_type, "Byte") == 0;
+        vocab_size = null ? (int)c->vocab_size + 1 : byte ? 257 : 50257;
+        eod = vocab_size - 1;
+    }
+    int64_t padded = round_up64(vocab_size, (int64_t)c->make_vocab_size_divisible_by * c->tensor_model_parallel_size);
+    if (padded > INT32_MAX) {
+        return error_set(err, EXIT_USAGE, "the vocabulary of %d padded by --make-vocab-size-divisible-by %d is too large", vocab_size, c->make_vocab_size_divisible_by);
+    }
+    c->vocab_size_unpadded = vocab_size;
+    c->vocab_size_padded = (int)padded;
+    c->eod = eod;
+    return true;
+}
+
+static bool finish_ranks(Config *c, int world_size, Error *err) {
+    if (c->plan && c->plan_world_size) world_size = c->plan_world_size;
+    int model_parallel = c->tensor_model_parallel_size * c->pipeline_model_parallel_size;
+    if (world_size % model_parallel) {
+        return error_set(err, EXIT_USAGE, "%d ranks are not divisible by tensor x pipeline parallel size %d; start another number", world_size, model_parallel);
+    }
+    if (c->gpus_per_node && world_size % c->gpus_per_node) {
+        return error_set(err, EXIT_USAGE, "%d ranks are not divisible by --gpus-per-node %d; every node must have as many ranks: start another number", world_size,
+                         c->gpus_per_node);
+    }
+    c->dp_size = world_size / model_parallel;
+    return true;
+}
+
+static bool finish_batch(Config *c, Error *err) {
+    int64_t unit = (int64_t)c->micro_batch_size * c->dp_size;
+    if (unit > 1 << 30) {
+        return error_set(err, EXIT_USAGE, "--micro-batch-size %d x %d ranks is more than 2^30 sequences; lower it", c->micro_batch_size, c->dp_size);
+    }
+    if (!c->global_batch_size) c->global_batch_size = (int)unit;
+    if (c->global_batch_size % unit) {
+        return error_set(err, EXIT_USAGE,
+                         "--global-batch-size %d is not divisible by --micro-batch-size %d x data-parallel size %d = %lld; choose a multiple of %lld or "
+                         "another number of ranks",
+                         c->global_batch_size, c->micro_batch_size, c->dp_size, (long long)unit, (long long)unit);
+    }
+    c->micro_batches = (int)(c->global_batch_size / unit);
+    return true;
+}
+
+// A whole number in [low, 10^15] with nothing behind it.
+static bool parse_count(const char *word, int64_t low, int64_t *value) {
+    char *end;
+    if (word[0] < '0' || word[0] > '9') return false;
+    *value = strtoll(word, &end, 10);
+    return !*end && *value >= low && *value <= 1000000000000000;
+}
+
+static bool finish_rampup(Config *c, Error *err) {
+    c->rampup_start = c->rampup_increment = c->rampup_samples = 0;
+    if (!c->rampup_batch_size.count) return true;
+    const char *const *words = c->rampup_batch_size.items;
+    int64_t start, increment, samples, unit = (int64_t)c->micro_batch_size * c->dp_size;
+    if (!parse_count(words[0], 1, &start) || !parse_count(words[1], 1, &increment) || !parse_count(words[2], 0, &samples)) {
+        return error_set(err, EXIT_USAGE, "--rampup-batch-size %s %s %s: give three whole numbers, START and INCREMENT at least 1", words[0], words[1], words[2]);
+    }
+    if (start > c->global_batch_size || (c->global_batch_size - start) % increment) {
+        return error_set(err, EXIT_USAGE, "--rampup-batch-size: %lld does not grow to --global-batch-size %d in steps of %lld; choose an increment that divides the difference",
+                         (long long)start, c->global_batch_size, (long long)increment);
+    }
+    if (start % unit || (start < c->global_batch_size && increment % unit)) {
+        return error_set(err, EXIT_USAGE,
+                         "--rampup-batch-size start %lld and increment %lld must be multiples of --micro-batch-size %d x data-parallel size %d = %lld; choose such",
+                         (long long)start, (long long)increment, c->micro_batch_size, c->dp_size, (long long)unit);
+    }
+    if (samples > c->train_samples) {
+        return error_set(err, EXIT_USAGE, "--rampup-batch-size lasts %lld samples, longer than --train-samples %lld; shorten it", (long long)samples,
+                         (long long)c->train_samples);
+    }
+    c->rampup_start = start;
+    c->rampup_increment = increment;
+    c->rampup_samples = samples;
+    return true;
+}
+
+// Steps of the ramp that lie behind after n samples; steps == all of them once the ramp is over.
+static int64_t rampup_step(const Config *c, int64_t n, int64_t *steps) {
+    *steps = (c->global_batch_size - c->rampup_start) / c->rampup_increment;
+    if (n > c->rampup_samples || *steps == 0 || c->rampup_samples == 0) return *steps;
+    int64_t step = (int64_t)((double)n / ((double)c->rampup_samples / (double)*steps));
+    return step < *steps ? step : *steps;
+}
+
+int config_global_batch_size(const Config *config, int64_t consumed_samples) {
+    if (!config->rampup_start) return config->global_batch_size;
+    int64_t steps;
+    return (int)(config->rampup_start + config->rampup_increment * rampup_step(config, consumed_samples, &steps));
+}
+
+// Iterations that --train-samples gives: Megatron counts the ramp iteration by iteration, then whole global batches. The iterations of one step are
+// counted at once, but the last few singly, so that rounding at the border of a step is the same as in the loop itself.
+static int64_t iterations_of_samples(const Config *c) {
+    int64_t consumed = 0, iterations = 0;
+    while (c->rampup_start && consumed <= c->rampup_samples) {
+        int64_t steps, step = rampup_step(c, consumed, &steps), batch = config_global_batch_size(c, consumed);
+        double border = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps) : (double)c->rampup_samples;
+        int64_t at_once = ((int64_t)border - 2 - consumed) / batch;
+        if (at_once < 1) at_once = 1;
+        consumed += at_once * batch;
+        iterations += at_once;
+    }
+    int64_t left = c->train_samples - consumed;
+    return iterations + (left > 0 ? left / c->global_batch_size : 0);
+}
+
+static bool finish_length(Config *c, Error *err) {
+    if (c->train_samples) {
+        c->train_iters = iterations_of_samples(c);
+        if (c->train_iters < 1) {
+            return error_set(err, EXIT_USAGE, "--train-samples %lld is less than one --global-batch-size %d; raise it", (long long)c->train_samples, c->global_batch_size);
+        }
+        c->total_samples = c->train_samples;
+    } else if (__builtin_mul_overflow(c->train_iters, (int64_t)c->global_batch_size, &c->total_samples)) {
+        return error_set(err, EXIT_USAGE, "--train-iters %lld x --global-batch-size %d is too large; lower --train-iters", (long long)c->train_iters, c->global_batch_size);
+    }
+    int64_t evaluations = c->train_iters / c->eval_interval + 1, samples;
+    if (__builtin_mul_overflow(evaluations, c->eval_iters, &samples) || __builtin_mul_overflow(samples, (int64_t)c->global_batch_size, &samples)) {
+        return error_set(err, EXIT_USAGE, "--eval-iters %lld every --eval-interval %lld needs too many samples; lower --eval-iters", (long long)c->eval_iters,
+                         (long long)c->eval_interval);
+    }
+    return true;
+}
+
+// Everything in samples, as Megatron's scheduler counts.
+static bool finish_schedule(Config *c, Error *err) {
+    if (strcmp(c->weight_decay_incr_style, "constant") == 0) c->start_weight_decay = c->end_weight_decay = c->weight_decay;
+    c->weight_decay_samples = c->total_samples;
+    if (!c->total_samples) return true;  // --plan without a length
+    int64_t warmup;
+    if (c->train_samples) {
+        if (!c->lr_decay_samples) c->lr_decay_samples = c->train_samples;
+        c->decay_samples_dn = c->lr_decay_samples;
+        warmup = c->lr_warmup_samples;
+    } else {
+        if (!c->lr_decay_iters) c->lr_decay_iters = c->train_iters;
+        if (__builtin_mul_overflow(c->lr_decay_iters, (int64_t)c->global_batch_size, &c->decay_samples_dn) ||
+            __builtin_mul_overflow(c->lr_warmup_iters, (int64_t)c->global_batch_size, &warmup)) {
+            return error_set(err, EXIT_USAGE, "--lr-decay-iters or --lr-warmup-iters x --global-batch-size %d is too large; lower it", c->global_batch_size);
+        }
+    }
+    c->warmup_samples_wn = c->lr_warmup_fraction > 0 ? c->lr_warmup_fraction * (double)c->decay_samples_dn : (double)warmup;
+    if (c->warmup_samples_wn >= (double)c->decay_samples_dn) {
+        return error_set(err, EXIT_USAGE, "the warm-up of %.10g samples is not shorter than the decay of %lld samples; shorten --lr-warmup-* or lengthen --lr-decay-*",
+                         c->warmup_samples_wn, (long long)c->decay_samples_dn);
+    }
+    return true;
+}
+
+bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
+    if (!finish_vocabulary(config, vocab_size, eod, err) || !finish_ranks(config, world_size, err)) return false;
+    if (!config->ffn_hidden_size) config->ffn_hidden_size = 4 * config->hidden_size;
+    config->kv_channels = config->hidden_size / config->num_attention_heads;
+    if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;
+    if (config->recompute_granularity == RECOMPUTE_FULL) {
+        if (!config->recompute_method) config->recompute_method = "uniform";
+        if (!config->recompute_num_layers) config->recompute_num_layers = 1;
+    }
+    return finish_batch(config, err) && finish_rampup(config, err) && finish_length(config, err) && finish_schedule(config, err);
+}

@@ -1,0 +1,129 @@
+// Everything a run is told, as one plain struct: filled from the command line by config_parse, completed and checked by config_finish, then
+// read-only. Field names are the flags' names with underscores. Read by every module that has settings; saved whole in checkpoints.
+#pragma once
+#include <stdio.h>
+
+#include "llmc/base.h"
+#include "llmc/options.h"
+LLMC_BEGIN
+
+typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT } LrStyle;
+typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
+typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
+typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
+
+typedef struct Config {
+    // model (Megatron's names)
+    int num_layers, hidden_size, ffn_hidden_size, num_attention_heads, kv_channels;
+    int seq_length, max_position_embeddings, make_vocab_size_divisible_by;
+    double init_method_std, norm_epsilon, attention_dropout, hidden_dropout;
+    // batch and length of the run
+    int micro_batch_size, global_batch_size;
+    int64_t train_iters, train_samples;
+    Words rampup_batch_size;  // start, increment, samples
+    bool skip_train;
+    // optimiser and schedule
+    double lr, min_lr, lr_warmup_fraction, lr_warmup_init;
+    int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
+    LrStyle lr_decay_style;
+    double weight_decay, start_weight_decay, end_weight_decay;
+    const char *weight_decay_incr_style;
+    double adam_beta1, adam_beta2, adam_eps, clip_grad;
+    bool override_opt_param_scheduler, use_checkpoint_opt_param_scheduler;
+    // data
+    Words data_path, train_data_path, valid_data_path, test_data_path;
+    const char *split, *tokenizer_type, *vocab_file, *merge_file;
+    int64_t vocab_size;  // NullTokenizer's --vocab-size
+    bool mock_data, eod_mask_loss, reset_position_ids, reset_attention_mask, check_data;
+    int64_t inspect_data;  // sample index, -1 = off
+    // distributed
+    int tensor_model_parallel_size, pipeline_model_parallel_size;
+    int gpus_per_node;  // ranks per node; 0 = the real hosts
+    bool emulate_nodes, use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap, grad_reduce_in_bf16;
+    int64_t ddp_bucket_size;  // elements
+    double distributed_timeout_minutes;
+    // SDP4Bit
+    bool quantized_weights, quantized_gradients, hadamard_transform;
+    int weight_quantization_bits, wq_group_size;
+    WeightMethod weight_quantization_method;
+    int gradient_quantization_bits_inter, gradient_quantization_bits_intra, gq_group_size_inter, gq_group_size_intra;
+    int gradient_alltoall_pipeline;
+    int64_t gradients_quantization_start_iteration;
+    int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
+    int64_t verify_replicas_interval;
+    // memory and determinism
+    bool recompute_activations, deterministic_mode;
+    Recompute recompute_granularity;
+    const char *recompute_method;
+    int recompute_num_layers;
+    // evaluation, logs
+    int64_t log_interval, eval_interval, eval_iters;
+    int timing_log_level;
+    TimingLogOption timing_log_option;
+    bool log_throughput, log_timers_to_tensorboard, log_validation_ppl_to_tensorboard, log_params_norm, log_num_zeros_in_grad,
+        log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard, log_progress;
+    const char *tensorboard_dir, *log_jsonl;
+    int64_t tensorboard_log_interval;
+    const char *wandb_project, *wandb_exp_name, *wandb_save_dir;  // accepted; JSON lines are written instead
+    // sampling of text after training
+    const char *sample_prompt;
+    int sample_tokens;
+    double sample_temperature;
+    // checkpoints and leaving
+    const char *save, *load;
+    int64_t save_interval, exit_interval;
+    double exit_duration_in_mins;
+    bool exit_on_missing_checkpoint, exit_signal_handler, finetune, no_load_optim, no_load_rng, no_save_optim, no_save_rng;
+    OnNan on_nan;
+    bool check_for_nan_in_loss_and_grad;
+    int64_t seed;
+    // actions instead of training
+    bool plan, help, version;
+    int plan_world_size;  // --plan without mpirun: the number of ranks to plan for (0: the real one)
+
+    // --- derived by config_finish ---
+    int vocab_size_unpadded, vocab_size_padded;  // V, Vp
+    int eod;
+    int dp_size;
+    int micro_batches;         // per iteration at the full global batch size
+    int64_t rampup_start, rampup_increment, rampup_samples;  // 0 when not ramping
+    int64_t total_samples;     // of the whole run: --train-samples, or train_iters * global_batch_size
+    double warmup_samples_wn;  // Wn, may be fractional
+    int64_t decay_samples_dn;  // Dn
+    int64_t weight_decay_samples;  // over which weight decay ramps from start_weight_decay to end_weight_decay
+    char **words;              // every word of the command line and its argument files: the text fields point into them
+    int words_count;
+    char *wandb_jsonl;         // backing store of log_jsonl when --wandb-project implied it
+} Config;
+
+// Parses argv and checks everything that depends on the flags alone: syntax, ranges, required flags, flags that exclude each other.
+// "@file" anywhere is replaced by the file's words (options.h). Error: EXIT_USAGE naming the flag: unknown flags (with the nearest known
+// name), missing, malformed or out-of-range values, flags that this program refuses on purpose (with the reason), torchrun's launcher options.
+// Flags without effect that a user would want to know of are listed in notes (one line each, to be printed once by rank 0; may be NULL).
+// --help or --version anywhere: only that field is set and nothing is checked. On failure nothing needs freeing.
+bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err);
+// Completes derived fields and checks what depends on the number of ranks and on the vocabulary: world_size ranks (replaced by --plan-world-size
+// under --plan when that is given); vocab_size and eod from the tokenizer, or vocab_size 0 for what the tokenizer type implies (GPT-2's 50257, EOD
+// 50256, when no files were opened). Error: EXIT_USAGE.
+bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
+void config_free(Config *config);
+// --help: grouped, complete, every flag with its default; what has no effect or is refused says why.
+void config_help(const char *program, FILE *file);
+// Megatron's argument dump ("------------------------ arguments ------------------------", names dotted to column 48, sorted).
+void config_print(const Config *config, FILE *file);
+// All flags and derived fields as one JSON object (malloc'ed text): Megatron's names with underscores, null for what was not given.
+char *config_to_json(const Config *config);
+// Called when a checkpoint is loaded, after config_finish, with the config_to_json text saved in it. Error (EXIT_CHECKPOINT): text that is no JSON
+// object; a model flag that differs; a schedule flag that differs (learning rates, warm-up and decay in samples, weight decay), unless
+// --override-opt_param-scheduler (the command line wins) or --use-checkpoint-opt_param-scheduler (the saved schedule is copied into config).
+// Differences that change the order of the data become notes. --finetune compares the model only.
+bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes, Error *err);
+// Global batch size of the iteration that starts after `consumed_samples` (Megatron's batch ramp-up):
+// start + increment * floor(consumed / (ramp samples / steps)) while consumed <= ramp samples, then the full size. config_finish makes sure that start
+// and increment are multiples of micro-batch size x data-parallel size, so every size it passes is one.
+int config_global_batch_size(const Config *config, int64_t consumed_samples);
+// The option table, for tests and documentation. Rows without a name are headings.
+const Option *config_options(int *rows);
+
+LLMC_END

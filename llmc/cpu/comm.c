@@ -1,0 +1,92 @@
+// Collectives over MPI for CPU ranks: see comm.h. Point-to-point pairs instead of MPI's own collectives, so that the bytes counted are the bytes
+// handed to the transport and the own slot never travels. Linked into the CPU program only.
+#include "llmc/comm.h"
+
+#include <stdlib.h>
+
+struct Comm {
+    Device *device;
+    MPI_Comm scope[COMM_SCOPES];
+    int size[COMM_SCOPES], rank[COMM_SCOPES];
+    MPI_Request *requests;  // (2 * group size * pieces) grown on demand
+    int capacity;
+    CommTraffic traffic;
+};
+
+static const char *const scope_name[COMM_SCOPES] = {"inside the node", "between nodes", "in the data-parallel group"};
+
+static void check(const Comm *comm, int rc, CommScope scope, const char *what) {
+    if (rc == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(rc, text, &length);
+    fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what, scope_name[scope], text);
+}
+
+Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
+    Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
+    comm->device = device;
+    MPI_Comm_dup(dp_group, &comm->scope[COMM_GROUP]);
+    MPI_Comm_split(dp_group, t->node, t->local, &comm->scope[COMM_NODE]);
+    MPI_Comm_split(dp_group, t->local, t->node, &comm->scope[COMM_RAIL]);
+    for (int s = 0; s < COMM_SCOPES; s++) {
+        MPI_Comm_set_errhandler(comm->scope[s], MPI_ERRORS_RETURN);
+        MPI_Comm_size(comm->scope[s], &comm->size[s]);
+        MPI_Comm_rank(comm->scope[s], &comm->rank[s]);
+    }
+    if (comm->size[COMM_NODE] != t->per_node || comm->size[COMM_RAIL] != t->nodes || comm->rank[COMM_GROUP] != t->dp_rank) {
+        error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
+        comm_destroy(comm);
+        return NULL;
+    }
+    return comm;
+}
+
+void comm_destroy(Comm *comm) {
+    if (!comm) return;
+    for (int s = 0; s < COMM_SCOPES; s++) MPI_Comm_free(&comm->scope[s]);
+    free(comm->requests);
+    free(comm);
+}
+
+int comm_size(const Comm *comm, CommScope scope) { return comm->size[scope]; }
+int comm_rank(const Comm *comm, CommScope scope) { return comm->rank[scope]; }
+CommTraffic comm_traffic(const Comm *comm) { return comm->traffic; }
+
+enum { PIECE = 1 << 30 };  // MPI counts are int: longer messages travel in pieces
+
+static MPI_Request *next_request(Comm *comm, int *used) {
+    if (*used == comm->capacity) {
+        comm->capacity = comm->capacity ? 2 * comm->capacity : 64;
+        comm->requests = (MPI_Request *)xrealloc(comm->requests, (size_t)comm->capacity * sizeof(MPI_Request), "MPI requests");
+    }
+    return &comm->requests[(*used)++];
+}
+
+static void post(Comm *comm, CommScope scope, int peer, const uint8_t *send, uint8_t *recv, size_t bytes, int *used) {
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        int count = bytes - at < PIECE ? (int)(bytes - at) : PIECE;
+        check(comm, MPI_Irecv(recv + at, count, MPI_BYTE, peer, 0, comm->scope[scope], next_request(comm, used)), scope, "receiving");
+        check(comm, MPI_Isend(send + at, count, MPI_BYTE, peer, 0, comm->scope[scope], next_request(comm, used)), scope, "sending");
+    }
+    comm->traffic.sent[scope] += bytes;
+}
+
+void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, size_t bytes, Stream *stream) {
+    int used = 0, size = comm->size[scope], rank = comm->rank[scope];
+    for (int i = 1; i < size; i++) {
+        int peer = (rank + i) % size;
+        post(comm, scope, peer, (const uint8_t *)send + (size_t)peer * bytes, (uint8_t *)recv + (size_t)peer * bytes, bytes, &used);
+    }
+    check(comm, MPI_Waitall(used, comm->requests, MPI_STATUSES_IGNORE), scope, "all-to-all");
+}
+
+void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, Stream *stream) {
+    int used = 0, size = comm->size[scope], rank = comm->rank[scope];
+    uint8_t *own = (uint8_t *)buffer + (size_t)rank * bytes;
+    for (int i = 1; i < size; i++) {
+        int peer = (rank + i) % size;
+        post(comm, scope, peer, own, (uint8_t *)buffer + (size_t)peer * bytes, bytes, &used);
+    }
+    check(comm, MPI_Waitall(used, comm->requests, MPI_STATUSES_IGNORE), scope, "all-gather");
+}

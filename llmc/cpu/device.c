@@ -1,0 +1,173 @@
+// The CPU backend of device.h: memory and streams of a CPU rank. A Stream is the calling thread, so everything is complete when a call
+// returns; an Event records the monotonic clock. Linked into train_gpt_cpu and the tests; called by arena.c, zero.c, checkpoint.c and train_gpt.cu.
+#include "llmc/device.h"
+
+#include <cblas.h>
+#include <float.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct Device {
+    int index;
+    const Site *site;
+    char name[128];
+};
+struct Stream {
+    Device *device;
+    const char *name;
+};
+struct Event {
+    double recorded_ms;  // monotonic clock; 0 before the first record
+};
+
+enum { ALIGNMENT = 256 };
+
+// --- the floating-point environment ----------------------------------------------------------------------------------------------
+
+// The exact regime's arithmetic is asked by experiment, not read from a control register, so that one test serves every CPU. The
+// volatile operands keep the compiler from answering instead of the CPU.
+static bool denormals_are_kept(void) {
+    volatile float smallest_normal = FLT_MIN, half = 0.5f, two_to_24 = 16777216.0f;
+    volatile float denormal = smallest_normal * half;  // 0 under flush-to-zero
+    uint32_t bits = 0x00400000u;                       // the same number, made without arithmetic
+    float made;
+    memcpy(&made, &bits, sizeof made);
+    volatile float input = made;
+    volatile float scaled = input * two_to_24;  // 0 under denormals-are-zero
+    return denormal > 0.0f && scaled > 0.0f;
+}
+
+static bool rounds_to_nearest_even(void) {
+    volatile float one = 1.0f, tie = 0x1p-24f, above_tie = 0x1.8p-24f;
+    volatile float from_tie = one + tie;          // upward would give 1 + 2^-23
+    volatile float from_above = one + above_tie;  // downward and toward zero would give 1
+    return from_tie == 1.0f && from_above == 1.0f + 0x1p-23f;
+}
+
+// --- what the machine is ---------------------------------------------------------------------------------------------------------
+
+// The processor's name as the kernel tells it, or "unknown processor".
+static void read_cpu_name(char *name, size_t bytes) {
+    snprintf(name, bytes, "CPU unknown processor");
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    if (!file) return;
+    char line[256];
+    while (fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+        line[strcspn(line, "\n")] = '\0';
+        snprintf(name, bytes, "CPU %.100s", colon + 1 + strspn(colon + 1, " \t"));
+        break;
+    }
+    fclose(file);
+}
+
+Device *device_open(int index, const Site *site, Error *err) {
+    if (!denormals_are_kept()) {
+        error_set(err, EXIT_ENVIRONMENT, "the CPU flushes denormal numbers to zero, which changes results; "
+                                         "link no library built with -ffast-math and set no FTZ or DAZ mode");
+        return NULL;
+    }
+    if (!rounds_to_nearest_even()) {
+        error_set(err, EXIT_ENVIRONMENT, "the CPU does not round to nearest even, which changes results; restore the default rounding mode");
+        return NULL;
+    }
+    Device *device = xcalloc(1, sizeof *device, "the device");
+    device->index = index;
+    device->site = site;
+    read_cpu_name(device->name, sizeof device->name);
+    // Ranks are the unit of parallelism, and one thread per rank keeps GEMM's order of summation fixed.
+    openblas_set_num_threads(1);
+    return device;
+}
+
+void device_close(Device *device) { free(device); }
+
+const char *device_name(const Device *device) { return device->name; }
+const char *device_backend(void) { return "cpu"; }
+const Site *device_site(const Device *device) { return device->site; }
+
+void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "%s, kernels %s", openblas_get_config(), openblas_get_corename()); }
+
+// A field of /proc/meminfo in bytes, 0 when it is not there.
+static size_t meminfo_bytes(const char *field) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    if (!file) return 0;
+    char line[256];
+    unsigned long long kilobytes = 0;
+    size_t length = strlen(field);
+    while (fgets(line, sizeof line, file)) {
+        if (strncmp(line, field, length) == 0 && line[length] == ':') {
+            kilobytes = strtoull(line + length + 1, NULL, 10);
+            break;
+        }
+    }
+    fclose(file);
+    return (size_t)kilobytes * 1024;
+}
+
+void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes) {
+    *free_bytes = meminfo_bytes("MemAvailable");
+    *total_bytes = meminfo_bytes("MemTotal");
+}
+
+double device_peak_flops(const Device *device) { return 0.0; }
+
+// --- memory ----------------------------------------------------------------------------------------------------------------------
+
+void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    // The kernel hands out more than it has and kills later; asking first turns that into a message.
+    size_t available = meminfo_bytes("MemAvailable");
+    bool fits = bytes <= SIZE_MAX - ALIGNMENT && (available == 0 || bytes <= available);
+    size_t rounded = fits ? (bytes / ALIGNMENT + 1) * ALIGNMENT : 0;
+    void *memory = fits ? aligned_alloc(ALIGNMENT, rounded) : NULL;
+    if (!memory) {
+        error_set(err, EXIT_ENVIRONMENT, "out of memory: %zu bytes for %s, %zu available; use a smaller model, a smaller micro-batch or fewer ranks per machine",
+                  bytes, purpose, available);
+        return NULL;
+    }
+    return memset(memory, 0, rounded);
+}
+
+void device_free(Device *device, void *memory) { free(memory); }
+
+// --- streams and events ----------------------------------------------------------------------------------------------------------
+
+Stream *stream_create(Device *device, const char *name) {
+    Stream *stream = xcalloc(1, sizeof *stream, "a stream");
+    stream->device = device;
+    stream->name = name;
+    return stream;
+}
+void stream_destroy(Stream *stream) { free(stream); }
+const Site *stream_site(const Stream *stream) { return stream->device->site; }
+void stream_synchronize(Stream *stream) {}
+
+Event *event_create(Device *device) { return xcalloc(1, sizeof(Event), "an event"); }
+void event_destroy(Event *event) { free(event); }
+
+void event_record(Event *event, Stream *stream) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    event->recorded_ms = 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
+}
+void stream_wait(Stream *stream, Event *event) {}
+void event_synchronize(Event *event) {}
+double event_elapsed_ms(Event *start, Event *stop) { return stop->recorded_ms - start->recorded_ms; }
+
+// --- copies ----------------------------------------------------------------------------------------------------------------------
+
+void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes) {
+    if (bytes) memcpy(device_memory, host, bytes);
+}
+void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes) {
+    if (bytes) memcpy(host, device_memory, bytes);
+}
+void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
+    if (bytes) memmove(to, from, bytes);
+}
+void set_zero(Stream *stream, void *device_memory, size_t bytes) {
+    if (bytes) memset(device_memory, 0, bytes);
+}

@@ -1,0 +1,218 @@
+// The CPU backend of ops.h, part 2: causal self-attention. One (sample, head) at a time, in blocks of query rows; a block multiplies only the keys
+// that some row of it may see, so the causal upper half costs nothing but the diagonal blocks' corners. Forward saves the log-sum-exp of every row,
+// from which backward recomputes the probabilities. Called by train_gpt.cu through ops.h.
+#include "llmc/cpu/internal.h"
+
+enum { QUERY_ROWS = 64 };
+
+size_t op_attention_saved_bytes(int B, int T, int NH, int HD) { return (size_t)B * (size_t)NH * (size_t)T * sizeof(float); }
+
+size_t op_attention_workspace_bytes(int B, int T, int NH, int HD) {
+    int64_t head = slice_floats((int64_t)T * HD), scores = slice_floats(min64(QUERY_ROWS, T) * T), row = slice_floats(T);
+    return (size_t)(7 * head + 2 * scores + row) * sizeof(float);  // backward: q k v dout dq dk dv, two score blocks, one row of multipliers
+}
+
+// What stays the same within one (sample, head).
+typedef struct Head {
+    int T, HD, head;
+    float scale;
+    const int32_t *doc_start;  // (T) of this sample, or NULL
+    Dropout dropout;
+    int64_t sample;            // global index
+} Head;
+
+// The rows first .. first + rows - 1 of the queries, which see no key outside key_begin .. key_end - 1.
+typedef struct Block {
+    int first, rows, key_begin, key_end;
+} Block;
+
+static int first_key(const Head *h, int t) { return h->doc_start ? h->doc_start[t] : 0; }
+
+static Block block_at(const Head *h, int first) {
+    Block block = {first, (int)min64(QUERY_ROWS, h->T - first), first, 0};
+    block.key_end = first + block.rows;
+    for (int t = first; t < block.key_end; t++) block.key_begin = (int)min64(block.key_begin, first_key(h, t));
+    return block;
+}
+
+// Rows of HD values, `stride` apart, to and from a dense (T, HD) fp32 matrix.
+static void load_rows(float *to, const floatX *from, int64_t stride, int T, int HD) {
+    for (int t = 0; t < T; t++) {
+        for (int d = 0; d < HD; d++) to[(int64_t)t * HD + d] = floatX_to_float(from[t * stride + d]);
+    }
+}
+static void store_rows(floatX *to, int64_t stride, const float *from, int T, int HD) {
+    for (int t = 0; t < T; t++) narrow(to + t * stride, from + (int64_t)t * HD, HD);
+}
+
+static void set_zero_range(float *row, int begin, int end) {
+    for (int i = begin; i < end; i++) row[i] = 0.0f;
+}
+
+static float row_max(const float *x, int n) {
+    float lane[LANES];
+    for (int l = 0; l < LANES; l++) lane[l] = x[0];
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int l = 0; l < LANES; l++) lane[l] = x[i + l] > lane[l] ? x[i + l] : lane[l];
+    }
+    for (; i < n; i++) lane[i % LANES] = x[i] > lane[i % LANES] ? x[i] : lane[i % LANES];
+    float max = lane[0];
+    for (int l = 1; l < LANES; l++) max = lane[l] > max ? lane[l] : max;
+    return max;
+}
+
+static float row_sum(const float *x, int n) {
+    float lane[LANES] = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int l = 0; l < LANES; l++) lane[l] += x[i + l];
+    }
+    for (; i < n; i++) lane[i % LANES] += x[i];
+    return join_lanes(lane);
+}
+
+static float row_dot(const float *x, const float *y, int n) {
+    float lane[LANES] = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int l = 0; l < LANES; l++) lane[l] += x[i + l] * y[i + l];
+    }
+    for (; i < n; i++) lane[i % LANES] += x[i] * y[i];
+    return join_lanes(lane);
+}
+
+// Scores of query t in place to probabilities (before dropout), zero where t may not look. Returns the row's log-sum-exp.
+// scores: columns key_begin .. key_end - 1.
+static float softmax_row(float *scores, const Head *h, Block block, int t) {
+    int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin, width = block.key_end - block.key_begin;
+    float max = row_max(scores + begin, end - begin);
+    for (int i = begin; i < end; i++) scores[i] = exp_approx(scores[i] - max);
+    float sum = row_sum(scores + begin, end - begin), inverse = 1.0f / sum;
+    for (int i = begin; i < end; i++) scores[i] *= inverse;
+    set_zero_range(scores, 0, begin);
+    set_zero_range(scores, end, width);
+    return max + logf(sum);
+}
+
+// The multipliers of query t's visible keys, begin .. t, written to keep[0 ..].
+static void attention_multipliers(float *keep, const Head *h, int t) {
+    int begin = first_key(h, t);
+    int64_t first = ((int64_t)h->head * h->T + t) * h->T + begin;
+    dropout_multipliers(keep, h->dropout, h->sample, first, t + 1 - begin);
+}
+
+// out (T, HD) fp32 and lse (T) of one head.
+static void head_forward(float *out, float *lse, const float *q, const float *k, const float *v, const Head *h, float *cursor) {
+    int64_t HD = h->HD;
+    float *scores = take_slice(&cursor, min64(QUERY_ROWS, h->T) * h->T);  // (rows, keys)
+    float *keep = take_slice(&cursor, h->T);
+    for (int first = 0; first < h->T; first += QUERY_ROWS) {
+        Block block = block_at(h, first);
+        int keys = block.key_end - block.key_begin;
+        matmul_nt(block.rows, keys, HD, h->scale, q + first * HD, k + block.key_begin * HD, 0.0f, scores);
+        for (int i = 0; i < block.rows; i++) {
+            int t = first + i, begin = first_key(h, t);
+            float *row = scores + (int64_t)i * keys;
+            lse[t] = softmax_row(row, h, block, t);
+            if (!(h->dropout.p > 0.0f)) continue;
+            attention_multipliers(keep, h, t);
+            for (int key = begin; key <= t; key++) row[key - block.key_begin] *= keep[key - begin];
+        }
+        matmul_nn(block.rows, HD, keys, scores, v + block.key_begin * HD, 0.0f, out + first * HD);
+    }
+}
+
+void op_attention_forward(Stream *s, floatX *out, void *saved, const floatX *qkv, const int32_t *doc_start, int B, int T, int NH, int HD,
+                          Dropout dropout, void *workspace) {
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)NH * HD;
+    float *cursor = workspace, *lse = saved;  // lse: (B, NH, T)
+    float *q = take_slice(&cursor, head_size), *k = take_slice(&cursor, head_size), *v = take_slice(&cursor, head_size);
+    float *out32 = take_slice(&cursor, head_size);
+    for (int64_t b = 0; b < B; b++) {
+        for (int head = 0; head < NH; head++) {
+            Head h = {T, HD, head, 1.0f / sqrtf((float)HD), doc_start ? doc_start + b * T : NULL, dropout, dropout.first_sample + b};
+            const floatX *source = qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
+            load_rows(q, source, 3 * C, T, HD);
+            load_rows(k, source + HD, 3 * C, T, HD);
+            load_rows(v, source + 2 * HD, 3 * C, T, HD);
+            head_forward(out32, lse + (b * NH + head) * T, q, k, v, &h, cursor);
+            store_rows(out + b * T * C + (int64_t)head * HD, C, out32, T, HD);
+        }
+    }
+}
+
+// One query row of backward. In: scores, and dprobs = dout v^T. Out: scores become the probabilities after dropout, dprobs the gradient of the scaled
+// scores, p (dp - sum p dp), which still lacks the factor `scale`. keep: T floats of scratch.
+static void softmax_backward_row(float *scores, float *dprobs, float lse, const Head *h, Block block, int t, float *keep) {
+    int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin, width = block.key_end - block.key_begin;
+    for (int i = begin; i < end; i++) scores[i] = exp_approx(scores[i] - lse);
+    if (h->dropout.p > 0.0f) {
+        attention_multipliers(keep, h, t);
+        for (int i = begin; i < end; i++) dprobs[i] *= keep[i - begin];
+    }
+    float mean = row_dot(scores + begin, dprobs + begin, end - begin);
+    for (int i = begin; i < end; i++) dprobs[i] = scores[i] * (dprobs[i] - mean);
+    if (h->dropout.p > 0.0f) {
+        for (int i = begin; i < end; i++) scores[i] *= keep[i - begin];
+    }
+    set_zero_range(scores, 0, begin);
+    set_zero_range(scores, end, width);
+    set_zero_range(dprobs, 0, begin);
+    set_zero_range(dprobs, end, width);
+}
+
+// The fp32 matrices of one head in backward, each (T, HD).
+typedef struct HeadGradient {
+    float *q, *k, *v, *dout, *dq, *dk, *dv;
+} HeadGradient;
+
+static void head_backward(HeadGradient g, const float *lse, const Head *h, float *cursor) {
+    int64_t HD = h->HD;
+    float *scores = take_slice(&cursor, min64(QUERY_ROWS, h->T) * h->T);  // (rows, keys)
+    float *dprobs = take_slice(&cursor, min64(QUERY_ROWS, h->T) * h->T);  // (rows, keys)
+    float *keep = take_slice(&cursor, h->T);
+    memset(g.dk, 0, (size_t)(h->T * HD) * sizeof(float));
+    memset(g.dv, 0, (size_t)(h->T * HD) * sizeof(float));
+    for (int first = 0; first < h->T; first += QUERY_ROWS) {
+        Block block = block_at(h, first);
+        int keys = block.key_end - block.key_begin;
+        int64_t row_at = first * HD, key_at = block.key_begin * HD;
+        matmul_nt(block.rows, keys, HD, h->scale, g.q + row_at, g.k + key_at, 0.0f, scores);
+        matmul_nt(block.rows, keys, HD, 1.0f, g.dout + row_at, g.v + key_at, 0.0f, dprobs);
+        for (int i = 0; i < block.rows; i++) {
+            int64_t at = (int64_t)i * keys;
+            softmax_backward_row(scores + at, dprobs + at, lse[first + i], h, block, first + i, keep);
+        }
+        matmul_tn_accumulate(keys, HD, block.rows, scores, g.dout + row_at, g.dv + key_at);
+        matmul_tn_accumulate(keys, HD, block.rows, dprobs, g.q + row_at, g.dk + key_at);
+        matmul_nn(block.rows, HD, keys, dprobs, g.k + key_at, 0.0f, g.dq + row_at);
+    }
+    for (int64_t i = 0; i < h->T * HD; i++) g.dq[i] *= h->scale;
+    for (int64_t i = 0; i < h->T * HD; i++) g.dk[i] *= h->scale;
+}
+
+// `out` serves backends that need sum p dp as dout . out; here the whole row is at hand, and the sum over it is free of out's rounding.
+void op_attention_backward(Stream *s, floatX *dqkv, const floatX *dout, const floatX *out, const void *saved, const floatX *qkv,
+                           const int32_t *doc_start, int B, int T, int NH, int HD, Dropout dropout, void *workspace) {
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)NH * HD;
+    const float *lse = saved;  // (B, NH, T)
+    float *cursor = workspace;
+    HeadGradient g;
+    float **slices[] = {&g.q, &g.k, &g.v, &g.dout, &g.dq, &g.dk, &g.dv};
+    for (size_t i = 0; i < sizeof slices / sizeof slices[0]; i++) *slices[i] = take_slice(&cursor, head_size);
+    for (int64_t b = 0; b < B; b++) {
+        for (int head = 0; head < NH; head++) {
+            Head h = {T, HD, head, 1.0f / sqrtf((float)HD), doc_start ? doc_start + b * T : NULL, dropout, dropout.first_sample + b};
+            int64_t at = b * T * 3 * C + (int64_t)head * 3 * HD;
+            load_rows(g.q, qkv + at, 3 * C, T, HD);
+            load_rows(g.k, qkv + at + HD, 3 * C, T, HD);
+            load_rows(g.v, qkv + at + 2 * HD, 3 * C, T, HD);
+            load_rows(g.dout, dout + b * T * C + (int64_t)head * HD, C, T, HD);
+            head_backward(g, lse + (b * NH + head) * T, &h, cursor);
+            store_rows(dqkv + at, 3 * C, g.dq, T, HD);
+            store_rows(dqkv + at + HD, 3 * C, g.dk, T, HD);
+            store_rows(dqkv + at + 2 * HD, 3 * C, g.dv, T, HD);
+        }
+    }
+}

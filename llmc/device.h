@@ -1,0 +1,47 @@
+// The backend boundary, part 1: memory and streams. llmc/cpu/device.c implements it for CPU ranks (a stream is the calling thread,
+// an event is nothing); a CUDA file implements it for GPUs. Chosen at link time. Used by arena.c, zero.c, train_gpt.cu and checkpoint.c.
+#pragma once
+#include "llmc/base.h"
+LLMC_BEGIN
+
+typedef struct Device Device;
+typedef struct Stream Stream;  // work on one stream happens in order; work on two streams is ordered by events only
+typedef struct Event Event;
+
+// Opens local device `index` (the CPU backend accepts any) and checks that the floating-point environment is the one the exact regime
+// assumes (no flush-to-zero, round to nearest). site is kept for fatal errors. Error: EXIT_ENVIRONMENT.
+Device *device_open(int index, const Site *site, Error *err);
+void device_close(Device *device);
+const char *device_name(const Device *device);     // "CPU AMD EPYC ..." or the GPU's name
+const char *device_backend(void);                  // "cpu" or "cuda"
+const Site *device_site(const Device *device);
+// Libraries of the backend with their versions, for --version and logs.
+void device_libraries(char *text, size_t bytes);
+// Bytes of device memory free and in all, as seen now.
+void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes);
+// Peak dense matmul rate of the device in FLOP/s for MFU, 0 when unknown.
+double device_peak_flops(const Device *device);
+
+// Zeroed memory, aligned to 256 bytes. Out of memory: err (EXIT_ENVIRONMENT).
+void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
+void device_free(Device *device, void *memory);
+
+Stream *stream_create(Device *device, const char *name);
+void stream_destroy(Stream *stream);
+const Site *stream_site(const Stream *stream);
+void stream_synchronize(Stream *stream);
+Event *event_create(Device *device);
+void event_destroy(Event *event);
+void event_record(Event *event, Stream *stream);
+void stream_wait(Stream *stream, Event *event);   // later work on stream waits for the event
+void event_synchronize(Event *event);             // the host waits
+// Milliseconds between two recorded events, on the device's clock.
+double event_elapsed_ms(Event *start, Event *stop);
+
+// Asynchronous copies in stream order. The host side of an upload may be reused when the call returns; a download is complete after stream_synchronize.
+void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes);
+void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes);
+void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes);
+void set_zero(Stream *stream, void *device_memory, size_t bytes);
+
+LLMC_END

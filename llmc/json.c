@@ -1,0 +1,50 @@
+// Strict helpers around cJSON: see json.h. Used by safetensors.c and manifest.c.
+#include "llmc/json.h"
+
+static bool only_space(const char *p, const char *end) {
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
+    return p == end;
+}
+
+cJSON *json_parse_object(const char *text, size_t bytes) {
+    const char *rest = NULL;
+    cJSON *object = cJSON_ParseWithLengthOpts(text, bytes, &rest, 0);
+    if (!object) return NULL;
+    if (cJSON_IsObject(object) && rest && only_space(rest, text + bytes)) return object;
+    cJSON_Delete(object);
+    return NULL;
+}
+
+bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value) {
+    if (!cJSON_IsNumber(item)) return false;
+    double number = item->valuedouble;
+    // The first test keeps the conversion defined; it fails for NaN too.
+    if (!(number >= -(double)JSON_INT_MAX && number <= (double)JSON_INT_MAX)) return false;
+    int64_t integer = (int64_t)number;
+    if ((double)integer != number || integer < min || integer > max) return false;
+    *value = integer;
+    return true;
+}
+
+bool json_member_int64(const cJSON *object, const char *name, int64_t min, int64_t max, int64_t *value) {
+    return json_int64(cJSON_GetObjectItemCaseSensitive(object, name), min, max, value);
+}
+
+const char *json_member_string(const cJSON *object, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+void json_write_string(FILE *out, const char *text) {
+    fputc('"', out);
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+        if (*p == '"' || *p == '\\') {
+            fprintf(out, "\\%c", *p);
+        } else if (*p < 0x20) {
+            fprintf(out, "\\u%04x", *p);
+        } else {
+            fputc(*p, out);
+        }
+    }
+    fputc('"', out);
+}

@@ -1,0 +1,59 @@
+// Job start and end: see launch.h.
+#include "llmc/launch.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in containers: neither is worth a failed first run.
+// Set only where the user has set nothing.
+static void prepare_environment(void) {
+    bool launched = getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK");
+    if (!launched) setenv("OMPI_MCA_plm", "isolated", 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
+}
+
+static void find_hosts(Launch *launch) {
+    gethostname(launch->host_name, sizeof launch->host_name - 1);
+    MPI_Comm_split_type(launch->world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &launch->host);
+    int lowest = launch->rank;
+    MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, launch->host);
+    launch->host_of_rank = (int *)xcalloc((size_t)launch->size, sizeof(int), "the host table");
+    MPI_Allgather(&lowest, 1, MPI_INT, launch->host_of_rank, 1, MPI_INT, launch->world);
+}
+
+bool launch_init(Launch *launch, int *argc, char ***argv, Error *err) {
+    memset(launch, 0, sizeof *launch);
+    prepare_environment();
+    MPI_Init(argc, argv);
+    MPI_Comm_dup(MPI_COMM_WORLD, &launch->world);
+    MPI_Comm_set_errhandler(launch->world, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(launch->world, &launch->rank);
+    MPI_Comm_size(launch->world, &launch->size);
+    find_hosts(launch);
+    const char *tasks = getenv("SLURM_NTASKS");
+    if (launch->size == 1 && tasks && atoi(tasks) > 1 && getenv("SLURM_STEP_ID") && !getenv("OMPI_COMM_WORLD_SIZE")) {
+        return error_set(err, EXIT_ENVIRONMENT, "SLURM started %s tasks but MPI sees one rank: each would train alone; use `srun --mpi=pmix` or mpirun inside the allocation", tasks);
+    }
+    return true;
+}
+
+void launch_finalize(Launch *launch) {
+    free(launch->host_of_rank);
+    MPI_Comm_free(&launch->host);
+    MPI_Comm_free(&launch->world);
+    MPI_Finalize();
+}
+
+bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who) {
+    int rank, size;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &size);
+    int first = ok ? size : rank;
+    MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, comm);
+    if (who) *who = first;
+    if (first == size) return true;
+    MPI_Bcast(err, (int)sizeof *err, MPI_BYTE, first, comm);
+    return false;
+}

@@ -1,0 +1,24 @@
+// Starting and ending a job of MPI ranks: environment fixes before MPI_Init, the hosts, agreement on errors so that one message is printed and not one
+// per rank. Called by train_gpt.cu and the MPI tests.
+#pragma once
+#include <mpi.h>
+
+#include "llmc/topology.h"
+LLMC_BEGIN
+
+typedef struct Launch {
+    int rank, size;
+    int *host_of_rank;   // (size) index of each rank's host
+    MPI_Comm world;      // a duplicate whose errors are returned
+    MPI_Comm host;       // the ranks of this host, for memory shared between them
+    char host_name[256];
+} Launch;
+
+// Prepares the environment (a singleton needs no ssh; root may run), starts MPI, finds the hosts. Error (EXIT_ENVIRONMENT): SLURM started
+// several tasks but MPI sees one.
+bool launch_init(Launch *launch, int *argc, char ***argv, Error *err);
+void launch_finalize(Launch *launch);
+// Collective over comm: true when ok on every rank. Otherwise every rank gets the error of the lowest failing rank (and *who its rank).
+bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who);
+
+LLMC_END

@@ -1,0 +1,603 @@
+// Log lines, JSON lines, TensorBoard: see log.h.
+#include "llmc/log.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/append.h"
+#include "llmc/tensorboard.h"
+#include "llmc/version.h"
+
+struct Log {
+    const Config *config;
+    int world_size;
+    bool active;
+    bool has_json;
+    Append json;
+    Tensorboard *tensorboard;  // NULL: off
+};
+
+// ---- text under construction ----------------------------------------------------------------------------------------------------------
+
+typedef struct Text {
+    char *data;
+    size_t length, capacity;
+} Text;
+
+static void text_add(Text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void text_add(Text *text, const char *format, ...) {
+    for (;;) {
+        va_list args;
+        va_start(args, format);
+        size_t room = text->capacity - text->length;
+        int n = vsnprintf(text->data ? text->data + text->length : NULL, room, format, args);
+        va_end(args);
+        if (n < 0) return;
+        if ((size_t)n < room) {
+            text->length += (size_t)n;
+            return;
+        }
+        text->capacity = 2 * (text->length + (size_t)n + 64);
+        text->data = (char *)xrealloc(text->data, text->capacity, "a log line");
+    }
+}
+
+static const char *non_finite(double value) { return isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
+
+// " <label>: <value> |" with %.<digits>f or %.<digits>E, and nan or inf in lower case without a stray sign.
+static void add_fixed(Text *line, const char *label, int digits, double value, const char *unit) {
+    if (!isfinite(value)) {
+        text_add(line, " %s: %s |", label, non_finite(value));
+    } else {
+        text_add(line, " %s: %.*f%s |", label, digits, value, unit);
+    }
+}
+
+static void add_scientific(Text *line, const char *label, int digits, double value) {
+    if (!isfinite(value)) {
+        text_add(line, " %s: %s |", label, non_finite(value));
+    } else {
+        text_add(line, " %s: %.*E |", label, digits, value);
+    }
+}
+
+// Prints the text and a newline in one write, so that lines of several processes do not interleave, and frees it.
+static void print_text(Text *text) {
+    text_add(text, "\n");
+    fwrite(text->data, 1, text->length, stdout);
+    fflush(stdout);
+    free(text->data);
+    *text = (Text){0};
+}
+
+// ---- JSON members: each adds ",\"name\":value"; the line's first member is its kind ------------------------------------------------------
+
+// Bytes of the UTF-8 character at c (so that truncation cuts none), 0 when it is none.
+static int utf8_length(const unsigned char *c) {
+    int n = c[0] < 0x80 ? 1 : (c[0] & 0xe0) == 0xc0 ? 2 : (c[0] & 0xf0) == 0xe0 ? 3 : (c[0] & 0xf8) == 0xf0 ? 4 : 0;
+    for (int i = 1; i < n; i++) {
+        if ((c[i] & 0xc0) != 0x80) return 0;
+    }
+    return n;
+}
+
+void json_escape(char *out, size_t bytes, const char *text) {
+    char *end = out + bytes - 2;  // room for the closing quote and the terminator
+    *out++ = '"';
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        char one[8];
+        const char *name = strchr("\"\\\b\f\n\r\t", *c);
+        if (name) {
+            snprintf(one, sizeof one, "\\%c", "\"\\bfnrt"[name - "\"\\\b\f\n\r\t"]);
+        } else if (*c < 0x20 || *c == 0x7f) {
+            snprintf(one, sizeof one, "\\u%04x", *c);
+        } else {
+            int n = utf8_length(c);
+            snprintf(one, sizeof one, "%.*s", n, (const char *)c);
+            if (!n) snprintf(one, sizeof one, "\\ufffd");
+            if (n) c += n - 1;
+        }
+        size_t length = strlen(one);
+        if (length > (size_t)(end - out)) break;
+        memcpy(out, one, length);
+        out += length;
+    }
+    *out++ = '"';
+    *out = 0;
+}
+
+static void json_name(Text *json, const char *name) {
+    char last = json->length ? json->data[json->length - 1] : '{';
+    text_add(json, "%s\"%s\":", last == '{' || last == '[' ? "" : ",", name);
+}
+
+static void json_text(Text *json, const char *name, const char *value) {
+    size_t bytes = 6 * strlen(value) + 3;
+    char *escaped = (char *)xmalloc(bytes, "a log line");
+    json_escape(escaped, bytes, value);
+    json_name(json, name);
+    text_add(json, "%s", escaped);
+    free(escaped);
+}
+
+static void json_integer(Text *json, const char *name, int64_t value) {
+    json_name(json, name);
+    text_add(json, "%lld", (long long)value);
+}
+
+// The shortest decimal form that reads back as the same double.
+static void add_round_trip(Text *json, double value) {
+    char form[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(form, sizeof form, "%.*g", digits, value);
+        if (strtod(form, NULL) == value) break;
+    }
+    text_add(json, "%s", form);
+}
+
+static void json_number(Text *json, const char *name, double value) {
+    json_name(json, name);
+    if (isfinite(value)) {
+        add_round_trip(json, value);
+    } else {
+        text_add(json, "null,\"%s_text\":\"%s\"", name, non_finite(value));
+    }
+}
+
+static void json_truth(Text *json, const char *name, bool value) {
+    json_name(json, name);
+    text_add(json, "%s", value ? "true" : "false");
+}
+
+static Text json_begin(const char *kind) {
+    Text json = {0};
+    text_add(&json, "{");
+    json_text(&json, "kind", kind);
+    return json;
+}
+
+// Closes the object, appends it to the file as one line and frees it.
+static void json_end(Log *log, Text *json) {
+    text_add(json, "}\n");
+    append_record(&log->json, json->data, json->length);
+    free(json->data);
+    *json = (Text){0};
+}
+
+void log_json(Log *log, const char *kind, const char *inside) {
+    if (!log->active || !log->has_json) return;
+    Text json = json_begin(kind);
+    if (*inside) text_add(&json, ",%s", inside);
+    json_end(log, &json);
+}
+
+// ---- opening and plain lines ----------------------------------------------------------------------------------------------------------
+
+static bool open_json(Log *log, const char *path, Error *err) {
+    char *folder = xstrdup(path), *slash = strrchr(folder, '/');
+    bool made = true;
+    if (slash && slash != folder) {
+        *slash = 0;
+        made = make_folders(folder, err);
+    }
+    free(folder);
+    if (!made || !append_open(&log->json, path, false, err)) return false;
+    append_end_line(&log->json);  // a killed run may have left half a line
+    log->has_json = true;
+    return true;
+}
+
+Log *log_open(const Config *config, int world_size, bool active, Error *err) {
+    Log *log = (Log *)xcalloc(1, sizeof *log, "log");
+    *log = (Log){.config = config, .world_size = world_size, .active = active, .json = {.fd = -1}};
+    if (!active) return log;
+    bool opened = !config->log_jsonl || open_json(log, config->log_jsonl, err);
+    if (opened && config->tensorboard_dir) {
+        log->tensorboard = tensorboard_open(config->tensorboard_dir, err);
+        opened = log->tensorboard != NULL;
+    }
+    if (opened) return log;
+    log_close(log);
+    return NULL;
+}
+
+void log_close(Log *log) {
+    if (!log) return;
+    append_close(&log->json);
+    tensorboard_close(log->tensorboard);
+    free(log);
+}
+
+bool log_active(const Log *log) { return log->active; }
+
+void log_line(Log *log, const char *format, ...) {
+    if (!log->active) return;
+    va_list args;
+    va_start(args, format);
+    vfprintf(stdout, format, args);
+    va_end(args);
+    fputc('\n', stdout);
+    fflush(stdout);
+}
+
+static void local_datetime(char *text, size_t bytes) {
+    time_t now = time(NULL);
+    struct tm parts;
+    localtime_r(&now, &parts);
+    strftime(text, bytes, "%Y-%m-%d %H:%M:%S", &parts);
+}
+
+void log_datetime(Log *log, const char *format, ...) {
+    if (!log->active) return;
+    char what[512], when[32];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    local_datetime(when, sizeof when);
+    log_line(log, "[%s] datetime: %s ", what, when);
+}
+
+void log_memory(Log *log, int64_t iterations, double allocated, double max_allocated, double reserved, double max_reserved) {
+    const double MB = 1048576.0;
+    log_line(log, "[Rank 0] (after %lld iterations) memory (MB) | allocated: %f | max allocated: %f | reserved: %f | max reserved: %f",
+             (long long)iterations, allocated / MB, max_allocated / MB, reserved / MB, max_reserved / MB);
+}
+
+// ---- start ------------------------------------------------------------------------------------------------------------------------------
+
+static void write_arguments_to_tensorboard(Log *log, const char *arguments) {
+    cJSON *all = cJSON_Parse(arguments);
+    for (const cJSON *item = all ? all->child : NULL; item; item = item->next) {
+        char tag[256];
+        char *value = cJSON_IsString(item) ? xstrdup(item->valuestring) : cJSON_PrintUnformatted(item);
+        snprintf(tag, sizeof tag, "%s/text_summary", item->string);  // the Text tab's naming
+        tensorboard_text(log->tensorboard, tag, 0, value ? value : "");
+        free(value);
+    }
+    cJSON_Delete(all);
+}
+
+static void write_start_json(Log *log, int64_t parameters, int nodes, const char *device, const char *arguments) {
+    char host_libraries[512], device_libs[512], libraries[1028], when[32], host[256] = "";
+    version_libraries(host_libraries, sizeof host_libraries);
+    device_libraries(device_libs, sizeof device_libs);
+    snprintf(libraries, sizeof libraries, "%s, %s", host_libraries, device_libs);
+    local_datetime(when, sizeof when);
+    gethostname(host, sizeof host - 1);
+    Text json = json_begin("start");
+    json_text(&json, "version", version_number());
+    json_text(&json, "commit", version_commit());
+    json_text(&json, "libraries", libraries);
+    json_text(&json, "device", device);
+    json_integer(&json, "world_size", log->world_size);
+    json_integer(&json, "nodes", nodes);
+    json_integer(&json, "parameters", parameters);
+    json_name(&json, "arguments");
+    text_add(&json, "%s", arguments);
+    json_name(&json, "timing");
+    text_add(&json, "{");
+    json_text(&json, "datetime", when);
+    json_integer(&json, "unix_s", (int64_t)time(NULL));
+    json_text(&json, "host", host);
+    json_integer(&json, "pid", (int64_t)getpid());
+    text_add(&json, "}");
+    json_end(log, &json);
+}
+
+// Takes line breaks out of JSON text: inside its strings they are escaped, outside they mean nothing.
+static void to_one_line(char *json) {
+    for (; *json; json++) {
+        if (*json == '\n' || *json == '\t' || *json == '\r') *json = ' ';
+    }
+}
+
+void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
+    if (!log->active || (!log->has_json && !log->tensorboard)) return;
+    char *arguments = config_to_json(log->config);
+    to_one_line(arguments);
+    if (log->has_json) write_start_json(log, parameters, nodes, device, arguments);
+    if (log->tensorboard) write_arguments_to_tensorboard(log, arguments);
+    free(arguments);
+}
+
+// ---- the iteration line -----------------------------------------------------------------------------------------------------------------
+
+// False when every step of the interval was skipped. Megatron-LM also drops a NaN (NaN > 0 is false), just when it matters most.
+static bool has_loss(const IterationReport *r) { return r->lm_loss > 0 || isnan(r->lm_loss); }
+
+// Megatron-LM's fields, in its order and formats: other tools parse them.
+static void add_megatron_fields(Text *line, const Config *config, const IterationReport *r) {
+    text_add(line, " iteration %8lld/%8lld |", (long long)r->iteration, (long long)r->train_iters);
+    text_add(line, " consumed samples: %12lld |", (long long)r->consumed_samples);
+    add_fixed(line, "elapsed time per iteration (ms)", 1, r->elapsed_ms, "");
+    if (config->log_throughput) add_fixed(line, "throughput per GPU (TFLOP/s/GPU)", 1, r->tflops_per_gpu, "");
+    add_scientific(line, "learning rate", 3, r->learning_rate);
+    text_add(line, " global batch size: %5d |", r->global_batch_size);
+    if (has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
+    add_fixed(line, "loss scale", 1, 1.0, "");  // bf16 needs none; parsers expect the field
+    if (!(r->grad_norm < 0)) add_fixed(line, "grad norm", 3, r->grad_norm, "");
+    if (config->log_num_zeros_in_grad && !(r->num_zeros < 0)) add_fixed(line, "num zeros", 1, r->num_zeros, "");
+    if (config->log_params_norm && !(r->params_norm < 0)) add_fixed(line, "params norm", 3, r->params_norm, "");
+    text_add(line, " number of skipped iterations: %3lld |", (long long)r->skipped_iterations);
+    text_add(line, " number of nan iterations: %3lld |", (long long)r->nan_iterations);
+}
+
+// " ETA: 1h02m |": two units, the largest that apply.
+static void add_eta(Text *line, double seconds) {
+    if (!(seconds >= 0) || seconds > 1e10) return;
+    int64_t s = (int64_t)(seconds + 0.5);
+    if (s >= 86400) {
+        text_add(line, " ETA: %lldd%02dh |", (long long)(s / 86400), (int)(s % 86400 / 3600));
+    } else if (s >= 3600) {
+        text_add(line, " ETA: %dh%02dm |", (int)(s / 3600), (int)(s % 3600 / 60));
+    } else if (s >= 60) {
+        text_add(line, " ETA: %dm%02ds |", (int)(s / 60), (int)(s % 60));
+    } else {
+        text_add(line, " ETA: %ds |", (int)s);
+    }
+}
+
+static void add_own_fields(Text *line, const IterationReport *r) {
+    if (r->tokens_per_second > 0) add_fixed(line, "tokens/s", 0, r->tokens_per_second, "");
+    if (r->mfu > 0) add_fixed(line, "MFU", 1, 100 * r->mfu, "%");
+    add_fixed(line, "inter-node MB/step", 3, r->inter_node_bytes / 1e6, "");
+    add_fixed(line, "intra-node MB/step", 3, r->intra_node_bytes / 1e6, "");
+    if (r->exposed_comm_ms >= 0) add_fixed(line, "exposed comm (ms)", 1, r->exposed_comm_ms, "");
+    add_eta(line, r->seconds_left);
+    if (r->epoch >= 0) add_fixed(line, "epoch", 3, r->epoch, "");
+}
+
+static void write_interval_json(Log *log, const IterationReport *r) {
+    Text json = json_begin("interval");
+    json_integer(&json, "iteration", r->iteration);
+    json_integer(&json, "iterations", r->iterations);
+    json_integer(&json, "consumed_samples", r->consumed_samples);
+    if (has_loss(r)) json_number(&json, "loss", r->lm_loss);
+    if (!(r->grad_norm < 0)) json_number(&json, "grad_norm", r->grad_norm);
+    json_number(&json, "lr", r->learning_rate);
+    json_integer(&json, "global_batch_size", r->global_batch_size);
+    json_integer(&json, "skipped", r->skipped_iterations);
+    json_integer(&json, "nan", r->nan_iterations);
+    json_number(&json, "inter_node_bytes", r->inter_node_bytes);
+    json_number(&json, "intra_node_bytes", r->intra_node_bytes);
+    if (r->epoch >= 0) json_number(&json, "epoch", r->epoch);
+    json_name(&json, "timing");
+    text_add(&json, "{");
+    json_number(&json, "elapsed_ms", r->elapsed_ms);
+    json_number(&json, "tokens_per_second", r->tokens_per_second);
+    json_number(&json, "tflops_per_gpu", r->tflops_per_gpu);
+    if (r->mfu > 0) json_number(&json, "mfu", r->mfu);
+    if (r->exposed_comm_ms >= 0) json_number(&json, "exposed_comm_ms", r->exposed_comm_ms);
+    if (r->seconds_left >= 0) json_number(&json, "seconds_left", r->seconds_left);
+    text_add(&json, "}");
+    json_end(log, &json);
+}
+
+static void write_interval_scalars(Log *log, const IterationReport *r) {
+    Tensorboard *tb = log->tensorboard;
+    if (log->config->log_timers_to_tensorboard) {
+        tensorboard_scalar(tb, "iteration-time", r->iteration, r->elapsed_ms / 1e3);
+        if (log->config->log_throughput) tensorboard_scalar(tb, "throughput", r->iteration, r->tflops_per_gpu);
+    }
+    if (r->tokens_per_second > 0) tensorboard_scalar(tb, "tokens-per-second", r->iteration, r->tokens_per_second);
+    if (r->mfu > 0) tensorboard_scalar(tb, "mfu", r->iteration, r->mfu);
+    tensorboard_scalar(tb, "inter-node-bytes-per-step", r->iteration, r->inter_node_bytes);
+    tensorboard_scalar(tb, "intra-node-bytes-per-step", r->iteration, r->intra_node_bytes);
+    if (r->exposed_comm_ms >= 0) tensorboard_scalar(tb, "exposed-comm-ms", r->iteration, r->exposed_comm_ms);
+    if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->iteration, r->epoch);
+}
+
+void log_iteration(Log *log, const IterationReport *report) {
+    if (!log->active) return;
+    Text line = {0};
+    add_megatron_fields(&line, log->config, report);
+    add_own_fields(&line, report);
+    print_text(&line);
+    if (log->has_json) write_interval_json(log, report);
+    if (log->tensorboard) write_interval_scalars(log, report);
+}
+
+// ---- a single iteration -----------------------------------------------------------------------------------------------------------------
+
+// Megatron-LM writes most values twice, over iterations and over samples.
+static void scalar_twice(Log *log, const IterationReport *r, const char *tag, double value) {
+    char versus[64];
+    snprintf(versus, sizeof versus, "%s vs samples", tag);
+    tensorboard_scalar(log->tensorboard, tag, r->iteration, value);
+    tensorboard_scalar(log->tensorboard, versus, r->consumed_samples, value);
+}
+
+static void write_step_scalars(Log *log, const IterationReport *r) {
+    const Config *config = log->config;
+    scalar_twice(log, r, "learning-rate", r->learning_rate);
+    if (config->log_batch_size_to_tensorboard) scalar_twice(log, r, "batch-size", r->global_batch_size);
+    scalar_twice(log, r, "lm loss", r->last_loss);
+    scalar_twice(log, r, "loss-scale", 1.0);
+    if (config->log_world_size_to_tensorboard) scalar_twice(log, r, "world-size", log->world_size);
+    if (!(r->grad_norm < 0)) scalar_twice(log, r, "grad-norm", r->grad_norm);
+    if (config->log_num_zeros_in_grad && !(r->num_zeros < 0)) scalar_twice(log, r, "num-zeros", r->num_zeros);
+    if (config->log_params_norm && !(r->params_norm < 0)) scalar_twice(log, r, "params-norm", r->params_norm);
+    if (config->log_memory_to_tensorboard && r->reserved_bytes > 0) {
+        tensorboard_scalar(log->tensorboard, "mem-reserved-bytes", r->iteration, r->reserved_bytes);
+        tensorboard_scalar(log->tensorboard, "mem-allocated-bytes", r->iteration, r->allocated_bytes);
+    }
+}
+
+static void write_train_json(Log *log, const IterationReport *r) {
+    Text json = json_begin("train");
+    json_integer(&json, "iteration", r->iteration);
+    json_integer(&json, "consumed_samples", r->consumed_samples);
+    json_number(&json, "loss", r->last_loss);
+    if (!(r->grad_norm < 0)) json_number(&json, "grad_norm", r->grad_norm);
+    json_number(&json, "lr", r->learning_rate);
+    json_integer(&json, "global_batch_size", r->global_batch_size);
+    json_truth(&json, "skipped", r->last_skipped);
+    json_end(log, &json);
+}
+
+void log_step_scalars(Log *log, const IterationReport *report) {
+    if (!log->active) return;
+    if (log->has_json) write_train_json(log, report);
+    int64_t every = log->config->tensorboard_log_interval;
+    if (log->tensorboard && (every <= 1 || report->iteration % every == 0)) write_step_scalars(log, report);
+}
+
+// ---- timers -------------------------------------------------------------------------------------------------------------------------------
+
+// "    forward-backward ...............................:": the name and a blank, then dots to 48 characters.
+static void add_timer_label(Text *table, const char *name) {
+    int dots = 47 - (int)strlen(name);
+    text_add(table, "\n    %s ", name);
+    while (dots-- > 0) text_add(table, ".");
+    text_add(table, ":");
+}
+
+static void add_timer(Text *table, TimingLogOption option, const char *name, const TimerStats *stats, int world) {
+    if (option == TIMING_MAX) {
+        add_timer_label(table, name);
+        text_add(table, " %.2f", stats->max_ms);
+    } else if (option == TIMING_MINMAX) {
+        add_timer_label(table, name);
+        text_add(table, " (%.2f, %.2f)", stats->min_ms, stats->max_ms);
+    } else {
+        text_add(table, "\n  %s:", name);
+        for (int rank = 0; rank < world; rank++) {
+            if (stats->rank_ms[rank] > 0) text_add(table, "\n     rank %2d: %.2f", rank, stats->rank_ms[rank]);
+        }
+    }
+}
+
+static void print_timers(Log *log, const Timer *which, int count, const TimerStats *stats, int world) {
+    TimingLogOption option = log->config->timing_log_option;
+    Text table = {0};
+    bool any = false;
+    text_add(&table, "%s", option == TIMING_ALL ? "times across ranks (ms):" : "(min, max) time across ranks (ms):");
+    for (int i = 0; i < count; i++) {
+        if (!stats[i].recorded) continue;
+        add_timer(&table, option, timer_name(which[i]), &stats[i], world);
+        any = true;
+    }
+    if (any) {
+        print_text(&table);
+    } else {
+        free(table.data);
+    }
+}
+
+// iteration < 0: none.
+static void write_timers_json(Log *log, const char *kind, int64_t iteration, const Timer *which, int count, const TimerStats *stats) {
+    Text json = json_begin(kind);
+    if (iteration >= 0) json_integer(&json, "iteration", iteration);
+    json_name(&json, "timing");
+    text_add(&json, "{");
+    for (int i = 0; i < count; i++) {
+        if (!stats[i].recorded) continue;
+        json_name(&json, timer_name(which[i]));
+        text_add(&json, "[%.6g,%.6g]", stats[i].min_ms, stats[i].max_ms);
+    }
+    text_add(&json, "}");
+    json_end(log, &json);
+}
+
+// Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count), out.
+static void collect_and_print(Log *log, const char *kind, Timers *timers, const Timer *which, int count, int64_t iteration,
+                              double divisor, MPI_Comm comm, TimerStats *stats) {
+    int world = 1;
+    MPI_Comm_size(comm, &world);
+    double *rank_ms = (double *)xmalloc((size_t)count * (size_t)world * sizeof *rank_ms, "timer values");
+    timers_collect(timers, which, count, divisor, comm, stats, rank_ms);
+    if (log->active) {
+        bool any = false;
+        for (int i = 0; i < count; i++) any = any || stats[i].recorded;
+        print_timers(log, which, count, stats, world);
+        if (any && log->has_json) write_timers_json(log, kind, iteration, which, count, stats);
+    }
+    for (int i = 0; i < count; i++) stats[i].rank_ms = NULL;
+    free(rank_ms);
+}
+
+void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, MPI_Comm comm) {
+    Timer which[TIMERS];
+    TimerStats stats[TIMERS];
+    int count = 0;
+    for (int t = TIMER_FORWARD_BACKWARD; t <= TIMER_OPTIMIZER; t++) which[count++] = (Timer)t;
+    collect_and_print(log, "timers", timers, which, count, iteration, (double)(iterations > 0 ? iterations : 1), comm, stats);
+    if (!log->active || !log->tensorboard || !log->config->log_timers_to_tensorboard) return;
+    for (int i = 0; i < count; i++) {
+        char tag[64];
+        if (!stats[i].recorded) continue;
+        snprintf(tag, sizeof tag, "%s-time", timer_name(which[i]));
+        tensorboard_scalar(log->tensorboard, tag, iteration, stats[i].max_ms / 1e3);
+    }
+}
+
+void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, MPI_Comm comm) {
+    TimerStats stats[TIMERS];
+    if (count > TIMERS) count = TIMERS;
+    collect_and_print(log, "phases", timers, which, count, -1, 1.0, comm, stats);
+}
+
+// ---- validation -----------------------------------------------------------------------------------------------------------------------------
+
+// exp(loss), with the loss capped at 20 as Megatron-LM does; a NaN stays one.
+static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
+
+static void write_validation_scalars(Log *log, const IterationReport *at, bool test, double loss) {
+    const char *tag = test ? "lm loss test" : "lm loss validation";
+    scalar_twice(log, at, tag, loss);
+    if (!log->config->log_validation_ppl_to_tensorboard) return;
+    char with_ppl[64], versus[64];
+    snprintf(with_ppl, sizeof with_ppl, "%s ppl", tag);
+    snprintf(versus, sizeof versus, "%s ppl vs samples", tag);
+    tensorboard_scalar(log->tensorboard, with_ppl, at->iteration, perplexity(loss));
+    tensorboard_scalar(log->tensorboard, versus, at->consumed_samples, perplexity(loss));
+}
+
+static void write_validation_json(Log *log, const IterationReport *at, bool test, const char *where, double loss) {
+    Text json = json_begin("valid");
+    json_integer(&json, "iteration", at->iteration);
+    json_integer(&json, "consumed_samples", at->consumed_samples);
+    json_text(&json, "split", test ? "test" : "valid");
+    json_text(&json, "where", where);
+    json_number(&json, "loss", loss);
+    json_number(&json, "ppl", perplexity(loss));
+    json_end(log, &json);
+}
+
+void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss) {
+    if (!log->active) return;
+    const IterationReport at = {.iteration = iteration, .consumed_samples = consumed_samples};
+    bool test = strstr(where, "test set") != NULL;
+    Text line = {0}, frame = {0};
+    text_add(&line, " validation loss at %s |", where);
+    add_scientific(&line, "lm loss value", 6, loss);
+    add_scientific(&line, "lm loss PPL", 6, perplexity(loss));
+    text_add(&line, " ");
+    for (size_t i = 0; i < line.length + 1; i++) text_add(&frame, "-");
+    log_line(log, "%s\n%s\n%s", frame.data, line.data, frame.data);
+    free(line.data);
+    free(frame.data);
+    if (log->has_json) write_validation_json(log, &at, test, where, loss);
+    if (log->tensorboard) write_validation_scalars(log, &at, test, loss);
+}
+
+// ---- floating-point operations ------------------------------------------------------------------------------------------------------------
+
+double megatron_flops(const Config *config, double batch_sequences) {
+    double L = config->num_layers, S = config->seq_length, h = config->hidden_size, F = config->ffn_hidden_size;
+    double a = (double)config->kv_channels * config->num_attention_heads;  // width of the attention, h in these models
+    double attention = (2 + S / h) * a / h;                                // QKV and output projections, scores and their product with V
+    return 12 * batch_sequences * S * L * h * h * (attention + F / h + config->vocab_size_padded / (2 * L * h));
+}
+
+double causal_flops(const Config *config, double batch_sequences, double parameters) {
+    double T = config->seq_length, a = (double)config->kv_channels * config->num_attention_heads;
+    return batch_sequences * T * (6 * parameters + 6.0 * config->num_layers * a * T);
+}

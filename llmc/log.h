@@ -1,0 +1,87 @@
+// What the user sees: Megatron-LM's log lines with this program's fields appended, JSON lines, TensorBoard events. Printed by rank 0
+// (Megatron's last rank prints the loss lines; ours is always rank 0). Called by train_gpt.cu; every other rank holds a Log that prints nothing.
+//
+// JSON lines (--log-jsonl): one object per line, "kind" first. Numbers are written so that reading them back gives the same bits; NaN and
+// infinity, which JSON lacks, are null, with the word in "<name>_text". Everything that depends on the clock or the machine's speed stands inside
+// the object "timing" and nowhere else: two runs that computed the same have equal lines once "timing" is removed (and "train" and "valid"
+// lines have none). A resumed run appends; the later line of an iteration is the valid one.
+//   start     version, commit, libraries, device, world_size, nodes, parameters, arguments {...}; timing {datetime, unix_s, host, pid}
+//   train     every iteration: iteration, consumed_samples, loss, grad_norm, lr, global_batch_size, skipped
+//   interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean), grad_norm, lr, global_batch_size, skipped, nan,
+//             inter_node_bytes, intra_node_bytes (per step), epoch; timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms, seconds_left}
+//   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
+//   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
+//   valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
+#pragma once
+#include <stdio.h>
+
+#include "llmc/config.h"
+#include "llmc/timers.h"
+LLMC_BEGIN
+
+// Means or sums over the iterations since the last report; all ranks' numbers already combined. Counts, rates and times that
+// are 0 because nobody knows them are left out of the line where the comment says so.
+typedef struct IterationReport {
+    int64_t iteration, train_iters, consumed_samples;
+    int64_t iterations;              // in this interval
+    double elapsed_ms;               // per iteration
+    double learning_rate;            // what the next iteration will use, as Megatron prints it
+    int global_batch_size;
+    double lm_loss;                  // mean over the interval; NaN is printed as nan; 0 (no step was taken): left out
+    double last_loss;                // this iteration's, for JSON and TensorBoard
+    bool last_skipped;               // this iteration's step was skipped
+    double grad_norm;                // pre-clip, last iteration; < 0: clipping is off, field left out
+    double num_zeros, params_norm;   // < 0: left out
+    int64_t skipped_iterations, nan_iterations;
+    double tflops_per_gpu;           // Megatron's formula
+    double mfu;                      // 0..1, <= 0: peak unknown, field left out
+    double tokens_per_second;        // of the whole job; <= 0: left out
+    double inter_node_bytes;         // per step, sent out of one node (the largest), all its ranks
+    double intra_node_bytes;         // per step, sent inside one node
+    double exposed_comm_ms;          // per step; < 0: not measured, left out
+    double seconds_left;             // < 0: unknown, left out
+    double epoch;                    // of the training data, fractional; < 0: unknown
+    double reserved_bytes, allocated_bytes;  // device memory, for --log-memory-to-tensorboard; 0: unknown
+} IterationReport;
+
+typedef struct Log Log;
+
+// active: rank 0. Opens <config->tensorboard_dir> and config->log_jsonl (append) when set, making their folders. config is kept.
+// Error: NULL and EXIT_ENVIRONMENT. When a file cannot be written later, one warning is printed and training goes on (append.h).
+Log *log_open(const Config *config, int world_size, bool active, Error *err);
+void log_close(Log *log);
+bool log_active(const Log *log);
+// printf and a newline to stdout by rank 0 only, flushed.
+void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Megatron's "[<what>] datetime: YYYY-MM-DD HH:MM:SS ", as in "before the start of training step", "exiting program at iteration 200".
+void log_datetime(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Megatron's memory line, printed once after the first iteration line. All in bytes; printed in MB (2^20).
+void log_memory(Log *log, int64_t iterations, double allocated, double max_allocated, double reserved, double max_reserved);
+// The "start" JSON line, and every argument as a TensorBoard text. parameters: trainable, of the whole model. device: its name.
+void log_start(Log *log, int64_t parameters, int nodes, const char *device);
+// Megatron-LM's iteration line + appended fields; JSON line {"kind":"interval",...}; TensorBoard scalars for interval values.
+void log_iteration(Log *log, const IterationReport *report);
+// TensorBoard scalars and a JSON line {"kind":"train",...} of a single iteration, when due by --tensorboard-log-interval (JSON: every
+// iteration). Reads iteration, consumed_samples, learning_rate, global_batch_size, last_loss, last_skipped, grad_norm, num_zeros,
+// params_norm and the memory fields.
+void log_step_scalars(Log *log, const IterationReport *report);
+// The timer table after the iteration line, as Megatron-LM prints it: times per iteration. Collective over comm, called by all ranks; prints on
+// rank 0; TensorBoard with --log-timers-to-tensorboard.
+void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, MPI_Comm comm);
+// The same table for phases outside the loop (evaluate, save-checkpoint, setup), undivided. Collective over comm.
+void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, MPI_Comm comm);
+// Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on validation set", "... on test set". TensorBoard's
+// "lm loss validation"; results on the test set go to "lm loss test", which Megatron-LM mixes up with the former.
+void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss);
+// A JSON line of any kind: `json` is the object's inside, e.g. "\"iteration\":5,\"path\":\"x\"". kind: "checkpoint", "plan", ... Clock-dependent
+// values belong into a "timing" object.
+void log_json(Log *log, const char *kind, const char *json);
+// Escapes text as a JSON string with quotes into out (truncated safely: always terminated, quoted and whole characters). bytes >= 3.
+void json_escape(char *out, size_t bytes, const char *text);
+
+// Megatron-LM's FLOPs of one iteration: forward + 2x backward, whole attention, any feed-forward width and head size.
+double megatron_flops(const Config *config, double batch_sequences);
+// The same with causal attention halved and 6N + 6*L*C*T per token.
+double causal_flops(const Config *config, double batch_sequences, double parameters);
+
+LLMC_END

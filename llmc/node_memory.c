@@ -1,0 +1,166 @@
+// Memory shared by the ranks of a node: see node_memory.h.
+#include "llmc/node_memory.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// One allocation; the dataset knows it by its address.
+typedef struct Block {
+    void *memory;
+    size_t bytes;
+    bool shared;  // one copy per node, else one per rank
+    bool filled;  // copies: already broadcast
+    struct Block *next;
+} Block;
+
+struct NodeMemory {
+    MPI_Comm node;
+    int rank, ranks;
+    bool share;
+    Block *blocks;
+};
+
+NodeMemory *node_memory_open(MPI_Comm node, bool share) {
+    NodeMemory *m = (NodeMemory *)xcalloc(1, sizeof *m, "node memory");
+    MPI_Comm_dup(node, &m->node);
+    MPI_Comm_rank(m->node, &m->rank);
+    MPI_Comm_size(m->node, &m->ranks);
+    m->share = share && m->ranks > 1;
+    return m;
+}
+
+void node_memory_close(NodeMemory *memory) {
+    if (!memory) return;
+    MPI_Comm_free(&memory->node);
+    free(memory);
+}
+
+static bool everywhere(const NodeMemory *m, bool ok) {
+    int mine = ok, all = 0;
+    MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, m->node);
+    return all;
+}
+
+bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) {
+    int mine = ok ? memory->ranks : memory->rank, failed;
+    MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MIN, memory->node);
+    if (failed == memory->ranks) return true;
+    MPI_Bcast(err, (int)sizeof *err, MPI_BYTE, failed, memory->node);
+    return false;
+}
+
+// Where rank 0's anonymous file is to be found, and its identity: another PID namespace may hold another file under that name.
+typedef struct FileName {
+    long pid;
+    int fd;
+    dev_t device;
+    ino_t inode;
+} FileName;
+
+static int create_file(size_t bytes, FileName *name) {
+    struct stat status;
+    int fd = memfd_create("token index", MFD_CLOEXEC);
+    if (fd < 0) return -1;
+    if (ftruncate(fd, (off_t)bytes) != 0 || fstat(fd, &status) != 0) {
+        close(fd);
+        return -1;
+    }
+    *name = (FileName){(long)getpid(), fd, status.st_dev, status.st_ino};
+    return fd;
+}
+
+static int open_file(const FileName *name) {
+    char path[64];
+    struct stat status;
+    snprintf(path, sizeof path, "/proc/%ld/fd/%d", name->pid, name->fd);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    if (fstat(fd, &status) == 0 && status.st_dev == name->device && status.st_ino == name->inode) return fd;
+    close(fd);
+    return -1;
+}
+
+// Collective: the shared mapping, or NULL on every rank.
+static void *map_shared(const NodeMemory *m, size_t bytes) {
+    FileName name = {0, -1, 0, 0};
+    int fd = m->rank == 0 ? create_file(bytes, &name) : -1;
+    MPI_Bcast(&name, (int)sizeof name, MPI_BYTE, 0, m->node);
+    if (m->rank != 0 && name.fd >= 0) fd = open_file(&name);
+    void *map = MAP_FAILED;
+    if (fd >= 0) map = mmap(NULL, bytes, m->rank == 0 ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+    bool ok = everywhere(m, map != MAP_FAILED);  // also: everyone has opened it, rank 0 may close it
+    if (fd >= 0) close(fd);
+    if (ok) return map;
+    if (map != MAP_FAILED) munmap(map, bytes);
+    return NULL;
+}
+
+static void *map_private(const NodeMemory *m, size_t bytes) {
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (everywhere(m, map != MAP_FAILED)) return map;
+    if (map != MAP_FAILED) munmap(map, bytes);
+    return NULL;
+}
+
+static void *hook_alloc(void *context, size_t bytes, const char *purpose) {
+    NodeMemory *m = (NodeMemory *)context;
+    if (bytes == 0) bytes = 1;
+    void *memory = m->share ? map_shared(m, bytes) : NULL;
+    bool shared = memory != NULL;
+    if (!memory) memory = map_private(m, bytes);
+    if (!memory) return NULL;
+    madvise(memory, bytes, MADV_HUGEPAGE);  // the index is read in random order; refusal is no harm
+    Block *block = (Block *)xmalloc(sizeof *block, "a node memory block");
+    *block = (Block){memory, bytes, shared, false, m->blocks};
+    m->blocks = block;
+    return memory;
+}
+
+static void hook_free(void *context, void *memory) {
+    for (Block **link = &((NodeMemory *)context)->blocks; *link; link = &(*link)->next) {
+        Block *block = *link;
+        if (block->memory != memory) continue;
+        *link = block->next;
+        munmap(block->memory, block->bytes);
+        free(block);
+        return;
+    }
+}
+
+static bool hook_builder(void *context) { return ((NodeMemory *)context)->rank == 0; }
+
+static void hook_ready(void *context) {
+    const size_t most = (size_t)1 << 30;
+    NodeMemory *m = (NodeMemory *)context;
+    for (Block *b = m->blocks; b; b = b->next) {  // in the same order on every rank
+        for (size_t at = 0; !b->shared && !b->filled && at < b->bytes; at += most) {
+            size_t count = b->bytes - at < most ? b->bytes - at : most;
+            MPI_Bcast((uint8_t *)b->memory + at, (int)count, MPI_BYTE, 0, m->node);
+        }
+        b->filled = true;
+    }
+    MPI_Barrier(m->node);
+}
+
+static bool hook_agree(void *context, bool ok, Error *err) {
+    Error ignored = {0};
+    return node_memory_agree((NodeMemory *)context, ok, err ? err : &ignored);
+}
+
+IndexMemory node_memory_hooks(NodeMemory *memory) {
+    return (IndexMemory){hook_alloc, hook_free, hook_builder, hook_ready, hook_agree, memory};
+}
+
+size_t node_memory_bytes(const NodeMemory *memory, bool *copied) {
+    size_t bytes = 0;
+    *copied = false;
+    for (const Block *b = memory->blocks; b; b = b->next) {
+        bytes += b->bytes;
+        *copied |= !b->shared && memory->ranks > 1;
+    }
+    return bytes;
+}

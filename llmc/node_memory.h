@@ -1,0 +1,26 @@
+// Memory that the ranks of one node share, as IndexMemory for the datasets (dataset.h): rank 0 of the node fills it, the others map it
+// read-only. Made by loader.c.
+//
+// It is an anonymous file (memfd) of rank 0 that the others open through /proc, not an MPI shared window: Open MPI puts windows in
+// /dev/shm, which a container often limits to 64 MB, and hangs when it is too small. Where the ranks cannot open it (separate PID
+// namespaces, no /proc) every rank holds a copy, broadcast by rank 0.
+#pragma once
+#include <mpi.h>
+
+#include "llmc/dataset.h"
+LLMC_BEGIN
+
+typedef struct NodeMemory NodeMemory;
+
+// Collective over node, which is duplicated. share false: a copy per rank from the start (for tests).
+NodeMemory *node_memory_open(MPI_Comm node, bool share);
+// All memory must have been freed before. Collective.
+void node_memory_close(NodeMemory *memory);
+// Hooks for the dataset builders; valid until node_memory_close.
+IndexMemory node_memory_hooks(NodeMemory *memory);
+// Collective: true everywhere when ok everywhere; else false everywhere, with the lowest failing rank's error in err (not NULL).
+bool node_memory_agree(NodeMemory *memory, bool ok, Error *err);
+// Bytes now held per node (shared) or per rank (copied), and whether any of it is copied.
+size_t node_memory_bytes(const NodeMemory *memory, bool *copied);
+
+LLMC_END

@@ -1,0 +1,9 @@
+// --plan: what a run will allocate and send, computed without a device. Called by train_gpt.cu.
+#pragma once
+#include <stdio.h>
+
+#include "llmc/zero.h"
+LLMC_BEGIN
+// Parameters, topology, buckets, memory by purpose (the arena's entries are exactly what the program allocates), bytes per step and level, FLOPs.
+void plan_report(const Zero *zero, const Arena *arena, FILE *out);
+LLMC_END

@@ -1,0 +1,28 @@
+// Random numbers. MT19937 reproduces numpy's legacy RandomState, which fixes Megatron's sample order; the counter-based
+// generator (Philox4x32-10, defined in sdp4bit/codec.h because it is part of the wire format) serves initialisation, dropout and sampling.
+// Used by dataset.c (shuffles), train_gpt.cu (initialisation) and the ops (dropout).
+#pragma once
+#include "llmc/base.h"
+LLMC_BEGIN
+
+typedef struct Mt19937 {
+    uint32_t key[624];
+    int position;
+} Mt19937;
+
+// Seeds as numpy.random.RandomState(seed) does for an integer seed (init_genrand).
+void mt19937_seed(Mt19937 *rng, uint32_t seed);
+uint32_t mt19937_u32(Mt19937 *rng);
+// Uniform integer in [0, max] by masked rejection, as numpy's legacy bounded draw; max = 0 draws nothing.
+uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max);
+// numpy.random.RandomState.shuffle of a 1-D array: the draws do not depend on the element type.
+void mt19937_shuffle_i32(Mt19937 *rng, int32_t *x, int64_t n);
+void mt19937_shuffle_u32(Mt19937 *rng, uint32_t *x, int64_t n);
+void mt19937_shuffle_i64(Mt19937 *rng, int64_t *x, int64_t n);
+
+// Normal(0, 1) number `index` of stream (seed, stream): Box-Muller in double on Philox bits, independent of call order.
+double rng_normal(uint64_t seed, uint32_t stream, uint64_t index);
+// Uniform in [0, 1) with 53 bits, number `index` of stream (seed, stream).
+double rng_uniform(uint64_t seed, uint32_t stream, uint64_t index);
+
+LLMC_END

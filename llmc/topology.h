@@ -1,0 +1,22 @@
+// Who is where: ranks, nodes and the groups that communication runs in. Pure, given the hosts of all ranks. Megatron's rank order:
+// rank = pp * T * D + dp * T + tp. Built once by main; read by comm, zero, the loader and the logs.
+#pragma once
+#include "llmc/base.h"
+LLMC_BEGIN
+
+typedef struct Topology {
+    int world_rank, world_size;
+    int tp_size, pp_size, dp_size;  // only 1 is accepted for tp and pp, but ranks are computed for any
+    int tp_rank, pp_rank, dp_rank;
+    int nodes, per_node;            // N and D of this rank's data-parallel group: dp_size = nodes * per_node
+    int node, local;                // dp_rank = node * per_node + local
+    int device;                     // local device index on the real host
+    bool emulated;                  // node borders were set by --gpus-per-node, not by hosts
+} Topology;
+
+// host_of_rank: (world_size) an integer naming each rank's host. gpus_per_node: ranks per node, 0 = the real hosts.
+// Errors: EXIT_USAGE for sizes that do not divide; EXIT_ENVIRONMENT for an uneven number of ranks per node or a node whose ranks are not consecutive.
+bool topology_build(Topology *topology, int world_rank, int world_size, const int *host_of_rank, int gpus_per_node, int tp_size,
+                    int pp_size, Error *err);
+
+LLMC_END

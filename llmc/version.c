@@ -1,0 +1,19 @@
+// The build's names: see version.h. The Makefile passes the commit and the version to this file alone.
+#include "llmc/version.h"
+
+#include <cjson/cJSON.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+const char *version_number(void) { return LLMC_VERSION; }
+const char *version_commit(void) { return LLMC_COMMIT; }
+
+void version_libraries(char *text, size_t bytes) {
+    char mpi[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+    MPI_Get_library_version(mpi, &length);
+    mpi[strcspn(mpi, ",\n")] = 0;  // the vendor's string goes on with build host and date
+    snprintf(text, bytes, "%s, xxHash %u, cJSON %s", mpi, XXH_versionNumber(), cJSON_Version());
+}

@@ -1,0 +1,488 @@
+// ZeRO-1 over buckets: see zero.h. Setup first, then the step in its order: begin, reduce, judge, update, gather, wait.
+#include "llmc/zero.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+// --- plan ------------------------------------------------------------------------------------------------------------------------
+
+static int codec_of_bits(int bits) { return bits == 8 ? CODEC_INT8 : CODEC_INT4; }
+
+// The flags as choices of codecs (README, table of arms).
+static void choose_wires(Zero *zero) {
+    const Config *c = zero->config;
+    GradWire plain = {0};
+    plain.intra_codec = plain.inter_codec = plain.tail_codec = c->grad_reduce_in_bf16 ? CODEC_BF16 : CODEC_FP32;
+    plain.intra_group = plain.inter_group = HADAMARD_ORDER;
+    plain.chunks = c->gradient_alltoall_pipeline;
+    plain.rounding = c->gq_rounding;
+    zero->plain_wire = zero->wire = plain;
+    if (c->quantized_gradients) {
+        GradWire *w = &zero->wire;
+        w->intra_codec = codec_of_bits(c->gradient_quantization_bits_intra);
+        w->inter_codec = codec_of_bits(c->gradient_quantization_bits_inter);
+        w->intra_group = c->gq_group_size_intra;
+        w->inter_group = c->gq_group_size_inter;
+        w->tail_codec = CODEC_BF16;
+        w->hadamard = c->hadamard_transform;
+    }
+    WeightWire weight = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
+    if (c->quantized_weights) {
+        weight.codec = codec_of_bits(c->weight_quantization_bits);
+        weight.group = c->wq_group_size;
+        weight.difference = c->weight_quantization_method == WEIGHT_DIFFERENCE;
+        weight.rounding = c->wq_rounding;
+    }
+    zero->weight_wire = weight;
+}
+
+static PlanOptions plan_options(const Zero *zero) {
+    const Config *c = zero->config;
+    PlanOptions o;
+    int intra = c->quantized_gradients ? c->gq_group_size_intra : 0, inter = c->quantized_gradients ? c->gq_group_size_inter : 0;
+    o.nodes = zero->topology->nodes;
+    o.per_node = zero->topology->per_node;
+    o.chunk_border = plan_border(intra, inter, 0);
+    o.border = plan_border(intra, inter, c->quantized_weights ? c->wq_group_size : 0);
+    o.bucket_elements = c->ddp_bucket_size;
+    return o;
+}
+
+static int64_t bucket_leaves(const Bucket *bucket) {
+    return bucket->matrix_shard / HADAMARD_ORDER + ceil_div64(bucket->tail_shard, HADAMARD_ORDER);
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static void reserve_communication(Zero *zero, Arena *arena) {
+    TlqWorkspace plain;
+    tlq_workspace(&zero->tlq, &zero->plan, &zero->wire);
+    tlq_workspace(&plain, &zero->plan, &zero->plain_wire);
+    bool late_start = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
+    size_t send1 = zero->tlq.send1_bytes, send2 = zero->tlq.send2_bytes;
+    if (late_start) {
+        send1 = larger(send1, plain.send1_bytes);
+        send2 = larger(send2, plain.send2_bytes);
+    }
+    if (zero->plan.dp == 1) send1 = send2 = 0;
+    const char *group = "communication";
+    arena_reserve(arena, group, "gradients, sent inside the node", send1, (void **)&zero->tlq.send1);
+    arena_reserve(arena, group, "gradients, received inside the node", send1, (void **)&zero->tlq.recv1);
+    arena_reserve(arena, group, "gradients, sent between nodes", send2, (void **)&zero->tlq.send2);
+    arena_reserve(arena, group, "gradients, received between nodes", send2, (void **)&zero->tlq.recv2);
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        arena_reserve(arena, group, "weights, gathered", qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire), (void **)&zero->gather[b]);
+    }
+}
+
+static void reserve_memory(Zero *zero, Arena *arena) {
+    const Plan *plan = &zero->plan;
+    size_t elements = (size_t)plan->arena_elements, shard = (size_t)plan->shard_elements, leaves = 0;
+    for (int b = 0; b < plan->buckets; b++) {
+        zero->leaf_start[b] = (int64_t)leaves;
+        leaves += (size_t)bucket_leaves(&plan->bucket[b]);
+    }
+    arena_reserve(arena, "weights", FLOATX_NAME " replica", elements * sizeof(floatX), (void **)&zero->weights);
+    arena_reserve(arena, "gradients", "fp32 accumulated", elements * sizeof(float), (void **)&zero->grads);
+    arena_reserve(arena, "optimizer state", "fp32 masters, own shard", shard * sizeof(float), (void **)&zero->master);
+    arena_reserve(arena, "optimizer state", "first moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg);
+    arena_reserve(arena, "optimizer state", "second moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg_sq);
+    arena_reserve(arena, "norm and verdict", "segment table", (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
+    arena_reserve(arena, "norm and verdict", "leaves of the norm", leaves * sizeof(float), (void **)&zero->leaves);
+    arena_reserve(arena, "norm and verdict", "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
+    arena_reserve(arena, "norm and verdict", "records of all ranks", (size_t)plan->dp * sizeof(StepRecord), (void **)&zero->records);
+    arena_reserve(arena, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
+    arena_reserve(arena, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
+    arena_reserve(arena, "norm and verdict", "replica hash", sizeof(uint64_t), (void **)&zero->hash);
+    arena_reserve(arena, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
+    reserve_communication(zero, arena);
+}
+
+// Cuts each tensor against this rank's window of its bucket's part.
+static void list_pieces(Zero *zero) {
+    const Plan *plan = &zero->plan;
+    int rank = zero->topology->dp_rank;
+    zero->pieces = (Piece *)xcalloc((size_t)plan->segments_total, sizeof(Piece), "the shard's pieces");
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        for (int i = 0; i < bucket->segments + bucket->tails; i++) {
+            const Segment *segment = &plan->segments[bucket->first_segment + i];
+            bool matrix = i < bucket->segments;
+            int64_t shard = matrix ? bucket->matrix_shard : bucket->tail_shard;
+            int64_t window = rank * shard, from = segment->start, to = segment->start + segment->numel;
+            if (from < window) from = window;
+            if (to > window + shard) to = window + shard;
+            if (from >= to) continue;
+            Piece piece;
+            piece.tensor = (int)segment->tensor;
+            piece.lo = from - segment->start;
+            piece.hi = to - segment->start;
+            piece.arena = bucket->arena + (matrix ? 0 : bucket->matrix) + from;
+            piece.state = bucket->shard + (matrix ? 0 : bucket->matrix_shard) + from - window;
+            zero->pieces[zero->piece_count++] = piece;
+        }
+    }
+}
+
+bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err) {
+    Zero fresh = {0};
+    *zero = fresh;
+    zero->config = config;
+    zero->topology = topology;
+    choose_wires(zero);
+    PlanOptions options = plan_options(zero);
+    if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
+    size_t buckets = (size_t)zero->plan.buckets;
+    zero->gather = (uint8_t **)xcalloc(buckets, sizeof(uint8_t *), "the bucket table");
+    zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
+    zero->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
+    zero->pending = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
+    zero->ready = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    zero->done = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    zero->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the verdicts");
+    reserve_memory(zero, arena);
+    list_pieces(zero);
+    return true;
+}
+
+void zero_set_counters(Zero *zero, int64_t adam_steps, double beta1_power, double beta2_power) {
+    StepControl control = {0};
+    control.beta1_power = beta1_power;
+    control.beta2_power = beta2_power;
+    control.adam_steps = adam_steps;
+    control.applied = 1;
+    copy_to_device(zero->compute, zero->control, &control, sizeof control);
+}
+
+void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream *traffic, Timers *timers) {
+    zero->device = device;
+    zero->comm = comm;
+    zero->compute = compute;
+    zero->traffic = traffic;
+    zero->timers = timers;
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        zero->ready[b] = event_create(device);
+        zero->done[b] = event_create(device);
+    }
+    zero->reduced = event_create(device);
+    zero->wait_start = event_create(device);
+    zero->wait_stop = event_create(device);
+    for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
+    copy_to_device(compute, zero->segments, zero->plan.segments, (size_t)zero->plan.segments_total * sizeof(Segment));
+    zero_set_counters(zero, 0, 1.0, 1.0);
+    stream_synchronize(compute);
+}
+
+void zero_free(Zero *zero) {
+    for (int b = 0; zero->device && b < zero->plan.buckets; b++) {
+        event_destroy(zero->ready[b]);
+        event_destroy(zero->done[b]);
+    }
+    if (zero->device) {
+        event_destroy(zero->reduced);
+        event_destroy(zero->wait_start);
+        event_destroy(zero->wait_stop);
+        for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
+    }
+    free(zero->gather);
+    free(zero->leaf_start);
+    free(zero->units_missing);
+    free(zero->pending);
+    free(zero->ready);
+    free(zero->done);
+    free(zero->landed);
+    free(zero->pieces);
+    plan_free(&zero->plan);
+    Zero empty = {0};
+    *zero = empty;
+}
+
+floatX *zero_weight(const Zero *zero, int tensor) { return zero->weights + zero->plan.tensor_arena[tensor]; }
+float *zero_grad(const Zero *zero, int tensor) { return zero->grads + zero->plan.tensor_arena[tensor]; }
+
+void zero_masters_from_weights(Zero *zero) {
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        kernel_widen(zero->compute, zero->master + piece->state, zero->weights + piece->arena, piece->hi - piece->lo);
+    }
+}
+
+// --- the step --------------------------------------------------------------------------------------------------------------------
+
+// Communication that the compute stream waits for: on a GPU the wait for the other stream's event, on a CPU rank the communication itself.
+static void begin_exposed(Zero *zero) { event_record(zero->wait_start, zero->compute); }
+static void end_exposed(Zero *zero) {
+    event_record(zero->wait_stop, zero->compute);
+    zero->exposed_ms += event_elapsed_ms(zero->wait_start, zero->wait_stop);
+}
+
+double zero_take_exposed_ms(Zero *zero) {
+    double ms = zero->exposed_ms;
+    zero->exposed_ms = 0.0;
+    return ms;
+}
+
+static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
+    // Megatron's iteration counter is 0-based when the flag is compared.
+    bool quantise = zero->config->quantized_gradients && iteration - 1 >= zero->config->gradients_quantization_start_iteration;
+    return quantise ? &zero->wire : &zero->plain_wire;
+}
+
+WireBytes zero_wire_bytes(const Zero *zero, int64_t iteration) {
+    return plan_wire_bytes(&zero->plan, wire_at(zero, iteration), &zero->weight_wire);
+}
+
+void zero_begin(Zero *zero, int64_t iteration) {
+    zero->step = iteration;
+    for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
+    set_zero(zero->compute, zero->grads, (size_t)zero->plan.arena_elements * sizeof(float));
+    set_zero(zero->compute, zero->loss_sum, sizeof(float));
+}
+
+static void reduce_bucket(Zero *zero, int b) {
+    TlqStep step = {0};
+    step.plan = &zero->plan;
+    step.topology = zero->topology;
+    step.wire = *wire_at(zero, zero->step);
+    step.workspace = zero->tlq;
+    step.segments = zero->segments;
+    step.seed = (uint32_t)zero->config->seed;
+    step.step = (uint32_t)zero->step;
+    const Bucket *bucket = &zero->plan.bucket[b];
+    float *matrix_leaves = zero->leaves + zero->leaf_start[b];
+    float *tail_leaves = matrix_leaves + bucket->matrix_shard / HADAMARD_ORDER;
+    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena, matrix_leaves, tail_leaves, zero->comm, zero->traffic);
+    kernel_tree_sum(zero->traffic, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_shard / HADAMARD_ORDER);
+    kernel_tree_sum(zero->traffic, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, HADAMARD_ORDER));
+}
+
+void zero_grads_ready(Zero *zero, int unit) {
+    int b = zero->plan.unit_bucket[unit];
+    if (--zero->units_missing[b] > 0) return;
+    begin_exposed(zero);
+    timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
+    event_record(zero->ready[b], zero->compute);
+    stream_wait(zero->traffic, zero->ready[b]);
+    reduce_bucket(zero, b);
+    timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
+    if (zero->config->no_overlap) stream_synchronize(zero->traffic);
+    end_exposed(zero);
+}
+
+// Every rank adds the same records in the same order, so all reach the same verdict.
+static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
+    int rank = zero->topology->dp_rank;
+    kernel_step_record(zero->traffic, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
+    comm_all_gather(zero->comm, COMM_GROUP, zero->records, sizeof(StepRecord), zero->traffic);
+    Judge j = {0};
+    j.records = zero->records;
+    j.dp = zero->plan.dp;
+    j.clip_grad = (float)zero->config->clip_grad;
+    j.beta1 = (float)zero->config->adam_beta1;
+    j.beta2 = (float)zero->config->adam_beta2;
+    j.lr_if_applied = (float)lr_if_applied;
+    j.lr_if_skipped = (float)lr_if_skipped;
+    j.skip_non_finite = zero->config->check_for_nan_in_loss_and_grad;
+    kernel_judge(zero->traffic, zero->control, &j);
+}
+
+static QwdStep qwd_step(const Zero *zero, double weight_decay) {
+    QwdStep step = {0};
+    step.plan = &zero->plan;
+    step.topology = zero->topology;
+    step.wire = zero->weight_wire;
+    step.segments = zero->segments;
+    step.control = zero->control;
+    step.beta1 = (float)zero->config->adam_beta1;
+    step.beta2 = (float)zero->config->adam_beta2;
+    step.epsilon = (float)zero->config->adam_eps;
+    step.weight_decay = (float)weight_decay;
+    step.seed = (uint32_t)zero->config->seed;
+    step.step = (uint32_t)zero->step;
+    return step;
+}
+
+// Forward order: the first layers' weights are needed first.
+static void update_and_gather(Zero *zero, const QwdStep *step) {
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        const Bucket *bucket = &zero->plan.bucket[b];
+        floatX *weights = zero->weights + bucket->arena;
+        timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
+        qwd_update_bucket(step, b, zero->grads + bucket->arena, weights, zero->master + bucket->shard, zero->exp_avg + bucket->shard,
+                          zero->exp_avg_sq + bucket->shard, zero->gather[b], zero->traffic);
+        timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
+        begin_exposed(zero);
+        timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
+        qwd_gather_bucket(step, b, zero->gather[b], zero->comm, zero->traffic);
+        qwd_apply_bucket(step, b, weights, zero->gather[b], zero->traffic);
+        timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
+        event_record(zero->done[b], zero->traffic);
+        zero->pending[b] = true;
+        if (zero->config->no_overlap) zero_weights_wait(zero, bucket->first_unit);
+        end_exposed(zero);
+    }
+}
+
+void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay) {
+    timer_start(zero->timers, TIMER_OPTIMIZER, zero->traffic);
+    // The loss is the compute stream's last word of this step.
+    event_record(zero->reduced, zero->compute);
+    stream_wait(zero->traffic, zero->reduced);
+    timer_start(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->traffic);
+    judge(zero, lr_if_applied, lr_if_skipped);
+    timer_stop(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->traffic);
+    QwdStep step = qwd_step(zero, weight_decay);
+    update_and_gather(zero, &step);
+    int slot = (int)(zero->step % 2);
+    copy_to_host(zero->traffic, &zero->landed[slot], zero->control, sizeof(StepControl));
+    event_record(zero->landing[slot], zero->traffic);
+    // The next step clears the gradients on the compute stream: not before AdamW has read them.
+    stream_wait(zero->compute, zero->landing[slot]);
+    timer_stop(zero->timers, TIMER_OPTIMIZER, zero->traffic);
+}
+
+StepControl zero_verdict(Zero *zero, int which) {
+    int slot = (int)((zero->step - which) % 2);
+    event_synchronize(zero->landing[slot]);
+    return zero->landed[slot];
+}
+
+void zero_weights_wait(Zero *zero, int unit) {
+    int b = zero->plan.unit_bucket[unit];
+    if (!zero->pending[b]) return;
+    stream_wait(zero->compute, zero->done[b]);
+    zero->pending[b] = false;
+}
+
+void zero_weights_wait_all(Zero *zero) {
+    for (int u = 0; u < zero->plan.units; u++) zero_weights_wait(zero, u);
+}
+
+// --- figures over all ranks --------------------------------------------------------------------------------------------------------
+
+double zero_params_norm(Zero *zero, MPI_Comm group) {
+    double squares = 0.0;
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
+        float sum = 0.0f;
+        kernel_square_leaves(zero->compute, zero->leaves, zero->master + piece->state, piece->hi - piece->lo);
+        kernel_tree_sum(zero->compute, zero->piece_sums, zero->leaves, leaves);
+        copy_to_host(zero->compute, &sum, zero->piece_sums, sizeof sum);
+        stream_synchronize(zero->compute);
+        squares += sum;
+    }
+    MPI_Allreduce(MPI_IN_PLACE, &squares, 1, MPI_DOUBLE, MPI_SUM, group);
+    return sqrt(squares);
+}
+
+int64_t zero_count_zeros(Zero *zero, MPI_Comm group) {
+    int64_t zeros = 0;
+    set_zero(zero->compute, zero->zeros, sizeof(int64_t));
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        kernel_count_zeros(zero->compute, zero->zeros, zero->grads + piece->arena, piece->hi - piece->lo);
+    }
+    copy_to_host(zero->compute, &zeros, zero->zeros, sizeof zeros);
+    stream_synchronize(zero->compute);
+    MPI_Allreduce(MPI_IN_PLACE, &zeros, 1, MPI_INT64_T, MPI_SUM, group);
+    return zeros;
+}
+
+static uint64_t replica_hash(Zero *zero) {
+    uint64_t hash = 0;
+    zero_weights_wait_all(zero);
+    set_zero(zero->compute, zero->hash, sizeof hash);
+    kernel_replica_hash(zero->compute, zero->hash, zero->weights, 0, zero->plan.arena_elements);
+    copy_to_host(zero->compute, &hash, zero->hash, sizeof hash);
+    stream_synchronize(zero->compute);
+    return hash;
+}
+
+bool zero_verify_replicas(Zero *zero, MPI_Comm group, Error *err) {
+    int size = zero->plan.dp, differ = -1;
+    uint64_t own = replica_hash(zero);
+    uint64_t *all = (uint64_t *)xcalloc((size_t)size, sizeof own, "replica hashes");
+    MPI_Allgather(&own, 1, MPI_UINT64_T, all, 1, MPI_UINT64_T, group);
+    for (int r = 1; r < size && differ < 0; r++) {
+        if (all[r] != all[0]) differ = r;
+    }
+    uint64_t first = all[0], other = differ < 0 ? 0 : all[differ];
+    free(all);
+    if (differ < 0) return true;
+    return error_set(err, EXIT_COMMUNICATION, "the weights of rank %d (hash %016llx) differ from those of rank 0 (hash %016llx); restart from the last checkpoint", differ,
+                     (unsigned long long)other, (unsigned long long)first);
+}
+
+// --- checkpoints -------------------------------------------------------------------------------------------------------------------
+
+// Slices come piece by piece: the replica's, then (with the optimiser) master, exp_avg, exp_avg_sq: zero_fetch_slice relies on that order.
+ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool optimizer) {
+    int kinds = optimizer ? SLICE_KINDS : 1;
+    ZeroSlices out;
+    out.count = zero->piece_count * kinds;
+    out.slices = (Slice *)xcalloc((size_t)out.count + 1, sizeof(Slice), "the checkpoint's slices");
+    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+    for (int k = 0; k < kinds; k++) {
+        for (int i = 0; i < zero->piece_count; i++) {
+            Slice *slice = &out.slices[k * zero->piece_count + i];
+            slice->tensor = tensors[zero->pieces[i].tensor].name;
+            slice->kind = order[k];
+            slice->lo = zero->pieces[i].lo;
+            slice->hi = zero->pieces[i].hi;
+        }
+    }
+    return out;
+}
+
+// Device address and size of a piece's slice of one kind.
+static void *slice_memory(const Zero *zero, const Piece *piece, SliceKind kind, size_t *bytes) {
+    *bytes = (size_t)(piece->hi - piece->lo) * (size_t)slice_kind_bytes(kind);
+    switch (kind) {
+        case SLICE_MASTER: return zero->master + piece->state;
+        case SLICE_EXP_AVG: return zero->exp_avg + piece->state;
+        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state;
+        default: return zero->weights + piece->arena;
+    }
+}
+
+void zero_fetch_slice(void *context, int i, void *host) {
+    Zero *zero = (Zero *)context;
+    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+    size_t bytes;
+    void *memory = slice_memory(zero, &zero->pieces[i % zero->piece_count], order[i / zero->piece_count], &bytes);
+    zero_weights_wait_all(zero);
+    copy_to_host(zero->compute, host, memory, bytes);
+    stream_synchronize(zero->compute);
+}
+
+static bool restore_slice(Zero *zero, const Checkpoint *checkpoint, const char *name, SliceKind kind, int64_t lo, int64_t hi, void *memory, Error *err) {
+    Slice slice = {name, kind, lo, hi};
+    size_t bytes = (size_t)(hi - lo) * (size_t)slice_kind_bytes(kind);
+    void *host = xmalloc(bytes, "a checkpoint slice");
+    bool ok = checkpoint_read(checkpoint, &slice, host, err);
+    if (ok) copy_to_device(zero->compute, memory, host, bytes);
+    stream_synchronize(zero->compute);
+    free(host);
+    return ok;
+}
+
+bool zero_restore(Zero *zero, const Checkpoint *checkpoint, const CheckpointTensor *tensors, bool optimizer, Error *err) {
+    for (int i = 0; i < zero->plan.tensors; i++) {
+        int64_t numel = tensors[i].shape[0] * (tensors[i].dims > 1 ? tensors[i].shape[1] : 1);
+        if (!restore_slice(zero, checkpoint, tensors[i].name, SLICE_WEIGHT, 0, numel, zero_weight(zero, i), err)) return false;
+    }
+    if (!optimizer) {
+        zero_masters_from_weights(zero);
+        return true;
+    }
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
+            size_t bytes;
+            void *memory = slice_memory(zero, piece, (SliceKind)kind, &bytes);
+            if (!restore_slice(zero, checkpoint, tensors[piece->tensor].name, (SliceKind)kind, piece->lo, piece->hi, memory, err)) return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,103 @@
+// ZeRO-1: every rank holds all weights and gradients but the optimiser state of 1/dp of each bucket. This module owns the arenas, reduces a bucket's
+// gradients as soon as they are complete, judges the step, runs AdamW on the own shard and brings every replica up to date, baseline or SDP4Bit.
+// Called by train_gpt.cu; uses sdp4bit/tlq_hs.h and qwd.h for what travels.
+#pragma once
+#include "llmc/arena.h"
+#include "llmc/checkpoint.h"
+#include "llmc/comm.h"
+#include "llmc/config.h"
+#include "llmc/timers.h"
+#include "sdp4bit/qwd.h"
+#include "sdp4bit/tlq_hs.h"
+LLMC_BEGIN
+
+// A run of elements of one tensor in this rank's shard: tensor elements [lo, hi) lie at arena position `arena` and at state position `state`.
+typedef struct Piece {
+    int tensor;
+    int64_t lo, hi, arena, state;
+} Piece;
+
+typedef struct Zero {
+    const Config *config;
+    const Topology *topology;
+    Plan plan;
+    GradWire plain_wire;   // before --gradients-quantization-start-iteration, and when gradients are not quantised
+    GradWire wire;         // as the flags say
+    WeightWire weight_wire;
+    Device *device;
+    Comm *comm;
+    Timers *timers;
+    Stream *compute, *traffic;      // forward, backward and AdamW | collectives and their kernels
+    Event **ready, **done;          // (buckets) gradients complete / gathered weights applied
+    Event *reduced;                 // all reductions of the step
+    Event *wait_start, *wait_stop;  // around what the compute stream waits for
+    double exposed_ms;              // communication that the compute stream waited for since zero_take_exposed_ms
+    // device memory, reserved in the memory plan
+    floatX *weights;                // (plan.arena_elements)
+    float *grads;                   // (plan.arena_elements)
+    float *master, *exp_avg, *exp_avg_sq;  // (plan.shard_elements)
+    Segment *segments;              // (plan.segments_total)
+    float *leaves;                  // norm leaves: matrix leaves then tail leaves, bucket by bucket
+    float *piece_sums;              // (2 * buckets)
+    StepRecord *records;            // (dp)
+    StepControl *control;           // (1)
+    float *loss_sum;                // (1) mean loss of this rank's micro-batches, accumulated by the model
+    uint64_t *hash;                 // (1)
+    int64_t *zeros;                 // (1)
+    TlqWorkspace tlq;
+    uint8_t **gather;               // (buckets) gather buffers
+    // host
+    int64_t *leaf_start;            // (buckets) first leaf
+    int *units_missing;             // (buckets) layers whose gradients are still to come in this backward
+    bool *pending;                  // (buckets) gathered weights not yet waited for
+    Piece *pieces;                  // (piece_count)
+    int piece_count;
+    int64_t step;                   // iteration, 1-based, of the step in progress
+    StepControl *landed;            // (2) host copies of the last two steps' verdicts
+    Event *landing[2];
+} Zero;
+
+// Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
+bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err);
+// After arena_allocate: uploads tables, creates events. weights must be filled next, then zero_masters_from_weights or zero_restore.
+void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream *traffic, Timers *timers);
+void zero_free(Zero *zero);
+void zero_masters_from_weights(Zero *zero);
+
+// A step, in this order. zero_begin clears gradients and loss. iteration is 1-based.
+void zero_begin(Zero *zero, int64_t iteration);
+// The gradients of unit (layer) `unit` are complete in this backward: when its bucket is, the reduction starts. Called in the last micro-batch only.
+void zero_grads_ready(Zero *zero, int unit);
+// Norm, verdict, AdamW, and the gathers in forward order. Learning rates for the case that the previous step was applied or skipped.
+void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay);
+// The verdict of the step that zero_update finished, waited for: which is 0 for the latest step, 1 for the one before.
+StepControl zero_verdict(Zero *zero, int which);
+
+// The only way to the weights: makes the compute stream wait for the bucket of this unit if a gather is still on its way. Idempotent.
+void zero_weights_wait(Zero *zero, int unit);
+void zero_weights_wait_all(Zero *zero);
+// Pointers into the arenas. Weights may be read after zero_weights_wait only.
+floatX *zero_weight(const Zero *zero, int tensor);
+float *zero_grad(const Zero *zero, int tensor);
+
+// Bytes this rank would send per step by the plan, with the wire of this iteration.
+WireBytes zero_wire_bytes(const Zero *zero, int64_t iteration);
+double zero_take_exposed_ms(Zero *zero);
+// Norm of the masters and number of zeros in the reduced gradient, over all ranks (--log-params-norm, --log-num-zeros-in-grad). Collective, synchronises.
+double zero_params_norm(Zero *zero, MPI_Comm group);
+int64_t zero_count_zeros(Zero *zero, MPI_Comm group);
+// Compares all replicas by their position-keyed hash. Collective. Error (EXIT_COMMUNICATION) names the ranks that differ.
+bool zero_verify_replicas(Zero *zero, MPI_Comm group, Error *err);
+
+// What this rank saves, as slices of the named tensors: masters, moments (optimizer) and its 1/dp of the replica. fetch copies one to the host.
+typedef struct ZeroSlices {
+    Slice *slices;   // (count)
+    int count;
+} ZeroSlices;
+ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool optimizer);
+void zero_fetch_slice(void *zero, int i, void *host);  // context for CheckpointSave.fetch: the Zero
+// Loads replicas, and masters and moments when `optimizer`; otherwise masters become float(replica) and moments 0.
+bool zero_restore(Zero *zero, const Checkpoint *checkpoint, const CheckpointTensor *tensors, bool optimizer, Error *err);
+void zero_set_counters(Zero *zero, int64_t adam_steps, double beta1_power, double beta2_power);
+
+LLMC_END

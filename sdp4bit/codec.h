@@ -1,0 +1,195 @@
+// THE definition of SDP4Bit's numbers: quantise, dequantise, the Hadamard transform, the random bits, the summation tree of the norm.
+// Inline for host and device, so that CPU ranks and GPUs compute the same bits. Everything on the wire follows from this file and
+// plan.h; sdp4bit/README.md explains it with a worked example. Included by kernels_cpu.c, kernels_cuda.cu, llmc/dtype.h and the tests.
+//
+// Exact regime: every operation below is an IEEE-754 fp32 operation rounded to nearest even, never contracted into an FMA, with
+// denormals kept. Host code is built with -ffp-contract=off; device code spells the rounding (f32_mul and its kin).
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+// One of the four places where the design allows a preprocessor conditional: marks a function for host and device.
+#ifdef __CUDACC__
+#define HD_FN static __host__ __device__ __forceinline__
+#else
+#define HD_FN static inline
+#endif
+
+// --- IEEE arithmetic spelled so that no compiler flag can change it -------------------------------------------------------------
+
+#ifdef __CUDA_ARCH__
+HD_FN float f32_mul(float a, float b) { return __fmul_rn(a, b); }
+HD_FN float f32_add(float a, float b) { return __fadd_rn(a, b); }
+HD_FN float f32_sub(float a, float b) { return __fsub_rn(a, b); }
+HD_FN float f32_div(float a, float b) { return __fdiv_rn(a, b); }
+HD_FN float f32_sqrt(float a) { return __fsqrt_rn(a); }
+HD_FN uint32_t f32_bits(float x) { return __float_as_uint(x); }
+HD_FN float f32_from_bits(uint32_t u) { return __uint_as_float(u); }
+HD_FN uint32_t mul_hi32(uint32_t a, uint32_t b) { return __umulhi(a, b); }
+#else
+HD_FN float f32_mul(float a, float b) { return a * b; }
+HD_FN float f32_add(float a, float b) { return a + b; }
+HD_FN float f32_sub(float a, float b) { return a - b; }
+HD_FN float f32_div(float a, float b) { return a / b; }
+HD_FN float f32_sqrt(float a) { return sqrtf(a); }
+HD_FN uint32_t f32_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+HD_FN float f32_from_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+HD_FN uint32_t mul_hi32(uint32_t a, uint32_t b) { return (uint32_t)(((uint64_t)a * b) >> 32); }
+#endif
+
+// bfloat16, round to nearest even; every NaN becomes the quiet NaN 0x7FC0 with its sign kept.
+HD_FN uint16_t bf16_from_float(float x) {
+    uint32_t u = f32_bits(x);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+    return (uint16_t)(nan ? ((u >> 16) & 0x8000u) | 0x7FC0u : rounded);
+}
+HD_FN float bf16_to_float(uint16_t h) { return f32_from_bits((uint32_t)h << 16); }
+
+// --- random bits: Philox4x32-10 (Salmon et al., SC'11) ---------------------------------------------------------------------------
+
+typedef struct Philox4 {
+    uint32_t v[4];
+} Philox4;
+
+HD_FN Philox4 philox4x32_10(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+    for (int round = 0; round < 10; round++) {
+        uint32_t hi0 = mul_hi32(0xD2511F53u, c0), lo0 = 0xD2511F53u * c0;
+        uint32_t hi1 = mul_hi32(0xCD9E8D57u, c2), lo1 = 0xCD9E8D57u * c2;
+        c0 = hi1 ^ c1 ^ key0;
+        c1 = lo1;
+        c2 = hi0 ^ c3 ^ key1;
+        c3 = lo0;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    Philox4 out = {{c0, c1, c2, c3}};
+    return out;
+}
+
+// What a stream of rounding bits is for: part of the key, so that no two uses share bits.
+enum { PURPOSE_GRAD_LEVEL1 = 1, PURPOSE_GRAD_LEVEL2 = 2, PURPOSE_WEIGHT = 3, PURPOSE_DROPOUT = 4, PURPOSE_INIT = 5, PURPOSE_SAMPLE = 6, PURPOSE_DATA = 7 };
+
+// Names one stream of rounding bits. source: the dp rank at level 1, the node at level 2, 0 for weights. Without the source the
+// ranks' rounding errors would correlate and not average out.
+typedef struct RoundingKey {
+    uint32_t seed, step, purpose, source;
+} RoundingKey;
+
+// The 16-bit random numbers of the 8 elements logical offset 8*block .. 8*block+7: element e uses half e&1 (low half first) of word e>>1.
+HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
+    return philox4x32_10(key.seed, key.purpose, (uint32_t)block, (uint32_t)(block >> 32), key.step, key.source);
+}
+HD_FN uint32_t rounding_bits_element(Philox4 bits, int e) { return (bits.v[e >> 1] >> (16 * (e & 1))) & 0xFFFFu; }
+
+// --- Hadamard transform of order 32 (paper section 3.3) --------------------------------------------------------------------------
+
+// Unnormalised Sylvester transform of 32 values in place: stages 1, 2, 4, 8, 16, the difference in the upper lane. Applying it twice
+// multiplies by 32; the receiver's last stage multiplies by HADAMARD_INVERSE once.
+#define HADAMARD_ORDER 32
+#define HADAMARD_INVERSE 0.03125f
+HD_FN void hadamard32(float *x) {
+    for (int stride = 1; stride < HADAMARD_ORDER; stride *= 2) {
+        for (int i = 0; i < HADAMARD_ORDER; i++) {
+            if (i & stride) continue;
+            float lower = x[i], upper = x[i + stride];
+            x[i] = f32_add(lower, upper);
+            x[i + stride] = f32_sub(lower, upper);
+        }
+    }
+}
+
+// --- codecs ----------------------------------------------------------------------------------------------------------------------
+
+// What travels for one element. FP32 and BF16 have no groups and no scales. A further codec is one more row here and in codec_table.
+typedef enum Codec { CODEC_FP32 = 0, CODEC_BF16 = 1, CODEC_INT8 = 2, CODEC_INT4 = 3, CODECS = 4 } Codec;
+typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
+
+typedef struct CodecInfo {
+    const char *name;
+    int bits;    // per element
+    int levels;  // largest code L: codes are -L..L; 0 for a codec without groups
+} CodecInfo;
+
+HD_FN CodecInfo codec_info(int codec) {
+    CodecInfo row = {"fp32", 32, 0};
+    if (codec == CODEC_BF16) { row.name = "bf16"; row.bits = 16; }
+    if (codec == CODEC_INT8) { row.name = "int8"; row.bits = 8; row.levels = 127; }
+    if (codec == CODEC_INT4) { row.name = "int4"; row.bits = 4; row.levels = 7; }
+    return row;
+}
+
+// Symmetric absmax quantiser of one group (paper section 2.2; fp32 scale m/L). `largest` is the group's max |x| as bits:
+// the unsigned maximum of f32_bits(x) & 0x7FFFFFFF, which orders finite values, infinities and NaNs correctly.
+typedef struct GroupScale {
+    float scale;   // sent: m / L; 0 for a group below the normal range; NaN (0x7FC00000) for a group with a non-finite value
+    float lift;    // v = (x * lift) * inverse lies in [-L, L]; lift is 1, or 2^24 where L / m would overflow
+    float inverse; // 0 where scale is 0 or NaN: every code is then 0
+} GroupScale;
+
+HD_FN GroupScale group_scale(uint32_t largest, int levels) {
+    GroupScale g = {0.0f, 1.0f, 0.0f};
+    if (largest >= 0x7F800000u) {
+        g.scale = f32_from_bits(0x7FC00000u);
+        return g;
+    }
+    if (largest < 0x00800000u) return g;
+    float m = f32_from_bits(largest);
+    g.scale = f32_div(m, (float)levels);
+    if (largest < 0x0D800000u) g.lift = 16777216.0f;  // m < 2^-100
+    g.inverse = f32_div((float)levels, f32_mul(m, g.lift));
+    return g;
+}
+
+// The value to be rounded; 0 for groups that send zero codes, whatever x is.
+HD_FN float group_scaled(float x, GroupScale g) { return g.inverse == 0.0f ? 0.0f : f32_mul(f32_mul(x, g.lift), g.inverse); }
+
+HD_FN int clamp_code(int q, int levels) { return q > levels ? levels : (q < -levels ? -levels : q); }
+
+// Round to nearest, ties to even.
+HD_FN int code_nearest(float v, int levels) { return clamp_code((int)rintf(v), levels); }
+
+// Stochastic: the upper neighbour with probability frac(v), decided by an integer compare with 16 random bits.
+HD_FN int code_stochastic(float v, int levels, uint32_t random16) {
+    float low = floorf(v);
+    uint32_t threshold = (uint32_t)rintf(f32_mul(f32_sub(v, low), 65536.0f));
+    return clamp_code((int)low + (random16 < threshold ? 1 : 0), levels);
+}
+
+HD_FN float code_value(int q, float scale) { return f32_mul((float)q, scale); }
+
+// int4: two codes a byte, two's complement nibbles, the even-index element in bits 3..0, the odd one in bits 7..4.
+HD_FN uint8_t int4_pack(int even, int odd) { return (uint8_t)((even & 0xF) | ((odd & 0xF) << 4)); }
+HD_FN int int4_even(uint8_t byte) { return (int)(byte & 0xF) - ((byte & 0x8) << 1); }
+HD_FN int int4_odd(uint8_t byte) { return (int)(byte >> 4) - ((byte & 0x80) >> 3); }
+
+// --- the norm's summation tree ---------------------------------------------------------------------------------------------------
+
+// Sums n <= 2^k values as a perfect binary tree over adjacent pairs, missing values being 0: the tree a GPU computes by adding in a
+// thread, across lanes, then across blocks, whatever the granularity. Destroys x. For leaves of 32 use n = 32.
+HD_FN float tree_sum32(float *x) {
+    for (int stride = 1; stride < 32; stride *= 2) {
+        for (int i = 0; i < 32; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);
+    }
+    return x[0];
+}
+
+// --- replica hash ----------------------------------------------------------------------------------------------------------------
+
+// 64-bit mix of one weight's bits and its position in the arena; a replica's hash is the sum modulo 2^64 over all weights, so any
+// order and any split of the work gives the same number. Finaliser of splitmix64 (Steele, Lea, Flood 2014).
+HD_FN uint64_t replica_mix(uint64_t position, uint32_t bits) {
+    uint64_t z = (position + 1) * 0x9E3779B97F4A7C15ull + bits;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}

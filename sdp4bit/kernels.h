@@ -1,0 +1,153 @@
+// The fused kernels of the exact regime: everything between a rank's local gradients and the replicas' weights, defined to the bit by codec.h and plan.h.
+// kernels_cpu.c implements them for CPU ranks and is the reference; a CUDA file implements them for GPUs with the same bits. Called by
+// tlq_hs.c, qwd.c and llmc/zero.c. All pointers are device memory unless marked host; all calls are asynchronous on their stream.
+#pragma once
+#include "llmc/device.h"
+#include "llmc/dtype.h"
+#include "sdp4bit/plan.h"
+LLMC_BEGIN
+
+// Maps positions of a bucket's matrix part to tensors: pads and logical offsets. count may be 0 (a bucket without matrices).
+typedef struct SegmentTable {
+    const Segment *segment;  // (count) ordered by start
+    int count;
+} SegmentTable;
+
+// What the judge decides once per step, kept in device memory so that nothing in a step waits for the host.
+typedef struct StepControl {
+    double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
+    int64_t adam_steps;               // successful steps, this one included when applied
+    float loss;                       // mean over the dp ranks
+    float grad_norm;                  // before clipping
+    float clip_coefficient;           // multiplies every gradient
+    float learning_rate;
+    float bias_correction1, bias_correction2;  // 1 - beta^t
+    int32_t applied;                  // 0: this step is skipped on every rank
+    int32_t unused;
+} StepControl;
+
+// What one rank contributes to the judgement; gathered from all ranks in rank order.
+typedef struct StepRecord {
+    double sum_squares;  // of its shard of the reduced gradient
+    double loss;         // its mean loss over the step's micro-batches
+} StepRecord;
+
+// Level 1 of the gradient reduction (or the only level): scale by 1/dp, Hadamard, quantise. Partition p = i * slots + slot goes to destination
+// `slot` as its i-th partition: slots = D, i = node at two levels; slots = dp and one partition per slot at a single level.
+// The message to oneself is written to self_slot and never sent.
+typedef struct QuantizePartitions {
+    const float *grads;       // (bucket->matrix + bucket->tail) the rank's local gradients
+    Bucket bucket;
+    SegmentTable table;
+    int64_t lo, hi;           // chunk of every partition's matrix piece
+    float scale;              // 1 / dp
+    bool hadamard;
+    int codec, group, tail_codec, rounding;
+    RoundingKey key;
+    int slots, self;
+    uint8_t *send;            // (slots) messages, message.bytes apart; slot `self` is left untouched
+    uint8_t *self_slot;       // where the own message goes: the receive buffer
+    MessageLayout message;    // message.partitions per slot
+} QuantizePartitions;
+void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a);
+
+// Between the levels: sum the sources' level-1 messages in source order in fp32, quantise the sums for level 2. Stays in the transform domain.
+typedef struct SumRequantize {
+    const uint8_t *received;  // (sources) level-1 messages, in.bytes apart
+    int sources;
+    MessageLayout in;         // in.partitions = nodes
+    int in_codec, in_group;
+    int local, per_node;      // partition i of the message is the shard of rank i * per_node + local
+    Bucket bucket;
+    SegmentTable table;
+    int64_t lo, hi;
+    int codec, group, tail_codec, rounding;
+    RoundingKey key;
+    int self;                 // own node: its message goes to self_slot
+    uint8_t *send;            // (nodes) level-2 messages, out.bytes apart
+    uint8_t *self_slot;
+    MessageLayout out;        // out.partitions = 1
+} SumRequantize;
+void kernel_sum_requantize(Stream *s, const SumRequantize *a);
+
+// The last level: sum the sources in order, inverse Hadamard, mask pads, store this rank's shard of the reduced gradient in place, and the leaves
+// of the norm's tree: leaf j of a piece is tree_sum32 of the squares of its elements 32j .. 32j+31.
+typedef struct SumFinal {
+    const uint8_t *received;  // (sources) messages, in.bytes apart, one partition each
+    int sources;
+    MessageLayout in;
+    int codec, group, tail_codec;
+    bool hadamard;
+    int rank;                 // whose shard this is
+    Bucket bucket;
+    SegmentTable table;
+    int64_t lo, hi;
+    float *grads;             // (bucket->matrix + bucket->tail): the rank's windows are overwritten
+    float *matrix_leaves;     // (matrix_shard / 32) the norm's leaves of the matrix piece
+    float *tail_leaves;       // (ceil(tail_shard / 32)) written with the chunk that carries the tail
+} SumFinal;
+void kernel_sum_final(Stream *s, const SumFinal *a);
+
+// dp = 1: the local gradients are the reduced ones; only the leaves of n values at x (n of any size, missing values are 0).
+void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n);
+// *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
+void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
+// record->sum_squares = the pieces' sums added in order in double; record->loss = *loss.
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss);
+
+typedef struct Judge {
+    const StepRecord *records;  // (dp) in rank order
+    int dp;
+    float clip_grad;            // 0: no clipping
+    float beta1, beta2;
+    // The host knows a step's verdict one step late, so it offers both learning rates: after an applied or after a skipped last step.
+    float lr_if_applied, lr_if_skipped;
+    bool skip_non_finite;       // a non-finite loss or norm makes applied = 0
+} Judge;
+// Adds the records in rank order in double; sets norm, clip coefficient clip / (norm + 1e-6) where below 1, the verdict, Adam's counters and corrections.
+void kernel_judge(Stream *s, StepControl *control, const Judge *a);
+
+// AdamW on this rank's shard of one bucket, fused with what the gather sends. Update (Apex FusedAdam, adam_w mode), fp32:
+//   g = grad * clip; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g g; p -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd p), wd on matrices only.
+// Then, matrices: CODEC_INT*: quantise p - float(w) (difference) or p (direct) by groups; CODEC_BF16 / FP32: p rounded. Tail: p rounded.
+// A skipped step leaves everything as it is and sends zero codes and zero scales (or the unchanged rounded p).
+typedef struct UpdateShard {
+    const StepControl *control;
+    float beta1, beta2, epsilon, weight_decay;
+    int rank;
+    Bucket bucket;
+    SegmentTable table;
+    const float *grads;                      // (bucket->matrix + bucket->tail) reduced in this rank's windows
+    const floatX *weights;                   // (bucket->matrix + bucket->tail) the replica
+    float *master, *exp_avg, *exp_avg_sq;    // (matrix_shard + tail_shard)
+    int codec, group, rounding;
+    bool difference;
+    RoundingKey key;
+    uint8_t *codes;                          // (message.codes_stride) codes or rounded weights
+    float *scales;                           // (message.groups)
+    uint8_t *tail;                           // (tail_shard) floatX
+} UpdateShard;
+void kernel_update_shard(Stream *s, const UpdateShard *a);
+
+// Every replica, the owner's too, applies the gathered messages: w = floatX(float(w) + q * scale) (difference), floatX(q * scale) (direct), or the
+// weights themselves. Nothing changes when the step was skipped.
+typedef struct ApplyWeights {
+    const StepControl *control;
+    Bucket bucket;
+    const uint8_t *messages;  // (per_node, nodes) messages, message.bytes apart: [local][node] holds the shard of rank node * per_node + local
+    int nodes, per_node;
+    MessageLayout message;
+    int codec, group;
+    bool difference;
+    floatX *weights;          // (bucket->matrix + bucket->tail)
+} ApplyWeights;
+void kernel_apply_weights(Stream *s, const ApplyWeights *a);
+
+// *hash += sum of replica_mix(position, bits) over n weights whose first has arena position `first`.
+void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n);
+// master = float(weights): the first masters, or those of a run that loads weights only. n elements.
+void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
+// Counts zeros of n values into *count (accumulates), for --log-num-zeros-in-grad.
+void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n);
+
+LLMC_END

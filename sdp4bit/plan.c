@@ -1,0 +1,203 @@
+// Layout arithmetic: see plan.h.
+#include "sdp4bit/plan.h"
+
+#include <stdlib.h>
+
+#include "llmc/dtype.h"
+
+int64_t plan_border(int group_a, int group_b, int group_c) {
+    int64_t border = HADAMARD_ORDER;
+    if (group_a) border = lcm64(border, group_a);
+    if (group_b) border = lcm64(border, group_b);
+    if (group_c) border = lcm64(border, group_c);
+    return border;
+}
+
+static bool check_input(const PlanTensor *tensors, int count, const PlanOptions *options, Error *err) {
+    if (count < 1 || options->nodes < 1 || options->per_node < 1 || options->bucket_elements < 1 || options->border < 1 ||
+        options->chunk_border < 1 || options->border % options->chunk_border) {
+        return error_set(err, EXIT_USAGE, "the layout needs at least one tensor, one node, one rank and a positive bucket size");
+    }
+    for (int i = 0; i < count; i++) {
+        if (tensors[i].numel < 1 || tensors[i].unit < (i ? tensors[i - 1].unit : 0)) {
+            return error_set(err, EXIT_USAGE, "tensor %d of the layout is empty or out of order", i);
+        }
+    }
+    return true;
+}
+
+// Decides which units share a bucket: unit_bucket[u]. Greedy in forward order.
+static int merge_units(Plan *plan, const PlanTensor *tensors, int count) {
+    int64_t least = 16 * plan->dp * plan->options.border;
+    int64_t *size = (int64_t *)xcalloc((size_t)plan->units, sizeof *size, "the bucket plan");
+    for (int i = 0; i < count; i++) size[tensors[i].unit] += tensors[i].numel;
+    int bucket = 0;
+    int64_t filled = 0;
+    for (int u = 0; u < plan->units; u++) {
+        if (filled >= least && filled + size[u] > plan->options.bucket_elements) {
+            bucket++;
+            filled = 0;
+        }
+        plan->unit_bucket[u] = bucket;
+        filled += size[u];
+    }
+    // A last bucket below the minimum joins the one before it.
+    if (bucket > 0 && filled < least) {
+        for (int u = 0; u < plan->units; u++) {
+            if (plan->unit_bucket[u] == bucket) plan->unit_bucket[u] = bucket - 1;
+        }
+        bucket--;
+    }
+    free(size);
+    return bucket + 1;
+}
+
+// Lays the matrices (or the 1-D tensors) of one bucket back to back; returns the unpadded end of the part.
+static int64_t place_part(Plan *plan, const PlanTensor *tensors, const int64_t *logical, int b, bool matrices, int64_t align, int *next) {
+    int64_t at = 0;
+    for (int i = 0; i < plan->tensors; i++) {
+        if (plan->tensor_bucket[i] != b || tensors[i].matrix != matrices) continue;
+        at = round_up64(at, align);
+        Segment segment = {at, tensors[i].numel, logical[i], i};
+        plan->segments[(*next)++] = segment;
+        at += tensors[i].numel;
+    }
+    return at;
+}
+
+static void place_bucket(Plan *plan, const PlanTensor *tensors, const int64_t *logical, int b, int *next) {
+    Bucket *bucket = &plan->bucket[b];
+    bucket->first_segment = *next;
+    int64_t end = place_part(plan, tensors, logical, b, true, plan->options.border, next);
+    bucket->segments = *next - bucket->first_segment;
+    bucket->matrix = round_up64(end, plan->dp * plan->options.border);
+    bucket->matrix_shard = bucket->matrix / plan->dp;
+
+    bucket->first_tail = *next;
+    end = place_part(plan, tensors, logical, b, false, TAIL_ALIGN, next);
+    bucket->tails = *next - bucket->first_tail;
+    bucket->tail = round_up64(end, (int64_t)plan->dp * TAIL_ALIGN);
+    bucket->tail_shard = bucket->tail / plan->dp;
+
+    bucket->arena = plan->arena_elements;
+    bucket->shard = plan->shard_elements;
+    plan->arena_elements += round_up64(bucket->matrix + bucket->tail, 128);  // buckets start on 256 bytes of bf16
+    plan->shard_elements += round_up64(bucket->matrix_shard + bucket->tail_shard, 64);
+    for (int i = 0; i < bucket->segments + bucket->tails; i++) {
+        const Segment *segment = &plan->segments[bucket->first_segment + i];
+        plan->tensor_arena[segment->tensor] = bucket->arena + (i < bucket->segments ? 0 : bucket->matrix) + segment->start;
+    }
+}
+
+bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err) {
+    if (!check_input(tensors, count, options, err)) return false;
+    Plan fresh = {0};
+    *plan = fresh;
+    plan->options = *options;
+    plan->dp = options->nodes * options->per_node;
+    plan->tensors = count;
+    plan->units = tensors[count - 1].unit + 1;
+    plan->tensor_arena = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
+    plan->tensor_bucket = (int *)xcalloc((size_t)count, sizeof(int), "the tensor table");
+    plan->unit_bucket = (int *)xcalloc((size_t)plan->units, sizeof(int), "the bucket plan");
+    plan->segments = (Segment *)xcalloc((size_t)count, sizeof(Segment), "the segment table");
+    plan->segments_total = count;
+    plan->buckets = merge_units(plan, tensors, count);
+    plan->bucket = (Bucket *)xcalloc((size_t)plan->buckets, sizeof(Bucket), "the bucket plan");
+
+    int64_t *logical = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
+    int64_t offset = 0;
+    for (int i = 0; i < count; i++) {
+        logical[i] = offset;
+        offset += round_up64(tensors[i].numel, HADAMARD_ORDER);
+        plan->tensor_bucket[i] = plan->unit_bucket[tensors[i].unit];
+        plan->parameters += tensors[i].numel;
+        if (!tensors[i].matrix) plan->tail_parameters += tensors[i].numel;
+    }
+    int next = 0;
+    for (int b = 0; b < plan->buckets; b++) place_bucket(plan, tensors, logical, b, &next);
+    for (int u = plan->units - 1; u >= 0; u--) plan->bucket[plan->unit_bucket[u]].first_unit = u;
+    for (int u = 0; u < plan->units; u++) plan->bucket[plan->unit_bucket[u]].end_unit = u + 1;
+    free(logical);
+    return true;
+}
+
+void plan_free(Plan *plan) {
+    free(plan->bucket);
+    free(plan->segments);
+    free(plan->tensor_arena);
+    free(plan->tensor_bucket);
+    free(plan->unit_bucket);
+    Plan empty = {0};
+    *plan = empty;
+}
+
+MessageLayout message_layout(int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements) {
+    MessageLayout m = {0};
+    m.elements = elements;
+    m.partitions = partitions;
+    m.tail_elements = tail_elements;
+    m.groups = codec_info(codec).levels ? elements / group : 0;
+    m.codes_stride = elements * codec_info(codec).bits / 8;
+    m.scales_stride = m.groups * (int64_t)sizeof(float);
+    m.tail_stride = tail_elements * codec_info(tail_codec).bits / 8;
+    m.scales = round_up64(m.codes_stride * partitions, MESSAGE_ALIGN);
+    m.tail = m.scales + round_up64(m.scales_stride * partitions, MESSAGE_ALIGN);
+    m.bytes = m.tail + round_up64(m.tail_stride * partitions, MESSAGE_ALIGN);
+    return m;
+}
+
+void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi) {
+    int64_t unit = plan->options.chunk_border;
+    int64_t units = bucket->matrix_shard / unit;
+    *lo = units * k / chunks * unit;
+    *hi = units * (k + 1) / chunks * unit;
+}
+
+void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k, MessageLayout *level1, MessageLayout *level2) {
+    MessageLayout none = {0};
+    int nodes = plan->options.nodes, per_node = plan->options.per_node;
+    int64_t lo, hi, tail = k == 0 ? bucket->tail_shard : 0;
+    plan_chunk(plan, bucket, wire->chunks, k, &lo, &hi);
+    *level1 = *level2 = none;
+    if (per_node > 1) *level1 = message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes, wire->tail_codec, tail);
+    if (nodes > 1) *level2 = message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail);
+}
+
+MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) {
+    return message_layout(wire->codec, wire->group, bucket->matrix_shard, 1, FLOATX_CODEC, bucket->tail_shard);
+}
+
+WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight) {
+    WireBytes sum = {0};
+    int64_t nodes = plan->options.nodes, per_node = plan->options.per_node;
+    for (int b = 0; b < plan->buckets; b++) {
+        for (int k = 0; k < grad->chunks; k++) {
+            MessageLayout level1, level2;
+            plan_grad_messages(plan, &plan->bucket[b], grad, k, &level1, &level2);
+            sum.grad_intra += (per_node - 1) * level1.bytes;
+            sum.grad_inter += (nodes - 1) * level2.bytes;
+        }
+        int64_t bytes = plan_weight_message(&plan->bucket[b], weight).bytes;
+        sum.weight_inter += (nodes - 1) * bytes;
+        sum.weight_intra += (per_node - 1) * nodes * bytes;
+    }
+    return sum;
+}
+
+// Bytes per element with its share of the scale.
+static double element_bytes(int codec, int group) {
+    CodecInfo info = codec_info(codec);
+    return info.bits / 8.0 + (info.levels ? 4.0 / group : 0.0);
+}
+
+WireFormula plan_wire_formula(const Plan *plan, const GradWire *grad, const WeightWire *weight) {
+    double nodes = plan->options.nodes, per_node = plan->options.per_node;
+    double n = (double)(plan->parameters - plan->tail_parameters);
+    WireFormula f;
+    f.grad_intra = n * element_bytes(grad->intra_codec, grad->intra_group) * (per_node - 1) / per_node;
+    f.grad_inter = n * element_bytes(grad->inter_codec, grad->inter_group) * (nodes - 1) / (nodes * per_node);
+    f.weight_inter = n * element_bytes(weight->codec, weight->group) * (nodes - 1) / (nodes * per_node);
+    f.weight_intra = n * element_bytes(weight->codec, weight->group) * (per_node - 1) / per_node;
+    return f;
+}

@@ -1,0 +1,121 @@
+// Pure integers: who owns what, where groups and pads lie, what each message looks like, how many bytes a step sends. Needs no
+// device, no MPI and no data, so --plan and the tests use it alone. Called by zero.c, tlq_hs.c, qwd.c and --plan.
+//
+// One arena holds all parameters (a second one, of the same shape, the gradients). It is cut into buckets of whole layers:
+//
+//   bucket = [ matrices, each starting on a group border, padded to dp x border | 1-D tensors, padded to dp x TAIL_ALIGN ]
+//              matrix part: quantised                                            tail: never quantised
+//
+// Rank r owns the r-th of dp equal pieces of each part of every bucket (ZeRO-1). With N nodes of D ranks, rank r = node * D + local.
+#pragma once
+#include "llmc/base.h"
+#include "sdp4bit/codec.h"
+LLMC_BEGIN
+
+enum { TAIL_ALIGN = 8 };       // elements; a rank's tail piece is a multiple of it
+enum { MESSAGE_ALIGN = 16 };   // bytes; sections of a message start on it
+
+typedef struct PlanTensor {
+    int64_t numel;
+    bool matrix;  // 2-D or more: quantised and decayed; else it goes to the tail
+    int unit;     // layers in forward order: 0 the embeddings, then one per transformer layer; non-decreasing over the tensors
+} PlanTensor;
+
+// Where one tensor lies inside its bucket's part. logical: offset of the tensor's first element for the rounding bits: tensors in order, each
+// rounded up to 32, without any padding that depends on dp or group sizes.
+typedef struct Segment {
+    int64_t start, numel, logical;
+    int64_t tensor;
+} Segment;
+
+typedef struct Bucket {
+    int first_unit, end_unit;            // layers [first, end)
+    int64_t arena;                       // first element in the arenas; the tail starts at arena + matrix
+    int64_t matrix, tail;                // padded lengths of the two parts
+    int64_t matrix_shard, tail_shard;    // a rank's piece of each
+    int64_t shard;                       // first element in a rank's optimiser-state arena: matrix piece, then tail piece
+    int first_segment, segments;         // plan->segments, matrices
+    int first_tail, tails;               // plan->segments, 1-D tensors
+} Bucket;
+
+typedef struct PlanOptions {
+    int nodes, per_node;     // N, D
+    int64_t border;          // groups start and end on multiples of it: lcm of the group sizes in use, at least 32
+    int64_t chunk_border;    // lcm(g_intra, g_inter), at least 32: where pipeline chunks may be cut
+    int64_t bucket_elements; // target size of a bucket
+} PlanOptions;
+
+typedef struct Plan {
+    PlanOptions options;
+    int dp;
+    int buckets;
+    Bucket *bucket;          // (buckets)
+    int segments_total;
+    Segment *segments;       // (segments_total)
+    int tensors;
+    int64_t *tensor_arena;   // (tensors) arena position of each tensor's first element
+    int *tensor_bucket;      // (tensors)
+    int units;
+    int *unit_bucket;        // (units)
+    int64_t arena_elements;  // padded
+    int64_t shard_elements;  // per rank
+    int64_t parameters;      // without padding
+    int64_t tail_parameters; // of which 1-D
+} Plan;
+
+// Cuts the tensors (in forward order) into buckets: whole units, merged up to options->bucket_elements, and at least 16 x dp x border elements.
+// Paper section 3.1; design of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
+bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err);
+void plan_free(Plan *plan);
+// The border for the group sizes in use (0 = not in use).
+int64_t plan_border(int group_a, int group_b, int group_c);
+
+// --- what travels ---------------------------------------------------------------------------------------------------------------
+
+// Gradients: level 1 runs inside a node, level 2 between nodes. One level alone when N = 1 or D = 1, none when dp = 1.
+typedef struct GradWire {
+    int intra_codec, inter_codec, intra_group, inter_group;  // group sizes are ignored by FP32 and BF16
+    int tail_codec;                                          // BF16 when the matrices are quantised, else as the matrices
+    bool hadamard;
+    int rounding;                                            // enum Rounding
+    int chunks;                                              // pipeline chunks K
+} GradWire;
+
+// Weights: own shard, gathered between nodes first, then inside each node.
+typedef struct WeightWire {
+    int codec, group;
+    bool difference;  // qWD: codes of master - replica; else qW: codes of the master (INT codecs only)
+    int rounding;
+} WeightWire;
+
+// One message: codes of `partitions` equal slices, one after the other; their fp32 scales likewise; their tails likewise. Each section starts on
+// MESSAGE_ALIGN and the message is padded to it. All sizes in bytes.
+typedef struct MessageLayout {
+    int64_t elements;       // matrix elements of one partition's slice
+    int64_t groups;         // of one partition's slice, 0 for FP32 and BF16
+    int64_t tail_elements;  // of one partition
+    int partitions;
+    int64_t codes_stride, scales_stride, tail_stride;  // bytes of one partition in each section
+    int64_t scales, tail, bytes;                       // section offsets (codes start at 0), total
+} MessageLayout;
+
+MessageLayout message_layout(int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements);
+
+// Chunk k of K of a shard's matrix piece: [*lo, *hi), cut on chunk_border as evenly as it allows; may be empty. The tail travels with chunk 0.
+void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi);
+// The layouts of chunk k's level-1 and level-2 messages (bytes 0 for a level that does not run).
+void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k, MessageLayout *level1, MessageLayout *level2);
+MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire);
+
+// Bytes that one rank hands to the transport per step.
+typedef struct WireBytes {
+    int64_t grad_intra, grad_inter, weight_intra, weight_inter;
+} WireBytes;
+WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight);
+// The same by the formulas, for the matrices' unpadded elements alone (codes and scales, no tails, no padding): bytes per step and rank as real numbers.
+typedef struct WireFormula {
+    double grad_intra, grad_inter, weight_intra, weight_inter;
+} WireFormula;
+WireFormula plan_wire_formula(const Plan *plan, const GradWire *grad, const WeightWire *weight);
+
+LLMC_END

@@ -1,0 +1,31 @@
+// Gradients: the two-level reduce-scatter of the paper's sections 3.2 and 3.3 (TLq-HS), with every other arm as a choice of codecs:
+//   scale 1/dp, Hadamard, quantise -> all-to-all inside the node -> sum, quantise -> all-to-all between nodes -> sum, inverse Hadamard
+// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/zero.c, bucket by bucket; uses kernels.h and comm.h.
+#pragma once
+#include "llmc/comm.h"
+#include "sdp4bit/kernels.h"
+LLMC_BEGIN
+
+// Buffers shared by all buckets, sized by tlq_workspace for the largest chunk.
+typedef struct TlqWorkspace {
+    uint8_t *send1, *recv1;  // level 1: (D) messages
+    uint8_t *send2, *recv2;  // level 2: (N) messages
+    size_t send1_bytes, recv1_bytes, send2_bytes, recv2_bytes;
+} TlqWorkspace;
+// Fills the sizes for this plan and wire; the caller allocates.
+void tlq_workspace(TlqWorkspace *workspace, const Plan *plan, const GradWire *wire);
+
+typedef struct TlqStep {
+    const Plan *plan;
+    const Topology *topology;
+    GradWire wire;
+    TlqWorkspace workspace;
+    const Segment *segments;  // device copy of plan->segments
+    uint32_t seed, step;      // of the rounding bits
+} TlqStep;
+
+// Reduces bucket b: this rank's windows of `grads` (bucket->matrix + bucket->tail, fp32, device) become the mean over the dp ranks; the rest of the bucket is
+// left as it was. Leaves of the norm go to matrix_leaves (matrix_shard / 32) and tail_leaves (ceil(tail_shard / 32)). dp = 1: the gradient stays exact.
+void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Stream *stream);
+
+LLMC_END

@@ -1,0 +1,271 @@
+// See simulator.h. Sections follow sdp4bit/README.md: what a message does to its values, the reduction, the norm, the verdict, AdamW, the weights.
+#include "test/mpi/simulator.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// --- what travelling does to n values --------------------------------------------------------------------------------------------
+
+typedef struct Hop {
+    int codec, group, rounding;
+    RoundingKey key;
+} Hop;
+
+// One group: quantised and decoded again. logical: offset of x[0] for the rounding bits.
+static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
+    int levels = hop->codec == CODEC_INT8 ? 127 : 7;
+    uint32_t largest = 0;
+    for (int i = 0; i < group; i++) {
+        uint32_t magnitude = f32_bits(x[i]) & 0x7FFFFFFFu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    GroupScale g = group_scale(largest, levels);
+    Philox4 bits = {{0}};
+    for (int i = 0; i < group; i++) {
+        int64_t offset = logical + i;
+        if (i % 8 == 0) bits = rounding_bits(hop->key, (uint64_t)(offset / 8));
+        float v = group_scaled(x[i], g);
+        int q = code_nearest(v, levels);
+        if (hop->rounding == ROUND_STOCHASTIC) q = code_stochastic(v, levels, rounding_bits_element(bits, (int)(offset % 8)));
+        x[i] = code_value(q, g.scale);
+    }
+}
+
+// n: a multiple of the group for the quantising codecs.
+static void send(float *x, int64_t n, const Hop *hop, int64_t logical) {
+    if (hop->codec == CODEC_FP32) return;
+    if (hop->codec == CODEC_BF16) {
+        for (int64_t i = 0; i < n; i++) x[i] = bf16_to_float(bf16_from_float(x[i]));
+        return;
+    }
+    for (int64_t i = 0; i < n; i += hop->group) send_group(x + i, hop->group, hop, logical + i);
+}
+
+static void transform(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += HADAMARD_ORDER) hadamard32(x + i);
+}
+
+// --- the reduction of one tensor -------------------------------------------------------------------------------------------------
+
+typedef struct Place {
+    int64_t arena, numel, logical;
+    bool matrix;
+} Place;
+
+static Place place_of(const Simulator *sim, int tensor) {
+    const Plan *plan = sim->options.plan;
+    Place place = {plan->tensor_arena[tensor], sim->options.tensors[tensor].numel, 0, sim->options.tensors[tensor].matrix};
+    for (int i = 0; i < tensor; i++) place.logical += round_up64(sim->options.tensors[i].numel, 32);
+    return place;
+}
+
+static void add_to(float *sum, const float *x, int64_t n, bool first) {
+    for (int64_t i = 0; i < n; i++) sum[i] = first ? x[i] : sum[i] + x[i];
+}
+
+typedef struct Reduction {
+    Hop level1, level2;  // without the keys' sources
+    bool hadamard;
+    int64_t n;           // the tensor's elements, padded with zeros to whole groups
+    int64_t logical;
+} Reduction;
+
+static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place *place, float *const *grads, float *total) {
+    int nodes = sim->options.plan->options.nodes, per_node = sim->options.plan->options.per_node;
+    float *x = (float *)xmalloc((size_t)r->n * sizeof *x, "a tensor"), *node_sum = (float *)xmalloc((size_t)r->n * sizeof *x, "a tensor");
+    float share = 1.0f / (float)(nodes * per_node);
+    for (int node = 0; node < nodes; node++) {
+        for (int local = 0; local < per_node; local++) {
+            int rank = node * per_node + local;
+            for (int64_t i = 0; i < r->n; i++) x[i] = i < place->numel ? grads[rank][place->arena + i] * share : 0.0f;
+            if (r->hadamard) transform(x, r->n);
+            Hop hop = r->level1;
+            hop.key.source = (uint32_t)rank;
+            if (per_node > 1) send(x, r->n, &hop, r->logical);
+            add_to(node_sum, x, r->n, local == 0);
+        }
+        Hop hop = r->level2;
+        hop.key.source = (uint32_t)node;
+        if (nodes > 1) send(node_sum, r->n, &hop, r->logical);
+        add_to(total, node_sum, r->n, node == 0);
+    }
+    if (r->hadamard) transform(total, r->n);
+    for (int64_t i = 0; r->hadamard && i < r->n; i++) total[i] *= HADAMARD_INVERSE;
+    free(x);
+    free(node_sum);
+}
+
+static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t step) {
+    const GradWire *wire = &sim->options.grad;
+    Hop level1 = {wire->intra_codec, wire->intra_group, wire->rounding, {sim->options.seed, step, PURPOSE_GRAD_LEVEL1, 0}};
+    Hop level2 = {wire->inter_codec, wire->inter_group, wire->rounding, {sim->options.seed, step, PURPOSE_GRAD_LEVEL2, 0}};
+    Reduction r = {level1, level2, wire->hadamard, 0, place->logical};
+    r.n = round_up64(place->numel, lcm64(HADAMARD_ORDER, lcm64(wire->intra_group, wire->inter_group)));
+    if (!place->matrix) {
+        r.level1.codec = r.level2.codec = wire->tail_codec;
+        r.hadamard = false;
+        r.n = place->numel;
+    }
+    return r;
+}
+
+void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step) {
+    for (int t = 0; t < sim->options.plan->tensors; t++) {
+        Place place = place_of(sim, t);
+        float *out = sim->reduced + place.arena;
+        if (sim->options.plan->dp == 1) {
+            memcpy(out, grads[0] + place.arena, (size_t)place.numel * sizeof *out);
+            continue;
+        }
+        Reduction r = reduction_of(sim, &place, step);
+        float *total = (float *)xmalloc((size_t)r.n * sizeof *total, "a tensor");
+        reduce_tensor(sim, &r, &place, grads, total);
+        memcpy(out, total, (size_t)place.numel * sizeof *out);
+        free(total);
+    }
+}
+
+// --- the norm --------------------------------------------------------------------------------------------------------------------
+
+// Sum of squares as a perfect binary tree whose missing leaves are 0: the left half is the largest power of two below n.
+static float tree_of_squares(const float *x, int64_t n) {
+    if (n == 0) return 0.0f;
+    if (n == 1) return x[0] * x[0];
+    int64_t left = 1;
+    while (2 * left < n) left *= 2;
+    return tree_of_squares(x, left) + tree_of_squares(x + left, n - left);
+}
+
+static void fill_records(Simulator *sim, const float *losses) {
+    const Plan *plan = sim->options.plan;
+    for (int rank = 0; rank < plan->dp; rank++) {
+        double sum = 0;
+        for (int b = 0; b < plan->buckets; b++) {
+            const Bucket *bucket = &plan->bucket[b];
+            const float *matrices = sim->reduced + bucket->arena, *tails = matrices + bucket->matrix;
+            sum += (double)tree_of_squares(matrices + rank * bucket->matrix_shard, bucket->matrix_shard);
+            sum += (double)tree_of_squares(tails + rank * bucket->tail_shard, bucket->tail_shard);
+        }
+        sim->records[rank].sum_squares = sum;
+        sim->records[rank].loss = (double)losses[rank];
+    }
+}
+
+// --- the verdict -----------------------------------------------------------------------------------------------------------------
+
+static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
+    StepControl *c = &sim->control;
+    int dp = sim->options.plan->dp;
+    double squares = 0, loss = 0;
+    for (int r = 0; r < dp; r++) squares += sim->records[r].sum_squares;
+    for (int r = 0; r < dp; r++) loss += sim->records[r].loss;
+    c->learning_rate = c->applied ? lr_if_applied : lr_if_skipped;
+    c->loss = (float)(loss / dp);
+    c->grad_norm = (float)sqrt(squares);
+    c->clip_coefficient = 1.0f;
+    if (sim->options.clip_grad > 0) {
+        float coefficient = sim->options.clip_grad / (c->grad_norm + 1e-6f);
+        if (coefficient < 1.0f) c->clip_coefficient = coefficient;
+    }
+    c->applied = !sim->options.skip_non_finite || (isfinite(squares) && isfinite(loss));
+    if (c->applied) {
+        c->adam_steps++;
+        c->beta1_power *= (double)sim->options.beta1;
+        c->beta2_power *= (double)sim->options.beta2;
+        c->bias_correction1 = (float)(1 - c->beta1_power);
+        c->bias_correction2 = (float)(1 - c->beta2_power);
+    }
+}
+
+// --- AdamW -----------------------------------------------------------------------------------------------------------------------
+
+static void adamw(Simulator *sim, const Place *place) {
+    const SimulatorOptions *o = &sim->options;
+    const StepControl *c = &sim->control;
+    float decay = place->matrix ? o->weight_decay : 0.0f;
+    for (int64_t i = place->arena; i < place->arena + place->numel; i++) {
+        float p = sim->master[i], g = sim->reduced[i] * c->clip_coefficient;
+        float m = o->beta1 * sim->exp_avg[i] + (1.0f - o->beta1) * g;
+        float v = o->beta2 * sim->exp_avg_sq[i] + (1.0f - o->beta2) * g * g;
+        float step = m / c->bias_correction1 / (sqrtf(v / c->bias_correction2) + o->epsilon) + decay * p;
+        sim->exp_avg[i] = m;
+        sim->exp_avg_sq[i] = v;
+        sim->master[i] = p - c->learning_rate * step;
+    }
+}
+
+// --- the weights -----------------------------------------------------------------------------------------------------------------
+
+static void send_differences(Simulator *sim, const Place *place, uint32_t step) {
+    const WeightWire *wire = &sim->options.weight;
+    int64_t n = round_up64(place->numel, wire->group);
+    float *x = (float *)xcalloc((size_t)n, sizeof *x, "a tensor");
+    const float *master = sim->master + place->arena;
+    floatX *w = sim->replica + place->arena;
+    for (int64_t i = 0; i < place->numel; i++) x[i] = wire->difference ? master[i] - floatX_to_float(w[i]) : master[i];
+    Hop hop = {wire->codec, wire->group, wire->rounding, {sim->options.seed, step, PURPOSE_WEIGHT, 0}};
+    send(x, n, &hop, place->logical);
+    for (int64_t i = 0; i < place->numel; i++) w[i] = floatX_from_float(wire->difference ? floatX_to_float(w[i]) + x[i] : x[i]);
+    free(x);
+}
+
+static void update_replica(Simulator *sim, const Place *place, uint32_t step) {
+    bool quantised = sim->options.weight.codec == CODEC_INT8 || sim->options.weight.codec == CODEC_INT4;
+    if (quantised && place->matrix && sim->options.plan->dp > 1) {
+        send_differences(sim, place, step);
+        return;
+    }
+    for (int64_t i = place->arena; i < place->arena + place->numel; i++) sim->replica[i] = floatX_from_float(sim->master[i]);
+}
+
+// --- the whole -------------------------------------------------------------------------------------------------------------------
+
+void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step, float lr_if_applied, float lr_if_skipped) {
+    simulator_reduce(sim, grads, step);
+    fill_records(sim, losses);
+    judge(sim, lr_if_applied, lr_if_skipped);
+    for (int t = 0; sim->control.applied && t < sim->options.plan->tensors; t++) {
+        Place place = place_of(sim, t);
+        adamw(sim, &place);
+        update_replica(sim, &place, step);
+    }
+}
+
+void simulator_create(Simulator *sim, const SimulatorOptions *options, const floatX *weights) {
+    size_t n = (size_t)options->plan->arena_elements;
+    Simulator fresh = {0};
+    *sim = fresh;
+    sim->options = *options;
+    sim->reduced = (float *)xcalloc(n, sizeof(float), "the simulator");
+    sim->master = (float *)xcalloc(n, sizeof(float), "the simulator");
+    sim->exp_avg = (float *)xcalloc(n, sizeof(float), "the simulator");
+    sim->exp_avg_sq = (float *)xcalloc(n, sizeof(float), "the simulator");
+    sim->replica = (floatX *)xcalloc(n, sizeof(floatX), "the simulator");
+    sim->records = (StepRecord *)xcalloc((size_t)options->plan->dp, sizeof(StepRecord), "the simulator");
+    for (size_t i = 0; i < n; i++) {
+        sim->replica[i] = weights[i];
+        sim->master[i] = floatX_to_float(weights[i]);
+    }
+    sim->control.beta1_power = sim->control.beta2_power = 1.0;
+    sim->control.applied = 1;
+}
+
+void simulator_free(Simulator *sim) {
+    free(sim->reduced);
+    free(sim->master);
+    free(sim->exp_avg);
+    free(sim->exp_avg_sq);
+    free(sim->replica);
+    free(sim->records);
+}
+
+uint64_t simulator_hash(const Simulator *sim) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < sim->options.plan->arena_elements; i++) {
+        uint32_t bits = 0;
+        memcpy(&bits, &sim->replica[i], sizeof sim->replica[i]);
+        hash += replica_mix((uint64_t)i, bits);
+    }
+    return hash;
+}

@@ -1,0 +1,41 @@
+// A one-process simulator of everything after the ranks' local gradients: reduction, norm, verdict, AdamW, weight differences, replicas.
+// Written from sdp4bit/README.md and the primitives of codec.h, tensor by tensor and element by element, without messages, shards, chunks or kernels:
+// it knows which rank owns an element only where the norm's order of additions needs it. The distributed program must equal it to the bit.
+// Used by test/mpi/test_sdp4bit_mpi.c and test/unit/test_simulator.c.
+#pragma once
+#include "llmc/dtype.h"
+#include "sdp4bit/kernels.h"  // the types StepControl and StepRecord
+#include "sdp4bit/plan.h"
+LLMC_BEGIN
+
+typedef struct SimulatorOptions {
+    const Plan *plan;      // where tensors lie; nodes and ranks per node
+    const PlanTensor *tensors;
+    GradWire grad;
+    WeightWire weight;
+    uint32_t seed;         // of the rounding bits
+    float beta1, beta2, epsilon, weight_decay, clip_grad;
+    bool skip_non_finite;
+} SimulatorOptions;
+
+// All arrays but records have the arena's shape (plan->arena_elements), pads 0.
+typedef struct Simulator {
+    SimulatorOptions options;
+    float *reduced;                        // mean gradient as the ranks' shards hold it
+    float *master, *exp_avg, *exp_avg_sq;  // the union of all shards
+    floatX *replica;                       // the weights, equal on every rank
+    StepRecord *records;                   // (dp)
+    StepControl control;
+} Simulator;
+
+// Replicas = weights (plan->arena_elements), masters = the same widened, moments 0.
+void simulator_create(Simulator *sim, const SimulatorOptions *options, const floatX *weights);
+void simulator_free(Simulator *sim);
+
+// Only the reduction: grads[r] is rank r's local gradient in the arena's shape.
+void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step);
+// A whole step. losses: (dp).
+void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step, float lr_if_applied, float lr_if_skipped);
+uint64_t simulator_hash(const Simulator *sim);
+
+LLMC_END

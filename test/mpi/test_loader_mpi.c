@@ -1,0 +1,162 @@
+// The loader with 1, 2, 4 ranks of one node: shared indices give the batches that private ones give, the ranks together read every
+// sample once and in order, memory is shared (or copied), and an error on one rank reaches all. Exit code 0 or 1.
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/loader.h"
+#include "llmc/node_memory.h"
+
+static int rank, ranks;
+static char folder[64], prefix[2][96];
+
+// Ends the whole job with the place of the failure.
+#define CHECK(condition)                                                                        \
+    do {                                                                                        \
+        if (!(condition)) {                                                                     \
+            fprintf(stderr, "rank %d: %s:%d: %s\n", rank, __FILE__, __LINE__, #condition);      \
+            MPI_Abort(MPI_COMM_WORLD, 1);                                                       \
+        }                                                                                       \
+    } while (0)
+
+static void ok(const char *what) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0) printf("ok %s (%d ranks)\n", what, ranks);
+    fflush(stdout);
+}
+
+static void write_shard(const char *path, uint32_t seed) {
+    Error err = {0};
+    ShardWriter *w = shard_writer_open(path, SHARD_U16, &err);
+    CHECK(w);
+    for (int i = 0; i < 200; i++) {
+        int32_t tokens[64];
+        for (int t = 0; t < 64; t++) tokens[t] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % 1000;
+        CHECK(shard_writer_add_sequence(w, tokens, (int)(seed >> 8) % 64, &err) && shard_writer_end_document(w, &err));
+    }
+    CHECK(shard_writer_close(w, &err));
+}
+
+static void make_data(void) {
+    strcpy(folder, "/tmp/test_loader_mpi_XXXXXX");
+    if (rank == 0) CHECK(mkdtemp(folder));
+    MPI_Bcast(folder, sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
+    for (int k = 0; k < 2; k++) {
+        snprintf(prefix[k], sizeof prefix[k], "%s/%d", folder, k);
+        if (rank == 0) write_shard(prefix[k], (uint32_t)k + 1);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static LoaderOptions options_of(const char *const *words, int count) {
+    return (LoaderOptions){.data_path = words,
+                           .data_path_count = count,
+                           .split = "80,15,5",
+                           .samples = {1200, 96, 48},
+                           .seq_length = 16,
+                           .vocab_size = 1000,
+                           .eod = 999,
+                           .seed = 1234,
+                           .micro_batch_size = 2,
+                           .dp_rank = rank,
+                           .dp_size = ranks};
+}
+
+// Rank r of the node reads what a lone process reads as the same data-parallel rank; all ranks' rows in order are samples 0, 1, 2, ...
+static void batches(const char *const *words, int count) {
+    LoaderOptions o = options_of(words, count), alone = o;
+    alone.dp_rank = 0;
+    alone.dp_size = 1;
+    alone.micro_batch_size = 2 * ranks;
+    Error err = {0};
+    Loader *shared = loader_open(&o, MPI_COMM_WORLD, &err);
+    CHECK(shared);
+    Loader *lone = loader_open(&alone, MPI_COMM_SELF, &err);
+    CHECK(lone);
+    for (int split = 0; split < SPLITS; split++) {
+        CHECK(loader_samples(shared, split) == loader_samples(lone, split));
+        for (int64_t c = 0; c + 2 * ranks <= o.samples[split]; c += 2 * ranks) {
+            Batch mine, all;
+            CHECK(loader_batch(shared, split, c, &mine, &err) && loader_batch(lone, split, c, &all, &err));
+            size_t row = 2 * (size_t)rank * 16, bytes = 2 * 16 * sizeof(int32_t);
+            CHECK(mine.first_sample == c + 2 * rank);
+            CHECK(memcmp(mine.tokens, all.tokens + row, bytes) == 0);
+            CHECK(memcmp(mine.targets, all.targets + row, bytes) == 0);
+        }
+    }
+    loader_close(shared);
+    loader_close(lone);
+}
+
+// What rank 0 writes after `ready` is seen by the others when the memory is shared, and only then.
+static void memory(bool share) {
+    NodeMemory *m = node_memory_open(MPI_COMM_WORLD, share);
+    IndexMemory hooks = node_memory_hooks(m);
+    int32_t *a = (int32_t *)hooks.alloc(hooks.context, 4000, "a test"), *b = (int32_t *)hooks.alloc(hooks.context, 0, "a test");
+    CHECK(a && b && a[0] == 0 && a[999] == 0);
+    MPI_Barrier(MPI_COMM_WORLD);
+    CHECK(hooks.builder(hooks.context) == (rank == 0));
+    for (int i = 0; rank == 0 && i < 1000; i++) a[i] = i * i;
+    hooks.ready(hooks.context);
+    for (int i = 0; i < 1000; i++) CHECK(a[i] == i * i);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0) a[7] = -1;
+    MPI_Barrier(MPI_COMM_WORLD);
+    CHECK(a[7] == (rank == 0 || share ? -1 : 49));
+    bool copied;
+    CHECK(node_memory_bytes(m, &copied) == 4001);
+    CHECK(copied == (!share && ranks > 1));
+    hooks.free(hooks.context, a);
+    hooks.free(hooks.context, b);
+    node_memory_close(m);
+}
+
+static void expect_error(const LoaderOptions *o, int code, const char *words) {
+    Error err = {0}, first;
+    CHECK(!loader_open(o, MPI_COMM_WORLD, &err));
+    CHECK(err.code == code && strstr(err.what, words));
+    first = err;
+    MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
+    CHECK(memcmp(&first, &err, sizeof err) == 0);
+}
+
+static void errors(void) {
+    const char *good = prefix[0], *bad = "/no/such/shard";
+    LoaderOptions o = options_of(&good, 1);
+    if (rank == ranks - 1) o.data_path = &bad;  // one rank alone
+    expect_error(&o, EXIT_DATA, bad);
+    o = options_of(&good, 1);
+    o.split = "99999,1,0";
+    expect_error(&o, EXIT_DATA, "validation split holds none");
+    o = options_of(&good, 1);
+    if (rank == 0) o.samples[SPLIT_TEST] = INT64_MAX;
+    else o.samples[SPLIT_TEST] = 1;
+    expect_error(&o, EXIT_DATA, "more than the index counts");
+}
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    make_data();
+    const char *single[1] = {prefix[0]}, *blend[4] = {"0.6", prefix[0], "0.4", prefix[1]};
+    batches(single, 1);
+    ok("batches of one shard");
+    batches(blend, 4);
+    ok("batches of a blend");
+    memory(true);
+    ok("memory shared by the node");
+    memory(false);
+    ok("memory copied to every rank");
+    errors();
+    ok("errors reach every rank");
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0) {
+        char command[128];
+        snprintf(command, sizeof command, "rm -rf '%s'", folder);
+        CHECK(system(command) == 0);
+    }
+    MPI_Finalize();
+    return 0;
+}

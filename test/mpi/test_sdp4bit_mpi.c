@@ -1,0 +1,502 @@
+// The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the one-process simulator, to the bit: every shape of
+// nodes x ranks that this number of ranks allows, every arm, several chunk counts, four consecutive steps of which the third is poisoned
+// with a NaN or an infinity and must be skipped everywhere. Run under mpirun with 1 to 16 ranks; prints ok / not ok on rank 0, exits 0 or 1.
+// CPU backend only: device memory is read directly.
+#include <math.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sdp4bit/qwd.h"
+#include "sdp4bit/tlq_hs.h"
+#include "test/mpi/simulator.h"
+
+enum { STEPS = 4, POISONED_STEP = 3, MOST_TENSORS = 12 };
+static const uint32_t SEED = 1234;
+static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f;
+
+// --- arms ------------------------------------------------------------------------------------------------------------------------
+
+typedef enum Shape { RAGGED, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
+
+// lowest and highest: of the reduced gradient's relative L2 error, for ragged little tensors with 1 % outliers 20 times as large.
+typedef struct Arm {
+    const char *name;
+    GradWire grad;  // chunks is filled per run
+    WeightWire weight;
+    Shape shape;
+    double lowest, highest;
+} Arm;
+
+enum { F = CODEC_FP32, H = CODEC_BF16, I8 = CODEC_INT8, I4 = CODEC_INT4, SR = ROUND_STOCHASTIC, RN = ROUND_NEAREST };
+static const Arm arms[] = {
+    {"baseline fp32", {F, F, 32, 32, F, false, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 1e-6},
+    {"baseline bf16", {H, H, 32, 32, H, false, SR, 0}, {H, 32, false, RN}, RAGGED, 1e-4, 5e-3},
+    {"qWD only", {F, F, 32, 32, F, false, SR, 0}, {I4, 2048, true, RN}, RAGGED, 0, 1e-6},
+    {"TLq 128/128, qWD stochastic", {I8, I4, 128, 128, H, false, SR, 0}, {I4, 2048, true, SR}, RAGGED, 0.01, 0.6},
+    {"SDP4Bit: TLq-HS 128/128, qWD 2048", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 2048, true, RN}, RAGGED, 0.004, 0.25},
+    {"TLq-HS 32/96", {I8, I4, 32, 96, H, true, SR, 0}, {I4, 160, true, RN}, RAGGED, 0.004, 0.25},
+    {"TLq-HS 128/512", {I8, I4, 128, 512, H, true, SR, 0}, {I8, 64, true, SR}, RAGGED, 0.004, 0.35},
+    {"TLq-HS 512/128 nearest", {I8, I4, 512, 128, H, true, RN, 0}, {I4, 2048, true, RN}, RAGGED, 0.004, 0.2},
+    {"ULq, qW", {I4, I4, 128, 128, H, false, SR, 0}, {I4, 2048, false, SR}, RAGGED, 0.1, 0.8},
+    {"int8/int8, qW 8 bits nearest", {I8, I8, 128, 64, H, false, SR, 0}, {I8, 32, false, RN}, RAGGED, 0.005, 0.06},
+    {"int4/int8 with transform", {I4, I8, 64, 256, H, true, SR, 0}, {I8, 2048, true, SR}, RAGGED, 0.005, 0.25},
+    {"bf16/int4", {H, I4, 32, 128, H, false, SR, 0}, {I4, 128, true, RN}, RAGGED, 1e-4, 0.6},
+    {"int8/fp32 with transform", {I8, F, 128, 32, H, true, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 0.03},
+    {"several buckets", {I8, I4, 64, 32, H, true, SR, 0}, {I4, 32, true, SR}, BUCKETS, 0.004, 0.25},
+    {"bytes equal the formulas", {I8, I4, 64, 64, H, true, SR, 0}, {I4, 256, true, RN}, ALIGNED, 0.004, 0.25},
+    {"1-D tensors only", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 128, true, RN}, TAILS_ONLY, 1e-4, 6e-3},
+};
+enum { ARMS = sizeof arms / sizeof *arms };
+
+static int arm_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
+    static const PlanTensor ragged[] = {{5003, true, 0}, {37, false, 0}, {2048, true, 1}, {100, true, 1},  {5, false, 1},
+                                        {64, false, 1},  {1, true, 2},   {777, true, 2},  {1, false, 2}};
+    static const PlanTensor tails[] = {{100, false, 0}, {7, false, 0}, {900, false, 1}};
+    if (shape == RAGGED) memcpy(t, ragged, sizeof ragged);
+    if (shape == TAILS_ONLY) memcpy(t, tails, sizeof tails);
+    if (shape == RAGGED) return sizeof ragged / sizeof *ragged;
+    if (shape == TAILS_ONLY) return sizeof tails / sizeof *tails;
+    int64_t least = 16 * dp * border;  // of a bucket
+    int count = 0;
+    for (int u = 0; u < 3; u++) {
+        PlanTensor matrix = {shape == ALIGNED ? least : least + 13 * u + 1, true, u}, tail = {19 + u, false, u};
+        t[count++] = matrix;
+        if (shape == BUCKETS) t[count++] = tail;
+    }
+    return count;
+}
+
+// --- inputs ----------------------------------------------------------------------------------------------------------------------
+
+static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
+
+static float random_value(uint32_t stream, uint32_t a, uint32_t b, int64_t i, bool outliers) {
+    Philox4 r = philox4x32_10(stream, 0, (uint32_t)i, (uint32_t)(i >> 32), a, b);
+    double x = sqrt(-2 * log(uniform(r.v[0]))) * cos(6.283185307179586 * uniform(r.v[1]));
+    return (float)(outliers && uniform(r.v[2]) < 0.01 ? 20 * x : x);
+}
+
+typedef enum Poison { POISON_NAN, POISON_INF, POISON_TAIL, POISON_LOSS, POISONS } Poison;
+
+// Which element of whose gradient is poisoned in this trial.
+static void plant(const Plan *plan, const PlanTensor *tensors, float *grads, int rank, uint32_t trial) {
+    bool want_tail = trial % POISONS == POISON_TAIL;
+    if (rank != (int)(trial % (uint32_t)plan->dp) || trial % POISONS == POISON_LOSS) return;
+    int t = 0;
+    for (int i = 0; i < plan->tensors; i++) {
+        if (tensors[i].matrix != want_tail) t = i;
+    }
+    grads[plan->tensor_arena[t] + tensors[t].numel / 2] = trial % POISONS == POISON_INF ? INFINITY : NAN;
+}
+
+// Rank `rank`'s local gradient, arena-shaped, pads 0. Tensors differ in magnitude.
+static void local_gradient(const Plan *plan, const PlanTensor *tensors, float *grads, int rank, uint32_t step, uint32_t trial) {
+    memset(grads, 0, (size_t)plan->arena_elements * sizeof *grads);
+    for (int t = 0; t < plan->tensors; t++) {
+        float size = 0.001f * (float)(t + 1);
+        for (int64_t i = 0; i < tensors[t].numel; i++) {
+            grads[plan->tensor_arena[t] + i] = size * random_value(7, (uint32_t)rank, step * 100 + (uint32_t)t, i, tensors[t].matrix);
+        }
+    }
+    if (step == POISONED_STEP) plant(plan, tensors, grads, rank, trial);
+}
+
+static float local_loss(const Plan *plan, int rank, uint32_t step, uint32_t trial) {
+    bool poisoned = step == POISONED_STEP && trial % POISONS == POISON_LOSS && rank == plan->dp - 1;
+    return poisoned ? NAN : 3.0f + random_value(8, (uint32_t)rank, step, 0, false);
+}
+
+static void initial_weights(const Plan *plan, const PlanTensor *tensors, floatX *w) {
+    memset(w, 0, (size_t)plan->arena_elements * sizeof *w);
+    for (int t = 0; t < plan->tensors; t++) {
+        for (int64_t i = 0; i < tensors[t].numel; i++) {
+            w[plan->tensor_arena[t] + i] = floatX_from_float(0.02f * random_value(9, 0, (uint32_t)t, i, false));
+        }
+    }
+}
+
+// Clipping that bites, clipping that does not, none.
+static float clip_of(uint32_t trial) { return trial % 3 == 0 ? 0.05f : trial % 3 == 1 ? 1000.0f : 0.0f; }
+static float rate_if_applied(uint32_t step) { return 1e-3f / (float)step; }
+static float rate_if_skipped(uint32_t step) { return 2e-3f / (float)step; }
+
+// --- one rank of the distributed program -----------------------------------------------------------------------------------------
+
+typedef struct Machine {
+    int rank, size;
+    Device *device;
+    Stream *stream;
+} Machine;
+
+typedef struct Trial {
+    const Machine *machine;
+    const Arm *arm;
+    uint32_t number;
+    PlanTensor tensors[MOST_TENSORS];
+    int count;
+    Topology topology;
+    Plan plan;
+    Comm *comm;
+    TlqStep tlq;
+    QwdStep qwd;
+    floatX *weights;                         // (arena)
+    float *local, *grads;                    // (arena) as made, and as reduced in this rank's windows
+    float *master, *exp_avg, *exp_avg_sq;    // (shard_elements)
+    float *leaves, *piece_sums;
+    StepRecord *records;
+    StepControl *control;
+    uint8_t *gather[3];
+    Simulator sim;                           // whole on rank 0; elsewhere only the arrays it broadcasts into
+    float **all_grads;                       // rank 0: (dp) arenas
+    float *losses;                           // (dp)
+} Trial;
+
+static void *allocate(Trial *t, size_t bytes) {
+    Error err;
+    void *p = device_alloc(t->machine->device, bytes ? bytes : 1, "the test", &err);
+    if (!p) fatal(NULL, EXIT_ENVIRONMENT, "%s", err.what);
+    return p;
+}
+
+static void build_plan(Trial *t, int per_node) {
+    const Arm *arm = t->arm;
+    int *hosts = (int *)xcalloc((size_t)t->machine->size, sizeof *hosts, "the hosts");
+    Error err = {0};
+    if (!topology_build(&t->topology, t->machine->rank, t->machine->size, hosts, per_node, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+    free(hosts);
+    PlanOptions options;
+    options.nodes = t->topology.nodes;
+    options.per_node = t->topology.per_node;
+    options.chunk_border = plan_border(arm->grad.intra_group, arm->grad.inter_group, 0);
+    options.border = plan_border(arm->grad.intra_group, arm->grad.inter_group, arm->weight.group);
+    options.bucket_elements = 1;
+    t->count = arm_tensors(arm->shape, t->machine->size, options.border, t->tensors);
+    if (!plan_build(&t->plan, t->tensors, t->count, &options, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+}
+
+static void build_steps(Trial *t, int chunks) {
+    t->tlq.plan = t->qwd.plan = &t->plan;
+    t->tlq.topology = t->qwd.topology = &t->topology;
+    t->tlq.wire = t->arm->grad;
+    t->tlq.wire.chunks = chunks;
+    t->tlq.segments = t->qwd.segments = t->plan.segments;
+    t->tlq.seed = t->qwd.seed = SEED;
+    t->qwd.wire = t->arm->weight;
+    t->qwd.beta1 = BETA1;
+    t->qwd.beta2 = BETA2;
+    t->qwd.epsilon = EPSILON;
+    t->qwd.weight_decay = WEIGHT_DECAY;
+    TlqWorkspace *w = &t->tlq.workspace;
+    tlq_workspace(w, &t->plan, &t->tlq.wire);
+    w->send1 = (uint8_t *)allocate(t, w->send1_bytes);
+    w->recv1 = (uint8_t *)allocate(t, w->recv1_bytes);
+    w->send2 = (uint8_t *)allocate(t, w->send2_bytes);
+    w->recv2 = (uint8_t *)allocate(t, w->recv2_bytes);
+    for (int b = 0; b < t->plan.buckets; b++) t->gather[b] = (uint8_t *)allocate(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+}
+
+static void build_state(Trial *t) {
+    size_t arena = (size_t)t->plan.arena_elements, shard = (size_t)t->plan.shard_elements;
+    t->weights = (floatX *)allocate(t, arena * sizeof(floatX));
+    t->grads = (float *)allocate(t, arena * sizeof(float));
+    t->local = (float *)xmalloc(arena * sizeof(float), "the test");
+    t->master = (float *)allocate(t, shard * sizeof(float));
+    t->exp_avg = (float *)allocate(t, shard * sizeof(float));
+    t->exp_avg_sq = (float *)allocate(t, shard * sizeof(float));
+    t->leaves = (float *)allocate(t, (shard / 32 + 8) * sizeof(float));
+    t->piece_sums = (float *)allocate(t, 2 * (size_t)t->plan.buckets * sizeof(float));
+    t->records = (StepRecord *)allocate(t, (size_t)t->plan.dp * sizeof(StepRecord));
+    t->control = (StepControl *)allocate(t, sizeof(StepControl));
+    t->control->beta1_power = t->control->beta2_power = 1.0;
+    t->control->applied = 1;
+    t->qwd.control = t->control;
+    initial_weights(&t->plan, t->tensors, t->weights);
+    for (int b = 0; b < t->plan.buckets; b++) {
+        const Bucket *bucket = &t->plan.bucket[b];
+        const floatX *matrix = t->weights + bucket->arena + t->topology.dp_rank * bucket->matrix_shard;
+        const floatX *tail = t->weights + bucket->arena + bucket->matrix + t->topology.dp_rank * bucket->tail_shard;
+        kernel_widen(t->machine->stream, t->master + bucket->shard, matrix, bucket->matrix_shard);
+        kernel_widen(t->machine->stream, t->master + bucket->shard + bucket->matrix_shard, tail, bucket->tail_shard);
+    }
+}
+
+static void build_simulator(Trial *t) {
+    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2, EPSILON, WEIGHT_DECAY, clip_of(t->number), true};
+    simulator_create(&t->sim, &o, t->weights);
+    t->all_grads = (float **)xcalloc((size_t)t->plan.dp, sizeof *t->all_grads, "the test");
+    t->losses = (float *)xcalloc((size_t)t->plan.dp, sizeof *t->losses, "the test");
+    for (int r = 0; t->machine->rank == 0 && r < t->plan.dp; r++) {
+        t->all_grads[r] = (float *)xmalloc((size_t)t->plan.arena_elements * sizeof(float), "the test");
+    }
+}
+
+static void free_trial(Trial *t) {
+    void *memory[] = {t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control,
+                      t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
+    for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
+    for (int r = 0; r < t->plan.dp; r++) free(t->all_grads[r]);
+    free(t->all_grads);
+    free(t->losses);
+    free(t->local);
+    simulator_free(&t->sim);
+    comm_destroy(t->comm);
+    plan_free(&t->plan);
+}
+
+// --- a step on both sides --------------------------------------------------------------------------------------------------------
+
+// Stale bytes of an earlier step must not matter.
+static void poison_buffers(Trial *t) {
+    TlqWorkspace *w = &t->tlq.workspace;
+    memset(w->send1, 0xEE, w->send1_bytes);
+    memset(w->recv1, 0xEE, w->recv1_bytes);
+    memset(w->send2, 0xEE, w->send2_bytes);
+    memset(w->recv2, 0xEE, w->recv2_bytes);
+    for (int b = 0; b < t->plan.buckets; b++) memset(t->gather[b], 0xEE, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+    memset(t->leaves, 0xEE, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
+}
+
+static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
+    Stream *s = t->machine->stream;
+    t->tlq.step = t->qwd.step = step;
+    memcpy(t->grads, t->local, (size_t)t->plan.arena_elements * sizeof(float));
+    for (int b = 0; b < t->plan.buckets; b++) {
+        const Bucket *bucket = &t->plan.bucket[b];
+        float *tail_leaves = t->leaves + bucket->matrix_shard / 32;
+        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena, t->leaves, tail_leaves, t->comm, s);
+        kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_shard / 32);
+        kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, 32));
+    }
+    kernel_step_record(s, t->records + t->topology.dp_rank, t->piece_sums, 2 * t->plan.buckets, &loss);
+    comm_all_gather(t->comm, COMM_GROUP, t->records, sizeof(StepRecord), s);
+    Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step), rate_if_skipped(step), true};
+    kernel_judge(s, t->control, &j);
+}
+
+static void update_weights(Trial *t) {
+    Stream *s = t->machine->stream;
+    for (int b = 0; b < t->plan.buckets; b++) {
+        const Bucket *bucket = &t->plan.bucket[b];
+        floatX *weights = t->weights + bucket->arena;
+        qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena, weights, t->master + bucket->shard, t->exp_avg + bucket->shard,
+                          t->exp_avg_sq + bucket->shard, t->gather[b], s);
+        qwd_gather_bucket(&t->qwd, b, t->gather[b], t->comm, s);
+        qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], s);
+    }
+    stream_synchronize(s);
+}
+
+static void simulate(Trial *t, uint32_t step) {
+    Simulator *sim = &t->sim;
+    int arena = (int)t->plan.arena_elements;
+    for (int r = 0; t->machine->rank == 0 && r < t->plan.dp; r++) {
+        local_gradient(&t->plan, t->tensors, t->all_grads[r], r, step, t->number);
+        t->losses[r] = local_loss(&t->plan, r, step, t->number);
+    }
+    if (t->machine->rank == 0) simulator_step(sim, t->all_grads, t->losses, step, rate_if_applied(step), rate_if_skipped(step));
+    MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->exp_avg_sq, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->replica, arena * (int)sizeof(floatX), MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->records, t->plan.dp * (int)sizeof(StepRecord), MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, MPI_COMM_WORLD);
+}
+
+// --- comparisons -----------------------------------------------------------------------------------------------------------------
+
+static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at) {
+    fprintf(stderr, "rank %d, %d x %d, %s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank, t->topology.nodes, t->topology.per_node,
+            t->arm->name, t->tlq.wire.chunks, step, what, (long long)at);
+    return false;
+}
+
+// Bit for bit; NaNs, which only a skipped step may hold, equal each other.
+static bool same_floats(const Trial *t, uint32_t step, const char *what, const float *a, const float *b, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        bool nans = step == POISONED_STEP && isnan(a[i]) && isnan(b[i]);
+        if (f32_bits(a[i]) != f32_bits(b[i]) && !nans) return complain(t, step, what, i);
+    }
+    return true;
+}
+
+// The own windows hold the reduced gradient, pads 0; the rest of the arena is as it was.
+static bool same_gradients(const Trial *t, uint32_t step) {
+    int64_t rank = t->topology.dp_rank, arena = t->plan.arena_elements;
+    float *expected = (float *)xmalloc((size_t)arena * sizeof *expected, "the test");
+    memcpy(expected, t->local, (size_t)arena * sizeof *expected);
+    for (int b = 0; b < t->plan.buckets; b++) {
+        const Bucket *bucket = &t->plan.bucket[b];
+        int64_t matrix = bucket->arena + rank * bucket->matrix_shard, tail = bucket->arena + bucket->matrix + rank * bucket->tail_shard;
+        memcpy(expected + matrix, t->sim.reduced + matrix, (size_t)bucket->matrix_shard * sizeof *expected);
+        memcpy(expected + tail, t->sim.reduced + tail, (size_t)bucket->tail_shard * sizeof *expected);
+    }
+    bool ok = same_floats(t, step, "gradient", t->grads, expected, arena);
+    free(expected);
+    return ok;
+}
+
+static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *shard, const float *whole) {
+    int64_t rank = t->topology.dp_rank;
+    for (int b = 0; b < t->plan.buckets; b++) {
+        const Bucket *bucket = &t->plan.bucket[b];
+        const float *matrix = whole + bucket->arena + rank * bucket->matrix_shard;
+        const float *tail = whole + bucket->arena + bucket->matrix + rank * bucket->tail_shard;
+        if (memcmp(shard + bucket->shard, matrix, (size_t)bucket->matrix_shard * sizeof *shard)) return complain(t, step, what, b);
+        if (memcmp(shard + bucket->shard + bucket->matrix_shard, tail, (size_t)bucket->tail_shard * sizeof *shard)) {
+            return complain(t, step, what, b);
+        }
+    }
+    return true;
+}
+
+static bool same_verdict(const Trial *t, uint32_t step) {
+    for (int r = 0; r < t->plan.dp; r++) {
+        const StepRecord *a = &t->records[r], *b = &t->sim.records[r];
+        bool squares = a->sum_squares == b->sum_squares || (isnan(a->sum_squares) && isnan(b->sum_squares));
+        bool loss = a->loss == b->loss || (isnan(a->loss) && isnan(b->loss));
+        if (!squares || !loss) return complain(t, step, "record", r);
+    }
+    StepControl a = *t->control, b = t->sim.control;
+    if (a.applied != (step != POISONED_STEP)) return complain(t, step, "verdict", a.applied);
+    if (step == POISONED_STEP) {  // norm, loss and clip coefficient of a skipped step may be NaN
+        a.grad_norm = b.grad_norm = a.loss = b.loss = a.clip_coefficient = b.clip_coefficient = 0;
+    }
+    return memcmp(&a, &b, sizeof a) == 0 || complain(t, step, "control", 0);
+}
+
+static bool same_replicas(const Trial *t, uint32_t step) {
+    size_t arena = (size_t)t->plan.arena_elements;
+    if (memcmp(t->weights, t->sim.replica, arena * sizeof(floatX))) return complain(t, step, "replica", 0);
+    uint64_t hash = 0;
+    // In two parts, each with its position: the hash does not depend on how the work is split.
+    kernel_replica_hash(t->machine->stream, &hash, t->weights, 0, (int64_t)arena / 3);
+    kernel_replica_hash(t->machine->stream, &hash, t->weights + arena / 3, (int64_t)arena / 3, (int64_t)(arena - arena / 3));
+    if (hash != simulator_hash(&t->sim)) return complain(t, step, "replica hash", 0);
+    uint64_t lowest = hash, highest = hash;
+    MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &highest, 1, MPI_UINT64_T, MPI_MAX, MPI_COMM_WORLD);
+    return lowest == highest || complain(t, step, "another rank's replica hash", 0);
+}
+
+// A skipped step's messages carry zero codes and zero scales, whatever the gradients were.
+static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
+    if (step != POISONED_STEP || t->plan.dp == 1 || !codec_info(t->arm->weight.codec).levels) return true;
+    for (int b = 0; b < t->plan.buckets; b++) {
+        MessageLayout m = plan_weight_message(&t->plan.bucket[b], &t->arm->weight);
+        for (int slot = 0; slot < t->plan.dp; slot++) {
+            const uint8_t *message = t->gather[b] + slot * m.bytes;
+            for (int64_t i = 0; i < m.codes_stride; i++) {
+                if (message[i]) return complain(t, step, "a skipped step's codes", i);
+            }
+            for (int64_t i = 0; i < m.scales_stride; i++) {
+                if (message[m.scales + i]) return complain(t, step, "a skipped step's scales", i);
+            }
+        }
+    }
+    return true;
+}
+
+// What one step handed to the transport is what the plan says, to the byte.
+static bool same_traffic(const Trial *t, uint32_t step, CommTraffic before) {
+    CommTraffic after = comm_traffic(t->comm);
+    WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.wire, &t->arm->weight);
+    uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
+    if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
+    if (after.sent[COMM_NODE] - before.sent[COMM_NODE] != (uint64_t)(plan.grad_intra + plan.weight_intra)) return complain(t, step, "bytes inside the node", 0);
+    if (after.sent[COMM_RAIL] - before.sent[COMM_RAIL] != (uint64_t)(plan.grad_inter + plan.weight_inter)) return complain(t, step, "bytes between nodes", 0);
+    if (after.sent[COMM_GROUP] - before.sent[COMM_GROUP] != records) return complain(t, step, "bytes of the records", 0);
+    if (t->arm->shape != ALIGNED || t->tlq.wire.chunks != 1) return true;
+    WireFormula f = plan_wire_formula(&t->plan, &t->tlq.wire, &t->arm->weight);
+    bool same = (double)plan.grad_intra == f.grad_intra && (double)plan.grad_inter == f.grad_inter && (double)plan.weight_intra == f.weight_intra &&
+                (double)plan.weight_inter == f.weight_inter;
+    return same || complain(t, step, "the formula of the bytes", 0);
+}
+
+// Rank 0: relative L2 error of the reduced gradient against the mean in double.
+static bool error_in_bounds(const Trial *t, uint32_t step) {
+    if (t->machine->rank != 0 || t->plan.dp == 1 || step == POISONED_STEP) return true;
+    double error = 0, power = 0;
+    for (int64_t i = 0; i < t->plan.arena_elements; i++) {
+        double mean = 0;
+        for (int r = 0; r < t->plan.dp; r++) mean += (double)t->all_grads[r][i] / t->plan.dp;
+        error += (t->sim.reduced[i] - mean) * (t->sim.reduced[i] - mean);
+        power += mean * mean;
+    }
+    double relative = sqrt(error / power);
+    if (relative >= t->arm->lowest && relative <= t->arm->highest) return true;
+    fprintf(stderr, "%s: relative error %g\n", t->arm->name, relative);
+    return complain(t, step, "the error bound", 0);
+}
+
+// --- trials ----------------------------------------------------------------------------------------------------------------------
+
+// All ranks agree, so that none leaves the others waiting in a collective.
+static bool on_all(bool ok) {
+    int value = ok;
+    MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return value != 0;
+}
+
+static bool run_step(Trial *t, uint32_t step) {
+    CommTraffic before = comm_traffic(t->comm);
+    local_gradient(&t->plan, t->tensors, t->local, t->machine->rank, step, t->number);
+    poison_buffers(t);
+    reduce_and_judge(t, step, local_loss(&t->plan, t->machine->rank, step, t->number));
+    simulate(t, step);
+    // The gradients are compared before AdamW, the rest after it.
+    bool ok = same_gradients(t, step) && same_verdict(t, step) && error_in_bounds(t, step);
+    update_weights(t);
+    ok = ok && same_shards(t, step, "master", t->master, t->sim.master) && same_shards(t, step, "first moment", t->exp_avg, t->sim.exp_avg) &&
+         same_shards(t, step, "second moment", t->exp_avg_sq, t->sim.exp_avg_sq) && same_traffic(t, step, before) &&
+         skipped_messages_are_zero(t, step);
+    return on_all(ok) && on_all(same_replicas(t, step));
+}
+
+static bool run_trial(const Machine *machine, int arm, int per_node, int chunks) {
+    Trial *t = (Trial *)xcalloc(1, sizeof *t, "a trial");
+    t->machine = machine;
+    t->arm = &arms[arm];
+    t->number = (uint32_t)(arm + 7 * chunks + per_node);
+    build_plan(t, per_node);
+    Error err = {0};
+    t->comm = comm_create(machine->device, &t->topology, MPI_COMM_WORLD, &err);
+    if (!t->comm) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
+    build_steps(t, chunks);
+    build_state(t);
+    build_simulator(t);
+    bool ok = t->arm->shape != BUCKETS || t->plan.buckets == 3;
+    for (uint32_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
+    free_trial(t);
+    free(t);
+    return ok;
+}
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    Machine machine;
+    MPI_Comm_rank(MPI_COMM_WORLD, &machine.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &machine.size);
+    Error err = {0};
+    machine.device = device_open(0, NULL, &err);
+    if (!machine.device) fatal(NULL, err.code, "%s", err.what);
+    machine.stream = stream_create(machine.device, "test");
+    static const int chunk_counts[] = {1, 3, 50};  // 50: more than borders, so that some are empty
+    int failures = 0;
+    for (int per_node = 1; per_node <= machine.size; per_node++) {
+        if (machine.size % per_node) continue;
+        for (int arm = 0; arm < ARMS; arm++) {
+            bool ok = true;
+            for (int c = 0; ok && c < 3; c++) ok = run_trial(&machine, arm, per_node, chunk_counts[c]);
+            failures += !ok;
+            if (machine.rank == 0) printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", machine.size / per_node, per_node, arms[arm].name);
+        }
+    }
+    stream_destroy(machine.stream);
+    device_close(machine.device);
+    MPI_Finalize();
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,148 @@
+// Timers over ranks: minimum and maximum over those that have time, the tables of all three --timing-log-option forms, at any number of ranks.
+#include <mpi.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/log.h"
+
+// A device whose time the test sets. It stands in for the backend's at link time.
+struct Device {
+    double now_ms;
+    Site site;
+};
+struct Stream {
+    Device *device;
+};
+struct Event {
+    double ms;
+};
+const Site *device_site(const Device *device) { return &device->site; }
+void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "none"); }
+Event *event_create(Device *device) { return (Event *)calloc(1, sizeof(Event)); }
+void event_destroy(Event *event) { free(event); }
+void event_record(Event *event, Stream *stream) { event->ms = stream->device->now_ms; }
+void event_synchronize(Event *event) {}
+double event_elapsed_ms(Event *start, Event *stop) { return stop->ms - start->ms; }
+char *config_to_json(const Config *config) { return xstrdup("{}"); }
+
+static void check(bool holds, const char *what) {
+    if (holds) return;
+    fprintf(stderr, "failed: %s\n", what);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+#define CHECK(condition) check(condition, #condition)
+
+static void spend(Timers *timers, Timer timer, Stream *stream, double ms) {
+    timer_start(timers, timer, stream);
+    stream->device->now_ms += ms;
+    timer_stop(timers, timer, stream);
+}
+
+// forward-backward: 10, 20, 30 ... ms by rank; optimizer: nothing on rank 0, 5 ms elsewhere; params-all-gather: none at all.
+static void spend_all(Timers *timers, Stream *stream, int rank) {
+    spend(timers, TIMER_FORWARD_BACKWARD, stream, 4.0 * (rank + 1));
+    spend(timers, TIMER_FORWARD_BACKWARD, stream, 6.0 * (rank + 1));
+    if (rank > 0) spend(timers, TIMER_OPTIMIZER, stream, 5);
+}
+
+static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
+    const Timer which[3] = {TIMER_OPTIMIZER, TIMER_FORWARD_BACKWARD, TIMER_PARAMS_ALL_GATHER};
+    TimerStats stats[3];
+    double *rank_ms = (double *)calloc(3 * (size_t)world, sizeof *rank_ms);
+    spend_all(timers, stream, rank);
+    timers_collect(timers, which, 3, 2.0, MPI_COMM_WORLD, stats, rank_ms);
+    CHECK(stats[0].recorded == (world > 1));
+    if (world > 1) CHECK(fabs(stats[0].min_ms - 2.5) < 1e-9 && fabs(stats[0].max_ms - 2.5) < 1e-9);
+    CHECK(stats[1].recorded && fabs(stats[1].min_ms - 5) < 1e-9 && fabs(stats[1].max_ms - 5.0 * world) < 1e-9);
+    CHECK(!stats[2].recorded);
+    CHECK(stats[0].rank_ms == rank_ms && stats[1].rank_ms == rank_ms + world);
+    for (int r = 0; r < world; r++) CHECK(fabs(stats[1].rank_ms[r] - 5.0 * (r + 1)) < 1e-9);
+    for (int r = 0; r < world; r++) CHECK(fabs(stats[0].rank_ms[r] - (r ? 2.5 : 0)) < 1e-9);
+    timers_collect(timers, which, 3, 1.0, MPI_COMM_WORLD, stats, NULL);  // all were reset
+    for (int i = 0; i < 3; i++) CHECK(!stats[i].recorded && !stats[i].rank_ms);
+    free(rank_ms);
+}
+
+// What spend_all must print after ten iterations.
+static void expected_table(char *text, size_t bytes, TimingLogOption option, int world) {
+    size_t n = (size_t)snprintf(text, bytes, option == TIMING_ALL ? "times across ranks (ms):\n" : "(min, max) time across ranks (ms):\n");
+    if (option == TIMING_MAX) {
+        n += (size_t)snprintf(text + n, bytes - n, "    forward-backward ...............................: %.2f\n", 1.0 * world);
+        if (world > 1) snprintf(text + n, bytes - n, "    optimizer ......................................: 0.50\n");
+    } else if (option == TIMING_MINMAX) {
+        n += (size_t)snprintf(text + n, bytes - n, "    forward-backward ...............................: (1.00, %.2f)\n", 1.0 * world);
+        if (world > 1) snprintf(text + n, bytes - n, "    optimizer ......................................: (0.50, 0.50)\n");
+    } else {
+        n += (size_t)snprintf(text + n, bytes - n, "  forward-backward:\n");
+        for (int r = 0; r < world; r++) n += (size_t)snprintf(text + n, bytes - n, "     rank %2d: %.2f\n", r, r + 1.0);
+        if (world > 1) n += (size_t)snprintf(text + n, bytes - n, "  optimizer:\n");
+        for (int r = 1; r < world; r++) n += (size_t)snprintf(text + n, bytes - n, "     rank %2d: 0.50\n", r);
+    }
+}
+
+// What rank 0 prints to stdout goes to a file, and comes back as text.
+static void test_table(Timers *timers, Stream *stream, int rank, int world, TimingLogOption option) {
+    char path[] = P_tmpdir "/test_timers_XXXXXX", expected[8192], found[8192] = "";
+    int file = mkstemp(path), kept = dup(1);
+    CHECK(file >= 0 && kept >= 0);
+    const Config config = {.timing_log_option = option};
+    Log *log = log_open(&config, world, rank == 0, NULL);
+    spend_all(timers, stream, rank);
+    fflush(stdout);
+    dup2(file, 1);
+    log_timers(log, timers, 10, 10, MPI_COMM_WORLD);
+    log_timers(log, timers, 20, 10, MPI_COMM_WORLD);  // nothing recorded since: prints nothing
+    dup2(kept, 1);
+    log_close(log);
+    CHECK(pread(file, found, sizeof found - 1, 0) >= 0);
+    expected_table(expected, sizeof expected, option, world);
+    CHECK(strcmp(found, rank == 0 ? expected : "") == 0);
+    close(file);
+    close(kept);
+    unlink(path);
+}
+
+// Timers of phases are not divided; JSON lines get them too.
+static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
+    char path[] = P_tmpdir "/test_timers_XXXXXX", json[4096] = "";
+    int file = mkstemp(path), kept = dup(1);
+    CHECK(file >= 0 && kept >= 0);
+    const Config config = {.timing_log_option = TIMING_MINMAX, .log_jsonl = path};
+    const Timer which[2] = {TIMER_SETUP, TIMER_EVALUATE};
+    FILE *null = fopen("/dev/null", "w");
+    Log *log = log_open(&config, world, rank == 0, NULL);
+    spend(timers, TIMER_EVALUATE, stream, 3.0 + rank);
+    fflush(stdout);
+    dup2(fileno(null), 1);
+    log_phase_timers(log, timers, which, 2, MPI_COMM_WORLD);
+    dup2(kept, 1);
+    log_close(log);
+    char expected[200];
+    snprintf(expected, sizeof expected, "{\"kind\":\"phases\",\"timing\":{\"evaluate\":[3,%d]}}\n", 2 + world);
+    CHECK(pread(file, json, sizeof json - 1, 0) >= 0);
+    CHECK(strcmp(json, rank == 0 ? expected : "") == 0);
+    fclose(null);
+    close(file);
+    close(kept);
+    unlink(path);
+}
+
+int main(int argc, char **argv) {
+    int rank, world;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world);
+    Device device = {0};
+    Stream stream = {&device};
+    Timers *timers = timers_create(&device, 2);
+    test_collect(timers, &stream, rank, world);
+    for (int option = TIMING_MAX; option <= TIMING_ALL; option++) test_table(timers, &stream, rank, world, (TimingLogOption)option);
+    test_phases(timers, &stream, rank, world);
+    timers_destroy(timers);
+    if (rank == 0) printf("timers: all checks passed on %d ranks\n", world);
+    MPI_Finalize();
+    return 0;
+}

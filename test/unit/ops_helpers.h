@@ -1,0 +1,105 @@
+// What the tests of the ops share: random tensors, exact-size buffers, doubles of a tensor, comparisons.
+// Included by test_ops.c and test_ops_gradients.c only.
+#pragma once
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "llmc/base.h"
+#include "llmc/ops.h"
+
+static const Dropout NO_DROPOUT = {0};
+
+// --- random numbers: splitmix64, unrelated to the project's own generators ---------------------------------------------------------
+
+typedef struct TestRng {
+    uint64_t state;
+} TestRng;
+
+static inline uint64_t test_u64(TestRng *rng) {
+    uint64_t z = rng->state += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+static inline double test_uniform(TestRng *rng) { return (double)(test_u64(rng) >> 11) * 0x1p-53; }
+// Sum of four uniforms: mean 0, standard deviation 1, at most 3.5 in size.
+static inline double test_normal(TestRng *rng) {
+    return (test_uniform(rng) + test_uniform(rng) + test_uniform(rng) + test_uniform(rng) - 2.0) * 1.7320508;
+}
+
+// --- buffers of exactly the size asked for, so that a sanitizer sees one element too many -------------------------------------------
+
+static inline floatX *random_floatX(TestRng *rng, int64_t n, double mean, double deviation) {
+    floatX *x = xmalloc((size_t)n * sizeof(floatX), "a test tensor");
+    for (int64_t i = 0; i < n; i++) x[i] = floatX_from_float((float)(mean + deviation * test_normal(rng)));
+    return x;
+}
+static inline float *random_floats(TestRng *rng, int64_t n, double deviation) {
+    float *x = xmalloc((size_t)n * sizeof(float), "a test tensor");
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(deviation * test_normal(rng));
+    return x;
+}
+static inline int32_t *random_ids(TestRng *rng, int64_t n, int limit) {
+    int32_t *x = xmalloc((size_t)n * sizeof(int32_t), "test ids");
+    for (int64_t i = 0; i < n; i++) x[i] = (int32_t)(test_u64(rng) % (uint64_t)limit);
+    return x;
+}
+// A buffer filled with 0xFF, NaN in both precisions: an element that an op forgets to write, or reads before writing, shows.
+static inline void *poisoned(size_t bytes) { return memset(xmalloc(bytes ? bytes : 1, "a test buffer"), 0xFF, bytes); }
+static inline floatX *poisoned_floatX(int64_t n) { return poisoned((size_t)n * sizeof(floatX)); }
+static inline float *poisoned_floats(int64_t n) { return poisoned((size_t)n * sizeof(float)); }
+static inline double *zero_doubles(int64_t n) { return xcalloc((size_t)n, sizeof(double), "a reference"); }
+
+static inline double *doubles_of(const floatX *x, int64_t n) {
+    double *d = zero_doubles(n);
+    for (int64_t i = 0; i < n; i++) d[i] = (double)floatX_to_float(x[i]);
+    return d;
+}
+static inline void *copy_of(const void *x, size_t bytes) { return memcpy(xmalloc(bytes, "a copy"), x, bytes); }
+
+// Frees a NULL-terminated list of buffers.
+static inline void free_all(void *first, ...) {
+    va_list list;
+    va_start(list, first);
+    for (void *p = first; p; p = va_arg(list, void *)) free(p);
+    va_end(list);
+}
+
+// --- document starts: random borders, never decreasing ------------------------------------------------------------------------------
+
+static inline int32_t *random_doc_start(TestRng *rng, int B, int T) {
+    int32_t *start = xmalloc((size_t)B * (size_t)T * sizeof(int32_t), "document starts");
+    for (int b = 0; b < B; b++) {
+        int32_t current = 0;
+        for (int t = 0; t < T; t++) {
+            if (t > 0 && test_u64(rng) % 7 == 0) current = t;
+            start[b * T + t] = current;
+        }
+    }
+    return start;
+}
+
+// --- comparisons --------------------------------------------------------------------------------------------------------------------
+
+// One rounding of floatX: 2^-8 for bf16, 2^-24 for fp32.
+static inline double floatX_unit_roundoff(void) { return sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24; }
+
+// |got - expected| <= relative |expected| + absolute, for every element; NaN fails. Says where and by how much.
+static inline void check_close(const char *what, double got, double expected, double relative, double absolute, int64_t at) {
+    double allowed = relative * fabs(expected) + absolute;
+    if (fabs(got - expected) <= allowed) return;
+    fail_msg("%s[%lld]: got %.9g, expected %.9g, allowed difference %.3g", what, (long long)at, got, expected, allowed);
+}
+// A stored floatX tensor: one rounding, and `absolute` for the fp32 arithmetic before it.
+static inline void check_floatX(const char *what, const floatX *got, const double *expected, int64_t n, double absolute) {
+    for (int64_t i = 0; i < n; i++) check_close(what, (double)floatX_to_float(got[i]), expected[i], floatX_unit_roundoff(), absolute, i);
+}
+static inline void check_floats(const char *what, const float *got, const double *expected, int64_t n, double absolute) {
+    for (int64_t i = 0; i < n; i++) check_close(what, (double)got[i], expected[i], 1e-6, absolute, i);
+}

@@ -1,0 +1,760 @@
+// Checkpoints of one rank: round trip at other slice borders, damage of every kind, and a save that fails or dies at each of its system calls.
+// The system calls that a save makes are defined here in front of the C library's, so that the n-th of them can fail or kill the process.
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cmocka.h>
+
+#include "llmc/checkpoint.h"
+
+// Open MPI keeps memory to the end of the process.
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) { return "leak:libopen-\nleak:libmpi\nleak:libpmix\nleak:libevent\nleak:libhwloc\nleak:mca_\n"; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Faults
+
+static struct {
+    int countdown;          // the call that brings it to 0 fails; 0: none
+    int number;             // errno, or 0: the process is killed
+    bool no_exchange;       // a file system without RENAME_EXCHANGE
+    bool quick;             // fsync does nothing
+    uint64_t free_bytes;    // what statvfs says; 0: the truth; UINT64_MAX: nothing, as some file systems do
+} faults;
+
+static bool fault(void) {
+    if (faults.countdown == 0 || --faults.countdown > 0) return false;
+    if (faults.number == 0) raise(SIGKILL);
+    errno = faults.number;
+    return true;
+}
+
+ssize_t write(int fd, const void *data, size_t bytes) { return fault() ? -1 : syscall(SYS_write, fd, data, bytes); }
+int fsync(int fd) { return fault() ? -1 : faults.quick ? 0 : (int)syscall(SYS_fsync, fd); }
+int mkdir(const char *path, mode_t mode) { return fault() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode); }
+int rename(const char *from, const char *to) { return fault() ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0); }
+
+int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
+    if (fault()) return -1;
+    if (!faults.no_exchange) return (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+    errno = EINVAL;
+    return -1;
+}
+
+int open(const char *path, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    return fault() ? -1 : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+int statvfs(const char *path, struct statvfs *out) {
+    struct statfs fs;
+    memset(out, 0, sizeof *out);
+    if (faults.free_bytes == UINT64_MAX) return 0;
+    if (statfs(path, &fs) != 0) return -1;
+    out->f_frsize = faults.free_bytes ? 1 : (unsigned long)fs.f_frsize;
+    out->f_blocks = fs.f_blocks;
+    out->f_bavail = faults.free_bytes ? faults.free_bytes : fs.f_bavail;
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A small model
+
+static const CheckpointTensor MODEL[] = {{"wte", 2, {7, 5}}, {"ln \"w\"", 1, {13}}, {"h.0|qkv", 2, {3, 11}}, {"b", 1, {1}}};
+enum { TENSORS = sizeof MODEL / sizeof *MODEL, MAX_SLICES = 128 };
+
+static int64_t elements_of(int t) { return MODEL[t].dims == 2 ? MODEL[t].shape[0] * MODEL[t].shape[1] : MODEL[t].shape[0]; }
+
+// The first `width` bytes of element i, different for every argument.
+static void element(void *out, int width, int tensor, SliceKind kind, int64_t i, uint64_t salt) {
+    uint64_t key[4] = {(uint64_t)tensor, kind, (uint64_t)i, salt}, hash = XXH3_64bits(key, sizeof key);
+    memcpy(out, &hash, (size_t)width);
+}
+
+typedef struct Saved {
+    CheckpointSave save;
+    Slice slices[MAX_SLICES];
+    uint64_t salt;
+} Saved;
+
+static void fetch(void *context, int i, void *host) {
+    const Saved *saved = (const Saved *)context;
+    const Slice *s = &saved->slices[i];
+    int tensor = 0, width = slice_kind_bytes(s->kind);
+    while (strcmp(MODEL[tensor].name, s->tensor) != 0) tensor++;
+    for (int64_t e = s->lo; e < s->hi; e++) element((char *)host + (e - s->lo) * width, width, tensor, s->kind, e, saved->salt);
+}
+
+static CheckpointState state_of(int64_t iteration) {
+    return (CheckpointState){.iteration = iteration, .consumed_train_samples = iteration * 16 + 1, .consumed_valid_samples = 33, .scheduler_samples = iteration * 16,
+                             .adam_steps = iteration - 1, .beta1_power = 0x1.999999999999ap-4, .beta2_power = 0.1 + 1e-17, .skipped_iterations = 1,
+                             .nan_iterations = 2, .flops_so_far = 1.2345678901234567e21};
+}
+
+// All kinds of all tensors, each cut into pieces of `piece` elements (the last one is shorter); some empty slices among them.
+static void prepare(Saved *s, const char *directory, int64_t iteration, uint64_t salt, int piece) {
+    memset(s, 0, sizeof *s);
+    s->salt = salt;
+    s->save = (CheckpointSave){.directory = directory, .state = state_of(iteration), .arguments_json = "{\"lr\": 0.1, \"save\": \"a\\\"b\"}", .tensors = MODEL,
+                               .tensor_count = TENSORS, .slices = s->slices, .fetch = fetch, .context = s, .comm = MPI_COMM_SELF};
+    for (int t = 0; t < TENSORS; t++) {
+        for (int k = 0; k < SLICE_KINDS; k++) {
+            for (int64_t lo = 0; lo < elements_of(t); lo += piece) {
+                int64_t hi = lo + piece < elements_of(t) ? lo + piece : elements_of(t);
+                s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, (SliceKind)k, lo, hi};
+            }
+            s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, (SliceKind)k, elements_of(t), elements_of(t)};
+        }
+    }
+    assert_true(s->save.slice_count <= MAX_SLICES);
+}
+
+static bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {
+    Saved s;
+    prepare(&s, directory, iteration, salt, 9);
+    return checkpoint_save(&s.save, err);
+}
+
+static void assert_one_line(const Error *err) {
+    assert_int_equal(err->code, EXIT_CHECKPOINT);
+    assert_null(strchr(err->what, '\n'));
+    assert_non_null(strchr(err->what, ';'));
+}
+
+// Whether [lo, hi) of a tensor can be read; 1: and is right, 0: could not be read, -1: is wrong.
+static int read_range(const Checkpoint *c, int tensor, SliceKind kind, int64_t lo, int64_t hi, uint64_t salt, Error *err) {
+    unsigned char buffer[35 * 4 + 1], expected[4];
+    int width = slice_kind_bytes(kind);
+    buffer[(hi - lo) * width] = 0xa5;
+    Slice slice = {MODEL[tensor].name, kind, lo, hi};
+    if (!checkpoint_read(c, &slice, buffer, err)) return 0;
+    assert_int_equal(buffer[(hi - lo) * width], 0xa5);
+    for (int64_t e = lo; e < hi; e++) {
+        element(expected, width, tensor, kind, e, salt);
+        if (memcmp(buffer + (e - lo) * width, expected, (size_t)width) != 0) return -1;
+    }
+    return 1;
+}
+
+// Reads everything: 1 when all is right, -1 when something is wrong, else 0.
+static int read_all(const Checkpoint *c, uint64_t salt) {
+    int worst = 1;
+    for (int t = 0; t < TENSORS; t++) {
+        for (int k = 0; k < SLICE_KINDS; k++) {
+            Error err = {0};
+            int got = read_range(c, t, (SliceKind)k, 0, elements_of(t), salt, &err);
+            if (got == 0) assert_one_line(&err);
+            if (got < worst) worst = got;
+        }
+    }
+    return worst;
+}
+
+static void assert_loads(const char *directory, int64_t iteration, uint64_t salt) {
+    Error err = {0};
+    assert_int_equal(checkpoint_latest(directory, &err), iteration);
+    Checkpoint *c = checkpoint_open(directory, iteration, true, MPI_COMM_SELF, &err);
+    if (!c) fail_msg("%s", err.what);
+    assert_int_equal(checkpoint_state(c)->iteration, iteration);
+    assert_int_equal(read_all(c, salt), 1);
+    checkpoint_close(c);
+}
+
+static int hidden_entries(const char *directory) {
+    DIR *folder = opendir(directory);
+    int count = 0;
+    for (struct dirent *e; (e = readdir(folder));) count += e->d_name[0] == '.' && strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    closedir(folder);
+    return count;
+}
+
+typedef struct Folder {
+    char path[64], save[80], shard[200], manifest[160], tracker[160];
+} Folder;
+
+static int make_folder(void **state) {
+    Folder *f = (Folder *)calloc(1, sizeof *f);
+    if (!f) return -1;
+    strcpy(f->path, "/tmp/test_checkpoint_XXXXXX");
+    if (!mkdtemp(f->path)) return -1;
+    snprintf(f->save, sizeof f->save, "%s/a/b", f->path);
+    snprintf(f->shard, sizeof f->shard, "%s/iter_0000005/mp_rank_00/shard_00000_of_00001.safetensors", f->save);
+    snprintf(f->manifest, sizeof f->manifest, "%s/iter_0000005/manifest.json", f->save);
+    snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->save);
+    memset(&faults, 0, sizeof faults);
+    *state = f;
+    return 0;
+}
+
+static int remove_folder(void **state) {
+    Folder *f = (Folder *)*state;
+    char command[128];
+    memset(&faults, 0, sizeof faults);
+    snprintf(command, sizeof command, "rm -rf '%s'", f->path);
+    int result = system(command);
+    free(f);
+    return result;
+}
+
+static char *read_bytes(const char *path, size_t *bytes) {
+    FILE *in = fopen(path, "rb");
+    assert_non_null(in);
+    char *data = (char *)malloc(1 << 20);
+    assert_non_null(data);
+    *bytes = fread(data, 1, 1 << 20, in);
+    fclose(in);
+    return data;
+}
+
+static void write_bytes(const char *path, const void *data, size_t bytes) {
+    FILE *out = fopen(path, "wb");
+    assert_non_null(out);
+    assert_int_equal(fwrite(data, 1, bytes, out), bytes);
+    assert_int_equal(fclose(out), 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Round trip
+
+static void what_is_saved_is_loaded(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    assert_int_equal(checkpoint_latest(f->save, &err), -1);
+    assert_true(save(f->save, 5, 77, &err));
+    assert_loads(f->save, 5, 77);
+    assert_int_equal(hidden_entries(f->save), 0);
+
+    // Megatron's tracker has no newline.
+    size_t bytes;
+    char *tracker = read_bytes(f->tracker, &bytes);
+    assert_int_equal(bytes, 1);
+    assert_int_equal(tracker[0], '5');
+    free(tracker);
+
+    Checkpoint *c = checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err);
+    CheckpointState expected = state_of(5);
+    assert_memory_equal(checkpoint_state(c), &expected, sizeof expected);  // doubles to the bit
+    assert_string_equal(checkpoint_arguments(c), "{\"lr\":0.1,\"save\":\"a\\\"b\"}");
+    for (int k = 0; k < SLICE_KINDS; k++) assert_true(checkpoint_has(c, (SliceKind)k));
+    assert_true(checkpoint_check_tensors(c, MODEL, TENSORS, &err));
+    checkpoint_close(c);
+}
+
+static void any_range_can_be_read(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    for (int piece = 1; piece <= 35; piece += piece < 9 ? 3 : 13) {
+        Saved s;
+        prepare(&s, f->save, 5, (uint64_t)piece, piece < 7 ? 7 : piece);
+        assert_true(checkpoint_save(&s.save, &err));
+        Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+        assert_non_null(c);
+        for (int t = 0; t < TENSORS; t++) {
+            for (int64_t lo = 0; lo <= elements_of(t); lo++) {
+                for (int64_t hi = lo; hi <= elements_of(t); hi++) assert_int_equal(read_range(c, t, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, (uint64_t)piece, &err), 1);
+            }
+        }
+        Slice outside[] = {{"wte", SLICE_MASTER, 0, 36}, {"wte", SLICE_MASTER, -1, 3}, {"wte", SLICE_MASTER, 3, 2}, {"wtf", SLICE_MASTER, 0, 1}};
+        for (int i = 0; i < 4; i++) {
+            assert_false(checkpoint_read(c, &outside[i], NULL, &err));
+            assert_one_line(&err);
+            assert_non_null(strstr(err.what, outside[i].tensor));
+        }
+        checkpoint_close(c);
+    }
+}
+
+static void kinds_can_be_left_out(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    Saved s;
+    prepare(&s, f->save, 5, 1, 9);
+    int kept = 0;
+    for (int i = 0; i < s.save.slice_count; i++) {
+        if (s.slices[i].kind == SLICE_WEIGHT) s.slices[kept++] = s.slices[i];
+    }
+    s.save.slice_count = kept;
+    assert_true(checkpoint_save(&s.save, &err));
+    Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    assert_true(checkpoint_has(c, SLICE_WEIGHT));
+    assert_false(checkpoint_has(c, SLICE_MASTER));
+    assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 35, 1, &err), 1);
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 3, 35, 1, &err), 0);
+    assert_non_null(strstr(err.what, "master of tensor 'wte' is in no shard from element 3 (of 3..35)"));
+    checkpoint_close(c);
+}
+
+// A save that a load would refuse is refused before anything gets its final name.
+static void slices_must_fit(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    assert_true(save(f->save, 5, 1, &err));
+    static const struct {
+        Slice slice;
+        const char *says;
+    } cases[] = {
+        {{"wte", SLICE_MASTER, 0, 10}, "overlap"},          {{"wte", SLICE_MASTER, 1, 9}, "from element 0 of 35"},
+        {{"wte", SLICE_MASTER, 0, 36}, "fault of the program"}, {{"wte", SLICE_MASTER, -1, 9}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 9, 8}, "fault of the program"},  {{"none", SLICE_MASTER, 0, 9}, "fault of the program"},
+        {{"wte", SLICE_KINDS, 0, 9}, "fault of the program"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Saved s;
+        prepare(&s, f->save, 6, 2, 9);
+        assert_int_equal(s.slices[0].hi, 9);
+        s.slices[0] = cases[i].slice;
+        // A slice that does not exist cannot be fetched; what is fetched does not matter here.
+        if (strcmp(cases[i].slice.tensor, "none") != 0) assert_int_equal(strcmp(s.slices[0].tensor, "wte"), 0);
+        assert_false(checkpoint_save(&s.save, &err));
+        assert_one_line(&err);
+        if (!strstr(err.what, cases[i].says)) fail_msg("case %zu: %s", i, err.what);
+        assert_int_equal(hidden_entries(f->save), 0);
+        assert_loads(f->save, 5, 1);
+    }
+}
+
+static void another_model_is_named(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    assert_true(save(f->save, 5, 1, &err));
+    Checkpoint *c = checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err);
+    CheckpointTensor other[TENSORS + 1];
+    memcpy(other, MODEL, sizeof MODEL);
+    other[1].shape[0] = 14;
+    assert_false(checkpoint_check_tensors(c, other, TENSORS, &err));
+    assert_non_null(strstr(err.what, "parameter 1 is 'ln \"w\"' (13), this model's is 'ln \"w\"' (14)"));
+    assert_one_line(&err);
+    other[1] = MODEL[1];
+    other[3].name = "c";
+    assert_false(checkpoint_check_tensors(c, other, TENSORS, &err));
+    assert_non_null(strstr(err.what, "parameter 3 is 'b' (1), this model's is 'c' (1)"));
+    assert_false(checkpoint_check_tensors(c, MODEL, TENSORS - 1, &err));
+    assert_non_null(strstr(err.what, "this model's is nothing"));
+    other[3] = MODEL[3];
+    other[4] = (CheckpointTensor){"more", 1, {2}};
+    assert_false(checkpoint_check_tensors(c, other, TENSORS + 1, &err));
+    assert_non_null(strstr(err.what, "is nothing, this model's is 'more' (2)"));
+    checkpoint_close(c);
+}
+
+static void trackers(void **state) {
+    static const struct {
+        const char *text;
+        int64_t iteration;
+    } cases[] = {{"5", 5},   {"0000012\n", 12}, {"release", 0}, {"release\n", 0}, {"0", 0},  {"", -2},         {"\n", -2},
+                 {"-5", -2}, {"5x", -2},        {"5 6", -2},    {"1e3", -2},      {"+5", -2}, {"releases", -2}, {"99999999999999999999", -2}};
+    Folder *f = (Folder *)*state;
+    Error err;
+    assert_int_equal(mkdir(f->save, 0777), -1);
+    snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->path);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        memset(&err, 0, sizeof err);
+        write_bytes(f->tracker, cases[i].text, strlen(cases[i].text));
+        assert_int_equal(checkpoint_latest(f->path, &err), cases[i].iteration);
+        if (cases[i].iteration == -2) assert_one_line(&err);
+    }
+    static char big[10000];
+    write_bytes(f->tracker, big, sizeof big);
+    assert_int_equal(checkpoint_latest(f->path, &err), -2);
+    unlink(f->tracker);
+    mkdir(f->tracker, 0777);
+    assert_int_equal(checkpoint_latest(f->path, &err), -2);
+    assert_one_line(&err);
+}
+
+static void release_and_renamed_folders(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    char from[160], to[160];
+    assert_true(save(f->save, 5, 1, &err));
+    snprintf(from, sizeof from, "%s/iter_0000005", f->save);
+    snprintf(to, sizeof to, "%s/iter_0000006", f->save);
+    assert_int_equal(rename(from, to), 0);
+    assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+    assert_non_null(strstr(err.what, "iter_0000005/manifest.json"));
+    assert_null(checkpoint_open(f->save, 6, false, MPI_COMM_SELF, &err));
+    assert_one_line(&err);
+    assert_non_null(strstr(err.what, "iteration 5"));
+    snprintf(from, sizeof from, "%s/release", f->save);
+    assert_int_equal(rename(to, from), 0);
+    write_bytes(f->tracker, "release", 7);
+    assert_int_equal(checkpoint_latest(f->save, &err), 0);
+    Checkpoint *c = checkpoint_open(f->save, 0, true, MPI_COMM_SELF, &err);
+    assert_non_null(c);
+    assert_int_equal(read_all(c, 1), 1);
+    checkpoint_close(c);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Damage
+
+static void damaged_manifest(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        text[i] ^= (char)(1 << i % 8);
+        write_bytes(f->manifest, text, bytes);
+        text[i] ^= (char)(1 << i % 8);
+        assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+        assert_non_null(strstr(err.what, "manifest.json"));
+    }
+    for (size_t i = 0; i < bytes; i += 1 + i / 8) {
+        write_bytes(f->manifest, text, i);
+        assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+    }
+    unlink(f->manifest);
+    assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+    assert_non_null(strstr(err.what, "No such file"));
+    write_bytes(f->manifest, text, bytes);
+    assert_loads(f->save, 5, 1);
+    free(text);
+}
+
+// Replaces the first `from` in the manifest by `to` and gives the text a right hash again.
+static void edit_manifest(const char *path, const char *original, size_t bytes, const char *from, const char *to) {
+    enum { TAIL = 29 };  // "xxh3": "0123456789abcdef"\n}\n
+    const char *at = (const char *)memmem(original, bytes, from, strlen(from));
+    assert_non_null(at);
+    size_t before = (size_t)(at - original), after = bytes - TAIL - before - strlen(from), length = before + strlen(to) + after;
+    char *text = (char *)malloc(length + TAIL + 1);
+    memcpy(text, original, before);
+    memcpy(text + before, to, strlen(to));
+    memcpy(text + before + strlen(to), at + strlen(from), after);
+    snprintf(text + length, TAIL + 1, "\"xxh3\": \"%016" PRIx64 "\"\n}\n", XXH3_64bits(text, length));
+    write_bytes(path, text, length + TAIL);
+    free(text);
+}
+
+static void hostile_manifest(void **state) {
+    static const char *cases[][3] = {
+        {"\"version\": 1", "\"version\": 2", "newer program"},
+        {"\"version\": 1", "\"version\": 0", "not a manifest"},
+        {"sdp4bit.c checkpoint", "another", "not a manifest"},
+        {"\"format\":", "\"format\" ", "not a JSON object"},
+        {"\"iteration\": 5", "\"iteration\": -5", "counter"},
+        {"\"iteration\": 5", "\"iteration\": 5.5", "counter"},
+        {"\"iteration\": 5", "\"iteration\": 1e300", "counter"},
+        {"\"adam_steps\": 4", "\"other\": 4", "counter"},
+        {"\"0x1.999999999999ap-4\"", "\"0x1.9z\"", "malformed"},
+        {"\"0x1.999999999999ap-4\"", "\"nan\"", "malformed"},
+        {"\"0x1.999999999999ap-4\"", "0.1", "malformed"},
+        {"\"arguments\": {", "\"argument\": {", "arguments"},
+        {"\"weight_dtype\": \"", "\"weight_dtype\": \"X", "weight_dtype"},
+        {"\"master\"", "\"slave\"", "kinds"},
+        {"\"shape\": [7, 5]", "\"shape\": [7, 5, 1]", "malformed"},
+        {"\"shape\": [7, 5]", "\"shape\": [7, 0]", "malformed"},
+        {"\"shape\": [7, 5]", "\"shape\": []", "impossible"},
+        {"\"shape\": [7, 5]", "\"shape\": [4294967296, 4294967296]", "impossible"},
+        {"\"name\": \"b\"", "\"name\": \"wte\"", "same name"},
+        {"\"folder\": \"mp_rank_00\"", "\"folder\": \"..\"", "plain name"},
+        {"\"folder\": \"mp_rank_00\"", "\"folder\": \"\"", "plain name"},
+        {"\"name\": \"shard_00000", "\"name\": \"../../shard_00000", "plain name"},
+        {"\"name\": \"shard_00000", "\"name\": \"/etc/shard_00000", "plain name"},
+        {"\"bytes\": ", "\"bytes\": -", "size"},
+        {"\"bytes\": ", "\"bytes\": 1", "instead of"},
+        {"\"bytes\": ", "\"bytes\": 0, \"b\": ", "too small"},
+        {"\", \"slices\"", "0\", \"slices\"", "hash"},
+        {"[0,0,0,9]", "[0,0,0,9,9]", "not [tensor"},
+        {"[0,0,0,9]", "[0,0,0]", "not [tensor"},
+        {"[0,0,0,9]", "{}", "not [tensor"},
+        {"[0,0,0,9]", "[4,0,0,9]", "unknown tensor"},
+        {"[0,0,0,9]", "[-1,0,0,9]", "unknown tensor"},
+        {"[0,0,0,9]", "[0,4,0,9]", "unknown kind"},
+        {"[0,0,0,9]", "[0,0,-1,9]", "outside"},
+        {"[0,0,0,9]", "[0,0,0,36]", "outside"},
+        {"[0,0,0,9]", "[0,0,9,9]", "outside"},
+        {"[0,0,0,9]", "[0,0,0,10]", "overlap"},
+        {"\"slices\": [", "\"slices\": 3, \"s\": [", "no slices"},
+        {"\"files\": [", "\"files\": 3, \"f\": [", "list of files"},
+        {"\"tensors\": [", "\"tensors\": {}, \"t\": [", "list of tensors"},
+    };
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        edit_manifest(f->manifest, text, bytes, cases[i][0], cases[i][1]);
+        assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+        if (!strstr(err.what, cases[i][2])) fail_msg("case %zu: '%s' does not say '%s'", i, err.what, cases[i][2]);
+    }
+    free(text);
+}
+
+// A manifest that lacks a slice, or places it elsewhere than the shard does: the gap, or the file, is named when it is read.
+static void manifest_against_shard(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    edit_manifest(f->manifest, text, bytes, "[0,0,9,18],", "");
+    Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    assert_non_null(c);
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 12, 20, 1, &err), 0);
+    assert_non_null(strstr(err.what, "master of tensor 'wte' is in no shard from element 12 (of 12..20)"));
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 20, 30, 1, &err), 0);
+    assert_non_null(strstr(err.what, "its header does not say"));
+    checkpoint_close(c);
+    edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"BF16\", \"w\": \"");
+    c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    int expected = slice_kind_bytes(SLICE_WEIGHT) == 2;
+    assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), expected);
+    checkpoint_close(c);
+    edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"F32\", \"w\": \"");
+    c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    // Read as F32 the slices do not fit the file or the build.
+    if (c) assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), !expected);
+    checkpoint_close(c);
+    assert_one_line(&err);
+    free(text);
+}
+
+static void damaged_shard(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *data = read_bytes(f->shard, &bytes);
+    uint64_t header;
+    memcpy(&header, data, 8);
+    for (size_t i = 0; i < bytes; i++) {
+        data[i] ^= (char)(1 << i % 8);
+        write_bytes(f->shard, data, bytes);
+        data[i] ^= (char)(1 << i % 8);
+        if (i % 7 == 0) {
+            assert_null(checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err));
+            assert_one_line(&err);
+            assert_non_null(strstr(err.what, f->shard));
+        }
+        // Without hashes a flipped header is refused when read, or harmless; flipped data is what it is.
+        Checkpoint *c = checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err);
+        assert_non_null(c);
+        int got = read_all(c, 1);
+        checkpoint_close(c);
+        if (i < 8 + header) {
+            assert_int_not_equal(got, -1);
+        } else {
+            assert_int_equal(got, -1);
+        }
+    }
+    for (size_t i = 0; i < bytes; i += 1 + i / 8) {
+        write_bytes(f->shard, data, i);
+        assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+        assert_non_null(strstr(err.what, f->shard));
+    }
+    unlink(f->shard);
+    assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+    assert_non_null(strstr(err.what, f->shard));
+    free(data);
+}
+
+// The shard shrinks after the checkpoint was opened.
+static void shard_that_shrinks(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    struct stat status;
+    assert_true(save(f->save, 5, 1, &err));
+    Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 0, 35, 1, &err), 1);
+    assert_int_equal(stat(f->shard, &status), 0);
+    assert_int_equal(truncate(f->shard, status.st_size - 2), 0);
+    assert_int_equal(read_all(c, 1), 0);
+    checkpoint_close(c);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Saves that fail or die
+
+// Fails the n-th system call of a save of `iteration` over a checkpoint of iteration 5, for every n. Returns how many calls there are.
+static int fail_every_call(Folder *f, int64_t iteration, int number) {
+    int n = 0;
+    for (bool reached = true; reached;) {
+        Error err = {0};
+        assert_true(save(f->save, 5, 50, &err));
+        faults.number = number;
+        faults.countdown = ++n;
+        bool ok = save(f->save, iteration, 60, &err);
+        reached = faults.countdown == 0;
+        faults.countdown = 0;
+        assert_int_equal(hidden_entries(f->save), 0);
+        assert_true(ok || reached);
+        if (ok) {
+            assert_loads(f->save, iteration, 60);
+        } else {
+            assert_one_line(&err);
+            assert_non_null(strstr(err.what, f->path));
+            assert_loads(f->save, 5, 50);
+        }
+        char final[160];
+        snprintf(final, sizeof final, "%s/iter_%07" PRId64, f->save, iteration);
+        assert_true(ok || iteration == 5 || access(final, F_OK) != 0);
+        if (iteration != 5 && ok) {  // back to one checkpoint
+            char command[200];
+            snprintf(command, sizeof command, "rm -rf '%s'", f->save);
+            assert_int_equal(system(command), 0);
+        }
+    }
+    return n - 1;
+}
+
+static void every_call_fails(void **state) {
+    Folder *f = (Folder *)*state;
+    faults.quick = true;
+    int calls = fail_every_call(f, 6, ENOSPC);
+    assert_true(calls >= 60);  // slices, files, folders
+    fail_every_call(f, 5, EIO);
+    faults.no_exchange = true;
+    fail_every_call(f, 5, EACCES);
+}
+
+// Kills the process at the n-th system call of a save, for every n: what the tracker names is whole, and the next save leaves no trace of it.
+static void die_at_every_call(Folder *f, int64_t iteration, int step) {
+    int status = 0, died = 0;
+    for (int n = 1;; n += step) {
+        Error err = {0};
+        assert_true(save(f->save, 5, 50, &err));
+        assert_int_equal(hidden_entries(f->save), 0);
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0) {
+            faults.number = 0;
+            faults.countdown = n;
+            _exit(save(f->save, iteration, 60, NULL) ? 0 : 1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (WIFEXITED(status)) break;
+        died++;
+        assert_int_equal(WTERMSIG(status), SIGKILL);
+        int64_t latest = checkpoint_latest(f->save, &err);
+        assert_true(latest == 5 || latest == iteration);
+        Checkpoint *c = checkpoint_open(f->save, latest, true, MPI_COMM_SELF, &err);
+        if (!c) fail_msg("killed at call %d: %s", n, err.what);
+        int fresh = read_all(c, 60), old = read_all(c, 50);
+        assert_true((fresh == 1) != (old == 1));
+        if (iteration != 5) assert_int_equal(fresh == 1, latest == iteration);
+        checkpoint_close(c);
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_true(died * step >= 40);
+    assert_loads(f->save, iteration, 60);
+}
+
+static void killed_at_every_call(void **state) {
+    Folder *f = (Folder *)*state;
+    faults.quick = true;
+    die_at_every_call(f, 6, 1);
+    die_at_every_call(f, 5, 1);
+    faults.no_exchange = true;
+    die_at_every_call(f, 5, 1);
+}
+
+static void no_space(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    assert_true(save(f->save, 5, 1, &err));
+    faults.free_bytes = 1000;
+    assert_false(save(f->save, 6, 2, &err));
+    assert_one_line(&err);
+    assert_non_null(strstr(err.what, "does not fit"));
+    assert_int_equal(hidden_entries(f->save), 0);
+    assert_loads(f->save, 5, 1);
+    faults.free_bytes = UINT64_MAX;  // a file system that does not say
+    assert_true(save(f->save, 6, 2, &err));
+    assert_loads(f->save, 6, 2);
+}
+
+// A disk that is really full, where this process may mount one.
+static void full_disk(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    if (mount("none", f->path, "tmpfs", 0, "size=64k") != 0) skip();
+    bool first = (faults.free_bytes = UINT64_MAX, save(f->save, 5, 1, &err));
+    char filler[128];
+    static char block[4096];
+    snprintf(filler, sizeof filler, "%s/filler", f->path);
+    FILE *out = fopen(filler, "wb");
+    while (out && fwrite(block, 1, sizeof block, out) == sizeof block && fflush(out) == 0) continue;
+    if (out) fclose(out);
+    Error full = {0};
+    bool second = save(f->save, 6, 2, &full);
+    int hidden = hidden_entries(f->save);
+    int64_t latest = checkpoint_latest(f->save, &err);
+    Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    int got = c ? read_all(c, 1) : 0;
+    checkpoint_close(c);
+    assert_int_equal(umount(f->path), 0);
+    assert_true(first);
+    assert_false(second);
+    assert_one_line(&full);
+    assert_non_null(strstr(full.what, "No space left"));
+    assert_int_equal(hidden, 0);
+    assert_int_equal(latest, 5);
+    assert_int_equal(got, 1);
+}
+
+static void folder_in_the_way(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    char file[128], inside[160];
+    snprintf(file, sizeof file, "%s/file", f->path);
+    snprintf(inside, sizeof inside, "%s/save", file);
+    write_bytes(file, "x", 1);
+    assert_false(save(file, 5, 1, &err));
+    assert_one_line(&err);
+    assert_false(save(inside, 5, 1, &err));
+    assert_one_line(&err);
+    assert_non_null(strstr(err.what, file));
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(what_is_saved_is_loaded, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(any_range_can_be_read, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(kinds_can_be_left_out, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(slices_must_fit, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(another_model_is_named, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(trackers, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(release_and_renamed_folders, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(damaged_manifest, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(hostile_manifest, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(manifest_against_shard, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(damaged_shard, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(shard_that_shrinks, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(every_call_fails, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(killed_at_every_call, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(no_space, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(full_disk, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(folder_in_the_way, make_folder, remove_folder),
+    };
+    MPI_Init(&argc, &argv);
+    int failed = cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
+    MPI_Finalize();
+    return failed;
+}

@@ -1,0 +1,113 @@
+// The CPU device: the floating-point environment it insists on, memory, copies, events.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <fenv.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "llmc/device.h"
+
+static void test_open(void **state) {
+    Site site = {.rank = 3};
+    Error err = {0};
+    Device *device = device_open(0, &site, &err);
+    assert_non_null(device);
+    assert_ptr_equal(device_site(device), &site);
+    assert_string_equal(device_backend(), "cpu");
+    assert_int_equal(strncmp(device_name(device), "CPU ", 4), 0);
+    char text[256];
+    device_libraries(text, sizeof text);
+    assert_non_null(strstr(text, "OpenBLAS"));
+    size_t available = 0, total = 0;
+    device_memory(device, &available, &total);
+    assert_true(available > 0 && available <= total);
+    device_close(device);
+}
+
+// Any other rounding mode is refused with a message.
+static void test_rounding_modes(void **state) {
+    const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        Error err = {0};
+        assert_int_equal(fesetround(modes[i]), 0);
+        Device *device = device_open(0, NULL, &err);
+        fesetround(FE_TONEAREST);
+        assert_null(device);
+        assert_int_equal(err.code, EXIT_ENVIRONMENT);
+        assert_non_null(strstr(err.what, "round"));
+    }
+}
+
+static void test_memory(void **state) {
+    Error err = {0};
+    Device *device = device_open(0, NULL, &err);
+    const size_t sizes[] = {0, 1, 255, 256, 257, 1000003};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        unsigned char *memory = device_alloc(device, sizes[i], "a test", &err);
+        assert_non_null(memory);
+        assert_int_equal((uintptr_t)memory % 256, 0);
+        for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(memory[j], 0);
+        memset(memory, 0xAB, sizes[i]);  // so that a reuse of this memory must be zeroed again
+        device_free(device, memory);
+    }
+    // More than the machine has: an error that names the purpose, no crash.
+    const size_t impossible[] = {SIZE_MAX, SIZE_MAX - 255, (size_t)1 << 60};
+    for (size_t i = 0; i < sizeof impossible / sizeof impossible[0]; i++) {
+        err = (Error){0};
+        assert_null(device_alloc(device, impossible[i], "the weight arena", &err));
+        assert_int_equal(err.code, EXIT_ENVIRONMENT);
+        assert_non_null(strstr(err.what, "the weight arena"));
+    }
+    device_close(device);
+}
+
+static void test_copies(void **state) {
+    Error err = {0};
+    Device *device = device_open(0, NULL, &err);
+    Stream *stream = stream_create(device, "compute");
+    assert_null(stream_site(stream));
+    char host[8] = "1234567", *memory = device_alloc(device, 16, "a test", &err), back[8];
+    copy_to_device(stream, memory, host, 8);
+    host[0] = 'x';  // the host side may be reused at once
+    copy_on_device(stream, memory + 4, memory, 8);  // overlapping
+    copy_to_host(stream, back, memory + 4, 8);
+    stream_synchronize(stream);
+    assert_string_equal(back, "1234567");
+    set_zero(stream, memory + 5, 2);
+    assert_memory_equal(memory, "12341\0\0" "4567", 11);
+    copy_to_device(stream, memory, NULL, 0);
+    device_free(device, memory);
+    stream_destroy(stream);
+    device_close(device);
+}
+
+static void test_events(void **state) {
+    Error err = {0};
+    Device *device = device_open(0, NULL, &err);
+    Stream *stream = stream_create(device, "compute");
+    Event *start = event_create(device), *stop = event_create(device);
+    event_record(start, stream);
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    event_record(stop, stream);
+    stream_wait(stream, stop);
+    event_synchronize(stop);
+    assert_true(event_elapsed_ms(start, stop) >= 4.9);
+    assert_true(event_elapsed_ms(stop, start) < 0);
+    event_destroy(start);
+    event_destroy(stop);
+    stream_destroy(stream);
+    device_close(device);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open),   cmocka_unit_test(test_rounding_modes), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_copies), cmocka_unit_test(test_events),
+    };
+    return cmocka_run_group_tests_name("the CPU device", tests, NULL, NULL);
+}

@@ -1,0 +1,324 @@
+// Every backward op against finite differences of its forward: no formula is shared with the code under test. Needs smooth forwards, so it runs
+// in the fp32 build (make PRECISION=fp32 BUILD=build/fp32 ...) and skips itself in bf16, where test_ops.c compares with references.
+//
+// A case owns inputs in floats, a forward that returns a scalar (a fixed random weighting of the outputs), and the gradients the backward ops gave for
+// it. Each input is checked along random sign directions, at the coordinate with the largest gradient, and at random coordinates.
+#include "test/unit/ops_helpers.h"
+
+// One differentiable input: n values, and the gradient to check.
+typedef struct Input {
+    const char *name;
+    float *values;
+    const float *gradient;
+    int64_t n;
+} Input;
+
+typedef double (*Forward)(void *context);
+
+// Fourth-order central difference of forward along `direction` (NULL: coordinate `at` alone) in steps of h.
+static double derivative(Forward forward, void *context, const Input *in, const float *direction, int64_t at, double h) {
+    const double steps[4] = {-2, -1, 1, 2}, weights[4] = {1, -8, 8, -1};
+    float *saved = copy_of(in->values, (size_t)in->n * sizeof(float));
+    double sum = 0, at_moved = 0, coordinate_h = h;
+    for (int i = 0; i < 4; i++) {
+        if (direction) {
+            for (int64_t j = 0; j < in->n; j++) in->values[j] = (float)((double)saved[j] + steps[i] * h * (double)direction[j]);
+        } else {
+            in->values[at] = (float)((double)saved[at] + steps[i] * h);
+            at_moved += steps[i] * ((double)in->values[at] - (double)saved[at]);
+        }
+        sum += weights[i] * forward(context);
+        memcpy(in->values, saved, (size_t)in->n * sizeof(float));
+    }
+    if (!direction) coordinate_h = at_moved / 10.0;  // what h became in fp32: sum of steps^2 is 10
+    free(saved);
+    return sum / (12.0 * coordinate_h);
+}
+
+// tolerance: relative to the gradient's L2 norm for directions, to its largest element for coordinates.
+static void check_gradient(Forward forward, void *context, Input in, TestRng *rng) {
+    const double tolerance = 1e-3, h = 1e-2;
+    double squares = 0;
+    int64_t largest = 0;
+    for (int64_t i = 0; i < in.n; i++) {
+        squares += (double)in.gradient[i] * (double)in.gradient[i];
+        if (fabsf(in.gradient[i]) > fabsf(in.gradient[largest])) largest = i;
+    }
+    if (!(squares > 0 && isfinite(squares))) fail_msg("%s: the gradient is zero or not finite", in.name);
+    float *direction = poisoned_floats(in.n);
+    for (int trial = 0; trial < 3; trial++) {
+        double analytic = 0;
+        for (int64_t i = 0; i < in.n; i++) {
+            direction[i] = test_u64(rng) & 1 ? 1.0f : -1.0f;
+            analytic += (double)in.gradient[i] * (double)direction[i];
+        }
+        check_close(in.name, analytic, derivative(forward, context, &in, direction, 0, h), tolerance, tolerance * sqrt(squares), -1 - trial);
+    }
+    for (int trial = 0; trial < 4; trial++) {
+        int64_t at = trial == 0 ? largest : (int64_t)(test_u64(rng) % (uint64_t)in.n);
+        double numeric = derivative(forward, context, &in, NULL, at, 2 * h);
+        check_close(in.name, (double)in.gradient[at], numeric, tolerance, tolerance * (double)fabsf(in.gradient[largest]), at);
+    }
+    free(direction);
+}
+
+// Σ weights . y: the scalar that makes one derivative of many outputs.
+static double weighted(const floatX *y, const float *weights, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (double)floatX_to_float(y[i]) * (double)weights[i];
+    return sum;
+}
+
+// In this build floatX is float; the casts below only say so to a compiler that also compiles the bf16 build.
+static float *as_floats(floatX *x) { return (float *)(void *)x; }
+static bool skipped_in_bf16(void) {
+    if (sizeof(floatX) == sizeof(float)) return false;
+    print_message("skipped: bf16 forwards are not smooth; build with PRECISION=fp32 for finite differences\n");
+    skip();
+    return true;
+}
+static float *zero_floats(int64_t n) { return xcalloc((size_t)n, sizeof(float), "a gradient"); }
+
+// --- embedding ----------------------------------------------------------------------------------------------------------------------
+
+enum { VOCABULARY = 9, POSITIONS = 12 };
+
+typedef struct Embedding {
+    int B, T, C;
+    Dropout dropout;
+    floatX *wte, *wpe, *x;
+    int32_t *tokens, *positions;
+    float *weights;
+} Embedding;
+
+static double embedding_forward(void *context) {
+    Embedding *e = context;
+    op_embedding_forward(NULL, e->x, e->tokens, e->positions, e->wte, e->wpe, e->B, e->T, e->C, e->dropout);
+    return weighted(e->x, e->weights, (int64_t)e->B * e->T * e->C);
+}
+
+static void check_embedding(int B, int T, int C, Dropout dropout) {
+    TestRng rng = {21};
+    int64_t n = (int64_t)B * T * C;
+    Embedding e = {.B = B, .T = T, .C = C, .dropout = dropout};
+    e.wte = random_floatX(&rng, VOCABULARY * C, 0, 1);
+    e.wpe = random_floatX(&rng, POSITIONS * C, 0, 1);
+    e.tokens = random_ids(&rng, B * T, VOCABULARY);
+    e.positions = random_ids(&rng, B * T, POSITIONS);
+    e.x = poisoned_floatX(n);
+    e.weights = random_floats(&rng, n, 1);
+    float *dwte = zero_floats(VOCABULARY * C), *dwpe = zero_floats(POSITIONS * C);
+    op_embedding_backward(NULL, dwte, dwpe, (const floatX *)(const void *)e.weights, e.tokens, e.positions, B, T, C, dropout);
+    check_gradient(embedding_forward, &e, (Input){"wte", as_floats(e.wte), dwte, VOCABULARY * C}, &rng);
+    check_gradient(embedding_forward, &e, (Input){"wpe", as_floats(e.wpe), dwpe, POSITIONS * C}, &rng);
+    free_all(e.wte, e.wpe, e.tokens, e.positions, e.x, e.weights, dwte, dwpe, NULL);
+}
+
+static void test_embedding_gradients(void **state) {
+    if (skipped_in_bf16()) return;
+    check_embedding(2, 5, 24, NO_DROPOUT);
+    check_embedding(3, 7, 40, (Dropout){0.4f, 3, DROPOUT_EMBEDDING, 100});
+}
+
+// --- residual + LayerNorm -----------------------------------------------------------------------------------------------------------
+
+typedef struct Norm {
+    int B, T, C;
+    Dropout dropout;
+    floatX *residual, *branch, *gamma, *beta, *sum, *y;
+    float *mean, *rstd, *sum_weights, *y_weights;
+} Norm;
+
+// The sum is used twice, as in the model: by the next residual addition and by the LayerNorm.
+static double norm_forward(void *context) {
+    Norm *m = context;
+    int64_t n = (int64_t)m->B * m->T * m->C;
+    op_residual_layernorm_forward(NULL, m->sum, m->y, m->mean, m->rstd, m->residual, m->branch, m->gamma, m->beta, m->B, m->T, m->C, 1e-5f, m->dropout);
+    return weighted(m->sum, m->sum_weights, n) + weighted(m->y, m->y_weights, n);
+}
+
+static void check_norm(int B, int T, int C, Dropout dropout) {
+    TestRng rng = {22};
+    int64_t N = (int64_t)B * T, n = N * C;
+    Norm m = {.B = B, .T = T, .C = C, .dropout = dropout};
+    m.residual = random_floatX(&rng, n, 0.5, 1);
+    m.branch = random_floatX(&rng, n, 0, 1);
+    m.gamma = random_floatX(&rng, C, 1, 0.3);
+    m.beta = random_floatX(&rng, C, 0, 0.3);
+    m.sum = poisoned_floatX(n);
+    m.y = poisoned_floatX(n);
+    m.mean = poisoned_floats(N);
+    m.rstd = poisoned_floats(N);
+    m.sum_weights = random_floats(&rng, n, 0.5);
+    m.y_weights = random_floats(&rng, n, 1);
+    norm_forward(&m);
+    floatX *dresidual = copy_of(m.sum_weights, (size_t)n * sizeof(float)), *dbranch = poisoned_floatX(n);
+    float *dgamma = zero_floats(C), *dbeta = zero_floats(C);
+    op_layernorm_backward(NULL, dresidual, dbranch, dgamma, dbeta, (const floatX *)(const void *)m.y_weights, m.sum, m.gamma, m.mean, m.rstd, B, T, C, dropout);
+    check_gradient(norm_forward, &m, (Input){"residual", as_floats(m.residual), as_floats(dresidual), n}, &rng);
+    check_gradient(norm_forward, &m, (Input){"branch", as_floats(m.branch), as_floats(dbranch), n}, &rng);
+    check_gradient(norm_forward, &m, (Input){"gamma", as_floats(m.gamma), dgamma, C}, &rng);
+    check_gradient(norm_forward, &m, (Input){"beta", as_floats(m.beta), dbeta, C}, &rng);
+    free_all(m.residual, m.branch, m.gamma, m.beta, m.sum, m.y, m.mean, m.rstd, m.sum_weights, m.y_weights, dresidual, dbranch, dgamma, dbeta, NULL);
+}
+
+static void test_norm_gradients(void **state) {
+    if (skipped_in_bf16()) return;
+    check_norm(1, 1, 16, NO_DROPOUT);
+    check_norm(2, 3, 40, NO_DROPOUT);
+    check_norm(2, 5, 100, (Dropout){0.3f, 3, 4 * 7 + DROPOUT_FFN, 9});
+}
+
+// --- linear -> GELU -> linear -------------------------------------------------------------------------------------------------------
+
+typedef struct Mlp {
+    int64_t N;
+    int C, F;
+    floatX *x, *w1, *b1, *w2, *b2, *pre, *hidden, *y;
+    float *weights;
+    void *workspace;
+} Mlp;
+
+static double mlp_forward(void *context) {
+    Mlp *m = context;
+    op_linear_forward(NULL, m->hidden, m->pre, m->x, m->w1, m->b1, m->N, m->C, m->F, m->workspace);
+    op_linear_forward(NULL, m->y, NULL, m->hidden, m->w2, m->b2, m->N, m->F, m->C, m->workspace);
+    return weighted(m->y, m->weights, m->N * m->C);
+}
+
+static void check_mlp(int64_t N, int C, int F) {
+    TestRng rng = {23};
+    int64_t n_w = (int64_t)C * F;
+    Mlp m = {.N = N, .C = C, .F = F, .x = random_floatX(&rng, N * C, 0, 1)};
+    m.w1 = random_floatX(&rng, n_w, 0, 1 / sqrt(C));
+    m.b1 = random_floatX(&rng, F, 0, 0.5);
+    m.w2 = random_floatX(&rng, n_w, 0, 1 / sqrt(F));
+    m.b2 = random_floatX(&rng, C, 0, 0.5);
+    m.pre = poisoned_floatX(N * F);
+    m.hidden = poisoned_floatX(N * F);
+    m.y = poisoned_floatX(N * C);
+    m.weights = random_floats(&rng, N * C, 1);
+    m.workspace = poisoned(op_linear_workspace_bytes(N, F, F));
+    mlp_forward(&m);
+    floatX *dx = poisoned_floatX(N * C), *dpre = poisoned_floatX(N * F);
+    float *dw1 = zero_floats(n_w), *db1 = zero_floats(F), *dw2 = zero_floats(n_w), *db2 = zero_floats(C);
+    op_linear_backward(NULL, dpre, dw2, db2, (const floatX *)(const void *)m.weights, m.hidden, m.w2, m.pre, N, F, C, m.workspace);
+    op_linear_backward(NULL, dx, dw1, db1, dpre, m.x, m.w1, NULL, N, C, F, m.workspace);
+    check_gradient(mlp_forward, &m, (Input){"x", as_floats(m.x), as_floats(dx), N * C}, &rng);
+    check_gradient(mlp_forward, &m, (Input){"w1", as_floats(m.w1), dw1, n_w}, &rng);
+    check_gradient(mlp_forward, &m, (Input){"b1", as_floats(m.b1), db1, F}, &rng);
+    check_gradient(mlp_forward, &m, (Input){"w2", as_floats(m.w2), dw2, n_w}, &rng);
+    check_gradient(mlp_forward, &m, (Input){"b2", as_floats(m.b2), db2, C}, &rng);
+    free_all(m.x, m.w1, m.b1, m.w2, m.b2, m.pre, m.hidden, m.y, m.weights, m.workspace, dx, dpre, dw1, db1, dw2, db2, NULL);
+}
+
+static void test_linear_gradients(void **state) {
+    if (skipped_in_bf16()) return;
+    check_mlp(1, 8, 32);
+    check_mlp(13, 24, 40);
+    check_mlp(530, 16, 48);
+}
+
+// --- attention ----------------------------------------------------------------------------------------------------------------------
+
+typedef struct Attention {
+    int B, T, NH, HD;
+    Dropout dropout;
+    floatX *qkv, *out;
+    int32_t *doc_start;
+    float *weights;
+    void *saved, *workspace;
+} Attention;
+
+static double attention_forward(void *context) {
+    Attention *a = context;
+    op_attention_forward(NULL, a->out, a->saved, a->qkv, a->doc_start, a->B, a->T, a->NH, a->HD, a->dropout, a->workspace);
+    return weighted(a->out, a->weights, (int64_t)a->B * a->T * a->NH * a->HD);
+}
+
+static void check_attention(int B, int T, int NH, int HD, bool documents, Dropout dropout) {
+    TestRng rng = {24};
+    int64_t n = (int64_t)B * T * NH * HD;
+    Attention a = {.B = B, .T = T, .NH = NH, .HD = HD, .dropout = dropout};
+    a.qkv = random_floatX(&rng, 3 * n, 0, 0.8);
+    a.out = poisoned_floatX(n);
+    a.doc_start = documents ? random_doc_start(&rng, B, T) : NULL;
+    a.weights = random_floats(&rng, n, 1);
+    a.saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
+    a.workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD));
+    attention_forward(&a);
+    floatX *dqkv = poisoned_floatX(3 * n);
+    op_attention_backward(NULL, dqkv, (const floatX *)(const void *)a.weights, a.out, a.saved, a.qkv, a.doc_start, B, T, NH, HD, dropout, a.workspace);
+    check_gradient(attention_forward, &a, (Input){"qkv", as_floats(a.qkv), as_floats(dqkv), 3 * n}, &rng);
+    free_all(a.qkv, a.out, a.weights, a.saved, a.workspace, dqkv, NULL);
+    free(a.doc_start);
+}
+
+static void test_attention_gradients(void **state) {
+    if (skipped_in_bf16()) return;
+    const int shapes[][4] = {{2, 5, 3, 8}, {1, 66, 1, 64}, {1, 17, 2, 80}, {2, 9, 1, 128}, {1, 130, 5, 8}};
+    Dropout dropout = {0.25f, 6, 4 * 2 + DROPOUT_ATTENTION, 12345678901};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        const int *s = shapes[i];
+        check_attention(s[0], s[1], s[2], s[3], false, NO_DROPOUT);
+        check_attention(s[0], s[1], s[2], s[3], true, NO_DROPOUT);
+        check_attention(s[0], s[1], s[2], s[3], false, dropout);
+        check_attention(s[0], s[1], s[2], s[3], true, dropout);
+    }
+}
+
+// --- head ---------------------------------------------------------------------------------------------------------------------------
+
+typedef struct LmHead {
+    int64_t N;
+    int C, Vp;
+    floatX *x, *wte;
+    int32_t *targets;
+    float *mask, *losses;  // mask or NULL
+    float scale;
+    void *workspace;
+} LmHead;
+
+// From the rows' losses in double: *loss_sum in fp32 would be too coarse for differences.
+static double lm_head_forward(void *context) {
+    LmHead *h = context;
+    float ignored = 0;
+    double sum = 0;
+    op_head(NULL, h->losses, &ignored, NULL, NULL, h->x, h->wte, h->targets, h->mask, h->scale, h->N, h->C, h->Vp, h->workspace);
+    for (int64_t i = 0; i < h->N; i++) sum += (double)h->losses[i] * (h->mask ? (double)h->mask[i] : 1.0) * (double)h->scale;
+    return sum;
+}
+
+static void check_lm_head(int64_t N, int C, int Vp, bool masked) {
+    TestRng rng = {25};
+    LmHead h = {.N = N, .C = C, .Vp = Vp, .scale = 0.5f};
+    h.x = random_floatX(&rng, N * C, 0, 1);
+    h.wte = random_floatX(&rng, (int64_t)Vp * C, 0, 1 / sqrt(C));
+    h.targets = random_ids(&rng, N, Vp);
+    h.mask = masked ? random_floats(&rng, N, 1) : NULL;  // any weights will do
+    h.losses = poisoned_floats(N);
+    h.workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
+    floatX *dx = poisoned_floatX(N * C);
+    float *dwte = zero_floats((int64_t)Vp * C), sum = 0;
+    op_head(NULL, h.losses, &sum, dx, dwte, h.x, h.wte, h.targets, h.mask, h.scale, N, C, Vp, h.workspace);
+    check_gradient(lm_head_forward, &h, (Input){"x", as_floats(h.x), as_floats(dx), N * C}, &rng);
+    check_gradient(lm_head_forward, &h, (Input){"wte", as_floats(h.wte), dwte, (int64_t)Vp * C}, &rng);
+    free_all(h.x, h.wte, h.targets, h.losses, h.workspace, dx, dwte, NULL);
+    free(h.mask);
+}
+
+static void test_head_gradients(void **state) {
+    if (skipped_in_bf16()) return;
+    check_lm_head(1, 8, 16, false);
+    check_lm_head(11, 24, 133, false);
+    check_lm_head(23, 40, 64, true);
+    check_lm_head(270, 8, 8192, false);  // more than two chunks
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_embedding_gradients), cmocka_unit_test(test_norm_gradients), cmocka_unit_test(test_linear_gradients),
+        cmocka_unit_test(test_attention_gradients), cmocka_unit_test(test_head_gradients),
+    };
+    return cmocka_run_group_tests_name("gradients of the ops (" FLOATX_NAME ")", tests, NULL, NULL);
+}

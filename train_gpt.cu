@@ -1,0 +1,1086 @@
+// sdp4bit.c: GPT pretraining with sharded data parallelism in (almost) 4 bits. This file is the whole story, top to bottom: the GPT, the training step,
+// evaluation, checkpoints, sampling, main(). It is written in the common subset of C11 and CUDA C++ and holds no kernels: compiled as C it
+// is the CPU program, compiled by nvcc the GPU program. What it calls:
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
+#include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
+#include "llmc/plan_report.h" // --plan
+#include "llmc/rng.h"         // counter-based normals and uniforms
+#include "llmc/sample.h"      // text from logits
+#include "llmc/schedule.h"    // learning rate in samples
+#include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
+#include "llmc/version.h"
+#include "train_gpt.h"        // GPT, Zero, Loader, ops
+
+// ===== the GPT ===================================================================================================================
+// GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows, tanh GELU, tied head.
+
+int gpt_layer_tensor(int layer, enum LayerTensor which) { return 2 + layer * LAYER_TENSORS + (int)which; }
+
+static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split_dim, int unit, double std) {
+    GPTTensor *t = &gpt->tensor[gpt->tensors++];
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->dims = columns ? 2 : 1;
+    t->shape[0] = rows;
+    t->shape[1] = columns ? columns : 1;
+    t->split_dim = split_dim;
+    t->unit = unit;
+    t->std = std;
+}
+
+static void add_layer(GPT *gpt, int l, double std) {
+    int64_t C = gpt->C, A = gpt->A, F = gpt->F;
+    double scaled = std / sqrt(2.0 * gpt->L);  // outputs onto the residual stream
+    struct { const char *name; int64_t rows, columns; int split_dim; double std; } row[LAYER_TENSORS] = {
+        {"input_norm.weight", C, 0, -1, -1},
+        {"input_norm.bias", C, 0, -1, 0},
+        {"self_attention.query_key_value.weight", 3 * A, C, 0, std},
+        {"self_attention.query_key_value.bias", 3 * A, 0, 0, 0},
+        {"self_attention.dense.weight", C, A, 1, scaled},
+        {"self_attention.dense.bias", C, 0, -1, 0},
+        {"post_attention_norm.weight", C, 0, -1, -1},
+        {"post_attention_norm.bias", C, 0, -1, 0},
+        {"mlp.dense_h_to_4h.weight", F, C, 0, std},
+        {"mlp.dense_h_to_4h.bias", F, 0, 0, 0},
+        {"mlp.dense_4h_to_h.weight", C, F, 1, scaled},
+        {"mlp.dense_4h_to_h.bias", C, 0, -1, 0},
+    };
+    for (int i = 0; i < LAYER_TENSORS; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "encoder.layers.%d.%s", l, row[i].name);
+        add_tensor(gpt, name, row[i].rows, row[i].columns, row[i].split_dim, l + 1, row[i].std);
+    }
+}
+
+void gpt_describe(GPT *gpt, const Config *config) {
+    memset(gpt, 0, sizeof *gpt);
+    gpt->B = config->micro_batch_size;
+    gpt->T = config->seq_length;
+    gpt->C = config->hidden_size;
+    gpt->NH = config->num_attention_heads;
+    gpt->HD = config->kv_channels;
+    gpt->A = gpt->NH * gpt->HD;
+    gpt->F = config->ffn_hidden_size;
+    gpt->L = config->num_layers;
+    gpt->V = config->vocab_size_padded;
+    gpt->P = config->max_position_embeddings;
+    gpt->epsilon = (float)config->norm_epsilon;
+    gpt->attention_dropout = (float)config->attention_dropout;
+    gpt->hidden_dropout = (float)config->hidden_dropout;
+    gpt->seed = (uint32_t)config->seed;
+    gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
+    gpt->tensor = (GPTTensor *)xcalloc((size_t)(4 + gpt->L * LAYER_TENSORS), sizeof(GPTTensor), "the parameter table");
+    double std = config->init_method_std;
+    add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
+    add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
+    for (int l = 0; l < gpt->L; l++) add_layer(gpt, l, std);
+    add_tensor(gpt, "encoder.final_norm.weight", gpt->C, 0, -1, gpt->L, -1);
+    add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, gpt->L, 0);
+}
+
+static int64_t tensor_numel(const GPTTensor *t) { return t->shape[0] * t->shape[1]; }
+
+int64_t gpt_parameters(const GPT *gpt) {
+    int64_t n = 0;
+    for (int i = 0; i < gpt->tensors; i++) n += tensor_numel(&gpt->tensor[i]);
+    return n;
+}
+
+PlanTensor *gpt_plan_tensors(const GPT *gpt) {
+    PlanTensor *out = (PlanTensor *)xcalloc((size_t)gpt->tensors, sizeof *out, "the parameter table");
+    for (int i = 0; i < gpt->tensors; i++) {
+        out[i].numel = tensor_numel(&gpt->tensor[i]);
+        out[i].matrix = gpt->tensor[i].dims > 1;
+        out[i].unit = gpt->tensor[i].unit;
+    }
+    return out;
+}
+
+CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt) {
+    CheckpointTensor *out = (CheckpointTensor *)xcalloc((size_t)gpt->tensors, sizeof *out, "the parameter table");
+    for (int i = 0; i < gpt->tensors; i++) {
+        out[i].name = gpt->tensor[i].name;
+        out[i].dims = gpt->tensor[i].dims;
+        memcpy(out[i].shape, gpt->tensor[i].shape, sizeof out[i].shape);
+    }
+    return out;
+}
+
+static void reserve_layer(GPT *gpt, LayerActs *a, Arena *arena) {
+    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A, F = (size_t)gpt->F;
+    const char *group = "activations";
+    arena_reserve(arena, group, "first LayerNorm", N * C * X, (void **)&a->ln1);
+    arena_reserve(arena, group, "first LayerNorm means", N * sizeof(float), (void **)&a->ln1_mean);
+    arena_reserve(arena, group, "first LayerNorm deviations", N * sizeof(float), (void **)&a->ln1_rstd);
+    arena_reserve(arena, group, "queries, keys, values", N * 3 * A * X, (void **)&a->qkv);
+    arena_reserve(arena, group, "attention statistics", op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD), &a->att_saved);
+    arena_reserve(arena, group, "attention output", N * A * X, (void **)&a->att);
+    arena_reserve(arena, group, "residual after attention", N * C * X, (void **)&a->residual2);
+    arena_reserve(arena, group, "second LayerNorm", N * C * X, (void **)&a->ln2);
+    arena_reserve(arena, group, "second LayerNorm means", N * sizeof(float), (void **)&a->ln2_mean);
+    arena_reserve(arena, group, "second LayerNorm deviations", N * sizeof(float), (void **)&a->ln2_rstd);
+    arena_reserve(arena, group, "before GELU", N * F * X, (void **)&a->pre);
+    arena_reserve(arena, group, "after GELU", N * F * X, (void **)&a->gelu);
+}
+
+static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
+
+static size_t workspace_bytes(const GPT *gpt) {
+    int64_t N = (int64_t)gpt->B * gpt->T;
+    int widest = (int)largest(largest((size_t)gpt->F, 3 * (size_t)gpt->A), (size_t)gpt->C);
+    size_t bytes = op_linear_workspace_bytes(N, widest, widest);
+    bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, gpt->V));  // one row of logits, for sampling
+    bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD));
+    return largest(bytes, op_head_workspace_bytes(N, gpt->C, gpt->V));
+}
+
+void gpt_reserve(GPT *gpt, Arena *arena) {
+    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A, F = (size_t)gpt->F;
+    arena_reserve(arena, "batch", "tokens", N * sizeof(int32_t), (void **)&gpt->tokens);
+    arena_reserve(arena, "batch", "targets", N * sizeof(int32_t), (void **)&gpt->targets);
+    arena_reserve(arena, "batch", "positions", N * sizeof(int32_t), (void **)&gpt->positions);
+    arena_reserve(arena, "batch", "document starts", N * sizeof(int32_t), (void **)&gpt->doc_start);
+    arena_reserve(arena, "batch", "loss mask", N * sizeof(float), (void **)&gpt->loss_mask);
+    int layers = gpt->recompute_full ? 1 : gpt->L;
+    gpt->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
+    gpt->acts = (LayerActs *)xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
+    for (int l = 0; l <= gpt->L; l++) arena_reserve(arena, "activations", "residual stream", N * C * X, (void **)&gpt->residual[l]);
+    for (int l = 0; l < layers; l++) reserve_layer(gpt, &gpt->acts[l], arena);
+    arena_reserve(arena, "activations", "final LayerNorm", N * C * X, (void **)&gpt->lnf);
+    arena_reserve(arena, "activations", "final LayerNorm means", N * sizeof(float), (void **)&gpt->lnf_mean);
+    arena_reserve(arena, "activations", "final LayerNorm deviations", N * sizeof(float), (void **)&gpt->lnf_rstd);
+    arena_reserve(arena, "activations", "losses", N * sizeof(float), (void **)&gpt->losses);
+    arena_reserve(arena, "scratch", "branch of the residual stream", N * C * X, (void **)&gpt->branch);
+    arena_reserve(arena, "scratch", "gradient of the residual stream", N * C * X, (void **)&gpt->dresidual);
+    arena_reserve(arena, "scratch", "gradient of a branch", gpt->hidden_dropout > 0 ? N * C * X : 0, (void **)&gpt->dbranch);
+    arena_reserve(arena, "scratch", "gradient of a LayerNorm output", N * C * X, (void **)&gpt->dx);
+    arena_reserve(arena, "scratch", "gradient of the wide tensors", N * largest(F, 3 * A) * X, (void **)&gpt->dwide);
+    arena_reserve(arena, "scratch", "gradient of the attention output", N * A * X, (void **)&gpt->datt);
+    arena_reserve(arena, "scratch", "logits of one position", (size_t)gpt->V * X, (void **)&gpt->logits);
+    arena_reserve(arena, "scratch", "workspace of the ops", workspace_bytes(gpt), &gpt->workspace);
+}
+
+void gpt_free(GPT *gpt) {
+    free(gpt->tensor);
+    free(gpt->residual);
+    free(gpt->acts);
+    memset(gpt, 0, sizeof *gpt);
+}
+
+void gpt_init_weights(GPT *gpt, uint64_t seed) {
+    for (int i = 0; i < gpt->tensors; i++) {
+        const GPTTensor *t = &gpt->tensor[i];
+        int64_t n = tensor_numel(t);
+        floatX *host = (floatX *)xmalloc((size_t)n * sizeof(floatX), "initial weights");
+        for (int64_t j = 0; j < n; j++) {
+            double x = t->std > 0 ? t->std * rng_normal(seed, (uint32_t)i, (uint64_t)j) : (t->std < 0 ? 1.0 : 0.0);
+            host[j] = floatX_from_float((float)x);
+        }
+        copy_to_device(gpt->stream, zero_weight(gpt->zero, i), host, (size_t)n * sizeof(floatX));
+        stream_synchronize(gpt->stream);
+        free(host);
+    }
+}
+
+void gpt_upload(GPT *gpt, const Batch *batch) {
+    size_t N = (size_t)gpt->B * (size_t)gpt->T;
+    copy_to_device(gpt->stream, gpt->tokens, batch->tokens, N * sizeof(int32_t));
+    copy_to_device(gpt->stream, gpt->targets, batch->targets, N * sizeof(int32_t));
+    copy_to_device(gpt->stream, gpt->positions, batch->positions, N * sizeof(int32_t));
+    if (batch->doc_start) copy_to_device(gpt->stream, gpt->doc_start, batch->doc_start, N * sizeof(int32_t));
+    if (batch->loss_mask) copy_to_device(gpt->stream, gpt->loss_mask, batch->loss_mask, N * sizeof(float));
+}
+
+static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) { return zero_weight(gpt->zero, gpt_layer_tensor(l, which)); }
+static float *grad(const GPT *gpt, int l, enum LayerTensor which) { return zero_grad(gpt->zero, gpt_layer_tensor(l, which)); }
+// The final LayerNorm follows the last layer in the table: which 0 is its weight, 1 its bias.
+static const floatX *final_norm(const GPT *gpt, int which) { return zero_weight(gpt->zero, 2 + gpt->L * LAYER_TENSORS + which); }
+static float *final_norm_grad(const GPT *gpt, int which) { return zero_grad(gpt->zero, 2 + gpt->L * LAYER_TENSORS + which); }
+static LayerActs *layer_acts(const GPT *gpt, int l) { return &gpt->acts[gpt->recompute_full ? 0 : l]; }
+
+static Dropout dropout_site(const GPT *gpt, int l, int where, float p, int64_t first_sample, bool training) {
+    Dropout d = {training ? p : 0.0f, gpt->seed, (uint32_t)(l * 4 + where), first_sample};
+    return d;
+}
+
+// One forward or backward pass: its shape and what its dropout needs.
+typedef struct Pass {
+    int B, T;
+    int64_t N, first_sample;
+    const int32_t *doc_start;  // (B, T) or NULL
+    bool training;
+} Pass;
+
+static Pass make_pass(const GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool training) {
+    Pass p = {B, T, (int64_t)B * T, first_sample, has_doc_start ? gpt->doc_start : NULL, training};
+    return p;
+}
+
+// A layer from its first LayerNorm's output to the input of its second linear of the MLP; what is left adds gpt->branch to the residual stream.
+static void layer_forward(GPT *gpt, int l, const Pass *p) {
+    LayerActs *a = layer_acts(gpt, l);
+    Stream *s = gpt->stream;
+    Dropout attention = dropout_site(gpt, l, DROPOUT_ATTENTION, gpt->attention_dropout, p->first_sample, p->training);
+    Dropout projection = dropout_site(gpt, l, DROPOUT_PROJECTION, gpt->hidden_dropout, p->first_sample, p->training);
+    op_linear_forward(s, a->qkv, NULL, a->ln1, weight(gpt, l, QKV_W), weight(gpt, l, QKV_B), p->N, gpt->C, 3 * gpt->A, gpt->workspace);
+    op_attention_forward(s, a->att, a->att_saved, a->qkv, p->doc_start, p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
+    op_linear_forward(s, gpt->branch, NULL, a->att, weight(gpt, l, PROJ_W), weight(gpt, l, PROJ_B), p->N, gpt->A, gpt->C, gpt->workspace);
+    op_residual_layernorm_forward(s, a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, gpt->residual[l], gpt->branch, weight(gpt, l, LN2_W),
+                                  weight(gpt, l, LN2_B), p->B, p->T, gpt->C, gpt->epsilon, projection);
+    op_linear_forward(s, a->gelu, a->pre, a->ln2, weight(gpt, l, FC1_W), weight(gpt, l, FC1_B), p->N, gpt->C, gpt->F, gpt->workspace);
+}
+
+void gpt_forward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool training) {
+    Pass p = make_pass(gpt, B, T, first_sample, has_doc_start, training);
+    Stream *s = gpt->stream;
+    zero_weights_wait(gpt->zero, 0);
+    op_embedding_forward(s, gpt->residual[0], gpt->tokens, gpt->positions, zero_weight(gpt->zero, GPT_WTE), zero_weight(gpt->zero, GPT_WPE), B, T,
+                         gpt->C, dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, first_sample, training));
+    zero_weights_wait(gpt->zero, 1);
+    LayerActs *first = layer_acts(gpt, 0);
+    op_layernorm_forward(s, first->ln1, first->ln1_mean, first->ln1_rstd, gpt->residual[0], weight(gpt, 0, LN1_W), weight(gpt, 0, LN1_B), p.N, gpt->C,
+                         gpt->epsilon);
+    for (int l = 0; l < gpt->L; l++) {
+        layer_forward(gpt, l, &p);
+        LayerActs *a = layer_acts(gpt, l), *next = l + 1 < gpt->L ? layer_acts(gpt, l + 1) : NULL;
+        op_linear_forward(s, gpt->branch, NULL, a->gelu, weight(gpt, l, FC2_W), weight(gpt, l, FC2_B), p.N, gpt->F, gpt->C, gpt->workspace);
+        if (next) zero_weights_wait(gpt->zero, l + 2);
+        // The MLP's sum is fused with the LayerNorm that follows it: the next layer's first, or the final one.
+        op_residual_layernorm_forward(s, gpt->residual[l + 1], next ? next->ln1 : gpt->lnf, next ? next->ln1_mean : gpt->lnf_mean,
+                                      next ? next->ln1_rstd : gpt->lnf_rstd, a->residual2, gpt->branch,
+                                      next ? weight(gpt, l + 1, LN1_W) : final_norm(gpt, 0), next ? weight(gpt, l + 1, LN1_B) : final_norm(gpt, 1), B, T,
+                                      gpt->C, gpt->epsilon, dropout_site(gpt, l, DROPOUT_FFN, gpt->hidden_dropout, first_sample, training));
+    }
+}
+
+void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool backward) {
+    op_head(gpt->stream, gpt->losses, gpt->zero->loss_sum, backward ? gpt->dx : NULL, backward ? zero_grad(gpt->zero, GPT_WTE) : NULL, gpt->lnf,
+            zero_weight(gpt->zero, GPT_WTE), gpt->targets, has_mask ? gpt->loss_mask : NULL, loss_scale, (int64_t)B * T, gpt->C, gpt->V, gpt->workspace);
+}
+
+static void layer_recompute(GPT *gpt, int l, const Pass *p) {
+    LayerActs *a = layer_acts(gpt, l);
+    op_layernorm_forward(gpt->stream, a->ln1, a->ln1_mean, a->ln1_rstd, gpt->residual[l], weight(gpt, l, LN1_W), weight(gpt, l, LN1_B), p->N, gpt->C,
+                         gpt->epsilon);
+    layer_forward(gpt, l, p);
+}
+
+// dbranch enters the MLP's output; on return dresidual is the gradient of the layer's input and dbranch of the MLP below.
+static void layer_backward(GPT *gpt, int l, const Pass *p, const floatX *dbranch) {
+    LayerActs *a = layer_acts(gpt, l);
+    Stream *s = gpt->stream;
+    bool dropping = gpt->hidden_dropout > 0;
+    Dropout attention = dropout_site(gpt, l, DROPOUT_ATTENTION, gpt->attention_dropout, p->first_sample, true);
+    Dropout projection = dropout_site(gpt, l, DROPOUT_PROJECTION, gpt->hidden_dropout, p->first_sample, true);
+    Dropout below = dropout_site(gpt, l - 1, DROPOUT_FFN, gpt->hidden_dropout, p->first_sample, l > 0);
+    op_linear_backward(s, gpt->dwide, grad(gpt, l, FC2_W), grad(gpt, l, FC2_B), dbranch, a->gelu, weight(gpt, l, FC2_W), a->pre, p->N, gpt->F, gpt->C,
+                       gpt->workspace);
+    op_linear_backward(s, gpt->dx, grad(gpt, l, FC1_W), grad(gpt, l, FC1_B), gpt->dwide, a->ln2, weight(gpt, l, FC1_W), NULL, p->N, gpt->C, gpt->F,
+                       gpt->workspace);
+    op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, grad(gpt, l, LN2_W), grad(gpt, l, LN2_B), gpt->dx, a->residual2,
+                          weight(gpt, l, LN2_W), a->ln2_mean, a->ln2_rstd, p->B, p->T, gpt->C, projection);
+    op_linear_backward(s, gpt->datt, grad(gpt, l, PROJ_W), grad(gpt, l, PROJ_B), dropping ? gpt->dbranch : gpt->dresidual, a->att,
+                       weight(gpt, l, PROJ_W), NULL, p->N, gpt->A, gpt->C, gpt->workspace);
+    op_attention_backward(s, gpt->dwide, gpt->datt, a->att, a->att_saved, a->qkv, p->doc_start, p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
+    op_linear_backward(s, gpt->dx, grad(gpt, l, QKV_W), grad(gpt, l, QKV_B), gpt->dwide, a->ln1, weight(gpt, l, QKV_W), NULL, p->N, gpt->C, 3 * gpt->A,
+                       gpt->workspace);
+    op_layernorm_backward(s, gpt->dresidual, dropping && l > 0 ? gpt->dbranch : NULL, grad(gpt, l, LN1_W), grad(gpt, l, LN1_B), gpt->dx, gpt->residual[l],
+                          weight(gpt, l, LN1_W), a->ln1_mean, a->ln1_rstd, p->B, p->T, gpt->C, below);
+}
+
+void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool last) {
+    Pass p = make_pass(gpt, B, T, first_sample, has_doc_start, true);
+    Stream *s = gpt->stream;
+    bool dropping = gpt->hidden_dropout > 0;
+    Dropout ffn = dropout_site(gpt, gpt->L - 1, DROPOUT_FFN, gpt->hidden_dropout, first_sample, true);
+    set_zero(s, gpt->dresidual, (size_t)p.N * (size_t)gpt->C * sizeof(floatX));
+    op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, final_norm_grad(gpt, 0), final_norm_grad(gpt, 1), gpt->dx,
+                          gpt->residual[gpt->L], final_norm(gpt, 0), gpt->lnf_mean, gpt->lnf_rstd, B, T, gpt->C, ffn);
+    for (int l = gpt->L - 1; l >= 0; l--) {
+        if (gpt->recompute_full) layer_recompute(gpt, l, &p);
+        layer_backward(gpt, l, &p, dropping ? gpt->dbranch : gpt->dresidual);
+        if (last) zero_grads_ready(gpt->zero, l + 1);
+    }
+    op_embedding_backward(s, zero_grad(gpt->zero, GPT_WTE), zero_grad(gpt->zero, GPT_WPE), gpt->dresidual, gpt->tokens, gpt->positions, B, T, gpt->C,
+                          dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, first_sample, true));
+    if (last) zero_grads_ready(gpt->zero, 0);
+}
+
+// ===== a run =====================================================================================================================
+
+// What happened since the last log line.
+typedef struct Interval {
+    int64_t iterations, skipped, nan;
+    double loss_sum;        // over applied steps
+    double seconds_start;
+    CommTraffic traffic;    // at the start
+} Interval;
+
+typedef struct Run {
+    Config config;
+    Launch launch;
+    Topology topology;
+    Site site;
+    Error error;              // why the run ends early
+    int exit_code;
+    Tokenizer *tokenizer;
+    Device *device;
+    Stream *compute, *traffic;
+    MPI_Comm dp_group;
+    Comm *comm;
+    Timers *timers;
+    Arena arena;
+    Zero zero;
+    GPT gpt;
+    CheckpointTensor *tensors;
+    Loader *loader;
+    Log *log;
+    Schedule schedule;
+    // counters of the whole run, saved in checkpoints
+    int64_t iteration, consumed_train, consumed_valid;
+    int64_t scheduled;        // samples of applied steps: what the schedule counts
+    int64_t skipped, nan;
+    double flops_so_far;
+    // the step whose verdict the host has not read yet
+    bool unsettled;
+    int unsettled_batch;
+    StepControl last;         // the newest verdict read
+    Interval interval;
+    double started;           // wall clock of the process's start
+    int64_t last_saved;
+} Run;
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void print_datetime(Run *run, const char *what) {
+    char text[32];
+    time_t now = time(NULL);
+    struct tm parts;
+    localtime_r(&now, &parts);
+    strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
+    log_line(run->log, "[%s] datetime: %s \n", what, text);
+}
+
+// True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
+static bool agreed(Run *run, bool ok) {
+    int who = 0;
+    if (launch_agree(run->launch.world, ok, &run->error, &who)) return true;
+    run->exit_code = run->error.code;
+    if (run->launch.rank == who) error_print(&run->site, run->error.what);
+    return false;
+}
+
+// ===== the training step =========================================================================================================
+
+// Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken in mid-run ends the job: the other ranks are
+// already in this step's collectives.
+static Batch next_batch(Run *run, int split, int64_t consumed) {
+    Batch batch;
+    Error err;
+    timer_start(run->timers, TIMER_BATCH_GENERATOR, run->compute);
+    if (!loader_batch(run->loader, split, consumed, &batch, &err)) fatal(&run->site, err.code, "%s", err.what);
+    gpt_upload(&run->gpt, &batch);
+    timer_stop(run->timers, TIMER_BATCH_GENERATOR, run->compute);
+    return batch;
+}
+
+// Megatron's loss: the mean over the unmasked tokens of each micro-batch, averaged over `parts` micro-batches.
+static float loss_scale_of(const Run *run, const Batch *batch, int64_t parts) {
+    int64_t N = (int64_t)run->gpt.B * run->gpt.T;
+    double tokens = (double)N;
+    if (batch->loss_mask) {
+        tokens = 0.0;
+        for (int64_t i = 0; i < N; i++) tokens += batch->loss_mask[i];
+    }
+    return tokens > 0 ? (float)(1.0 / (tokens * (double)parts)) : 0.0f;
+}
+
+static void micro_batch(Run *run, int64_t consumed, int micro_batches, bool last) {
+    GPT *gpt = &run->gpt;
+    Batch batch = next_batch(run, SPLIT_TRAIN, consumed);
+    bool has_mask = batch.loss_mask != NULL, has_doc_start = batch.doc_start != NULL;
+    float scale = loss_scale_of(run, &batch, micro_batches);
+    timer_start(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
+    gpt_forward(gpt, gpt->B, gpt->T, batch.first_sample, has_doc_start, true);
+    gpt_head(gpt, gpt->B, gpt->T, has_mask, scale, true);
+    timer_stop(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
+    timer_start(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
+    gpt_backward(gpt, gpt->B, gpt->T, batch.first_sample, has_doc_start, last);
+    timer_stop(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
+}
+
+static void report_step(Run *run, int64_t iteration);
+
+// Reads the verdict of a step: `which` 0 for the latest one launched, 1 for the one before.
+static void settle(Run *run, int which) {
+    if (!run->unsettled) return;
+    run->last = zero_verdict(&run->zero, which);
+    run->unsettled = false;
+    bool finite = isfinite(run->last.loss) && isfinite(run->last.grad_norm);
+    if (run->last.applied) {
+        run->scheduled += run->unsettled_batch;
+        run->interval.loss_sum += run->last.loss;
+    } else {
+        run->skipped++;
+        run->interval.skipped++;
+    }
+    if (!finite) {
+        run->nan++;
+        run->interval.nan++;
+    }
+    int64_t iteration = run->iteration - which;
+    if (!finite && run->config.check_for_nan_in_loss_and_grad && run->config.on_nan == ON_NAN_ABORT && !run->error.code) {
+        error_set(&run->error, EXIT_DIVERGED,
+                  "iteration %lld: loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the data, or use --on-nan skip",
+                  (long long)iteration, run->last.loss, run->last.grad_norm);
+    }
+    report_step(run, iteration);
+}
+
+// Launches one iteration. The host runs at most one step ahead of the verdicts.
+static void train_step(Run *run) {
+    const Config *c = &run->config;
+    int batch = config_global_batch_size(c, run->consumed_train);
+    int row = c->micro_batch_size * run->topology.dp_size, micro_batches = batch / row;
+    run->site.iteration = ++run->iteration;
+    run->site.phase = "forward and backward";
+    timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
+    zero_begin(&run->zero, run->iteration);
+    for (int k = 0; k < micro_batches; k++) micro_batch(run, run->consumed_train + (int64_t)k * row, micro_batches, k == micro_batches - 1);
+    timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
+
+    run->site.phase = "update";
+    int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->unsettled_batch : 0);
+    zero_update(&run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
+                schedule_weight_decay(&run->schedule, applied_n));
+    settle(run, 1);
+    run->unsettled = true;
+    run->unsettled_batch = batch;
+    run->consumed_train += batch;
+    run->interval.iterations++;
+    run->flops_so_far += megatron_flops(c, batch);
+}
+
+// ===== logs ======================================================================================================================
+
+static void begin_interval(Run *run) {
+    Interval fresh = {0};
+    run->interval = fresh;
+    run->interval.traffic = comm_traffic(run->comm);
+    zero_take_exposed_ms(&run->zero);
+    stream_synchronize(run->compute);
+    MPI_Barrier(run->launch.world);
+    run->interval.seconds_start = seconds_now();
+}
+
+// Bytes per step out of a node and inside one: each node's ranks together, the largest node.
+static void node_traffic(Run *run, double *inter, double *intra) {
+    CommTraffic now = comm_traffic(run->comm);
+    double own[2] = {(double)(now.sent[COMM_RAIL] - run->interval.traffic.sent[COMM_RAIL]), (double)(now.sent[COMM_NODE] - run->interval.traffic.sent[COMM_NODE])};
+    double *all = (double *)xcalloc(2 * (size_t)run->topology.dp_size, sizeof(double), "the traffic table");
+    MPI_Allgather(own, 2, MPI_DOUBLE, all, 2, MPI_DOUBLE, run->dp_group);
+    *inter = *intra = 0.0;
+    for (int node = 0; node < run->topology.nodes; node++) {
+        double sums[2] = {0.0, 0.0};
+        for (int i = 0; i < run->topology.per_node; i++) {
+            sums[0] += all[2 * (node * run->topology.per_node + i)];
+            sums[1] += all[2 * (node * run->topology.per_node + i) + 1];
+        }
+        *inter = fmax(*inter, sums[0]);
+        *intra = fmax(*intra, sums[1]);
+    }
+    double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);
+    *inter /= steps;
+    *intra /= steps;
+    free(all);
+}
+
+// What is known of every iteration once it is settled.
+static IterationReport step_report(Run *run, int64_t iteration) {
+    const Config *c = &run->config;
+    IterationReport r;
+    memset(&r, 0, sizeof r);
+    r.iteration = iteration;
+    r.train_iters = c->train_iters;
+    r.consumed_samples = run->consumed_train;
+    r.learning_rate = schedule_lr(&run->schedule, run->scheduled);
+    r.global_batch_size = run->unsettled_batch;
+    r.last_loss = r.lm_loss = run->last.loss;
+    r.grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
+    r.num_zeros = r.params_norm = -1.0;
+    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_count_zeros(&run->zero, run->dp_group);
+    if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, run->dp_group);
+    r.skipped_iterations = run->skipped;
+    r.nan_iterations = run->nan;
+    r.epoch = loader_epoch(run->loader, run->consumed_train);
+    return r;
+}
+
+static void report_step(Run *run, int64_t iteration) {
+    IterationReport r = step_report(run, iteration);
+    log_step_scalars(run->log, &r);
+}
+
+static void log_interval(Run *run) {
+    const Config *c = &run->config;
+    stream_synchronize(run->compute);
+    MPI_Barrier(run->launch.world);
+    int64_t n = run->interval.iterations, applied = n - run->interval.skipped;
+    double seconds = (seconds_now() - run->interval.seconds_start) / (double)n;
+    IterationReport r = step_report(run, run->iteration);
+    r.iterations = n;
+    r.elapsed_ms = 1000.0 * seconds;
+    r.lm_loss = applied > 0 ? run->interval.loss_sum / (double)applied : run->last.loss;
+    r.skipped_iterations = run->interval.skipped;
+    r.nan_iterations = run->interval.nan;
+    double batch = r.global_batch_size, ranks = run->launch.size;
+    r.tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
+    double peak = device_peak_flops(run->device);
+    r.mfu = peak > 0 ? causal_flops(c, batch, (double)run->zero.plan.parameters) / (seconds * ranks * peak) : -1.0;
+    r.tokens_per_second = batch * c->seq_length / seconds;
+    node_traffic(run, &r.inter_node_bytes, &r.intra_node_bytes);
+    r.exposed_comm_ms = zero_take_exposed_ms(&run->zero) / (double)n;
+    r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
+    log_iteration(run->log, &r);
+    log_timers(run->log, run->timers, run->iteration, n, run->launch.world);
+    begin_interval(run);
+}
+
+// ===== evaluation ================================================================================================================
+
+// Mean loss over eval_iters global batches; the validation iterator goes on where it stopped, as Megatron's does.
+static double evaluate(Run *run, int split, int64_t *consumed, bool verbose) {
+    const Config *c = &run->config;
+    GPT *gpt = &run->gpt;
+    int row = c->micro_batch_size * run->topology.dp_size, micro_batches = c->global_batch_size / row;
+    run->site.phase = "evaluate";
+    timer_start(run->timers, TIMER_EVALUATE, run->compute);
+    if (verbose) log_line(run->log, "Evaluating on %lld samples\n", (long long)(c->eval_iters * c->global_batch_size));
+    set_zero(run->compute, run->zero.loss_sum, sizeof(float));
+    for (int64_t i = 0; i < c->eval_iters; i++) {
+        if (verbose) log_line(run->log, "Evaluating iter %lld/%lld\n", (long long)i + 1, (long long)c->eval_iters);
+        for (int k = 0; k < micro_batches; k++) {
+            Batch batch = next_batch(run, split, *consumed + (int64_t)k * row);
+            gpt_forward(gpt, gpt->B, gpt->T, batch.first_sample, batch.doc_start != NULL, false);
+            gpt_head(gpt, gpt->B, gpt->T, batch.loss_mask != NULL, loss_scale_of(run, &batch, c->eval_iters * micro_batches), false);
+        }
+        *consumed += c->global_batch_size;
+    }
+    float own = 0.0f;
+    copy_to_host(run->compute, &own, run->zero.loss_sum, sizeof own);
+    stream_synchronize(run->compute);
+    float *all = (float *)xcalloc((size_t)run->topology.dp_size, sizeof(float), "losses");
+    MPI_Allgather(&own, 1, MPI_FLOAT, all, 1, MPI_FLOAT, run->dp_group);
+    double sum = 0.0;
+    for (int r = 0; r < run->topology.dp_size; r++) sum += all[r];
+    free(all);
+    timer_stop(run->timers, TIMER_EVALUATE, run->compute);
+    return sum / run->topology.dp_size;
+}
+
+static void evaluate_and_log(Run *run, int split, const char *suffix, bool verbose) {
+    if (run->config.eval_iters <= 0 || !loader_has_split(run->loader, split)) return;
+    int64_t test_consumed = 0;
+    double loss = evaluate(run, split, split == SPLIT_TEST ? &test_consumed : &run->consumed_valid, verbose);
+    char where[80];
+    snprintf(where, sizeof where, "iteration %lld%s", (long long)run->iteration, suffix);
+    log_validation(run->log, where, run->iteration, run->consumed_train, loss);
+}
+
+// ===== checkpoints ===============================================================================================================
+
+static CheckpointState current_state(const Run *run) {
+    CheckpointState state;
+    memset(&state, 0, sizeof state);
+    state.iteration = run->iteration;
+    state.consumed_train_samples = run->consumed_train;
+    state.consumed_valid_samples = run->consumed_valid;
+    state.scheduler_samples = run->scheduled;
+    state.adam_steps = run->last.adam_steps;
+    state.beta1_power = run->last.beta1_power;
+    state.beta2_power = run->last.beta2_power;
+    state.skipped_iterations = run->skipped;
+    state.nan_iterations = run->nan;
+    state.flops_so_far = run->flops_so_far;
+    return state;
+}
+
+static bool save_checkpoint(Run *run) {
+    const Config *c = &run->config;
+    settle(run, 0);
+    if (!c->save || run->last_saved == run->iteration) return true;
+    run->site.phase = "save checkpoint";
+    log_line(run->log, "saving checkpoint at iteration %7lld to %s\n", (long long)run->iteration, c->save);
+    timer_start(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
+    char *arguments = config_to_json(c);
+    ZeroSlices slices = zero_slices(&run->zero, run->tensors, !c->no_save_optim);
+    CheckpointSave save;
+    memset(&save, 0, sizeof save);
+    save.directory = c->save;
+    save.state = current_state(run);
+    save.arguments_json = arguments;
+    save.tensors = run->tensors;
+    save.tensor_count = run->gpt.tensors;
+    save.slices = slices.slices;
+    save.slice_count = slices.count;
+    save.fetch = zero_fetch_slice;
+    save.context = &run->zero;
+    save.comm = run->launch.world;
+    bool ok = checkpoint_save(&save, &run->error);
+    free(slices.slices);
+    free(arguments);
+    timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
+    if (!agreed(run, ok)) return false;
+    run->last_saved = run->iteration;
+    log_line(run->log, "  successfully saved checkpoint at iteration %7lld to %s\n", (long long)run->iteration, c->save);
+    return true;
+}
+
+// Takes counters, schedule, weights and moments from an opened checkpoint, as the flags say.
+static bool restore(Run *run, const Checkpoint *checkpoint) {
+    Config *c = &run->config;
+    const CheckpointState *state = checkpoint_state(checkpoint);
+    bool optimizer = !c->finetune && !c->no_load_optim;
+    char notes[2048] = "";
+    if (!config_match_checkpoint(c, checkpoint_arguments(checkpoint), notes, sizeof notes, &run->error) ||
+        !checkpoint_check_tensors(checkpoint, run->tensors, run->gpt.tensors, &run->error)) return false;
+    if (*notes) log_line(run->log, "%s", notes);
+    if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
+        return error_set(&run->error, EXIT_CHECKPOINT, "the checkpoint in %s was saved without the optimizer; add --no-load-optim or --finetune", c->load);
+    }
+    if (!zero_restore(&run->zero, checkpoint, run->tensors, optimizer, &run->error)) return false;
+    if (c->finetune) return true;
+    run->iteration = state->iteration;
+    run->consumed_train = state->consumed_train_samples;
+    run->consumed_valid = state->consumed_valid_samples;
+    run->skipped = state->skipped_iterations;
+    run->nan = state->nan_iterations;
+    run->flops_so_far = state->flops_so_far;
+    run->scheduled = state->scheduler_samples;
+    if (!optimizer) return true;
+    run->last.adam_steps = state->adam_steps;
+    run->last.beta1_power = state->beta1_power;
+    run->last.beta2_power = state->beta2_power;
+    zero_set_counters(&run->zero, state->adam_steps, state->beta1_power, state->beta2_power);
+    return true;
+}
+
+// --load: Megatron's rules. No tracker file means a fresh start, so that the same script starts and resumes a run.
+static bool load_checkpoint(Run *run) {
+    Config *c = &run->config;
+    run->site.phase = "load checkpoint";
+    run->last.beta1_power = run->last.beta2_power = 1.0;
+    if (!c->load) return true;
+    int64_t iteration = checkpoint_latest(c->load, &run->error);
+    if (!agreed(run, iteration != -2)) return false;
+    if (iteration == -1) {
+        log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch\n", c->load);
+        if (!c->exit_on_missing_checkpoint) return true;
+        log_line(run->log, ">> '--exit-on-missing-checkpoint' set ... exiting. <<\n");
+        run->exit_code = EXIT_DONE;
+        return false;
+    }
+    log_line(run->log, " loading checkpoint from %s at iteration %lld\n", c->load, (long long)iteration);
+    timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
+    Checkpoint *checkpoint = checkpoint_open(c->load, iteration, true, run->launch.world, &run->error);
+    bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint));
+    if (checkpoint) checkpoint_close(checkpoint);
+    timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
+    if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld\n", c->load, (long long)iteration);
+    run->last_saved = c->save && !strcmp(c->save, c->load) ? run->iteration : 0;
+    return ok;
+}
+
+// ===== sampling ==================================================================================================================
+
+// The prompt's ids, or EOD alone for an empty one.
+static TokenBuffer prompt_ids(const Run *run) {
+    TokenBuffer ids = {NULL, 0, 0};
+    int64_t replaced = 0;
+    Encoder *encoder = encoder_create(run->tokenizer);
+    encoder_encode(encoder, run->config.sample_prompt, strlen(run->config.sample_prompt), &ids, &replaced);
+    encoder_free(encoder);
+    return ids;
+}
+
+// Logits of the token after ids[0..n): the last T tokens are the context.
+static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *positions, floatX *logits) {
+    GPT *gpt = &run->gpt;
+    int T = (int)(n < gpt->T ? n : gpt->T), V = run->config.vocab_size_unpadded;
+    copy_to_device(run->compute, gpt->tokens, ids + n - T, (size_t)T * sizeof(int32_t));
+    copy_to_device(run->compute, gpt->positions, positions, (size_t)T * sizeof(int32_t));
+    gpt_forward(gpt, 1, T, 0, false, false);
+    op_linear_forward(run->compute, gpt->logits, NULL, gpt->lnf + (int64_t)(T - 1) * gpt->C, zero_weight(&run->zero, GPT_WTE), NULL, 1, gpt->C, gpt->V,
+                      gpt->workspace);
+    copy_to_host(run->compute, logits, gpt->logits, (size_t)V * sizeof(floatX));
+    stream_synchronize(run->compute);
+    return sample_token(logits, V, run->config.sample_temperature, (uint64_t)run->config.seed, n);
+}
+
+// --sample-prompt: rank 0 writes text with the trained model; every replica could, they are equal.
+static void write_sample(Run *run) {
+    const Config *c = &run->config;
+    if (!c->sample_prompt || !run->tokenizer) return;
+    zero_weights_wait_all(&run->zero);
+    if (run->launch.rank == 0) {
+        TokenBuffer ids = prompt_ids(run);
+        int64_t total = ids.count + c->sample_tokens, n = ids.count;
+        int32_t *text = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
+        int32_t *positions = (int32_t *)xcalloc((size_t)run->gpt.T, sizeof(int32_t), "the sample");
+        floatX *logits = (floatX *)xcalloc((size_t)run->gpt.V, sizeof(floatX), "the sample");
+        for (int t = 0; t < run->gpt.T; t++) positions[t] = t;
+        for (int64_t i = 0; i < n; i++) text[i] = ids.ids[i];
+        if (n == 0) text[n++] = tokenizer_eod(run->tokenizer);
+        for (; n < total; n++) text[n] = next_token(run, text, n, positions, logits);
+        log_line(run->log, "sample at iteration %lld:\n", (long long)run->iteration);
+        for (int64_t i = 0; i < n; i++) {
+            size_t bytes;
+            const char *piece = tokenizer_decode(run->tokenizer, text[i], &bytes);
+            fwrite(piece, 1, bytes, stdout);
+        }
+        log_line(run->log, "\n");
+        free(text);
+        free(positions);
+        free(logits);
+        token_buffer_free(&ids);
+    }
+    MPI_Barrier(run->launch.world);
+}
+
+// ===== the loop ==================================================================================================================
+
+// Signals are blocked and polled, so that a step is never cut in two and no handler is needed.
+static sigset_t stop_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGINT);
+    return set;
+}
+
+enum { GO_ON = 0, STOP_DURATION = 1, STOP_SIGNAL = 2 };
+
+// The same answer on every rank: any rank's signal, or the longest-running rank's clock.
+static int stop_request(Run *run, int *signal_number) {
+    sigset_t set = stop_signals();
+    struct timespec at_once = {0, 0};
+    int caught = sigtimedwait(&set, NULL, &at_once);
+    double limit = run->config.exit_duration_in_mins;
+    int own[2] = {caught > 0 ? caught : 0, limit > 0 && seconds_now() - run->started > 60.0 * limit};
+    MPI_Allreduce(MPI_IN_PLACE, own, 2, MPI_INT, MPI_MAX, run->launch.world);
+    *signal_number = own[0];
+    return own[0] ? STOP_SIGNAL : (own[1] ? STOP_DURATION : GO_ON);
+}
+
+static bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
+
+static bool stop_and_save(Run *run, const char *why, int exit_code) {
+    run->exit_code = exit_code;
+    if (!save_checkpoint(run)) return true;
+    print_datetime(run, why);
+    return true;
+}
+
+// What Megatron checks after each iteration, in its order: evaluation, signal, save, duration, exit interval. True: leave the loop.
+static bool after_step(Run *run) {
+    const Config *c = &run->config;
+    char why[96];
+    int signal_number, request = stop_request(run, &signal_number);
+    bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
+    bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
+    if (evaluating) evaluate_and_log(run, SPLIT_VALID, "", false);
+    if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
+    if (request == STOP_SIGNAL) {
+        snprintf(why, sizeof why, "exiting program after receiving %s.", signal_number == SIGTERM ? "SIGTERM" : signal_number == SIGINT ? "SIGINT" : "SIGUSR1");
+        return stop_and_save(run, why, EXIT_STOPPED);
+    }
+    if (saving && !save_checkpoint(run)) return true;
+    if (request == STOP_DURATION) {
+        snprintf(why, sizeof why, "exiting program after %.1f minutes", (seconds_now() - run->started) / 60.0);
+        return stop_and_save(run, why, EXIT_DONE);
+    }
+    if (due(run->iteration, c->exit_interval)) {
+        snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
+        return stop_and_save(run, why, EXIT_DONE);
+    }
+    if (evaluating || saving || verifying) begin_interval(run);
+    return false;
+}
+
+// The verdict of the latest step is needed at once when something is logged, saved or decided from it.
+static bool needs_verdict(const Run *run) {
+    const Config *c = &run->config;
+    int64_t i = run->iteration;
+    return due(i, c->log_interval) || due(i, c->eval_interval) || due(i, c->save_interval) || due(i, c->exit_interval) ||
+           (c->tensorboard_dir && due(i, c->tensorboard_log_interval)) || c->log_params_norm || c->log_num_zeros_in_grad || i >= c->train_iters;
+}
+
+static bool diverged(Run *run) {
+    if (run->error.code != EXIT_DIVERGED) return false;
+    run->exit_code = EXIT_DIVERGED;
+    if (run->launch.rank == 0) error_print(&run->site, run->error.what);
+    return true;
+}
+
+// True when training reached its end; false when it was left early (run->exit_code says how).
+static bool train(Run *run) {
+    const Config *c = &run->config;
+    print_datetime(run, "before the start of training step");
+    begin_interval(run);
+    while (run->iteration < c->train_iters) {
+        train_step(run);
+        if (needs_verdict(run)) settle(run, 0);
+        if (diverged(run)) return false;
+        if (due(run->iteration, c->log_interval)) log_interval(run);
+        if (after_step(run)) return false;
+    }
+    print_datetime(run, "after training is done");
+    return save_checkpoint(run);
+}
+
+static void final_evaluation(Run *run) {
+    evaluate_and_log(run, SPLIT_VALID, " on validation set", true);
+    evaluate_and_log(run, SPLIT_TEST, " on test set", true);
+}
+
+// ===== setup =====================================================================================================================
+
+// Sizes of the vocabulary: from the tokenizer's files when they are given, else what the tokenizer's name implies.
+static bool open_tokenizer(Run *run, int *vocab, int *eod) {
+    const Config *c = &run->config;
+    TokenizerType type;
+    if (!tokenizer_type_from_name(c->tokenizer_type, &type)) {
+        return error_set(&run->error, EXIT_USAGE, "--tokenizer-type %s is unknown; use GPT2BPETokenizer, Byte or NullTokenizer", c->tokenizer_type);
+    }
+    if (type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) {
+        *vocab = 50257;
+        *eod = 50256;
+        return true;
+    }
+    run->tokenizer = tokenizer_open(type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
+    if (!run->tokenizer) return false;
+    *vocab = tokenizer_vocab_size(run->tokenizer);
+    *eod = tokenizer_eod(run->tokenizer);
+    return true;
+}
+
+// Everything that needs no device: topology, tokenizer, model, layout, memory plan.
+static bool plan_run(Run *run) {
+    Config *c = &run->config;
+    int vocab = 0, eod = 0, ranks = c->plan && c->plan_world_size ? c->plan_world_size : run->launch.size;
+    int *hosts = c->plan && c->plan_world_size ? (int *)xcalloc((size_t)ranks, sizeof(int), "the host table") : run->launch.host_of_rank;
+    bool ok = topology_build(&run->topology, ranks == run->launch.size ? run->launch.rank : 0, ranks, hosts, c->gpus_per_node,
+                             c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &run->error);
+    if (hosts != run->launch.host_of_rank) free(hosts);
+    if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
+    run->site.node = run->topology.node;
+    run->site.gpu = run->topology.device;
+    gpt_describe(&run->gpt, c);
+    PlanTensor *tensors = gpt_plan_tensors(&run->gpt);
+    ok = zero_plan(&run->zero, c, &run->topology, tensors, run->gpt.tensors, &run->arena, &run->error);
+    free(tensors);
+    if (!ok) return false;
+    gpt_reserve(&run->gpt, &run->arena);
+    run->tensors = gpt_checkpoint_tensors(&run->gpt);
+    run->schedule = schedule_from_config(c);
+    return true;
+}
+
+static bool open_data(Run *run) {
+    const Config *c = &run->config;
+    LoaderOptions o;
+    memset(&o, 0, sizeof o);
+    o.data_path = c->data_path.items;
+    o.data_path_count = c->data_path.count;
+    o.train_data_path = c->train_data_path.items;
+    o.train_data_path_count = c->train_data_path.count;
+    o.valid_data_path = c->valid_data_path.items;
+    o.valid_data_path_count = c->valid_data_path.count;
+    o.test_data_path = c->test_data_path.items;
+    o.test_data_path_count = c->test_data_path.count;
+    o.split = c->split;
+    o.mock_data = c->mock_data;
+    o.samples[SPLIT_TRAIN] = c->train_samples ? c->train_samples : c->train_iters * c->global_batch_size;
+    o.samples[SPLIT_VALID] = c->eval_interval > 0 ? (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size : 0;
+    o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
+    o.seq_length = c->seq_length;
+    o.vocab_size = c->vocab_size_unpadded;
+    o.eod = c->eod;
+    o.eod_mask_loss = c->eod_mask_loss;
+    o.reset_position_ids = c->reset_position_ids;
+    o.reset_attention_mask = c->reset_attention_mask;
+    o.seed = (uint32_t)c->seed;
+    o.micro_batch_size = c->micro_batch_size;
+    o.dp_rank = run->topology.dp_rank;
+    o.dp_size = run->topology.dp_size;
+    run->site.phase = "load data";
+    run->loader = loader_open(&o, run->launch.host, &run->error);
+    return run->loader != NULL;
+}
+
+static void print_start(Run *run) {
+    const Config *c = &run->config;
+    char libraries[512], backend[512];
+    version_libraries(libraries, sizeof libraries);
+    device_libraries(backend, sizeof backend);
+    log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s\n", version_number(), version_commit(), device_name(run->device), backend, libraries);
+    log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d \n",
+             run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
+    log_line(run->log, "using %d nodes x %d data-parallel ranks%s\n", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
+    log_line(run->log, "using torch.bfloat16 for parameters ...\n");
+    if (run->launch.rank == 0) config_print(c, stdout);
+    log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d\n", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);
+    log_line(run->log, "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; inter-node group size = %d, bits = %d.\n",
+             c->quantized_gradients ? "True" : "False", c->gq_group_size_intra, c->gradient_quantization_bits_intra, c->gq_group_size_inter,
+             c->gradient_quantization_bits_inter);
+    if (run->topology.dp_size == 1 && (c->quantized_weights || c->quantized_gradients)) {
+        log_line(run->log, "WARNING: one data-parallel rank sends nothing: the quantisation flags have no effect\n");
+    }
+    log_line(run->log, "setting number of micro-batches to constant %d\n", c->micro_batches);
+    log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)\n", c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded,
+             c->vocab_size_padded);
+    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld\n", (long long)run->zero.plan.parameters);
+    log_line(run->log, "memory plan: %.1f MiB per rank\n", (double)arena_total(&run->arena) / 0x1p20);
+}
+
+static bool open_device(Run *run) {
+    run->site.phase = "setup";
+    run->device = device_open(run->topology.device, &run->site, &run->error);
+    if (!run->device) return false;
+    run->compute = stream_create(run->device, "compute");
+    run->traffic = stream_create(run->device, "communication");
+    run->timers = timers_create(run->device, run->config.timing_log_level);
+    run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->error);
+    return run->log && arena_allocate(&run->arena, run->device, &run->error);
+}
+
+static void write_start_record(Run *run) {
+    char *arguments = config_to_json(&run->config);
+    size_t bytes = strlen(arguments) + 512;
+    char *json = (char *)xmalloc(bytes, "the start record");
+    snprintf(json, bytes, "\"version\":\"%s\",\"commit\":\"%s\",\"world_size\":%d,\"nodes\":%d,\"per_node\":%d,\"parameters\":%lld,\"arguments\":%s", version_number(),
+             version_commit(), run->launch.size, run->topology.nodes, run->topology.per_node, (long long)run->zero.plan.parameters, arguments);
+    log_json(run->log, "start", json);
+    free(json);
+    free(arguments);
+}
+
+// Device, weights, data: everything up to the first iteration.
+static bool start_run(Run *run) {
+    if (!agreed(run, open_device(run))) return false;
+    MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
+    run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
+    if (!agreed(run, run->comm != NULL)) return false;
+    zero_start(&run->zero, run->device, run->comm, run->compute, run->traffic, run->timers);
+    run->gpt.zero = &run->zero;
+    run->gpt.stream = run->compute;
+    print_start(run);
+    write_start_record(run);
+    if (!agreed(run, open_data(run))) return false;
+    if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
+    gpt_init_weights(&run->gpt, (uint64_t)run->config.seed);
+    zero_masters_from_weights(&run->zero);
+    if (!load_checkpoint(run)) return false;
+    run->schedule = schedule_from_config(&run->config);
+    return true;
+}
+
+static void close_run(Run *run) {
+    if (run->comm) zero_weights_wait_all(&run->zero);
+    if (run->loader) loader_close(run->loader);
+    arena_free(&run->arena, run->device);  // before the owners of the addresses it clears
+    zero_free(&run->zero);
+    gpt_free(&run->gpt);
+    if (run->comm) comm_destroy(run->comm);
+    if (run->dp_group != MPI_COMM_NULL) MPI_Comm_free(&run->dp_group);
+    if (run->timers) timers_destroy(run->timers);
+    if (run->compute) stream_destroy(run->compute);
+    if (run->traffic) stream_destroy(run->traffic);
+    if (run->device) device_close(run->device);
+    if (run->log) log_close(run->log);
+    if (run->tokenizer) tokenizer_close(run->tokenizer);
+    free(run->tensors);
+    config_free(&run->config);
+}
+
+// ===== main ======================================================================================================================
+
+static const char *decode_token(const void *tokenizer, int id, size_t *bytes) { return tokenizer_decode((const Tokenizer *)tokenizer, id, bytes); }
+
+// --inspect-data and --check-data: rank 0 looks at the data, nobody trains.
+static bool look_at_data(Run *run) {
+    if (!agreed(run, open_data(run))) return false;
+    bool ok = true;
+    if (run->launch.rank == 0) {
+        const Config *c = &run->config;
+        if (c->check_data) ok = loader_check(run->loader, stdout, &run->error);
+        if (ok && c->inspect_data >= 0) ok = loader_inspect(run->loader, c->inspect_data, stdout, run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error);
+    }
+    return agreed(run, ok);
+}
+
+static void run_training(Run *run) {
+    if (!start_run(run)) return;
+    if (run->config.skip_train) run->consumed_valid = 0;
+    if (!run->config.skip_train && !train(run)) return;
+    final_evaluation(run);
+    write_sample(run);
+}
+
+// --help and --version need neither MPI nor ranks; under mpirun the first rank answers for all.
+static int answer_without_training(const Config *config, char *program) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (rank && strcmp(rank, "0")) return EXIT_DONE;
+    if (config->help) {
+        config_help(program, stdout);
+    } else {
+        char libraries[512], backend[512];
+        version_libraries(libraries, sizeof libraries);
+        device_libraries(backend, sizeof backend);
+        printf("sdp4bit.c %s commit %s (%s; %s; %s)\n", version_number(), version_commit(), device_backend(), backend, libraries);
+    }
+    return EXIT_DONE;
+}
+
+int main(int argc, char **argv) {
+    Run run;
+    char notes[4096] = "";
+    memset(&run, 0, sizeof run);
+    run.dp_group = MPI_COMM_NULL;
+    run.site.rank = -1;
+    run.started = seconds_now();
+    bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
+    if (parsed && (run.config.help || run.config.version)) return answer_without_training(&run.config, argv[0]);
+
+    sigset_t set = stop_signals();
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    Error launched;
+    bool ok = launch_init(&run.launch, &argc, &argv, &launched);
+    if (!ok) run.error = launched;
+    ok = agreed(&run, ok && parsed);
+    if (ok && run.launch.rank == 0) fputs(notes, stdout);
+    ok = ok && agreed(&run, plan_run(&run));
+    run.site.rank = run.launch.rank;
+    if (ok && run.config.plan) {
+        if (run.launch.rank == 0) plan_report(&run.zero, &run.arena, stdout);
+    } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {
+        look_at_data(&run);
+    } else if (ok) {
+        run_training(&run);
+    }
+    int code = run.exit_code;
+    close_run(&run);
+    launch_finalize(&run.launch);
+    return code;
+}

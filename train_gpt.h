@@ -1,0 +1,85 @@
+// The GPT as train_gpt.cu builds it, for the tests that link the same file without its main().
+//
+// Letters in shape comments: B micro-batch, T sequence length, C hidden size, NH heads, HD head size (A = NH*HD), F ffn size, L layers,
+// V padded vocabulary, P position table.
+#pragma once
+#include "llmc/loader.h"
+#include "llmc/ops.h"
+#include "llmc/zero.h"
+LLMC_BEGIN
+
+// The tensors of one layer, in Megatron's module order.
+enum LayerTensor { LN1_W, LN1_B, QKV_W, QKV_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC1_W, FC1_B, FC2_W, FC2_B, LAYER_TENSORS };
+
+typedef struct GPTTensor {
+    char name[96];     // "encoder.layers.3.mlp.dense_h_to_4h.weight"
+    int dims;          // 1 or 2
+    int64_t shape[2];
+    int split_dim;     // the dimension that tensor parallelism cuts, -1: replicated
+    int unit;          // 0 the embeddings, l + 1 layer l; the final LayerNorm shares the last layer's
+    double std;        // initial N(0, std); 0: zeros; -1: ones
+} GPTTensor;
+
+// What one layer keeps for its backward.
+typedef struct LayerActs {
+    floatX *ln1;                  // (B, T, C)
+    float *ln1_mean, *ln1_rstd;   // (B, T)
+    floatX *qkv;                  // (B, T, NH, 3, HD)
+    void *att_saved;              // op_attention_saved_bytes
+    floatX *att;                  // (B, T, A)
+    floatX *residual2;            // (B, T, C) after attention
+    floatX *ln2;                  // (B, T, C)
+    float *ln2_mean, *ln2_rstd;   // (B, T)
+    floatX *pre;                  // (B, T, F) before GELU
+    floatX *gelu;                 // (B, T, F)
+} LayerActs;
+
+typedef struct GPT {
+    int B, T, C, NH, HD, A, F, L, V, P;
+    float epsilon, attention_dropout, hidden_dropout;
+    uint32_t seed;
+    bool recompute_full;     // layers keep only their input; the rest is computed again in backward
+    int tensors;
+    GPTTensor *tensor;       // (tensors) WTE, WPE, layers in order, final LayerNorm
+    Zero *zero;              // owns weights and gradients
+    Stream *stream;
+    // device memory, reserved in the memory plan
+    int32_t *tokens, *targets, *positions, *doc_start;  // (B, T)
+    float *loss_mask;        // (B, T)
+    floatX **residual;       // (L + 1) of (B, T, C): input of layer l; the last one is the output
+    LayerActs *acts;         // (L), or (1) when recomputing
+    floatX *lnf;             // (B, T, C)
+    float *lnf_mean, *lnf_rstd;  // (B, T)
+    float *losses;           // (B, T)
+    floatX *branch;          // (B, T, C) what is being added to the residual stream
+    floatX *dresidual, *dbranch, *dx;  // (B, T, C)
+    floatX *dwide;           // (B, T, max(F, 3A))
+    floatX *datt;            // (B, T, A)
+    floatX *logits;          // (V) of one position, for sampling
+    void *workspace;         // of the linear, attention and head ops
+} GPT;
+
+enum { GPT_WTE = 0, GPT_WPE = 1 };
+int gpt_layer_tensor(int layer, enum LayerTensor which);
+
+// The parameter table of this configuration. Free with gpt_free.
+void gpt_describe(GPT *gpt, const Config *config);
+// Inputs of zero_plan and of checkpoints, made from the table; the caller frees them.
+PlanTensor *gpt_plan_tensors(const GPT *gpt);
+CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt);
+int64_t gpt_parameters(const GPT *gpt);
+// Reserves activations and scratch in the memory plan.
+void gpt_reserve(GPT *gpt, Arena *arena);
+// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks.
+void gpt_init_weights(GPT *gpt, uint64_t seed);
+// Uploads a micro-batch of B rows of T tokens (B, T at most the planned ones).
+void gpt_upload(GPT *gpt, const Batch *batch);
+// Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf. first_sample keys dropout; training false switches it off.
+void gpt_forward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool training);
+// Loss of the uploaded targets; *zero->loss_sum += loss_scale * sum. backward: also the gradients of the head.
+void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool backward);
+// Gradients of everything below the head, accumulated in the arena. last: this is the step's last micro-batch, tell ZeRO as layers complete.
+void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool last);
+void gpt_free(GPT *gpt);
+
+LLMC_END
