@@ -318,7 +318,7 @@ void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_sta
 typedef struct Interval {
     int64_t iterations, skipped, nan;
     double loss_sum;        // over applied steps
-    double seconds_start;
+    double seconds_start;   // moved forward by what is not training: evaluation, checkpoints
     CommTraffic traffic;    // at the start
 } Interval;
 
@@ -368,7 +368,7 @@ static void print_datetime(Run *run, const char *what) {
     struct tm parts;
     localtime_r(&now, &parts);
     strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
-    log_line(run->log, "[%s] datetime: %s \n", what, text);
+    log_line(run->log, "[%s] datetime: %s ", what, text);
 }
 
 // True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
@@ -483,6 +483,13 @@ static void begin_interval(Run *run) {
     run->interval.seconds_start = seconds_now();
 }
 
+// Takes the time since `since` out of the interval.
+static void leave_out(Run *run, double since) {
+    stream_synchronize(run->compute);
+    MPI_Barrier(run->launch.world);
+    run->interval.seconds_start += seconds_now() - since;
+}
+
 // Bytes per step out of a node and inside one: each node's ranks together, the largest node.
 static void node_traffic(Run *run, double *inter, double *intra) {
     CommTraffic now = comm_traffic(run->comm);
@@ -565,10 +572,10 @@ static double evaluate(Run *run, int split, int64_t *consumed, bool verbose) {
     int row = c->micro_batch_size * run->topology.dp_size, micro_batches = c->global_batch_size / row;
     run->site.phase = "evaluate";
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
-    if (verbose) log_line(run->log, "Evaluating on %lld samples\n", (long long)(c->eval_iters * c->global_batch_size));
+    if (verbose) log_line(run->log, "Evaluating on %lld samples", (long long)(c->eval_iters * c->global_batch_size));
     set_zero(run->compute, run->zero.loss_sum, sizeof(float));
     for (int64_t i = 0; i < c->eval_iters; i++) {
-        if (verbose) log_line(run->log, "Evaluating iter %lld/%lld\n", (long long)i + 1, (long long)c->eval_iters);
+        if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", (long long)i + 1, (long long)c->eval_iters);
         for (int k = 0; k < micro_batches; k++) {
             Batch batch = next_batch(run, split, *consumed + (int64_t)k * row);
             gpt_forward(gpt, gpt->B, gpt->T, batch.first_sample, batch.doc_start != NULL, false);
@@ -620,7 +627,7 @@ static bool save_checkpoint(Run *run) {
     settle(run, 0);
     if (!c->save || run->last_saved == run->iteration) return true;
     run->site.phase = "save checkpoint";
-    log_line(run->log, "saving checkpoint at iteration %7lld to %s\n", (long long)run->iteration, c->save);
+    log_line(run->log, "saving checkpoint at iteration %7lld to %s", (long long)run->iteration, c->save);
     timer_start(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
     char *arguments = config_to_json(c);
     ZeroSlices slices = zero_slices(&run->zero, run->tensors, !c->no_save_optim);
@@ -642,7 +649,7 @@ static bool save_checkpoint(Run *run) {
     timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
     if (!agreed(run, ok)) return false;
     run->last_saved = run->iteration;
-    log_line(run->log, "  successfully saved checkpoint at iteration %7lld to %s\n", (long long)run->iteration, c->save);
+    log_line(run->log, "  successfully saved checkpoint at iteration %7lld to %s", (long long)run->iteration, c->save);
     return true;
 }
 
@@ -684,19 +691,19 @@ static bool load_checkpoint(Run *run) {
     int64_t iteration = checkpoint_latest(c->load, &run->error);
     if (!agreed(run, iteration != -2)) return false;
     if (iteration == -1) {
-        log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch\n", c->load);
+        log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch", c->load);
         if (!c->exit_on_missing_checkpoint) return true;
-        log_line(run->log, ">> '--exit-on-missing-checkpoint' set ... exiting. <<\n");
+        log_line(run->log, ">> '--exit-on-missing-checkpoint' set ... exiting. <<");
         run->exit_code = EXIT_DONE;
         return false;
     }
-    log_line(run->log, " loading checkpoint from %s at iteration %lld\n", c->load, (long long)iteration);
+    log_line(run->log, " loading checkpoint from %s at iteration %lld", c->load, (long long)iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     Checkpoint *checkpoint = checkpoint_open(c->load, iteration, true, run->launch.world, &run->error);
     bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint));
     if (checkpoint) checkpoint_close(checkpoint);
     timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld\n", c->load, (long long)iteration);
+    if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", c->load, (long long)iteration);
     run->last_saved = c->save && !strcmp(c->save, c->load) ? run->iteration : 0;
     return ok;
 }
@@ -742,13 +749,13 @@ static void write_sample(Run *run) {
         for (int64_t i = 0; i < n; i++) text[i] = ids.ids[i];
         if (n == 0) text[n++] = tokenizer_eod(run->tokenizer);
         for (; n < total; n++) text[n] = next_token(run, text, n, positions, logits);
-        log_line(run->log, "sample at iteration %lld:\n", (long long)run->iteration);
+        log_line(run->log, "sample at iteration %lld:", (long long)run->iteration);
         for (int64_t i = 0; i < n; i++) {
             size_t bytes;
             const char *piece = tokenizer_decode(run->tokenizer, text[i], &bytes);
             fwrite(piece, 1, bytes, stdout);
         }
-        log_line(run->log, "\n");
+        log_line(run->log, "%s", "");
         free(text);
         free(positions);
         free(logits);
@@ -796,6 +803,7 @@ static bool stop_and_save(Run *run, const char *why, int exit_code) {
 static bool after_step(Run *run) {
     const Config *c = &run->config;
     char why[96];
+    double since = seconds_now();
     int signal_number, request = stop_request(run, &signal_number);
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
@@ -814,7 +822,7 @@ static bool after_step(Run *run) {
         snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
         return stop_and_save(run, why, EXIT_DONE);
     }
-    if (evaluating || saving || verifying) begin_interval(run);
+    if (evaluating || saving || verifying) leave_out(run, since);
     return false;
 }
 
@@ -934,24 +942,24 @@ static void print_start(Run *run) {
     char libraries[512], backend[512];
     version_libraries(libraries, sizeof libraries);
     device_libraries(backend, sizeof backend);
-    log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s\n", version_number(), version_commit(), device_name(run->device), backend, libraries);
-    log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d \n",
+    log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(), device_name(run->device), backend, libraries);
+    log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
-    log_line(run->log, "using %d nodes x %d data-parallel ranks%s\n", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
-    log_line(run->log, "using torch.bfloat16 for parameters ...\n");
+    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
+    log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
-    log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d\n", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);
-    log_line(run->log, "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; inter-node group size = %d, bits = %d.\n",
+    log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);
+    log_line(run->log, "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; inter-node group size = %d, bits = %d.",
              c->quantized_gradients ? "True" : "False", c->gq_group_size_intra, c->gradient_quantization_bits_intra, c->gq_group_size_inter,
              c->gradient_quantization_bits_inter);
     if (run->topology.dp_size == 1 && (c->quantized_weights || c->quantized_gradients)) {
-        log_line(run->log, "WARNING: one data-parallel rank sends nothing: the quantisation flags have no effect\n");
+        log_line(run->log, "WARNING: one data-parallel rank sends nothing: the quantisation flags have no effect");
     }
-    log_line(run->log, "setting number of micro-batches to constant %d\n", c->micro_batches);
-    log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)\n", c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded,
+    log_line(run->log, "setting number of micro-batches to constant %d", c->micro_batches);
+    log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded,
              c->vocab_size_padded);
-    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld\n", (long long)run->zero.plan.parameters);
-    log_line(run->log, "memory plan: %.1f MiB per rank\n", (double)arena_total(&run->arena) / 0x1p20);
+    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", (long long)run->zero.plan.parameters);
+    log_line(run->log, "memory plan: %.1f MiB per rank", (double)arena_total(&run->arena) / 0x1p20);
 }
 
 static bool open_device(Run *run) {

@@ -23,7 +23,8 @@
 
 #include "llmc/checkpoint.h"
 
-// Open MPI keeps memory to the end of the process.
+// Open MPI keeps memory to the end of the process, when its modules are no longer there to be named: leaks are looked for before that.
+void __lsan_do_leak_check(void) __attribute__((weak));
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libopen-\nleak:libmpi\nleak:libpmix\nleak:libevent\nleak:libhwloc\nleak:mca_\n"; }
 
@@ -201,6 +202,7 @@ static int make_folder(void **state) {
     snprintf(f->manifest, sizeof f->manifest, "%s/iter_0000005/manifest.json", f->save);
     snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->save);
     memset(&faults, 0, sizeof faults);
+    faults.quick = true;
     *state = f;
     return 0;
 }
@@ -232,6 +234,18 @@ static void write_bytes(const char *path, const void *data, size_t bytes) {
     assert_int_equal(fclose(out), 0);
 }
 
+static void flip_bit(const char *path, size_t at, int bit) {
+    unsigned char byte;
+    FILE *file = fopen(path, "rb+");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
+    assert_int_equal(fread(&byte, 1, 1, file), 1);
+    byte ^= (unsigned char)(1 << bit);
+    assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
+    assert_int_equal(fwrite(&byte, 1, 1, file), 1);
+    assert_int_equal(fclose(file), 0);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Round trip
 
@@ -239,6 +253,7 @@ static void what_is_saved_is_loaded(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     assert_int_equal(checkpoint_latest(f->save, &err), -1);
+    faults.quick = false;  // once with the real fsync, which some file systems refuse on folders
     assert_true(save(f->save, 5, 77, &err));
     assert_loads(f->save, 5, 77);
     assert_int_equal(hidden_entries(f->save), 0);
@@ -414,15 +429,14 @@ static void damaged_manifest(void **state) {
     assert_true(save(f->save, 5, 1, &err));
     char *text = read_bytes(f->manifest, &bytes);
     for (size_t i = 0; i < bytes; i++) {
-        text[i] ^= (char)(1 << i % 8);
-        write_bytes(f->manifest, text, bytes);
-        text[i] ^= (char)(1 << i % 8);
+        flip_bit(f->manifest, i, i % 8);
         assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        flip_bit(f->manifest, i, i % 8);
         assert_one_line(&err);
         assert_non_null(strstr(err.what, "manifest.json"));
     }
-    for (size_t i = 0; i < bytes; i += 1 + i / 8) {
-        write_bytes(f->manifest, text, i);
+    for (size_t i = bytes; i-- > 0; i -= i / 8) {
+        assert_int_equal(truncate(f->manifest, (off_t)i), 0);
         assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
         assert_one_line(&err);
     }
@@ -544,9 +558,7 @@ static void damaged_shard(void **state) {
     uint64_t header;
     memcpy(&header, data, 8);
     for (size_t i = 0; i < bytes; i++) {
-        data[i] ^= (char)(1 << i % 8);
-        write_bytes(f->shard, data, bytes);
-        data[i] ^= (char)(1 << i % 8);
+        flip_bit(f->shard, i, i % 8);
         if (i % 7 == 0) {
             assert_null(checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err));
             assert_one_line(&err);
@@ -557,14 +569,15 @@ static void damaged_shard(void **state) {
         assert_non_null(c);
         int got = read_all(c, 1);
         checkpoint_close(c);
+        flip_bit(f->shard, i, i % 8);
         if (i < 8 + header) {
             assert_int_not_equal(got, -1);
         } else {
             assert_int_equal(got, -1);
         }
     }
-    for (size_t i = 0; i < bytes; i += 1 + i / 8) {
-        write_bytes(f->shard, data, i);
+    for (size_t i = bytes; i-- > 0; i -= i / 8) {
+        assert_int_equal(truncate(f->shard, (off_t)i), 0);
         assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
         assert_one_line(&err);
         assert_non_null(strstr(err.what, f->shard));
@@ -626,7 +639,6 @@ static int fail_every_call(Folder *f, int64_t iteration, int number) {
 
 static void every_call_fails(void **state) {
     Folder *f = (Folder *)*state;
-    faults.quick = true;
     int calls = fail_every_call(f, 6, ENOSPC);
     assert_true(calls >= 60);  // slices, files, folders
     fail_every_call(f, 5, EIO);
@@ -668,7 +680,6 @@ static void die_at_every_call(Folder *f, int64_t iteration, int step) {
 
 static void killed_at_every_call(void **state) {
     Folder *f = (Folder *)*state;
-    faults.quick = true;
     die_at_every_call(f, 6, 1);
     die_at_every_call(f, 5, 1);
     faults.no_exchange = true;
@@ -755,6 +766,7 @@ int main(int argc, char **argv) {
     };
     MPI_Init(&argc, &argv);
     int failed = cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
+    if (__lsan_do_leak_check) __lsan_do_leak_check();
     MPI_Finalize();
     return failed;
 }

@@ -27,7 +27,10 @@ runs() {
 }
 # one_error TEXT: the last run printed this one line to stderr and no traceback
 one_error() {
-    [ "$(wc -l < "$folder/err")" = 1 ] && grep -qF -- "$1" "$folder/err" || { fail "error line: $1"; cat "$folder/err"; }
+    if [ "$(wc -l < "$folder/err")" != 1 ] || ! grep -qF -- "$1" "$folder/err"; then
+        fail "error line: $1"
+        cat "$folder/err"
+    fi
 }
 well_formed() {
     python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$1" || fail "plot is not well-formed"
@@ -80,6 +83,8 @@ runs 0 "$folder/base.jsonl" "$folder/run7/log.jsonl"
 grep -q '^base ' "$folder/out" || fail "named by file"
 grep -q '^run7 .*+0.0000' "$folder/out" || fail "named by folder"
 
+grep -q '^run7: loss +0.00 % .*, as many bytes between nodes' "$folder/out" || fail "equal logs"
+
 # A shorter other log is compared where both have values: iterations 41 to 60.
 json_log 0.03 0.05 10000000 160 1250 60 > "$folder/short.jsonl"
 runs 0 base="$folder/base.jsonl" short="$folder/short.jsonl"
@@ -119,7 +124,7 @@ well_formed "$folder/m.svg"
 # This program's text against JSON lines of the same run: compared over whole log intervals.
 awk 'BEGIN { for (i = 10; i <= 100; i += 10) printf " iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): 160.0 | learning rate: 1.000E-04 | global batch size: %5d | lm loss: %.6E | loss scale: 1.0 | grad norm: 1.000 | number of skipped iterations:   0 | number of nan iterations:   0 | tokens/s: 1250 | MFU: 41.5%% | inter-node MB/step: 10.000 | intra-node MB/step: 2.500 | exposed comm (ms): 16.0 | ETA: 1h02m | epoch: 0.125 |\n", i, 100, 8 * i, 8, 5 - (i - 4.5) / 100 + 0.04 }' > "$folder/quant.log"
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.log"
-has "text against JSON lines" "quant 100 4.0850 4.1350 +0.0400 +0.98 0.0000 - - 1,250 10.000 2.500 16.0"
+has "text against JSON lines" "quant 100 4.0850 4.1350 +0.0400 +0.98 0.0000 - 1,250 10.000 2.500 16.0"
 runs 0 quant="$folder/quant.log" base="$folder/base.jsonl"
 grep -q '^base .* -0.0400  *-0.97 ' "$folder/out" || fail "the other way round"
 
@@ -130,6 +135,7 @@ grep -q '^base .* -0.0400  *-0.97 ' "$folder/out" || fail "the other way round"
 } > "$folder/nan.jsonl"
 runs 0 base="$folder/base.jsonl" nan="$folder/nan.jsonl" --svg "$folder/n.svg"
 grep -q '^nan  *101  *nan  *nan  *+0.0000 ' "$folder/out" || fail "NaN in JSON lines"
+grep -q '^nan: its loss is nan from iteration 101 to its end$' "$folder/out" || fail "NaN in the notes"
 well_formed "$folder/n.svg"
 if grep -q 'nan,\|,nan\|"nan"' "$folder/n.svg"; then fail "NaN coordinates in the plot"; fi
 for field in ' lm loss: nan |' ''; do

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The data tools from outside: preprocess_data and merge_datasets, their output byte for byte, their refusals and exit codes.
-# Run from the repository root; BUILD names the folder of the programs. Prints "ok <name>" or "not ok <name>" lines.
+# BUILD names the folder of the programs. Prints "ok <name>" or "not ok <name>" lines.
 set -u
+cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}
 golden=test/golden/tokenizer
 work=$(mktemp -d)
@@ -51,7 +52,7 @@ report "golden .idx" $?
 # --- the same bytes for any number of workers; several inputs; list of inputs; standard input ---
 # Several megabytes, so that the work is really dealt out: lines of many lengths, some empty, some beyond ASCII, one longer than a block.
 awk 'BEGIN { srand(7); split("the of and loss gradient  training\\n\\t can\\u0027t 12 node, (weights) \\u00e9t\\u00e9 \\ud83d\\ude00 \\ud83d 中文", w, " ")
-    for (i = 0; i < 6000; i++) { s = ""; k = i % 50 == 0 ? 0 : int(rand() * 200); for (j = 0; j < k; j++) s = s w[1 + int(rand() * 13)] " "
+    for (i = 0; i < 6000; i++) { s = ""; k = i % 50 == 0 ? 0 : 1 + int(rand() * 200); for (j = 0; j < k; j++) s = s w[1 + int(rand() * 13)] " "
         printf "{\"id\": %d, \"text\": \"%s\", \"meta\": {\"text\": \"no\"}}\n", i, s }
     printf "{\"text\": \""; for (j = 0; j < 300000; j++) printf "long "; printf "\"}\n" }' >"$work/big.jsonl"
 for workers in 1 2 5; do

@@ -1,0 +1,322 @@
+// What the algorithm promises, shown on the one-process simulator that the distributed program equals to the bit (test/mpi/test_sdp4bit_mpi.c):
+// the two-level errors on 4 nodes x 8 ranks, the baselines against a mean in double, AdamW against the textbook, and 1000 steps of a toy problem in
+// which replicas stay by their masters under weight differences but not under direct weight quantisation.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "test/mpi/simulator.h"
+
+static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
+
+static float normal(uint32_t stream, uint32_t a, uint32_t b, uint32_t i, double outliers) {
+    Philox4 r = philox4x32_10(stream, 3, i, a, b, 0);
+    double x = sqrt(-2 * log(uniform(r.v[0]))) * cos(6.283185307179586 * uniform(r.v[1]));
+    return (float)(uniform(r.v[2]) < outliers ? 20 * x : x);
+}
+
+// One matrix of n elements over nodes x per_node ranks.
+typedef struct Bench {
+    PlanTensor tensor;
+    Plan plan;
+    Simulator sim;
+    float **grads;  // (dp)
+    float *losses;  // (dp)
+} Bench;
+
+static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWire grad, WeightWire weight, const float *weights) {
+    PlanTensor tensor = {n, true, 0};
+    bench->tensor = tensor;
+    int64_t border = plan_border(grad.intra_group, grad.inter_group, weight.group);
+    PlanOptions options = {nodes, per_node, border, plan_border(grad.intra_group, grad.inter_group, 0), 1};
+    assert_true(plan_build(&bench->plan, &bench->tensor, 1, &options, NULL));
+    floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
+    for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);
+    SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42, 0.9f, 0.95f, 1e-8f, 0.0f, 0.0f, true};
+    simulator_create(&bench->sim, &o, w);
+    free(w);
+    bench->grads = (float **)xcalloc((size_t)bench->plan.dp, sizeof *bench->grads, "gradients");
+    bench->losses = (float *)xcalloc((size_t)bench->plan.dp, sizeof *bench->losses, "losses");
+    for (int r = 0; r < bench->plan.dp; r++) {
+        bench->grads[r] = (float *)xcalloc((size_t)bench->plan.arena_elements, sizeof(float), "gradients");
+    }
+}
+
+static void bench_stop(Bench *bench) {
+    for (int r = 0; r < bench->plan.dp; r++) free(bench->grads[r]);
+    free(bench->grads);
+    free(bench->losses);
+    simulator_free(&bench->sim);
+    plan_free(&bench->plan);
+}
+
+// --- two-level errors ----------------------------------------------------------------------------------------------------------------
+
+enum { LEVEL_SAMPLES = 1 << 18, NODES = 4, PER_NODE = 8, RANKS = NODES * PER_NODE };
+
+static double reduction_error(float *const *grads, const double *mean, GradWire wire, uint32_t step) {
+    Bench bench;
+    WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    bench_start(&bench, LEVEL_SAMPLES, NODES, PER_NODE, wire, weight, NULL);
+    float *shifted[RANKS];
+    for (int r = 0; r < RANKS; r++) {
+        shifted[r] = bench.grads[r];
+        memcpy(shifted[r], grads[r], LEVEL_SAMPLES * sizeof(float));
+    }
+    simulator_reduce(&bench.sim, shifted, step);
+    double error = 0, power = 0;
+    for (int64_t i = 0; i < LEVEL_SAMPLES; i++) {
+        double difference = (double)bench.sim.reduced[i] - mean[i];
+        error += difference * difference;
+        power += mean[i] * mean[i];
+    }
+    bench_stop(&bench);
+    return sqrt(error / power);
+}
+
+// Independent gradients on 32 ranks, 1 % outliers 20 times as large, groups of 128.
+static void test_two_level_errors(void **state) {
+    static const struct {
+        int intra, inter;
+        bool hadamard;
+        double stochastic, nearest;
+    } rows[] = {{CODEC_INT8, CODEC_INT4, true, .162, .115},
+                {CODEC_INT8, CODEC_INT4, false, .363, .254},
+                {CODEC_INT4, CODEC_INT4, true, .221, .157},
+                {CODEC_INT4, CODEC_INT4, false, .587, .369}};
+    float *grads[RANKS];
+    double *mean = (double *)xcalloc(LEVEL_SAMPLES, sizeof *mean, "the mean");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        grads[r] = (float *)xmalloc(LEVEL_SAMPLES * sizeof(float), "gradients");
+        for (uint32_t i = 0; i < LEVEL_SAMPLES; i++) {
+            grads[r][i] = normal(1, r, 0, i, 0.01);
+            mean[i] += (double)grads[r][i] / RANKS;
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        for (int rounding = ROUND_NEAREST; rounding <= ROUND_STOCHASTIC; rounding++) {
+            GradWire wire = {rows[i].intra, rows[i].inter, 128, 128, CODEC_BF16, rows[i].hadamard, rounding, 1};
+            double expected = rounding == ROUND_STOCHASTIC ? rows[i].stochastic : rows[i].nearest;
+            double measured = reduction_error(grads, mean, wire, 1);
+            if (fabs(measured - expected) > 0.02 * expected + 0.0005) fail_msg("row %d rounding %d: %.4f, expected %.4f", i, rounding, measured, expected);
+        }
+    }
+    for (int r = 0; r < RANKS; r++) free(grads[r]);
+    free(mean);
+}
+
+// The ranks' rounding errors are independent: with equal gradients everywhere, averaging 8 ranks' stochastic errors divides them by sqrt(8). With the
+// source left out of the key all ranks would err alike and averaging would not help.
+static void test_rounding_errors_average_out(void **state) {
+    enum { N = 1 << 16 };
+    double error[2];
+    for (int many = 0; many < 2; many++) {
+        Bench bench;
+        GradWire wire = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, false, ROUND_STOCHASTIC, 1};
+        WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+        bench_start(&bench, N, 1, many ? 8 : 2, wire, weight, NULL);
+        for (int r = 0; r < bench.plan.dp; r++) {
+            for (uint32_t i = 0; i < N; i++) bench.grads[r][i] = normal(2, 0, 0, i, 0);
+        }
+        simulator_reduce(&bench.sim, bench.grads, 1);
+        error[many] = 0;
+        for (uint32_t i = 0; i < N; i++) error[many] += pow((double)bench.sim.reduced[i] - (double)bench.grads[0][i], 2);
+        bench_stop(&bench);
+    }
+    double ratio = sqrt(error[0] / error[1]);  // of 2 ranks' error to 8 ranks'
+    assert_true(ratio > 1.95 && ratio < 2.05);
+}
+
+// The mean over many steps approaches the true mean: stochastic rounding at both levels is unbiased, nearest is not.
+static void test_reduction_unbiased(void **state) {
+    enum { N = 1024, TRIALS = 400 };
+    double bias[2];
+    for (int rounding = 0; rounding < 2; rounding++) {
+        Bench bench;
+        GradWire wire = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, rounding, 1};
+        WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+        bench_start(&bench, N, 2, 2, wire, weight, NULL);
+        static double sum[N], mean[N];
+        memset(sum, 0, sizeof sum);
+        memset(mean, 0, sizeof mean);
+        for (int r = 0; r < 4; r++) {
+            for (uint32_t i = 0; i < N; i++) mean[i] += (double)(bench.grads[r][i] = normal(3, (uint32_t)r, 0, i, 0.01)) / 4;
+        }
+        for (uint32_t step = 0; step < TRIALS; step++) {
+            simulator_reduce(&bench.sim, bench.grads, step);
+            for (int i = 0; i < N; i++) sum[i] += (double)bench.sim.reduced[i];
+        }
+        double error = 0, power = 0;
+        for (int i = 0; i < N; i++) {
+            error += pow(sum[i] / TRIALS - mean[i], 2);
+            power += mean[i] * mean[i];
+        }
+        bias[rounding] = sqrt(error / power);
+        bench_stop(&bench);
+    }
+    // One step's error of .16 shrinks by sqrt(400); nearest rounding repeats the same error every time.
+    assert_true(bias[ROUND_STOCHASTIC] < 0.16 / 20 * 1.2);
+    assert_true(bias[ROUND_NEAREST] > 0.08);
+}
+
+// --- the baseline and AdamW ----------------------------------------------------------------------------------------------------------
+
+static void test_fp32_reduction_is_the_mean(void **state) {
+    enum { N = 5000 };
+    for (int transform = 0; transform < 2; transform++) {
+        Bench bench;
+        GradWire wire = {CODEC_FP32, CODEC_FP32, 32, 32, CODEC_FP32, transform, ROUND_STOCHASTIC, 1};
+        WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+        bench_start(&bench, N, 3, 2, wire, weight, NULL);
+        for (int r = 0; r < 6; r++) {
+            for (uint32_t i = 0; i < N; i++) bench.grads[r][i] = normal(4, (uint32_t)r, 0, i, 0);
+        }
+        simulator_reduce(&bench.sim, bench.grads, 1);
+        for (int i = 0; i < N; i++) {
+            double mean = 0;
+            for (int r = 0; r < 6; r++) mean += (double)bench.grads[r][i] / 6;
+            assert_true(fabs((double)bench.sim.reduced[i] - mean) < 2e-6);
+        }
+        bench_stop(&bench);
+    }
+}
+
+// Ten steps on one rank against AdamW in double, with clipping and decay.
+static void test_adamw(void **state) {
+    enum { N = 96 };
+    float weights[N];
+    double p[N], m[N] = {0}, v[N] = {0};
+    for (uint32_t i = 0; i < N; i++) weights[i] = bf16_to_float(bf16_from_float(normal(5, 0, 0, i, 0)));
+    for (int i = 0; i < N; i++) p[i] = (double)weights[i];
+    Bench bench;
+    GradWire wire = {CODEC_FP32, CODEC_FP32, 32, 32, CODEC_FP32, false, ROUND_NEAREST, 1};
+    WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    bench_start(&bench, N, 1, 1, wire, weight, weights);
+    bench.sim.options.clip_grad = 1.0f;
+    bench.sim.options.weight_decay = 0.1f;
+    for (int t = 1; t <= 10; t++) {
+        double squares = 0, lr = 0.01;
+        for (uint32_t i = 0; i < N; i++) {
+            bench.grads[0][i] = normal(6, (uint32_t)t, 0, i, 0);
+            squares += pow((double)bench.grads[0][i], 2);
+        }
+        simulator_step(&bench.sim, bench.grads, bench.losses, (uint32_t)t, 0.01f, 0.01f);
+        assert_true(fabs((double)bench.sim.control.grad_norm - sqrt(squares)) < 1e-5 * sqrt(squares));
+        for (int i = 0; i < N; i++) {
+            double g = (double)bench.grads[0][i] / (sqrt(squares) + 1e-6);  // the norm is about 10, above the limit of 1
+            m[i] = 0.9 * m[i] + 0.1 * g;
+            v[i] = 0.95 * v[i] + 0.05 * g * g;
+            p[i] -= lr * (m[i] / (1 - pow(0.9, t)) / (sqrt(v[i] / (1 - pow(0.95, t))) + 1e-8) + 0.1 * p[i]);
+            assert_true(fabs((double)bench.sim.master[i] - p[i]) < 3e-6);
+            assert_int_equal(bench.sim.replica[i], floatX_from_float(bench.sim.master[i]));
+        }
+    }
+    bench_stop(&bench);
+}
+
+// --- 1000 steps ----------------------------------------------------------------------------------------------------------------------
+
+enum { TOY = 1024, TOY_STEPS = 1000, TOY_RANKS = 4 };
+
+typedef struct ToyResult {
+    double loss;                // mean squared distance of the replica from the target at the end
+    double largest_early, largest_late;  // largest |master - replica| over the first and the second half
+    double largest_end;                  // at the last step
+    bool bounded;                        // every step kept the contraction's bound
+} ToyResult;
+
+static double largest_gap(const Bench *bench) {
+    double largest = 0;
+    for (int i = 0; i < TOY; i++) {
+        double gap = fabs((double)bench->sim.master[i] - (double)floatX_to_float(bench->sim.replica[i]));
+        largest = gap > largest ? gap : largest;
+    }
+    return largest;
+}
+
+// Gradient of 1/2 curvature (w - target)^2 at the replica plus noise of its own on every rank.
+static void toy_gradients(Bench *bench, const float *target, uint32_t step) {
+    for (uint32_t r = 0; r < TOY_RANKS; r++) {
+        for (uint32_t i = 0; i < TOY; i++) {
+            float curvature = 0.2f + (float)(i % 7);
+            bench->grads[r][i] = curvature * (floatX_to_float(bench->sim.replica[i]) - target[i]) + 0.05f * normal(7, r, step, i, 0);
+        }
+    }
+}
+
+// Paper appendix: |e'| <= c (|e| + |update|) plus bf16's rounding, c = 1/7 of the group's largest difference, or half of it when rounding to nearest.
+static bool step_bounded(const Bench *bench, const float *before, double gap_before, double gap, bool nearest) {
+    double update = 0, weight = 0;
+    for (int i = 0; i < TOY; i++) {
+        update = fmax(update, fabs((double)bench->sim.master[i] - (double)before[i]));
+        weight = fmax(weight, fabs((double)floatX_to_float(bench->sim.replica[i])));
+    }
+    double contraction = nearest ? 1.0 / 14 : 1.0 / 7;
+    return gap <= contraction * (gap_before + update) * (1 + 1e-4) + weight * 0x1p-8;
+}
+
+static ToyResult toy(WeightWire weight) {
+    float weights[TOY], target[TOY], before[TOY];
+    for (uint32_t i = 0; i < TOY; i++) {
+        weights[i] = normal(8, 0, 0, i, 0);
+        target[i] = normal(8, 1, 0, i, 0);
+    }
+    Bench bench;
+    GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
+    bench_start(&bench, TOY, 2, 2, grad, weight, weights);
+    ToyResult result = {0};
+    result.bounded = true;
+    double gap = 0;
+    for (uint32_t step = 1; step <= TOY_STEPS; step++) {
+        float lr = 0.02f * 0.5f * (1 + cosf(3.14159265f * (float)(step - 1) / TOY_STEPS));
+        memcpy(before, bench.sim.master, sizeof before);
+        toy_gradients(&bench, target, step);
+        simulator_step(&bench.sim, bench.grads, bench.losses, step, lr, lr);
+        double now = largest_gap(&bench);
+        if (!step_bounded(&bench, before, gap, now, weight.rounding == ROUND_NEAREST)) result.bounded = false;
+        gap = now;
+        double *half = step <= TOY_STEPS / 2 ? &result.largest_early : &result.largest_late;
+        *half = fmax(*half, gap);
+    }
+    result.largest_end = gap;
+    for (int i = 0; i < TOY; i++) result.loss += pow((double)floatX_to_float(bench.sim.replica[i]) - (double)target[i], 2) / TOY;
+    bench_stop(&bench);
+    return result;
+}
+
+static void test_thousand_steps(void **state) {
+    WeightWire bf16 = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    ToyResult base = toy(bf16);
+    printf("    bf16 weights:             distance %.3g, |master - replica| at the end %.3g\n", base.loss, base.largest_end);
+    for (int rounding = ROUND_NEAREST; rounding <= ROUND_STOCHASTIC; rounding++) {
+        const char *name = rounding == ROUND_NEAREST ? "nearest" : "stochastic";
+        WeightWire difference = {CODEC_INT4, 512, true, rounding}, direct = {CODEC_INT4, 512, false, rounding};
+        ToyResult qwd = toy(difference), qw = toy(direct);
+        printf("    qWD int4 %-10s:      distance %.3g, at the end %.3g, largest %.3g then %.3g\n", name, qwd.loss, qwd.largest_end, qwd.largest_early,
+               qwd.largest_late);
+        printf("    qW  int4 %-10s:      distance %.3g, at the end %.3g\n", name, qw.loss, qw.largest_end);
+        assert_true(qwd.bounded);
+        assert_true(qwd.largest_late <= qwd.largest_early);  // nothing accumulates
+        assert_true(qwd.largest_end < 0x1p-8 * 4);           // bf16's own rounding of weights below 4
+        assert_true(qwd.loss < 1.1 * base.loss);
+        assert_true(qw.loss > 10 * qwd.loss);
+        assert_true(qw.largest_end > 10 * qwd.largest_end);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_two_level_errors),
+        cmocka_unit_test(test_rounding_errors_average_out),
+        cmocka_unit_test(test_reduction_unbiased),
+        cmocka_unit_test(test_fp32_reduction_is_the_mean),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_thousand_steps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
