@@ -81,14 +81,19 @@ $(CPU_LIB): $(CPU_OBJ)
 	ar rcs $@ $^
 
 $(BUILD)/train_gpt_cpu: $(BUILD)/obj/train_gpt_cpu.o $(HOST_LIB) $(CPU_LIB)
-	$(MPICC) $(LDFLAGS) $^ $(HOST_LIB) $(BLAS_LIBS) $(LIBS) -o $@
+	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
 
 $(TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o $(HOST_LIB)
 	$(MPICC) $(LDFLAGS) $^ $(LIBS) -o $@
 
 $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) $< $(filter-out $<,$(filter %.o,$^)) $(CPU_LIB) $(HOST_LIB) -lcmocka $(BLAS_LIBS) $(LIBS) -o $@
+	$(MPICC) $(LDFLAGS) $< $(filter-out $<,$(filter %.o,$^)) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group -lcmocka $(BLAS_LIBS) $(LIBS) -o $@
+# The one-process simulator of the exact regime serves two programs.
+$(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
+
+# Tests of the model link the trainer's own file.
+$(BUILD)/test/unit/test_gpt: $(BUILD)/obj/train_gpt_test.o
 
 help:
 	@echo "make                 CPU trainer and tools in $(BUILD)/"

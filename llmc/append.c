@@ -9,14 +9,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/durable.h"
+
+// A log's file that cannot be made is the machine's or the path's fault, not a checkpoint's.
+static bool environment_error(Error *err) {
+    if (err) err->code = EXIT_ENVIRONMENT;
+    return false;
+}
+
 bool append_open(Append *file, const char *path, bool exclusive, Error *err) {
     // O_RDWR: append_end_line looks at the last byte.
     int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | (exclusive ? O_EXCL : 0), 0666);
     if (fd < 0) {
         int reason = errno;
-        error_set(err, EXIT_ENVIRONMENT, "cannot write %s: %s; choose another path or make it writable", path, strerror(reason));
+        durable_error(err, "open", path);
         errno = reason;
-        return false;
+        return environment_error(err);
     }
     *file = (Append){.fd = fd, .path = xstrdup(path)};
     return true;
@@ -28,18 +36,6 @@ void append_end_line(Append *file) {
     // A pipe or terminal has no last byte to look at.
     if (fstat(file->fd, &info) || !S_ISREG(info.st_mode) || info.st_size == 0) return;
     if (pread(file->fd, &last, 1, info.st_size - 1) == 1 && last != '\n') append_record(file, "\n", 1);
-}
-
-// All bytes, through interrupted and short writes.
-static bool write_all(int fd, const char *data, size_t bytes) {
-    while (bytes) {
-        ssize_t n = write(fd, data, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        data += n;
-        bytes -= (size_t)n;
-    }
-    return true;
 }
 
 bool append_record(Append *file, const void *record, size_t bytes) {
@@ -66,20 +62,6 @@ void append_close(Append *file) {
     *file = (Append){.fd = -1};
 }
 
-bool make_folders(const char *path, Error *err) {
-    char *copy = xstrdup(path);
-    bool made = true;
-    for (char *p = copy + 1; made && *copy; p++) {
-        if (*p && *p != '/') continue;
-        char kept = *p;
-        *p = 0;
-        made = mkdir(copy, 0777) == 0 || errno == EEXIST;
-        if (!made) {
-            error_set(err, EXIT_ENVIRONMENT, "cannot make the folder %s: %s; choose another path or make it writable", copy, strerror(errno));
-        }
-        *p = kept;
-        if (!kept) break;
-    }
-    free(copy);
-    return made;
+bool append_make_folders(const char *path, Error *err) {
+    return durable_make_folders(path, err) || environment_error(err);
 }

@@ -18,7 +18,7 @@ void append_end_line(Append *file);
 // afresh: the file then lacks records but holds no torn one. Returns whether it was written.
 bool append_record(Append *file, const void *record, size_t bytes);
 void append_close(Append *file);
-// mkdir -p. Error: EXIT_ENVIRONMENT.
-bool make_folders(const char *path, Error *err);
+// mkdir -p, for the files' folders. Error: EXIT_ENVIRONMENT.
+bool append_make_folders(const char *path, Error *err);
 
 LLMC_END

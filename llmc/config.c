@@ -246,17 +246,8 @@ static bool check_quantisation(const Parsed *p) {
 
 static bool check_rest(const Parsed *p) {
     const Config *c = p->config;
-    if (c->emulate_nodes && !c->gpus_per_node) {
-        return error_set(p->err, EXIT_USAGE, "--emulate-nodes needs --gpus-per-node N to say where the nodes begin; add it");
-    }
-    if (c->recompute_granularity != RECOMPUTE_FULL && (c->recompute_method || c->recompute_num_layers)) {
-        return error_set(p->err, EXIT_USAGE, "--recompute-method and --recompute-num-layers need --recompute-granularity full; add it");
-    }
     if (c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL) {
         return error_set(p->err, EXIT_USAGE, "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one");
-    }
-    if (c->recompute_num_layers > c->num_layers) {
-        return error_set(p->err, EXIT_USAGE, "--recompute-num-layers %d is larger than --num-layers %d; lower it", c->recompute_num_layers, c->num_layers);
     }
     if (c->save && !c->save_interval) return error_set(p->err, EXIT_USAGE, "--save needs --save-interval N; add it");
     if (c->plan_world_size && !c->plan) return error_set(p->err, EXIT_USAGE, "--plan-world-size needs --plan; add it, or start that many ranks with mpirun");
@@ -334,7 +325,8 @@ void config_help(const char *program, FILE *file) {
             "relative to its folder. Defaults are in [brackets].\n",
             program);
     options_help(table, rows, file);
-    fprintf(file, "\nExit codes: 0 done, 2 usage, 3 environment, 4 diverged, 5 data, 6 checkpoint, 7 communication, 75 stopped by a signal after saving.\n");
+    fprintf(file, "\nExit codes: 0 done, 2 usage, 3 environment, 4 diverged, 5 data, 6 checkpoint, 7 communication,\n"
+                  "75 stopped by a signal after saving.\n");
 }
 
 // --- completion, once the number of ranks and the vocabulary are known -----------------------------------------------------------
@@ -498,9 +490,5 @@ bool config_finish(Config *config, int world_size, int vocab_size, int eod, Erro
     if (!config->ffn_hidden_size) config->ffn_hidden_size = 4 * config->hidden_size;
     config->kv_channels = config->hidden_size / config->num_attention_heads;
     if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;
-    if (config->recompute_granularity == RECOMPUTE_FULL) {
-        if (!config->recompute_method) config->recompute_method = "uniform";
-        if (!config->recompute_num_layers) config->recompute_num_layers = 1;
-    }
     return finish_batch(config, err) && finish_rampup(config, err) && finish_length(config, err) && finish_schedule(config, err);
 }

@@ -40,9 +40,8 @@ typedef struct Config {
     // distributed
     int tensor_model_parallel_size, pipeline_model_parallel_size;
     int gpus_per_node;  // ranks per node; 0 = the real hosts
-    bool emulate_nodes, use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap, grad_reduce_in_bf16;
+    bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap, grad_reduce_in_bf16;
     int64_t ddp_bucket_size;  // elements
-    double distributed_timeout_minutes;
     // SDP4Bit
     bool quantized_weights, quantized_gradients, hadamard_transform;
     int weight_quantization_bits, wq_group_size;
@@ -55,14 +54,12 @@ typedef struct Config {
     // memory and determinism
     bool recompute_activations, deterministic_mode;
     Recompute recompute_granularity;
-    const char *recompute_method;
-    int recompute_num_layers;
     // evaluation, logs
     int64_t log_interval, eval_interval, eval_iters;
     int timing_log_level;
     TimingLogOption timing_log_option;
     bool log_throughput, log_timers_to_tensorboard, log_validation_ppl_to_tensorboard, log_params_norm, log_num_zeros_in_grad,
-        log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard, log_progress;
+        log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard;
     const char *tensorboard_dir, *log_jsonl;
     int64_t tensorboard_log_interval;
     const char *wandb_project, *wandb_exp_name, *wandb_save_dir;  // accepted; JSON lines are written instead
@@ -74,7 +71,7 @@ typedef struct Config {
     const char *save, *load;
     int64_t save_interval, exit_interval;
     double exit_duration_in_mins;
-    bool exit_on_missing_checkpoint, exit_signal_handler, finetune, no_load_optim, no_load_rng, no_save_optim, no_save_rng;
+    bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
     OnNan on_nan;
     bool check_for_nan_in_loss_and_grad;
     int64_t seed;

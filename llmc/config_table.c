@@ -30,9 +30,19 @@
     {.name = flag, .kind = OPTION_INT64, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .low = least, .high = most, .value = "N", .help = why}
 #define IDLE_CHOICE(flag, words, why) \
     {.name = flag, .kind = OPTION_NAME, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .choices = words, .value = "WORD", .help = why}
+// The same, kept for the argument dump.
+#define IDLE_STORED(flag, field, why) \
+    {.name = flag, .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = AT(bool, field), .initial = "false", .help = why}
+#define IDLE_TEXT(flag, field, called, why) \
+    {.name = flag, .kind = OPTION_TEXT, .use = OPTION_NO_EFFECT, .offset = AT(const char *, field), .value = called, .help = why}
+// The same, and the user is told.
+#define NOTED_FLAG(flag, why) {.name = flag, .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .note = true, .help = why}
+#define NOTED(flag, type, least, most, words, called, why) \
+    {.name = flag, .kind = type, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .low = least, .high = most, .choices = words, .note = true, \
+     .value = called, .help = why}
 #define REFUSED(flag, why) {.name = flag, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = why}
 #define LAUNCHER(flag, other) {.name = flag, .alias = other, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = LAUNCHER_HELP}
-#define LAUNCHER_HELP "an option of torchrun, and this program is started by mpirun: drop it and write mpirun -np RANKS (with --hostfile or SLURM for several nodes)"
+#define LAUNCHER_HELP "an option of torchrun; start this program with mpirun -np RANKS instead (--hostfile or SLURM for several nodes)"
 
 static const Option table[] = {
     HEADING("Model"),
@@ -105,16 +115,11 @@ static const Option table[] = {
     HEADING("Ranks and communication"),
     INT("tensor-model-parallel-size", tensor_model_parallel_size, "1", 1, 1 << 20, "only 1 so far"),
     INT("pipeline-model-parallel-size", pipeline_model_parallel_size, "1", 1, 1 << 20, "only 1 so far"),
-    FLAG("use-distributed-optimizer", use_distributed_optimizer, "optimiser state sharded over the ranks (always so here); the quantisation flags ask for it"),
+    FLAG("use-distributed-optimizer", use_distributed_optimizer, "shard the optimiser (always so here); the quantisation flags ask for it"),
     INT("gpus-per-node", gpus_per_node, "0", 0, 1 << 20, "ranks per node, which must divide the number of ranks; 0: the real hosts"),
-    FLAG("emulate-nodes", emulate_nodes, "traffic between the nodes of --gpus-per-node goes through sockets, on one host too"),
     COUNT("ddp-bucket-size", ddp_bucket_size, "25000000", 1, "elements per communication bucket, about: buckets hold whole layers"),
     FLAG("grad-reduce-in-bf16", grad_reduce_in_bf16, "gradients travel as bf16 where they are not quantised; sums stay fp32"),
-    FLAG("overlap-grad-reduce", overlap_grad_reduce, "reduce gradients during the backward pass (always so here, unless --no-overlap)"),
-    FLAG("overlap-param-gather", overlap_param_gather, "gather weights during the forward pass (always so here, unless --no-overlap)"),
     FLAG("no-overlap", no_overlap, "finish each transfer before going on, for debugging; wins over --overlap-*"),
-    REAL("distributed-timeout-minutes", distributed_timeout_minutes, "10", OPTION_ABOVE_ZERO, 1e6, "a collective that takes longer ends the job"),
-
     HEADING("SDP4Bit"),
     FLAG("quantized-weights", quantized_weights, "weights travel quantised"),
     INT("weight-quantization-bits", weight_quantization_bits, "4", 4, 8, "4 or 8"),
@@ -136,10 +141,7 @@ static const Option table[] = {
     HEADING("Memory and determinism"),
     FLAG("recompute-activations", recompute_activations, "the same as --recompute-granularity selective"),
     CHOICE("recompute-granularity", Recompute, recompute_granularity, "none", "none|selective|full",
-           "what the backward pass computes again; selective (the attention core) is always so here"),
-    NAME("recompute-method", recompute_method, NULL, "uniform|block", "which layers, with full; default uniform"),
-    INT("recompute-num-layers", recompute_num_layers, NULL, 1, 10000, "layers per recomputed unit (uniform) or recomputed layers (block); default 1"),
-    FLAG("deterministic-mode", deterministic_mode, "the same bits in every run, GPU attention included"),
+           "what the backward pass computes again: the attention core (selective, always so here), or whole layers (full)"),
     COUNT("seed", seed, "1234", 0, "of data order, initial weights, dropout and rounding, below 2^32"),
 
     HEADING("Evaluation and logs"),
@@ -152,7 +154,6 @@ static const Option table[] = {
     INT("timing-log-level", timing_log_level, "0", 0, 2, "0, 1 or 2: how many phases are timed"),
     CHOICE("timing-log-option", TimingLogOption, timing_log_option, "minmax", "max|minmax|all", "over the ranks"),
     TEXT("log-jsonl", log_jsonl, NULL, "PATH", "append every log line as JSON"),
-    FLAG("log-progress", log_progress, "append progress to SAVE/progress.txt"),
     TEXT("tensorboard-dir", tensorboard_dir, NULL, "FOLDER", "write TensorBoard events"),
     COUNT("tensorboard-log-interval", tensorboard_log_interval, "1", 1, "iterations between events"),
     FLAG("log-timers-to-tensorboard", log_timers_to_tensorboard, "phase times as events"),
@@ -160,12 +161,6 @@ static const Option table[] = {
     FLAG("log-batch-size-to-tensorboard", log_batch_size_to_tensorboard, "batch size as events"),
     FLAG("log-world-size-to-tensorboard", log_world_size_to_tensorboard, "number of ranks as events"),
     FLAG("log-memory-to-tensorboard", log_memory_to_tensorboard, "device memory as events"),
-    {.name = "wandb-project", .kind = OPTION_TEXT, .use = OPTION_NO_EFFECT, .offset = AT(const char *, wandb_project), .value = "NAME",
-     .help = "Weights & Biases is not used; JSON lines are written instead, to --log-jsonl or to a file in --wandb-save-dir or SAVE/wandb"},
-    {.name = "wandb-exp-name", .kind = OPTION_TEXT, .use = OPTION_NO_EFFECT, .offset = AT(const char *, wandb_exp_name), .value = "NAME",
-     .help = "names that file of JSON lines"},
-    {.name = "wandb-save-dir", .kind = OPTION_TEXT, .use = OPTION_NO_EFFECT, .offset = AT(const char *, wandb_save_dir), .value = "FOLDER",
-     .help = "holds that file of JSON lines"},
     {.name = "sample-prompt", .kind = OPTION_TEXT, .offset = AT(const char *, sample_prompt), .value = "TEXT",
      .help = "after training, print text that continues this; \"\" starts from the end of a document"},
     INT("sample-tokens", sample_tokens, "200", 1, 1 << 24, "tokens of that text"),
@@ -178,12 +173,9 @@ static const Option table[] = {
     FLAG("exit-on-missing-checkpoint", exit_on_missing_checkpoint, "leave when --load finds none"),
     FLAG("finetune", finetune, "load the weights only and start at iteration 0"),
     FLAG("no-load-optim", no_load_optim, "do not load the optimiser's state"),
-    FLAG("no-load-rng", no_load_rng, "do not load the random state"),
     FLAG("no-save-optim", no_save_optim, "do not save the optimiser's state"),
-    FLAG("no-save-rng", no_save_rng, "do not save the random state"),
     COUNT("exit-interval", exit_interval, NULL, 1, "leave, saving, when the iteration is a multiple of this"),
     REAL("exit-duration-in-mins", exit_duration_in_mins, NULL, OPTION_ABOVE_ZERO, 1e9, "leave, saving, after this many minutes"),
-    FLAG("exit-signal-handler", exit_signal_handler, "leave, saving, on SIGTERM (always so here, and on SIGUSR1 and SIGINT)"),
     CHOICE("on-nan", OnNan, on_nan, "abort", "abort|skip", "what a loss or gradient that is not finite does: end the run, or skip the step"),
     NO_FLAG("no-check-for-nan-in-loss-and-grad", check_for_nan_in_loss_and_grad, "do not look for them"),
 
@@ -227,8 +219,6 @@ static const Option table[] = {
     IDLE_FLAG("use-cpu-initialization", "the initial weights do not depend on the device"),
     IDLE_INT("num-workers", 0, 1e9, "reading needs no workers"),
     IDLE_CHOICE("dataloader-type", "single", "samples come in Megatron's sequential order; cyclic follows torch's generator and is not supported"),
-    {.name = "data-cache-path", .kind = OPTION_TEXT, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .low = 1, .note = true, .value = "FOLDER",
-     .help = "the sample index is built in memory, once per node"},
     IDLE_FLAG("distributed-storage", "the sample index is built on every node"),
     IDLE_FLAG("no-mmap-bin-files", "the loader decides how it reads"),
     IDLE_FLAG("no-create-attention-mask-in-dataloader", "no mask is made where none is needed"),
@@ -240,14 +230,28 @@ static const Option table[] = {
     IDLE_FLAG("no-log-learnig-rate-to-tensorboard", "the learning rate is always written"),
     IDLE_FLAG("no-log-loss-scale-to-tensorboard", "the loss scale is always written"),
     IDLE_INT("tensorboard-queue-size", 1, 1e9, "events are written at once"),
-    {.name = "profile", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .note = true,
-     .help = "phases are always marked with NVTX ranges; start the program under the profiler"},
     IDLE_INT("profile-step-start", 0, 1e15, "see --profile"),
     IDLE_INT("profile-step-end", 0, 1e15, "see --profile"),
-    {.name = "profile-ranks", .kind = OPTION_WORDS, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .value = "N ...", .help = "see --profile"},
     IDLE_CHOICE("ckpt-format", "torch|torch_dist|zarr", "one checkpoint format: safetensors shards with a manifest"),
-    IDLE_FLAG("use-dist-ckpt", "every rank always writes its own shard"),
-    {.name = "async-save", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .note = true, .help = "training waits until a checkpoint is written"},
+    IDLE_FLAG("use-dist-ckpt", "every rank always writes its own shard"),    IDLE_STORED("overlap-grad-reduce", overlap_grad_reduce, "gradients are reduced during the backward pass anyway, unless --no-overlap"),
+    IDLE_STORED("overlap-param-gather", overlap_param_gather, "weights are gathered during the forward pass anyway, unless --no-overlap"),
+    IDLE_STORED("deterministic-mode", deterministic_mode, "the same flags always give the same bits"),
+    IDLE_FLAG("exit-signal-handler", "SIGTERM, SIGUSR1 and SIGINT always save and leave"),
+    IDLE_FLAG("no-load-rng", "random numbers follow from the seed and the iteration; there is no state"),
+    IDLE_FLAG("no-save-rng", "random numbers follow from the seed and the iteration; there is no state"),
+    NOTED_FLAG("emulate-nodes", "CPU ranks send everything through MPI; it is for GPUs"),
+    NOTED("distributed-timeout-minutes", OPTION_REAL, OPTION_ABOVE_ZERO, 1e9, NULL, "X", "MPI waits as long as its ranks live, and ends the job when one dies"),
+    NOTED("recompute-method", OPTION_NAME, 0, 0, "uniform|block", "WORD", "full recomputation goes layer by layer"),
+    NOTED("recompute-num-layers", OPTION_INT, 1, 10000, NULL, "N", "full recomputation goes layer by layer"),
+    NOTED("data-cache-path", OPTION_TEXT, 1, 1, NULL, "FOLDER", "the sample index is built in memory, once per node"),
+    NOTED_FLAG("async-save", "training waits until a checkpoint is written"),
+    NOTED_FLAG("log-progress", "no progress.txt is written; --log-jsonl holds the same numbers"),
+    NOTED_FLAG("profile", "start the program under a profiler instead"),
+    {.name = "profile-ranks", .kind = OPTION_WORDS, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .value = "N ...", .help = "see --profile"},
+    IDLE_TEXT("wandb-project", wandb_project, "NAME",
+              "Weights & Biases is not used; JSON lines are written instead, to --log-jsonl or to a file in --wandb-save-dir or SAVE/wandb"),
+    IDLE_TEXT("wandb-exp-name", wandb_exp_name, "NAME", "names that file of JSON lines"),
+    IDLE_TEXT("wandb-save-dir", wandb_save_dir, "FOLDER", "holds that file of JSON lines"),
 
     HEADING("Refused"),
     REFUSED("fp16", "training is in bf16; use --bf16 or drop the flag"),

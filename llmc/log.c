@@ -184,7 +184,7 @@ static bool open_json(Log *log, const char *path, Error *err) {
     bool made = true;
     if (slash && slash != folder) {
         *slash = 0;
-        made = make_folders(folder, err);
+        made = append_make_folders(folder, err);
     }
     free(folder);
     if (!made || !append_open(&log->json, path, false, err)) return false;

@@ -106,8 +106,13 @@ static bool read_word(Cursor *cursor, char *word, size_t *length, bool *quoted_f
 
 static bool add_file(Reader *reader, const char *path, int depth, Error *err);
 
+static bool no_name(Error *err) {
+    return error_set(err, EXIT_USAGE, "@ names no file; write @path, or --flag=@value for a value that begins with @");
+}
+
 // "@name" found in the file `from` means a path relative to that file's folder.
 static bool add_nested_file(Reader *reader, const char *from, const char *name, int depth, Error *err) {
+    if (!*name) return no_name(err);
     const char *slash = strrchr(from, '/');
     size_t folder = slash && name[0] != '/' ? (size_t)(slash - from) + 1 : 0;
     size_t length = strlen(name);
@@ -138,11 +143,11 @@ static bool add_text(Reader *reader, const char *path, const char *text, char *w
 }
 
 static bool add_file(Reader *reader, const char *path, int depth, Error *err) {
+    if (!*path) return no_name(err);
     if (depth > MAX_DEPTH || reader->files == MAX_FILES) {
         return error_set(err, EXIT_USAGE, "@%s: argument files nest more than %d deep or are more than %d; does a file include itself?", path,
                          (int)MAX_DEPTH, (int)MAX_FILES);
     }
-    if (!*path) return error_set(err, EXIT_USAGE, "@ names no file; write @path, or --flag=@value for a value that begins with @");
     reader->files++;
     size_t bytes;
     char *text = read_text(path, &bytes, err);

@@ -124,7 +124,8 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
     size_t rounded = fits ? (bytes / ALIGNMENT + 1) * ALIGNMENT : 0;
     void *memory = fits ? aligned_alloc(ALIGNMENT, rounded) : NULL;
     if (!memory) {
-        error_set(err, EXIT_ENVIRONMENT, "out of memory: %zu bytes for %s, %zu available; use a smaller model, a smaller micro-batch or fewer ranks per machine",
+        error_set(err, EXIT_ENVIRONMENT, "out of memory: %zu bytes for %s, %zu available; "
+                                         "use a smaller model, a smaller micro-batch or fewer ranks per machine",
                   bytes, purpose, available);
         return NULL;
     }

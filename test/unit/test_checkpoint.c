@@ -23,10 +23,14 @@
 
 #include "llmc/checkpoint.h"
 
-// Open MPI keeps memory to the end of the process, when its modules are no longer there to be named: leaks are looked for before that.
-void __lsan_do_leak_check(void) __attribute__((weak));
+// Under a leak checker: what Open MPI keeps to the end of the process is not ours, and its modules are gone when the check at exit would name them.
+void __lsan_disable(void) __attribute__((weak));
+void __lsan_enable(void) __attribute__((weak));
+int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 const char *__lsan_default_suppressions(void);
+const char *__lsan_default_options(void);
 const char *__lsan_default_suppressions(void) { return "leak:libopen-\nleak:libmpi\nleak:libpmix\nleak:libevent\nleak:libhwloc\nleak:mca_\n"; }
+const char *__lsan_default_options(void) { return "leak_check_at_exit=0:print_suppressions=0"; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Faults
@@ -131,7 +135,7 @@ static void prepare(Saved *s, const char *directory, int64_t iteration, uint64_t
 
 static bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {
     Saved s;
-    prepare(&s, directory, iteration, salt, 9);
+    prepare(&s, directory, iteration, salt, 20);
     return checkpoint_save(&s.save, err);
 }
 
@@ -492,16 +496,16 @@ static void hostile_manifest(void **state) {
         {"\"bytes\": ", "\"bytes\": 1", "instead of"},
         {"\"bytes\": ", "\"bytes\": 0, \"b\": ", "too small"},
         {"\", \"slices\"", "0\", \"slices\"", "hash"},
-        {"[0,0,0,9]", "[0,0,0,9,9]", "not [tensor"},
-        {"[0,0,0,9]", "[0,0,0]", "not [tensor"},
-        {"[0,0,0,9]", "{}", "not [tensor"},
-        {"[0,0,0,9]", "[4,0,0,9]", "unknown tensor"},
-        {"[0,0,0,9]", "[-1,0,0,9]", "unknown tensor"},
-        {"[0,0,0,9]", "[0,4,0,9]", "unknown kind"},
-        {"[0,0,0,9]", "[0,0,-1,9]", "outside"},
-        {"[0,0,0,9]", "[0,0,0,36]", "outside"},
-        {"[0,0,0,9]", "[0,0,9,9]", "outside"},
-        {"[0,0,0,9]", "[0,0,0,10]", "overlap"},
+        {"[0,0,0,20]", "[0,0,0,9,9]", "not [tensor"},
+        {"[0,0,0,20]", "[0,0,0]", "not [tensor"},
+        {"[0,0,0,20]", "{}", "not [tensor"},
+        {"[0,0,0,20]", "[4,0,0,9]", "unknown tensor"},
+        {"[0,0,0,20]", "[-1,0,0,9]", "unknown tensor"},
+        {"[0,0,0,20]", "[0,4,0,9]", "unknown kind"},
+        {"[0,0,0,20]", "[0,0,-1,9]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,36]", "outside"},
+        {"[0,0,0,20]", "[0,0,9,9]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,21]", "overlap"},
         {"\"slices\": [", "\"slices\": 3, \"s\": [", "no slices"},
         {"\"files\": [", "\"files\": 3, \"f\": [", "list of files"},
         {"\"tensors\": [", "\"tensors\": {}, \"t\": [", "list of tensors"},
@@ -527,12 +531,12 @@ static void manifest_against_shard(void **state) {
     size_t bytes;
     assert_true(save(f->save, 5, 1, &err));
     char *text = read_bytes(f->manifest, &bytes);
-    edit_manifest(f->manifest, text, bytes, "[0,0,9,18],", "");
+    edit_manifest(f->manifest, text, bytes, "[0,0,20,35],", "");
     Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
     assert_non_null(c);
-    assert_int_equal(read_range(c, 0, SLICE_MASTER, 12, 20, 1, &err), 0);
-    assert_non_null(strstr(err.what, "master of tensor 'wte' is in no shard from element 12 (of 12..20)"));
-    assert_int_equal(read_range(c, 0, SLICE_MASTER, 20, 30, 1, &err), 0);
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 21, 25, 1, &err), 0);
+    assert_non_null(strstr(err.what, "master of tensor 'wte' is in no shard from element 21 (of 21..25)"));
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 2, 9, 1, &err), 0);
     assert_non_null(strstr(err.what, "its header does not say"));
     checkpoint_close(c);
     edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"BF16\", \"w\": \"");
@@ -557,7 +561,7 @@ static void damaged_shard(void **state) {
     char *data = read_bytes(f->shard, &bytes);
     uint64_t header;
     memcpy(&header, data, 8);
-    for (size_t i = 0; i < bytes; i++) {
+    for (size_t i = 0; i < bytes; i += i < 8 + header ? 1 : 5) {
         flip_bit(f->shard, i, i % 8);
         if (i % 7 == 0) {
             assert_null(checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err));
@@ -640,7 +644,7 @@ static int fail_every_call(Folder *f, int64_t iteration, int number) {
 static void every_call_fails(void **state) {
     Folder *f = (Folder *)*state;
     int calls = fail_every_call(f, 6, ENOSPC);
-    assert_true(calls >= 60);  // slices, files, folders
+    assert_true(calls >= 45);  // slices, files, folders
     fail_every_call(f, 5, EIO);
     faults.no_exchange = true;
     fail_every_call(f, 5, EACCES);
@@ -764,9 +768,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(full_disk, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(folder_in_the_way, make_folder, remove_folder),
     };
+    if (__lsan_disable) __lsan_disable();
     MPI_Init(&argc, &argv);
+    if (__lsan_enable) __lsan_enable();
     int failed = cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
-    if (__lsan_do_leak_check) __lsan_do_leak_check();
+    if (__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check()) failed++;
     MPI_Finalize();
     return failed;
 }

@@ -235,11 +235,15 @@ static void assert_number(const cJSON *json, const char *name, double expected) 
 static void json_lines(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {.log_jsonl = f->json, .seq_length = 2048};
+    const Site site = {.rank = -1};
+    Error err = {0};
+    Device *device = device_open(0, &site, &err);
+    assert_non_null(device);
     Log *log = open_plain(&config);
     IterationReport r = example();
     r.last_loss = 10.0 / 3, r.grad_norm = (double)0.1f, r.learning_rate = 0.1 + 0.2, r.last_skipped = true, r.exposed_comm_ms = 1.5;
     capture(f);
-    log_start(log, 124475904, 2, "a \"CPU\"");
+    log_start(log, 124475904, 2, device_name(device));
     log_step_scalars(log, &r);
     r.last_loss = -NAN, r.grad_norm = -1, r.last_skipped = false;
     log_step_scalars(log, &r);
@@ -254,7 +258,10 @@ static void json_lines(void **state) {
 
     cJSON *start = nth_line(text, 0);
     assert_string_equal(member(start, "kind")->valuestring, "start");
-    assert_string_equal(member(start, "device")->valuestring, "a \"CPU\"");
+    assert_string_equal(member(start, "device")->valuestring, device_name(device));
+    char libraries[512];
+    device_libraries(libraries, sizeof libraries);
+    assert_non_null(strstr(member(start, "libraries")->valuestring, libraries));
     assert_number(start, "parameters", 124475904);
     assert_number(start, "world_size", 8);
     assert_number(start, "nodes", 2);
@@ -262,6 +269,7 @@ static void json_lines(void **state) {
     assert_true(strlen(member(start, "commit")->valuestring) > 0 && strlen(member(start, "version")->valuestring) > 0);
     assert_true(member(member(start, "timing"), "unix_s")->valuedouble > 1.7e9);
     cJSON_Delete(start);
+    device_close(device);
 
     cJSON *train = nth_line(text, 1);
     assert_string_equal(member(train, "kind")->valuestring, "train");

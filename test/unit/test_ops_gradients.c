@@ -3,7 +3,7 @@
 //
 // A case owns inputs in floats, a forward that returns a scalar (a fixed random weighting of the outputs), and the gradients the backward ops gave for
 // it. Each input is checked along random sign directions, at the coordinate with the largest gradient, and at random coordinates.
-#include "test/unit/ops_helpers.h"
+#include "test/unit/ops_common.h"
 
 // One differentiable input: n values, and the gradient to check.
 typedef struct Input {

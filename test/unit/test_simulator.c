@@ -292,14 +292,14 @@ static ToyResult toy(WeightWire weight) {
 static void test_thousand_steps(void **state) {
     WeightWire bf16 = {CODEC_BF16, 32, false, ROUND_NEAREST};
     ToyResult base = toy(bf16);
-    printf("    bf16 weights:             distance %.3g, |master - replica| at the end %.3g\n", base.loss, base.largest_end);
+    print_message("    bf16 weights:             distance %.3g, |master - replica| at the end %.3g\n", base.loss, base.largest_end);
     for (int rounding = ROUND_NEAREST; rounding <= ROUND_STOCHASTIC; rounding++) {
         const char *name = rounding == ROUND_NEAREST ? "nearest" : "stochastic";
         WeightWire difference = {CODEC_INT4, 512, true, rounding}, direct = {CODEC_INT4, 512, false, rounding};
         ToyResult qwd = toy(difference), qw = toy(direct);
-        printf("    qWD int4 %-10s:      distance %.3g, at the end %.3g, largest %.3g then %.3g\n", name, qwd.loss, qwd.largest_end, qwd.largest_early,
+        print_message("    qWD int4 %-10s:      distance %.3g, at the end %.3g, largest %.3g then %.3g\n", name, qwd.loss, qwd.largest_end, qwd.largest_early,
                qwd.largest_late);
-        printf("    qW  int4 %-10s:      distance %.3g, at the end %.3g\n", name, qw.loss, qw.largest_end);
+        print_message("    qW  int4 %-10s:      distance %.3g, at the end %.3g\n", name, qw.loss, qw.largest_end);
         assert_true(qwd.bounded);
         assert_true(qwd.largest_late <= qwd.largest_early);  // nothing accumulates
         assert_true(qwd.largest_end < 0x1p-8 * 4);           // bf16's own rounding of weights below 4

@@ -179,8 +179,8 @@ static void no_folder(void **state) {
     Error err = {0};
     assert_null(tensorboard_open("/dev/null/x", &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
-    assert_non_null(strstr(err.what, "/dev/null/x"));
-    assert_non_null(strstr(err.what, "; choose another path"));
+    assert_non_null(strstr(err.what, "/dev/null"));
+    assert_non_null(strstr(err.what, "; a file is in the way"));
 }
 
 // A file size limit stands in for a full disk: the record that does not fit leaves no torn bytes, later ones that fit are written.

@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
     return 0;
 }
 END
-"${MPICC:-mpicc}" -std=c11 -D_GNU_SOURCE -I. "$folder/write.c" llmc/tensorboard.c llmc/append.c llmc/base.c -lm -o "$folder/write"
+"${MPICC:-mpicc}" -std=c11 -D_GNU_SOURCE -I. "$folder/write.c" llmc/tensorboard.c llmc/append.c llmc/durable.c llmc/base.c -lxxhash -o "$folder/write"
 "$folder/write" "$folder/events"
 
 "$python" - "$folder/events" <<'END'

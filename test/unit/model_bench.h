@@ -1,0 +1,100 @@
+// A GPT on one rank with everything it needs around it, for tests of train_gpt.cu's model. Included by tests only.
+#pragma once
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/launch.h"
+#include "train_gpt.h"
+
+typedef struct Bench {
+    Config config;
+    Topology topology;
+    Site site;
+    Device *device;
+    Stream *compute, *traffic;
+    Timers *timers;
+    Comm *comm;
+    Arena arena;
+    Zero zero;
+    GPT gpt;
+} Bench;
+
+// Parses the flags as the program would (appended to those every model needs) and builds the model; the weights are not filled yet.
+static inline bool bench_open(Bench *b, int count, const char *const *flags, int vocabulary) {
+    const char *base[] = {"test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters", "10",
+                          "--tokenizer-type", "NullTokenizer", "--make-vocab-size-divisible-by", "1"};
+    int fixed = (int)(sizeof base / sizeof base[0]);
+    char **argv = calloc((size_t)(fixed + count + 3), sizeof *argv);
+    char vocab_flag[16];
+    Error err = {0};
+    memset(b, 0, sizeof *b);
+    memcpy(argv, base, sizeof base);
+    memcpy(argv + fixed, flags, (size_t)count * sizeof *flags);
+    snprintf(vocab_flag, sizeof vocab_flag, "%d", vocabulary - 1);
+    argv[fixed + count] = (char *)"--vocab-size";
+    argv[fixed + count + 1] = vocab_flag;
+    int hosts[1] = {0};
+    bool ok = config_parse(&b->config, fixed + count + 2, argv, NULL, 0, &err) && topology_build(&b->topology, 0, 1, hosts, 0, 1, 1, &err) &&
+              config_finish(&b->config, 1, vocabulary, vocabulary - 1, &err);
+    free(argv);
+    if (!ok) {
+        fprintf(stderr, "bench: %s\n", err.what);
+        return false;
+    }
+    b->device = device_open(0, &b->site, &err);
+    b->compute = stream_create(b->device, "compute");
+    b->traffic = stream_create(b->device, "communication");
+    b->timers = timers_create(b->device, 0);
+    b->comm = comm_create(b->device, &b->topology, MPI_COMM_SELF, &err);
+    gpt_describe(&b->gpt, &b->config);
+    PlanTensor *tensors = gpt_plan_tensors(&b->gpt);
+    ok = zero_plan(&b->zero, &b->config, &b->topology, tensors, b->gpt.tensors, &b->arena, &err);
+    free(tensors);
+    gpt_reserve(&b->gpt, &b->arena);
+    ok = ok && arena_allocate(&b->arena, b->device, &err);
+    if (!ok) fprintf(stderr, "bench: %s\n", err.what);
+    zero_start(&b->zero, b->device, b->comm, b->compute, b->traffic, b->timers);
+    b->gpt.zero = &b->zero;
+    b->gpt.stream = b->compute;
+    return ok;
+}
+
+static inline void bench_close(Bench *b) {
+    arena_free(&b->arena, b->device);
+    zero_free(&b->zero);
+    gpt_free(&b->gpt);
+    comm_destroy(b->comm);
+    timers_destroy(b->timers);
+    stream_destroy(b->compute);
+    stream_destroy(b->traffic);
+    device_close(b->device);
+    config_free(&b->config);
+}
+
+// Rows of one micro-batch with positions 0..T-1.
+static inline void bench_upload(Bench *b, const int32_t *tokens, const int32_t *targets) {
+    int N = b->gpt.B * b->gpt.T;
+    int32_t *positions = calloc((size_t)N, sizeof *positions);
+    for (int i = 0; i < N; i++) positions[i] = i % b->gpt.T;
+    Batch batch = {0};
+    batch.tokens = (int32_t *)tokens;
+    batch.targets = (int32_t *)targets;
+    batch.positions = positions;
+    gpt_upload(&b->gpt, &batch);
+    free(positions);
+}
+
+static inline int64_t bench_numel(const Bench *b, int tensor) { return b->gpt.tensor[tensor].shape[0] * b->gpt.tensor[tensor].shape[1]; }
+
+// Forward and, when wanted, backward of the uploaded micro-batch; returns the loss accumulated so far.
+static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool last) {
+    GPT *g = &b->gpt;
+    gpt_forward(g, g->B, g->T, 0, false, true);
+    gpt_head(g, g->B, g->T, false, loss_scale, backward);
+    if (backward) gpt_backward(g, g->B, g->T, 0, false, last);
+    float loss;
+    copy_to_host(b->compute, &loss, b->zero.loss_sum, sizeof loss);
+    stream_synchronize(b->compute);
+    return loss;
+}
