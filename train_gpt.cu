@@ -11,6 +11,7 @@
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/plan_report.h" // --plan
+#include "llmc/progress.h"    // --log-progress
 #include "llmc/rng.h"         // counter-based normals and uniforms
 #include "llmc/sample.h"      // text from logits
 #include "llmc/schedule.h"    // learning rate in samples
@@ -341,6 +342,7 @@ typedef struct Run {
     CheckpointTensor *tensors;
     Loader *loader;
     Log *log;
+    Progress *progress;
     Schedule schedule;
     // counters of the whole run, saved in checkpoints
     int64_t iteration, consumed_train, consumed_valid;
@@ -354,21 +356,13 @@ typedef struct Run {
     Interval interval;
     double started;           // wall clock of the process's start
     int64_t last_saved;
+    bool memory_logged;
 } Run;
 
 static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static void print_datetime(Run *run, const char *what) {
-    char text[32];
-    time_t now = time(NULL);
-    struct tm parts;
-    localtime_r(&now, &parts);
-    strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
-    log_line(run->log, "[%s] datetime: %s ", what, text);
 }
 
 // True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
@@ -523,6 +517,7 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.learning_rate = schedule_lr(&run->schedule, run->scheduled);
     r.global_batch_size = run->unsettled_batch;
     r.last_loss = r.lm_loss = run->last.loss;
+    r.last_skipped = !run->last.applied;
     r.grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
     r.num_zeros = r.params_norm = -1.0;
     if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_count_zeros(&run->zero, run->dp_group);
@@ -530,6 +525,7 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.skipped_iterations = run->skipped;
     r.nan_iterations = run->nan;
     r.epoch = loader_epoch(run->loader, run->consumed_train);
+    r.reserved_bytes = r.allocated_bytes = (double)arena_total(&run->arena);
     return r;
 }
 
@@ -558,8 +554,11 @@ static void log_interval(Run *run) {
     node_traffic(run, &r.inter_node_bytes, &r.intra_node_bytes);
     r.exposed_comm_ms = zero_take_exposed_ms(&run->zero) / (double)n;
     r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
+    double memory = (double)arena_total(&run->arena);
     log_iteration(run->log, &r);
     log_timers(run->log, run->timers, run->iteration, n, run->launch.world);
+    if (!run->memory_logged) log_memory(run->log, run->iteration, memory, memory, memory, memory);
+    run->memory_logged = true;
     begin_interval(run);
 }
 
@@ -601,6 +600,8 @@ static void evaluate_and_log(Run *run, int split, const char *suffix, bool verbo
     double loss = evaluate(run, split, split == SPLIT_TEST ? &test_consumed : &run->consumed_valid, verbose);
     char where[80];
     snprintf(where, sizeof where, "iteration %lld%s", (long long)run->iteration, suffix);
+    const Timer evaluated[] = {TIMER_EVALUATE};
+    log_phase_timers(run->log, run->timers, evaluated, 1, run->launch.world);
     log_validation(run->log, where, run->iteration, run->consumed_train, loss);
 }
 
@@ -648,7 +649,10 @@ static bool save_checkpoint(Run *run) {
     free(arguments);
     timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
     if (!agreed(run, ok)) return false;
+    const Timer saved[] = {TIMER_SAVE_CHECKPOINT};
+    log_phase_timers(run->log, run->timers, saved, 1, run->launch.world);
     run->last_saved = run->iteration;
+    progress_checkpoint(run->progress, run->iteration, run->flops_so_far, (double)run->consumed_train * c->seq_length);
     log_line(run->log, "  successfully saved checkpoint at iteration %7lld to %s", (long long)run->iteration, c->save);
     return true;
 }
@@ -661,7 +665,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     char notes[2048] = "";
     if (!config_match_checkpoint(c, checkpoint_arguments(checkpoint), notes, sizeof notes, &run->error) ||
         !checkpoint_check_tensors(checkpoint, run->tensors, run->gpt.tensors, &run->error)) return false;
-    if (*notes) log_line(run->log, "%s", notes);
+    if (run->launch.rank == 0) fputs(notes, stdout);
     if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
         return error_set(&run->error, EXIT_CHECKPOINT, "the checkpoint in %s was saved without the optimizer; add --no-load-optim or --finetune", c->load);
     }
@@ -795,7 +799,7 @@ static bool due(int64_t iteration, int64_t interval) { return interval > 0 && it
 static bool stop_and_save(Run *run, const char *why, int exit_code) {
     run->exit_code = exit_code;
     if (!save_checkpoint(run)) return true;
-    print_datetime(run, why);
+    log_datetime(run->log, "%s", why);
     return true;
 }
 
@@ -844,7 +848,7 @@ static bool diverged(Run *run) {
 // True when training reached its end; false when it was left early (run->exit_code says how).
 static bool train(Run *run) {
     const Config *c = &run->config;
-    print_datetime(run, "before the start of training step");
+    log_datetime(run->log, "before the start of training step");
     begin_interval(run);
     while (run->iteration < c->train_iters) {
         train_step(run);
@@ -853,7 +857,7 @@ static bool train(Run *run) {
         if (due(run->iteration, c->log_interval)) log_interval(run);
         if (after_step(run)) return false;
     }
-    print_datetime(run, "after training is done");
+    log_datetime(run->log, "after training is done");
     return save_checkpoint(run);
 }
 
@@ -973,34 +977,33 @@ static bool open_device(Run *run) {
     return run->log && arena_allocate(&run->arena, run->device, &run->error);
 }
 
-static void write_start_record(Run *run) {
-    char *arguments = config_to_json(&run->config);
-    size_t bytes = strlen(arguments) + 512;
-    char *json = (char *)xmalloc(bytes, "the start record");
-    snprintf(json, bytes, "\"version\":\"%s\",\"commit\":\"%s\",\"world_size\":%d,\"nodes\":%d,\"per_node\":%d,\"parameters\":%lld,\"arguments\":%s", version_number(),
-             version_commit(), run->launch.size, run->topology.nodes, run->topology.per_node, (long long)run->zero.plan.parameters, arguments);
-    log_json(run->log, "start", json);
-    free(json);
-    free(arguments);
-}
-
 // Device, weights, data: everything up to the first iteration.
 static bool start_run(Run *run) {
     if (!agreed(run, open_device(run))) return false;
     MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
     if (!agreed(run, run->comm != NULL)) return false;
+    comm_set_timeout(run->comm, 60.0 * run->config.distributed_timeout_minutes);
     zero_start(&run->zero, run->device, run->comm, run->compute, run->traffic, run->timers);
     run->gpt.zero = &run->zero;
     run->gpt.stream = run->compute;
     print_start(run);
-    write_start_record(run);
+    log_start(run->log, run->zero.plan.parameters, run->topology.nodes, device_name(run->device));
+    timer_start(run->timers, TIMER_DATA_SETUP, NULL);
     if (!agreed(run, open_data(run))) return false;
     if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
+    timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
+    timer_start(run->timers, TIMER_SETUP, NULL);
     gpt_init_weights(&run->gpt, (uint64_t)run->config.seed);
     zero_masters_from_weights(&run->zero);
     if (!load_checkpoint(run)) return false;
     run->schedule = schedule_from_config(&run->config);
+    const Config *c = &run->config;
+    run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
+    if (!agreed(run, run->progress != NULL)) return false;
+    timer_stop(run->timers, TIMER_SETUP, NULL);
+    const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};
+    log_phase_timers(run->log, run->timers, setup, 2, run->launch.world);
     return true;
 }
 
@@ -1016,6 +1019,7 @@ static void close_run(Run *run) {
     if (run->compute) stream_destroy(run->compute);
     if (run->traffic) stream_destroy(run->traffic);
     if (run->device) device_close(run->device);
+    if (run->progress) progress_close(run->progress);
     if (run->log) log_close(run->log);
     if (run->tokenizer) tokenizer_close(run->tokenizer);
     free(run->tensors);

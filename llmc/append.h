@@ -1,5 +1,5 @@
 // Append-only record files, for logs: a record goes in whole or not at all, and a full disk does not stop training. Used by log.c (JSON
-// lines, progress.txt) and tensorboard.c (event files).
+// lines), progress.c and tensorboard.c (event files).
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN

@@ -39,9 +39,9 @@ bool checkpoint_agree(MPI_Comm comm, bool ok, Error *err) {
 // Where a save writes and what it becomes. All under the save folder.
 typedef struct Names {
     const char *directory;
-    char *fresh, *final, *aside;          // folders: .iter_0000100.tmp, iter_0000100, .iter_0000100.old
-    char *shard_folder;                   // .iter_0000100.tmp/mp_rank_00
-    char *shard_name, *shard;             // this rank's file, without and with the folder
+    char *fresh, *final, *aside;  // folders: .iter_0000100.tmp, iter_0000100, .iter_0000100.old
+    char *shard_folder;           // .iter_0000100.tmp/mp_rank_00
+    char *shard_name, *shard;     // this rank's file, without and with the folder
     char *manifest;
     char *tracker, *tracker_fresh;
 } Names;
@@ -74,11 +74,11 @@ static void free_names(Names *n) {
 
 // What this rank's shard will hold.
 typedef struct ShardPlan {
-    int count;              // slices that are not empty
-    int *order;             // indices into save->slices, in the order of the file
-    SafeTensor *tensors;    // the same, as the file names them
-    uint64_t bytes;         // of data
-    uint64_t largest;       // slice, bytes
+    int count;            // slices that are not empty
+    int *order;           // indices into save->slices, in the order of the file
+    SafeTensor *tensors;  // the same, as the file names them
+    uint64_t bytes;       // of data
+    uint64_t largest;     // slice, bytes
 } ShardPlan;
 
 static bool check_slice(const CheckpointSave *save, const Slice *s, int *hint, Error *err) {
@@ -86,7 +86,8 @@ static bool check_slice(const CheckpointSave *save, const Slice *s, int *hint, E
     for (; tries < save->tensor_count && strcmp(save->tensors[*hint].name, s->tensor) != 0; tries++) *hint = (*hint + 1) % save->tensor_count;
     int64_t elements = tries < save->tensor_count ? checkpoint_tensor_elements(&save->tensors[*hint]) : 0;
     if (elements > 0 && (unsigned)s->kind < SLICE_KINDS && s->lo >= 0 && s->lo <= s->hi && s->hi <= elements) return true;
-    return error_set(err, EXIT_CHECKPOINT, "cannot save %" PRId64 "..%" PRId64 " of tensor '%.200s': there is no such tensor or range; this is a fault of the program",
+    return error_set(err, EXIT_CHECKPOINT,
+                     "cannot save %" PRId64 "..%" PRId64 " of tensor '%.200s': there is no such tensor or range; this is a fault of the program",
                      s->lo, s->hi, s->tensor);
 }
 
@@ -169,7 +170,8 @@ static bool check_space(const char *directory, uint64_t bytes, Error *err) {
     if (statvfs(directory, &fs) != 0 || fs.f_blocks == 0) return true;
     uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize, needed = bytes + bytes / 1000 + SPACE_MARGIN_BYTES;
     if (needed <= available) return true;
-    return error_set(err, EXIT_CHECKPOINT, "a checkpoint of %.3f GB does not fit into %s, which has %.3f GB left; free some space or choose another folder with --save",
+    return error_set(err, EXIT_CHECKPOINT,
+                     "a checkpoint of %.3f GB does not fit into %s, which has %.3f GB left; free some space or choose another folder with --save",
                      (double)needed / 1e9, directory, (double)available / 1e9);
 }
 
@@ -187,7 +189,8 @@ static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
 }
 
 // Writes this rank's shard. No communication, and nothing of the model is touched but through fetch.
-static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, const Names *n, const char *metadata, uint64_t *bytes, uint64_t *xxh3, Error *err) {
+static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, const Names *n, const char *metadata, uint64_t *bytes, uint64_t *xxh3,
+                        Error *err) {
     SafeWriter *writer = safe_writer_open(n->shard, shard->tensors, shard->count, metadata, err);
     if (!writer) return false;
     void *buffer = xmalloc((size_t)shard->largest, "a checkpoint's copy buffer");

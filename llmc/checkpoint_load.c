@@ -15,8 +15,8 @@ enum { TRACKER_MAX_DIGITS = 15, OPEN_SHARDS = 256 };
 
 // The shards as far as they have been needed. Only a cache: a Checkpoint that is read from stays the same to its users.
 typedef struct ShardCache {
-    SafeFile *files;         // one per file of the manifest; path NULL until the first use, fd -1 while closed
-    int open[OPEN_SHARDS];   // ring of the files that are open
+    SafeFile *files;        // one per file of the manifest; path NULL until the first use, fd -1 while closed
+    int open[OPEN_SHARDS];  // ring of the files that are open
     int count, oldest;
 } ShardCache;
 
@@ -96,12 +96,14 @@ static bool check_file(const Checkpoint *c, int file, bool verify, Error *err) {
     uint64_t xxh3 = f->xxh3;
     bool ok = stat(path, &status) == 0 || durable_error(err, "find", path);
     if (ok && (!S_ISREG(status.st_mode) || (uint64_t)status.st_size != f->bytes)) {
-        ok = error_set(err, EXIT_CHECKPOINT, "%s is damaged: it has %lld bytes instead of %" PRIu64 "; restore it from a copy or load another checkpoint", path,
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "%s is damaged: it has %lld bytes instead of %" PRIu64 "; restore it from a copy or load another checkpoint", path,
                        (long long)status.st_size, f->bytes);
     }
     ok = ok && (!verify || durable_hash_file(path, &xxh3, err));
     if (ok && xxh3 != f->xxh3) {
-        ok = error_set(err, EXIT_CHECKPOINT, "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64 "; restore it from a copy or load another checkpoint", path,
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64 "; restore it from a copy or load another checkpoint", path,
                        xxh3, f->xxh3);
     }
     free(path);
@@ -195,7 +197,8 @@ bool checkpoint_check_tensors(const Checkpoint *c, const CheckpointTensor *tenso
         char saved[320], ours[320];
         describe(saved, sizeof saved, m->tensors, m->tensor_count, i);
         describe(ours, sizeof ours, tensors, count, i);
-        return error_set(err, EXIT_CHECKPOINT, "%s is of another model: its parameter %d is %s, this model's is %s; use the flags it was saved with or another --load",
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s is of another model: its parameter %d is %s, this model's is %s; use the flags it was saved with or another --load",
                          c->folder, i, saved, ours);
     }
     return true;
@@ -214,7 +217,8 @@ static bool compare_header(const Manifest *m, int file, const SafeFile *safe, Er
         free(name);
     }
     if (equal) return true;
-    return error_set(err, EXIT_CHECKPOINT, "%s is damaged: its header does not say what the manifest says; restore it from a copy or load another checkpoint", safe->path);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s is damaged: its header does not say what the manifest says; restore it from a copy or load another checkpoint", safe->path);
 }
 
 static bool open_first_time(const Checkpoint *c, int file, Error *err) {
@@ -248,15 +252,18 @@ static const SafeFile *open_shard(const Checkpoint *c, int file, Error *err) {
 }
 
 static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *err) {
-    if (tensor < 0) return error_set(err, EXIT_CHECKPOINT, "%s holds no tensor '%.200s'; use the flags it was saved with or another --load", c->folder, s->tensor);
+    if (tensor < 0)
+        return error_set(err, EXIT_CHECKPOINT, "%s holds no tensor '%.200s'; use the flags it was saved with or another --load", c->folder,
+                         s->tensor);
     int64_t elements = checkpoint_tensor_elements(&c->manifest.tensors[tensor]);
     if (s->lo < 0 || s->lo > s->hi || s->hi > elements) {
-        return error_set(err, EXIT_CHECKPOINT, "%s: elements %" PRId64 "..%" PRId64 " asked of tensor '%.200s', which has %" PRId64 "; this is a fault of the program",
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s: elements %" PRId64 "..%" PRId64 " asked of tensor '%.200s', which has %" PRId64 "; this is a fault of the program",
                          c->folder, s->lo, s->hi, s->tensor, elements);
     }
     if (s->kind == SLICE_WEIGHT && strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
-        return error_set(err, EXIT_CHECKPOINT, "%s holds weights in %s, this program keeps them in %s; load it with a program of the same precision", c->folder,
-                         c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
+        return error_set(err, EXIT_CHECKPOINT, "%s holds weights in %s, this program keeps them in %s; load it with a program of the same precision",
+                         c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
     }
     return true;
 }
@@ -272,7 +279,8 @@ static bool read_part(const Checkpoint *c, const ManifestSlice *from, const Slic
     uint64_t width = (uint64_t)slice_kind_bytes(s->kind);
     const SafeFile *shard = open_shard(c, from->file, err);
     SafeTensor where = {.name = (char *)s->tensor, .begin = from->begin, .end = from->begin + (uint64_t)(from->hi - from->lo) * width};
-    return shard && safe_read(shard, &where, (uint64_t)(lo - from->lo) * width, host + (uint64_t)(lo - s->lo) * width, (uint64_t)(hi - lo) * width, err);
+    return shard &&
+           safe_read(shard, &where, (uint64_t)(lo - from->lo) * width, host + (uint64_t)(lo - s->lo) * width, (uint64_t)(hi - lo) * width, err);
 }
 
 bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err) {
@@ -283,7 +291,9 @@ bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err
     for (int64_t at = s->lo; at < s->hi; i++) {
         const ManifestSlice *from = slice_at(m, tensor, s, i, at);
         if (!from) {
-            return error_set(err, EXIT_CHECKPOINT, "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64 "..%" PRId64 "); load another checkpoint",
+            return error_set(err, EXIT_CHECKPOINT,
+                             "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64 "..%" PRId64
+                             "); load another checkpoint",
                              c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
         }
         int64_t end = from->hi < s->hi ? from->hi : s->hi;

@@ -42,6 +42,7 @@ typedef struct Config {
     int gpus_per_node;  // ranks per node; 0 = the real hosts
     bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap, grad_reduce_in_bf16;
     int64_t ddp_bucket_size;  // elements
+    double distributed_timeout_minutes;
     // SDP4Bit
     bool quantized_weights, quantized_gradients, hadamard_transform;
     int weight_quantization_bits, wq_group_size;
@@ -59,7 +60,7 @@ typedef struct Config {
     int timing_log_level;
     TimingLogOption timing_log_option;
     bool log_throughput, log_timers_to_tensorboard, log_validation_ppl_to_tensorboard, log_params_norm, log_num_zeros_in_grad,
-        log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard;
+        log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard, log_progress;
     const char *tensorboard_dir, *log_jsonl;
     int64_t tensorboard_log_interval;
     const char *wandb_project, *wandb_exp_name, *wandb_save_dir;  // accepted; JSON lines are written instead

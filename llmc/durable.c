@@ -33,8 +33,7 @@ static const char *advice(int number) {
 
 bool durable_error(Error *err, const char *verb, const char *path) {
     int number = errno;
-    return error_set(err, EXIT_CHECKPOINT, "cannot %s %s: %s; %s", verb, path, number ? strerror(number) : "the file ended early",
-                     advice(number));
+    return error_set(err, EXIT_CHECKPOINT, "cannot %s %s: %s; %s", verb, path, number ? strerror(number) : "the file ended early", advice(number));
 }
 
 char *text_format(const char *format, ...) {

@@ -25,11 +25,21 @@ typedef struct StateField {
     size_t offset;
     bool real;
 } StateField;
-#define INTEGER(field) {#field, offsetof(CheckpointState, field), false}
-#define REAL(field) {#field, offsetof(CheckpointState, field), true}
+#define INTEGER(field) \
+    { #field, offsetof(CheckpointState, field), false }
+#define REAL(field) \
+    { #field, offsetof(CheckpointState, field), true }
 static const StateField STATE[] = {
-    INTEGER(iteration),  INTEGER(consumed_train_samples), INTEGER(consumed_valid_samples), INTEGER(scheduler_samples), INTEGER(adam_steps),
-    REAL(beta1_power),   REAL(beta2_power),               INTEGER(skipped_iterations),     INTEGER(nan_iterations),    REAL(flops_so_far),
+    INTEGER(iteration),
+    INTEGER(consumed_train_samples),
+    INTEGER(consumed_valid_samples),
+    INTEGER(scheduler_samples),
+    INTEGER(adam_steps),
+    REAL(beta1_power),
+    REAL(beta2_power),
+    INTEGER(skipped_iterations),
+    INTEGER(nan_iterations),
+    REAL(flops_so_far),
 };
 enum { STATE_FIELDS = sizeof STATE / sizeof *STATE };
 _Static_assert(sizeof(CheckpointState) == 8 * STATE_FIELDS, "every field of CheckpointState must be in STATE");
@@ -62,12 +72,13 @@ static void close_text(FILE *out) {
     if (fclose(out) != 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
 }
 
-char *manifest_file_entry(const CheckpointSave *save, const char *folder, const char *name, const int *order, int count, uint64_t file_bytes, uint64_t xxh3,
-                          size_t *bytes) {
+char *manifest_file_entry(const CheckpointSave *save, const char *folder, const char *name, const int *order, int count, uint64_t file_bytes,
+                          uint64_t xxh3, size_t *bytes) {
     char *text = NULL;
     FILE *out = open_text(&text, bytes);
     int tensor = 0;
-    fprintf(out, "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64 "\", \"slices\": [", folder, name, file_bytes, xxh3);
+    fprintf(out, "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64 "\", \"slices\": [", folder, name,
+            file_bytes, xxh3);
     for (int i = 0; i < count; i++) {
         const Slice *s = &save->slices[order[i]];
         // Slices come in the order of the table, mostly: the search goes on where it ended, and round.
@@ -146,7 +157,8 @@ static const char *parse_state(const cJSON *state, CheckpointState *out) {
     for (int i = 0; i < STATE_FIELDS; i++) {
         char *field = (char *)out + STATE[i].offset, *end = NULL;
         if (!STATE[i].real) {
-            if (!json_member_int64(state, STATE[i].name, 0, JSON_INT_MAX, (int64_t *)field)) return "a counter in \"state\" is missing or out of range";
+            if (!json_member_int64(state, STATE[i].name, 0, JSON_INT_MAX, (int64_t *)field))
+                return "a counter in \"state\" is missing or out of range";
             continue;
         }
         const char *text = json_member_string(state, STATE[i].name);
@@ -300,8 +312,8 @@ static bool check_format(const cJSON *object, const char *path, Error *err) {
     if (!format || strcmp(format, FORMAT) != 0 || !json_member_int64(object, "version", 1, JSON_INT_MAX, &version))
         return damaged(err, path, "it is not a manifest of this program");
     if (version <= FORMAT_VERSION) return true;
-    return error_set(err, EXIT_CHECKPOINT, "%s has format version %" PRId64 ", this program reads up to %d; use the newer program that wrote it", path, version,
-                     FORMAT_VERSION);
+    return error_set(err, EXIT_CHECKPOINT, "%s has format version %" PRId64 ", this program reads up to %d; use the newer program that wrote it",
+                     path, version, FORMAT_VERSION);
 }
 
 bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const char *path, Error *err) {
@@ -374,7 +386,8 @@ bool manifest_check_complete(const Manifest *m, const char *path, Error *err) {
                 next = s->hi;
             }
             if (there[k] && next < elements) {
-                return error_set(err, EXIT_CHECKPOINT, "%s: no rank's slices hold %s of '%.200s' from element %" PRId64 " of %" PRId64 "; this is a fault of the program",
+                return error_set(err, EXIT_CHECKPOINT,
+                                 "%s: no rank's slices hold %s of '%.200s' from element %" PRId64 " of %" PRId64 "; this is a fault of the program",
                                  path, KIND_NAMES[k], m->tensors[t].name, next, elements);
             }
         }

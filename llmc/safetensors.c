@@ -1,8 +1,8 @@
 // safetensors reader and writer: see safetensors.h. Used by checkpoint.c and checkpoint_load.c.
 //
 //   0      u64     N, length of the header
-//   8      N       JSON: {"__metadata__": {text: text}, "<name>": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}, spaces allowed behind
-//   8 + N          the tensors' data, little-endian, in the order of their offsets, without holes, to the end of the file
+//   8      N       JSON: {"__metadata__": {text: text}, "<name>": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}, spaces
+//   allowed behind 8 + N          the tensors' data, little-endian, in the order of their offsets, without holes, to the end of the file
 #include "llmc/safetensors.h"
 
 #include <errno.h>
@@ -25,8 +25,8 @@ int safe_dtype_bytes(const char *dtype) {
     static const struct {
         const char *name;
         int bytes;
-    } table[] = {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4},     {"F16", 2},    {"BF16", 2},
-                 {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
+    } table[] = {{"F64", 8},  {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2},
+                 {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (strcmp(table[i].name, dtype) == 0) return table[i].bytes;
     }
@@ -63,9 +63,11 @@ static const char *repeated_name(const SafeTensor *tensors, int count) {
 // Reader
 
 static bool damaged(Error *err, const char *path, const char *name, const char *fault) {
-    if (!name) return error_set(err, EXIT_CHECKPOINT, "%s is not a sound safetensors file: %s; restore it from a copy or load another checkpoint", path, fault);
-    return error_set(err, EXIT_CHECKPOINT, "%s is not a sound safetensors file: tensor '%.200s': %s; restore it from a copy or load another checkpoint", path,
-                     name, fault);
+    if (!name)
+        return error_set(err, EXIT_CHECKPOINT, "%s is not a sound safetensors file: %s; restore it from a copy or load another checkpoint", path,
+                         fault);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s is not a sound safetensors file: tensor '%.200s': %s; restore it from a copy or load another checkpoint", path, name, fault);
 }
 
 static const char *parse_shape(const cJSON *list, SafeTensor *t) {
@@ -223,8 +225,9 @@ const SafeTensor *safe_find(const SafeFile *file, const char *name) {
 bool safe_read(const SafeFile *file, const SafeTensor *tensor, uint64_t offset, void *out, uint64_t bytes, Error *err) {
     uint64_t size = tensor->end - tensor->begin;
     if (offset > size || bytes > size - offset) {
-        return error_set(err, EXIT_CHECKPOINT, "%s: bytes %" PRIu64 "..%" PRIu64 " asked of a tensor of %" PRIu64 " bytes; this is a fault of the program",
-                         file->path, offset, offset + bytes, size);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s: bytes %" PRIu64 "..%" PRIu64 " asked of a tensor of %" PRIu64 " bytes; this is a fault of the program", file->path,
+                         offset, offset + bytes, size);
     }
     if (pread_all(file->fd, out, bytes, file->data_start + tensor->begin + offset)) return true;
     if (errno == 0) return damaged(err, file->path, tensor->name, "the file ends inside its data");
@@ -272,8 +275,10 @@ static char *header_text(const SafeTensor *tensors, int count, const char *metad
 static bool check_declared(const char *path, const SafeTensor *tensors, int count, Error *err) {
     uint64_t total = 0, bytes;
     for (int i = 0; i < count; i++) {
-        if (strcmp(tensors[i].name, "__metadata__") != 0 && tensor_bytes(&tensors[i], &bytes) && !__builtin_add_overflow(total, bytes, &total)) continue;
-        return error_set(err, EXIT_CHECKPOINT, "cannot write %s: tensor '%.200s' has an impossible name, dtype or shape; this is a fault of the program", path,
+        if (strcmp(tensors[i].name, "__metadata__") != 0 && tensor_bytes(&tensors[i], &bytes) && !__builtin_add_overflow(total, bytes, &total))
+            continue;
+        return error_set(err, EXIT_CHECKPOINT,
+                         "cannot write %s: tensor '%.200s' has an impossible name, dtype or shape; this is a fault of the program", path,
                          tensors[i].name);
     }
     const char *repeated = repeated_name(tensors, count);
@@ -306,7 +311,8 @@ SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int co
 bool safe_writer_append(SafeWriter *w, const void *data, uint64_t bytes, Error *err) {
     if (w->failed || bytes > w->total - w->written) {
         w->failed = true;
-        return error_set(err, EXIT_CHECKPOINT, "cannot write %s: more data than declared, or after an error; this is a fault of the program", w->path);
+        return error_set(err, EXIT_CHECKPOINT, "cannot write %s: more data than declared, or after an error; this is a fault of the program",
+                         w->path);
     }
     w->failed = !write_all(w->fd, data, bytes);
     if (w->failed) return durable_error(err, "write", w->path);
@@ -329,7 +335,9 @@ void safe_writer_discard(SafeWriter *w) {
 
 bool safe_writer_close(SafeWriter *w, uint64_t *bytes, uint64_t *xxh3, Error *err) {
     bool ok = !w->failed && w->written == w->total;
-    if (!ok) error_set(err, EXIT_CHECKPOINT, "cannot finish %s: %" PRIu64 " of %" PRIu64 " bytes were written; see the error before", w->path, w->written, w->total);
+    if (!ok)
+        error_set(err, EXIT_CHECKPOINT, "cannot finish %s: %" PRIu64 " of %" PRIu64 " bytes were written; see the error before", w->path, w->written,
+                  w->total);
     if (ok && fsync(w->fd) != 0) ok = durable_error(err, "write", w->path);
     if (close(w->fd) != 0 && ok) ok = durable_error(err, "write", w->path);  // network file systems report a full disk here
     *bytes = w->written;

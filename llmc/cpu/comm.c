@@ -3,13 +3,16 @@
 #include "llmc/comm.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 struct Comm {
     Device *device;
     MPI_Comm scope[COMM_SCOPES];
     int size[COMM_SCOPES], rank[COMM_SCOPES];
     MPI_Request *requests;  // (2 * group size * pieces) grown on demand
+    int *peers;             // (capacity) whom each request waits for
     int capacity;
+    double timeout_seconds; // 0: wait for ever
     CommTraffic traffic;
 };
 
@@ -46,6 +49,7 @@ void comm_destroy(Comm *comm) {
     if (!comm) return;
     for (int s = 0; s < COMM_SCOPES; s++) MPI_Comm_free(&comm->scope[s]);
     free(comm->requests);
+    free(comm->peers);
     free(comm);
 }
 
@@ -55,22 +59,57 @@ CommTraffic comm_traffic(const Comm *comm) { return comm->traffic; }
 
 enum { PIECE = 1 << 30 };  // MPI counts are int: longer messages travel in pieces
 
-static MPI_Request *next_request(Comm *comm, int *used) {
+static MPI_Request *next_request(Comm *comm, int peer, int *used) {
     if (*used == comm->capacity) {
         comm->capacity = comm->capacity ? 2 * comm->capacity : 64;
         comm->requests = (MPI_Request *)xrealloc(comm->requests, (size_t)comm->capacity * sizeof(MPI_Request), "MPI requests");
+        comm->peers = (int *)xrealloc(comm->peers, (size_t)comm->capacity * sizeof(int), "MPI requests");
     }
+    comm->peers[*used] = peer;
     return &comm->requests[(*used)++];
 }
 
 static void post(Comm *comm, CommScope scope, int peer, const uint8_t *send, uint8_t *recv, size_t bytes, int *used) {
     for (size_t at = 0; at < bytes; at += PIECE) {
         int count = bytes - at < PIECE ? (int)(bytes - at) : PIECE;
-        check(comm, MPI_Irecv(recv + at, count, MPI_BYTE, peer, 0, comm->scope[scope], next_request(comm, used)), scope, "receiving");
-        check(comm, MPI_Isend(send + at, count, MPI_BYTE, peer, 0, comm->scope[scope], next_request(comm, used)), scope, "sending");
+        check(comm, MPI_Irecv(recv + at, count, MPI_BYTE, peer, 0, comm->scope[scope], next_request(comm, peer, used)), scope, "receiving");
+        check(comm, MPI_Isend(send + at, count, MPI_BYTE, peer, 0, comm->scope[scope], next_request(comm, peer, used)), scope, "sending");
     }
     comm->traffic.sent[scope] += bytes;
 }
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// The data-parallel rank of a peer in one of the scopes.
+static int group_rank(const Comm *comm, CommScope scope, int peer) {
+    int node = comm->rank[COMM_RAIL], local = comm->rank[COMM_NODE], per_node = comm->size[COMM_NODE];
+    if (scope == COMM_NODE) return node * per_node + peer;
+    return scope == COMM_RAIL ? peer * per_node + local : peer;
+}
+
+static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
+    int late = 0, done = 1;
+    for (int i = 0; i < used && done; i++) {
+        late = i;
+        MPI_Test(&comm->requests[i], &done, MPI_STATUS_IGNORE);
+    }
+    fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)",
+          what, scope_name[scope], group_rank(comm, scope, comm->peers[late]), comm->timeout_seconds);
+}
+
+static void wait_all(Comm *comm, CommScope scope, int used, const char *what) {
+    double deadline = seconds_now() + comm->timeout_seconds;
+    for (int done = 0, polls = 1; !done; polls++) {
+        check(comm, MPI_Testall(used, comm->requests, &done, MPI_STATUSES_IGNORE), scope, what);
+        if (!done && polls % 1024 == 0 && comm->timeout_seconds > 0 && seconds_now() > deadline) timed_out(comm, scope, used, what);
+    }
+}
+
+void comm_set_timeout(Comm *comm, double seconds) { comm->timeout_seconds = seconds; }
 
 void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, size_t bytes, Stream *stream) {
     int used = 0, size = comm->size[scope], rank = comm->rank[scope];
@@ -78,7 +117,7 @@ void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, 
         int peer = (rank + i) % size;
         post(comm, scope, peer, (const uint8_t *)send + (size_t)peer * bytes, (uint8_t *)recv + (size_t)peer * bytes, bytes, &used);
     }
-    check(comm, MPI_Waitall(used, comm->requests, MPI_STATUSES_IGNORE), scope, "all-to-all");
+    wait_all(comm, scope, used, "all-to-all");
 }
 
 void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, Stream *stream) {
@@ -88,5 +127,5 @@ void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, St
         int peer = (rank + i) % size;
         post(comm, scope, peer, own, (uint8_t *)buffer + (size_t)peer * bytes, bytes, &used);
     }
-    check(comm, MPI_Waitall(used, comm->requests, MPI_STATUSES_IGNORE), scope, "all-gather");
+    wait_all(comm, scope, used, "all-gather");
 }

@@ -36,12 +36,24 @@ const char *__lsan_default_options(void) { return "leak_check_at_exit=0:print_su
 // Faults
 
 static struct {
-    int countdown;          // the call that brings it to 0 fails; 0: none
-    int number;             // errno, or 0: the process is killed
-    bool no_exchange;       // a file system without RENAME_EXCHANGE
-    bool quick;             // fsync does nothing
-    uint64_t free_bytes;    // what statvfs says; 0: the truth; UINT64_MAX: nothing, as some file systems do
+    int countdown;        // the call that brings it to 0 fails; 0: none
+    int number;           // errno, or 0: the process is killed
+    bool no_exchange;     // a file system without RENAME_EXCHANGE
+    bool quick;           // fsync does nothing
+    uint64_t free_bytes;  // what statvfs says; 0: the truth; UINT64_MAX: nothing, as some file systems do
+    char *journal;        // "fsync <path>\n", "rename <path>\n", ... in their order; NULL: not kept
 } faults;
+
+enum { JOURNAL_BYTES = 1 << 16 };
+
+static void note(const char *what, int fd, const char *path) {
+    char link[64], target[512] = "";
+    if (!faults.journal) return;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (!path && readlink(link, target, sizeof target - 1) > 0) path = target;
+    size_t used = strlen(faults.journal);
+    snprintf(faults.journal + used, JOURNAL_BYTES - used, "%s %s\n", what, path ? path : "?");
+}
 
 static bool fault(void) {
     if (faults.countdown == 0 || --faults.countdown > 0) return false;
@@ -50,12 +62,25 @@ static bool fault(void) {
     return true;
 }
 
-ssize_t write(int fd, const void *data, size_t bytes) { return fault() ? -1 : syscall(SYS_write, fd, data, bytes); }
-int fsync(int fd) { return fault() ? -1 : faults.quick ? 0 : (int)syscall(SYS_fsync, fd); }
+ssize_t write(int fd, const void *data, size_t bytes) {
+    note("write", fd, NULL);
+    return fault() ? -1 : syscall(SYS_write, fd, data, bytes);
+}
+
+int fsync(int fd) {
+    note("fsync", fd, NULL);
+    return fault() ? -1 : faults.quick ? 0 : (int)syscall(SYS_fsync, fd);
+}
+
 int mkdir(const char *path, mode_t mode) { return fault() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode); }
-int rename(const char *from, const char *to) { return fault() ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0); }
+
+int rename(const char *from, const char *to) {
+    note("rename", -1, to);
+    return fault() ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
 
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
+    note("exchange", -1, to);
     if (fault()) return -1;
     if (!faults.no_exchange) return (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
     errno = EINVAL;
@@ -110,17 +135,31 @@ static void fetch(void *context, int i, void *host) {
 }
 
 static CheckpointState state_of(int64_t iteration) {
-    return (CheckpointState){.iteration = iteration, .consumed_train_samples = iteration * 16 + 1, .consumed_valid_samples = 33, .scheduler_samples = iteration * 16,
-                             .adam_steps = iteration - 1, .beta1_power = 0x1.999999999999ap-4, .beta2_power = 0.1 + 1e-17, .skipped_iterations = 1,
-                             .nan_iterations = 2, .flops_so_far = 1.2345678901234567e21};
+    return (CheckpointState){.iteration = iteration,
+                             .consumed_train_samples = iteration * 16 + 1,
+                             .consumed_valid_samples = 33,
+                             .scheduler_samples = iteration * 16,
+                             .adam_steps = iteration - 1,
+                             .beta1_power = 0x1.999999999999ap-4,
+                             .beta2_power = 0.1 + 1e-17,
+                             .skipped_iterations = 1,
+                             .nan_iterations = 2,
+                             .flops_so_far = 1.2345678901234567e21};
 }
 
 // All kinds of all tensors, each cut into pieces of `piece` elements (the last one is shorter); some empty slices among them.
 static void prepare(Saved *s, const char *directory, int64_t iteration, uint64_t salt, int piece) {
     memset(s, 0, sizeof *s);
     s->salt = salt;
-    s->save = (CheckpointSave){.directory = directory, .state = state_of(iteration), .arguments_json = "{\"lr\": 0.1, \"save\": \"a\\\"b\"}", .tensors = MODEL,
-                               .tensor_count = TENSORS, .slices = s->slices, .fetch = fetch, .context = s, .comm = MPI_COMM_SELF};
+    s->save = (CheckpointSave){.directory = directory,
+                               .state = state_of(iteration),
+                               .arguments_json = "{\"lr\": 0.1, \"save\": \"a\\\"b\"}",
+                               .tensors = MODEL,
+                               .tensor_count = TENSORS,
+                               .slices = s->slices,
+                               .fetch = fetch,
+                               .context = s,
+                               .comm = MPI_COMM_SELF};
     for (int t = 0; t < TENSORS; t++) {
         for (int k = 0; k < SLICE_KINDS; k++) {
             for (int64_t lo = 0; lo < elements_of(t); lo += piece) {
@@ -289,7 +328,8 @@ static void any_range_can_be_read(void **state) {
         assert_non_null(c);
         for (int t = 0; t < TENSORS; t++) {
             for (int64_t lo = 0; lo <= elements_of(t); lo++) {
-                for (int64_t hi = lo; hi <= elements_of(t); hi++) assert_int_equal(read_range(c, t, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, (uint64_t)piece, &err), 1);
+                for (int64_t hi = lo; hi <= elements_of(t); hi++)
+                    assert_int_equal(read_range(c, t, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, (uint64_t)piece, &err), 1);
             }
         }
         Slice outside[] = {{"wte", SLICE_MASTER, 0, 36}, {"wte", SLICE_MASTER, -1, 3}, {"wte", SLICE_MASTER, 3, 2}, {"wtf", SLICE_MASTER, 0, 1}};
@@ -331,9 +371,12 @@ static void slices_must_fit(void **state) {
         Slice slice;
         const char *says;
     } cases[] = {
-        {{"wte", SLICE_MASTER, 0, 10}, "overlap"},          {{"wte", SLICE_MASTER, 1, 9}, "from element 0 of 35"},
-        {{"wte", SLICE_MASTER, 0, 36}, "fault of the program"}, {{"wte", SLICE_MASTER, -1, 9}, "fault of the program"},
-        {{"wte", SLICE_MASTER, 9, 8}, "fault of the program"},  {{"none", SLICE_MASTER, 0, 9}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 0, 10}, "overlap"},
+        {{"wte", SLICE_MASTER, 1, 9}, "from element 0 of 35"},
+        {{"wte", SLICE_MASTER, 0, 36}, "fault of the program"},
+        {{"wte", SLICE_MASTER, -1, 9}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 9, 8}, "fault of the program"},
+        {{"none", SLICE_MASTER, 0, 9}, "fault of the program"},
         {{"wte", SLICE_KINDS, 0, 9}, "fault of the program"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -379,7 +422,7 @@ static void trackers(void **state) {
     static const struct {
         const char *text;
         int64_t iteration;
-    } cases[] = {{"5", 5},   {"0000012\n", 12}, {"release", 0}, {"release\n", 0}, {"0", 0},  {"", -2},         {"\n", -2},
+    } cases[] = {{"5", 5},   {"0000012\n", 12}, {"release", 0}, {"release\n", 0}, {"0", 0},   {"", -2},         {"\n", -2},
                  {"-5", -2}, {"5x", -2},        {"5 6", -2},    {"1e3", -2},      {"+5", -2}, {"releases", -2}, {"99999999999999999999", -2}};
     Folder *f = (Folder *)*state;
     Error err;
@@ -609,6 +652,43 @@ static void shard_that_shrinks(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Saves that fail or die
 
+// Where the last line "<what> <save folder><path>" of the journal begins; it must be there.
+static long position(const Folder *f, const char *what, const char *path) {
+    char line[300];
+    long last = -1;
+    snprintf(line, sizeof line, "%s %s%s\n", what, f->save, path);
+    for (const char *at = faults.journal; (at = strstr(at, line)); at++) last = at - faults.journal;
+    if (last < 0) fail_msg("no '%s' in\n%s", line, faults.journal);
+    return last;
+}
+
+// What a power cut would show: nothing is named before it is on the disk, and no name is relied upon before its folder is.
+static void order_of_writing(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    const char *shard = "/.iter_0000005.tmp/mp_rank_00/shard_00000_of_00001.safetensors", *manifest = "/.iter_0000005.tmp/manifest.json";
+    const char *tracker = "/latest_checkpointed_iteration.txt", *tracker_fresh = "/.latest_checkpointed_iteration.txt.tmp";
+    char *journal = (char *)calloc(1, JOURNAL_BYTES);
+    for (int again = 0; again < 2; again++) {
+        faults.journal = strcpy(journal, "");
+        assert_true(save(f->save, 5, 1, &err));
+        long named = position(f, again ? "exchange" : "rename", "/iter_0000005"), tracked = position(f, "rename", tracker);
+        assert_true(position(f, "write", shard) < position(f, "fsync", shard));
+        assert_true(position(f, "fsync", shard) < position(f, "fsync", "/.iter_0000005.tmp/mp_rank_00"));
+        assert_true(position(f, "fsync", "/.iter_0000005.tmp/mp_rank_00") < named);
+        assert_true(position(f, "write", manifest) < position(f, "fsync", manifest));
+        assert_true(position(f, "fsync", manifest) < position(f, "fsync", "/.iter_0000005.tmp"));
+        assert_true(position(f, "fsync", "/.iter_0000005.tmp") < named);
+        assert_true(position(f, "write", tracker_fresh) < position(f, "fsync", tracker_fresh));
+        assert_true(position(f, "fsync", tracker_fresh) < tracked);
+        assert_true(position(f, "fsync", "") > tracked);
+        journal[tracked] = 0;  // what came before the tracker
+        assert_true(named < position(f, "fsync", ""));
+    }
+    faults.journal = NULL;
+    free(journal);
+}
+
 // Fails the n-th system call of a save of `iteration` over a checkpoint of iteration 5, for every n. Returns how many calls there are.
 static int fail_every_call(Folder *f, int64_t iteration, int number) {
     int n = 0;
@@ -690,6 +770,34 @@ static void killed_at_every_call(void **state) {
     die_at_every_call(f, 5, 1);
 }
 
+// A folder left aside, as when the save that was replacing it died between its two renames, is the only copy: it is read, and put back.
+static void left_aside(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    char final[160], aside[160];
+    snprintf(final, sizeof final, "%s/iter_0000005", f->save);
+    snprintf(aside, sizeof aside, "%s/.iter_0000005.old", f->save);
+    assert_true(save(f->save, 5, 1, &err));
+    assert_int_equal(rename(final, aside), 0);
+    assert_loads(f->save, 5, 1);
+    faults.free_bytes = 1000;
+    assert_false(save(f->save, 6, 2, &err));
+    assert_int_equal(hidden_entries(f->save), 0);
+    assert_int_equal(access(final, F_OK), 0);
+    assert_loads(f->save, 5, 1);
+    // Beside a newer one it is rubbish, like what a killed save left. Other hidden names are not ours.
+    assert_int_equal(mkdir(aside, 0777), 0);
+    snprintf(aside, sizeof aside, "%s/.iter_0000004.tmp", f->save);
+    assert_int_equal(mkdir(aside, 0777), 0);
+    snprintf(aside, sizeof aside, "%s/.iter_x.tmp", f->save);
+    assert_int_equal(mkdir(aside, 0777), 0);
+    faults.free_bytes = 0;
+    assert_true(save(f->save, 6, 2, &err));
+    assert_int_equal(hidden_entries(f->save), 1);
+    assert_int_equal(access(aside, F_OK), 0);
+    assert_loads(f->save, 6, 2);
+}
+
 static void no_space(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -762,8 +870,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(manifest_against_shard, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(damaged_shard, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(shard_that_shrinks, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(order_of_writing, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(every_call_fails, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(killed_at_every_call, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(left_aside, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(no_space, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(full_disk, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(folder_in_the_way, make_folder, remove_folder),

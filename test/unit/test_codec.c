@@ -417,10 +417,10 @@ typedef struct Example {
     float value[32];
 } Example;
 
-// One group of 32, int4: key seed 1234, step 1, level 1, source (dp rank) 0, logical offset 0.
+// One group of 32, int4: key seed 1234, step 1, level 2, source (node) 1, logical offset 0.
 static Example encode_example(const float *x, int rounding) {
     Example out;
-    RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL1, 0};
+    RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL2, 1};
     GroupScale g = group_scale(largest_bits(x, 32), 7);
     int q[32];
     for (int i = 0; i < 32; i++) q[i] = code_of(group_scaled(x[i], g), 7, rounding, key, i);
@@ -441,8 +441,12 @@ static void test_worked_example(void **state) {
     assert_memory_equal(rn.scale, scale, 4);
     assert_memory_equal(rn.codes, nearest, 16);
 
-    static const uint8_t stochastic[16] = {0xdd, 0xed, 0xee, 0xff, 0x0f, 0x00, 0x10, 0x21, 0x22, 0x33, 0x43, 0x54, 0x54, 0x65, 0x66, 0x77};
-    static const float decoded[8] = {-0.5625f, -0.5625f, -0.5625f, -0.375f, -0.375f, -0.375f, -0.1875f, -0.1875f};
+    static const uint32_t bits[4] = {57413, 12589, 24710, 60728};  // the first elements' random numbers
+    RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL2, 1};
+    for (int e = 0; e < 4; e++) assert_int_equal(rounding_bits_element(rounding_bits(key, 0), e), bits[e]);
+
+    static const uint8_t stochastic[16] = {0xdc, 0xdd, 0xfe, 0xff, 0x0f, 0x10, 0x10, 0x21, 0x32, 0x33, 0x44, 0x54, 0x55, 0x55, 0x76, 0x77};
+    static const float decoded[8] = {-0.75f, -0.5625f, -0.5625f, -0.5625f, -0.375f, -0.1875f, -0.1875f, -0.1875f};
     Example sr = encode_example(x, ROUND_STOCHASTIC);
     assert_memory_equal(sr.scale, scale, 4);
     assert_memory_equal(sr.codes, stochastic, 16);
@@ -450,13 +454,13 @@ static void test_worked_example(void **state) {
 
     // The same group through the transform.
     static const uint8_t ht_scale[4] = {0x25, 0x49, 0x12, 0x40};  // 16 / 7
-    static const uint8_t ht[16] = {0x05, 0x0f, 0x0f, 0x00, 0x0d, 0x00, 0x00, 0x00, 0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
+    static const uint8_t ht[16] = {0x04, 0x0f, 0x0e, 0x00, 0x0d, 0x00, 0x00, 0x00, 0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
     hadamard32(x);
     Example transformed = encode_example(x, ROUND_STOCHASTIC);
     assert_memory_equal(transformed.scale, ht_scale, 4);
     assert_memory_equal(transformed.codes, ht, 16);
     hadamard32(transformed.value);
-    static const float back[8] = {-0.5f, -0.5f, -0.357143f, -0.357143f, -0.357143f, -0.357143f, -0.214286f, -0.214286f};
+    static const float back[8] = {-0.642857f, -0.642857f, -0.5f, -0.5f, -0.357143f, -0.357143f, -0.214286f, -0.214286f};
     for (int i = 0; i < 8; i++) assert_true(fabsf(f32_mul(transformed.value[i], HADAMARD_INVERSE) - back[i]) < 1e-6f);
 }
 

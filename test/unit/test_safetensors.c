@@ -72,8 +72,8 @@ static void assert_one_line(const Error *err) {
 }
 
 // Two tensors, written by hand after the format's description.
-#define GOLDEN_HEADER                                                                                                    \
-    "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"                    \
+#define GOLDEN_HEADER                                                                                   \
+    "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]}," \
     "\"b\\\"c\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[8,14]}}"
 static const float GOLDEN_A[2] = {1.5f, -2.0f};
 static const uint16_t GOLDEN_B[3] = {0x3f80, 0x4000, 0xffff};
@@ -94,7 +94,8 @@ static bool write_golden(const char *path, uint64_t *bytes, uint64_t *xxh3, Erro
     SafeWriter *w = safe_writer_open(path, tensors, 2, "{\"k\":\"v\"}", err);
     if (!w) return false;
     // Pieces need not be whole tensors.
-    bool ok = safe_writer_append(w, GOLDEN_A, 3, err) && safe_writer_append(w, (const char *)GOLDEN_A + 3, 5, err) && safe_writer_append(w, GOLDEN_B, 6, err);
+    bool ok = safe_writer_append(w, GOLDEN_A, 3, err) && safe_writer_append(w, (const char *)GOLDEN_A + 3, 5, err) &&
+              safe_writer_append(w, GOLDEN_B, 6, err);
     if (ok) return safe_writer_close(w, bytes, xxh3, err);
     safe_writer_discard(w);
     return false;
@@ -239,9 +240,12 @@ static void hostile_headers(void **state) {
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[-4,0]}}", -1, 4, "not a range"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", -1, 4, "beyond the end"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", -1, 8, "leaves a hole"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", -1, 4, "overlaps"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[2,4]}}", -1, 4, "overlaps"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", -1, 2, "twice"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", -1, 4,
+         "overlaps"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[2,4]}}", -1, 4,
+         "overlaps"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", -1, 2,
+         "twice"},
         {"{\"__metadata__\":3}", -1, 0, "__metadata__"},
         {"{\"__metadata__\":{\"a\":3}}", -1, 0, "__metadata__"},
         {"{\"__metadata__\":{},\"__metadata__\":{}}", -1, 0, "__metadata__"},
@@ -289,7 +293,8 @@ static void every_flipped_byte(void **state) {
                 refused++;
                 continue;
             }
-            for (int t = 0; t < file.count; t++) assert_true(safe_read(&file, &file.tensors[t], 0, buffer, file.tensors[t].end - file.tensors[t].begin, &err));
+            for (int t = 0; t < file.count; t++)
+                assert_true(safe_read(&file, &file.tensors[t], 0, buffer, file.tensors[t].end - file.tensors[t].begin, &err));
             safe_close(&file);
         }
     }

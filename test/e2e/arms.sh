@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Every arm of the paper trains on 2 nodes x 2 ranks: the loss falls, ends near the baseline's, all replicas stay equal, and the bytes that were
+# really sent are those that --plan announces. The factors are wide (a tiny model, 40 iterations): they catch an arm that does not learn. The quality
+# of the codecs is measured elsewhere.
+. "$(dirname "$0")/../lib.sh"
+make_shard text 800 2
+data=$work/text_text_document
+two_by_two=(--gpus-per-node 2 --train-iters 40 --verify-replicas-interval 1)
+
+# planned ROW: "inter intra" bytes of a step and node from the ROW-th byte table of a --plan in $work/plan, for 2 ranks per node.
+planned() {
+    awk -v row="$1" '/^bytes sent per step and rank/ { table++ }
+        table == row && /^  (gradients|weights), inside a node/ { intra += $5 }
+        table == row && /^  between nodes, out of each node/ { inter = $7 }
+        END { printf "%.0f %.0f\n", inter, 2 * intra }' "$work/plan"
+}
+make_plan() {
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "$@" || { say "--plan failed"; return 1; }
+    cp "$work/out" "$work/plan"
+}
+# sent NAME FROM TO: the different "inter intra" of the interval lines in that range of iterations.
+sent() {
+    awk -v from="$2" -v to="$3" '/^{"kind":"interval"/ {
+        split($0, part, /[:,]/)
+        inter = intra = $0
+        sub(/.*"inter_node_bytes":/, "", inter); sub(/[,}].*/, "", inter)
+        sub(/.*"intra_node_bytes":/, "", intra); sub(/[,}].*/, "", intra)
+        if (part[4] >= from && part[4] <= to) print inter, intra }' "$work/$1.jsonl" | sort -u
+}
+sends_as_planned() { # NAME ROW FROM TO
+    [ "$(sent "$1" "$3" "$4")" = "$(planned "$2")" ] && [ "$(planned "$2")" != "0 0" ] || {
+        why="sent $(sent "$1" "$3" "$4" | tr '\n' ' '), planned $(planned "$2")"
+        return 1
+    }
+}
+# arm NAME PERCENT FLAGS...: the mean loss of the last 5 iterations is below 80 % of the first's and at most PERCENT % above the baseline's.
+arm() {
+    local name=$1 percent=$2
+    shift 2
+    logged "$name" 4 "${two_by_two[@]}" "$@" && make_plan "${two_by_two[@]}" "$@" && sends_as_planned "$name" 1 1 40 || return 1
+    local first last baseline
+    first=$(mean_loss "$name" 1 1)
+    last=$(mean_loss "$name" 36 40)
+    baseline=$(mean_loss baseline 36 40)
+    awk -v f="$first" -v l="$last" -v b="$baseline" -v p="$percent" 'BEGIN { exit !(l < 0.8 * f && l <= b * (1 + p / 100) && l > 0.9 * b) }' || {
+        why="loss from $first to $last, baseline's $baseline"
+        return 1
+    }
+    [ "${VERBOSE:-0}" = 0 ] || echo "# $name: loss $last, baseline $baseline, bytes $(sent "$name" 1 40)"
+}
+weights=(--quantized-weights --wq-group-size 128)
+gradients=(--quantized-gradients --gq-group-size-intra 128 --gq-group-size-inter 128)
+check "baseline, fp32 gradients" arm baseline 0
+check "baseline, bf16 gradients" arm bf16 1 --grad-reduce-in-bf16
+check "qW" arm qw 5 "${weights[@]}" --weight-quantization-method direct --wq-rounding stochastic
+check "qW, 8 bits" arm qw8 2 "${weights[@]}" --weight-quantization-method direct --weight-quantization-bits 8
+check "qWD" arm qwd 2 "${weights[@]}"
+check "qWD, 8 bits" arm qwd8 2 "${weights[@]}" --weight-quantization-bits 8
+check "ULq" arm ulq 10 "${gradients[@]}" --gradient-quantization-bits-intra 4
+check "TLq" arm tlq 5 "${gradients[@]}"
+check "TLq, 8 bits between nodes" arm tlq8 2 "${gradients[@]}" --gradient-quantization-bits-inter 8
+check "TLq-HS" arm tlqhs 5 "${gradients[@]}" --hadamard-transform
+check "SDP4Bit" arm sdp4bit 5 "${paper[@]}"
+check "SDP4Bit, the paper's rounding" arm stochastic 5 "${paper[@]}" --gq-rounding stochastic --wq-rounding stochastic
+check "SDP4Bit in 3 chunks and several buckets" arm chunks 5 "${paper[@]}" --wq-group-size 128 --gradient-alltoall-pipeline 3 --ddp-bucket-size 1000
+
+# Each arm is really another one: the flags change what is trained or what is sent.
+arms_differ() {
+    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit stochastic) i j
+    for ((i = 0; i < ${#names[@]}; i++)); do
+        for ((j = i + 1; j < ${#names[@]}; j++)); do
+            ! same_training "${names[i]}" "${names[j]}" || { why="${names[i]} and ${names[j]} are the same"; return 1; }
+        done
+    done
+}
+check "no two arms train alike" arms_differ
+fewer_bytes() {
+    awk -v bf16="$(sent bf16 1 40)" -v quantised="$(sent sdp4bit 1 40)" 'BEGIN { split(bf16, b); split(quantised, q); exit !(b[1] > 2.5 * q[1]) }' || why="$(sent bf16 1 40) against $(sent sdp4bit 1 40)"
+}
+check "SDP4Bit sends far fewer bytes between nodes" fewer_bytes
+
+late_start() {
+    local flags=(--gpus-per-node 2 --train-iters 12 "${gradients[@]}" --gradients-quantization-start-iteration 5)
+    logged late 4 "${flags[@]}" && make_plan "${flags[@]}" && sends_as_planned late 1 1 5 && sends_as_planned late 2 6 12
+}
+check "--gradients-quantization-start-iteration switches the wire" late_start
+single_hop() { # NP PER-NODE
+    logged "hop$2" "$1" "${paper[@]}" --gpus-per-node "$2" --train-iters 20 --verify-replicas-interval 1 || return 1
+    local last
+    last=$(mean_loss "hop$2" 16 20)
+    awk -v l="$last" -v f="$(mean_loss "hop$2" 1 1)" 'BEGIN { exit !(l < 0.9 * f) }' || { why="loss ends at $last"; return 1; }
+}
+check "SDP4Bit on one node of 4" single_hop 4 4
+check "SDP4Bit on 2 nodes of 1" single_hop 2 1
+one_rank_exact() {
+    logged alone 1 --train-iters 12 && logged quantised_alone 1 --train-iters 12 "${paper[@]}" && same_training alone quantised_alone || return 1
+    grep -q 'WARNING: one data-parallel rank sends nothing' "$work/out" || { why="no warning"; return 1; }
+}
+check "one rank: the quantisation flags change nothing, with one warning" one_rank_exact
+finish

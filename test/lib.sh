@@ -1,0 +1,172 @@
+# shellcheck shell=bash
+# Shared by test/e2e/*.sh and test/fault/*.sh: they run the real programs as a user would, on shards made here from generated text.
+# BUILD (default build) is the folder of the programs; LONG=1 adds what takes longer. Results are lines "ok NAME", "not ok NAME: why" and
+# "skip NAME: reason"; a script ends with `finish`, whose status says whether anything failed.
+set -u
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+BUILD=${BUILD:-build}
+case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
+export LC_ALL=C OPENBLAS_NUM_THREADS=1
+work=$(mktemp -d) || exit 1
+failed=0
+why=
+
+# Ends the ranks that a test started and left behind (each carries this script's folder in its environment), and removes the folder.
+export SDP4BIT_TEST_FOLDER=$work
+cleanup() {
+    local pid
+    for pid in $(rank_pids); do kill -KILL "$pid" 2>/dev/null; done
+    if [ "${KEEP:-0}" = 1 ]; then echo "# kept $work"; else rm -rf "$work"; fi
+}
+trap cleanup EXIT
+trap 'exit 1' HUP INT TERM
+
+# ---- results --------------------------------------------------------------------------------------------------------------------------
+ok() { echo "ok $1"; }
+not_ok() {
+    echo "not ok $1: ${2:-failed}"
+    failed=$((failed + 1))
+}
+skip() { echo "skip $1: $2"; }
+# check NAME COMMAND...: one result line; a command that fails says why in $why.
+check() {
+    local name=$1
+    shift
+    why=
+    if "$@"; then ok "$name"; else not_ok "$name" "${why:-$* failed}"; fi
+}
+finish() { exit $((failed > 0)); }
+say() { # the reason of a failure, with the first error line of the last run
+    why="$1; $(grep -m 1 '^error: ' "$work/err" 2>/dev/null || tail -n 1 "$work/err" 2>/dev/null)"
+    return 1
+}
+
+if [ ! -x "$BUILD/train_gpt_cpu" ] || [ ! -x "$BUILD/preprocess_data" ]; then
+    not_ok "programs in $BUILD" "not built; run make BUILD=$BUILD"
+    finish
+fi
+
+# ---- data -----------------------------------------------------------------------------------------------------------------------------
+# make_text FILE DOCUMENTS SEED: JSON lines, the same on every machine: words in a loose order, so that a small model learns quickly.
+make_text() {
+    awk -v documents="$2" -v seed="$3" 'BEGIN {
+        count = split("the quick brown fox jumps over a lazy dog while seven wizards brew tea and count gradients by node", word, " ")
+        for (i = 0; i < documents; i++) {
+            text = ""
+            length_of_text = 5 + draw(40)
+            for (j = 0; j < length_of_text; j++) text = text word[1 + draw(count)] " "
+            print "{\"text\": \"" text "\"}"
+        }
+    }
+    # A small linear congruential generator: srand() differs between implementations of awk.
+    function draw(n) { seed = (seed * 1103 + 12345) % 65536; return int(seed * n / 65536) }' >"$1"
+}
+# make_shard NAME DOCUMENTS SEED: $work/NAME_text_document.bin and .idx, bytes as tokens.
+make_shard() {
+    make_text "$work/$1.jsonl" "$2" "$3"
+    "$BUILD/preprocess_data" --input "$work/$1.jsonl" --tokenizer-type Byte --append-eod --workers 1 --output-prefix "$work/$1" >/dev/null 2>"$work/err" && return
+    not_ok "make shard $1" "$(tail -n 1 "$work/err")"
+    finish
+}
+
+# ---- running --------------------------------------------------------------------------------------------------------------------------
+# A model small enough that a run is mostly start-up. Later flags win, so a test adds its own behind these.
+# shellcheck disable=SC2034 # for the scripts
+model=(--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --make-vocab-size-divisible-by 8
+    --tokenizer-type Byte --bf16 --use-distributed-optimizer)
+batch=(--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2 --train-iters 12
+    --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 90,5,5 --hidden-dropout 0 --attention-dropout 0)
+paper=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --quantized-gradients --gradient-quantization-bits-inter 4
+    --gq-group-size-inter 128 --gradient-quantization-bits-intra 8 --gq-group-size-intra 128 --hadamard-transform)
+launcher=(mpirun -q --oversubscribe)
+[ "$(id -u)" -eq 0 ] && launcher+=(--allow-run-as-root)
+
+# ranks NP FLAGS...: the trainer with these flags alone; output in $work/out and $work/err, its exit code as status; 124 when it hangs.
+ranks() {
+    local np=$1
+    shift
+    timeout -k 5 "${LIMIT:-60}" "${launcher[@]}" -np "$np" "$BUILD/train_gpt_cpu" "$@" >"$work/out" 2>"$work/err" </dev/null
+}
+# train NP FLAGS...: the small model on $data.
+train() {
+    local np=$1
+    shift
+    ranks "$np" "${model[@]}" "${batch[@]}" --data-path "$data" "$@"
+}
+# trains NP FLAGS...: the same, and complains when it does not end with 0.
+trains() {
+    train "$@"
+    local rc=$?
+    [ $rc -eq 0 ] || say "np $* ended with exit code $rc"
+}
+# logged NAME NP FLAGS...: trains with JSON lines in a fresh $work/NAME.jsonl.
+logged() {
+    local log=$work/$1.jsonl
+    shift
+    rm -f "$log"
+    trains "$@" --log-jsonl "$log"
+}
+# in_background NAME NP FLAGS...: starts a run with JSON lines in $work/NAME.jsonl; $job is to be waited for.
+in_background() {
+    local log=$work/$1.jsonl np=$2
+    shift 2
+    rm -f "$log"
+    timeout -k 5 "${LIMIT:-60}" "${launcher[@]}" -np "$np" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
+        >"$work/out" 2>"$work/err" </dev/null &
+    job=$!
+}
+# rank_pids [RANK]: process ids of this script's ranks that run now, or of one of them.
+rank_pids() {
+    local process
+    for process in /proc/[0-9]*; do
+        tr '\0' '\n' 2>/dev/null <"$process/environ" | awk -v folder="SDP4BIT_TEST_FOLDER=$work" -v rank="${1:-}" '
+            $0 == folder { ours = 1 }
+            /^OMPI_COMM_WORLD_RANK=/ { is_rank = rank == "" || $0 == "OMPI_COMM_WORLD_RANK=" rank }
+            END { exit !(ours && is_rank) }' && echo "${process#/proc/}"
+    done
+}
+# wait_for_iteration NAME ITERATION: until $work/NAME.jsonl has it, or the run in the background has ended.
+wait_for_iteration() {
+    local tries=600
+    until grep -q "\"kind\":\"train\",\"iteration\":$2," "$work/$1.jsonl" 2>/dev/null; do
+        tries=$((tries - 1))
+        if [ $tries -eq 0 ] || ! kill -0 "$job" 2>/dev/null; then return 1; fi
+        sleep 0.05
+    done
+}
+
+# ---- looking at results ---------------------------------------------------------------------------------------------------------------
+# train_lines NAME [FROM]: the JSON lines of the iterations after FROM.
+train_lines() {
+    awk -v from="${2:-0}" '/^{"kind":"train"/ { split($0, part, /[:,]/); if (part[4] > from) print }' "$work/$1.jsonl"
+}
+# field NAME FIELD [KIND]: "iteration value" of each line of the kind (default train).
+field() {
+    sed -n "s/^{\"kind\":\"${3:-train}\",\"iteration\":\([0-9]*\),.*\"$2\":\([^,}]*\)[,}].*/\1 \2/p" "$work/$1.jsonl"
+}
+# same_training A B [FROM]: train lines equal byte for byte, and there are some.
+same_training() {
+    train_lines "$1" "${3:-0}" >"$work/left"
+    train_lines "$2" "${3:-0}" >"$work/right"
+    [ -s "$work/left" ] || { why="no train lines in $1"; return 1; }
+    cmp -s "$work/left" "$work/right" || { why="train lines differ: $(diff "$work/left" "$work/right" | sed -n '2p')"; return 1; }
+}
+# mean_loss NAME FIRST LAST: mean of the losses of these iterations.
+mean_loss() {
+    field "$1" loss | awk -v first="$2" -v last="$3" '$1 >= first && $1 <= last { sum += $2; n++ } END { if (n) printf "%.6f", sum / n; else print "none" }'
+}
+# error_names CODE TEXT RC: the run ended with CODE and printed exactly one error line, which holds TEXT.
+error_names() {
+    local lines
+    lines=$(grep -c '^error: ' "$work/err")
+    [ "$3" -eq "$1" ] || { say "exit code $3 instead of $1"; return 1; }
+    [ "$lines" -eq 1 ] || { say "$lines error lines instead of one"; return 1; }
+    grep '^error: ' "$work/err" | grep -qF -- "$2" || say "the error line does not hold '$2'"
+}
+# refused CODE TEXT NP FLAGS...: a training run of the small model that must be refused so.
+refused() {
+    local code=$1 text=$2
+    shift 2
+    LIMIT=${LIMIT:-30} train "$@"
+    error_names "$code" "$text" $?
+}

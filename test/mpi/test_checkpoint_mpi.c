@@ -1,0 +1,246 @@
+// Checkpoints of several ranks: saved with odd slice borders, read whole, at other borders and by other numbers of ranks; a failure of one rank
+// reaches all with the same words and leaves the checkpoint before untouched. Run with 1, 2, 4, ... ranks.
+#include <dirent.h>
+#include <mpi.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "llmc/checkpoint.h"
+
+static const CheckpointTensor MODEL[] = {{"wte", 2, {1001, 7}}, {"ln", 1, {13}}, {"qkv", 2, {3, 1111}}, {"one", 1, {1}}};
+enum { TENSORS = sizeof MODEL / sizeof *MODEL, MAX_SLICES = 64, MAX_ELEMENTS = 1001 * 7 };
+
+typedef struct Test {
+    int rank, ranks;
+    char folder[64], save[80];
+    int failures;
+} Test;
+
+static void check(Test *t, bool ok, const char *what) {
+    int all = ok;
+    MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (t->rank == 0) printf("%s %s\n", all ? "ok" : "FAILED", what);
+    t->failures += !all;
+}
+
+static int64_t elements_of(int tensor) { return MODEL[tensor].shape[0] * (MODEL[tensor].dims == 2 ? MODEL[tensor].shape[1] : 1); }
+
+static void element(void *out, int width, int tensor, SliceKind kind, int64_t i, int64_t iteration) {
+    int64_t key[4] = {tensor, kind, i, iteration};
+    uint64_t hash = XXH3_64bits(key, sizeof key);
+    memcpy(out, &hash, (size_t)width);
+}
+
+typedef struct Saved {
+    CheckpointSave save;
+    Slice slices[MAX_SLICES];
+} Saved;
+
+static void fetch(void *context, int i, void *host) {
+    const Saved *saved = (const Saved *)context;
+    const Slice *s = &saved->slices[i];
+    int tensor = 0, width = slice_kind_bytes(s->kind);
+    while (strcmp(MODEL[tensor].name, s->tensor) != 0) tensor++;
+    for (int64_t e = s->lo; e < s->hi; e++) element((char *)host + (e - s->lo) * width, width, tensor, s->kind, e, saved->save.state.iteration);
+}
+
+// Where part r of n begins: uneven and odd, and for small tensors some parts are empty.
+static int64_t border(int64_t elements, int r, int n) { return r == n ? elements : elements * r * (r + 1) / (n * (n + 1)); }
+
+static void prepare(Saved *s, const Test *t, int64_t iteration) {
+    memset(s, 0, sizeof *s);
+    s->save = (CheckpointSave){.directory = t->save,
+                               .state = {.iteration = iteration, .beta1_power = 0.1, .beta2_power = 0.3},
+                               .tensors = MODEL,
+                               .tensor_count = TENSORS,
+                               .slices = s->slices,
+                               .fetch = fetch,
+                               .context = s,
+                               .comm = MPI_COMM_WORLD};
+    for (int tensor = 0; tensor < TENSORS; tensor++) {
+        for (int k = 0; k < SLICE_KINDS; k++) {
+            // Parts change hands from tensor to tensor.
+            int part = (t->rank + tensor) % t->ranks;
+            int64_t lo = border(elements_of(tensor), part, t->ranks), hi = border(elements_of(tensor), part + 1, t->ranks);
+            s->slices[s->save.slice_count++] = (Slice){MODEL[tensor].name, (SliceKind)k, lo, hi};
+        }
+    }
+}
+
+static bool reads_right(const Checkpoint *c, int tensor, SliceKind kind, int64_t lo, int64_t hi, int64_t iteration) {
+    static unsigned char buffer[MAX_ELEMENTS * 4];
+    unsigned char expected[4];
+    int width = slice_kind_bytes(kind);
+    Error err;
+    Slice slice = {MODEL[tensor].name, kind, lo, hi};
+    if (!checkpoint_read(c, &slice, buffer, &err)) {
+        printf("%s\n", err.what);
+        return false;
+    }
+    for (int64_t e = lo; e < hi; e++) {
+        element(expected, width, tensor, kind, e, iteration);
+        if (memcmp(buffer + (e - lo) * width, expected, (size_t)width) != 0) return false;
+    }
+    return true;
+}
+
+// Opens the checkpoint with the ranks of comm and reads everything whole, and in `parts` other parts.
+static bool loads(const Test *t, MPI_Comm comm, int64_t iteration, int parts) {
+    Error err = {0};
+    Checkpoint *c = checkpoint_open(t->save, iteration, true, comm, &err);
+    if (!c) printf("%s\n", err.what);
+    bool ok = c && checkpoint_state(c)->iteration == iteration && checkpoint_state(c)->beta1_power == 0.1 &&
+              checkpoint_check_tensors(c, MODEL, TENSORS, &err);
+    for (int tensor = 0; ok && tensor < TENSORS; tensor++) {
+        for (int k = 0; ok && k < SLICE_KINDS; k++) {
+            int64_t elements = elements_of(tensor);
+            ok = reads_right(c, tensor, (SliceKind)k, 0, elements, iteration);
+            for (int p = 0; ok && p < parts; p++)
+                ok = reads_right(c, tensor, (SliceKind)k, elements * p / parts, elements * (p + 1) / parts, iteration);
+        }
+    }
+    checkpoint_close(c);
+    return ok;
+}
+
+static bool clean(const Test *t) {
+    DIR *folder = opendir(t->save);
+    int hidden = 0;
+    for (struct dirent *e; folder && (e = readdir(folder));)
+        hidden += e->d_name[0] == '.' && strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    if (folder) closedir(folder);
+    return folder && hidden == 0;
+}
+
+// All ranks failed, with the same single line, in which `says` stands.
+static bool same_error(bool failed, const Error *err, const char *says) {
+    Error first = *err;
+    MPI_Bcast(&first, (int)sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
+    bool same = failed && err->code == EXIT_CHECKPOINT && first.code == err->code && strcmp(first.what, err->what) == 0 && strstr(err->what, says) &&
+                !strchr(err->what, '\n');
+    if (!same) printf("failed %d: %s\n", failed, err->what);
+    return same;
+}
+
+static void test_round_trip(Test *t) {
+    Saved s;
+    Error err = {0};
+    prepare(&s, t, 100);
+    bool saved = checkpoint_save(&s.save, &err);
+    if (!saved) printf("%s\n", err.what);
+    check(t, saved && checkpoint_latest(t->save, &err) == 100 && clean(t), "save with all ranks");
+    check(t, loads(t, MPI_COMM_WORLD, 100, 3), "load with all ranks, whole and at other borders");
+    check(t, loads(t, MPI_COMM_SELF, 100, 5), "load with one rank");
+    MPI_Comm half;
+    MPI_Comm_split(MPI_COMM_WORLD, t->rank % 2, t->rank, &half);
+    check(t, loads(t, half, 100, 1 + t->rank), "load with half of the ranks");
+    MPI_Comm_free(&half);
+}
+
+// The last rank's file may not grow: the disk is full for it alone.
+static void test_one_rank_fails(Test *t) {
+    Saved s;
+    Error err = {0};
+    struct rlimit before, small;
+    prepare(&s, t, 200);
+    getrlimit(RLIMIT_FSIZE, &before);
+    small = before;
+    small.rlim_cur = 3000;
+    if (t->rank == t->ranks - 1) setrlimit(RLIMIT_FSIZE, &small);
+    bool ok = checkpoint_save(&s.save, &err);
+    setrlimit(RLIMIT_FSIZE, &before);
+    check(t, same_error(!ok, &err, "File too large"), "a rank that cannot write stops all");
+    check(t, checkpoint_latest(t->save, &err) == 100 && clean(t) && loads(t, MPI_COMM_WORLD, 100, 2), "the checkpoint before is untouched");
+}
+
+static void test_bad_slices(Test *t) {
+    Saved s;
+    Error err = {0};
+    prepare(&s, t, 200);
+    if (t->rank == t->ranks - 1) s.slices[0].tensor = "none";
+    check(t, same_error(!checkpoint_save(&s.save, &err), &err, "'none'"), "an unknown tensor on one rank");
+    prepare(&s, t, 200);
+    if (t->rank == 0) s.save.slice_count--;
+    bool ok = checkpoint_save(&s.save, &err);
+    // Rank 0's last slice is of "one", which one rank holds; which one depends on the number of ranks.
+    int64_t missing = s.slices[s.save.slice_count].hi - s.slices[s.save.slice_count].lo;
+    MPI_Bcast(&missing, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank's slices hold weight of 'one'"), "a slice that no rank saves");
+    prepare(&s, t, 300);
+    if (t->rank == t->ranks - 1) s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007};
+    ok = checkpoint_save(&s.save, &err);
+    check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "hold master of 'wte'"), "slices of two ranks that overlap");
+    check(t, clean(t), "nothing is left of them");
+}
+
+static void test_replace(Test *t) {
+    Saved s;
+    Error err = {0};
+    for (int i = 0; i < 2; i++) {
+        prepare(&s, t, 400);
+        s.save.state.consumed_train_samples = i;
+        bool saved = checkpoint_save(&s.save, &err);
+        Checkpoint *c = checkpoint_open(t->save, 400, true, MPI_COMM_WORLD, &err);
+        check(t, saved && c && checkpoint_state(c)->consumed_train_samples == i && clean(t), i ? "the same iteration again" : "a later iteration");
+        checkpoint_close(c);
+    }
+}
+
+static void test_damage(Test *t) {
+    Error err = {0};
+    char path[200];
+    snprintf(path, sizeof path, "%s/iter_0000400/mp_rank_00/shard_%05d_of_%05d.safetensors", t->save, t->ranks - 1, t->ranks);
+    if (t->rank == 0) {
+        FILE *file = fopen(path, "rb+");
+        if (file) {
+            fseek(file, -1, SEEK_END);
+            int last = fgetc(file);
+            fseek(file, -1, SEEK_END);
+            fputc(last ^ 1, file);
+            fclose(file);
+        }
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    Checkpoint *c = checkpoint_open(t->save, 400, true, MPI_COMM_WORLD, &err);
+    check(t, same_error(!c, &err, path), "a flipped bit is named on all ranks");
+    checkpoint_close(c);
+    if (t->rank == 0 && truncate(path, 100) != 0) printf("cannot truncate %s\n", path);
+    MPI_Barrier(MPI_COMM_WORLD);
+    c = checkpoint_open(t->save, 400, false, MPI_COMM_WORLD, &err);
+    check(t, same_error(!c, &err, path), "a truncated shard is named on all ranks");
+    checkpoint_close(c);
+    c = checkpoint_open(t->save, 500, false, MPI_COMM_WORLD, &err);
+    check(t, same_error(!c, &err, "iter_0000500"), "a checkpoint that is not there");
+    checkpoint_close(c);
+}
+
+int main(int argc, char **argv) {
+    Test t = {.folder = "/tmp/test_checkpoint_mpi_XXXXXX"};
+    MPI_Init(&argc, &argv);
+    signal(SIGXFSZ, SIG_IGN);
+    MPI_Comm_rank(MPI_COMM_WORLD, &t.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &t.ranks);
+    bool made = t.rank != 0 || mkdtemp(t.folder);
+    check(&t, made, "make a folder");
+    MPI_Bcast(t.folder, (int)sizeof t.folder, MPI_CHAR, 0, MPI_COMM_WORLD);
+    snprintf(t.save, sizeof t.save, "%s/save", t.folder);
+    test_round_trip(&t);
+    test_one_rank_fails(&t);
+    test_bad_slices(&t);
+    test_replace(&t);
+    test_damage(&t);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (t.rank == 0) {
+        char command[128];
+        snprintf(command, sizeof command, "rm -rf '%s'", t.folder);
+        if (system(command) != 0) t.failures++;
+    }
+    MPI_Finalize();
+    return t.failures ? 1 : 0;
+}

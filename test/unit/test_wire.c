@@ -1,0 +1,162 @@
+// The message that sdp4bit/README.md prints byte by byte, made by the real kernels, then decoded by them: two nodes of one rank each, and the message
+// that rank 1 sends to rank 0.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "sdp4bit/kernels.h"
+
+typedef struct Example {
+    Plan plan;
+    GradWire wire;
+    MessageLayout message;
+    float grads[128];  // the bucket: 64 of the matrix part, 16 of the tail
+} Example;
+
+// A matrix of 40 and a 1-D tensor of 9 elements; gradient (i - 10) / 8 and (i + 1) / 4, halved by the averaging over two ranks.
+static void example_build(Example *e, bool hadamard) {
+    static const PlanTensor tensors[] = {{40, true, 0}, {9, false, 0}};
+    PlanOptions options = {2, 1, 32, 32, 1};
+    GradWire wire = {CODEC_INT8, CODEC_INT4, 32, 32, CODEC_BF16, hadamard, ROUND_STOCHASTIC, 1};
+    MessageLayout unused;
+    memset(e, 0, sizeof *e);
+    e->wire = wire;
+    assert_true(plan_build(&e->plan, tensors, 2, &options, NULL));
+    plan_grad_messages(&e->plan, &e->plan.bucket[0], &wire, 0, &unused, &e->message);
+    for (int i = 0; i < 40; i++) e->grads[i] = (float)(i - 10) / 8.0f;
+    for (int i = 0; i < 9; i++) e->grads[e->plan.bucket[0].matrix + i] = (float)(i + 1) / 4.0f;
+}
+
+static SegmentTable table_of(const Plan *plan) {
+    SegmentTable table = {plan->segments, plan->bucket[0].segments};
+    return table;
+}
+
+// What source `rank` writes for slot 0 and slot 1.
+static void example_encode(const Example *e, int rank, uint8_t *slots) {
+    QuantizePartitions q = {0};
+    q.grads = e->grads;
+    q.bucket = e->plan.bucket[0];
+    q.table = table_of(&e->plan);
+    q.hi = q.bucket.matrix_shard;
+    q.scale = 0.5f;
+    q.hadamard = e->wire.hadamard;
+    q.codec = e->wire.inter_codec;
+    q.group = e->wire.inter_group;
+    q.tail_codec = e->wire.tail_codec;
+    q.rounding = e->wire.rounding;
+    RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL2, (uint32_t)rank};
+    q.key = key;
+    q.slots = 2;
+    q.self = rank;
+    q.send = slots;
+    q.self_slot = slots + rank * e->message.bytes;
+    q.message = e->message;
+    kernel_quantize_partitions(NULL, &q);
+}
+
+static void test_message_layout(void **state) {
+    Example e;
+    example_build(&e, false);
+    assert_int_equal(e.plan.bucket[0].matrix, 64);
+    assert_int_equal(e.plan.bucket[0].tail, 16);
+    assert_int_equal(e.message.scales, 16);
+    assert_int_equal(e.message.tail, 32);
+    assert_int_equal(e.message.bytes, 48);
+    plan_free(&e.plan);
+}
+
+static const uint8_t plain_codes[16] = {0xdc, 0xdd, 0xfe, 0xff, 0x0f, 0x10, 0x10, 0x21, 0x32, 0x33, 0x44, 0x54, 0x55, 0x55, 0x76, 0x77};
+static const uint8_t transformed_codes[16] = {0x04, 0x0f, 0x0e, 0x00, 0x0d, 0x00, 0x00, 0x00, 0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
+
+static void check_message(bool hadamard, const uint8_t *codes, const uint8_t *scale) {
+    static const uint8_t tail[16] = {0x00, 0x3e, 0x80, 0x3e, 0xc0, 0x3e, 0x00, 0x3f, 0x20, 0x3f, 0x40, 0x3f, 0x60, 0x3f, 0x80, 0x3f};
+    Example e;
+    uint8_t slots[96] __attribute__((aligned(16)));
+    memset(slots, 0, sizeof slots);
+    example_build(&e, hadamard);
+    example_encode(&e, 1, slots);
+    assert_memory_equal(slots, codes, 16);
+    assert_memory_equal(slots + 16, scale, 4);
+    assert_memory_equal(slots + 32, tail, 16);
+    plan_free(&e.plan);
+}
+
+static void test_message_bytes(void **state) {
+    static const uint8_t scale[4] = {0x00, 0x00, 0x40, 0x3e}, transformed_scale[4] = {0x25, 0x49, 0x12, 0x40};  // 1.3125 / 7 and 16 / 7
+    check_message(false, plain_codes, scale);
+    check_message(true, transformed_codes, transformed_scale);
+}
+
+// The decoded shard of rank `rank` from one source's message, over the gradients as they were.
+static void example_decode(Example *e, int rank, const uint8_t *message, float *leaves, float *tail_leaves) {
+    SumFinal f = {0};
+    f.received = message;
+    f.sources = 1;
+    f.in = e->message;
+    f.codec = e->wire.inter_codec;
+    f.group = e->wire.inter_group;
+    f.tail_codec = e->wire.tail_codec;
+    f.hadamard = e->wire.hadamard;
+    f.rank = rank;
+    f.bucket = e->plan.bucket[0];
+    f.table = table_of(&e->plan);
+    f.hi = f.bucket.matrix_shard;
+    f.grads = e->grads;
+    f.matrix_leaves = leaves;
+    f.tail_leaves = tail_leaves;
+    kernel_sum_final(NULL, &f);
+}
+
+static void check_decoded(bool hadamard, const float *expected) {
+    Example e;
+    uint8_t slots[96] __attribute__((aligned(16)));
+    float leaf, tail_leaf;
+    double squares = 0, tail_squares = 0;
+    example_build(&e, hadamard);
+    example_encode(&e, 1, slots);
+    example_decode(&e, 0, slots, &leaf, &tail_leaf);
+    for (int i = 0; i < 8; i++) assert_true(fabsf(e.grads[i] - expected[i]) < 1e-6f);
+    for (int i = 0; i < 32; i++) squares += (double)e.grads[i] * (double)e.grads[i];
+    for (int i = 0; i < 8; i++) {
+        assert_true(e.grads[64 + i] == (float)(i + 1) / 8.0f);
+        tail_squares += (double)e.grads[64 + i] * (double)e.grads[64 + i];
+    }
+    assert_true(fabs((double)leaf - squares) < 1e-5 && fabs((double)tail_leaf - tail_squares) < 1e-5);
+    assert_true(e.grads[32] == 22.0f / 8.0f && e.grads[72] == 9.0f / 4.0f);  // rank 1's windows are left alone
+    plan_free(&e.plan);
+}
+
+static void test_decoded_values(void **state) {
+    static const float plain[8] = {-0.75f, -0.5625f, -0.5625f, -0.5625f, -0.375f, -0.1875f, -0.1875f, -0.1875f};
+    static const float transformed[8] = {-0.642857f, -0.642857f, -0.5f, -0.5f, -0.357143f, -0.357143f, -0.214286f, -0.214286f};
+    check_decoded(false, plain);
+    check_decoded(true, transformed);
+}
+
+// Elements 40..63 of the matrix part are pads: the transform spreads rounding errors into them, the last stage masks them.
+static void test_pads_are_masked(void **state) {
+    Example e;
+    uint8_t slots[96] __attribute__((aligned(16)));
+    float leaf, tail_leaf;
+    example_build(&e, true);
+    example_encode(&e, 0, slots);
+    example_decode(&e, 1, slots + e.message.bytes, &leaf, &tail_leaf);
+    for (int i = 32; i < 40; i++) assert_true(e.grads[i] != 0.0f);
+    for (int i = 40; i < 64; i++) assert_true(e.grads[i] == 0.0f);
+    plan_free(&e.plan);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_message_layout),
+        cmocka_unit_test(test_message_bytes),
+        cmocka_unit_test(test_decoded_values),
+        cmocka_unit_test(test_pads_are_masked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
