@@ -16,6 +16,7 @@
 #include "llmc/sample.h"      // text from logits
 #include "llmc/schedule.h"    // learning rate in samples
 #include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
+#include "llmc/utf8.h"        // repairing what a model writes
 #include "llmc/version.h"
 #include "train_gpt.h"        // GPT, Zero, Loader, ops
 
@@ -738,32 +739,46 @@ static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *po
     return sample_token(logits, V, run->config.sample_temperature, (uint64_t)run->config.seed, n);
 }
 
+// The ids as text; what is not UTF-8 (a model of bytes may write anything) shows as U+FFFD.
+static void print_text(const Run *run, const int32_t *ids, int64_t n) {
+    size_t used = 0, bytes;
+    for (int64_t i = 0; i < n; i++) {
+        tokenizer_decode(run->tokenizer, ids[i], &bytes);
+        used += bytes;
+    }
+    char *text = (char *)xmalloc(4 * used + 1, "the sample"), *raw = text + 3 * used;
+    size_t at = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const char *piece = tokenizer_decode(run->tokenizer, ids[i], &bytes);
+        memcpy(raw + at, piece, bytes);
+        at += bytes;
+    }
+    int64_t replaced = 0;
+    size_t length = utf8_repair(raw, used, text, &replaced);
+    log_line(run->log, "sample at iteration %lld:\n%.*s", (long long)run->iteration, (int)length, text);
+    free(text);
+}
+
 // --sample-prompt: rank 0 writes text with the trained model; every replica could, they are equal.
 static void write_sample(Run *run) {
     const Config *c = &run->config;
     if (!c->sample_prompt || !run->tokenizer) return;
     zero_weights_wait_all(&run->zero);
     if (run->launch.rank == 0) {
-        TokenBuffer ids = prompt_ids(run);
-        int64_t total = ids.count + c->sample_tokens, n = ids.count;
-        int32_t *text = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
+        TokenBuffer prompt = prompt_ids(run);
+        int64_t total = prompt.count + c->sample_tokens, n = prompt.count;
+        int32_t *ids = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
         int32_t *positions = (int32_t *)xcalloc((size_t)run->gpt.T, sizeof(int32_t), "the sample");
         floatX *logits = (floatX *)xcalloc((size_t)run->gpt.V, sizeof(floatX), "the sample");
         for (int t = 0; t < run->gpt.T; t++) positions[t] = t;
-        for (int64_t i = 0; i < n; i++) text[i] = ids.ids[i];
-        if (n == 0) text[n++] = tokenizer_eod(run->tokenizer);
-        for (; n < total; n++) text[n] = next_token(run, text, n, positions, logits);
-        log_line(run->log, "sample at iteration %lld:", (long long)run->iteration);
-        for (int64_t i = 0; i < n; i++) {
-            size_t bytes;
-            const char *piece = tokenizer_decode(run->tokenizer, text[i], &bytes);
-            fwrite(piece, 1, bytes, stdout);
-        }
-        log_line(run->log, "%s", "");
-        free(text);
+        for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
+        if (n == 0) ids[n++] = tokenizer_eod(run->tokenizer);
+        for (; n < total; n++) ids[n] = next_token(run, ids, n, positions, logits);
+        print_text(run, ids, n);
+        free(ids);
         free(positions);
         free(logits);
-        token_buffer_free(&ids);
+        token_buffer_free(&prompt);
     }
     MPI_Barrier(run->launch.world);
 }

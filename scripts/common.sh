@@ -1,0 +1,132 @@
+# shellcheck shell=bash
+# Shell functions shared by quickstart.sh, test.sh and doctor.sh, which source this file: what the programs need and how to install it,
+# how many cores there are, how to start ranks. Sourcing it goes to the root of the repository.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
+BUILD=${BUILD:-build}
+
+say() { printf '%s\n' "$*"; }
+die() { # code, what; what to do
+    printf 'error: %s\n' "$2" >&2
+    exit "$1"
+}
+
+# --- what is needed ------------------------------------------------------------------------------------------------------------------
+
+have_command() { command -v "$1" >/dev/null 2>&1; }
+
+debian_package_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+c_compiler() { if have_command "${CC:-cc}"; then echo "${CC:-cc}"; else echo gcc; fi; }
+
+# have_library HEADER LINKER-FLAG PACKAGE [PKG-CONFIG-NAME]: can a program be built with it? Without a compiler Debian's records answer.
+have_library() {
+    local program flags='' status=1
+    have_command "$(c_compiler)" || { debian_package_installed "$3"; return; }
+    [ $# -lt 4 ] || flags=$(pkg-config --cflags --libs "$4" 2>/dev/null)
+    program=$(mktemp) || return 1
+    # shellcheck disable=SC2086  # flags are several words
+    if printf '#include <stdarg.h>\n#include <setjmp.h>\n#include <stddef.h>\n#include <stdint.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <%s>\nint main(void) { return 0; }\n' "$1" |
+        "$(c_compiler)" -x c - -x none $flags "$2" -o "$program" 2>/dev/null; then
+        status=0
+    fi
+    rm -f "$program"
+    return $status
+}
+
+have_c() {
+    local program status=1
+    have_command "$(c_compiler)" || return 1
+    program=$(mktemp) || return 1
+    printf '#include <stdio.h>\nint main(void) { return 0; }\n' | "$(c_compiler)" -x c - -o "$program" 2>/dev/null && status=0
+    rm -f "$program"
+    return $status
+}
+
+# One line per requirement: for whom it is (run: building and running; test: the tests), its name, Debian packages, the command that looks for it.
+requirements() {
+    cat <<'END'
+run |C compiler|gcc libc6-dev|have_c
+run |make|make|have_command make
+run |pkg-config|pkg-config|have_command pkg-config
+run |MPI compiler|libopenmpi-dev|have_command mpicc
+run |mpirun|openmpi-bin|have_command mpirun
+run |OpenBLAS|libopenblas-dev|have_library cblas.h -lopenblas libopenblas-dev openblas
+run |cJSON|libcjson-dev|have_library cJSON.h -lcjson libcjson-dev libcjson
+run |xxHash|libxxhash-dev|have_library xxhash.h -lxxhash libxxhash-dev
+run |PCRE2|libpcre2-dev|have_library pcre2.h -lpcre2-8 libpcre2-dev
+run |Python 3|python3|have_command python3
+test|C++ compiler|g++|have_command g++
+test|cmocka|libcmocka-dev|have_library cmocka.h -lcmocka libcmocka-dev
+END
+}
+
+# missing WHO...: "name|packages" of what is not there.
+missing() {
+    local who name packages probe
+    while IFS='|' read -r who name packages probe; do
+        case " $* " in *" ${who% } "*) ;; *) continue ;; esac
+        # shellcheck disable=SC2086  # the probe is a command line of this file
+        $probe </dev/null || say "$name|$packages"
+    done < <(requirements)
+}
+
+# install_missing NO_INSTALL WHO...: names what is missing and installs it with apt; with NO_INSTALL=1 only names it and leaves.
+install_missing() {
+    local no_install=$1 lacking packages log sudo=()
+    shift
+    lacking=$(missing "$@")
+    [ -n "$lacking" ] || return 0
+    packages=$(cut -d '|' -f 2 <<<"$lacking" | tr '\n' ' ')
+    say "missing: $(cut -d '|' -f 1 <<<"$lacking" | paste -s -d ',' | sed 's/,/, /g')"
+    have_command apt-get || die 3 "this machine has no apt-get; install them in its own way: on Debian the packages are $packages"
+    [ "$no_install" = 0 ] || die 3 "--no-install was given; install them with: apt-get install --no-install-recommends $packages"
+    if [ "$(id -u)" != 0 ]; then
+        have_command sudo || die 3 "installing needs root or sudo; run as root: apt-get install --no-install-recommends $packages"
+        sudo=(sudo)
+    fi
+    mkdir -p "$BUILD"
+    log=$BUILD/install.log
+    say "installing (log in $log): $packages"
+    # shellcheck disable=SC2086  # packages are several words
+    if ! "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive sh -c 'apt-get -o Acquire::Retries=3 update &&
+        apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 install --yes --no-install-recommends "$@"' sh $packages </dev/null >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        die 3 "apt-get could not install the packages; see $log"
+    fi
+    hash -r
+    lacking=$(missing "$@")
+    [ -z "$lacking" ] || die 3 "still missing after installation: $(cut -d '|' -f 1 <<<"$lacking" | paste -s -d ','); see $log"
+}
+
+# --- cores ---------------------------------------------------------------------------------------------------------------------------
+
+# Processors that this process may use: its affinity, and a container's quota rounded up.
+core_count() {
+    local n quota period
+    n=$(nproc)
+    if read -r quota period 2>/dev/null </sys/fs/cgroup/cpu.max && [ "$quota" != max ]; then
+        quota=$(((quota + period - 1) / period))
+        [ "$quota" -ge "$n" ] || n=$quota
+    fi
+    say "$n"
+}
+
+# --- ranks ---------------------------------------------------------------------------------------------------------------------------
+
+# launch RANKS COMMAND...: the command on that many ranks of this machine, without standard input. Returns the ranks' exit code. The
+# programs print their own one error line; mpirun's blocks of explanation are kept out of the way.
+launch() {
+    local ranks=$1 status=0 options=()
+    shift
+    if mpirun --version 2>/dev/null | grep -q 'Open MPI\|OpenRTE'; then
+        # Ranks may outnumber the cores, and several jobs may share them. Single-copy transfers are refused, with a warning, in most containers.
+        options=(--quiet --oversubscribe --bind-to none)
+        [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
+        export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
+        export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe-1}"
+    fi
+    mpirun "${options[@]}" -np "$ranks" "$@" </dev/null || status=$?
+    [ "$status" -le 128 ] || say "error: a rank was ended by signal $((status - 128)) ($(kill -l $((status - 128))))" >&2
+    return $status
+}
