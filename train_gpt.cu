@@ -360,12 +360,6 @@ typedef struct Run {
     bool memory_logged;
 } Run;
 
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 // True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
 static bool agreed(Run *run, bool ok) {
     int who = 0;
@@ -475,14 +469,14 @@ static void begin_interval(Run *run) {
     zero_take_exposed_ms(&run->zero);
     stream_synchronize(run->compute);
     MPI_Barrier(run->launch.world);
-    run->interval.seconds_start = seconds_now();
+    run->interval.seconds_start = monotonic_seconds();
 }
 
 // Takes the time since `since` out of the interval.
 static void leave_out(Run *run, double since) {
     stream_synchronize(run->compute);
     MPI_Barrier(run->launch.world);
-    run->interval.seconds_start += seconds_now() - since;
+    run->interval.seconds_start += monotonic_seconds() - since;
 }
 
 // Bytes per step out of a node and inside one: each node's ranks together, the largest node.
@@ -540,7 +534,7 @@ static void log_interval(Run *run) {
     stream_synchronize(run->compute);
     MPI_Barrier(run->launch.world);
     int64_t n = run->interval.iterations, applied = n - run->interval.skipped;
-    double seconds = (seconds_now() - run->interval.seconds_start) / (double)n;
+    double seconds = (monotonic_seconds() - run->interval.seconds_start) / (double)n;
     IterationReport r = step_report(run, run->iteration);
     r.iterations = n;
     r.elapsed_ms = 1000.0 * seconds;
@@ -803,7 +797,7 @@ static int stop_request(Run *run, int *signal_number) {
     struct timespec at_once = {0, 0};
     int caught = sigtimedwait(&set, NULL, &at_once);
     double limit = run->config.exit_duration_in_mins;
-    int own[2] = {caught > 0 ? caught : 0, limit > 0 && seconds_now() - run->started > 60.0 * limit};
+    int own[2] = {caught > 0 ? caught : 0, limit > 0 && monotonic_seconds() - run->started > 60.0 * limit};
     MPI_Allreduce(MPI_IN_PLACE, own, 2, MPI_INT, MPI_MAX, run->launch.world);
     *signal_number = own[0];
     return own[0] ? STOP_SIGNAL : (own[1] ? STOP_DURATION : GO_ON);
@@ -822,7 +816,7 @@ static bool stop_and_save(Run *run, const char *why, int exit_code) {
 static bool after_step(Run *run) {
     const Config *c = &run->config;
     char why[96];
-    double since = seconds_now();
+    double since = monotonic_seconds();
     int signal_number, request = stop_request(run, &signal_number);
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
@@ -834,7 +828,7 @@ static bool after_step(Run *run) {
     }
     if (saving && !save_checkpoint(run)) return true;
     if (request == STOP_DURATION) {
-        snprintf(why, sizeof why, "exiting program after %.1f minutes", (seconds_now() - run->started) / 60.0);
+        snprintf(why, sizeof why, "exiting program after %.1f minutes", (monotonic_seconds() - run->started) / 60.0);
         return stop_and_save(run, why, EXIT_DONE);
     }
     if (due(run->iteration, c->exit_interval)) {
@@ -1086,7 +1080,7 @@ int main(int argc, char **argv) {
     memset(&run, 0, sizeof run);
     run.dp_group = MPI_COMM_NULL;
     run.site.rank = -1;
-    run.started = seconds_now();
+    run.started = monotonic_seconds();
     bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
     if (parsed && (run.config.help || run.config.version)) return answer_without_training(&run.config, argv[0]);
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 bool error_set(Error *err, int code, const char *format, ...) {
     if (err) {
@@ -72,6 +73,15 @@ char *xstrdup(const char *text) {
     size_t bytes = strlen(text) + 1;
     return (char *)memcpy(xmalloc(bytes, "a string"), text, bytes);
 }
+
+static double clock_seconds(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+double monotonic_seconds(void) { return clock_seconds(CLOCK_MONOTONIC); }
+double wall_seconds(void) { return clock_seconds(CLOCK_REALTIME); }
 
 int64_t lcm64(int64_t a, int64_t b) {
     int64_t x = a, y = b;

@@ -58,6 +58,10 @@ void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);
 char *xstrdup(const char *text);
 
+// Seconds of a clock that never jumps, for durations; and since 1970, for dates.
+double monotonic_seconds(void);
+double wall_seconds(void);
+
 // Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a/b rounded up.
 int64_t lcm64(int64_t a, int64_t b);
 int64_t round_up64(int64_t a, int64_t b);

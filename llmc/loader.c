@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "llmc/loader_state.h"
 #include "llmc/rng.h"
@@ -103,14 +102,8 @@ static void allocate_batch(Loader *l) {
     if (o->reset_attention_mask) l->batch.doc_start = (int32_t *)xmalloc(elements * sizeof(int32_t), "document starts");
 }
 
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 Loader *loader_open(const LoaderOptions *options, MPI_Comm node, Error *err) {
-    double start = seconds_now();
+    double start = monotonic_seconds();
     Error local = {0};
     Loader *l = (Loader *)xcalloc(1, sizeof *l, "the loader");
     l->memory = node_memory_open(node, true);
@@ -124,7 +117,7 @@ Loader *loader_open(const LoaderOptions *options, MPI_Comm node, Error *err) {
     l->options.split = NULL;
     l->eod = options->mock_data ? 0 : options->eod;
     allocate_batch(l);
-    l->open_seconds = seconds_now() - start;
+    l->open_seconds = monotonic_seconds() - start;
     return l;
 }
 

@@ -12,7 +12,7 @@ struct Pipeline {
     int slots;
     bool *done;                         // (slots): processed and not yet written
     int64_t filled, started, written;   // written <= started <= filled <= written + slots; slot of count i is i % slots
-    bool no_more_input, stopped;
+    bool no_more_input;
 };
 
 Pipeline *pipeline_create(int slots) {
@@ -43,8 +43,8 @@ static void unlock_changed(Pipeline *p) {
 
 int pipeline_read_begin(Pipeline *p) {
     pthread_mutex_lock(&p->lock);
-    while (!p->stopped && p->filled == p->written + p->slots) pthread_cond_wait(&p->changed, &p->lock);
-    int slot = p->stopped ? -1 : (int)(p->filled % p->slots);
+    while (p->filled == p->written + p->slots) pthread_cond_wait(&p->changed, &p->lock);
+    int slot = (int)(p->filled % p->slots);
     pthread_mutex_unlock(&p->lock);
     return slot;
 }
@@ -63,8 +63,8 @@ void pipeline_no_more_input(Pipeline *p) {
 
 int pipeline_work_begin(Pipeline *p) {
     pthread_mutex_lock(&p->lock);
-    while (!p->stopped && p->started == p->filled && !p->no_more_input) pthread_cond_wait(&p->changed, &p->lock);
-    int slot = p->stopped || p->started == p->filled ? -1 : (int)(p->started++ % p->slots);
+    while (p->started == p->filled && !p->no_more_input) pthread_cond_wait(&p->changed, &p->lock);
+    int slot = p->started == p->filled ? -1 : (int)(p->started++ % p->slots);
     pthread_mutex_unlock(&p->lock);
     return slot;
 }
@@ -103,11 +103,5 @@ int pipeline_write_begin(Pipeline *p, int milliseconds) {
 void pipeline_write_end(Pipeline *p) {
     pthread_mutex_lock(&p->lock);
     p->done[p->written++ % p->slots] = false;
-    unlock_changed(p);
-}
-
-void pipeline_stop(Pipeline *p) {
-    pthread_mutex_lock(&p->lock);
-    p->stopped = true;
     unlock_changed(p);
 }

@@ -9,18 +9,16 @@ typedef struct Pipeline Pipeline;
 Pipeline *pipeline_create(int slots);
 void pipeline_free(Pipeline *pipeline);
 
-// The reader: waits for a free slot; -1 once stopped. Then either hands it on, or says that there is no more input (without handing on).
+// The reader: waits for a free slot. Then either hands it on, or says that there is no more input (without handing on).
 int pipeline_read_begin(Pipeline *pipeline);
 void pipeline_read_end(Pipeline *pipeline);
 void pipeline_no_more_input(Pipeline *pipeline);
-// A worker: waits for the oldest slot that nobody works on; -1 when the input has ended or the pipeline was stopped.
+// A worker: waits for the oldest slot that nobody works on; -1 when the input has ended.
 int pipeline_work_begin(Pipeline *pipeline);
 void pipeline_work_end(Pipeline *pipeline, int slot);
 // The writer: waits until the next slot in order is done, at most milliseconds. PIPELINE_END after the last, PIPELINE_TIMEOUT when it is not done yet.
 enum { PIPELINE_END = -1, PIPELINE_TIMEOUT = -2 };
 int pipeline_write_begin(Pipeline *pipeline, int milliseconds);
 void pipeline_write_end(Pipeline *pipeline);
-// Makes reader and workers come to an end; what was not written is dropped.
-void pipeline_stop(Pipeline *pipeline);
 
 LLMC_END

@@ -18,12 +18,6 @@ struct Progress {
 
 #define TIME_FORMAT "%Y-%m-%d %H:%M:%S"
 
-static double now_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static void append_line(Progress *p, const char *what) {
     char when[32], line[512];
     time_t now = time(NULL);
@@ -62,7 +56,7 @@ static void read_earlier_jobs(Progress *p, const char *path) {
 
 Progress *progress_open(const char *save, int world_size, double flops_so_far, bool active, Error *err) {
     Progress *p = (Progress *)xcalloc(1, sizeof *p, "progress log");
-    double now = now_seconds();
+    double now = wall_seconds();
     *p = (Progress){.active = active, .file = {.fd = -1}, .world_size = world_size, .job_start_s = now, .job_start_flops = flops_so_far};
     if (!active) return p;
     size_t bytes = strlen(save) + 16;
@@ -91,7 +85,7 @@ static double throughput(const Progress *p, double flops, double seconds) {
 
 void progress_checkpoint(Progress *progress, int64_t iteration, double flops_so_far, double tokens_so_far) {
     if (!progress->active) return;
-    double now = now_seconds();
+    double now = wall_seconds();
     char what[400];
     snprintf(what, sizeof what,
              "Saved checkpoint\tIteration: %lld\tJob throughput: %.1f TFLOP/s/GPU\tCumulative throughput: %.1f TFLOP/s/GPU\t"

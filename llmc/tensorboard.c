@@ -150,12 +150,6 @@ size_t tensorboard_encode(uint8_t *out, size_t capacity, double wall_time, int64
     return length;
 }
 
-static double now_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static void append_and_free(Tensorboard *tb, Bytes record) {
     append_record(&tb->file, record.data, record.length);
     free(record.data);
@@ -185,7 +179,7 @@ Tensorboard *tensorboard_open(const char *dir, Error *err) {
         free(tb);
         return NULL;
     }
-    append_and_free(tb, version_record(now_seconds()));
+    append_and_free(tb, version_record(wall_seconds()));
     return tb;
 }
 
@@ -196,9 +190,9 @@ void tensorboard_close(Tensorboard *tb) {
 }
 
 void tensorboard_scalar(Tensorboard *tb, const char *tag, int64_t step, double value) {
-    append_and_free(tb, scalar_record(now_seconds(), step, tag, (float)value));
+    append_and_free(tb, scalar_record(wall_seconds(), step, tag, (float)value));
 }
 
 void tensorboard_text(Tensorboard *tb, const char *tag, int64_t step, const char *text) {
-    append_and_free(tb, text_record(now_seconds(), step, tag, text));
+    append_and_free(tb, text_record(wall_seconds(), step, tag, text));
 }

@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct Span {
     Event *start, *stop;  // made at the span's first use on a stream
@@ -75,12 +74,6 @@ void timers_destroy(Timers *timers) {
     free(timers);
 }
 
-static double host_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 // Adds the first n recorded spans to the sum and moves them behind the others, so that their events are reused.
 static void read_spans(Recorder *r, int n) {
     if (n == 0) return;
@@ -125,7 +118,7 @@ void timer_start(Timers *timers, Timer timer, Stream *stream) {
     r->stream = stream;
     span->on_host = !stream;
     if (span->on_host) {
-        span->start_s = host_seconds();
+        span->start_s = monotonic_seconds();
         return;
     }
     if (!span->start) span->start = event_create(timers->device);
@@ -143,7 +136,7 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream) {
     Span *span = &r->spans[r->used++];
     r->running = false;
     if (span->on_host) {
-        span->stop_s = host_seconds();
+        span->stop_s = monotonic_seconds();
     } else {
         event_record(span->stop, stream);
     }

@@ -52,7 +52,7 @@ run |pkg-config|pkg-config|have_command pkg-config
 run |MPI compiler|libopenmpi-dev|have_command mpicc
 run |mpirun|openmpi-bin|have_command mpirun
 run |OpenBLAS|libopenblas-dev|have_library cblas.h -lopenblas libopenblas-dev openblas
-run |cJSON|libcjson-dev|have_library cJSON.h -lcjson libcjson-dev libcjson
+run |cJSON|libcjson-dev|have_library cjson/cJSON.h -lcjson libcjson-dev libcjson
 run |xxHash|libxxhash-dev|have_library xxhash.h -lxxhash libxxhash-dev
 run |PCRE2|libpcre2-dev|have_library pcre2.h -lpcre2-8 libpcre2-dev
 run |Python 3|python3|have_command python3
@@ -124,7 +124,6 @@ launch() {
         options=(--quiet --oversubscribe --bind-to none)
         [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
         export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
-        export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe-1}"
     fi
     mpirun "${options[@]}" -np "$ranks" "$@" </dev/null || status=$?
     [ "$status" -le 128 ] || say "error: a rank was ended by signal $((status - 128)) ($(kill -l $((status - 128))))" >&2

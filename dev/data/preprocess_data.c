@@ -172,9 +172,7 @@ static void encode_files(const Job *job, Block *block, Encoder *encoder) {
 
 static void *read_blocks(void *argument) {
     Job *job = argument;
-    for (int slot; (slot = pipeline_read_begin(job->pipeline)) >= 0; pipeline_read_end(job->pipeline)) {
-        if (!corpus_next(job->corpus, &job->blocks[slot].input, &job->read_error)) break;
-    }
+    while (corpus_next(job->corpus, &job->blocks[pipeline_read_begin(job->pipeline)].input, &job->read_error)) pipeline_read_end(job->pipeline);
     pipeline_no_more_input(job->pipeline);
     return NULL;
 }
@@ -285,22 +283,29 @@ static void print_totals(const Totals *t, const char *prefix, int dtype) {
 
 // ---- the job ----
 
+// Ends the program on a failure while threads run. They are not joined: the reader may wait on a pipe that stays silent.
+static _Noreturn void give_up(ShardWriter *writer, const Error *err) {
+    shard_writer_discard(writer);
+    error_print(NULL, err->what);
+    sigset_t ending;
+    ending_signals(&ending);
+    pthread_sigmask(SIG_UNBLOCK, &ending, NULL);  // a signal that came ends the program here, in the way its sender expects
+    exit(err->code);
+}
+
 // Runs reader and workers around write_blocks, and joins them all.
-static bool run_threads(Job *job, int workers, ShardWriter *writer, Totals *totals, Error *err) {
+static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *totals) {
+    Error err;
     job->block_count = 2 * workers + 2;
     job->blocks = xcalloc((size_t)job->block_count, sizeof *job->blocks, "blocks of text");
     job->pipeline = pipeline_create(job->block_count);
     pthread_t reader = start_thread(read_blocks, job);
     pthread_t *threads = xcalloc((size_t)workers, sizeof *threads, "threads");
     for (int i = 0; i < workers; i++) threads[i] = start_thread(encode_blocks, job);
-    bool good = write_blocks(job, writer, totals, err);
-    pipeline_stop(job->pipeline);
+    if (!write_blocks(job, writer, totals, &err)) give_up(writer, &err);
     pthread_join(reader, NULL);
     for (int i = 0; i < workers; i++) pthread_join(threads[i], NULL);
-    if (good && job->read_error.code) {
-        *err = job->read_error;
-        good = false;
-    }
+    if (job->read_error.code) give_up(writer, &job->read_error);
     for (int i = 0; i < job->block_count; i++) {
         corpus_block_free(&job->blocks[i].input);
         token_buffer_free(&job->blocks[i].tokens);
@@ -309,7 +314,6 @@ static bool run_threads(Job *job, int workers, ShardWriter *writer, Totals *tota
     free(job->blocks);
     free(threads);
     pipeline_free(job->pipeline);
-    return good;
 }
 
 // <output-prefix>_<key>_document
@@ -325,10 +329,13 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
     int dtype = shard_dtype_for_vocab(tokenizer_vocab_size(job->tokenizer));
     Totals totals = {.log_interval = s->log_interval, .all_bytes = corpus_bytes(job->corpus)};
     clock_gettime(CLOCK_MONOTONIC, &totals.start);
+    sigset_t ending;
+    ending_signals(&ending);
+    pthread_sigmask(SIG_BLOCK, &ending, NULL);  // from here on there are temporary files; the threads inherit this
     ShardWriter *writer = shard_writer_open(prefix, dtype, err);
-    bool good = false;
-    if (writer && !run_threads(job, s->workers, writer, &totals, err)) shard_writer_discard(writer);
-    else if (writer) good = shard_writer_close(writer, err);
+    if (writer) run_threads(job, s->workers, writer, &totals);
+    bool good = writer && shard_writer_close(writer, err);
+    pthread_sigmask(SIG_UNBLOCK, &ending, NULL);
     if (good) print_totals(&totals, prefix, dtype);
     free(prefix);
     return good;
@@ -363,16 +370,10 @@ int main(int argc, char **argv) {
     if (inform && settings.help) print_help();
     if (inform && !settings.help) print_version();
     if (good && !inform) {
-        sigset_t ending;
-        ending_signals(&ending);
-        sigprocmask(SIG_BLOCK, &ending, NULL);
         signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
         good = check_settings(&settings, &err) && preprocess(&settings, &err);
-        if (!good) error_print(NULL, err.what);
-        sigprocmask(SIG_UNBLOCK, &ending, NULL);  // a signal that came ends the program here, in the way its sender expects
-    } else if (!good) {
-        error_print(NULL, err.what);
     }
+    if (!good) error_print(NULL, err.what);
     options_free_words(words, count);
     return good ? EXIT_DONE : err.code;
 }

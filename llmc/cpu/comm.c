@@ -3,7 +3,6 @@
 #include "llmc/comm.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 struct Comm {
     Device *device;
@@ -78,12 +77,6 @@ static void post(Comm *comm, CommScope scope, int peer, const uint8_t *send, uin
     comm->traffic.sent[scope] += bytes;
 }
 
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 // The data-parallel rank of a peer in one of the scopes.
 static int group_rank(const Comm *comm, CommScope scope, int peer) {
     int node = comm->rank[COMM_RAIL], local = comm->rank[COMM_NODE], per_node = comm->size[COMM_NODE];
@@ -102,10 +95,10 @@ static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
 }
 
 static void wait_all(Comm *comm, CommScope scope, int used, const char *what) {
-    double deadline = seconds_now() + comm->timeout_seconds;
+    double deadline = monotonic_seconds() + comm->timeout_seconds;
     for (int done = 0, polls = 1; !done; polls++) {
         check(comm, MPI_Testall(used, comm->requests, &done, MPI_STATUSES_IGNORE), scope, what);
-        if (!done && polls % 1024 == 0 && comm->timeout_seconds > 0 && seconds_now() > deadline) timed_out(comm, scope, used, what);
+        if (!done && polls % 1024 == 0 && comm->timeout_seconds > 0 && monotonic_seconds() > deadline) timed_out(comm, scope, used, what);
     }
 }
 

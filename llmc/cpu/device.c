@@ -150,9 +150,7 @@ Event *event_create(Device *device) { return xcalloc(1, sizeof(Event), "an event
 void event_destroy(Event *event) { free(event); }
 
 void event_record(Event *event, Stream *stream) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    event->recorded_ms = 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
+    event->recorded_ms = 1e3 * monotonic_seconds();
 }
 void stream_wait(Stream *stream, Event *event) {}
 void event_synchronize(Event *event) {}

@@ -162,12 +162,16 @@ refused "full disk" 3 "free disk space" limited
 merge_limited() { (ulimit -f 512 && merge --input "$work/folder" --output-prefix "$work/bad_text_document"); }
 refused "full disk while merging" 3 "free disk space" merge_limited
 mkfifo "$work/fifo"
+exec 3<>"$work/fifo" # a pipe that stays open and falls silent
 "$build/preprocess_data" --tokenizer-type Byte --input "$work/fifo" --output-prefix "$work/bad" 2>"$work/err" &
 tool=$!
-{ cat "$work/golden.jsonl"; for _ in 1 2 3 4 5 6 7 8 9 10; do [ -e "$work/bad_text_document.bin.tmp" ] && break; sleep 0.1; done; kill -TERM $tool; } >"$work/fifo"
+cat "$work/golden.jsonl" >&3
+for _ in {1..50}; do [ -e "$work/bad_text_document.bin.tmp" ] && break; sleep 0.1; done
+kill -TERM $tool
 wait $tool
 [ $? -eq 143 ] && clean && [ ! -e "$work/bad_text_document.idx" ]
 report "SIGTERM removes the temporary files" $?
+exec 3>&-
 
 echo "# $failed failed"
 [ "$failed" -eq 0 ]
