@@ -14,24 +14,12 @@
 #include <unistd.h>
 
 #include "llmc/durable.h"
+#include "llmc/launch.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
 #include "llmc/version.h"
 
 enum { SPACE_MARGIN_BYTES = 1 << 20 };
-
-bool checkpoint_agree(MPI_Comm comm, bool ok, Error *err) {
-    int rank, first;
-    Error shared = {0};
-    MPI_Comm_rank(comm, &rank);
-    int mine = ok ? INT_MAX : rank;
-    MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, comm);
-    if (first == INT_MAX) return true;
-    if (err && first == rank) shared = *err;
-    MPI_Bcast(&shared, (int)sizeof shared, MPI_BYTE, first, comm);
-    if (err) *err = shared;
-    return false;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Names
@@ -292,7 +280,7 @@ static bool gather_and_publish(const CheckpointSave *save, const ShardPlan *shar
     char *entry = manifest_file_entry(save, MODEL_FOLDER, n->shard_name, shard->order, shard->count, file_bytes, xxh3, &entry_bytes);
     bool ok = entry_bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)ranks;  // keeps the gathered lengths within an int
     if (!ok) error_set(err, EXIT_CHECKPOINT, "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets", entry_bytes);
-    ok = checkpoint_agree(save->comm, ok, err);
+    ok = launch_agree(save->comm, ok, err, NULL);
     if (ok) {
         char *all = gather_entries(save->comm, entry, entry_bytes, &all_bytes);
         if (rank == 0) {
@@ -301,7 +289,7 @@ static bool gather_and_publish(const CheckpointSave *save, const ShardPlan *shar
             free(text);
             free(all);
         }
-        ok = checkpoint_agree(save->comm, ok, err);
+        ok = launch_agree(save->comm, ok, err, NULL);
     }
     free(entry);
     return ok;
@@ -315,10 +303,10 @@ static bool save_collected(const CheckpointSave *save, const ShardPlan *shard, c
     MPI_Comm_rank(save->comm, &rank);
     MPI_Comm_size(save->comm, &ranks);
     MPI_Reduce(&shard->bytes, &total, 1, MPI_UINT64_T, MPI_SUM, 0, save->comm);
-    bool ok = checkpoint_agree(save->comm, rank != 0 || prepare(n, total, err), err);
+    bool ok = launch_agree(save->comm, rank != 0 || prepare(n, total, err), err, NULL);
     if (ok) {
         char *metadata = shard_metadata(save, rank, ranks);
-        ok = checkpoint_agree(save->comm, write_shard(save, shard, n, metadata, &bytes, &xxh3, err), err);
+        ok = launch_agree(save->comm, write_shard(save, shard, n, metadata, &bytes, &xxh3, err), err, NULL);
         free(metadata);
     }
     ok = ok && gather_and_publish(save, shard, n, bytes, xxh3, err);
@@ -335,7 +323,7 @@ bool checkpoint_save(const CheckpointSave *save, Error *err) {
     MPI_Comm_rank(save->comm, &rank);
     MPI_Comm_size(save->comm, &ranks);
     Names names = make_names(save, rank, ranks);
-    bool ok = checkpoint_agree(save->comm, collect(&shard, save, err), err);
+    bool ok = launch_agree(save->comm, collect(&shard, save, err), err, NULL);
     ok = ok && save_collected(save, &shard, &names, err);
     free_shard(&shard);
     free_names(&names);

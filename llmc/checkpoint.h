@@ -61,8 +61,6 @@ typedef struct CheckpointSave {
 // iteration is replaced. The folder must lie on a file system that all ranks see. Errors: EXIT_CHECKPOINT (full disk, permissions).
 bool checkpoint_save(const CheckpointSave *save, Error *err);
 
-// Collective over comm: true on all ranks when ok on all, else false on all, with the lowest failing rank's error in err (may be NULL).
-bool checkpoint_agree(MPI_Comm comm, bool ok, Error *err);
 
 typedef struct Checkpoint Checkpoint;
 // Iteration named by the tracker file, or -1 when there is no tracker (err not filled), or -2 with err for a damaged one. Megatron-LM's

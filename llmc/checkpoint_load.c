@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "llmc/durable.h"
+#include "llmc/launch.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
 
@@ -77,7 +78,7 @@ static char *share_file(const char *path, uint64_t *bytes, MPI_Comm comm, Error 
     *bytes = 0;
     MPI_Comm_rank(comm, &rank);
     if (rank == 0) text = durable_read_file(path, MANIFEST_MAX_BYTES, bytes, err);
-    if (!checkpoint_agree(comm, rank != 0 || text, err)) return NULL;
+    if (!launch_agree(comm, rank != 0 || text, err, NULL)) return NULL;
     MPI_Bcast(bytes, 1, MPI_UINT64_T, 0, comm);
     if (rank != 0) text = (char *)xmalloc((size_t)*bytes + 1, "a checkpoint's manifest");
     MPI_Bcast(text, (int)*bytes, MPI_BYTE, 0, comm);
@@ -117,7 +118,7 @@ static bool check_files(const Checkpoint *c, bool verify, MPI_Comm comm, Error *
     MPI_Comm_size(comm, &ranks);
     bool ok = true;
     for (int file = rank; ok && file < c->manifest.file_count; file += ranks) ok = check_file(c, file, verify, err);
-    return checkpoint_agree(comm, ok, err);
+    return launch_agree(comm, ok, err, NULL);
 }
 
 // The manifest must be of the iteration that was asked for: a renamed folder is an error, except Megatron's "release".

@@ -48,12 +48,15 @@ void launch_finalize(Launch *launch) {
 
 bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who) {
     int rank, size;
+    Error shared = {0};
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
     int first = ok ? size : rank;
     MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, comm);
     if (who) *who = first;
     if (first == size) return true;
-    MPI_Bcast(err, (int)sizeof *err, MPI_BYTE, first, comm);
+    if (err && first == rank) shared = *err;
+    MPI_Bcast(&shared, (int)sizeof shared, MPI_BYTE, first, comm);
+    if (err) *err = shared;
     return false;
 }

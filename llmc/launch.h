@@ -18,7 +18,8 @@ typedef struct Launch {
 // several tasks but MPI sees one.
 bool launch_init(Launch *launch, int *argc, char ***argv, Error *err);
 void launch_finalize(Launch *launch);
-// Collective over comm: true when ok on every rank. Otherwise every rank gets the error of the lowest failing rank (and *who its rank).
+// Collective over comm: true when ok on every rank. Otherwise every rank gets the error of the lowest failing rank
+// in err (may be NULL), and *who (may be NULL) is that rank.
 bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who);
 
 LLMC_END

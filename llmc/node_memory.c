@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/launch.h"
+
 // One allocation; the dataset knows it by its address.
 typedef struct Block {
     void *memory;
@@ -45,13 +47,7 @@ static bool everywhere(const NodeMemory *m, bool ok) {
     return all;
 }
 
-bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) {
-    int mine = ok ? memory->ranks : memory->rank, failed;
-    MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MIN, memory->node);
-    if (failed == memory->ranks) return true;
-    MPI_Bcast(err, (int)sizeof *err, MPI_BYTE, failed, memory->node);
-    return false;
-}
+bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) { return launch_agree(memory->node, ok, err, NULL); }
 
 // Where rank 0's anonymous file is to be found, and its identity: another PID namespace may hold another file under that name.
 typedef struct FileName {
@@ -147,8 +143,7 @@ static void hook_ready(void *context) {
 }
 
 static bool hook_agree(void *context, bool ok, Error *err) {
-    Error ignored = {0};
-    return node_memory_agree((NodeMemory *)context, ok, err ? err : &ignored);
+    return node_memory_agree((NodeMemory *)context, ok, err);
 }
 
 IndexMemory node_memory_hooks(NodeMemory *memory) {

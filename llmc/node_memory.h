@@ -18,7 +18,7 @@ NodeMemory *node_memory_open(MPI_Comm node, bool share);
 void node_memory_close(NodeMemory *memory);
 // Hooks for the dataset builders; valid until node_memory_close.
 IndexMemory node_memory_hooks(NodeMemory *memory);
-// Collective: true everywhere when ok everywhere; else false everywhere, with the lowest failing rank's error in err (not NULL).
+// Collective: true everywhere when ok everywhere; else false everywhere, with the lowest failing rank's error in err (may be NULL).
 bool node_memory_agree(NodeMemory *memory, bool ok, Error *err);
 // Bytes now held per node (shared) or per rank (copied), and whether any of it is copied.
 size_t node_memory_bytes(const NodeMemory *memory, bool *copied);

@@ -39,6 +39,7 @@ static const Arm arms[] = {
     {"TLq-HS 32/96", {I8, I4, 32, 96, H, true, SR, 0}, {I4, 160, true, RN}, RAGGED, 0.004, 0.25},
     {"TLq-HS 128/512", {I8, I4, 128, 512, H, true, SR, 0}, {I8, 64, true, SR}, RAGGED, 0.004, 0.35},
     {"TLq-HS 512/128 nearest", {I8, I4, 512, 128, H, true, RN, 0}, {I4, 2048, true, RN}, RAGGED, 0.004, 0.2},
+    {"TLq-HS 4096/2048", {I8, I4, 4096, 2048, H, true, SR, 0}, {I4, 4096, true, SR}, RAGGED, 0.004, 0.4},
     {"ULq, qW", {I4, I4, 128, 128, H, false, SR, 0}, {I4, 2048, false, SR}, RAGGED, 0.1, 0.8},
     {"int8/int8, qW 8 bits nearest", {I8, I8, 128, 64, H, false, SR, 0}, {I8, 32, false, RN}, RAGGED, 0.005, 0.06},
     {"int4/int8 with transform", {I4, I8, 64, 256, H, true, SR, 0}, {I8, 2048, true, SR}, RAGGED, 0.005, 0.25},

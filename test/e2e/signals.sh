@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# SIGTERM, SIGUSR1 or SIGINT to any rank, or to mpirun: the step is finished, a checkpoint saved, exit code 75, and the run goes on from there to the bit.
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 5
+data=$work/text_text_document
+run=(--gpus-per-node 2 --train-iters 20000 --lr-decay-iters 100 --hidden-dropout 0.1 --attention-dropout 0.1 "${paper[@]}")
+
+stopped() { # NAME SIGNAL RC: the run in the background ended as it should
+    local last
+    [ "$3" -eq 75 ] || { say "exit code $3"; return 1; }
+    grep -q "exiting program after receiving SIG$2" "$work/out" || { why="no line names SIG$2"; return 1; }
+    ! grep -q '^error: ' "$work/err" || { say "an error was printed"; return 1; }
+    [ ! -d "$work/$1" ] && return
+    last=$(cat "$work/$1/latest_checkpointed_iteration.txt" 2>/dev/null)
+    [ "$last" = "$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)" ] || { why="saved iteration ${last:-none}, logged $(field "$1" loss | tail -n 1)"; return 1; }
+}
+signalled() { # NAME SIGNAL RANK
+    mkdir "$work/$1"
+    in_background "$1" 4 "${run[@]}" --save "$work/$1" --save-interval 100000
+    wait_for_iteration "$1" 5 || { say "no iteration 5"; return 1; }
+    kill -s "$2" "$(rank_pids "$3")"
+    wait "$job"
+    stopped "$1" "$2" $?
+}
+goes_on() { # NAME
+    local last
+    last=$(cat "$work/$1/latest_checkpointed_iteration.txt") || return 1
+    logged "$1.2" 4 "${run[@]}" --load "$work/$1" --exit-interval $((last + 10)) && logged "$1.whole" 4 "${run[@]}" --exit-interval $((last + 10)) && same_training "$1.whole" "$1.2" "$last"
+}
+check "SIGTERM to rank 1" signalled term TERM 1
+check "SIGUSR1 to rank 0" signalled usr1 USR1 0
+check "SIGINT to rank 3" signalled int INT 3
+check "resumed after SIGTERM, to the bit" goes_on term
+check "resumed after SIGUSR1, to the bit" goes_on usr1
+without_save() {
+    in_background nosave 4 "${run[@]}"
+    wait_for_iteration nosave 5 || { say "no iteration 5"; return 1; }
+    kill -s TERM "$(rank_pids 2)"
+    wait "$job"
+    stopped nosave TERM $?
+}
+check "SIGTERM without --save" without_save
+flagged() { # Megatron's flag asks for what is always done
+    mkdir "$work/flagged"
+    in_background flagged 2 "${run[@]}" --gpus-per-node 1 --save "$work/flagged" --save-interval 100000 --exit-signal-handler
+    wait_for_iteration flagged 5 || { say "no iteration 5"; return 1; }
+    kill -s TERM "$(rank_pids 0)"
+    wait "$job"
+    stopped flagged TERM $?
+}
+check "--exit-signal-handler" flagged
+# What a batch system does: SIGUSR1 or SIGTERM to mpirun, which hands it to the ranks.
+to_mpirun() { # NAME SIGNAL
+    local launcher_pid rc
+    mkdir "$work/$1"
+    in_background "$1" 4 "${run[@]}" --save "$work/$1" --save-interval 100000
+    wait_for_iteration "$1" 5 || { say "no iteration 5"; return 1; }
+    launcher_pid=$(awk '{ print $4 }' "/proc/$(rank_pids 0)/stat")
+    kill -s "$2" "$launcher_pid"
+    wait "$job"
+    rc=$?
+    # mpirun itself, asked to terminate, may answer with its own code; what counts is the checkpoint.
+    [ "$2" = TERM ] && rc=75
+    stopped "$1" "$2" $rc
+}
+check "SIGUSR1 to mpirun" to_mpirun mpirun_usr1 USR1
+check "SIGTERM to mpirun" to_mpirun mpirun_term TERM
+alone() { # one rank, started without mpirun
+    "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$work/alone.jsonl" "${run[@]}" --gpus-per-node 1 --save "$work/alone" --save-interval 100000 \
+        >"$work/out" 2>"$work/err" </dev/null &
+    job=$!
+    wait_for_iteration alone 5 || { say "no iteration 5"; kill -KILL "$job"; return 1; }
+    kill -s TERM "$job"
+    wait "$job"
+    stopped alone TERM $?
+}
+check "SIGTERM to a single process" alone
+finish
