@@ -110,7 +110,7 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 // AdamW on this rank's shard of one bucket, fused with what the gather sends. Update (Apex FusedAdam, adam_w mode), fp32:
 //   g = grad * clip; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g g; p -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd p), wd on matrices only.
 // Then, matrices: CODEC_INT*: quantise p - float(w) (difference) or p (direct) by groups; CODEC_BF16 / FP32: p rounded. Tail: p rounded.
-// A skipped step leaves everything as it is and sends zero codes and zero scales (or the unchanged rounded p).
+// A skipped step leaves everything as it is: it sends zero codes and zero scales, and leaves unquantised sections unwritten (nobody applies them).
 typedef struct UpdateShard {
     const StepControl *control;
     float beta1, beta2, epsilon, weight_decay;

@@ -282,6 +282,7 @@ static void update_group(const UpdateShard *a, int64_t at, int n) {
     int64_t position = a->rank * a->bucket.matrix_shard + at;
     float x[MAX_GROUP];
     bool quantised = codec_info(a->codec).levels != 0;
+    if (!quantised && !a->control->applied) return;
     for (int j = 0; j < n; j++) {
         float replica = floatX_to_float(a->weights[position + j]);
         x[j] = a->difference && quantised ? f32_sub(a->master[at + j], replica) : a->master[at + j];
@@ -298,7 +299,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     for (int64_t at = 0; at < matrix_shard; at += n) update_group(a, at, n);
 
     adamw(a, adam_scalars(a, 0.0f), matrix_shard, a->grads + a->bucket.matrix + a->rank * tail_shard, tail_shard);
-    store_plain(a->tail, FLOATX_CODEC, 0, a->master + matrix_shard, tail_shard);
+    if (a->control->applied) store_plain(a->tail, FLOATX_CODEC, 0, a->master + matrix_shard, tail_shard);
 }
 
 // n replica weights at w take the values (or differences) decoded from codes.

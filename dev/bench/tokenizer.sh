@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Tokenising speed of preprocess_data with GPT-2's vocabulary, and of Hugging Face's `tokenizers` on the same files and number of cores.
+#
+#   dev/bench/tokenizer.sh [--vocab FOLDER] [--max-mb N] [--threads "1 2"]
+#
+# FOLDER holds vocab.json and merges.txt (default data/gpt2, where dev/data/get_gpt2_vocab.sh puts them). The corpora are distinct files of this
+# machine, one document each: manual pages (English prose with markup; unpacked) and C headers. preprocess_data is timed from the first read to
+# the finished shard on disk, `tokenizers` for its encode calls alone, in batches of 256 documents already in memory; neither counts loading the
+# vocabulary. Each runs three times, the best counts. BUILD names the folder of the program, PYTHON an interpreter with the `tokenizers` package.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build} python=${PYTHON:-python3}
+vocab=data/gpt2 max_mb=50 threads="1 2"
+while [ $# -gt 0 ]; do
+    case $1 in
+        --vocab) vocab=$2 ;;
+        --max-mb) max_mb=$2 ;;
+        --threads) threads=$2 ;;
+        *) echo "unknown flag $1; known are --vocab --max-mb --threads" >&2; exit 2 ;;
+    esac
+    shift 2
+done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Cuts a list of files (standard input) to max_mb and drops files with the same content.
+bounded() {
+    xargs -r -d '\n' md5sum | awk '!seen[$1]++ { print substr($0, 35) }' | xargs -r -d '\n' stat -c '%s %n' |
+        awk -v left="$max_mb" 'BEGIN { left *= 1e6 } (left -= $1) >= 0 { print substr($0, length($1) + 2) }'
+}
+mkdir "$work/man"
+find /usr/share/man/man[1-8] -type f -name '*.gz' | LC_ALL=C sort | while read -r page; do
+    gzip -dc "$page" >"$work/man/$(basename "$page" .gz)"
+done
+find "$work/man" -type f | LC_ALL=C sort | bounded >"$work/man.list"
+find /usr/include -type f -name '*.h' | LC_ALL=C sort | bounded >"$work/headers.list"
+
+cat >"$work/peer.py" <<'END'
+import sys, time
+import tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
+folder, listing = sys.argv[1:]
+tokenizer = Tokenizer(models.BPE.from_file(folder + "/vocab.json", folder + "/merges.txt"))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+texts = [open(path, "rb").read().decode("utf-8", "replace") for path in open(listing).read().splitlines()]
+megabytes = sum(len(text.encode()) for text in texts) / 1e6
+encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+best = 0.0
+for _ in range(3):
+    start, tokens = time.perf_counter(), 0
+    for i in range(0, len(texts), 256):
+        tokens += sum(len(e.ids) for e in encode(texts[i:i + 256]))
+    best = max(best, megabytes / (time.perf_counter() - start))
+print(f"{best:.1f} {tokens}")
+END
+
+ours() { # list, threads: "MB/s tokens"
+    local best=0 tokens=0 line rate
+    for _ in 1 2 3; do
+        line=$(taskset -c "0-$(($2 - 1))" "$build/preprocess_data" --text --input-list "$1" --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" \
+            --workers "$2" --log-interval 1000000000 --output-prefix "$work/out" 2>&1 | grep '^Wrote')
+        rate=$(sed -E 's/.*\(([0-9.]+) MB\/s\).*/\1/' <<<"$line")
+        tokens=$(sed -E 's/.* ([0-9]+) tokens.*/\1/' <<<"$line")
+        best=$(awk -v a="$best" -v b="$rate" 'BEGIN { print a > b ? a : b }')
+    done
+    echo "$best $tokens"
+}
+peer() {
+    taskset -c "0-$(($2 - 1))" env RAYON_NUM_THREADS="$2" TOKENIZERS_PARALLELISM=true "$python" "$work/peer.py" "$vocab" "$1"
+}
+
+have_peer=0
+"$python" -c 'import tokenizers' 2>/dev/null && have_peer=1
+[ $have_peer = 1 ] || echo "# $python has no tokenizers package: no comparison" >&2
+echo "# $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+[ $have_peer = 0 ] || echo "# tokenizers $("$python" -c 'import tokenizers; print(tokenizers.__version__)'); $("$build/preprocess_data" --version)"
+printf '%-8s %8s %8s %10s %16s %16s\n' corpus MB threads tokens preprocess_data tokenizers
+for corpus in man headers; do
+    mb=$(xargs -r -d '\n' stat -c %s <"$work/$corpus.list" | awk '{ n += $1 } END { printf "%.1f", n / 1e6 }')
+    for n in $threads; do
+        read -r rate tokens < <(ours "$work/$corpus.list" "$n")
+        peer_rate=- peer_tokens=$tokens
+        [ $have_peer = 0 ] || read -r peer_rate peer_tokens < <(peer "$work/$corpus.list" "$n")
+        printf '%-8s %8s %8s %10s %11s MB/s %11s MB/s\n' "$corpus" "$mb" "$n" "$tokens" "$rate" "$peer_rate"
+        [ "$tokens" = "$peer_tokens" ] || { echo "token counts differ: $tokens and $peer_tokens" >&2; exit 1; }
+    done
+done

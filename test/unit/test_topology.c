@@ -1,0 +1,91 @@
+// Rank arithmetic: Megatron's order, nodes from hosts or from --gpus-per-node, and what is refused.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/topology.h"
+
+static void nodes_follow_hosts(void **state) {
+    const int hosts[8] = {0, 0, 0, 0, 4, 4, 4, 4};
+    for (int r = 0; r < 8; r++) {
+        Topology t;
+        Error err = {0};
+        assert_true(topology_build(&t, r, 8, hosts, 0, 1, 1, &err));
+        assert_int_equal(t.nodes, 2);
+        assert_int_equal(t.per_node, 4);
+        assert_int_equal(t.node, r / 4);
+        assert_int_equal(t.local, r % 4);
+        assert_int_equal(t.device, r % 4);
+        assert_int_equal(t.dp_rank, r);
+        assert_false(t.emulated);
+    }
+}
+
+static void gpus_per_node_sets_the_borders(void **state) {
+    const int hosts[8] = {0};
+    const int shapes[][2] = {{1, 8}, {2, 4}, {4, 2}, {8, 1}};  // per node, nodes
+    for (int s = 0; s < 4; s++) {
+        for (int r = 0; r < 8; r++) {
+            Topology t;
+            assert_true(topology_build(&t, r, 8, hosts, shapes[s][0], 1, 1, NULL));
+            assert_int_equal(t.per_node, shapes[s][0]);
+            assert_int_equal(t.nodes, shapes[s][1]);
+            assert_int_equal(t.node * t.per_node + t.local, t.dp_rank);
+            assert_int_equal(t.device, r);  // one real host holds them all
+            assert_true(t.emulated);
+        }
+    }
+}
+
+// Megatron's example: world 16, T = 2, P = 4, so D = 2: the data-parallel groups are {0, 2}, {1, 3}, {4, 6}, ...
+static void megatron_rank_order(void **state) {
+    const int hosts[16] = {0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 8, 8};
+    for (int r = 0; r < 16; r++) {
+        Topology t;
+        assert_true(topology_build(&t, r, 16, hosts, 0, 2, 4, NULL));
+        assert_int_equal(t.tp_rank, r % 2);
+        assert_int_equal(t.dp_rank, r / 2 % 2);
+        assert_int_equal(t.pp_rank, r / 4);
+        assert_int_equal(t.pp_rank * 4 + t.dp_rank * 2 + t.tp_rank, r);
+    }
+}
+
+// T = 8 on nodes of 8: every node holds one data-parallel rank, so only the hop between nodes is left.
+static void tensor_parallel_fills_a_node(void **state) {
+    int hosts[32];
+    for (int r = 0; r < 32; r++) hosts[r] = r / 8;
+    Topology t;
+    assert_true(topology_build(&t, 17, 32, hosts, 0, 8, 1, NULL));
+    assert_int_equal(t.per_node, 1);
+    assert_int_equal(t.nodes, 4);
+    assert_int_equal(t.node, 2);
+}
+
+static void expect_refusal(int size, const int *hosts, int gpus_per_node, int tp, int code, const char *part) {
+    Topology t;
+    Error err = {0};
+    assert_false(topology_build(&t, 0, size, hosts, gpus_per_node, tp, 1, &err));
+    assert_int_equal(err.code, code);
+    assert_non_null(strstr(err.what, part));
+}
+
+static void what_does_not_fit_is_refused(void **state) {
+    const int uneven[5] = {0, 0, 0, 3, 3}, scattered[4] = {0, 1, 0, 1}, one[6] = {0};
+    expect_refusal(5, uneven, 0, 1, EXIT_ENVIRONMENT, "same number of ranks on every node");
+    expect_refusal(4, scattered, 0, 1, EXIT_ENVIRONMENT, "consecutive");
+    expect_refusal(6, one, 4, 1, EXIT_USAGE, "--gpus-per-node");
+    expect_refusal(6, one, -1, 1, EXIT_USAGE, "--gpus-per-node");
+    expect_refusal(6, one, 0, 4, EXIT_USAGE, "tensor parallel");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nodes_follow_hosts), cmocka_unit_test(gpus_per_node_sets_the_borders), cmocka_unit_test(megatron_rank_order),
+        cmocka_unit_test(tensor_parallel_fills_a_node), cmocka_unit_test(what_does_not_fit_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
