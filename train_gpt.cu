@@ -515,7 +515,7 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.last_skipped = !run->last.applied;
     r.grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
     r.num_zeros = r.params_norm = -1.0;
-    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_count_zeros(&run->zero, run->dp_group);
+    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, run->dp_group);
     if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, run->dp_group);
     r.skipped_iterations = run->skipped;
     r.nan_iterations = run->nan;

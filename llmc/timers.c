@@ -48,6 +48,8 @@ static const struct {
     [TIMER_LOAD_CHECKPOINT] = {"load-checkpoint", 0},
     [TIMER_SETUP] = {"model-and-optimizer-setup", 0},
     [TIMER_DATA_SETUP] = {"train/valid/test-data-iterators-setup", 0},
+    [TIMER_EXPOSED_GRADIENTS] = {"exposed-gradients", 0},
+    [TIMER_EXPOSED_WEIGHTS] = {"exposed-weights", 0},
 };
 
 const char *timer_name(Timer timer) { return timer_info[timer].name; }

@@ -164,9 +164,8 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream 
         zero->ready[b] = event_create(device);
         zero->done[b] = event_create(device);
     }
-    zero->reduced = event_create(device);
-    zero->wait_start = event_create(device);
-    zero->wait_stop = event_create(device);
+    zero->computed = event_create(device);
+    zero->judged = event_create(device);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     copy_to_device(compute, zero->segments, zero->plan.segments, (size_t)zero->plan.segments_total * sizeof(Segment));
     zero_set_counters(zero, 0, 1.0, 1.0);
@@ -179,9 +178,8 @@ void zero_free(Zero *zero) {
         event_destroy(zero->done[b]);
     }
     if (zero->device) {
-        event_destroy(zero->reduced);
-        event_destroy(zero->wait_start);
-        event_destroy(zero->wait_stop);
+        event_destroy(zero->computed);
+        event_destroy(zero->judged);
         for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
     }
     free(zero->gather);
@@ -209,17 +207,15 @@ void zero_masters_from_weights(Zero *zero) {
 
 // --- the step --------------------------------------------------------------------------------------------------------------------
 
-// Communication that the compute stream waits for: on a GPU the wait for the other stream's event, on a CPU rank the communication itself.
-static void begin_exposed(Zero *zero) { event_record(zero->wait_start, zero->compute); }
-static void end_exposed(Zero *zero) {
-    event_record(zero->wait_stop, zero->compute);
-    zero->exposed_ms += event_elapsed_ms(zero->wait_start, zero->wait_stop);
-}
+// Two streams. Compute runs forward and backward; traffic runs reductions, the verdict, AdamW and gathers. What orders them:
+//   ready[b]   compute -> traffic   a bucket's gradients are complete
+//   computed   compute -> traffic   the loss is complete
+//   judged     traffic -> compute   the loss may be cleared: the next step begins
+//   done[b]    traffic -> compute   a bucket's weights are new and its gradients clear: its layers may run
+// The exposed time is what compute waits for the last two. On CPU ranks both streams are the calling thread, so the work itself is what it waits for.
 
 double zero_take_exposed_ms(Zero *zero) {
-    double ms = zero->exposed_ms;
-    zero->exposed_ms = 0.0;
-    return ms;
+    return 1000.0 * (timer_take_seconds(zero->timers, TIMER_EXPOSED_GRADIENTS) + timer_take_seconds(zero->timers, TIMER_EXPOSED_WEIGHTS));
 }
 
 static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
@@ -235,7 +231,9 @@ WireBytes zero_wire_bytes(const Zero *zero, int64_t iteration) {
 void zero_begin(Zero *zero, int64_t iteration) {
     zero->step = iteration;
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
-    set_zero(zero->compute, zero->grads, (size_t)zero->plan.arena_elements * sizeof(float));
+    timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
+    stream_wait(zero->compute, zero->judged);
+    timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     set_zero(zero->compute, zero->loss_sum, sizeof(float));
 }
 
@@ -259,14 +257,14 @@ static void reduce_bucket(Zero *zero, int b) {
 void zero_grads_ready(Zero *zero, int unit) {
     int b = zero->plan.unit_bucket[unit];
     if (--zero->units_missing[b] > 0) return;
-    begin_exposed(zero);
+    timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
     event_record(zero->ready[b], zero->compute);
     stream_wait(zero->traffic, zero->ready[b]);
     reduce_bucket(zero, b);
     timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
     if (zero->config->no_overlap) stream_synchronize(zero->traffic);
-    end_exposed(zero);
+    timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
 }
 
 // Every rank adds the same records in the same order, so all reach the same verdict.
@@ -302,42 +300,54 @@ static QwdStep qwd_step(const Zero *zero, double weight_decay) {
     return step;
 }
 
-// Forward order: the first layers' weights are needed first.
-static void update_and_gather(Zero *zero, const QwdStep *step) {
-    for (int b = 0; b < zero->plan.buckets; b++) {
-        const Bucket *bucket = &zero->plan.bucket[b];
-        floatX *weights = zero->weights + bucket->arena;
-        timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
-        qwd_update_bucket(step, b, zero->grads + bucket->arena, weights, zero->master + bucket->shard, zero->exp_avg + bucket->shard,
-                          zero->exp_avg_sq + bucket->shard, zero->gather[b], zero->traffic);
-        timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
-        begin_exposed(zero);
-        timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
-        qwd_gather_bucket(step, b, zero->gather[b], zero->comm, zero->traffic);
-        qwd_apply_bucket(step, b, weights, zero->gather[b], zero->traffic);
-        timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
-        event_record(zero->done[b], zero->traffic);
-        zero->pending[b] = true;
-        if (zero->config->no_overlap) zero_weights_wait(zero, bucket->first_unit);
-        end_exposed(zero);
+static void count_zeros(Zero *zero) {
+    set_zero(zero->traffic, zero->zeros, sizeof(int64_t));
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        kernel_count_zeros(zero->traffic, zero->zeros, zero->grads + piece->arena, piece->hi - piece->lo);
     }
 }
 
+// AdamW on the own shard; the bucket's gradients have served and are cleared for the next step.
+static void update_bucket(Zero *zero, const QwdStep *step, int b) {
+    const Bucket *bucket = &zero->plan.bucket[b];
+    timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
+    qwd_update_bucket(step, b, zero->grads + bucket->arena, zero->weights + bucket->arena, zero->master + bucket->shard,
+                      zero->exp_avg + bucket->shard, zero->exp_avg_sq + bucket->shard, zero->gather[b], zero->traffic);
+    set_zero(zero->traffic, zero->grads + bucket->arena, (size_t)(bucket->matrix + bucket->tail) * sizeof(float));
+    timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
+}
+
+static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
+    timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
+    timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
+    qwd_gather_bucket(step, b, zero->gather[b], zero->comm, zero->traffic);
+    qwd_apply_bucket(step, b, zero->weights + zero->plan.bucket[b].arena, zero->gather[b], zero->traffic);
+    timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
+    event_record(zero->done[b], zero->traffic);
+    zero->pending[b] = true;
+    if (zero->config->no_overlap) stream_synchronize(zero->traffic);
+    timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
+}
+
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay) {
+    int slot = (int)(zero->step % 2);
     timer_start(zero->timers, TIMER_OPTIMIZER, zero->traffic);
-    // The loss is the compute stream's last word of this step.
-    event_record(zero->reduced, zero->compute);
-    stream_wait(zero->traffic, zero->reduced);
+    event_record(zero->computed, zero->compute);
+    stream_wait(zero->traffic, zero->computed);
     timer_start(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->traffic);
     judge(zero, lr_if_applied, lr_if_skipped);
     timer_stop(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->traffic);
-    QwdStep step = qwd_step(zero, weight_decay);
-    update_and_gather(zero, &step);
-    int slot = (int)(zero->step % 2);
+    event_record(zero->judged, zero->traffic);
     copy_to_host(zero->traffic, &zero->landed[slot], zero->control, sizeof(StepControl));
     event_record(zero->landing[slot], zero->traffic);
-    // The next step clears the gradients on the compute stream: not before AdamW has read them.
-    stream_wait(zero->compute, zero->landing[slot]);
+    if (zero->config->log_num_zeros_in_grad) count_zeros(zero);
+    QwdStep step = qwd_step(zero, weight_decay);
+    // Forward order: the first layers' weights are needed first.
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        update_bucket(zero, &step, b);
+        gather_bucket(zero, &step, b);
+    }
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->traffic);
 }
 
@@ -350,7 +360,9 @@ StepControl zero_verdict(Zero *zero, int which) {
 void zero_weights_wait(Zero *zero, int unit) {
     int b = zero->plan.unit_bucket[unit];
     if (!zero->pending[b]) return;
+    timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
     stream_wait(zero->compute, zero->done[b]);
+    timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
     zero->pending[b] = false;
 }
 
@@ -362,6 +374,7 @@ void zero_weights_wait_all(Zero *zero) {
 
 double zero_params_norm(Zero *zero, MPI_Comm group) {
     double squares = 0.0;
+    zero_weights_wait_all(zero);  // the masters are as new as the weights
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
         int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
@@ -376,13 +389,9 @@ double zero_params_norm(Zero *zero, MPI_Comm group) {
     return sqrt(squares);
 }
 
-int64_t zero_count_zeros(Zero *zero, MPI_Comm group) {
+int64_t zero_zeros(Zero *zero, MPI_Comm group) {
     int64_t zeros = 0;
-    set_zero(zero->compute, zero->zeros, sizeof(int64_t));
-    for (int i = 0; i < zero->piece_count; i++) {
-        const Piece *piece = &zero->pieces[i];
-        kernel_count_zeros(zero->compute, zero->zeros, zero->grads + piece->arena, piece->hi - piece->lo);
-    }
+    zero_weights_wait_all(zero);
     copy_to_host(zero->compute, &zeros, zero->zeros, sizeof zeros);
     stream_synchronize(zero->compute);
     MPI_Allreduce(MPI_IN_PLACE, &zeros, 1, MPI_INT64_T, MPI_SUM, group);

@@ -29,9 +29,8 @@ typedef struct Zero {
     Timers *timers;
     Stream *compute, *traffic;      // forward, backward and AdamW | collectives and their kernels
     Event **ready, **done;          // (buckets) gradients complete / gathered weights applied
-    Event *reduced;                 // all reductions of the step
-    Event *wait_start, *wait_stop;  // around what the compute stream waits for
-    double exposed_ms;              // communication that the compute stream waited for since zero_take_exposed_ms
+    Event *computed;                // the compute stream's last word of a step: its loss
+    Event *judged;                  // the verdict stands, and the loss has been read
     // device memory, reserved in the memory plan
     floatX *weights;                // (plan.arena_elements)
     float *grads;                   // (plan.arena_elements)
@@ -54,7 +53,7 @@ typedef struct Zero {
     int piece_count;
     int64_t step;                   // iteration, 1-based, of the step in progress
     StepControl *landed;            // (2) host copies of the last two steps' verdicts
-    Event *landing[2];
+    Event *landing[2];              // those copies are complete
 } Zero;
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
@@ -64,7 +63,7 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream 
 void zero_free(Zero *zero);
 void zero_masters_from_weights(Zero *zero);
 
-// A step, in this order. zero_begin clears gradients and loss. iteration is 1-based.
+// A step, in this order. zero_begin clears the loss (gradients are clear: zero_update leaves them so). iteration is 1-based.
 void zero_begin(Zero *zero, int64_t iteration);
 // The gradients of unit (layer) `unit` are complete in this backward: when its bucket is, the reduction starts. Called in the last micro-batch only.
 void zero_grads_ready(Zero *zero, int unit);
@@ -82,10 +81,11 @@ float *zero_grad(const Zero *zero, int tensor);
 
 // Bytes this rank would send per step by the plan, with the wire of this iteration.
 WireBytes zero_wire_bytes(const Zero *zero, int64_t iteration);
+// Milliseconds since the last call that the compute stream waited for reductions and for gathers (on CPU ranks: that they took).
 double zero_take_exposed_ms(Zero *zero);
-// Norm of the masters and number of zeros in the reduced gradient, over all ranks (--log-params-norm, --log-num-zeros-in-grad). Collective, synchronises.
+// Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
 double zero_params_norm(Zero *zero, MPI_Comm group);
-int64_t zero_count_zeros(Zero *zero, MPI_Comm group);
+int64_t zero_zeros(Zero *zero, MPI_Comm group);
 // Compares all replicas by their position-keyed hash. Collective. Error (EXIT_COMMUNICATION) names the ranks that differ.
 bool zero_verify_replicas(Zero *zero, MPI_Comm group, Error *err);
 

@@ -29,9 +29,10 @@ bounded() {
         awk -v left="$max_mb" 'BEGIN { left *= 1e6 } (left -= $1) >= 0 { print substr($0, length($1) + 2) }'
 }
 mkdir "$work/man"
-find /usr/share/man/man[1-8] -type f -name '*.gz' | LC_ALL=C sort | while read -r page; do
-    gzip -dc "$page" >"$work/man/$(basename "$page" .gz)"
-done
+# Pages unpack to about four times their size; half as many again as needed leaves room for the ones with the same content.
+find /usr/share/man/man[1-8] -type f -name '*.gz' | LC_ALL=C sort | xargs -r -d '\n' stat -c '%s %n' |
+    awk -v left="$max_mb" 'BEGIN { left *= 1.5e6 / 4 } (left -= $1) >= 0 { print substr($0, length($1) + 2) }' |
+    while read -r page; do gzip -dc "$page" >"$work/man/$(basename "$page" .gz)"; done
 find "$work/man" -type f | LC_ALL=C sort | bounded >"$work/man.list"
 find /usr/include -type f -name '*.h' | LC_ALL=C sort | bounded >"$work/headers.list"
 
@@ -61,7 +62,7 @@ ours() { # list, threads: "MB/s tokens"
             --workers "$2" --log-interval 1000000000 --output-prefix "$work/out" 2>&1 | grep '^Wrote')
         rate=$(sed -E 's/.*\(([0-9.]+) MB\/s\).*/\1/' <<<"$line")
         tokens=$(sed -E 's/.* ([0-9]+) tokens.*/\1/' <<<"$line")
-        best=$(awk -v a="$best" -v b="$rate" 'BEGIN { print a > b ? a : b }')
+        best=$(awk -v a="$best" -v b="$rate" 'BEGIN { print (a > b ? a : b) }')
     done
     echo "$best $tokens"
 }

@@ -24,6 +24,7 @@ check "baseline, --no-overlap" same_as baseline serial --no-overlap
 check "baseline, --overlap-* flags" same_as baseline overlap --overlap-grad-reduce --overlap-param-gather
 check "baseline, full recomputation" same_as baseline full --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
 check "baseline, selective recomputation" same_as baseline selective --recompute-activations --recompute-granularity selective
+check "baseline, no log lines in between" same_as baseline quiet --log-interval 1000
 check "baseline, --timing-log-level 2" same_as baseline timed --timing-log-level 2
 check "SDP4Bit" logged sdp4bit "${run[@]}" "${quantised[@]}"
 check "SDP4Bit again" same_as sdp4bit sdp4bit_again "${quantised[@]}"

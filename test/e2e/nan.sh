@@ -5,7 +5,8 @@
 make_shard text 400 6
 data=$work/text_text_document
 wild=(--lr 1e37 --min-lr 0 --lr-decay-style linear --lr-warmup-iters 0 --gpus-per-node 2)
-shards() { cat "$1/$(printf 'iter_%07d' "$2")"/mp_rank_00/*.safetensors; }
+# The shards of a checkpoint without the iteration that their headers name.
+shards() { cat "$1/$(printf 'iter_%07d' "$2")"/mp_rank_00/*.safetensors | sed 's/"iteration":"[0-9]*"//'; }
 
 aborts() { # NAME FLAGS...
     local name=$1

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Downloads GPT-2's vocab.json and merges.txt (for --vocab-file and --merge-file) and checks that they are the originals.
+#
+#   dev/data/get_gpt2_vocab.sh [FOLDER]        # default data/gpt2
+set -euo pipefail
+[ $# -le 1 ] || { echo "usage: $0 [FOLDER]" >&2; exit 2; }
+case ${1:-} in -*) echo "usage: $0 [FOLDER]" >&2; exit 2 ;; esac
+folder=${1:-$(dirname "$0")/../../data/gpt2}
+
+# fetch FILE SHA256 ADDRESS...: tries the addresses in turn; what is already there and right is kept.
+fetch() {
+    local file=$folder/$1 sum=$2 address
+    shift 2
+    if [ -f "$file" ] && sha256sum --status -c - <<<"$sum  $file"; then
+        echo "have $file"
+        return
+    fi
+    for address in "$@"; do
+        echo "get $address"
+        if curl --fail --location --silent --show-error --retry 3 --output "$file.part" "$address"; then
+            if sha256sum --status -c - <<<"$sum  $file.part"; then
+                mv "$file.part" "$file"
+                return
+            fi
+            echo "not GPT-2's file (its SHA-256 differs)" >&2
+        fi
+        rm -f "$file.part"
+    done
+    echo "error: could not get $file; check the network, or copy it from another machine" >&2
+    exit 3
+}
+
+command -v curl >/dev/null || { echo "error: curl is missing; apt-get install curl" >&2; exit 3; }
+mkdir -p "$folder"
+fetch vocab.json 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783 \
+    https://huggingface.co/openai-community/gpt2/resolve/main/vocab.json https://s3.amazonaws.com/models.huggingface.co/bert/gpt2-vocab.json
+fetch merges.txt 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5 \
+    https://huggingface.co/openai-community/gpt2/resolve/main/merges.txt https://s3.amazonaws.com/models.huggingface.co/bert/gpt2-merges.txt
+echo "use --vocab-file $folder/vocab.json --merge-file $folder/merges.txt"

@@ -1,0 +1,209 @@
+#!/usr/bin/env bash
+# Every test that this machine can run: installs what is missing, builds with warnings as errors, plainly and with sanitizers, runs unit
+# tests, house rules, tests over MPI ranks, faults and whole runs. Ends with "N passed, N failed, N skipped"; exit code 1 when any failed.
+#
+# How tests are found and counted:
+#   test/unit/test_*.c   cmocka programs, each run plainly and with AddressSanitizer and UBSan; each of their tests counts. Those whose
+#                        source speaks of PRECISION=fp32 are run a third time in that build
+#   test/mpi/test_*.c    run under mpirun at the numbers of ranks that a line "// ranks: 1 2 4 8" states (without it 1 2 4), and with
+#                        sanitizers at the largest of them up to 4
+#   test/{unit,fault,e2e}/*.sh  get the folder of the programs as BUILD
+#   test/gpu/            what needs a GPU: skipped without one
+# Programs over MPI and scripts print "ok NAME", "not ok NAME" and "skip NAME REASON" lines, which count; without such lines the exit code
+# is the one result (77: skipped).
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+set -u
+exec </dev/null
+
+no_install=0 limit=300
+for argument; do
+    case $argument in
+    --long) export LONG=1; limit=3600 ;;
+    --no-install) no_install=1 ;;
+    --help | -h)
+        say "usage: scripts/test.sh [--long] [--no-install]"
+        say "Builds and runs every test that this machine can run. --long: also those that take long; --no-install: install nothing."
+        exit 0 ;;
+    *) die 2 "unknown argument $argument; see scripts/test.sh --help" ;;
+    esac
+done
+
+install_missing $no_install run test
+plain=$BUILD/check san=$BUILD/check-san fp32=$BUILD/check-fp32 logs=$BUILD/check/logs
+mkdir -p "$logs"
+jobs=$(core_count)
+passed=0 failed=0 skipped=0
+
+# --- running and counting --------------------------------------------------------------------------------------------------------------
+
+count_lines() { grep -cE -- "$1" "$2" || true; } # pattern, file
+
+# Counts of a cmocka program's output: tests that began, less those that are known to be well or skipped.
+count_cmocka() { # log
+    local total
+    total=$(grep -oE '\] (tests: |[^:]*: )?Running [0-9]+ test' "$1" | grep -oE '[0-9]+ test' | awk '{ n += $1 } END { print n + 0 }')
+    ok=$(count_lines '\[       OK \]' "$1")
+    skip=$(grep -oE '\[  SKIPPED \] [A-Za-z_][A-Za-z0-9_]*$' "$1" | sort -u | wc -l)
+    bad=$((total - ok - skip))
+}
+
+count_marks() { # log
+    ok=$(count_lines '^ok ' "$1")
+    bad=$(count_lines '^not ok ' "$1")
+    skip=$(count_lines '^skip ' "$1")
+}
+
+# run KIND NAME COMMAND...: runs a test program within the time limit, counts its tests, shows one line, and its output when it failed.
+run() {
+    local kind=$1 name=$2 log start code=0 ok=0 bad=0 skip=0 verdict=ok
+    shift 2
+    log=$logs/${name//[ \/]/-}.log
+    start=${EPOCHREALTIME//[.,]/}
+    timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 || code=$?
+    [ "$code" -ne 124 ] || say "took longer than $limit s" >>"$log"
+    "count_$kind" "$log"
+    if [ $((ok + bad + skip)) = 0 ]; then
+        case $code in 0) ok=1 ;; 77) skip=1 ;; *) bad=1 ;; esac
+    elif [ "$code" != 0 ] && [ "$code" != 77 ] && [ "$bad" -le 0 ]; then
+        bad=1
+    fi
+    [ "$bad" -ge 0 ] || bad=0
+    [ "$bad" = 0 ] || verdict=FAILED
+    [ "$((ok + bad))" != 0 ] || verdict=skip
+    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
+    printf '%-6s %-44s %5d passed %3d failed %3d skipped %7.1f s\n' "$verdict" "$name" "$ok" "$bad" "$skip" "$(((${EPOCHREALTIME//[.,]/} - start) / 100000))e-1"
+    grep -E '^skip(ped:)? ' "$log" | sed 's/^/         /' | head -n 20
+    if [ "$bad" != 0 ]; then
+        say "---- exit code $code; the end of $log:"
+        tail -n 80 "$log"
+        say "----"
+    fi
+}
+
+skip_one() { # name, reason
+    skipped=$((skipped + 1))
+    printf '%-6s %-44s %s\n' skip "$1" "$2"
+}
+fail_one() { # name, reason
+    failed=$((failed + 1))
+    printf '%-6s %-44s %s\n' FAILED "$1" "$2"
+}
+
+# --- building ----------------------------------------------------------------------------------------------------------------------------
+
+unit_tests=(test/unit/test_*.c) mpi_tests=(test/mpi/test_*.c)
+[ -e "${unit_tests[0]}" ] || unit_tests=()
+[ -e "${mpi_tests[0]}" ] || mpi_tests=()
+mapfile -t fp32_tests < <(grep -l 'PRECISION=fp32' "${unit_tests[@]}" /dev/null)
+
+# build NAME FOLDER TARGETS-AND-VARIABLES...: what cannot be built is shown and counts as failed once; the rest is still tested.
+build() {
+    local name=$1 folder=$2 start=$SECONDS log
+    shift 2
+    log=$logs/build-${name// /-}.log
+    if make -k -j "$jobs" WERROR=1 BUILD="$folder" "$@" >"$log" 2>&1; then
+        printf '%-6s %-44s %54d s\n' built "$name" $((SECONDS - start))
+    else
+        fail_one "build: $name" "the errors of $log:"
+        grep -E 'error|warning|\*\*\*|undefined' "$log" | head -n 40
+    fi
+}
+
+# up_to_date FOLDER PROGRAM MAKE-VARIABLES...: is the program there and newer than its sources? One that could not be built counts as failed.
+up_to_date() {
+    local folder=$1 program=$2
+    shift 2
+    if make -q WERROR=1 BUILD="$folder" "$@" "$folder/$program" >/dev/null 2>&1; then return 0; fi
+    fail_one "$program in $folder" "not built"
+    return 1
+}
+
+programs() { # folder, sources
+    local folder=$1 source
+    shift
+    for source; do say "$folder/${source%.c}"; done
+}
+
+mapfile -t san_targets < <(programs "$san" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
+mapfile -t fp32_targets < <(programs "$fp32" ${fp32_tests[@]+"${fp32_tests[@]}"})
+build "programs and tests" "$plain" all test-programs
+[ ${#san_targets[@]} = 0 ] || build "tests with sanitizers" "$san" SAN=1 "${san_targets[@]}"
+[ ${#fp32_targets[@]} = 0 ] || build "tests in fp32" "$fp32" PRECISION=fp32 "${fp32_targets[@]}"
+
+# --- unit tests --------------------------------------------------------------------------------------------------------------------------
+
+# Programs that start MPI alone need no launcher agent, and may be run by root in a container.
+export OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export UBSAN_OPTIONS=print_stacktrace=1
+# Some kernels randomise addresses more than gcc's sanitizers can bear; not every container lets us turn it off.
+steady=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi
+
+# MPI libraries keep memory until the process ends: leaks are looked for in programs that do not start MPI.
+leaks_of() { if grep -q 'MPI_Init' "$1"; then say 0; else say 1; fi; } # source
+
+for source in ${unit_tests[@]+"${unit_tests[@]}"}; do
+    name=$(basename "$source" .c)
+    if up_to_date "$plain" "${source%.c}"; then run cmocka "unit $name" "$plain/${source%.c}"; fi
+    if up_to_date "$san" "${source%.c}" SAN=1; then
+        run cmocka "unit $name, sanitizers" env ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"} "$san/${source%.c}"
+    fi
+done
+for source in ${fp32_tests[@]+"${fp32_tests[@]}"}; do
+    if up_to_date "$fp32" "${source%.c}" PRECISION=fp32; then run cmocka "unit $(basename "$source" .c), fp32" "$fp32/${source%.c}"; fi
+done
+for script in test/unit/*.sh; do
+    [ ! -e "$script" ] || run marks "unit $(basename "$script")" env BUILD="$plain" bash "$script"
+done
+
+# --- over MPI ranks ----------------------------------------------------------------------------------------------------------------------
+
+unset OMPI_MCA_plm
+launch_by_script=(bash -c '. scripts/common.sh; launch "$@"' launch)
+for source in ${mpi_tests[@]+"${mpi_tests[@]}"}; do
+    name=$(basename "$source" .c) most=1
+    ranks=$(sed -n 's,^// ranks: *\([0-9 ]*\).*,\1,p' "$source" | head -n 1)
+    for n in ${ranks:=1 2 4}; do
+        [ "$n" -gt 4 ] || [ "$n" -le "$most" ] || most=$n
+    done
+    if up_to_date "$plain" "${source%.c}"; then
+        for n in $ranks; do run marks "mpi $name, $n ranks" "${launch_by_script[@]}" "$n" "$plain/${source%.c}"; done
+    fi
+    if up_to_date "$san" "${source%.c}" SAN=1; then
+        run marks "mpi $name, $most ranks, sanitizers" env ASAN_OPTIONS=detect_leaks=0 ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
+    fi
+done
+
+# --- faults and whole runs -----------------------------------------------------------------------------------------------------------------
+
+for folder in fault e2e; do
+    for script in "test/$folder"/*.sh; do
+        [ ! -e "$script" ] || run marks "$folder $(basename "$script")" env BUILD="$plain" bash "$script"
+    done
+done
+
+# --- what the GPU program needs --------------------------------------------------------------------------------------------------------------
+
+read -ra mpi_flags < <(mpicc --showme:compile 2>/dev/null || mpicc -show 2>/dev/null | grep -oE -- '-I[^ ]+' | paste -s -d ' ')
+common_subset=(-std=c++17 -D_GNU_SOURCE -DOMPI_SKIP_MPICXX ${mpi_flags[@]+"${mpi_flags[@]}"} -I.)
+run marks "the trainer is C++ too" g++ "${common_subset[@]}" -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror -fsyntax-only -x c++ train_gpt.cu
+nvcc_path=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
+if [ -n "$nvcc_path" ]; then
+    for source in train_gpt.cu llmc/cuda/*.cu sdp4bit/*.cu; do
+        [ ! -e "$source" ] || run marks "nvcc compiles $source" "$nvcc_path" "${common_subset[@]}" -c "$source" -o "$plain/nvcc.o"
+    done
+else
+    skip_one "nvcc compiles train_gpt.cu" "no nvcc on this machine"
+fi
+if have_command nvidia-smi && nvidia-smi >/dev/null 2>&1; then
+    for script in test/gpu/*.sh; do
+        [ ! -e "$script" ] || run marks "gpu $(basename "$script")" env BUILD="$plain" bash "$script"
+    done
+else
+    skip_one "tests on a GPU" "no NVIDIA GPU on this machine"
+fi
+
+say "$((SECONDS)) s; logs in $logs"
+say "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# The command line: help, version, the paper's scripts word for word, argument files, and one clear line with exit code 2 for what is wrong.
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 8
+data=$work/text_text_document
+
+answers() { # TEXT FLAGS...
+    "$BUILD/train_gpt_cpu" "${@:2}" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    grep -qF -- "$1" "$work/out" && [ ! -s "$work/err" ] || { why="no '$1' in the answer, or something on stderr"; return 1; }
+}
+check "--help" answers "--quantized-weights" --help
+check "--help shows defaults" answers "[1234]" --help
+check "--help wins over whatever else is there" answers "Exit codes: 0 done" --num-layers x --help
+check "--version" answers "sdp4bit.c " --version
+once() {
+    ranks 4 --version && [ "$(grep -c '^sdp4bit.c ' "$work/out")" -eq 1 ] || { why="not one line under mpirun"; return 1; }
+}
+check "--version under mpirun answers once" once
+
+usage() { # TEXT FLAGS...: one rank, without mpirun
+    "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:2}" >"$work/out" 2>"$work/err" </dev/null
+    error_names 2 "$1" $?
+}
+nothing() {
+    "$BUILD/train_gpt_cpu" >"$work/out" 2>"$work/err" </dev/null
+    error_names 2 "--num-layers" $?
+}
+check "no flags at all" nothing
+noted() { # TEXT FLAGS...: accepted, with one line that says that it does nothing
+    trains 2 --train-iters 3 "${@:2}" || return 1
+    [ "$(grep -c -- "$1.*no effect\|$1.*without" "$work/out")" -ge 1 ] || { why="no note on $1"; return 1; }
+}
+without_optimizer() {
+    "$BUILD/train_gpt_cpu" "${batch[@]}" "${model[@]:0:14}" --quantized-weights --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
+    error_names 2 "--use-distributed-optimizer" $?
+}
+check "an unknown flag, with the nearest name" usage "did you mean --quantized-weights" --quantised-weights
+check "an abbreviated flag is unknown" usage "did you mean --num-layers" --num-layer 2
+check "underscores for dashes" usage "did you mean --micro-batch-size" --micro_batch_size 2
+check "a word that is no flag" usage "stray" --seed 1 stray
+check "a flag without its value" usage "--seed" --seed
+check "a value where there is none" usage "--bf16" --bf16=yes
+check "not a number" usage "--lr fast" --lr fast
+check "not a whole number" usage "--seq-length 3.5" --seq-length 3.5
+check "a negative size" usage "--num-layers -1" --num-layers -1
+check "an empty value" usage "--hidden-size" --hidden-size ""
+check "an overflowing number" usage "--train-iters" --train-iters 99999999999999999999
+check "a word that is no choice" usage "cosine" --lr-decay-style sine
+check "3 bits" usage "--weight-quantization-bits 3" --quantized-weights --weight-quantization-bits 3
+check "a group size that is no multiple of 32" usage "32" --quantized-weights --wq-group-size 100
+check "group sizes with a huge common multiple" usage "4096" --quantized-gradients --gq-group-size-intra 1056 --gq-group-size-inter 128
+check "heads that do not divide the width" usage "--num-attention-heads" --num-attention-heads 5
+check "a sequence longer than the positions" usage "--max-position-embeddings" --seq-length 64
+check "quantisation without the distributed optimizer" without_optimizer
+check "--save without --save-interval" usage "--save-interval" --save "$work/x"
+check "--hadamard-transform alone is pointed out" noted "--hadamard-transform" --hadamard-transform
+check "min-lr above lr" usage "--min-lr" --min-lr 1
+check "fp16" usage "--bf16" --fp16
+check "mixture of experts" usage "experts" --num-experts 4
+check "rotary positions" usage "rotary" --use-rotary-position-embeddings
+check "an argument file that is not there" usage "nowhere.args" "@$work/nowhere.args"
+for option in --nproc_per_node=4 --nproc-per-node=4 --nnodes=2 --node_rank=0 --master_addr=a --master_port=1 --local_rank=0 --standalone; do
+    check "torchrun's ${option%%=*} names mpirun" usage "mpirun" "$option"
+done
+check "an indivisible batch" refused 2 "--global-batch-size 6" 4 --global-batch-size 6
+check "a batch smaller than the ranks" refused 2 "--global-batch-size 4" 4 --global-batch-size 4
+check "ranks that are no multiple of --gpus-per-node" refused 2 "--gpus-per-node" 4 --gpus-per-node 3
+
+# --- argument files ---
+argument_file() {
+    mkdir -p "$work/args"
+    printf '%s\n' '# a comment' '--train-iters 3   # another' '@more.args' "--split '90,5,5'" >"$work/args/run.args"
+    printf '%s\n' '--lr=1e-3' '--log-interval 1' >"$work/args/more.args"
+    rm -f "$work/file.jsonl" "$work/flags.jsonl"
+    trains 1 --log-jsonl "$work/file.jsonl" "@$work/args/run.args" && trains 1 --log-jsonl "$work/flags.jsonl" --train-iters 3 --lr 1e-3 --log-interval 1 && same_training file flags
+}
+check "an argument file, which includes another" argument_file
+last_wins() {
+    logged last 1 --train-iters 9 --train-iters 3 && [ "$(train_lines last | wc -l)" -eq 3 ]
+}
+check "the last of a repeated flag wins" last_wins
+
+# --- the paper's scripts: every flag that they use, word for word, at a size that runs here ---
+scripts=(--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 4 --train-iters 12
+    --lr 0.0006 --min-lr 0.00006 --lr-decay-iters 10 --lr-decay-style cosine --lr-warmup-fraction 0.01 --adam-beta1 0.9 --adam-beta2 0.95 --adam-eps 1e-08
+    --weight-decay .1 --clip-grad 1.0 --loss-scale 0 --loss-scale-window 1000 --hysteresis 2 --min-loss-scale 1 --bf16 --use-distributed-optimizer
+    --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --mock-data --log-interval 1 --timing-log-level 2 --save-interval 5002 --eval-interval 6 --eval-iters 2
+    --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard --log-throughput --tensorboard-dir "$work/tensorboard" --tensorboard-log-interval 1
+    --wandb-project sdp4bit --wandb-exp-name run --wandb-save-dir "$work/wandb" --no-async-tensor-model-parallel-allreduce --recompute-activations
+    --recompute-granularity selective --distributed-backend nccl --exit-duration-in-mins 1530 --exit-interval 200 --overlap-grad-reduce)
+quantisation=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
+    --gradient-quantization-bits-intra 8 --gq-group-size-intra 128 --hadamard-transform --gradient-alltoall-pipeline 8 --gradients-quantization-start-iteration 0)
+paper_script() { # FLAGS...
+    rm -rf "$work/tensorboard" "$work/wandb"
+    LIMIT=60 ranks 4 "${scripts[@]}" --gpus-per-node 2 --save "$work/paper$1" --load "$work/paper$1" "${@:2}" || { say "exit code $?"; return 1; }
+    local line
+    for line in '^ iteration       12/      12 | consumed samples:           48 | elapsed time per iteration (ms): [0-9.]* | throughput per GPU (TFLOP/s/GPU): [0-9.]* | learning rate: 6.000E-05 | global batch size:     4 | lm loss: [0-9.E+-]* | loss scale: 1.0 | grad norm: [0-9.]* | number of skipped iterations:   0 | number of nan iterations:   0 |' \
+        '^(min, max) time across ranks (ms):$' '^    forward-compute \.*: ([0-9.]*, [0-9.]*)$' '^    optimizer \.*: ([0-9.]*, [0-9.]*)$' \
+        '^ validation loss at iteration 6 | lm loss value: [0-9.E+-]* | lm loss PPL: [0-9.E+-]* | $' '^ validation loss at iteration 12 on validation set | ' '^ validation loss at iteration 12 on test set | ' \
+        '^using torch.bfloat16 for parameters ...$' '^------------------------ arguments ------------------------$' '^\[before the start of training step\] datetime: ' \
+        'saving checkpoint at iteration      12 to '; do
+        grep -q "$line" "$work/out" || { why="no line '$line'"; return 1; }
+    done
+    compgen -G "$work/tensorboard/events.out.tfevents.*" >/dev/null || { why="no TensorBoard file"; return 1; }
+    [ -s "$work/wandb/run.jsonl" ] || { why="no JSON lines in --wandb-save-dir"; return 1; }
+}
+vocabulary() { # GPT-2's vocabulary is not at hand everywhere: its size is what counts
+    printf '%s\n' --tokenizer-type NullTokenizer --vocab-size 255 --make-vocab-size-divisible-by 8
+}
+mapfile -t tokens < <(vocabulary | tr ' ' '\n')
+check "the paper's baseline script" paper_script baseline "${tokens[@]}"
+check "the paper's SDP4Bit script" paper_script sdp4bit "${tokens[@]}" "${quantisation[@]}"
+weights_line() {
+    grep -q '^Weight Quantization: True, group size = 2048, bits = 4$' "$work/out" &&
+        grep -q '^Gradient Quantization: True, gradient quantization intra-node group size = 128, bits = 8; inter-node group size = 128, bits = 4\.$' "$work/out"
+}
+check "the fork's lines on quantisation" weights_line
+gpt2() {
+    printf '{"text": "The quick brown fox jumps over the lazy dog. It counts gradients."}\n%.0s' {1..400} >"$work/gpt2.jsonl"
+    "$BUILD/preprocess_data" --input "$work/gpt2.jsonl" --vocab-file "$1/vocab.json" --merge-file "$1/merges.txt" --append-eod --output-prefix "$work/gpt2" >/dev/null 2>"$work/err" || { say "tokenising failed"; return 1; }
+    ranks 2 --vocab-file "$1/vocab.json" --merge-file "$1/merges.txt" --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 \
+        --micro-batch-size 1 --lr 1e-3 --train-iters 2 --eval-iters 1 --split 90,5,5 --bf16 --data-path "$work/gpt2_text_document" || { say "training failed"; return 1; }
+    grep -qF ' > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)' "$work/out" || { why="the vocabulary is not padded to 50304"; return 1; }
+}
+if [ -f ../shared/data/gpt2/vocab.json ] && [ -f ../shared/data/gpt2/merges.txt ]; then
+    check "GPT-2's vocabulary, padded to 50304" gpt2 ../shared/data/gpt2
+else
+    skip "GPT-2's vocabulary, padded to 50304" "its files are not at hand"
+fi
+finish

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# --plan: the model cards' parameter counts, without ranks, data or vocabulary; the memory that a run then takes; what is refused.
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 7
+data=$work/text_text_document
+
+card() { # NAME PARAMETERS
+    "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size 16 --gpus-per-node 4 "${@:3}" >"$work/out" 2>"$work/err" </dev/null || { say "failed"; return 1; }
+    local parameters
+    parameters=$(awk '$1 == "parameters" { print $2 }' "$work/out")
+    [ "$parameters" = "$2" ] || { why="$parameters parameters instead of $2"; return 1; }
+    grep -q '^  16 ranks = 4 nodes x 4' "$work/out" && grep -q '^  total ' "$work/out" || { why="no ranks or no total in the plan"; return 1; }
+}
+cards=("125m 125262336" "350m 355919872" "1.3b 1315819520" "2.7b 2651673600" "6.7b 6658596864" "13b 12853626880" "18b 18444251136")
+for line in "${cards[@]}"; do
+    # shellcheck disable=SC2086 # two words
+    check "${line% *}: ${line#* } parameters" card $line
+    # shellcheck disable=SC2086
+    check "${line% *}: the same with SDP4Bit" card $line "${paper[@]}"
+done
+# Bytes out of each node: the bf16 baseline against SDP4Bit.
+ratio() {
+    local baseline quantised
+    card "$1" "$2" --grad-reduce-in-bf16 || return 1
+    baseline=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
+    card "$1" "$2" "${paper[@]}" || return 1
+    quantised=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
+    # 4 bits with scales per 128 (gradients) and 2048 (weights) instead of 16 and 16.
+    awk -v b="$baseline" -v q="$quantised" 'BEGIN { r = b / q; exit !(r > 3.5 && r <= 32 / (4 + 32 / 128 + 4 + 32 / 2048)) }' || { why="$baseline bytes against $quantised"; return 1; }
+}
+check "125m: at least 3.5 times fewer bytes between nodes" ratio 125m 125262336
+check "18b: at least 3.5 times fewer bytes between nodes" ratio 18b 18444251136
+
+# The total of --plan is what a run allocates.
+total() { # NP FLAGS...
+    local planned logged np=$1
+    shift
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "$@" || { say "--plan failed"; return 1; }
+    planned=$(awk '$1 == "total" { printf "%.1f", $2 / 1048576 }' "$work/out")
+    trains "$np" --train-iters 3 "$@" || return 1
+    logged=$(sed -n 's/^memory plan: \([0-9.]*\) MiB per rank$/\1/p' "$work/out")
+    [ -n "$planned" ] && [ "$planned" = "$logged" ] || { why="planned ${planned:-none}, logged ${logged:-none} MiB"; return 1; }
+}
+larger=(--num-layers 4 --hidden-size 128)
+check "memory of one rank" total 1 "${larger[@]}"
+check "memory of a baseline, 2 x 2" total 4 "${larger[@]}" --gpus-per-node 2
+check "memory of SDP4Bit, 2 x 2" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}"
+check "memory with a late start of quantisation" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --gradients-quantization-start-iteration 5
+check "memory with full recomputation" total 2 "${larger[@]}" --recompute-granularity full
+recompute_saves() {
+    local without with
+    without=$("$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 4 2>"$work/err" | awk '$1 == "total" { print $2 }')
+    with=$("$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 4 --recompute-granularity full 2>"$work/err" | awk '$1 == "total" { print $2 }')
+    awk -v a="$without" -v b="$with" 'BEGIN { exit !(b > 0 && b < 0.6 * a) }' || { why="$with bytes instead of $without"; return 1; }
+}
+check "full recomputation needs less memory" recompute_saves
+under_mpirun() {
+    ranks 4 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --gpus-per-node 2 && [ "$(grep -c '^model$' "$work/out")" -eq 1 ] && grep -q '^  4 ranks = 2 nodes x 2' "$work/out" ||
+        { why="not one plan of 4 ranks"; return 1; }
+}
+check "--plan under mpirun prints one plan" under_mpirun
+
+plan_refused() { # CODE TEXT FLAGS...
+    local code=$1 text=$2
+    shift 2
+    "$BUILD/train_gpt_cpu" @configs/gpt_6.7b.args --plan "$@" >"$work/out" 2>"$work/err" </dev/null
+    error_names "$code" "$text" $?
+}
+check "tensor parallelism: not yet" plan_refused 2 "not yet" --plan-world-size 16 --tensor-model-parallel-size 4
+check "pipeline parallelism: not yet" plan_refused 2 "not yet" --plan-world-size 16 --pipeline-model-parallel-size 2
+check "ranks that are no multiple of the ranks per node" plan_refused 2 "--gpus-per-node" --plan-world-size 12 --gpus-per-node 8
+check "--plan-world-size without --plan" refused 2 "--plan" 1 --plan-world-size 8
+finish
