@@ -371,16 +371,32 @@ static bool agreed(Run *run, bool ok) {
 
 // ===== the training step =========================================================================================================
 
-// Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken in mid-run ends the job: the other ranks are
-// already in this step's collectives.
+// Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken in mid-run must not stop this rank at once: the
+// others are already in this step's collectives. It goes on with zeros, and all ranks leave together at the step's end (batches_sound).
 static Batch next_batch(Run *run, int split, int64_t consumed) {
+    GPT *gpt = &run->gpt;
     Batch batch;
     Error err;
+    memset(&batch, 0, sizeof batch);
     timer_start(run->timers, TIMER_BATCH_GENERATOR, run->compute);
-    if (!loader_batch(run->loader, split, consumed, &batch, &err)) fatal(&run->site, err.code, "%s", err.what);
-    gpt_upload(&run->gpt, &batch);
+    if (loader_batch(run->loader, split, consumed, &batch, &err)) {
+        gpt_upload(gpt, &batch);
+    } else {
+        size_t bytes = (size_t)gpt->B * (size_t)gpt->T * sizeof(int32_t);
+        set_zero(run->compute, gpt->tokens, bytes);
+        set_zero(run->compute, gpt->targets, bytes);
+        set_zero(run->compute, gpt->positions, bytes);
+        if (!run->error.code) run->error = err;
+    }
     timer_stop(run->timers, TIMER_BATCH_GENERATOR, run->compute);
     return batch;
+}
+
+// True when every rank could read its batches since the last call. Collective; nothing of such a step is logged or saved.
+static bool batches_sound(Run *run) {
+    bool sound = run->error.code != EXIT_DATA;
+    if (!sound) run->site.phase = "read data";
+    return agreed(run, sound);
 }
 
 // Megatron's loss: the mean over the unmasked tokens of each micro-batch, averaged over `parts` micro-batches.
@@ -559,7 +575,7 @@ static void log_interval(Run *run) {
 
 // ===== evaluation ================================================================================================================
 
-// Mean loss over eval_iters global batches; the validation iterator goes on where it stopped, as Megatron's does.
+// Mean loss over eval_iters global batches; the validation iterator goes on where it stopped, as Megatron's does. The caller asks batches_sound.
 static double evaluate(Run *run, int split, int64_t *consumed, bool verbose) {
     const Config *c = &run->config;
     GPT *gpt = &run->gpt;
@@ -589,15 +605,18 @@ static double evaluate(Run *run, int split, int64_t *consumed, bool verbose) {
     return sum / run->topology.dp_size;
 }
 
-static void evaluate_and_log(Run *run, int split, const char *suffix, bool verbose) {
-    if (run->config.eval_iters <= 0 || !loader_has_split(run->loader, split)) return;
+// False when data were found broken: the run ends.
+static bool evaluate_and_log(Run *run, int split, const char *suffix, bool verbose) {
+    if (run->config.eval_iters <= 0 || !loader_has_split(run->loader, split)) return true;
     int64_t test_consumed = 0;
     double loss = evaluate(run, split, split == SPLIT_TEST ? &test_consumed : &run->consumed_valid, verbose);
+    if (!batches_sound(run)) return false;
     char where[80];
     snprintf(where, sizeof where, "iteration %lld%s", (long long)run->iteration, suffix);
     const Timer evaluated[] = {TIMER_EVALUATE};
     log_phase_timers(run->log, run->timers, evaluated, 1, run->launch.world);
     log_validation(run->log, where, run->iteration, run->consumed_train, loss);
+    return true;
 }
 
 // ===== checkpoints ===============================================================================================================
@@ -820,7 +839,7 @@ static bool after_step(Run *run) {
     int signal_number, request = stop_request(run, &signal_number);
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
-    if (evaluating) evaluate_and_log(run, SPLIT_VALID, "", false);
+    if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
     if (request == STOP_SIGNAL) {
         snprintf(why, sizeof why, "exiting program after receiving %s.", signal_number == SIGTERM ? "SIGTERM" : signal_number == SIGINT ? "SIGINT" : "SIGUSR1");
@@ -839,12 +858,13 @@ static bool after_step(Run *run) {
     return false;
 }
 
-// The verdict of the latest step is needed at once when something is logged, saved or decided from it.
+// The verdict of the latest step is needed at once when something is printed, saved, decided or computed from it; the lines of single
+// steps (JSON, TensorBoard) follow a step late.
 static bool needs_verdict(const Run *run) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
-    return due(i, c->log_interval) || due(i, c->eval_interval) || due(i, c->save_interval) || due(i, c->exit_interval) ||
-           (c->tensorboard_dir && due(i, c->tensorboard_log_interval)) || c->log_params_norm || c->log_num_zeros_in_grad || i >= c->train_iters;
+    return due(i, c->log_interval) || due(i, c->eval_interval) || due(i, c->save_interval) || due(i, c->exit_interval) || c->log_params_norm ||
+           c->log_num_zeros_in_grad || i >= c->train_iters;
 }
 
 static bool diverged(Run *run) {
@@ -861,6 +881,7 @@ static bool train(Run *run) {
     begin_interval(run);
     while (run->iteration < c->train_iters) {
         train_step(run);
+        if (!batches_sound(run)) return false;
         if (needs_verdict(run)) settle(run, 0);
         if (diverged(run)) return false;
         if (due(run->iteration, c->log_interval)) log_interval(run);
@@ -870,9 +891,8 @@ static bool train(Run *run) {
     return save_checkpoint(run);
 }
 
-static void final_evaluation(Run *run) {
-    evaluate_and_log(run, SPLIT_VALID, " on validation set", true);
-    evaluate_and_log(run, SPLIT_TEST, " on test set", true);
+static bool final_evaluation(Run *run) {
+    return evaluate_and_log(run, SPLIT_VALID, " on validation set", true) && evaluate_and_log(run, SPLIT_TEST, " on test set", true);
 }
 
 // ===== setup =====================================================================================================================
@@ -1055,8 +1075,7 @@ static void run_training(Run *run) {
     if (!start_run(run)) return;
     if (run->config.skip_train) run->consumed_valid = 0;
     if (!run->config.skip_train && !train(run)) return;
-    final_evaluation(run);
-    write_sample(run);
+    if (final_evaluation(run)) write_sample(run);
 }
 
 // --help and --version need neither MPI nor ranks; under mpirun the first rank answers for all.

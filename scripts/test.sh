@@ -73,7 +73,7 @@ run() {
     [ "$((ok + bad))" != 0 ] || verdict=skip
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
     printf '%-6s %-44s %5d passed %3d failed %3d skipped %7.1f s\n' "$verdict" "$name" "$ok" "$bad" "$skip" "$(((${EPOCHREALTIME//[.,]/} - start) / 100000))e-1"
-    grep -E '^skip(ped:)? ' "$log" | sed 's/^/         /' | head -n 20
+    grep -E '^skip(ped:)? ' "$log" | uniq | sed 's/^/         /' | head -n 20
     if [ "$bad" != 0 ]; then
         say "---- exit code $code; the end of $log:"
         tail -n 80 "$log"
@@ -97,25 +97,27 @@ unit_tests=(test/unit/test_*.c) mpi_tests=(test/mpi/test_*.c)
 [ -e "${mpi_tests[0]}" ] || mpi_tests=()
 mapfile -t fp32_tests < <(grep -l 'PRECISION=fp32' "${unit_tests[@]}" /dev/null)
 
-# build NAME FOLDER TARGETS-AND-VARIABLES...: what cannot be built is shown and counts as failed once; the rest is still tested.
+# build NAME FOLDER VARIABLE TARGETS...: what cannot be built is shown, and an older program of the same name is removed, which counts as
+# failed later; the rest is still tested.
 build() {
-    local name=$1 folder=$2 start=$SECONDS log
-    shift 2
+    local name=$1 folder=$2 variable=$3 start=$SECONDS log program
+    shift 3
     log=$logs/build-${name// /-}.log
-    if make -k -j "$jobs" WERROR=1 BUILD="$folder" "$@" >"$log" 2>&1; then
+    if make -k -j "$jobs" WERROR=1 BUILD="$folder" "$variable" "$@" >"$log" 2>&1; then
         printf '%-6s %-44s %54d s\n' built "$name" $((SECONDS - start))
-    else
-        fail_one "build: $name" "the errors of $log:"
-        grep -E 'error|warning|\*\*\*|undefined' "$log" | head -n 40
+        return
     fi
+    fail_one "build: $name" "the errors of $log:"
+    grep -E 'error|warning|\*\*\*|undefined' "$log" | head -n 40
+    while IFS= read -r program; do
+        make -q WERROR=1 BUILD="$folder" "$variable" "$program" >/dev/null 2>&1 || rm -f "$program"
+    done < <(find "$folder" -maxdepth 3 -type f -perm -u+x)
 }
 
-# up_to_date FOLDER PROGRAM MAKE-VARIABLES...: is the program there and newer than its sources? One that could not be built counts as failed.
-up_to_date() {
-    local folder=$1 program=$2
-    shift 2
-    if make -q WERROR=1 BUILD="$folder" "$@" "$folder/$program" >/dev/null 2>&1; then return 0; fi
-    fail_one "$program in $folder" "not built"
+# built PROGRAM: one that could not be built counts as failed.
+built() {
+    [ ! -x "$1" ] || return 0
+    fail_one "$1" "not built"
     return 1
 }
 
@@ -127,7 +129,7 @@ programs() { # folder, sources
 
 mapfile -t san_targets < <(programs "$san" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
 mapfile -t fp32_targets < <(programs "$fp32" ${fp32_tests[@]+"${fp32_tests[@]}"})
-build "programs and tests" "$plain" all test-programs
+build "programs and tests" "$plain" SAN= all test-programs
 [ ${#san_targets[@]} = 0 ] || build "tests with sanitizers" "$san" SAN=1 "${san_targets[@]}"
 [ ${#fp32_targets[@]} = 0 ] || build "tests in fp32" "$fp32" PRECISION=fp32 "${fp32_targets[@]}"
 
@@ -141,17 +143,17 @@ steady=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi
 
 # MPI libraries keep memory until the process ends: leaks are looked for in programs that do not start MPI.
-leaks_of() { if grep -q 'MPI_Init' "$1"; then say 0; else say 1; fi; } # source
+leaks_of() { if grep -qE 'MPI_Init|launch_init' "$1"; then say 0; else say 1; fi; } # source
 
 for source in ${unit_tests[@]+"${unit_tests[@]}"}; do
     name=$(basename "$source" .c)
-    if up_to_date "$plain" "${source%.c}"; then run cmocka "unit $name" "$plain/${source%.c}"; fi
-    if up_to_date "$san" "${source%.c}" SAN=1; then
+    if built "$plain/${source%.c}"; then run cmocka "unit $name" "$plain/${source%.c}"; fi
+    if built "$san/${source%.c}"; then
         run cmocka "unit $name, sanitizers" env ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"} "$san/${source%.c}"
     fi
 done
 for source in ${fp32_tests[@]+"${fp32_tests[@]}"}; do
-    if up_to_date "$fp32" "${source%.c}" PRECISION=fp32; then run cmocka "unit $(basename "$source" .c), fp32" "$fp32/${source%.c}"; fi
+    if built "$fp32/${source%.c}"; then run cmocka "unit $(basename "$source" .c), fp32" "$fp32/${source%.c}"; fi
 done
 for script in test/unit/*.sh; do
     [ ! -e "$script" ] || run marks "unit $(basename "$script")" env BUILD="$plain" bash "$script"
@@ -167,10 +169,10 @@ for source in ${mpi_tests[@]+"${mpi_tests[@]}"}; do
     for n in ${ranks:=1 2 4}; do
         [ "$n" -gt 4 ] || [ "$n" -le "$most" ] || most=$n
     done
-    if up_to_date "$plain" "${source%.c}"; then
+    if built "$plain/${source%.c}"; then
         for n in $ranks; do run marks "mpi $name, $n ranks" "${launch_by_script[@]}" "$n" "$plain/${source%.c}"; done
     fi
-    if up_to_date "$san" "${source%.c}" SAN=1; then
+    if built "$san/${source%.c}"; then
         run marks "mpi $name, $most ranks, sanitizers" env ASAN_OPTIONS=detect_leaks=0 ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
     fi
 done

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "llmc/options.h"
+#include "llmc/prefix_lock.h"
 #include "llmc/shard.h"
 
 typedef struct Settings {
@@ -115,7 +116,6 @@ static bool append_shard(ShardWriter **writer, const char *prefix, const char *o
 }
 
 static bool merge(const Prefixes *list, const char *output, Error *err) {
-    if (!refuse_output_among_inputs(list, output, err)) return false;
     ShardWriter *writer = NULL;
     for (int i = 0; i < list->count; i++) {
         if (append_shard(&writer, list->items[i], output, err)) continue;
@@ -130,8 +130,12 @@ static bool merge(const Prefixes *list, const char *output, Error *err) {
 static bool run(const Settings *settings, Error *err) {
     if (!settings->input.count) return error_set(err, EXIT_USAGE, "--input is missing; --help lists the flags");
     if (!settings->output_prefix) return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+    const char *output = settings->output_prefix;
     Prefixes list = {0};
-    bool good = list_shards(&settings->input, &list, err) && merge(&list, settings->output_prefix, err);
+    int lock = -1;
+    bool good = list_shards(&settings->input, &list, err) && refuse_output_among_inputs(&list, output, err) && prefix_lock(output, &lock, err) &&
+                merge(&list, output, err);
+    prefix_unlock(output, lock);
     free_prefixes(&list);
     return good;
 }

@@ -16,6 +16,7 @@
 #include "llmc/jsonl.h"
 #include "llmc/options.h"
 #include "llmc/pipeline.h"
+#include "llmc/prefix_lock.h"
 #include "llmc/shard.h"
 #include "llmc/tokenizer.h"
 #include "llmc/version.h"
@@ -332,9 +333,11 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
     sigset_t ending;
     ending_signals(&ending);
     pthread_sigmask(SIG_BLOCK, &ending, NULL);  // from here on there are temporary files; the threads inherit this
-    ShardWriter *writer = shard_writer_open(prefix, dtype, err);
+    int lock = -1;
+    ShardWriter *writer = prefix_lock(prefix, &lock, err) ? shard_writer_open(prefix, dtype, err) : NULL;
     if (writer) run_threads(job, s->workers, writer, &totals);
     bool good = writer && shard_writer_close(writer, err);
+    prefix_unlock(prefix, lock);
     pthread_sigmask(SIG_UNBLOCK, &ending, NULL);
     if (good) print_totals(&totals, prefix, dtype);
     free(prefix);

@@ -163,10 +163,14 @@ merge_limited() { (ulimit -f 512 && merge --input "$work/folder" --output-prefix
 refused "full disk while merging" 3 "free disk space" merge_limited
 mkfifo "$work/fifo"
 exec 3<>"$work/fifo" # a pipe that stays open and falls silent
-"$build/preprocess_data" --tokenizer-type Byte --input "$work/fifo" --output-prefix "$work/bad" 2>"$work/err" &
+"$build/preprocess_data" --tokenizer-type Byte --input "$work/fifo" --output-prefix "$work/bad" 2>"$work/err_first" &
 tool=$!
 cat "$work/golden.jsonl" >&3
 for _ in {1..50}; do [ -e "$work/bad_text_document.bin.tmp" ] && break; sleep 0.1; done
+before=$(ls "$work")
+byte --input "$work/golden.jsonl"
+[ $? -eq 5 ] && grep -q 'another program is writing' "$work/err" && [ "$before" = "$(ls "$work")" ]
+report "a second run onto the same output is refused" $?
 kill -TERM $tool
 wait $tool
 [ $? -eq 143 ] && clean && [ ! -e "$work/bad_text_document.idx" ]

@@ -1,0 +1,116 @@
+// What the kernels of the CUDA backend share: 16-byte accesses to bf16 and fp32, reductions over a warp and a block, GELU, dropout's multipliers.
+// Device code only. Included by llmc/cuda/*.cu. CUDA-version shims belong here, one of the four places where the design allows a preprocessor conditional.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "llmc/cuda/internal.h"
+#include "llmc/ops.h"
+
+#if CUDART_VERSION < 12000
+#error "CUDA 12.0 or newer is needed; install a newer toolkit and name it with CUDA_HOME"
+#endif
+
+static_assert(sizeof(floatX) == 2, "the CUDA backend is bf16; PRECISION=fp32 is for the CPU backend");
+
+enum { WARP = 32 };
+
+// --- 16-byte accesses ------------------------------------------------------------------------------------------------------------
+
+// 8 bf16 values in one 16-byte register group. Loads and stores need 16-byte alignment.
+enum { PACKED = 8 };
+struct Packed128 {
+    uint4 words;
+};
+
+static __device__ __forceinline__ Packed128 load_packed(const floatX *p) { return Packed128{*reinterpret_cast<const uint4 *>(p)}; }
+static __device__ __forceinline__ void store_packed(floatX *p, Packed128 v) { *reinterpret_cast<uint4 *>(p) = v.words; }
+// The same for data that is read or written once: it leaves the L2 first and keeps there what will be read again.
+static __device__ __forceinline__ Packed128 load_packed_streaming(const floatX *p) { return Packed128{__ldcs(reinterpret_cast<const uint4 *>(p))}; }
+static __device__ __forceinline__ void store_packed_streaming(floatX *p, Packed128 v) { __stcs(reinterpret_cast<uint4 *>(p), v.words); }
+
+// Widens 8 values to fp32, exact. The low half of a word is the earlier element.
+static __device__ __forceinline__ void unpack(Packed128 v, float x[PACKED]) {
+    const uint32_t word[4] = {v.words.x, v.words.y, v.words.z, v.words.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = __uint_as_float(word[i] << 16);
+        x[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
+    }
+}
+// Rounds 8 fp32 values to bf16, to nearest even: floatX_from_float's bits for every value but NaNs, which become 0x7FFF here.
+static __device__ __forceinline__ Packed128 pack(const float x[PACKED]) {
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        word[i] = *reinterpret_cast<const uint32_t *>(&pair);
+    }
+    return Packed128{make_uint4(word[0], word[1], word[2], word[3])};
+}
+
+// 8 fp32 values as two 16-byte accesses.
+static __device__ __forceinline__ void load_floats(const float *p, float x[PACKED]) {
+    float4 a = reinterpret_cast<const float4 *>(p)[0], b = reinterpret_cast<const float4 *>(p)[1];
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+static __device__ __forceinline__ void store_floats(float *p, const float x[PACKED]) {
+    reinterpret_cast<float4 *>(p)[0] = make_float4(x[0], x[1], x[2], x[3]);
+    reinterpret_cast<float4 *>(p)[1] = make_float4(x[4], x[5], x[6], x[7]);
+}
+
+// --- reductions in a fixed order -------------------------------------------------------------------------------------------------
+
+// Butterflies: every lane of the warp gets the same bits, because a + b = b + a.
+static __device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int stride = WARP / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
+    return x;
+}
+static __device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int stride = WARP / 2; stride > 0; stride /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, stride));
+    return x;
+}
+
+// Over a one-dimensional block of whole warps; every thread calls and gets the result. shared: (32) floats, free to be reused at the next call.
+static __device__ __forceinline__ float block_sum(float x, float *shared) {
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    x = warp_sum(x);
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    x = warp_sum(lane < warps ? shared[lane] : 0.0f);
+    __syncthreads();
+    return x;
+}
+static __device__ __forceinline__ float block_max(float x, float *shared) {
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    x = warp_max(x);
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    x = warp_max(lane < warps ? shared[lane] : -INFINITY);
+    __syncthreads();
+    return x;
+}
+
+// --- dropout (ops.h's Dropout) ---------------------------------------------------------------------------------------------------
+
+// What the elements block * 8 .. block * 8 + 7 of a sample are multiplied with: 0 or 1 / (1 - p). Call it only where p is not 0. The bits and the
+// multiplier are those of the CPU backend.
+static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], Dropout dropout, int64_t sample, uint64_t block) {
+    uint64_t s = (uint64_t)sample;
+    Philox4 bits = philox4x32_10(dropout.seed, PURPOSE_DROPOUT, (uint32_t)block, dropout.site, (uint32_t)s, (uint32_t)(s >> 32));
+    uint32_t threshold = (uint32_t)rintf(dropout.p * 65536.0f);
+    float scale = f32_div(1.0f, f32_sub(1.0f, dropout.p));
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) keep[e] = rounding_bits_element(bits, e) >= threshold ? scale : 0.0f;
+}
+
+// --- GELU, tanh form -------------------------------------------------------------------------------------------------------------
+
+// 0.5 (1 + tanh u) = 1 / (1 + e^-2u), u being the tanh form's inner polynomial.
+static __device__ __forceinline__ float gelu_gate(float x) {
+    float u = 0.79788456f * x * (1.0f + 0.044715f * x * x);
+    return __fdividef(1.0f, 1.0f + __expf(-2.0f * u));
+}
+static __device__ __forceinline__ float gelu(float x) { return x * gelu_gate(x); }

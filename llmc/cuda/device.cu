@@ -1,0 +1,316 @@
+// The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into train_gpt; called by arena.c, zero.c, checkpoint.c and
+// train_gpt.cu, and by the other files of this folder through internal.h.
+//
+// Copies: a caller's host memory is ordinary, pageable memory, which the driver copies synchronously. So both directions pass through a ring of
+// pinned slots per stream. An upload is copied into a slot at once and travels later; a download lands in a slot and a host function in stream order
+// moves it to its destination. The host waits only when it runs a whole ring ahead of the device.
+#include <cublasLt.h>
+#include <cudnn.h>
+#include <fenv.h>
+#include <float.h>
+#include <nccl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/cuda/common.cuh"
+
+// --- errors ----------------------------------------------------------------------------------------------------------------------
+
+void cuda_check(const Site *site, cudaError_t status, const char *what) {
+    if (status == cudaSuccess) return;
+    fatal(site, EXIT_ENVIRONMENT, "%s failed: %s (%s); run again with CUDA_LAUNCH_BLOCKING=1 to see where it began", what, cudaGetErrorString(status),
+          cudaGetErrorName(status));
+}
+
+void check_launch(Stream *stream, const char *kernel) {
+    cudaError_t status = cudaGetLastError();
+    if (status == cudaSuccess) return;
+    fatal(stream->device->site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s; was the program built for this GPU (make gpu ARCH=...)?",
+          kernel, stream->name, cudaGetErrorString(status));
+}
+
+// --- what the machine is ---------------------------------------------------------------------------------------------------------
+
+enum { OLDEST_MAJOR = 8 };  // Ampere: bf16 tensor cores
+
+static int version_major(int version) { return version / 1000; }
+static int version_minor(int version) { return version % 1000 / 10; }
+
+// A driver runs programs of its own major version and of older ones.
+static bool driver_is_new_enough(Error *err) {
+    int driver = 0, runtime = 0;
+    cudaError_t status = cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (status != cudaSuccess || driver == 0) return error_set(err, EXIT_ENVIRONMENT, "no NVIDIA driver was found; install one, or use train_gpt_cpu");
+    if (version_major(driver) >= version_major(runtime)) return true;
+    return error_set(err, EXIT_ENVIRONMENT, "the NVIDIA driver supports CUDA %d.%d, but this program was built with CUDA %d.%d; install a newer driver, or build with an older toolkit",
+                     version_major(driver), version_minor(driver), version_major(runtime), version_minor(runtime));
+}
+
+static bool gpu_exists(int index, Error *err) {
+    int gpus = 0;
+    cudaError_t status = cudaGetDeviceCount(&gpus);
+    if (status != cudaSuccess || gpus == 0) {
+        return error_set(err, EXIT_ENVIRONMENT, "no GPU can be used: %s; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use train_gpt_cpu",
+                         status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
+    }
+    if (index >= 0 && index < gpus) return true;
+    return error_set(err, EXIT_ENVIRONMENT, "GPU %d does not exist: this machine shows %d; start as many ranks per machine as it has GPUs", index, gpus);
+}
+
+static bool device_describe(Device *device, Error *err) {
+    cudaDeviceProp p;
+    cudaError_t status = cudaGetDeviceProperties(&p, device->index);
+    if (status != cudaSuccess) {
+        return error_set(err, EXIT_ENVIRONMENT, "GPU %d cannot be asked for its properties: %s; see nvidia-smi", device->index, cudaGetErrorString(status));
+    }
+    snprintf(device->name, sizeof device->name, "%.127s", p.name);
+    device->major = p.major;
+    device->minor = p.minor;
+    device->multiprocessors = p.multiProcessorCount;
+    device->shared_bytes_block = p.sharedMemPerBlockOptin;
+    device->l2_bytes = (size_t)p.l2CacheSize;
+    if (p.major >= OLDEST_MAJOR) return true;
+    return error_set(err, EXIT_ENVIRONMENT, "GPU %d (%s) has compute capability %d.%d, but bf16 training needs 8.0 or newer; use another GPU", device->index,
+                     device->name, p.major, p.minor);
+}
+
+// --- the floating-point environment ----------------------------------------------------------------------------------------------
+
+// Ordinary device arithmetic, whose treatment of denormals is the compiler's choice.
+__global__ void probe_kernel(float *product, float a, float b) { *product = a * b; }
+
+// Neither the host nor this program's device code may flush denormals to zero, and the host must round to nearest even: the exact regime computes
+// on both sides. The device always rounds to nearest.
+static bool arithmetic_is_exact(const Device *device, Error *err) {
+    volatile float smallest_normal = FLT_MIN, half = 0.5f;
+    volatile float denormal = smallest_normal * half;
+    if (fegetround() != FE_TONEAREST || !(denormal > 0.0f)) {
+        return error_set(err, EXIT_ENVIRONMENT, "the CPU flushes denormal numbers to zero or does not round to nearest even, which changes results; "
+                                                "link no library built with -ffast-math");
+    }
+    float *product = NULL, result = 0.0f;
+    cudaError_t status = cudaMalloc((void **)&product, sizeof *product);
+    if (status == cudaSuccess) {
+        probe_kernel<<<1, 1>>>(product, FLT_MIN, 0.5f);
+        status = cudaGetLastError();
+        if (status == cudaSuccess) status = cudaMemcpy(&result, product, sizeof result, cudaMemcpyDeviceToHost);
+        cudaFree(product);
+    }
+    if (status != cudaSuccess) {
+        return error_set(err, EXIT_ENVIRONMENT, "GPU %d (%s, compute capability %d.%d) cannot run this program: %s; build it for this GPU (make gpu ARCH=native)", device->index,
+                         device->name, device->major, device->minor, cudaGetErrorString(status));
+    }
+    if (result == denormal) return true;
+    return error_set(err, EXIT_ENVIRONMENT, "this program's GPU code flushes denormal numbers to zero, which changes results; build it without -use_fast_math and -ftz=true");
+}
+
+// --- the device ------------------------------------------------------------------------------------------------------------------
+
+Device *device_open(int index, const Site *site, Error *err) {
+    if (!driver_is_new_enough(err) || !gpu_exists(index, err)) return NULL;
+    Device *device = (Device *)xcalloc(1, sizeof *device, "the device");
+    device->index = index;
+    device->site = site;
+    if (device_describe(device, err)) {
+        cudaError_t status = cudaSetDevice(index);
+        if (status == cudaSuccess && arithmetic_is_exact(device, err)) return device;
+        if (status != cudaSuccess) {
+            error_set(err, EXIT_ENVIRONMENT, "GPU %d (%s) cannot be opened: %s; see whether another program holds it (nvidia-smi)", index, device->name,
+                      cudaGetErrorString(status));
+        }
+    }
+    free(device);
+    return NULL;
+}
+
+static void slot_destroy(DeviceSlot *slot) {
+    if (slot->state) slot->destroy(slot->state);
+    slot->state = NULL;
+}
+
+void device_close(Device *device) {
+    if (!device) return;
+    cuda_check(device->site, cudaDeviceSynchronize(), "ending the GPU's work");
+    slot_destroy(&device->attention);
+    slot_destroy(&device->linear);
+    free(device);
+}
+
+const char *device_name(const Device *device) { return device->name; }
+const char *device_backend(void) { return "cuda"; }
+const Site *device_site(const Device *device) { return device->site; }
+
+void device_libraries(char *text, size_t bytes) {
+    int driver = 0, runtime = 0, nccl = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    ncclGetVersion(&nccl);
+    size_t cublas = cublasLtGetVersion(), cudnn = cudnnGetVersion();
+    snprintf(text, bytes, "CUDA %d.%d (driver %d.%d), cuBLASLt %zu.%zu.%zu, cuDNN %zu.%zu.%zu, NCCL %d.%d.%d", version_major(runtime), version_minor(runtime),
+             version_major(driver), version_minor(driver), cublas / 10000, cublas / 100 % 100, cublas % 100, cudnn / 10000, cudnn / 100 % 100, cudnn % 100,
+             nccl / 10000, nccl / 100 % 100, nccl % 100);
+}
+
+void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes) {
+    cuda_check(device->site, cudaMemGetInfo(free_bytes, total_bytes), "asking for the GPU's free memory");
+}
+
+// Dense bf16 matmul with fp32 sums, from the makers' data sheets. The first row whose text is in the device's name counts.
+double device_peak_flops(const Device *device) {
+    static const struct {
+        const char *name;
+        double flops;
+    } table[] = {
+        {"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"GH200", 989.4e12}, {"H200", 989.4e12}, {"H100", 989.4e12}, {"H800", 989.4e12},
+        {"GB200", 2500e12},    {"B200", 2250e12},    {"A100", 312e12},    {"A800", 312e12},   {"L40S", 362e12},   {"RTX 4090", 165e12},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (strstr(device->name, table[i].name)) return table[i].flops;
+    }
+    return 0.0;
+}
+
+// --- memory ----------------------------------------------------------------------------------------------------------------------
+
+void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    void *memory = NULL;
+    cudaError_t status = cudaMalloc(&memory, bytes ? bytes : 1);  // cudaMalloc aligns to 256 bytes, and a pointer is promised for 0 bytes too
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // or the next check_launch would report it
+        size_t available = 0, total = 0;
+        device_memory(device, &available, &total);
+        error_set(err, EXIT_ENVIRONMENT, "out of GPU memory: %zu bytes for %s, %zu of %zu available; use a smaller model, a smaller micro-batch or --recompute-granularity full",
+                  bytes, purpose, available, total);
+        return NULL;
+    }
+    cuda_check(device->site, status, "allocating GPU memory");
+    cuda_check(device->site, cudaMemset(memory, 0, bytes), "clearing GPU memory");
+    cuda_check(device->site, cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");  // our streams do not wait for the default one
+    return memory;
+}
+
+void device_free(Device *device, void *memory) { cuda_check(device->site, cudaFree(memory), "freeing GPU memory"); }
+
+// --- streams and events ----------------------------------------------------------------------------------------------------------
+
+Stream *stream_create(Device *device, const char *name) {
+    Stream *stream = (Stream *)xcalloc(1, sizeof *stream, "a stream");
+    stream->device = device;
+    stream->name = name;
+    cuda_check(device->site, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "making a stream");
+    return stream;
+}
+
+void stream_destroy(Stream *stream) {
+    if (!stream) return;
+    stream_synchronize(stream);
+    for (int i = 0; i < STAGING_SLOTS && stream->staging[i].pinned; i++) {
+        cuda_check(stream_site(stream), cudaEventDestroy(stream->staging[i].free), "freeing pinned memory");
+        cuda_check(stream_site(stream), cudaFreeHost(stream->staging[i].pinned), "freeing pinned memory");
+    }
+    cuda_check(stream_site(stream), cudaStreamDestroy(stream->handle), "freeing a stream");
+    free(stream);
+}
+
+const Site *stream_site(const Stream *stream) { return stream->device->site; }
+void stream_synchronize(Stream *stream) { cuda_check(stream_site(stream), cudaStreamSynchronize(stream->handle), "the GPU's work"); }
+
+Event *event_create(Device *device) {
+    Event *event = (Event *)xcalloc(1, sizeof *event, "an event");
+    event->device = device;
+    cuda_check(device->site, cudaEventCreate(&event->handle), "making an event");
+    return event;
+}
+
+void event_destroy(Event *event) {
+    if (!event) return;
+    cuda_check(event->device->site, cudaEventDestroy(event->handle), "freeing an event");
+    free(event);
+}
+
+void event_record(Event *event, Stream *stream) { cuda_check(stream_site(stream), cudaEventRecord(event->handle, stream->handle), "recording an event"); }
+void stream_wait(Stream *stream, Event *event) { cuda_check(stream_site(stream), cudaStreamWaitEvent(stream->handle, event->handle, 0), "waiting for an event"); }
+void event_synchronize(Event *event) { cuda_check(event->device->site, cudaEventSynchronize(event->handle), "the GPU's work"); }
+
+double event_elapsed_ms(Event *start, Event *stop) {
+    float ms = 0.0f;
+    event_synchronize(start);
+    event_synchronize(stop);
+    cuda_check(stop->device->site, cudaEventElapsedTime(&ms, start->handle, stop->handle), "reading the time between two events");
+    return ms;
+}
+
+// --- copies ----------------------------------------------------------------------------------------------------------------------
+
+static void staging_create(Stream *stream) {
+    for (int i = 0; i < STAGING_SLOTS; i++) {
+        StagingSlot *slot = &stream->staging[i];
+        cuda_check(stream_site(stream), cudaHostAlloc(&slot->pinned, STAGING_BYTES, cudaHostAllocDefault), "allocating pinned memory");
+        cuda_check(stream_site(stream), cudaEventCreateWithFlags(&slot->free, cudaEventDisableTiming), "making an event");
+    }
+}
+
+// The next slot of the ring, once its last copy is complete: usually it long is.
+static StagingSlot *staging_take(Stream *stream) {
+    if (!stream->staging[0].pinned) staging_create(stream);
+    StagingSlot *slot = &stream->staging[stream->next_slot];
+    stream->next_slot = (stream->next_slot + 1) % STAGING_SLOTS;
+    cuda_check(stream_site(stream), cudaEventSynchronize(slot->free), "the GPU's work");  // an event never recorded counts as complete
+    return slot;
+}
+
+static void staging_give_back(Stream *stream, StagingSlot *slot) {
+    cuda_check(stream_site(stream), cudaEventRecord(slot->free, stream->handle), "recording an event");
+}
+
+static size_t staging_piece(size_t left) { return left < STAGING_BYTES ? left : (size_t)STAGING_BYTES; }
+
+void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += STAGING_BYTES) {
+        StagingSlot *slot = staging_take(stream);
+        size_t piece = staging_piece(bytes - at);
+        memcpy(slot->pinned, (const uint8_t *)host + at, piece);
+        cuda_check(stream_site(stream), cudaMemcpyAsync((uint8_t *)device_memory + at, slot->pinned, piece, cudaMemcpyHostToDevice, stream->handle), "copying to the GPU");
+        staging_give_back(stream, slot);
+    }
+}
+
+// Runs on a thread of the driver, in stream order, and may not call CUDA.
+static void CUDART_CB staging_deliver(void *argument) {
+    const StagingSlot *slot = (const StagingSlot *)argument;
+    memcpy(slot->destination, slot->pinned, slot->bytes);
+}
+
+void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += STAGING_BYTES) {
+        StagingSlot *slot = staging_take(stream);
+        slot->destination = (uint8_t *)host + at;
+        slot->bytes = staging_piece(bytes - at);
+        cuda_check(stream_site(stream), cudaMemcpyAsync(slot->pinned, (const uint8_t *)device_memory + at, slot->bytes, cudaMemcpyDeviceToHost, stream->handle),
+                   "copying from the GPU");
+        cuda_check(stream_site(stream), cudaLaunchHostFunc(stream->handle, staging_deliver, slot), "copying from the GPU");
+        staging_give_back(stream, slot);
+    }
+}
+
+// Overlapping ranges: memmove's result, by way of pieces no longer than the distance, taken from the safe end. The device's own copy leaves them undefined.
+static void copy_overlapping(Stream *stream, uint8_t *to, const uint8_t *from, size_t bytes) {
+    size_t distance = to > from ? (size_t)(to - from) : (size_t)(from - to);
+    for (size_t done = 0; done < bytes;) {
+        size_t piece = bytes - done < distance ? bytes - done : distance;
+        size_t at = to > from ? bytes - done - piece : done;
+        cuda_check(stream_site(stream), cudaMemcpyAsync(to + at, from + at, piece, cudaMemcpyDeviceToDevice, stream->handle), "copying on the GPU");
+        done += piece;
+    }
+}
+
+void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
+    if (bytes == 0 || to == from) return;
+    copy_overlapping(stream, (uint8_t *)to, (const uint8_t *)from, bytes);
+}
+
+void set_zero(Stream *stream, void *device_memory, size_t bytes) {
+    if (bytes) cuda_check(stream_site(stream), cudaMemsetAsync(device_memory, 0, bytes, stream->handle), "clearing GPU memory");
+}

@@ -1,0 +1,38 @@
+// One writer per shard: see prefix_lock.h. The lock is the kernel's, so that a killed program leaves none behind.
+#include "llmc/prefix_lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char *temporary_index(const char *prefix) {
+    size_t bytes = strlen(prefix) + sizeof ".idx.tmp";
+    char *path = xmalloc(bytes, "a path");
+    snprintf(path, bytes, "%s.idx.tmp", prefix);
+    return path;
+}
+
+bool prefix_lock(const char *prefix, int *lock, Error *err) {
+    char *path = temporary_index(prefix);
+    *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    free(path);
+    if (*lock < 0 || flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+    close(*lock);
+    *lock = -1;
+    return error_set(err, EXIT_DATA, "another program is writing %s; wait for it or choose another --output-prefix", prefix);
+}
+
+void prefix_unlock(const char *prefix, int lock) {
+    if (lock < 0) return;
+    char *path = temporary_index(prefix);
+    struct stat ours, there;
+    bool left = fstat(lock, &ours) == 0 && stat(path, &there) == 0 && ours.st_dev == there.st_dev && ours.st_ino == there.st_ino;
+    if (left) unlink(path);
+    close(lock);
+    free(path);
+}
