@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "llmc/durable.h"     // the folder of --save is tried before training
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/plan_report.h" // --plan
@@ -999,6 +1000,7 @@ static bool open_device(Run *run) {
     run->site.phase = "setup";
     run->device = device_open(run->topology.device, &run->site, &run->error);
     if (!run->device) return false;
+    device_set_deterministic(run->device, run->config.deterministic_mode);
     run->compute = stream_create(run->device, "compute");
     run->traffic = stream_create(run->device, "communication");
     run->timers = timers_create(run->device, run->config.timing_log_level);
@@ -1009,6 +1011,8 @@ static bool open_device(Run *run) {
 // Device, weights, data: everything up to the first iteration.
 static bool start_run(Run *run) {
     if (!agreed(run, open_device(run))) return false;
+    bool writes = run->config.save && run->launch.rank == 0;
+    if (!agreed(run, !writes || durable_writable_folder(run->config.save, &run->error))) return false;
     MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
     if (!agreed(run, run->comm != NULL)) return false;
@@ -1105,6 +1109,7 @@ int main(int argc, char **argv) {
 
     sigset_t set = stop_signals();
     sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of write(2), which is told in words
     Error launched;
     bool ok = launch_init(&run.launch, &argc, &argv, &launched);
     if (!ok) run.error = launched;

@@ -12,6 +12,8 @@ typedef struct Event Event;
 // assumes (no flush-to-zero, round to nearest). site is kept for fatal errors. Error: EXIT_ENVIRONMENT.
 Device *device_open(int index, const Site *site, Error *err);
 void device_close(Device *device);
+// --deterministic-mode: ops that have a faster form with unordered sums (attention's backward on a GPU) take the ordered one. CPU ranks always do.
+void device_set_deterministic(Device *device, bool deterministic);
 const char *device_name(const Device *device);     // "CPU AMD EPYC ..." or the GPU's name
 const char *device_backend(void);                  // "cpu" or "cuda"
 const Site *device_site(const Device *device);

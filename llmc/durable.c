@@ -129,6 +129,11 @@ bool durable_remove_tree(const char *path, Error *err) {
     return durable_error(err, "remove", path);
 }
 
+bool durable_writable_folder(const char *path, Error *err) {
+    if (!durable_make_folders(path, err)) return false;
+    return access(path, W_OK | X_OK) == 0 || durable_error(err, "write to", path);
+}
+
 bool durable_exists(const char *path) {
     struct stat status;
     return lstat(path, &status) == 0;

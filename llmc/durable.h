@@ -1,4 +1,4 @@
-// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c and checkpoint_load.c.
+// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c and train_gpt.cu.
 // All errors are EXIT_CHECKPOINT and read "cannot <verb> <path>: <reason>; <what to do>".
 #pragma once
 #include "llmc/base.h"
@@ -15,6 +15,8 @@ bool pread_all(int fd, void *data, uint64_t bytes, uint64_t offset);
 
 // mkdir -p; every folder made is fsynced into its parent.
 bool durable_make_folders(const char *path, Error *err);
+// mkdir -p, and this process may make files in it: asked before a run, not hours later.
+bool durable_writable_folder(const char *path, Error *err);
 // Makes a folder's entries durable.
 bool durable_sync_folder(const char *path, Error *err);
 // Creates or replaces a file with these bytes and fsyncs it; on failure it is removed.

@@ -13,14 +13,14 @@ usage: scripts/quickstart.sh [--iters N] [--out FOLDER] [--no-install]
 
 Installs what is missing, builds, trains a small GPT twice (bf16 gradients; SDP4Bit) on text of this machine and compares the runs.
 
-  --iters N      training iterations per run [500]
+  --iters N      training iterations per run [400]
   --out FOLDER   folder of the shards, logs and the plot [runs/quickstart]
   --no-install   do not install anything: name what is missing and leave
   --help         print this
 END
 }
 
-iterations=500 out=runs/quickstart no_install=0
+iterations=400 out=runs/quickstart no_install=0
 while [ $# -gt 0 ]; do
     case $1 in
     --iters) iterations=${2-}; shift ;;
@@ -62,9 +62,8 @@ text_files() { # most bytes
         find -L /usr/share/common-licenses /usr/share/doc -type f \( -path '*/common-licenses/*' -o -name copyright -o -name '*.txt' -o -name 'README*' \) -size -64k -size +1
         find /usr/lib/python3.[0-9]* -type f -name '*.py' -size -64k -size +1
         find /usr/share/perl -type f -name '*.p[mo]*' -size -64k -size +1
-    } 2>/dev/null | LC_ALL=C grep -v '[^ -~]\|\.gz$' | LC_ALL=C sort -u | LC_ALL=C sort -R --random-source=LICENSE | while IFS= read -r path; do
-        readlink -e -- "$path"
-    done | awk '!seen[$0]++' | xargs -d '\n' stat -c '%s %n' | awk -v most="$1" '{ bytes += $1; if (bytes <= most) { sub(/^[0-9]+ /, ""); print } }'
+    } 2>/dev/null | LC_ALL=C grep -v '[^ -~]\|\.gz$' | LC_ALL=C sort -u | LC_ALL=C sort -R --random-source=LICENSE |
+        xargs -d '\n' readlink -e -- | awk '!seen[$0]++' | xargs -d '\n' stat -c '%s %n' | awk -v most="$1" '{ bytes += $1; if (bytes <= most) { sub(/^[0-9]+ /, ""); print } }'
 }
 
 step "text of this machine"
@@ -88,7 +87,7 @@ train() {
         --hidden-dropout 0 --attention-dropout 0 --bf16 --seed 1234 --use-distributed-optimizer --gpus-per-node 2 \
         --data-path "$out/usr_text_document" --split 95,5,0 --tokenizer-type Byte --make-vocab-size-divisible-by 128 \
         --eval-interval 1000000 --eval-iters 40 --log-interval "$log_interval" --log-jsonl "$out/$name.jsonl" \
-        --sample-prompt 'static int ' --sample-tokens 300 --sample-temperature 0.7 "$@" |
+        --sample-prompt 'static int ' --sample-tokens 300 --sample-temperature 0.6 "$@" |
         tee "$out/$name.log" |
         sed -un 's/^ iteration *\([0-9]*\).*elapsed time per iteration (ms): *\([0-9.]*\).*lm loss: *\([^ ]*\).*/  iteration \1: loss \3, \2 ms each/p' ||
         die "${PIPESTATUS[0]}" "training failed; the log is $out/$name.log"

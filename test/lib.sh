@@ -117,13 +117,9 @@ in_background() {
 }
 # rank_pids [RANK]: process ids of this script's ranks that run now, or of one of them.
 rank_pids() {
-    local process
-    for process in /proc/[0-9]*; do
-        tr '\0' '\n' 2>/dev/null <"$process/environ" | awk -v folder="SDP4BIT_TEST_FOLDER=$work" -v rank="${1:-}" '
-            $0 == folder { ours = 1 }
-            /^OMPI_COMM_WORLD_RANK=/ { is_rank = rank == "" || $0 == "OMPI_COMM_WORLD_RANK=" rank }
-            END { exit !(ours && is_rank) }' && echo "${process#/proc/}"
-    done
+    local ours
+    mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
+    [ ${#ours[@]} -eq 0 ] || grep -lzx "OMPI_COMM_WORLD_RANK=${1:-[0-9]*}" "${ours[@]}" 2>/dev/null | sed 's|/proc/||; s|/environ||'
 }
 # wait_for_iteration NAME ITERATION: until $work/NAME.jsonl has it, or the run in the background has ended.
 wait_for_iteration() {

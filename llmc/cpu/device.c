@@ -85,6 +85,7 @@ Device *device_open(int index, const Site *site, Error *err) {
 
 void device_close(Device *device) { free(device); }
 
+void device_set_deterministic(Device *device, bool deterministic) {}
 const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cpu"; }
 const Site *device_site(const Device *device) { return device->site; }

@@ -79,7 +79,7 @@ static bool device_describe(Device *device, Error *err) {
 // --- the floating-point environment ----------------------------------------------------------------------------------------------
 
 // Ordinary device arithmetic, whose treatment of denormals is the compiler's choice.
-__global__ void probe_kernel(float *product, float a, float b) { *product = a * b; }
+static __global__ void probe_kernel(float *product, float a, float b) { *product = a * b; }
 
 // Neither the host nor this program's device code may flush denormals to zero, and the host must round to nearest even: the exact regime computes
 // on both sides. The device always rounds to nearest.
@@ -295,20 +295,17 @@ void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t 
     }
 }
 
-// Overlapping ranges: memmove's result, by way of pieces no longer than the distance, taken from the safe end. The device's own copy leaves them undefined.
-static void copy_overlapping(Stream *stream, uint8_t *to, const uint8_t *from, size_t bytes) {
-    size_t distance = to > from ? (size_t)(to - from) : (size_t)(from - to);
+void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
+    if (to == from) return;
+    // Ranges may overlap, which the device's copy leaves undefined: pieces no longer than the distance, taken from the safe end. Ranges apart are one piece.
+    bool upward = (uintptr_t)to > (uintptr_t)from;
+    size_t distance = upward ? (uintptr_t)to - (uintptr_t)from : (uintptr_t)from - (uintptr_t)to;
     for (size_t done = 0; done < bytes;) {
         size_t piece = bytes - done < distance ? bytes - done : distance;
-        size_t at = to > from ? bytes - done - piece : done;
-        cuda_check(stream_site(stream), cudaMemcpyAsync(to + at, from + at, piece, cudaMemcpyDeviceToDevice, stream->handle), "copying on the GPU");
+        size_t at = upward ? bytes - done - piece : done;
+        cuda_check(stream_site(stream), cudaMemcpyAsync((uint8_t *)to + at, (const uint8_t *)from + at, piece, cudaMemcpyDeviceToDevice, stream->handle), "copying on the GPU");
         done += piece;
     }
-}
-
-void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
-    if (bytes == 0 || to == from) return;
-    copy_overlapping(stream, (uint8_t *)to, (const uint8_t *)from, bytes);
 }
 
 void set_zero(Stream *stream, void *device_memory, size_t bytes) {

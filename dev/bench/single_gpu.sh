@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Training speed on one GPU: 125M (micro-batch 32), 350M (16) and 1.3B (8), sequence 2048, no dropout, made-up data; as it is and in
+# --deterministic-mode; PyTorch (torch.compile, fused AdamW, SDPA) in the same run when it is there. Prints one table, writes
+# one JSON file. Needs build/train_gpt and a GPU.
+#
+#   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30] [--no-pytorch] [--out FILE.json]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+models="125m:32 350m:16 1.3b:8" iterations=30 pytorch=1 out=dev/bench/results/single_gpu.json
+while [ $# -gt 0 ]; do
+    case $1 in
+    --models) models=$2; shift ;;
+    --iters) iterations=$2; shift ;;
+    --no-pytorch) pytorch=0 ;;
+    --out) out=$2; shift ;;
+    *) echo "error: unknown argument $1; see the head of dev/bench/single_gpu.sh" >&2; exit 2 ;;
+    esac
+    shift
+done
+program=${BUILD:-build}/train_gpt
+[ -x "$program" ] || { echo "error: $program is missing; run make gpu" >&2; exit 3; }
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+for model in $models; do
+    for mode in default deterministic; do
+        flags=()
+        [ $mode = deterministic ] && flags=(--deterministic-mode)
+        rows=${model#*:}
+        echo "running ${model%:*}, micro-batch $rows, $mode" >&2
+        "$program" @configs/gpt_"${model%:*}".args --micro-batch-size "$rows" --global-batch-size "$rows" --mock-data --hidden-dropout 0 \
+            --attention-dropout 0 --train-iters 100000 --exit-interval "$iterations" --log-interval 10 --eval-interval 1000000 --eval-iters 0 \
+            --log-jsonl "$folder/${model%:*}.$rows.$mode.jsonl" "${flags[@]}" >"$folder/log" 2>&1 || { tail -n 5 "$folder/log" >&2; continue; }
+    done
+done
+if [ $pytorch = 1 ] && python3 -c 'import torch' 2>/dev/null; then
+    # shellcheck disable=SC2086
+    python3 dev/bench/pytorch_gpt.py $models >"$folder/pytorch.json" || true
+fi
+mkdir -p "$(dirname "$out")"
+python3 dev/bench/single_gpu_table.py "$folder" "$out"

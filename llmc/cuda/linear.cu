@@ -1,0 +1,328 @@
+// The linear layers of the GPT on a GPU: cuBLASLt for the products, two small kernels for what its epilogues do not do. Called by train_gpt.cu through
+// ops.h; the language-model head uses gemm() and the matmul_* functions through internal.h.
+//
+// What is fused. Forward: the bias, and GELU where `pre` is wanted. Backward: GELU' into the product for dx, the accumulation of dw into fp32
+// (beta = 1). The bias gradient has a kernel of its own: cuBLASLt's epilogue for it overwrites, and ours must accumulate over micro-batches.
+//
+// GELU in the epilogue acts on the sum before it is rounded to `pre`, where op_gelu_forward and the CPU backend act on the rounded `pre`; both are one
+// rounding away from the exact value. Recomputing a whole layer runs the same product again and so gives the same bits. The other form is
+// GEMM_BIAS into `pre`, then op_gelu_forward.
+#include <cublasLt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/cuda/common.cuh"
+
+// --- plans: one per shape, made when first seen ----------------------------------------------------------------------------------
+
+typedef struct GemmKey {
+    int64_t m, n, k;
+    int64_t form;  // what of Gemm changes the kernel, and the pointers' alignments
+} GemmKey;
+
+typedef struct GemmPlan {
+    GemmKey key;  // m is 0 in an empty place of the table
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulAlgo_t algorithm;
+} GemmPlan;
+
+// Open addressing, capacity a power of two, at most half full. A plan may move when the table grows; its handles stay.
+typedef struct LinearState {
+    cublasLtHandle_t handle;
+    GemmPlan *table;
+    int capacity, used;
+} LinearState;
+
+static void blas_check(const Site *site, cublasStatus_t status, const char *what) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    fatal(site, EXIT_ENVIRONMENT, "cuBLASLt: %s failed: %s; see whether its version fits the GPU and the driver (--version names it)", what, cublasLtGetStatusString(status));
+}
+
+static void linear_destroy(void *memory) {
+    LinearState *state = (LinearState *)memory;
+    for (int i = 0; i < state->capacity; i++) {
+        GemmPlan *plan = &state->table[i];
+        if (plan->key.m == 0) continue;
+        cublasLtMatrixLayoutDestroy(plan->d);
+        cublasLtMatrixLayoutDestroy(plan->b);
+        cublasLtMatrixLayoutDestroy(plan->a);
+        cublasLtMatmulDescDestroy(plan->operation);
+    }
+    cublasLtDestroy(state->handle);
+    free(state->table);
+    free(state);
+}
+
+static LinearState *linear_state(Device *device) {
+    if (device->linear.state) return (LinearState *)device->linear.state;
+    LinearState *state = (LinearState *)xcalloc(1, sizeof *state, "the GEMM plans");
+    blas_check(device->site, cublasLtCreate(&state->handle), "opening");
+    state->capacity = 64;
+    state->table = (GemmPlan *)xcalloc((size_t)state->capacity, sizeof *state->table, "the GEMM plans");
+    device->linear.state = state;
+    device->linear.destroy = linear_destroy;
+    return state;
+}
+
+// The place of a key: its plan, or the empty place where it belongs.
+static GemmPlan *plan_place(GemmPlan *table, int capacity, const GemmKey *key) {
+    uint64_t hash = 0;
+    const int64_t parts[4] = {key->m, key->n, key->k, key->form};
+    for (int i = 0; i < 4; i++) hash = (hash ^ (uint64_t)parts[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 32;
+    int place = (int)(hash & (uint64_t)(capacity - 1));
+    while (table[place].key.m != 0 && memcmp(&table[place].key, key, sizeof *key) != 0) place = (place + 1) & (capacity - 1);
+    return &table[place];
+}
+
+static void table_grow(LinearState *state) {
+    int capacity = 2 * state->capacity;
+    GemmPlan *table = (GemmPlan *)xcalloc((size_t)capacity, sizeof *table, "the GEMM plans");
+    for (int i = 0; i < state->capacity; i++) {
+        if (state->table[i].key.m != 0) *plan_place(table, capacity, &state->table[i].key) = state->table[i];
+    }
+    free(state->table);
+    state->table = table;
+    state->capacity = capacity;
+}
+
+// --- making a plan ---------------------------------------------------------------------------------------------------------------
+
+// The largest power of two up to 256 that divides an address (or all of several, or-ed together): kernels with wide accesses depend on it.
+static uint32_t alignment_of(uintptr_t address) {
+    uintptr_t bits = address | 256;
+    return (uint32_t)(bits & (~bits + 1));
+}
+static uint32_t matrix_alignment(const Gemm *g) { return alignment_of((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->d | (uintptr_t)g->aux); }
+
+static GemmKey gemm_key(const Gemm *g) {
+    int64_t form = g->transpose_a | g->transpose_b << 1 | g->accumulate << 2 | g->epilogue << 3;
+    form |= (int64_t)matrix_alignment(g) << 8 | (int64_t)alignment_of((uintptr_t)g->bias) << 20;
+    GemmKey key = {g->m, g->n, g->k, form};
+    return key;
+}
+
+static void set_pointers(const Site *site, cublasLtMatmulDesc_t operation, const Gemm *g) {
+    if (g->epilogue == GEMM_BIAS || g->epilogue == GEMM_BIAS_GELU) {
+        blas_check(site, cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias), "naming the bias");
+    }
+    if (g->epilogue == GEMM_BIAS_GELU || g->epilogue == GEMM_DGELU) {
+        blas_check(site, cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &g->aux, sizeof g->aux), "naming the pre-activation");
+    }
+}
+
+// cuBLASLt is column-major: a row-major matrix is its transpose there, so d^T = op(b)^T op(a)^T is asked for, with b as the left operand.
+static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) {
+    const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
+    cublasLtEpilogue_t epilogue = epilogues[g->epilogue];
+    cublasOperation_t left = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, right = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    blas_check(site, cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    blas_check(site, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &left, sizeof left), "describing a product");
+    blas_check(site, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, &right, sizeof right), "describing a product");
+    blas_check(site, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue), "describing an epilogue");
+    if (g->aux) {
+        int64_t row = g->n;
+        blas_check(site, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof row), "describing an epilogue");
+    }
+    set_pointers(site, plan->operation, g);
+}
+
+// rows x columns as cuBLASLt counts them, packed.
+static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bool fp32, int64_t rows, int64_t columns) {
+    blas_check(site, cublasLtMatrixLayoutCreate(layout, fp32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)rows, (uint64_t)columns, rows), "describing a matrix");
+}
+
+// The heuristic's first answer: a function of the shape, the GPU and the library alone, never of a timing. Partial sums may meet in fp32 only, so
+// that a product is rounded once.
+static void choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g) {
+    cublasLtMatmulPreference_t wish;
+    size_t workspace = GEMM_WORKSPACE_BYTES;
+    uint32_t alignment = matrix_alignment(g), reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const cublasLtMatmulPreferenceAttributes_t aligned[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    blas_check(site, cublasLtMatmulPreferenceCreate(&wish), "choosing an algorithm");
+    blas_check(site, cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace), "choosing an algorithm");
+    blas_check(site, cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions), "choosing an algorithm");
+    for (int i = 0; i < 4; i++) {
+        blas_check(site, cublasLtMatmulPreferenceSetAttribute(wish, aligned[i], &alignment, sizeof alignment), "choosing an algorithm");
+    }
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->a, plan->b, plan->d, plan->d, wish, 1, &found, &count);
+    cublasLtMatmulPreferenceDestroy(wish);
+    if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
+        fatal(site, EXIT_ENVIRONMENT, "cuBLASLt has no algorithm for a (%lld, %lld) x (%lld, %lld) product (%s); use layer sizes that are multiples of 8, or another version of cuBLAS",
+              (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n, cublasLtGetStatusString(status));
+    }
+    plan->algorithm = found.algo;
+}
+
+static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g) {
+    GemmKey key = gemm_key(g);
+    GemmPlan *plan = plan_place(state->table, state->capacity, &key);
+    if (plan->key.m != 0) return plan;
+    if (2 * (state->used + 1) > state->capacity) {
+        table_grow(state);
+        plan = plan_place(state->table, state->capacity, &key);
+    }
+    plan->key = key;
+    state->used++;
+    describe_operation(device->site, plan, g);
+    describe_matrix(device->site, &plan->a, false, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k);
+    describe_matrix(device->site, &plan->b, false, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m);
+    describe_matrix(device->site, &plan->d, g->accumulate, g->n, g->m);
+    choose_algorithm(device->site, state->handle, plan, g);
+    return plan;
+}
+
+// --- products --------------------------------------------------------------------------------------------------------------------
+
+void gemm(Stream *stream, const Gemm *g) {
+    if (g->m == 0) return;
+    Device *device = stream_device(stream);
+    LinearState *state = linear_state(device);
+    const GemmPlan *plan = find_plan(device, state, g);
+    set_pointers(device->site, plan->operation, g);  // read when the call is made; one host thread drives a device
+    float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
+    blas_check(device->site, cublasLtMatmul(state->handle, plan->operation, &one, g->b, plan->a, g->a, plan->b, &beta, g->d, plan->d, g->d, plan->d,
+                                            &plan->algorithm, g->workspace, GEMM_WORKSPACE_BYTES, stream_handle(stream)), "a product");
+}
+
+void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace) {
+    Gemm g = {};
+    g.d = c, g.a = a, g.b = b, g.m = m, g.n = n, g.k = k, g.workspace = workspace;
+    g.transpose_b = true;
+    gemm(stream, &g);
+}
+
+void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace) {
+    Gemm g = {};
+    g.d = c, g.a = a, g.b = b, g.m = m, g.n = n, g.k = k, g.workspace = workspace;
+    gemm(stream, &g);
+}
+
+void matmul_tn_accumulate(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace) {
+    Gemm g = {};
+    g.d = c, g.a = a, g.b = b, g.m = m, g.n = n, g.k = k, g.workspace = workspace;
+    g.transpose_a = g.accumulate = true;
+    gemm(stream, &g);
+}
+
+// --- the bias gradient: column sums in two passes, in a fixed order --------------------------------------------------------------
+
+// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns; a warp reads 512 bytes of one row at a time, each lane 8 columns.
+// Pass 2: a block joins the partial sums of JOIN_COLUMNS columns.
+enum { SUM_WARPS = 8, SUM_COLUMNS = WARP * PACKED, SUM_ROWS = 256, JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
+
+static __global__ void __launch_bounds__(SUM_WARPS * WARP) column_sum_kernel(float *partial,    // (ceil(N / SUM_ROWS), OC) out
+                                                                     const floatX *dy,  // (N, OC)
+                                                                     int64_t N, int OC) {
+    __shared__ float sums[SUM_WARPS][SUM_COLUMNS];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int column = blockIdx.x * SUM_COLUMNS + lane * PACKED;
+    int64_t first = (int64_t)blockIdx.y * SUM_ROWS, end = first + SUM_ROWS < N ? first + SUM_ROWS : N;
+    float sum[PACKED] = {};
+    if (column < OC) {
+#pragma unroll 4
+        for (int64_t row = first + warp; row < end; row += SUM_WARPS) {
+            float x[PACKED];
+            unpack(load_packed(dy + row * OC + column), x);
+#pragma unroll
+            for (int e = 0; e < PACKED; e++) sum[e] += x[e];
+        }
+    }
+    store_floats(&sums[warp][lane * PACKED], sum);
+    __syncthreads();
+    column = blockIdx.x * SUM_COLUMNS + threadIdx.x;  // one column per thread
+    if (column >= OC) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < SUM_WARPS; w++) total += sums[w][threadIdx.x];
+    partial[(int64_t)blockIdx.y * OC + column] = total;
+}
+static_assert(SUM_COLUMNS == SUM_WARPS * WARP, "one thread per column when the warps' sums are joined");
+
+static __global__ void __launch_bounds__(JOIN_SLICES * JOIN_COLUMNS) column_join_kernel(float *dbias,          // (OC) accumulates
+                                                                               const float *partial,  // (parts, OC)
+                                                                               int parts, int OC) {
+    __shared__ float sums[JOIN_SLICES][JOIN_COLUMNS];
+    int slice = threadIdx.x / JOIN_COLUMNS, lane = threadIdx.x % JOIN_COLUMNS;
+    int column = blockIdx.x * JOIN_COLUMNS + lane;
+    float sum = 0.0f;
+    if (column < OC) {
+#pragma unroll 4
+        for (int part = slice; part < parts; part += JOIN_SLICES) sum += partial[(int64_t)part * OC + column];
+    }
+    sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice != 0 || column >= OC) return;
+    for (int i = 1; i < JOIN_SLICES; i++) sum += sums[i][lane];
+    dbias[column] += sum;
+}
+
+static void bias_backward(Stream *s, float *dbias, const floatX *dy, int64_t N, int OC, float *partial) {
+    int parts = (int)ceil_div64(N, SUM_ROWS);  // at most 65535: N below 16 M
+    dim3 grid((unsigned)ceil_div64(OC, SUM_COLUMNS), (unsigned)parts);
+    column_sum_kernel<<<grid, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, N, OC);
+    check_launch(s, "column_sum");
+    column_join_kernel<<<(unsigned)ceil_div64(OC, JOIN_COLUMNS), JOIN_SLICES * JOIN_COLUMNS, 0, stream_handle(s)>>>(dbias, partial, parts, OC);
+    check_launch(s, "column_join");
+}
+
+// --- GELU ------------------------------------------------------------------------------------------------------------------------
+
+enum { GELU_THREADS = 256 };
+
+static __global__ void __launch_bounds__(GELU_THREADS) gelu_kernel(floatX *y, const floatX *pre, int64_t n) {
+    int64_t at = ((int64_t)blockIdx.x * GELU_THREADS + threadIdx.x) * PACKED;
+    if (at + PACKED <= n) {
+        float x[PACKED];
+        unpack(load_packed_streaming(pre + at), x);
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) x[e] = gelu(x[e]);
+        store_packed(y + at, pack(x));
+    } else {
+        for (; at < n; at++) y[at] = floatX_from_float(gelu(floatX_to_float(pre[at])));
+    }
+}
+
+void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
+    if (n == 0) return;
+    gelu_kernel<<<(unsigned)ceil_div64(n, GELU_THREADS * PACKED), GELU_THREADS, 0, stream_handle(s)>>>(y, pre, n);
+    check_launch(s, "gelu");
+}
+
+// --- the ops ---------------------------------------------------------------------------------------------------------------------
+
+// [ cuBLASLt's workspace | partial sums of the bias gradient: (ceil(N / SUM_ROWS), OC) fp32 ]
+size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
+    return GEMM_WORKSPACE_BYTES + (size_t)(ceil_div64(max_N, SUM_ROWS) * max_OC) * sizeof(float);
+}
+
+void op_linear_forward(Stream *s, floatX *y, floatX *pre, const floatX *x, const floatX *w, const floatX *bias, int64_t N, int C, int OC, void *workspace) {
+    if (pre && !bias) {  // no epilogue for GELU without a bias that stores its input
+        matmul_nt(s, pre, x, w, N, OC, C, workspace);
+        op_gelu_forward(s, y, pre, N * OC);
+        return;
+    }
+    Gemm g = {};
+    g.d = y, g.a = x, g.b = w, g.m = N, g.n = OC, g.k = C, g.workspace = workspace;
+    g.transpose_b = true;
+    g.epilogue = pre ? GEMM_BIAS_GELU : bias ? GEMM_BIAS : GEMM_PLAIN;
+    g.bias = bias;
+    g.aux = pre;
+    gemm(s, &g);
+}
+
+void op_linear_backward(Stream *s, floatX *dx, float *dw, float *dbias, const floatX *dy, const floatX *x, const floatX *w, const floatX *pre,
+                        int64_t N, int C, int OC, void *workspace) {
+    float *partial = (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES);
+    if (dbias && N > 0) bias_backward(s, dbias, dy, N, OC, partial);
+    matmul_tn_accumulate(s, dw, dy, x, OC, C, N, workspace);
+    if (!dx) return;
+    Gemm g = {};
+    g.d = dx, g.a = dy, g.b = w, g.m = N, g.n = C, g.k = OC, g.workspace = workspace;
+    g.epilogue = pre ? GEMM_DGELU : GEMM_PLAIN;
+    g.aux = (floatX *)pre;  // read only
+    gemm(s, &g);
+}

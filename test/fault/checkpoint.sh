@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Damaged checkpoints on 4 ranks: exit code 6 and one line that names the file; and saves that are killed half way, after which the last whole
+# checkpoint loads.
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 1
+data=$work/text_text_document
+LIMIT=20
+run=(4 --gpus-per-node 2 --train-iters 12 "${paper[@]}")
+saves() { trains "${run[@]}" --save "$work/good" --save-interval 4; }
+check "checkpoints to damage" saves
+latest=iter_0000012
+bad=$work/bad
+
+# damaged NAME TEXT COMMAND...: the command damages the copy in $bad; loading it must fail with 6 and an error line that holds TEXT.
+damaged() {
+    rm -rf "$bad"
+    mkdir "$bad"
+    cp -r "$work/good/$latest" "$bad/"
+    cp "$work/good/latest_checkpointed_iteration.txt" "$bad/"
+    "${@:3}"
+    check "$1" refused 6 "$2" "${run[@]}" --load "$bad"
+}
+# flip FILE OFFSET: changes one bit of the byte at OFFSET (negative: from the end).
+flip() {
+    local offset=$2 byte
+    [ "$offset" -ge 0 ] || offset=$(($(wc -c <"$1") + offset))
+    byte=$(od -An -t u1 -j "$offset" -N 1 "$1" | tr -d ' ')
+    # shellcheck disable=SC2059 # the escape is the format
+    printf "\\$(printf %03o $((byte ^ 4)))" | dd of="$1" bs=1 seek="$offset" conv=notrunc status=none
+}
+shard=mp_rank_00/shard_00002_of_00004.safetensors
+tracker=$bad/latest_checkpointed_iteration.txt
+middle=$(($(wc -c <"$work/good/$latest/$shard") / 2))
+damaged "a flipped bit in a shard's tensors" shard_00002_of_00004 flip "$bad/$latest/$shard" "$middle"
+damaged "a flipped bit in a shard's last byte" shard_00002_of_00004 flip "$bad/$latest/$shard" -1
+damaged "a flipped bit in a shard's header" shard_00002_of_00004 flip "$bad/$latest/$shard" 60
+damaged "a flipped bit in a shard's header length" shard_00002_of_00004 flip "$bad/$latest/$shard" 3
+damaged "a shard cut short" shard_00002_of_00004 truncate -s "$middle" "$bad/$latest/$shard"
+damaged "a shard with bytes behind its end" shard_00002_of_00004 truncate -s +1 "$bad/$latest/$shard"
+damaged "an empty shard" shard_00002_of_00004 truncate -s 0 "$bad/$latest/$shard"
+damaged "a missing shard" shard_00002_of_00004 rm "$bad/$latest/$shard"
+damaged "a shard of an older checkpoint" shard_00002_of_00004 cp "$work/good/iter_0000004/$shard" "$bad/$latest/$shard"
+damaged "a missing manifest" manifest.json rm "$bad/$latest/manifest.json"
+damaged "an empty manifest" manifest.json truncate -s 0 "$bad/$latest/manifest.json"
+damaged "a manifest cut short" manifest.json truncate -s -20 "$bad/$latest/manifest.json"
+damaged "the manifest of an older checkpoint" "$bad" cp "$work/good/iter_0000004/manifest.json" "$bad/$latest/manifest.json"
+# Single bits all over the manifest: numbers, names, structure.
+size=$(wc -c <"$work/good/$latest/manifest.json")
+places=3
+[ "${LONG:-0}" = 1 ] && places=40
+for ((i = 0; i < places; i++)); do
+    at=$((size * (2 * i + 1) / (2 * places)))
+    damaged "a flipped bit in the manifest, byte $at" "manifest.json" flip "$bad/$latest/manifest.json" $at
+done
+put() { printf '%s' "$2" >"$1"; }
+damaged "a tracker without a number" latest_checkpointed_iteration.txt put "$tracker" "twelve"
+damaged "an empty tracker" latest_checkpointed_iteration.txt put "$tracker" ""
+damaged "a tracker with a flipped bit" iter_0000052 flip "$tracker" 0
+damaged "a tracker that names a checkpoint that is not there" "iter_0000099" put "$tracker" "99"
+damaged "a negative tracker" latest_checkpointed_iteration.txt put "$tracker" "-4"
+
+# --- a save that is killed: whatever the moment, the folder loads, and the next save cleans up ---
+killed_saving() {
+    local pid last rounds=3 round
+    [ "${LONG:-0}" = 1 ] && rounds=15
+    local long=(4 --gpus-per-node 2 --train-iters 100000 --lr-decay-iters 100 "${paper[@]}" --save "$work/torn" --load "$work/torn" --save-interval 1 --log-interval 1000)
+    for ((round = 1; round <= rounds; round++)); do
+        in_background torn "${long[@]}"
+        wait_for_iteration torn $((${last:-0} + 2 + round)) || { say "round $round: no further iteration"; return 1; }
+        for pid in $(rank_pids); do kill -KILL "$pid"; done
+        wait "$job"
+        last=$(cat "$work/torn/latest_checkpointed_iteration.txt")
+        logged loads "${long[@]}" --save "$work/unused" --save-interval 100000 --exit-interval $((last + 1)) || return 1
+        [ "$(train_lines loads | wc -l)" -eq 1 ] || { why="round $round: did not go on after iteration $last"; return 1; }
+        # Only the newest checkpoints are of interest: a run with --save-interval 1 writes many.
+        find "$work/torn" -maxdepth 1 -name 'iter_*' ! -name "$(printf 'iter_%07d' "$last")" -exec rm -rf {} +
+    done
+    trains "${long[@]}" --exit-interval $((last + 1)) || return 1
+    ! compgen -G "$work/torn/.iter_*" >/dev/null || { why="left $(echo "$work/torn"/.iter_*)"; return 1; }
+}
+check "saves killed with kill -9" killed_saving
+finish

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Full disks and folders that cannot be written: one clear line, the documented exit code, nothing lost that was saved before.
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 1
+data=$work/text_text_document
+LIMIT=30
+four=(4 --gpus-per-node 2 --train-iters 12)
+mounted=()
+unmount() {
+    local folder
+    for folder in "${mounted[@]}"; do umount "$folder" 2>/dev/null; done
+    cleanup
+}
+trap unmount EXIT
+# small_disk NAME SIZE: $work/NAME, a file system of that size, where this user may mount one.
+small_disk() {
+    mkdir -p "$work/$1"
+    mount -t tmpfs -o "size=$2" none "$work/$1" 2>/dev/null || return 1
+    mounted+=("$work/$1")
+}
+shards() { cat "$1/$(printf 'iter_%07d' "$2")"/mp_rank_00/*.safetensors; }
+
+# The size of one checkpoint decides the sizes of the disks below.
+measure() { trains "${four[@]}" --save "$work/reference" --save-interval 4; }
+check "a reference" measure
+bytes=$(shards "$work/reference" 4 | wc -c)
+
+disk_full_at() { # TRACKER DISK: the save after TRACKER does not fit
+    refused 6 "$work/$2" "${four[@]}" --save "$work/$2/run" --save-interval 4 || return 1
+    [ "$(cat "$work/$2/run/latest_checkpointed_iteration.txt" 2>/dev/null || echo none)" = "$1" ] || { why="the tracker names $(cat "$work/$2/run/latest_checkpointed_iteration.txt")"; return 1; }
+    ! compgen -G "$work/$2/run/.iter_*" >/dev/null || { why="left $(echo "$work/$2"/run/.iter_*)"; return 1; }
+}
+first() { disk_full_at none first; }
+second() {
+    disk_full_at 4 second || return 1
+    shards "$work/second/run" 4 | cmp -s - <(shards "$work/reference" 4) || { why="the checkpoint before is damaged"; return 1; }
+    rm -f "$work/rest.jsonl"
+    logged rest "${four[@]}" --load "$work/second/run" && [ "$(train_lines rest | wc -l)" -eq 8 ] || return 1
+}
+if small_disk first $((bytes / 2)) && small_disk second $((bytes + bytes / 2 + 1200000)); then
+    check "the first checkpoint does not fit" first
+    check "the second checkpoint does not fit; the first one is whole and goes on" second
+else
+    skip "full disks" "this user may not mount a small file system"
+fi
+# A limit on the size of files, set while the run goes on, fails in the middle of a shard where the free space looked sufficient.
+limited() {
+    local pid
+    in_background limited "${four[@]}" --train-iters 2000 --lr-decay-iters 100 --log-interval 1000 --save "$work/limited" --save-interval 500
+    wait_for_iteration limited 5 || { say "no iteration 5"; return 1; }
+    for pid in $(rank_pids); do prlimit --pid "$pid" --fsize=$((bytes / 5)) || { why="prlimit failed"; return 1; }; done
+    wait "$job"
+    error_names 6 "$work/limited" $? || return 1
+    [ ! -e "$work/limited/latest_checkpointed_iteration.txt" ] || { why="a tracker was written"; return 1; }
+    ! compgen -G "$work/limited/.iter_*" >/dev/null || { why="left $(echo "$work/limited"/.iter_*)"; return 1; }
+}
+if command -v prlimit >/dev/null; then
+    check "a shard that cannot be written to its end" limited
+else
+    skip "a shard that cannot be written to its end" "no prlimit"
+fi
+
+# --- folders: found out before training, not at the first checkpoint hours later ---
+: >"$work/file"
+before_training() { # CODE FOLDER FLAGS...
+    refused "$1" "$2" "${four[@]}" "${@:3}" || return 1
+    ! grep -q '^ iteration' "$work/out" || { why="it trained first"; return 1; }
+}
+check "a file in place of the --save folder" before_training 6 "$work/file" --save "$work/file" --save-interval 4
+check "a file in place of the --tensorboard-dir" before_training 3 "$work/file" --tensorboard-dir "$work/file/logs"
+check "a file in place of the folder of --log-jsonl" before_training 3 "$work/file" --log-jsonl "$work/file/run.jsonl"
+read_only() {
+    mkdir -p "$work/locked"
+    if [ "$(id -u)" -eq 0 ]; then
+        mount -t tmpfs -o ro none "$work/locked" 2>/dev/null || return 1
+        mounted+=("$work/locked")
+    else
+        chmod 500 "$work/locked"
+    fi
+}
+if read_only; then
+    check "a read-only --save folder" before_training 6 "$work/locked" --save "$work/locked" --save-interval 4
+    check "a --save folder inside a read-only one" before_training 6 "$work/locked" --save "$work/locked/deeper/run" --save-interval 4
+else
+    skip "a read-only --save folder" "root may write everywhere, and may not mount here"
+fi
+
+# --- logs: training goes on without them ---
+if [ -c /dev/full ]; then
+    full_log() {
+        trains "${four[@]}" --log-jsonl /dev/full || return 1
+        [ "$(grep -c '^warning: cannot write /dev/full' "$work/err")" -eq 1 ] && [ "$(grep -c '^ iteration' "$work/out")" -eq 12 ] || { why="not one warning and 12 iterations"; return 1; }
+    }
+    check "a full disk under --log-jsonl: one warning, training goes on" full_log
+else
+    skip "a full disk under --log-jsonl" "no /dev/full"
+fi
+
+# --- the preprocessor ---
+preprocess_full() { # CODE FOLDER
+    local rc
+    "$BUILD/preprocess_data" --input "$work/big.jsonl" --tokenizer-type Byte --append-eod --output-prefix "$2/out" >"$work/out" 2>"$work/err"
+    rc=$?
+    error_names "$1" "$2" $rc || return 1
+    [ -z "$(ls -A "$2")" ] || { why="left $(ls -A "$2")"; return 1; }
+}
+make_text "$work/big.jsonl" 20000 5
+if small_disk shards 1000k; then
+    check "preprocess_data on a full disk" preprocess_full 3 "$work/shards"
+else
+    skip "preprocess_data on a full disk" "this user may not mount a small file system"
+fi
+if [ -d "$work/locked" ]; then check "preprocess_data into a read-only folder" preprocess_full 5 "$work/locked"; fi
+finish

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Ranks that die or hang: the job ends within seconds, with a code other than 0, and leaves no process behind.
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 1
+data=$work/text_text_document
+run=(4 --gpus-per-node 2 --train-iters 1000000 --lr-decay-iters 100 --log-interval 1000)
+LIMIT=60
+
+# ends_after NAME COMMAND... -- FLAGS...: the command runs in mid-training; sets $rc and $seconds.
+ends_after() {
+    local name=$1 command=()
+    shift
+    while [ "$1" != -- ]; do command+=("$1"); shift; done
+    shift
+    in_background "$name" "${run[@]}" "$@"
+    wait_for_iteration "$name" 10 || { say "no iteration 10"; return 1; }
+    local since=$SECONDS
+    "${command[@]}"
+    wait "$job"
+    rc=$?
+    seconds=$((SECONDS - since))
+    local tries=40
+    while [ -n "$(rank_pids)" ] && [ $((tries -= 1)) -gt 0 ]; do sleep 0.1; done
+    [ -z "$(rank_pids)" ] || { why="ranks still run"; return 1; }
+    [ $rc -ne 0 ] && [ $rc -ne 124 ] || { why="exit code $rc"; return 1; }
+}
+signal() { kill -s "$1" "$(rank_pids "$2")"; }
+killed() { # SIGNAL RANK
+    ends_after "killed$1$2" signal "$1" "$2" -- "${@:3}" && [ "$seconds" -le 10 ] || { why="${why:-it took $seconds seconds}"; return 1; }
+}
+check "kill -9 of rank 0" killed KILL 0
+check "kill -9 of rank 3" killed KILL 3
+check "kill -9 of a rank under SDP4Bit" killed KILL 2 "${paper[@]}"
+check "a rank that crashes" killed SEGV 1
+
+# A rank that hangs: the collectives' time limit ends the job.
+hanging() {
+    ends_after hanging signal STOP 2 -- --distributed-timeout-minutes 0.05 && [ "$seconds" -le 20 ] || { why="${why:-it took $seconds seconds}"; return 1; }
+    error_names 7 "--distributed-timeout-minutes" $rc
+}
+check "a rank that hangs: exit code 7 and one line after --distributed-timeout-minutes" hanging
+evaluating() { # the time limit is one of collectives, not of steps: long work between them does no harm
+    LIMIT=30 trains 4 --gpus-per-node 2 --distributed-timeout-minutes 0.05 --eval-interval 4 --eval-iters 3
+}
+check "a short time limit does not end a healthy run" evaluating
+
+# --- rank counts and environments that do not fit ---
+check "4 ranks, 3 per node" refused 2 "nodes of 3; --gpus-per-node" 4 --gpus-per-node 3
+check "more ranks per node than ranks" refused 2 "nodes of 8; --gpus-per-node" 4 --gpus-per-node 8
+check "3 ranks and a batch of 8" refused 2 "--global-batch-size 8" 3
+three() { trains 3 --global-batch-size 6 --train-iters 4 "${paper[@]}" --verify-replicas-interval 1; }
+check "3 ranks and a batch of 6" three
+slurm() { # srun without MPI support starts every task as a job of its own
+    SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_PROCID=1 timeout 20 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
+    error_names 3 "srun --mpi" $?
+}
+check "SLURM tasks that MPI does not see" slurm
+finish
