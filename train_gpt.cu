@@ -176,15 +176,26 @@ void gpt_free(GPT *gpt) {
     memset(gpt, 0, sizeof *gpt);
 }
 
-void gpt_init_weights(GPT *gpt, uint64_t seed) {
+// Values [lo, hi) of tensor i, lo even.
+static void draw_weights(const GPT *gpt, int i, uint64_t seed, int64_t lo, int64_t hi, floatX *host) {
+    const GPTTensor *t = &gpt->tensor[i];
+    for (int64_t j = lo; j < hi; j += 2) {
+        double pair[2] = {0.0, 0.0};
+        if (t->std > 0) rng_normal_pair(seed, (uint32_t)i, (uint64_t)j / 2, pair);
+        for (int e = 0; e < 2 && j + e < hi; e++) host[j + e] = floatX_from_float((float)(t->std < 0 ? 1.0 : t->std * pair[e]));
+    }
+}
+
+void gpt_init_weights(GPT *gpt, uint64_t seed, MPI_Comm group) {
+    int rank, ranks;
+    MPI_Comm_rank(group, &rank);
+    MPI_Comm_size(group, &ranks);
     for (int i = 0; i < gpt->tensors; i++) {
-        const GPTTensor *t = &gpt->tensor[i];
-        int64_t n = tensor_numel(t);
-        floatX *host = (floatX *)xmalloc((size_t)n * sizeof(floatX), "initial weights");
-        for (int64_t j = 0; j < n; j++) {
-            double x = t->std > 0 ? t->std * rng_normal(seed, (uint32_t)i, (uint64_t)j) : (t->std < 0 ? 1.0 : 0.0);
-            host[j] = floatX_from_float((float)x);
-        }
+        // Each rank draws its share and all gather them: the numbers do not depend on who draws.
+        int64_t n = tensor_numel(&gpt->tensor[i]), share = round_up64(ceil_div64(n, ranks), 2);
+        floatX *host = (floatX *)xmalloc((size_t)(share * ranks) * sizeof(floatX), "initial weights");
+        draw_weights(gpt, i, seed, rank * share < n ? rank * share : n, (rank + 1) * share < n ? (rank + 1) * share : n, host);
+        for (int r = 0; r < ranks; r++) MPI_Bcast(host + r * share, (int)(share * (int64_t)sizeof(floatX)), MPI_BYTE, r, group);
         copy_to_device(gpt->stream, zero_weight(gpt->zero, i), host, (size_t)n * sizeof(floatX));
         stream_synchronize(gpt->stream);
         free(host);
@@ -319,7 +330,7 @@ void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_sta
 
 // What happened since the last log line.
 typedef struct Interval {
-    int64_t iterations, skipped, nan;
+    int64_t iterations, samples, skipped, nan;
     double loss_sum;        // over applied steps
     double seconds_start;   // moved forward by what is not training: evaluation, checkpoints
     CommTraffic traffic;    // at the start
@@ -357,7 +368,8 @@ typedef struct Run {
     StepControl last;         // the newest verdict read
     Interval interval;
     double started;           // wall clock of the process's start
-    int64_t last_saved;
+    int64_t last_saved, diverged_at;
+    int stop, stop_signal;    // why the run is to be left early: GO_ON, STOP_*
     bool memory_logged;
 } Run;
 
@@ -370,10 +382,68 @@ static bool agreed(Run *run, bool ok) {
     return false;
 }
 
+// Seconds that a collective may take: --distributed-timeout-minutes (0: for ever), and a little more the higher the rank, so that of all ranks
+// that wait for one that hangs a single one speaks and ends the job. (The launcher takes a second to end ranks: SIGTERM is blocked here.)
+static double time_limit(const Run *run) {
+    double limit = 60.0 * run->config.distributed_timeout_minutes;
+    return limit > 0 ? limit + fmin(2.0 * run->launch.rank, 60.0) : 0.0;
+}
+
+// Waits for a collective of the hosts no longer than that: a rank that hangs ends the job.
+static void await_ranks(Run *run, MPI_Request *request) {
+    double limit = time_limit(run);
+    if (launch_wait(request, limit)) return;
+    fatal(&run->site, EXIT_COMMUNICATION, "a rank has not come here for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)", limit);
+}
+
+// A barrier of all ranks, with that limit.
+static void meet(Run *run) {
+    MPI_Request request;
+    MPI_Ibarrier(run->launch.world, &request);
+    await_ranks(run, &request);
+}
+
+// ===== leaving early =============================================================================================================
+
+enum { GO_ON = 0, STOP_DURATION = 1, STOP_SIGNAL = 2, STOP_DATA = 3 };
+
+// Signals are blocked and polled, so that a step is never cut in two and no handler is needed.
+static sigset_t stop_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGINT);
+    return set;
+}
+
+// After each step and each part of an evaluation: sets run->stop, the same on every rank, for any rank's broken data, any rank's signal, or the
+// longest-running rank's clock.
+static void poll_stop(Run *run) {
+    sigset_t set = stop_signals();
+    struct timespec at_once = {0, 0};
+    int caught = sigtimedwait(&set, NULL, &at_once);
+    double limit = run->config.exit_duration_in_mins;
+    int own[3] = {caught > 0 ? caught : 0, limit > 0 && monotonic_seconds() - run->started > 60.0 * limit, run->error.code == EXIT_DATA};
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, own, 3, MPI_INT, MPI_MAX, run->launch.world, &request);
+    await_ranks(run, &request);
+    int found = own[2] ? STOP_DATA : own[0] ? STOP_SIGNAL : own[1] ? STOP_DURATION : GO_ON;
+    if (found > run->stop) run->stop = found;
+    if (own[0]) run->stop_signal = own[0];
+}
+
+// False when some rank could not read its data: the run ends, and nothing of the step is logged or saved.
+static bool data_sound(Run *run) {
+    if (run->stop != STOP_DATA) return true;
+    run->site.phase = "read data";
+    return agreed(run, run->error.code != EXIT_DATA);
+}
+
 // ===== the training step =========================================================================================================
 
 // Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken in mid-run must not stop this rank at once: the
-// others are already in this step's collectives. It goes on with zeros, and all ranks leave together at the step's end (batches_sound).
+// others are already in this step's collectives. It goes on with zeros, and all ranks leave together at the step's end (data_sound).
 static Batch next_batch(Run *run, int split, int64_t consumed) {
     GPT *gpt = &run->gpt;
     Batch batch;
@@ -391,13 +461,6 @@ static Batch next_batch(Run *run, int split, int64_t consumed) {
     }
     timer_stop(run->timers, TIMER_BATCH_GENERATOR, run->compute);
     return batch;
-}
-
-// True when every rank could read its batches since the last call. Collective; nothing of such a step is logged or saved.
-static bool batches_sound(Run *run) {
-    bool sound = run->error.code != EXIT_DATA;
-    if (!sound) run->site.phase = "read data";
-    return agreed(run, sound);
 }
 
 // Megatron's loss: the mean over the unmasked tokens of each micro-batch, averaged over `parts` micro-batches.
@@ -447,8 +510,9 @@ static void settle(Run *run, int which) {
     int64_t iteration = run->iteration - which;
     if (!finite && run->config.check_for_nan_in_loss_and_grad && run->config.on_nan == ON_NAN_ABORT && !run->error.code) {
         error_set(&run->error, EXIT_DIVERGED,
-                  "iteration %lld: loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the data, or use --on-nan skip",
-                  (long long)iteration, run->last.loss, run->last.grad_norm);
+                  "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the data, or use --on-nan skip",
+                  run->last.loss, run->last.grad_norm);
+        run->diverged_at = iteration;
     }
     report_step(run, iteration);
 }
@@ -468,12 +532,13 @@ static void train_step(Run *run) {
     run->site.phase = "update";
     int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->unsettled_batch : 0);
     zero_update(&run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
-                schedule_weight_decay(&run->schedule, applied_n));
+                schedule_weight_decay(&run->schedule, run->consumed_train));  // a ramp of the decay does not pause for skipped steps
     settle(run, 1);
     run->unsettled = true;
     run->unsettled_batch = batch;
     run->consumed_train += batch;
     run->interval.iterations++;
+    run->interval.samples += batch;
     run->flops_so_far += megatron_flops(c, batch);
 }
 
@@ -485,14 +550,14 @@ static void begin_interval(Run *run) {
     run->interval.traffic = comm_traffic(run->comm);
     zero_take_exposed_ms(&run->zero);
     stream_synchronize(run->compute);
-    MPI_Barrier(run->launch.world);
+    meet(run);
     run->interval.seconds_start = monotonic_seconds();
 }
 
 // Takes the time since `since` out of the interval.
 static void leave_out(Run *run, double since) {
     stream_synchronize(run->compute);
-    MPI_Barrier(run->launch.world);
+    meet(run);
     run->interval.seconds_start += monotonic_seconds() - since;
 }
 
@@ -501,7 +566,9 @@ static void node_traffic(Run *run, double *inter, double *intra) {
     CommTraffic now = comm_traffic(run->comm);
     double own[2] = {(double)(now.sent[COMM_RAIL] - run->interval.traffic.sent[COMM_RAIL]), (double)(now.sent[COMM_NODE] - run->interval.traffic.sent[COMM_NODE])};
     double *all = (double *)xcalloc(2 * (size_t)run->topology.dp_size, sizeof(double), "the traffic table");
-    MPI_Allgather(own, 2, MPI_DOUBLE, all, 2, MPI_DOUBLE, run->dp_group);
+    MPI_Request request;
+    MPI_Iallgather(own, 2, MPI_DOUBLE, all, 2, MPI_DOUBLE, run->dp_group, &request);
+    await_ranks(run, &request);
     *inter = *intra = 0.0;
     for (int node = 0; node < run->topology.nodes; node++) {
         double sums[2] = {0.0, 0.0};
@@ -546,10 +613,10 @@ static void report_step(Run *run, int64_t iteration) {
     log_step_scalars(run->log, &r);
 }
 
-static void log_interval(Run *run) {
+static void end_interval(Run *run) {
     const Config *c = &run->config;
     stream_synchronize(run->compute);
-    MPI_Barrier(run->launch.world);
+    meet(run);
     int64_t n = run->interval.iterations, applied = n - run->interval.skipped;
     double seconds = (monotonic_seconds() - run->interval.seconds_start) / (double)n;
     IterationReport r = step_report(run, run->iteration);
@@ -558,7 +625,7 @@ static void log_interval(Run *run) {
     r.lm_loss = applied > 0 ? run->interval.loss_sum / (double)applied : run->last.loss;
     r.skipped_iterations = run->interval.skipped;
     r.nan_iterations = run->interval.nan;
-    double batch = r.global_batch_size, ranks = run->launch.size;
+    double batch = (double)run->interval.samples / (double)n, ranks = run->launch.size;  // the interval's mean: --rampup-batch-size changes it
     r.tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
     double peak = device_peak_flops(run->device);
     r.mfu = peak > 0 ? causal_flops(c, batch, (double)run->zero.plan.parameters) / (seconds * ranks * peak) : -1.0;
@@ -576,8 +643,24 @@ static void log_interval(Run *run) {
 
 // ===== evaluation ================================================================================================================
 
-// Mean loss over eval_iters global batches; the validation iterator goes on where it stopped, as Megatron's does. The caller asks batches_sound.
-static double evaluate(Run *run, int split, int64_t *consumed, bool verbose) {
+// The ranks' mean of loss_sum, added in rank order.
+static double mean_loss(Run *run) {
+    float own = 0.0f;
+    copy_to_host(run->compute, &own, run->zero.loss_sum, sizeof own);
+    stream_synchronize(run->compute);
+    float *all = (float *)xcalloc((size_t)run->topology.dp_size, sizeof(float), "losses");
+    MPI_Request request;
+    MPI_Iallgather(&own, 1, MPI_FLOAT, all, 1, MPI_FLOAT, run->dp_group, &request);
+    await_ranks(run, &request);
+    double sum = 0.0;
+    for (int r = 0; r < run->topology.dp_size; r++) sum += all[r];
+    free(all);
+    return sum / run->topology.dp_size;
+}
+
+// Loss over eval_iters global batches, whose verdict has been read (the loss is free); the validation iterator goes on where it stopped, as
+// Megatron's does. False when it was interrupted: run->stop says why.
+static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, double *loss) {
     const Config *c = &run->config;
     GPT *gpt = &run->gpt;
     int row = c->micro_batch_size * run->topology.dp_size, micro_batches = c->global_batch_size / row;
@@ -585,7 +668,7 @@ static double evaluate(Run *run, int split, int64_t *consumed, bool verbose) {
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
     if (verbose) log_line(run->log, "Evaluating on %lld samples", (long long)(c->eval_iters * c->global_batch_size));
     set_zero(run->compute, run->zero.loss_sum, sizeof(float));
-    for (int64_t i = 0; i < c->eval_iters; i++) {
+    for (int64_t i = 0; i < c->eval_iters && !run->stop; i++) {
         if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", (long long)i + 1, (long long)c->eval_iters);
         for (int k = 0; k < micro_batches; k++) {
             Batch batch = next_batch(run, split, *consumed + (int64_t)k * row);
@@ -593,25 +676,22 @@ static double evaluate(Run *run, int split, int64_t *consumed, bool verbose) {
             gpt_head(gpt, gpt->B, gpt->T, batch.loss_mask != NULL, loss_scale_of(run, &batch, c->eval_iters * micro_batches), false);
         }
         *consumed += c->global_batch_size;
+        poll_stop(run);
     }
-    float own = 0.0f;
-    copy_to_host(run->compute, &own, run->zero.loss_sum, sizeof own);
-    stream_synchronize(run->compute);
-    float *all = (float *)xcalloc((size_t)run->topology.dp_size, sizeof(float), "losses");
-    MPI_Allgather(&own, 1, MPI_FLOAT, all, 1, MPI_FLOAT, run->dp_group);
-    double sum = 0.0;
-    for (int r = 0; r < run->topology.dp_size; r++) sum += all[r];
-    free(all);
+    *loss = mean_loss(run);
     timer_stop(run->timers, TIMER_EVALUATE, run->compute);
-    return sum / run->topology.dp_size;
+    return !run->stop;
 }
 
 // False when data were found broken: the run ends.
 static bool evaluate_and_log(Run *run, int split, const char *suffix, bool verbose) {
-    if (run->config.eval_iters <= 0 || !loader_has_split(run->loader, split)) return true;
+    if (run->config.eval_iters <= 0 || run->stop || !loader_has_split(run->loader, split)) return true;
     int64_t test_consumed = 0;
-    double loss = evaluate(run, split, split == SPLIT_TEST ? &test_consumed : &run->consumed_valid, verbose);
-    if (!batches_sound(run)) return false;
+    double loss;
+    if (!evaluate(run, split, split == SPLIT_TEST ? &test_consumed : &run->consumed_valid, verbose, &loss)) {
+        log_line(run->log, "Exiting during evaluation, %s", run->stop == STOP_DURATION ? "timelimit reached" : "a signal or broken data");
+        return data_sound(run);
+    }
     char where[80];
     snprintf(where, sizeof where, "iteration %lld%s", (long long)run->iteration, suffix);
     const Timer evaluated[] = {TIMER_EVALUATE};
@@ -692,8 +772,8 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     run->skipped = state->skipped_iterations;
     run->nan = state->nan_iterations;
     run->flops_so_far = state->flops_so_far;
+    if (!optimizer) return true;  // Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up
     run->scheduled = state->scheduler_samples;
-    if (!optimizer) return true;
     run->last.adam_steps = state->adam_steps;
     run->last.beta1_power = state->beta1_power;
     run->last.beta2_power = state->beta2_power;
@@ -701,17 +781,40 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     return true;
 }
 
-// --load: Megatron's rules. No tracker file means a fresh start, so that the same script starts and resumes a run.
+static void fresh_weights(Run *run) {
+    gpt_init_weights(&run->gpt, (uint64_t)run->config.seed, run->dp_group);
+    zero_masters_from_weights(&run->zero);
+}
+
+// A resumed run whose --eval-interval or --eval-iters grew may want more validation samples than the split holds: said now, not days later.
+static bool enough_validation(Run *run) {
+    const Config *c = &run->config;
+    if (c->eval_iters <= 0 || c->mock_data || !loader_has_split(run->loader, SPLIT_VALID)) return true;
+    int64_t left = c->skip_train ? 0 : c->train_iters / c->eval_interval - run->iteration / c->eval_interval;
+    int64_t wanted = run->consumed_valid + (left + 1) * c->eval_iters * c->global_batch_size, held = loader_samples(run->loader, SPLIT_VALID);
+    if (wanted <= held) return true;
+    return error_set(&run->error, EXIT_DATA, "the validation split holds %lld samples, but %lld are used up and the evaluations to come want %lld in all; use the "
+                     "--eval-interval and --eval-iters that the run began with", (long long)held, (long long)run->consumed_valid, (long long)wanted);
+}
+
+// Fills the weights. --load: Megatron's rules. No tracker file means a fresh start, so that the same script starts and resumes a run.
 static bool load_checkpoint(Run *run) {
     Config *c = &run->config;
     run->site.phase = "load checkpoint";
     run->last.beta1_power = run->last.beta2_power = 1.0;
-    if (!c->load) return true;
-    int64_t iteration = checkpoint_latest(c->load, &run->error);
+    if (!c->load) {
+        fresh_weights(run);
+        return true;
+    }
+    int64_t iteration = run->launch.rank == 0 ? checkpoint_latest(c->load, &run->error) : 0;  // one answer for all ranks
     if (!agreed(run, iteration != -2)) return false;
+    MPI_Bcast(&iteration, 1, MPI_INT64_T, 0, run->launch.world);
     if (iteration == -1) {
         log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch", c->load);
-        if (!c->exit_on_missing_checkpoint) return true;
+        if (!c->exit_on_missing_checkpoint) {
+            fresh_weights(run);
+            return true;
+        }
         log_line(run->log, ">> '--exit-on-missing-checkpoint' set ... exiting. <<");
         run->exit_code = EXIT_DONE;
         return false;
@@ -719,7 +822,7 @@ static bool load_checkpoint(Run *run) {
     log_line(run->log, " loading checkpoint from %s at iteration %lld", c->load, (long long)iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     Checkpoint *checkpoint = checkpoint_open(c->load, iteration, true, run->launch.world, &run->error);
-    bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint));
+    bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint) && enough_validation(run));
     if (checkpoint) checkpoint_close(checkpoint);
     timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", c->load, (long long)iteration);
@@ -799,33 +902,20 @@ static void write_sample(Run *run) {
 
 // ===== the loop ==================================================================================================================
 
-// Signals are blocked and polled, so that a step is never cut in two and no handler is needed.
-static sigset_t stop_signals(void) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGUSR1);
-    sigaddset(&set, SIGINT);
-    return set;
-}
-
-enum { GO_ON = 0, STOP_DURATION = 1, STOP_SIGNAL = 2 };
-
-// The same answer on every rank: any rank's signal, or the longest-running rank's clock.
-static int stop_request(Run *run, int *signal_number) {
-    sigset_t set = stop_signals();
-    struct timespec at_once = {0, 0};
-    int caught = sigtimedwait(&set, NULL, &at_once);
-    double limit = run->config.exit_duration_in_mins;
-    int own[2] = {caught > 0 ? caught : 0, limit > 0 && monotonic_seconds() - run->started > 60.0 * limit};
-    MPI_Allreduce(MPI_IN_PLACE, own, 2, MPI_INT, MPI_MAX, run->launch.world);
-    *signal_number = own[0];
-    return own[0] ? STOP_SIGNAL : (own[1] ? STOP_DURATION : GO_ON);
-}
-
 static bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
 
+static bool diverged(Run *run) {
+    if (run->error.code != EXIT_DIVERGED) return false;
+    run->exit_code = EXIT_DIVERGED;
+    run->site.iteration = run->diverged_at;
+    run->site.phase = "update";
+    if (run->launch.rank == 0) error_print(&run->site, run->error.what);
+    return true;
+}
+
 static bool stop_and_save(Run *run, const char *why, int exit_code) {
+    settle(run, 0);
+    if (diverged(run)) return true;
     run->exit_code = exit_code;
     if (!save_checkpoint(run)) return true;
     log_datetime(run->log, "%s", why);
@@ -837,17 +927,17 @@ static bool after_step(Run *run) {
     const Config *c = &run->config;
     char why[96];
     double since = monotonic_seconds();
-    int signal_number, request = stop_request(run, &signal_number);
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
-    if (request == STOP_SIGNAL) {
-        snprintf(why, sizeof why, "exiting program after receiving %s.", signal_number == SIGTERM ? "SIGTERM" : signal_number == SIGINT ? "SIGINT" : "SIGUSR1");
+    if (run->stop == STOP_SIGNAL) {
+        int caught = run->stop_signal;
+        snprintf(why, sizeof why, "exiting program after receiving %s.", caught == SIGTERM ? "SIGTERM" : caught == SIGINT ? "SIGINT" : "SIGUSR1");
         return stop_and_save(run, why, EXIT_STOPPED);
     }
     if (saving && !save_checkpoint(run)) return true;
-    if (request == STOP_DURATION) {
+    if (run->stop == STOP_DURATION) {
         snprintf(why, sizeof why, "exiting program after %.1f minutes", (monotonic_seconds() - run->started) / 60.0);
         return stop_and_save(run, why, EXIT_DONE);
     }
@@ -868,13 +958,6 @@ static bool needs_verdict(const Run *run) {
            c->log_num_zeros_in_grad || i >= c->train_iters;
 }
 
-static bool diverged(Run *run) {
-    if (run->error.code != EXIT_DIVERGED) return false;
-    run->exit_code = EXIT_DIVERGED;
-    if (run->launch.rank == 0) error_print(&run->site, run->error.what);
-    return true;
-}
-
 // True when training reached its end; false when it was left early (run->exit_code says how).
 static bool train(Run *run) {
     const Config *c = &run->config;
@@ -882,10 +965,11 @@ static bool train(Run *run) {
     begin_interval(run);
     while (run->iteration < c->train_iters) {
         train_step(run);
-        if (!batches_sound(run)) return false;
+        poll_stop(run);
+        if (!data_sound(run)) return false;
         if (needs_verdict(run)) settle(run, 0);
         if (diverged(run)) return false;
-        if (due(run->iteration, c->log_interval)) log_interval(run);
+        if (due(run->iteration, c->log_interval)) end_interval(run);
         if (after_step(run)) return false;
     }
     log_datetime(run->log, "after training is done");
@@ -953,7 +1037,7 @@ static bool open_data(Run *run) {
     o.test_data_path_count = c->test_data_path.count;
     o.split = c->split;
     o.mock_data = c->mock_data;
-    o.samples[SPLIT_TRAIN] = c->train_samples ? c->train_samples : c->train_iters * c->global_batch_size;
+    o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
     o.samples[SPLIT_VALID] = c->eval_interval > 0 ? (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size : 0;
     o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
     o.seq_length = c->seq_length;
@@ -989,7 +1073,9 @@ static void print_start(Run *run) {
     if (run->topology.dp_size == 1 && (c->quantized_weights || c->quantized_gradients)) {
         log_line(run->log, "WARNING: one data-parallel rank sends nothing: the quantisation flags have no effect");
     }
-    log_line(run->log, "setting number of micro-batches to constant %d", c->micro_batches);
+    if (c->rampup_samples) log_line(run->log, "will use batch size rampup starting from global batch size %lld to global batch size %d with batch size increments %lld over %lld samples.",
+                                    (long long)c->rampup_start, c->global_batch_size, (long long)c->rampup_increment, (long long)c->rampup_samples);
+    else log_line(run->log, "setting number of micro-batches to constant %d", c->micro_batches);
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded,
              c->vocab_size_padded);
     log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", (long long)run->zero.plan.parameters);
@@ -1005,7 +1091,10 @@ static bool open_device(Run *run) {
     run->traffic = stream_create(run->device, "communication");
     run->timers = timers_create(run->device, run->config.timing_log_level);
     run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->error);
-    return run->log && arena_allocate(&run->arena, run->device, &run->error);
+    // CPU ranks of one host draw on the same memory.
+    int host_ranks = 1;
+    if (!strcmp(device_backend(), "cpu")) MPI_Comm_size(run->launch.host, &host_ranks);
+    return run->log && arena_allocate(&run->arena, run->device, host_ranks, &run->error);
 }
 
 // Device, weights, data: everything up to the first iteration.
@@ -1016,7 +1105,7 @@ static bool start_run(Run *run) {
     MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
     if (!agreed(run, run->comm != NULL)) return false;
-    comm_set_timeout(run->comm, 60.0 * run->config.distributed_timeout_minutes);
+    comm_set_timeout(run->comm, time_limit(run));
     zero_start(&run->zero, run->device, run->comm, run->compute, run->traffic, run->timers);
     run->gpt.zero = &run->zero;
     run->gpt.stream = run->compute;
@@ -1027,8 +1116,6 @@ static bool start_run(Run *run) {
     if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
     timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
     timer_start(run->timers, TIMER_SETUP, NULL);
-    gpt_init_weights(&run->gpt, (uint64_t)run->config.seed);
-    zero_masters_from_weights(&run->zero);
     if (!load_checkpoint(run)) return false;
     run->schedule = schedule_from_config(&run->config);
     const Config *c = &run->config;
@@ -1079,7 +1166,9 @@ static void run_training(Run *run) {
     if (!start_run(run)) return;
     if (run->config.skip_train) run->consumed_valid = 0;
     if (!run->config.skip_train && !train(run)) return;
-    if (final_evaluation(run)) write_sample(run);
+    if (!final_evaluation(run)) return;
+    if (run->stop == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;  // the trained model is saved; only the last figures are missing
+    else write_sample(run);
 }
 
 // --help and --version need neither MPI nor ranks; under mpirun the first rank answers for all.
@@ -1107,8 +1196,10 @@ int main(int argc, char **argv) {
     bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
     if (parsed && (run.config.help || run.config.version)) return answer_without_training(&run.config, argv[0]);
 
+    // Looking at data or at a plan has nothing to save: there a signal ends the process as usual.
+    bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;
     sigset_t set = stop_signals();
-    sigprocmask(SIG_BLOCK, &set, NULL);
+    if (trains) sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of write(2), which is told in words
     Error launched;
     bool ok = launch_init(&run.launch, &argc, &argv, &launched);

@@ -70,8 +70,8 @@ CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt);
 int64_t gpt_parameters(const GPT *gpt);
 // Reserves activations and scratch in the memory plan.
 void gpt_reserve(GPT *gpt, Arena *arena);
-// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks.
-void gpt_init_weights(GPT *gpt, uint64_t seed);
+// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks. The ranks of group share the work.
+void gpt_init_weights(GPT *gpt, uint64_t seed, MPI_Comm group);
 // Uploads a micro-batch of B rows of T tokens (B, T at most the planned ones).
 void gpt_upload(GPT *gpt, const Batch *batch);
 // Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf. first_sample keys dropout; training false switches it off.

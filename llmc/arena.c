@@ -20,13 +20,13 @@ size_t arena_total(const Arena *arena) {
     return total;
 }
 
-bool arena_allocate(Arena *arena, Device *device, Error *err) {
-    size_t free_bytes, total_bytes, wanted = arena_total(arena);
+bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err) {
+    size_t free_bytes, total_bytes, wanted = arena_total(arena) * (size_t)sharers;
     device_memory(device, &free_bytes, &total_bytes);
     if (wanted > free_bytes) {
-        return error_set(err, EXIT_ENVIRONMENT, "the run needs %.2f GiB, the device has %.2f GiB free: %.2f GiB too much; use a smaller --micro-batch-size, "
+        return error_set(err, EXIT_ENVIRONMENT, "the run needs %.2f GiB for %d rank(s) of this machine, the device has %.2f GiB free: %.2f GiB too much; use a smaller --micro-batch-size, "
                          "--recompute-granularity full or more ranks (--plan shows what takes how much)",
-                         (double)wanted / 0x1p30, (double)free_bytes / 0x1p30, (double)(wanted - free_bytes) / 0x1p30);
+                         (double)wanted / 0x1p30, sharers, (double)free_bytes / 0x1p30, (double)(wanted - free_bytes) / 0x1p30);
     }
     for (int i = 0; i < arena->count; i++) {
         ArenaEntry *entry = &arena->entries[i];

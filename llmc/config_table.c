@@ -135,7 +135,7 @@ static const Option table[] = {
     INT("gq-group-size-inter", gq_group_size_inter, "128", 32, 4096, "gradients per scale between nodes, a multiple of 32"),
     CHOICE("gq-rounding", int, gq_rounding, "stochastic", "nearest|stochastic", "rounding of gradients; nearest is biased"),
     FLAG("hadamard-transform", hadamard_transform, "spread outliers over 32 gradients before quantising (TLq-HS)"),
-    INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "1", 1, 4096, "chunks of a bucket: one crosses nodes while the next is inside its node"),
+    INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "1", 1, 4096, "chunks in which a bucket travels; any number gives the same bits"),
     COUNT("gradients-quantization-start-iteration", gradients_quantization_start_iteration, "0", 0, "unquantised gradients before this iteration"),
     COUNT("verify-replicas-interval", verify_replicas_interval, "0", 0, "compare a hash of all ranks' weights every N iterations; 0 is off"),
 

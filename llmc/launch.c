@@ -46,6 +46,16 @@ void launch_finalize(Launch *launch) {
     MPI_Finalize();
 }
 
+bool launch_wait(MPI_Request *request, double seconds) {
+    double deadline = monotonic_seconds() + seconds;
+    int done = 0;
+    for (int polls = 1; !done; polls++) {
+        MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (!done && seconds > 0 && polls % 1024 == 0 && monotonic_seconds() > deadline) return false;
+    }
+    return true;
+}
+
 bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who) {
     int rank, size;
     Error shared = {0};

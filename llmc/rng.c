@@ -16,10 +16,10 @@ double rng_uniform(uint64_t seed, uint32_t stream, uint64_t index) {
     return unit53(bits.v[0], bits.v[1]);
 }
 
-double rng_normal(uint64_t seed, uint32_t stream, uint64_t index) {
-    // Numbers 2k and 2k+1 are the two halves of one Box-Muller draw.
-    Philox4 bits = draw(seed, stream, index / 2);
+void rng_normal_pair(uint64_t seed, uint32_t stream, uint64_t pair, double normal[2]) {
+    Philox4 bits = draw(seed, stream, pair);
     double radius = sqrt(-2.0 * log(1.0 - unit53(bits.v[0], bits.v[1])));
     double angle = 6.283185307179586 * unit53(bits.v[2], bits.v[3]);
-    return radius * (index % 2 ? sin(angle) : cos(angle));
+    normal[0] = radius * cos(angle);
+    normal[1] = radius * sin(angle);
 }

@@ -70,9 +70,10 @@ static void reserve_communication(Zero *zero, Arena *arena) {
     arena_reserve(arena, group, "gradients, received inside the node", send1, (void **)&zero->tlq.recv1);
     arena_reserve(arena, group, "gradients, sent between nodes", send2, (void **)&zero->tlq.send2);
     arena_reserve(arena, group, "gradients, received between nodes", send2, (void **)&zero->tlq.recv2);
-    for (int b = 0; b < zero->plan.buckets; b++) {
-        arena_reserve(arena, group, "weights, gathered", qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire), (void **)&zero->gather[b]);
-    }
+    // One buffer for all buckets: the traffic stream updates, gathers and applies them one after the other.
+    size_t gather = 0;
+    for (int b = 0; b < zero->plan.buckets; b++) gather = larger(gather, qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
+    arena_reserve(arena, group, "weights, gathered", gather, (void **)&zero->gather);
 }
 
 static void reserve_memory(Zero *zero, Arena *arena) {
@@ -133,7 +134,6 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     PlanOptions options = plan_options(zero);
     if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
     size_t buckets = (size_t)zero->plan.buckets;
-    zero->gather = (uint8_t **)xcalloc(buckets, sizeof(uint8_t *), "the bucket table");
     zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     zero->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
     zero->pending = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
@@ -182,7 +182,6 @@ void zero_free(Zero *zero) {
         event_destroy(zero->judged);
         for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
     }
-    free(zero->gather);
     free(zero->leaf_start);
     free(zero->units_missing);
     free(zero->pending);
@@ -222,10 +221,6 @@ static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
     // Megatron's iteration counter is 0-based when the flag is compared.
     bool quantise = zero->config->quantized_gradients && iteration - 1 >= zero->config->gradients_quantization_start_iteration;
     return quantise ? &zero->wire : &zero->plain_wire;
-}
-
-WireBytes zero_wire_bytes(const Zero *zero, int64_t iteration) {
-    return plan_wire_bytes(&zero->plan, wire_at(zero, iteration), &zero->weight_wire);
 }
 
 void zero_begin(Zero *zero, int64_t iteration) {
@@ -313,7 +308,7 @@ static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
     qwd_update_bucket(step, b, zero->grads + bucket->arena, zero->weights + bucket->arena, zero->master + bucket->shard,
-                      zero->exp_avg + bucket->shard, zero->exp_avg_sq + bucket->shard, zero->gather[b], zero->traffic);
+                      zero->exp_avg + bucket->shard, zero->exp_avg_sq + bucket->shard, zero->gather, zero->traffic);
     set_zero(zero->traffic, zero->grads + bucket->arena, (size_t)(bucket->matrix + bucket->tail) * sizeof(float));
     timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
 }
@@ -321,8 +316,8 @@ static void update_bucket(Zero *zero, const QwdStep *step, int b) {
 static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
     timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
-    qwd_gather_bucket(step, b, zero->gather[b], zero->comm, zero->traffic);
-    qwd_apply_bucket(step, b, zero->weights + zero->plan.bucket[b].arena, zero->gather[b], zero->traffic);
+    qwd_gather_bucket(step, b, zero->gather, zero->comm, zero->traffic);
+    qwd_apply_bucket(step, b, zero->weights + zero->plan.bucket[b].arena, zero->gather, zero->traffic);
     timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
     event_record(zero->done[b], zero->traffic);
     zero->pending[b] = true;

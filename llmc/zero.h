@@ -27,7 +27,7 @@ typedef struct Zero {
     Device *device;
     Comm *comm;
     Timers *timers;
-    Stream *compute, *traffic;      // forward, backward and AdamW | collectives and their kernels
+    Stream *compute, *traffic;      // forward and backward | reductions, verdict, AdamW, gathers
     Event **ready, **done;          // (buckets) gradients complete / gathered weights applied
     Event *computed;                // the compute stream's last word of a step: its loss
     Event *judged;                  // the verdict stands, and the loss has been read
@@ -44,7 +44,7 @@ typedef struct Zero {
     uint64_t *hash;                 // (1)
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
-    uint8_t **gather;               // (buckets) gather buffers
+    uint8_t *gather;                // gather buffer of the bucket at hand
     // host
     int64_t *leaf_start;            // (buckets) first leaf
     int *units_missing;             // (buckets) layers whose gradients are still to come in this backward
@@ -79,8 +79,6 @@ void zero_weights_wait_all(Zero *zero);
 floatX *zero_weight(const Zero *zero, int tensor);
 float *zero_grad(const Zero *zero, int tensor);
 
-// Bytes this rank would send per step by the plan, with the wire of this iteration.
-WireBytes zero_wire_bytes(const Zero *zero, int64_t iteration);
 // Milliseconds since the last call that the compute stream waited for reductions and for gathers (on CPU ranks: that they took).
 double zero_take_exposed_ms(Zero *zero);
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.

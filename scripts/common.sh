@@ -114,18 +114,43 @@ core_count() {
 
 # --- ranks ---------------------------------------------------------------------------------------------------------------------------
 
-# launch RANKS COMMAND...: the command on that many ranks of this machine, without standard input. Returns the ranks' exit code. The
-# programs print their own one error line; mpirun's blocks of explanation are kept out of the way.
+# Standard error without mpirun's blocks about ranks that have ended: the programs print one line of their own. Its other blocks stay.
+without_banners() {
+    local line block='' inside=0 known=0
+    while IFS= read -r line || [ -n "$line" ]; do
+        if [[ $line =~ ^-{60,}$ ]]; then
+            if [ $inside = 0 ]; then
+                inside=1 known=0 block=$line
+            else
+                inside=0
+                [ $known = 1 ] || printf '%s\n' "$block" "$line"
+            fi
+        elif [ $inside = 1 ]; then
+            block+=$'\n'$line
+            case $line in
+            *'exited with non-zero status'* | *'MPI_ABORT was invoked'* | *'has exited due to process'* | *'noticed that process'* | 'Primary job '*) known=1 ;;
+            esac
+        elif [[ $line =~ [^[:blank:]] ]]; then
+            printf '%s\n' "$line"
+        fi
+    done
+    [ $inside = 0 ] || [ $known = 1 ] || printf '%s\n' "$block"
+}
+
+# launch RANKS COMMAND...: the command on that many ranks of this machine, without standard input. Returns the ranks' exit code.
 launch() {
-    local ranks=$1 status=0 options=()
+    local ranks=$1 status options=()
     shift
-    if mpirun --version 2>/dev/null | grep -q 'Open MPI\|OpenRTE'; then
-        # Ranks may outnumber the cores, and several jobs may share them. Single-copy transfers are refused, with a warning, in most containers.
-        options=(--quiet --oversubscribe --bind-to none)
+    if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+        # Ranks may outnumber the cores, and several jobs may share them.
+        options=(--oversubscribe --bind-to none)
         [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
+        # One machine needs no TCP, whose search for interfaces warns where there are none; single-copy transfers are refused, with a
+        # warning, in most containers.
+        export OMPI_MCA_btl="${OMPI_MCA_btl-^tcp}"
         export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
     fi
-    mpirun "${options[@]}" -np "$ranks" "$@" </dev/null || status=$?
-    [ "$status" -le 128 ] || say "error: a rank was ended by signal $((status - 128)) ($(kill -l $((status - 128))))" >&2
-    return $status
+    { mpirun "${options[@]}" -np "$ranks" "$@" </dev/null 2>&1 >&3 | without_banners >&2; status=${PIPESTATUS[0]}; } 3>&1
+    case $status in 134 | 135 | 136 | 137 | 139 | 143) say "error: a rank was ended by SIG$(kill -l "$status")" >&2 ;; esac
+    return "$status"
 }

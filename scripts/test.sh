@@ -16,7 +16,7 @@
 set -u
 exec </dev/null
 
-no_install=0 limit=300
+no_install=0 limit=600
 for argument; do
     case $argument in
     --long) export LONG=1; limit=3600 ;;
@@ -39,30 +39,30 @@ passed=0 failed=0 skipped=0
 
 count_lines() { grep -cE -- "$1" "$2" || true; } # pattern, file
 
-# Counts of a cmocka program's output: tests that began, less those that are known to be well or skipped.
-count_cmocka() { # log
+# count LOG: sets ok, bad and skip. A cmocka program tells how many tests began: those that are neither well nor skipped went wrong.
+count() {
     local total
     total=$(grep -oE '\] (tests: |[^:]*: )?Running [0-9]+ test' "$1" | grep -oE '[0-9]+ test' | awk '{ n += $1 } END { print n + 0 }')
-    ok=$(count_lines '\[       OK \]' "$1")
-    skip=$(grep -oE '\[  SKIPPED \] [A-Za-z_][A-Za-z0-9_]*$' "$1" | sort -u | wc -l)
-    bad=$((total - ok - skip))
+    if [ "$total" -gt 0 ]; then
+        ok=$(count_lines '\[       OK \]' "$1")
+        skip=$(grep -oE '\[  SKIPPED \] [A-Za-z_][A-Za-z0-9_]*$' "$1" | sort -u | wc -l)
+        bad=$((total - ok - skip))
+    else
+        ok=$(count_lines '^ok ' "$1")
+        bad=$(count_lines '^not ok ' "$1")
+        skip=$(count_lines '^skip ' "$1")
+    fi
 }
 
-count_marks() { # log
-    ok=$(count_lines '^ok ' "$1")
-    bad=$(count_lines '^not ok ' "$1")
-    skip=$(count_lines '^skip ' "$1")
-}
-
-# run KIND NAME COMMAND...: runs a test program within the time limit, counts its tests, shows one line, and its output when it failed.
+# run NAME COMMAND...: runs a test program within the time limit, counts its tests, shows one line, and its output when it failed.
 run() {
-    local kind=$1 name=$2 log start code=0 ok=0 bad=0 skip=0 verdict=ok
-    shift 2
+    local name=$1 log start code=0 ok=0 bad=0 skip=0 verdict=ok
+    shift
     log=$logs/${name//[ \/]/-}.log
     start=${EPOCHREALTIME//[.,]/}
     timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 || code=$?
     [ "$code" -ne 124 ] || say "took longer than $limit s" >>"$log"
-    "count_$kind" "$log"
+    count "$log"
     if [ $((ok + bad + skip)) = 0 ]; then
         case $code in 0) ok=1 ;; 77) skip=1 ;; *) bad=1 ;; esac
     elif [ "$code" != 0 ] && [ "$code" != 77 ] && [ "$bad" -le 0 ]; then
@@ -147,16 +147,16 @@ leaks_of() { if grep -qE 'MPI_Init|launch_init' "$1"; then say 0; else say 1; fi
 
 for source in ${unit_tests[@]+"${unit_tests[@]}"}; do
     name=$(basename "$source" .c)
-    if built "$plain/${source%.c}"; then run cmocka "unit $name" "$plain/${source%.c}"; fi
+    if built "$plain/${source%.c}"; then run "unit $name" "$plain/${source%.c}"; fi
     if built "$san/${source%.c}"; then
-        run cmocka "unit $name, sanitizers" env ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"} "$san/${source%.c}"
+        run "unit $name, sanitizers" env ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"} "$san/${source%.c}"
     fi
 done
 for source in ${fp32_tests[@]+"${fp32_tests[@]}"}; do
-    if built "$fp32/${source%.c}"; then run cmocka "unit $(basename "$source" .c), fp32" "$fp32/${source%.c}"; fi
+    if built "$fp32/${source%.c}"; then run "unit $(basename "$source" .c), fp32" "$fp32/${source%.c}"; fi
 done
 for script in test/unit/*.sh; do
-    [ ! -e "$script" ] || run marks "unit $(basename "$script")" env BUILD="$plain" bash "$script"
+    [ ! -e "$script" ] || run "unit $(basename "$script")" env BUILD="$plain" bash "$script"
 done
 
 # --- over MPI ranks ----------------------------------------------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ for source in ${mpi_tests[@]+"${mpi_tests[@]}"}; do
         [ "$n" -gt 4 ] || [ "$n" -le "$most" ] || most=$n
     done
     if built "$plain/${source%.c}"; then
-        for n in $ranks; do run marks "mpi $name, $n ranks" "${launch_by_script[@]}" "$n" "$plain/${source%.c}"; done
+        for n in $ranks; do run "mpi $name, $n ranks" "${launch_by_script[@]}" "$n" "$plain/${source%.c}"; done
     fi
     if built "$san/${source%.c}"; then
-        run marks "mpi $name, $most ranks, sanitizers" env ASAN_OPTIONS=detect_leaks=0 ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
+        run "mpi $name, $most ranks, sanitizers" env ASAN_OPTIONS=detect_leaks=0 ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
     fi
 done
 
@@ -181,7 +181,7 @@ done
 
 for folder in fault e2e; do
     for script in "test/$folder"/*.sh; do
-        [ ! -e "$script" ] || run marks "$folder $(basename "$script")" env BUILD="$plain" bash "$script"
+        [ ! -e "$script" ] || run "$folder $(basename "$script")" env BUILD="$plain" bash "$script"
     done
 done
 
@@ -189,21 +189,48 @@ done
 
 read -ra mpi_flags < <(mpicc --showme:compile 2>/dev/null || mpicc -show 2>/dev/null | grep -oE -- '-I[^ ]+' | paste -s -d ' ')
 common_subset=(-std=c++17 -D_GNU_SOURCE -DOMPI_SKIP_MPICXX ${mpi_flags[@]+"${mpi_flags[@]}"} -I.)
-run marks "the trainer is C++ too" g++ "${common_subset[@]}" -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror -fsyntax-only -x c++ train_gpt.cu
+run "the trainer is C++ too" g++ "${common_subset[@]}" -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror -fsyntax-only -x c++ train_gpt.cu
 nvcc_path=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
 if [ -n "$nvcc_path" ]; then
-    for source in train_gpt.cu llmc/cuda/*.cu sdp4bit/*.cu; do
-        [ ! -e "$source" ] || run marks "nvcc compiles $source" "$nvcc_path" "${common_subset[@]}" -c "$source" -o "$plain/nvcc.o"
-    done
+    run "nvcc compiles train_gpt.cu" "$nvcc_path" "${common_subset[@]}" -c train_gpt.cu -o "$plain/nvcc.o"
 else
     skip_one "nvcc compiles train_gpt.cu" "no nvcc on this machine"
 fi
-if have_command nvidia-smi && nvidia-smi >/dev/null 2>&1; then
-    for script in test/gpu/*.sh; do
-        [ ! -e "$script" ] || run marks "gpu $(basename "$script")" env BUILD="$plain" bash "$script"
-    done
+
+# Every CUDA object for every architecture takes minutes. The Makefile says which library it misses.
+compile_for_gpu() {
+    local output code=0
+    output=$(make -k -j "$1" gpu-check BUILD="$2" 2>&1) || code=$?
+    printf '%s\n' "$output"
+    if [ $code != 0 ] && grep -qE 'was not found|could not be fetched' <<<"$output"; then
+        printf 'skip gpu-check: %s\n' "$(grep -m 1 -oE '[A-Za-z-]+:? [^ :]* ?(was not found|could not be fetched)' <<<"$output")"
+        return 77
+    fi
+    return $code
+}
+export -f compile_for_gpu
+if ! grep -q '^gpu-check:' Makefile; then
+    :
+elif [ -z "${LONG:-}" ]; then
+    skip_one "make gpu-check" "takes minutes: --long"
+elif [ -z "$nvcc_path" ]; then
+    skip_one "make gpu-check" "no nvcc on this machine"
 else
+    run "make gpu-check" bash -c 'compile_for_gpu "$@"' compile "$jobs" "$plain"
+fi
+
+if ! have_command nvidia-smi || ! nvidia-smi >/dev/null 2>&1; then
     skip_one "tests on a GPU" "no NVIDIA GPU on this machine"
+elif ! grep -q '^gpu-test-programs:' Makefile; then
+    skip_one "tests on a GPU" "there is no GPU program yet"
+else
+    build "tests on a GPU" "$plain" GPU=1 gpu gpu-test-programs
+    for source in test/gpu/test_*.cu test/gpu/test_*.c; do
+        if [ -e "$source" ] && built "$plain/${source%.*}"; then run "gpu $(basename "${source%.*}")" "$plain/${source%.*}"; fi
+    done
+    for script in test/gpu/*.sh; do
+        [ ! -e "$script" ] || run "gpu $(basename "$script")" env BUILD="$plain" bash "$script"
+    done
 fi
 
 say "$((SECONDS)) s; logs in $logs"

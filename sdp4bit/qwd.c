@@ -14,7 +14,8 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     const Topology *topology = step->topology;
     const Bucket *bucket = &step->plan->bucket[b];
     MessageLayout m = plan_weight_message(bucket, &step->wire);
-    uint8_t *own = buffer + ((int64_t)topology->local * topology->nodes + topology->node) * m.bytes;
+    int64_t row = (int64_t)topology->local * topology->nodes + topology->node;
+    uint8_t *own = alone(step) ? NULL : buffer + row * m.bytes;
     UpdateShard u = {0};
     u.control = step->control;
     u.beta1 = step->beta1;

@@ -1,4 +1,6 @@
 # shellcheck shell=bash
+# Variables set here are used by the scripts, some functions take an optional argument, and "A && B || C" stands where B cannot fail.
+# shellcheck disable=SC2034,SC2054,SC2119,SC2120,SC2015
 # Shared by test/e2e/*.sh and test/fault/*.sh: they run the real programs as a user would, on shards made here from generated text.
 # BUILD (default build) is the folder of the programs; LONG=1 adds what takes longer. Results are lines "ok NAME", "not ok NAME: why" and
 # "skip NAME: reason"; a script ends with `finish`, whose status says whether anything failed.
@@ -10,6 +12,7 @@ export LC_ALL=C OPENBLAS_NUM_THREADS=1
 work=$(mktemp -d) || exit 1
 failed=0
 why=
+data= # prefix of the shard that train uses
 
 # Ends the ranks that a test started and left behind (each carries this script's folder in its environment), and removes the folder.
 export SDP4BIT_TEST_FOLDER=$work
@@ -71,7 +74,6 @@ make_shard() {
 
 # ---- running --------------------------------------------------------------------------------------------------------------------------
 # A model small enough that a run is mostly start-up. Later flags win, so a test adds its own behind these.
-# shellcheck disable=SC2034 # for the scripts
 model=(--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --make-vocab-size-divisible-by 8
     --tokenizer-type Byte --bf16 --use-distributed-optimizer)
 batch=(--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2 --train-iters 12

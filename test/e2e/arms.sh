@@ -2,6 +2,7 @@
 # Every arm of the paper trains on 2 nodes x 2 ranks: the loss falls, ends near the baseline's, all replicas stay equal, and the bytes that were
 # really sent are those that --plan announces. The factors are wide (a tiny model, 40 iterations): they catch an arm that does not learn. The quality
 # of the codecs is measured elsewhere.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 800 2
 data=$work/text_text_document

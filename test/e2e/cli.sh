@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The command line: help, version, the paper's scripts word for word, argument files, and one clear line with exit code 2 for what is wrong.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
 data=$work/text_text_document

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Data as a user meets them: looking at samples, checking shards, masks and positions at document ends, blends, epochs, validation and test,
 # and the ways to leave early.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 600 9
 make_shard other 300 10
@@ -111,6 +112,14 @@ skip_train() {
     [ "$(grep '^ validation loss' "$work/first")" = "$(grep '^ validation loss' "$work/out")" ] || { why="other losses than at the end of training"; return 1; }
 }
 check "--skip-train evaluates a checkpoint" skip_train
+evaluates_alone() { # neither training data nor a training split are needed to evaluate
+    local own=("${batch[@]}") i
+    for i in "${!own[@]}"; do [ "${own[i]:-}" = --split ] && unset "own[i]" "own[i + 1]"; done
+    ranks 2 "${model[@]}" "${own[@]}" --valid-data-path "$data" --skip-train --eval-iters 2 || { say "failed"; return 1; }
+    grep -q '^ validation loss at iteration 0 on validation set' "$work/out" || { why="not evaluated"; return 1; }
+    ranks 2 "${model[@]}" "${batch[@]}" --data-path "$data" --split 0,1,0 --skip-train --eval-iters 2 || say "failed without a training split"
+}
+check "--skip-train without training data" evaluates_alone
 sample() {
     trains 2 --sample-prompt "the quick " --sample-tokens 20 || return 1
     grep -q '^sample at iteration 12:$' "$work/out" && grep -qa '^the quick ' "$work/out" || { why="no sample"; return 1; }

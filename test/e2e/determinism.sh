@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The same command gives the same bits, and so does everything that only changes when or where work is done: overlap, recomputation, the number of
 # chunks of the pipeline. Compared are the JSON lines of the iterations, in which losses and norms are written so that they read back exactly.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 3
 data=$work/text_text_document
@@ -38,7 +39,7 @@ check "SDP4Bit in several buckets" logged sdp4bit_buckets "${run[@]}" "${quantis
 buckets_equal() { # The norm is summed bucket by bucket, so only the losses of the first iterations can be equal to the bit.
     local i
     for i in 1 2; do
-        [ "$(field sdp4bit loss | sed -n ${i}p)" = "$(field sdp4bit_buckets loss | sed -n ${i}p)" ] || { why="iteration $i: $(field sdp4bit_buckets loss | sed -n ${i}p)"; return 1; }
+        [ "$(field sdp4bit loss | sed -n "${i}p")" = "$(field sdp4bit_buckets loss | sed -n "${i}p")" ] || { why="iteration $i: $(field sdp4bit_buckets loss | sed -n "${i}p")"; return 1; }
     done
 }
 check "the first step does not depend on the buckets" buckets_equal

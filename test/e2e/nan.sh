@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Losses and gradients that are not finite: exit code 4 and one line, or with --on-nan skip a skipped step that leaves no trace in the weights.
 # An absurd learning rate makes them: the first step is sound and is applied, the products of the weights that it leaves overflow.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
 data=$work/text_text_document

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # --plan: the model cards' parameter counts, without ranks, data or vocabulary; the memory that a run then takes; what is refused.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 7
 data=$work/text_text_document

@@ -2,6 +2,7 @@
 # N ranks equal one rank when nothing is quantised: the same global batch on 1, 2 and 4 ranks and every shape of nodes, with several buckets and
 # gradient accumulation. The bound is not a magic number: summing in another order is what a different micro-batch size does on one rank, too,
 # so the spread between micro-batch sizes is the yardstick.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 800 1
 data=$work/text_text_document
@@ -32,13 +33,13 @@ equal_to_one() {
         END { if (!bad && (n != wanted || n < 12)) { printf "%d iterations instead of %d", n, wanted; bad = 1 }; exit bad }' >"$work/verdict"
     local rc=$?
     why="$2 $(cat "$work/verdict")"
-    return $rc
+    return "$rc"
 }
 # The first iteration has the same weights everywhere: only the order of a few sums differs. A forgotten 1/N shows here, AdamW would hide it.
 starts_equal() {
     local fields
     for fields in loss grad_norm; do
-        { field one2 $fields | head -n 1; field "$1" $fields | head -n 1; } | awk 'NR == 1 { want = $2 }
+        { field one2 "$fields" | head -n 1; field "$1" "$fields" | head -n 1; } | awk 'NR == 1 { want = $2 }
             NR == 2 { d = $2 / want - 1; exit !(d < 1e-5 && d > -1e-5) } END { exit NR != 2 }' || { why="$fields of the first iteration differs"; return 1; }
     done
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # N steps equal k steps, a save, a new process and N - k steps, to the bit, in the log and in the final checkpoint; and what else --load, --save and
 # their companions promise: another number of ranks, fine-tuning, schedules that differ, batch ramp-up, training lengths in samples.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
 data=$work/text_text_document
@@ -13,7 +14,7 @@ same_checkpoint() { # FOLDER FOLDER ITERATION: all shards, byte for byte; manife
         cmp -s "$file" "$2/$name/mp_rank_00/${file##*/}" || { why="$name: ${file##*/} differs"; return 1; }
         found=$((found + 1))
     done
-    [ $found -gt 0 ] && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "$(cat "$2/latest_checkpointed_iteration.txt")" ] || { why="no shards, or trackers differ"; return 1; }
+    [ "$found" -gt 0 ] && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "$(cat "$2/latest_checkpointed_iteration.txt")" ] || { why="no shards, or trackers differ"; return 1; }
 }
 lines_match() { # KIND A B FROM: validation lines after an iteration
     grep "^{\"kind\":\"$1\"" "$work/$2.jsonl" | awk -v from="$4" '{ split($0, p, /[:,]/); if (p[4] > from) print }' >"$work/left"
@@ -45,7 +46,7 @@ half=(--gpus-per-node 2 --train-iters 16 --eval-interval 4 --save-interval 8)
 
 # A folder with the checkpoint of iteration 8 alone, to load from.
 at_eight() {
-    rm -rf "$work/$2"
+    rm -rf "${work:?}/$2"
     mkdir "$work/$2"
     cp -r "$work/$1/iter_0000008" "$work/$2/" && echo 8 >"$work/$2/latest_checkpointed_iteration.txt"
 }

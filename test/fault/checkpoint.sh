@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Damaged checkpoints on 4 ranks: exit code 6 and one line that names the file; and saves that are killed half way, after which the last whole
 # checkpoint loads.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
@@ -79,4 +80,12 @@ killed_saving() {
     ! compgen -G "$work/torn/.iter_*" >/dev/null || { why="left $(echo "$work/torn"/.iter_*)"; return 1; }
 }
 check "saves killed with kill -9" killed_saving
+elsewhere() { # two machines without a common file system: only rank 0 finds the checkpoint
+    local flags=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 1 --load good)
+    mkdir -p "$work/elsewhere"
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 1 --wdir "$work" "$BUILD/train_gpt_cpu" "${flags[@]}" : -np 1 --wdir "$work/elsewhere" "$BUILD/train_gpt_cpu" "${flags[@]}" \
+        >"$work/out" 2>"$work/err" </dev/null
+    error_names 6 "every rank must see the same file system" $?
+}
+check "ranks that do not see the same folder" elsewhere
 finish

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Broken data on 4 ranks: the documented exit code, exactly one error line that names the file, and an end within seconds.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard good 300 1
 LIMIT=20

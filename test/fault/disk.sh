@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Full disks and folders that cannot be written: one clear line, the documented exit code, nothing lost that was saved before.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
@@ -101,7 +102,7 @@ preprocess_full() { # CODE FOLDER
     local rc
     "$BUILD/preprocess_data" --input "$work/big.jsonl" --tokenizer-type Byte --append-eod --output-prefix "$2/out" >"$work/out" 2>"$work/err"
     rc=$?
-    error_names "$1" "$2" $rc || return 1
+    error_names "$1" "$2" "$rc" || return 1
     [ -z "$(ls -A "$2")" ] || { why="left $(ls -A "$2")"; return 1; }
 }
 make_text "$work/big.jsonl" 20000 5

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Ranks that die or hang: the job ends within seconds, with a code other than 0, and leaves no process behind.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
@@ -22,7 +23,7 @@ ends_after() {
     local tries=40
     while [ -n "$(rank_pids)" ] && [ $((tries -= 1)) -gt 0 ]; do sleep 0.1; done
     [ -z "$(rank_pids)" ] || { why="ranks still run"; return 1; }
-    [ $rc -ne 0 ] && [ $rc -ne 124 ] || { why="exit code $rc"; return 1; }
+    [ "$rc" -ne 0 ] && [ "$rc" -ne 124 ] || { why="exit code $rc"; return 1; }
 }
 signal() { kill -s "$1" "$(rank_pids "$2")"; }
 killed() { # SIGNAL RANK
@@ -36,7 +37,7 @@ check "a rank that crashes" killed SEGV 1
 # A rank that hangs: the collectives' time limit ends the job.
 hanging() {
     ends_after hanging signal STOP 2 -- --distributed-timeout-minutes 0.05 && [ "$seconds" -le 20 ] || { why="${why:-it took $seconds seconds}"; return 1; }
-    error_names 7 "--distributed-timeout-minutes" $rc
+    error_names 7 "--distributed-timeout-minutes" "$rc"
 }
 check "a rank that hangs: exit code 7 and one line after --distributed-timeout-minutes" hanging
 evaluating() { # the time limit is one of collectives, not of steps: long work between them does no harm

@@ -77,7 +77,7 @@ report "the README's map names every folder" "$(printf '%s\n' "${files[@]}" | gr
     while IFS= read -r folder; do grep -qE "^$folder/" <<<"$map" || echo "$folder/"; done)"
 program=${BUILD:-build}/train_gpt_cpu
 if [ -x "$program" ]; then
-    known=$({ "$program" --help; "${BUILD:-build}/preprocess_data" --help; dev/compare_logs --help; scripts/quickstart.sh --help; scripts/test.sh --help; } 2>&1)
+    known=$({ echo --allow-run-as-root --oversubscribe; "$program" --help; "${BUILD:-build}/preprocess_data" --help; dev/compare_logs --help; scripts/quickstart.sh --help; scripts/test.sh --help; } 2>&1)
     report "the README's flags exist" "$(grep -oE -- '`--[a-z][a-zA-Z_-]+' README.md | tr -d '`' | sort -u | while IFS= read -r flag; do grep -qF -- "$flag" <<<"$known" || echo "$flag"; done)"
 else
     echo "skip the README's flags exist: $program is not built"

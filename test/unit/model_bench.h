@@ -52,7 +52,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     ok = zero_plan(&b->zero, &b->config, &b->topology, tensors, b->gpt.tensors, &b->arena, &err);
     free(tensors);
     gpt_reserve(&b->gpt, &b->arena);
-    ok = ok && arena_allocate(&b->arena, b->device, &err);
+    ok = ok && arena_allocate(&b->arena, b->device, 1, &err);
     if (!ok) fprintf(stderr, "bench: %s\n", err.what);
     zero_start(&b->zero, b->device, b->comm, b->compute, b->traffic, b->timers);
     b->gpt.zero = &b->zero;

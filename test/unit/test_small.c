@@ -12,6 +12,12 @@
 #include "llmc/rng.h"
 #include "llmc/sample.h"
 
+static double rng_normal(uint64_t seed, uint32_t stream, uint64_t index) {
+    double pair[2];
+    rng_normal_pair(seed, stream, index / 2, pair);
+    return pair[index % 2];
+}
+
 static void normals_are_normal(void **state) {
     enum { N = 200000 };
     double sum = 0, squares = 0, fourth = 0, neighbours = 0, last = 0;
@@ -75,14 +81,14 @@ static void the_memory_plan_is_what_is_allocated(void **state) {
     arena_reserve(&arena, "two", "nothing", 0, &none);
     assert_int_equal(arena_total(&arena), 1024);
     assert_null(none);
-    assert_true(arena_allocate(&arena, device, &err));
+    assert_true(arena_allocate(&arena, device, 1, &err));
     assert_true(a && b && !none);
     for (int i = 0; i < 1000; i++) assert_int_equal(((char *)a)[i], 0);
     arena_free(&arena, device);
     assert_null(a);
 
     arena_reserve(&arena, "huge", "more than there is", (size_t)1 << 60, &a);
-    assert_false(arena_allocate(&arena, device, &err));
+    assert_false(arena_allocate(&arena, device, 1, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "too much"));
     arena_free(&arena, device);
