@@ -511,7 +511,7 @@ static void settle(Run *run, int which) {
     if (!finite && run->config.check_for_nan_in_loss_and_grad && run->config.on_nan == ON_NAN_ABORT && !run->error.code) {
         error_set(&run->error, EXIT_DIVERGED,
                   "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the data, or use --on-nan skip",
-                  run->last.loss, run->last.grad_norm);
+                  isnan(run->last.loss) ? NAN : run->last.loss, isnan(run->last.grad_norm) ? NAN : run->last.grad_norm);
         run->diverged_at = iteration;
     }
     report_step(run, iteration);

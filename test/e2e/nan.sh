@@ -13,7 +13,7 @@ aborts() { # NAME FLAGS...
     local name=$1
     shift
     LIMIT=30 train 4 "${wild[@]}" --save "$work/$name" --save-interval 1 --log-jsonl "$work/$name.jsonl" "$@"
-    error_names 4 "iteration 2: loss" $? || return 1
+    error_names 4 "iteration 2 update: loss" $? || return 1
     grep -q 'not finite.*lower --lr' "$work/err" || { say "no advice"; return 1; }
     [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 1 ] && [ ! -e "$work/$name/iter_0000002" ] || { why="the bad step was saved"; return 1; }
 }
@@ -23,7 +23,7 @@ check "qW: exit code 4" aborts qw --quantized-weights --weight-quantization-meth
 check "without clipping: exit code 4" aborts noclip --clip-grad 0
 late() { # the verdict is read a step late when nothing is logged or saved in between
     LIMIT=30 train 4 "${wild[@]}" --log-interval 1000 --save "$work/late" --save-interval 1000
-    error_names 4 "iteration 2: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] || return 1
+    error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] || return 1
 }
 check "without log lines in between: exit code 4" late
 last_good() { # what was saved before still loads
