@@ -16,6 +16,7 @@
 #include "llmc/rng.h"         // counter-based normals and uniforms
 #include "llmc/sample.h"      // text from logits
 #include "llmc/schedule.h"    // learning rate in samples
+#include "llmc/stop.h"        // signals and time limits, polled
 #include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
 #include "llmc/utf8.h"        // repairing what a model writes
 #include "llmc/version.h"
@@ -369,7 +370,7 @@ typedef struct Run {
     Interval interval;
     double started;           // wall clock of the process's start
     int64_t last_saved, diverged_at;
-    int stop, stop_signal;    // why the run is to be left early: GO_ON, STOP_*
+    Stop stop;                // why the run is to be left early
     bool memory_logged;
 } Run;
 
@@ -389,11 +390,13 @@ static double time_limit(const Run *run) {
     return limit > 0 ? limit + fmin(2.0 * run->launch.rank, 60.0) : 0.0;
 }
 
+static void no_answer(Run *run) {
+    fatal(&run->site, EXIT_COMMUNICATION, "a rank has not come here for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)", time_limit(run));
+}
+
 // Waits for a collective of the hosts no longer than that: a rank that hangs ends the job.
 static void await_ranks(Run *run, MPI_Request *request) {
-    double limit = time_limit(run);
-    if (launch_wait(request, limit)) return;
-    fatal(&run->site, EXIT_COMMUNICATION, "a rank has not come here for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)", limit);
+    if (!launch_wait(request, time_limit(run))) no_answer(run);
 }
 
 // A barrier of all ranks, with that limit.
@@ -405,37 +408,17 @@ static void meet(Run *run) {
 
 // ===== leaving early =============================================================================================================
 
-enum { GO_ON = 0, STOP_DURATION = 1, STOP_SIGNAL = 2, STOP_DATA = 3 };
-
-// Signals are blocked and polled, so that a step is never cut in two and no handler is needed.
-static sigset_t stop_signals(void) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGUSR1);
-    sigaddset(&set, SIGINT);
-    return set;
-}
-
-// After each step and each part of an evaluation: sets run->stop, the same on every rank, for any rank's broken data, any rank's signal, or the
-// longest-running rank's clock.
+// After each step and each part of an evaluation: run->stop, the same on every rank.
 static void poll_stop(Run *run) {
-    sigset_t set = stop_signals();
-    struct timespec at_once = {0, 0};
-    int caught = sigtimedwait(&set, NULL, &at_once);
-    double limit = run->config.exit_duration_in_mins;
-    int own[3] = {caught > 0 ? caught : 0, limit > 0 && monotonic_seconds() - run->started > 60.0 * limit, run->error.code == EXIT_DATA};
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, own, 3, MPI_INT, MPI_MAX, run->launch.world, &request);
-    await_ranks(run, &request);
-    int found = own[2] ? STOP_DATA : own[0] ? STOP_SIGNAL : own[1] ? STOP_DURATION : GO_ON;
-    if (found > run->stop) run->stop = found;
-    if (own[0]) run->stop_signal = own[0];
+    double minutes = run->config.exit_duration_in_mins;
+    bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
+    StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
+    if (!stop_poll(&run->stop, own, run->launch.world, time_limit(run))) no_answer(run);
 }
 
 // False when some rank could not read its data: the run ends, and nothing of the step is logged or saved.
 static bool data_sound(Run *run) {
-    if (run->stop != STOP_DATA) return true;
+    if (run->stop.reason != STOP_DATA) return true;
     run->site.phase = "read data";
     return agreed(run, run->error.code != EXIT_DATA);
 }
@@ -668,7 +651,7 @@ static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, doubl
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
     if (verbose) log_line(run->log, "Evaluating on %lld samples", (long long)(c->eval_iters * c->global_batch_size));
     set_zero(run->compute, run->zero.loss_sum, sizeof(float));
-    for (int64_t i = 0; i < c->eval_iters && !run->stop; i++) {
+    for (int64_t i = 0; i < c->eval_iters && !run->stop.reason; i++) {
         if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", (long long)i + 1, (long long)c->eval_iters);
         for (int k = 0; k < micro_batches; k++) {
             Batch batch = next_batch(run, split, *consumed + (int64_t)k * row);
@@ -680,16 +663,16 @@ static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, doubl
     }
     *loss = mean_loss(run);
     timer_stop(run->timers, TIMER_EVALUATE, run->compute);
-    return !run->stop;
+    return !run->stop.reason;
 }
 
 // False when data were found broken: the run ends.
 static bool evaluate_and_log(Run *run, int split, const char *suffix, bool verbose) {
-    if (run->config.eval_iters <= 0 || run->stop || !loader_has_split(run->loader, split)) return true;
+    if (run->config.eval_iters <= 0 || run->stop.reason || !loader_has_split(run->loader, split)) return true;
     int64_t test_consumed = 0;
     double loss;
     if (!evaluate(run, split, split == SPLIT_TEST ? &test_consumed : &run->consumed_valid, verbose, &loss)) {
-        log_line(run->log, "Exiting during evaluation, %s", run->stop == STOP_DURATION ? "timelimit reached" : "a signal or broken data");
+        log_line(run->log, "Exiting during evaluation, %s", run->stop.reason == STOP_DURATION ? "timelimit reached" : "a signal or broken data");
         return data_sound(run);
     }
     char where[80];
@@ -931,13 +914,12 @@ static bool after_step(Run *run) {
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
-    if (run->stop == STOP_SIGNAL) {
-        int caught = run->stop_signal;
-        snprintf(why, sizeof why, "exiting program after receiving %s.", caught == SIGTERM ? "SIGTERM" : caught == SIGINT ? "SIGINT" : "SIGUSR1");
+    if (run->stop.reason == STOP_SIGNAL) {
+        snprintf(why, sizeof why, "exiting program after receiving %s.", stop_signal_name(&run->stop));
         return stop_and_save(run, why, EXIT_STOPPED);
     }
     if (saving && !save_checkpoint(run)) return true;
-    if (run->stop == STOP_DURATION) {
+    if (run->stop.reason == STOP_DURATION) {
         snprintf(why, sizeof why, "exiting program after %.1f minutes", (monotonic_seconds() - run->started) / 60.0);
         return stop_and_save(run, why, EXIT_DONE);
     }
@@ -1167,7 +1149,7 @@ static void run_training(Run *run) {
     if (run->config.skip_train) run->consumed_valid = 0;
     if (!run->config.skip_train && !train(run)) return;
     if (!final_evaluation(run)) return;
-    if (run->stop == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;  // the trained model is saved; only the last figures are missing
+    if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;  // the trained model is saved; only the last figures are missing
     else write_sample(run);
 }
 
@@ -1198,8 +1180,7 @@ int main(int argc, char **argv) {
 
     // Looking at data or at a plan has nothing to save: there a signal ends the process as usual.
     bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;
-    sigset_t set = stop_signals();
-    if (trains) sigprocmask(SIG_BLOCK, &set, NULL);
+    if (trains) stop_block_signals();
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of write(2), which is told in words
     Error launched;
     bool ok = launch_init(&run.launch, &argc, &argv, &launched);

@@ -39,11 +39,13 @@ static void choose_wires(Zero *zero) {
 static PlanOptions plan_options(const Zero *zero) {
     const Config *c = zero->config;
     PlanOptions o;
-    int intra = c->quantized_gradients ? c->gq_group_size_intra : 0, inter = c->quantized_gradients ? c->gq_group_size_inter : 0;
+    // One rank sends nothing, so the quantisation flags must not move a single number: no groups, no padding for them.
+    bool sends = zero->topology->dp_size > 1, gradients = sends && c->quantized_gradients, weights = sends && c->quantized_weights;
+    int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
     o.nodes = zero->topology->nodes;
     o.per_node = zero->topology->per_node;
     o.chunk_border = plan_border(intra, inter, 0);
-    o.border = plan_border(intra, inter, c->quantized_weights ? c->wq_group_size : 0);
+    o.border = plan_border(intra, inter, weights ? c->wq_group_size : 0);
     o.bucket_elements = c->ddp_bucket_size;
     return o;
 }

@@ -80,7 +80,8 @@ batch=(--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --lr-d
     --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 90,5,5 --hidden-dropout 0 --attention-dropout 0)
 paper=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --quantized-gradients --gradient-quantization-bits-inter 4
     --gq-group-size-inter 128 --gradient-quantization-bits-intra 8 --gq-group-size-intra 128 --hadamard-transform)
-launcher=(mpirun -q --oversubscribe)
+launcher=(mpirun --oversubscribe)
+mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && launcher+=(-q)  # no banner about failed ranks; Open MPI 5 does not know the flag
 [ "$(id -u)" -eq 0 ] && launcher+=(--allow-run-as-root)
 
 # ranks NP FLAGS...: the trainer with these flags alone; output in $work/out and $work/err, its exit code as status; 124 when it hangs.

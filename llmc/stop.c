@@ -1,0 +1,37 @@
+// Polling for reasons to leave: see stop.h.
+#include "llmc/stop.h"
+
+#include <signal.h>
+#include <time.h>
+
+static sigset_t stop_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGINT);
+    return set;
+}
+
+void stop_block_signals(void) {
+    sigset_t set = stop_signals();
+    sigprocmask(SIG_BLOCK, &set, NULL);
+}
+
+bool stop_poll(Stop *stop, StopReason own, MPI_Comm world, double limit) {
+    sigset_t set = stop_signals();
+    struct timespec at_once = {0, 0};
+    int caught = sigtimedwait(&set, NULL, &at_once);
+    if (caught > 0 && own < STOP_SIGNAL) own = STOP_SIGNAL;
+    int found[2] = {(int)own, caught > 0 ? caught : 0};
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, found, 2, MPI_INT, MPI_MAX, world, &request);
+    if (!launch_wait(&request, limit)) return false;
+    if (found[0] > (int)stop->reason) stop->reason = (StopReason)found[0];
+    if (found[1]) stop->signal_number = found[1];
+    return true;
+}
+
+const char *stop_signal_name(const Stop *stop) {
+    return stop->signal_number == SIGTERM ? "SIGTERM" : stop->signal_number == SIGINT ? "SIGINT" : "SIGUSR1";
+}

@@ -1,0 +1,23 @@
+// Leaving a run early: signals, the time limit, data found broken. Signals are blocked and polled, so that a step is never cut in two and no handler is
+// needed; every rank reaches the same answer. Called by train_gpt.cu after each step and between the parts of an evaluation.
+#pragma once
+#include "llmc/launch.h"
+LLMC_BEGIN
+
+// In order of weight: the weightiest reason of any rank counts.
+typedef enum StopReason { GO_ON, STOP_DURATION, STOP_SIGNAL, STOP_DATA } StopReason;
+
+typedef struct Stop {
+    StopReason reason;
+    int signal_number;  // SIGTERM, SIGUSR1 or SIGINT, once one was caught on any rank
+} Stop;
+
+// Blocks SIGTERM, SIGUSR1 and SIGINT in this thread and those it starts. Before MPI starts its own.
+void stop_block_signals(void);
+// Collective over the world: adds this rank's reason (GO_ON: only a pending signal, if there is one) to those of the others. limit: launch_wait's.
+// False when some rank did not answer within the limit.
+bool stop_poll(Stop *stop, StopReason own, MPI_Comm world, double limit);
+// "SIGTERM", ...
+const char *stop_signal_name(const Stop *stop);
+
+LLMC_END
