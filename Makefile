@@ -2,11 +2,16 @@
 # Variables: BUILD (output folder), ARCH_CFLAGS (default -march=native), SAN=1 (ASan + UBSan), WERROR=1, CC, MPICC.
 
 BUILD       ?= build
+comma       := ,
+# A program to carry to another machine (STATIC_DEPS=1) keeps to what every x86-64 processor since 2013 has.
+ifeq ($(STATIC_DEPS),1)
+ARCH_CFLAGS ?= -march=x86-64-v3
+endif
 ARCH_CFLAGS ?= -march=native
 MPICC       ?= mpicc
 PKG_CONFIG  ?= pkg-config
 
-COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD 2>/dev/null || echo +)
+COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(shell git rev-parse HEAD >/dev/null 2>&1 && { git diff --quiet HEAD || echo +; })
 VERSION := 0.1.0
 
 # Exact regime: no contraction into FMA, no fast-math; the same bits on every IEEE machine.
@@ -95,9 +100,159 @@ $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/test_simulator: $(BUILD)/o
 # Tests of the model link the trainer's own file.
 $(BUILD)/test/unit/test_gpt: $(BUILD)/obj/train_gpt_test.o
 
+# Programs that run every op on one backend. They meet through files (test/gpu/compare_dumps.py), because both backends have the same symbols:
+# $(BUILD)/test/ops_dump is the CPU's, $(BUILD)/test/gpu/ops_dump the GPU's.
+OPS_PROGRAMS := ops_dump ops_invariants
+$(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CPU_LIB)
+	@mkdir -p $(@D)
+	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+
+# --- the CUDA program ------------------------------------------------------------------------------------------------------------
+# make gpu: build/train_gpt. make gpu-test-programs: the tests that need a GPU. make gpu-check: compiles every CUDA object for all architectures, links nothing.
+# Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of
+# cudnn_frontend.h), STATIC_DEPS=1 (a program to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
+
+GPU_GOALS := $(filter gpu gpu-% $(BUILD)/train_gpt $(BUILD)/test/gpu/%,$(MAKECMDGOALS))
+ifneq ($(GPU_GOALS),)
+PYTHON           ?= python3
+FRONTEND_VERSION := 1.32.0
+
+# Where headers and libraries may be: named folders, the toolkit, the system, NVIDIA's Python packages.
+CUDA_HOME   ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) $(wildcard /usr/local/cuda /opt/cuda))
+NVCC        ?= $(CUDA_HOME)/bin/nvcc
+PY_PACKAGES := $(shell $(PYTHON) -c 'import nvidia, os; print(*[os.path.dirname(p) for p in nvidia.__path__])' 2>/dev/null)
+PY_NVIDIA   := $(foreach p,$(PY_PACKAGES),$(wildcard $(p)/nvidia/*))
+INCLUDE_DIRS := $(addsuffix /include,$(NCCL_HOME) $(CUDNN_HOME) $(CUDA_HOME) /usr /usr/local) /usr/include/$(shell $(MPICC) -dumpmachine) $(addsuffix /include,$(PY_NVIDIA))
+LIBRARY_DIRS := $(foreach d,$(NCCL_HOME) $(CUDNN_HOME) $(CUDA_HOME) /usr /usr/local,$(d)/lib64 $(d)/lib $(d)/lib/$(shell $(MPICC) -dumpmachine)) $(addsuffix /lib,$(PY_NVIDIA))
+header_dir   = $(patsubst %/$(1),%,$(firstword $(wildcard $(addsuffix /$(1),$(2)))))
+library      = $(firstword $(foreach d,$(LIBRARY_DIRS),$(wildcard $(d)/lib$(1).so $(d)/lib$(1).so.[0-9]*)))
+version_of   = $(shell sed -n 's/^.define $(2) *\([0-9]*\).*/\1/p' $(1) | head -n 1)
+
+NVCC_VERSION := $(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+ifeq ($(NVCC_VERSION),)
+$(error CUDA: nvcc was not found; install the CUDA toolkit 12.0 or newer, or name its folder with CUDA_HOME=)
+endif
+$(info CUDA $(NVCC_VERSION) in $(CUDA_HOME))
+ifeq ($(filter 11.% 10.% 9.%,$(NVCC_VERSION)),$(NVCC_VERSION))
+$(error CUDA: $(NVCC_VERSION) is too old; install 12.0 or newer)
+endif
+
+MPI_CFLAGS := $(shell $(MPICC) --showme:compile 2>/dev/null || $(MPICC) -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I')
+ifeq ($(shell command -v $(MPICC) 2>/dev/null),)
+$(error MPI: $(MPICC) was not found; install Open MPI (libopenmpi-dev) or MPICH, or name the compiler with MPICC=)
+endif
+$(info MPI $(shell $(MPICC) --showme:version 2>/dev/null || command -v $(MPICC)))
+
+NCCL_INCLUDE := $(call header_dir,nccl.h,$(INCLUDE_DIRS))
+ifeq ($(NCCL_INCLUDE),)
+$(error NCCL: nccl.h was not found; install libnccl-dev or the Python package nvidia-nccl-cu$(basename $(NVCC_VERSION)), or name its folder with NCCL_HOME=)
+endif
+$(info NCCL $(call version_of,$(NCCL_INCLUDE)/nccl.h,NCCL_MAJOR).$(call version_of,$(NCCL_INCLUDE)/nccl.h,NCCL_MINOR) in $(NCCL_INCLUDE))
+
+CUDNN_INCLUDE := $(call header_dir,cudnn.h,$(INCLUDE_DIRS))
+ifeq ($(CUDNN_INCLUDE),)
+$(error cuDNN: cudnn.h was not found; install libcudnn9-dev-cuda-$(basename $(NVCC_VERSION)) or the Python package nvidia-cudnn-cu$(basename $(NVCC_VERSION)), or name its folder with CUDNN_HOME=)
+endif
+$(info cuDNN $(call version_of,$(CUDNN_INCLUDE)/cudnn_version.h,CUDNN_MAJOR).$(call version_of,$(CUDNN_INCLUDE)/cudnn_version.h,CUDNN_MINOR) in $(CUDNN_INCLUDE))
+
+# Header-only, pinned: found, or fetched once into the build folder from the Python package.
+FRONTEND_FETCHED := $(BUILD)/cudnn-frontend/include
+FRONTEND_INCLUDE := $(or $(CUDNN_FRONTEND),$(call header_dir,cudnn_frontend.h,/usr/include /usr/local/include $(addsuffix /include,$(PY_PACKAGES))),$(FRONTEND_FETCHED))
+ifneq ($(FRONTEND_INCLUDE),$(FRONTEND_FETCHED))
+ifeq ($(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),)
+$(error cudnn-frontend: $(FRONTEND_INCLUDE)/cudnn_frontend.h does not exist; CUDNN_FRONTEND= names the folder of cudnn_frontend.h)
+endif
+endif
+$(info cudnn-frontend in $(FRONTEND_INCLUDE)$(if $(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),, (to be fetched: nvidia-cudnn-frontend $(FRONTEND_VERSION))))
+
+# Machine code for each architecture, and PTX of the newest for GPUs to come.
+ALL_ARCHS := sm_80 sm_90 $(if $(filter 12.0 12.1 12.2 12.3 12.4 12.5 12.6 12.7,$(NVCC_VERSION)),,sm_100 sm_120)
+ARCH      ?= $(ALL_ARCHS)
+ifneq ($(filter gpu-check,$(GPU_GOALS)),)
+override ARCH := $(ALL_ARCHS)
+endif
+sm = $(patsubst sm_%,%,$(1))
+ifeq ($(ARCH),native)
+GENCODE := -arch=native
+else
+GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(call sm,$(a)),code=$(a)) \
+           -gencode arch=compute_$(call sm,$(lastword $(ARCH))),code=compute_$(call sm,$(lastword $(ARCH)))
+endif
+
+# The host part as the C files: no contraction, no fast-math. On the device contraction is allowed: what must not depend on it spells its rounding.
+NVCCFLAGS += -std=c++17 -O3 -lineinfo $(GENCODE) -I. $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX -isystem $(CUDNN_INCLUDE) -isystem $(NCCL_INCLUDE) -isystem $(FRONTEND_INCLUDE) \
+             -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-ffp-contract=off,-fno-math-errno
+ifeq ($(WERROR),1)
+NVCCFLAGS += -Werror all-warnings -Xcompiler -Werror
+endif
+
+CUDA_SRC  := $(wildcard llmc/cuda/*.cu) $(wildcard sdp4bit/*.cu)
+CUDA_HOST := $(wildcard llmc/cuda/*.cpp)
+CUDA_OBJ  := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) $(CUDA_HOST:%.cpp=$(BUILD)/cuda/%.o)
+CUDA_LIB  := $(BUILD)/libllmc_cuda.a
+GPU_TESTS := $(patsubst test/gpu/%.cu,$(BUILD)/test/gpu/%,$(wildcard test/gpu/test_*.cu))
+GPU_TEST_OBJ := $(GPU_TESTS:$(BUILD)/%=$(BUILD)/cuda/%.o)
+
+.PHONY: gpu gpu-check gpu-test-programs
+gpu: $(BUILD)/train_gpt
+gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%)
+gpu-check: $(CUDA_OBJ) $(BUILD)/cuda/train_gpt.o $(GPU_TEST_OBJ)
+
+$(FRONTEND_FETCHED)/cudnn_frontend.h:
+	@mkdir -p $(BUILD)/cudnn-frontend
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(BUILD)/cudnn-frontend nvidia-cudnn-frontend==$(FRONTEND_VERSION) || \
+	    { echo "cudnn-frontend could not be fetched; get its headers (version $(FRONTEND_VERSION)) and name their folder with CUDNN_FRONTEND=" >&2; exit 1; }
+	cd $(BUILD)/cudnn-frontend && $(PYTHON) -m zipfile -e nvidia_cudnn_frontend-*.whl .
+	@touch $@
+
+$(BUILD)/cuda/%.o: %.cu | $(FRONTEND_INCLUDE)/cudnn_frontend.h
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -MMD -MP -x cu -c $< -o $@
+# C++ without device code: cudnn-frontend's headers take most of a minute, as CUDA that long once per architecture.
+$(BUILD)/cuda/%.o: %.cpp | $(FRONTEND_INCLUDE)/cudnn_frontend.h
+	@mkdir -p $(@D)
+	$(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -O1 -MMD -MP -x c++ -c $< -o $@
+
+$(CUDA_LIB): $(CUDA_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+
+# Linked by the C compiler, so that MPI's flags come from its wrapper. The CUDA runtime is static; the other libraries are found again where they were found now.
+ifeq ($(filter gpu-check,$(GPU_GOALS)),)
+gpu_library = $(or $(call library,$(1)),$(error $(2): lib$(1).so was not found beside its header; install the library too, or name its folder with $(3)=))
+GPU_SHARED  := $(call gpu_library,cublasLt,cuBLAS,CUDA_HOME) $(call gpu_library,cudnn,cuDNN,CUDNN_HOME) $(call gpu_library,nccl,NCCL,NCCL_HOME)
+CUDART      := $(firstword $(foreach d,$(LIBRARY_DIRS),$(wildcard $(d)/libcudart_static.a)))
+GPU_LIBS    := $(GPU_SHARED) $(addprefix -Wl$(comma)-rpath$(comma),$(sort $(dir $(GPU_SHARED)))) $(CUDART) -lstdc++ -ldl -lrt
+endif
+
+# STATIC_DEPS=1: an archive where the system has one, else a copy of the shared library in lib/ beside the program.
+ifeq ($(STATIC_DEPS),1)
+DEPS        := cjson xxhash pcre2-8
+ARCHIVED    := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
+COPIED      := $(filter-out $(ARCHIVED),$(DEPS))
+COPIES      := $(foreach l,$(COPIED),$(BUILD)/lib/lib$(l).so)
+GPU_HOST_LIBS := $(ARCHIVED:%=-l:lib%.a) $(COPIES) $(if $(COPIED),-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib:$$ORIGIN/../../lib') -lpthread -lm
+$(BUILD)/lib/lib%.so:
+	@mkdir -p $(@D)
+	file=$$(readlink -f $$($(MPICC) -print-file-name=lib$*.so)) && cp $$file $(@D)/$$(objdump -p $$file | awk '$$1 == "SONAME" {print $$2}') && cp $$file $@
+else
+GPU_HOST_LIBS := $(LIBS)
+endif
+
+$(BUILD)/train_gpt: $(BUILD)/cuda/train_gpt.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+$(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	@mkdir -p $(@D)
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+$(BUILD)/test/gpu/%: $(BUILD)/cuda/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	@mkdir -p $(@D)
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+endif
+
 help:
 	@echo "make                 CPU trainer and tools in $(BUILD)/"
 	@echo "make test-programs   everything plus the test programs"
+	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt; make gpu-test-programs its tests; make gpu-check compiles only"
 	@echo "make SAN=1 BUILD=build-san ...   with AddressSanitizer and UBSan"
 	@echo "make clean           remove $(BUILD)/"
 clean:

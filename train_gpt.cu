@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "llmc/durable.h"     // the folder of --save is tried before training
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
@@ -14,11 +13,10 @@
 #include "llmc/plan_report.h" // --plan
 #include "llmc/progress.h"    // --log-progress
 #include "llmc/rng.h"         // counter-based normals and uniforms
-#include "llmc/sample.h"      // text from logits
+#include "llmc/sample.h"      // tokens from logits, text from tokens
 #include "llmc/schedule.h"    // learning rate in samples
 #include "llmc/stop.h"        // signals and time limits, polled
 #include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
-#include "llmc/utf8.h"        // repairing what a model writes
 #include "llmc/version.h"
 #include "train_gpt.h"        // GPT, Zero, Loader, ops
 
@@ -839,26 +837,6 @@ static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *po
     return sample_token(logits, V, run->config.sample_temperature, (uint64_t)run->config.seed, n);
 }
 
-// The ids as text; what is not UTF-8 (a model of bytes may write anything) shows as U+FFFD.
-static void print_text(const Run *run, const int32_t *ids, int64_t n) {
-    size_t used = 0, bytes;
-    for (int64_t i = 0; i < n; i++) {
-        tokenizer_decode(run->tokenizer, ids[i], &bytes);
-        used += bytes;
-    }
-    char *text = (char *)xmalloc(4 * used + 1, "the sample"), *raw = text + 3 * used;
-    size_t at = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const char *piece = tokenizer_decode(run->tokenizer, ids[i], &bytes);
-        memcpy(raw + at, piece, bytes);
-        at += bytes;
-    }
-    int64_t replaced = 0;
-    size_t length = utf8_repair(raw, used, text, &replaced);
-    log_line(run->log, "sample at iteration %lld:\n%.*s", (long long)run->iteration, (int)length, text);
-    free(text);
-}
-
 // --sample-prompt: rank 0 writes text with the trained model; every replica could, they are equal.
 static void write_sample(Run *run) {
     const Config *c = &run->config;
@@ -874,7 +852,8 @@ static void write_sample(Run *run) {
         for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
         if (n == 0) ids[n++] = tokenizer_eod(run->tokenizer);
         for (; n < total; n++) ids[n] = next_token(run, ids, n, positions, logits);
-        print_text(run, ids, n);
+        log_line(run->log, "sample at iteration %lld:", (long long)run->iteration);
+        sample_print(stdout, run->tokenizer, ids, n);
         free(ids);
         free(positions);
         free(logits);

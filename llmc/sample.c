@@ -2,8 +2,11 @@
 #include "llmc/sample.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "llmc/rng.h"
+#include "llmc/utf8.h"
 
 static int largest_logit(const floatX *logits, int vocab) {
     int best = 0;
@@ -24,4 +27,25 @@ int sample_token(const floatX *logits, int vocab, double temperature, uint64_t s
         if (running > target) return i;
     }
     return best;  // NaN logits, or rounding at the very end
+}
+
+void sample_print(FILE *out, const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
+    size_t total = 0, at = 0, bytes;
+    for (int64_t i = 0; i < n; i++) {
+        tokenizer_decode(tokenizer, ids[i], &bytes);
+        total += bytes;
+    }
+    // Repaired text takes at most three bytes for each raw one; a character may be spread over tokens, so the whole is repaired at once.
+    char *text = (char *)xmalloc(4 * total + 1, "the sample"), *raw = text + 3 * total;
+    for (int64_t i = 0; i < n; i++) {
+        const char *piece = tokenizer_decode(tokenizer, ids[i], &bytes);
+        memcpy(raw + at, piece, bytes);
+        at += bytes;
+    }
+    int64_t replaced = 0;
+    size_t length = utf8_repair(raw, total, text, &replaced);
+    fwrite(text, 1, length, out);
+    fputc('\n', out);
+    fflush(out);
+    free(text);
 }

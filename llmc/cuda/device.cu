@@ -134,10 +134,12 @@ void device_close(Device *device) {
     if (!device) return;
     cuda_check(device->site, cudaDeviceSynchronize(), "ending the GPU's work");
     slot_destroy(&device->attention);
+    slot_destroy(&device->scratch);
     slot_destroy(&device->linear);
     free(device);
 }
 
+void device_set_deterministic(Device *device, bool deterministic) { device->deterministic = deterministic; }
 const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cuda"; }
 const Site *device_site(const Device *device) { return device->site; }

@@ -26,6 +26,7 @@ struct Device {
     bool deterministic;         // --deterministic-mode: attention's backward chooses its deterministic form
     DeviceSlot linear;          // linear.cu: cuBLASLt's handle and the plans of the shapes seen
     DeviceSlot attention;       // attention's file: cuDNN's handle and the plans of the shapes seen
+    DeviceSlot scratch;         // scratch.cu: memory of the ops that get no workspace
 };
 
 // Pinned memory through which small copies between the host and the device pass, so that neither side waits for the other.
@@ -68,8 +69,9 @@ typedef enum GemmEpilogue {
     GEMM_DGELU        // times GELU_tanh'(aux)
 } GemmEpilogue;
 
-// d = op(a) op(b), row-major and packed: op(a) is (m, k), op(b) is (k, n), d is (m, n). fp32 sums, one rounding. m is any number of rows; n and k are
-// multiples of 8. Two calls with the same sizes on one GPU model and library version give the same bits.
+// d = op(a) op(b), row-major and packed: op(a) is (m, k), op(b) is (k, n), d is (m, n). fp32 sums, one rounding. The
+// rows of every matrix, as stored, are multiples of 8 elements long and every address is a multiple of 16 bytes. Two calls with the same sizes on one
+// GPU model and library version give the same bits.
 typedef struct Gemm {
     void *d;                // (m, n) floatX, or float when accumulate is set
     const floatX *a, *b;

@@ -293,7 +293,6 @@ static void bad_combinations(void **state) {
         {"--recompute-granularity full --recompute-activations", 0, "contradicts full"},
         {"--wandb-project p", 0, "--wandb-exp-name"},
         {"--tokenizer-type NullTokenizer", 0, "needs --vocab-size"},
-        {"--tokenizer-type GPT2BPETokenizer", 0, "needs --vocab-file and --merge-file"},
         {"--tokenizer-type GPT2BPETokenizer --vocab-file v", 0, "--vocab-file without --merge-file"},
         {"--tokenizer-type SentencePieceTokenizer", 0, "not one of GPT2BPETokenizer|Byte|NullTokenizer"},
         {"--tokenizer-type NullTokenizer --vocab-size 1073741825", 0, "at most 1073741824"},
@@ -312,6 +311,11 @@ static void incomplete_lines(void **state) {
     must_fail("--plan", 0, "missing --num-layers");
     must_fail(SHAPE "--mock-data --tokenizer-type Byte --train-iters 3", 0, "missing --lr;");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte", 0, "no data; give --data-path");
+    must_fail(SHAPE "--lr 1 --train-iters 3 --data-path a", 0, "needs --vocab-file and --merge-file");
+    Run mock;
+    must_run(&mock, SHAPE "--lr 1 --train-iters 3 --mock-data", 1);  // made-up tokens need GPT-2's sizes only
+    assert_int_equal(mock.config.vocab_size_padded, 50304);
+    config_free(&mock.config);
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --train-data-path b", 0, "exclude each other");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --train-data-path b --split 1,0,0", 0, "drop --split");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --valid-data-path b", 0, "without --train-data-path");

@@ -1,0 +1,437 @@
+// Our own causal attention, in tiles of queries and keys on the tensor cores: for document starts, for shapes that cuDNN does not take, and as a check of
+// cuDNN. No atomics, so every sum has a fixed order. Called by attention.cu.
+//
+// Forward passes over the keys twice: first for each query's log-sum-exp, then for out = P v with P already normalised, which needs no rescaling and lets
+// sums stay in registers. Backward recomputes P from the log-sum-exp, once per tile of queries for dq and once per tile of keys for dk and dv.
+// Products are of bf16 values with fp32 sums: P and the gradient of the scores are rounded to bf16 as inputs of a product.
+#include <math.h>
+#include <mma.h>
+
+#include "llmc/cuda/attention.h"
+#include "llmc/cuda/common.cuh"
+
+using namespace nvcuda;
+
+// --- tiles -----------------------------------------------------------------------------------------------------------------------
+
+// Tiles are ROWS queries by ROWS keys; heads are padded with zeros to HDP columns. A warp handles 8 rows of the scores elementwise, and of a product with
+// HDP columns 16 rows (its row group) and every second fragment of 16 columns. Strides are padded against bank conflicts.
+template <int HDP>
+struct Tile {
+    static constexpr int ROWS = HDP <= 64 ? 64 : 32;
+    static constexpr int WARPS = ROWS / 8, THREADS = WARPS * WARP;
+    static constexpr int GROUPS = ROWS / 16;
+    static constexpr int FRAGMENTS = HDP / 32;   // of one warp
+    static constexpr int LD = HDP + 8;           // stride of a tile of q, k, v: (ROWS, HDP) bf16
+    static constexpr int LD_SCORES = ROWS + 4;   // of the scores: (ROWS, ROWS) fp32
+    static constexpr int LD_PROBS = ROWS + 8;    // of their rounded form: (ROWS, ROWS) bf16
+};
+enum { WARP_ROWS = 8 };  // rows of the scores per warp
+
+// What a tile's queries need besides q: the first key each may see (INT_MAX beyond T: none), its log-sum-exp, and sum(dout out).
+template <int ROWS>
+struct QueryRows {
+    int first_key[ROWS];
+    float lse[ROWS], delta[ROWS];
+};
+
+template <int HDP>
+struct ForwardShared {
+    alignas(128) __nv_bfloat16 q[Tile<HDP>::ROWS * Tile<HDP>::LD];
+    alignas(128) __nv_bfloat16 kv[Tile<HDP>::ROWS * Tile<HDP>::LD];  // keys, then values
+    alignas(128) float scores[Tile<HDP>::ROWS * Tile<HDP>::LD_SCORES];
+    alignas(128) __nv_bfloat16 probs[Tile<HDP>::ROWS * Tile<HDP>::LD_PROBS];
+    QueryRows<Tile<HDP>::ROWS> rows;
+};
+template <int HDP>
+struct BackwardShared {
+    alignas(128) __nv_bfloat16 q[Tile<HDP>::ROWS * Tile<HDP>::LD];
+    alignas(128) __nv_bfloat16 dout[Tile<HDP>::ROWS * Tile<HDP>::LD];
+    alignas(128) __nv_bfloat16 k[Tile<HDP>::ROWS * Tile<HDP>::LD];
+    alignas(128) __nv_bfloat16 v[Tile<HDP>::ROWS * Tile<HDP>::LD];
+    alignas(128) float scores[Tile<HDP>::ROWS * Tile<HDP>::LD_SCORES];
+    alignas(128) float dprobs[Tile<HDP>::ROWS * Tile<HDP>::LD_SCORES];
+    alignas(128) __nv_bfloat16 probs[Tile<HDP>::ROWS * Tile<HDP>::LD_PROBS];    // after dropout
+    alignas(128) __nv_bfloat16 dscores[Tile<HDP>::ROWS * Tile<HDP>::LD_PROBS];  // times scale
+    QueryRows<Tile<HDP>::ROWS> rows;
+};
+
+// Pointers of one (sample, head) and what the kernels share. Rows of qkv and dqkv are `row` apart, rows of out and dout C = NH * HD.
+struct HeadView {
+    const floatX *q, *k, *v;
+    int64_t row, C;
+    const int32_t *doc_start;  // (T) of the sample, or NULL
+    int64_t sample;            // global index, for dropout
+};
+static __device__ __forceinline__ HeadView head_view(const Attention &a, const floatX *qkv, int b, int head) {
+    HeadView h;
+    h.C = (int64_t)a.NH * a.HD;
+    h.row = 3 * h.C;
+    h.q = qkv + (int64_t)b * a.T * h.row + (int64_t)head * 3 * a.HD;
+    h.k = h.q + a.HD;
+    h.v = h.k + a.HD;
+    h.doc_start = a.doc_start ? a.doc_start + (int64_t)b * a.T : NULL;
+    h.sample = a.dropout.first_sample + b;
+    return h;
+}
+static __device__ __forceinline__ int64_t head_offset(const Attention &a, int b, int head) { return ((int64_t)b * a.T * a.NH + head) * a.HD; }
+
+// Rows first .. first + ROWS - 1 of a (T, HD) matrix into shared memory, zeros beyond T and HD.
+template <int HDP>
+static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floatX *from, int64_t stride, int first, const Attention &a) {
+    constexpr int VECTORS = HDP / PACKED;
+    for (int i = threadIdx.x; i < Tile<HDP>::ROWS * VECTORS; i += Tile<HDP>::THREADS) {
+        int r = i / VECTORS, d = i % VECTORS * PACKED;
+        Packed128 x = {make_uint4(0, 0, 0, 0)};
+        if (first + r < a.T && d < a.HD) x = load_packed(from + (first + r) * stride + d);
+        *reinterpret_cast<uint4 *>(tile + r * Tile<HDP>::LD + d) = x.words;
+    }
+}
+
+template <int ROWS>
+static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Attention &a, const HeadView &h, const float *lse, const float *delta, int first) {
+    for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
+        int t = first + r;
+        rows->first_key[r] = t >= a.T ? INT_MAX : (h.doc_start ? h.doc_start[t] : 0);
+        if (lse) rows->lse[r] = t < a.T ? lse[t] : 0.0f;
+        if (delta) rows->delta[r] = t < a.T ? delta[t] : 0.0f;
+    }
+}
+
+// The first key that any of the tile's queries may see; the same in every thread.
+template <int ROWS>
+static __device__ __forceinline__ int first_key_of_tile(const Attention &a, const HeadView &h, int first) {
+    if (!h.doc_start) return 0;
+    int least = INT_MAX;
+    for (int r = threadIdx.x % WARP; r < ROWS && first + r < a.T; r += WARP) least = min(least, h.doc_start[first + r]);
+    return __reduce_min_sync(0xFFFFFFFFu, least);
+}
+
+// --- products --------------------------------------------------------------------------------------------------------------------
+
+typedef wmma::fragment<wmma::accumulator, 16, 16, 16, float> Accumulator;
+typedef wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> LeftRows;
+typedef wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::col_major> LeftColumns;
+typedef wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::row_major> RightRows;
+typedef wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::col_major> RightColumns;
+
+// scores (ROWS, ROWS) = x y^T, x and y being tiles (ROWS, HDP).
+template <int HDP>
+static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfloat16 *x, const __nv_bfloat16 *y) {
+    constexpr int GROUPS = Tile<HDP>::GROUPS, LD = Tile<HDP>::LD, LD_SCORES = Tile<HDP>::LD_SCORES;
+    for (int f = threadIdx.x / WARP; f < GROUPS * GROUPS; f += Tile<HDP>::WARPS) {
+        int i = f / GROUPS * 16, j = f % GROUPS * 16;
+        Accumulator sum;
+        wmma::fill_fragment(sum, 0.0f);
+#pragma unroll
+        for (int d = 0; d < HDP; d += 16) {
+            LeftRows left;
+            RightColumns right;
+            wmma::load_matrix_sync(left, x + i * LD + d, LD);
+            wmma::load_matrix_sync(right, y + j * LD + d, LD);
+            wmma::mma_sync(sum, left, right, sum);
+        }
+        wmma::store_matrix_sync(scores + i * LD_SCORES + j, sum, LD_SCORES, wmma::mem_row_major);
+    }
+}
+
+// The part of a (ROWS, HDP) result that one warp holds: row group warp / 2, column fragments warp % 2, warp % 2 + 2, ...
+template <int HDP>
+struct Result {
+    Accumulator part[Tile<HDP>::FRAGMENTS];
+};
+template <int HDP>
+static __device__ __forceinline__ void clear(Result<HDP> &result) {
+#pragma unroll
+    for (int f = 0; f < Tile<HDP>::FRAGMENTS; f++) wmma::fill_fragment(result.part[f], 0.0f);
+}
+
+// result += w y (or w^T y), w being (ROWS, ROWS) with stride LD_PROBS, y a tile (ROWS, HDP).
+template <int HDP, bool TRANSPOSE>
+static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, const __nv_bfloat16 *w, const __nv_bfloat16 *y) {
+    constexpr int LD = Tile<HDP>::LD, LD_PROBS = Tile<HDP>::LD_PROBS;
+    const int warp = threadIdx.x / WARP, i = warp / 2 * 16;
+#pragma unroll
+    for (int k = 0; k < Tile<HDP>::ROWS; k += 16) {
+        LeftRows left;
+        LeftColumns left_transposed;
+        if constexpr (TRANSPOSE) wmma::load_matrix_sync(left_transposed, w + k * LD_PROBS + i, LD_PROBS);
+        else wmma::load_matrix_sync(left, w + i * LD_PROBS + k, LD_PROBS);
+#pragma unroll
+        for (int f = 0; f < Tile<HDP>::FRAGMENTS; f++) {
+            RightRows right;
+            wmma::load_matrix_sync(right, y + k * LD + (warp % 2 + 2 * f) * 16, LD);
+            if constexpr (TRANSPOSE) wmma::mma_sync(result.part[f], left_transposed, right, result.part[f]);
+            else wmma::mma_sync(result.part[f], left, right, result.part[f]);
+        }
+    }
+}
+
+// Rounds a result into rows first .. of a (T, HD) matrix whose rows are `stride` apart. patches: 256 floats per warp that nobody else uses now.
+template <int HDP>
+static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, Result<HDP> &result, int first, const Attention &a, float *patches) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float *patch = patches + warp * 256;  // (16, 16)
+    const int t = first + warp / 2 * 16 + lane / 2;
+#pragma unroll
+    for (int f = 0; f < Tile<HDP>::FRAGMENTS; f++) {
+        const int d = (warp % 2 + 2 * f) * 16 + lane % 2 * PACKED;
+        wmma::store_matrix_sync(patch, result.part[f], 16, wmma::mem_row_major);
+        __syncwarp();
+        if (t < a.T && d < a.HD) store_packed(to + t * stride + d, pack(patch + lane * PACKED));
+        __syncwarp();
+    }
+}
+
+// --- elements of the scores ------------------------------------------------------------------------------------------------------
+
+// Dropout's multiplier of one probability: element (head * T + t) * T + key of its sample, as ops.h says.
+static __device__ __forceinline__ float keep_multiplier(const Attention &a, const HeadView &h, int head, int t, int key) {
+    if (!(a.dropout.p > 0.0f)) return 1.0f;
+    uint64_t element = ((uint64_t)head * (uint64_t)a.T + (uint64_t)t) * (uint64_t)a.T + (uint64_t)key, sample = (uint64_t)h.sample;
+    Philox4 bits = philox4x32_10(a.dropout.seed, PURPOSE_DROPOUT, (uint32_t)(element / 8), a.dropout.site, (uint32_t)sample, (uint32_t)(sample >> 32));
+    uint32_t low = element & 2 ? bits.v[1] : bits.v[0], high = element & 2 ? bits.v[3] : bits.v[2];  // selects: an array indexed at run time would leave the registers
+    uint32_t word = element & 4 ? high : low, random16 = element & 1 ? word >> 16 : word & 0xFFFFu;
+    uint32_t threshold = (uint32_t)rintf(a.dropout.p * 65536.0f);
+    return random16 >= threshold ? f32_div(1.0f, f32_sub(1.0f, a.dropout.p)) : 0.0f;
+}
+
+// Whether the query at row r of the tile that starts at query_first sees `key`.
+template <int ROWS>
+static __device__ __forceinline__ bool sees(const QueryRows<ROWS> &rows, int query_first, int r, int key) {
+    return key <= query_first + r && key >= rows.first_key[r];
+}
+
+// --- forward ---------------------------------------------------------------------------------------------------------------------
+
+// Pass 1: lse of the tile's queries, to shared memory and to lse (T). Each lane keeps a running maximum and sum over its columns; they meet at the end.
+template <int HDP>
+static __device__ void forward_lse(ForwardShared<HDP> &m, const Attention &a, const HeadView &h, float *lse, int first, int key_begin) {
+    constexpr int ROWS = Tile<HDP>::ROWS;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float max[WARP_ROWS], sum[WARP_ROWS];
+#pragma unroll
+    for (int i = 0; i < WARP_ROWS; i++) max[i] = -INFINITY, sum[i] = 0.0f;
+    for (int key_first = key_begin; key_first <= first; key_first += ROWS) {
+        __syncthreads();
+        load_tile<HDP>(m.kv, h.k, h.row, key_first, a);
+        __syncthreads();
+        tile_scores<HDP>(m.scores, m.q, m.kv);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < WARP_ROWS; i++) {
+            const int r = warp * WARP_ROWS + i;
+            for (int c = lane; c < ROWS; c += WARP) {
+                if (!sees(m.rows, first, r, key_first + c)) continue;
+                float score = a.scale * m.scores[r * Tile<HDP>::LD_SCORES + c];
+                float largest = fmaxf(max[i], score);
+                sum[i] = sum[i] * __expf(max[i] - largest) + __expf(score - largest);
+                max[i] = largest;
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < WARP_ROWS; i++) {
+        const int r = warp * WARP_ROWS + i;
+        float largest = warp_max(max[i]);
+        float total = warp_sum(sum[i] > 0.0f ? sum[i] * __expf(max[i] - largest) : 0.0f);  // a lane without keys has -inf - -inf otherwise
+        if (lane > 0) continue;
+        m.rows.lse[r] = total > 0.0f ? largest + logf(total) : 0.0f;
+        if (first + r < a.T) lse[first + r] = m.rows.lse[r];
+    }
+}
+
+template <int HDP>
+__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(Attention a, floatX *out, float *lse, const floatX *qkv) {
+    constexpr int ROWS = Tile<HDP>::ROWS;
+    extern __shared__ __align__(128) uint8_t memory[];
+    ForwardShared<HDP> &m = *reinterpret_cast<ForwardShared<HDP> *>(memory);
+    const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, b = blockIdx.z;  // the longest tiles first
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const HeadView h = head_view(a, qkv, b, head);
+    load_tile<HDP>(m.q, h.q, h.row, first, a);
+    load_rows<ROWS>(&m.rows, a, h, NULL, NULL, first);
+    const int key_begin = first_key_of_tile<ROWS>(a, h, first) / ROWS * ROWS;
+    forward_lse<HDP>(m, a, h, lse + ((int64_t)b * a.NH + head) * a.T, first, key_begin);
+    Result<HDP> result;
+    clear(result);
+    for (int key_first = key_begin; key_first <= first; key_first += ROWS) {
+        __syncthreads();
+        load_tile<HDP>(m.kv, h.k, h.row, key_first, a);
+        __syncthreads();
+        tile_scores<HDP>(m.scores, m.q, m.kv);
+        __syncthreads();
+        load_tile<HDP>(m.kv, h.v, h.row, key_first, a);
+        for (int r = warp * WARP_ROWS; r < (warp + 1) * WARP_ROWS; r++) {
+            for (int c = lane; c < ROWS; c += WARP) {
+                float p = 0.0f;
+                if (sees(m.rows, first, r, key_first + c)) {
+                    p = __expf(a.scale * m.scores[r * Tile<HDP>::LD_SCORES + c] - m.rows.lse[r]) * keep_multiplier(a, h, head, first + r, key_first + c);
+                }
+                m.probs[r * Tile<HDP>::LD_PROBS + c] = __float2bfloat16_rn(p);
+            }
+        }
+        __syncthreads();
+        accumulate_product<HDP, false>(result, m.probs, m.kv);
+    }
+    __syncthreads();  // the scores' memory becomes the patches
+    store_result<HDP>(out + head_offset(a, b, head), h.C, result, first, a, m.scores);
+}
+
+// --- backward --------------------------------------------------------------------------------------------------------------------
+
+// delta (B, NH, T) = sum over a head of dout out, which equals the sum over keys of p dp: one warp per query.
+__global__ void __launch_bounds__(256) attention_delta_kernel(Attention a, float *delta, const floatX *dout, const floatX *out) {
+    const int64_t query = (int64_t)blockIdx.x * (256 / WARP) + threadIdx.x / WARP;  // (B, T, NH)
+    if (query >= (int64_t)a.B * a.T * a.NH) return;
+    const int d = threadIdx.x % WARP * PACKED;
+    float sum = 0.0f;
+    if (d < a.HD) {
+        float x[PACKED], y[PACKED];
+        unpack(load_packed(dout + query * a.HD + d), x);
+        unpack(load_packed(out + query * a.HD + d), y);
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) sum += x[e] * y[e];
+    }
+    sum = warp_sum(sum);
+    const int64_t head = query % a.NH, row = query / a.NH, b = row / a.T, t = row % a.T;
+    if (threadIdx.x % WARP == 0) delta[(b * a.NH + head) * a.T + t] = sum;
+}
+
+// One pair of tiles in backward: from q, dout, k, v in shared memory to the rounded probabilities after dropout and the rounded gradient of the scores.
+// Begins after a barrier that follows the loads, ends with one.
+template <int HDP>
+static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, const Attention &a, const HeadView &h, int head, int query_first, int key_first) {
+    constexpr int ROWS = Tile<HDP>::ROWS, LD_SCORES = Tile<HDP>::LD_SCORES, LD_PROBS = Tile<HDP>::LD_PROBS;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    tile_scores<HDP>(m.scores, m.q, m.k);
+    tile_scores<HDP>(m.dprobs, m.dout, m.v);
+    __syncthreads();
+    for (int r = warp * WARP_ROWS; r < (warp + 1) * WARP_ROWS; r++) {
+        for (int c = lane; c < ROWS; c += WARP) {
+            float p = 0.0f, dscore = 0.0f, keep = 0.0f;
+            if (sees(m.rows, query_first, r, key_first + c)) {
+                keep = keep_multiplier(a, h, head, query_first + r, key_first + c);
+                p = __expf(a.scale * m.scores[r * LD_SCORES + c] - m.rows.lse[r]);
+                dscore = a.scale * p * (m.dprobs[r * LD_SCORES + c] * keep - m.rows.delta[r]);
+            }
+            m.probs[r * LD_PROBS + c] = __float2bfloat16_rn(p * keep);
+            m.dscores[r * LD_PROBS + c] = __float2bfloat16_rn(dscore);
+        }
+    }
+    __syncthreads();
+}
+
+// dq of one tile of queries.
+template <int HDP>
+__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Attention a, floatX *dqkv, const floatX *dout, const float *lse, const float *delta,
+                                                                         const floatX *qkv) {
+    constexpr int ROWS = Tile<HDP>::ROWS;
+    extern __shared__ __align__(128) uint8_t memory[];
+    BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
+    const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, b = blockIdx.z;
+    const HeadView h = head_view(a, qkv, b, head);
+    const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
+    load_tile<HDP>(m.q, h.q, h.row, first, a);
+    load_tile<HDP>(m.dout, dout + head_offset(a, b, head), h.C, first, a);
+    load_rows<ROWS>(&m.rows, a, h, lse + statistics, delta + statistics, first);
+    Result<HDP> dq;
+    clear(dq);
+    for (int key_first = first_key_of_tile<ROWS>(a, h, first) / ROWS * ROWS; key_first <= first; key_first += ROWS) {
+        __syncthreads();
+        load_tile<HDP>(m.k, h.k, h.row, key_first, a);
+        load_tile<HDP>(m.v, h.v, h.row, key_first, a);
+        __syncthreads();
+        backward_tile<HDP>(m, a, h, head, first, key_first);
+        accumulate_product<HDP, false>(dq, m.dscores, m.k);
+    }
+    __syncthreads();
+    store_result<HDP>(dqkv + (h.q - qkv), h.row, dq, first, a, m.scores);
+}
+
+// dk and dv of one tile of keys.
+template <int HDP>
+__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Attention a, floatX *dqkv, const floatX *dout, const float *lse, const float *delta,
+                                                                          const floatX *qkv) {
+    constexpr int ROWS = Tile<HDP>::ROWS;
+    extern __shared__ __align__(128) uint8_t memory[];
+    BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
+    const int key_first = (int)blockIdx.x * ROWS, head = blockIdx.y, b = blockIdx.z;  // the first keys have the most queries
+    const HeadView h = head_view(a, qkv, b, head);
+    const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
+    load_tile<HDP>(m.k, h.k, h.row, key_first, a);
+    load_tile<HDP>(m.v, h.v, h.row, key_first, a);
+    Result<HDP> dk, dv;
+    clear(dk);
+    clear(dv);
+    for (int first = key_first; first < a.T; first += ROWS) {
+        if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // all in later documents
+        __syncthreads();
+        load_tile<HDP>(m.q, h.q, h.row, first, a);
+        load_tile<HDP>(m.dout, dout + head_offset(a, b, head), h.C, first, a);
+        load_rows<ROWS>(&m.rows, a, h, lse + statistics, delta + statistics, first);
+        __syncthreads();
+        backward_tile<HDP>(m, a, h, head, first, key_first);
+        accumulate_product<HDP, true>(dv, m.probs, m.dout);
+        accumulate_product<HDP, true>(dk, m.dscores, m.q);
+    }
+    __syncthreads();
+    store_result<HDP>(dqkv + (h.k - qkv), h.row, dk, key_first, a, m.scores);
+    store_result<HDP>(dqkv + (h.v - qkv), h.row, dv, key_first, a, m.scores);
+}
+
+// --- launches --------------------------------------------------------------------------------------------------------------------
+
+template <class Kernel>
+static void allow_shared(Stream *s, Kernel kernel, size_t bytes) {
+    cuda_check(stream_site(s), cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "asking for shared memory for attention");
+}
+
+template <int HDP>
+static void launch_forward(Stream *s, const Attention *a, floatX *out, float *lse, const floatX *qkv) {
+    dim3 grid((unsigned)ceil_div64(a->T, Tile<HDP>::ROWS), (unsigned)a->NH, (unsigned)a->B);
+    allow_shared(s, attention_forward_kernel<HDP>, sizeof(ForwardShared<HDP>));
+    attention_forward_kernel<HDP><<<grid, Tile<HDP>::THREADS, sizeof(ForwardShared<HDP>), stream_handle(s)>>>(*a, out, lse, qkv);
+    check_launch(s, "attention forward");
+}
+
+template <int HDP>
+static void launch_backward(Stream *s, const Attention *a, floatX *dqkv, const floatX *dout, const floatX *out, const float *lse, const floatX *qkv, float *delta) {
+    const size_t shared = sizeof(BackwardShared<HDP>);
+    dim3 grid((unsigned)ceil_div64(a->T, Tile<HDP>::ROWS), (unsigned)a->NH, (unsigned)a->B);
+    attention_delta_kernel<<<(unsigned)ceil_div64((int64_t)a->B * a->T * a->NH, 256 / WARP), 256, 0, stream_handle(s)>>>(*a, delta, dout, out);
+    check_launch(s, "attention backward, sums over heads");
+    allow_shared(s, attention_dq_kernel<HDP>, shared);
+    attention_dq_kernel<HDP><<<grid, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(*a, dqkv, dout, lse, delta, qkv);
+    check_launch(s, "attention backward, queries");
+    allow_shared(s, attention_dkv_kernel<HDP>, shared);
+    attention_dkv_kernel<HDP><<<grid, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(*a, dqkv, dout, lse, delta, qkv);
+    check_launch(s, "attention backward, keys and values");
+}
+
+size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD) { return (size_t)B * (size_t)NH * (size_t)T * sizeof(float); }
+
+void attention_plain_forward(Stream *s, const Attention *a, floatX *out, float *lse, const floatX *qkv) {
+    if (a->HD <= 64) return launch_forward<64>(s, a, out, lse, qkv);
+    if (a->HD <= 96) return launch_forward<96>(s, a, out, lse, qkv);
+    if (a->HD <= 128) return launch_forward<128>(s, a, out, lse, qkv);
+    launch_forward<256>(s, a, out, lse, qkv);
+}
+
+void attention_plain_backward(Stream *s, const Attention *a, floatX *dqkv, const floatX *dout, const floatX *out, const float *lse, const floatX *qkv,
+                              void *workspace) {
+    float *delta = (float *)workspace;  // (B, NH, T)
+    if (a->HD <= 64) return launch_backward<64>(s, a, dqkv, dout, out, lse, qkv, delta);
+    if (a->HD <= 96) return launch_backward<96>(s, a, dqkv, dout, out, lse, qkv, delta);
+    if (a->HD <= 128) return launch_backward<128>(s, a, dqkv, dout, out, lse, qkv, delta);
+    launch_backward<256>(s, a, dqkv, dout, out, lse, qkv, delta);
+}
+
+__global__ void store_seed_kernel(int64_t *seed_and_offset, int64_t seed, int64_t offset) {
+    seed_and_offset[0] = seed;
+    seed_and_offset[1] = offset;
+}
+void attention_store_seed(Stream *s, int64_t *seed_and_offset, int64_t seed, int64_t offset) {
+    store_seed_kernel<<<1, 1, 0, stream_handle(s)>>>(seed_and_offset, seed, offset);
+    check_launch(s, "attention dropout's seed");
+}

@@ -1,0 +1,194 @@
+// The CUDA backend of ops.h: token and position embedding. Forward: a warp per row. Backward without atomics, so that sums have a fixed order: rows are
+// sorted (stably) by token, runs of one token are summed in row order, long runs in equal chunks that a second kernel joins; then the same by position.
+// Called by train_gpt.cu through ops.h.
+#include <cub/device/device_radix_sort.cuh>
+
+#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/scratch.h"
+
+enum { BLOCK_WARPS = 8 };
+
+static void check_width(Stream *s, int C) {
+    if (C % PACKED) fatal(stream_site(s), EXIT_USAGE, "hidden size %d is not a multiple of %d, which the GPU's embedding needs; choose one that is", C, (int)PACKED);
+}
+
+// x[e] *= the dropout multipliers of the 8 elements from column c of row `row` = b * T + t.
+static __device__ __forceinline__ void drop(float x[PACKED], Dropout dropout, int64_t row, int c, int T, int C) {
+    if (!(dropout.p > 0.0f)) return;
+    float keep[PACKED];
+    dropout_multipliers(keep, dropout, dropout.first_sample + row / T, (uint64_t)(row % T * C + c) / PACKED);
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) x[e] = __fmul_rn(x[e], keep[e]);
+}
+
+// --- forward ---------------------------------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(floatX *x, const int32_t *tokens, const int32_t *positions, const floatX *wte,
+                                                                              const floatX *wpe, int64_t N, int T, int C, Dropout dropout) {
+    const int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP;
+    if (row >= N) return;
+    const floatX *word = wte + (int64_t)tokens[row] * C;
+    const floatX *position = wpe + (int64_t)positions[row] * C;
+    for (int c = threadIdx.x % WARP * PACKED; c < C; c += WARP * PACKED) {
+        float sum[PACKED], second[PACKED];
+        unpack(load_packed(word + c), sum);
+        unpack(load_packed(position + c), second);
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) sum[e] = __fadd_rn(sum[e], second[e]);
+        drop(sum, dropout, row, c, T, C);
+        store_packed(x + row * C + c, pack(sum));
+    }
+}
+
+void op_embedding_forward(Stream *s, floatX *x, const int32_t *tokens, const int32_t *positions, const floatX *wte, const floatX *wpe, int B, int T, int C,
+                          Dropout dropout) {
+    check_width(s, C);
+    int64_t N = (int64_t)B * T;
+    if (N == 0) return;
+    embedding_forward_kernel<<<(unsigned)ceil_div64(N, BLOCK_WARPS), WARP * BLOCK_WARPS, 0, stream_handle(s)>>>(x, tokens, positions, wte, wpe, N, T, C, dropout);
+    check_launch(s, "embedding forward");
+}
+
+// --- backward --------------------------------------------------------------------------------------------------------------------
+
+// Sums rows of dx into rows of a table: table row keys[i] += dx row rows[i] (after dropout), i in order. keys are sorted, and rows ascend inside a key.
+struct RowSums {
+    float *table;         // (rows of the table, C) accumulates
+    const int32_t *keys;  // (N)
+    const int32_t *rows;  // (N)
+    const floatX *dx;     // (N, C)
+    float *partials;      // (chunks, 2, C): a chunk's part of the run that began before it; and of the run that begins in it and goes on after it
+    int N, chunk;         // chunk: sorted rows that one warp sums
+    int T, C;
+    Dropout dropout;
+};
+enum { SLAB = WARP * PACKED };  // columns that one warp sums
+enum { CHUNK_ROWS = 32 };       // at least; more where the partials would not fit
+enum { BATCH = 4 };             // rows loaded before the first is added: enough loads in flight to hide their latency
+
+static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) { return a.partials + (2 * chunk + which) * a.C + c; }
+
+static __device__ __forceinline__ void accumulate_floats(float *to, const float x[PACKED]) {
+    float sum[PACKED];
+    load_floats(to, sum);
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) sum[e] += x[e];
+    store_floats(to, sum);
+}
+
+// One warp sums one chunk of sorted rows, 256 columns. A run inside the chunk goes straight to the table.
+__global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums a) {
+    const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk;
+    const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
+    if (first >= a.N || c >= a.C) return;
+    const int begin = (int)first, end = first + a.chunk < a.N ? begin + a.chunk : a.N;
+    bool began_before = begin > 0 && a.keys[begin - 1] == a.keys[begin];
+    float sum[PACKED] = {};
+    for (int base = begin; base < end; base += BATCH) {
+        Packed128 dx[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            if (base + j < end) dx[j] = load_packed(a.dx + (int64_t)a.rows[base + j] * a.C + c);
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            const int i = base + j;
+            if (i >= end) break;
+            float x[PACKED];
+            unpack(dx[j], x);
+            drop(x, a.dropout, a.rows[i], c, a.T, a.C);
+#pragma unroll
+            for (int e = 0; e < PACKED; e++) sum[e] += x[e];
+            const bool goes_on = i + 1 < a.N && a.keys[i + 1] == a.keys[i];
+            if (goes_on && i + 1 < end) continue;
+            // The run or the chunk ends here.
+            if (began_before) store_floats(partial(a, chunk, 0, c), sum);
+            else if (goes_on) store_floats(partial(a, chunk, 1, c), sum);
+            else accumulate_floats(a.table + (int64_t)a.keys[i] * a.C + c, sum);
+            began_before = false;
+#pragma unroll
+            for (int e = 0; e < PACKED; e++) sum[e] = 0.0f;
+        }
+    }
+}
+
+// The chunk in which a run begins that goes on after it adds up the run's parts, in order.
+__global__ void __launch_bounds__(WARP * BLOCK_WARPS) join_chunks_kernel(RowSums a) {
+    const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk, next = first + a.chunk;
+    const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
+    if (next >= a.N || c >= a.C) return;
+    const int32_t key = a.keys[next - 1];
+    const bool goes_on = a.keys[next] == key;
+    const bool began_before = first > 0 && a.keys[first] == key && a.keys[first - 1] == key;
+    if (!goes_on || began_before) return;
+    float sum[PACKED], part[PACKED];
+    load_floats(partial(a, chunk, 1, c), sum);
+    for (int64_t other = chunk + 1; other * a.chunk < a.N && a.keys[other * a.chunk] == key; other++) {
+        load_floats(partial(a, other, 0, c), part);
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) sum[e] += part[e];
+    }
+    accumulate_floats(a.table + (int64_t)key * a.C + c, sum);
+}
+
+__global__ void __launch_bounds__(256) number_rows_kernel(int32_t *rows, int N) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) rows[i] = i;
+}
+
+// What one pass needs from the scratch, one after the other, each on 256 bytes.
+struct SortScratch {
+    int32_t *sorted_keys, *rows, *sorted_rows;  // (N)
+    void *sort;
+    size_t sort_bytes;
+    float *partials;
+    int chunk;
+};
+
+static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// The partials get what the sort leaves of the scratch: chunks grow with N x C.
+static SortScratch plan_scratch(Stream *s, int N, int C) {
+    SortScratch scratch = {};
+    int32_t *none = NULL;
+    cuda_check(stream_site(s), cub::DeviceRadixSort::SortPairs(NULL, scratch.sort_bytes, none, none, none, none, N, 0, 32, stream_handle(s)), "planning a sort");
+    size_t ids = aligned((size_t)N * sizeof(int32_t)), used = 3 * ids + aligned(scratch.sort_bytes);
+    size_t chunk_bytes = 2 * (size_t)C * sizeof(float);
+    size_t fits = used < OP_SCRATCH_BYTES ? (OP_SCRATCH_BYTES - used) / chunk_bytes : 0;  // chunks
+    size_t chunks = (size_t)ceil_div64(N, CHUNK_ROWS);
+    if (chunks > fits) chunks = fits > 0 ? fits : 1;
+    scratch.chunk = (int)ceil_div64(N, (int64_t)chunks);
+    uint8_t *memory = (uint8_t *)op_scratch(s, used + chunks * chunk_bytes, "embedding backward");
+    scratch.sorted_keys = (int32_t *)memory;
+    scratch.rows = (int32_t *)(memory + ids);
+    scratch.sorted_rows = (int32_t *)(memory + 2 * ids);
+    scratch.sort = memory + 3 * ids;
+    scratch.partials = (float *)(memory + used);
+    return scratch;
+}
+
+// table row keys[i] += dropout'(dx row i), the rows of one key in ascending order of i.
+static void accumulate_by_key(Stream *s, float *table, const floatX *dx, const int32_t *keys, int N, int T, int C, Dropout dropout) {
+    cudaStream_t stream = stream_handle(s);
+    SortScratch scratch = plan_scratch(s, N, C);
+    number_rows_kernel<<<(unsigned)ceil_div64(N, 256), 256, 0, stream>>>(scratch.rows, N);
+    check_launch(s, "embedding backward, row numbers");
+    cuda_check(stream_site(s), cub::DeviceRadixSort::SortPairs(scratch.sort, scratch.sort_bytes, keys, scratch.sorted_keys, scratch.rows, scratch.sorted_rows, N, 0, 32, stream),
+               "sorting rows by token");
+    RowSums a = {table, scratch.sorted_keys, scratch.sorted_rows, dx, scratch.partials, N, scratch.chunk, T, C, dropout};
+    dim3 grid((unsigned)ceil_div64(ceil_div64(N, a.chunk), BLOCK_WARPS), (unsigned)ceil_div64(C, SLAB));
+    sum_chunks_kernel<<<grid, WARP * BLOCK_WARPS, 0, stream>>>(a);
+    check_launch(s, "embedding backward, sums");
+    join_chunks_kernel<<<grid, WARP * BLOCK_WARPS, 0, stream>>>(a);
+    check_launch(s, "embedding backward, joins");
+}
+
+void op_embedding_backward(Stream *s, float *dwte, float *dwpe, const floatX *dx, const int32_t *tokens, const int32_t *positions, int B, int T, int C,
+                           Dropout dropout) {
+    check_width(s, C);
+    int64_t N = (int64_t)B * T;
+    if (N == 0) return;
+    if (N > INT32_MAX) fatal(stream_site(s), EXIT_USAGE, "a micro-batch of %lld tokens is too large; use a smaller one", (long long)N);
+    accumulate_by_key(s, dwte, dx, tokens, (int)N, T, C, dropout);
+    accumulate_by_key(s, dwpe, dx, positions, (int)N, T, C, dropout);
+}

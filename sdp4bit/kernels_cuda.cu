@@ -1,0 +1,147 @@
+// The exact regime on GPUs, what is neither gradients on the wire (kernels_cuda_grad.cu) nor weights (kernels_cuda_weight.cu): the norm's leaves and tree, the
+// verdict of a step, counts. The bits are kernels_cpu.c's. Called by tlq_hs.c and llmc/zero.c.
+#include "sdp4bit/adamw.h"
+#include "sdp4bit/kernels_cuda.cuh"
+
+static unsigned stride_blocks(const Stream *s, int64_t threads) {
+    int64_t blocks = ceil_div64(threads, CODEC_THREADS), most = (int64_t)s->device->multiprocessors * 16;
+    return (unsigned)(blocks < most ? blocks : most);
+}
+
+// --- the norm --------------------------------------------------------------------------------------------------------------------------
+
+// Up to 8 values at x[at]; those past n are 0. aligned: x lies on 16 bytes.
+static __device__ __forceinline__ void load_bounded(float value[PACKED], const float *x, int64_t at, int64_t n, bool aligned) {
+    if (aligned && at + PACKED <= n) {
+        load_read_only(x + at, value);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) value[e] = at + e < n ? __ldg(x + at + e) : 0.0f;
+}
+
+// 4 lanes of 8 elements make a leaf; two of them in flight per thread.
+__global__ void __launch_bounds__(CODEC_THREADS) square_leaves_kernel(float *leaves, const float *x, int64_t n, bool aligned) {
+    int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED, warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
+    int inside = threadIdx.x % WARP * PACKED;
+    for (int64_t at = warp_first; at < n; at += 2 * stride) {
+        float value[2][PACKED];
+#pragma unroll
+        for (int v = 0; v < 2; v++) load_bounded(value[v], x, at + v * stride + inside, n, aligned);
+#pragma unroll
+        for (int v = 0; v < 2; v++) {
+            int64_t mine = at + v * stride + inside;
+            float leaf = square_leaf_lanes(value[v]);
+            if (threadIdx.x % 4 == 0 && mine < n) leaves[mine / HADAMARD_ORDER] = leaf;
+        }
+    }
+}
+
+void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
+    if (n <= 0) return;
+    bool aligned = reinterpret_cast<uintptr_t>(x) % sizeof(float4) == 0;
+    square_leaves_kernel<<<stride_blocks(s, ceil_div64(n, 2 * PACKED)), CODEC_THREADS, 0, stream_handle(s)>>>(leaves, x, n, aligned);
+    check_launch(s, "square leaves");
+}
+
+enum { ROW = 16, WARP_LEAVES = ROW * WARP, BLOCK_LEAVES = CODEC_WARPS * WARP_LEAVES };  // 512 and 4096 leaves to one
+
+// Five stages of the tree over the lanes; lane 0 gets the result. index: of this lane's node among `count` nodes of its level; unit: nodes between
+// neighbouring lanes. A node whose upper neighbour is missing goes up as it is.
+static __device__ __forceinline__ float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t count) {
+    for (int stride = 1; stride < lanes; stride *= 2) {
+        float upper = __shfl_down_sync(ALL_LANES, x, stride);
+        if (index + stride * unit < count) x = f32_add(x, upper);
+    }
+    return x;
+}
+
+// A level of the tree: node i lies at nodes[i * spacing]; every 4096 neighbouring ones become one, stored at the first one's place, or to *sum when
+// it is the last.
+__global__ void __launch_bounds__(CODEC_THREADS) tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {
+    __shared__ float partial[CODEC_WARPS];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int64_t block_first = (int64_t)blockIdx.x * BLOCK_LEAVES, first = block_first + warp * WARP_LEAVES;
+    float mine = 0.0f;  // lane j < 16 keeps row j's result
+#pragma unroll 4
+    for (int row = 0; row < ROW; row++) {
+        int64_t index = first + row * WARP + lane;
+        float x = tree_lanes(index < count ? nodes[index * spacing] : 0.0f, WARP, index, 1, count);
+        x = __shfl_sync(ALL_LANES, x, 0);
+        if (lane == row) mine = x;
+    }
+    mine = tree_lanes(mine, ROW, first + lane * WARP, WARP, count);
+    if (lane == 0) partial[warp] = mine;
+    __syncthreads();
+    if (warp > 0) return;
+    mine = tree_lanes(lane < CODEC_WARPS ? partial[lane] : 0.0f, CODEC_WARPS, block_first + lane * WARP_LEAVES, WARP_LEAVES, count);
+    if (lane > 0) return;
+    if (count <= BLOCK_LEAVES) *sum = mine;
+    else nodes[block_first * spacing] = mine;
+}
+
+void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
+    if (n <= 0) {
+        set_zero(s, sum, sizeof(float));
+        return;
+    }
+    for (int64_t spacing = 1; spacing == 1 || ceil_div64(n, spacing) > 1; spacing *= BLOCK_LEAVES) {
+        int64_t count = ceil_div64(n, spacing);
+        tree_level_kernel<<<(unsigned)ceil_div64(count, BLOCK_LEAVES), CODEC_THREADS, 0, stream_handle(s)>>>(sum, leaves, count, spacing);
+        check_launch(s, "tree sum");
+    }
+}
+
+// --- verdict ---------------------------------------------------------------------------------------------------------------------------
+
+__global__ void step_record_kernel(StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
+    double sum = 0.0;
+    for (int i = 0; i < pieces; i++) sum = __dadd_rn(sum, (double)piece_sums[i]);
+    record->sum_squares = sum;
+    record->loss = (double)*loss;
+}
+
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
+    step_record_kernel<<<1, 1, 0, stream_handle(s)>>>(record, piece_sums, pieces, loss);
+    check_launch(s, "step record");
+}
+
+__global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge a) {
+    double squares = 0.0, loss = 0.0;
+    for (int r = 0; r < a.dp; r++) {
+        squares = __dadd_rn(squares, a.records[r].sum_squares);
+        loss = __dadd_rn(loss, a.records[r].loss);
+    }
+    control->learning_rate = control->applied ? a.lr_if_applied : a.lr_if_skipped;
+    control->loss = __double2float_rn(__ddiv_rn(loss, (double)a.dp));
+    control->grad_norm = __double2float_rn(__dsqrt_rn(squares));
+    control->clip_coefficient = clip_coefficient(a.clip_grad, control->grad_norm);
+    bool finite = isfinite(squares) && isfinite(loss);
+    control->applied = finite || !a.skip_non_finite;
+    if (!control->applied) return;
+    control->adam_steps += 1;
+    control->beta1_power = __dmul_rn(control->beta1_power, (double)a.beta1);
+    control->beta2_power = __dmul_rn(control->beta2_power, (double)a.beta2);
+    control->bias_correction1 = __double2float_rn(__dsub_rn(1.0, control->beta1_power));
+    control->bias_correction2 = __double2float_rn(__dsub_rn(1.0, control->beta2_power));
+}
+
+void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
+    judge_kernel<<<1, 1, 0, stream_handle(s)>>>(control, *a);
+    check_launch(s, "judge");
+}
+
+// --- counts ----------------------------------------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(CODEC_THREADS) count_zeros_kernel(unsigned long long *count, const float *x, int64_t n) {
+    unsigned long long zeros = 0;
+    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * CODEC_THREADS) zeros += x[i] == 0.0f;
+    for (int stride = 1; stride < WARP; stride *= 2) zeros += __shfl_xor_sync(ALL_LANES, zeros, stride);
+    if (threadIdx.x % WARP == 0) atomicAdd(count, zeros);
+}
+
+void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
+    if (n <= 0) return;
+    count_zeros_kernel<<<stride_blocks(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(reinterpret_cast<unsigned long long *>(count), x, n);
+    check_launch(s, "count zeros");
+}

@@ -1,0 +1,532 @@
+// Device code that the CUDA kernels of the exact regime share: how groups lie on threads, the Hadamard transform across lanes, coding and decoding of
+// 8 elements, segment lookup. Included by kernels_cuda_grad.cu and kernels_cuda_weight.cu; the numbers are codec.h's, to the bit.
+//
+// A thread holds vectors of 8 consecutive elements, so 4 lanes hold a Hadamard block and one call of Philox serves one vector. A tile is what one
+// worker treats at a time: a warp where the group size is a power of two up to 1024, a block for any other multiple of 32. Everything is measured in
+// multiples of 32 elements, so 4 neighbouring lanes are always live together and exchanges between them need no further care.
+#pragma once
+#include "llmc/cuda/common.cuh"
+#include "sdp4bit/kernels.h"
+
+enum { CODEC_THREADS = 256, CODEC_WARPS = CODEC_THREADS / WARP };
+enum { WARP_SPAN = WARP * PACKED, BLOCK_SPAN = CODEC_THREADS * PACKED };  // elements between a thread's vectors: 256, 2048
+enum { TILE_GROUPS = BLOCK_SPAN / HADAMARD_ORDER };                      // groups of a block's tile, at most: 64
+static const uint32_t ALL_LANES = 0xFFFFFFFFu;
+
+// --- which element is whose --------------------------------------------------------------------------------------------------------
+
+// How a group lies on the threads. LANES: neighbouring threads of a warp that share a group: 4 to 32 within each vector; above 32 the group spans
+// all VECTORS of the whole warp; 0 means that the worker is a block. PLAIN: a codec without groups.
+template <int VECTORS_, int LANES_, bool PLAIN_ = false>
+struct Shape {
+    static constexpr int VECTORS = VECTORS_, LANES = LANES_;
+    static constexpr bool PLAIN = PLAIN_, WARP_TILES = LANES > 0;
+    static constexpr int SPAN = WARP_TILES ? (int)WARP_SPAN : (int)BLOCK_SPAN;
+    static constexpr int GROUPS = LANES > 0 && LANES <= WARP ? VECTORS : 1;  // different groups among a thread's vectors: 1 or 2
+};
+typedef Shape<2, 4, true> PlainShape;
+
+// offset / group for offsets below 2^36 that lie in 32-element steps, by multiplication: with d = group / 32 and 2^bits the power of two from d up,
+// magic = ceil(2^(31+bits) / d) is below 2^32, and its error times n is below 2^(31+bits) for n < 2^31, so the quotient is exact.
+struct GroupIndex {
+    uint32_t magic;
+    int bits;
+};
+static inline GroupIndex group_index(int group) {
+    uint64_t d = group >= HADAMARD_ORDER ? (uint64_t)group / HADAMARD_ORDER : 1;
+    GroupIndex g = {0, 0};
+    while ((1ull << g.bits) < d) g.bits++;
+    g.magic = (uint32_t)(((1ull << (31 + g.bits)) + d - 1) / d);
+    return g;
+}
+static __device__ __forceinline__ uint32_t group_of(GroupIndex g, int64_t offset) {
+    return __umulhi((uint32_t)(offset >> 5) << 1, g.magic) >> g.bits;
+}
+
+// The work of one kernel on slices of n elements: worker w treats the tiles [w * per_worker, (w + 1) * per_worker).
+struct Tiles {
+    int64_t n;
+    int tile;            // elements
+    int per_worker;
+    int group, groups;   // the group size; groups of a tile
+    GroupIndex index;
+    bool warp_in_group;  // every warp's elements of a block tile belong to one group
+};
+
+// group: ignored by plain codecs. slices: gridDim.y. Enough blocks to fill the device several times over come first; beyond that a worker keeps several neighbouring tiles, which
+// spares it lookups.
+template <class S>
+static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) {
+    Tiles t;
+    t.n = n;
+    if (S::PLAIN) group = HADAMARD_ORDER;
+    t.group = group;
+    t.tile = S::WARP_TILES ? S::VECTORS * S::SPAN : group > BLOCK_SPAN ? group : BLOCK_SPAN / group * group;
+    t.groups = t.tile / group;
+    t.index = group_index(group);
+    t.warp_in_group = group % WARP_SPAN == 0;
+    int64_t per_block = (int64_t)t.tile * (S::WARP_TILES ? CODEC_WARPS : 1);
+    int64_t blocks = ceil_div64(n, per_block) * slices, wanted = (int64_t)device->multiprocessors * 16;
+    int64_t most = 8 * BLOCK_SPAN / per_block > 1 ? 8 * BLOCK_SPAN / per_block : 1;
+    t.per_worker = (int)(blocks / wanted < 1 ? 1 : blocks / wanted > most ? most : blocks / wanted);
+    return t;
+}
+template <class S>
+static dim3 tile_grid(Tiles t, int slices) {
+    int64_t per_block = (int64_t)t.tile * t.per_worker * (S::WARP_TILES ? CODEC_WARPS : 1);
+    return dim3((unsigned)ceil_div64(t.n, per_block), (unsigned)slices);
+}
+
+// First element of this thread's worker; of this thread inside a tile.
+template <class S>
+static __device__ __forceinline__ int64_t worker_start(const Tiles &t) {
+    int64_t worker = S::WARP_TILES ? (int64_t)blockIdx.x * CODEC_WARPS + threadIdx.x / WARP : blockIdx.x;
+    return worker * t.per_worker * t.tile;
+}
+template <class S>
+static __device__ __forceinline__ int thread_start(void) {
+    return (int)(S::WARP_TILES ? threadIdx.x % WARP : threadIdx.x) * PACKED;
+}
+// Elements of a tile before which `rest` are left of the slice.
+static __device__ __forceinline__ int tile_elements(const Tiles &t, int64_t rest) { return rest < t.tile ? (int)rest : t.tile; }
+// Does vector v of this thread exist in a tile of that many elements?
+template <class S>
+static __device__ __forceinline__ bool vector_live(int elements, int v) {
+    return thread_start<S>() + v * S::SPAN < elements;
+}
+
+// Calls launch(Shape) with the shape that serves the codec and group size; sizes above 16384 are refused by the options.
+template <class Launch>
+static void with_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 32) launch(Shape<2, 4>());
+    else if (group == 64) launch(Shape<2, 8>());
+    else if (group == 128) launch(Shape<2, 16>());
+    else if (group == 256) launch(Shape<2, 32>());
+    else if (group == 512) launch(Shape<2, 64>());
+    else if (group == 1024) launch(Shape<4, 128>());
+    else if (group <= BLOCK_SPAN) launch(Shape<1, 0>());
+    else if (group <= 2 * BLOCK_SPAN) launch(Shape<2, 0>());
+    else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, 0>());
+    else launch(Shape<8, 0>());
+}
+
+// --- 8 floats per lane, whole sectors per access -----------------------------------------------------------------------------------
+
+// A lane's 32 bytes are a sector of memory. Two lanes swap halves, so that each 16-byte access of the pair covers a sector, not two halves of
+// sectors. The whole warp calls; dead lanes touch no memory.
+static __device__ __forceinline__ float4 swap_with_neighbour(float4 mine) {
+    return make_float4(__shfl_xor_sync(ALL_LANES, mine.x, 1), __shfl_xor_sync(ALL_LANES, mine.y, 1), __shfl_xor_sync(ALL_LANES, mine.z, 1),
+                       __shfl_xor_sync(ALL_LANES, mine.w, 1));
+}
+static __device__ __forceinline__ void load_pairwise(const float *p, float x[PACKED], bool live) {
+    bool odd = threadIdx.x & 1;
+    const float4 *pair = reinterpret_cast<const float4 *>(odd ? p - PACKED : p) + odd;
+    float4 first = live ? pair[0] : make_float4(0, 0, 0, 0), second = live ? pair[2] : first;
+    float4 got = swap_with_neighbour(odd ? first : second);
+    float4 low = odd ? got : first, high = odd ? second : got;
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
+static __device__ __forceinline__ void store_pairwise(float *p, const float x[PACKED], bool live) {
+    bool odd = threadIdx.x & 1;
+    float4 *pair = reinterpret_cast<float4 *>(odd ? p - PACKED : p) + odd;
+    float4 low = make_float4(x[0], x[1], x[2], x[3]), high = make_float4(x[4], x[5], x[6], x[7]);
+    float4 got = swap_with_neighbour(odd ? low : high);
+    if (!live) return;
+    pair[0] = odd ? got : low;
+    pair[2] = odd ? high : got;
+}
+// Read-only data of this kernel, through the texture path; the two halves of a sector meet in the L1.
+static __device__ __forceinline__ void load_read_only(const float *p, float x[PACKED]) {
+    float4 low = __ldg(reinterpret_cast<const float4 *>(p)), high = __ldg(reinterpret_cast<const float4 *>(p) + 1);
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
+
+// --- NaN as CPUs pass it on --------------------------------------------------------------------------------------------------------
+
+// IEEE 754 leaves a NaN's sign and payload open, and GPUs answer 0x7FFFFFFF. Values that travel unquantised are compared byte for byte with the CPU's,
+// where a NaN operand passes through, made quiet, and inf - inf is 0xFFC00000.
+static __device__ __forceinline__ float quiet_nan_of(float x) { return f32_from_bits(f32_bits(x) | 0x00400000u); }
+static __device__ __forceinline__ float scale_plain(float x, float scale) { return x != x ? quiet_nan_of(x) : f32_mul(x, scale); }
+static __device__ __forceinline__ float add_plain(float a, float b) {
+    float sum = f32_add(a, b);
+    if (sum != sum) sum = a != a ? quiet_nan_of(a) : b != b ? quiet_nan_of(b) : f32_from_bits(0xFFC00000u);
+    return sum;
+}
+
+// --- the Hadamard transform ----------------------------------------------------------------------------------------------------------
+
+// hadamard32 on 4 neighbouring lanes of 8 elements each: strides 1, 2, 4 inside the thread, 8 and 16 across lanes. In the lanes' stages own * 1 or own *
+// -1 is exact, so the fused operation rounds once, just as the sum or difference does.
+static __device__ __forceinline__ void hadamard_lanes(float x[PACKED]) {
+#pragma unroll
+    for (int stride = 1; stride < PACKED; stride *= 2) {
+#pragma unroll
+        for (int i = 0; i < PACKED; i++) {
+            if (i & stride) continue;
+            float lower = x[i], upper = x[i + stride];
+            x[i] = f32_add(lower, upper);
+            x[i + stride] = f32_sub(lower, upper);
+        }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+        float sign = threadIdx.x & lanes ? -1.0f : 1.0f;
+#pragma unroll
+        for (int i = 0; i < PACKED; i++) x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(ALL_LANES, x[i], lanes));
+    }
+}
+
+// tree_sum32 of the squares of 4 neighbouring lanes; every one of them gets it.
+static __device__ __forceinline__ float square_leaf_lanes(const float x[PACKED]) {
+    float sum[PACKED];
+#pragma unroll
+    for (int i = 0; i < PACKED; i++) sum[i] = f32_mul(x[i], x[i]);
+#pragma unroll
+    for (int stride = 1; stride < PACKED; stride *= 2) {
+#pragma unroll
+        for (int i = 0; i < PACKED; i += 2 * stride) sum[i] = f32_add(sum[i], sum[i + stride]);
+    }
+    sum[0] = f32_add(sum[0], __shfl_xor_sync(ALL_LANES, sum[0], 1));
+    return f32_add(sum[0], __shfl_xor_sync(ALL_LANES, sum[0], 2));
+}
+
+// --- the largest magnitude of each group ---------------------------------------------------------------------------------------------
+
+// max |x| with NaN winning, so its bits order like f32_bits(x) & 0x7FFFFFFF as far as group_scale can tell.
+static __device__ __forceinline__ float max_magnitude(float a, float b) {
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(fabsf(a)), "f"(fabsf(b)));
+    return m;
+}
+
+// The maxima of a block's groups: three sets in turn, so that one barrier per tile is enough: set turn + 2 is cleared after the barrier of `turn`, which
+// every reader of its last use has passed, and used after the barrier of turn + 1.
+struct BlockMaxima {
+    uint32_t set[3][TILE_GROUPS];
+};
+template <class S>
+static __device__ __forceinline__ void clear_maxima(BlockMaxima *shared) {
+    if constexpr (!S::WARP_TILES) {
+        for (int i = threadIdx.x; i < 3 * TILE_GROUPS; i += CODEC_THREADS) shared->set[i / TILE_GROUPS][i % TILE_GROUPS] = 0;
+        __syncthreads();
+    }
+}
+
+// largest[i]: of the i-th group among this thread's vectors. Elements that do not exist are 0. turn: 0, 1, ... tile by tile. The whole worker calls.
+template <class S>
+static __device__ __forceinline__ void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::VECTORS][PACKED], const Tiles &t, BlockMaxima *shared,
+                                                    int turn) {
+    float m[S::GROUPS];
+#pragma unroll
+    for (int v = 0; v < S::VECTORS; v++) {
+        float vector = max_magnitude(x[v][0], x[v][1]);
+#pragma unroll
+        for (int i = 2; i < PACKED; i++) vector = max_magnitude(vector, x[v][i]);
+        int g = S::GROUPS == 1 ? 0 : v;
+        m[g] = v > g ? max_magnitude(m[g], vector) : vector;
+    }
+#pragma unroll
+    for (int g = 0; g < S::GROUPS; g++) largest[g] = f32_bits(m[g]);
+    if constexpr (S::LANES > WARP) {
+        largest[0] = __reduce_max_sync(ALL_LANES, largest[0]);
+    } else if constexpr (S::LANES > 0) {
+#pragma unroll
+        for (int g = 0; g < S::GROUPS; g++) {
+#pragma unroll
+            for (int lanes = 1; lanes < S::LANES; lanes *= 2) largest[g] = max(largest[g], __shfl_xor_sync(ALL_LANES, largest[g], lanes));
+        }
+    } else {
+        int group = S::VECTORS == 1 ? (int)group_of(t.index, thread_start<S>()) : 0;
+        if (t.warp_in_group) {
+            largest[0] = __reduce_max_sync(ALL_LANES, largest[0]);
+            if (threadIdx.x % WARP == 0) atomicMax(&shared->set[turn % 3][group], largest[0]);
+        } else {
+            largest[0] = max(largest[0], __shfl_xor_sync(ALL_LANES, largest[0], 1));
+            largest[0] = max(largest[0], __shfl_xor_sync(ALL_LANES, largest[0], 2));
+            if (threadIdx.x % 4 == 0) atomicMax(&shared->set[turn % 3][group], largest[0]);
+        }
+        __syncthreads();
+        largest[0] = shared->set[turn % 3][group];
+        if (threadIdx.x < TILE_GROUPS) shared->set[(turn + 2) % 3][threadIdx.x] = 0;
+    }
+}
+
+// group_scale of GROUPS groups with one division instead of 2 * GROUPS: even lanes divide for a scale, odd ones for its inverse, and with two groups a
+// lane's second bit names the group. 4 neighbouring lanes always share their groups.
+template <int GROUPS>
+static __device__ __forceinline__ void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[GROUPS], int levels) {
+    static_assert(GROUPS <= 2, "4 lanes divide for two groups");
+    int first = threadIdx.x % WARP / (2 * GROUPS) * (2 * GROUPS);  // lane
+    bool odd = threadIdx.x & 1;
+    uint32_t mine = threadIdx.x & 2 ? largest[GROUPS - 1] : largest[0];
+    float m = mine - 0x00800000u < 0x7F000000u ? f32_from_bits(mine) : 1.0f;  // neither below the normal range nor infinite or NaN
+    float lifted = mine < 0x0D800000u ? f32_mul(m, 16777216.0f) : m;          // m < 2^-100
+    float quotient = f32_div(odd ? (float)levels : m, odd ? lifted : (float)levels);
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        float sent = __shfl_sync(ALL_LANES, quotient, first + 2 * g), inverse = __shfl_sync(ALL_LANES, quotient, first + 2 * g + 1);
+        bool finite = largest[g] < 0x7F800000u, normal = finite && largest[g] >= 0x00800000u;
+        scale[g].scale = normal ? sent : finite ? 0.0f : f32_from_bits(0x7FC00000u);
+        scale[g].inverse = normal ? inverse : 0.0f;
+        scale[g].lift = normal && largest[g] < 0x0D800000u ? 16777216.0f : 1.0f;
+    }
+}
+
+// --- codes -----------------------------------------------------------------------------------------------------------------------------
+
+// Adding a number near 1.5 * 2^23 to |v| < 2^22 leaves v, rounded as the addition rounds, in the low mantissa bits: rintf and floorf without the slow
+// conversion unit. 128 + f for 0 <= f <= 1 leaves rint(f * 65536) there. A code leaves code_nearest and code_stochastic as CODE_BITS + q; the 0x4300 in it is
+// what is left of 128's bits, and even, so that ties go to even q.
+#define CODE_BITS 0x4B404300u
+#define NEAREST_SHIFT 12600064.0f
+#define FLOOR_SHIFT 12582912.0f
+#define FRACTION_SHIFT 128.0f
+
+// Clamping to -L..L is left out because it never acts: |v| <= L or one step of fp32 above it (|x| <= m, and L / m is off by at most 2^-24 of itself),
+// where rint gives L, and floor with its threshold of 0 or 65536 gives L and -L. test/unit/test_codec_bounds.c tries every mantissa.
+static __device__ __forceinline__ void code_vector_nearest(uint32_t code[PACKED], const float v[PACKED]) {
+#pragma unroll
+    for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], NEAREST_SHIFT));
+}
+// random < threshold is the carry of threshold + (65535 - random) into bit 16.
+static __device__ __forceinline__ void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED], Philox4 bits) {
+#pragma unroll
+    for (int i = 0; i < PACKED; i++) {
+        float shifted = __fadd_rd(v[i], FLOOR_SHIFT);
+        float fraction = f32_sub(v[i], f32_sub(shifted, FLOOR_SHIFT));
+        uint32_t threshold = f32_bits(f32_add(fraction, FRACTION_SHIFT)), flipped = ~bits.v[i / 2];
+        uint32_t sum = threshold + (i & 1 ? flipped >> 16 : flipped & 0xFFFFu);
+        code[i] = f32_bits(shifted) + (sum >> 16);
+    }
+}
+
+// Low bytes of four words.
+static __device__ __forceinline__ uint32_t low_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+// Low nibbles of eight words CODE_BITS + q with -8 <= q < 8: the sum of (q + 8) * 16^i has no carries, and q + 8 differs from q's nibble in its top bit.
+static __device__ __forceinline__ uint32_t low_nibbles(const uint32_t code[PACKED]) {
+    uint32_t sum = code[PACKED - 1];
+#pragma unroll
+    for (int i = PACKED - 2; i >= 0; i--) sum = sum * 16u + code[i];
+    return (sum + (8u - CODE_BITS) * 0x11111111u) ^ 0x88888888u;
+}
+
+// to: of the vector's first element. mask: 0 makes all codes zero.
+static __device__ __forceinline__ void store_int4(uint8_t *to, const uint32_t code[PACKED], uint32_t mask) {
+    *reinterpret_cast<uint32_t *>(to) = low_nibbles(code) & mask;
+}
+static __device__ __forceinline__ void store_int8(uint8_t *to, const uint32_t code[PACKED], uint32_t mask) {
+    *reinterpret_cast<uint2 *>(to) = make_uint2(low_bytes(code[0], code[1], code[2], code[3]) & mask, low_bytes(code[4], code[5], code[6], code[7]) & mask);
+}
+
+// 8 values of a plain codec. The whole warp calls.
+static __device__ __forceinline__ void store_plain_vector(uint8_t *to, int codec, int64_t offset, const float x[PACKED], bool live) {
+    if (codec == CODEC_FP32) {
+        store_pairwise(reinterpret_cast<float *>(to) + offset, x, live);
+    } else if (live) {
+        uint32_t word[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) word[i] = (uint32_t)bf16_from_float(x[2 * i]) | (uint32_t)bf16_from_float(x[2 * i + 1]) << 16;
+        *reinterpret_cast<uint4 *>(reinterpret_cast<uint16_t *>(to) + offset) = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+}
+// One value of a plain codec, for the tails.
+static __device__ __forceinline__ void store_plain_value(uint8_t *to, int codec, int64_t at, float x) {
+    if (codec == CODEC_FP32) reinterpret_cast<float *>(to)[at] = x;
+    else reinterpret_cast<uint16_t *>(to)[at] = bf16_from_float(x);
+}
+static __device__ __forceinline__ float load_plain_value(const uint8_t *from, int codec, int64_t at) {
+    if (codec == CODEC_FP32) return __ldg(reinterpret_cast<const float *>(from) + at);
+    return bf16_to_float(__ldg(reinterpret_cast<const uint16_t *>(from) + at));
+}
+
+// --- decoding ----------------------------------------------------------------------------------------------------------------------------
+
+// The bits of 8 elements as they travel.
+template <int CODEC>
+struct Raw {
+    static constexpr int BITS = CODEC == CODEC_INT4 ? 4 : CODEC == CODEC_INT8 ? 8 : CODEC == CODEC_BF16 ? 16 : 32;
+    static constexpr bool QUANTISED = CODEC == CODEC_INT4 || CODEC == CODEC_INT8;
+    uint32_t word[PACKED * BITS / 32];
+};
+// codes: of the vector's first element.
+template <int CODEC>
+static __device__ __forceinline__ Raw<CODEC> load_raw(const uint8_t *codes) {
+    Raw<CODEC> r;
+    if constexpr (CODEC == CODEC_INT4) {
+        r.word[0] = __ldg(reinterpret_cast<const uint32_t *>(codes));
+    } else if constexpr (CODEC == CODEC_INT8) {
+        uint2 w = __ldg(reinterpret_cast<const uint2 *>(codes));
+        r.word[0] = w.x, r.word[1] = w.y;
+    } else {
+#pragma unroll
+        for (int i = 0; i < Raw<CODEC>::BITS / 16; i++) {
+            uint4 w = __ldg(reinterpret_cast<const uint4 *>(codes) + i);
+            r.word[4 * i] = w.x, r.word[4 * i + 1] = w.y, r.word[4 * i + 2] = w.z, r.word[4 * i + 3] = w.w;
+        }
+    }
+    return r;
+}
+
+// x = (float)code, or the value itself. A code with its sign bit flipped is code + L + 1; put into the mantissa of a power of two it makes an exact
+// float, from which one exact subtraction leaves the code.
+template <int CODEC>
+static __device__ __forceinline__ void decode_raw(float x[PACKED], Raw<CODEC> r) {
+#pragma unroll
+    for (int i = 0; i < PACKED; i++) {
+        if constexpr (CODEC == CODEC_INT4) {
+            // Nibble i % 4 of a half at bits 4k .. 4k+3 of a float whose last bit is worth 16^-k.
+            const int k = i % 4;
+            const uint32_t power = (uint32_t)(127 + 23 - 4 * k) << 23;
+            uint32_t flipped = (r.word[0] ^ 0x88888888u) >> (16 * (i / 4));
+            x[i] = f32_sub(f32_from_bits((flipped & (0xFu << (4 * k))) | power), f32_from_bits(power) + 8.0f);
+        } else if constexpr (CODEC == CODEC_INT8) {
+            uint32_t flipped = r.word[i / 4] ^ 0x80808080u;
+            x[i] = f32_sub(f32_from_bits(__byte_perm(flipped, 0x4B000000u, 0x7640 + i % 4)), 8388608.0f + 128.0f);
+        } else if constexpr (CODEC == CODEC_BF16) {
+            x[i] = f32_from_bits(i & 1 ? r.word[i / 2] & 0xFFFF0000u : r.word[i / 2] << 16);
+        } else {
+            x[i] = f32_from_bits(r.word[i]);
+        }
+    }
+}
+
+// --- random bits -----------------------------------------------------------------------------------------------------------------------------
+
+// rounding_bits with everything that the elements have in common worked out on the host: the key schedule, and round 1 of the half of the counter
+// that holds the step. As a kernel parameter it is read from the constant bank as an operand, at no cost.
+struct RoundingSchedule {
+    uint32_t first0, first1, first2;  // round 1: high half of the step's product with key 0, its low half, the source with key 1
+    uint32_t key0[9], key1[9];        // rounds 2 to 10
+};
+static inline RoundingSchedule rounding_schedule(RoundingKey key) {
+    RoundingSchedule r;
+    r.first0 = mul_hi32(0xCD9E8D57u, key.step) ^ key.seed;
+    r.first1 = 0xCD9E8D57u * key.step;
+    r.first2 = key.source ^ key.purpose;
+    for (uint32_t round = 1; round < 10; round++) {
+        r.key0[round - 1] = key.seed + round * 0x9E3779B9u;
+        r.key1[round - 1] = key.purpose + round * 0xBB67AE85u;
+    }
+    return r;
+}
+static __device__ __forceinline__ Philox4 scheduled_bits(const RoundingSchedule &r, uint64_t block) {
+    uint64_t product = (uint64_t)0xD2511F53u * (uint32_t)block;
+    uint32_t c0 = r.first0 ^ (uint32_t)(block >> 32), c1 = r.first1, c2 = (uint32_t)(product >> 32) ^ r.first2, c3 = (uint32_t)product;
+#pragma unroll
+    for (int round = 0; round < 9; round++) {
+        uint64_t product0 = (uint64_t)0xD2511F53u * c0, product1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ r.key0[round];
+        c1 = (uint32_t)product1;
+        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ r.key1[round];
+        c3 = (uint32_t)product0;
+    }
+    return Philox4{{c0, c1, c2, c3}};
+}
+
+// --- segments ------------------------------------------------------------------------------------------------------------------------------
+
+// The tensor that owns a position of a matrix part, kept from one lookup to the next: positions of a thread go up, and tensors are long.
+struct SegmentCursor {
+    int64_t start, next;  // positions [start, next) belong to it, pads included
+    int64_t end;          // of its elements, before the pads
+    int64_t shift;        // a position's logical offset minus the position
+};
+static __device__ __forceinline__ SegmentCursor no_segment(void) { return SegmentCursor{0, 0, 0, 0}; }
+static __device__ __forceinline__ void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t position) {
+    if (position >= c.start && position < c.next) return;
+    int lo = 0, hi = table.count - 1;
+    while (lo < hi) {
+        int middle = (lo + hi + 1) / 2;
+        if (__ldg(&table.segment[middle].start) <= position) lo = middle;
+        else hi = middle - 1;
+    }
+    c.start = __ldg(&table.segment[lo].start);
+    c.end = c.start + __ldg(&table.segment[lo].numel);
+    c.shift = __ldg(&table.segment[lo].logical) - c.start;
+    c.next = lo + 1 < table.count ? __ldg(&table.segment[lo + 1].start) : INT64_MAX;
+}
+
+// --- what a worker writes --------------------------------------------------------------------------------------------------------------------
+
+// What a thread needs to code its vectors of the current tile; all of it moves on from tile to tile, so that no address is worked out twice.
+struct TileWriter {
+    uint8_t *codes;     // of its first vector
+    float *scales;      // of that vector's group
+    int64_t position;   // of its first element, in the bucket's matrix part
+    bool leads;         // it is the first thread of a group, which stores the scale
+    bool int4, stochastic;
+};
+
+// codes, scales: of a slice whose first element has that position. tile: the first one, as an offset in the slice.
+template <class S>
+static __device__ __forceinline__ TileWriter make_writer(uint8_t *codes, float *scales, int codec, int rounding, int64_t position, const Tiles &t, int64_t tile) {
+    int start = thread_start<S>(), group = S::WARP_TILES ? start / (S::LANES * PACKED) : (int)group_of(t.index, start);
+    int64_t first = tile + start;
+    TileWriter w;
+    w.int4 = codec == CODEC_INT4;
+    w.stochastic = rounding == ROUND_STOCHASTIC;
+    w.codes = codes + (w.int4 ? first / 2 : codec == CODEC_INT8 ? first : codec == CODEC_BF16 ? 2 * first : 4 * first);
+    w.scales = scales + tile / t.group + group;
+    w.position = position + first;
+    w.leads = S::WARP_TILES ? start % (S::LANES * PACKED) == 0 : group * t.group == start;
+    return w;
+}
+template <class S>
+static __device__ __forceinline__ void next_tile(TileWriter &w, const Tiles &t) {
+    w.codes += w.int4 ? t.tile / 2 : t.tile;
+    w.scales += t.groups;
+    w.position += t.tile;
+}
+
+// Codes one vector, scaled to -L..L.
+static __device__ __forceinline__ void write_vector(const TileWriter &w, int span, const float x[PACKED], GroupScale g, SegmentCursor &segment, const SegmentTable &table,
+                                                    const RoundingSchedule &schedule) {
+    float v[PACKED];
+    uint32_t code[PACKED];
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) v[e] = f32_mul(x[e], g.inverse);
+    if (w.stochastic) {
+        int64_t position = w.position + span;
+        seek_segment(segment, table, position);
+        code_vector_stochastic(code, v, scheduled_bits(schedule, (uint64_t)(position + segment.shift) / PACKED));
+    } else {
+        code_vector_nearest(code, v);
+    }
+    uint32_t mask = g.inverse == 0.0f ? 0u : 0xFFFFFFFFu;  // groups that send zero codes
+    if (w.int4) store_int4(w.codes + span / 2, code, mask);
+    else store_int8(w.codes + span, code, mask);
+}
+
+// Codes one tile, whose elements x are 0 where they do not exist. The whole worker calls; turn: 0, 1, ... tile by tile.
+template <class S>
+static __device__ __forceinline__ void write_tile(const TileWriter &w, float (&x)[S::VECTORS][PACKED], int elements, const Tiles &t, SegmentCursor &segment,
+                                                  const SegmentTable &table, const RoundingSchedule &schedule, BlockMaxima *shared, int turn) {
+    uint32_t largest[S::GROUPS];
+    GroupScale scale[S::GROUPS];
+    group_maxima<S>(largest, x, t, shared, turn);
+    group_scales(scale, largest, w.int4 ? 7 : 127);
+    if (__any_sync(ALL_LANES, scale[0].lift != 1.0f || scale[S::GROUPS - 1].lift != 1.0f)) {
+#pragma unroll
+        for (int v = 0; v < S::VECTORS; v++) {
+#pragma unroll
+            for (int e = 0; e < PACKED; e++) x[v][e] = f32_mul(x[v][e], scale[S::GROUPS == 1 ? 0 : v].lift);
+        }
+    }
+#pragma unroll
+    for (int v = 0; v < S::VECTORS; v++) {
+        if (!vector_live<S>(elements, v)) continue;
+        GroupScale g = scale[S::GROUPS == 1 ? 0 : v];
+        write_vector(w, v * S::SPAN, x[v], g, segment, table, schedule);
+        if (w.leads && v < S::GROUPS) w.scales[S::WARP_TILES ? v * S::SPAN / (S::LANES * PACKED) : 0] = g.scale;
+    }
+}
+
+// The same for a codec without groups.
+template <class S>
+static __device__ __forceinline__ void store_plain_tile(uint8_t *to, int codec, const float (&x)[S::VECTORS][PACKED], int64_t tile, int elements) {
+#pragma unroll
+    for (int v = 0; v < S::VECTORS; v++) store_plain_vector(to, codec, tile + thread_start<S>() + v * S::SPAN, x[v], vector_live<S>(elements, v));
+}

@@ -1,0 +1,296 @@
+// The gradient half of the exact regime on GPUs: quantise for the first hop, sum and requantise between the hops, sum and invert after the last. The bits
+// are kernels_cpu.c's. Called by tlq_hs.c. Matrices go through tiles (kernels_cuda.cuh); the short tails through one element per thread.
+#include "sdp4bit/kernels_cuda.cuh"
+
+// --- messages ----------------------------------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ const float *message_scales(const uint8_t *message, const MessageLayout &m, int64_t i) {
+    return reinterpret_cast<const float *>(message + m.scales + i * m.scales_stride);
+}
+static __device__ __forceinline__ float *message_scales(uint8_t *message, const MessageLayout &m, int64_t i) {
+    return reinterpret_cast<float *>(message + m.scales + i * m.scales_stride);
+}
+
+// --- quantise ------------------------------------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ uint8_t *partition_message(const QuantizePartitions &a, int partition) {
+    int slot = partition % a.slots;
+    return slot == a.self ? a.self_slot : a.send + slot * a.message.bytes;
+}
+
+// Registers per thread are bounded so that enough warps run at once to keep the memory busy.
+template <class S>
+struct QuantizeBlocks {
+    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 4 : 2;
+};
+
+// blockIdx.y: the partition, i * slots + slot.
+template <class S>
+__global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPROCESSOR)
+    quantize_kernel(const __grid_constant__ QuantizePartitions a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule) {
+    __shared__ BlockMaxima maxima;
+    int partition = blockIdx.y, i = partition / a.slots;
+    uint8_t *message = partition_message(a, partition), *codes = message + i * a.message.codes_stride;
+    int64_t position = partition * a.bucket.matrix_shard + a.lo, tile = worker_start<S>(t);
+    TileWriter writer = make_writer<S>(codes, message_scales(message, a.message, i), a.codec, a.rounding, position, t, tile);
+    const float *grads = a.grads + position + tile + thread_start<S>();
+    SegmentCursor segment = no_segment();
+    clear_maxima<S>(&maxima);
+    for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
+        const int elements = tile_elements(t, t.n - tile);
+        float x[S::VECTORS][PACKED] = {};
+#pragma unroll
+        for (int v = 0; v < S::VECTORS; v++) {
+            if (vector_live<S>(elements, v)) load_read_only(grads + v * S::SPAN, x[v]);
+        }
+#pragma unroll
+        for (int v = 0; v < S::VECTORS; v++) {
+#pragma unroll
+            for (int e = 0; e < PACKED; e++) x[v][e] = S::PLAIN ? scale_plain(x[v][e], a.scale) : f32_mul(x[v][e], a.scale);
+            if (a.hadamard) hadamard_lanes(x[v]);
+        }
+        if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile, elements);
+        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        next_tile<S>(writer, t);
+        grads += t.tile;
+        tile += t.tile;
+    }
+}
+
+// blockIdx.y: the partition. One tail element per thread.
+__global__ void __launch_bounds__(CODEC_THREADS) quantize_tail_kernel(const __grid_constant__ QuantizePartitions a) {
+    int partition = blockIdx.y, i = partition / a.slots;
+    int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
+    if (at >= a.message.tail_elements) return;
+    uint8_t *tail = partition_message(a, partition) + a.message.tail + i * a.message.tail_stride;
+    float grad = a.grads[a.bucket.matrix + partition * a.bucket.tail_shard + at];
+    store_plain_value(tail, a.tail_codec, at, scale_plain(grad, a.scale));
+}
+
+static dim3 tail_grid(int64_t elements, int slices) { return dim3((unsigned)ceil_div64(elements, CODEC_THREADS), (unsigned)slices); }
+
+void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
+    int partitions = a->slots * a->message.partitions;
+    if (a->hi > a->lo) {
+        with_shape(a->codec, a->group, [&](auto shape) {
+            using S = decltype(shape);
+            Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
+            quantize_kernel<S><<<tile_grid<S>(t, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
+        });
+        check_launch(s, "quantise partitions");
+    }
+    if (a->message.tail_elements > 0) {
+        quantize_tail_kernel<<<tail_grid(a->message.tail_elements, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        check_launch(s, "quantise the tail");
+    }
+}
+
+// --- sums over the sources -------------------------------------------------------------------------------------------------------------
+
+// The received messages of one partition: source k's codes are k * stride bytes further on.
+struct Received {
+    const uint8_t *codes;
+    const float *scales;
+    int64_t stride;
+    int sources;
+    GroupIndex index;
+};
+
+// How many sources' loads are in flight at a time: about 16 words per thread.
+template <int CODEC, int VECTORS>
+struct SumBatch {
+    static constexpr int WORDS = VECTORS * (int)(sizeof(Raw<CODEC>) / 4);
+    static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
+};
+
+// acc = the sources' values added in source order. The sum starts at -0, which leaves the first value as it is.
+template <class S, int CODEC>
+static __device__ __forceinline__ void sum_tile(float (&acc)[S::VECTORS][PACKED], const Received &r, int64_t tile, int elements) {
+    constexpr int BATCH = SumBatch<CODEC, S::VECTORS>::SOURCES;
+    uint32_t group[S::VECTORS];
+    bool live[S::VECTORS];
+    const uint8_t *codes = r.codes + (tile + thread_start<S>()) * Raw<CODEC>::BITS / 8;
+    const uint8_t *scales = reinterpret_cast<const uint8_t *>(r.scales);
+#pragma unroll
+    for (int v = 0; v < S::VECTORS; v++) {
+        live[v] = vector_live<S>(elements, v);
+        group[v] = Raw<CODEC>::QUANTISED ? group_of(r.index, tile + thread_start<S>() + v * S::SPAN) : 0;
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) acc[v][e] = live[v] ? -0.0f : 0.0f;
+    }
+    for (int source = 0; source < r.sources; source += BATCH) {
+        Raw<CODEC> raw[BATCH][S::VECTORS];
+        float scale[BATCH][S::VECTORS];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+            for (int v = 0; v < S::VECTORS; v++) {
+                if (source + b >= r.sources || !live[v]) continue;
+                raw[b][v] = load_raw<CODEC>(codes + v * S::SPAN * Raw<CODEC>::BITS / 8);
+                if (Raw<CODEC>::QUANTISED) scale[b][v] = __ldg(reinterpret_cast<const float *>(scales) + group[v]);
+            }
+            codes += r.stride;
+            scales += r.stride;
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            if (source + b >= r.sources) continue;
+#pragma unroll
+            for (int v = 0; v < S::VECTORS; v++) {
+                if (!live[v]) continue;
+                float x[PACKED];
+                decode_raw(x, raw[b][v]);
+#pragma unroll
+                for (int e = 0; e < PACKED; e++) {
+                    acc[v][e] = Raw<CODEC>::QUANTISED ? f32_add(acc[v][e], f32_mul(x[e], scale[b][v])) : add_plain(acc[v][e], x[e]);
+                }
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ float sum_tail(const uint8_t *tail, int64_t stride, int sources, int codec, int64_t at) {
+    float acc = -0.0f;
+    for (int source = 0; source < sources; source++) acc = add_plain(acc, load_plain_value(tail + source * stride, codec, at));
+    return acc;
+}
+
+static __device__ __forceinline__ Received partition_received(const uint8_t *received, const MessageLayout &in, int sources, GroupIndex index, int64_t i) {
+    return Received{received + i * in.codes_stride, message_scales(received, in, i), in.bytes, sources, index};
+}
+
+// Calls launch(std::integral_constant) with the codec as a compile-time value.
+template <int CODEC>
+struct CodecValue {
+    static constexpr int VALUE = CODEC;
+};
+template <class Launch>
+static void with_codec(int codec, Launch launch) {
+    if (codec == CODEC_INT4) launch(CodecValue<CODEC_INT4>());
+    else if (codec == CODEC_INT8) launch(CodecValue<CODEC_INT8>());
+    else if (codec == CODEC_BF16) launch(CodecValue<CODEC_BF16>());
+    else launch(CodecValue<CODEC_FP32>());
+}
+
+// --- sum and requantise ------------------------------------------------------------------------------------------------------------------
+
+template <class S>
+struct RequantizeBlocks {
+    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 3 : S::VECTORS <= 4 ? 2 : 1;
+};
+
+// blockIdx.y: the destination node, whose partial shards are partition `node` of every source's message.
+template <class S, int CODEC>
+__global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIPROCESSOR)
+    requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
+    __shared__ BlockMaxima maxima;
+    int node = blockIdx.y;
+    uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
+    int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, tile = worker_start<S>(t);
+    TileWriter writer = make_writer<S>(message, message_scales(message, a.out, 0), a.codec, a.rounding, position, t, tile);
+    Received received = partition_received(a.received, a.in, a.sources, in_index, node);
+    SegmentCursor segment = no_segment();
+    clear_maxima<S>(&maxima);
+    for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
+        const int elements = tile_elements(t, t.n - tile);
+        float x[S::VECTORS][PACKED];
+        sum_tile<S, CODEC>(x, received, tile, elements);
+        if constexpr (S::PLAIN) store_plain_tile<S>(message, a.codec, x, tile, elements);
+        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        next_tile<S>(writer, t);
+        tile += t.tile;
+    }
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __grid_constant__ SumRequantize a) {
+    int node = blockIdx.y;
+    int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
+    if (at >= a.out.tail_elements) return;
+    uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
+    float sum = sum_tail(a.received + a.in.tail + node * a.in.tail_stride, a.in.bytes, a.sources, a.tail_codec, at);
+    store_plain_value(message + a.out.tail, a.tail_codec, at, sum);
+}
+
+void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
+    int nodes = a->in.partitions;
+    if (a->hi > a->lo) {
+        with_shape(a->codec, a->group, [&](auto shape) {
+            using S = decltype(shape);
+            Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
+            with_codec(a->in_codec, [&](auto codec) {
+                requantize_kernel<S, decltype(codec)::VALUE><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key),
+                                                                                                                           group_index(a->in_group));
+            });
+        });
+        check_launch(s, "sum and requantise");
+    }
+    if (a->out.tail_elements > 0) {
+        requantize_tail_kernel<<<tail_grid(a->out.tail_elements, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        check_launch(s, "sum and requantise the tail");
+    }
+}
+
+// --- final sum -----------------------------------------------------------------------------------------------------------------------------
+
+typedef PlainShape FinalShape;
+
+template <int CODEC>
+__global__ void __launch_bounds__(CODEC_THREADS, 3) final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
+    typedef FinalShape S;
+    Received received = partition_received(a.received, a.in, a.sources, index, 0);
+    int64_t position = a.rank * a.bucket.matrix_shard + a.lo;  // of the chunk's first element in the bucket
+    SegmentCursor segment = no_segment();
+    int64_t tile = worker_start<S>(t);
+    for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += t.tile) {
+        const int elements = tile_elements(t, t.n - tile);
+        float x[S::VECTORS][PACKED];
+        sum_tile<S, CODEC>(x, received, tile, elements);
+#pragma unroll
+        for (int v = 0; v < S::VECTORS; v++) {
+            bool live = vector_live<S>(elements, v);
+            int64_t offset = tile + thread_start<S>() + v * S::SPAN;
+            if (a.hadamard) {
+                hadamard_lanes(x[v]);
+#pragma unroll
+                for (int e = 0; e < PACKED; e++) x[v][e] = f32_mul(x[v][e], HADAMARD_INVERSE);
+            }
+            if (live) {
+                seek_segment(segment, a.table, position + offset);
+                int64_t beyond = segment.end - (position + offset);  // elements from here on are pads
+#pragma unroll
+                for (int e = 0; e < PACKED; e++) x[v][e] = e < beyond ? x[v][e] : 0.0f;
+            }
+            store_pairwise(a.grads + position + offset, x[v], live);
+            float leaf = square_leaf_lanes(x[v]);
+            if (live && threadIdx.x % 4 == 0) a.matrix_leaves[(a.lo + offset) / HADAMARD_ORDER] = leaf;
+        }
+    }
+}
+
+// A warp per leaf, a lane per element.
+__global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_constant__ SumFinal a) {
+    int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
+    bool live = at < a.in.tail_elements;
+    float sum = 0.0f;
+    if (live) {
+        sum = sum_tail(a.received + a.in.tail, a.in.bytes, a.sources, a.tail_codec, at);
+        a.grads[a.bucket.matrix + a.rank * a.bucket.tail_shard + at] = sum;
+    }
+    float leaf = f32_mul(sum, sum);
+    for (int stride = 1; stride < WARP; stride *= 2) leaf = f32_add(leaf, __shfl_xor_sync(ALL_LANES, leaf, stride));
+    if (live && at % HADAMARD_ORDER == 0) a.tail_leaves[at / HADAMARD_ORDER] = leaf;
+}
+
+void kernel_sum_final(Stream *s, const SumFinal *a) {
+    if (a->hi > a->lo) {
+        Tiles t = make_tiles<FinalShape>(stream_device(s), a->hi - a->lo, 1, 0);
+        with_codec(a->codec, [&](auto codec) {
+            final_kernel<decltype(codec)::VALUE><<<tile_grid<FinalShape>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, group_index(a->group));
+        });
+        check_launch(s, "final sum");
+    }
+    if (a->in.tail_elements > 0) {
+        final_tail_kernel<<<tail_grid(a->in.tail_elements, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        check_launch(s, "final sum of the tail");
+    }
+}

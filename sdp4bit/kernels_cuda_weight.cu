@@ -1,0 +1,223 @@
+// The weight half of the exact regime on GPUs: AdamW fused with the difference and its codes, applying gathered codes on a replica, the replica hash, the first
+// masters. The bits are kernels_cpu.c's. Called by qwd.c and llmc/zero.c.
+#include "sdp4bit/adamw.h"
+#include "sdp4bit/kernels_cuda.cuh"
+
+// --- update ------------------------------------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ AdamScalars adam_scalars(const UpdateShard &a, float weight_decay) {
+    AdamScalars scalars;
+    scalars.clip = a.control->clip_coefficient;
+    scalars.beta1 = a.beta1;
+    scalars.one_minus_beta1 = f32_sub(1.0f, a.beta1);
+    scalars.beta2 = a.beta2;
+    scalars.one_minus_beta2 = f32_sub(1.0f, a.beta2);
+    scalars.correction1 = a.control->bias_correction1;
+    scalars.correction2 = a.control->bias_correction2;
+    scalars.epsilon = a.epsilon;
+    scalars.learning_rate = a.control->learning_rate;
+    scalars.weight_decay = weight_decay;
+    return scalars;
+}
+
+// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. The whole warp calls.
+static __device__ __forceinline__ void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars, const float *grads, int64_t at, bool live) {
+    float grad[PACKED], m[PACKED], v[PACKED];
+    load_pairwise(grads + at, grad, live);
+    load_pairwise(a.master + at, master, live);
+    load_pairwise(a.exp_avg + at, m, live);
+    load_pairwise(a.exp_avg_sq + at, v, live);
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) master[e] = adamw_element(master[e], &m[e], &v[e], grad[e], scalars);
+    store_pairwise(a.master + at, master, live);
+    store_pairwise(a.exp_avg + at, m, live);
+    store_pairwise(a.exp_avg_sq + at, v, live);
+}
+
+// x = what is coded: the masters, or their difference from the replica; 0 where nothing is.
+static __device__ __forceinline__ void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference, bool live) {
+    float replica[PACKED];
+    if (live && difference) unpack(load_packed(weights), replica);
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
+}
+
+template <class S>
+struct UpdateBlocks {
+    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 2 : 1;
+};
+
+template <class S>
+__global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCESSOR)
+    update_kernel(const __grid_constant__ UpdateShard a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule) {
+    __shared__ BlockMaxima maxima;
+    bool applied = a.control->applied != 0, difference = a.difference && !S::PLAIN;
+    if (S::PLAIN && !applied) return;
+    int64_t position = a.rank * a.bucket.matrix_shard, tile = worker_start<S>(t);
+    TileWriter writer = make_writer<S>(a.codes, a.scales, a.codec, a.rounding, position, t, tile);
+    AdamScalars scalars = adam_scalars(a, a.weight_decay);
+    SegmentCursor segment = no_segment();
+    clear_maxima<S>(&maxima);
+    for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
+        const int elements = tile_elements(t, t.n - tile);
+        float x[S::VECTORS][PACKED] = {};
+        if (applied) {
+#pragma unroll
+            for (int v = 0; v < S::VECTORS; v++) {
+                int64_t at = tile + thread_start<S>() + v * S::SPAN;
+                bool live = vector_live<S>(elements, v);
+                float master[PACKED];
+                update_vector(master, a, scalars, a.grads + position, at, live);
+                coded_values(x[v], master, a.weights + position + at, difference, live);
+            }
+        }
+        if constexpr (S::PLAIN) store_plain_tile<S>(a.codes, a.codec, x, tile, elements);
+        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        next_tile<S>(writer, t);
+        tile += t.tile;
+    }
+}
+
+// One tail element per thread.
+__global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid_constant__ UpdateShard a) {
+    int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
+    if (i >= a.bucket.tail_shard || !a.control->applied) return;
+    int64_t at = a.bucket.matrix_shard + i;
+    float grad = a.grads[a.bucket.matrix + a.rank * a.bucket.tail_shard + i], m = a.exp_avg[at], v = a.exp_avg_sq[at];
+    float master = adamw_element(a.master[at], &m, &v, grad, adam_scalars(a, 0.0f));
+    a.master[at] = master;
+    a.exp_avg[at] = m;
+    a.exp_avg_sq[at] = v;
+    reinterpret_cast<floatX *>(a.tail)[i] = floatX_from_float(master);
+}
+
+void kernel_update_shard(Stream *s, const UpdateShard *a) {
+    if (a->bucket.matrix_shard > 0) {
+        with_shape(a->codec, a->group, [&](auto shape) {
+            using S = decltype(shape);
+            Tiles t = make_tiles<S>(stream_device(s), a->bucket.matrix_shard, 1, a->group);
+            update_kernel<S><<<tile_grid<S>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
+        });
+        check_launch(s, "update");
+    }
+    if (a->bucket.tail_shard > 0) {
+        update_tail_kernel<<<(unsigned)ceil_div64(a->bucket.tail_shard, CODEC_THREADS), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        check_launch(s, "update the tail");
+    }
+}
+
+// --- apply -------------------------------------------------------------------------------------------------------------------------
+
+enum { APPLY_VECTORS = 4, APPLY_SPAN = APPLY_VECTORS * BLOCK_SPAN };
+
+// Message `index` of the gathered ones, [local][node], and the rank whose shard it holds.
+static __device__ __forceinline__ const uint8_t *gathered_message(const ApplyWeights &a, int index, int64_t *rank) {
+    *rank = (int64_t)(index % a.nodes) * a.per_node + index / a.nodes;
+    return a.messages + index * a.message.bytes;
+}
+
+// blockIdx.y: the message.
+template <int CODEC>
+__global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_constant__ ApplyWeights a, GroupIndex index) {
+    if (!a.control->applied) return;
+    int64_t rank;
+    const uint8_t *message = gathered_message(a, blockIdx.y, &rank);
+    const float *scales = reinterpret_cast<const float *>(message + a.message.scales);
+    floatX *weights = a.weights + rank * a.bucket.matrix_shard;
+    const bool add = a.difference && Raw<CODEC>::QUANTISED;
+    const int64_t first = (int64_t)blockIdx.x * APPLY_SPAN + threadIdx.x * PACKED;
+    Raw<CODEC> raw[APPLY_VECTORS];
+    float scale[APPLY_VECTORS];
+    Packed128 replica[APPLY_VECTORS];
+#pragma unroll
+    for (int v = 0; v < APPLY_VECTORS; v++) {
+        int64_t at = first + v * BLOCK_SPAN;
+        if (at >= a.bucket.matrix_shard) continue;
+        raw[v] = load_raw<CODEC>(message + at * Raw<CODEC>::BITS / 8);
+        if (Raw<CODEC>::QUANTISED) scale[v] = __ldg(scales + group_of(index, at));
+        if (add) replica[v] = load_packed(weights + at);
+    }
+#pragma unroll
+    for (int v = 0; v < APPLY_VECTORS; v++) {
+        int64_t at = first + v * BLOCK_SPAN;
+        if (at >= a.bucket.matrix_shard) continue;
+        float x[PACKED], w[PACKED];
+        uint32_t word[PACKED / 2];
+        decode_raw(x, raw[v]);
+        if (add) unpack(replica[v], w);
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) {
+            if (Raw<CODEC>::QUANTISED) x[e] = f32_mul(x[e], scale[v]);
+            if (add) x[e] = f32_add(w[e], x[e]);
+        }
+#pragma unroll
+        for (int i = 0; i < PACKED / 2; i++) word[i] = (uint32_t)floatX_from_float(x[2 * i]) | (uint32_t)floatX_from_float(x[2 * i + 1]) << 16;
+        store_packed(weights + at, Packed128{make_uint4(word[0], word[1], word[2], word[3])});
+    }
+}
+
+// blockIdx.y: the message. The tail holds the weights themselves; a NaN among them becomes the NaN that floatX_from_float makes.
+__global__ void __launch_bounds__(CODEC_THREADS) apply_tail_kernel(const __grid_constant__ ApplyWeights a) {
+    int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
+    if (i >= a.bucket.tail_shard || !a.control->applied) return;
+    int64_t rank;
+    const uint8_t *message = gathered_message(a, blockIdx.y, &rank);
+    floatX weight = __ldg(reinterpret_cast<const floatX *>(message + a.message.tail) + i);
+    a.weights[a.bucket.matrix + rank * a.bucket.tail_shard + i] = floatX_from_float(floatX_to_float(weight));
+}
+
+template <int CODEC>
+static void launch_apply(Stream *s, const ApplyWeights *a) {
+    dim3 grid((unsigned)ceil_div64(a->bucket.matrix_shard, APPLY_SPAN), (unsigned)(a->nodes * a->per_node));
+    apply_kernel<CODEC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, group_index(a->group));
+}
+
+void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
+    if (a->bucket.matrix_shard > 0) {
+        if (a->codec == CODEC_INT4) launch_apply<CODEC_INT4>(s, a);
+        else if (a->codec == CODEC_INT8) launch_apply<CODEC_INT8>(s, a);
+        else if (a->codec == CODEC_BF16) launch_apply<CODEC_BF16>(s, a);
+        else launch_apply<CODEC_FP32>(s, a);
+        check_launch(s, "apply weights");
+    }
+    if (a->bucket.tail_shard > 0) {
+        dim3 grid((unsigned)ceil_div64(a->bucket.tail_shard, CODEC_THREADS), (unsigned)(a->nodes * a->per_node));
+        apply_tail_kernel<<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        check_launch(s, "apply the tail's weights");
+    }
+}
+
+// --- replicas ------------------------------------------------------------------------------------------------------------------------
+
+// Blocks for a pass over n elements, a grid that strides through them.
+static unsigned stride_blocks(const Stream *s, int64_t n) {
+    int64_t blocks = ceil_div64(n, CODEC_THREADS), most = (int64_t)s->device->multiprocessors * 16;
+    return (unsigned)(blocks < most ? blocks : most);
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS) replica_hash_kernel(unsigned long long *hash, const floatX *weights, int64_t first, int64_t n) {
+    unsigned long long sum = 0;
+    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * CODEC_THREADS) {
+        sum += replica_mix((uint64_t)(first + i), weights[i]);
+    }
+    for (int stride = 1; stride < WARP; stride *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, stride);
+    if (threadIdx.x % WARP == 0) atomicAdd(hash, sum);
+}
+
+void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n) {
+    if (n <= 0) return;
+    replica_hash_kernel<<<stride_blocks(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(reinterpret_cast<unsigned long long *>(hash), weights, first, n);
+    check_launch(s, "replica hash");
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS) widen_kernel(float *master, const floatX *weights, int64_t n) {
+    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * CODEC_THREADS) {
+        master[i] = floatX_to_float(weights[i]);
+    }
+}
+
+void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n) {
+    if (n <= 0) return;
+    widen_kernel<<<stride_blocks(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, weights, n);
+    check_launch(s, "widen");
+}

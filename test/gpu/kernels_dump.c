@@ -1,0 +1,681 @@
+// Runs every kernel of sdp4bit/kernels.h over many configurations on fixed pseudo-random inputs and prints one line per result: name, bytes, 64-bit
+// hash. Linked once with the CPU kernels and once with the CUDA kernels; the two outputs must be equal line by line.
+//
+//   kernels_dump [--values N] [--full FILE]
+//
+// N: gradient values that the configurations share (default 2 million). FILE takes the bytes themselves, to find the first difference with cmp.
+//
+// Messages are compared as they are. Where kernels leave fp32, fp64 or bf16 numbers in memory, a NaN counts as one NaN: IEEE 754 leaves its sign
+// and payload to the machine. Inputs hold zeros, denormals, infinities, NaN, and values around 2^-126, 2^-100 and FLT_MAX.
+#include <errno.h>
+#include <float.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base.h"
+#include "llmc/device.h"
+#include "sdp4bit/kernels.h"
+#include "sdp4bit/plan.h"
+
+enum { SEED = 20240901 };
+
+typedef struct Dump {
+    Device *device;
+    Stream *stream;
+    FILE *full;      // NULL without --full
+    char prefix[128];
+} Dump;
+
+// --- memory ----------------------------------------------------------------------------------------------------------------------
+
+static void stop(const Error *err) {
+    error_print(NULL, err->what);
+    exit(err->code);
+}
+
+static void *reserve(Dump *d, int64_t bytes) {
+    Error err;
+    void *memory = device_alloc(d->device, (size_t)(bytes > 0 ? bytes : 1), "test data", &err);
+    if (!memory) stop(&err);
+    return memory;
+}
+
+static void *upload(Dump *d, const void *host, int64_t bytes) {
+    void *memory = reserve(d, bytes);
+    copy_to_device(d->stream, memory, host, (size_t)bytes);
+    return memory;
+}
+
+static void release(Dump *d, void *memory) {
+    stream_synchronize(d->stream);
+    device_free(d->device, memory);
+}
+
+// --- results ---------------------------------------------------------------------------------------------------------------------
+
+typedef enum Kind { RAW, FP32, FP64, BF16 } Kind;
+
+static void unify_nans(void *bytes, int64_t size, Kind kind) {
+    if (kind == FP32) {
+        uint32_t *word = (uint32_t *)bytes;
+        for (int64_t i = 0; i < size / 4; i++) word[i] = (word[i] & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : word[i];
+    } else if (kind == FP64) {
+        uint64_t *word = (uint64_t *)bytes;
+        for (int64_t i = 0; i < size / 8; i++) word[i] = (word[i] & INT64_MAX) > 0x7FF0000000000000u ? 0x7FF8000000000000u : word[i];
+    } else if (kind == BF16) {
+        uint16_t *word = (uint16_t *)bytes;
+        for (int64_t i = 0; i < size / 2; i++) word[i] = (word[i] & 0x7FFFu) > 0x7F80u ? 0x7FC0u : word[i];
+    }
+}
+
+static uint64_t hash_bytes(const uint8_t *bytes, int64_t size) {
+    uint64_t hash = 0x9E3779B97F4A7C15ull ^ (uint64_t)size;
+    for (int64_t at = 0; at < size; at += 8) {
+        uint64_t word = 0;
+        memcpy(&word, bytes + at, (size_t)(size - at < 8 ? size - at : 8));
+        hash = (hash ^ word) * 0xBF58476D1CE4E5B9ull;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+// Prints one result that lies in device memory.
+static void result(Dump *d, Kind kind, const void *memory, int64_t size, const char *format, ...) __attribute__((format(printf, 5, 6)));
+static void result(Dump *d, Kind kind, const void *memory, int64_t size, const char *format, ...) {
+    char name[128];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(name, sizeof name, format, arguments);
+    va_end(arguments);
+    uint8_t *host = (uint8_t *)xmalloc((size_t)size + 8, "a result");
+    copy_to_host(d->stream, host, memory, (size_t)size);
+    stream_synchronize(d->stream);
+    unify_nans(host, size, kind);
+    printf("%s %s %" PRId64 " %016" PRIx64 "\n", d->prefix, name, size, hash_bytes(host, size));
+    if (d->full) fwrite(host, 1, (size_t)size, d->full);
+    free(host);
+}
+
+// --- inputs ----------------------------------------------------------------------------------------------------------------------
+
+// What the 512 values of one block are like. The kind depends on the position alone, so that NaN meets NaN and infinity meets infinity in sums.
+enum { BLOCK = 512 };
+typedef enum Flavour { ZEROS, DENORMAL, NEAR_NORMAL, NEAR_LIFT, HUGE_VALUES, WITH_INFINITY, WITH_NAN, SPARSE, ORDINARY } Flavour;
+
+static Flavour flavour(int64_t block) {
+    uint32_t draw = rounding_bits((RoundingKey){SEED, 0, PURPOSE_DATA, 1}, (uint64_t)block).v[0] % 64;
+    return draw < ORDINARY ? (Flavour)draw : ORDINARY;
+}
+
+// A float with random sign and mantissa and an exponent between lo and hi, both as stored (0 is denormal).
+static float with_exponent(uint32_t bits, uint32_t lo, uint32_t hi) {
+    return f32_from_bits((bits & 0x807FFFFFu) | (lo + (bits >> 23) % (hi - lo + 1)) << 23);
+}
+
+static float special(Flavour kind, uint32_t bits) {
+    switch (kind) {
+        case ZEROS: return bits & 1 ? -0.0f : 0.0f;
+        case DENORMAL: return with_exponent(bits, 0, 0);
+        case NEAR_NORMAL: return with_exponent(bits, 0, 3);
+        case NEAR_LIFT: return with_exponent(bits, 20, 31);  // 2^-107 to 2^-96
+        case HUGE_VALUES: return with_exponent(bits, 250, 254);
+        case WITH_INFINITY: return bits % 200 ? with_exponent(bits, 110, 128) : f32_from_bits((bits & 0x80000000u) | 0x7F800000u);
+        case WITH_NAN: return bits % 200 ? with_exponent(bits, 110, 128) : f32_from_bits(0x7FC00000u);
+        case SPARSE: return bits % 64 ? 0.0f : with_exponent(bits, 118, 124);
+        default: return with_exponent(bits, 112, 122);
+    }
+}
+
+// n values of stream `source` at x. ordinary: no special blocks. Like gradients, ordinary blocks differ in size.
+static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
+    for (int64_t at = 0; at < n; at += 4) {
+        Philox4 bits = rounding_bits((RoundingKey){SEED, source, PURPOSE_DATA, 0}, (uint64_t)at);
+        Flavour kind = ordinary ? ORDINARY : flavour(at / BLOCK);
+        uint32_t size = (uint32_t)(at / BLOCK * 7 % 23);
+        for (int e = 0; e < 4 && at + e < n; e++) {
+            float value = kind == ORDINARY ? with_exponent(bits.v[e], 100 + size, 106 + size) : special(kind, bits.v[e]);
+            x[at + e] = value;
+        }
+    }
+}
+
+static float *uploaded_values(Dump *d, int64_t n, uint32_t source, bool ordinary) {
+    float *host = (float *)xmalloc((size_t)(n + 4) * sizeof *host, "test data");
+    fill(host, n, source, ordinary);
+    float *memory = (float *)upload(d, host, n * (int64_t)sizeof *host);
+    stream_synchronize(d->stream);
+    free(host);
+    return memory;
+}
+
+// --- one configuration -----------------------------------------------------------------------------------------------------------
+
+typedef struct Case {
+    int nodes, per_node, rank;  // rank: the one that receives
+    int intra, inter, tail;     // codecs
+    int group_intra, group_inter;
+    bool hadamard;
+    int rounding, chunks;
+    int weight, group_weight;
+    bool difference;
+    int weight_rounding;
+} Case;
+
+typedef struct Run {
+    Dump *d;
+    Case c;
+    Plan plan;
+    Bucket bucket;
+    GradWire wire;
+    WeightWire weight_wire;
+    Segment *segments;  // device
+    int64_t elements;   // of the bucket: matrix, then tail
+    uint32_t inputs;    // which input streams
+} Run;
+
+// Tensors of odd sizes, some tiny, some ending just before or after a border.
+static void build_plan(Run *r, int64_t values) {
+    PlanTensor tensor[] = {{values * 3 / 8 + 5, true, 0}, {33, true, 0},  {1, true, 0},    {9, false, 0}, {values / 4, true, 0},
+                           {4095, true, 0},               {768, false, 0}, {3071, false, 0}, {1, false, 0}, {values / 4 + 1, true, 0}};
+    const Case *c = &r->c;
+    bool quantised = codec_info(c->intra).levels || codec_info(c->inter).levels;
+    PlanOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4};
+    o.chunk_border = quantised ? plan_border(c->group_intra, c->group_inter, 0) : plan_border(0, 0, 0);
+    o.border = plan_border((int)o.chunk_border, codec_info(c->weight).levels ? c->group_weight : 0, 0);
+    Error err;
+    if (!plan_build(&r->plan, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
+    r->bucket = r->plan.bucket[0];
+    r->elements = r->bucket.matrix + r->bucket.tail;
+    GradWire wire = {c->intra, c->inter, c->group_intra, c->group_inter, c->tail, c->hadamard, c->rounding, c->chunks};
+    WeightWire weight = {c->weight, c->group_weight, c->difference, c->weight_rounding};
+    r->wire = wire;
+    r->weight_wire = weight;
+    r->segments = (Segment *)upload(r->d, r->plan.segments, r->plan.segments_total * (int64_t)sizeof(Segment));
+}
+
+static SegmentTable table_of(const Run *r) {
+    SegmentTable table = {r->segments + r->bucket.first_segment, r->bucket.segments};
+    return table;
+}
+
+// Rank (node, local)'s messages of chunk k for its first hop: all of them to `send`, the own one to `self`.
+static void quantize_rank(Run *r, const float *grads, int k, int node, int local, bool node_hop, const MessageLayout *m, uint8_t *send, uint8_t *self) {
+    QuantizePartitions q = {0};
+    q.grads = grads;
+    q.bucket = r->bucket;
+    q.table = table_of(r);
+    plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &q.lo, &q.hi);
+    q.scale = 1.0f / (float)r->plan.dp;
+    q.hadamard = r->c.hadamard;
+    q.codec = node_hop ? r->c.intra : r->c.inter;
+    q.group = node_hop ? r->c.group_intra : r->c.group_inter;
+    q.tail_codec = r->c.tail;
+    q.rounding = r->c.rounding;
+    RoundingKey key = {SEED, 7, node_hop ? PURPOSE_GRAD_LEVEL1 : PURPOSE_GRAD_LEVEL2, (uint32_t)(node_hop ? node * r->c.per_node + local : node)};
+    q.key = key;
+    q.slots = node_hop ? r->c.per_node : r->c.nodes;
+    q.self = node_hop ? local : node;
+    q.send = send;
+    q.self_slot = self;
+    q.message = *m;
+    kernel_quantize_partitions(r->d->stream, &q);
+}
+
+// Level 1 of one node: every rank quantises, and the receiving local rank's messages land in `received`.
+static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t *received) {
+    Dump *d = r->d;
+    int slots = r->c.per_node, local = r->c.rank % r->c.per_node;
+    uint8_t *send = (uint8_t *)reserve(d, m->bytes * slots), *self = (uint8_t *)reserve(d, m->bytes);
+    for (int source = 0; source < slots; source++) {
+        float *grads = uploaded_values(d, r->elements, r->inputs + (uint32_t)(node * slots + source), false);
+        set_zero(d->stream, send, (size_t)(m->bytes * slots));
+        quantize_rank(r, grads, k, node, source, true, m, send, self);
+        result(d, RAW, send, m->bytes * slots, "chunk%d rank%d level1.send", k, node * slots + source);
+        result(d, RAW, self, m->bytes, "chunk%d rank%d level1.self", k, node * slots + source);
+        copy_on_device(d->stream, received + source * m->bytes, source == local ? self : send + local * m->bytes, (size_t)m->bytes);
+        release(d, grads);
+    }
+    release(d, send);
+    release(d, self);
+}
+
+// Level 2 of rank (node, local): sums what its node sent and quantises for all nodes; the receiving node's message goes to `message`.
+static void second_level(Run *r, int node, int k, const MessageLayout *in, const MessageLayout *out, const uint8_t *received, uint8_t *message) {
+    Dump *d = r->d;
+    int nodes = r->c.nodes, own = r->c.rank / r->c.per_node;
+    uint8_t *send = (uint8_t *)reserve(d, out->bytes * nodes), *self = (uint8_t *)reserve(d, out->bytes);
+    SumRequantize s = {0};
+    s.received = received;
+    s.sources = r->c.per_node;
+    s.in = *in;
+    s.in_codec = r->c.intra;
+    s.in_group = r->c.group_intra;
+    s.local = r->c.rank % r->c.per_node;
+    s.per_node = r->c.per_node;
+    s.bucket = r->bucket;
+    s.table = table_of(r);
+    plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &s.lo, &s.hi);
+    s.codec = r->c.inter;
+    s.group = r->c.group_inter;
+    s.tail_codec = r->c.tail;
+    s.rounding = r->c.rounding;
+    RoundingKey key = {SEED, 7, PURPOSE_GRAD_LEVEL2, (uint32_t)node};
+    s.key = key;
+    s.self = node;
+    s.send = send;
+    s.self_slot = self;
+    s.out = *out;
+    kernel_sum_requantize(d->stream, &s);
+    result(d, RAW, send, out->bytes * nodes, "chunk%d node%d level2.send", k, node);
+    result(d, RAW, self, out->bytes, "chunk%d node%d level2.self", k, node);
+    copy_on_device(d->stream, message, own == node ? self : send + own * out->bytes, (size_t)out->bytes);
+    release(d, send);
+    release(d, self);
+}
+
+// A single level between nodes.
+static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received) {
+    Dump *d = r->d;
+    uint8_t *send = (uint8_t *)reserve(d, m->bytes * r->c.nodes), *self = (uint8_t *)reserve(d, m->bytes);
+    for (int node = 0; node < r->c.nodes; node++) {
+        float *grads = uploaded_values(d, r->elements, r->inputs + (uint32_t)node, false);
+        set_zero(d->stream, send, (size_t)(m->bytes * r->c.nodes));
+        quantize_rank(r, grads, k, node, 0, false, m, send, self);
+        result(d, RAW, send, m->bytes * r->c.nodes, "chunk%d node%d level2.send", k, node);
+        result(d, RAW, self, m->bytes, "chunk%d node%d level2.self", k, node);
+        copy_on_device(d->stream, received + node * m->bytes, node == r->c.rank ? self : send + r->c.rank * m->bytes, (size_t)m->bytes);
+        release(d, grads);
+    }
+    release(d, send);
+    release(d, self);
+}
+
+static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, const uint8_t *received, float *grads, float *leaves) {
+    SumFinal f = {0};
+    f.received = received;
+    f.sources = node_hop ? r->c.per_node : r->c.nodes;
+    f.in = *m;
+    f.codec = node_hop ? r->c.intra : r->c.inter;
+    f.group = node_hop ? r->c.group_intra : r->c.group_inter;
+    f.tail_codec = r->c.tail;
+    f.hadamard = r->c.hadamard;
+    f.rank = r->c.rank;
+    f.bucket = r->bucket;
+    f.table = table_of(r);
+    plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
+    f.grads = grads;
+    f.matrix_leaves = leaves;
+    f.tail_leaves = leaves + r->bucket.matrix_shard / HADAMARD_ORDER;
+    kernel_sum_final(r->d->stream, &f);
+}
+
+// The whole reduction of one bucket as its rank sees it: messages of every hop, the rank's shard, the norm's leaves and sums.
+static void reduce(Run *r) {
+    Dump *d = r->d;
+    const Case *c = &r->c;
+    int64_t leaf_count = r->bucket.matrix_shard / HADAMARD_ORDER + ceil_div64(r->bucket.tail_shard, HADAMARD_ORDER);
+    float *grads = (float *)reserve(d, r->elements * 4), *leaves = (float *)reserve(d, leaf_count * 4), *sums = (float *)reserve(d, 8);
+    for (int k = 0; k < c->chunks; k++) {
+        MessageLayout level1, level2;
+        plan_grad_messages(&r->plan, &r->bucket, &r->wire, k, &level1, &level2);
+        if (level1.bytes + level2.bytes == 0) continue;
+        uint8_t *received1 = (uint8_t *)reserve(d, level1.bytes * c->per_node), *received2 = (uint8_t *)reserve(d, level2.bytes * c->nodes);
+        int own = c->rank / c->per_node;
+        for (int node = 0; c->per_node > 1 && node < c->nodes; node++) {
+            first_level(r, node, k, &level1, received1);
+            if (c->nodes > 1) second_level(r, node, k, &level1, &level2, received1, received2 + node * level2.bytes);
+            else if (node == own) final_sum(r, k, &level1, true, received1, grads, leaves);
+        }
+        if (c->per_node == 1) only_level(r, k, &level2, received2);
+        if (c->nodes > 1) final_sum(r, k, &level2, false, received2, grads, leaves);
+        release(d, received1);
+        release(d, received2);
+    }
+    result(d, FP32, grads, r->elements * 4, "reduced");
+    result(d, FP32, leaves, leaf_count * 4, "leaves");
+    int64_t matrix_leaves = r->bucket.matrix_shard / HADAMARD_ORDER;
+    kernel_tree_sum(d->stream, sums, leaves, matrix_leaves);
+    kernel_tree_sum(d->stream, sums + 1, leaves + matrix_leaves, leaf_count - matrix_leaves);
+    result(d, FP32, sums, 8, "sums");
+    release(d, grads);
+    release(d, leaves);
+    release(d, sums);
+}
+
+// --- weights ---------------------------------------------------------------------------------------------------------------------
+
+typedef struct Weights {
+    float *grads;            // (elements) the reduced gradients of all ranks' windows
+    floatX *weights;         // (elements)
+    float *master, *m, *v;   // (dp, shard) all ranks' states
+    uint8_t *messages;       // [local][node]
+    StepControl *control;
+    MessageLayout message;
+} Weights;
+
+// Replica weights near the masters: bf16 of values of the size of GPT weights, pads included.
+static void start_weights(Run *r, Weights *w, bool finite) {
+    Dump *d = r->d;
+    int64_t shard = r->bucket.matrix_shard + r->bucket.tail_shard, states = shard * r->plan.dp;
+    floatX *host = (floatX *)xmalloc((size_t)r->elements * sizeof *host, "test data");
+    float *values = (float *)xmalloc((size_t)(states > r->elements ? states : r->elements) * sizeof *values, "test data");
+    fill(values, r->elements, r->inputs + 900, true);
+    for (int64_t i = 0; i < r->elements; i++) host[i] = floatX_from_float(values[i]);
+    w->weights = (floatX *)upload(d, host, r->elements * (int64_t)sizeof *host);
+    w->message = plan_weight_message(&r->bucket, &r->weight_wire);
+    w->messages = (uint8_t *)reserve(d, w->message.bytes * r->plan.dp);
+    w->grads = uploaded_values(d, r->elements, r->inputs + 901, finite);
+    for (int64_t i = 0; i < states; i++) {
+        // Rank by rank: masters within a percent of their weights, exactly equal here and there.
+        int64_t rank = i / shard, at = i % shard;
+        int64_t position = at < r->bucket.matrix_shard ? rank * r->bucket.matrix_shard + at
+                                                       : r->bucket.matrix + rank * r->bucket.tail_shard + at - r->bucket.matrix_shard;
+        float near = floatX_to_float(host[position]);
+        uint32_t random = philox4x32_10(SEED, PURPOSE_DATA, (uint32_t)i, 3, 0, 0).v[0];
+        values[i] = random % 8 ? near * (1.0f + 0.01f * (float)(random >> 8) / 16777216.0f) : near;
+    }
+    w->master = (float *)upload(d, values, states * 4);
+    for (int64_t i = 0; i < states; i++) values[i] *= 0.125f;
+    w->m = (float *)upload(d, values, states * 4);
+    for (int64_t i = 0; i < states; i++) values[i] = values[i] * values[i];
+    w->v = (float *)upload(d, values, states * 4);
+    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0};
+    w->control = (StepControl *)upload(d, &control, sizeof control);
+    stream_synchronize(d->stream);
+    free(host);
+    free(values);
+}
+
+static void free_weights(Run *r, Weights *w) {
+    release(r->d, w->grads);
+    release(r->d, w->weights);
+    release(r->d, w->master);
+    release(r->d, w->m);
+    release(r->d, w->v);
+    release(r->d, w->messages);
+    release(r->d, w->control);
+}
+
+static void set_applied(Run *r, Weights *w, int applied) {
+    StepControl control;
+    copy_to_host(r->d->stream, &control, w->control, sizeof control);
+    stream_synchronize(r->d->stream);
+    control.applied = applied;
+    control.clip_coefficient = applied ? control.clip_coefficient : (float)NAN;  // what a skipped step leaves
+    copy_to_device(r->d->stream, w->control, &control, sizeof control);
+}
+
+static uint8_t *message_of(const Run *r, const Weights *w, int rank) {
+    return w->messages + ((int64_t)(rank % r->c.per_node) * r->c.nodes + rank / r->c.per_node) * w->message.bytes;
+}
+
+// One step of every rank in turn: AdamW, codes, gather; then every shard is applied.
+static void weight_step(Run *r, Weights *w, const char *name) {
+    Dump *d = r->d;
+    int64_t shard = r->bucket.matrix_shard + r->bucket.tail_shard;
+    set_zero(d->stream, w->messages, (size_t)(w->message.bytes * r->plan.dp));
+    for (int rank = 0; rank < r->plan.dp; rank++) {
+        UpdateShard u = {0};
+        uint8_t *message = message_of(r, w, rank);
+        u.control = w->control;
+        u.beta1 = 0.9f, u.beta2 = 0.95f, u.epsilon = 1e-8f, u.weight_decay = 0.1f;
+        u.rank = rank;
+        u.bucket = r->bucket;
+        u.table = table_of(r);
+        u.grads = w->grads;
+        u.weights = w->weights;
+        u.master = w->master + rank * shard, u.exp_avg = w->m + rank * shard, u.exp_avg_sq = w->v + rank * shard;
+        u.codec = r->c.weight;
+        u.group = r->c.group_weight;
+        u.rounding = r->c.weight_rounding;
+        u.difference = r->c.difference;
+        RoundingKey key = {SEED, 7, PURPOSE_WEIGHT, 0};
+        u.key = key;
+        u.codes = message;
+        u.scales = (float *)(void *)(message + w->message.scales);
+        u.tail = message + w->message.tail;
+        kernel_update_shard(d->stream, &u);
+        const MessageLayout *m = &w->message;
+        result(d, codec_info(r->c.weight).levels ? RAW : BF16, message, m->codes_stride, "%s rank%d codes", name, rank);
+        result(d, RAW, message + m->scales, m->scales_stride, "%s rank%d scales", name, rank);
+        result(d, BF16, message + m->tail, m->tail_stride, "%s rank%d tail", name, rank);
+    }
+    ApplyWeights a = {w->control, r->bucket, w->messages, r->c.nodes, r->c.per_node, w->message, r->c.weight, r->c.group_weight, r->c.difference, w->weights};
+    kernel_apply_weights(d->stream, &a);
+    result(d, FP32, w->master, shard * r->plan.dp * 4, "%s masters", name);
+    result(d, FP32, w->m, shard * r->plan.dp * 4, "%s exp_avg", name);
+    result(d, FP32, w->v, shard * r->plan.dp * 4, "%s exp_avg_sq", name);
+    result(d, sizeof(floatX) == 2 ? BF16 : FP32, w->weights, r->elements * (int64_t)sizeof(floatX), "%s weights", name);
+}
+
+// Two steps, a skipped one, and one on gradients that hold infinities and NaN while the check for them is off.
+static void weights(Run *r) {
+    Weights w;
+    start_weights(r, &w, true);
+    weight_step(r, &w, "step1");
+    weight_step(r, &w, "step2");
+    set_applied(r, &w, 0);
+    weight_step(r, &w, "skipped");
+    free_weights(r, &w);
+    start_weights(r, &w, false);
+    weight_step(r, &w, "unchecked");
+    free_weights(r, &w);
+}
+
+// One rank alone: the replica itself takes the rounded masters.
+static void weights_alone(Run *r) {
+    Dump *d = r->d;
+    Weights w;
+    start_weights(r, &w, true);
+    UpdateShard u = {0};
+    u.control = w.control;
+    u.beta1 = 0.9f, u.beta2 = 0.95f, u.epsilon = 1e-8f, u.weight_decay = 0.1f;
+    u.bucket = r->bucket;
+    u.table = table_of(r);
+    u.grads = w.grads;
+    u.weights = w.weights;
+    u.master = w.master, u.exp_avg = w.m, u.exp_avg_sq = w.v;
+    u.codec = FLOATX_CODEC;
+    u.group = r->c.group_weight;
+    u.difference = true;
+    u.codes = (uint8_t *)w.weights;
+    u.tail = (uint8_t *)(w.weights + r->bucket.matrix);
+    kernel_update_shard(d->stream, &u);
+    result(d, RAW, w.weights, r->elements * (int64_t)sizeof(floatX), "alone weights");
+    set_applied(r, &w, 0);
+    kernel_update_shard(d->stream, &u);
+    result(d, RAW, w.weights, r->elements * (int64_t)sizeof(floatX), "alone, skipped, weights");
+    free_weights(r, &w);
+}
+
+static void run_case(Dump *d, const Case *c, int64_t values, int index) {
+    Run r = {0};
+    r.d = d;
+    r.c = *c;
+    r.inputs = (uint32_t)index * 1000;
+    build_plan(&r, values);
+    snprintf(d->prefix, sizeof d->prefix, "case%d %dx%d %s/%d %s/%d%s%s k%d %s/%d%s%s", index, c->nodes, c->per_node, codec_info(c->intra).name, c->group_intra,
+             codec_info(c->inter).name, c->group_inter, c->hadamard ? " H" : "", c->rounding == ROUND_STOCHASTIC ? " stochastic" : "", c->chunks,
+             codec_info(c->weight).name, c->group_weight, c->difference ? " difference" : "", c->weight_rounding == ROUND_STOCHASTIC ? " stochastic" : "");
+    if (r.plan.dp > 1) reduce(&r);
+    if (r.plan.dp > 1) weights(&r);
+    else weights_alone(&r);
+    release(d, r.segments);
+    plan_free(&r.plan);
+}
+
+// --- what needs no bucket --------------------------------------------------------------------------------------------------------
+
+static void norms(Dump *d) {
+    const int64_t sizes[] = {0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 100, 4095, 4096, 4097, 131072, 131073, 300007};
+    float *x = uploaded_values(d, 400000, 5001, true), *leaves = (float *)reserve(d, 400000 * 4), *sum = (float *)reserve(d, 4);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (int shift = 0; shift < 4; shift++) {
+            int64_t count = ceil_div64(sizes[i], HADAMARD_ORDER);
+            kernel_square_leaves(d->stream, leaves + shift, x + shift, sizes[i]);
+            result(d, FP32, leaves + shift, count * 4, "square leaves %" PRId64 " shift %d", sizes[i], shift);
+            kernel_tree_sum(d->stream, sum, leaves + shift, count);
+            result(d, FP32, sum, 4, "tree of leaves %" PRId64 " shift %d", sizes[i], shift);
+        }
+        copy_on_device(d->stream, leaves, x, 400000 * 4);
+        kernel_tree_sum(d->stream, sum, leaves, sizes[i]);
+        result(d, FP32, sum, 4, "tree sum %" PRId64, sizes[i]);
+    }
+    release(d, x);
+    release(d, leaves);
+    release(d, sum);
+}
+
+static void dump_control(Dump *d, const StepControl *control, int index) {
+    StepControl host;
+    copy_to_host(d->stream, &host, control, sizeof host);
+    stream_synchronize(d->stream);
+    result(d, FP64, control, 2 * sizeof(double), "judge %d powers", index);
+    result(d, FP32, &control->loss, 6 * sizeof(float), "judge %d floats", index);
+    printf("%s judge %d steps %" PRId64 " applied %d\n", d->prefix, index, host.adam_steps, (int)host.applied);
+}
+
+static void verdicts(Dump *d) {
+    float sums_host[] = {0.1f, 1e-30f, 3.0f, 1e10f, FLT_MIN, 7.7f, 1e38f}, loss_host[] = {2.345f, NAN};
+    float *sums = (float *)upload(d, sums_host, sizeof sums_host), *loss = (float *)upload(d, loss_host, sizeof loss_host);
+    StepRecord *records = (StepRecord *)reserve(d, 8 * sizeof(StepRecord));
+    for (int pieces = 0; pieces <= 7; pieces++) kernel_step_record(d->stream, records + pieces, sums, pieces, loss);
+    result(d, FP64, records, 8 * sizeof(StepRecord), "records");
+    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0};
+    StepControl *control = (StepControl *)upload(d, &start, sizeof start);
+    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true};
+    for (int step = 0; step < 12; step++) {
+        j.dp = 1 + step % 6;
+        j.clip_grad = step % 4 == 1 ? 0.0f : 0.75f;
+        // A NaN loss on the last record now and then: skipped, or applied where the check is off.
+        kernel_step_record(d->stream, records + j.dp - 1, sums, step % 7, loss + (step % 5 == 3));
+        j.skip_non_finite = step != 8;
+        kernel_judge(d->stream, control, &j);
+        dump_control(d, control, step);
+    }
+    release(d, sums);
+    release(d, loss);
+    release(d, records);
+    release(d, control);
+}
+
+static void replicas(Dump *d) {
+    enum { COUNT = 100003 };
+    float *values = (float *)xmalloc(COUNT * sizeof *values, "test data");
+    floatX *host = (floatX *)xmalloc(COUNT * sizeof *host, "test data");
+    fill(values, COUNT, 5002, false);
+    for (int i = 0; i < COUNT; i++) host[i] = floatX_from_float(values[i]);
+    floatX *weights_copy = (floatX *)upload(d, host, COUNT * (int64_t)sizeof *host);
+    float *x = (float *)upload(d, values, COUNT * 4), *wide = (float *)reserve(d, COUNT * 4);
+    uint64_t *counts = (uint64_t *)reserve(d, 2 * sizeof *counts);
+    for (int shift = 0; shift < 3; shift++) {
+        kernel_replica_hash(d->stream, counts, weights_copy + shift, 123456789012 + shift, COUNT - 3 * shift);
+        kernel_count_zeros(d->stream, (int64_t *)counts + 1, x + shift, COUNT - 3 * shift);
+        kernel_widen(d->stream, wide, weights_copy + shift, COUNT - 3 * shift);
+        result(d, RAW, counts, 16, "replica hash and zeros %d", shift);
+        result(d, FP32, wide, (COUNT - 3 * shift) * 4, "widened %d", shift);
+    }
+    free(values);
+    free(host);
+    release(d, weights_copy);
+    release(d, x);
+    release(d, wide);
+    release(d, counts);
+}
+
+// NaN of every sign and payload in the unquantised parts of the first hop: they pass with their sign, made quiet.
+static void odd_nans(Dump *d, int codec, int tail) {
+    Case c = {2, 1, 0, codec, codec, tail, 32, 32, false, ROUND_NEAREST, 1, FLOATX_CODEC, 32, false, ROUND_NEAREST};
+    Run r = {0};
+    r.d = d;
+    r.c = c;
+    build_plan(&r, 20000);
+    MessageLayout none, message;
+    plan_grad_messages(&r.plan, &r.bucket, &r.wire, 0, &none, &message);
+    float *host = (float *)xmalloc((size_t)r.elements * sizeof *host, "test data");
+    fill(host, r.elements, 5003, true);
+    for (int64_t i = 0; i < r.elements; i += 7) host[i] = f32_from_bits(0x7F800001u | (uint32_t)(i * 2654435761u));
+    float *grads = (float *)upload(d, host, r.elements * 4);
+    uint8_t *send = (uint8_t *)reserve(d, 2 * message.bytes), *self = (uint8_t *)reserve(d, message.bytes);
+    quantize_rank(&r, grads, 0, 0, 0, false, &message, send, self);
+    result(d, RAW, send, 2 * message.bytes, "odd NaN %s tail %s send", codec_info(codec).name, codec_info(tail).name);
+    result(d, RAW, self, message.bytes, "odd NaN %s tail %s self", codec_info(codec).name, codec_info(tail).name);
+    free(host);
+    release(d, grads);
+    release(d, send);
+    release(d, self);
+    release(d, r.segments);
+    plan_free(&r.plan);
+}
+
+// --- all of it -------------------------------------------------------------------------------------------------------------------
+
+enum { F32 = CODEC_FP32, B16 = CODEC_BF16, I8 = CODEC_INT8, I4 = CODEC_INT4, FX = FLOATX_CODEC, NEAREST = ROUND_NEAREST, RANDOM = ROUND_STOCHASTIC };
+
+static const Case CASES[] = {
+    // nodes, per_node, rank, intra, inter, tail, groups, hadamard, rounding, chunks, weight, group, difference, rounding
+    {2, 2, 1, I8, I4, B16, 128, 128, true, RANDOM, 1, I4, 2048, true, NEAREST},
+    {2, 2, 2, I8, I4, B16, 512, 128, true, RANDOM, 3, I4, 2048, true, RANDOM},
+    {2, 4, 5, I8, I4, B16, 512, 128, true, NEAREST, 2, I4, 128, true, NEAREST},
+    {4, 2, 3, I8, I4, B16, 128, 512, false, RANDOM, 2, I8, 512, true, RANDOM},
+    {2, 3, 4, I8, I4, B16, 32, 64, true, RANDOM, 2, I4, 96, true, RANDOM},
+    {3, 2, 0, I4, I4, B16, 64, 32, false, RANDOM, 1, I4, 32, false, NEAREST},
+    {2, 2, 3, I4, I4, B16, 96, 96, true, RANDOM, 5, I8, 96, false, RANDOM},
+    {2, 2, 0, I8, I8, B16, 256, 1024, true, RANDOM, 1, I4, 1024, true, RANDOM},
+    {1, 8, 7, I8, I4, B16, 1024, 1024, true, RANDOM, 2, I8, 256, true, NEAREST},
+    {8, 1, 5, I8, I4, B16, 1024, 2048, true, RANDOM, 2, I4, 4096, true, RANDOM},
+    {2, 2, 1, I8, I4, B16, 2048, 4096, true, RANDOM, 1, I4, 8192, true, RANDOM},
+    {2, 2, 2, I4, I8, B16, 4096, 2048, false, NEAREST, 1, I8, 16384, true, NEAREST},
+    {1, 3, 2, I4, I4, B16, 160, 160, true, RANDOM, 1, I4, 4160, true, RANDOM},
+    {3, 1, 1, I8, I8, B16, 96, 768, false, NEAREST, 2, I4, 768, true, NEAREST},
+    {2, 2, 1, F32, F32, F32, 32, 32, false, NEAREST, 2, FX, 32, false, NEAREST},
+    {2, 4, 6, B16, B16, B16, 32, 32, false, NEAREST, 1, FX, 32, false, NEAREST},
+    {1, 2, 1, B16, B16, B16, 32, 32, false, NEAREST, 3, I4, 2048, true, NEAREST},
+    {2, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, I8, 2048, false, RANDOM},
+    {1, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, FX, 32, false, NEAREST},
+};
+enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
+
+static void run_all(Dump *d, int64_t values) {
+    int ranks = 0;
+    for (int i = 0; i < CASE_COUNT; i++) ranks += CASES[i].nodes * CASES[i].per_node;
+    for (int i = 0; i < CASE_COUNT; i++) run_case(d, &CASES[i], values / ranks, i);
+    snprintf(d->prefix, sizeof d->prefix, "general");
+    norms(d);
+    verdicts(d);
+    replicas(d);
+    odd_nans(d, CODEC_INT8, CODEC_BF16);
+    odd_nans(d, CODEC_BF16, CODEC_BF16);
+    odd_nans(d, CODEC_FP32, CODEC_FP32);
+}
+
+int main(int argc, char **argv) {
+    Dump d = {0};
+    int64_t values = 2000000;
+    Error err;
+    for (int i = 1; i < argc; i += 2) {
+        bool known = i + 1 < argc;
+        if (known && !strcmp(argv[i], "--values")) values = strtoll(argv[i + 1], NULL, 10);
+        else if (known && !strcmp(argv[i], "--full")) d.full = fopen(argv[i + 1], "wb");
+        else known = false;
+        if (!known || values < 1 || (!strcmp(argv[i], "--full") && !d.full)) {
+            fprintf(stderr, "usage: kernels_dump [--values N] [--full FILE]\n");
+            return EXIT_USAGE;
+        }
+    }
+    static const Site SITE = {-1, 0, 0, 0, "kernels_dump"};
+    d.device = device_open(0, &SITE, &err);
+    if (!d.device) stop(&err);
+    d.stream = stream_create(d.device, "dump");
+    run_all(&d, values);
+    stream_destroy(d.stream);
+    device_close(d.device);
+    if (d.full && fclose(d.full)) {
+        perror("kernels_dump");
+        return EXIT_ENVIRONMENT;
+    }
+    return EXIT_DONE;
+}

@@ -1,0 +1,133 @@
+// What the programs that run the ops on either backend share: pseudo-random inputs that are the same everywhere, and tensors in device memory.
+// Included by test/gpu/ops_dump.c and test/gpu/ops_invariants.c, each linked once with the CPU backend and once with the CUDA backend.
+#pragma once
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base.h"
+#include "llmc/device.h"
+#include "llmc/ops.h"
+
+// --- random numbers: splitmix64, unrelated to the project's own generators ---------------------------------------------------------
+
+typedef struct Random {
+    uint64_t state;
+} Random;
+
+static inline uint64_t random_u64(Random *r) {
+    uint64_t z = r->state += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+static inline double random_uniform(Random *r) { return (double)(random_u64(r) >> 11) * 0x1p-53; }
+// Sum of four uniforms: mean 0, standard deviation 1, at most 3.5 in size.
+static inline double random_normal(Random *r) {
+    double sum = -2.0;
+    for (int i = 0; i < 4; i++) sum += random_uniform(r);
+    return sum * 1.7320508;
+}
+
+// --- device memory -------------------------------------------------------------------------------------------------------------------
+
+typedef struct Lab {
+    Device *device;
+    Stream *stream;
+    Random random;
+} Lab;
+
+static inline Lab lab_open(const Site *site) {
+    Error err = {0};
+    Lab lab = {device_open(0, site, &err), NULL, {20260101}};
+    if (!lab.device) {
+        fprintf(stderr, "%s\n", err.what);
+        exit(err.code);
+    }
+    lab.stream = stream_create(lab.device, "ops");
+    return lab;
+}
+static inline void lab_close(Lab *lab) {
+    stream_synchronize(lab->stream);
+    stream_destroy(lab->stream);
+    device_close(lab->device);
+}
+
+static inline void *lab_alloc(Lab *lab, size_t bytes) {
+    Error err = {0};
+    void *memory = device_alloc(lab->device, bytes, "a test tensor", &err);
+    if (!memory) {
+        fprintf(stderr, "%s\n", err.what);
+        exit(err.code);
+    }
+    return memory;
+}
+static inline void *upload(Lab *lab, const void *host, size_t bytes) {
+    void *memory = lab_alloc(lab, bytes);
+    copy_to_device(lab->stream, memory, host, bytes);
+    stream_synchronize(lab->stream);
+    return memory;
+}
+// All bytes 0xFF, NaN in every precision: an element that an op forgets to write, or reads before writing it, shows.
+static inline void *poisoned(Lab *lab, size_t bytes) {
+    void *host = memset(xmalloc(bytes ? bytes : 1, "poison"), 0xFF, bytes ? bytes : 1);
+    void *memory = upload(lab, host, bytes);
+    free(host);
+    return memory;
+}
+static inline floatX *poisoned_x(Lab *lab, int64_t n) { return (floatX *)poisoned(lab, (size_t)n * sizeof(floatX)); }
+static inline float *poisoned_f(Lab *lab, int64_t n) { return (float *)poisoned(lab, (size_t)n * sizeof(float)); }
+
+// Random inputs, each a bf16 value whatever floatX is, so that every build computes from the same numbers.
+static inline floatX *random_x(Lab *lab, int64_t n, double mean, double deviation) {
+    floatX *host = (floatX *)xmalloc((size_t)n * sizeof(floatX), "an input");
+    for (int64_t i = 0; i < n; i++) {
+        float value = (float)(mean + deviation * random_normal(&lab->random));
+        host[i] = floatX_from_float(bf16_to_float(bf16_from_float(value)));
+    }
+    floatX *memory = (floatX *)upload(lab, host, (size_t)n * sizeof(floatX));
+    free(host);
+    return memory;
+}
+static inline float *random_f(Lab *lab, int64_t n, double deviation) {
+    float *host = (float *)xmalloc((size_t)n * sizeof(float), "an input");
+    for (int64_t i = 0; i < n; i++) host[i] = (float)(deviation * random_normal(&lab->random));
+    float *memory = (float *)upload(lab, host, (size_t)n * sizeof(float));
+    free(host);
+    return memory;
+}
+// Ids below limit; about half of them are `limit / 3`, so that one id has a long run of rows.
+static inline int32_t *random_ids(Lab *lab, int64_t n, int limit) {
+    int32_t *host = (int32_t *)xmalloc((size_t)n * sizeof(int32_t), "ids");
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t draw = random_u64(&lab->random);
+        host[i] = draw & 1 ? limit / 3 : (int32_t)((draw >> 1) % (uint64_t)limit);
+    }
+    int32_t *memory = (int32_t *)upload(lab, host, (size_t)n * sizeof(int32_t));
+    free(host);
+    return memory;
+}
+// Document starts (B, T) with borders at random; and the positions that begin anew at each.
+static inline void random_documents(Lab *lab, int B, int T, bool borders, int32_t **doc_start, int32_t **positions) {
+    size_t bytes = (size_t)B * (size_t)T * sizeof(int32_t);
+    int32_t *start = (int32_t *)xmalloc(bytes, "document starts"), *position = (int32_t *)xmalloc(bytes, "positions");
+    for (int b = 0; b < B; b++) {
+        int32_t current = 0;
+        for (int t = 0; t < T; t++) {
+            if (borders && t > 0 && random_u64(&lab->random) % 23 == 0) current = t;
+            start[b * T + t] = current;
+            position[b * T + t] = t - current;
+        }
+    }
+    *doc_start = (int32_t *)upload(lab, start, bytes);
+    *positions = (int32_t *)upload(lab, position, bytes);
+    free(start);
+    free(position);
+}
+
+// Frees a NULL-terminated list of tensors.
+static inline void release(Lab *lab, void *const *list) {
+    stream_synchronize(lab->stream);
+    for (; *list; list++) device_free(lab->device, *list);
+}

@@ -1,0 +1,254 @@
+// Runs every op of llmc/ops.h on fixed pseudo-random inputs and writes the named results to a file. Linked once with the CPU backend, in both precisions, and
+// once with the CUDA backend; compare_dumps.py applies the tolerance rule to three such files. Usage: ops_dump FILE [--deterministic]
+#include "test/gpu/ops_data.h"
+
+// --- the file: "opsdump1\n", then per result: "<name> <kind> <compare> <count>\n" and count values ------------------------------------
+// kind: b bf16, f fp32. compare: e every bit equal to the CPU backend's in the same precision, t within the tolerance.
+
+enum { SAMPLED_ABOVE = 65536 };  // larger tensors are thinned out to about that many elements, the same ones in every build
+
+typedef struct Dump {
+    Lab lab;
+    FILE *file;
+    char scope[128];  // the case's name, before each result's
+} Dump;
+
+static void write_values(Dump *d, const char *name, const void *memory, int64_t count, size_t size, char kind, char compare) {
+    int64_t step = count > SAMPLED_ABOVE ? (ceil_div64(count, SAMPLED_ABOVE) | 1) : 1;
+    uint8_t *host = (uint8_t *)xmalloc((size_t)count * size, "a result");
+    copy_to_host(d->lab.stream, host, memory, (size_t)count * size);
+    stream_synchronize(d->lab.stream);
+    fprintf(d->file, "%s.%s %c %c %lld\n", d->scope, name, kind, compare, (long long)ceil_div64(count, step));
+    for (int64_t i = 0; i < count; i += step) fwrite(host + (size_t)i * size, size, 1, d->file);
+    free(host);
+}
+static void dump_x(Dump *d, const char *name, const floatX *memory, int64_t count, char compare) {
+    write_values(d, name, memory, count, sizeof(floatX), sizeof(floatX) == 2 ? 'b' : 'f', compare);
+}
+static void dump_f(Dump *d, const char *name, const float *memory, int64_t count, char compare) { write_values(d, name, memory, count, sizeof(float), 'f', compare); }
+
+static const Dropout NONE = {0.0f, 0, 0, 0};
+static Dropout dropout_of(float p, int site) {
+    Dropout dropout = {p, 4321, 4 * 7 + (uint32_t)site, 0x123456789ll};  // a sample number beyond 32 bits
+    return dropout;
+}
+
+// --- embedding -------------------------------------------------------------------------------------------------------------------------
+
+static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, float p) {
+    Lab *lab = &d->lab;
+    int64_t n = (int64_t)B * T;
+    snprintf(d->scope, sizeof d->scope, "embedding_%dx%dx%d%s_p%g", B, T, C, documents ? "_documents" : "", (double)p);
+    int32_t *tokens = random_ids(lab, n, V), *start, *positions;
+    random_documents(lab, B, T, documents, &start, &positions);
+    floatX *wte = random_x(lab, (int64_t)V * C, 0, 0.02), *wpe = random_x(lab, (int64_t)T * C, 0, 0.02), *dx = random_x(lab, n * C, 0, 1), *x = poisoned_x(lab, n * C);
+    float *dwte = random_f(lab, (int64_t)V * C, 1), *dwpe = random_f(lab, (int64_t)T * C, 1);
+    op_embedding_forward(lab->stream, x, tokens, positions, wte, wpe, B, T, C, dropout_of(p, DROPOUT_EMBEDDING));
+    op_embedding_backward(lab->stream, dwte, dwpe, dx, tokens, positions, B, T, C, dropout_of(p, DROPOUT_EMBEDDING));
+    dump_x(d, "x", x, n * C, 'e');
+    dump_f(d, "dwte", dwte, (int64_t)V * C, 't');
+    dump_f(d, "dwpe", dwpe, (int64_t)T * C, 't');
+    release(lab, (void *[]){tokens, start, positions, wte, wpe, dx, x, dwte, dwpe, NULL});
+}
+
+// --- LayerNorm -------------------------------------------------------------------------------------------------------------------------
+
+static void case_layernorm_forward(Dump *d, int B, int T, int C, double mean_of_x) {
+    Lab *lab = &d->lab;
+    int64_t n = (int64_t)B * T;
+    snprintf(d->scope, sizeof d->scope, "layernorm_%dx%d_mean%g", (int)n, C, mean_of_x);
+    floatX *x = random_x(lab, n * C, mean_of_x, 1), *gamma = random_x(lab, C, 1, 0.1), *beta = random_x(lab, C, 0, 0.1), *y = poisoned_x(lab, n * C);
+    float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n);
+    op_layernorm_forward(lab->stream, y, mean, rstd, x, gamma, beta, n, C, 1e-5f);
+    dump_x(d, "y", y, n * C, 't');
+    dump_f(d, "mean", mean, n, 't');
+    dump_f(d, "rstd", rstd, n, 't');
+    release(lab, (void *[]){x, gamma, beta, y, mean, rstd, NULL});
+}
+
+static void case_residual(Dump *d, int B, int T, int C, float p) {
+    Lab *lab = &d->lab;
+    int64_t n = (int64_t)B * T;
+    snprintf(d->scope, sizeof d->scope, "residual_layernorm_%dx%dx%d_p%g", B, T, C, (double)p);
+    floatX *residual = random_x(lab, n * C, 0, 1), *branch = random_x(lab, n * C, 0, 1), *gamma = random_x(lab, C, 1, 0.1), *beta = random_x(lab, C, 0, 0.1);
+    floatX *sum = poisoned_x(lab, n * C), *y = poisoned_x(lab, n * C);
+    float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n);
+    op_residual_layernorm_forward(lab->stream, sum, y, mean, rstd, residual, branch, gamma, beta, B, T, C, 1e-5f, dropout_of(p, DROPOUT_PROJECTION));
+    dump_x(d, "sum", sum, n * C, 'e');
+    dump_x(d, "y", y, n * C, 't');
+    dump_f(d, "mean", mean, n, 't');
+    dump_f(d, "rstd", rstd, n, 't');
+    // In place, and the sum alone.
+    op_residual_layernorm_forward(lab->stream, residual, NULL, NULL, NULL, residual, branch, gamma, beta, B, T, C, 1e-5f, dropout_of(p, DROPOUT_PROJECTION));
+    dump_x(d, "sum_in_place", residual, n * C, 'e');
+    release(lab, (void *[]){residual, branch, gamma, beta, sum, y, mean, rstd, NULL});
+}
+
+static void case_layernorm_backward(Dump *d, int B, int T, int C, bool branch, float p) {
+    Lab *lab = &d->lab;
+    int64_t n = (int64_t)B * T;
+    snprintf(d->scope, sizeof d->scope, "layernorm_backward_%dx%dx%d%s_p%g", B, T, C, branch ? "_branch" : "", (double)p);
+    floatX *x = random_x(lab, n * C, 0.5, 1), *gamma = random_x(lab, C, 1, 0.1), *beta = random_x(lab, C, 0, 0.1), *y = poisoned_x(lab, n * C);
+    floatX *dy = random_x(lab, n * C, 0, 1), *dresidual = random_x(lab, n * C, 0, 1), *dbranch = poisoned_x(lab, n * C);
+    float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n), *dgamma = random_f(lab, C, 1), *dbeta = random_f(lab, C, 1);
+    op_layernorm_forward(lab->stream, y, mean, rstd, x, gamma, beta, n, C, 1e-5f);
+    op_layernorm_backward(lab->stream, dresidual, branch ? dbranch : NULL, dgamma, dbeta, dy, x, gamma, mean, rstd, B, T, C, dropout_of(p, DROPOUT_FFN));
+    dump_x(d, "dresidual", dresidual, n * C, 't');
+    if (branch) dump_x(d, "dbranch", dbranch, n * C, 't');
+    dump_f(d, "dgamma", dgamma, C, 't');
+    dump_f(d, "dbeta", dbeta, C, 't');
+    release(lab, (void *[]){x, gamma, beta, y, dy, dresidual, dbranch, mean, rstd, dgamma, dbeta, NULL});
+}
+
+static void cases_layernorm(Dump *d) {
+    const int widths[] = {8, 64, 256, 512, 768, 1024, 1600, 2048, 2560, 4096, 5120, 8192, 12288};
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+        case_layernorm_forward(d, 1, 5, widths[i], 0);
+        case_residual(d, 1, 3, widths[i], 0.1f);
+        case_layernorm_backward(d, 1, 11, widths[i], true, 0.1f);
+    }
+    case_layernorm_forward(d, 1, 33, 768, 30);
+    case_residual(d, 3, 17, 768, 0.0f);
+    case_layernorm_backward(d, 2, 9, 768, false, 0.0f);
+    case_layernorm_backward(d, 2, 9, 768, true, 0.0f);
+    case_layernorm_backward(d, 3, 2001, 64, true, 0.1f);  // more rows than the blocks that a GPU keeps resident have groups
+    case_layernorm_backward(d, 1, 1500, 2048, true, 0.1f);
+}
+
+// --- linear layers ---------------------------------------------------------------------------------------------------------------------
+
+static void case_linear(Dump *d, int64_t n, int C, int OC, bool bias, bool gelu) {
+    Lab *lab = &d->lab;
+    snprintf(d->scope, sizeof d->scope, "linear_%dx%dx%d%s%s", (int)n, C, OC, bias ? "_bias" : "", gelu ? "_gelu" : "");
+    void *workspace = poisoned(lab, op_linear_workspace_bytes(n, C, OC));
+    floatX *x = random_x(lab, n * C, 0, 1), *w = random_x(lab, (int64_t)OC * C, 0, 0.05), *b = random_x(lab, OC, 0, 0.5);
+    floatX *y = poisoned_x(lab, n * OC), *pre = poisoned_x(lab, n * OC);
+    op_linear_forward(lab->stream, y, gelu ? pre : NULL, x, w, bias ? b : NULL, n, C, OC, workspace);
+    dump_x(d, "y", y, n * OC, 't');
+    if (gelu) dump_x(d, "pre", pre, n * OC, 't');
+    floatX *dy = random_x(lab, n * OC, 0, 1), *input_pre = random_x(lab, n * C, 0, 1), *dx = poisoned_x(lab, n * C);
+    float *dw = random_f(lab, (int64_t)OC * C, 1), *db = random_f(lab, OC, 1);
+    op_linear_backward(lab->stream, dx, dw, bias ? db : NULL, dy, x, w, gelu ? input_pre : NULL, n, C, OC, workspace);
+    dump_x(d, "dx", dx, n * C, 't');
+    op_linear_backward(lab->stream, NULL, dw, bias ? db : NULL, dy, x, w, NULL, n, C, OC, workspace);  // a second micro-batch, without dx
+    dump_f(d, "dw", dw, (int64_t)OC * C, 't');
+    dump_f(d, "dbias", db, OC, 't');
+    release(lab, (void *[]){workspace, x, w, b, y, pre, dy, input_pre, dx, dw, db, NULL});
+}
+
+static void case_gelu(Dump *d, int64_t n) {
+    snprintf(d->scope, sizeof d->scope, "gelu_%d", (int)n);
+    floatX *pre = random_x(&d->lab, n, 0, 3), *y = poisoned_x(&d->lab, n);
+    op_gelu_forward(d->lab.stream, y, pre, n);
+    dump_x(d, "y", y, n, 't');
+    release(&d->lab, (void *[]){pre, y, NULL});
+}
+
+static void cases_linear(Dump *d) {
+    case_linear(d, 37, 64, 192, true, false);
+    case_linear(d, 130, 256, 1024, true, true);
+    case_linear(d, 256, 768, 768, true, true);
+    case_linear(d, 128, 1024, 256, false, false);
+    case_linear(d, 1, 64, 512, false, false);  // sampling's logits
+    case_linear(d, 2048, 80, 240, true, false);
+    case_gelu(d, 8);
+    case_gelu(d, 40000);
+}
+
+// --- head ------------------------------------------------------------------------------------------------------------------------------
+
+static void case_head(Dump *d, int64_t n, int C, int Vp, bool mask, bool backward) {
+    Lab *lab = &d->lab;
+    snprintf(d->scope, sizeof d->scope, "head_%dx%dx%d%s%s", (int)n, C, Vp, mask ? "_mask" : "", backward ? "" : "_evaluation");
+    void *workspace = poisoned(lab, op_head_workspace_bytes(n, C, Vp));
+    floatX *x = random_x(lab, n * C, 0, 1), *wte = random_x(lab, (int64_t)Vp * C, 0, 1.0 / sqrt((double)C)), *dx = poisoned_x(lab, n * C);
+    int32_t *targets = random_ids(lab, n, Vp);
+    float *losses = poisoned_f(lab, n), *dwte = random_f(lab, (int64_t)Vp * C, 1e-3), *loss_sum = random_f(lab, 1, 1);
+    float *weights = (float *)xmalloc((size_t)n * sizeof(float), "the loss mask");
+    for (int64_t i = 0; i < n; i++) weights[i] = i % 5 == 2 ? 0.0f : 1.0f;
+    float *loss_mask = (float *)upload(lab, weights, (size_t)n * sizeof(float));
+    op_head(lab->stream, losses, loss_sum, backward ? dx : NULL, backward ? dwte : NULL, x, wte, targets, mask ? loss_mask : NULL, 1.0f / (float)n, n, C, Vp, workspace);
+    dump_f(d, "losses", losses, n, 't');
+    dump_f(d, "loss_sum", loss_sum, 1, 't');
+    if (backward) dump_x(d, "dx", dx, n * C, 't');
+    if (backward) dump_f(d, "dwte", dwte, (int64_t)Vp * C, 't');
+    free(weights);
+    release(lab, (void *[]){workspace, x, wte, dx, targets, losses, dwte, loss_sum, loss_mask, NULL});
+}
+
+static void cases_head(Dump *d) {
+    case_head(d, 67, 64, 512, false, true);
+    case_head(d, 200, 128, 1024, true, true);
+    case_head(d, 200, 128, 1024, true, false);
+    case_head(d, 40, 16, 50304, false, true);
+    case_head(d, 40, 64, 136, true, true);
+    case_head(d, 4200, 16, 131072, true, true);  // several chunks on a GPU, and rows larger than its shared memory
+}
+
+// --- attention -------------------------------------------------------------------------------------------------------------------------
+
+// documents: 0 none, 1 document starts, 2 starts that are all 0, which give the plain result and name no fused kernel on a GPU.
+static void case_attention(Dump *d, int B, int T, int NH, int HD, int documents, float p) {
+    Lab *lab = &d->lab;
+    int64_t out_size = (int64_t)B * T * NH * HD;
+    snprintf(d->scope, sizeof d->scope, "attention_%dx%dx%dx%d%s_p%g", B, T, NH, HD, documents == 1 ? "_documents" : documents ? "_plain" : "", (double)p);
+    int32_t *start, *positions;
+    random_documents(lab, B, T, documents == 1, &start, &positions);
+    void *workspace = poisoned(lab, op_attention_workspace_bytes(B, T, NH, HD)), *saved = poisoned(lab, op_attention_saved_bytes(B, T, NH, HD));
+    floatX *qkv = random_x(lab, 3 * out_size, 0, 1), *dout = random_x(lab, out_size, 0, 1), *out = poisoned_x(lab, out_size), *dqkv = poisoned_x(lab, 3 * out_size);
+    Dropout dropout = p > 0.0f ? dropout_of(p, DROPOUT_ATTENTION) : NONE;
+    op_attention_forward(lab->stream, out, saved, qkv, documents ? start : NULL, B, T, NH, HD, dropout, workspace);
+    op_attention_backward(lab->stream, dqkv, dout, out, saved, qkv, documents ? start : NULL, B, T, NH, HD, dropout, workspace);
+    dump_x(d, "out", out, out_size, 't');
+    dump_x(d, "dqkv", dqkv, 3 * out_size, 't');
+    release(lab, (void *[]){start, positions, workspace, saved, qkv, dout, out, dqkv, NULL});
+}
+
+static void cases_attention(Dump *d) {
+    case_attention(d, 2, 64, 3, 64, 0, 0);
+    case_attention(d, 1, 256, 5, 80, 0, 0);
+    case_attention(d, 3, 192, 3, 128, 0, 0);
+    case_attention(d, 1, 1024, 2, 64, 0, 0);
+    case_attention(d, 1, 512, 2, 128, 0, 0);
+    case_attention(d, 1, 128, 2, 96, 0, 0);
+    case_attention(d, 1, 128, 1, 256, 0, 0);
+    case_attention(d, 1, 1, 2, 64, 0, 0);      // lengths that are no multiple of 64: our own kernels on a GPU
+    case_attention(d, 1, 37, 1, 8, 0, 0);
+    case_attention(d, 2, 100, 3, 80, 0, 0);
+    case_attention(d, 2, 256, 3, 64, 2, 0);
+    case_attention(d, 1, 160, 3, 96, 2, 0);
+    case_attention(d, 1, 130, 3, 128, 2, 0);
+    case_attention(d, 1, 130, 2, 200, 2, 0);
+    case_attention(d, 1, 1000, 2, 64, 2, 0);
+    case_attention(d, 3, 300, 3, 64, 1, 0);
+    case_attention(d, 2, 257, 2, 128, 1, 0);
+    case_attention(d, 2, 100, 3, 64, 1, 0.1f);
+    case_attention(d, 1, 128, 3, 80, 2, 0.2f);
+}
+
+int main(int argc, char **argv) {
+    Site site = {-1, 0, 0, 0, "ops"};
+    if (argc < 2) {
+        fprintf(stderr, "usage: ops_dump FILE [--deterministic]\n");
+        return EXIT_USAGE;
+    }
+    Dump d = {.lab = lab_open(&site), .file = fopen(argv[1], "wb")};
+    if (!d.file) {
+        fprintf(stderr, "%s cannot be written\n", argv[1]);
+        return EXIT_USAGE;
+    }
+    device_set_deterministic(d.lab.device, argc > 2 && strcmp(argv[2], "--deterministic") == 0);
+    fprintf(d.file, "opsdump1\n");
+    case_embedding(&d, 3, 200, 64, 50, false, 0.0f);
+    case_embedding(&d, 3, 200, 768, 50, true, 0.1f);
+    case_embedding(&d, 1, 7, 8, 5, false, 0.0f);
+    case_embedding(&d, 2, 3000, 264, 20, true, 0.5f);
+    cases_layernorm(&d);
+    cases_linear(&d);
+    cases_head(&d);
+    cases_attention(&d);
+    bool written = fflush(d.file) == 0 && !ferror(d.file) && fclose(d.file) == 0;
+    printf("%s backend, %s: results %s\n", device_backend(), FLOATX_NAME, written ? "written" : "could not be written");
+    lab_close(&d.lab);
+    return written ? EXIT_DONE : EXIT_DATA;
+}

@@ -1,0 +1,314 @@
+// What must hold on either backend without a reference from the other: the same inputs give the same bits, and attention's dropout, whose mask a backend
+// may choose itself, is one mask for forward and backward, of the right density, different in every layer. Prints ok / not ok lines and a count; exit code 0
+// when all hold. Usage: ops_invariants [--deterministic]. With the flag attention's backward must repeat itself to the bit too.
+#include "test/gpu/ops_data.h"
+
+typedef struct Verdict {
+    int passed, failed;
+} Verdict;
+
+static void verdict(Verdict *v, bool ok, const char *what, double value) {
+    printf("%s - %s (%.6g)\n", ok ? "ok" : "not ok", what, value);
+    if (ok) v->passed++;
+    else v->failed++;
+}
+
+static void *download(Lab *lab, const void *memory, size_t bytes) {
+    void *host = xmalloc(bytes, "a result");
+    copy_to_host(lab->stream, host, memory, bytes);
+    stream_synchronize(lab->stream);
+    return host;
+}
+static bool same_bits(Lab *lab, const void *a, const void *b, size_t bytes) {
+    void *x = download(lab, a, bytes), *y = download(lab, b, bytes);
+    bool same = memcmp(x, y, bytes) == 0;
+    free(x);
+    free(y);
+    return same;
+}
+static floatX *from_doubles(Lab *lab, const double *x, int64_t n) {
+    floatX *host = (floatX *)xmalloc((size_t)n * sizeof(floatX), "an input");
+    for (int64_t i = 0; i < n; i++) host[i] = floatX_from_float((float)x[i]);
+    floatX *memory = (floatX *)upload(lab, host, (size_t)n * sizeof(floatX));
+    free(host);
+    return memory;
+}
+static double *to_doubles(Lab *lab, const floatX *memory, int64_t n) {
+    floatX *host = (floatX *)download(lab, memory, (size_t)n * sizeof(floatX));
+    double *x = (double *)xcalloc((size_t)n, sizeof(double), "a result");
+    for (int64_t i = 0; i < n; i++) x[i] = (double)floatX_to_float(host[i]);
+    free(host);
+    return x;
+}
+static double *random_doubles(Lab *lab, int64_t n) {
+    double *x = (double *)xcalloc((size_t)n, sizeof(double), "an input");
+    for (int64_t i = 0; i < n; i++) x[i] = (double)floatX_to_float(floatX_from_float((float)random_normal(&lab->random)));
+    return x;
+}
+
+// --- the same inputs give the same bits ----------------------------------------------------------------------------------------------------
+
+enum { RB = 4, RT = 512, RC = 256, RV = 1024, RN = RB * RT };
+
+static void repeat_norm_and_embedding(Lab *lab, Verdict *v) {
+    int32_t *tokens = random_ids(lab, RN, 40), *start, *positions;
+    random_documents(lab, RB, RT, true, &start, &positions);
+    floatX *x = random_x(lab, RN * RC, 0, 1), *dy = random_x(lab, RN * RC, 0, 1), *gamma = random_x(lab, RC, 1, 0.1), *y = poisoned_x(lab, RN * RC);
+    float *mean = poisoned_f(lab, RN), *rstd = poisoned_f(lab, RN), *result[2];
+    size_t results = RV * RC + RT * RC + 2 * RC;  // dwte, dwpe, dgamma, dbeta
+    floatX *dresidual = poisoned_x(lab, RN * RC);
+    Dropout dropout = {0.1f, 5, 9, 77};
+    op_layernorm_forward(lab->stream, y, mean, rstd, x, gamma, gamma, RN, RC, 1e-5f);
+    for (int i = 0; i < 2; i++) {
+        result[i] = (float *)lab_alloc(lab, results * sizeof(float));
+        float *dgamma = result[i] + RV * RC + RT * RC;
+        copy_on_device(lab->stream, dresidual, x, RN * RC * sizeof(floatX));
+        op_embedding_backward(lab->stream, result[i], result[i] + RV * RC, dy, tokens, positions, RB, RT, RC, dropout);
+        op_layernorm_backward(lab->stream, dresidual, NULL, dgamma, dgamma + RC, dy, x, gamma, mean, rstd, RB, RT, RC, dropout);
+    }
+    verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)), "embedding and LayerNorm backward repeat themselves", 0);
+    release(lab, (void *[]){tokens, start, positions, x, dy, gamma, y, mean, rstd, dresidual, result[0], result[1], NULL});
+}
+
+static void repeat_head_and_linear(Lab *lab, Verdict *v) {
+    size_t bytes = op_head_workspace_bytes(RN, RC, RV), linear = op_linear_workspace_bytes(RN, RC, RV);
+    void *workspace = poisoned(lab, bytes > linear ? bytes : linear);
+    floatX *x = random_x(lab, RN * RC, 0, 1), *w = random_x(lab, RV * RC, 0, 0.1), *dy = random_x(lab, RN * RV, 0, 1);
+    int32_t *targets = random_ids(lab, RN, RV);
+    float *losses = poisoned_f(lab, RN), *result[2];
+    floatX *dx[2];
+    size_t results = RV * RC + RV + 1;  // dw, dbias, loss_sum
+    for (int i = 0; i < 2; i++) {
+        result[i] = (float *)lab_alloc(lab, results * sizeof(float));
+        dx[i] = poisoned_x(lab, RN * RC);
+        op_head(lab->stream, losses, result[i] + RV * RC + RV, dx[i], result[i], x, w, targets, NULL, 1e-3f, RN, RC, RV, workspace);
+        op_linear_backward(lab->stream, NULL, result[i], result[i] + RV * RC, dy, x, w, NULL, RN, RC, RV, workspace);
+    }
+    verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)), "head and linear backward repeat themselves: weight gradients and loss", 0);
+    verdict(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)), "head backward repeats itself: input gradient", 0);
+    release(lab, (void *[]){workspace, x, w, dy, targets, losses, result[0], result[1], dx[0], dx[1], NULL});
+}
+
+// --- attention: one call ---------------------------------------------------------------------------------------------------------------------
+
+typedef struct Call {
+    int B, T, NH, HD;
+    Dropout dropout;
+    int32_t *doc_start;  // NULL: the backend's fastest kernels; zeros: on a GPU our own
+} Call;
+
+// out (B, T, NH, HD) and dqkv (B, T, NH, 3, HD) of one forward and backward.
+typedef struct Answer {
+    floatX *out, *dqkv;
+} Answer;
+
+static int64_t out_size(const Call *c) { return (int64_t)c->B * c->T * c->NH * c->HD; }
+
+static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *dout) {
+    Answer answer = {poisoned_x(lab, out_size(c)), poisoned_x(lab, 3 * out_size(c))};
+    void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD)), *saved = poisoned(lab, op_attention_saved_bytes(c->B, c->T, c->NH, c->HD));
+    op_attention_forward(lab->stream, answer.out, saved, qkv, c->doc_start, c->B, c->T, c->NH, c->HD, c->dropout, workspace);
+    op_attention_backward(lab->stream, answer.dqkv, dout, answer.out, saved, qkv, c->doc_start, c->B, c->T, c->NH, c->HD, c->dropout, workspace);
+    release(lab, (void *[]){workspace, saved, NULL});
+    return answer;
+}
+
+static void repeat_attention(Lab *lab, Verdict *v, Call call, const char *what) {
+    floatX *qkv = random_x(lab, 3 * out_size(&call), 0, 1), *dout = random_x(lab, out_size(&call), 0, 1);
+    Answer a = attend(lab, &call, qkv, dout), b = attend(lab, &call, qkv, dout);
+    bool same = same_bits(lab, a.out, b.out, (size_t)out_size(&call) * sizeof(floatX)) && same_bits(lab, a.dqkv, b.dqkv, 3 * (size_t)out_size(&call) * sizeof(floatX));
+    verdict(v, same, what, 0);
+    release(lab, (void *[]){qkv, dout, a.out, a.dqkv, b.out, b.dqkv, NULL});
+}
+
+// --- attention: dropout's mask, made visible -------------------------------------------------------------------------------------------------
+
+// With q = k = 0 the probabilities of query t are 1 / (t + 1). With v the identity (T = HD) out shows the dropped probabilities themselves, and with dout the
+// identity dv shows those that backward used, transposed.
+enum { SIDE = 64 };  // T and HD
+
+// mask (B, NH, T, T): the multiplier of every visible probability, from forward; *disagreements: entries where backward's differs by more than rounding.
+static double *read_mask(Lab *lab, const Call *c, int64_t *disagreements) {
+    int64_t rows = (int64_t)c->B * c->T * c->NH;
+    double *qkv = (double *)xcalloc((size_t)rows * 3 * SIDE, sizeof(double), "qkv"), *dout = (double *)xcalloc((size_t)rows * SIDE, sizeof(double), "dout");
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t t = row / c->NH % c->T;
+        qkv[(row * 3 + 2) * SIDE + t] = 1.0;
+        dout[row * SIDE + t] = 1.0;
+    }
+    floatX *device_qkv = from_doubles(lab, qkv, rows * 3 * SIDE), *device_dout = from_doubles(lab, dout, rows * SIDE);
+    Answer answer = attend(lab, c, device_qkv, device_dout);
+    double *out = to_doubles(lab, answer.out, rows * SIDE), *dqkv = to_doubles(lab, answer.dqkv, rows * 3 * SIDE);
+    double *mask = (double *)xcalloc((size_t)rows * SIDE, sizeof(double), "the mask");
+    *disagreements = 0;
+    for (int64_t i = 0; i < rows * SIDE; i++) {
+        int64_t b = i / (c->NH * SIDE * SIDE), head = i / (SIDE * SIDE) % c->NH, t = i / SIDE % SIDE, key = i % SIDE;
+        double forward = out[((b * SIDE + t) * c->NH + head) * SIDE + key] * (double)(t + 1);
+        double backward = dqkv[(((b * SIDE + key) * c->NH + head) * 3 + 2) * SIDE + t] * (double)(t + 1);
+        mask[i] = forward;
+        if (!(fabs(forward - backward) <= 0.02 * fabs(forward))) (*disagreements)++;
+        if (key > t && forward != 0.0) (*disagreements)++;
+    }
+    release(lab, (void *[]){device_qkv, device_dout, answer.out, answer.dqkv, NULL});
+    free(qkv);
+    free(dout);
+    free(out);
+    free(dqkv);
+    return mask;
+}
+
+// Share of kept probabilities, and the largest relative distance of a kept multiplier from 1 / (1 - p).
+static void mask_statistics(const double *mask, int64_t heads, float p, double *kept, double *off) {
+    int64_t visible = 0, alive = 0;
+    *off = 0.0;
+    for (int64_t i = 0; i < heads * SIDE * SIDE; i++) {
+        if (i % SIDE > i / SIDE % SIDE) continue;
+        visible++;
+        if (mask[i] == 0.0) continue;
+        alive++;
+        *off = fmax(*off, fabs(mask[i] * (1.0 - (double)p) - 1.0));
+    }
+    *kept = (double)alive / (double)visible;
+}
+static double share_of_equal_zeros(const double *a, const double *b, int64_t heads) {
+    int64_t equal = 0, visible = 0;
+    for (int64_t i = 0; i < heads * SIDE * SIDE; i++) {
+        if (i % SIDE > i / SIDE % SIDE) continue;
+        visible++;
+        equal += (a[i] == 0.0) == (b[i] == 0.0);
+    }
+    return (double)equal / (double)visible;
+}
+
+static void check_mask(Lab *lab, Verdict *v, Call call) {
+    float p = call.dropout.p;
+    int64_t heads = (int64_t)call.B * call.NH, wrong;
+    double visible = (double)heads * SIDE * (SIDE + 1) / 2, kept, off;
+    double *mask = read_mask(lab, &call, &wrong);
+    verdict(v, wrong == 0, "dropout: forward and backward use one mask", (double)wrong);
+    mask_statistics(mask, heads, p, &kept, &off);
+    verdict(v, fabs(kept - (1.0 - (double)p)) < 5.0 * sqrt((double)p * (1.0 - (double)p) / visible), "dropout: share of kept probabilities is 1 - p within 5 sigma", kept);
+    verdict(v, off < 0.02, "dropout: kept probabilities are multiplied by 1 / (1 - p)", off);
+    // Masks of other layers and samples agree only by chance: both dropped or both kept.
+    double chance = (double)p * (double)p + (1.0 - (double)p) * (1.0 - (double)p), spread = 5.0 * sqrt(chance * (1.0 - chance) / visible);
+    for (int other = 0; other < 3; other++) {
+        Call changed = call;
+        if (other == 0) changed.dropout.site += 4;
+        if (other == 1) changed.dropout.first_sample += call.B;
+        if (other == 2) changed.dropout.seed += 1;
+        double *second = read_mask(lab, &changed, &wrong), equal = share_of_equal_zeros(mask, second, heads);
+        verdict(v, fabs(equal - chance) < spread, "dropout: another layer, sample or seed has an unrelated mask", equal);
+        free(second);
+    }
+    double *again = read_mask(lab, &call, &wrong);
+    verdict(v, share_of_equal_zeros(mask, again, heads) == 1.0, "dropout: a recomputed forward has the same mask", 0);
+    free(again);
+    free(mask);
+}
+
+// --- attention with a known mask against double precision ------------------------------------------------------------------------------------
+
+// One head: out, dq, dk, dv (SIDE, SIDE) from q, k, v, dout and the mask.
+static void reference_head(const double *q, const double *k, const double *v, const double *dout, const double *mask, double *out, double *dq, double *dk, double *dv) {
+    double scale = 1.0 / sqrt((double)SIDE), p[SIDE], dp[SIDE];
+    memset(out, 0, SIDE * SIDE * sizeof(double));
+    memset(dq, 0, SIDE * SIDE * sizeof(double));
+    memset(dk, 0, SIDE * SIDE * sizeof(double));
+    memset(dv, 0, SIDE * SIDE * sizeof(double));
+    for (int t = 0; t < SIDE; t++) {
+        double sum = 0.0, mean = 0.0;
+        for (int j = 0; j <= t; j++) {
+            double score = 0.0;
+            for (int d = 0; d < SIDE; d++) score += q[t * SIDE + d] * k[j * SIDE + d];
+            p[j] = exp(scale * score);
+            sum += p[j];
+        }
+        for (int j = 0; j <= t; j++) {
+            p[j] /= sum;
+            dp[j] = 0.0;
+            for (int d = 0; d < SIDE; d++) {
+                out[t * SIDE + d] += p[j] * mask[t * SIDE + j] * v[j * SIDE + d];
+                dv[j * SIDE + d] += p[j] * mask[t * SIDE + j] * dout[t * SIDE + d];
+                dp[j] += mask[t * SIDE + j] * dout[t * SIDE + d] * v[j * SIDE + d];
+            }
+            mean += p[j] * dp[j];
+        }
+        for (int j = 0; j <= t; j++) {
+            for (int d = 0; d < SIDE; d++) {
+                dq[t * SIDE + d] += scale * p[j] * (dp[j] - mean) * k[j * SIDE + d];
+                dk[j * SIDE + d] += scale * p[j] * (dp[j] - mean) * q[t * SIDE + d];
+            }
+        }
+    }
+}
+
+// Root of the mean squared difference over the root of the mean squared reference, of one head's rows: got is `stride` apart.
+static void add_errors(const double *got, int64_t stride, const double *expected, double *error, double *size) {
+    for (int i = 0; i < SIDE * SIDE; i++) {
+        double difference = got[i / SIDE * stride + i % SIDE] - expected[i];
+        *error += difference * difference;
+        *size += expected[i] * expected[i];
+    }
+}
+static void gather(double *to, const double *from, int64_t stride) {
+    for (int i = 0; i < SIDE * SIDE; i++) to[i] = from[i / SIDE * stride + i % SIDE];
+}
+
+static void check_against_double(Lab *lab, Verdict *v, Call call) {
+    int64_t n = out_size(&call), wrong, out_row = (int64_t)call.NH * SIDE, qkv_row = 3 * out_row;
+    double *mask = read_mask(lab, &call, &wrong), *qkv = random_doubles(lab, 3 * n), *dout = random_doubles(lab, n);
+    for (int64_t i = 0; i < (int64_t)call.B * call.NH * SIDE * SIDE; i++) mask[i] = mask[i] == 0.0 ? 0.0 : 1.0 / (1.0 - (double)call.dropout.p);
+    floatX *device_qkv = from_doubles(lab, qkv, 3 * n), *device_dout = from_doubles(lab, dout, n);
+    Answer answer = attend(lab, &call, device_qkv, device_dout);
+    double *out = to_doubles(lab, answer.out, n), *dqkv = to_doubles(lab, answer.dqkv, 3 * n), error[4] = {0}, size[4] = {0};
+    double *head = (double *)xcalloc(8 * SIDE * SIDE, sizeof(double), "a head");  // q, k, v, dout, out, dq, dk, dv
+    enum { AREA = SIDE * SIDE };
+    for (int64_t i = 0; i < (int64_t)call.B * call.NH; i++) {
+        int64_t b = i / call.NH, h = i % call.NH, out_at = b * SIDE * out_row + h * SIDE, qkv_at = b * SIDE * qkv_row + h * 3 * SIDE;
+        for (int part = 0; part < 3; part++) gather(head + part * AREA, qkv + qkv_at + part * SIDE, qkv_row);
+        gather(head + 3 * AREA, dout + out_at, out_row);
+        reference_head(head, head + AREA, head + 2 * AREA, head + 3 * AREA, mask + i * AREA, head + 4 * AREA, head + 5 * AREA, head + 6 * AREA, head + 7 * AREA);
+        add_errors(out + out_at, out_row, head + 4 * AREA, &error[0], &size[0]);
+        for (int part = 0; part < 3; part++) add_errors(dqkv + qkv_at + part * SIDE, qkv_row, head + (5 + part) * AREA, &error[1 + part], &size[1 + part]);
+    }
+    // Two or three bf16 roundings on the way (probabilities, gradient of the scores, result), each of at most 2^-9 relative.
+    const char *names[4] = {"attention with dropout, out", "attention with dropout, dq", "attention with dropout, dk", "attention with dropout, dv"};
+    for (int i = 0; i < 4; i++) verdict(v, sqrt(error[i] / size[i]) < 0x1p-7, names[i], sqrt(error[i] / size[i]));
+    release(lab, (void *[]){device_qkv, device_dout, answer.out, answer.dqkv, NULL});
+    free(mask);
+    free(qkv);
+    free(dout);
+    free(out);
+    free(dqkv);
+    free(head);
+}
+
+int main(int argc, char **argv) {
+    Site site = {-1, 0, 0, 0, "ops"};
+    Lab lab = lab_open(&site);
+    Verdict v = {0, 0};
+    bool deterministic = argc > 1 && strcmp(argv[1], "--deterministic") == 0;
+    device_set_deterministic(lab.device, deterministic);
+    repeat_norm_and_embedding(&lab, &v);
+    repeat_head_and_linear(&lab, &v);
+    int32_t *zeros, *positions;
+    random_documents(&lab, 4, 512, false, &zeros, &positions);
+    Call big = {2, 512, 3, 64, {0.0f, 0, 0, 0}, zeros}, small = {2, SIDE, 3, SIDE, {0.25f, 4321, 4 * 7 + DROPOUT_ATTENTION, 1000}, NULL};
+    repeat_attention(&lab, &v, big, "attention with document starts repeats itself");
+    big.doc_start = NULL;
+    if (deterministic) repeat_attention(&lab, &v, big, "attention repeats itself in deterministic mode");
+    big.dropout = small.dropout;
+    if (deterministic) repeat_attention(&lab, &v, big, "attention with dropout repeats itself in deterministic mode");
+    check_mask(&lab, &v, small);
+    check_against_double(&lab, &v, small);
+    small.dropout.p = 0.0f;
+    check_against_double(&lab, &v, small);
+    small.dropout.p = 0.25f;
+    small.doc_start = zeros;
+    check_mask(&lab, &v, small);
+    check_against_double(&lab, &v, small);
+    release(&lab, (void *[]){zeros, positions, NULL});
+    lab_close(&lab);
+    printf("ops_invariants: %s backend, %d passed, %d failed\n", device_backend(), v.passed, v.failed);
+    return v.failed == 0 && v.passed > 0 ? EXIT_DONE : EXIT_FAILURE;
+}

@@ -1,0 +1,119 @@
+// The collectives over NCCL, at any number of ranks: alone (nothing is sent, no communicator made) or under mpirun, one GPU per rank.
+// With --nodes n the ranks are split into n nodes, so that all three scopes have work: mpirun -n 4 test_comm_gpu --nodes 2.
+#include <mpi.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "llmc/comm.h"
+#include "llmc/cuda/internal.h"
+#include "test/gpu/check.h"
+
+// What rank `from` of the group sends to rank `to` in a round, and what fills slots that must stay.
+static uint8_t message(int from, int to, int scope, size_t i) { return (uint8_t)(from * 31 + to * 7 + scope * 3 + (int)(i % 251)); }
+enum { UNTOUCHED = 0xEE };
+
+// The group rank of a scope's member.
+static int member(const Topology *t, int scope, int i) {
+    if (scope == COMM_NODE) return t->node * t->per_node + i;
+    return scope == COMM_RAIL ? i * t->per_node + t->local : i;
+}
+
+typedef struct Buffers {
+    uint8_t *send, *recv;  // device
+    uint8_t *host;
+    Stream *stream;
+} Buffers;
+
+static void test_all_to_all(Checks *c, Comm *comm, const Topology *t, CommScope scope, const Buffers *m, size_t bytes) {
+    int size = comm_size(comm, scope), rank = comm_rank(comm, scope);
+    for (int to = 0; to < size; to++) {
+        for (size_t i = 0; i < bytes; i++) m->host[(size_t)to * bytes + i] = message(t->dp_rank, member(t, scope, to), scope, i);
+    }
+    copy_to_device(m->stream, m->send, m->host, (size_t)size * bytes);
+    memset(m->host, UNTOUCHED, (size_t)size * bytes);
+    copy_to_device(m->stream, m->recv, m->host, (size_t)size * bytes);
+    uint64_t before = comm_traffic(comm).sent[scope];
+    comm_all_to_all(comm, scope, m->send, m->recv, bytes, m->stream);
+    check(c, comm_traffic(comm).sent[scope] - before == (uint64_t)(size - 1) * bytes, "all-to-all of %zu bytes counted wrong", bytes);
+    copy_to_host(m->stream, m->host, m->recv, (size_t)size * bytes);
+    stream_synchronize(m->stream);
+    size_t wrong = 0;
+    for (int from = 0; from < size; from++) {
+        for (size_t i = 0; i < bytes; i++) {
+            uint8_t want = from == rank ? (uint8_t)UNTOUCHED : message(member(t, scope, from), t->dp_rank, scope, i);
+            wrong += m->host[(size_t)from * bytes + i] != want;
+        }
+    }
+    check(c, wrong == 0, "all-to-all of %zu bytes, scope %d: %zu bytes are wrong", bytes, scope, wrong);
+}
+
+static void test_all_gather(Checks *c, Comm *comm, const Topology *t, CommScope scope, const Buffers *m, size_t bytes) {
+    int size = comm_size(comm, scope), rank = comm_rank(comm, scope);
+    memset(m->host, UNTOUCHED, (size_t)size * bytes);
+    for (size_t i = 0; i < bytes; i++) m->host[(size_t)rank * bytes + i] = message(t->dp_rank, 0, scope, i);
+    copy_to_device(m->stream, m->recv, m->host, (size_t)size * bytes);
+    uint64_t before = comm_traffic(comm).sent[scope];
+    comm_all_gather(comm, scope, m->recv, bytes, m->stream);
+    check(c, comm_traffic(comm).sent[scope] - before == (uint64_t)(size - 1) * bytes, "all-gather of %zu bytes counted wrong", bytes);
+    copy_to_host(m->stream, m->host, m->recv, (size_t)size * bytes);
+    stream_synchronize(m->stream);
+    size_t wrong = 0;
+    for (int from = 0; from < size; from++) {
+        for (size_t i = 0; i < bytes; i++) wrong += m->host[(size_t)from * bytes + i] != message(member(t, scope, from), 0, scope, i);
+    }
+    check(c, wrong == 0, "all-gather of %zu bytes, scope %d: %zu bytes are wrong", bytes, scope, wrong);
+}
+
+static void test_scopes(Checks *c, Device *device, const Topology *t) {
+    Error err = {};
+    Comm *comm = comm_create(device, t, MPI_COMM_WORLD, &err);
+    if (!check(c, comm != NULL, "%s", err.what)) return;
+    comm_set_timeout(comm, 60);
+    check(c, comm_size(comm, COMM_NODE) == t->per_node && comm_size(comm, COMM_RAIL) == t->nodes && comm_size(comm, COMM_GROUP) == t->dp_size, "the scopes' sizes are wrong");
+    check(c, comm_rank(comm, COMM_NODE) == t->local && comm_rank(comm, COMM_RAIL) == t->node && comm_rank(comm, COMM_GROUP) == t->dp_rank, "the scopes' ranks are wrong");
+    const size_t sizes[] = {0, 16, 1000, (size_t)1 << 20};
+    size_t most = (size_t)t->dp_size * sizes[3];
+    Buffers m = {(uint8_t *)device_alloc(device, most, "a test", &err), (uint8_t *)device_alloc(device, most, "a test", &err), (uint8_t *)malloc(most), stream_create(device, "communication")};
+    for (int scope = 0; scope < COMM_SCOPES; scope++) {
+        for (int i = 0; i < 4; i++) {
+            test_all_to_all(c, comm, t, (CommScope)scope, &m, sizes[i]);
+            test_all_gather(c, comm, t, (CommScope)scope, &m, sizes[i]);
+        }
+    }
+    stream_destroy(m.stream);
+    device_free(device, m.send);
+    device_free(device, m.recv);
+    free(m.host);
+    comm_destroy(comm);
+}
+
+// One rank believes in another shape: every rank is told, none waits for ever.
+static void test_disagreement(Checks *c, Device *device, const Topology *t) {
+    Error err = {};
+    Topology other = *t;
+    if (t->dp_rank == 0) other.per_node++;
+    check(c, comm_create(device, &other, MPI_COMM_WORLD, &err) == NULL && err.code == EXIT_ENVIRONMENT, "a wrong topology was accepted");
+}
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    int rank = 0, size = 1, nodes = argc > 2 && strcmp(argv[1], "--nodes") == 0 ? atoi(argv[2]) : 1;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    int *host_of_rank = (int *)calloc((size_t)size, sizeof(int));
+    Error err = {};
+    Topology topology;
+    if (nodes < 1 || !topology_build(&topology, rank, size, host_of_rank, size / nodes, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+    Device *device = device_open(topology.device, NULL, &err);
+    if (!device) fatal(NULL, err.code, "%s", err.what);
+    Checks checks = {"test_comm_gpu", 0, 0};
+    test_scopes(&checks, device, &topology);
+    test_disagreement(&checks, device, &topology);
+    device_close(device);
+    free(host_of_rank);
+    int failed = checks.failed;
+    MPI_Allreduce(&failed, &checks.failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    int rc = rank == 0 ? checks_end(&checks) : checks.failed != 0;
+    MPI_Finalize();
+    return rc;
+}

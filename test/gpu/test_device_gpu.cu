@@ -1,0 +1,181 @@
+// The CUDA device: what it refuses, memory, copies that neither side waits for, the order of streams and events.
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "llmc/cuda/internal.h"
+#include "test/gpu/check.h"
+
+// Keeps a stream busy for some milliseconds, then writes value.
+static __global__ void busy_kernel(int *out, int value, int milliseconds) {
+    uint64_t start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - start < (uint64_t)milliseconds * 1000000);
+    *out = value;
+}
+static void busy(Stream *stream, int *out, int value, int milliseconds) {
+    busy_kernel<<<1, 1, 0, stream_handle(stream)>>>(out, value, milliseconds);
+    check_launch(stream, "busy");
+}
+
+static uint8_t pattern(size_t i, int seed) { return (uint8_t)((i * 2654435761u + (size_t)seed * 40503u) >> 13); }
+
+static void test_open(Checks *c, Device *device) {
+    char text[256];
+    size_t available = 0, total = 0;
+    device_libraries(text, sizeof text);
+    device_memory(device, &available, &total);
+    printf("%s, %d multiprocessors, %.1f GB, peak %.1f TFLOP/s, %s\n", device_name(device), device->multiprocessors, 1e-9 * (double)total, 1e-12 * device_peak_flops(device), text);
+    check(c, strcmp(device_backend(), "cuda") == 0, "the backend's name is %s", device_backend());
+    check(c, strstr(text, "cuBLASLt") && strstr(text, "cuDNN") && strstr(text, "NCCL"), "the libraries are %s", text);
+    check(c, available > 0 && available <= total, "%zu of %zu bytes free", available, total);
+    check(c, device_site(device)->rank == 3, "the site is not the one given");
+    if (strstr(device_name(device), "H100 80GB HBM3") || strstr(device_name(device), "H200")) {
+        check(c, device_peak_flops(device) == 989.4e12, "peak of %s is %g", device_name(device), device_peak_flops(device));
+    }
+    const int missing[] = {-1, 1000};
+    for (int i = 0; i < 2; i++) {
+        Error err = {};
+        check(c, device_open(missing[i], NULL, &err) == NULL && err.code == EXIT_ENVIRONMENT && strstr(err.what, "does not exist"), "GPU %d: %s", missing[i], err.what);
+    }
+    check(c, !device->deterministic, "deterministic from the start");
+    device_set_deterministic(device, true);
+    check(c, device->deterministic, "the deterministic mode was not kept");
+}
+
+static void test_memory(Checks *c, Device *device) {
+    Error err = {};
+    Stream *stream = stream_create(device, "compute");
+    const size_t sizes[] = {0, 1, 255, 256, 257, 1000003};
+    uint8_t *back = (uint8_t *)malloc(1000003);
+    for (int round = 0; round < 2; round++) {  // the second round meets the first one's memory again
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            uint8_t *memory = (uint8_t *)device_alloc(device, sizes[i], "a test", &err);
+            check(c, memory && (uintptr_t)memory % 256 == 0, "%zu bytes at %p", sizes[i], (void *)memory);
+            memset(back, 0xEE, sizes[i]);
+            copy_to_host(stream, back, memory, sizes[i]);
+            stream_synchronize(stream);
+            bool zero = true;
+            for (size_t j = 0; j < sizes[i]; j++) zero = zero && back[j] == 0;
+            check(c, zero, "%zu new bytes are not zero", sizes[i]);
+            memset(back, 0xAB, sizes[i]);
+            copy_to_device(stream, memory, back, sizes[i]);
+            stream_synchronize(stream);
+            device_free(device, memory);
+        }
+    }
+    free(back);
+    check(c, device_alloc(device, (size_t)1 << 50, "the weight arena", &err) == NULL && err.code == EXIT_ENVIRONMENT && strstr(err.what, "the weight arena"), "a petabyte: %s", err.what);
+    int *word = (int *)device_alloc(device, sizeof(int), "a test", &err);
+    busy(stream, word, 1, 0);  // the refused allocation must not be reported as this launch's error
+    stream_destroy(stream);
+    device_free(device, word);
+}
+
+// Uploads of less and of much more than the ring, whose host memory is overwritten at once, and downloads of the same.
+static void test_copies(Checks *c, Device *device) {
+    Error err = {};
+    const size_t sizes[] = {1, 7, 4096, STAGING_BYTES, STAGING_BYTES + 1, (size_t)STAGING_BYTES * STAGING_SLOTS * 3 + 12345};
+    size_t most = sizes[5];
+    Stream *stream = stream_create(device, "compute");
+    uint8_t *memory = (uint8_t *)device_alloc(device, most, "a test", &err), *host = (uint8_t *)malloc(most), *back = (uint8_t *)malloc(most);
+    for (int i = 0; i < 6; i++) {
+        for (size_t j = 0; j < sizes[i]; j++) host[j] = pattern(j, i);
+        copy_to_device(stream, memory, host, sizes[i]);
+        memset(host, 0x5A, sizes[i]);
+        copy_to_host(stream, back, memory, sizes[i]);
+        stream_synchronize(stream);
+        size_t wrong = 0;
+        for (size_t j = 0; j < sizes[i]; j++) wrong += back[j] != pattern(j, i);
+        check(c, wrong == 0, "%zu of %zu bytes came back wrong", wrong, sizes[i]);
+    }
+    copy_to_device(stream, memory, NULL, 0);
+    copy_to_host(stream, NULL, memory, 0);
+    const int moves[][2] = {{0, 3}, {3, 0}, {0, 500}, {500, 0}, {0, 1000}, {17, 17}};  // to, from; 1000 bytes, most of them overlapping
+    for (int i = 0; i < 6; i++) {
+        for (size_t j = 0; j < 2000; j++) host[j] = pattern(j, 9);
+        copy_to_device(stream, memory, host, 2000);
+        copy_on_device(stream, memory + moves[i][0], memory + moves[i][1], 1000);
+        memmove(host + moves[i][0], host + moves[i][1], 1000);
+        set_zero(stream, memory + 1501, 3);
+        memset(host + 1501, 0, 3);
+        copy_to_host(stream, back, memory, 2000);
+        stream_synchronize(stream);
+        check(c, memcmp(back, host, 2000) == 0, "moving from %d to %d on the device", moves[i][1], moves[i][0]);
+    }
+    stream_destroy(stream);
+    device_free(device, memory);
+    free(host);
+    free(back);
+}
+
+// While the stream is busy, copies return at once, in both directions; the data arrive in stream order.
+static void test_asynchrony(Checks *c, Device *device) {
+    Error err = {};
+    const int milliseconds = 200;
+    Stream *stream = stream_create(device, "compute");
+    Event *landed = event_create(device);
+    int *word = (int *)device_alloc(device, 2 * sizeof(int), "a test", &err), sent = 41, back[2] = {-1, -1};
+    copy_to_host(stream, back, word, sizeof back);  // the ring is made at the first copy
+    stream_synchronize(stream);
+    double start = monotonic_seconds();
+    busy(stream, word, 7, milliseconds);
+    copy_to_device(stream, word + 1, &sent, sizeof sent);
+    sent = 99;
+    copy_to_host(stream, back, word, sizeof back);
+    event_record(landed, stream);
+    double issued = monotonic_seconds() - start;
+    check(c, issued < 0.5e-3 * milliseconds, "three calls took %.1f ms while the stream was busy", 1e3 * issued);
+    event_synchronize(landed);
+    double waited = monotonic_seconds() - start;
+    check(c, waited > 0.9e-3 * milliseconds, "the event was waited for only %.1f ms", 1e3 * waited);
+    check(c, back[0] == 7 && back[1] == 41, "%d and %d arrived, not 7 and 41", back[0], back[1]);
+    stream_destroy(stream);
+    event_destroy(landed);
+    device_free(device, word);
+}
+
+static void test_events(Checks *c, Device *device) {
+    Error err = {};
+    Stream *first = stream_create(device, "compute"), *second = stream_create(device, "communication");
+    Event *start = event_create(device), *stop = event_create(device);
+    int *word = (int *)device_alloc(device, 2 * sizeof(int), "a test", &err), back[2] = {-1, -1};
+    event_record(start, first);
+    busy(first, word, 5, 100);
+    event_record(stop, first);
+    copy_on_device(second, word + 1, word, sizeof(int));  // not ordered: the other stream is still busy
+    copy_to_host(second, back, word + 1, sizeof(int));
+    stream_synchronize(second);
+    stream_wait(second, stop);
+    copy_on_device(second, word + 1, word, sizeof(int));  // ordered by the event
+    copy_to_host(second, back + 1, word + 1, sizeof(int));
+    stream_synchronize(second);
+    check(c, back[0] == 0, "a stream waited for another without being told to");
+    check(c, back[1] == 5, "a stream did not wait for an event: %d", back[1]);
+    double ms = event_elapsed_ms(start, stop);
+    check(c, ms >= 99 && ms < 150, "100 ms of work took %.2f ms by the events", ms);
+    check(c, event_elapsed_ms(stop, start) < 0, "time does not run backwards from stop to start");
+    stream_destroy(first);
+    stream_destroy(second);
+    event_destroy(start);
+    event_destroy(stop);
+    device_free(device, word);
+}
+
+int main(void) {
+    Checks checks = {"test_device_gpu", 0, 0};
+    Site site = {};
+    site.rank = 3;
+    site.phase = "a test";
+    Error err = {};
+    Device *device = device_open(0, &site, &err);
+    if (!device) fatal(NULL, err.code, "%s", err.what);
+    test_open(&checks, device);
+    test_memory(&checks, device);
+    test_copies(&checks, device);
+    test_asynchrony(&checks, device);
+    test_events(&checks, device);
+    device_close(device);
+    return checks_end(&checks);
+}

@@ -1,0 +1,281 @@
+// The linear layers on a GPU against fp64 on the host, and against themselves: the same bits twice. With --speed also the rates of the products of a
+// 125M model's layer at micro-batch 32, sequence 2048.
+//
+// Tolerances are error bounds, not guesses: half a unit in the last place of bf16 for the stored value (2^-8 of it at most), k x 2^-23 x the sum of
+// |a b| for fp32 sums in any order, and 2^-11 for the hardware's tanh, multiplied by what it enters into.
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "llmc/cuda/internal.h"
+#include "llmc/ops.h"
+#include "test/gpu/check.h"
+
+typedef struct Bench {
+    Checks *checks;
+    Device *device;
+    Stream *stream;
+    uint64_t random;
+} Bench;
+
+static void *new_memory(Bench *b, size_t bytes) {
+    Error err = {};
+    void *memory = device_alloc(b->device, bytes, "a test", &err);
+    if (!memory) fatal(NULL, err.code, "%s", err.what);
+    return memory;
+}
+static void *new_host(size_t bytes) { return xcalloc(1, bytes ? bytes : 1, "a test"); }
+
+// About uniform in (-scale, scale).
+static float draw(Bench *b, float scale) {
+    b->random = b->random * 6364136223846793005u + 1442695040888963407u;
+    return ((float)(b->random >> 40) / 8388608.0f - 1.0f) * scale;
+}
+
+// The same bf16 values on the host and on the device.
+typedef struct Values {
+    floatX *host, *device;
+    int64_t count;
+} Values;
+static Values random_values(Bench *b, int64_t count, float scale) {
+    Values v = {(floatX *)new_host((size_t)count * sizeof(floatX)), (floatX *)new_memory(b, (size_t)count * sizeof(floatX)), count};
+    for (int64_t i = 0; i < count; i++) v.host[i] = floatX_from_float(draw(b, scale));
+    copy_to_device(b->stream, v.device, v.host, (size_t)count * sizeof(floatX));
+    return v;
+}
+static void values_free(Bench *b, Values *v) {
+    stream_synchronize(b->stream);
+    device_free(b->device, v->device);
+    free(v->host);
+}
+static double at(const Values *v, int64_t i) { return floatX_to_float(v->host[i]); }
+
+static floatX *fetch(Bench *b, const void *device, int64_t count, size_t size) {
+    floatX *host = (floatX *)new_host((size_t)count * size);
+    copy_to_host(b->stream, host, device, (size_t)count * size);
+    stream_synchronize(b->stream);
+    return host;
+}
+
+static double exact_gate(double x) { return 0.5 * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+static double exact_gelu(double x) { return x * exact_gate(x); }
+static double exact_gelu_derivative(double x) {
+    double u = 0.7978845608028654 * (x + 0.044715 * x * x * x), t = tanh(u);
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3 * 0.044715 * x * x);
+}
+
+static double bf16_half_ulp(double x) { return fabs(x) * 0x1p-8; }
+
+// What one output tensor has gone wrong by, in units of its bound; the check tells the worst.
+typedef struct Worst {
+    double ratio;
+    int64_t at;
+} Worst;
+static void compare(Worst *worst, int64_t i, double got, double exact, double bound) {
+    double ratio = fabs(got - exact) / (bound + 1e-30);
+    if (!(ratio <= worst->ratio)) worst->ratio = ratio, worst->at = i;  // NaN counts as the worst
+}
+static void check_worst(Bench *b, const Worst *worst, const char *what, int64_t N, int C, int OC) {
+    check(b->checks, worst->ratio <= 1.0, "%s of (%lld, %d) x (%d, %d)^T: element %lld is off by %g times its bound", what, (long long)N, C, OC, C, (long long)worst->at, worst->ratio);
+}
+
+// --- forward ---------------------------------------------------------------------------------------------------------------------
+
+static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool with_bias) {
+    Values x = random_values(b, N * C, 1.0f), w = random_values(b, (int64_t)OC * C, 2.0f / sqrtf((float)C)), bias = random_values(b, OC, 0.5f);
+    floatX *y = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX)), *pre = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX));
+    void *workspace = new_memory(b, op_linear_workspace_bytes(N, C, OC));
+    op_linear_forward(b->stream, y, with_pre ? pre : NULL, x.device, w.device, with_bias ? bias.device : NULL, N, C, OC, workspace);
+    floatX *got_y = fetch(b, y, N * OC, sizeof(floatX)), *got_pre = fetch(b, pre, N * OC, sizeof(floatX));
+    Worst worst_y = {}, worst_pre = {};
+    for (int64_t n = 0; n < N; n++) {
+        for (int o = 0; o < OC; o++) {
+            int64_t i = n * OC + o;
+            double sum = with_bias ? at(&bias, o) : 0.0, size = fabs(sum);
+            for (int k = 0; k < C; k++) sum += at(&x, n * C + k) * at(&w, (int64_t)o * C + k), size += fabs(at(&x, n * C + k) * at(&w, (int64_t)o * C + k));
+            double summed = C * 0x1p-23 * size;
+            if (with_pre) {
+                compare(&worst_pre, i, floatX_to_float(got_pre[i]), sum, bf16_half_ulp(sum) + summed);
+                // GELU of the sum before or after its rounding, whichever the epilogue takes; |GELU'| <= 1.13
+                compare(&worst_y, i, floatX_to_float(got_y[i]), exact_gelu(sum), bf16_half_ulp(exact_gelu(sum)) + 1.13 * (summed + bf16_half_ulp(sum)) + fabs(sum) * 0x1p-11);
+            } else {
+                compare(&worst_y, i, floatX_to_float(got_y[i]), sum, bf16_half_ulp(sum) + summed);
+            }
+        }
+    }
+    check_worst(b, &worst_y, with_pre ? "GELU" : "the product", N, C, OC);
+    if (with_pre) check_worst(b, &worst_pre, "the pre-activation", N, C, OC);
+    op_linear_forward(b->stream, y, with_pre ? pre : NULL, x.device, w.device, with_bias ? bias.device : NULL, N, C, OC, workspace);
+    floatX *again = fetch(b, y, N * OC, sizeof(floatX));
+    check(b->checks, memcmp(again, got_y, (size_t)(N * OC) * sizeof(floatX)) == 0, "a second forward gives other bits");
+    values_free(b, &x), values_free(b, &w), values_free(b, &bias);
+    device_free(b->device, y), device_free(b->device, pre), device_free(b->device, workspace);
+    free(got_y), free(got_pre), free(again);
+}
+
+// --- backward --------------------------------------------------------------------------------------------------------------------
+
+static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values *w, const Values *pre, int64_t N, int C, int OC) {
+    Worst worst = {};
+    for (int64_t n = 0; n < N; n++) {
+        for (int k = 0; k < C; k++) {
+            double sum = 0.0, size = 0.0;
+            for (int o = 0; o < OC; o++) sum += at(dy, n * OC + o) * at(w, (int64_t)o * C + k), size += fabs(at(dy, n * OC + o) * at(w, (int64_t)o * C + k));
+            double p = pre ? at(pre, n * C + k) : 0.0, slope = pre ? exact_gelu_derivative(p) : 1.0;
+            double bound = bf16_half_ulp(sum * slope) + OC * 0x1p-23 * size * 1.13 + (pre ? fabs(sum) * (1.0 + fabs(p)) * (1.0 + p * p / 7.0) * 0x1p-11 : 0.0);
+            compare(&worst, n * C + k, floatX_to_float(dx[n * C + k]), sum * slope, bound);
+        }
+    }
+    check_worst(b, &worst, pre ? "dx through GELU" : "dx", N, C, OC);
+}
+
+// before + the sum over `passes` equal micro-batches
+static void check_dw(Bench *b, const float *dw, const float *dbias, float before, int passes, const Values *dy, const Values *x, int64_t N, int C, int OC) {
+    Worst worst = {}, worst_bias = {};
+    for (int o = 0; o < OC; o++) {
+        double column = 0.0, column_size = fabs(before);
+        for (int64_t n = 0; n < N; n++) column += at(dy, n * OC + o), column_size += fabs(at(dy, n * OC + o));
+        compare(&worst_bias, o, dbias[o], before + passes * column, (double)(N + 2) * passes * 0x1p-23 * column_size);
+        for (int k = 0; k < C; k++) {
+            double sum = 0.0, size = fabs(before);
+            for (int64_t n = 0; n < N; n++) sum += at(dy, n * OC + o) * at(x, n * C + k), size += fabs(at(dy, n * OC + o) * at(x, n * C + k));
+            compare(&worst, (int64_t)o * C + k, dw[(int64_t)o * C + k], before + passes * sum, (double)(N + 2) * passes * 0x1p-23 * size);
+        }
+    }
+    check_worst(b, &worst, "dw", N, C, OC);
+    check_worst(b, &worst_bias, "dbias", N, C, OC);
+}
+
+// Two micro-batches onto gradients that are not zero.
+static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
+    const float before = 3.25f;
+    Values dy = random_values(b, N * OC, 1.0f), x = random_values(b, N * C, 1.0f), w = random_values(b, (int64_t)OC * C, 0.5f), pre = random_values(b, N * C, 4.0f);
+    size_t dw_bytes = (size_t)OC * C * sizeof(float), dbias_bytes = (size_t)OC * sizeof(float);
+    floatX *dx = (floatX *)new_memory(b, (size_t)(N * C) * sizeof(floatX));
+    float *dw = (float *)new_memory(b, dw_bytes), *dbias = (float *)new_memory(b, dbias_bytes), *start = (float *)new_host(dw_bytes + dbias_bytes);
+    for (size_t i = 0; i < (dw_bytes + dbias_bytes) / sizeof(float); i++) start[i] = before;
+    void *workspace = new_memory(b, op_linear_workspace_bytes(N, C, OC));
+    float *first_dw = NULL, *first_dbias = NULL;
+    for (int run = 0; run < 2; run++) {
+        copy_to_device(b->stream, dw, start, dw_bytes);
+        copy_to_device(b->stream, dbias, start, dbias_bytes);
+        for (int pass = 0; pass < 2; pass++) {
+            op_linear_backward(b->stream, dx, dw, dbias, dy.device, x.device, w.device, with_pre ? pre.device : NULL, N, C, OC, workspace);
+        }
+        float *got_dw = (float *)fetch(b, dw, (int64_t)OC * C, sizeof(float)), *got_dbias = (float *)fetch(b, dbias, OC, sizeof(float));
+        if (run == 0) {
+            first_dw = got_dw, first_dbias = got_dbias;
+            floatX *got_dx = fetch(b, dx, N * C, sizeof(floatX));
+            check_dx(b, got_dx, &dy, &w, with_pre ? &pre : NULL, N, C, OC);
+            check_dw(b, got_dw, got_dbias, before, 2, &dy, &x, N, C, OC);
+            free(got_dx);
+        } else {
+            check(b->checks, memcmp(got_dw, first_dw, dw_bytes) == 0 && memcmp(got_dbias, first_dbias, dbias_bytes) == 0, "a second backward gives other bits");
+            free(got_dw), free(got_dbias);
+        }
+    }
+    op_linear_backward(b->stream, NULL, dw, NULL, dy.device, x.device, w.device, NULL, N, C, OC, workspace);  // dw alone
+    float *bias_after = (float *)fetch(b, dbias, OC, sizeof(float));
+    check(b->checks, memcmp(bias_after, first_dbias, dbias_bytes) == 0, "dbias changed where it was not asked for");
+    values_free(b, &dy), values_free(b, &x), values_free(b, &w), values_free(b, &pre);
+    device_free(b->device, dx), device_free(b->device, dw), device_free(b->device, dbias), device_free(b->device, workspace);
+    free(start), free(first_dw), free(first_dbias), free(bias_after);
+}
+
+// Values from -8 to 8, and lengths that are no multiple of 8.
+static void test_gelu(Bench *b) {
+    const int64_t lengths[] = {1, 7, 8, 4099, 65536};
+    Values pre = random_values(b, 65536, 8.0f);
+    floatX *y = (floatX *)new_memory(b, 65537 * sizeof(floatX));
+    for (int l = 0; l < 5; l++) {
+        set_zero(b->stream, y, 65537 * sizeof(floatX));
+        op_gelu_forward(b->stream, y, pre.device, lengths[l]);
+        floatX *got = fetch(b, y, 65537, sizeof(floatX));
+        Worst worst = {};
+        for (int64_t i = 0; i < lengths[l]; i++) {
+            double exact = exact_gelu(at(&pre, i));
+            compare(&worst, i, floatX_to_float(got[i]), exact, bf16_half_ulp(exact) + fabs(exact) * 0x1p-15);  // e^-2u in fp32, u up to 25
+        }
+        check(b->checks, worst.ratio <= 1.0, "GELU of %g is off by %g times its bound", at(&pre, worst.at), worst.ratio);
+        check(b->checks, got[lengths[l]] == 0, "GELU of %lld values wrote one more", (long long)lengths[l]);
+        free(got);
+    }
+    values_free(b, &pre);
+    device_free(b->device, y);
+}
+
+// More shapes than the first table holds, met twice: the plans found again are the right ones.
+static void test_many_shapes(Bench *b) {
+    Values x = random_values(b, 256 * 64, 1.0f), w = random_values(b, 64 * 64, 0.5f);
+    floatX *y = (floatX *)new_memory(b, 256 * 64 * sizeof(floatX));
+    void *workspace = new_memory(b, op_linear_workspace_bytes(256, 64, 64));
+    for (int round = 0; round < 2; round++) {
+        for (int64_t N = 1; N <= 100; N++) {
+            set_zero(b->stream, y, 256 * 64 * sizeof(floatX));
+            op_linear_forward(b->stream, y, NULL, x.device, w.device, NULL, N, 64, 64, workspace);
+            floatX *got = fetch(b, y, 256 * 64, sizeof(floatX));
+            double sum = 0.0;
+            for (int k = 0; k < 64; k++) sum += at(&x, (N - 1) * 64 + k) * at(&w, 63 * 64 + k);
+            check(b->checks, fabs(floatX_to_float(got[N * 64 - 1]) - sum) <= bf16_half_ulp(sum) + 64 * 0x1p-23 * 64, "the last of %lld rows", (long long)N);
+            check(b->checks, got[N * 64] == 0, "%lld rows: one more was written", (long long)N);
+            free(got);
+        }
+    }
+    values_free(b, &x), values_free(b, &w);
+    device_free(b->device, y), device_free(b->device, workspace);
+}
+
+// --- speed -----------------------------------------------------------------------------------------------------------------------
+
+typedef struct Layer {
+    const char *name;
+    int C, OC;
+    bool gelu_out, gelu_in;  // forward ends in GELU; backward's dx passes GELU'
+} Layer;
+
+static void time_layer(Bench *b, const Layer *l, int64_t N) {
+    enum { REPEATS = 20 };
+    Values dy = random_values(b, N * l->OC, 1.0f), x = random_values(b, N * l->C, 1.0f), w = random_values(b, (int64_t)l->OC * l->C, 0.05f), bias = random_values(b, l->OC, 0.1f);
+    floatX *wide = (floatX *)new_memory(b, (size_t)N * (size_t)(l->C > l->OC ? l->C : l->OC) * sizeof(floatX)), *pre = (floatX *)new_memory(b, (size_t)(N * l->OC) * sizeof(floatX));
+    float *dw = (float *)new_memory(b, (size_t)l->OC * (size_t)l->C * sizeof(float)), *dbias = (float *)new_memory(b, (size_t)l->OC * sizeof(float));
+    void *workspace = new_memory(b, op_linear_workspace_bytes(N, l->C, l->OC));
+    Event *mark[3] = {event_create(b->device), event_create(b->device), event_create(b->device)};
+    for (int round = 0; round < 2; round++) {  // the first warms up
+        event_record(mark[0], b->stream);
+        for (int i = 0; i < REPEATS; i++) op_linear_forward(b->stream, wide, l->gelu_out ? pre : NULL, x.device, w.device, bias.device, N, l->C, l->OC, workspace);
+        event_record(mark[1], b->stream);
+        for (int i = 0; i < REPEATS; i++) op_linear_backward(b->stream, wide, dw, dbias, dy.device, x.device, w.device, l->gelu_in ? x.device : NULL, N, l->C, l->OC, workspace);
+        event_record(mark[2], b->stream);
+    }
+    double forward = event_elapsed_ms(mark[0], mark[1]) / REPEATS, backward = event_elapsed_ms(mark[1], mark[2]) / REPEATS, flops = 2.0 * (double)N * l->C * l->OC;
+    printf("  %-5s (%lld, %d) -> %d   forward %7.3f ms %6.1f TFLOP/s   backward %7.3f ms %6.1f TFLOP/s\n", l->name, (long long)N, l->C, l->OC, forward, 1e-9 * flops / forward, backward,
+           2e-9 * flops / backward);
+    for (int i = 0; i < 3; i++) event_destroy(mark[i]);
+    values_free(b, &dy), values_free(b, &x), values_free(b, &w), values_free(b, &bias);
+    device_free(b->device, wide), device_free(b->device, pre), device_free(b->device, dw), device_free(b->device, dbias), device_free(b->device, workspace);
+}
+
+static void time_layers(Bench *b) {
+    const Layer layers[] = {{"qkv", 768, 2304, false, false}, {"proj", 768, 768, false, false}, {"fc1", 768, 3072, true, false}, {"fc2", 3072, 768, false, true}};
+    for (int i = 0; i < 4; i++) time_layer(b, &layers[i], 32 * 2048);
+}
+
+int main(int argc, char **argv) {
+    Checks checks = {"test_linear_gpu", 0, 0};
+    Error err = {};
+    Bench b = {&checks, device_open(0, NULL, &err), NULL, 12345};
+    if (!b.device) fatal(NULL, err.code, "%s", err.what);
+    b.stream = stream_create(b.device, "compute");
+    const int shapes[][3] = {{192, 64, 256}, {1, 128, 512}, {333, 72, 200}, {1000, 320, 96}};  // N, C, OC
+    for (int i = 0; i < 4; i++) {
+        int N = shapes[i][0], C = shapes[i][1], OC = shapes[i][2];
+        for (int form = 0; form < 4; form++) test_forward(&b, N, C, OC, form & 1, form & 2);
+        for (int form = 0; form < 2; form++) test_backward(&b, N, C, OC, form);
+    }
+    test_gelu(&b);
+    test_many_shapes(&b);
+    if (argc > 1 && strcmp(argv[1], "--speed") == 0) time_layers(&b);
+    stream_destroy(b.stream);
+    device_close(b.device);
+    return checks_end(&checks);
+}
