@@ -102,7 +102,7 @@ $(BUILD)/test/unit/test_gpt: $(BUILD)/obj/train_gpt_test.o
 
 # Programs that run every op on one backend. They meet through files (test/gpu/compare_dumps.py), because both backends have the same symbols:
 # $(BUILD)/test/ops_dump is the CPU's, $(BUILD)/test/gpu/ops_dump the GPU's.
-OPS_PROGRAMS := ops_dump ops_invariants
+OPS_PROGRAMS := ops_dump ops_invariants kernels_dump
 $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@

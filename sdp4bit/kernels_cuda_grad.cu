@@ -4,9 +4,6 @@
 
 // --- messages ----------------------------------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ const float *message_scales(const uint8_t *message, const MessageLayout &m, int64_t i) {
-    return reinterpret_cast<const float *>(message + m.scales + i * m.scales_stride);
-}
 static __device__ __forceinline__ float *message_scales(uint8_t *message, const MessageLayout &m, int64_t i) {
     return reinterpret_cast<float *>(message + m.scales + i * m.scales_stride);
 }
@@ -87,65 +84,87 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 
 // --- sums over the sources -------------------------------------------------------------------------------------------------------------
 
-// The received messages of one partition: source k's codes are k * stride bytes further on.
+// The received messages of one partition: source k's codes and scales are k * stride bytes further on.
 struct Received {
     const uint8_t *codes;
-    const float *scales;
+    const uint8_t *scales;
     int64_t stride;
     int sources;
     GroupIndex index;
 };
 
-// How many sources' loads are in flight at a time: about 16 words per thread.
-template <int CODEC, int VECTORS>
-struct SumBatch {
-    static constexpr int WORDS = VECTORS * (int)(sizeof(Raw<CODEC>) / 4);
-    static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
+// Where this thread's vectors of a tile lie in the next source's message.
+template <int VECTORS>
+struct SourceCursor {
+    const uint8_t *codes[VECTORS], *scales[VECTORS];
 };
 
-// acc = the sources' values added in source order. The sum starts at -0, which leaves the first value as it is.
+// Adds the next BATCH sources to acc, in order; all their loads are in flight before the first use.
+template <class S, int CODEC, int BATCH>
+static __device__ __forceinline__ void add_sources(float (&acc)[S::VECTORS][PACKED], SourceCursor<S::VECTORS> &at, int64_t stride) {
+    Raw<CODEC> raw[BATCH][S::VECTORS];
+    float scale[BATCH][S::VECTORS];
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int v = 0; v < S::VECTORS; v++) {
+            raw[b][v] = load_raw<CODEC>(at.codes[v]);
+            at.codes[v] += stride;
+            if constexpr (Raw<CODEC>::QUANTISED) {
+                scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
+                at.scales[v] += stride;
+            }
+        }
+    }
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int v = 0; v < S::VECTORS; v++) {
+            float x[PACKED];
+            decode_raw(x, raw[b][v]);
+#pragma unroll
+            for (int e = 0; e < PACKED; e++) {
+                if constexpr (Raw<CODEC>::QUANTISED) acc[v][e] = f32_add(acc[v][e], f32_mul(x[e], scale[b][v]));
+                else acc[v][e] = add_plain(acc[v][e], x[e]);
+            }
+        }
+    }
+}
+
+// How many sources' loads are in flight at a time: about 16 words per thread, more where one source alone has more.
+template <class S, int CODEC>
+struct SumBatch {
+    static constexpr int WORDS = S::VECTORS * (int)(sizeof(Raw<CODEC>) / 4);
+    static constexpr int SOURCES = WORDS <= 8 ? 4 : WORDS <= 16 ? 2 : 1;
+};
+
+// acc = the sources' values added in source order, 0 for vectors that do not exist: those read the tile's first vector, so that nothing branches. The
+// sum starts at -0, which leaves the first value as it is.
 template <class S, int CODEC>
 static __device__ __forceinline__ void sum_tile(float (&acc)[S::VECTORS][PACKED], const Received &r, int64_t tile, int elements) {
-    constexpr int BATCH = SumBatch<CODEC, S::VECTORS>::SOURCES;
-    uint32_t group[S::VECTORS];
-    bool live[S::VECTORS];
-    const uint8_t *codes = r.codes + (tile + thread_start<S>()) * Raw<CODEC>::BITS / 8;
-    const uint8_t *scales = reinterpret_cast<const uint8_t *>(r.scales);
+    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES;
+    SourceCursor<S::VECTORS> at;
 #pragma unroll
     for (int v = 0; v < S::VECTORS; v++) {
-        live[v] = vector_live<S>(elements, v);
-        group[v] = Raw<CODEC>::QUANTISED ? group_of(r.index, tile + thread_start<S>() + v * S::SPAN) : 0;
+        int64_t offset = tile + (vector_live<S>(elements, v) ? thread_start<S>() + v * S::SPAN : 0);
+        at.codes[v] = r.codes + offset * Raw<CODEC>::BITS / 8;
+        at.scales[v] = r.scales + (Raw<CODEC>::QUANTISED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
 #pragma unroll
-        for (int e = 0; e < PACKED; e++) acc[v][e] = live[v] ? -0.0f : 0.0f;
+        for (int e = 0; e < PACKED; e++) acc[v][e] = -0.0f;
     }
-    for (int source = 0; source < r.sources; source += BATCH) {
-        Raw<CODEC> raw[BATCH][S::VECTORS];
-        float scale[BATCH][S::VECTORS];
+    int left = r.sources;
+    for (; left >= BATCH; left -= BATCH) add_sources<S, CODEC, BATCH>(acc, at, r.stride);
+    if constexpr (BATCH > 2) {
+        if (left & 2) add_sources<S, CODEC, 2>(acc, at, r.stride);
+    }
+    if constexpr (BATCH > 1) {
+        if (left & 1) add_sources<S, CODEC, 1>(acc, at, r.stride);
+    }
+    if (vector_live<S>(elements, S::VECTORS - 1)) return;  // then all of them exist
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
+    for (int v = 0; v < S::VECTORS; v++) {
 #pragma unroll
-            for (int v = 0; v < S::VECTORS; v++) {
-                if (source + b >= r.sources || !live[v]) continue;
-                raw[b][v] = load_raw<CODEC>(codes + v * S::SPAN * Raw<CODEC>::BITS / 8);
-                if (Raw<CODEC>::QUANTISED) scale[b][v] = __ldg(reinterpret_cast<const float *>(scales) + group[v]);
-            }
-            codes += r.stride;
-            scales += r.stride;
-        }
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            if (source + b >= r.sources) continue;
-#pragma unroll
-            for (int v = 0; v < S::VECTORS; v++) {
-                if (!live[v]) continue;
-                float x[PACKED];
-                decode_raw(x, raw[b][v]);
-#pragma unroll
-                for (int e = 0; e < PACKED; e++) {
-                    acc[v][e] = Raw<CODEC>::QUANTISED ? f32_add(acc[v][e], f32_mul(x[e], scale[b][v])) : add_plain(acc[v][e], x[e]);
-                }
-            }
-        }
+        for (int e = 0; e < PACKED; e++) acc[v][e] = vector_live<S>(elements, v) ? acc[v][e] : 0.0f;
     }
 }
 
@@ -156,7 +175,7 @@ static __device__ __forceinline__ float sum_tail(const uint8_t *tail, int64_t st
 }
 
 static __device__ __forceinline__ Received partition_received(const uint8_t *received, const MessageLayout &in, int sources, GroupIndex index, int64_t i) {
-    return Received{received + i * in.codes_stride, message_scales(received, in, i), in.bytes, sources, index};
+    return Received{received + i * in.codes_stride, received + in.scales + i * in.scales_stride, in.bytes, sources, index};
 }
 
 // Calls launch(std::integral_constant) with the codec as a compile-time value.

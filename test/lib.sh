@@ -120,7 +120,7 @@ in_background() {
 }
 # rank_pids [RANK]: process ids of this script's ranks that run now, or of one of them.
 rank_pids() {
-    local ours
+    local ours=()
     mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
     [ ${#ours[@]} -eq 0 ] || grep -lzx "OMPI_COMM_WORLD_RANK=${1:-[0-9]*}" "${ours[@]}" 2>/dev/null | sed 's|/proc/||; s|/environ||'
 }

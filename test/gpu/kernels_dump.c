@@ -101,7 +101,8 @@ static void result(Dump *d, Kind kind, const void *memory, int64_t size, const c
 
 // --- inputs ----------------------------------------------------------------------------------------------------------------------
 
-// What the 512 values of one block are like. The kind depends on the position alone, so that NaN meets NaN and infinity meets infinity in sums.
+// What the 512 values of one block are like. The kind, and where infinities and NaN stand in it, depend on the position alone, so that NaN meets NaN and
+// infinity meets infinity, of either sign, in sums.
 enum { BLOCK = 512 };
 typedef enum Flavour { ZEROS, DENORMAL, NEAR_NORMAL, NEAR_LIFT, HUGE_VALUES, WITH_INFINITY, WITH_NAN, SPARSE, ORDINARY } Flavour;
 
@@ -115,15 +116,15 @@ static float with_exponent(uint32_t bits, uint32_t lo, uint32_t hi) {
     return f32_from_bits((bits & 0x807FFFFFu) | (lo + (bits >> 23) % (hi - lo + 1)) << 23);
 }
 
-static float special(Flavour kind, uint32_t bits) {
+static float special(Flavour kind, uint32_t bits, bool not_finite) {
     switch (kind) {
         case ZEROS: return bits & 1 ? -0.0f : 0.0f;
         case DENORMAL: return with_exponent(bits, 0, 0);
         case NEAR_NORMAL: return with_exponent(bits, 0, 3);
         case NEAR_LIFT: return with_exponent(bits, 20, 31);  // 2^-107 to 2^-96
         case HUGE_VALUES: return with_exponent(bits, 250, 254);
-        case WITH_INFINITY: return bits % 200 ? with_exponent(bits, 110, 128) : f32_from_bits((bits & 0x80000000u) | 0x7F800000u);
-        case WITH_NAN: return bits % 200 ? with_exponent(bits, 110, 128) : f32_from_bits(0x7FC00000u);
+        case WITH_INFINITY: return not_finite ? f32_from_bits((bits & 0x80000000u) | 0x7F800000u) : with_exponent(bits, 110, 128);
+        case WITH_NAN: return not_finite ? f32_from_bits(0x7FC00000u) : with_exponent(bits, 110, 128);
         case SPARSE: return bits % 64 ? 0.0f : with_exponent(bits, 118, 124);
         default: return with_exponent(bits, 112, 122);
     }
@@ -136,7 +137,7 @@ static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
         Flavour kind = ordinary ? ORDINARY : flavour(at / BLOCK);
         uint32_t size = (uint32_t)(at / BLOCK * 7 % 23);
         for (int e = 0; e < 4 && at + e < n; e++) {
-            float value = kind == ORDINARY ? with_exponent(bits.v[e], 100 + size, 106 + size) : special(kind, bits.v[e]);
+            float value = kind == ORDINARY ? with_exponent(bits.v[e], 100 + size, 106 + size) : special(kind, bits.v[e], (at + e) % 193 == 7);
             x[at + e] = value;
         }
     }
@@ -523,6 +524,13 @@ static void norms(Dump *d) {
         copy_on_device(d->stream, leaves, x, 400000 * 4);
         kernel_tree_sum(d->stream, sum, leaves, sizes[i]);
         result(d, FP32, sum, 4, "tree sum %" PRId64, sizes[i]);
+    }
+    // A missing neighbour is not a zero: -0 + 0 would be 0.
+    for (int64_t n = 1; n < 10; n++) {
+        const float negative_zeros[10] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
+        copy_to_device(d->stream, leaves, negative_zeros, sizeof negative_zeros);
+        kernel_tree_sum(d->stream, sum, leaves, n);
+        result(d, FP32, sum, 4, "tree sum of %" PRId64 " negative zeros", n);
     }
     release(d, x);
     release(d, leaves);

@@ -1,0 +1,362 @@
+// Bandwidth of every kernel between a rank's local gradients and the replicas' weights, as a share of what a plain device copy reaches on the same GPU
+// (the paper's Table 5 and beyond). Built and run by dev/bench/codec.sh.
+//
+//   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--out FILE.json]
+//
+// Size: the fp32 bytes of the values that a kernel reads, whatever codec they are in. Bytes moved: every input read once, every output written once. Before
+// each run a buffer larger than the L2 is overwritten. Each figure is the median of the runs, timed by events. Prints a table; FILE takes the same as JSON.
+#include <algorithm>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vector>
+
+#include "llmc/cuda/internal.h"
+#include "sdp4bit/kernels.h"
+#include "sdp4bit/plan.h"
+
+typedef struct Bench {
+    Device *device;
+    Stream *stream;
+    int runs;
+    FILE *json;
+    bool first_row;
+    void *flush;
+    size_t flush_bytes;
+    double copy_rate;  // bytes read and written per second
+} Bench;
+
+// --- memory and time -------------------------------------------------------------------------------------------------------------
+
+static void stop(const Error *err) {
+    error_print(NULL, err->what);
+    exit(err->code);
+}
+
+// Values of the size of gradients: random sign and mantissa, exponents around 2^-10.
+__global__ void fill_kernel(uint32_t *word, int64_t n, uint32_t seed) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        uint32_t bits = (uint32_t)(replica_mix((uint64_t)i, seed) >> 32);
+        word[i] = (bits & 0x807FFFFFu) | (114u + (bits >> 23) % 6u) << 23;
+    }
+}
+
+static void *filled(Bench *b, int64_t bytes, uint32_t seed) {
+    Error err;
+    void *memory = device_alloc(b->device, (size_t)bytes + 16, "a benchmark", &err);
+    if (!memory) stop(&err);
+    fill_kernel<<<1024, 256, 0, stream_handle(b->stream)>>>((uint32_t *)memory, bytes / 4, seed);
+    check_launch(b->stream, "fill");
+    stream_synchronize(b->stream);
+    return memory;
+}
+
+// Median milliseconds of launch().
+template <class Launch>
+static double median_ms(Bench *b, Launch launch) {
+    Event *start = event_create(b->device), *end = event_create(b->device);
+    std::vector<double> ms;
+    for (int run = -3; run < b->runs; run++) {
+        set_zero(b->stream, b->flush, b->flush_bytes);
+        event_record(start, b->stream);
+        launch();
+        event_record(end, b->stream);
+        event_synchronize(end);
+        if (run >= 0) ms.push_back(event_elapsed_ms(start, end));
+    }
+    event_destroy(start);
+    event_destroy(end);
+    std::sort(ms.begin(), ms.end());
+    return ms[ms.size() / 2];
+}
+
+static void report(Bench *b, const char *kernel, int64_t elements, int64_t bytes, double ms) {
+    double rate = (double)bytes / (ms * 1e-3);
+    printf("%-44s %7.0f MB %9.1f us %8.0f GB/s %6.1f %%\n", kernel, (double)elements * 4 / 1048576, ms * 1e3, rate * 1e-9, 100.0 * rate / b->copy_rate);
+    fflush(stdout);
+    if (b->json) {
+        fprintf(b->json, "%s\n    {\"kernel\": \"%s\", \"fp32_bytes\": %lld, \"bytes_moved\": %lld, \"microseconds\": %.2f, \"gb_per_s\": %.1f, \"share_of_copy\": %.4f}",
+                b->first_row ? "" : ",", kernel, (long long)elements * 4, (long long)bytes, ms * 1e3, rate * 1e-9, rate / b->copy_rate);
+        b->first_row = false;
+    }
+}
+
+static void measure_copy(Bench *b) {
+    const int64_t bytes = (int64_t)1 << 30;
+    void *from = filled(b, bytes, 1), *to = filled(b, bytes, 2);
+    b->copy_rate = 2.0 * (double)bytes / (1e-3 * median_ms(b, [&] { copy_on_device(b->stream, to, from, (size_t)bytes); }));
+    device_free(b->device, from);
+    device_free(b->device, to);
+}
+
+// --- one bucket ------------------------------------------------------------------------------------------------------------------
+
+enum { TENSORS = 24 };
+
+// A bucket of 24 matrices with n elements in all for nodes x per_node ranks. No tail: its kernels are not what is measured.
+typedef struct Layout {
+    Plan plan;
+    Bucket bucket;
+    SegmentTable table;
+    Segment *segments;
+} Layout;
+
+static Layout make_layout(Bench *b, int64_t n, int nodes, int per_node, int border) {
+    PlanTensor tensor[TENSORS];
+    for (int i = 0; i < TENSORS; i++) tensor[i] = PlanTensor{n / TENSORS / border * border, true, 0};
+    PlanOptions options = {nodes, per_node, border, border, INT64_MAX / 4};
+    Layout l = {};
+    Error err;
+    if (!plan_build(&l.plan, tensor, TENSORS, &options, &err)) stop(&err);
+    l.bucket = l.plan.bucket[0];
+    l.segments = (Segment *)device_alloc(b->device, TENSORS * sizeof(Segment), "a benchmark", &err);
+    if (!l.segments) stop(&err);
+    copy_to_device(b->stream, l.segments, l.plan.segments, TENSORS * sizeof(Segment));
+    stream_synchronize(b->stream);
+    l.table.segment = l.segments;
+    l.table.count = TENSORS;
+    return l;
+}
+static void free_layout(Bench *b, Layout *l) {
+    device_free(b->device, l->segments);
+    plan_free(&l->plan);
+}
+
+static const RoundingKey KEY = {1234, 1, PURPOSE_GRAD_LEVEL1, 0};
+
+static int64_t coded_bytes(int codec, int group, int64_t n) {
+    CodecInfo info = codec_info(codec);
+    return n * info.bits / 8 + (info.levels ? n / group * 4 : 0);
+}
+
+// --- the kernels -----------------------------------------------------------------------------------------------------------------
+
+static void bench_quantize(Bench *b, int64_t n, int codec, int group, bool hadamard, int rounding) {
+    Layout l = make_layout(b, n, 2, 4, 2048);
+    QuantizePartitions q = {};
+    q.bucket = l.bucket;
+    q.table = l.table;
+    q.hi = l.bucket.matrix_shard;
+    q.scale = 0.125f;
+    q.hadamard = hadamard;
+    q.codec = codec, q.group = group, q.tail_codec = CODEC_BF16, q.rounding = rounding;
+    q.key = KEY;
+    q.slots = 4;
+    q.message = message_layout(codec, group, l.bucket.matrix_shard, 2, CODEC_BF16, 0);
+    float *grads = (float *)filled(b, l.bucket.matrix * 4, 3);
+    q.grads = grads;
+    q.send = (uint8_t *)filled(b, q.message.bytes * 4, 4);
+    q.self_slot = q.send;
+    double ms = median_ms(b, [&] { kernel_quantize_partitions(b->stream, &q); });
+    char name[96];
+    snprintf(name, sizeof name, "quantise %s/%d%s %s", codec_info(codec).name, group, hadamard ? " Hadamard" : "", rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
+    report(b, name, l.bucket.matrix, l.bucket.matrix * 4 + coded_bytes(codec, group, l.bucket.matrix), ms);
+    device_free(b->device, grads);
+    device_free(b->device, q.send);
+    free_layout(b, &l);
+}
+
+static void bench_requantize(Bench *b, int64_t n, int sources, int in_codec, int in_group, int codec, int group) {
+    Layout l = make_layout(b, n, 2, sources, 2048);
+    SumRequantize r = {};
+    r.sources = sources;
+    r.in = message_layout(in_codec, in_group, l.bucket.matrix_shard, 2, CODEC_BF16, 0);
+    r.in_codec = in_codec, r.in_group = in_group;
+    r.per_node = sources;
+    r.bucket = l.bucket;
+    r.table = l.table;
+    r.hi = l.bucket.matrix_shard;
+    r.codec = codec, r.group = group, r.tail_codec = CODEC_BF16, r.rounding = ROUND_STOCHASTIC;
+    r.key = KEY;
+    r.out = message_layout(codec, group, l.bucket.matrix_shard, 1, CODEC_BF16, 0);
+    uint8_t *received = (uint8_t *)filled(b, r.in.bytes * sources, 5);
+    r.received = received;
+    r.send = (uint8_t *)filled(b, r.out.bytes * 2, 6);
+    r.self_slot = r.send;
+    double ms = median_ms(b, [&] { kernel_sum_requantize(b->stream, &r); });
+    char name[96];
+    snprintf(name, sizeof name, "sum %d x %s/%d, requantise %s/%d", sources, codec_info(in_codec).name, in_group, codec_info(codec).name, group);
+    int64_t sums = 2 * l.bucket.matrix_shard;
+    report(b, name, l.bucket.matrix, coded_bytes(in_codec, in_group, sums) * sources + coded_bytes(codec, group, sums), ms);
+    device_free(b->device, received);
+    device_free(b->device, r.send);
+    free_layout(b, &l);
+}
+
+static void bench_final(Bench *b, int64_t n, int sources, int codec, int group, bool hadamard) {
+    Layout l = make_layout(b, n, sources, 1, 2048);
+    SumFinal f = {};
+    int64_t shard = l.bucket.matrix_shard;
+    f.sources = sources;
+    f.in = message_layout(codec, group, shard, 1, CODEC_BF16, 0);
+    f.codec = codec, f.group = group, f.tail_codec = CODEC_BF16;
+    f.hadamard = hadamard;
+    f.bucket = l.bucket;
+    f.table = l.table;
+    f.hi = shard;
+    uint8_t *received = (uint8_t *)filled(b, f.in.bytes * sources, 7);
+    f.received = received;
+    f.grads = (float *)filled(b, l.bucket.matrix * 4, 8);
+    f.matrix_leaves = (float *)filled(b, shard / HADAMARD_ORDER * 4, 9);
+    double ms = median_ms(b, [&] { kernel_sum_final(b->stream, &f); });
+    char name[96];
+    snprintf(name, sizeof name, "final sum %d x %s/%d%s", sources, codec_info(codec).name, group, hadamard ? " Hadamard" : "");
+    report(b, name, l.bucket.matrix, coded_bytes(codec, group, shard) * sources + shard * 4 + shard / HADAMARD_ORDER * 4, ms);
+    device_free(b->device, received);
+    device_free(b->device, f.grads);
+    device_free(b->device, f.matrix_leaves);
+    free_layout(b, &l);
+}
+
+static StepControl *applied_step(Bench *b) {
+    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 0.1f, 0.05f, 1, 0};
+    StepControl *memory = (StepControl *)filled(b, sizeof control, 10);
+    copy_to_device(b->stream, memory, &control, sizeof control);
+    stream_synchronize(b->stream);
+    return memory;
+}
+
+static void bench_update(Bench *b, int64_t n, int codec, int group, int rounding) {
+    Layout l = make_layout(b, n, 1, 1, 2048);
+    int64_t shard = l.bucket.matrix_shard;
+    MessageLayout m = message_layout(codec, group, shard, 1, FLOATX_CODEC, 0);
+    UpdateShard u = {};
+    StepControl *control = applied_step(b);
+    float *grads = (float *)filled(b, shard * 4, 11);
+    floatX *weights = (floatX *)filled(b, shard * (int64_t)sizeof(floatX), 12);
+    uint8_t *message = (uint8_t *)filled(b, m.bytes, 13);
+    u.control = control;
+    u.beta1 = 0.9f, u.beta2 = 0.95f, u.epsilon = 1e-8f, u.weight_decay = 0.1f;
+    u.bucket = l.bucket;
+    u.table = l.table;
+    u.grads = grads;
+    u.weights = weights;
+    u.master = (float *)filled(b, shard * 4, 14);
+    u.exp_avg = (float *)filled(b, shard * 4, 15);
+    u.exp_avg_sq = (float *)filled(b, shard * 4, 16);
+    u.codec = codec, u.group = group, u.rounding = rounding;
+    u.difference = true;
+    u.key = KEY;
+    u.codes = message;
+    u.scales = (float *)(message + m.scales);
+    u.tail = message + m.tail;
+    // Second moments are squares.
+    copy_on_device(b->stream, u.exp_avg_sq, u.master, (size_t)shard * 4);
+    kernel_update_shard(b->stream, &u);
+    double ms = median_ms(b, [&] { kernel_update_shard(b->stream, &u); });
+    bool quantised = codec_info(codec).levels != 0;
+    char name[96];
+    if (quantised) snprintf(name, sizeof name, "AdamW, difference, %s/%d %s", codec_info(codec).name, group, rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
+    else snprintf(name, sizeof name, "AdamW, %s", codec_info(codec).name);
+    report(b, name, shard, shard * (7 * 4 + (quantised ? (int64_t)sizeof(floatX) : 0)) + coded_bytes(codec, group, shard), ms);
+    device_free(b->device, control);
+    device_free(b->device, grads);
+    device_free(b->device, weights);
+    device_free(b->device, message);
+    device_free(b->device, u.master);
+    device_free(b->device, u.exp_avg);
+    device_free(b->device, u.exp_avg_sq);
+    free_layout(b, &l);
+}
+
+static void bench_apply(Bench *b, int64_t n, int codec, int group) {
+    Layout l = make_layout(b, n, 2, 2, 2048);
+    ApplyWeights a = {};
+    a.message = message_layout(codec, group, l.bucket.matrix_shard, 1, FLOATX_CODEC, 0);
+    StepControl *control = applied_step(b);
+    uint8_t *messages = (uint8_t *)filled(b, a.message.bytes * 4, 17);
+    a.control = control;
+    a.bucket = l.bucket;
+    a.messages = messages;
+    a.nodes = 2, a.per_node = 2;
+    a.codec = codec, a.group = group;
+    a.difference = true;
+    a.weights = (floatX *)filled(b, l.bucket.matrix * (int64_t)sizeof(floatX), 18);
+    double ms = median_ms(b, [&] { kernel_apply_weights(b->stream, &a); });
+    bool quantised = codec_info(codec).levels != 0;
+    char name[96];
+    snprintf(name, sizeof name, quantised ? "apply %s/%d differences" : "apply %s", codec_info(codec).name, group);
+    report(b, name, l.bucket.matrix, l.bucket.matrix * (quantised ? 4 : 2) + coded_bytes(codec, group, l.bucket.matrix), ms);
+    device_free(b->device, control);
+    device_free(b->device, messages);
+    device_free(b->device, a.weights);
+    free_layout(b, &l);
+}
+
+static void bench_norm(Bench *b, int64_t n) {
+    float *x = (float *)filled(b, n * 4, 19), *leaves = (float *)filled(b, n / HADAMARD_ORDER * 4, 20), *sum = (float *)filled(b, 4, 21);
+    report(b, "square leaves", n, n * 4 + n / HADAMARD_ORDER * 4, median_ms(b, [&] { kernel_square_leaves(b->stream, leaves, x, n); }));
+    report(b, "tree of the leaves", n, n / HADAMARD_ORDER * 4, median_ms(b, [&] { kernel_tree_sum(b->stream, sum, leaves, n / HADAMARD_ORDER); }));
+    device_free(b->device, x);
+    device_free(b->device, leaves);
+    device_free(b->device, sum);
+}
+
+static void bench_size(Bench *b, int64_t n) {
+    bench_quantize(b, n, CODEC_INT8, 128, false, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT8, 128, true, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT8, 512, true, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT8, 2048, true, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT4, 128, true, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT4, 128, true, ROUND_NEAREST);
+    bench_quantize(b, n, CODEC_BF16, 32, false, ROUND_NEAREST);
+    bench_requantize(b, n, 2, CODEC_INT8, 128, CODEC_INT4, 128);
+    bench_requantize(b, n, 4, CODEC_INT8, 128, CODEC_INT4, 128);
+    bench_requantize(b, n, 8, CODEC_INT8, 512, CODEC_INT4, 128);
+    bench_requantize(b, n, 4, CODEC_BF16, 32, CODEC_BF16, 32);
+    bench_final(b, n, 2, CODEC_INT4, 128, false);
+    bench_final(b, n, 2, CODEC_INT4, 128, true);
+    bench_final(b, n, 4, CODEC_INT8, 128, true);
+    bench_final(b, n, 4, CODEC_BF16, 32, false);
+    bench_update(b, n, CODEC_INT4, 2048, ROUND_NEAREST);
+    bench_update(b, n, CODEC_INT4, 128, ROUND_STOCHASTIC);
+    bench_update(b, n, FLOATX_CODEC, 32, ROUND_NEAREST);
+    bench_apply(b, n, CODEC_INT4, 2048);
+    bench_apply(b, n, FLOATX_CODEC, 32);
+    bench_norm(b, n);
+}
+
+int main(int argc, char **argv) {
+    Bench b = {};
+    int64_t smallest = 8, largest = 2048;
+    const char *out = NULL;
+    b.runs = 15;
+    for (int i = 1; i < argc; i += 2) {
+        bool known = i + 1 < argc;
+        if (known && !strcmp(argv[i], "--min-mb")) smallest = atoll(argv[i + 1]);
+        else if (known && !strcmp(argv[i], "--max-mb")) largest = atoll(argv[i + 1]);
+        else if (known && !strcmp(argv[i], "--runs")) b.runs = atoi(argv[i + 1]);
+        else if (known && !strcmp(argv[i], "--out")) out = argv[i + 1];
+        else known = false;
+        if (!known || smallest < 1 || b.runs < 1) {
+            fprintf(stderr, "usage: codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--out FILE.json]\n");
+            return EXIT_USAGE;
+        }
+    }
+    static const Site SITE = {-1, 0, 0, 0, "codec benchmark"};
+    Error err;
+    b.device = device_open(0, &SITE, &err);
+    if (!b.device) stop(&err);
+    b.stream = stream_create(b.device, "benchmark");
+    b.flush_bytes = 4 * b.device->l2_bytes;
+    b.flush = filled(&b, (int64_t)b.flush_bytes, 0);
+    measure_copy(&b);
+    printf("%s: a copy of 1 GB reads and writes %.0f GB/s\n", device_name(b.device), b.copy_rate * 1e-9);
+    if (out && !(b.json = fopen(out, "w"))) {
+        perror(out);
+        return EXIT_ENVIRONMENT;
+    }
+    b.first_row = true;
+    if (b.json) fprintf(b.json, "{\n  \"device\": \"%s\",\n  \"copy_gb_per_s\": %.1f,\n  \"kernels\": [", device_name(b.device), b.copy_rate * 1e-9);
+    // Fourfold steps, and twofold ones where the targets hold.
+    for (int64_t mb = smallest; mb <= largest; mb *= mb < 128 ? 4 : 2) bench_size(&b, mb * 262144);
+    if (b.json) fprintf(b.json, "\n  ]\n}\n");
+    if (b.json && fclose(b.json)) {
+        perror(out);
+        return EXIT_ENVIRONMENT;
+    }
+    device_free(b.device, b.flush);
+    stream_destroy(b.stream);
+    device_close(b.device);
+    return EXIT_DONE;
+}
