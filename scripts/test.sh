@@ -221,16 +221,8 @@ fi
 
 if ! have_command nvidia-smi || ! nvidia-smi >/dev/null 2>&1; then
     skip_one "tests on a GPU" "no NVIDIA GPU on this machine"
-elif ! grep -q '^gpu-test-programs:' Makefile; then
-    skip_one "tests on a GPU" "there is no GPU program yet"
 else
-    build "tests on a GPU" "$plain" GPU=1 gpu gpu-test-programs
-    for source in test/gpu/test_*.cu test/gpu/test_*.c; do
-        if [ -e "$source" ] && built "$plain/${source%.*}"; then run "gpu $(basename "${source%.*}")" "$plain/${source%.*}"; fi
-    done
-    for script in test/gpu/*.sh; do
-        [ ! -e "$script" ] || run "gpu $(basename "$script")" env BUILD="$plain" bash "$script"
-    done
+    run "gpu.sh" env BUILD="$plain" bash test/gpu.sh
 fi
 
 say "$((SECONDS)) s; logs in $logs"

@@ -57,7 +57,8 @@ static floatX *fetch(Bench *b, const void *device, int64_t count, size_t size) {
     return host;
 }
 
-static double exact_gate(double x) { return 0.5 * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+// (1 + tanh(u)) / 2 without the cancellation that leaves nothing of it below u = -19.
+static double exact_gate(double x) { return 1.0 / (1.0 + exp(-2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x))); }
 static double exact_gelu(double x) { return x * exact_gate(x); }
 static double exact_gelu_derivative(double x) {
     double u = 0.7978845608028654 * (x + 0.044715 * x * x * x), t = tanh(u);
@@ -122,7 +123,7 @@ static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values 
             double sum = 0.0, size = 0.0;
             for (int o = 0; o < OC; o++) sum += at(dy, n * OC + o) * at(w, (int64_t)o * C + k), size += fabs(at(dy, n * OC + o) * at(w, (int64_t)o * C + k));
             double p = pre ? at(pre, n * C + k) : 0.0, slope = pre ? exact_gelu_derivative(p) : 1.0;
-            double bound = bf16_half_ulp(sum * slope) + OC * 0x1p-23 * size * 1.13 + (pre ? fabs(sum) * (1.0 + fabs(p)) * (1.0 + p * p / 7.0) * 0x1p-11 : 0.0);
+            double bound = bf16_half_ulp(sum * slope) + OC * 0x1p-23 * size * 1.13 + (pre ? fabs(sum) * (1.0 + fabs(p)) * (1.0 + p * p / 7.0) * 0x1p-10 : 0.0);  // tanh.approx errs by 2^-11, and enters as t and as t * t
             compare(&worst, n * C + k, floatX_to_float(dx[n * C + k]), sum * slope, bound);
         }
     }

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Everything about one GPU that a test can tell, in a few minutes: device, GEMMs, collectives of one rank, every op against the CPU backend, every
+# kernel of the exact regime bit for bit, whole training runs against the CPU program and against themselves, compute-sanitizer on a short run.
+# Builds first (--no-build: uses what is in $BUILD and $CPU_BUILD, for programs carried from another machine). Ends with "N passed, N failed, N skipped".
+#
+#   test/gpu.sh [--no-build] [--no-sanitizer]
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
+BUILD=${BUILD:-build} CPU_BUILD=${CPU_BUILD:-${BUILD:-build}}
+build=1 sanitizer=1
+for word in "$@"; do
+    case $word in
+    --no-build) build=0 ;;
+    --no-sanitizer) sanitizer=0 ;;
+    *) echo "error: unknown argument $word; see the head of test/gpu.sh" >&2; exit 2 ;;
+    esac
+done
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0 skipped=0
+
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+not_ok() { echo "not ok $1: $2"; failed=$((failed + 1)); }
+skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
+finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ $failed -eq 0 ]; exit $?; }
+
+if ! nvidia-smi >/dev/null 2>&1; then
+    skip "all GPU tests" "no NVIDIA GPU or driver on this machine"
+    finish
+fi
+if [ $build = 1 ]; then
+    jobs=$(nproc)
+    if ! { make -j "$jobs" WERROR=1 BUILD="$BUILD" cpu "$BUILD"/test/{ops_dump,kernels_dump} &&
+        make -j "$jobs" WERROR=1 PRECISION=fp32 BUILD="$BUILD/fp32" "$BUILD"/fp32/test/ops_dump &&
+        make -j "$jobs" WERROR=1 ARCH=native BUILD="$BUILD" gpu gpu-test-programs; } >"$work/make" 2>&1; then
+        tail -n 20 "$work/make"
+        not_ok build "see above"
+        finish
+    fi
+fi
+
+# A program that ends with its own counted line "name: N passed, N failed".
+counted() {
+    local name=$1
+    shift
+    timeout 300 "$@" >"$work/log" 2>&1
+    local rc=$?
+    grep -E '^(FAILED|not ok)' "$work/log"
+    read -r p f < <(sed -n 's/.*[ ,]\([0-9]*\) passed, \([0-9]*\) failed.*/\1 \2/p' "$work/log" | tail -n 1)
+    passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
+    if [ $rc -ne 0 ] && [ "${f:-0}" -eq 0 ]; then not_ok "$name" "exit code $rc: $(tail -n 1 "$work/log")"; else echo "$name: ${p:-0} passed, ${f:-0} failed"; fi
+}
+counted test_device_gpu "$BUILD/test/gpu/test_device_gpu"
+counted test_linear_gpu "$BUILD/test/gpu/test_linear_gpu"
+counted test_comm_gpu "$BUILD/test/gpu/test_comm_gpu"
+counted ops_invariants "$BUILD/test/gpu/ops_invariants"
+
+# Every op: the CPU backend in fp32 is the reference, in bf16 the yardstick. A carried CPU build may be replaced by its results.
+for kind in bf16 fp32; do
+    program=$CPU_BUILD/test/ops_dump
+    [ $kind = fp32 ] && program=$CPU_BUILD/fp32/test/ops_dump
+    if [ -f "$CPU_BUILD/ops_$kind.dump" ]; then cp "$CPU_BUILD/ops_$kind.dump" "$work/$kind"; else "$program" "$work/$kind" >/dev/null; fi
+done
+for mode in "" --deterministic; do
+    "$BUILD/test/gpu/ops_dump" "$work/gpu" $mode >/dev/null 2>&1
+    counted "ops against the CPU $mode" python3 test/gpu/compare_dumps.py "$work/fp32" "$work/bf16" "$work/gpu"
+done
+
+# The exact regime: the same lines, hash by hash.
+if [ -f "$CPU_BUILD/kernels.txt" ]; then cp "$CPU_BUILD/kernels.txt" "$work/kernels_cpu"; else "$CPU_BUILD/test/kernels_dump" >"$work/kernels_cpu"; fi
+"$BUILD/test/gpu/kernels_dump" >"$work/kernels_gpu" 2>"$work/err"
+lines=$(wc -l <"$work/kernels_cpu") differ=$(diff "$work/kernels_cpu" "$work/kernels_gpu" | grep -c '^<')
+passed=$((passed + lines - differ)) failed=$((failed + differ))
+echo "kernels against the CPU, to the bit: $((lines - differ)) passed, $differ failed"
+
+# --- whole runs ------------------------------------------------------------------------------------------------------------------------
+model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 8
+    --lr 1e-3 --lr-warmup-iters 2 --train-iters 20 --log-interval 5 --eval-iters 0 --bf16 --use-distributed-optimizer --mock-data
+    --tokenizer-type NullTokenizer --vocab-size 1000 --hidden-dropout 0 --attention-dropout 0)
+# run NAME PROGRAM FLAGS...: its losses and norms in $work/NAME.
+run() {
+    local name=$1 program=$2
+    shift 2
+    rm -f "$work/jsonl"
+    timeout 300 "$program" "${model[@]}" "$@" --log-jsonl "$work/jsonl" >"$work/log" 2>&1 || { not_ok "$name" "$(tail -n 1 "$work/log")"; return 1; }
+    grep '"kind":"train"' "$work/jsonl" >"$work/$name"
+}
+gpu=$BUILD/train_gpt
+if [ -f "$CPU_BUILD/train_cpu.jsonl" ]; then grep '"kind":"train"' "$CPU_BUILD/train_cpu.jsonl" >"$work/cpu"; else run cpu "$CPU_BUILD/train_gpt_cpu"; fi
+run once "$gpu" --deterministic-mode
+run twice "$gpu" --deterministic-mode
+run recomputed "$gpu" --deterministic-mode --recompute-granularity full
+run dropped "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
+run dropped_again "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
+run quantised "$gpu" --deterministic-mode --quantized-weights --quantized-gradients
+same() { if cmp -s "$work/$2" "$work/$3"; then ok "$1"; else not_ok "$1" "the losses differ"; fi; }
+same "deterministic mode gives the same bits twice" once twice
+same "full recomputation gives the same bits" once recomputed
+same "dropout repeats to the bit" dropped dropped_again
+same "quantisation flags change nothing on one GPU" once quantised
+# The CPU's losses: bf16 rounds differently in some places, and 20 steps at a high rate amplify it. The first step's norm says whether the gradients are equal.
+if python3 - "$work/cpu" "$work/once" <<'END'
+import json, sys
+cpu, gpu = ([json.loads(line) for line in open(path)] for path in sys.argv[1:])
+first = abs(cpu[0]["loss"] - gpu[0]["loss"]) / cpu[0]["loss"], abs(cpu[0]["grad_norm"] - gpu[0]["grad_norm"]) / cpu[0]["grad_norm"]
+worst = max(abs(a["loss"] - b["loss"]) / a["loss"] for a, b in zip(cpu, gpu))
+print("first loss %.1e, first norm %.1e, worst loss of %d steps %.1e (relative)" % (*first, len(gpu), worst))
+sys.exit(0 if len(cpu) == len(gpu) == 20 and first[0] < 1e-4 and first[1] < 1e-3 and worst < 1e-2 else 1)
+END
+then ok "20 steps against the CPU program"; else not_ok "20 steps against the CPU program" "the line above"; fi
+
+if [ $sanitizer = 0 ]; then
+    skip compute-sanitizer "--no-sanitizer"
+elif ! command -v compute-sanitizer >/dev/null; then
+    skip compute-sanitizer "not installed"
+else
+    for tool in memcheck racecheck; do
+        timeout 250 compute-sanitizer --tool $tool --error-exitcode 9 "$gpu" "${model[@]}" --train-iters 2 --hidden-dropout 0.1 >"$work/log" 2>&1
+        rc=$?
+        if [ $rc -eq 0 ]; then ok "compute-sanitizer $tool"; else not_ok "compute-sanitizer $tool" "exit code $rc: $(grep -m 1 -E 'ERROR|Error|=====' "$work/log")"; fi
+    done
+fi
+finish
