@@ -49,7 +49,8 @@ if ! make -j "$(core_count)" BUILD="$BUILD" >"$BUILD/quickstart-make.log" 2>&1; 
     die 3 "the build failed; see $BUILD/quickstart-make.log"
 fi
 program=$BUILD/train_gpt_cpu
-if [ -x "$BUILD/train_gpt" ] && have_command nvidia-smi && nvidia-smi >/dev/null 2>&1; then program=$BUILD/train_gpt; fi
+# The CUDA program where it was built (make gpu) and each of the 4 ranks finds a GPU.
+if [ -x "$BUILD/train_gpt" ] && have_command nvidia-smi && [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')" -ge 4 ]; then program=$BUILD/train_gpt; fi
 "$program" --version
 
 # --- text ----------------------------------------------------------------------------------------------------------------------------
