@@ -34,7 +34,7 @@ typedef struct Names {
     char *tracker, *tracker_fresh;
 } Names;
 
-// One tensor and one pipeline rank for now; Megatron's name for it.
+// The folder of tensor rank 0, in Megatron's naming; --tensor-model-parallel-size above 1 is refused.
 #define MODEL_FOLDER "mp_rank_00"
 
 static Names make_names(const CheckpointSave *save, int rank, int ranks) {
