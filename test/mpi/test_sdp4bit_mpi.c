@@ -2,6 +2,7 @@
 // nodes x ranks that this number of ranks allows, every arm, several chunk counts, four consecutive steps of which the third is poisoned
 // with a NaN or an infinity and must be skipped everywhere. Run under mpirun with 1 to 16 ranks; prints ok / not ok on rank 0, exits 0 or 1.
 // CPU backend only: device memory is read directly.
+// ranks: 1 2 3 4 8 16
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
