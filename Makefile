@@ -112,7 +112,7 @@ $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of
 # cudnn_frontend.h), STATIC_DEPS=1 (a program to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
 
-GPU_GOALS := $(filter gpu gpu-% $(BUILD)/train_gpt $(BUILD)/test/gpu/%,$(MAKECMDGOALS))
+GPU_GOALS := $(filter gpu gpu-% $(BUILD)/train_gpt $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%,$(MAKECMDGOALS))
 ifneq ($(GPU_GOALS),)
 PYTHON           ?= python3
 FRONTEND_VERSION := 1.32.0
@@ -244,6 +244,9 @@ $(BUILD)/train_gpt: $(BUILD)/cuda/train_gpt.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+$(BUILD)/dev/bench/%: $(BUILD)/cuda/dev/bench/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	@mkdir -p $(@D)
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(BUILD)/test/gpu/%: $(BUILD)/cuda/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@

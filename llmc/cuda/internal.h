@@ -86,6 +86,11 @@ typedef struct Gemm {
 } Gemm;
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
 void gemm(Stream *stream, const Gemm *g);
+// The same with the heuristic's answer of this number, 0 .. GEMM_ANSWERS - 1, instead of the committed table's (-1): what dev/bench/gemm_search.cu
+// makes the table with. False, once, when the heuristic has fewer answers; the last one served then.
+enum { GEMM_ANSWERS = 48 };
+bool gemm_by_answer(Stream *stream, const Gemm *g, int answer);
+int gemm_form(const Gemm *g);  // what of it the table tells apart: transposes, accumulation, epilogue
 
 // The three products of a layer, named as in the CPU backend.
 // c (m, n) = a b^T, a being (m, k), b (n, k): y = x w^T.

@@ -12,12 +12,13 @@
 #include <string.h>
 
 #include "llmc/cuda/common.cuh"
+#include "llmc/cuda/gemm_table.h"
 
 // --- plans: one per shape, made when first seen ----------------------------------------------------------------------------------
 
 typedef struct GemmKey {
     int64_t m, n, k;
-    int64_t form;  // what of Gemm changes the kernel, and the pointers' alignments
+    int64_t form;  // what of Gemm changes the kernel, the heuristic's answer taken, and the pointers' alignments
 } GemmKey;
 
 typedef struct GemmPlan {
@@ -95,11 +96,23 @@ static uint32_t alignment_of(uintptr_t address) {
 }
 static uint32_t matrix_alignment(const Gemm *g) { return alignment_of((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->d | (uintptr_t)g->aux); }
 
-static GemmKey gemm_key(const Gemm *g) {
-    int64_t form = g->transpose_a | g->transpose_b << 1 | g->accumulate << 2 | g->epilogue << 3;
-    form |= (int64_t)matrix_alignment(g) << 8 | (int64_t)alignment_of((uintptr_t)g->bias) << 20;
+int gemm_form(const Gemm *g) { return g->transpose_a | g->transpose_b << 1 | g->accumulate << 2 | g->epilogue << 3; }
+
+static GemmKey gemm_key(const Gemm *g, int answer) {
+    int64_t form = gemm_form(g);
+    form |= (int64_t)matrix_alignment(g) << 8 | (int64_t)alignment_of((uintptr_t)g->bias) << 20 | (int64_t)(answer + 1) << 40;
     GemmKey key = {g->m, g->n, g->k, form};
     return key;
+}
+
+// Which of the heuristic's answers to take: the committed table's for the library and GPU it was made with, else the first.
+static int table_answer(const Device *device, const Gemm *g) {
+    if (cublasLtGetVersion() != GEMM_TABLE_VERSION || device->major != GEMM_TABLE_MAJOR) return 0;
+    for (size_t i = 0; i < sizeof gemm_table / sizeof gemm_table[0]; i++) {
+        const GemmAnswer *row = &gemm_table[i];
+        if (row->m == g->m && row->n == g->n && row->k == g->k && row->form == gemm_form(g)) return row->answer;
+    }
+    return 0;
 }
 
 static void set_pointers(const Site *site, cublasLtMatmulDesc_t operation, const Gemm *g) {
@@ -132,12 +145,12 @@ static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bo
     blas_check(site, cublasLtMatrixLayoutCreate(layout, fp32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)rows, (uint64_t)columns, rows), "describing a matrix");
 }
 
-// The heuristic's first answer: a function of the shape, the GPU and the library alone, never of a timing. Partial sums may meet in fp32 only, so
-// that a product is rounded once.
-static void choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g) {
+// The heuristic's answer of this number (the last one when there are fewer; false says so): a function of the shape, the GPU and the library alone,
+// never of a timing. Partial sums may meet in fp32 only, so that a product is rounded once.
+static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g, int answer) {
     cublasLtMatmulPreference_t wish;
     size_t workspace = GEMM_WORKSPACE_BYTES;
-    uint32_t alignment = matrix_alignment(g), reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint32_t alignment = matrix_alignment(g) < 16 ? matrix_alignment(g) : 16, reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const cublasLtMatmulPreferenceAttributes_t aligned[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     blas_check(site, cublasLtMatmulPreferenceCreate(&wish), "choosing an algorithm");
@@ -146,19 +159,21 @@ static void choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan
     for (int i = 0; i < 4; i++) {
         blas_check(site, cublasLtMatmulPreferenceSetAttribute(wish, aligned[i], &alignment, sizeof alignment), "choosing an algorithm");
     }
-    cublasLtMatmulHeuristicResult_t found;
+    cublasLtMatmulHeuristicResult_t found[GEMM_ANSWERS];
     int count = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->a, plan->b, plan->d, plan->d, wish, 1, &found, &count);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->a, plan->b, plan->d, plan->d, wish, answer + 1, found, &count);
     cublasLtMatmulPreferenceDestroy(wish);
     if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
         fatal(site, EXIT_ENVIRONMENT, "cuBLASLt has no algorithm for a (%lld, %lld) x (%lld, %lld) product (%s); use layer sizes that are multiples of 8, or another version of cuBLAS",
               (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n, cublasLtGetStatusString(status));
     }
-    plan->algorithm = found.algo;
+    plan->algorithm = found[answer < count ? answer : count - 1].algo;
+    return answer < count;
 }
 
-static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g) {
-    GemmKey key = gemm_key(g);
+// answer: of the heuristic, or -1 for the table's. *exists (may be NULL): whether there is such an answer, told when the plan is made.
+static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g, int answer, bool *exists) {
+    GemmKey key = gemm_key(g, answer);
     GemmPlan *plan = plan_place(state->table, state->capacity, &key);
     if (plan->key.m != 0) return plan;
     if (2 * (state->used + 1) > state->capacity) {
@@ -171,21 +186,27 @@ static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm 
     describe_matrix(device->site, &plan->a, false, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k);
     describe_matrix(device->site, &plan->b, false, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m);
     describe_matrix(device->site, &plan->d, g->accumulate, g->n, g->m);
-    choose_algorithm(device->site, state->handle, plan, g);
+    bool found = choose_algorithm(device->site, state->handle, plan, g, answer < 0 ? table_answer(device, g) : answer);
+    if (exists) *exists = found;
     return plan;
 }
 
 // --- products --------------------------------------------------------------------------------------------------------------------
 
-void gemm(Stream *stream, const Gemm *g) {
-    if (g->m == 0) return;
+bool gemm_by_answer(Stream *stream, const Gemm *g, int answer) {
     Device *device = stream_device(stream);
     LinearState *state = linear_state(device);
-    const GemmPlan *plan = find_plan(device, state, g);
+    bool exists = true;
+    const GemmPlan *plan = find_plan(device, state, g, answer, &exists);
     set_pointers(device->site, plan->operation, g);  // read when the call is made; one host thread drives a device
     float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
     blas_check(device->site, cublasLtMatmul(state->handle, plan->operation, &one, g->b, plan->a, g->a, plan->b, &beta, g->d, plan->d, g->d, plan->d,
                                             &plan->algorithm, g->workspace, GEMM_WORKSPACE_BYTES, stream_handle(stream)), "a product");
+    return exists;
+}
+
+void gemm(Stream *stream, const Gemm *g) {
+    if (g->m > 0) gemm_by_answer(stream, g, -1);
 }
 
 void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace) {
