@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The peer on the same GPU: a GPT-3-style model in PyTorch with torch.compile, fused AdamW and SDPA, bf16 autocast off (bf16 weights would change the
-optimiser; here fp32 masters with bf16 autocast, as nanoGPT and llm.c's reference do). Prints one JSON line per model: tokens/s, ms per step, peak memory.
+"""The peer on the same GPU: a GPT-3-style model in PyTorch with torch.compile, fused AdamW and SDPA, fp32 weights under
+bf16 autocast, as nanoGPT trains. That is not PyTorch's fastest form: bf16 weights save the casts. Prints one JSON line per model: tokens/s, ms per step, peak memory.
 
     python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 [--steps 20] [--sequence 2048]
 """

@@ -123,8 +123,9 @@ static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values 
             double sum = 0.0, size = 0.0;
             for (int o = 0; o < OC; o++) sum += at(dy, n * OC + o) * at(w, (int64_t)o * C + k), size += fabs(at(dy, n * OC + o) * at(w, (int64_t)o * C + k));
             double p = pre ? at(pre, n * C + k) : 0.0, slope = pre ? exact_gelu_derivative(p) : 1.0;
-            // The DGELU epilogue rounds to bf16 once before the slope too.
-            double bound = (pre ? 2.0 : 1.0) * bf16_half_ulp(sum * slope) + OC * 0x1p-23 * size * 1.13 + (pre ? fabs(sum) * (1.0 + fabs(p)) * (1.0 + p * p / 7.0) * 0x1p-10 : 0.0);  // tanh.approx errs by 2^-11, and enters as t and as t * t
+            // With a slope twice the rounding, and 2^-10 below: widened to what cuBLASLt 13.1 does on an H200 (up to 1.5 times the bound derived from one
+            // rounding and tanh's 2^-11). That its epilogue rounds the product before the slope is a guess, not known.
+            double bound = (pre ? 2.0 : 1.0) * bf16_half_ulp(sum * slope) + OC * 0x1p-23 * size * 1.13 + (pre ? fabs(sum) * (1.0 + fabs(p)) * (1.0 + p * p / 7.0) * 0x1p-10 : 0.0);
             compare(&worst, n * C + k, floatX_to_float(dx[n * C + k]), sum * slope, bound);
         }
     }
