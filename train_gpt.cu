@@ -228,10 +228,11 @@ typedef struct Pass {
     int64_t N, first_sample;
     const int32_t *doc_start;  // (B, T) or NULL
     bool training;
+    bool first;                // backward: the step's first micro-batch, which overwrites the matrices' gradients of the step before
 } Pass;
 
 static Pass make_pass(const GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool training) {
-    Pass p = {B, T, (int64_t)B * T, first_sample, has_doc_start ? gpt->doc_start : NULL, training};
+    Pass p = {B, T, (int64_t)B * T, first_sample, has_doc_start ? gpt->doc_start : NULL, training, false};
     return p;
 }
 
@@ -272,9 +273,9 @@ void gpt_forward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_star
     }
 }
 
-void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool backward) {
+void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool backward, bool first) {
     op_head(gpt->stream, gpt->losses, gpt->zero->loss_sum, backward ? gpt->dx : NULL, backward ? zero_grad(gpt->zero, GPT_WTE) : NULL, gpt->lnf,
-            zero_weight(gpt->zero, GPT_WTE), gpt->targets, has_mask ? gpt->loss_mask : NULL, loss_scale, (int64_t)B * T, gpt->C, gpt->V, gpt->workspace);
+            zero_weight(gpt->zero, GPT_WTE), gpt->targets, has_mask ? gpt->loss_mask : NULL, loss_scale, (int64_t)B * T, gpt->C, gpt->V, first, gpt->workspace);
 }
 
 static void layer_recompute(GPT *gpt, int l, const Pass *p) {
@@ -284,7 +285,8 @@ static void layer_recompute(GPT *gpt, int l, const Pass *p) {
     layer_forward(gpt, l, p);
 }
 
-// dbranch enters the MLP's output; on return dresidual is the gradient of the layer's input and dbranch of the MLP below.
+// dbranch enters the MLP's output; on return dresidual is the gradient of the layer's input and dbranch of the MLP below. A bias gradient is a sum over
+// rows: it is taken where those rows are written, by the op of the layer above.
 static void layer_backward(GPT *gpt, int l, const Pass *p, const floatX *dbranch) {
     LayerActs *a = layer_acts(gpt, l);
     Stream *s = gpt->stream;
@@ -292,34 +294,37 @@ static void layer_backward(GPT *gpt, int l, const Pass *p, const floatX *dbranch
     Dropout attention = dropout_site(gpt, l, DROPOUT_ATTENTION, gpt->attention_dropout, p->first_sample, true);
     Dropout projection = dropout_site(gpt, l, DROPOUT_PROJECTION, gpt->hidden_dropout, p->first_sample, true);
     Dropout below = dropout_site(gpt, l - 1, DROPOUT_FFN, gpt->hidden_dropout, p->first_sample, l > 0);
-    op_linear_backward(s, gpt->dwide, grad(gpt, l, FC2_W), grad(gpt, l, FC2_B), dbranch, a->gelu, weight(gpt, l, FC2_W), a->pre, p->N, gpt->F, gpt->C,
+    op_linear_backward(s, gpt->dwide, grad(gpt, l, FC2_W), NULL, dbranch, a->gelu, weight(gpt, l, FC2_W), a->pre, grad(gpt, l, FC1_B), p->N, gpt->F,
+                       gpt->C, p->first, gpt->workspace);
+    op_linear_backward(s, gpt->dx, grad(gpt, l, FC1_W), NULL, gpt->dwide, a->ln2, weight(gpt, l, FC1_W), NULL, NULL, p->N, gpt->C, gpt->F, p->first,
                        gpt->workspace);
-    op_linear_backward(s, gpt->dx, grad(gpt, l, FC1_W), grad(gpt, l, FC1_B), gpt->dwide, a->ln2, weight(gpt, l, FC1_W), NULL, p->N, gpt->C, gpt->F,
-                       gpt->workspace);
-    op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, grad(gpt, l, LN2_W), grad(gpt, l, LN2_B), gpt->dx, a->residual2,
-                          weight(gpt, l, LN2_W), a->ln2_mean, a->ln2_rstd, p->B, p->T, gpt->C, projection);
-    op_linear_backward(s, gpt->datt, grad(gpt, l, PROJ_W), grad(gpt, l, PROJ_B), dropping ? gpt->dbranch : gpt->dresidual, a->att,
-                       weight(gpt, l, PROJ_W), NULL, p->N, gpt->A, gpt->C, gpt->workspace);
+    op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, grad(gpt, l, LN2_W), grad(gpt, l, LN2_B), grad(gpt, l, PROJ_B), gpt->dx,
+                          a->residual2, weight(gpt, l, LN2_W), a->ln2_mean, a->ln2_rstd, p->B, p->T, gpt->C, projection);
+    op_linear_backward(s, gpt->datt, grad(gpt, l, PROJ_W), NULL, dropping ? gpt->dbranch : gpt->dresidual, a->att, weight(gpt, l, PROJ_W), NULL, NULL,
+                       p->N, gpt->A, gpt->C, p->first, gpt->workspace);
     op_attention_backward(s, gpt->dwide, gpt->datt, a->att, a->att_saved, a->qkv, p->doc_start, p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
-    op_linear_backward(s, gpt->dx, grad(gpt, l, QKV_W), grad(gpt, l, QKV_B), gpt->dwide, a->ln1, weight(gpt, l, QKV_W), NULL, p->N, gpt->C, 3 * gpt->A,
-                       gpt->workspace);
-    op_layernorm_backward(s, gpt->dresidual, dropping && l > 0 ? gpt->dbranch : NULL, grad(gpt, l, LN1_W), grad(gpt, l, LN1_B), gpt->dx, gpt->residual[l],
-                          weight(gpt, l, LN1_W), a->ln1_mean, a->ln1_rstd, p->B, p->T, gpt->C, below);
+    op_linear_backward(s, gpt->dx, grad(gpt, l, QKV_W), grad(gpt, l, QKV_B), gpt->dwide, a->ln1, weight(gpt, l, QKV_W), NULL, NULL, p->N, gpt->C,
+                       3 * gpt->A, p->first, gpt->workspace);
+    op_layernorm_backward(s, gpt->dresidual, dropping && l > 0 ? gpt->dbranch : NULL, grad(gpt, l, LN1_W), grad(gpt, l, LN1_B),
+                          l > 0 ? grad(gpt, l - 1, FC2_B) : NULL, gpt->dx, gpt->residual[l], weight(gpt, l, LN1_W), a->ln1_mean, a->ln1_rstd, p->B, p->T,
+                          gpt->C, below);
 }
 
-void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool last) {
+void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool first, bool last) {
     Pass p = make_pass(gpt, B, T, first_sample, has_doc_start, true);
+    p.first = first;
     Stream *s = gpt->stream;
     bool dropping = gpt->hidden_dropout > 0;
     Dropout ffn = dropout_site(gpt, gpt->L - 1, DROPOUT_FFN, gpt->hidden_dropout, first_sample, true);
     set_zero(s, gpt->dresidual, (size_t)p.N * (size_t)gpt->C * sizeof(floatX));
-    op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, final_norm_grad(gpt, 0), final_norm_grad(gpt, 1), gpt->dx,
+    op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, final_norm_grad(gpt, 0), final_norm_grad(gpt, 1), grad(gpt, gpt->L - 1, FC2_B), gpt->dx,
                           gpt->residual[gpt->L], final_norm(gpt, 0), gpt->lnf_mean, gpt->lnf_rstd, B, T, gpt->C, ffn);
     for (int l = gpt->L - 1; l >= 0; l--) {
         if (gpt->recompute_full) layer_recompute(gpt, l, &p);
         layer_backward(gpt, l, &p, dropping ? gpt->dbranch : gpt->dresidual);
         if (last) zero_grads_ready(gpt->zero, l + 1);
     }
+    if (first) set_zero(s, zero_grad(gpt->zero, GPT_WPE), (size_t)gpt->P * (size_t)gpt->C * sizeof(float));
     op_embedding_backward(s, zero_grad(gpt->zero, GPT_WTE), zero_grad(gpt->zero, GPT_WPE), gpt->dresidual, gpt->tokens, gpt->positions, B, T, gpt->C,
                           dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, first_sample, true));
     if (last) zero_grads_ready(gpt->zero, 0);
@@ -455,17 +460,17 @@ static float loss_scale_of(const Run *run, const Batch *batch, int64_t parts) {
     return tokens > 0 ? (float)(1.0 / (tokens * (double)parts)) : 0.0f;
 }
 
-static void micro_batch(Run *run, int64_t consumed, int micro_batches, bool last) {
+static void micro_batch(Run *run, int64_t consumed, int micro_batches, bool first, bool last) {
     GPT *gpt = &run->gpt;
     Batch batch = next_batch(run, SPLIT_TRAIN, consumed);
     bool has_mask = batch.loss_mask != NULL, has_doc_start = batch.doc_start != NULL;
     float scale = loss_scale_of(run, &batch, micro_batches);
     timer_start(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
     gpt_forward(gpt, gpt->B, gpt->T, batch.first_sample, has_doc_start, true);
-    gpt_head(gpt, gpt->B, gpt->T, has_mask, scale, true);
+    gpt_head(gpt, gpt->B, gpt->T, has_mask, scale, true, first);
     timer_stop(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
     timer_start(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
-    gpt_backward(gpt, gpt->B, gpt->T, batch.first_sample, has_doc_start, last);
+    gpt_backward(gpt, gpt->B, gpt->T, batch.first_sample, has_doc_start, first, last);
     timer_stop(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
 }
 
@@ -507,7 +512,7 @@ static void train_step(Run *run) {
     run->site.phase = "forward and backward";
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
     zero_begin(&run->zero, run->iteration);
-    for (int k = 0; k < micro_batches; k++) micro_batch(run, run->consumed_train + (int64_t)k * row, micro_batches, k == micro_batches - 1);
+    for (int k = 0; k < micro_batches; k++) micro_batch(run, run->consumed_train + (int64_t)k * row, micro_batches, k == 0, k == micro_batches - 1);
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
@@ -654,7 +659,7 @@ static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, doubl
         for (int k = 0; k < micro_batches; k++) {
             Batch batch = next_batch(run, split, *consumed + (int64_t)k * row);
             gpt_forward(gpt, gpt->B, gpt->T, batch.first_sample, batch.doc_start != NULL, false);
-            gpt_head(gpt, gpt->B, gpt->T, batch.loss_mask != NULL, loss_scale_of(run, &batch, c->eval_iters * micro_batches), false);
+            gpt_head(gpt, gpt->B, gpt->T, batch.loss_mask != NULL, loss_scale_of(run, &batch, c->eval_iters * micro_batches), false, false);
         }
         *consumed += c->global_batch_size;
         poll_stop(run);

@@ -76,10 +76,11 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, MPI_Comm group);
 void gpt_upload(GPT *gpt, const Batch *batch);
 // Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf. first_sample keys dropout; training false switches it off.
 void gpt_forward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool training);
-// Loss of the uploaded targets; *zero->loss_sum += loss_scale * sum. backward: also the gradients of the head.
-void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool backward);
-// Gradients of everything below the head, accumulated in the arena. last: this is the step's last micro-batch, tell ZeRO as layers complete.
-void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool last);
+// Loss of the uploaded targets; *zero->loss_sum += loss_scale * sum. backward: also the gradients of the head. first: the step's first micro-batch, which
+// overwrites what the matrices' gradients hold of the step before; the later ones accumulate.
+void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool backward, bool first);
+// Gradients of everything below the head, accumulated in the arena. first: as above. last: the step's last micro-batch, tell ZeRO as layers complete.
+void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool first, bool last);
 void gpt_free(GPT *gpt);
 
 LLMC_END

@@ -4,7 +4,7 @@
 //
 // Letters: B micro-batch, T sequence length, C hidden size, NH heads, HD head size, F ffn size, Vp padded vocabulary, N = B*T rows.
 // Rounding points (the same on every backend): every floatX tensor is rounded once when stored; sums are fp32; weight, bias and
-// LayerNorm gradients accumulate in fp32 without rounding.
+// LayerNorm gradients accumulate in fp32 without rounding; the large matrices' can be overwritten instead, which spares clearing and reading them.
 #pragma once
 #include "llmc/base.h"
 #include "llmc/device.h"
@@ -55,11 +55,12 @@ void op_residual_layernorm_forward(Stream *s,
                                    const floatX *gamma, const floatX *beta,  // (C)
                                    int B, int T, int C, float epsilon, Dropout dropout);
 // dresidual += LayerNorm's input gradient (rounded once); with dbranch not NULL also dbranch = dropout'(the new dresidual): the gradient
-// that enters the branch which was added just before this LayerNorm. dgamma, dbeta accumulate.
+// that enters the branch which was added just before this LayerNorm. dgamma, dbeta, dbias accumulate.
 void op_layernorm_backward(Stream *s,
                            floatX *dresidual,  // (B, T, C) in: gradient arriving by the residual path; out: total gradient of x
                            floatX *dbranch,    // (B, T, C) out, or NULL when dropout.p is 0 (dresidual is the branch's gradient then) or there is no branch
                            float *dgamma, float *dbeta,  // (C) accumulate
+                           float *dbias,       // (C) accumulates, or NULL: sum over the rows of the branch's gradient as stored: the bias gradient of the linear that made it
                            const floatX *dy,   // (B, T, C)
                            const floatX *x,    // (B, T, C) LayerNorm's input
                            const floatX *gamma, const float *mean, const float *rstd,  // (C), (B, T), (B, T)
@@ -73,8 +74,8 @@ void op_linear_forward(Stream *s,
                        const floatX *w,     // (OC, C)
                        const floatX *bias,  // (OC) or NULL
                        int64_t N, int C, int OC, void *workspace);
-// dw += dy^T x, dbias += sum of dy; dx = dy w (overwrites, or not computed when NULL). With pre not NULL: dx is multiplied by GELU'(pre) before
-// rounding, pre being the pre-activation whose GELU was this layer's input x. (N, C) = pre's shape.
+// dw += dy^T x (dw = dy^T x with overwrite), dbias += sum of dy; dx = dy w (overwrites, or not computed when NULL). With pre not NULL: dx is multiplied by
+// GELU'(pre), pre being the pre-activation whose GELU was this layer's input x; a backend may round dx before the multiplication as well as after it.
 void op_linear_backward(Stream *s,
                         floatX *dx,          // (N, C) out or NULL
                         float *dw,           // (OC, C) accumulates
@@ -83,7 +84,8 @@ void op_linear_backward(Stream *s,
                         const floatX *x,     // (N, C)
                         const floatX *w,     // (OC, C)
                         const floatX *pre,   // (N, C) or NULL
-                        int64_t N, int C, int OC, void *workspace);
+                        float *dpre_bias,    // (C) accumulates, or NULL; with pre only: sum over the rows of dx: the bias gradient of the linear before GELU
+                        int64_t N, int C, int OC, bool overwrite, void *workspace);
 // Recomputes y = GELU_tanh(pre) elementwise, n values: for recomputed activations.
 void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n);
 // Bytes of workspace the linear ops want for sizes up to these.
@@ -107,19 +109,19 @@ size_t op_attention_saved_bytes(int B, int T, int NH, int HD);
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD);
 
 // The language-model head, forward and backward in one: logits = x wte^T (rounded to floatX), cross-entropy in fp32 over all Vp columns (Megatron: the
-// padded rows take part), dlogits = weight * (softmax - onehot) (rounded), dx = dlogits wte, dwte += dlogits^T x. Rows are processed in chunks
+// padded rows take part), dlogits = weight * (softmax - onehot) (rounded), dx = dlogits wte, dwte += (or =) dlogits^T x. Rows are processed in chunks
 // of op_head_chunk_rows, so the (N, Vp) logits never exist whole.
 // The weight of row n is loss_mask ? loss_mask[n] * loss_scale : loss_scale; *loss_sum += sum of loss[n] * weight[n], in row order.
 void op_head(Stream *s,
              float *losses,             // (N) out, unweighted
              float *loss_sum,           // (1) accumulates
              floatX *dx,                // (N, C) out, or NULL: no backward (evaluation)
-             float *dwte,               // (Vp, C) accumulates, or NULL
+             float *dwte,               // (Vp, C) accumulates (with overwrite: out), or NULL
              const floatX *x,           // (N, C) final LayerNorm's output
              const floatX *wte,         // (Vp, C)
              const int32_t *targets,    // (N)
              const float *loss_mask,    // (N) or NULL
-             float loss_scale, int64_t N, int C, int Vp, void *workspace);
+             float loss_scale, int64_t N, int C, int Vp, bool overwrite, void *workspace);
 int64_t op_head_chunk_rows(int64_t N, int Vp);
 size_t op_head_workspace_bytes(int64_t N, int C, int Vp);
 

@@ -212,7 +212,7 @@ void zero_masters_from_weights(Zero *zero) {
 //   ready[b]   compute -> traffic   a bucket's gradients are complete
 //   computed   compute -> traffic   the loss is complete
 //   judged     traffic -> compute   the loss may be cleared: the next step begins
-//   done[b]    traffic -> compute   a bucket's weights are new and its gradients clear: its layers may run
+//   done[b]    traffic -> compute   a bucket's weights are new and its gradients have served: its layers may run
 // The exposed time is what compute waits for the last two. On CPU ranks both streams are the calling thread, so the work itself is what it waits for.
 
 double zero_take_exposed_ms(Zero *zero) {
@@ -305,13 +305,13 @@ static void count_zeros(Zero *zero) {
     }
 }
 
-// AdamW on the own shard; the bucket's gradients have served and are cleared for the next step.
+// AdamW on the own shard; the bucket's gradients have served. The tail's are cleared for the next step, the matrices' are overwritten by it.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
     qwd_update_bucket(step, b, zero->grads + bucket->arena, zero->weights + bucket->arena, zero->master + bucket->shard,
                       zero->exp_avg + bucket->shard, zero->exp_avg_sq + bucket->shard, zero->gather, zero->traffic);
-    set_zero(zero->traffic, zero->grads + bucket->arena, (size_t)(bucket->matrix + bucket->tail) * sizeof(float));
+    set_zero(zero->traffic, zero->grads + bucket->arena + bucket->matrix, (size_t)bucket->tail * sizeof(float));
     timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
 }
 

@@ -63,7 +63,8 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream 
 void zero_free(Zero *zero);
 void zero_masters_from_weights(Zero *zero);
 
-// A step, in this order. zero_begin clears the loss (gradients are clear: zero_update leaves them so). iteration is 1-based.
+// A step, in this order. zero_begin clears the loss. zero_update leaves the 1-D tensors' gradients clear; the matrices' hold the old ones, which the step's
+// first micro-batch overwrites. iteration is 1-based.
 void zero_begin(Zero *zero, int64_t iteration);
 // The gradients of unit (layer) `unit` are complete in this backward: when its bucket is, the reduction starts. Called in the last micro-batch only.
 void zero_grads_ready(Zero *zero, int unit);

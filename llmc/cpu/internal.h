@@ -93,9 +93,9 @@ static inline void matmul_nt(int64_t m, int64_t n, int64_t k, float alpha, const
 static inline void matmul_nn(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float beta, float *c) {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, (int)k, b, (int)n, beta, c, (int)n);
 }
-// c (m, n) += a^T b, a being (k, m), b (k, n): dw += dy^T x.
-static inline void matmul_tn_accumulate(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float *c) {
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, (int)m, b, (int)n, 1.0f, c, (int)n);
+// c (m, n) = a^T b + beta c, a being (k, m), b (k, n): dw += dy^T x.
+static inline void matmul_tn(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float beta, float *c) {
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, (int)m, b, (int)n, beta, c, (int)n);
 }
 
 LLMC_END

@@ -154,7 +154,7 @@ static void layernorm_backward_means(const floatX *dy, const floatX *x, const fl
     *mean_g_xhat = join_lanes(sum_g_xhat) / (float)C;
 }
 
-void op_layernorm_backward(Stream *s, floatX *dresidual, floatX *dbranch, float *dgamma, float *dbeta, const floatX *dy, const floatX *x,
+void op_layernorm_backward(Stream *s, floatX *dresidual, floatX *dbranch, float *dgamma, float *dbeta, float *dbias, const floatX *dy, const floatX *x,
                            const floatX *gamma, const float *mean, const float *rstd, int B, int T, int C, Dropout dropout) {
     float keep[ROW_CHUNK];
     for (int64_t row = 0; row < (int64_t)B * T; row++) {
@@ -177,6 +177,8 @@ void op_layernorm_backward(Stream *s, floatX *dresidual, floatX *dbranch, float 
                 dbranch[row * C + c0 + c] = floatX_from_float(floatX_to_float(dresidual_row[c0 + c]) * keep[c]);
             }
         }
+        const floatX *branch_row = dbranch ? dbranch + row * C : dresidual_row;
+        for (int c = 0; dbias && c < C; c++) dbias[c] += floatX_to_float(branch_row[c]);
     }
 }
 
@@ -222,7 +224,7 @@ void op_linear_forward(Stream *s, floatX *y, floatX *pre, const floatX *x, const
 }
 
 void op_linear_backward(Stream *s, floatX *dx, float *dw, float *dbias, const floatX *dy, const floatX *x, const floatX *w,
-                        const floatX *pre, int64_t N, int C, int OC, void *workspace) {
+                        const floatX *pre, float *dpre_bias, int64_t N, int C, int OC, bool overwrite, void *workspace) {
     float *cursor = workspace;
     int64_t max_rows = min64(N, LINEAR_ROWS);
     float *w_buffer = take_slice(&cursor, (int64_t)OC * C);
@@ -234,7 +236,7 @@ void op_linear_backward(Stream *s, floatX *dx, float *dw, float *dbias, const fl
         int64_t rows = min64(LINEAR_ROWS, N - row);
         const float *dy32 = widen(dy + row * OC, rows * OC, dy_buffer);  // (rows, OC)
         const float *x32 = widen(x + row * C, rows * C, x_buffer);       // (rows, C)
-        matmul_tn_accumulate(OC, C, rows, dy32, x32, dw);
+        matmul_tn(OC, C, rows, dy32, x32, overwrite && row == 0 ? 0.0f : 1.0f, dw);
         for (int64_t i = 0; dbias && i < rows; i++) {
             for (int o = 0; o < OC; o++) dbias[o] += dy32[i * OC + o];
         }
@@ -244,6 +246,7 @@ void op_linear_backward(Stream *s, floatX *dx, float *dw, float *dbias, const fl
             for (int64_t i = 0; i < rows * C; i++) dx32[i] *= gelu_derivative(floatX_to_float(pre[row * C + i]));
         }
         narrow(dx + row * C, dx32, rows * C);
+        for (int64_t i = 0; pre && dpre_bias && i < rows * C; i++) dpre_bias[i % C] += floatX_to_float(dx[row * C + i]);
     }
 }
 

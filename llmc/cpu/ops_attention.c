@@ -184,8 +184,8 @@ static void head_backward(HeadGradient g, const float *lse, const Head *h, float
             int64_t at = (int64_t)i * keys;
             softmax_backward_row(scores + at, dprobs + at, lse[first + i], h, block, first + i, keep);
         }
-        matmul_tn_accumulate(keys, HD, block.rows, scores, g.dout + row_at, g.dv + key_at);
-        matmul_tn_accumulate(keys, HD, block.rows, dprobs, g.q + row_at, g.dk + key_at);
+        matmul_tn(keys, HD, block.rows, scores, g.dout + row_at, 1.0f, g.dv + key_at);
+        matmul_tn(keys, HD, block.rows, dprobs, g.q + row_at, 1.0f, g.dk + key_at);
         matmul_nn(block.rows, HD, keys, dprobs, g.k + key_at, 0.0f, g.dq + row_at);
     }
     for (int64_t i = 0; i < h->T * HD; i++) g.dq[i] *= h->scale;

@@ -67,7 +67,7 @@ static float cross_entropy_row(float *logits, int32_t target, float weight, bool
 }
 
 void op_head(Stream *s, float *losses, float *loss_sum, floatX *dx, float *dwte, const floatX *x, const floatX *wte, const int32_t *targets,
-             const float *loss_mask, float loss_scale, int64_t N, int C, int Vp, void *workspace) {
+             const float *loss_mask, float loss_scale, int64_t N, int C, int Vp, bool overwrite, void *workspace) {
     float *cursor = workspace;
     int64_t chunk = op_head_chunk_rows(N, Vp);
     const float *wte32 = widen(wte, (int64_t)Vp * C, take_slice(&cursor, (int64_t)Vp * C));  // (Vp, C)
@@ -83,7 +83,7 @@ void op_head(Stream *s, float *losses, float *loss_sum, floatX *dx, float *dwte,
             losses[i] = cross_entropy_row(logits + (i - row) * Vp, targets[i], weight, dx || dwte, Vp);
             sum += losses[i] * weight;
         }
-        if (dwte) matmul_tn_accumulate(Vp, C, rows, logits, x32, dwte);
+        if (dwte) matmul_tn(Vp, C, rows, logits, x32, overwrite && row == 0 ? 0.0f : 1.0f, dwte);
         if (!dx) continue;
         matmul_nn(rows, C, Vp, logits, wte32, 0.0f, dx32);
         narrow(dx + row * C, dx32, rows * C);

@@ -106,11 +106,30 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
     for (int e = 0; e < PACKED; e++) keep[e] = rounding_bits_element(bits, e) >= threshold ? scale : 0.0f;
 }
 
+// --- fast functions, for ops outside the exact regime ------------------------------------------------------------------------------
+
+// 2^x and 1 / x to about 2^-22, one instruction each; denormal results are zero.
+static __device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+static __device__ __forceinline__ float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#define LOG2_E 1.44269504f
+
 // --- GELU, tanh form -------------------------------------------------------------------------------------------------------------
 
 // 0.5 (1 + tanh u) = 1 / (1 + e^-2u), u being the tanh form's inner polynomial.
 static __device__ __forceinline__ float gelu_gate(float x) {
     float u = 0.79788456f * x * (1.0f + 0.044715f * x * x);
-    return __fdividef(1.0f, 1.0f + __expf(-2.0f * u));
+    return fast_reciprocal(1.0f + fast_exp2(-2.0f * LOG2_E * u));
 }
 static __device__ __forceinline__ float gelu(float x) { return x * gelu_gate(x); }
+static __device__ __forceinline__ float gelu_derivative(float x) {
+    float gate = gelu_gate(x), du = 0.79788456f * (1.0f + 3.0f * 0.044715f * x * x);
+    return gate + x * gate * (1.0f - gate) * 2.0f * du;
+}

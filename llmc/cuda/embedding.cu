@@ -64,6 +64,7 @@ struct RowSums {
 };
 enum { SLAB = WARP * PACKED };  // columns that one warp sums
 enum { CHUNK_ROWS = 32 };       // at least; more where the partials would not fit
+enum { JOIN_BATCH = 8 };        // parts of a run loaded before the first is added, for the same reason as
 enum { BATCH = 4 };             // rows loaded before the first is added: enough loads in flight to hide their latency
 
 static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) { return a.partials + (2 * chunk + which) * a.C + c; }
@@ -121,12 +122,21 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) join_chunks_kernel(RowSums
     const bool goes_on = a.keys[next] == key;
     const bool began_before = first > 0 && a.keys[first] == key && a.keys[first - 1] == key;
     if (!goes_on || began_before) return;
-    float sum[PACKED], part[PACKED];
+    float sum[PACKED];
     load_floats(partial(a, chunk, 1, c), sum);
-    for (int64_t other = chunk + 1; other * a.chunk < a.N && a.keys[other * a.chunk] == key; other++) {
-        load_floats(partial(a, other, 0, c), part);
+    bool more = true;
+    for (int64_t base = chunk + 1; more; base += JOIN_BATCH) {
+        float part[JOIN_BATCH][PACKED] = {};  // beyond the run: zeros, which add nothing
 #pragma unroll
-        for (int e = 0; e < PACKED; e++) sum[e] += part[e];
+        for (int j = 0; j < JOIN_BATCH; j++) {
+            more = (base + j) * a.chunk < a.N && a.keys[(base + j) * a.chunk] == key;
+            if (more) load_floats(partial(a, base + j, 0, c), part[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < JOIN_BATCH; j++) {
+#pragma unroll
+            for (int e = 0; e < PACKED; e++) sum[e] += part[j][e];
+        }
     }
     accumulate_floats(a.table + (int64_t)key * a.C + c, sum);
 }

@@ -41,7 +41,7 @@ struct OnlineSum {
 };
 static __device__ __forceinline__ OnlineSum join(OnlineSum a, OnlineSum b) {
     float max = fmaxf(a.max, b.max);
-    float from_a = a.max == max ? a.sum : a.sum * __expf(a.max - max), from_b = b.max == max ? b.sum : b.sum * __expf(b.max - max);
+    float from_a = a.max == max ? a.sum : a.sum * fast_exp2(LOG2_E * (a.max - max)), from_b = b.max == max ? b.sum : b.sum * fast_exp2(LOG2_E * (b.max - max));
     return OnlineSum{max, from_a + from_b};
 }
 static __device__ __forceinline__ OnlineSum add_values(OnlineSum s, const float x[PACKED]) {
@@ -49,11 +49,11 @@ static __device__ __forceinline__ OnlineSum add_values(OnlineSum s, const float 
 #pragma unroll
     for (int e = 1; e < PACKED; e++) max = fmaxf(max, x[e]);
     if (max > s.max) {
-        s.sum *= __expf(s.max - max);  // e^-inf = 0 the first time
+        s.sum *= fast_exp2(LOG2_E * (s.max - max));  // e^-inf = 0 the first time
         s.max = max;
     }
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) s.sum += __expf(x[e] - s.max);
+    for (int e = 0; e < PACKED; e++) s.sum += fast_exp2(fmaf(x[e], LOG2_E, -LOG2_E * s.max));
     return s;
 }
 
@@ -94,16 +94,17 @@ __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(CrossEntropy
     const OnlineSum sum = block_join(own);  // its barrier also separates the last read of target_logit from the first store
     if (threadIdx.x == 0) a.losses[blockIdx.x] = logf(sum.sum) + (sum.max - target_logit);
     if (!a.gradient) return;
-    const float weight = row_weight(a.loss_mask, a.loss_scale, blockIdx.x), inverse = 1.0f / sum.sum;
+    const float weight = row_weight(a.loss_mask, a.loss_scale, blockIdx.x), scale = weight / sum.sum;
 #pragma unroll 4
     for (int v = threadIdx.x; v < vectors; v += ROW_THREADS) {
         Packed128 packed = KEEP ? Packed128{kept[v]} : load_packed(row + (int64_t)v * PACKED);
         float x[PACKED];
         unpack(packed, x);
 #pragma unroll
-        for (int e = 0; e < PACKED; e++) {
-            float probability = __expf(x[e] - sum.max) * inverse;
-            x[e] = weight * (v * PACKED + e == target ? probability - 1.0f : probability);
+        for (int e = 0; e < PACKED; e++) x[e] = fast_exp2(fmaf(x[e], LOG2_E, -LOG2_E * sum.max)) * scale;
+        if (v == target / PACKED) {
+#pragma unroll
+            for (int e = 0; e < PACKED; e++) x[e] -= e == target % PACKED ? weight : 0.0f;
         }
         store_packed(row + (int64_t)v * PACKED, pack(x));  // read next by two GEMMs
     }
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(1024) loss_sum_kernel(float *loss_sum, const f
 }
 
 void op_head(Stream *s, float *losses, float *loss_sum, floatX *dx, float *dwte, const floatX *x, const floatX *wte, const int32_t *targets,
-             const float *loss_mask, float loss_scale, int64_t N, int C, int Vp, void *workspace) {
+             const float *loss_mask, float loss_scale, int64_t N, int C, int Vp, bool overwrite, void *workspace) {
     if (Vp % PACKED || C % PACKED) {
         fatal(stream_site(s), EXIT_USAGE, "a vocabulary of %d rows and a hidden size of %d: the GPU needs multiples of %d; see --make-vocab-size-divisible-by", Vp, C, (int)PACKED);
     }
@@ -144,7 +145,7 @@ void op_head(Stream *s, float *losses, float *loss_sum, floatX *dx, float *dwte,
         matmul_nt(s, logits, x + row * C, wte, rows, Vp, C, workspace);
         CrossEntropy a = {logits, losses + row, targets + row, loss_mask ? loss_mask + row : NULL, loss_scale, Vp, dx || dwte};
         cross_entropy(s, &a, rows);
-        if (dwte) matmul_tn_accumulate(s, dwte, logits, x + row * C, Vp, C, rows, workspace);
+        if (dwte) matmul_tn(s, dwte, logits, x + row * C, Vp, C, rows, overwrite && row == 0, workspace);
         if (dx) matmul_nn(s, dx + row * C, logits, wte, rows, C, Vp, workspace);
     }
     loss_sum_kernel<<<1, 1024, 0, stream_handle(s)>>>(loss_sum, losses, loss_mask, loss_scale, N);

@@ -73,11 +73,12 @@ typedef enum GemmEpilogue {
 // rows of every matrix, as stored, are multiples of 8 elements long and every address is a multiple of 16 bytes. Two calls with the same sizes on one
 // GPU model and library version give the same bits.
 typedef struct Gemm {
-    void *d;                // (m, n) floatX, or float when accumulate is set
+    void *d;                // (m, n) floatX or float
     const floatX *a, *b;
     bool transpose_a;       // a is stored as (k, m)
     bool transpose_b;       // b is stored as (n, k)
-    bool accumulate;        // d is fp32, and d += the product
+    bool fp32;              // d is float
+    bool accumulate;        // d += the product; with fp32
     int64_t m, n, k;
     GemmEpilogue epilogue;
     const floatX *bias;     // (n) for GEMM_BIAS*
@@ -97,7 +98,7 @@ int gemm_form(const Gemm *g);  // what of it the table tells apart: transposes, 
 void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace);
 // c (m, n) = a b, a being (m, k), b (k, n): dx = dy w.
 void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace);
-// c (m, n) += a^T b, a being (k, m), b (k, n): dw += dy^T x. c is fp32.
-void matmul_tn_accumulate(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace);
+// c (m, n) += a^T b, or c = a^T b with overwrite, a being (k, m), b (k, n): dw += dy^T x. c is fp32.
+void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, bool overwrite, void *workspace);
 
 LLMC_END

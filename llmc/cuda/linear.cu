@@ -1,8 +1,9 @@
 // The linear layers of the GPT on a GPU: cuBLASLt for the products, two small kernels for what its epilogues do not do. Called by train_gpt.cu through
 // ops.h; the language-model head uses gemm() and the matmul_* functions through internal.h.
 //
-// What is fused. Forward: the bias, and GELU where `pre` is wanted. Backward: GELU' into the product for dx, the accumulation of dw into fp32
-// (beta = 1). The bias gradient has a kernel of its own: cuBLASLt's epilogue for it overwrites, and ours must accumulate over micro-batches.
+// What is fused. Forward: the bias, and GELU where `pre` is wanted. Backward: the accumulation of dw into fp32 (beta = 1), and GELU' into the
+// product for dx where the table says that it pays; elsewhere GELU' has a pass of its own, which also sums the columns for the bias gradient before it.
+// cuBLASLt's epilogue for bias gradients is not used: it overwrites, where ours must accumulate over micro-batches, and costs more than a pass over dy.
 //
 // GELU in the epilogue acts on the sum before it is rounded to `pre`, where op_gelu_forward and the CPU backend act on the rounded `pre`; both are one
 // rounding away from the exact value. Recomputing a whole layer runs the same product again and so gives the same bits. The other form is
@@ -94,9 +95,13 @@ static uint32_t alignment_of(uintptr_t address) {
     uintptr_t bits = address | 256;
     return (uint32_t)(bits & (~bits + 1));
 }
-static uint32_t matrix_alignment(const Gemm *g) { return alignment_of((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->d | (uintptr_t)g->aux); }
+static uint32_t matrix_alignment(const Gemm *g) {
+    return alignment_of((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->d | (uintptr_t)g->aux);
+}
 
-int gemm_form(const Gemm *g) { return g->transpose_a | g->transpose_b << 1 | g->accumulate << 2 | g->epilogue << 3; }
+int gemm_form(const Gemm *g) {
+    return g->transpose_a | g->transpose_b << 1 | g->fp32 << 2 | g->epilogue << 3 | g->accumulate << 5;
+}
 
 static GemmKey gemm_key(const Gemm *g, int answer) {
     int64_t form = gemm_form(g);
@@ -105,14 +110,20 @@ static GemmKey gemm_key(const Gemm *g, int answer) {
     return key;
 }
 
-// Which of the heuristic's answers to take: the committed table's for the library and GPU it was made with, else the first.
-static int table_answer(const Device *device, const Gemm *g) {
-    if (cublasLtGetVersion() != GEMM_TABLE_VERSION || device->major != GEMM_TABLE_MAJOR) return 0;
+// The committed table's row for this product, on the library and GPU that it was made with, or NULL.
+static const GemmAnswer *table_row(const Device *device, const Gemm *g) {
+    if (cublasLtGetVersion() != GEMM_TABLE_VERSION || device->major != GEMM_TABLE_MAJOR) return NULL;
     for (size_t i = 0; i < sizeof gemm_table / sizeof gemm_table[0]; i++) {
         const GemmAnswer *row = &gemm_table[i];
-        if (row->m == g->m && row->n == g->n && row->k == g->k && row->form == gemm_form(g)) return row->answer;
+        if (row->m == g->m && row->n == g->n && row->k == g->k && row->form == gemm_form(g)) return row;
     }
-    return 0;
+    return NULL;
+}
+
+// Which of the heuristic's answers to take.
+static int table_answer(const Device *device, const Gemm *g) {
+    const GemmAnswer *row = table_row(device, g);
+    return row ? row->answer : 0;
 }
 
 static void set_pointers(const Site *site, cublasLtMatmulDesc_t operation, const Gemm *g) {
@@ -185,7 +196,7 @@ static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm 
     describe_operation(device->site, plan, g);
     describe_matrix(device->site, &plan->a, false, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k);
     describe_matrix(device->site, &plan->b, false, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m);
-    describe_matrix(device->site, &plan->d, g->accumulate, g->n, g->m);
+    describe_matrix(device->site, &plan->d, g->fp32, g->n, g->m);
     bool found = choose_algorithm(device->site, state->handle, plan, g, answer < 0 ? table_answer(device, g) : answer);
     if (exists) *exists = found;
     return plan;
@@ -222,32 +233,55 @@ void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int6
     gemm(stream, &g);
 }
 
-void matmul_tn_accumulate(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace) {
+void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, bool overwrite, void *workspace) {
     Gemm g = {};
     g.d = c, g.a = a, g.b = b, g.m = m, g.n = n, g.k = k, g.workspace = workspace;
-    g.transpose_a = g.accumulate = true;
+    g.transpose_a = g.fp32 = true;
+    g.accumulate = !overwrite;
     gemm(stream, &g);
 }
 
-// --- the bias gradient: column sums in two passes, in a fixed order --------------------------------------------------------------
+// --- the bias gradient, and GELU' before it: column sums in two passes, in a fixed order ---------------------------------------------
 
-// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns; a warp reads 512 bytes of one row at a time, each lane 8 columns.
+// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns; a warp reads 512 bytes of one row at a time, each lane 8 columns. DGELU: the rows are first
+// multiplied by GELU'(pre), in place.
 // Pass 2: a block joins the partial sums of JOIN_COLUMNS columns.
-enum { SUM_WARPS = 8, SUM_COLUMNS = WARP * PACKED, SUM_ROWS = 256, JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
+// SUM_BATCH rows are loaded before the first is used or stored: enough loads in flight to hide their latency.
+enum { SUM_WARPS = 8, SUM_COLUMNS = WARP * PACKED, SUM_ROWS = 256, SUM_BATCH = 4, JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
 
-static __global__ void __launch_bounds__(SUM_WARPS * WARP) column_sum_kernel(float *partial,    // (ceil(N / SUM_ROWS), OC) out
-                                                                     const floatX *dy,  // (N, OC)
+template <bool DGELU>
+static __global__ void __launch_bounds__(SUM_WARPS * WARP) column_sum_kernel(float *partial,     // (ceil(N / SUM_ROWS), OC) out
+                                                                     floatX *dy,         // (N, OC), with DGELU in and out
+                                                                     const floatX *pre,  // (N, OC), with DGELU
                                                                      int64_t N, int OC) {
     __shared__ float sums[SUM_WARPS][SUM_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int column = blockIdx.x * SUM_COLUMNS + lane * PACKED;
     int64_t first = (int64_t)blockIdx.y * SUM_ROWS, end = first + SUM_ROWS < N ? first + SUM_ROWS : N;
     float sum[PACKED] = {};
-    if (column < OC) {
-#pragma unroll 4
-        for (int64_t row = first + warp; row < end; row += SUM_WARPS) {
+    for (int64_t row = first + warp; column < OC && row < end; row += SUM_BATCH * SUM_WARPS) {
+        Packed128 dy_row[SUM_BATCH], pre_row[SUM_BATCH];
+#pragma unroll
+        for (int i = 0; i < SUM_BATCH; i++) {
+            int64_t at = (row + i * SUM_WARPS) * OC + column;
+            dy_row[i].words = make_uint4(0, 0, 0, 0);
+            if (row + i * SUM_WARPS >= end) continue;
+            dy_row[i] = load_packed(dy + at);
+            if (DGELU) pre_row[i] = load_packed_streaming(pre + at);
+        }
+#pragma unroll
+        for (int i = 0; i < SUM_BATCH; i++) {
             float x[PACKED];
-            unpack(load_packed(dy + row * OC + column), x);
+            unpack(dy_row[i], x);
+            if (DGELU && row + i * SUM_WARPS < end) {
+                float before[PACKED];
+                unpack(pre_row[i], before);
+#pragma unroll
+                for (int e = 0; e < PACKED; e++) x[e] *= gelu_derivative(before[e]);
+                Packed128 rounded = pack(x);
+                store_packed(dy + (row + i * SUM_WARPS) * OC + column, rounded);
+                unpack(rounded, x);
+            }
 #pragma unroll
             for (int e = 0; e < PACKED; e++) sum[e] += x[e];
         }
@@ -281,11 +315,14 @@ static __global__ void __launch_bounds__(JOIN_SLICES * JOIN_COLUMNS) column_join
     dbias[column] += sum;
 }
 
-static void bias_backward(Stream *s, float *dbias, const floatX *dy, int64_t N, int OC, float *partial) {
+// dbias += column sums of dy; with pre after dy has been multiplied by GELU'(pre). dbias NULL: that product alone.
+static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC, float *partial) {
     int parts = (int)ceil_div64(N, SUM_ROWS);  // at most 65535: N below 16 M
     dim3 grid((unsigned)ceil_div64(OC, SUM_COLUMNS), (unsigned)parts);
-    column_sum_kernel<<<grid, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, N, OC);
+    if (pre) column_sum_kernel<true><<<grid, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, pre, N, OC);
+    else column_sum_kernel<false><<<grid, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, NULL, N, OC);
     check_launch(s, "column_sum");
+    if (!dbias) return;
     column_join_kernel<<<(unsigned)ceil_div64(OC, JOIN_COLUMNS), JOIN_SLICES * JOIN_COLUMNS, 0, stream_handle(s)>>>(dbias, partial, parts, OC);
     check_launch(s, "column_join");
 }
@@ -315,9 +352,9 @@ void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
 
 // --- the ops ---------------------------------------------------------------------------------------------------------------------
 
-// [ cuBLASLt's workspace | partial sums of the bias gradient: (ceil(N / SUM_ROWS), OC) fp32 ]
+// [ cuBLASLt's workspace | partial sums of a bias gradient: (ceil(N / SUM_ROWS), the wider side) fp32 ]
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
-    return GEMM_WORKSPACE_BYTES + (size_t)(ceil_div64(max_N, SUM_ROWS) * max_OC) * sizeof(float);
+    return GEMM_WORKSPACE_BYTES + (size_t)(ceil_div64(max_N, SUM_ROWS) * (max_C > max_OC ? max_C : max_OC)) * sizeof(float);
 }
 
 void op_linear_forward(Stream *s, floatX *y, floatX *pre, const floatX *x, const floatX *w, const floatX *bias, int64_t N, int C, int OC, void *workspace) {
@@ -335,15 +372,26 @@ void op_linear_forward(Stream *s, floatX *y, floatX *pre, const floatX *x, const
     gemm(s, &g);
 }
 
-void op_linear_backward(Stream *s, floatX *dx, float *dw, float *dbias, const floatX *dy, const floatX *x, const floatX *w, const floatX *pre,
-                        int64_t N, int C, int OC, void *workspace) {
+// dx = dy w, times GELU'(pre), and the column sums of the result.
+static void dx_through_gelu(Stream *s, floatX *dx, const floatX *dy, const floatX *w, const floatX *pre, float *dpre_bias, int64_t N, int C, int OC, void *workspace) {
     float *partial = (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES);
-    if (dbias && N > 0) bias_backward(s, dbias, dy, N, OC, partial);
-    matmul_tn_accumulate(s, dw, dy, x, OC, C, N, workspace);
-    if (!dx) return;
     Gemm g = {};
     g.d = dx, g.a = dy, g.b = w, g.m = N, g.n = C, g.k = OC, g.workspace = workspace;
-    g.epilogue = pre ? GEMM_DGELU : GEMM_PLAIN;
+    g.epilogue = GEMM_DGELU;
     g.aux = (floatX *)pre;  // read only
+    bool fused = table_row(stream_device(s), &g) != NULL;
+    if (!fused) g.epilogue = GEMM_PLAIN, g.aux = NULL;
     gemm(s, &g);
+    if (!fused || dpre_bias) bias_backward(s, dpre_bias, dx, fused ? NULL : pre, N, C, partial);
+}
+
+void op_linear_backward(Stream *s, floatX *dx, float *dw, float *dbias, const floatX *dy, const floatX *x, const floatX *w, const floatX *pre,
+                        float *dpre_bias, int64_t N, int C, int OC, bool overwrite, void *workspace) {
+    if (N == 0) return;
+    // Read only without pre.
+    if (dbias) bias_backward(s, dbias, (floatX *)dy, NULL, N, OC, (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES));
+    matmul_tn(s, dw, dy, x, OC, C, N, overwrite, workspace);
+    if (!dx) return;
+    if (pre) dx_through_gelu(s, dx, dy, w, pre, dpre_bias, N, C, OC, workspace);
+    else matmul_nn(s, dx, dy, w, N, C, OC, workspace);
 }

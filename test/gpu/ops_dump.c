@@ -90,14 +90,15 @@ static void case_layernorm_backward(Dump *d, int B, int T, int C, bool branch, f
     snprintf(d->scope, sizeof d->scope, "layernorm_backward_%dx%dx%d%s_p%g", B, T, C, branch ? "_branch" : "", (double)p);
     floatX *x = random_x(lab, n * C, 0.5, 1), *gamma = random_x(lab, C, 1, 0.1), *beta = random_x(lab, C, 0, 0.1), *y = poisoned_x(lab, n * C);
     floatX *dy = random_x(lab, n * C, 0, 1), *dresidual = random_x(lab, n * C, 0, 1), *dbranch = poisoned_x(lab, n * C);
-    float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n), *dgamma = random_f(lab, C, 1), *dbeta = random_f(lab, C, 1);
+    float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n), *dgamma = random_f(lab, C, 1), *dbeta = random_f(lab, C, 1), *dbias = random_f(lab, C, 1);
     op_layernorm_forward(lab->stream, y, mean, rstd, x, gamma, beta, n, C, 1e-5f);
-    op_layernorm_backward(lab->stream, dresidual, branch ? dbranch : NULL, dgamma, dbeta, dy, x, gamma, mean, rstd, B, T, C, dropout_of(p, DROPOUT_FFN));
+    op_layernorm_backward(lab->stream, dresidual, branch ? dbranch : NULL, dgamma, dbeta, dbias, dy, x, gamma, mean, rstd, B, T, C, dropout_of(p, DROPOUT_FFN));
     dump_x(d, "dresidual", dresidual, n * C, 't');
     if (branch) dump_x(d, "dbranch", dbranch, n * C, 't');
     dump_f(d, "dgamma", dgamma, C, 't');
     dump_f(d, "dbeta", dbeta, C, 't');
-    release(lab, (void *[]){x, gamma, beta, y, dy, dresidual, dbranch, mean, rstd, dgamma, dbeta, NULL});
+    dump_f(d, "dbias", dbias, C, 't');
+    release(lab, (void *[]){x, gamma, beta, y, dy, dresidual, dbranch, mean, rstd, dgamma, dbeta, dbias, NULL});
 }
 
 static void cases_layernorm(Dump *d) {
@@ -127,13 +128,14 @@ static void case_linear(Dump *d, int64_t n, int C, int OC, bool bias, bool gelu)
     dump_x(d, "y", y, n * OC, 't');
     if (gelu) dump_x(d, "pre", pre, n * OC, 't');
     floatX *dy = random_x(lab, n * OC, 0, 1), *input_pre = random_x(lab, n * C, 0, 1), *dx = poisoned_x(lab, n * C);
-    float *dw = random_f(lab, (int64_t)OC * C, 1), *db = random_f(lab, OC, 1);
-    op_linear_backward(lab->stream, dx, dw, bias ? db : NULL, dy, x, w, gelu ? input_pre : NULL, n, C, OC, workspace);
+    float *dw = random_f(lab, (int64_t)OC * C, 1), *db = random_f(lab, OC, 1), *dpre_bias = random_f(lab, C, 1);
+    op_linear_backward(lab->stream, dx, dw, bias ? db : NULL, dy, x, w, gelu ? input_pre : NULL, gelu ? dpre_bias : NULL, n, C, OC, true, workspace);
     dump_x(d, "dx", dx, n * C, 't');
-    op_linear_backward(lab->stream, NULL, dw, bias ? db : NULL, dy, x, w, NULL, n, C, OC, workspace);  // a second micro-batch, without dx
+    op_linear_backward(lab->stream, NULL, dw, bias ? db : NULL, dy, x, w, NULL, NULL, n, C, OC, false, workspace);  // a second micro-batch, without dx
     dump_f(d, "dw", dw, (int64_t)OC * C, 't');
     dump_f(d, "dbias", db, OC, 't');
-    release(lab, (void *[]){workspace, x, w, b, y, pre, dy, input_pre, dx, dw, db, NULL});
+    dump_f(d, "dpre_bias", dpre_bias, C, 't');
+    release(lab, (void *[]){workspace, x, w, b, y, pre, dy, input_pre, dx, dw, db, dpre_bias, NULL});
 }
 
 static void case_gelu(Dump *d, int64_t n) {
@@ -167,7 +169,7 @@ static void case_head(Dump *d, int64_t n, int C, int Vp, bool mask, bool backwar
     float *weights = (float *)xmalloc((size_t)n * sizeof(float), "the loss mask");
     for (int64_t i = 0; i < n; i++) weights[i] = i % 5 == 2 ? 0.0f : 1.0f;
     float *loss_mask = (float *)upload(lab, weights, (size_t)n * sizeof(float));
-    op_head(lab->stream, losses, loss_sum, backward ? dx : NULL, backward ? dwte : NULL, x, wte, targets, mask ? loss_mask : NULL, 1.0f / (float)n, n, C, Vp, workspace);
+    op_head(lab->stream, losses, loss_sum, backward ? dx : NULL, backward ? dwte : NULL, x, wte, targets, mask ? loss_mask : NULL, 1.0f / (float)n, n, C, Vp, mask, workspace);
     dump_f(d, "losses", losses, n, 't');
     dump_f(d, "loss_sum", loss_sum, 1, 't');
     if (backward) dump_x(d, "dx", dx, n * C, 't');

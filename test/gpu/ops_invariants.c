@@ -55,7 +55,7 @@ static void repeat_norm_and_embedding(Lab *lab, Verdict *v) {
     random_documents(lab, RB, RT, true, &start, &positions);
     floatX *x = random_x(lab, RN * RC, 0, 1), *dy = random_x(lab, RN * RC, 0, 1), *gamma = random_x(lab, RC, 1, 0.1), *y = poisoned_x(lab, RN * RC);
     float *mean = poisoned_f(lab, RN), *rstd = poisoned_f(lab, RN), *result[2];
-    size_t results = RV * RC + RT * RC + 2 * RC;  // dwte, dwpe, dgamma, dbeta
+    size_t results = RV * RC + RT * RC + 3 * RC;  // dwte, dwpe, dgamma, dbeta, dbias
     floatX *dresidual = poisoned_x(lab, RN * RC);
     Dropout dropout = {0.1f, 5, 9, 77};
     op_layernorm_forward(lab->stream, y, mean, rstd, x, gamma, gamma, RN, RC, 1e-5f);
@@ -64,7 +64,7 @@ static void repeat_norm_and_embedding(Lab *lab, Verdict *v) {
         float *dgamma = result[i] + RV * RC + RT * RC;
         copy_on_device(lab->stream, dresidual, x, RN * RC * sizeof(floatX));
         op_embedding_backward(lab->stream, result[i], result[i] + RV * RC, dy, tokens, positions, RB, RT, RC, dropout);
-        op_layernorm_backward(lab->stream, dresidual, NULL, dgamma, dgamma + RC, dy, x, gamma, mean, rstd, RB, RT, RC, dropout);
+        op_layernorm_backward(lab->stream, dresidual, NULL, dgamma, dgamma + RC, dgamma + 2 * RC, dy, x, gamma, mean, rstd, RB, RT, RC, dropout);
     }
     verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)), "embedding and LayerNorm backward repeat themselves", 0);
     release(lab, (void *[]){tokens, start, positions, x, dy, gamma, y, mean, rstd, dresidual, result[0], result[1], NULL});
@@ -81,8 +81,8 @@ static void repeat_head_and_linear(Lab *lab, Verdict *v) {
     for (int i = 0; i < 2; i++) {
         result[i] = (float *)lab_alloc(lab, results * sizeof(float));
         dx[i] = poisoned_x(lab, RN * RC);
-        op_head(lab->stream, losses, result[i] + RV * RC + RV, dx[i], result[i], x, w, targets, NULL, 1e-3f, RN, RC, RV, workspace);
-        op_linear_backward(lab->stream, NULL, result[i], result[i] + RV * RC, dy, x, w, NULL, RN, RC, RV, workspace);
+        op_head(lab->stream, losses, result[i] + RV * RC + RV, dx[i], result[i], x, w, targets, NULL, 1e-3f, RN, RC, RV, false, workspace);
+        op_linear_backward(lab->stream, NULL, result[i], result[i] + RV * RC, dy, x, w, NULL, NULL, RN, RC, RV, false, workspace);
     }
     verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)), "head and linear backward repeat themselves: weight gradients and loss", 0);
     verdict(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)), "head backward repeats itself: input gradient", 0);

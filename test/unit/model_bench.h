@@ -87,12 +87,12 @@ static inline void bench_upload(Bench *b, const int32_t *tokens, const int32_t *
 
 static inline int64_t bench_numel(const Bench *b, int tensor) { return b->gpt.tensor[tensor].shape[0] * b->gpt.tensor[tensor].shape[1]; }
 
-// Forward and, when wanted, backward of the uploaded micro-batch; returns the loss accumulated so far.
-static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool last) {
+// Forward and, when wanted, backward of the uploaded micro-batch, the step's first, last, both or neither; returns the loss accumulated so far.
+static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool first, bool last) {
     GPT *g = &b->gpt;
     gpt_forward(g, g->B, g->T, 0, false, true);
-    gpt_head(g, g->B, g->T, false, loss_scale, backward);
-    if (backward) gpt_backward(g, g->B, g->T, 0, false, last);
+    gpt_head(g, g->B, g->T, false, loss_scale, backward, first);
+    if (backward) gpt_backward(g, g->B, g->T, 0, false, first, last);
     float loss;
     copy_to_host(b->compute, &loss, b->zero.loss_sum, sizeof loss);
     stream_synchronize(b->compute);

@@ -73,7 +73,7 @@ static void test_forward_matches_pytorch(void **state) {
     bench_upload(&b, golden_i32(&g, "tokens", NULL), golden_i32(&g, "targets", NULL));
     int N = b.gpt.B * b.gpt.T, V = b.gpt.V;
     zero_begin(&b.zero, 1);
-    float loss = bench_pass(&b, 1.0f / (float)N, false, false);
+    float loss = bench_pass(&b, 1.0f / (float)N, false, false, false);
     floatX *logits = malloc((size_t)(N * V) * sizeof *logits);
     float *wide = malloc((size_t)(N * V) * sizeof *wide);
     op_linear_forward(b.compute, logits, NULL, b.gpt.lnf, zero_weight(&b.zero, GPT_WTE), NULL, N, b.gpt.C, V, b.gpt.workspace);
@@ -114,7 +114,7 @@ static void test_gradients_match_pytorch(void **state) {
     open_golden(&b, &g);
     bench_upload(&b, golden_i32(&g, "tokens", NULL), golden_i32(&g, "targets", NULL));
     zero_begin(&b.zero, 1);
-    bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true);
+    bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true, true);
     for (int i = 0; i < b.gpt.tensors; i++) {
         char key[160];
         snprintf(key, sizeof key, "gradient.%s", b.gpt.tensor[i].name);
@@ -133,7 +133,7 @@ static StepControl golden_step(Bench *b, const Golden *g, int step) {
     zero_begin(&b->zero, step + 1);
     for (int k = 0; k < 2; k++) {
         bench_upload(b, tokens + (2 * step + k) * N, targets + (2 * step + k) * N);
-        bench_pass(b, 0.5f / (float)N, true, k == 1);
+        bench_pass(b, 0.5f / (float)N, true, k == 0, k == 1);
     }
     double lr = golden_f32(g, "learning_rates", NULL)[step];
     zero_update(&b->zero, lr, lr, golden_f32(g, "adam", NULL)[3]);
@@ -225,7 +225,7 @@ static void test_finite_differences(void **state) {
     Bench b;
     open_small(&b, false);
     zero_begin(&b.zero, 1);
-    bench_pass(&b, 1.0f / 24, true, true);
+    bench_pass(&b, 1.0f / 24, true, true, true);
     for (int t = 0; t < b.gpt.tensors; t++) {
         int64_t n = bench_numel(&b, t);
         floatX *w = zero_weight(&b.zero, t);
@@ -239,7 +239,7 @@ static void test_finite_differences(void **state) {
         for (int side = 0; side < 2; side++) {
             for (int64_t i = 0; i < n; i++) w[i] = floatX_from_float(saved[i] + (float)((side ? -h : h) * gradient[i] / length));
             set_zero(b.compute, b.zero.loss_sum, sizeof(float));
-            losses[side] = bench_pass(&b, 1.0f / 24, false, false);
+            losses[side] = bench_pass(&b, 1.0f / 24, false, false, false);
         }
         for (int64_t i = 0; i < n; i++) w[i] = floatX_from_float(saved[i]);
         free(saved);
@@ -255,7 +255,7 @@ static void test_full_recompute_gives_the_same_bits(void **state) {
     open_small(&again, true);
     zero_begin(&plain.zero, 1);
     zero_begin(&again.zero, 1);
-    assert_true(bench_pass(&plain, 1.0f / 24, true, true) == bench_pass(&again, 1.0f / 24, true, true));
+    assert_true(bench_pass(&plain, 1.0f / 24, true, true, true) == bench_pass(&again, 1.0f / 24, true, true, true));
     for (int t = 0; t < plain.gpt.tensors; t++) {
         assert_memory_equal(zero_grad(&plain.zero, t), zero_grad(&again.zero, t), (size_t)bench_numel(&plain, t) * sizeof(float));
     }
@@ -264,16 +264,20 @@ static void test_full_recompute_gives_the_same_bits(void **state) {
     bench_close(&again);
 }
 
-// Two passes over the same data give the same gradients, and accumulate: twice one pass is one pass doubled.
+// Two passes over the same data give the same gradients, and accumulate: twice one pass is one pass doubled. The first overwrites what the matrices'
+// gradients held before.
 static void test_gradients_accumulate(void **state) {
     Bench b;
     open_small(&b, false);
     size_t bytes = (size_t)b.zero.plan.arena_elements * sizeof(float);
     float *once = malloc(bytes);
+    for (int t = 0; t < b.gpt.tensors; t++) {
+        for (int64_t i = 0; b.gpt.tensor[t].dims > 1 && i < bench_numel(&b, t); i++) zero_grad(&b.zero, t)[i] = NAN;
+    }
     zero_begin(&b.zero, 1);
-    bench_pass(&b, 1.0f / 24, true, false);
+    bench_pass(&b, 1.0f / 24, true, true, false);
     memcpy(once, b.zero.grads, bytes);
-    bench_pass(&b, 1.0f / 24, true, true);
+    bench_pass(&b, 1.0f / 24, true, false, true);
     for (int t = 0; t < b.gpt.tensors; t++) {
         const float *twice = zero_grad(&b.zero, t), *first = once + b.zero.plan.tensor_arena[t];
         double worst = 0, scale = 0;

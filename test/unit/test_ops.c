@@ -210,8 +210,9 @@ static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch
     layernorm_reference(&ln, 1e-5);
     floatX *dy = random_floatX(&rng, ln.n, 0, 1), *dresidual = random_floatX(&rng, ln.n, 0, 1), *dbranch = poisoned_floatX(ln.n);
     float *dgamma = random_floats(&rng, C, 1), *dbeta = random_floats(&rng, C, 1), *mean = poisoned_floats(ln.N), *rstd = poisoned_floats(ln.N);
-    double *expected = doubles_of(dresidual, ln.n), *dgamma_expected = zero_doubles(C), *dbeta_expected = zero_doubles(C);
-    for (int c = 0; c < C; c++) dgamma_expected[c] = (double)dgamma[c], dbeta_expected[c] = (double)dbeta[c];
+    float *dbias = random_floats(&rng, C, 1);
+    double *expected = doubles_of(dresidual, ln.n), *dgamma_expected = zero_doubles(C), *dbeta_expected = zero_doubles(C), *dbias_expected = zero_doubles(C);
+    for (int c = 0; c < C; c++) dgamma_expected[c] = (double)dgamma[c], dbeta_expected[c] = (double)dbeta[c], dbias_expected[c] = (double)dbias[c];
     for (int64_t row = 0; row < ln.N; row++) {
         double mean_g = 0, mean_g_xhat = 0;
         mean[row] = (float)ln.mean[row], rstd[row] = (float)ln.rstd[row];
@@ -228,7 +229,7 @@ static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch
             }
         }
     }
-    op_layernorm_backward(NULL, dresidual, branch ? dbranch : NULL, dgamma, dbeta, dy, ln.x, ln.gamma, mean, rstd, B, T, C, d);
+    op_layernorm_backward(NULL, dresidual, branch ? dbranch : NULL, dgamma, dbeta, C % 2 ? NULL : dbias, dy, ln.x, ln.gamma, mean, rstd, B, T, C, d);
     check_floatX("dresidual", dresidual, expected, ln.n, 2e-5);
     check_floats("dgamma", dgamma, dgamma_expected, C, 1e-4);
     check_floats("dbeta", dbeta, dbeta_expected, C, 1e-4);
@@ -236,8 +237,10 @@ static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch
         float keep = multiplier(d, d.first_sample + i / C / T, i % ((int64_t)T * C));
         assert_true(dbranch[i] == floatX_from_float(floatX_to_float(dresidual[i]) * keep));
     }
+    for (int64_t i = 0; C % 2 == 0 && i < ln.n; i++) dbias_expected[i % C] += (double)floatX_to_float(branch ? dbranch[i] : dresidual[i]);
+    check_floats("dbias of the branch", dbias, dbias_expected, C, 1e-4);
     layernorm_free(&ln);
-    free_all(dy, dresidual, dbranch, dgamma, dbeta, mean, rstd, expected, dgamma_expected, dbeta_expected, NULL);
+    free_all(dy, dresidual, dbranch, dgamma, dbeta, dbias, mean, rstd, expected, dgamma_expected, dbeta_expected, dbias_expected, NULL);
 }
 
 static void test_layernorm(void **state) {
@@ -274,14 +277,18 @@ static void check_linear(int N, int C, int OC, bool with_bias, bool with_gelu) {
     free_all(x, w, bias, y, pre, x64, w64, bias64, sum, workspace, NULL);
 }
 
-static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_dbias, bool with_pre) {
+static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_dbias, bool with_pre, bool overwrite) {
     TestRng rng = {6};
     floatX *x = random_floatX(&rng, N * C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 1 / sqrt(OC)), *dy = random_floatX(&rng, N * OC, 0, 1);
     floatX *pre = random_floatX(&rng, N * C, 0, 1.5), *dx = poisoned_floatX(N * C);
     float *dw = random_floats(&rng, OC * C, 1), *dbias = random_floats(&rng, OC, 1);
     double *x64 = doubles_of(x, N * C), *w64 = doubles_of(w, OC * C), *dy64 = doubles_of(dy, N * OC), *dx64 = zero_doubles(N * C);
     double *dw64 = zero_doubles(OC * C), *dbias64 = zero_doubles(OC);
-    for (int i = 0; i < OC * C; i++) dw64[i] = (double)dw[i];
+    for (int i = 0; i < OC * C; i++) dw64[i] = overwrite ? 0.0 : (double)dw[i];
+    if (overwrite) dw[0] = NAN;
+    float *dpre_bias = random_floats(&rng, C, 1);
+    double *dpre_bias64 = zero_doubles(C);
+    for (int c = 0; c < C; c++) dpre_bias64[c] = (double)dpre_bias[c];
     for (int i = 0; i < OC; i++) dbias64[i] = (double)dbias[i];
     for (int i = 0; i < N; i++) {
         for (int o = 0; o < OC; o++) {
@@ -294,11 +301,13 @@ static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_
         for (int c = 0; with_pre && c < C; c++) dx64[i * C + c] *= gelu_derivative_exact((double)floatX_to_float(pre[i * C + c]));
     }
     void *workspace = poisoned(op_linear_workspace_bytes(N, C, OC));
-    op_linear_backward(NULL, with_dx ? dx : NULL, dw, with_dbias ? dbias : NULL, dy, x, w, with_pre ? pre : NULL, N, C, OC, workspace);
+    op_linear_backward(NULL, with_dx ? dx : NULL, dw, with_dbias ? dbias : NULL, dy, x, w, with_pre ? pre : NULL, with_pre ? dpre_bias : NULL, N, C, OC, overwrite, workspace);
     if (with_dx) check_floatX("linear dx", dx, dx64, N * C, 2e-5);
+    for (int i = 0; with_dx && with_pre && i < N * C; i++) dpre_bias64[i % C] += (double)floatX_to_float(dx[i]);
+    check_floats("bias gradient before GELU", dpre_bias, dpre_bias64, C, 2e-4);
     check_floats("linear dw", dw, dw64, OC * C, 2e-4);
     check_floats("linear dbias", dbias, dbias64, OC, 2e-4);
-    free_all(x, w, dy, pre, dx, dw, dbias, x64, w64, dy64, dx64, dw64, dbias64, workspace, NULL);
+    free_all(dpre_bias, dpre_bias64, x, w, dy, pre, dx, dw, dbias, x64, w64, dy64, dx64, dw64, dbias64, workspace, NULL);
 }
 
 static void test_linear(void **state) {
@@ -306,8 +315,8 @@ static void test_linear(void **state) {
     const int shapes[][3] = {{1, 8, 8}, {5, 24, 40}, {37, 48, 33}, {1100, 16, 24}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         for (int options = 0; options < 4; options++) check_linear(shapes[i][0], shapes[i][1], shapes[i][2], options & 1, options & 2);
-        for (int options = 0; options < 8; options++) {
-            check_linear_backward(shapes[i][0], shapes[i][1], shapes[i][2], options & 1, options & 2, options & 4);
+        for (int options = 0; options < 16; options++) {
+            check_linear_backward(shapes[i][0], shapes[i][1], shapes[i][2], options & 1, options & 2, options & 4, options & 8);
         }
     }
 }
@@ -495,7 +504,7 @@ static void check_head(int64_t N, int C, int Vp, bool masked, bool want_dx, bool
     floatX *dx = poisoned_floatX(N * C);
     void *workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
     for (int64_t i = 0; i < (int64_t)Vp * C; i++) dwte[i] = 0.5f;
-    op_head(NULL, losses, &loss_sum, want_dx ? dx : NULL, want_dwte ? dwte : NULL, h.x, h.wte, h.targets, h.mask, scale, N, C, Vp, workspace);
+    op_head(NULL, losses, &loss_sum, want_dx ? dx : NULL, want_dwte ? dwte : NULL, h.x, h.wte, h.targets, h.mask, scale, N, C, Vp, false, workspace);
     double slack = floatX_unit_roundoff() / 4 + 1e-5;
     for (int64_t i = 0; i < N; i++) check_close("loss", (double)losses[i], h.losses[i], 0, slack, i);
     check_close("loss sum", (double)loss_sum, h.loss_sum, 0, slack / 8, 0);
@@ -521,12 +530,12 @@ static void test_head(void **state) {
     float mask[N] = {0}, losses[N], sum = 0, dwte[VP * C] = {0};
     int32_t targets[N] = {0, 3, 15, 7};
     void *workspace = poisoned(op_head_workspace_bytes(N, C, VP));
-    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, mask, 0.25f, N, C, VP, workspace);
+    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, mask, 0.25f, N, C, VP, false, workspace);
     assert_true(sum == 0.0f && losses[0] > 0.0f);
     for (int i = 0; i < N * C; i++) assert_true(floatX_to_float(dx[i]) == 0.0f);
     for (int i = 0; i < VP * C; i++) assert_true(dwte[i] == 0.0f);
     x[2 * C] = floatX_from_float(NAN);
-    op_head(NULL, losses, &sum, NULL, NULL, x, wte, targets, NULL, 0.25f, N, C, VP, workspace);
+    op_head(NULL, losses, &sum, NULL, NULL, x, wte, targets, NULL, 0.25f, N, C, VP, false, workspace);
     assert_true(isnan(losses[2]) && isnan(sum) && isfinite(losses[0]) && isfinite(losses[3]));
     free_all(x, wte, workspace, NULL);
 }
@@ -544,12 +553,13 @@ static void test_head_chunks(void **state) {
     float *losses = poisoned_floats(N), *losses_parts = poisoned_floats(N), sum = 0, sum_parts = 0;
     float *dwte = xcalloc(VP * C, sizeof(float), "dwte"), *dwte_parts = xcalloc(VP * C, sizeof(float), "dwte");
     void *workspace = poisoned(op_head_workspace_bytes(N, C, VP));
-    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, mask, 1.0f / (float)N, N, C, VP, workspace);
+    dwte[0] = dwte_parts[VP * C - 1] = NAN;  // to be overwritten
+    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, mask, 1.0f / (float)N, N, C, VP, true, workspace);
     // In pieces of a third of a chunk: other borders than the op's own.
     for (int64_t row = 0, step = chunk / 3; row < N; row += step) {
         int64_t rows = row + step < N ? step : N - row;
         op_head(NULL, losses_parts + row, &sum_parts, dx_parts + row * C, dwte_parts, x + row * C, wte, targets + row, mask + row, 1.0f / (float)N,
-                rows, C, VP, workspace);
+                rows, C, VP, row == 0, workspace);
     }
     double unit = floatX_unit_roundoff();
     for (int64_t i = 0; i < N; i++) check_close("chunked loss", (double)losses_parts[i], (double)losses[i], 1e-6, unit, i);
@@ -624,7 +634,7 @@ static void test_golden(void **state) {
     floatX *x = golden_floatX(&g, "op.head.x", &n), *wte = golden_floatX(&g, "weight.embedding.word_embeddings.weight", &n_wte), *dx = poisoned_floatX(n);
     float *losses = poisoned_floats(B * T), *dwte = xcalloc((size_t)n_wte, sizeof(float), "dwte"), sum = 0;
     void *head_workspace = poisoned(op_head_workspace_bytes(B * T, C, Vp));
-    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, NULL, 1.0f / (float)(B * T), B * T, C, Vp, head_workspace);
+    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, NULL, 1.0f / (float)(B * T), B * T, C, Vp, true, head_workspace);
     check_golden_floats(&g, "op.head.losses", losses, B * T);
     check_golden_floatX(&g, "op.head.dx", dx, n);
     check_golden_floats(&g, "op.head.dwte", dwte, n_wte);

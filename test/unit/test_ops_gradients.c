@@ -154,7 +154,7 @@ static void check_norm(int B, int T, int C, Dropout dropout) {
     norm_forward(&m);
     floatX *dresidual = copy_of(m.sum_weights, (size_t)n * sizeof(float)), *dbranch = poisoned_floatX(n);
     float *dgamma = zero_floats(C), *dbeta = zero_floats(C);
-    op_layernorm_backward(NULL, dresidual, dbranch, dgamma, dbeta, (const floatX *)(const void *)m.y_weights, m.sum, m.gamma, m.mean, m.rstd, B, T, C, dropout);
+    op_layernorm_backward(NULL, dresidual, dbranch, dgamma, dbeta, NULL, (const floatX *)(const void *)m.y_weights, m.sum, m.gamma, m.mean, m.rstd, B, T, C, dropout);
     check_gradient(norm_forward, &m, (Input){"residual", as_floats(m.residual), as_floats(dresidual), n}, &rng);
     check_gradient(norm_forward, &m, (Input){"branch", as_floats(m.branch), as_floats(dbranch), n}, &rng);
     check_gradient(norm_forward, &m, (Input){"gamma", as_floats(m.gamma), dgamma, C}, &rng);
@@ -202,8 +202,8 @@ static void check_mlp(int64_t N, int C, int F) {
     mlp_forward(&m);
     floatX *dx = poisoned_floatX(N * C), *dpre = poisoned_floatX(N * F);
     float *dw1 = zero_floats(n_w), *db1 = zero_floats(F), *dw2 = zero_floats(n_w), *db2 = zero_floats(C);
-    op_linear_backward(NULL, dpre, dw2, db2, (const floatX *)(const void *)m.weights, m.hidden, m.w2, m.pre, N, F, C, m.workspace);
-    op_linear_backward(NULL, dx, dw1, db1, dpre, m.x, m.w1, NULL, N, C, F, m.workspace);
+    op_linear_backward(NULL, dpre, dw2, db2, (const floatX *)(const void *)m.weights, m.hidden, m.w2, m.pre, db1, N, F, C, false, m.workspace);
+    op_linear_backward(NULL, dx, dw1, NULL, dpre, m.x, m.w1, NULL, NULL, N, C, F, false, m.workspace);
     check_gradient(mlp_forward, &m, (Input){"x", as_floats(m.x), as_floats(dx), N * C}, &rng);
     check_gradient(mlp_forward, &m, (Input){"w1", as_floats(m.w1), dw1, n_w}, &rng);
     check_gradient(mlp_forward, &m, (Input){"b1", as_floats(m.b1), db1, F}, &rng);
@@ -284,7 +284,7 @@ static double lm_head_forward(void *context) {
     LmHead *h = context;
     float ignored = 0;
     double sum = 0;
-    op_head(NULL, h->losses, &ignored, NULL, NULL, h->x, h->wte, h->targets, h->mask, h->scale, h->N, h->C, h->Vp, h->workspace);
+    op_head(NULL, h->losses, &ignored, NULL, NULL, h->x, h->wte, h->targets, h->mask, h->scale, h->N, h->C, h->Vp, false, h->workspace);
     for (int64_t i = 0; i < h->N; i++) sum += (double)h->losses[i] * (h->mask ? (double)h->mask[i] : 1.0) * (double)h->scale;
     return sum;
 }
@@ -300,7 +300,7 @@ static void check_lm_head(int64_t N, int C, int Vp, bool masked) {
     h.workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
     floatX *dx = poisoned_floatX(N * C);
     float *dwte = zero_floats((int64_t)Vp * C), sum = 0;
-    op_head(NULL, h.losses, &sum, dx, dwte, h.x, h.wte, h.targets, h.mask, h.scale, N, C, Vp, h.workspace);
+    op_head(NULL, h.losses, &sum, dx, dwte, h.x, h.wte, h.targets, h.mask, h.scale, N, C, Vp, false, h.workspace);
     check_gradient(lm_head_forward, &h, (Input){"x", as_floats(h.x), as_floats(dx), N * C}, &rng);
     check_gradient(lm_head_forward, &h, (Input){"wte", as_floats(h.wte), dwte, (int64_t)Vp * C}, &rng);
     free_all(h.x, h.wte, h.targets, h.losses, h.workspace, dx, dwte, NULL);
