@@ -67,6 +67,15 @@ for mode in "" --deterministic; do
     counted "ops against the CPU $mode" python3 test/gpu/compare_dumps.py "$work/fp32" "$work/bf16" "$work/gpu"
 done
 
+# One layer of the 125M model, forward and backward, against PyTorch: the same rule with fp32 as the reference and PyTorch's bf16 as the yardstick.
+if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
+    for mode in "" --deterministic; do
+        counted "gradients of a real layer against PyTorch $mode" "${PYTHON:-python3}" dev/ref/layer_gradients.py "$BUILD/test/gpu/layer_dump" --seq-length 2048 --rows 2 $mode
+    done
+else
+    skip "gradients of a real layer against PyTorch" "no PyTorch for ${PYTHON:-python3}"
+fi
+
 # The exact regime: the same lines, hash by hash.
 if [ -f "$CPU_BUILD/kernels.txt" ]; then cp "$CPU_BUILD/kernels.txt" "$work/kernels_cpu"; else "$CPU_BUILD/test/kernels_dump" >"$work/kernels_cpu"; fi
 "$BUILD/test/gpu/kernels_dump" >"$work/kernels_gpu" 2>"$work/err"
