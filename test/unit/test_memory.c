@@ -109,11 +109,17 @@ static void test_advice(void **state) {
     expect_advice(&c, 1289, "--micro-batch-size 8 fits");
     c = batch_of(1, 2, 2);
     expect_advice(&c, 1080, "--recompute-granularity full fits");
-    // Steps of a batch ramp-up are to stay whole micro-batches too: 4 divides the 16 sequences per rank, but not the ramp's start.
-    c = batch_of(6, 32, 2);
+    c = batch_of(3, 12, 2);  // the next smaller one divides too
+    expect_advice(&c, 1200, "--micro-batch-size 2 fits, and so does --recompute-granularity full");
+    // Steps of a batch ramp-up are to stay whole micro-batches too: 4 divides the 24 sequences per rank, but not the 6 at the ramp's start or in its steps.
+    c = batch_of(6, 48, 2);
+    expect_advice(&c, 1450, "--micro-batch-size 4 fits, and so does --recompute-granularity full");
     c.rampup_start = 12;
-    c.rampup_increment = 4;
-    expect_advice(&c, 1500, "--micro-batch-size 2 fits, and so does --recompute-granularity full");
+    c.rampup_increment = 24;
+    expect_advice(&c, 1450, "--micro-batch-size 3 fits, and so does --recompute-granularity full");
+    c.rampup_start = 24;
+    c.rampup_increment = 12;
+    expect_advice(&c, 1450, "--micro-batch-size 3 fits, and so does --recompute-granularity full");
 }
 
 // Against the real plan: what is advised fits, and the next larger micro-batch would not.
