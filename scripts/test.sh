@@ -213,7 +213,7 @@ compile_for_gpu() { # jobs, folder, variable
         if grep -qE "\*\*\* \[[^]]*/$object\]" <<<"$output"; then
             printf 'not ok compile %s\n' "$source"
             wrong=1
-        elif [ "${source%.cpp}" != "$source" ] && reason=$(grep -m 1 'cudnn-frontend could not be fetched' <<<"$output"); then
+        elif [ "${source%.cpp}" != "$source" ] && reason=$(grep -m 1 '^cudnn-frontend could not be fetched' <<<"$output"); then
             printf 'skip compile %s: %s\n' "$source" "$reason"
         elif [ -e "$folder/$object" ]; then
             printf 'ok compile %s\n' "$source"

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "llmc/memory.h"
 #include "model_bench.h"
@@ -159,17 +160,22 @@ static void test_share(void **state) {
     size_t available, total, one = device_share(device, 1);
     device_memory(device, &available, &total);
     assert_true(one > 0 && one <= total);
-    struct rlimit old, limit;
-    assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
-    if (old.rlim_cur == RLIM_INFINITY) assert_true(device_share(device, 8) <= total / 8);
-    size_t taken = device_taken(device);
+    size_t taken = device_taken(device), pages = 0, GiB = (size_t)1 << 30;
     assert_true(taken > 0 && taken < total);
-    limit = old;
-    limit.rlim_cur = (rlim_t)1 << 40;  // far above what the process has, so that nothing breaks; sanitizers map more than that
-    if (old.rlim_cur == RLIM_INFINITY && setrlimit(RLIMIT_AS, &limit) == 0) {
-        assert_true(device_share(device, 1) <= one + ((size_t)64 << 20));
+    struct rlimit old;
+    assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file && old.rlim_cur == RLIM_INFINITY) {
+        assert_true(device_share(device, 8) <= total / 8);
+        assert_int_equal(fscanf(file, "%zu", &pages), 1);
+        struct rlimit limit = {pages * (size_t)sysconf(_SC_PAGESIZE) + GiB, old.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+        size_t alone = device_share(device, 1), among_two = device_share(device, 2);
         setrlimit(RLIMIT_AS, &old);
+        assert_true(alone <= GiB && (one < GiB || alone > GiB - GiB / 16));
+        assert_true(one < 3 * GiB || among_two > GiB - GiB / 16);  // not halved
     }
+    if (file) fclose(file);
     device_close(device);
 }
 
