@@ -10,6 +10,11 @@ endif
 ARCH_CFLAGS ?= -march=native
 MPICC       ?= mpicc
 PKG_CONFIG  ?= pkg-config
+ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),all)),)
+ifeq ($(shell command -v $(MPICC) 2>/dev/null),)
+$(error MPI: $(MPICC) was not found; install Open MPI (libopenmpi-dev) or MPICH, or name the compiler with MPICC=)
+endif
+endif
 
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(shell git rev-parse HEAD >/dev/null 2>&1 && { git diff --quiet HEAD || echo +; })
 VERSION := 0.1.0
@@ -53,7 +58,7 @@ MPI_TESTS  := $(patsubst test/mpi/%.c,$(BUILD)/test/mpi/%,$(wildcard test/mpi/te
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu
 tools: $(TOOLS)
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) all
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump all
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -98,17 +103,20 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
 
 # Tests of the model link the trainer's own file.
-$(BUILD)/test/unit/test_gpt: $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/test/unit/test_gpt $(BUILD)/test/unit/test_memory: $(BUILD)/obj/train_gpt_test.o
 
 # Programs that run every op on one backend. They meet through files (test/gpu/compare_dumps.py), because both backends have the same symbols:
 # $(BUILD)/test/ops_dump is the CPU's, $(BUILD)/test/gpu/ops_dump the GPU's.
-OPS_PROGRAMS := ops_dump ops_invariants kernels_dump
+OPS_PROGRAMS := ops_dump ops_invariants kernels_dump layer_dump
 $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+	$(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+# The whole model on either backend, for a comparison with PyTorch (dev/ref/layer_gradients.py).
+$(BUILD)/test/layer_dump: $(BUILD)/obj/train_gpt_test.o
 
 # --- the CUDA program ------------------------------------------------------------------------------------------------------------
 # make gpu: build/train_gpt. make gpu-test-programs: the tests that need a GPU. make gpu-check: compiles every CUDA object for all architectures, links nothing.
+# FAST=1 makes gpu-check compile without optimising, in a third of the time.
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of
 # cudnn_frontend.h), STATIC_DEPS=1 (a program to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
 
@@ -138,10 +146,12 @@ $(error CUDA: $(NVCC_VERSION) is too old; install 12.0 or newer)
 endif
 
 MPI_CFLAGS := $(shell $(MPICC) --showme:compile 2>/dev/null || $(MPICC) -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I')
-ifeq ($(shell command -v $(MPICC) 2>/dev/null),)
-$(error MPI: $(MPICC) was not found; install Open MPI (libopenmpi-dev) or MPICH, or name the compiler with MPICC=)
-endif
 $(info MPI $(shell $(MPICC) --showme:version 2>/dev/null || command -v $(MPICC)))
+
+# A folder that was named must be the right one: nothing else is taken in its place.
+named = $(if $($(1)),$(if $(wildcard $($(1))/include/$(2)),,$(error $(3): $(1)=$($(1)) has no include/$(2); name the folder that has, or leave the variable out)))
+$(call named,NCCL_HOME,nccl.h,NCCL)
+$(call named,CUDNN_HOME,cudnn.h,cuDNN)
 
 NCCL_INCLUDE := $(call header_dir,nccl.h,$(INCLUDE_DIRS))
 ifeq ($(NCCL_INCLUDE),)
@@ -179,8 +189,22 @@ GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(call sm,$(a)),code=$(a)) 
            -gencode arch=compute_$(call sm,$(lastword $(ARCH))),code=compute_$(call sm,$(lastword $(ARCH)))
 endif
 
+# Objects of gpu-check FAST=1 have a folder of their own: nobody is to run them.
+ifeq ($(FAST),1)
+ifneq ($(GPU_GOALS),gpu-check)
+$(error FAST=1 only goes with gpu-check: its code is slow)
+endif
+CUDA_DIR := $(BUILD)/cuda-fast
+CUDA_OPTIMIZE := -O0 $(if $(shell $(NVCC) --help | grep -e --Ofast-compile),-Ofc max,-Xcicc -O0 -Xptxas -O0)
+CUDA_OPTIMIZE_HOST := -O0
+else
+CUDA_DIR := $(BUILD)/cuda
+CUDA_OPTIMIZE := -O3 -lineinfo
+CUDA_OPTIMIZE_HOST := -O1 -lineinfo
+endif
+
 # The host part as the C files: no contraction, no fast-math. On the device contraction is allowed: what must not depend on it spells its rounding.
-NVCCFLAGS += -std=c++17 -O3 -lineinfo $(GENCODE) -I. $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX -isystem $(CUDNN_INCLUDE) -isystem $(NCCL_INCLUDE) -isystem $(FRONTEND_INCLUDE) \
+NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX -isystem $(CUDNN_INCLUDE) -isystem $(NCCL_INCLUDE) -isystem $(FRONTEND_INCLUDE) \
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-ffp-contract=off,-fno-math-errno
 ifeq ($(WERROR),1)
 NVCCFLAGS += -Werror all-warnings -Xcompiler -Werror
@@ -188,15 +212,16 @@ endif
 
 CUDA_SRC  := $(wildcard llmc/cuda/*.cu) $(wildcard sdp4bit/*.cu)
 CUDA_HOST := $(wildcard llmc/cuda/*.cpp)
-CUDA_OBJ  := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) $(CUDA_HOST:%.cpp=$(BUILD)/cuda/%.o)
+CUDA_OBJ  := $(CUDA_SRC:%.cu=$(CUDA_DIR)/%.o) $(CUDA_HOST:%.cpp=$(CUDA_DIR)/%.o)
 CUDA_LIB  := $(BUILD)/libllmc_cuda.a
 GPU_TESTS := $(patsubst test/gpu/%.cu,$(BUILD)/test/gpu/%,$(wildcard test/gpu/test_*.cu))
-GPU_TEST_OBJ := $(GPU_TESTS:$(BUILD)/%=$(BUILD)/cuda/%.o)
+GPU_TEST_OBJ := $(GPU_TESTS:$(BUILD)/%=$(CUDA_DIR)/%.o)
+GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 
 .PHONY: gpu gpu-check gpu-test-programs
 gpu: $(BUILD)/train_gpt
 gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%)
-gpu-check: $(CUDA_OBJ) $(BUILD)/cuda/train_gpt.o $(GPU_TEST_OBJ)
+gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
 
 $(FRONTEND_FETCHED)/cudnn_frontend.h:
 	@mkdir -p $(BUILD)/cudnn-frontend
@@ -205,13 +230,13 @@ $(FRONTEND_FETCHED)/cudnn_frontend.h:
 	cd $(BUILD)/cudnn-frontend && $(PYTHON) -m zipfile -e nvidia_cudnn_frontend-*.whl .
 	@touch $@
 
-$(BUILD)/cuda/%.o: %.cu | $(FRONTEND_INCLUDE)/cudnn_frontend.h
+$(CUDA_DIR)/%.o: %.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -MMD -MP -x cu -c $< -o $@
+	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -MMD -MP -x cu -c $< -o $@
 # C++ without device code: cudnn-frontend's headers take most of a minute, as CUDA that long once per architecture.
-$(BUILD)/cuda/%.o: %.cpp | $(FRONTEND_INCLUDE)/cudnn_frontend.h
+$(CUDA_DIR)/%.o: %.cpp | $(FRONTEND_INCLUDE)/cudnn_frontend.h
 	@mkdir -p $(@D)
-	$(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -O1 -MMD -MP -x c++ -c $< -o $@
+	$(NVCC) $(CUDA_OPTIMIZE_HOST) $(NVCCFLAGS) -MMD -MP -x c++ -c $< -o $@
 
 $(CUDA_LIB): $(CUDA_OBJ)
 	@rm -f $@
@@ -239,15 +264,19 @@ else
 GPU_HOST_LIBS := $(LIBS)
 endif
 
-$(BUILD)/train_gpt: $(BUILD)/cuda/train_gpt.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+$(BUILD)/train_gpt: $(CUDA_DIR)/train_gpt.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
-$(BUILD)/dev/bench/%: $(BUILD)/cuda/dev/bench/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+$(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o
+$(CUDA_DIR)/train_gpt_test.o: train_gpt.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -Dmain=train_gpt_main -x cu -c $< -o $@
+$(BUILD)/dev/bench/%: $(CUDA_DIR)/dev/bench/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
-$(BUILD)/test/gpu/%: $(BUILD)/cuda/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+$(BUILD)/test/gpu/%: $(CUDA_DIR)/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 endif

@@ -10,6 +10,7 @@
 #include "llmc/durable.h"     // the folder of --save is tried before training
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
+#include "llmc/memory.h"      // the memory plan against the memory that is there
 #include "llmc/plan_report.h" // --plan
 #include "llmc/progress.h"    // --log-progress
 #include "llmc/rng.h"         // counter-based normals and uniforms
@@ -166,6 +167,18 @@ void gpt_reserve(GPT *gpt, Arena *arena) {
     arena_reserve(arena, "scratch", "gradient of the attention output", N * A * X, (void **)&gpt->datt);
     arena_reserve(arena, "scratch", "logits of one position", (size_t)gpt->V * X, (void **)&gpt->logits);
     arena_reserve(arena, "scratch", "workspace of the ops", workspace_bytes(gpt), &gpt->workspace);
+    arena_reserve(arena, "scratch", "of ops without a workspace", op_scratch_bytes(), &gpt->scratch);
+}
+
+size_t gpt_planned_bytes(const Config *config) {
+    GPT gpt;
+    Arena arena = {0};
+    gpt_describe(&gpt, config);
+    gpt_reserve(&gpt, &arena);
+    size_t bytes = arena_total(&arena);
+    arena_free(&arena, NULL);
+    gpt_free(&gpt);
+    return bytes;
 }
 
 void gpt_free(GPT *gpt) {
@@ -374,7 +387,7 @@ typedef struct Run {
     double started;           // wall clock of the process's start
     int64_t last_saved, diverged_at;
     Stop stop;                // why the run is to be left early
-    bool memory_logged;
+    Memory memory;            // the plan against what was there
 } Run;
 
 // True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
@@ -619,11 +632,9 @@ static void end_interval(Run *run) {
     node_traffic(run, &r.inter_node_bytes, &r.intra_node_bytes);
     r.exposed_comm_ms = zero_take_exposed_ms(&run->zero) / (double)n;
     r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
-    double memory = (double)arena_total(&run->arena);
     log_iteration(run->log, &r);
     log_timers(run->log, run->timers, run->iteration, n, run->launch.world);
-    if (!run->memory_logged) log_memory(run->log, run->iteration, memory, memory, memory, memory);
-    run->memory_logged = true;
+    memory_report(&run->memory, run->log, run->iteration);
     begin_interval(run);
 }
 
@@ -979,6 +990,7 @@ static bool plan_run(Run *run) {
     run->site.node = run->topology.node;
     run->site.gpu = run->topology.device;
     gpt_describe(&run->gpt, c);
+    if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
     PlanTensor *tensors = gpt_plan_tensors(&run->gpt);
     ok = zero_plan(&run->zero, c, &run->topology, tensors, run->gpt.tensors, &run->arena, &run->error);
     free(tensors);
@@ -991,31 +1003,7 @@ static bool plan_run(Run *run) {
 
 static bool open_data(Run *run) {
     const Config *c = &run->config;
-    LoaderOptions o;
-    memset(&o, 0, sizeof o);
-    o.data_path = c->data_path.items;
-    o.data_path_count = c->data_path.count;
-    o.train_data_path = c->train_data_path.items;
-    o.train_data_path_count = c->train_data_path.count;
-    o.valid_data_path = c->valid_data_path.items;
-    o.valid_data_path_count = c->valid_data_path.count;
-    o.test_data_path = c->test_data_path.items;
-    o.test_data_path_count = c->test_data_path.count;
-    o.split = c->split;
-    o.mock_data = c->mock_data;
-    o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
-    o.samples[SPLIT_VALID] = c->eval_interval > 0 ? (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size : 0;
-    o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
-    o.seq_length = c->seq_length;
-    o.vocab_size = c->vocab_size_unpadded;
-    o.eod = c->eod;
-    o.eod_mask_loss = c->eod_mask_loss;
-    o.reset_position_ids = c->reset_position_ids;
-    o.reset_attention_mask = c->reset_attention_mask;
-    o.seed = (uint32_t)c->seed;
-    o.micro_batch_size = c->micro_batch_size;
-    o.dp_rank = run->topology.dp_rank;
-    o.dp_size = run->topology.dp_size;
+    LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
     run->site.phase = "load data";
     run->loader = loader_open(&o, run->launch.host, &run->error);
     return run->loader != NULL;
@@ -1045,7 +1033,7 @@ static void print_start(Run *run) {
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded,
              c->vocab_size_padded);
     log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", (long long)run->zero.plan.parameters);
-    log_line(run->log, "memory plan: %.1f MiB per rank", (double)arena_total(&run->arena) / 0x1p20);
+    log_line(run->log, "memory plan: %.1f MiB per rank, %.1f MiB were free", (double)run->memory.planned / 0x1p20, (double)run->memory.share_before / 0x1p20);
 }
 
 static bool open_device(Run *run) {
@@ -1060,7 +1048,7 @@ static bool open_device(Run *run) {
     // CPU ranks of one host draw on the same memory.
     int host_ranks = 1;
     if (!strcmp(device_backend(), "cpu")) MPI_Comm_size(run->launch.host, &host_ranks);
-    return run->log && arena_allocate(&run->arena, run->device, host_ranks, &run->error);
+    return run->log && memory_allocate(&run->memory, &run->arena, run->device, &run->config, host_ranks, gpt_planned_bytes, &run->error);
 }
 
 // Device, weights, data: everything up to the first iteration.
@@ -1075,6 +1063,7 @@ static bool start_run(Run *run) {
     zero_start(&run->zero, run->device, run->comm, run->compute, run->traffic, run->timers);
     run->gpt.zero = &run->zero;
     run->gpt.stream = run->compute;
+    op_set_scratch(run->device, run->gpt.scratch);
     print_start(run);
     log_start(run->log, run->zero.plan.parameters, run->topology.nodes, device_name(run->device));
     timer_start(run->timers, TIMER_DATA_SETUP, NULL);

@@ -57,6 +57,7 @@ typedef struct GPT {
     floatX *datt;            // (B, T, A)
     floatX *logits;          // (V) of one position, for sampling
     void *workspace;         // of the linear, attention and head ops
+    void *scratch;           // (op_scratch_bytes)
 } GPT;
 
 enum { GPT_WTE = 0, GPT_WPE = 1 };
@@ -70,6 +71,8 @@ CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt);
 int64_t gpt_parameters(const GPT *gpt);
 // Reserves activations and scratch in the memory plan.
 void gpt_reserve(GPT *gpt, Arena *arena);
+// Bytes that gpt_reserve reserves under this configuration.
+size_t gpt_planned_bytes(const Config *config);
 // Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks. The ranks of group share the work.
 void gpt_init_weights(GPT *gpt, uint64_t seed, MPI_Comm group);
 // Uploads a micro-batch of B rows of T tokens (B, T at most the planned ones).

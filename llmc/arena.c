@@ -21,12 +21,12 @@ size_t arena_total(const Arena *arena) {
 }
 
 bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err) {
-    size_t free_bytes, total_bytes, wanted = arena_total(arena) * (size_t)sharers;
-    device_memory(device, &free_bytes, &total_bytes);
-    if (wanted > free_bytes) {
-        return error_set(err, EXIT_ENVIRONMENT, "the run needs %.2f GiB for %d rank(s) of this machine, the device has %.2f GiB free: %.2f GiB too much; use a smaller --micro-batch-size, "
-                         "--recompute-granularity full or more ranks (--plan shows what takes how much)",
-                         (double)wanted / 0x1p30, sharers, (double)free_bytes / 0x1p30, (double)(wanted - free_bytes) / 0x1p30);
+    size_t wanted = arena_total(arena), share = device_share(device, sharers);
+    if (wanted > share) {
+        char whose[64] = "are free";
+        if (sharers > 1) snprintf(whose, sizeof whose, "are free for each of the %d ranks of this machine", sharers);
+        return error_set(err, EXIT_ENVIRONMENT, "the memory plan takes %.1f MiB, %.1f MiB %s: %.1f MiB too much (--plan shows what takes how much)", (double)wanted / 0x1p20,
+                         (double)share / 0x1p20, whose, (double)(wanted - share) / 0x1p20);
     }
     for (int i = 0; i < arena->count; i++) {
         ArenaEntry *entry = &arena->entries[i];
@@ -46,6 +46,19 @@ static size_t group_bytes(const Arena *arena, const char *group) {
     return sum;
 }
 
+// Entry i and those after it of the same purpose, such as one per layer; *count of them. 0 bytes when an earlier entry began the sum.
+static size_t purpose_bytes(const Arena *arena, int i, int *count) {
+    size_t sum = 0;
+    *count = 0;
+    for (int j = 0; j < arena->count; j++) {
+        if (strcmp(arena->entries[j].group, arena->entries[i].group) || strcmp(arena->entries[j].purpose, arena->entries[i].purpose)) continue;
+        if (j < i) return 0;
+        sum += arena->entries[j].bytes;
+        ++*count;
+    }
+    return sum;
+}
+
 static bool first_of_group(const Arena *arena, int i) {
     for (int j = 0; j < i; j++) {
         if (!strcmp(arena->entries[j].group, arena->entries[i].group)) return false;
@@ -61,8 +74,11 @@ void arena_print(const Arena *arena, int64_t parameters, FILE *out) {
         size_t sum = group_bytes(arena, group);
         fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", group, sum, (double)sum / n);
         for (int j = i; j < arena->count; j++) {
-            const ArenaEntry *entry = &arena->entries[j];
-            if (!strcmp(entry->group, group)) fprintf(out, "    %-36s %16zu\n", entry->purpose, entry->bytes);
+            int count;
+            size_t bytes = strcmp(arena->entries[j].group, group) ? 0 : purpose_bytes(arena, j, &count);
+            if (!bytes) continue;
+            fprintf(out, "    %-36s %16zu", arena->entries[j].purpose, bytes);
+            fprintf(out, count > 1 ? "  (%d pieces)\n" : "\n", count);
         }
     }
     fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", "total", arena_total(arena), (double)arena_total(arena) / n);

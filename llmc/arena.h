@@ -23,9 +23,9 @@ typedef struct Arena {
 void arena_reserve(Arena *arena, const char *group, const char *purpose, size_t bytes, void **target);
 size_t arena_total(const Arena *arena);
 // Allocates everything, zeroed. sharers: how many ranks with the same needs draw on the same memory (CPU ranks of a host; 1 for a GPU of one's own).
-// Error (EXIT_ENVIRONMENT): says how many bytes are missing and what to change.
+// Error (EXIT_ENVIRONMENT): says how much is missing (what to change: memory.h).
 bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err);
-// Table of groups and purposes with bytes and bytes per parameter.
+// Table of groups and purposes with bytes and bytes per parameter; entries of one purpose are one line, empty ones none.
 void arena_print(const Arena *arena, int64_t parameters, FILE *out);
 void arena_free(Arena *arena, Device *device);
 

@@ -21,6 +21,12 @@ const Site *device_site(const Device *device);
 void device_libraries(char *text, size_t bytes);
 // Bytes of device memory free and in all, as seen now.
 void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes);
+// Bytes that one of `sharers` ranks of this machine may still take: CPU ranks draw on the same memory, each within its own limit (ulimit -v).
+size_t device_share(const Device *device, int sharers);
+// Bytes taken now: of a GPU's memory by everyone, the CUDA context and other processes too; of the CPU's by this process.
+size_t device_taken(const Device *device);
+// Bytes that device_alloc has handed out since device_open, whether freed since or not: the memory plan, or something was allocated beside it.
+size_t device_allocated(const Device *device);
 // Peak dense matmul rate of the device in FLOP/s for MFU, 0 when unknown.
 double device_peak_flops(const Device *device);
 

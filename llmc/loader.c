@@ -12,6 +12,35 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Opening
 
+LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
+    LoaderOptions o;
+    memset(&o, 0, sizeof o);
+    o.data_path = c->data_path.items;
+    o.data_path_count = c->data_path.count;
+    o.train_data_path = c->train_data_path.items;
+    o.train_data_path_count = c->train_data_path.count;
+    o.valid_data_path = c->valid_data_path.items;
+    o.valid_data_path_count = c->valid_data_path.count;
+    o.test_data_path = c->test_data_path.items;
+    o.test_data_path_count = c->test_data_path.count;
+    o.split = c->split;
+    o.mock_data = c->mock_data;
+    o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
+    o.samples[SPLIT_VALID] = c->eval_interval > 0 ? (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size : 0;
+    o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
+    o.seq_length = c->seq_length;
+    o.vocab_size = c->vocab_size_unpadded;
+    o.eod = c->eod;
+    o.eod_mask_loss = c->eod_mask_loss;
+    o.reset_position_ids = c->reset_position_ids;
+    o.reset_attention_mask = c->reset_attention_mask;
+    o.seed = (uint32_t)c->seed;
+    o.micro_batch_size = c->micro_batch_size;
+    o.dp_rank = dp_rank;
+    o.dp_size = dp_size;
+    return o;
+}
+
 static int path_count(const LoaderOptions *o, int split) {
     const int counts[SPLITS] = {o->train_data_path_count, o->valid_data_path_count, o->test_data_path_count};
     return counts[split];

@@ -4,6 +4,7 @@
 #include <mpi.h>
 #include <stdio.h>
 
+#include "llmc/config.h"
 #include "llmc/dataset.h"
 LLMC_BEGIN
 
@@ -33,6 +34,9 @@ typedef struct Batch {
     int32_t *doc_start;     // (B, T) first position that token t may attend to; NULL without reset_attention_mask
     int64_t first_sample;   // global index of row 0; row j is first_sample + j
 } Batch;
+
+// The options that a run's flags mean; the strings and arrays stay the config's.
+LoaderOptions loader_options(const Config *config, int dp_rank, int dp_size);
 
 typedef struct Loader Loader;
 

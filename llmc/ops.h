@@ -11,6 +11,14 @@
 #include "llmc/dtype.h"
 LLMC_BEGIN
 
+// Device memory for ops that sum in two stages but get no workspace: the caller reserves these bytes in the memory plan and hands them over before the first
+// op. Ops that use it run on one stream, one after the other. 0 where no op wants any (CPU).
+size_t op_scratch_bytes(void);
+void op_set_scratch(Device *device, void *memory);
+
+// Can the ops of this backend compute a model of these sizes? The CPU's take any. Error (EXIT_USAGE) names the flag to change.
+bool op_check_model(int C, int NH, int HD, int F, int Vp, Error *err);
+
 // Inverted dropout by the counter RNG. An element's 16 random bits are a pure function of (seed, site, global sample, element inside the
 // sample), so any layout, resume or recompute gives the same mask: Philox key (seed, PURPOSE_DROPOUT), counter (element / 8, site, sample low 32, sample high 32),
 // 16 bits as in rounding_bits_element; kept when bits >= rint(p * 65536); kept values are multiplied by 1 / (1 - p).

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Looks at this machine: what the CPU program, the tests and the GPU program need, one line each. Changes nothing. Exit code 0 when the
-# CPU program can be built and started, 3 when not.
+# Looks at this machine: what the CPU program, the tests and the GPU program need, one line each, as a report to paste into a bug report. Changes
+# nothing. Exit code 0 when the CPU program can be built and started, 3 when not.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -32,6 +32,12 @@ version_of() {
     esac
 }
 
+say "== this machine =="
+line commit "$(git log -1 --format='%h of %cs' 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo ', changed')"
+line system "$(. /etc/os-release 2>/dev/null && echo "$PRETTY_NAME, ")$(uname -sr), $(uname -m)"
+line processor "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1), $(core_count) cores"
+line memory "$(awk '/^MemTotal/ {t = $2} /^MemAvailable/ {a = $2} END {printf "%.1f GiB, %.1f free", t / 1048576, a / 1048576}' /proc/meminfo 2>/dev/null)"
+
 say "== the CPU program and its tests =="
 while IFS='|' read -r who name packages probe; do
     # shellcheck disable=SC2086  # the probe is a command line
@@ -52,33 +58,125 @@ else
     line "mpirun with 2 ranks" "fails: $(tail -n 1 <<<"$output")"
     broken=1
 fi
-line cores "ok $(core_count)"
 free_mib=$(df -Pm . | awk 'NR == 2 {print $4}')
 if [ "$free_mib" -ge 1024 ]; then line "free disk here" "ok $((free_mib / 1024)) GiB"; else line "free disk here" "low: $free_mib MiB; the build and the quickstart want 1 GiB"; fi
 line "locked memory" "$(l=$(ulimit -l); [ "$l" = unlimited ] && echo ok unlimited || echo "limit $l KiB (matters with InfiniBand: ulimit -l unlimited)")"
 
 say "== the GPU program (not needed for the CPU program) =="
-nvcc_path=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-if [ -n "$nvcc_path" ]; then line "CUDA compiler" "ok $("$nvcc_path" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') ($nvcc_path)"; else line "CUDA compiler" "missing (cuda-toolkit)"; fi
-
-# header_of NAME HEADER VERSION-PREFIX PACKAGE: a header under /usr/include, the CUDA toolkit, or a folder of CPATH.
-header_of() {
-    local folder found=''
-    for folder in ${CPATH//:/ } /usr/include "/usr/include/$(uname -m)-linux-gnu" "${CUDA_HOME:-/usr/local/cuda}/include" /usr/local/include; do
-        [ -z "$found" ] && [ -e "$folder/$2" ] && found=$folder/$2
+# The same places as in the Makefile: named folders, the toolkit, the system, NVIDIA's Python packages.
+lacks=() # what keeps the GPU program from being built
+too_old() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a + 0 < b + 0) }'; } # VERSION LEAST
+triple=$(gcc -dumpmachine 2>/dev/null)
+if [ -z "${CUDA_HOME:-}" ]; then
+    CUDA_HOME=$(command -v nvcc)
+    CUDA_HOME=${CUDA_HOME%/bin/nvcc}
+    for folder in /usr/local/cuda /opt/cuda; do
+        [ -n "$CUDA_HOME" ] || [ ! -e "$folder" ] || CUDA_HOME=$folder
     done
-    if [ -n "$found" ]; then line "$1" "ok ($found)"; else line "$1" "missing ($3)"; fi
-}
-header_of NCCL nccl.h libnccl-dev
-header_of cuDNN cudnn.h libcudnn9-dev-cuda-12
-header_of cudnn-frontend cudnn_frontend.h "headers only: NVIDIA's cudnn-frontend"
-if have_command nvidia-smi && gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null) && [ -n "$gpus" ]; then
-    line driver "ok $(head -n 1 <<<"$gpus" | cut -d ',' -f 2 | tr -d ' ')"
-    line GPU "ok $(wc -l <<<"$gpus") x $(head -n 1 <<<"$gpus" | cut -d ',' -f 1)"
+fi
+toolkit=$([ -z "$CUDA_HOME" ] || "$CUDA_HOME/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+if [ -z "$toolkit" ]; then
+    line "CUDA compiler" "missing: no nvcc${CUDA_HOME:+ in $CUDA_HOME/bin} (cuda-toolkit 12.0 or newer, or CUDA_HOME=)"
+    lacks+=("the CUDA toolkit")
+elif too_old "$toolkit" 12.0; then
+    line "CUDA compiler" "too old: $toolkit in $CUDA_HOME; 12.0 or newer is needed"
+    lacks+=("a newer CUDA toolkit")
 else
-    line driver "missing (nvidia-driver)"
-    line GPU none
+    line "CUDA compiler" "ok $toolkit ($CUDA_HOME)"
 fi
 
+mapfile -t packages < <(python3 -c 'import nvidia, os; [print(os.path.dirname(p)) for p in nvidia.__path__]' 2>/dev/null)
+roots=()
+for folder in "${NCCL_HOME:-}" "${CUDNN_HOME:-}" "$CUDA_HOME" /usr /usr/local; do [ -z "$folder" ] || roots+=("$folder"); done
+for package in ${packages[@]+"${packages[@]}"}; do
+    for folder in "$package"/nvidia/*; do [ ! -d "$folder" ] || roots+=("$folder"); done
+done
+
+# find_file NAME FOLDERS...: the first that is there.
+find_file() {
+    local name=$1 folder found
+    shift
+    for folder; do
+        for found in "$folder"/$name; do [ ! -e "$found" ] || { say "$found"; return; }; done
+    done
+}
+defined() { sed -n "s/^#define $2 *\([0-9]*\).*/\1/p" "$1" 2>/dev/null | head -n 1; } # HEADER NAME
+
+# library_line NAME HOME-VARIABLE HEADER LIBRARY VERSION-HEADER PREFIX PACKAGE
+library_line() {
+    local header library folder where=() home=${!2:-} version
+    if [ -n "$home" ] && [ ! -e "$home/include/$3" ]; then
+        line "$1" "wrong: $2=$home has no include/$3"
+        lacks+=("$1")
+        return
+    fi
+    for folder in "${roots[@]}"; do where+=("$folder/lib64" "$folder/lib" "$folder/lib/$triple"); done
+    header=$(find_file "$3" "${roots[@]/%//include}" "/usr/include/$triple")
+    library=$(find_file "lib$4.so*" "${where[@]}")
+    version=$(dirname "${header:-/}")/$5
+    version=$(defined "$version" "$6_MAJOR").$(defined "$version" "$6_MINOR")
+    if [ -n "$header" ] && [ -n "$library" ]; then
+        line "$1" "ok $version ($header, $library)"
+    else
+        line "$1" "missing: ${header:-no $3}, ${library:-no lib$4.so} ($7, or $2=)"
+        lacks+=("$1")
+    fi
+}
+library_line NCCL NCCL_HOME nccl.h nccl nccl.h NCCL "libnccl-dev or the Python package nvidia-nccl-cu${toolkit%%.*}"
+library_line cuDNN CUDNN_HOME cudnn.h cudnn cudnn_version.h CUDNN "libcudnn9-dev-cuda-${toolkit%%.*} or the Python package nvidia-cudnn-cu${toolkit%%.*}"
+frontend=$(find_file cudnn_frontend.h ${CUDNN_FRONTEND:+"$CUDNN_FRONTEND"} /usr/include /usr/local/include ${packages[@]+"${packages[@]/%//include}"} "$BUILD/cudnn-frontend/include")
+if [ -n "${CUDNN_FRONTEND:-}" ] && [ "$frontend" != "$CUDNN_FRONTEND/cudnn_frontend.h" ]; then
+    line cudnn-frontend "wrong: CUDNN_FRONTEND=$CUDNN_FRONTEND has no cudnn_frontend.h"
+    lacks+=(cudnn-frontend)
+elif [ -n "$frontend" ]; then
+    line cudnn-frontend "ok ($frontend)"
+elif python3 -m pip --version >/dev/null 2>&1; then
+    line cudnn-frontend "not here; make gpu fetches it with pip (without a network: CUDNN_FRONTEND=)"
+else
+    line cudnn-frontend "missing: neither here nor pip to fetch it (python3-pip, or CUDNN_FRONTEND=)"
+    lacks+=(cudnn-frontend)
+fi
+
+usable=0 # GPUs
+if ! have_command nvidia-smi; then
+    line driver "missing (nvidia-driver)"
+    line GPU none
+elif ! gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>&1) || [ -z "$gpus" ]; then
+    line driver "does not answer: $(head -n 1 <<<"${gpus:-nvidia-smi prints nothing}")"
+    line GPU none
+else
+    usable=1
+    supports=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -n 1)
+    driver=$(head -n 1 <<<"$gpus" | cut -d , -f 2 | tr -d ' ')
+    if [ -n "$toolkit" ] && [ -n "$supports" ] && [ "${supports%%.*}" -lt "${toolkit%%.*}" ]; then
+        line driver "too old: $driver supports CUDA $supports, the toolkit is $toolkit; install a newer driver or an older toolkit"
+        usable=0
+    else
+        line driver "ok $driver (CUDA ${supports:-unknown})"
+    fi
+    while IFS=, read -r number name memory capability; do
+        if too_old "$capability" 8.0; then
+            line GPU "too old: $number x $name, compute capability$capability; bf16 training needs 8.0"
+            usable=0
+        else
+            line GPU "ok $number x $name,$memory, compute capability$capability"
+        fi
+    done < <(cut -d , -f 1,3,4 <<<"$gpus" | uniq -c | sed 's/^ *\([0-9]*\) /\1,/')
+fi
+
+# Libraries that a program was linked with and that are not found now.
+for program in "$BUILD/train_gpt_cpu" "$BUILD/train_gpt"; do
+    [ -x "$program" ] || { line "$program" "not built"; continue; }
+    lost=$(ldd "$program" 2>/dev/null | awk '/not found/ {printf " %s", $1}')
+    if [ -z "$lost" ]; then line "$program" "ok, finds its libraries"; else line "$program" "does not find$lost; install them again, name their folders in LD_LIBRARY_PATH, or build anew"; fi
+done
+
 if [ $broken = 0 ]; then say "The CPU program can be built here."; else say "The CPU program cannot be built here yet; scripts/quickstart.sh installs what is missing."; fi
+if [ $broken != 0 ] || [ ${#lacks[@]} != 0 ]; then
+    say "The GPU program cannot be built here yet${lacks[*]+: it lacks $(IFS=,; echo "${lacks[*]}" | sed 's/,/, /g')}."
+elif [ $usable = 0 ]; then
+    say "The GPU program can be built here, but there is no GPU that can run it."
+else
+    say "The GPU program can be built and run here."
+fi
 [ $broken = 0 ] || exit 3

@@ -67,6 +67,15 @@ for mode in "" --deterministic; do
     counted "ops against the CPU $mode" python3 test/gpu/compare_dumps.py "$work/fp32" "$work/bf16" "$work/gpu"
 done
 
+# One layer of the 125M model, forward and backward, against PyTorch: the same rule with fp32 as the reference and PyTorch's bf16 as the yardstick.
+if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
+    for mode in "" --deterministic; do
+        counted "gradients of a real layer against PyTorch $mode" "${PYTHON:-python3}" dev/ref/layer_gradients.py "$BUILD/test/gpu/layer_dump" --seq-length 2048 --rows 2 $mode
+    done
+else
+    skip "gradients of a real layer against PyTorch" "no PyTorch for ${PYTHON:-python3}"
+fi
+
 # The exact regime: the same lines, hash by hash.
 if [ -f "$CPU_BUILD/kernels.txt" ]; then cp "$CPU_BUILD/kernels.txt" "$work/kernels_cpu"; else "$CPU_BUILD/test/kernels_dump" >"$work/kernels_cpu"; fi
 "$BUILD/test/gpu/kernels_dump" >"$work/kernels_gpu" 2>"$work/err"
@@ -85,18 +94,35 @@ run() {
     rm -f "$work/jsonl"
     timeout 300 "$program" "${model[@]}" "$@" --log-jsonl "$work/jsonl" >"$work/log" 2>&1 || { not_ok "$name" "$(tail -n 1 "$work/log")"; return 1; }
     grep '"kind":"train"' "$work/jsonl" >"$work/$name"
+    grep '"kind":"memory"' "$work/jsonl" >"$work/$name.memory"
+}
+# planned NAME FLAGS...: what run NAME allocated is what --plan says.
+planned() {
+    local name=$1 bytes
+    shift
+    bytes=$("$gpu" "${model[@]}" "$@" --plan 2>/dev/null | awk '$1 == "total" { print $2 }')
+    if grep -q "\"planned_bytes\":${bytes:-none},\"allocated_bytes\":${bytes:-none}," "$work/$name.memory"; then
+        ok "memory as planned: $name; $(sed -n 's/.*"timing":{\(.*\)}}/\1/p' "$work/$name.memory")"
+    else
+        not_ok "memory as planned: $name" "planned ${bytes:-none}, logged $(cat "$work/$name.memory")"
+    fi
 }
 gpu=$BUILD/train_gpt
 if [ -f "$CPU_BUILD/train_cpu.jsonl" ]; then grep '"kind":"train"' "$CPU_BUILD/train_cpu.jsonl" >"$work/cpu"; else run cpu "$CPU_BUILD/train_gpt_cpu"; fi
 run once "$gpu" --deterministic-mode
 run twice "$gpu" --deterministic-mode
 run recomputed "$gpu" --deterministic-mode --recompute-granularity full
+run selective "$gpu" --deterministic-mode --recompute-activations
 run dropped "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
 run dropped_again "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
 run quantised "$gpu" --deterministic-mode --quantized-weights --quantized-gradients
+planned once --deterministic-mode
+planned recomputed --deterministic-mode --recompute-granularity full
+planned dropped --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
 same() { if cmp -s "$work/$2" "$work/$3"; then ok "$1"; else not_ok "$1" "the losses differ"; fi; }
 same "deterministic mode gives the same bits twice" once twice
 same "full recomputation gives the same bits" once recomputed
+same "selective recomputation gives the same bits" once selective
 same "dropout repeats to the bit" dropped dropped_again
 same "quantisation flags change nothing on one GPU" once quantised
 # The CPU's losses: bf16 rounds differently in some places, and 20 steps at a high rate amplify it. The first step's norm says whether the gradients are equal.

@@ -7,13 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 struct Device {
     int index;
     const Site *site;
     char name[128];
+    size_t allocated;  // handed out by device_alloc in all
 };
 struct Stream {
     Device *device;
@@ -65,6 +67,14 @@ static void read_cpu_name(char *name, size_t bytes) {
     fclose(file);
 }
 
+// OpenBLAS maps its working buffer at the first product that is large enough, and waits for ever when it gets none: now, before free memory is looked at.
+static void warm_up_blas(void) {
+    enum { N = 128 };
+    float *matrices = xcalloc(3 * N * N, sizeof *matrices, "a first matrix product");
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0f, matrices, N, matrices + N * N, N, 0.0f, matrices + 2 * N * N, N);
+    free(matrices);
+}
+
 Device *device_open(int index, const Site *site, Error *err) {
     if (!denormals_are_kept()) {
         error_set(err, EXIT_ENVIRONMENT, "the CPU flushes denormal numbers to zero, which changes results; "
@@ -81,6 +91,7 @@ Device *device_open(int index, const Site *site, Error *err) {
     read_cpu_name(device->name, sizeof device->name);
     // Ranks are the unit of parallelism, and one thread per rank keeps GEMM's order of summation fixed.
     openblas_set_num_threads(1);
+    warm_up_blas();
     return device;
 }
 
@@ -119,6 +130,32 @@ void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes
     if (!*total_bytes) *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * page;
 }
 
+// Pages of this process: its whole address space, and those that are in memory. 0 without /proc.
+static void process_pages(size_t *virtual_pages, size_t *resident_pages) {
+    *virtual_pages = *resident_pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return;
+    if (fscanf(file, "%zu %zu", virtual_pages, resident_pages) != 2) *virtual_pages = *resident_pages = 0;
+    fclose(file);
+}
+
+size_t device_share(const Device *device, int sharers) {
+    size_t available, total, page = (size_t)sysconf(_SC_PAGESIZE), used, resident;
+    device_memory(device, &available, &total);
+    size_t share = available / (size_t)sharers;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return share;
+    process_pages(&used, &resident);
+    size_t left = limit.rlim_cur > used * page ? (size_t)limit.rlim_cur - used * page : 0;
+    return left < share ? left : share;
+}
+
+size_t device_taken(const Device *device) {
+    size_t used, resident;
+    process_pages(&used, &resident);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 double device_peak_flops(const Device *device) { return 0.0; }
 
 // --- memory ----------------------------------------------------------------------------------------------------------------------
@@ -135,8 +172,11 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
                   bytes, purpose, available);
         return NULL;
     }
+    device->allocated += bytes;
     return memset(memory, 0, rounded);
 }
+
+size_t device_allocated(const Device *device) { return device->allocated; }
 
 void device_free(Device *device, void *memory) { free(memory); }
 

@@ -134,7 +134,6 @@ void device_close(Device *device) {
     if (!device) return;
     cuda_check(device->site, cudaDeviceSynchronize(), "ending the GPU's work");
     slot_destroy(&device->attention);
-    slot_destroy(&device->scratch);
     slot_destroy(&device->linear);
     free(device);
 }
@@ -157,6 +156,18 @@ void device_libraries(char *text, size_t bytes) {
 
 void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes) {
     cuda_check(device->site, cudaMemGetInfo(free_bytes, total_bytes), "asking for the GPU's free memory");
+}
+
+size_t device_share(const Device *device, int sharers) {
+    size_t available = 0, total = 0;
+    device_memory(device, &available, &total);
+    return available / (size_t)sharers;
+}
+
+size_t device_taken(const Device *device) {
+    size_t available = 0, total = 0;
+    device_memory(device, &available, &total);
+    return total - available;
 }
 
 // Dense bf16 matmul with fp32 sums, from the makers' data sheets. The first row whose text is in the device's name counts.
@@ -190,8 +201,11 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
     cuda_check(device->site, status, "allocating GPU memory");
     cuda_check(device->site, cudaMemset(memory, 0, bytes), "clearing GPU memory");
     cuda_check(device->site, cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");  // our streams do not wait for the default one
+    device->allocated += bytes;
     return memory;
 }
+
+size_t device_allocated(const Device *device) { return device->allocated; }
 
 void device_free(Device *device, void *memory) { cuda_check(device->site, cudaFree(memory), "freeing GPU memory"); }
 

@@ -26,7 +26,9 @@ struct Device {
     bool deterministic;         // --deterministic-mode: attention's backward chooses its deterministic form
     DeviceSlot linear;          // linear.cu: cuBLASLt's handle and the plans of the shapes seen
     DeviceSlot attention;       // attention's file: cuDNN's handle and the plans of the shapes seen
-    DeviceSlot scratch;         // scratch.cu: memory of the ops that get no workspace
+    void *scratch;              // scratch.cu: memory of the ops that get no workspace, from the memory plan
+    Stream *scratch_user;       // the stream of the last op that used it
+    size_t allocated;           // bytes handed out by device_alloc in all
 };
 
 // Pinned memory through which small copies between the host and the device pass, so that neither side waits for the other.

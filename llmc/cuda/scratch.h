@@ -1,6 +1,7 @@
 // Scratch memory of the ops that get no workspace: see scratch.cu. Included by layernorm.cu and embedding.cu.
 #pragma once
 #include "llmc/cuda/internal.h"
+#include "llmc/ops.h"
 LLMC_BEGIN
 
 #define OP_SCRATCH_BYTES ((size_t)64 << 20)

@@ -32,15 +32,15 @@ ratio() {
 check "125m: at least 3.5 times fewer bytes between nodes" ratio 125m 125262336
 check "18b: at least 3.5 times fewer bytes between nodes" ratio 18b 18444251136
 
-# The total of --plan is what a run allocates.
+# The total of --plan is what a run has allocated after its first iteration, as the device counted it.
 total() { # NP FLAGS...
     local planned logged np=$1
     shift
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "$@" || { say "--plan failed"; return 1; }
-    planned=$(awk '$1 == "total" { printf "%.1f", $2 / 1048576 }' "$work/out")
+    planned=$(awk '$1 == "total" { printf "%.6f", $2 / 1048576 }' "$work/out")
     trains "$np" --train-iters 3 "$@" || return 1
-    logged=$(sed -n 's/^memory plan: \([0-9.]*\) MiB per rank$/\1/p' "$work/out")
-    [ -n "$planned" ] && [ "$planned" = "$logged" ] || { why="planned ${planned:-none}, logged ${logged:-none} MiB"; return 1; }
+    logged=$(sed -n 's/^\[Rank 0\] (after 1 iterations) memory (MB) | allocated: \([0-9.]*\) .*/\1/p' "$work/out")
+    [ -n "$planned" ] && [ "$planned" = "$logged" ] || { why="planned ${planned:-none}, allocated ${logged:-none} MB"; return 1; }
 }
 larger=(--num-layers 4 --hidden-size 128)
 check "memory of one rank" total 1 "${larger[@]}"

@@ -36,21 +36,29 @@ typedef struct Lab {
     Device *device;
     Stream *stream;
     Random random;
+    void *scratch;  // (op_scratch_bytes)
 } Lab;
 
 static inline Lab lab_open(const Site *site) {
     Error err = {0};
-    Lab lab = {device_open(0, site, &err), NULL, {20260101}};
+    Lab lab = {device_open(0, site, &err), NULL, {20260101}, NULL};
     if (!lab.device) {
         fprintf(stderr, "%s\n", err.what);
         exit(err.code);
     }
     lab.stream = stream_create(lab.device, "ops");
+    lab.scratch = device_alloc(lab.device, op_scratch_bytes(), "the ops' scratch", &err);
+    if (!lab.scratch) {
+        fprintf(stderr, "%s\n", err.what);
+        exit(err.code);
+    }
+    op_set_scratch(lab.device, lab.scratch);
     return lab;
 }
 static inline void lab_close(Lab *lab) {
     stream_synchronize(lab->stream);
     stream_destroy(lab->stream);
+    device_free(lab->device, lab->scratch);
     device_close(lab->device);
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "llmc/cuda/internal.h"
+#include "llmc/ops.h"
 #include "test/gpu/check.h"
 
 // Keeps a stream busy for some milliseconds, then writes value.
@@ -71,6 +72,34 @@ static void test_memory(Checks *c, Device *device) {
     busy(stream, word, 1, 0);  // the refused allocation must not be reported as this launch's error
     stream_destroy(stream);
     device_free(device, word);
+}
+
+// What the program says it allocated is what the driver says is gone, up to its granularity of 2 MiB a piece.
+static void test_count(Checks *c, Device *device) {
+    Error err = {};
+    size_t before = device_allocated(device), taken = device_taken(device), share = device_share(device, 1), size = (size_t)300 << 20, slack = (size_t)4 << 20;
+    void *memory = device_alloc(device, size, "a test", &err);
+    size_t now = device_taken(device);
+    check(c, device_allocated(device) - before == size, "%zu bytes counted instead of %zu", device_allocated(device) - before, size);
+    check(c, now >= taken + size && now <= taken + size + slack, "%zu bytes are gone after allocating %zu", now - taken, size);
+    check(c, device_share(device, 1) + (now - taken) <= share + slack, "%zu bytes free, before %zu", device_share(device, 1), share);
+    check(c, device_share(device, 2) <= share / 2, "half of %zu bytes is %zu", share, device_share(device, 2));
+    device_free(device, memory);
+    check(c, device_allocated(device) - before == size, "what was freed is no longer counted");
+}
+
+// Sizes that the kernels cannot compute are refused before a run, by the flag's name.
+static void test_limits(Checks *c) {
+    const struct { int C, NH, HD, F, Vp; const char *names; } model[] = {
+        {768, 12, 64, 3072, 50304, NULL},  {640, 5, 128, 2560, 512, NULL},     {100, 4, 25, 400, 512, "--hidden-size 100"},
+        {96, 8, 12, 384, 512, "attention heads of size 12"}, {3072, 6, 512, 12288, 512, "attention heads of size 512"},
+        {64, 2, 32, 260, 512, "--ffn-hidden-size 260"},     {64, 2, 32, 256, 50257, "--make-vocab-size-divisible-by"}, {32768, 256, 128, 131072, 512, "--hidden-size 32768"},
+    };
+    for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) {
+        Error err = {};
+        bool fine = op_check_model(model[i].C, model[i].NH, model[i].HD, model[i].F, model[i].Vp, &err);
+        check(c, fine == !model[i].names && (fine || (err.code == EXIT_USAGE && strstr(err.what, model[i].names))), "model %zu: %s", i, fine ? "accepted" : err.what);
+    }
 }
 
 // Uploads of less and of much more than the ring, whose host memory is overwritten at once, and downloads of the same.
@@ -173,6 +202,8 @@ int main(void) {
     if (!device) fatal(NULL, err.code, "%s", err.what);
     test_open(&checks, device);
     test_memory(&checks, device);
+    test_count(&checks, device);
+    test_limits(&checks);
     test_copies(&checks, device);
     test_asynchrony(&checks, device);
     test_events(&checks, device);

@@ -51,6 +51,10 @@ report "no blanks at line ends" "$(grep -nE '[[:space:]]+$' "${sources[@]}" /dev
 report "headers begin with #pragma once" "$(for path in "${sources[@]}"; do case $path in *.h) grep -q '^#pragma once$' "$path" || echo "$path" ;; esac; done)"
 report "files begin with what they are for" "$(for path in "${sources[@]}"; do head -n 1 "$path" | grep -qE '^(//|/\*)' || echo "$path"; done)"
 
+# --- one memory plan ----------------------------------------------------------------------------------------------------------------------------
+# Device memory comes from device_alloc, which counts it; device.cu calls the driver for it and for one probe.
+report "GPU memory is allocated in one place" "$(grep -nE 'cudaMalloc(Async|Managed|Pitch|FromPoolAsync)? *\(' "${sources[@]}" /dev/null | grep -vE '^llmc/cuda/device\.cu:')"
+
 # --- what does not belong into a repository ----------------------------------------------------------------------------------------------------
 # Patterns are written so that this file does not match itself. Tests may use data that lies beside the repository when it is there.
 beside='\.\./shared'

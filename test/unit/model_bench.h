@@ -57,6 +57,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     zero_start(&b->zero, b->device, b->comm, b->compute, b->traffic, b->timers);
     b->gpt.zero = &b->zero;
     b->gpt.stream = b->compute;
+    op_set_scratch(b->device, b->gpt.scratch);
     return ok;
 }
 

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Gradients of one transformer layer at the sizes of a real model (by default GPT-125M's) against PyTorch: too large for a golden file, so both sides
+compute here. The same bf16 weights and tokens go to PyTorch in fp32 (the reference), to PyTorch in bf16 (the yardstick) and, through a file, to our
+program; ours may err at most twice as much as PyTorch's bf16 on every tensor, root mean square and largest error.
+
+    python3 dev/ref/layer_gradients.py build/test/gpu/layer_dump [--seq-length 2048] [--rows 2] [--deterministic]      needs PyTorch
+
+Uses a GPU when PyTorch finds one. Prints "ok NAME" and "not ok NAME: why" lines and a counted one; exit code 1 when any failed.
+"""
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+
+import make_goldens as model
+
+DEVIATION = 0.04  # of the matrices: the attention is not uniform, logits are about 1
+
+
+def initial_weights(generator):
+    """bf16-valued, with biases and LayerNorms off their usual 0 and 1, so that no term of a formula is invisible."""
+    weights = {}
+    for name, shape in model.parameter_shapes().items():
+        noise = torch.randn(shape, generator=generator)
+        weights[name] = (DEVIATION * noise if len(shape) == 2 else 1 + 0.1 * noise if "norm.weight" in name else 0.05 * noise).bfloat16().float()
+    return weights
+
+
+def read_golden(path):
+    """The tensors of a file in make_goldens' format, flat."""
+    raw = np.fromfile(path, dtype=np.uint8)
+    text = int(bytes(raw[:20]).split()[2])
+    tensors = {}
+    for line in bytes(raw[:text]).decode().split("\n")[1:]:
+        if line and not line.startswith("#"):
+            name, kind, shape, offset = line.split()
+            start = text + int(offset)
+            assert kind == "f32", line
+            tensors[name] = torch.from_numpy(raw[start:start + 4 * int(shape)].view(np.float32).copy())
+    return tensors
+
+
+def without_noise(name, flat):
+    """The bias of the k rows does not change the softmax: its gradient is rounding noise in any precision."""
+    return flat.view(model.NH, 3, model.HD)[:, ::2].reshape(-1) if name.endswith("query_key_value.bias") else flat
+
+
+def errors(ours, reference):
+    difference = (ours.double() - reference.double()).abs()
+    return difference.pow(2).mean().sqrt().item(), difference.max().item()
+
+
+def compare(name, ours, bf16, reference):
+    """True when ours is within the rule. The additions are what test/unit/test_gpt.c grants: fp32's own rounding, and one unlucky element among many."""
+    scale = reference.abs().max().item()
+    (rms, worst), (rms_bf16, worst_bf16) = errors(ours, reference), errors(bf16, reference)
+    good = rms <= 2 * rms_bf16 + 1e-6 * scale and worst <= 2 * worst_bf16 + 1e-3 * scale  # false for NaN
+    figures = "rms error %.2e, PyTorch bf16 %.2e; largest %.2e, %.2e; scale %.2e" % (rms, rms_bf16, worst, worst_bf16, scale)
+    print(f"{'ok' if good else 'not ok'} {name}: {figures}")
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("program")
+    parser.add_argument("--hidden-size", type=int, default=768)
+    parser.add_argument("--num-attention-heads", type=int, default=12)
+    parser.add_argument("--seq-length", type=int, default=2048)
+    parser.add_argument("--vocab-size", type=int, default=50304)
+    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--deterministic", action="store_true")
+    options = parser.parse_args()
+    model.L, model.C, model.NH, model.T, model.Vp, model.B = 1, options.hidden_size, options.num_attention_heads, options.seq_length, options.vocab_size, options.rows
+    model.HD = model.C // model.NH
+
+    generator = torch.Generator().manual_seed(4321)
+    weights = initial_weights(generator)
+    tokens = torch.randint(0, model.Vp, (model.B, model.T + 1), generator=generator)
+    # Half of the tokens are frequent ones: rows of the embedding that many positions share.
+    frequent = torch.rand(tokens.shape, generator=generator) < 0.5
+    tokens = torch.where(frequent, tokens % 50, tokens)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = os.path.join(folder, "input"), os.path.join(folder, "output")
+        out = model.Writer()
+        out.add("config", [model.L, model.C, model.NH, model.T, model.Vp, model.B], "i32")
+        out.add("tokens", inputs, "i32")
+        out.add("targets", targets, "i32")
+        for name, value in weights.items():
+            out.add("weight." + name, value, "bf16")
+        out.write(files[0])
+        subprocess.run([options.program, *files] + ["--deterministic"] * options.deterministic, check=True)
+        ours = read_golden(files[1])
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_default_device(device)
+    weights = {name: value.to(device) for name, value in weights.items()}
+    fp32, bf16 = (model.gradients(weights, dtype, inputs.to(device), targets.to(device), 1.0) for dtype in (torch.float32, torch.bfloat16))
+    good = [compare("losses of the positions", *(t.reshape(-1).float().cpu() for t in (ours["losses"], bf16["losses"], fp32["losses"])))]
+    for name in weights:
+        tensors = (ours["gradient." + name], bf16["gradient"][name].cpu(), fp32["gradient"][name].cpu())
+        good.append(compare("gradient of " + name, *(without_noise(name, t.reshape(-1)) for t in tensors)))
+    print(f"layer_gradients: {sum(good)} passed, {len(good) - sum(good)} failed")
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()

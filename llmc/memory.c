@@ -1,0 +1,94 @@
+// Fitting the memory plan and telling what came on top of it: see memory.h.
+#include "llmc/memory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct Setting {
+    int micro_batch;
+    Recompute recompute;
+} Setting;
+
+// Bytes of the plan under another setting.
+static size_t bytes_with(const Config *config, size_t planned, Setting setting, ModelBytes model_bytes) {
+    Config other = *config;
+    other.micro_batch_size = setting.micro_batch;
+    other.recompute_granularity = setting.recompute;
+    return planned - model_bytes(config) + model_bytes(&other);
+}
+
+// May a micro-batch of this size replace the configured one, all else being equal?
+static bool divides(const Config *config, int micro_batch) {
+    int64_t unit = (int64_t)micro_batch * config->dp_size;
+    return config->global_batch_size % unit == 0 && config->rampup_start % unit == 0 && config->rampup_increment % unit == 0;
+}
+
+// The largest micro-batch below `limit` that fits with this recomputation; 0 when none does.
+static int largest_micro_batch(const Config *config, size_t planned, size_t share, int limit, Recompute recompute, ModelBytes model_bytes) {
+    for (int m = limit - 1; m > 0; m--) {
+        Setting setting = {m, recompute};
+        if (divides(config, m) && bytes_with(config, planned, setting, model_bytes) <= share) return m;
+    }
+    return 0;
+}
+
+// The mildest stronger recomputation that fits with the configured micro-batch; the configured one when none does.
+static Recompute fitting_recompute(const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
+    for (int r = (int)config->recompute_granularity + 1; r <= RECOMPUTE_FULL; r++) {
+        Setting setting = {config->micro_batch_size, (Recompute)r};
+        if (bytes_with(config, planned, setting, model_bytes) <= share) return (Recompute)r;
+    }
+    return config->recompute_granularity;
+}
+
+static const char *recompute_flag(const Config *config, Recompute recompute) {
+    if (recompute == RECOMPUTE_SELECTIVE) return "--recompute-activations";
+    return config->recompute_activations ? "--recompute-granularity full instead of --recompute-activations" : "--recompute-granularity full";
+}
+
+void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
+    Recompute now = config->recompute_granularity, stronger = fitting_recompute(config, planned, share, model_bytes);
+    int smaller = largest_micro_batch(config, planned, share, config->micro_batch_size, now, model_bytes);
+    const char *flag = recompute_flag(config, stronger);
+    if (smaller && stronger != now) {
+        snprintf(text, bytes, "--micro-batch-size %d fits, and so does %s", smaller, flag);
+    } else if (smaller) {
+        snprintf(text, bytes, "--micro-batch-size %d fits", smaller);
+    } else if (stronger != now) {
+        snprintf(text, bytes, "%s fits", flag);
+    } else {
+        int both = now == RECOMPUTE_FULL ? 0 : largest_micro_batch(config, planned, share, config->micro_batch_size, RECOMPUTE_FULL, model_bytes);
+        Setting least = {1, RECOMPUTE_FULL};
+        double missing = (double)bytes_with(config, planned, least, model_bytes) - (double)share;
+        if (both) snprintf(text, bytes, "--micro-batch-size %d with %s fits", both, recompute_flag(config, RECOMPUTE_FULL));
+        else snprintf(text, bytes, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks %.1f MiB; use more ranks with memory of their own, or a smaller model", missing / 0x1p20);
+    }
+}
+
+bool memory_allocate(Memory *memory, Arena *arena, Device *device, const Config *config, int sharers, ModelBytes model_bytes, Error *err) {
+    memory->device = device;
+    memory->planned = arena_total(arena);
+    memory->taken_before = device_taken(device);
+    memory->share_before = device_share(device, sharers);
+    if (arena_allocate(arena, device, sharers, err)) return true;
+    // What is free may still be refused, in pieces too small: then a smaller plan is wanted all the same.
+    size_t share = memory->share_before < memory->planned ? memory->share_before : memory->planned - 1, length = strlen(err->what);
+    snprintf(err->what + length, sizeof err->what - length, "; ");
+    length = strlen(err->what);
+    memory_advice(err->what + length, sizeof err->what - length, config, memory->planned, share, model_bytes);
+    return false;
+}
+
+void memory_report(Memory *memory, Log *log, int64_t iterations) {
+    if (memory->reported) return;
+    memory->reported = true;
+    const double MB = 0x1p20;
+    double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before, taken = (double)device_taken(memory->device);
+    double beside = taken - before - allocated;
+    log_memory(log, iterations, allocated, allocated, allocated, allocated);
+    log_line(log, "memory beside the plan (MB) | before it (context, other processes): %.1f | since then (libraries, buffers of the host): %.1f", before / MB, beside / MB);
+    char json[400];
+    snprintf(json, sizeof json, "\"iteration\":%lld,\"planned_bytes\":%zu,\"allocated_bytes\":%.0f,\"timing\":{\"free_before_bytes\":%zu,\"taken_before_bytes\":%.0f,"
+             "\"taken_bytes\":%.0f,\"beside_plan_bytes\":%.0f}", (long long)iterations, memory->planned, allocated, memory->share_before, before, taken, beside);
+    log_json(log, "memory", json);
+}

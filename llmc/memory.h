@@ -1,0 +1,28 @@
+// Memory at run time: does the plan fit what is free, and if not, what would; and what the program then took beside the plan (CUDA context, libraries).
+// The plan itself is arena.h. Called by train_gpt.cu.
+#pragma once
+#include "llmc/arena.h"
+#include "llmc/config.h"
+#include "llmc/log.h"
+LLMC_BEGIN
+
+// Bytes of the model's part of the memory plan under this configuration: all that the size of a micro-batch and recomputation change.
+typedef size_t (*ModelBytes)(const Config *config);
+
+typedef struct Memory {
+    const Device *device;
+    size_t planned;
+    size_t taken_before;  // of the device when the plan was still to be allocated: context, other processes
+    size_t share_before;  // free for this rank then
+    bool reported;
+} Memory;
+
+// Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or recompute setting that does (memory_advice).
+bool memory_allocate(Memory *memory, Arena *arena, Device *device, const Config *config, int sharers, ModelBytes model_bytes, Error *err);
+// What to change so that a run, whose plan takes `planned` bytes under config, fits `share` bytes: the largest smaller micro-batch, more recomputation,
+// or both. A micro-batch divides the sequences per rank and step, and the steps of a batch ramp-up.
+void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share, ModelBytes model_bytes);
+// Once, when libraries have been loaded and used: Megatron-LM's memory line, one of what was taken beside the plan, and the JSON line "memory".
+void memory_report(Memory *memory, Log *log, int64_t iterations);
+
+LLMC_END

@@ -1,0 +1,98 @@
+// The gradients of a GPT at real sizes, for a comparison with PyTorch: reads weights and tokens from a golden file that dev/ref/layer_gradients.py wrote,
+// computes one micro-batch's losses and the gradient of every tensor, and writes both as a file of the same format. Linked once with the CPU
+// backend and once with the CUDA backend; started by that script.
+//
+//   layer_dump INPUT OUTPUT [--deterministic]
+#include "test/golden/golden.h"
+#include "test/unit/model_bench.h"
+
+static void die(const char *what, const char *name) {
+    fprintf(stderr, "error: %s %s\n", what, name);
+    exit(EXIT_ENVIRONMENT);
+}
+
+// The model that the file's "config" names: L, C, NH, T, Vp, B.
+static void open_model(Bench *b, const Golden *g) {
+    static const char *const names[] = {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings", "--micro-batch-size"};
+    const char *flags[16] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
+    char values[6][16];
+    int64_t n;
+    const int32_t *c = golden_i32(g, "config", &n);
+    if (!c || n < 6) die("no config in", "the input");
+    const int32_t numbers[] = {c[0], c[1], c[2], c[3], c[3], c[5]};
+    for (int i = 0; i < 6; i++) {
+        snprintf(values[i], sizeof values[i], "%d", numbers[i]);
+        flags[4 + 2 * i] = names[i];
+        flags[5 + 2 * i] = values[i];
+    }
+    if (!bench_open(b, 16, flags, c[4])) die("no model of", "the input's sizes");
+}
+
+static void upload_weights(Bench *b, const Golden *g) {
+    for (int i = 0; i < b->gpt.tensors; i++) {
+        char key[160];
+        int64_t n;
+        snprintf(key, sizeof key, "weight.%s", b->gpt.tensor[i].name);
+        const uint16_t *stored = golden_bf16(g, key, &n);
+        if (!stored || n != bench_numel(b, i)) die("missing, or of another size:", key);
+        floatX *host = xmalloc((size_t)n * sizeof *host, "weights");
+        for (int64_t j = 0; j < n; j++) host[j] = floatX_from_float(bf16_to_float(stored[j]));
+        copy_to_device(b->compute, zero_weight(&b->zero, i), host, (size_t)n * sizeof *host);
+        free(host);
+    }
+}
+
+// A tensor's fp32 elements, padded to 64 bytes as the format wants.
+static bool write_tensor(Bench *b, const float *tensor, int64_t n, FILE *file) {
+    size_t bytes = (size_t)n * sizeof(float), padded = (size_t)round_up64((int64_t)bytes, 64);
+    char *host = xcalloc(1, padded, "a tensor");
+    copy_to_host(b->compute, host, tensor, bytes);
+    stream_synchronize(b->compute);
+    bool ok = fwrite(host, 1, padded, file) == padded;
+    free(host);
+    return ok;
+}
+
+// The text part, then the losses (B, T) and the gradients.
+static bool write_file(Bench *b, FILE *file) {
+    enum { TEXT = 8192 };
+    char text[TEXT + 1];
+    int64_t N = (int64_t)b->gpt.B * b->gpt.T, offset = round_up64(4 * N, 64);
+    int length = snprintf(text, sizeof text, "golden 1 %08d\nlosses f32 %lld 0\n", (int)TEXT, (long long)N);
+    for (int i = 0; i < b->gpt.tensors; i++) {
+        length += snprintf(text + length, sizeof text - (size_t)length, "gradient.%s f32 %lld %lld\n", b->gpt.tensor[i].name, (long long)bench_numel(b, i), (long long)offset);
+        if (length >= TEXT) return false;
+        offset = round_up64(offset + 4 * bench_numel(b, i), 64);
+    }
+    memset(text + length, '\n', (size_t)(TEXT - length));
+    bool ok = fwrite(text, 1, TEXT, file) == TEXT && write_tensor(b, b->gpt.losses, N, file);
+    for (int i = 0; i < b->gpt.tensors && ok; i++) ok = write_tensor(b, zero_grad(&b->zero, i), bench_numel(b, i), file);
+    return ok;
+}
+
+int main(int argc, char **argv) {
+    Launch launch;
+    Error err;
+    Golden g;
+    Bench b;
+    bool deterministic = argc == 4 && !strcmp(argv[3], "--deterministic");
+    if (argc < 3 || argc > 4 || (argc == 4 && !deterministic)) die("usage:", "layer_dump INPUT OUTPUT [--deterministic]");
+    if (!golden_open(&g, argv[1])) die("cannot read", argv[1]);
+    launch_init(&launch, &argc, &argv, &err);
+    open_model(&b, &g);
+    device_set_deterministic(b.device, deterministic);
+    upload_weights(&b, &g);
+    const int32_t *tokens = golden_i32(&g, "tokens", NULL), *targets = golden_i32(&g, "targets", NULL);
+    if (!tokens || !targets) die("no tokens or targets in", argv[1]);
+    bench_upload(&b, tokens, targets);
+    zero_begin(&b.zero, 1);
+    float loss = bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true);
+    FILE *file = fopen(argv[2], "wb");
+    if (!file || !write_file(&b, file) || fclose(file) != 0) die("cannot write", argv[2]);
+    printf("%s: loss %.6f, %zu bytes allocated, %zu planned\n", device_name(b.device), loss, device_allocated(b.device), arena_total(&b.arena));
+    bool planned = device_allocated(b.device) == arena_total(&b.arena);
+    golden_close(&g);
+    bench_close(&b);
+    launch_finalize(&launch);
+    return planned ? EXIT_DONE : EXIT_ENVIRONMENT;
+}
