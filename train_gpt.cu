@@ -807,7 +807,7 @@ static bool load_checkpoint(Run *run) {
     if (checkpoint) checkpoint_close(checkpoint);
     timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", c->load, (long long)iteration);
-    run->last_saved = c->save && !strcmp(c->save, c->load) ? run->iteration : 0;
+    run->last_saved = c->save && !strcmp(c->save, c->load) && !*fallback ? run->iteration : 0;
     return ok;
 }
 

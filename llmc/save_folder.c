@@ -57,13 +57,14 @@ bool save_folder_clear(const char *directory, Error *err) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Free space
 
-// Bytes that this user may still write, and what a checkpoint needs; false where the file system does not say: a full disk then shows when it is
+// Bytes that checkpoints may still take, and what one needs; false where the file system does not say: a full disk then shows when it is
 // written to, as on some network file systems.
 static bool free_space(const char *directory, uint64_t bytes, uint64_t *available, uint64_t *needed) {
     struct statvfs fs;
     if (statvfs(directory, &fs) != 0 || fs.f_blocks == 0) return false;
-    *available = (uint64_t)fs.f_bavail * fs.f_frsize;
-    *needed = bytes + bytes / 1000 + SPACE_MARGIN_BYTES;
+    uint64_t left = (uint64_t)fs.f_bavail * fs.f_frsize;
+    *available = left > SPACE_MARGIN_BYTES ? left - SPACE_MARGIN_BYTES : 0;
+    *needed = bytes + bytes / 1000;  // with headers and manifest
     return true;
 }
 
