@@ -11,7 +11,7 @@ rounds=1
 [ "${LONG:-0}" = 1 ] && rounds=20
 # Long enough to be killed in the midst of it: saves every 7 iterations, the last one at the end.
 last=60
-run=(--gpus-per-node 2 --train-iters $last --save-interval 7 --eval-interval 1000 --hidden-dropout 0.1 --attention-dropout 0.1 --wq-group-size 128)
+run=(--gpus-per-node 2 --train-iters "$last" --save-interval 7 --eval-interval 1000 --hidden-dropout 0.1 --attention-dropout 0.1 --wq-group-size 128)
 
 same_end() { # FOLDER FOLDER ITERATION RANKS
     local name file found=0

@@ -46,7 +46,7 @@ same_as_reference() {
 }
 # One run in which operation $4 of rank $3 is spoiled (error $5, 0: killed), and what must hold after it. Sets $reached.
 spoiled_at() { # NP MODE-FLAG RANK N ERRNO
-    local np=$1 flag=$2 rank=$3 n=$4 number=$5 rc last flags
+    local np=$1 flag=$2 rank=$3 n=$4 number=$5 rc last flags name
     flags=("${run[@]}" --save "$folder" --load "$folder")
     [ "$flag" = sync ] || flags+=(--async-save)
     rm -rf "$folder"
@@ -66,7 +66,10 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     fi
     last=$(tracked "$folder")
     case $last in 2 | 4) ;; *) why="$what: the tracker names '$last'"; return 1 ;; esac
-    same_as_reference "$np" "$folder" "$last" || { why="$what: the checkpoint of iteration $last is not whole"; return 1; }
+    [ -e "$folder/$(printf 'iter_%07d' "$last")" ] || { why="$what: the checkpoint of iteration $last is gone"; return 1; }
+    for name in "$folder"/iter_*; do # nothing half under a whole one's name
+        same_as_reference "$np" "$folder" "$((10#${name##*_}))" || { why="$what: ${name##*/} is not whole"; return 1; }
+    done
     spoil "$np" SHIM_AT=0 -- "${flags[@]}" || { say "$what: the next run ended with exit code $?"; return 1; }
     grep -q "successfully loaded checkpoint from $folder at iteration $last" "$work/out" && ! grep -q WARNING "$work/out" || { why="$what: the next run did not go on from $last"; return 1; }
     [ "$(tracked "$folder")" = 4 ] && same_as_reference "$np" "$folder" 4 || { why="$what: the next run ended differently"; return 1; }
