@@ -58,7 +58,7 @@ MPI_TESTS  := $(patsubst test/mpi/%.c,$(BUILD)/test/mpi/%,$(wildcard test/mpi/te
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu
 tools: $(TOOLS)
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump all
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so all
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -101,6 +101,11 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 	$(MPICC) $(LDFLAGS) $< $(filter-out $<,$(filter %.o,$^)) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group -lcmocka $(BLAS_LIBS) $(LIBS) -o $@
 # The one-process simulator of the exact regime serves two programs.
 $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
+
+# File operations that fail or kill, for LD_PRELOAD. Without sanitizers: it goes into plain programs.
+$(BUILD)/test/fault/shim.so: test/fault/shim.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -shared -fPIC $< -o $@ -ldl
 
 # Tests of the model link the trainer's own file.
 $(BUILD)/test/unit/test_gpt $(BUILD)/test/unit/test_memory: $(BUILD)/obj/train_gpt_test.o

@@ -15,6 +15,7 @@
 #include "llmc/progress.h"    // --log-progress
 #include "llmc/rng.h"         // counter-based normals and uniforms
 #include "llmc/sample.h"      // tokens from logits, text from tokens
+#include "llmc/saver.h"       // checkpoints, in the background or not
 #include "llmc/schedule.h"    // learning rate in samples
 #include "llmc/stop.h"        // signals and time limits, polled
 #include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
@@ -386,14 +387,17 @@ typedef struct Run {
     Interval interval;
     double started;           // wall clock of the process's start
     int64_t last_saved, diverged_at;
+    Saver saver;
     Stop stop;                // why the run is to be left early
     Memory memory;            // the plan against what was there
 } Run;
 
+static Peers peers_of(Run *run);
 // True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
 static bool agreed(Run *run, bool ok) {
     int who = 0;
-    if (launch_agree(run->launch.world, ok, &run->error, &who)) return true;
+    Peers peers = peers_of(run);
+    if (peers_agree(&peers, ok, &run->error, &who)) return true;
     run->exit_code = run->error.code;
     if (run->launch.rank == who) error_print(&run->site, run->error.what);
     return false;
@@ -404,6 +408,11 @@ static bool agreed(Run *run, bool ok) {
 static double time_limit(const Run *run) {
     double limit = 60.0 * run->config.distributed_timeout_minutes;
     return limit > 0 ? limit + fmin(2.0 * run->launch.rank, 60.0) : 0.0;
+}
+
+static Peers peers_of(Run *run) {
+    Peers peers = {run->launch.world, time_limit(run), &run->site};
+    return peers;
 }
 
 static void no_answer(Run *run) {
@@ -429,6 +438,7 @@ static void poll_stop(Run *run) {
     double minutes = run->config.exit_duration_in_mins;
     bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
     StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
+    run->stop.busy = saver_busy(&run->saver);
     if (!stop_poll(&run->stop, own, run->launch.world, time_limit(run))) no_answer(run);
 }
 
@@ -715,38 +725,25 @@ static CheckpointState current_state(const Run *run) {
     return state;
 }
 
-static bool save_checkpoint(Run *run) {
-    const Config *c = &run->config;
-    settle(run, 0);
-    if (!c->save || run->last_saved == run->iteration) return true;
+// The save in the background one part further, or to its end. False when it failed, on every rank.
+static bool advance_save(Run *run, bool to_the_end) {
+    if (!run->saver.job) return true;
     run->site.phase = "save checkpoint";
-    log_line(run->log, "saving checkpoint at iteration %7lld to %s", (long long)run->iteration, c->save);
+    return agreed(run, saver_advance(&run->saver, to_the_end, &run->error));
+}
+
+static bool save_checkpoint(Run *run) {
+    settle(run, 0);
+    if (!run->config.save || run->last_saved == run->iteration) return true;
+    run->site.phase = "save checkpoint";
     timer_start(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
-    char *arguments = config_to_json(c);
-    ZeroSlices slices = zero_slices(&run->zero, run->tensors, !c->no_save_optim);
-    CheckpointSave save;
-    memset(&save, 0, sizeof save);
-    save.directory = c->save;
-    save.state = current_state(run);
-    save.arguments_json = arguments;
-    save.tensors = run->tensors;
-    save.tensor_count = run->gpt.tensors;
-    save.slices = slices.slices;
-    save.slice_count = slices.count;
-    save.fetch = zero_fetch_slice;
-    save.context = &run->zero;
-    save.comm = run->launch.world;
-    bool ok = checkpoint_save(&save, &run->error);
-    free(slices.slices);
-    free(arguments);
+    CheckpointState state = current_state(run);
+    bool ok = agreed(run, saver_save(&run->saver, &state, &run->error));
     timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
-    if (!agreed(run, ok)) return false;
     const Timer saved[] = {TIMER_SAVE_CHECKPOINT};
-    log_phase_timers(run->log, run->timers, saved, 1, run->launch.world);
-    run->last_saved = run->iteration;
-    progress_checkpoint(run->progress, run->iteration, run->flops_so_far, (double)run->consumed_train * c->seq_length);
-    log_line(run->log, "  successfully saved checkpoint at iteration %7lld to %s", (long long)run->iteration, c->save);
-    return true;
+    if (ok) log_phase_timers(run->log, run->timers, saved, 1, run->launch.world);
+    if (ok) run->last_saved = run->iteration;
+    return ok;
 }
 
 // Takes counters, schedule, weights and moments from an opened checkpoint, as the flags say.
@@ -818,12 +815,15 @@ static bool load_checkpoint(Run *run) {
     }
     log_line(run->log, " loading checkpoint from %s at iteration %lld", c->load, (long long)iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    Checkpoint *checkpoint = checkpoint_open(c->load, iteration, true, run->launch.world, &run->error);
+    Peers peers = peers_of(run);
+    char fallback[1400];
+    Checkpoint *checkpoint = checkpoint_open_sound(c->load, &iteration, &peers, fallback, sizeof fallback, &run->error);
+    if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint) && enough_validation(run));
     if (checkpoint) checkpoint_close(checkpoint);
     timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", c->load, (long long)iteration);
-    run->last_saved = c->save && !strcmp(c->save, c->load) ? run->iteration : 0;
+    run->last_saved = c->save && !strcmp(c->save, c->load) && !*fallback ? run->iteration : 0;
     return ok;
 }
 
@@ -895,7 +895,7 @@ static bool stop_and_save(Run *run, const char *why, int exit_code) {
     settle(run, 0);
     if (diverged(run)) return true;
     run->exit_code = exit_code;
-    if (!save_checkpoint(run)) return true;
+    if (!save_checkpoint(run) || !advance_save(run, true)) return true;
     log_datetime(run->log, "%s", why);
     return true;
 }
@@ -943,7 +943,7 @@ static bool train(Run *run) {
     while (run->iteration < c->train_iters) {
         train_step(run);
         poll_stop(run);
-        if (!data_sound(run)) return false;
+        if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
         if (needs_verdict(run)) settle(run, 0);
         if (diverged(run)) return false;
         if (due(run->iteration, c->log_interval)) end_interval(run);
@@ -1076,6 +1076,9 @@ static bool start_run(Run *run) {
     const Config *c = &run->config;
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
     if (!agreed(run, run->progress != NULL)) return false;
+    Saver saver = {c, &run->zero, run->tensors, run->log, run->progress, peers_of(run), NULL};
+    run->saver = saver;
+    if (c->save && !agreed(run, saver_has_room(&run->saver, run->iteration, &run->error))) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
     const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};
     log_phase_timers(run->log, run->timers, setup, 2, run->launch.world);
@@ -1168,6 +1171,7 @@ int main(int argc, char **argv) {
         look_at_data(&run);
     } else if (ok) {
         run_training(&run);
+        advance_save(&run, true);
     }
     int code = run.exit_code;
     close_run(&run);

@@ -9,19 +9,28 @@ void arena_reserve(Arena *arena, const char *group, const char *purpose, size_t 
         arena->capacity = arena->capacity ? 2 * arena->capacity : 32;
         arena->entries = (ArenaEntry *)xrealloc(arena->entries, (size_t)arena->capacity * sizeof(ArenaEntry), "the memory plan");
     }
-    ArenaEntry entry = {group, purpose, bytes, target, NULL};
+    ArenaEntry entry = {group, purpose, bytes, target, NULL, false};
     arena->entries[arena->count++] = entry;
     *target = NULL;
 }
 
-size_t arena_total(const Arena *arena) {
+void arena_reserve_host(Arena *arena, const char *group, const char *purpose, size_t bytes, void **target) {
+    arena_reserve(arena, group, purpose, bytes, target);
+    arena->entries[arena->count - 1].host = true;
+}
+
+static size_t sum_of(const Arena *arena, bool host) {
     size_t total = 0;
-    for (int i = 0; i < arena->count; i++) total += arena->entries[i].bytes;
+    for (int i = 0; i < arena->count; i++) total += arena->entries[i].host == host ? arena->entries[i].bytes : 0;
     return total;
 }
 
+size_t arena_total(const Arena *arena) { return sum_of(arena, false); }
+
+size_t arena_needed(const Arena *arena) { return arena_total(arena) + (strcmp(device_backend(), "cpu") ? 0 : sum_of(arena, true)); }
+
 bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err) {
-    size_t wanted = arena_total(arena), share = device_share(device, sharers);
+    size_t wanted = arena_needed(arena), share = device_share(device, sharers);
     if (wanted > share) {
         char whose[64] = "are free";
         if (sharers > 1) snprintf(whose, sizeof whose, "are free for each of the %d ranks of this machine", sharers);
@@ -31,7 +40,7 @@ bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err) {
     for (int i = 0; i < arena->count; i++) {
         ArenaEntry *entry = &arena->entries[i];
         if (entry->bytes == 0) continue;
-        entry->memory = device_alloc(device, entry->bytes, entry->purpose, err);
+        entry->memory = entry->host ? host_alloc(device, entry->bytes, entry->purpose, err) : device_alloc(device, entry->bytes, entry->purpose, err);
         if (!entry->memory) return false;
         *entry->target = entry->memory;
     }
@@ -66,13 +75,13 @@ static bool first_of_group(const Arena *arena, int i) {
     return true;
 }
 
-void arena_print(const Arena *arena, int64_t parameters, FILE *out) {
-    double n = (double)parameters;
+// Groups and purposes of the entries on the device, or of those on the host.
+static void print_groups(const Arena *arena, bool host, double parameters, FILE *out) {
     for (int i = 0; i < arena->count; i++) {
-        if (!first_of_group(arena, i)) continue;
+        if (arena->entries[i].host != host || !first_of_group(arena, i)) continue;
         const char *group = arena->entries[i].group;
         size_t sum = group_bytes(arena, group);
-        fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", group, sum, (double)sum / n);
+        fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", group, sum, (double)sum / parameters);
         for (int j = i; j < arena->count; j++) {
             int count;
             size_t bytes = strcmp(arena->entries[j].group, group) ? 0 : purpose_bytes(arena, j, &count);
@@ -81,12 +90,20 @@ void arena_print(const Arena *arena, int64_t parameters, FILE *out) {
             fprintf(out, count > 1 ? "  (%d pieces)\n" : "\n", count);
         }
     }
+}
+
+void arena_print(const Arena *arena, int64_t parameters, FILE *out) {
+    double n = (double)parameters;
+    print_groups(arena, false, n, out);
     fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", "total", arena_total(arena), (double)arena_total(arena) / n);
+    print_groups(arena, true, n, out);
 }
 
 void arena_free(Arena *arena, Device *device) {
     for (int i = 0; i < arena->count; i++) {
-        if (arena->entries[i].memory) device_free(device, arena->entries[i].memory);
+        ArenaEntry *entry = &arena->entries[i];
+        if (entry->memory && entry->host) host_free(device, entry->memory);
+        else if (entry->memory) device_free(device, entry->memory);
         *arena->entries[i].target = NULL;
     }
     free(arena->entries);

@@ -12,6 +12,7 @@ typedef struct ArenaEntry {
     size_t bytes;
     void **target;        // receives the address on allocation
     void *memory;
+    bool host;            // not on the device: host_alloc
 } ArenaEntry;
 
 typedef struct Arena {
@@ -21,7 +22,11 @@ typedef struct Arena {
 
 // Reserves bytes (0 is allowed: the target becomes NULL).
 void arena_reserve(Arena *arena, const char *group, const char *purpose, size_t bytes, void **target);
-size_t arena_total(const Arena *arena);
+// The same in host memory that the device copies to by itself (device.h, host_alloc): not part of the total.
+void arena_reserve_host(Arena *arena, const char *group, const char *purpose, size_t bytes, void **target);
+size_t arena_total(const Arena *arena);  // on the device
+// What the plan takes of the device's memory: on CPU ranks, where that is the host's, the host's entries too.
+size_t arena_needed(const Arena *arena);
 // Allocates everything, zeroed. sharers: how many ranks with the same needs draw on the same memory (CPU ranks of a host; 1 for a GPU of one's own).
 // Error (EXIT_ENVIRONMENT): says how much is missing (what to change: memory.h).
 bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err);

@@ -1,25 +1,20 @@
-// Saving a checkpoint: see checkpoint.h. Called by train_gpt.cu. Three steps, each with its own function: collect (what goes into this rank's
-// shard, in which order), write (the shard file, no communication), publish (rank 0: manifest, renames, tracker).
+// Saving a checkpoint: see checkpoint.h. Called by train_gpt.cu. First this rank collects what goes into its shard, in which order. Then three phases that
+// touch files and call no MPI, so that a thread can do them while training goes on: prepare (rank 0: the folder), write (all: the shard), publish (rank 0:
+// manifest, renames, tracker, old checkpoints). Between them, on the caller's thread, the ranks agree and rank 0 gathers what the manifest says.
 #include "llmc/checkpoint.h"
 
-#include <ctype.h>
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "llmc/durable.h"
-#include "llmc/launch.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
 #include "llmc/version.h"
-
-enum { SPACE_MARGIN_BYTES = 1 << 20 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Names
@@ -69,6 +64,8 @@ typedef struct ShardPlan {
     uint64_t largest;     // slice, bytes
 } ShardPlan;
 
+static uint64_t slice_bytes(const Slice *s) { return (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind); }
+
 static bool check_slice(const CheckpointSave *save, const Slice *s, int *hint, Error *err) {
     int tries = 0;
     for (; tries < save->tensor_count && strcmp(save->tensors[*hint].name, s->tensor) != 0; tries++) *hint = (*hint + 1) % save->tensor_count;
@@ -82,7 +79,7 @@ static bool check_slice(const CheckpointSave *save, const Slice *s, int *hint, E
 static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i) {
     const Slice *s = &save->slices[i];
     SafeTensor *t = &shard->tensors[shard->count];
-    uint64_t bytes = (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind);
+    uint64_t bytes = slice_bytes(s);
     t->name = slice_name(s->tensor, s->kind, s->lo);
     strcpy(t->dtype, slice_kind_dtype(s->kind));
     t->dims = 1;
@@ -116,55 +113,8 @@ static void free_shard(ShardPlan *shard) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Prepare: rank 0 clears what a killed save left, checks the free space and makes the temporary folder
 
-// True for ".iter_<digits><suffix>".
-static bool is_leftover(const char *name, const char *suffix) {
-    if (strncmp(name, ".iter_", 6) != 0) return false;
-    const char *p = name + 6;
-    while (isdigit((unsigned char)*p)) p++;
-    return p > name + 6 && strcmp(p, suffix) == 0;
-}
-
-// ".iter_N.old" is the only copy of iteration N when the save that replaced it died between its two renames: it goes back to its place.
-static bool settle_aside(const char *directory, const char *name, Error *err) {
-    char *aside = text_format("%s/%s", directory, name);
-    char *final = text_format("%s/%.*s", directory, (int)(strlen(name) - 1 - strlen(".old")), name + 1);
-    bool ok = durable_exists(final) ? durable_remove_tree(aside, err) : rename(aside, final) == 0 || durable_error(err, "rename to", final);
-    free(aside);
-    free(final);
-    return ok;
-}
-
-static bool clear_leftovers(const char *directory, Error *err) {
-    DIR *folder = opendir(directory);
-    if (!folder) return durable_error(err, "open folder", directory);
-    bool ok = true;
-    struct dirent *entry;
-    while (ok && (entry = readdir(folder))) {
-        if (is_leftover(entry->d_name, ".old")) {
-            ok = settle_aside(directory, entry->d_name, err);
-        } else if (is_leftover(entry->d_name, ".tmp")) {
-            char *path = text_format("%s/%s", directory, entry->d_name);
-            ok = durable_remove_tree(path, err);
-            free(path);
-        }
-    }
-    closedir(folder);
-    return ok;
-}
-
-static bool check_space(const char *directory, uint64_t bytes, Error *err) {
-    struct statvfs fs;
-    // Some network file systems do not say; a full disk then shows when it is written to.
-    if (statvfs(directory, &fs) != 0 || fs.f_blocks == 0) return true;
-    uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize, needed = bytes + bytes / 1000 + SPACE_MARGIN_BYTES;
-    if (needed <= available) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "a checkpoint of %.3f GB does not fit into %s, which has %.3f GB left; free some space or choose another folder with --save",
-                     (double)needed / 1e9, directory, (double)available / 1e9);
-}
-
 static bool prepare(const Names *n, uint64_t bytes, Error *err) {
-    return durable_make_folders(n->directory, err) && clear_leftovers(n->directory, err) && check_space(n->directory, bytes, err) &&
+    return durable_make_folders(n->directory, err) && save_folder_clear(n->directory, err) && save_folder_has_room(n->directory, bytes, err) &&
            durable_make_folders(n->shard_folder, err);
 }
 
@@ -176,19 +126,23 @@ static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
                        save->state.iteration, rank, ranks);
 }
 
-// Writes this rank's shard. No communication, and nothing of the model is touched but through fetch.
+// Writes this rank's shard: from the staging memory, or slice by slice through a buffer. No communication, and nothing of the model is touched but
+// through fetch.
 static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, const Names *n, const char *metadata, uint64_t *bytes, uint64_t *xxh3,
                         Error *err) {
     SafeWriter *writer = safe_writer_open(n->shard, shard->tensors, shard->count, metadata, err);
     if (!writer) return false;
-    void *buffer = xmalloc((size_t)shard->largest, "a checkpoint's copy buffer");
     bool ok = true;
-    for (int i = 0; ok && i < shard->count; i++) {
-        const Slice *s = &save->slices[shard->order[i]];
-        save->fetch(save->context, shard->order[i], buffer);
-        ok = safe_writer_append(writer, buffer, (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind), err);
+    if (save->staging) {
+        ok = safe_writer_append(writer, save->staging, shard->bytes, err);
+    } else {
+        void *buffer = xmalloc((size_t)shard->largest, "a checkpoint's copy buffer");
+        for (int i = 0; ok && i < shard->count; i++) {
+            save->fetch(save->context, shard->order[i], buffer);
+            ok = safe_writer_append(writer, buffer, slice_bytes(&save->slices[shard->order[i]]), err);
+        }
+        free(buffer);
     }
-    free(buffer);
     if (ok) return safe_writer_close(writer, bytes, xxh3, err) && durable_sync_folder(n->shard_folder, err);
     safe_writer_discard(writer);
     return false;
@@ -196,28 +150,6 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Publish
-
-// Rank 0's result: all ranks' manifest entries, one after another with ",\n" between them (malloc'ed); NULL elsewhere.
-static char *gather_entries(MPI_Comm comm, const char *entry, size_t entry_bytes, size_t *bytes) {
-    int rank, ranks, mine = (int)entry_bytes;
-    MPI_Comm_rank(comm, &rank);
-    MPI_Comm_size(comm, &ranks);
-    int *lengths = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
-    int *starts = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
-    char *all = NULL;
-    *bytes = 0;
-    MPI_Gather(&mine, 1, MPI_INT, lengths, 1, MPI_INT, 0, comm);
-    for (int r = 0; rank == 0 && r < ranks; r++) {
-        starts[r] = (int)*bytes;
-        *bytes += (size_t)lengths[r] + (r + 1 < ranks ? 2 : 0);
-    }
-    if (rank == 0) all = (char *)xmalloc(*bytes + 1, "manifest entries");
-    MPI_Gatherv(entry, mine, MPI_CHAR, all, lengths, starts, MPI_CHAR, 0, comm);
-    for (int r = 0; rank == 0 && r + 1 < ranks; r++) memcpy(all + starts[r] + lengths[r], ",\n", 2);
-    free(lengths);
-    free(starts);
-    return all;
-}
 
 // Reads the manifest as a load would: nothing is published that could not be loaded.
 static bool check_manifest(const char *text, size_t bytes, const char *path, Error *err) {
@@ -271,61 +203,186 @@ static bool publish(const CheckpointSave *save, const Names *n, const char *mani
     return ok;
 }
 
-// Collective: gathers the shards' entries; rank 0 makes and checks the manifest and publishes.
-static bool gather_and_publish(const CheckpointSave *save, const ShardPlan *shard, const Names *n, uint64_t file_bytes, uint64_t xxh3, Error *err) {
-    int rank, ranks;
-    MPI_Comm_rank(save->comm, &rank);
-    MPI_Comm_size(save->comm, &ranks);
-    size_t entry_bytes, all_bytes, bytes;
-    char *entry = manifest_file_entry(save, MODEL_FOLDER, n->shard_name, shard->order, shard->count, file_bytes, xxh3, &entry_bytes);
-    bool ok = entry_bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)ranks;  // keeps the gathered lengths within an int
-    if (!ok) error_set(err, EXIT_CHECKPOINT, "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets", entry_bytes);
-    ok = launch_agree(save->comm, ok, err, NULL);
-    if (ok) {
-        char *all = gather_entries(save->comm, entry, entry_bytes, &all_bytes);
-        if (rank == 0) {
-            char *text = manifest_text(save, ranks, all, all_bytes, &bytes);
-            ok = check_manifest(text, bytes, n->manifest, err) && publish(save, n, text, bytes, err);
-            free(text);
-            free(all);
-        }
-        ok = launch_agree(save->comm, ok, err, NULL);
+// ---------------------------------------------------------------------------------------------------------------------
+// The job
+
+// Rank 0's result: all ranks' manifest entries, one after another with ",\n" between them (malloc'ed); NULL elsewhere.
+static char *gather_entries(const Peers *peers, const char *entry, size_t entry_bytes, size_t *bytes) {
+    int rank, ranks, mine = (int)entry_bytes;
+    MPI_Request request;
+    MPI_Comm_rank(peers->comm, &rank);
+    MPI_Comm_size(peers->comm, &ranks);
+    int *lengths = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
+    int *starts = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
+    char *all = NULL;
+    *bytes = 0;
+    MPI_Igather(&mine, 1, MPI_INT, lengths, 1, MPI_INT, 0, peers->comm, &request);
+    peers_wait(peers, &request);
+    for (int r = 0; rank == 0 && r < ranks; r++) {
+        starts[r] = (int)*bytes;
+        *bytes += (size_t)lengths[r] + (r + 1 < ranks ? 2 : 0);
     }
+    if (rank == 0) all = (char *)xmalloc(*bytes + 1, "manifest entries");
+    MPI_Igatherv(entry, mine, MPI_CHAR, all, lengths, starts, MPI_CHAR, 0, peers->comm, &request);
+    peers_wait(peers, &request);
+    for (int r = 0; rank == 0 && r + 1 < ranks; r++) memcpy(all + starts[r] + lengths[r], ",\n", 2);
+    free(lengths);
+    free(starts);
+    return all;
+}
+
+typedef enum Phase { PREPARE, WRITE, PUBLISH } Phase;
+
+struct CheckpointJob {
+    CheckpointSave save;   // slices and arguments are the job's own
+    int rank, ranks;
+    Peers peers;
+    ShardPlan shard;
+    Names names;
+    char *metadata;
+    uint64_t total;                  // bytes of all ranks' slices, on rank 0
+    uint64_t file_bytes, file_xxh3;  // of this rank's shard, once written
+    char *entries;                   // all ranks' manifest entries, on rank 0 before it publishes
+    size_t entries_bytes;
+    Phase phase;
+    bool ok;                         // what came of this rank's part of the phase
+    Error error;
+    pthread_t thread;
+    bool threaded;                   // a thread is at work, or has been and is to be joined
+    atomic_bool working;
+};
+
+static bool publish_job(CheckpointJob *job) {
+    size_t bytes;
+    char *text = manifest_text(&job->save, job->ranks, job->entries, job->entries_bytes, &bytes);
+    bool ok = check_manifest(text, bytes, job->names.manifest, &job->error) && publish(&job->save, &job->names, text, bytes, &job->error);
+    free(text);
+    Error left;
+    // The new checkpoint stands; an old one that cannot be deleted takes space and does no harm.
+    if (ok && !save_folder_prune(job->save.directory, job->save.state.iteration, &job->save.keep, &left))
+        fprintf(stderr, "warning: old checkpoints stay: %s\n", left.what);
+    return ok;
+}
+
+// This rank's part of a phase. Files only: it may run on a thread of its own.
+static void *work(void *argument) {
+    CheckpointJob *job = (CheckpointJob *)argument;
+    switch (job->phase) {
+        case PREPARE: job->ok = prepare(&job->names, job->total, &job->error); break;
+        case WRITE:
+            job->ok = write_shard(&job->save, &job->shard, &job->names, job->metadata, &job->file_bytes, &job->file_xxh3, &job->error);
+            break;
+        case PUBLISH: job->ok = publish_job(job); break;
+    }
+    atomic_store(&job->working, false);
+    return NULL;
+}
+
+// Ranks other than 0 have no part in the first phase and in the last. Without a thread to be had the work is done at once.
+static void start_phase(CheckpointJob *job, Phase phase) {
+    job->phase = phase;
+    job->ok = true;
+    if (phase != WRITE && job->rank != 0) return;
+    atomic_store(&job->working, true);
+    job->threaded = job->save.staging && pthread_create(&job->thread, NULL, work, job) == 0;
+    if (!job->threaded) work(job);
+}
+
+static void finish_phase(CheckpointJob *job) {
+    if (job->threaded) pthread_join(job->thread, NULL);
+    job->threaded = false;
+}
+
+// Copies the slices into the staging memory, in the order of the file.
+static void stage(const CheckpointJob *job) {
+    char *at = (char *)job->save.staging;
+    for (int i = 0; at && i < job->shard.count; i++) {
+        job->save.fetch(job->save.context, job->shard.order[i], at);
+        at += slice_bytes(&job->save.slices[job->shard.order[i]]);
+    }
+}
+
+// Collective: rank 0 gets what the manifest is to say of all shards.
+static bool gather(CheckpointJob *job) {
+    size_t bytes;
+    char *entry = manifest_file_entry(&job->save, MODEL_FOLDER, job->names.shard_name, job->shard.order, job->shard.count, job->file_bytes, job->file_xxh3,
+                                      &bytes);
+    bool ok = bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
+    if (!ok) error_set(&job->error, EXIT_CHECKPOINT, "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets", bytes);
+    ok = peers_agree(&job->peers, ok, &job->error, NULL);
+    if (ok) job->entries = gather_entries(&job->peers, entry, bytes, &job->entries_bytes);
     free(entry);
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
-static bool save_collected(const CheckpointSave *save, const ShardPlan *shard, const Names *n, Error *err) {
-    int rank, ranks;
-    uint64_t total = 0, bytes = 0, xxh3 = 0;
-    MPI_Comm_rank(save->comm, &rank);
-    MPI_Comm_size(save->comm, &ranks);
-    MPI_Reduce(&shard->bytes, &total, 1, MPI_UINT64_T, MPI_SUM, 0, save->comm);
-    bool ok = launch_agree(save->comm, rank != 0 || prepare(n, total, err), err, NULL);
-    if (ok) {
-        char *metadata = shard_metadata(save, rank, ranks);
-        ok = launch_agree(save->comm, write_shard(save, shard, n, metadata, &bytes, &xxh3, err), err, NULL);
-        free(metadata);
+CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
+    CheckpointJob *job = (CheckpointJob *)xcalloc(1, sizeof *job, "a checkpoint");
+    Slice *slices = (Slice *)xcalloc((size_t)save->slice_count + 1, sizeof *slices, "a checkpoint's slices");
+    memcpy(slices, save->slices, (size_t)save->slice_count * sizeof *slices);
+    job->save = *save;
+    job->save.slices = slices;
+    job->save.arguments_json = save->arguments_json ? xstrdup(save->arguments_json) : NULL;
+    job->peers = (Peers){save->comm, save->limit, save->site};
+    MPI_Comm_rank(save->comm, &job->rank);
+    MPI_Comm_size(save->comm, &job->ranks);
+    job->names = make_names(&job->save, job->rank, job->ranks);
+    job->metadata = shard_metadata(&job->save, job->rank, job->ranks);
+    if (!peers_agree(&job->peers, collect(&job->shard, &job->save, &job->error), &job->error, NULL)) {
+        if (err) *err = job->error;
+        checkpoint_job_free(job);
+        return NULL;
     }
-    ok = ok && gather_and_publish(save, shard, n, bytes, xxh3, err);
+    MPI_Request request;
+    MPI_Ireduce(&job->shard.bytes, &job->total, 1, MPI_UINT64_T, MPI_SUM, 0, save->comm, &request);
+    peers_wait(&job->peers, &request);
+    stage(job);
+    start_phase(job, PREPARE);
+    return job;
+}
+
+bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->working); }
+const CheckpointState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
+
+bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
+    finish_phase(job);
+    *done = job->phase == PUBLISH;
+    bool ok = peers_agree(&job->peers, job->ok, &job->error, NULL);
+    if (ok && job->phase == PREPARE) {
+        if (job->save.staging && job->save.fetched) job->save.fetched(job->save.context);
+        start_phase(job, WRITE);
+    } else if (ok && job->phase == WRITE) {
+        ok = gather(job);
+        if (ok) start_phase(job, PUBLISH);
+    }
+    if (ok) return true;
     Error ignored;  // there is an error to report already
-    if (!ok && rank == 0) durable_remove_tree(n->fresh, &ignored);
-    return ok;
+    if (job->rank == 0) durable_remove_tree(job->names.fresh, &ignored);
+    if (err) *err = job->error;
+    return false;
+}
+
+void checkpoint_job_free(CheckpointJob *job) {
+    if (!job) return;
+    finish_phase(job);
+    free_shard(&job->shard);
+    free_names(&job->names);
+    free(job->metadata);
+    free(job->entries);
+    free((char *)job->save.arguments_json);
+    free((Slice *)job->save.slices);
+    free(job);
+}
+
+uint64_t checkpoint_shard_bytes(const Slice *slices, int count) {
+    uint64_t total = 0;
+    for (int i = 0; i < count; i++) total += slice_bytes(&slices[i]);
+    return total;
 }
 
 bool checkpoint_save(const CheckpointSave *save, Error *err) {
-    int rank, ranks;
-    Error own;
-    ShardPlan shard;
-    if (!err) err = &own;
-    MPI_Comm_rank(save->comm, &rank);
-    MPI_Comm_size(save->comm, &ranks);
-    Names names = make_names(save, rank, ranks);
-    bool ok = launch_agree(save->comm, collect(&shard, save, err), err, NULL);
-    ok = ok && save_collected(save, &shard, &names, err);
-    free_shard(&shard);
-    free_names(&names);
+    CheckpointJob *job = checkpoint_begin(save, err);
+    bool done = false, ok = job != NULL;
+    while (ok && !done) ok = checkpoint_advance(job, &done, err);
+    checkpoint_job_free(job);
     return ok;
 }

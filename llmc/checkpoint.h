@@ -8,10 +8,10 @@
 //   <save>/iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     tensors "<parameter>|<kind>|<lo>"
 //   <save>/.iter_0000100.tmp/         while saving; what a killed save left is removed by the next one
 //   <save>/.iter_0000100.old/         only on file systems that cannot exchange two names, while iteration 100 is being replaced
+//   <save>/.iter_0000050.del/         an old checkpoint while it is being deleted (save_folder.h)
 #pragma once
-#include <mpi.h>
-
-#include "llmc/base.h"
+#include "llmc/launch.h"
+#include "llmc/save_folder.h"
 LLMC_BEGIN
 
 // What a slice holds. WEIGHT is the bf16 replica: under quantised weight differences it is state, not round(master).
@@ -53,13 +53,35 @@ typedef struct CheckpointSave {
     // 4-byte kinds, then the 2-byte ones, each in order (so that every tensor in the file is aligned).
     void (*fetch)(void *context, int i, void *host);
     void *context;
+    // For a save in the background: host memory for all of this rank's slices (checkpoint_shard_bytes). NULL: the caller waits while files are written.
+    void *staging;
+    // In the background fetch only begins its copies: this returns when all have arrived. NULL: fetch returns when its copy has.
+    void (*fetched)(void *context);
+    Retention keep;                 // older checkpoints that stay; zeros: all
     MPI_Comm comm;                  // all ranks
+    double limit;                   // seconds that a rank waits for the others; 0: for ever
+    const Site *site;               // for the message when they do not come; may be NULL
 } CheckpointSave;
 
 // Collective. Returns the same result, and the same error, on every rank; on failure nothing under the final names has changed. The slices of all
 // ranks must not overlap, and a kind that is there at all must be there for every element of every tensor. An older checkpoint of the same
 // iteration is replaced. The folder must lie on a file system that all ranks see. Errors: EXIT_CHECKPOINT (full disk, permissions).
 bool checkpoint_save(const CheckpointSave *save, Error *err);
+
+// The same in parts, for a save in the background: begin, then at the same moments on all ranks, when no rank is busy, advance, until it is done.
+// Only the files are written by a thread; what the ranks tell each other goes through the caller's. A job that is advanced while it is busy waits.
+typedef struct CheckpointJob CheckpointJob;
+// Collective. The slices and arguments are copied; tensors, their names and the staging memory must stay, and the staging memory unused, until the job
+// is done. NULL with the same error on every rank.
+CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err);
+bool checkpoint_busy(const CheckpointJob *job);
+// Collective: the next part. *done: the checkpoint is on the disk and the tracker names it; or false is returned and it failed, on all ranks alike.
+bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err);
+const CheckpointState *checkpoint_job_state(const CheckpointJob *job);
+// Once done or failed.
+void checkpoint_job_free(CheckpointJob *job);
+// Bytes of the slices that one rank saves.
+uint64_t checkpoint_shard_bytes(const Slice *slices, int count);
 
 
 typedef struct Checkpoint Checkpoint;
@@ -70,6 +92,9 @@ int64_t checkpoint_latest(const char *directory, Error *err);
 // (verify: also their hashes). Shards are opened when they are first read, and their headers compared with the manifest. NULL with an error
 // (EXIT_CHECKPOINT) that names the damaged file.
 Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err);
+// The checkpoint of *iteration, which the tracker names; when it is damaged or not there the newest sound one before it, and *iteration becomes its number
+// and note (empty otherwise) a line that says what was wrong. NULL with the error of the first one when none is sound. Collective, as above, hashes verified.
+Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const CheckpointState *checkpoint_state(const Checkpoint *checkpoint);
 const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text

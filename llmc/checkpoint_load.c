@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include "llmc/durable.h"
-#include "llmc/launch.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
 
@@ -72,16 +71,19 @@ static char *find_folder(const char *directory, int64_t iteration) {
 }
 
 // Rank 0 reads the file; all get its text (malloc'ed). NULL on all ranks on failure.
-static char *share_file(const char *path, uint64_t *bytes, MPI_Comm comm, Error *err) {
+static char *share_file(const char *path, uint64_t *bytes, const Peers *peers, Error *err) {
     int rank;
+    MPI_Request request;
     char *text = NULL;
     *bytes = 0;
-    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_rank(peers->comm, &rank);
     if (rank == 0) text = durable_read_file(path, MANIFEST_MAX_BYTES, bytes, err);
-    if (!launch_agree(comm, rank != 0 || text, err, NULL)) return NULL;
-    MPI_Bcast(bytes, 1, MPI_UINT64_T, 0, comm);
+    if (!peers_agree(peers, rank != 0 || text, err, NULL)) return NULL;
+    MPI_Ibcast(bytes, 1, MPI_UINT64_T, 0, peers->comm, &request);
+    peers_wait(peers, &request);
     if (rank != 0) text = (char *)xmalloc((size_t)*bytes + 1, "a checkpoint's manifest");
-    MPI_Bcast(text, (int)*bytes, MPI_BYTE, 0, comm);
+    MPI_Ibcast(text, (int)*bytes, MPI_BYTE, 0, peers->comm, &request);
+    peers_wait(peers, &request);
     return text;
 }
 
@@ -112,13 +114,13 @@ static bool check_file(const Checkpoint *c, int file, bool verify, Error *err) {
 }
 
 // Each rank checks every size-th file.
-static bool check_files(const Checkpoint *c, bool verify, MPI_Comm comm, Error *err) {
+static bool check_files(const Checkpoint *c, bool verify, const Peers *peers, Error *err) {
     int rank, ranks;
-    MPI_Comm_rank(comm, &rank);
-    MPI_Comm_size(comm, &ranks);
+    MPI_Comm_rank(peers->comm, &rank);
+    MPI_Comm_size(peers->comm, &ranks);
     bool ok = true;
     for (int file = rank; ok && file < c->manifest.file_count; file += ranks) ok = check_file(c, file, verify, err);
-    return launch_agree(comm, ok, err, NULL);
+    return peers_agree(peers, ok, err, NULL);
 }
 
 // The manifest must be of the iteration that was asked for: a renamed folder is an error, except Megatron's "release".
@@ -128,10 +130,10 @@ static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *
                      c->manifest.state.iteration, iteration);
 }
 
-static bool read_manifest(Checkpoint *c, int64_t iteration, MPI_Comm comm, Error *err) {
+static bool read_manifest(Checkpoint *c, int64_t iteration, const Peers *peers, Error *err) {
     uint64_t bytes;
     char *path = text_format("%s/" MANIFEST_NAME, c->folder);
-    char *text = share_file(path, &bytes, comm, err);
+    char *text = share_file(path, &bytes, peers, err);
     // All ranks parse the same text and come to the same result.
     bool ok = text && manifest_parse(&c->manifest, text, (size_t)bytes, path, err) && check_iteration(c, iteration, path, err);
     free(text);
@@ -139,16 +141,47 @@ static bool read_manifest(Checkpoint *c, int64_t iteration, MPI_Comm comm, Error
     return ok;
 }
 
-Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err) {
+static Checkpoint *open_with(const char *directory, int64_t iteration, bool verify, const Peers *peers, Error *err) {
     Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
     c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
-    if (read_manifest(c, iteration, comm, err) && check_files(c, verify, comm, err)) {
+    if (read_manifest(c, iteration, peers, err) && check_files(c, verify, peers, err)) {
         c->cache->files = (SafeFile *)xcalloc((size_t)c->manifest.file_count + 1, sizeof(SafeFile), "a checkpoint's open files");
         return c;
     }
     checkpoint_close(c);
     return NULL;
+}
+
+Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err) {
+    Peers peers = {comm, 0, NULL};
+    return open_with(directory, iteration, verify, &peers, err);
+}
+
+// Rank 0 looks for the checkpoint before this one, for all.
+static int64_t share_previous(const char *directory, int64_t iteration, const Peers *peers) {
+    int rank;
+    MPI_Request request;
+    MPI_Comm_rank(peers->comm, &rank);
+    int64_t previous = rank == 0 ? save_folder_previous(directory, iteration) : -1;
+    MPI_Ibcast(&previous, 1, MPI_INT64_T, 0, peers->comm, &request);
+    peers_wait(peers, &request);
+    return previous;
+}
+
+Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err) {
+    Error first;
+    *note = 0;
+    Checkpoint *c = open_with(directory, *iteration, true, peers, &first);
+    for (int64_t older = *iteration; !c && (older = share_previous(directory, older, peers)) >= 0;) {
+        c = open_with(directory, older, true, peers, NULL);
+        if (!c) continue;
+        snprintf(note, note_bytes, "WARNING: the checkpoint of iteration %" PRId64 " cannot be used: %.*s; going on from iteration %" PRId64 " instead", *iteration,
+                 (int)strcspn(first.what, ";"), first.what, older);
+        *iteration = older;
+    }
+    if (!c && err) *err = first;
+    return c;
 }
 
 void checkpoint_close(Checkpoint *c) {

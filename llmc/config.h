@@ -71,6 +71,8 @@ typedef struct Config {
     // checkpoints and leaving
     const char *save, *load;
     int64_t save_interval, exit_interval;
+    bool async_save;
+    int64_t keep_last_checkpoints, keep_checkpoint_interval;  // 0: all; 0: none but the last
     double exit_duration_in_mins;
     bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
     OnNan on_nan;

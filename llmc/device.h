@@ -33,6 +33,10 @@ double device_peak_flops(const Device *device);
 // Zeroed memory, aligned to 256 bytes. Out of memory: err (EXIT_ENVIRONMENT).
 void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
 void device_free(Device *device, void *memory);
+// Host memory that the device reaches by itself (page-locked on GPUs), so that copy_to_pinned goes on behind the caller's back. Aligned to 256 bytes; its
+// contents are undefined. Out of memory: err (EXIT_ENVIRONMENT).
+void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
+void host_free(Device *device, void *memory);
 
 Stream *stream_create(Device *device, const char *name);
 void stream_destroy(Stream *stream);
@@ -49,6 +53,8 @@ double event_elapsed_ms(Event *start, Event *stop);
 // Asynchronous copies in stream order. The host side of an upload may be reused when the call returns; a download is complete after stream_synchronize.
 void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes);
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes);
+// A download into memory of host_alloc: the host does not wait for it at all.
+void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes);
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes);
 void set_zero(Stream *stream, void *device_memory, size_t bytes);
 

@@ -26,7 +26,9 @@ static void find_hosts(Launch *launch) {
 bool launch_init(Launch *launch, int *argc, char ***argv, Error *err) {
     memset(launch, 0, sizeof *launch);
     prepare_environment();
-    MPI_Init(argc, argv);
+    // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.
+    int provided;
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_dup(MPI_COMM_WORLD, &launch->world);
     MPI_Comm_set_errhandler(launch->world, MPI_ERRORS_RETURN);
     MPI_Comm_rank(launch->world, &launch->rank);
@@ -56,17 +58,30 @@ bool launch_wait(MPI_Request *request, double seconds) {
     return true;
 }
 
-bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who) {
+void peers_wait(const Peers *peers, MPI_Request *request) {
+    if (launch_wait(request, peers->limit)) return;
+    fatal(peers->site, EXIT_COMMUNICATION, "a rank has not come here for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)", peers->limit);
+}
+
+bool peers_agree(const Peers *peers, bool ok, Error *err, int *who) {
     int rank, size;
     Error shared = {0};
-    MPI_Comm_rank(comm, &rank);
-    MPI_Comm_size(comm, &size);
+    MPI_Request request;
+    MPI_Comm_rank(peers->comm, &rank);
+    MPI_Comm_size(peers->comm, &size);
     int first = ok ? size : rank;
-    MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, comm);
+    MPI_Iallreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, peers->comm, &request);
+    peers_wait(peers, &request);
     if (who) *who = first;
     if (first == size) return true;
     if (err && first == rank) shared = *err;
-    MPI_Bcast(&shared, (int)sizeof shared, MPI_BYTE, first, comm);
+    MPI_Ibcast(&shared, (int)sizeof shared, MPI_BYTE, first, peers->comm, &request);
+    peers_wait(peers, &request);
     if (err) *err = shared;
     return false;
+}
+
+bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who) {
+    Peers peers = {comm, 0, NULL};
+    return peers_agree(&peers, ok, err, who);
 }

@@ -24,4 +24,15 @@ bool launch_wait(MPI_Request *request, double seconds);
 // in err (may be NULL), and *who (may be NULL) is that rank.
 bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who);
 
+// Ranks that act together, and how long one waits for another: a rank that died or hangs must end the job, not stop it for ever.
+typedef struct Peers {
+    MPI_Comm comm;
+    double limit;      // seconds; 0: for ever
+    const Site *site;  // for the message; may be NULL
+} Peers;
+// Completes a nonblocking collective of theirs; ends the job (EXIT_COMMUNICATION) when the time is up.
+void peers_wait(const Peers *peers, MPI_Request *request);
+// launch_agree with that limit.
+bool peers_agree(const Peers *peers, bool ok, Error *err, int *who);
+
 LLMC_END

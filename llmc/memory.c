@@ -67,7 +67,7 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
 
 bool memory_allocate(Memory *memory, Arena *arena, Device *device, const Config *config, int sharers, ModelBytes model_bytes, Error *err) {
     memory->device = device;
-    memory->planned = arena_total(arena);
+    memory->planned = arena_needed(arena);
     memory->taken_before = device_taken(device);
     memory->share_before = device_share(device, sharers);
     if (arena_allocate(arena, device, sharers, err)) return true;

@@ -23,12 +23,13 @@ bool stop_poll(Stop *stop, StopReason own, MPI_Comm world, double limit) {
     struct timespec at_once = {0, 0};
     int caught = sigtimedwait(&set, NULL, &at_once);
     if (caught > 0 && own < STOP_SIGNAL) own = STOP_SIGNAL;
-    int found[2] = {(int)own, caught > 0 ? caught : 0};
+    int found[3] = {(int)own, caught > 0 ? caught : 0, stop->busy};
     MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, found, 2, MPI_INT, MPI_MAX, world, &request);
+    MPI_Iallreduce(MPI_IN_PLACE, found, 3, MPI_INT, MPI_MAX, world, &request);
     if (!launch_wait(&request, limit)) return false;
     if (found[0] > (int)stop->reason) stop->reason = (StopReason)found[0];
     if (found[1]) stop->signal_number = found[1];
+    stop->busy = found[2] != 0;
     return true;
 }
 

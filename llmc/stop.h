@@ -10,6 +10,7 @@ typedef enum StopReason { GO_ON, STOP_DURATION, STOP_SIGNAL, STOP_DATA } StopRea
 typedef struct Stop {
     StopReason reason;
     int signal_number;  // SIGTERM, SIGUSR1 or SIGINT, once one was caught on any rank
+    bool busy;          // this rank still does something in the background; after stop_poll: some rank does
 } Stop;
 
 // Blocks SIGTERM, SIGUSR1 and SIGINT in this thread and those it starts. Before MPI starts its own.

@@ -127,6 +127,16 @@ static void list_pieces(Zero *zero) {
     }
 }
 
+static uint64_t element_bytes(bool optimizer) { return sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0); }
+
+static uint64_t staging_bytes(const Zero *zero) {
+    uint64_t elements = 0;
+    for (int i = 0; i < zero->piece_count; i++) elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
+    return elements * element_bytes(!zero->config->no_save_optim);
+}
+
+uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer) { return (uint64_t)zero->plan.parameters * element_bytes(optimizer); }
+
 bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err) {
     Zero fresh = {0};
     *zero = fresh;
@@ -144,6 +154,10 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     zero->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the verdicts");
     reserve_memory(zero, arena);
     list_pieces(zero);
+    // At least a byte, so that it is there on every rank, also on one that owns nothing.
+    if (config->save && config->async_save) {
+        arena_reserve_host(arena, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)staging_bytes(zero), 1), &zero->staging);
+    }
     return true;
 }
 
@@ -168,6 +182,7 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream 
     }
     zero->computed = event_create(device);
     zero->judged = event_create(device);
+    zero->staged = event_create(device);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     copy_to_device(compute, zero->segments, zero->plan.segments, (size_t)zero->plan.segments_total * sizeof(Segment));
     zero_set_counters(zero, 0, 1.0, 1.0);
@@ -182,6 +197,7 @@ void zero_free(Zero *zero) {
     if (zero->device) {
         event_destroy(zero->computed);
         event_destroy(zero->judged);
+        event_destroy(zero->staged);
         for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
     }
     free(zero->leaf_start);
@@ -452,15 +468,31 @@ static void *slice_memory(const Zero *zero, const Piece *piece, SliceKind kind, 
     }
 }
 
+static void *fetched_memory(const Zero *zero, int i, size_t *bytes) {
+    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+    return slice_memory(zero, &zero->pieces[i % zero->piece_count], order[i / zero->piece_count], bytes);
+}
+
 void zero_fetch_slice(void *context, int i, void *host) {
     Zero *zero = (Zero *)context;
-    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
     size_t bytes;
-    void *memory = slice_memory(zero, &zero->pieces[i % zero->piece_count], order[i / zero->piece_count], &bytes);
+    void *memory = fetched_memory(zero, i, &bytes);
     zero_weights_wait_all(zero);
     copy_to_host(zero->compute, host, memory, bytes);
     stream_synchronize(zero->compute);
 }
+
+// In the order of the traffic stream: behind the gathers of the step that is saved, before the update of the next one, whose forward and backward run
+// meanwhile.
+void zero_stage_slice(void *context, int i, void *pinned) {
+    Zero *zero = (Zero *)context;
+    size_t bytes;
+    void *memory = fetched_memory(zero, i, &bytes);
+    copy_to_pinned(zero->traffic, pinned, memory, bytes);
+    event_record(zero->staged, zero->traffic);
+}
+
+void zero_staged(void *context) { event_synchronize(((Zero *)context)->staged); }
 
 static bool restore_slice(Zero *zero, const Checkpoint *checkpoint, const char *name, SliceKind kind, int64_t lo, int64_t hi, void *memory, Error *err) {
     Slice slice = {name, kind, lo, hi};

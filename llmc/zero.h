@@ -46,6 +46,8 @@ typedef struct Zero {
     TlqWorkspace tlq;
     uint8_t *gather;                // gather buffer of the bucket at hand
     // host
+    void *staging;                  // --async-save: this rank's slices of a checkpoint, page-locked; NULL otherwise
+    Event *staged;                  // their copies have arrived
     int64_t *leaf_start;            // (buckets) first leaf
     int *units_missing;             // (buckets) layers whose gradients are still to come in this backward
     bool *pending;                  // (buckets) gathered weights not yet waited for
@@ -95,6 +97,11 @@ typedef struct ZeroSlices {
 } ZeroSlices;
 ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool optimizer);
 void zero_fetch_slice(void *zero, int i, void *host);  // context for CheckpointSave.fetch: the Zero
+// The same into zero->staging, behind the training's back; the second waits for the copies. For CheckpointSave.fetch and fetched.
+void zero_stage_slice(void *zero, int i, void *pinned);
+void zero_staged(void *zero);
+// Bytes of a checkpoint's slices over all ranks.
+uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer);
 // Loads replicas, and masters and moments when `optimizer`; otherwise masters become float(replica) and moments 0.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, const CheckpointTensor *tensors, bool optimizer, Error *err);
 void zero_set_counters(Zero *zero, int64_t adam_steps, double beta1_power, double beta2_power);

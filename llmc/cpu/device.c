@@ -180,6 +180,9 @@ size_t device_allocated(const Device *device) { return device->allocated; }
 
 void device_free(Device *device, void *memory) { free(memory); }
 
+void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) { return device_alloc(device, bytes, purpose, err); }
+void host_free(Device *device, void *memory) { device_free(device, memory); }
+
 // --- streams and events ----------------------------------------------------------------------------------------------------------
 
 Stream *stream_create(Device *device, const char *name) {
@@ -210,6 +213,7 @@ void copy_to_device(Stream *stream, void *device_memory, const void *host, size_
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes) {
     if (bytes) memcpy(host, device_memory, bytes);
 }
+void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes) { copy_to_host(stream, pinned, device_memory, bytes); }
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
     if (bytes) memmove(to, from, bytes);
 }

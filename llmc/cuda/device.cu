@@ -209,6 +209,18 @@ size_t device_allocated(const Device *device) { return device->allocated; }
 
 void device_free(Device *device, void *memory) { cuda_check(device->site, cudaFree(memory), "freeing GPU memory"); }
 
+void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    void *memory = NULL;
+    cudaError_t status = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);  // whole pages
+    if (status == cudaSuccess) return memory;
+    cudaGetLastError();  // or the next check_launch would report it
+    error_set(err, EXIT_ENVIRONMENT, "out of page-locked host memory: %zu bytes for %s (%s); free some memory, raise ulimit -l, or do without", bytes, purpose,
+              cudaGetErrorString(status));
+    return NULL;
+}
+
+void host_free(Device *device, void *memory) { cuda_check(device->site, cudaFreeHost(memory), "freeing pinned memory"); }
+
 // --- streams and events ----------------------------------------------------------------------------------------------------------
 
 Stream *stream_create(Device *device, const char *name) {
@@ -309,6 +321,10 @@ void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t 
         cuda_check(stream_site(stream), cudaLaunchHostFunc(stream->handle, staging_deliver, slot), "copying from the GPU");
         staging_give_back(stream, slot);
     }
+}
+
+void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes) {
+    if (bytes) cuda_check(stream_site(stream), cudaMemcpyAsync(pinned, device_memory, bytes, cudaMemcpyDeviceToHost, stream->handle), "copying from the GPU");
 }
 
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {

@@ -56,9 +56,43 @@ done
 put() { printf '%s' "$2" >"$1"; }
 damaged "a tracker without a number" latest_checkpointed_iteration.txt put "$tracker" "twelve"
 damaged "an empty tracker" latest_checkpointed_iteration.txt put "$tracker" ""
-damaged "a tracker with a flipped bit" iter_0000052 flip "$tracker" 0
-damaged "a tracker that names a checkpoint that is not there" "iter_0000099" put "$tracker" "99"
 damaged "a negative tracker" latest_checkpointed_iteration.txt put "$tracker" "-4"
+
+# --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one line says why ---
+# falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line that holds TEXT, and ends as the undisturbed run did.
+falls_back() {
+    check "$1" falls_back_to "${@:2}"
+}
+falls_back_to() {
+    local iteration=$1 text=$2
+    rm -rf "$bad"
+    cp -r "$work/good" "$bad"
+    "${@:3}"
+    rm -f "$work/back.jsonl"
+    trains "${run[@]}" --load "$bad" --save "$bad" --save-interval 4 --log-jsonl "$work/back.jsonl" || return 1
+    [ "$(grep -c '^WARNING: the checkpoint of iteration' "$work/out")" -eq 1 ] && grep '^WARNING: the checkpoint' "$work/out" | grep -qF -- "$text" || { why="not one warning with '$text'"; return 1; }
+    grep -q "successfully loaded checkpoint from $bad at iteration $iteration" "$work/out" || { why="not loaded at $iteration"; return 1; }
+    [ "$iteration" = 12 ] || [ "$(train_lines back | wc -l)" -eq $((12 - iteration)) ] || { why="trained $(train_lines back | wc -l) iterations"; return 1; }
+    [ "$(cat "$bad/latest_checkpointed_iteration.txt")" = 12 ] && cmp -s "$work/good/$latest/$shard" "$bad/$latest/$shard" || { why="the end of the run differs"; return 1; }
+}
+two_damaged() {
+    flip "$bad/$latest/$shard" "$middle"
+    truncate -s -20 "$bad/iter_0000008/manifest.json"
+}
+falls_back "back to the one before: a flipped bit in a shard" 8 "shard_00002_of_00004.safetensors is damaged" flip "$bad/$latest/$shard" "$middle"
+falls_back "back to the one before: no manifest" 8 "$latest/manifest.json" rm "$bad/$latest/manifest.json"
+falls_back "back to the one before: a missing folder" 8 "$latest" rm -r "$bad/$latest"
+falls_back "back to the second before: two damaged" 4 "shard_00002_of_00004.safetensors is damaged" two_damaged
+falls_back "back to the newest: a tracker with a flipped bit" 12 iter_0000052 flip "$bad/latest_checkpointed_iteration.txt" 0
+falls_back "back to the newest: a tracker that names what is not there" 12 iter_0000099 put "$bad/latest_checkpointed_iteration.txt" "99"
+all_damaged() { # the first one's error is told
+    local i
+    rm -rf "$bad"
+    cp -r "$work/good" "$bad"
+    for i in 4 8 12; do truncate -s 100 "$bad/$(printf 'iter_%07d' $i)/$shard"; done
+    refused 6 "$latest/$shard" "${run[@]}" --load "$bad"
+}
+check "all damaged: the newest one's error" all_damaged
 
 # --- a save that is killed: whatever the moment, the folder loads, and the next save cleans up ---
 killed_saving() {

@@ -31,16 +31,33 @@ disk_full_at() { # TRACKER DISK: the save after TRACKER does not fit
     [ "$(cat "$work/$2/run/latest_checkpointed_iteration.txt" 2>/dev/null || echo none)" = "$1" ] || { why="the tracker names $(cat "$work/$2/run/latest_checkpointed_iteration.txt")"; return 1; }
     ! compgen -G "$work/$2/run/.iter_*" >/dev/null || { why="left $(echo "$work/$2"/run/.iter_*)"; return 1; }
 }
-first() { disk_full_at none first; }
+first() { # known from the sizes, before any training
+    disk_full_at none first && ! grep -q '^ iteration' "$work/out" || { why="${why:-it trained first}"; return 1; }
+    grep -q 'does not fit into' "$work/err" || { why="$(cat "$work/err")"; return 1; }
+}
 second() {
     disk_full_at 4 second || return 1
+    grep -q "^WARNING: $work/second/run has .* room for 1 more checkpoints .* this run will want 3; " "$work/out" || { why="no warning before training"; return 1; }
     shards "$work/second/run" 4 | cmp -s - <(shards "$work/reference" 4) || { why="the checkpoint before is damaged"; return 1; }
     rm -f "$work/rest.jsonl"
     logged rest "${four[@]}" --load "$work/second/run" && [ "$(train_lines rest | wc -l)" -eq 8 ] || return 1
 }
+# With --keep-last-checkpoints 1 a disk for two holds any number.
+enough() {
+    trains "${four[@]}" --save "$work/third/run" --save-interval 2 --keep-last-checkpoints 1 || return 1
+    ! grep -q WARNING "$work/out" && shards "$work/third/run" 12 >/dev/null || { why="a warning, or no checkpoint"; return 1; }
+}
+# What a killed save left makes way when the room is asked for.
+leftover() {
+    mkdir -p "$work/fourth/run/.iter_0000004.tmp"
+    head -c $((bytes + 1000000)) /dev/zero >"$work/fourth/run/.iter_0000004.tmp/rubbish"
+    trains "${four[@]}" --save "$work/fourth/run" --save-interval 12 && [ ! -e "$work/fourth/run/.iter_0000004.tmp" ]
+}
 if small_disk first $((bytes / 2)) && small_disk second $((bytes + bytes / 2 + 1200000)); then
     check "the first checkpoint does not fit" first
     check "the second checkpoint does not fit; the first one is whole and goes on" second
+    if small_disk third $((3 * bytes + 1200000)); then check "--keep-last-checkpoints 1 on a small disk" enough; fi
+    if small_disk fourth $((bytes + bytes / 2 + 1200000)); then check "what a killed save left makes way" leftover; fi
 else
     skip "full disks" "this user may not mount a small file system"
 fi

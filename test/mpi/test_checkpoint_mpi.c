@@ -192,6 +192,60 @@ static void test_replace(Test *t) {
     }
 }
 
+// In the background: the ranks go on together, and each part ends on all of them before the next begins. The older ones are deleted meanwhile.
+static void test_background(Test *t) {
+    Saved s;
+    Error err = {0};
+    prepare(&s, t, 500);
+    s.save.staging = malloc((size_t)checkpoint_shard_bytes(s.slices, s.save.slice_count) + 1);
+    s.save.keep.last = 1;
+    CheckpointJob *job = checkpoint_begin(&s.save, &err);
+    bool ok = job != NULL, done = false;
+    int parts = 0;
+    memset(s.slices, 0, sizeof s.slices);  // the job has its own
+    while (ok && !done) {
+        int busy = 1;
+        while (busy) {
+            busy = checkpoint_busy(job);
+            MPI_Allreduce(MPI_IN_PLACE, &busy, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+        }
+        ok = checkpoint_advance(job, &done, &err);
+        parts++;
+    }
+    if (!ok) printf("%s\n", err.what);
+    check(t, ok && parts == 3 && checkpoint_job_state(job)->iteration == 500, "a save in the background");
+    checkpoint_job_free(job);
+    free(s.save.staging);
+    MPI_Barrier(MPI_COMM_WORLD);
+    check(t, checkpoint_latest(t->save, &err) == 500 && clean(t) && loads(t, MPI_COMM_WORLD, 500, 2), "it loads");
+    check(t, save_folder_previous(t->save, 500) == -1, "the older ones are gone");
+    // Back where the next tests expect to be.
+    prepare(&s, t, 400);
+    check(t, checkpoint_save(&s.save, &err), "an older iteration again");
+}
+
+// One rank cannot write behind the others' backs: the same line on all, nothing left.
+static void test_background_fails(Test *t) {
+    Saved s;
+    Error err = {0};
+    struct rlimit before, small;
+    prepare(&s, t, 450);
+    s.save.staging = malloc((size_t)checkpoint_shard_bytes(s.slices, s.save.slice_count) + 1);
+    getrlimit(RLIMIT_FSIZE, &before);
+    small = before;
+    small.rlim_cur = 3000;
+    if (t->rank == t->ranks - 1) setrlimit(RLIMIT_FSIZE, &small);
+    CheckpointJob *job = checkpoint_begin(&s.save, &err);
+    bool ok = job != NULL, done = false;
+    while (ok && !done) ok = checkpoint_advance(job, &done, &err);
+    setrlimit(RLIMIT_FSIZE, &before);
+    check(t, same_error(!ok, &err, "File too large"), "a rank that cannot write in the background");
+    checkpoint_job_free(job);
+    free(s.save.staging);
+    MPI_Barrier(MPI_COMM_WORLD);
+    check(t, checkpoint_latest(t->save, &err) == 400 && clean(t) && loads(t, MPI_COMM_WORLD, 400, 2), "the checkpoint before is untouched by it");
+}
+
 static void test_damage(Test *t) {
     Error err = {0};
     char path[200];
@@ -215,8 +269,8 @@ static void test_damage(Test *t) {
     c = checkpoint_open(t->save, 400, false, MPI_COMM_WORLD, &err);
     check(t, same_error(!c, &err, path), "a truncated shard is named on all ranks");
     checkpoint_close(c);
-    c = checkpoint_open(t->save, 500, false, MPI_COMM_WORLD, &err);
-    check(t, same_error(!c, &err, "iter_0000500"), "a checkpoint that is not there");
+    c = checkpoint_open(t->save, 700, false, MPI_COMM_WORLD, &err);
+    check(t, same_error(!c, &err, "iter_0000700"), "a checkpoint that is not there");
     checkpoint_close(c);
 }
 
@@ -234,6 +288,8 @@ int main(int argc, char **argv) {
     test_one_rank_fails(&t);
     test_bad_slices(&t);
     test_replace(&t);
+    test_background(&t);
+    test_background_fails(&t);
     test_damage(&t);
     MPI_Barrier(MPI_COMM_WORLD);
     if (t.rank == 0) {

@@ -172,10 +172,20 @@ static void prepare(Saved *s, const char *directory, int64_t iteration, uint64_t
     assert_true(s->save.slice_count <= MAX_SLICES);
 }
 
+// How the saves of a test are made.
+static struct {
+    bool background;  // by threads, from a copy
+    Retention keep;
+} manner;
+
 static bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {
     Saved s;
     prepare(&s, directory, iteration, salt, 20);
-    return checkpoint_save(&s.save, err);
+    s.save.keep = manner.keep;
+    if (manner.background) s.save.staging = malloc(checkpoint_shard_bytes(s.slices, s.save.slice_count));
+    bool ok = checkpoint_save(&s.save, err);
+    free(s.save.staging);
+    return ok;
 }
 
 static void assert_one_line(const Error *err) {
@@ -245,6 +255,7 @@ static int make_folder(void **state) {
     snprintf(f->manifest, sizeof f->manifest, "%s/iter_0000005/manifest.json", f->save);
     snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->save);
     memset(&faults, 0, sizeof faults);
+    memset(&manner, 0, sizeof manner);
     faults.quick = true;
     *state = f;
     return 0;
@@ -770,6 +781,87 @@ static void killed_at_every_call(void **state) {
     die_at_every_call(f, 5, 1);
 }
 
+static void every_call_fails_in_the_background(void **state) {
+    Folder *f = (Folder *)*state;
+    manner.background = true;
+    int calls = fail_every_call(f, 6, ENOSPC);
+    assert_true(calls >= 25);  // one write for all slices
+    fail_every_call(f, 5, EIO);
+}
+
+// With the one before deleted too: as long as the tracker names it, it is whole.
+static void killed_while_old_ones_are_deleted(void **state) {
+    Folder *f = (Folder *)*state;
+    manner.keep.last = 1;
+    die_at_every_call(f, 6, 1);
+    char old[160];
+    snprintf(old, sizeof old, "%s/iter_0000005", f->save);
+    assert_int_not_equal(access(old, F_OK), 0);
+    assert_int_equal(hidden_entries(f->save), 0);
+}
+
+static void old_ones_are_deleted(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    manner.keep = (Retention){2, 4};
+    for (int i = 1; i <= 7; i++) {
+        assert_true(save(f->save, i, (uint64_t)i, &err));
+        int64_t before = save_folder_previous(f->save, i);
+        assert_int_equal(before, i == 1 ? -1 : i - 1);
+    }
+    assert_int_equal(save_folder_previous(f->save, 6), 4);
+    assert_int_equal(save_folder_previous(f->save, 4), -1);
+    assert_loads(f->save, 7, 7);
+    assert_int_equal(save_folder_previous("/nowhere/at/all", 4), -1);
+}
+
+static void back_to_a_sound_one(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    Peers peers = {MPI_COMM_SELF, 0, NULL};
+    char note[1400], path[200];
+    int64_t iteration = 5;
+    for (int i = 3; i <= 5; i++) assert_true(save(f->save, i, (uint64_t)i, &err));
+    Checkpoint *c = checkpoint_open_sound(f->save, &iteration, &peers, note, sizeof note, &err);
+    assert_true(c && iteration == 5 && !*note);
+    checkpoint_close(c);
+    for (int i = 5; i >= 3; i--) {
+        snprintf(path, sizeof path, "%s/iter_%07d/mp_rank_00/shard_00000_of_00001.safetensors", f->save, i);
+        assert_int_equal(truncate(path, 100), 0);
+        iteration = 5;
+        c = checkpoint_open_sound(f->save, &iteration, &peers, note, sizeof note, &err);
+        if (i == 3) break;
+        assert_true(c && iteration == i - 1 && read_all(c, (uint64_t)i - 1) == 1);
+        assert_true(strstr(note, "iter_0000005") && !strchr(note, '\n'));
+        checkpoint_close(c);
+    }
+    assert_true(!c && iteration == 5 && !*note);
+    assert_one_line(&err);
+    assert_non_null(strstr(err.what, "iter_0000005"));
+}
+
+static void forecasts(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    char line[1400];
+    Retention all = {0, 0}, two = {2, 0};
+    assert_true(save(f->save, 5, 1, &err));
+    faults.free_bytes = (1 << 20) + 5 * 1001000;
+    save_folder_forecast(f->save, 1000000, 5, &all, line, sizeof line);
+    assert_string_equal(line, "");
+    save_folder_forecast(f->save, 1000000, 6, &all, line, sizeof line);
+    assert_non_null(strstr(line, "room for 5 more checkpoints of 0.001 GB, but this run will want 6;"));
+    faults.free_bytes = (1 << 20) + 2 * 1001000;  // one is there: with two more there are three for a while
+    save_folder_forecast(f->save, 1000000, 1000, &two, line, sizeof line);
+    assert_string_equal(line, "");
+    faults.free_bytes -= 1;
+    save_folder_forecast(f->save, 1000000, 1000, &two, line, sizeof line);
+    assert_non_null(strstr(line, "will want 2;"));
+    faults.free_bytes = UINT64_MAX;  // a file system that does not say
+    save_folder_forecast(f->save, 1000000, 1000, &all, line, sizeof line);
+    assert_string_equal(line, "");
+}
+
 // A folder left aside, as when the save that was replacing it died between its two renames, is the only copy: it is read, and put back.
 static void left_aside(void **state) {
     Folder *f = (Folder *)*state;
@@ -873,6 +965,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(order_of_writing, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(every_call_fails, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(killed_at_every_call, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(every_call_fails_in_the_background, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(killed_while_old_ones_are_deleted, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(old_ones_are_deleted, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(back_to_a_sound_one, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(forecasts, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(left_aside, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(no_space, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(full_disk, make_folder, remove_folder),

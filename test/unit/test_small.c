@@ -75,18 +75,23 @@ static void the_memory_plan_is_what_is_allocated(void **state) {
     Error err = {0};
     Device *device = device_open(0, &site, &err);
     Arena arena = {0};
-    void *a, *b, *none = (void *)1;
+    void *a, *b, *none = (void *)1, *host;
     arena_reserve(&arena, "one", "first", 1000, &a);
     arena_reserve(&arena, "two", "second", 24, &b);
     arena_reserve(&arena, "two", "nothing", 0, &none);
+    arena_reserve_host(&arena, "host", "copy", 77, &host);  // is allocated, but lies elsewhere
     assert_int_equal(arena_total(&arena), 1024);
     assert_null(none);
     assert_true(arena_allocate(&arena, device, 1, &err));
-    assert_true(a && b && !none);
+    assert_true(a && b && host && !none);
+    memset(host, 1, 77);
     for (int i = 0; i < 1000; i++) assert_int_equal(((char *)a)[i], 0);
     arena_free(&arena, device);
-    assert_null(a);
+    assert_true(!a && !host);
 
+    arena_reserve_host(&arena, "huge", "more than there is", (size_t)1 << 60, &host);  // here the host's memory is the device's
+    assert_false(arena_allocate(&arena, device, 1, &err));
+    arena_free(&arena, device);
     arena_reserve(&arena, "huge", "more than there is", (size_t)1 << 60, &a);
     assert_false(arena_allocate(&arena, device, 1, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);

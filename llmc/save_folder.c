@@ -1,0 +1,173 @@
+// What lies in a --save folder: see save_folder.h. Called by one rank.
+#include "llmc/save_folder.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+#include "llmc/durable.h"
+#include "llmc/manifest.h"
+
+enum { SPACE_MARGIN_BYTES = 1 << 20, MAX_DIGITS = 15 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Leftovers
+
+// True for ".iter_<digits><suffix>".
+static bool is_leftover(const char *name, const char *suffix) {
+    if (strncmp(name, ".iter_", 6) != 0) return false;
+    const char *p = name + 6;
+    while (isdigit((unsigned char)*p)) p++;
+    return p > name + 6 && strcmp(p, suffix) == 0;
+}
+
+// ".iter_N.old" is the only copy of iteration N when the save that replaced it died between its two renames: it goes back to its place.
+static bool settle_aside(const char *directory, const char *name, Error *err) {
+    char *aside = text_format("%s/%s", directory, name);
+    char *final = text_format("%s/%.*s", directory, (int)(strlen(name) - 1 - strlen(".old")), name + 1);
+    bool ok = durable_exists(final) ? durable_remove_tree(aside, err) : rename(aside, final) == 0 || durable_error(err, "rename to", final);
+    free(aside);
+    free(final);
+    return ok;
+}
+
+bool save_folder_clear(const char *directory, Error *err) {
+    DIR *folder = opendir(directory);
+    if (!folder) return durable_error(err, "open folder", directory);
+    bool ok = true;
+    struct dirent *entry;
+    while (ok && (entry = readdir(folder))) {
+        if (is_leftover(entry->d_name, ".old")) {
+            ok = settle_aside(directory, entry->d_name, err);
+        } else if (is_leftover(entry->d_name, ".tmp") || is_leftover(entry->d_name, ".del")) {
+            char *path = text_format("%s/%s", directory, entry->d_name);
+            ok = durable_remove_tree(path, err);
+            free(path);
+        }
+    }
+    closedir(folder);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Free space
+
+// Bytes that checkpoints may still take, and what one needs; false where the file system does not say: a full disk then shows when it is
+// written to, as on some network file systems.
+static bool free_space(const char *directory, uint64_t bytes, uint64_t *available, uint64_t *needed) {
+    struct statvfs fs;
+    if (statvfs(directory, &fs) != 0 || fs.f_blocks == 0) return false;
+    uint64_t left = (uint64_t)fs.f_bavail * fs.f_frsize;
+    *available = left > SPACE_MARGIN_BYTES ? left - SPACE_MARGIN_BYTES : 0;
+    *needed = bytes + bytes / 1000;  // with headers and manifest
+    return true;
+}
+
+bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err) {
+    uint64_t available, needed;
+    if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
+    if (!save_folder_clear(directory, err)) return false;
+    if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
+    return error_set(err, EXIT_CHECKPOINT,
+                     "a checkpoint of %.3f GB does not fit into %s, which has %.3f GB left; free some space or choose another folder with --save",
+                     (double)needed / 1e9, directory, (double)available / 1e9);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Older checkpoints
+
+// The iteration of a folder named as checkpoint.c names them, else -1.
+static int64_t iteration_of(const char *name) {
+    char canonical[40];
+    const char *digits = name + 5;
+    if (strncmp(name, "iter_", 5) != 0 || strlen(digits) > MAX_DIGITS || strspn(digits, "0123456789") != strlen(digits)) return -1;
+    int64_t iteration = strtoll(digits, NULL, 10);
+    snprintf(canonical, sizeof canonical, "iter_%07" PRId64, iteration);
+    return strcmp(name, canonical) == 0 ? iteration : -1;
+}
+
+int64_t save_folder_previous(const char *directory, int64_t iteration) {
+    DIR *folder = opendir(directory);
+    int64_t found = -1;
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        int64_t one = iteration_of(entry->d_name);
+        if (one < iteration && one > found) found = one;
+    }
+    if (folder) closedir(folder);
+    return found;
+}
+
+static int newest_first(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+// The iterations up to `newest` that this program saved here, newest first (malloc'ed).
+static int64_t *list_checkpoints(const char *directory, int64_t newest, int *count) {
+    DIR *folder = opendir(directory);
+    int64_t *list = NULL;
+    int room = 0;
+    *count = 0;
+    if (!folder) return NULL;
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        int64_t iteration = iteration_of(entry->d_name);
+        char *manifest = text_format("%s/%s/" MANIFEST_NAME, directory, entry->d_name);
+        bool ours = iteration >= 0 && iteration <= newest && durable_exists(manifest);
+        free(manifest);
+        if (!ours) continue;
+        if (*count == room) list = (int64_t *)xrealloc(list, (size_t)(room = 2 * room + 16) * sizeof *list, "the list of checkpoints");
+        list[(*count)++] = iteration;
+    }
+    closedir(folder);
+    if (list) qsort(list, (size_t)*count, sizeof *list, newest_first);
+    return list;
+}
+
+static bool stays(const Retention *keep, int64_t iteration, int64_t rank) {
+    return rank < keep->last || (keep->interval > 0 && iteration % keep->interval == 0);
+}
+
+// iter_N to .iter_N.del, or that away.
+static bool retire(const char *directory, int64_t iteration, bool renamed, Error *err) {
+    char *final = text_format("%s/iter_%07" PRId64, directory, iteration), *away = text_format("%s/.iter_%07" PRId64 ".del", directory, iteration);
+    bool ok = renamed ? durable_remove_tree(away, err) : rename(final, away) == 0 || durable_error(err, "rename", final);
+    free(final);
+    free(away);
+    return ok;
+}
+
+bool save_folder_prune(const char *directory, int64_t newest, const Retention *keep, Error *err) {
+    int count = 0;
+    if (keep->last <= 0) return true;
+    int64_t *list = list_checkpoints(directory, newest, &count);
+    bool ok = list || durable_error(err, "open folder", directory);
+    for (int renamed = 0; ok && renamed < 2; renamed++) {
+        // The names are gone from the disk before what they named is: a power cut leaves no half checkpoint under a whole one's name.
+        if (renamed) ok = durable_sync_folder(directory, err);
+        for (int i = 0; ok && i < count; i++) ok = stays(keep, list[i], i) || retire(directory, list[i], renamed, err);
+    }
+    free(list);
+    return ok;
+}
+
+void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, const Retention *keep, char *line, size_t line_bytes) {
+    uint64_t available, needed;
+    int there = 0;
+    *line = 0;
+    if (!free_space(directory, bytes, &available, &needed)) return;
+    int64_t wanted = saves, room = (int64_t)(available / needed);
+    // Without a multiple to keep, there are never more than the last ones and the one being written.
+    if (keep->last > 0 && keep->interval <= 0) {
+        free(list_checkpoints(directory, INT64_MAX, &there));
+        int64_t most = keep->last + 1 - there;
+        if (wanted > most) wanted = most > 1 ? most : 1;
+    }
+    if (wanted <= room) return;
+    snprintf(line, line_bytes, "WARNING: %s has %.3f GB left: room for %" PRId64 " more checkpoints of %.3f GB, but this run will want %" PRId64
+             "; free some space, or see --keep-last-checkpoints", directory, (double)available / 1e9, room, (double)needed / 1e9, wanted);
+}

@@ -1,0 +1,25 @@
+// What lies in a --save folder besides the checkpoint at hand: leftovers of killed saves, older checkpoints, free space. Called by checkpoint.c (before and
+// after a save), checkpoint_load.c (older checkpoints to fall back to) and train_gpt.cu (room for the run's checkpoints). checkpoint.h lists the names.
+#pragma once
+#include "llmc/base.h"
+LLMC_BEGIN
+
+// Removes what killed saves and killed deletions left, and puts back a checkpoint that was moved aside while it was being replaced.
+bool save_folder_clear(const char *directory, Error *err);
+// That a checkpoint of this many bytes fits. What killed saves left makes way if it must. True where the file system does not say.
+bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err);
+// The newest iteration before `iteration` of which there is a folder, sound or not; -1: none.
+int64_t save_folder_previous(const char *directory, int64_t iteration);
+
+// Which checkpoints stay: the newest `last` ones (0: all), and those whose iteration is a multiple of `interval` (0: none more).
+typedef struct Retention {
+    int64_t last, interval;
+} Retention;
+// Deletes the checkpoints that need not stay now that the one of iteration `newest` is durable and the tracker names it. They are renamed out of the way
+// first, so that a kill leaves whole checkpoints and leftovers only. Checkpoints of later iterations, and folders without this program's manifest, are
+// not touched.
+bool save_folder_prune(const char *directory, int64_t newest, const Retention *keep, Error *err);
+// A line for the user when the checkpoints of a run will not all fit: `saves` more of `bytes` each, of which `keep` stay. Empty when they will.
+void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, const Retention *keep, char *line, size_t line_bytes);
+
+LLMC_END

@@ -1,0 +1,71 @@
+// The saves of a run: see saver.h. Called by train_gpt.cu.
+#include "llmc/saver.h"
+
+#include <stdlib.h>
+
+bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
+    const Config *c = saver->config;
+    uint64_t bytes = zero_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of all ranks: they see one file system
+    int rank;
+    char line[1400];
+    MPI_Comm_rank(saver->peers.comm, &rank);
+    if (!peers_agree(&saver->peers, rank != 0 || save_folder_has_room(c->save, bytes, err), err, NULL)) return false;
+    Retention keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval};
+    save_folder_forecast(c->save, bytes, c->train_iters / c->save_interval - iteration / c->save_interval, &keep, line, sizeof line);
+    if (*line) log_line(saver->log, "%s", line);
+    return true;
+}
+
+static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Error *err) {
+    const Config *c = saver->config;
+    char *arguments = config_to_json(c);
+    ZeroSlices slices = zero_slices(saver->zero, saver->tensors, !c->no_save_optim);
+    CheckpointSave save = {
+        .directory = c->save,
+        .state = *state,
+        .arguments_json = arguments,
+        .tensors = saver->tensors,
+        .tensor_count = saver->zero->plan.tensors,
+        .slices = slices.slices,
+        .slice_count = slices.count,
+        .fetch = saver->zero->staging ? zero_stage_slice : zero_fetch_slice,
+        .context = saver->zero,
+        .staging = saver->zero->staging,
+        .fetched = zero_staged,
+        .keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval},
+        .comm = saver->peers.comm,
+        .limit = saver->peers.limit,
+        .site = saver->peers.site,
+    };
+    CheckpointJob *job = checkpoint_begin(&save, err);
+    free(slices.slices);
+    free(arguments);
+    return job;
+}
+
+bool saver_save(Saver *saver, const CheckpointState *state, Error *err) {
+    const Config *c = saver->config;
+    if (!saver_advance(saver, true, err)) return false;
+    log_line(saver->log, "saving checkpoint at iteration %7lld to %s", (long long)state->iteration, c->save);
+    saver->job = begin(saver, state, err);
+    if (!saver->job || !saver->zero->staging) return saver->job && saver_advance(saver, true, err);
+    log_line(saver->log, "  scheduled an async checkpoint save at iteration %7lld to %s", (long long)state->iteration, c->save);
+    return true;
+}
+
+bool saver_busy(const Saver *saver) { return saver->job && checkpoint_busy(saver->job); }
+
+bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
+    bool done = false, ok = true;
+    if (!saver->job) return true;
+    do ok = checkpoint_advance(saver->job, &done, err);
+    while (ok && !done && to_the_end);
+    if (ok && !done) return true;
+    CheckpointState state = *checkpoint_job_state(saver->job);
+    checkpoint_job_free(saver->job);
+    saver->job = NULL;
+    if (!ok) return false;
+    progress_checkpoint(saver->progress, state.iteration, state.flops_so_far, (double)state.consumed_train_samples * saver->config->seq_length);
+    log_line(saver->log, "  successfully saved checkpoint at iteration %7lld to %s", (long long)state.iteration, saver->config->save);
+    return true;
+}

@@ -1,0 +1,30 @@
+// The saves of a run, as its flags say: room for them, one at a time, in the background or not, their log lines. Called by train_gpt.cu; checkpoint.h does the
+// work on files.
+#pragma once
+#include "llmc/log.h"
+#include "llmc/progress.h"
+#include "llmc/zero.h"
+LLMC_BEGIN
+
+typedef struct Saver {
+    const Config *config;
+    Zero *zero;
+    const CheckpointTensor *tensors;
+    Log *log;
+    Progress *progress;
+    Peers peers;
+    CheckpointJob *job;  // on its way to the disk; NULL: none
+} Saver;
+
+// All of these are collective and give the same result, and the same error, on every rank.
+
+// That the disk holds a checkpoint, asked before the first step; a log line when it will not hold all that are to come after `iteration`.
+bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
+// Saves; with --async-save it only begins to, once the save before is done.
+bool saver_save(Saver *saver, const CheckpointState *state, Error *err);
+// Whether this rank still writes in the background.
+bool saver_busy(const Saver *saver);
+// Takes a save in the background one part further, or waits for its end.
+bool saver_advance(Saver *saver, bool to_the_end, Error *err);
+
+LLMC_END

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Every file operation of a save that fails, and every one at which a rank is killed: the run ends with exit code 6 and one line, or the operation did not
+# matter; the checkpoint that the tracker names is whole, the one before is only gone when a newer one is whole; the same command then goes on from there
+# and ends with the bits of an undisturbed run. In the background as well as not. The fast run takes every few operations, LONG=1 each.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+shim=$BUILD/test/fault/shim.so
+if [ ! -e "$shim" ]; then
+    not_ok "$shim" "not built; run make BUILD=$BUILD test-programs"
+    finish
+fi
+make_shard text 400 1
+data=$work/text_text_document
+LIMIT=60
+folder=$work/save
+# One layer, and a single save, of iteration 4, after which the checkpoint of iteration 2 is deleted.
+run=(--num-layers 1 --train-iters 4 --eval-iters 0 --log-interval 2 --save-interval 2 --keep-last-checkpoints 1)
+
+# spoil NP VARIABLE=VALUE... -- FLAGS...: a run in which the shim does what the variables say. One rank needs no launcher, which saves most of its time.
+spoil() {
+    local np=$1 variables=(LD_PRELOAD="$shim" SHIM_FOLDER="$folder" SHIM_MARK="$work/mark") exports=() v
+    shift
+    while [ "$1" != -- ]; do variables+=("$1"); shift; done
+    shift
+    rm -f "$work/mark"
+    if [ "$np" = 1 ]; then
+        {  # the shell tells of killed processes
+            timeout -k 5 "$LIMIT" env "${variables[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
+        } 2>/dev/null
+    else
+        for v in "${variables[@]}"; do exports+=(-x "$v"); done
+        timeout -k 5 "$LIMIT" "${launcher[@]}" "${exports[@]}" -np "$np" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" \
+            >"$work/out" 2>"$work/err" </dev/null
+    fi
+}
+tracked() { cat "$1/latest_checkpointed_iteration.txt" 2>/dev/null; }
+# same_as_reference NP FOLDER ITERATION: the checkpoint there has the shards of the undisturbed run.
+same_as_reference() {
+    local name file found=0
+    name=$(printf 'iter_%07d' "$3")
+    for file in "$work/reference$1/$name"/mp_rank_00/*.safetensors; do
+        cmp -s "$file" "$2/$name/mp_rank_00/${file##*/}" || return 1
+        found=$((found + 1))
+    done
+    [ "$found" -eq "$1" ] && [ -s "$2/$name/manifest.json" ]
+}
+# One run in which operation $4 of rank $3 is spoiled (error $5, 0: killed), and what must hold after it. Sets $reached.
+spoiled_at() { # NP MODE-FLAG RANK N ERRNO
+    local np=$1 flag=$2 rank=$3 n=$4 number=$5 rc last flags name
+    flags=("${run[@]}" --save "$folder" --load "$folder")
+    [ "$flag" = sync ] || flags+=(--async-save)
+    rm -rf "$folder"
+    cp -r "$work/at2.$np" "$folder"
+    spoil "$np" SHIM_RANK="$rank" SHIM_AT="$n" SHIM_ERRNO="$number" -- "${flags[@]}"
+    rc=$?
+    reached=0
+    [ ! -e "$work/mark" ] || reached=1
+    local what
+    what="operation $n, $(cat "$work/mark" 2>/dev/null)"
+    if [ "$number" = 0 ] && [ $reached = 1 ]; then
+        [ $rc -ne 0 ] && [ $rc -ne 124 ] || { why="$what: exit code $rc after kill -9"; return 1; }
+    elif [ $rc -ne 0 ]; then
+        [ $reached = 1 ] && error_names 6 "$folder" $rc || { why="$what: exit code $rc; $why"; return 1; }
+    else # it went on: nothing may be missing, and it did not start from scratch
+        [ "$(tracked "$folder")" = 4 ] && grep -q "successfully loaded checkpoint from $folder at iteration 2" "$work/out" || { why="$what: ended well with $(tracked "$folder")"; return 1; }
+    fi
+    last=$(tracked "$folder")
+    case $last in 2 | 4) ;; *) why="$what: the tracker names '$last'"; return 1 ;; esac
+    [ -e "$folder/$(printf 'iter_%07d' "$last")" ] || { why="$what: the checkpoint of iteration $last is gone"; return 1; }
+    for name in "$folder"/iter_*; do # nothing half under a whole one's name
+        same_as_reference "$np" "$folder" "$((10#${name##*_}))" || { why="$what: ${name##*/} is not whole"; return 1; }
+    done
+    spoil "$np" SHIM_AT=0 -- "${flags[@]}" || { say "$what: the next run ended with exit code $?"; return 1; }
+    grep -q "successfully loaded checkpoint from $folder at iteration $last" "$work/out" && ! grep -q WARNING "$work/out" || { why="$what: the next run did not go on from $last"; return 1; }
+    [ "$(tracked "$folder")" = 4 ] && same_as_reference "$np" "$folder" 4 || { why="$what: the next run ended differently"; return 1; }
+    [ "$last" = 4 ] || [ "$(ls -A "$folder" | tr '\n' ' ')" = "iter_0000004 latest_checkpointed_iteration.txt " ] || { why="$what: left $(ls -A "$folder" | tr '\n' ' ')"; return 1; }
+}
+# every NP MODE RANK ERRNO STRIDE OPERATIONS: operations 1, 1 + STRIDE, ... until there are no more; there must be at least so many.
+every() {
+    local n=1 count=0 stride=$5
+    [ "${LONG:-0}" != 1 ] || stride=1
+    for (( ; ; n += stride)); do
+        spoiled_at "$1" "$2" "$3" "$n" "$4" || return 1
+        [ $reached = 1 ] || break
+        count=$((count + 1))
+    done
+    [ "$n" -ge "$6" ] || { why="only $n operations"; return 1; }
+    echo "# $1 ranks, $2, rank $3, errno $4: $count of $n operations"
+}
+
+references() { # NP
+    trains "$1" "${run[@]}" --keep-last-checkpoints 0 --save "$work/reference$1" || return 1
+    mkdir "$work/at2.$1" && cp -r "$work/reference$1/iter_0000002" "$work/at2.$1/" && echo 2 >"$work/at2.$1/latest_checkpointed_iteration.txt"
+}
+check "reference of one rank" references 1
+check "reference of two ranks" references 2
+full=28 broken=5 killed=0  # ENOSPC, EIO, kill -9
+check "an operation fails, disk full" every 1 sync 0 $full 23 80
+check "killed at an operation" every 1 sync 0 $killed 21 80
+check "in the background: an operation fails, disk full" every 1 async 0 $full 6 35
+check "in the background: killed at an operation" every 1 async 0 $killed 5 35
+# Of two ranks the second writes its shard; the first does that and all the rest.
+check "two ranks in the background: an operation of rank 0 fails" every 2 async 0 $broken 13 35
+check "two ranks in the background: rank 0 killed" every 2 async 0 $killed 12 35
+check "two ranks: an operation of rank 1 fails" every 2 sync 1 $broken 40 40
+check "two ranks in the background: an operation of rank 1 fails" every 2 async 1 $broken 4 6
+check "two ranks in the background: rank 1 killed" every 2 async 1 $killed 4 6
+finish
