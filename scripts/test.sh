@@ -134,7 +134,7 @@ tsan_targets=("$tsan/preprocess_data" "$tsan/merge_datasets")
 [ -z "${LONG:-}" ] || mapfile -t -O 2 tsan_targets < <(programs "$tsan" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
 mapfile -t fp32_targets < <(programs "$fp32" ${fp32_tests[@]+"${fp32_tests[@]}"})
 build "programs and tests" "$plain" SAN= all test-programs
-[ ${#san_targets[@]} = 0 ] || build "tests with sanitizers" "$san" SAN=1 "${san_targets[@]}" fuzz-targets
+[ ${#san_targets[@]} = 0 ] || build "tests with sanitizers" "$san" SAN=1 "${san_targets[@]}" fuzz-targets ${LONG:+all}
 build "programs for ThreadSanitizer" "$tsan" SAN=thread "${tsan_targets[@]}"
 [ ${#fp32_targets[@]} = 0 ] || build "tests in fp32" "$fp32" PRECISION=fp32 "${fp32_targets[@]}"
 
@@ -163,6 +163,13 @@ done
 for script in test/unit/*.sh; do
     [ ! -e "$script" ] || run "unit $(basename "$script")" env BUILD="$plain" bash "$script"
 done
+# A tool that gives up ends the process without waiting for its threads, which may wait for a pipe: no leak.
+export TSAN_OPTIONS=report_thread_leaks=0
+run "unit test_preprocess.sh, threads watched" env BUILD="$tsan" ${steady[@]+"${steady[@]}"} bash test/unit/test_preprocess.sh
+for source in ${unit_tests[@]+"${unit_tests[@]}"}; do
+    [ -n "${LONG:-}" ] || break
+    if built "$tsan/${source%.c}"; then run "unit $(basename "$source" .c), threads watched" ${steady[@]+"${steady[@]}"} "$tsan/${source%.c}"; fi
+done
 
 # --- hostile input -----------------------------------------------------------------------------------------------------------------------
 
@@ -190,6 +197,9 @@ for source in ${mpi_tests[@]+"${mpi_tests[@]}"}; do
     if built "$san/${source%.c}"; then
         run "mpi $name, $most ranks, sanitizers" env ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
     fi
+    if [ -n "${LONG:-}" ] && built "$tsan/${source%.c}"; then
+        run "mpi $name, 2 ranks, threads watched" ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" 2 "$tsan/${source%.c}"
+    fi
 done
 
 # --- faults and whole runs -----------------------------------------------------------------------------------------------------------------
@@ -198,6 +208,12 @@ for folder in fault e2e; do
     for script in "test/$folder"/*.sh; do
         [ ! -e "$script" ] || run "$folder $(basename "$script")" env BUILD="$plain" bash "$script"
     done
+done
+
+# Whole runs with sanitizers; MPI's leaks are not ours.
+for script in test/e2e/arms.sh test/e2e/resume.sh test/e2e/data.sh; do
+    [ -n "${LONG:-}" ] && [ -e "$script" ] || continue
+    run "e2e $(basename "$script"), sanitizers" env BUILD="$san" ASAN_OPTIONS=detect_leaks=0 LIMIT=600 ${steady[@]+"${steady[@]}"} bash "$script"
 done
 
 # --- what the GPU program needs --------------------------------------------------------------------------------------------------------------
