@@ -1,5 +1,5 @@
 # Build rules only. `make` builds the CPU trainer and the tools; `make test-programs` the tests; `make help` lists the targets.
-# Variables: BUILD (output folder), ARCH_CFLAGS (default -march=native), SAN=1 (ASan + UBSan), WERROR=1, CC, MPICC.
+# Variables: BUILD (output folder), ARCH_CFLAGS (default -march=native), SAN=1 (ASan + UBSan) or SAN=thread (TSan), WERROR=1, CC, MPICC.
 
 BUILD       ?= build
 comma       := ,
@@ -28,6 +28,18 @@ ifeq ($(SAN),1)
 CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 LDFLAGS += -fsanitize=address,undefined
 endif
+ifeq ($(SAN),thread)
+CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=thread
+LDFLAGS += -fsanitize=thread
+endif
+# The fuzz targets with libFuzzer (make fuzz): clang behind MPI's wrapper, every object counts what it executes.
+ifeq ($(FUZZ),1)
+export OMPI_CC := clang
+export MPICH_CC := clang
+FUZZ_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all
+CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link $(FUZZ_FLAGS)
+LDFLAGS += $(FUZZ_FLAGS)
+endif
 CFLAGS += $(CFLAGS_BASE)
 # fp32 weights and activations, for finite-difference tests of the same code (llmc/dtype.h): make PRECISION=fp32 BUILD=build/fp32 ...
 ifeq ($(PRECISION),fp32)
@@ -53,12 +65,13 @@ TOOLS    := $(TOOL_SRC:dev/data/%.c=$(BUILD)/%)
 
 UNIT_TESTS := $(patsubst test/unit/%.c,$(BUILD)/test/unit/%,$(wildcard test/unit/test_*.c))
 MPI_TESTS  := $(patsubst test/mpi/%.c,$(BUILD)/test/mpi/%,$(wildcard test/mpi/test_*.c))
+FUZZ_TARGETS := $(patsubst test/fuzz/%.c,$(BUILD)/test/fuzz/%,$(wildcard test/fuzz/fuzz_*.c))
 
-.PHONY: all cpu tools test-programs help clean
+.PHONY: all cpu tools test-programs fuzz fuzz-targets help clean
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu
 tools: $(TOOLS)
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so all
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so all
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -102,13 +115,27 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 # The one-process simulator of the exact regime serves two programs.
 $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
 
-# File operations that fail or kill, for LD_PRELOAD. Without sanitizers: it goes into plain programs.
-$(BUILD)/test/fault/shim.so: test/fault/shim.c
-	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -shared -fPIC $< -o $@ -ldl
-
 # Tests of the model link the trainer's own file.
 $(BUILD)/test/unit/test_gpt $(BUILD)/test/unit/test_memory: $(BUILD)/obj/train_gpt_test.o
+
+# Fuzz targets run given inputs (replay.c), or search for inputs when libFuzzer brings main(). mmap: see fuzz_shard.c.
+$(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/files.o
+ifeq ($(FUZZ),1)
+$(FUZZ_TARGETS): LDFLAGS += -fsanitize=fuzzer
+else
+$(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/replay.o
+endif
+$(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
+$(BUILD)/test/fuzz/fuzz_options: $(BUILD)/obj/train_gpt_test.o
+fuzz-targets: $(FUZZ_TARGETS)
+fuzz:
+	@command -v clang >/dev/null || { echo "clang was not found: libFuzzer is part of it; on Debian: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
+	$(MAKE) FUZZ=1 BUILD=$(BUILD)/fuzz fuzz-targets
+
+# Loaded in front of the C library by test/fault/*.sh: file operations that fail or kill, allocations that fail. Without sanitizers: they go into plain programs.
+$(BUILD)/test/fault/%.so: test/fault/%.c
+	@mkdir -p $(@D)
+	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@
 
 # Programs that run every op on one backend. They meet through files (test/gpu/compare_dumps.py), because both backends have the same symbols:
 # $(BUILD)/test/ops_dump is the CPU's, $(BUILD)/test/gpu/ops_dump the GPU's.
@@ -291,6 +318,8 @@ help:
 	@echo "make test-programs   everything plus the test programs"
 	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt; make gpu-test-programs its tests; make gpu-check compiles only"
 	@echo "make SAN=1 BUILD=build-san ...   with AddressSanitizer and UBSan"
+	@echo "make SAN=thread BUILD=build-tsan ...   with ThreadSanitizer"
+	@echo "make fuzz            the fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer; test/fuzz/run.sh starts them"
 	@echo "make clean           remove $(BUILD)/"
 clean:
 	rm -rf $(BUILD)

@@ -3,10 +3,12 @@
 
 #include <mpi.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 bool error_set(Error *err, int code, const char *format, ...) {
     if (err) {
@@ -28,8 +30,14 @@ void error_print(const Site *site, const char *what) {
         }
     }
     const char *phase = site && site->phase ? site->phase : "";
+    // Names out of damaged files may hold anything: one line stays one line, and a terminal gets no commands.
+    char line[sizeof(((Error *)0)->what)];
+    snprintf(line, sizeof line, "%s", what);
+    for (char *c = line; *c; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7F) *c = '?';
+    }
     // One write, so that lines of several ranks do not interleave.
-    fprintf(stderr, "error: %s%s%s%s\n", where, phase, (*where || *phase) ? ": " : "", what);
+    fprintf(stderr, "error: %s%s%s%s\n", where, phase, (*where || *phase) ? ": " : "", line);
     fflush(stderr);
 }
 
@@ -41,7 +49,19 @@ static void end_job(int code) {
     exit(code);
 }
 
+// Of several threads that fail at once the first speaks and ends the job; the others wait for that.
+static void one_thread_only(int code) {
+    static atomic_flag taken = ATOMIC_FLAG_INIT;
+    static _Thread_local bool ours;
+    if (ours) _exit(code);  // a second failure on the way out
+    if (atomic_flag_test_and_set(&taken)) {
+        for (;;) pause();
+    }
+    ours = true;
+}
+
 void fatal(const Site *site, int code, const char *format, ...) {
+    one_thread_only(code);
     char what[1024];
     va_list args;
     va_start(args, format);
@@ -64,7 +84,9 @@ static void *checked(void *p, size_t bytes, const char *purpose) {
 void *xmalloc(size_t bytes, const char *purpose) { return checked(malloc(bytes), bytes, purpose); }
 
 void *xcalloc(size_t count, size_t bytes, const char *purpose) {
-    return checked(calloc(count, bytes), count && bytes ? bytes : 0, purpose);
+    size_t total;
+    if (__builtin_mul_overflow(count, bytes, &total)) total = SIZE_MAX;
+    return checked(calloc(count, bytes), total, purpose);
 }
 
 void *xrealloc(void *old, size_t bytes, const char *purpose) { return checked(realloc(old, bytes), bytes, purpose); }

@@ -488,10 +488,21 @@ static bool finish_schedule(Config *c, Error *err) {
     return true;
 }
 
+// The memory plan counts bytes in 64 bits. An estimate from above, in real numbers: what it refuses no machine could hold.
+static bool finish_sizes(const Config *c, Error *err) {
+    const double most = 0x1p60, C = c->hidden_size, F = c->ffn_hidden_size, L = c->num_layers, V = c->vocab_size_padded, T = c->seq_length;
+    double tokens = (double)c->micro_batch_size * T;
+    double parameters = (V + c->max_position_embeddings) * C + L * (4 * C * C + 2 * C * F + 9 * C + F);
+    double activations = tokens * (L + 2) * (16 * C + 4 * F) + tokens * (V + c->num_attention_heads * T);
+    if (16 * parameters < most && 4 * activations < most) return true;
+    return error_set(err, EXIT_USAGE, "a model of %.3g parameters on micro-batches of %.3g tokens needs more memory than can be counted; make --hidden-size, "
+                     "--num-layers, --seq-length or --micro-batch-size smaller", parameters, tokens);
+}
+
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
     if (!finish_vocabulary(config, vocab_size, eod, err) || !finish_ranks(config, world_size, err)) return false;
     if (!config->ffn_hidden_size) config->ffn_hidden_size = 4 * config->hidden_size;
     config->kv_channels = config->hidden_size / config->num_attention_heads;
     if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;
-    return finish_batch(config, err) && finish_rampup(config, err) && finish_length(config, err) && finish_schedule(config, err);
+    return finish_sizes(config, err) && finish_batch(config, err) && finish_rampup(config, err) && finish_length(config, err) && finish_schedule(config, err);
 }

@@ -1,6 +1,15 @@
 // Strict helpers around cJSON: see json.h. Used by safetensors.c and manifest.c.
 #include "llmc/json.h"
 
+#include <stdlib.h>
+
+static void *checked_malloc(size_t bytes) { return xmalloc(bytes, "JSON"); }
+
+void json_use_checked_memory(void) {
+    cJSON_Hooks hooks = {checked_malloc, free};
+    cJSON_InitHooks(&hooks);
+}
+
 static bool only_space(const char *p, const char *end) {
     while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
     return p == end;

@@ -1,5 +1,5 @@
 // Strict helpers around cJSON for JSON that comes from outside: whole-text parsing, integers that really are integers, escaped strings.
-// Used by safetensors.c (file headers) and manifest.c.
+// Used by safetensors.c (file headers), manifest.c and config_text.c.
 #pragma once
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -10,6 +10,9 @@ LLMC_BEGIN
 // JSON numbers are doubles: beyond this magnitude integers are no longer told apart.
 #define JSON_INT_MAX ((int64_t)1 << 53)
 
+// From now on cJSON ends the process with one clear line when memory runs out, as xmalloc does; else it would call sound text malformed. For main:
+// before any JSON is read.
+void json_use_checked_memory(void);
 // Parses exactly `bytes` bytes (no terminator needed). NULL unless they are one JSON object, with nothing but white space around it.
 cJSON *json_parse_object(const char *text, size_t bytes);
 // Reads an integer in [min, max] (within +-JSON_INT_MAX). False for a missing item, another type, a fraction, another range.

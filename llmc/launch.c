@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "llmc/json.h"
+
 // Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in containers: neither is worth a failed first run.
 // Set only where the user has set nothing.
 static void prepare_environment(void) {
@@ -26,6 +28,7 @@ static void find_hosts(Launch *launch) {
 bool launch_init(Launch *launch, int *argc, char ***argv, Error *err) {
     memset(launch, 0, sizeof *launch);
     prepare_environment();
+    json_use_checked_memory();
     // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.
     int provided;
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);

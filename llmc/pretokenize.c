@@ -38,6 +38,7 @@ PiecePattern *piece_pattern_compile(void) {
     // Anchored here and not per match, because the JIT-compiled code takes no such option.
     pcre2_code *code = pcre2_compile((PCRE2_SPTR)piece_regex, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &offset,
                                      NULL);
+    if (!code && error == PCRE2_ERROR_HEAP_FAILED) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token pattern; use a larger machine");
     if (!code) {
         fatal(NULL, EXIT_ENVIRONMENT, "PCRE2 refuses the pre-token pattern at %zu (error %d); it must be built with Unicode support",
               (size_t)offset, error);
@@ -79,6 +80,7 @@ void piece_splitter_free(PieceSplitter *splitter) {
 
 size_t piece_end_pcre2(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
     int found = pcre2_match(splitter->code, (PCRE2_SPTR)text, bytes, start, PCRE2_NO_UTF_CHECK, splitter->match, NULL);
+    if (found == PCRE2_ERROR_NOMEMORY) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for cutting text into pieces; use a larger machine");
     // Some alternative takes any character, so only a resource limit can stop a match.
     if (found < 0) fatal(NULL, EXIT_ENVIRONMENT, "PCRE2 stopped with error %d while cutting text into pieces; is its match limit set very low?", found);
     return pcre2_get_ovector_pointer(splitter->match)[1];
@@ -115,8 +117,10 @@ size_t piece_end(const PieceSplitter *splitter, const char *text, size_t bytes, 
         size_t length = contraction(text, bytes, start);
         if (length) return start + length;
     }
+    // Not by run_end: a long text without ASCII would be walked to its end for each of its pieces.
+    if (class == BEYOND) return piece_end_pcre2(splitter, text, bytes, start);
     end = run_end(splitter, text, bytes, end, class);
     // A run that meets a character beyond ASCII may go on there.
-    bool beyond = class == BEYOND || (end < bytes && class_of[(uint8_t)text[end]] == BEYOND);
+    bool beyond = end < bytes && class_of[(uint8_t)text[end]] == BEYOND;
     return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;
 }

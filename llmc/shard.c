@@ -445,9 +445,9 @@ static bool write_index(ShardWriter *w, Error *err) {
 
 // Makes the renames durable. Some file systems cannot sync a folder: that is no error.
 static void sync_folder_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
-    int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    char *folder = xstrdup(path), *slash = strrchr(folder, '/');
+    if (slash) slash[slash == folder] = 0;
+    int fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) {
         fsync(fd);
         close(fd);

@@ -177,7 +177,7 @@ void encoder_free(Encoder *encoder) {
 
 // Room for `more` ids after those in the buffer.
 static int32_t *reserve(TokenBuffer *buffer, size_t more) {
-    if (buffer->capacity - buffer->count < (int64_t)more) {
+    if (!buffer->ids || buffer->capacity - buffer->count < (int64_t)more) {
         int64_t grown = buffer->capacity + buffer->capacity / 2 + 1024;
         buffer->capacity = grown > buffer->count + (int64_t)more ? grown : buffer->count + (int64_t)more;
         buffer->ids = xrealloc(buffer->ids, (size_t)buffer->capacity * sizeof *buffer->ids, "token ids");

@@ -8,6 +8,7 @@
 #   test/mpi/test_*.c    run under mpirun at the numbers of ranks that a line "// ranks: 1 2 4 8" states (without it 1 2 4), and with
 #                        sanitizers at the largest of them up to 4
 #   test/{unit,fault,e2e}/*.sh  get the folder of the programs as BUILD
+#   test/fuzz/fuzz_*.c   parsers of outside bytes: given inputs with sanitizers, and a search for new ones where there is clang's libFuzzer
 #   test/gpu/            what needs a GPU: skipped without one
 # Programs over MPI and scripts print "ok NAME", "not ok NAME" and "skip NAME REASON" lines, which count; without such lines the exit code
 # is the one result (77: skipped).
@@ -30,7 +31,7 @@ for argument; do
 done
 
 install_missing $no_install run test
-plain=$BUILD/check san=$BUILD/check-san fp32=$BUILD/check-fp32 logs=$BUILD/check/logs
+plain=$BUILD/check san=$BUILD/check-san tsan=$BUILD/check-tsan fp32=$BUILD/check-fp32 fuzz=$BUILD/check-fuzz logs=$BUILD/check/logs
 mkdir -p "$logs"
 jobs=$(core_count)
 passed=0 failed=0 skipped=0
@@ -128,9 +129,13 @@ programs() { # folder, sources
 }
 
 mapfile -t san_targets < <(programs "$san" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
+# Threads run in preprocess_data; with --long everything that can run is watched, for threads that nobody knows of.
+tsan_targets=("$tsan/preprocess_data" "$tsan/merge_datasets")
+[ -z "${LONG:-}" ] || mapfile -t -O 2 tsan_targets < <(programs "$tsan" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
 mapfile -t fp32_targets < <(programs "$fp32" ${fp32_tests[@]+"${fp32_tests[@]}"})
 build "programs and tests" "$plain" SAN= all test-programs
-[ ${#san_targets[@]} = 0 ] || build "tests with sanitizers" "$san" SAN=1 "${san_targets[@]}"
+[ ${#san_targets[@]} = 0 ] || build "tests with sanitizers" "$san" SAN=1 "${san_targets[@]}" fuzz-targets ${LONG:+all}
+build "programs for ThreadSanitizer" "$tsan" SAN=thread "${tsan_targets[@]}"
 [ ${#fp32_targets[@]} = 0 ] || build "tests in fp32" "$fp32" PRECISION=fp32 "${fp32_targets[@]}"
 
 # --- unit tests --------------------------------------------------------------------------------------------------------------------------
@@ -142,8 +147,8 @@ export UBSAN_OPTIONS=print_stacktrace=1
 steady=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi
 
-# MPI libraries keep memory until the process ends: leaks are looked for in programs that do not start MPI.
-leaks_of() { if grep -qE 'MPI_Init|launch_init' "$1"; then say 0; else say 1; fi; } # source
+# MPI libraries keep memory until the process ends: leaks are looked for in programs that do not start MPI, or tell its memory from theirs (test/leaks.h).
+leaks_of() { if grep -qE 'MPI_Init|launch_init' "$1" && ! grep -qE 'test/leaks\.h|__lsan_' "$1"; then say 0; else say 1; fi; } # source
 
 for source in ${unit_tests[@]+"${unit_tests[@]}"}; do
     name=$(basename "$source" .c)
@@ -158,6 +163,23 @@ done
 for script in test/unit/*.sh; do
     [ ! -e "$script" ] || run "unit $(basename "$script")" env BUILD="$plain" bash "$script"
 done
+# A tool that gives up ends the process without waiting for its threads, which may wait for a pipe: no leak.
+export TSAN_OPTIONS=report_thread_leaks=0
+run "unit test_preprocess.sh, threads watched" env BUILD="$tsan" ${steady[@]+"${steady[@]}"} bash test/unit/test_preprocess.sh
+for source in ${unit_tests[@]+"${unit_tests[@]}"}; do
+    [ -n "${LONG:-}" ] || break
+    if built "$tsan/${source%.c}"; then run "unit $(basename "$source" .c), threads watched" ${steady[@]+"${steady[@]}"} "$tsan/${source%.c}"; fi
+done
+
+# --- hostile input -----------------------------------------------------------------------------------------------------------------------
+
+run "fuzz: inputs that were found, sanitizers" env BUILD="$san" test/fuzz/run.sh replay
+if printf '#include <stddef.h>\nint LLVMFuzzerTestOneInput(const char *d, size_t n) { return 0; }\n' | clang -x c -fsanitize=fuzzer,address - -o "$logs/libfuzzer" 2>/dev/null; then
+    build "fuzz targets with libFuzzer" "$fuzz" FUZZ=1 fuzz-targets
+    run "fuzz: search" env BUILD="$fuzz" test/fuzz/run.sh search "$([ -z "${LONG:-}" ] && say 2 || say 120)"
+else
+    skip_one "fuzz: search" "needs clang with libFuzzer (on Debian: apt-get install clang libclang-rt-14-dev)"
+fi
 
 # --- over MPI ranks ----------------------------------------------------------------------------------------------------------------------
 
@@ -173,7 +195,10 @@ for source in ${mpi_tests[@]+"${mpi_tests[@]}"}; do
         for n in $ranks; do run "mpi $name, $n ranks" "${launch_by_script[@]}" "$n" "$plain/${source%.c}"; done
     fi
     if built "$san/${source%.c}"; then
-        run "mpi $name, $most ranks, sanitizers" env ASAN_OPTIONS=detect_leaks=0 ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
+        run "mpi $name, $most ranks, sanitizers" env ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
+    fi
+    if [ -n "${LONG:-}" ] && built "$tsan/${source%.c}"; then
+        run "mpi $name, 2 ranks, threads watched" ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" 2 "$tsan/${source%.c}"
     fi
 done
 
@@ -183,6 +208,12 @@ for folder in fault e2e; do
     for script in "test/$folder"/*.sh; do
         [ ! -e "$script" ] || run "$folder $(basename "$script")" env BUILD="$plain" bash "$script"
     done
+done
+
+# Whole runs with sanitizers; MPI's leaks are not ours.
+for script in test/e2e/arms.sh test/e2e/resume.sh test/e2e/data.sh; do
+    [ -n "${LONG:-}" ] && [ -e "$script" ] || continue
+    run "e2e $(basename "$script"), sanitizers" env BUILD="$san" ASAN_OPTIONS=detect_leaks=0 LIMIT=600 ${steady[@]+"${steady[@]}"} bash "$script"
 done
 
 # --- what the GPU program needs --------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "llmc/corpus.h"
+#include "llmc/json.h"
 #include "llmc/jsonl.h"
 #include "llmc/options.h"
 #include "llmc/pipeline.h"
@@ -367,6 +368,7 @@ int main(int argc, char **argv) {
     char **words = NULL;
     int count = 0;
     Settings settings = {0};
+    json_use_checked_memory();
     options_defaults(table, TABLE_ROWS, &settings);
     bool good = options_read_words(argc, argv, &words, &count, &err) && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err);
     bool inform = good && (settings.help || settings.version);

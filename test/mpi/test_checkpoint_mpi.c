@@ -12,6 +12,7 @@
 #include <xxhash.h>
 
 #include "llmc/checkpoint.h"
+#include "test/leaks.h"
 
 static const CheckpointTensor MODEL[] = {{"wte", 2, {1001, 7}}, {"ln", 1, {13}}, {"qkv", 2, {3, 1111}}, {"one", 1, {1}}};
 enum { TENSORS = sizeof MODEL / sizeof *MODEL, MAX_SLICES = 64, MAX_ELEMENTS = 1001 * 7 };
@@ -276,7 +277,7 @@ static void test_damage(Test *t) {
 
 int main(int argc, char **argv) {
     Test t = {.folder = "/tmp/test_checkpoint_mpi_XXXXXX"};
-    MPI_Init(&argc, &argv);
+    leaks_start_mpi(&argc, &argv);
     signal(SIGXFSZ, SIG_IGN);
     MPI_Comm_rank(MPI_COMM_WORLD, &t.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t.ranks);
@@ -297,6 +298,7 @@ int main(int argc, char **argv) {
         snprintf(command, sizeof command, "rm -rf '%s'", t.folder);
         if (system(command) != 0) t.failures++;
     }
+    t.failures += leaks_found();
     MPI_Finalize();
     return t.failures ? 1 : 0;
 }

@@ -7,6 +7,7 @@
 
 #include "llmc/loader.h"
 #include "llmc/node_memory.h"
+#include "test/leaks.h"
 
 static int rank, ranks;
 static char folder[64], prefix[2][96];
@@ -136,7 +137,7 @@ static void errors(void) {
 }
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
+    leaks_start_mpi(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     make_data();
@@ -157,6 +158,7 @@ int main(int argc, char **argv) {
         snprintf(command, sizeof command, "rm -rf '%s'", folder);
         CHECK(system(command) == 0);
     }
+    int leaks = leaks_found();
     MPI_Finalize();
-    return 0;
+    return leaks;
 }

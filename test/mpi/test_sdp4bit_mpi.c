@@ -12,6 +12,7 @@
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
 #include "test/mpi/simulator.h"
+#include "test/leaks.h"
 
 enum { STEPS = 4, POISONED_STEP = 3, MOST_TENSORS = 12 };
 static const uint32_t SEED = 1234;
@@ -478,7 +479,7 @@ static bool run_trial(const Machine *machine, int arm, int per_node, int chunks)
 }
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
+    leaks_start_mpi(&argc, &argv);
     Machine machine;
     MPI_Comm_rank(MPI_COMM_WORLD, &machine.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &machine.size);
@@ -499,6 +500,7 @@ int main(int argc, char **argv) {
     }
     stream_destroy(machine.stream);
     device_close(machine.device);
+    failures += leaks_found();
     MPI_Finalize();
     return failures ? 1 : 0;
 }

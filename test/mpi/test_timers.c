@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "llmc/log.h"
+#include "test/leaks.h"
 
 // A device whose time the test sets. It stands in for the backend's at link time.
 struct Device {
@@ -132,7 +133,7 @@ static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
 
 int main(int argc, char **argv) {
     int rank, world;
-    MPI_Init(&argc, &argv);
+    leaks_start_mpi(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     Device device = {0};
@@ -143,6 +144,7 @@ int main(int argc, char **argv) {
     test_phases(timers, &stream, rank, world);
     timers_destroy(timers);
     if (rank == 0) printf("timers: all checks passed on %d ranks\n", world);
+    int leaks = leaks_found();
     MPI_Finalize();
-    return 0;
+    return leaks;
 }

@@ -60,6 +60,8 @@ report "GPU memory is allocated in one place" "$(grep -nE 'cudaMalloc(Async|Mana
 beside='\.\./shared'
 report "no paths of one machine" "$(grep -nIE "(^|[^A-Za-z0-9_.])/(wor[k]|roo[t]|hom[e])/|$beside/spe[c]" "${files[@]}" /dev/null)"
 report "data beside the repository only in tests" "$(grep -lIE "$beside/data" "${files[@]}" /dev/null | grep -vE '^(test|dev/ref)/')"
+mapfile -t programs < <(printf '%s\n' "${sources[@]}" | grep -vE '^test/')
+report "no path or name goes through a shell" "$(grep -nE '\b(system|popen|wordexp|exec[lv]p?e?|posix_spawnp?) ?\(' "${programs[@]}" /dev/null)"
 report "no unfinished work" "$(grep -nIwE 'TOD[O]|FIXM[E]|XX[X]' "${sources[@]}" /dev/null)"
 
 # --- scripts -------------------------------------------------------------------------------------------------------------------------------------

@@ -278,6 +278,8 @@ static void bad_combinations(void **state) {
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0, "can only grow"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
         {"--train-iters 999999999999999 --global-batch-size 1000000000", 5, "too large"},
+        {"--hidden-size 1048576 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size 1048576", 1, "more memory than can be counted"},
+        {"--hidden-size 1048576 --ffn-hidden-size 4194304 --num-layers 10000", 1, "more memory than can be counted"},
         {"--eval-iters 999999999999999 --train-iters 999999999999 --eval-interval 1", 1, "too many samples"},
         {"--wq-group-size 100", 0, "--wq-group-size 100: must be a multiple of 32"},
         {"--wq-group-size 32768", 0, "at most 16384"},

@@ -10,6 +10,7 @@
 
 #include "model_bench.h"
 #include "test/golden/golden.h"
+#include "test/leaks.h"
 
 #define GOLDEN "test/golden/gpt/gpt.golden"
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
@@ -337,8 +338,11 @@ int main(int argc, char **argv) {
     };
     Launch launch;
     Error err;
+    leaks_of_mpi_begin();
     launch_init(&launch, &argc, &argv, &err);
+    leaks_of_mpi_end();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    failed += leaks_found();
     launch_finalize(&launch);
     return failed;
 }

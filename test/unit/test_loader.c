@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "llmc/loader.h"
+#include "test/leaks.h"
 
 typedef struct Folder {
     char path[64], prefix[96], other[96];
@@ -416,22 +417,8 @@ static void reports(void **state) {
     loader_close(l);
 }
 
-// Under AddressSanitizer: what Open MPI allocates while starting is its own, and leaks are looked for before MPI_Finalize, while the
-// rest of its allocations can be told by their library. Weak: without the sanitizer these functions are not there.
-void __lsan_disable(void) __attribute__((weak));
-void __lsan_enable(void) __attribute__((weak));
-int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
-const char *__lsan_default_suppressions(void);
-const char *__lsan_default_options(void);
-const char *__lsan_default_suppressions(void) {
-    return "leak:libopen-pal\nleak:libopen-rte\nleak:libmpi\nleak:libpmix\nleak:libhwloc\nleak:libevent\nleak:mca_\n";
-}
-const char *__lsan_default_options(void) { return "leak_check_at_exit=0:print_suppressions=0"; }
-
 int main(int argc, char **argv) {
-    if (__lsan_disable) __lsan_disable();
-    MPI_Init(&argc, &argv);
-    if (__lsan_enable) __lsan_enable();
+    leaks_start_mpi(&argc, &argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(sampler_order, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(resume, make_folder, remove_folder),
@@ -444,7 +431,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(reports, make_folder, remove_folder),
     };
     int failed = cmocka_run_group_tests_name("loader", tests, NULL, NULL);
-    if (__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check()) failed++;
+    failed += leaks_found();
     MPI_Finalize();
     return failed;
 }

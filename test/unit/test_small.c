@@ -1,10 +1,12 @@
-// Small host modules: counter-based normals, sampling from logits, the memory plan, integer helpers.
+// Small host modules: counter-based normals, sampling from logits, the memory plan, error lines, integer helpers.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -100,6 +102,35 @@ static void the_memory_plan_is_what_is_allocated(void **state) {
     device_close(device);
 }
 
+// What error_print writes, as text.
+static void printed_error(const Site *site, const char *what, char *text, size_t bytes) {
+    FILE *file = tmpfile();
+    fflush(stderr);
+    int kept = dup(STDERR_FILENO);
+    assert_non_null(file);
+    dup2(fileno(file), STDERR_FILENO);
+    error_print(site, what);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    rewind(file);
+    text[fread(text, 1, bytes - 1, file)] = 0;
+    fclose(file);
+}
+
+static void errors_stay_on_one_line(void **state) {
+    Site site = {3, 1, 2, 1841, "reduce gradients"};
+    char text[2048], longest[3000];
+    printed_error(&site, "it broke; mend it", text, sizeof text);
+    assert_string_equal(text, "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; mend it\n");
+    // A name out of a damaged file: a second line that looks like one of ours, and a command to the terminal.
+    printed_error(NULL, "tensor 'a\nerror: \033[2J\177\xC3\xA9'", text, sizeof text);
+    assert_string_equal(text, "error: tensor 'a?error: ?[2J?\xC3\xA9'\n");
+    memset(longest, 'x', sizeof longest);
+    longest[sizeof longest - 1] = 0;
+    printed_error(NULL, longest, text, sizeof text);
+    assert_int_equal(strlen(text), strlen("error: ") + sizeof((Error *)0)->what);  // cut, with its newline
+}
+
 static void integer_helpers(void **state) {
     assert_int_equal(lcm64(128, 96), 384);
     assert_int_equal(lcm64(7, 7), 7);
@@ -113,6 +144,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(normals_are_normal),          cmocka_unit_test(streams_do_not_depend_on_order_and_differ),
         cmocka_unit_test(sampling_follows_the_softmax), cmocka_unit_test(the_memory_plan_is_what_is_allocated),
+        cmocka_unit_test(errors_stay_on_one_line),
         cmocka_unit_test(integer_helpers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

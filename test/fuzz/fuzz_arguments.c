@@ -1,0 +1,28 @@
+// The command line that a checkpoint holds as JSON, compared with this run's in each of the ways the flags choose.
+#include "llmc/config.h"
+#include "test/fuzz/fuzz.h"
+
+static void match(const char *json, const char *choice) {
+    char notes[256];
+    Error err = {0};
+    Config config;
+    const char *words[] = {"train", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "32", "--max-position-embeddings",
+                           "32", "--micro-batch-size", "2", "--lr", "1e-3", "--train-iters", "10", "--mock-data", "--tokenizer-type", "Byte", choice};
+    int count = (int)(sizeof words / sizeof *words);
+    PROMISE(config_parse(&config, choice ? count : count - 1, (char **)words, notes, sizeof notes, &err));
+    PROMISE(config_finish(&config, 1, 257, 256, &err));
+    if (!config_match_checkpoint(&config, json, notes, sizeof notes, &err)) fuzz_check_error(&err);
+    PROMISE(strlen(notes) < sizeof notes);
+    free(config_to_json(&config));  // also after --use-checkpoint-opt_param-scheduler took values over
+    config_free(&config);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    char *json = fuzz_text(data, size);
+    match(json, NULL);
+    match(json, "--override-opt_param-scheduler");
+    match(json, "--use-checkpoint-opt_param-scheduler");
+    match(json, "--finetune");
+    free(json);
+    return 0;
+}

@@ -1,0 +1,30 @@
+// One line of JSON: the value of "text".
+#include "llmc/jsonl.h"
+#include "test/fuzz/fuzz.h"
+
+static void try_key(JsonText *json, const char *line, size_t bytes, const char *key) {
+    const char *text, *why;
+    size_t text_bytes, column;
+    int64_t replaced = 0;
+    switch (jsonl_find(json, line, bytes, key, &text, &text_bytes, &replaced, &column, &why)) {
+        case JSONL_FOUND: {
+            PROMISE(text_bytes <= bytes && replaced >= 0);
+            free(fuzz_copy(text, text_bytes));  // reads all of it
+            break;
+        }
+        case JSONL_INVALID: PROMISE(column >= 1 && column <= bytes + 1 && *why); break;
+        case JSONL_NO_KEY:
+        case JSONL_NOT_STRING: break;
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    JsonText json = {0};
+    char *line = (char *)fuzz_copy(data, size);
+    try_key(&json, line, size, "text");
+    try_key(&json, line, size, "\xC3\xA9");
+    try_key(&json, line, size, "");
+    free(line);
+    json_text_free(&json);
+    return 0;
+}

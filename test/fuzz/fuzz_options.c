@@ -1,0 +1,87 @@
+// An argument file (@FILE), as far as --plan takes it: words, the option table, derived fields, the memory and communication plan, and the settings
+// as text again.
+#include <math.h>
+
+#include "llmc/arena.h"
+#include "llmc/config.h"
+#include "llmc/dataset.h"
+#include "llmc/plan_report.h"
+#include "llmc/topology.h"
+#include "test/fuzz/fuzz.h"
+#include "train_gpt.h"
+
+// Bytes are computed in integers: they must not have run over.
+static void check_sizes(const GPT *gpt, const Arena *arena) {
+    double sum = 0, widest = 0;
+    for (int i = 0; i < arena->count; i++) {
+        sum += (double)arena->entries[i].bytes;
+        if ((double)arena->entries[i].bytes > widest) widest = (double)arena->entries[i].bytes;
+    }
+    PROMISE(fabs(sum - (double)arena_total(arena)) <= 1e-9 * sum);
+    double tokens = (double)gpt->B * gpt->T;
+    PROMISE(widest >= tokens * 3 * gpt->A * sizeof(floatX) && widest >= tokens * gpt->F * sizeof(floatX));
+    PROMISE(widest >= (double)gpt->V * gpt->C * sizeof(floatX) && widest >= (double)gpt->P * gpt->C * sizeof(floatX));
+}
+
+static void plan(const Config *c, int ranks, FILE *out) {
+    Error err = {0};
+    Topology topology;
+    Arena arena = {0};
+    GPT gpt;
+    Zero zero;
+    int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
+    if (topology_build(&topology, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &err)) {
+        gpt_describe(&gpt, c);
+        PlanTensor *tensors = gpt_plan_tensors(&gpt);
+        if (zero_plan(&zero, c, &topology, tensors, gpt.tensors, &arena, &err)) {
+            gpt_reserve(&gpt, &arena);
+            check_sizes(&gpt, &arena);
+            plan_report(&zero, &arena, out);
+            arena_free(&arena, NULL);
+            zero_free(&zero);
+        } else {
+            fuzz_check_error(&err);
+        }
+        free(tensors);
+        gpt_free(&gpt);
+    } else {
+        fuzz_check_error(&err);
+    }
+    free(hosts);
+}
+
+static void finish(Config *c, FILE *out) {
+    Error err = {0};
+    double bounds[SPLITS + 1];
+    if (c->split && !split_parse(c->split, bounds, &err)) fuzz_check_error(&err);
+    int ranks = c->plan && c->plan_world_size ? c->plan_world_size : 4;
+    if (!config_finish(c, ranks, 0, 0, &err)) {
+        fuzz_check_error(&err);
+        return;
+    }
+    PROMISE(c->micro_batches > 0 && c->vocab_size_padded >= c->vocab_size_unpadded && c->total_samples >= 0);
+    for (int64_t n = 0; n < 8; n++) PROMISE(config_global_batch_size(c, n * (c->total_samples / 8)) > 0);
+    config_print(c, out);
+    char *json = config_to_json(c), notes[64] = "";
+    PROMISE(config_match_checkpoint(c, json, notes, sizeof notes, &err) && !*notes);  // a run goes on from its own checkpoint
+    free(json);
+    // The lists of a plan grow with the layers: beyond these the work is the same, only more of it.
+    if (c->num_layers <= 64 && c->dp_size <= 4096) plan(c, ranks, out);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    char word[600], notes[200];
+    Error err = {0};
+    Config config;
+    snprintf(word, sizeof word, "@%s", fuzz_file("args", data, size));
+    char *words[] = {"train_gpt_cpu", word, NULL};
+    FILE *out = fopen("/dev/null", "w");
+    if (!config_parse(&config, 2, words, notes, sizeof notes, &err)) {
+        fuzz_check_error(&err);
+    } else {
+        if (!config.help && !config.version) finish(&config, out);
+        config_free(&config);
+    }
+    fclose(out);
+    return 0;
+}

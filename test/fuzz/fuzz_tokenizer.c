@@ -1,0 +1,69 @@
+// Text as the tokenizers meet it: any bytes. Pieces cut by hand must be those that PCRE2 cuts; what is encoded must decode to the (repaired) text.
+#include "llmc/pretokenize.h"
+#include "llmc/tokenizer.h"
+#include "llmc/utf8.h"
+#include "test/fuzz/fuzz.h"
+
+typedef struct Opened {
+    Tokenizer *bpe, *bytes, *null;
+    PiecePattern *pattern;
+} Opened;
+
+static const Opened *open_once(void) {
+    static Opened o;
+    Error err = {0};
+    if (o.bpe) return &o;
+    o.bpe = tokenizer_open(TOKENIZER_GPT2_BPE, "test/golden/tokenizer/vocab.json", "test/golden/tokenizer/merges.txt", 0, &err);
+    if (!o.bpe) fprintf(stderr, "%s (start it in the root of the repository)\n", err.what);
+    PROMISE(o.bpe);
+    o.bytes = tokenizer_open(TOKENIZER_BYTE, NULL, NULL, 0, &err);
+    o.null = tokenizer_open(TOKENIZER_NULL, NULL, NULL, 1000, &err);
+    o.pattern = piece_pattern_compile();
+    return &o;
+}
+
+static void check_pieces(const PiecePattern *pattern, const char *text, size_t bytes) {
+    PieceSplitter *splitter = piece_splitter_create(pattern);
+    for (size_t start = 0, end; start < bytes; start = end) {
+        end = piece_end(splitter, text, bytes, start);
+        PROMISE(end > start && end <= bytes && end == piece_end_pcre2(splitter, text, bytes, start));
+    }
+    piece_splitter_free(splitter);
+}
+
+static void encode(const Tokenizer *tokenizer, const char *text, size_t bytes, const char *expected, size_t expected_bytes, int64_t expected_replaced) {
+    Encoder *encoder = encoder_create(tokenizer);
+    for (int again = 0; again < 2; again++) {  // the second time from the cache of words
+        TokenBuffer ids = {0};
+        int64_t replaced = 0;
+        encoder_encode(encoder, text, bytes, &ids, &replaced);
+        size_t at = 0;
+        for (int64_t i = 0; i < ids.count; i++) {
+            size_t length;
+            const char *part = tokenizer_decode(tokenizer, ids.ids[i], &length);
+            PROMISE(!expected || (at + length <= expected_bytes && !memcmp(expected + at, part, length)));
+            at += length;
+        }
+        PROMISE(!expected || (at == expected_bytes && replaced == expected_replaced));
+        token_buffer_free(&ids);
+    }
+    encoder_free(encoder);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    const Opened *o = open_once();
+    char *text = (char *)fuzz_copy(data, size);
+    char *repaired = (char *)xmalloc(3 * size + 1, "repaired text");
+    int64_t replaced = 0;
+    size_t bytes = utf8_repair(text, size, repaired, &replaced);
+    PROMISE(utf8_valid_prefix(repaired, bytes) == bytes && (replaced == 0) == (utf8_valid_prefix(text, size) == size));
+    char *exact = (char *)fuzz_copy(repaired, bytes);
+    free(repaired);
+    check_pieces(o->pattern, exact, bytes);
+    encode(o->bpe, text, size, exact, bytes, replaced);
+    encode(o->bytes, text, size, exact, bytes, replaced);
+    encode(o->null, text, size, NULL, 0, 0);
+    free(exact);
+    free(text);
+    return 0;
+}

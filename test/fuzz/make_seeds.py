@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Writes the seed corpus of the fuzz targets: FOLDER/<target>/<number>, small sound inputs and the usual ways to be unsound, the same on every machine.
+
+usage: test/fuzz/make_seeds.py FOLDER          (called by test/fuzz/run.sh, in the root of the repository)
+"""
+import json
+import os
+import struct
+import sys
+
+BEHIND = b"\xff"  # the border between the two parts of an input (fuzz.h)
+
+
+def shard(lengths, boundaries, dtype=8, version=1, modes=False, data=None, magic=b"MMIDIDX\0\0", count=None):
+    size = {1: 1, 3: 2, 4: 4, 5: 8, 8: 2}.get(dtype, 2)
+    pointers, at = [], 0
+    for length in lengths:
+        pointers.append(at)
+        at += length * size
+    index = magic + struct.pack("<QBQQ", version, dtype, len(lengths) if count is None else count, len(boundaries))
+    index += struct.pack("<%di" % len(lengths), *lengths) + struct.pack("<%dq" % len(pointers), *pointers)
+    index += struct.pack("<%dq" % len(boundaries), *boundaries) + (bytes(len(lengths)) if modes else b"")
+    return index + b"\xff" * 7 + b"\xfe" + (bytes(i % 50 for i in range(at)) if data is None else data)
+
+
+def shards():
+    yield shard([5, 3, 9], [0, 1, 2, 3])
+    yield shard([5, 0, 9, 1], [0, 1, 3, 4], dtype=4)
+    yield shard([40], [0, 1], dtype=5)
+    yield shard([7, 7, 7, 7], [0, 0, 2, 2, 4], dtype=1, modes=True)
+    yield shard([2, 2], [0, 2], dtype=3)
+    yield shard([], [0])
+    yield shard([1, 1, 1, 1, 1, 1, 1, 1], [0, 8])
+    yield shard([5, -1, 9], [0, 3], data=bytes(26))
+    yield shard([0x7FFFFFFF], [0, 1], data=b"")
+    yield shard([5, 3], [0, 2], count=0x1555555555555555)
+    yield shard([5, 3], [1, 2])
+    yield shard([5, 3], [0, 2], version=2)
+    yield shard([5, 3], [0, 2], dtype=6)
+    yield b"MMIDIDX\0\0"
+
+
+def tensors(entries, metadata=None):
+    header, at = ({"__metadata__": metadata} if metadata is not None else {}), 0
+    for name, dtype, shape, size in entries:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    return json.dumps(header).encode(), bytes(at)
+
+
+def safetensors():
+    for header, data in (tensors([("wte|master|0", "F32", [2, 3], 24), ("wte|weight|0", "BF16", [6], 12)], {"format": "pt"}), tensors([]),
+                         tensors([("scalar", "F64", [], 8), ("empty", "I64", [0, 4], 0)]), tensors([("big", "U8", [1 << 52, 1 << 20], 8)]),
+                         tensors([("deep", "BOOL", [1, 1, 1, 1, 1], 1)]), tensors([("a", "F16", [-1], 2)]), tensors([("m", "F32", [1], 4)], {"k": 1})):
+        yield header + BEHIND + data
+        yield struct.pack("<Q", len(header)) + header + data
+    yield b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}' + BEHIND + b"abcd"
+    yield b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[2,0]}}' + BEHIND + b"abcd"
+    yield struct.pack("<Q", 1 << 63) + b"{}"
+    yield struct.pack("<Q", (256 << 20) - 1) + b"{}"
+
+
+def manifest(**changes):
+    slices = [[[0, k, 0, 6] for k in range(3)] + [[0, 3, 0, 6], [1, 3, 0, 4]], [[1, k, 0, 4] for k in range(3)]]
+    whole = {
+        "format": "sdp4bit.c checkpoint", "version": 1, "program": "sdp4bit.c 0.1.0", "commit": "0", "libraries": "", "world_size": 2, "weight_dtype": "BF16",
+        "state": {"iteration": 100, "consumed_train_samples": 800, "consumed_valid_samples": 0, "scheduler_samples": 800, "adam_steps": 100,
+                  "beta1_power": "0x1.9p-16", "beta2_power": "0x1.ep-1", "skipped_iterations": 0, "nan_iterations": 0, "flops_so_far": "0x1p+40"},
+        "arguments": {"num_layers": 2}, "tensors": [{"name": "wte", "shape": [2, 3]}, {"name": "bias", "shape": [4]}],
+        "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
+        "files": [{"folder": "mp_rank_00", "name": "shard_%05d_of_00002.safetensors" % i, "bytes": 1000, "xxh3": "0123456789abcdef", "slices": slices[i]}
+                  for i in range(2)],
+    }
+    whole.update(changes)
+    return json.dumps(whole)[:-1].encode() + b",\n"
+
+
+def manifests():
+    tiny = {"folder": "mp_rank_00", "name": "a", "bytes": 16, "xxh3": "0123456789abcdef"}
+    yield manifest()
+    yield manifest(version=2)
+    yield manifest(weight_dtype="F32", files=[])
+    yield manifest(tensors=[{"name": "wte", "shape": [1 << 30, 1 << 30]}])
+    yield manifest(tensors=[{"name": "wte", "shape": [1, 2, 3]}])
+    yield manifest(tensors=[{"name": "wte", "shape": [2]}, {"name": "wte", "shape": [2]}])
+    yield manifest(files=[dict(tiny, folder="..", slices=[])])
+    yield manifest(files=[dict(tiny, name="a/../../b", slices=[])])
+    yield manifest(files=[dict(tiny, slices=[[0, 0, 0, 3], [0, 0, 2, 4]])])
+    yield manifest(files=[dict(tiny, slices=[[0, 0, 0, 6]])])
+    yield manifest(files=[dict(tiny, slices={"0": [0, 0, 0, 1]})])
+    yield manifest(state={})
+    yield b"{" * 1200
+
+
+def arguments():
+    same = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 32, "padded_vocab_size": 384,
+            "lr": 0.001, "min_lr": 0.0, "lr_decay_style": "linear", "schedule_warmup_samples": 0.0, "schedule_decay_samples": 20, "start_weight_decay": 0.01,
+            "weight_decay_incr_style": "constant", "seed": 1234, "seq_length": 32, "split": "969, 30, 1", "tokenizer_type": "Byte"}
+    yield json.dumps(same).encode()
+    yield json.dumps(dict(same, lr=1e308, lr_decay_style="cosine", schedule_decay_samples=2**53)).encode()
+    yield json.dumps(dict(same, num_layers="2", split="x" * 500)).encode()
+    yield b"[]"
+    yield b"{}"
+
+
+def json_lines():
+    yield b'{"text": "plain"}'
+    yield b'{"meta": {"a": [1, -2.5e+3, true, null, NaN, -Infinity]}, "text": "a\\n\\u00e9\\ud83d\\ude00\\ud800", "text": "last"}'
+    yield b'{"te\\u0078t": "\xc3\xa9\xff\xfe"}'
+    yield b"[" * 1001
+    yield b'{"a":' + b'[{"b":' * 400
+    yield b'{"text": 5}'
+    yield b'{"text": "\\ud800\\u12"}'
+    yield b'{"": "x", "\xc3\xa9": "\\/\\b\\f\\r\\t\\"\\\\"}'
+
+
+def corpora():
+    yield b'{"text": "one"}\n{"text": "two"}\n'
+    yield b'{"text": "one"}\r\n\r\n{"text": "no newline at the end"}'
+    for magic in (b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd\x00", b"\xfd7zXZ\x00", b"BZh9"):
+        yield magic + b"data"
+    yield b""
+    yield b"/etc/hostname\n\n-\nno such file\n/\n"
+
+
+def vocabularies():
+    yield b"M#version: 0.2\nt h\nth e\n\xc4\xa0 the\n"
+    yield b"Mt h\r\nth e"
+    yield b"M\nt h\n"
+    yield b"Mt  h\nt\nt h e\n"
+    yield b'V,"aa":260,"aaaa":261,"\\u0120t":262' + BEHIND + b"#version\na a\naa aa\n\xc4\xa0 t\n"
+    yield b'V,"a b":260' + BEHIND
+    yield b'V,"x":7' + BEHIND
+    yield b'V,"xx":1e9' + BEHIND
+    yield b'V,"xx":260.5' + BEHIND
+    yield b'{"a":0}' + BEHIND + b"a a\n"
+    yield b"[]" + BEHIND
+    yield b"{" + BEHIND
+
+
+def options():
+    model = b"--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 "
+    length = b"--lr 1e-3 --train-iters 10 --mock-data --tokenizer-type Byte --use-distributed-optimizer "
+    card = "configs/gpt_125m.args"
+    yield model + length
+    yield model + length + b"--quantized-weights --quantized-gradients --hadamard-transform --gq-group-size-intra 96 --gradient-alltoall-pipeline 7\n"
+    yield open(card, "rb").read() + b"\n--plan --plan-world-size 64 --gpus-per-node 8 --tokenizer-type Byte"
+    yield model + b"--plan --hidden-size=1048576 --num-attention-heads=1 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size 1048576"
+    yield model + b"--lr 1 --train-samples 1000000000000000 --rampup-batch-size 8 8 1000 --global-batch-size 64 --mock-data"
+    yield model + length + b"--split 1,2,3 --eval-iters 1000000000000000 --train-iters 1000000000000000"
+    yield b"# comment\n--lr '1e-3' \"quo\\\"ted\" joined\\\nline \xef\xbb\xbf --data-path 0.3 a 0.7 b\r\n"
+    yield b"@args"
+    yield b"@args @args @args @nothing"
+    yield b"@/dev/zero"
+    yield b"--quantised-weights"
+    yield b"'unclosed"
+    yield b"--num-layers=99999999999999999999 --fp8-x --moe-y=1 --"
+    yield b"--help --version"
+
+
+def texts():
+    yield b"It's the 3rd   test, isn't it?\n\n\tYes\r\n I'll've don't "
+    yield "naïve café Straße 中文，汉字。数字１２３ ½ ² é² \u3000\u00a0\u2003x\u0085".encode()
+    yield b"\xf0\x9f\x98\x80\xf0\x9f\x98 \xed\xa0\x80 \xc0\x80 \xf5\xff\xfe a\x80b"
+    yield b"12 999 1000 -1 99999999999999999999 7"
+    yield b" " * 60 + b"a" * 100 + b"1" * 60 + b"." * 60
+    yield "é²".encode() * 40
+    yield bytes(range(256))
+
+
+def progress():
+    line = "2024-01-02 03:04:05\tJob ID: \t# GPUs: 4\tStarting job\n"
+    saved = ("2024-01-02 03:14:05\tJob ID: 7\t# GPUs: 4\tSaved checkpoint\tIteration: 10\tJob throughput: 1.0 TFLOP/s/GPU\t"
+             "Cumulative throughput: 1.0 TFLOP/s/GPU\tFloating-point operations: 1.00e+15\tTokens (in billions): 0.10\n")
+    yield (line + saved + line.replace("4\tS", "8\tS") + line).encode()
+    yield saved.replace("1.00e+15", "nan").encode()
+    yield b"9999-99-99 99:99:99\t# GPUs: 99999999999999999999\tStarting job"
+    yield b"\0\n2024"
+
+
+TARGETS = {"shard": shards, "safetensors": safetensors, "manifest": manifests, "arguments": arguments, "jsonl": json_lines, "corpus": corpora,
+           "vocabulary": vocabularies, "options": options, "tokenizer": texts, "progress": progress,
+           "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999", b"12 34\n", b"\0" + b"1"]}
+
+
+def main():
+    for target, seeds in TARGETS.items():
+        folder = os.path.join(sys.argv[1], target)
+        os.makedirs(folder, exist_ok=True)
+        for i, seed in enumerate(seeds()):
+            with open(os.path.join(folder, "%02d" % i), "wb") as file:
+                file.write(seed)
+
+
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+main()
