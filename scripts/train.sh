@@ -89,7 +89,7 @@ choose_flags() {
     fi
     [ -z "${VOCAB_FILE:-}" ] || flags+=(--vocab-file "$VOCAB_FILE")
     [ -z "${MERGE_FILE:-}" ] || flags+=(--merge-file "$MERGE_FILE")
-    if [ -n "${CHECKPOINT_PATH:-}" ] && [ "$speed" = 0 ]; then flags+=(--save "$CHECKPOINT_PATH" --load "$CHECKPOINT_PATH" --save-interval $save_interval); fi
+    if [ -n "${CHECKPOINT_PATH:-}" ] && [ "$speed" = 0 ]; then flags+=(--save "$CHECKPOINT_PATH" --load "$CHECKPOINT_PATH" --save-interval "$save_interval"); fi
     if [ -n "$log_dir" ]; then
         flags+=(--log-jsonl "$log_dir/log.jsonl" --tensorboard-dir "$log_dir/tensorboard" --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard)
     fi
