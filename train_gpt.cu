@@ -1008,6 +1008,7 @@ static bool open_data(Run *run) {
     o.reset_position_ids = c->reset_position_ids;
     o.reset_attention_mask = c->reset_attention_mask;
     o.seed = (uint32_t)c->seed;
+    o.eval_seed = (uint32_t)c->eval_seed;
     o.micro_batch_size = c->micro_batch_size;
     o.dp_rank = run->topology.dp_rank;
     o.dp_size = run->topology.dp_size;

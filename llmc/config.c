@@ -185,6 +185,7 @@ static bool check_tokenizer(const Parsed *p) {
 static bool check_data(const Parsed *p) {
     const Config *c = p->config;
     if (!check_data_sources(p) || !check_tokenizer(p)) return false;
+    if (c->eval_seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--eval-seed %lld: must be at most %lld", (long long)c->eval_seed, (long long)UINT32_MAX);
     if (c->seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--seed %lld: must be at most %lld", (long long)c->seed, (long long)UINT32_MAX);
     return true;
 }

@@ -75,7 +75,7 @@ typedef struct Config {
     bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
     OnNan on_nan;
     bool check_for_nan_in_loss_and_grad;
-    int64_t seed;
+    int64_t seed, eval_seed;  // eval_seed 0: seed
     // actions instead of training
     bool plan, help, version;
     int plan_world_size;  // --plan without mpirun: the number of ranks to plan for (0: the real one)

@@ -144,6 +144,7 @@ static const Option table[] = {
     CHOICE("recompute-granularity", Recompute, recompute_granularity, "none", "none|selective|full",
            "what the backward pass computes again: the attention core (selective, always so here), or whole layers (full)"),
     COUNT("seed", seed, "1234", 0, "of data order, initial weights, dropout and rounding, below 2^32"),
+    COUNT("eval-seed", eval_seed, "0", 0, "of the order of validation and test samples, so that runs of several seeds are evaluated on the same; 0: --seed"),
 
     HEADING("Evaluation and logs"),
     COUNT("eval-interval", eval_interval, "1000", 1, "iterations between evaluations"),

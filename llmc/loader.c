@@ -84,7 +84,8 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
     for (int s = 0; s < SPLITS && !o->mock_data; s++) {
         if (!l->has[s]) continue;
         const DataSource *source = &l->source[o->data_path_count ? 0 : s];
-        if (!blended_dataset_build(&l->data[s], source, s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, o->seed, &hooks, err)) {
+        uint32_t seed = s == SPLIT_TRAIN || !o->eval_seed ? o->seed : o->eval_seed;
+        if (!blended_dataset_build(&l->data[s], source, s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, seed, &hooks, err)) {
             return false;
         }
     }
