@@ -528,7 +528,7 @@ static void train_step(Run *run) {
 static void begin_interval(Run *run) {
     Interval fresh = {0};
     run->interval = fresh;
-    run->interval.traffic = comm_traffic(run->comm);
+    run->interval.traffic = probe_traffic(&run->zero);
     zero_take_exposed_ms(&run->zero);
     stream_synchronize(run->compute);
     meet(run);
@@ -544,7 +544,7 @@ static void leave_out(Run *run, double since) {
 
 // Bytes per step out of a node and inside one: each node's ranks together, the largest node.
 static void node_traffic(Run *run, double *inter, double *intra) {
-    CommTraffic now = comm_traffic(run->comm);
+    CommTraffic now = probe_traffic(&run->zero);
     double own[2] = {(double)(now.sent[COMM_RAIL] - run->interval.traffic.sent[COMM_RAIL]), (double)(now.sent[COMM_NODE] - run->interval.traffic.sent[COMM_NODE])};
     double *all = (double *)xcalloc(2 * (size_t)run->topology.dp_size, sizeof(double), "the traffic table");
     MPI_Request request;
@@ -891,6 +891,8 @@ static bool after_step(Run *run) {
     double since = monotonic_seconds();
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
+    bool probing = probe_due(&run->zero);
+    if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group);
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
     if (run->stop.reason == STOP_SIGNAL) {
@@ -906,7 +908,7 @@ static bool after_step(Run *run) {
         snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
         return stop_and_save(run, why, EXIT_DONE);
     }
-    if (evaluating || saving || verifying) leave_out(run, since);
+    if (evaluating || saving || verifying || probing) leave_out(run, since);
     return false;
 }
 

@@ -251,6 +251,9 @@ static bool check_rest(const Parsed *p) {
         return error_set(p->err, EXIT_USAGE, "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one");
     }
     if (c->save && !c->save_interval) return error_set(p->err, EXIT_USAGE, "--save needs --save-interval N; add it");
+    if (!c->dump_distributions != !c->dump_distributions_interval) {
+        return error_set(p->err, EXIT_USAGE, "--dump-distributions FOLDER and --dump-distributions-interval N go together; give both");
+    }
     if (c->plan_world_size && !c->plan) return error_set(p->err, EXIT_USAGE, "--plan-world-size needs --plan; add it, or start that many ranks with mpirun");
     if (c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name)) {
         return error_set(p->err, EXIT_USAGE, "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it");

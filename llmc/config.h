@@ -63,6 +63,8 @@ typedef struct Config {
         log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard, log_progress;
     const char *tensorboard_dir, *log_jsonl;
     int64_t tensorboard_log_interval;
+    const char *dump_distributions;
+    int64_t dump_distributions_interval, log_quantization_error_interval;  // 0: off
     const char *wandb_project, *wandb_exp_name, *wandb_save_dir;  // accepted; JSON lines are written instead
     // sampling of text after training
     const char *sample_prompt;

@@ -177,6 +177,10 @@ void log_json(Log *log, const char *kind, const char *inside) {
     json_end(log, &json);
 }
 
+void log_scalar(Log *log, const char *tag, int64_t step, double value) {
+    if (log->active && log->tensorboard) tensorboard_scalar(log->tensorboard, tag, step, value);
+}
+
 // ---- opening and plain lines ----------------------------------------------------------------------------------------------------------
 
 static bool open_json(Log *log, const char *path, Error *err) {

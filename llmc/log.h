@@ -11,6 +11,7 @@
 //             inter_node_bytes, intra_node_bytes (per step), epoch; timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms, seconds_left}
 //   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 //   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
+//   quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
 //   valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 #pragma once
 #include <stdio.h>
@@ -73,6 +74,8 @@ void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, M
 // Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on validation set", "... on test set". TensorBoard's
 // "lm loss validation"; results on the test set go to "lm loss test", which Megatron-LM mixes up with the former.
 void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss);
+// A TensorBoard scalar of any name.
+void log_scalar(Log *log, const char *tag, int64_t step, double value);
 // A JSON line of any kind: `json` is the object's inside, e.g. "\"iteration\":5,\"path\":\"x\"". kind: "checkpoint", "plan", ... Clock-dependent
 // values belong into a "timing" object.
 void log_json(Log *log, const char *kind, const char *json);
