@@ -837,7 +837,7 @@ static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *po
     return sample_token(logits, V, run->config.sample_temperature, (uint64_t)run->config.seed, n);
 }
 
-// --sample-prompt: rank 0 writes text with the trained model; every replica could, they are equal.
+// --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal. Needs no random state and no batch: training goes on as without.
 static void write_sample(Run *run) {
     const Config *c = &run->config;
     if (!c->sample_prompt || !run->tokenizer) return;
@@ -852,8 +852,7 @@ static void write_sample(Run *run) {
         for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
         if (n == 0) ids[n++] = tokenizer_eod(run->tokenizer);
         for (; n < total; n++) ids[n] = next_token(run, ids, n, positions, logits);
-        log_line(run->log, "sample at iteration %lld:", (long long)run->iteration);
-        sample_print(stdout, run->tokenizer, ids, n);
+        sample_log(run->log, run->iteration, run->tokenizer, ids, n);
         free(ids);
         free(positions);
         free(logits);
@@ -895,6 +894,8 @@ static bool after_step(Run *run) {
     if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group);
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
+    bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training
+    if (sampling) write_sample(run);
     if (run->stop.reason == STOP_SIGNAL) {
         snprintf(why, sizeof why, "exiting program after receiving %s.", stop_signal_name(&run->stop));
         return stop_and_save(run, why, EXIT_STOPPED);
@@ -908,7 +909,7 @@ static bool after_step(Run *run) {
         snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
         return stop_and_save(run, why, EXIT_DONE);
     }
-    if (evaluating || saving || verifying || probing) leave_out(run, since);
+    if (evaluating || saving || verifying || probing || sampling) leave_out(run, since);
     return false;
 }
 

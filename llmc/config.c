@@ -258,6 +258,11 @@ static bool check_rest(const Parsed *p) {
     if (c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name)) {
         return error_set(p->err, EXIT_USAGE, "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it");
     }
+    if (c->sample_interval && !c->sample_prompt) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --sample-prompt TEXT; add it");
+    if (c->sample_prompt && !c->vocab_file && strcmp(c->tokenizer_type, "GPT2BPETokenizer") == 0) {
+        if (c->sample_interval) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them");
+        options_note(p->notes, p->notes_bytes, "--sample-prompt has no effect without --vocab-file and --merge-file");
+    }
     static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
     note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, 2);
     return true;

@@ -150,6 +150,8 @@ static const Option table[] = {
     COUNT("eval-interval", eval_interval, "1000", 1, "iterations between evaluations"),
     COUNT("eval-iters", eval_iters, "100", 0, "global batches per evaluation; 0: none"),
     COUNT("log-interval", log_interval, "100", 1, "iterations between log lines"),
+    CHOICE("log-line", LogLine, log_line, "megatron", "megatron|short",
+           "what an iteration prints: Megatron-LM's line, which tools read, or a short one for people (step, loss, norm, lr, tokens/s, MFU, time left)"),
     FLAG("log-throughput", log_throughput, "TFLOP/s per GPU in the log line"),
     FLAG("log-params-norm", log_params_norm, "norm of the weights in the log line"),
     FLAG("log-num-zeros-in-grad", log_num_zeros_in_grad, "zero gradients in the log line"),
@@ -170,6 +172,7 @@ static const Option table[] = {
     FLAG("log-memory-to-tensorboard", log_memory_to_tensorboard, "device memory as events"),
     {.name = "sample-prompt", .kind = OPTION_TEXT, .offset = AT(const char *, sample_prompt), .value = "TEXT",
      .help = "after training, print text that continues this; \"\" starts from the end of a document"},
+    COUNT("sample-interval", sample_interval, "0", 0, "also every N iterations of training; 0: only after it"),
     INT("sample-tokens", sample_tokens, "200", 1, 1 << 24, "tokens of that text"),
     REAL("sample-temperature", sample_temperature, "1.0", 0, 1e3, "0 always takes the likeliest token"),
 
