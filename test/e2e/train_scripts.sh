@@ -162,6 +162,33 @@ speed_run() {
 }
 check "a speed run on mock data" speed_run
 
+# Two machines: addresses of this one, and instead of ssh a stand-in that runs what it is given under another host name. MPI starts its daemons, places the
+# ranks and finds the nodes as it would on two.
+cat >"$work/bin/agent" <<'END'
+#!/bin/bash
+while [[ $1 = -* ]]; do shift; done
+host=$1
+shift
+exec unshare --uts bash -c "hostname node-${host##*.}; $*"
+END
+chmod +x "$work/bin/agent"
+printf '127.0.0.2 slots=2\n127.0.0.3 slots=2\n' >"$work/two"
+on_two_machines() { # FLAGS...
+    HOSTFILE=$work/two MPIRUN_FLAGS="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1" ARM=sdp4bit DEVICE=cpu DATA_PATH=$data CHECKPOINT_PATH=$work/two-save \
+        LOG_DIR=$work/two-log timeout 60 scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    grep -q '^using 2 nodes x 2 data-parallel ranks$' "$work/out" || { why="not two real nodes of two: $(grep '^using 2' "$work/out")"; return 1; }
+}
+two_machines() {
+    on_two_machines --exit-interval 6 && on_two_machines --exit-interval 12 && grep -q 'successfully loaded checkpoint from .* at iteration *6' "$work/out" || { why=${why:-not resumed}; return 1; }
+    cp "$work/two-log/log.jsonl" "$work/two.jsonl"
+    same_training self two
+}
+if unshare --uts true 2>/dev/null && mpirun --version 2>/dev/null | grep -q 'Open MPI) 4'; then
+    check "a host file of two machines: the same run as 2 x 2 on one, resumed half-way" two_machines
+else
+    skip "a host file of two machines" "no right to another host name, or not Open MPI 4"
+fi
+
 # A run long enough to be interrupted; it must save, leave with 75 and go on from there.
 interrupted() { # SIGNAL
     local rc=0 tries=600
