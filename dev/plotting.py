@@ -85,16 +85,16 @@ class Panel:
             out.append(f'<text class="label" text-anchor="middle" x="{(LEFT + right) / 2:.1f}" y="{bottom + 44}">{escape(x_label)}</text>')
         return out
 
-    def line(self, points, colour, css):
-        """One polyline per stretch without holes; a lone point becomes a dot."""
-        out = []
+    def line(self, points, colour, css, dash=""):
+        """One polyline per stretch without holes; a lone point becomes a dot. dash: lengths of strokes and gaps."""
+        out, dashed = [], f' stroke-dasharray="{dash}"' if dash else ""
         for run in runs_of_finite(points):
             at = [f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in thinned(run)]
             if len(at) == 1:
                 x, y = at[0].split(",")
                 out.append(f'<circle class="{css}" cx="{x}" cy="{y}" r="2" fill="{colour}"/>')
             else:
-                out.append(f'<polyline class="{css}" stroke="{colour}" points="{" ".join(at)}"/>')
+                out.append(f'<polyline class="{css}" stroke="{colour}"{dashed} points="{" ".join(at)}"/>')
         return out
 
 
@@ -125,12 +125,12 @@ def page(title, subtitle, panels, over=()):
 
 
 def key(entries, top):
-    """A box of (name, colour) at the top right of a panel that begins at `top`."""
-    width = 60 + 7.4 * max(len(name) for name, _ in entries)
+    """A box of (name, colour, dash) at the top right of a panel that begins at `top`."""
+    width = 60 + 7.4 * max(len(name) for name, _, _ in entries)
     x, y = WIDTH - RIGHT - width - 10, top + 10
     out = [f'<rect class="box" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{12 + 21 * len(entries)}" rx="4"/>']
-    for k, (name, colour) in enumerate(entries):
-        line_y = y + 17 + 21 * k
-        out.append(f'<line class="soft" stroke="{colour}" x1="{x + 12:.1f}" x2="{x + 36:.1f}" y1="{line_y}" y2="{line_y}"/>')
+    for k, (name, colour, dash) in enumerate(entries):
+        line_y, dashed = y + 17 + 21 * k, f' stroke-dasharray="{dash}"' if dash else ""
+        out.append(f'<line class="soft" stroke="{colour}"{dashed} x1="{x + 12:.1f}" x2="{x + 36:.1f}" y1="{line_y}" y2="{line_y}"/>')
         out.append(f'<text class="name" x="{x + 44:.1f}" y="{line_y + 4}">{escape(name)}</text>')
     return out

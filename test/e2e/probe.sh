@@ -84,9 +84,12 @@ for name in names[:4]:
         assert item["count"] == item["zeros"] + sum(n for _, n in item["positive"] + item["negative"]), item["tensor"]
         count[item["kind"]] += item["count"]
         squares[item["kind"]] += item["squares"]
+        binned.update({(item["kind"], side, k): n for side in ("positive", "negative") for k, n in item[side]})
 matrices = 2 * 12 * 32 * 32 + (264 + 32) * 32
 assert count == {kind: matrices for kind in ("weight", "difference", "gradient", "gradient_hadamard")}, count
 assert abs(squares["gradient_hadamard"] / squares["gradient"] - 1) < 1e-5, squares
+spread = {kind: {key[1:]: n for key, n in binned.items() if key[0] == kind} for kind in count}
+assert spread["gradient"] != spread["gradient_hadamard"]
 rms = {kind: math.sqrt(squares[kind] / count[kind]) for kind in count}
 assert 0.01 < rms["weight"] < 0.04, rms                      # --init-method-std 0.02
 assert 1e-4 < rms["difference"] < 1.5 * 3e-3, rms             # a step of Adam is the learning rate or less

@@ -76,7 +76,7 @@ tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --
 runs() {
     local rc=0 code=$1 arms=$2 seeds=$3
     shift 3
-    "$study" run --data "$data" --device cpu --iterations 6 --global-batch-size 8 --micro-batch-size 2 --eval-iterations 2 --error-interval "${ERRORS:-2}" --warmup-fraction 0.2 \
+    "$study" run --data "$data" --device cpu --iterations 6 --global-batch-size 8 --eval-iterations 2 --error-interval "${ERRORS:-2}" --warmup-fraction 0.2 \
         --results "$work/study" --arms "$arms" --seeds "$seeds" "$@" -- "${tiny[@]}" ${extra[@]+"${extra[@]}"} >"$work/out" 2>"$work/err" || rc=$?
     [ $rc = "$code" ] || { say "exit code $rc instead of $code"; return 1; }
 }
