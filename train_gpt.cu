@@ -556,7 +556,7 @@ static void train_step(Run *run) {
 static void begin_interval(Run *run) {
     Interval fresh = {0};
     run->interval = fresh;
-    run->interval.traffic = comm_traffic(run->comm);
+    run->interval.traffic = probe_traffic(&run->zero);
     zero_take_exposed_ms(&run->zero);
     stream_synchronize(run->compute);
     meet(run);
@@ -572,7 +572,7 @@ static void leave_out(Run *run, double since) {
 
 // Bytes per step out of a node and inside one: each node's ranks together, the largest node.
 static void node_traffic(Run *run, double *inter, double *intra) {
-    CommTraffic now = comm_traffic(run->comm);
+    CommTraffic now = probe_traffic(&run->zero);
     double own[2] = {(double)(now.sent[COMM_RAIL] - run->interval.traffic.sent[COMM_RAIL]), (double)(now.sent[COMM_NODE] - run->interval.traffic.sent[COMM_NODE])};
     double *all = (double *)xcalloc(2 * (size_t)run->topology.dp_size, sizeof(double), "the traffic table");
     MPI_Request request;
@@ -853,7 +853,7 @@ static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *po
     return sample_token(logits, V, run->config.sample_temperature, (uint64_t)run->config.seed, n);
 }
 
-// --sample-prompt: rank 0 writes text with the trained model; every replica could, they are equal.
+// --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal. Needs no random state and no batch: training goes on as without.
 static void write_sample(Run *run) {
     const Config *c = &run->config;
     if (!c->sample_prompt || !run->tokenizer) return;
@@ -868,8 +868,7 @@ static void write_sample(Run *run) {
         for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
         if (n == 0) ids[n++] = tokenizer_eod(run->tokenizer);
         for (; n < total; n++) ids[n] = next_token(run, ids, n, positions, logits);
-        log_line(run->log, "sample at iteration %lld:", (long long)run->iteration);
-        sample_print(stdout, run->tokenizer, ids, n);
+        sample_log(run->log, run->iteration, run->tokenizer, ids, n);
         free(ids);
         free(positions);
         free(logits);
@@ -907,8 +906,12 @@ static bool after_step(Run *run) {
     double since = monotonic_seconds();
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
+    bool probing = probe_due(&run->zero);
+    if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group);
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
+    bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training
+    if (sampling) write_sample(run);
     if (run->stop.reason == STOP_SIGNAL) {
         snprintf(why, sizeof why, "exiting program after receiving %s.", stop_signal_name(&run->stop));
         return stop_and_save(run, why, EXIT_STOPPED);
@@ -922,7 +925,7 @@ static bool after_step(Run *run) {
         snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
         return stop_and_save(run, why, EXIT_DONE);
     }
-    if (evaluating || saving || verifying) leave_out(run, since);
+    if (evaluating || saving || verifying || probing || sampling) leave_out(run, since);
     return false;
 }
 

@@ -185,6 +185,7 @@ static bool check_tokenizer(const Parsed *p) {
 static bool check_data(const Parsed *p) {
     const Config *c = p->config;
     if (!check_data_sources(p) || !check_tokenizer(p)) return false;
+    if (c->eval_seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--eval-seed %lld: must be at most %lld", (long long)c->eval_seed, (long long)UINT32_MAX);
     if (c->seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--seed %lld: must be at most %lld", (long long)c->seed, (long long)UINT32_MAX);
     return true;
 }
@@ -253,9 +254,17 @@ static bool check_rest(const Parsed *p) {
     if (c->keep_checkpoint_interval && !c->keep_last_checkpoints) {
         return error_set(p->err, EXIT_USAGE, "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints stay; add it");
     }
+    if (!c->dump_distributions != !c->dump_distributions_interval) {
+        return error_set(p->err, EXIT_USAGE, "--dump-distributions FOLDER and --dump-distributions-interval N go together; give both");
+    }
     if (c->plan_world_size && !c->plan) return error_set(p->err, EXIT_USAGE, "--plan-world-size needs --plan; add it, or start that many ranks with mpirun");
     if (c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name)) {
         return error_set(p->err, EXIT_USAGE, "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it");
+    }
+    if (c->sample_interval && !c->sample_prompt) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --sample-prompt TEXT; add it");
+    if (c->sample_prompt && !c->vocab_file && strcmp(c->tokenizer_type, "GPT2BPETokenizer") == 0) {
+        if (c->sample_interval) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them");
+        options_note(p->notes, p->notes_bytes, "--sample-prompt has no effect without --vocab-file and --merge-file");
     }
     static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
     note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, 2);

@@ -10,6 +10,7 @@ LLMC_BEGIN
 typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT } LrStyle;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
+typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
 
@@ -59,14 +60,18 @@ typedef struct Config {
     int64_t log_interval, eval_interval, eval_iters;
     int timing_log_level;
     TimingLogOption timing_log_option;
+    LogLine log_line;
     bool log_throughput, log_timers_to_tensorboard, log_validation_ppl_to_tensorboard, log_params_norm, log_num_zeros_in_grad,
         log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard, log_progress;
     const char *tensorboard_dir, *log_jsonl;
     int64_t tensorboard_log_interval;
+    const char *dump_distributions;
+    int64_t dump_distributions_interval, log_quantization_error_interval;  // 0: off
     const char *wandb_project, *wandb_exp_name, *wandb_save_dir;  // accepted; JSON lines are written instead
-    // sampling of text after training
+    // sampling of text, during and after training
     const char *sample_prompt;
     int sample_tokens;
+    int64_t sample_interval;  // 0: only after training
     double sample_temperature;
     // checkpoints and leaving
     const char *save, *load;
@@ -77,7 +82,7 @@ typedef struct Config {
     bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
     OnNan on_nan;
     bool check_for_nan_in_loss_and_grad;
-    int64_t seed;
+    int64_t seed, eval_seed;  // eval_seed 0: seed
     // actions instead of training
     bool plan, help, version;
     int plan_world_size;  // --plan without mpirun: the number of ranks to plan for (0: the real one)

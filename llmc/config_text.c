@@ -226,7 +226,7 @@ static const char *const model_names[] = {"num_layers", "hidden_size", "ffn_hidd
 static const char *const schedule_names[] = {"lr", "min_lr", "lr_warmup_init", "lr_decay_style", "schedule_warmup_samples", "schedule_decay_samples",
                                              "start_weight_decay", "end_weight_decay", "weight_decay_incr_style"};
 // What decides which tokens come next.
-static const char *const data_names[] = {"seed", "seq_length", "split", "data_path", "train_data_path", "mock_data", "tokenizer_type", "eod_mask_loss",
+static const char *const data_names[] = {"seed", "eval_seed", "seq_length", "split", "data_path", "train_data_path", "mock_data", "tokenizer_type", "eod_mask_loss",
                                          "reset_position_ids", "reset_attention_mask"};
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 

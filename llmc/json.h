@@ -1,5 +1,5 @@
 // Strict helpers around cJSON for JSON that comes from outside: whole-text parsing, integers that really are integers, escaped strings.
-// Used by safetensors.c (file headers), manifest.c and config_text.c.
+// Used by safetensors.c (file headers), manifest.c, config_text.c, log.c and sample.c.
 #pragma once
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -23,5 +23,8 @@ bool json_member_int64(const cJSON *object, const char *name, int64_t min, int64
 const char *json_member_string(const cJSON *object, const char *name);
 // Writes text as a JSON string with its quotes.
 void json_write_string(FILE *out, const char *text);
+
+// Escapes text as a JSON string with quotes into out (truncated safely: always terminated, quoted and whole characters). bytes >= 3.
+void json_escape(char *out, size_t bytes, const char *text);
 
 LLMC_END

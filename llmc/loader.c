@@ -35,6 +35,7 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.reset_position_ids = c->reset_position_ids;
     o.reset_attention_mask = c->reset_attention_mask;
     o.seed = (uint32_t)c->seed;
+    o.eval_seed = (uint32_t)c->eval_seed;
     o.micro_batch_size = c->micro_batch_size;
     o.dp_rank = dp_rank;
     o.dp_size = dp_size;
@@ -113,7 +114,8 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
     for (int s = 0; s < SPLITS && !o->mock_data; s++) {
         if (!l->has[s]) continue;
         const DataSource *source = &l->source[o->data_path_count ? 0 : s];
-        if (!blended_dataset_build(&l->data[s], source, s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, o->seed, &hooks, err)) {
+        uint32_t seed = s == SPLIT_TRAIN || !o->eval_seed ? o->seed : o->eval_seed;
+        if (!blended_dataset_build(&l->data[s], source, s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, seed, &hooks, err)) {
             return false;
         }
     }

@@ -20,7 +20,7 @@ typedef struct LoaderOptions {
     int vocab_size;                      // ids must be below this (unpadded size)
     int eod;                             // needed by the three flags below; mock data has its own, 0
     bool eod_mask_loss, reset_position_ids, reset_attention_mask;
-    uint32_t seed;
+    uint32_t seed, eval_seed;            // order of the training samples | of the others, 0: seed
     int micro_batch_size;                // B
     int dp_rank, dp_size;
 } LoaderOptions;

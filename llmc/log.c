@@ -10,8 +10,11 @@
 #include <unistd.h>
 
 #include "llmc/append.h"
+#include "llmc/json.h"
+#include "llmc/short_line.h"
 #include "llmc/tensorboard.h"
 #include "llmc/version.h"
+#include "llmc/watch.h"
 
 struct Log {
     const Config *config;
@@ -20,6 +23,8 @@ struct Log {
     bool has_json;
     Append json;
     Tensorboard *tensorboard;  // NULL: off
+    Watch losses, norms;
+    int64_t skipped, epoch;    // skipped steps, and the latest epoch that was told
 };
 
 // ---- text under construction ----------------------------------------------------------------------------------------------------------
@@ -77,40 +82,6 @@ static void print_text(Text *text) {
 }
 
 // ---- JSON members: each adds ",\"name\":value"; the line's first member is its kind ------------------------------------------------------
-
-// Bytes of the UTF-8 character at c (so that truncation cuts none), 0 when it is none.
-static int utf8_length(const unsigned char *c) {
-    int n = c[0] < 0x80 ? 1 : (c[0] & 0xe0) == 0xc0 ? 2 : (c[0] & 0xf0) == 0xe0 ? 3 : (c[0] & 0xf8) == 0xf0 ? 4 : 0;
-    for (int i = 1; i < n; i++) {
-        if ((c[i] & 0xc0) != 0x80) return 0;
-    }
-    return n;
-}
-
-void json_escape(char *out, size_t bytes, const char *text) {
-    char *end = out + bytes - 2;  // room for the closing quote and the terminator
-    *out++ = '"';
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        char one[8];
-        const char *name = strchr("\"\\\b\f\n\r\t", *c);
-        if (name) {
-            snprintf(one, sizeof one, "\\%c", "\"\\bfnrt"[name - "\"\\\b\f\n\r\t"]);
-        } else if (*c < 0x20 || *c == 0x7f) {
-            snprintf(one, sizeof one, "\\u%04x", *c);
-        } else {
-            int n = utf8_length(c);
-            snprintf(one, sizeof one, "%.*s", n, (const char *)c);
-            if (!n) snprintf(one, sizeof one, "\\ufffd");
-            if (n) c += n - 1;
-        }
-        size_t length = strlen(one);
-        if (length > (size_t)(end - out)) break;
-        memcpy(out, one, length);
-        out += length;
-    }
-    *out++ = '"';
-    *out = 0;
-}
 
 static void json_name(Text *json, const char *name) {
     char last = json->length ? json->data[json->length - 1] : '{';
@@ -175,6 +146,14 @@ void log_json(Log *log, const char *kind, const char *inside) {
     Text json = json_begin(kind);
     if (*inside) text_add(&json, ",%s", inside);
     json_end(log, &json);
+}
+
+void log_text(Log *log, const char *tag, int64_t step, const char *text) {
+    if (log->active && log->tensorboard) tensorboard_text(log->tensorboard, tag, step, text);
+}
+
+void log_scalar(Log *log, const char *tag, int64_t step, double value) {
+    if (log->active && log->tensorboard) tensorboard_scalar(log->tensorboard, tag, step, value);
 }
 
 // ---- opening and plain lines ----------------------------------------------------------------------------------------------------------
@@ -298,7 +277,17 @@ static void to_one_line(char *json) {
     }
 }
 
+// Flags that do less than they seem to.
+static void warn_of_flags(Log *log, int nodes) {
+    const Config *c = log->config;
+    int ranks = log->world_size;
+    if (!c->quantized_gradients || ranks == 1 || !log->active) return;
+    if (nodes == 1) log_line(log, "WARNING: one node: gradients travel in %d bits only, --gradient-quantization-bits-inter has no effect", c->gradient_quantization_bits_intra);
+    if (nodes == ranks) log_line(log, "WARNING: one rank per node: gradients travel in %d bits only, --gradient-quantization-bits-intra has no effect", c->gradient_quantization_bits_inter);
+}
+
 void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
+    warn_of_flags(log, nodes);
     if (!log->active || (!log->has_json && !log->tensorboard)) return;
     char *arguments = config_to_json(log->config);
     to_one_line(arguments);
@@ -329,28 +318,15 @@ static void add_megatron_fields(Text *line, const Config *config, const Iteratio
     text_add(line, " number of nan iterations: %3lld |", (long long)r->nan_iterations);
 }
 
-// " ETA: 1h02m |": two units, the largest that apply.
-static void add_eta(Text *line, double seconds) {
-    if (!(seconds >= 0) || seconds > 1e10) return;
-    int64_t s = (int64_t)(seconds + 0.5);
-    if (s >= 86400) {
-        text_add(line, " ETA: %lldd%02dh |", (long long)(s / 86400), (int)(s % 86400 / 3600));
-    } else if (s >= 3600) {
-        text_add(line, " ETA: %dh%02dm |", (int)(s / 3600), (int)(s % 3600 / 60));
-    } else if (s >= 60) {
-        text_add(line, " ETA: %dm%02ds |", (int)(s / 60), (int)(s % 60));
-    } else {
-        text_add(line, " ETA: %ds |", (int)s);
-    }
-}
-
 static void add_own_fields(Text *line, const IterationReport *r) {
+    char left[32];
     if (r->tokens_per_second > 0) add_fixed(line, "tokens/s", 0, r->tokens_per_second, "");
     if (r->mfu > 0) add_fixed(line, "MFU", 1, 100 * r->mfu, "%");
     add_fixed(line, "inter-node MB/step", 3, r->inter_node_bytes / 1e6, "");
     add_fixed(line, "intra-node MB/step", 3, r->intra_node_bytes / 1e6, "");
     if (r->exposed_comm_ms >= 0) add_fixed(line, "exposed comm (ms)", 1, r->exposed_comm_ms, "");
-    add_eta(line, r->seconds_left);
+    short_duration(left, sizeof left, r->seconds_left);
+    if (*left) text_add(line, " ETA: %s |", left);
     if (r->epoch >= 0) add_fixed(line, "epoch", 3, r->epoch, "");
 }
 
@@ -394,12 +370,26 @@ static void write_interval_scalars(Log *log, const IterationReport *r) {
     if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->iteration, r->epoch);
 }
 
+// Once for every time that the data begin again: losses of tokens that were seen before are no losses of unseen text.
+static void note_epoch(Log *log, double epoch) {
+    if (epoch < 1 || (int64_t)epoch <= log->epoch) return;
+    log->epoch = (int64_t)epoch;
+    log_line(log, "NOTE: the training data begin again (epoch %lld)", (long long)log->epoch);
+}
+
 void log_iteration(Log *log, const IterationReport *report) {
     if (!log->active) return;
     Text line = {0};
-    add_megatron_fields(&line, log->config, report);
-    add_own_fields(&line, report);
+    if (log->config->log_line == LINE_SHORT) {
+        char text[512];
+        short_line(text, sizeof text, report);
+        text_add(&line, "%s", text);
+    } else {
+        add_megatron_fields(&line, log->config, report);
+        add_own_fields(&line, report);
+    }
     print_text(&line);
+    note_epoch(log, report->epoch);
     if (log->has_json) write_interval_json(log, report);
     if (log->tensorboard) write_interval_scalars(log, report);
 }
@@ -442,8 +432,29 @@ static void write_train_json(Log *log, const IterationReport *r) {
     json_end(log, &json);
 }
 
+// Six standard deviations: losses and norms are no normal numbers, but a healthy run does not reach it.
+static void warn_of_spike(Log *log, Watch *watch, const char *what, int64_t iteration, double value) {
+    double above, mean;
+    if (!watch_add(watch, value, 6.0, &above, &mean)) return;
+    log_line(log, "WARNING: the %s of iteration %lld is %.4g, %.1f standard deviations above the mean %.4g of those before it", what, (long long)iteration, value, above, mean);
+}
+
+static void warn_of_step(Log *log, const IterationReport *r) {
+    if (r->last_skipped) {
+        bool power_of_two = (log->skipped & (log->skipped + 1)) == 0;  // the 1st, 2nd, 4th, 8th ... are told
+        if (++log->skipped && power_of_two) {
+            log_line(log, "WARNING: iteration %lld was skipped, its loss or gradient norm is not finite (%lld since the start of this run)", (long long)r->iteration,
+                     (long long)log->skipped);
+        }
+        return;
+    }
+    warn_of_spike(log, &log->losses, "loss", r->iteration, r->last_loss);
+    if (r->grad_norm >= 0) warn_of_spike(log, &log->norms, "gradient norm", r->iteration, r->grad_norm);
+}
+
 void log_step_scalars(Log *log, const IterationReport *report) {
     if (!log->active) return;
+    warn_of_step(log, report);
     if (log->has_json) write_train_json(log, report);
     int64_t every = log->config->tensorboard_log_interval;
     if (log->tensorboard && (every <= 1 || report->iteration % every == 0)) write_step_scalars(log, report);
@@ -586,18 +597,4 @@ void log_validation(Log *log, const char *where, int64_t iteration, int64_t cons
     free(frame.data);
     if (log->has_json) write_validation_json(log, &at, test, where, loss);
     if (log->tensorboard) write_validation_scalars(log, &at, test, loss);
-}
-
-// ---- floating-point operations ------------------------------------------------------------------------------------------------------------
-
-double megatron_flops(const Config *config, double batch_sequences) {
-    double L = config->num_layers, S = config->seq_length, h = config->hidden_size, F = config->ffn_hidden_size;
-    double a = (double)config->kv_channels * config->num_attention_heads;  // width of the attention, h in these models
-    double attention = (2 + S / h) * a / h;                                // QKV and output projections, scores and their product with V
-    return 12 * batch_sequences * S * L * h * h * (attention + F / h + config->vocab_size_padded / (2 * L * h));
-}
-
-double causal_flops(const Config *config, double batch_sequences, double parameters) {
-    double T = config->seq_length, a = (double)config->kv_channels * config->num_attention_heads;
-    return batch_sequences * T * (6 * parameters + 6.0 * config->num_layers * a * T);
 }

@@ -12,11 +12,14 @@
 //   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 //   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
 //   memory    once: iteration, planned_bytes, allocated_bytes; timing {free_before_bytes, taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
+//   quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
+//   sample    iteration, text: --sample-prompt
 //   valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 #pragma once
 #include <stdio.h>
 
 #include "llmc/config.h"
+#include "llmc/flops.h"
 #include "llmc/timers.h"
 LLMC_BEGIN
 
@@ -60,10 +63,10 @@ void log_datetime(Log *log, const char *format, ...) __attribute__((format(print
 void log_memory(Log *log, int64_t iterations, double allocated, double max_allocated, double reserved, double max_reserved);
 // The "start" JSON line, and every argument as a TensorBoard text. parameters: trainable, of the whole model. device: its name.
 void log_start(Log *log, int64_t parameters, int nodes, const char *device);
-// Megatron-LM's iteration line + appended fields; JSON line {"kind":"interval",...}; TensorBoard scalars for interval values.
+// Megatron-LM's iteration line + appended fields, or the short one (--log-line); a note when the data begin again; JSON line {"kind":"interval",...}; TensorBoard scalars for interval values.
 void log_iteration(Log *log, const IterationReport *report);
 // TensorBoard scalars and a JSON line {"kind":"train",...} of a single iteration, when due by --tensorboard-log-interval (JSON: every
-// iteration). Reads iteration, consumed_samples, learning_rate, global_batch_size, last_loss, last_skipped, grad_norm, num_zeros,
+// iteration). Warns when a step was skipped, and when loss or norm are far above those before. Reads iteration, consumed_samples, learning_rate, global_batch_size, last_loss, last_skipped, grad_norm, num_zeros,
 // params_norm and the memory fields.
 void log_step_scalars(Log *log, const IterationReport *report);
 // The timer table after the iteration line, as Megatron-LM prints it: times per iteration. Collective over comm, called by all ranks; prints on
@@ -74,15 +77,11 @@ void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, M
 // Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on validation set", "... on test set". TensorBoard's
 // "lm loss validation"; results on the test set go to "lm loss test", which Megatron-LM mixes up with the former.
 void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss);
+// A TensorBoard text (its tag ends in "/text_summary") and a scalar of any name.
+void log_text(Log *log, const char *tag, int64_t step, const char *text);
+void log_scalar(Log *log, const char *tag, int64_t step, double value);
 // A JSON line of any kind: `json` is the object's inside, e.g. "\"iteration\":5,\"path\":\"x\"". kind: "checkpoint", "plan", ... Clock-dependent
 // values belong into a "timing" object.
 void log_json(Log *log, const char *kind, const char *json);
-// Escapes text as a JSON string with quotes into out (truncated safely: always terminated, quoted and whole characters). bytes >= 3.
-void json_escape(char *out, size_t bytes, const char *text);
-
-// Megatron-LM's FLOPs of one iteration: forward + 2x backward, whole attention, any feed-forward width and head size.
-double megatron_flops(const Config *config, double batch_sequences);
-// The same with causal attention halved and 6N + 6*L*C*T per token.
-double causal_flops(const Config *config, double batch_sequences, double parameters);
 
 LLMC_END

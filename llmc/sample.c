@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/json.h"
 #include "llmc/rng.h"
 #include "llmc/utf8.h"
 
@@ -29,14 +30,14 @@ int sample_token(const floatX *logits, int vocab, double temperature, uint64_t s
     return best;  // NaN logits, or rounding at the very end
 }
 
-void sample_print(FILE *out, const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
+char *sample_text(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
     size_t total = 0, at = 0, bytes;
     for (int64_t i = 0; i < n; i++) {
         tokenizer_decode(tokenizer, ids[i], &bytes);
         total += bytes;
     }
     // Repaired text takes at most three bytes for each raw one; a character may be spread over tokens, so the whole is repaired at once.
-    char *text = (char *)xmalloc(4 * total + 1, "the sample"), *raw = text + 3 * total;
+    char *text = (char *)xmalloc(4 * total + 1, "the sample"), *raw = text + 3 * total + 1;
     for (int64_t i = 0; i < n; i++) {
         const char *piece = tokenizer_decode(tokenizer, ids[i], &bytes);
         memcpy(raw + at, piece, bytes);
@@ -44,8 +45,22 @@ void sample_print(FILE *out, const Tokenizer *tokenizer, const int32_t *ids, int
     }
     int64_t replaced = 0;
     size_t length = utf8_repair(raw, total, text, &replaced);
-    fwrite(text, 1, length, out);
-    fputc('\n', out);
-    fflush(out);
+    for (size_t i = 0; i < length; i++) {
+        if (!text[i]) text[i] = ' ';  // a model of bytes may write zeros
+    }
+    text[length] = 0;
+    return text;
+}
+
+void sample_log(Log *log, int64_t iteration, const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
+    char *text = sample_text(tokenizer, ids, n);
+    size_t bytes = 6 * strlen(text) + 64;
+    char *json = (char *)xmalloc(bytes, "the sample");
+    log_line(log, "sample at iteration %lld:\n%s", (long long)iteration, text);
+    log_text(log, "sample/text_summary", iteration, text);
+    int head = snprintf(json, bytes, "\"iteration\":%lld,\"text\":", (long long)iteration);
+    json_escape(json + head, bytes - (size_t)head, text);
+    log_json(log, "sample", json);
+    free(json);
     free(text);
 }

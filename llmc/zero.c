@@ -153,6 +153,7 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     zero->done = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
     zero->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the verdicts");
     reserve_memory(zero, arena);
+    probe_reserve(zero, arena);
     list_pieces(zero);
     // At least a byte, so that it is there on every rank, also on one that owns nothing.
     if (config->save && config->async_save) {
@@ -207,6 +208,7 @@ void zero_free(Zero *zero) {
     free(zero->done);
     free(zero->landed);
     free(zero->pieces);
+    probe_free(&zero->probe);
     plan_free(&zero->plan);
     Zero empty = {0};
     *zero = empty;
@@ -262,7 +264,9 @@ static void reduce_bucket(Zero *zero, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     float *matrix_leaves = zero->leaves + zero->leaf_start[b];
     float *tail_leaves = matrix_leaves + bucket->matrix_shard / HADAMARD_ORDER;
+    probe_gradients(zero, &step, b);
     tlq_reduce_bucket(&step, b, zero->grads + bucket->arena, matrix_leaves, tail_leaves, zero->comm, zero->traffic);
+    probe_reduced(zero, b);
     kernel_tree_sum(zero->traffic, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_shard / HADAMARD_ORDER);
     kernel_tree_sum(zero->traffic, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, HADAMARD_ORDER));
 }
@@ -359,6 +363,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     // Forward order: the first layers' weights are needed first.
     for (int b = 0; b < zero->plan.buckets; b++) {
         update_bucket(zero, &step, b);
+        probe_updated(zero, b);
         gather_bucket(zero, &step, b);
     }
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->traffic);

@@ -6,6 +6,7 @@
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/config.h"
+#include "llmc/probe.h"
 #include "llmc/timers.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
@@ -45,6 +46,7 @@ typedef struct Zero {
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
     uint8_t *gather;                // gather buffer of the bucket at hand
+    Probe probe;                    // figures on quantisation, off unless flags ask for them
     // host
     void *staging;                  // --async-save: this rank's slices of a checkpoint, page-locked; NULL otherwise
     Event *staged;                  // their copies have arrived

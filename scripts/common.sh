@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shell functions shared by quickstart.sh, test.sh and doctor.sh, which source this file: what the programs need and how to install it,
+# Shell functions shared by quickstart.sh, train.sh, test.sh and doctor.sh, which source this file: what the programs need and how to install it,
 # how many cores there are, how to start ranks. Sourcing it goes to the root of the repository.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
@@ -137,6 +137,13 @@ without_banners() {
     [ $inside = 0 ] || [ $known = 1 ] || printf '%s\n' "$block"
 }
 
+# One machine needs no TCP, whose search for interfaces warns where there are none; single-copy transfers are refused, with a warning, in most
+# containers.
+one_machine() {
+    export OMPI_MCA_btl="${OMPI_MCA_btl-^tcp}"
+    export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
+}
+
 # launch RANKS COMMAND...: the command on that many ranks of this machine, without standard input. Returns the ranks' exit code.
 launch() {
     local ranks=$1 status options=()
@@ -145,10 +152,7 @@ launch() {
         # Ranks may outnumber the cores, and several jobs may share them.
         options=(--oversubscribe --bind-to none)
         [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
-        # One machine needs no TCP, whose search for interfaces warns where there are none; single-copy transfers are refused, with a
-        # warning, in most containers.
-        export OMPI_MCA_btl="${OMPI_MCA_btl-^tcp}"
-        export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
+        one_machine
     fi
     { mpirun "${options[@]}" -np "$ranks" "$@" </dev/null 2>&1 >&3 | without_banners >&2; status=${PIPESTATUS[0]}; } 3>&1
     case $status in 134 | 135 | 136 | 137 | 139 | 143) say "error: a rank was ended by SIG$(kill -l "$status")" >&2 ;; esac

@@ -63,12 +63,30 @@ has "curves, middle row" " 50 4.5950 4.6350 +0.0400"
 has "curves, last row" " 100 4.0950 4.1350 +0.0400"
 [ ! -s "$folder/err" ] || fail "a torn last line is no cause for a note"
 well_formed "$folder/a.svg"
-[ "$(grep -c '<polyline' "$folder/a.svg")" = 5 ] || fail "plot: two raw, two smoothed lines and a difference"
-for text in '>base<' '>quant<' '>training loss<' '>iteration<' '>difference<' '>4.0950<'; do
+[ "$(grep -c '<polyline' "$folder/a.svg")" = 9 ] || fail "plot: two raw, two smoothed lines and a difference over iterations, four lines over time"
+for text in '>base<' '>quant<' '>training loss<' '>iteration<' '>difference<' '>4.0950<' '>training time (seconds'; do
     grep -qF -- "$text" "$folder/a.svg" || fail "plot lacks $text"
 done
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --smooth 50
 has "another window" "quant 100 4.0500 4.2850 +0.0400 +0.94 0.0014 4.5500 +1.11 1,250 10.000 2.500 16.0"
+
+runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --x iteration --svg "$folder/i.svg"
+well_formed "$folder/i.svg"
+[ "$(grep -c '<polyline' "$folder/i.svg")" = 5 ] || fail "plot over iterations alone"
+if grep -q 'training time' "$folder/i.svg"; then fail "plot over iterations alone: no time"; fi
+
+# The quick run's curve ends sooner over time: 10 * 9.999 + 90 * 0.16 = 114.39 s against 117.99 s, of an axis of 840 pixels that begins at 92.
+for end in "base 932.0" "quant 906.4"; do
+    grep -o '<polyline class="soft[^>]*>' "$folder/a.svg" | tail -n 2 | grep -q " ${end#* },[0-9.]*\"/>" || fail "where the curve of ${end% *} ends over time"
+done
+
+# Neighbouring pairs that are alike make the error wider: ten iterations 0.03 above, then ten 0.05. r = 17/20; 0.01 / sqrt(19) * sqrt(1.85 / 0.15) = 0.0081.
+awk 'BEGIN { for (i = 1; i <= 20; i++) printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":%.17g}\n", i, 5 - i / 100 + (i <= 10 ? 0.03 : 0.05) }' > "$folder/drift.jsonl"
+awk 'BEGIN { for (i = 1; i <= 20; i++) printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":%.17g}\n", i, 5 - i / 100 }' > "$folder/straight.jsonl"
+runs 0 straight="$folder/straight.jsonl" drift="$folder/drift.jsonl"
+grep -q '^drift .* +0.0400 .* 0.0081$' "$folder/out" || fail "error of pairs that resemble their neighbours"
+runs 0 straight="$folder/straight.jsonl" drift="$folder/drift.jsonl" --svg "$folder/d.svg"
+if grep -q 'training time' "$folder/d.svg"; then fail "logs without times are plotted over iterations"; fi
 
 # Time: 10 iterations of 9.999 s, 90 of 0.2 s.
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --x time --svg "$folder/t.svg"

@@ -109,6 +109,29 @@ static void assert_rows(const Batch *b, int rows, int length, const int32_t *ids
     assert_null(b->doc_start);
 }
 
+// --eval-seed: runs of two seeds train on other samples but are evaluated on the same, those that a run of that seed evaluates on.
+static void own_seed_of_evaluation(void **state) {
+    Folder *f = (Folder *)*state;
+    const char *words[1] = {f->prefix};
+    LoaderOptions o = one_shard(words), evaluated = o, first = o, second = o;
+    evaluated.seed = first.eval_seed = second.eval_seed = 77;
+    second.seed = 4321;
+    Loader *runs[2] = {open_loader(&first), open_loader(&second)};
+    for (int split = 0; split < SPLITS; split++) {
+        int32_t *ids = expected_ids(split == SPLIT_TRAIN ? &first : &evaluated, split, 4), *others = expected_ids(&second, split, 4);
+        assert_memory_not_equal(ids, others, 4 * 9 * sizeof *ids);  // expected_ids goes by seed alone
+        for (int r = 0; r < 2; r++) {
+            Batch b;
+            Error err = {0};
+            assert_true(loader_batch(runs[r], split, 0, &b, &err));
+            assert_rows(&b, 4, 8, split == SPLIT_TRAIN && r == 1 ? others : ids);
+        }
+        free(ids);
+        free(others);
+    }
+    for (int r = 0; r < 2; r++) loader_close(runs[r]);
+}
+
 // Whatever the micro-batch and the ranks, iteration i holds samples [i * 8, i * 8 + 8) in the same order.
 static void sampler_order(void **state) {
     Folder *f = (Folder *)*state;
@@ -420,6 +443,7 @@ static void reports(void **state) {
 int main(int argc, char **argv) {
     leaks_start_mpi(&argc, &argv);
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(own_seed_of_evaluation, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(sampler_order, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(resume, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(masks, make_folder, remove_folder),

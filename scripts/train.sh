@@ -1,0 +1,235 @@
+#!/usr/bin/env bash
+# One training run of a model card: scripts/train_125m.sh and its siblings call this with the card's name. It turns an arm of the paper and a few
+# variables into flags, and starts the ranks, or is one of them when mpirun or srun has started it.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+caller=$PWD
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+set -euo pipefail
+root=$PWD
+cd "$caller" # relative paths are the caller's
+case $BUILD in /*) ;; *) BUILD=$root/$BUILD ;; esac
+
+card=${1:-}
+[ -n "$card" ] && [ -f "$root/configs/gpt_$card.args" ] || die 2 "train.sh wants a model card; use scripts/train_125m.sh and its siblings"
+shift
+
+save_interval=5002
+[ "$card" != 6.7b ] || save_interval=2502
+
+usage() {
+    cat <<END
+usage: [VARIABLE=...] scripts/train_$card.sh [flags of the trainer]
+       mpirun -np RANKS scripts/train_$card.sh [flags], srun --mpi=pmix scripts/train_$card.sh [flags]
+
+Trains configs/gpt_$card.args. Flags given here come last and win over the card's and over those that the variables stand for.
+
+  ARM              baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq, tlq-hs or sdp4bit, as the paper's runs had them [baseline]
+  DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
+  VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary; only text samples need it
+  CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when there is one [none: nothing is saved]
+  LOG_DIR          folder of log.jsonl and TensorBoard's events [runs/$card-ARM]; LOG_DIR= for none
+  SPEED=1          the paper's speed runs: micro-batch 1, one per rank and step, mock data, 200 iterations, every one logged, nothing saved
+  RANKS            ranks to start [GPUs of this machine, of the allocation or of HOSTFILE; with DEVICE=cpu 4]
+  HOSTFILE         machines, lines "name slots=GPUS": ranks are started on all of them
+  MPIRUN_FLAGS     more flags for mpirun
+  DEVICE           gpu (build/train_gpt) or cpu (build/train_gpt_cpu) [gpu]
+  DRY_RUN=1        print the command and leave
+
+More: scripts/README.md. Flags of the trainer: build/train_gpt_cpu --help.
+END
+}
+
+# --- the flags -------------------------------------------------------------------------------------------------------------------------------
+
+weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic)
+gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128 --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
+
+# Sets $arm_flags, and $quantises_gradients for the speed runs.
+choose_arm() {
+    quantises_gradients=0 arm_flags=()
+    case $arm in
+    baseline) ;;
+    baseline-bf16) arm_flags=(--grad-reduce-in-bf16) ;;
+    qw) arm_flags=("${weights[@]}" --weight-quantization-method direct) ;;
+    qwd) arm_flags=("${weights[@]}") ;;
+    ulq) arm_flags=("${gradients[@]}" --gradient-quantization-bits-intra 4) quantises_gradients=1 ;;
+    tlq) arm_flags=("${gradients[@]}") quantises_gradients=1 ;;
+    tlq-hs) arm_flags=("${gradients[@]}" --hadamard-transform) quantises_gradients=1 ;;
+    sdp4bit) arm_flags=("${weights[@]}" "${gradients[@]}" --hadamard-transform) quantises_gradients=1 ;;
+    *) die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit" ;;
+    esac
+}
+
+# has_flag NAME WORDS...: is one of the words this flag?
+has_flag() {
+    local name=$1 word
+    shift
+    for word; do case $word in "$name" | "$name="*) return 0 ;; esac; done
+    return 1
+}
+names_data() {
+    local flag
+    for flag in --data-path --train-data-path --mock-data --plan --version; do if has_flag "$flag" "$@"; then return 0; fi; done
+    return 1
+}
+
+# Sets $flags from the card, the variables and the words of the command line.
+choose_flags() {
+    local data=() log_dir=${LOG_DIR-runs/$card-$arm}
+    flags=("@$root/configs/gpt_$card.args")
+    if [ "$speed" = 1 ]; then
+        flags+=(--micro-batch-size 1 --global-batch-size "$ranks" --mock-data --log-interval 1 --exit-interval 200)
+        # The paper's speed scripts cut a bucket's gradients into 8 chunks at these sizes.
+        case $quantises_gradients-$card in 1-1.3b | 1-2.7b | 1-6.7b) arm_flags+=(--gradient-alltoall-pipeline 8) ;; esac
+    elif [ -n "${DATA_PATH:-}" ]; then
+        read -ra data <<<"$DATA_PATH"
+        flags+=(--data-path "${data[@]}")
+    elif ! names_data "$@"; then
+        die 2 "DATA_PATH is not set: give the prefix of the token shards (dev/data/README.md makes some), or SPEED=1 for mock data"
+    fi
+    [ -z "${VOCAB_FILE:-}" ] || flags+=(--vocab-file "$VOCAB_FILE")
+    [ -z "${MERGE_FILE:-}" ] || flags+=(--merge-file "$MERGE_FILE")
+    if [ -n "${CHECKPOINT_PATH:-}" ] && [ "$speed" = 0 ]; then flags+=(--save "$CHECKPOINT_PATH" --load "$CHECKPOINT_PATH" --save-interval "$save_interval"); fi
+    if [ -n "$log_dir" ]; then
+        flags+=(--log-jsonl "$log_dir/log.jsonl" --tensorboard-dir "$log_dir/tensorboard" --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard)
+    fi
+    flags+=(${arm_flags[@]+"${arm_flags[@]}"} "$@")
+}
+
+# The paper trains its two largest models at tensor parallel size 8; another size is the user's to name.
+say_what_is_missing() {
+    local per_rank
+    case $card in
+    13b) per_rank="92 GiB" ;;
+    18b) per_rank="129 GiB" ;;
+    *) return 0 ;;
+    esac
+    die 2 "$card: the paper's runs want tensor parallel size 8, which this program does not have yet. At size 1 each of 64 ranks takes $per_rank (--plan says how \
+much); if the GPUs hold that, add --tensor-model-parallel-size 1"
+}
+
+# --- the ranks -------------------------------------------------------------------------------------------------------------------------------
+
+gpu_count() {
+    if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .
+    elif have_command nvidia-smi; then
+        nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
+    else
+        say 0
+    fi
+}
+
+# Sets $ranks to those of the launcher that has started this process; 0 when none has.
+find_launcher() {
+    if [ -n "${OMPI_COMM_WORLD_SIZE:-}" ]; then
+        ranks=$OMPI_COMM_WORLD_SIZE
+    elif [ -n "${PMI_SIZE:-}" ]; then
+        ranks=$PMI_SIZE
+    elif [ -n "${PMIX_RANK:-}${PMI_RANK:-}" ]; then
+        ranks=${SLURM_STEP_NUM_TASKS:-${SLURM_NTASKS:-1}}
+    elif [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
+        die 3 "srun started $SLURM_STEP_NUM_TASKS tasks that know nothing of each other; use srun --mpi=pmix (srun --mpi=list shows what there is)"
+    else
+        ranks=0
+    fi
+}
+
+# Sets $ranks, and $placement: mpirun's flags that say where they run, none on one machine.
+choose_ranks() {
+    local nodes=${SLURM_JOB_NUM_NODES:-1} per_node
+    placement=()
+    if [ -n "${HOSTFILE:-}" ]; then
+        [ -r "$HOSTFILE" ] || die 2 "HOSTFILE=$HOSTFILE cannot be read"
+        if grep -vE '^[[:space:]]*(#|$)' "$HOSTFILE" | grep -qvE 'slots=[1-9]'; then die 2 "HOSTFILE=$HOSTFILE: every line wants slots=GPUS"; fi
+        ranks=${RANKS:-$(sed -n 's/^[^#]*slots=\([0-9]*\).*/\1/p' "$HOSTFILE" | awk '{ n += $1 } END { print n + 0 }')}
+        placement=(--hostfile "$HOSTFILE" --map-by slot)
+    elif [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" -gt 1 ]; then
+        per_node=${SLURM_NTASKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-$(gpu_count)}}
+        if [ -n "${RANKS:-}" ]; then
+            [ $((RANKS % nodes)) = 0 ] || die 2 "RANKS=$RANKS cannot be spread evenly over the $nodes nodes of the allocation"
+            per_node=$((RANKS / nodes))
+        fi
+        ranks=$((per_node * nodes))
+        placement=(--map-by "ppr:$per_node:node")
+    elif [ "$device" = cpu ]; then
+        ranks=${RANKS:-4}
+    else
+        ranks=${RANKS:-$(gpu_count)}
+        [ "$ranks" != 0 ] || die 3 "no GPU was found; set RANKS, or DEVICE=cpu for ranks on processors"
+    fi
+    [[ $ranks =~ ^[1-9][0-9]*$ ]] || die 2 "RANKS=$ranks: give a positive number"
+}
+
+# Sets $launcher, the words before the program.
+choose_launcher() {
+    local name words=()
+    choose_ranks
+    have_command mpirun || die 3 "mpirun was not found; install openmpi-bin, or start the ranks in your own way"
+    launcher=(mpirun)
+    if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+        launcher+=(--bind-to none)
+        [ "$device" = gpu ] || launcher+=(--oversubscribe)
+        [ "$(id -u)" != 0 ] || launcher+=(--allow-run-as-root)
+        if [ ${#placement[@]} -gt 0 ]; then
+            # Other machines do not inherit this environment.
+            for name in $(compgen -e | grep -E '^(NCCL_|CUDA_VISIBLE_DEVICES$|LD_LIBRARY_PATH$|OPENBLAS_NUM_THREADS$)' || true); do launcher+=(-x "$name"); done
+        else
+            one_machine
+        fi
+    fi
+    read -ra words <<<"${MPIRUN_FLAGS:-}"
+    launcher+=(-np "$ranks" ${placement[@]+"${placement[@]}"} ${words[@]+"${words[@]}"})
+}
+
+# Runs "$@" (mpirun ...) to its end. The first SIGUSR1, SIGTERM or SIGINT (Ctrl-C) to this script becomes SIGUSR1 to mpirun, which hands it to the ranks:
+# they save and leave. (SIGTERM to mpirun itself would kill them.) A second one ends the job at once.
+run_and_forward() {
+    local job filter status again=1 signals=0
+    exec 4> >(trap '' USR1 TERM INT; without_banners >&2)
+    filter=$!
+    set -m # a process group of its own: Ctrl-C reaches this script only
+    "$@" </dev/null 2>&4 4>&- &
+    job=$!
+    set +m
+    exec 4>&-
+    forward() {
+        again=1 signals=$((signals + 1))
+        if [ "$signals" = 1 ]; then kill -USR1 "$job"; else kill -TERM "$job"; fi 2>/dev/null || true
+    }
+    trap forward USR1 TERM INT
+    while [ $again = 1 ]; do
+        again=0 status=0
+        wait "$job" || status=$?
+    done
+    wait "$filter" 2>/dev/null || true
+    case $status in 134 | 135 | 136 | 137 | 139 | 143) say "error: a rank was ended by SIG$(kill -l "$status")" >&2 ;; esac
+    exit "$status"
+}
+
+# --- together --------------------------------------------------------------------------------------------------------------------------------
+
+if has_flag --help "$@"; then
+    usage
+    exit 0
+fi
+arm=${ARM:-baseline} speed=${SPEED:-0} device=${DEVICE:-gpu}
+case $speed in 0 | 1) ;; *) die 2 "SPEED=$speed: give 1, or leave it out" ;; esac
+case $device in
+gpu) program=$BUILD/train_gpt target=gpu ;;
+cpu) program=$BUILD/train_gpt_cpu target=cpu ;;
+*) die 2 "DEVICE=$device: give gpu or cpu" ;;
+esac
+choose_arm
+if ! has_flag --plan "$@" && ! has_flag --tensor-model-parallel-size "$@"; then say_what_is_missing; fi
+find_launcher
+launched=$ranks launcher=()
+[ "$launched" != 0 ] || choose_launcher
+choose_flags "$@"
+if [ "${DRY_RUN:-0}" = 1 ]; then
+    printf '%q ' ${launcher[@]+"${launcher[@]}"} "$program" "${flags[@]}" | sed 's/ $/\n/'
+    exit 0
+fi
+[ -x "$program" ] || die 3 "$program is not built; run make $target"
+[ "$launched" = 0 ] || exec "$program" "${flags[@]}"
+run_and_forward "${launcher[@]}" "$program" "${flags[@]}"

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# dev/experiments/study: statistics of made results whose answers are known by hand, and real runs of a tiny model: arms, skipping what is done,
+# a time budget, other settings, a run that fails, several folders in one report.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 600 8
+data=$work/text_text_document
+export BUILD
+unset ARM SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
+study=dev/experiments/study
+
+# ---- made results -----------------------------------------------------------------------------------------------------------------------------
+# made FOLDER ARM SEED LOSS [BATCH]: a result of two logged errors; the first half of the run is not counted.
+made() {
+    mkdir -p "$work/$1"
+    printf '{"arm":"%s","seed":%d,"settings":{"model":"125m","iterations":100,"global_batch_size":%d,"ranks":4,"ranks_per_node":2,"flags":[]},"seconds":1,"commit":"c","device":"d",
+"parameters":7,"diverged":false,"valid_loss":%s,"train_loss":{"every":1,"mean":[3,2,%s]},"tokens_per_second":1000,"inter_node_bytes":2500000,
+"errors":[[50,9,9],[60,0.1,1.5],[100,0.3,2.5]]}\n' "$2" "$3" "${5:-64}" "$4" "$4" >"$work/$1/$2.$3.json"
+}
+i=0
+for loss in 3.00 3.02 2.98 3.04; do made one baseline $((i += 1)) $loss; done
+i=0
+for loss in 3.01 3.05 3.00 3.06; do made two sdp4bit $((i += 1)) $loss; done
+made two qw-g2048 1 3.5
+made two qwd 1 2.99
+made two tlq 1 3.02
+made two tlq-hs 1 3.02
+reports() { "$study" report "$@" --out "$work/page" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }; }
+says() { grep -qF -- "$1" "$work/page/125m.md" || { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m.md" | head -n 3)"; return 1; }; }
+# Gaps 0.01, 0.03, 0.02, 0.02: mean 0.02, deviation sqrt(0.0002 / 3) = 0.00816, three degrees of freedom, t = 3.182: 0.01299 for four seeds, 0.02598 for one.
+by_hand() {
+    reports "$work/one" "$work/two" || return 1
+    says '| baseline | 4 | 3.01000 | - | - | - |  | 0.2000 | 2.000 | 2.500 | 1,000 |' &&
+        says '| sdp4bit | 4 | 3.03000 | +0.02000 | 0.01299 | +0.664 | worse | 0.2000 | 2.000 | 2.500 | 1,000 |' &&
+        says '| qw-g2048 | 1 | 3.50000 | +0.50000 | 0.02598 | +16.667 | worse |' &&
+        says '| qwd | 1 | 2.99000 | -0.01000 | 0.02598 | -0.333 | inside the noise |' &&
+        says 'standard deviation of 0.02582 over 4 seeds' && says 'own standard deviation is 0.00816' &&
+        says '- qw-g2048 is worse than qwd: holds (+0.51000 ± 0.02598)' && says '- tlq is worse than tlq-hs: **cannot be told** from the noise (+0.00000 ± 0.02598)' &&
+        says '- sdp4bit is as good as the baseline: **does not hold** (+0.02000 ± 0.01299)' &&
+        says '- qwd is as good as the baseline: holds as far as the noise lets one see'
+}
+check "gaps, intervals and verdicts worked out by hand" by_hand
+pictures() {
+    local name
+    for name in gaps training gradient_error replica_error; do
+        says "![$name](125m_$name.svg)" && python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$work/page/125m_$name.svg" || { why="picture $name"; return 1; }
+    done
+}
+check "the plots" pictures
+reversed() { # the other way round, and no noise known
+    made three baseline 1 3.0 && made three tlq 1 2.8 && made three tlq-hs 1 2.9 && reports "$work/three" || return 1
+    says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: cannot tell |' && says 'no gap can be told from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
+}
+check "one seed alone tells nothing" reversed
+from_baseline() { # no arm has several seeds: the baseline's 3.0 and 3.2, deviation 0.14142, times sqrt(2), t = 12.706
+    made three baseline 2 3.2 && reports "$work/three" && says '| tlq | 1 | 2.80000 | -0.20000 | 2.54120 | -6.667 | inside the noise |'
+}
+check "the baseline's seeds as the yardstick" from_baseline
+wrong() { # TEXT FOLDERS...
+    local rc=0 text=$1
+    shift
+    "$study" report "$@" --out "$work/page" >"$work/out" 2>"$work/err" || rc=$?
+    error_names 5 "$text" $rc
+}
+made four baseline 1 3.0 32
+check "results of other settings" wrong "global_batch_size" "$work/one" "$work/four"
+made five baseline 1 9.0
+check "two results of one run" wrong "baseline seed 1" "$work/one" "$work/five"
+check "no baseline" wrong "run it first" "$work/two"
+printf '{"arm":' >"$work/five/qwd.1.json"
+check "a torn result" wrong "no result of this program" "$work/five"
+
+# ---- real runs ----------------------------------------------------------------------------------------------------------------------------------
+tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 --make-vocab-size-divisible-by 8 --tokenizer-type Byte --lr 3e-3 --min-lr 3e-4)
+# runs CODE ARMS SEEDS [OPTIONS...]
+runs() {
+    local rc=0 code=$1 arms=$2 seeds=$3
+    shift 3
+    "$study" run --data "$data" --device cpu --iterations 6 --global-batch-size 8 --eval-iterations 2 --error-interval "${ERRORS:-2}" --warmup-fraction 0.2 \
+        --results "$work/study" --arms "$arms" --seeds "$seeds" "$@" -- "${tiny[@]}" ${extra[@]+"${extra[@]}"} >"$work/out" 2>"$work/err" || rc=$?
+    [ $rc = "$code" ] || { say "exit code $rc instead of $code"; return 1; }
+}
+extra=()
+first_call() {
+    runs 0 baseline,sdp4bit 1,2 --minutes 0.0001 || return 1
+    [ "$(find "$work/study/125m" -name '*.json' | wc -l)" = 1 ] && grep -q '^3 runs are left' "$work/out" || { why="the time budget was not kept: $(cat "$work/out")"; return 1; }
+}
+check "a call whose time is up leaves the rest" first_call
+second_call() {
+    local before
+    before=$(stat -c %Y.%i "$work/study/125m/baseline.1.json")
+    runs 0 baseline,sdp4bit 1,2 || return 1
+    grep -q '1 of 4 runs are done, 3 to do' "$work/out" && [ "$(find "$work/study/125m" -name '*.json' | wc -l)" = 4 ] || { why="$(cat "$work/out")"; return 1; }
+    [ "$before" = "$(stat -c %Y.%i "$work/study/125m/baseline.1.json")" ] || { why="a finished run was repeated"; return 1; }
+    runs 0 baseline,sdp4bit 1,2 && grep -q '4 of 4 runs are done, 0 to do' "$work/out"
+}
+check "the next call goes on" second_call
+contents() {
+    python3 - "$work/study/125m" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
+import json, math, sys
+load = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))
+base, quant, other = load("baseline.1"), load("sdp4bit.1"), load("baseline.2")
+assert len(base["train_loss"]["mean"]) == 6 and base["nodes"] == 2 and base["valid_loss"] > 0, base
+# The same initial weights and data: nothing has been quantised yet when the first loss is computed.
+assert base["train_loss"]["mean"][0] == quant["train_loss"]["mean"][0] != other["train_loss"]["mean"][0]
+assert base["valid_loss"] != quant["valid_loss"]
+assert base["inter_node_bytes"] > 3 * quant["inter_node_bytes"] > 0
+assert [e[0] for e in quant["errors"]] == [2, 4, 6], quant["errors"]
+assert all(e[1] == 0 and e[2] == 1 for e in base["errors"]), base["errors"]
+assert all(0.01 < e[1] < 1 and e[2] > 1 for e in quant["errors"]), quant["errors"]
+END
+}
+check "what a result holds" contents
+real_report() { "$study" report "$work/study/125m" --out "$work/page2" >"$work/out" 2>"$work/err" && grep -q '^| sdp4bit | 2 |' "$work/page2/125m.md" || say "no report"; }
+check "a report of real runs" real_report
+shows() { "$study" status --results "$work/study" --arms baseline,qwd >"$work/out" && grep -q '^baseline *1234 *to do' "$work/out" || say "status"; }
+check "status" shows
+other_settings() {
+    extra=(--lr 1e-3)
+    runs 5 baseline 1 && error_names 5 "choose another --results folder" 5
+}
+check "a study of other settings is not mixed in" other_settings
+fails() {
+    extra=()
+    ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" && [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
+}
+check "a run that fails is told and leaves no result" fails
+usage() { # CODE TEXT OPTIONS...
+    local rc=0 code=$1 text=$2
+    shift 2
+    "$study" run --data "$data" --device cpu "$@" >"$work/out" 2>"$work/err" || rc=$?
+    error_names "$code" "$text" $rc
+}
+check "an unknown arm" usage 2 "sdp4bit-nearest" --arms sdp5bit
+check "an unknown model" usage 2 "train_1b.sh" --model 1b
+check "no data" usage 5 "token shard" --data "$work/absent"
+finish

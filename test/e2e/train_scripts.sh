@@ -1,0 +1,240 @@
+#!/usr/bin/env bash
+# scripts/train_*.sh and scripts/slurm: the flags they expand to, against the paper's model cards and arms; real runs of a tiny override on CPU ranks,
+# started by the script, by mpirun, and from the batch files with stand-ins for Slurm's commands; signals; what they refuse.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 8
+data=$work/text_text_document
+export BUILD
+unset ARM SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN CUDA_VISIBLE_DEVICES
+root=$PWD
+
+# ---- what they expand to ------------------------------------------------------------------------------------------------------------------
+# expands CARD "VARIABLES" "FLAG=VALUE ..." [FLAGS...]: the command that DRY_RUN prints, the card's file read in, of repeated flags the last.
+# VALUE "on" is a flag without a value; "FLAG=" must be absent.
+expands() {
+    local card=$1 variables=$2 expected=$3
+    shift 3
+    # shellcheck disable=SC2086  # several variables
+    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    python3 - "$work/out" "$expected" >"$work/diff" <<'END' || { why=$(cat "$work/diff"); return 1; }
+import shlex, sys
+words, flags = [], {}
+for word in shlex.split(open(sys.argv[1]).read()):
+    words += shlex.split(open(word[1:]).read(), comments=True) if word.startswith("@") else [word]
+program = next(i for i, word in enumerate(words) if word.startswith("@") or "/train_gpt" in word)
+flags["program"] = words[program].rpartition("/")[2]
+flags["launcher"] = " ".join(w for w in words[:program] if w not in ("--allow-run-as-root", "--bind-to", "none", "--oversubscribe")) or "none"
+name = None
+for word in words[program + 1:]:
+    if word.startswith("--"):
+        name, equals, value = word.partition("=")
+        flags[name] = value if equals else "on"
+    else:
+        flags[name] = word if flags[name] == "on" else flags[name] + "_" + word
+wrong = []
+for item in sys.argv[2].split():
+    flag, _, value = item.partition("=")
+    key = flag if flag in ("program", "launcher") else "--" + flag
+    found = flags.get(key, "")
+    if found.replace(" ", "_") != value:
+        wrong.append(f"{flag} is '{found}', not '{value}'")
+print("; ".join(wrong))
+sys.exit(bool(wrong))
+END
+}
+# The model cards as the paper and its scripts give them.
+common="seq-length=2048 max-position-embeddings=2048 train-iters=80000 lr-decay-style=cosine lr-decay-iters=70000 lr-warmup-fraction=0.01 adam-beta1=0.9 adam-beta2=0.95
+    adam-eps=1e-08 weight-decay=0.1 clip-grad=1.0 bf16=on use-distributed-optimizer=on log-interval=100 eval-interval=100 eval-iters=10 log-throughput=on
+    tensor-model-parallel-size=1 pipeline-model-parallel-size=1 mock-data= save= data-path=a_b program=train_gpt_cpu hidden-dropout= attention-dropout="
+card() { # NAME LAYERS HIDDEN HEADS LR MIN-LR MICRO-BATCH GLOBAL-BATCH
+    check "card $1" expands "$1" "DEVICE=cpu DATA_PATH=a_b" \
+        "$common num-layers=$2 hidden-size=$3 num-attention-heads=$4 lr=$5 min-lr=$6 micro-batch-size=$7 global-batch-size=$8"
+}
+card 125m 12 768 12 6e-4 6e-5 8 256
+card 350m 24 1024 16 3e-4 3e-5 8 256
+card 1.3b 24 2048 16 2e-4 2e-5 4 256
+card 2.7b 32 2560 32 1.6e-4 1.6e-5 1 ""
+card 6.7b 32 4096 32 1.2e-4 1.2e-5 2 256
+
+no_weights="quantized-weights= weight-quantization-method= wq-rounding="
+no_gradients="quantized-gradients= hadamard-transform= gq-group-size-intra= gradient-quantization-bits-intra="
+weights="quantized-weights=on weight-quantization-bits=4 wq-group-size=2048 wq-rounding=stochastic"
+gradients="quantized-gradients=on gradient-quantization-bits-inter=4 gq-group-size-inter=128 gq-group-size-intra=128"
+arm() { check "arm $1" expands 125m "DEVICE=cpu DATA_PATH=x ARM=$1" "$2 log-jsonl=runs/125m-$1/log.jsonl tensorboard-dir=runs/125m-$1/tensorboard"; }
+arm baseline "$no_weights $no_gradients grad-reduce-in-bf16="
+arm baseline-bf16 "$no_weights $no_gradients grad-reduce-in-bf16=on"
+arm qw "$weights weight-quantization-method=direct $no_gradients"
+arm qwd "$weights weight-quantization-method= $no_gradients"
+arm ulq "$no_weights $gradients gradient-quantization-bits-intra=4 hadamard-transform="
+arm tlq "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform="
+arm tlq-hs "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on"
+arm sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on gradient-alltoall-pipeline="
+
+speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
+check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" "$speed global-batch-size=16 gradient-alltoall-pipeline="
+check "speed run, quantised gradients" expands 6.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
+check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=qwd" "$speed gradient-alltoall-pipeline="
+check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 ARM=tlq-hs" "$speed gradient-alltoall-pipeline="
+check "the variables" expands 6.7b "DEVICE=cpu DATA_PATH=d VOCAB_FILE=v MERGE_FILE=m CHECKPOINT_PATH=c LOG_DIR=" \
+    "vocab-file=v merge-file=m save=c load=c save-interval=2502 log-jsonl= tensorboard-dir="
+check "checkpoints of the others" expands 350m "DEVICE=cpu DATA_PATH=d CHECKPOINT_PATH=c LOG_DIR=l" "save-interval=5002 log-jsonl=l/log.jsonl"
+check "flags of the command line win" expands 125m "DEVICE=cpu DATA_PATH=d ARM=sdp4bit" "lr=1 wq-group-size=128 seed=3" --lr 1 --wq-group-size 128 --seed=3
+blend() {
+    DRY_RUN=1 DEVICE=cpu DATA_PATH="0.7 a 0.3 b" scripts/train_125m.sh >"$work/out" && grep -qF -- "--data-path 0.7 a 0.3 b --log" "$work/out" || say "no blend in $(cat "$work/out")"
+}
+check "a blend of shards" blend
+
+# ---- the ranks ------------------------------------------------------------------------------------------------------------------------------
+mkdir "$work/bin"
+printf '#!/bin/sh\nfor i in 0 1 2 3 4 5; do echo "GPU $i: a GPU"; done\n' >"$work/bin/nvidia-smi"
+chmod +x "$work/bin/nvidia-smi"
+with_gpus=$work/bin:$PATH
+printf '# two machines\nnode01 slots=8\nnode02 slots=8\n\n' >"$work/hosts"
+printf 'node01 slots=8\nnode02\n' >"$work/hosts-bad"
+check "as many ranks as GPUs" expands 125m "PATH=$with_gpus DATA_PATH=d" "program=train_gpt launcher=mpirun_-np_6"
+check "the visible GPUs" expands 125m "PATH=$with_gpus DATA_PATH=d CUDA_VISIBLE_DEVICES=1,3" "launcher=mpirun_-np_2"
+check "RANKS wins" expands 125m "PATH=$with_gpus DATA_PATH=d RANKS=3" "launcher=mpirun_-np_3"
+check "flags for mpirun" expands 125m "DEVICE=cpu DATA_PATH=d MPIRUN_FLAGS=--tag-output" "launcher=mpirun_-np_4_--tag-output"
+check "a host file" expands 125m "PATH=$with_gpus SPEED=1 HOSTFILE=$work/hosts NCCL_DEBUG=INFO" \
+    "launcher=mpirun_-x_NCCL_DEBUG_-x_OPENBLAS_NUM_THREADS_-np_16_--hostfile_$work/hosts_--map-by_slot global-batch-size=16"
+check "an allocation of Slurm" expands 125m "DATA_PATH=d SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4 SLURM_NTASKS_PER_NODE=8" "launcher=mpirun_-x_OPENBLAS_NUM_THREADS_-np_32_--map-by_ppr:8:node"
+check "an allocation counted in GPUs" expands 125m "DATA_PATH=d SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=2 SLURM_GPUS_ON_NODE=4" "launcher=mpirun_-x_OPENBLAS_NUM_THREADS_-np_8_--map-by_ppr:4:node"
+check "a rank of mpirun" expands 125m "SPEED=1 OMPI_COMM_WORLD_SIZE=12" "launcher=none global-batch-size=12"
+check "a rank of srun" expands 125m "SPEED=1 PMIX_RANK=0 SLURM_STEP_NUM_TASKS=24" "launcher=none global-batch-size=24"
+check "a rank of MPICH" expands 125m "SPEED=1 PMI_RANK=0 PMI_SIZE=6" "launcher=none global-batch-size=6"
+
+# ---- what they refuse -------------------------------------------------------------------------------------------------------------------------
+refuses() { # CODE TEXT "VARIABLES" CARD [FLAGS...]
+    local code=$1 text=$2 variables=$3 card=$4 rc=0
+    shift 4
+    # shellcheck disable=SC2086  # several variables
+    env $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
+    error_names "$code" "$text" $rc
+}
+cpu="DEVICE=cpu DATA_PATH=d"
+check "an unknown arm" refuses 2 "arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit" "$cpu ARM=SDP4Bit" 125m
+check "an unknown device" refuses 2 "gpu or cpu" "$cpu DEVICE=tpu" 125m
+check "an odd SPEED" refuses 2 "SPEED=yes" "$cpu SPEED=yes" 125m
+check "no data" refuses 2 "DATA_PATH is not set" "DEVICE=cpu" 125m
+check "no ranks" refuses 2 "RANKS=none" "$cpu RANKS=none" 125m
+check "zero ranks" refuses 2 "RANKS=0" "$cpu RANKS=0" 125m
+check "a host file that is not there" refuses 2 "cannot be read" "$cpu HOSTFILE=$work/absent" 125m
+check "a host file without slots" refuses 2 "slots=GPUS" "$cpu HOSTFILE=$work/hosts-bad" 125m
+check "ranks that do not fit the nodes" refuses 2 "spread evenly" "$cpu RANKS=6 SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4" 125m
+check "srun without PMIx" refuses 3 "srun --mpi=pmix" "$cpu SLURM_STEP_NUM_TASKS=8" 125m
+check "a program that is not built" refuses 3 "run make cpu" "$cpu BUILD=$work/nowhere" 125m
+check "a flag that the trainer refuses" refuses 2 "did you mean" "$cpu RANKS=2" 125m --quantised-weights
+check "13B says what it needs" refuses 2 "tensor parallel size 8" "$cpu" 13b
+check "18B says what it needs" refuses 2 "129 GiB" "$cpu" 18b
+check "13B when asked to" expands 13b "$cpu" "hidden-size=5120 micro-batch-size=1" --tensor-model-parallel-size 1
+helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" && grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
+check "--help" helps
+
+# ---- real runs --------------------------------------------------------------------------------------------------------------------------------
+# The tiny model and batch of lib.sh; the card states its warm-up as a fraction, which excludes another.
+tiny=("${model[@]}")
+for ((i = 0; i < ${#batch[@]}; i++)); do if [ "${batch[i]}" = --lr-warmup-iters ]; then i=$((i + 1)); else tiny+=("${batch[i]}"); fi; done
+tiny+=(--lr-decay-iters 12 --gpus-per-node 2)
+self_started() {
+    ARM=sdp4bit DEVICE=cpu RANKS=4 DATA_PATH=$data LOG_DIR=$work/self scripts/train_125m.sh "${tiny[@]}" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    grep -q "using 2 nodes x 2 data-parallel ranks" "$work/out" || { why="not 2 x 2"; return 1; }
+    [ -s "$work/self/log.jsonl" ] && compgen -G "$work/self/tensorboard/events*" >/dev/null || { why="no logs"; return 1; }
+    cp "$work/self/log.jsonl" "$work/self.jsonl"
+    grep -qE '"wq_rounding": ?"stochastic"' "$work/self.jsonl" || { why="the arm did not reach the trainer"; return 1; }
+}
+check "ranks started by the script" self_started
+under_mpirun() {
+    ARM=sdp4bit DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    cp "$work/under/log.jsonl" "$work/under.jsonl"
+    same_training self under
+}
+check "ranks started by mpirun compute the same" under_mpirun
+elsewhere() { # relative paths are the caller's
+    cp "$work/text_text_document".* "$work/bin/"
+    (cd "$work/bin" && DEVICE=cpu RANKS=2 DATA_PATH=text_text_document "$root/scripts/train_125m.sh" "${tiny[@]}") >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    [ -s "$work/bin/runs/125m-baseline/log.jsonl" ] || { why="no log below the caller's folder"; return 1; }
+}
+check "started from another folder" elsewhere
+speed_run() {
+    DEVICE=cpu SPEED=1 RANKS=2 LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --micro-batch-size 1 --global-batch-size 2 --exit-interval 3 >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    [ "$(grep -c '^ iteration ' "$work/out")" = 3 ] || { why="not three iterations logged"; return 1; }
+}
+check "a speed run on mock data" speed_run
+
+# Two machines: addresses of this one, and instead of ssh a stand-in that runs what it is given under another host name. MPI starts its daemons, places the
+# ranks and finds the nodes as it would on two.
+cat >"$work/bin/agent" <<'END'
+#!/bin/bash
+while [[ $1 = -* ]]; do shift; done
+host=$1
+shift
+exec unshare --uts bash -c "hostname node-${host##*.}; $*"
+END
+chmod +x "$work/bin/agent"
+printf '127.0.0.2 slots=2\n127.0.0.3 slots=2\n' >"$work/two"
+on_two_machines() { # FLAGS...
+    HOSTFILE=$work/two MPIRUN_FLAGS="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1" ARM=sdp4bit DEVICE=cpu DATA_PATH=$data CHECKPOINT_PATH=$work/two-save \
+        LOG_DIR=$work/two-log timeout 60 scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    grep -q '^using 2 nodes x 2 data-parallel ranks$' "$work/out" || { why="not two real nodes of two: $(grep '^using 2' "$work/out")"; return 1; }
+}
+two_machines() {
+    on_two_machines --exit-interval 6 && on_two_machines --exit-interval 12 && grep -q 'successfully loaded checkpoint from .* at iteration *6' "$work/out" || { why=${why:-not resumed}; return 1; }
+    cp "$work/two-log/log.jsonl" "$work/two.jsonl"
+    same_training self two
+}
+if unshare --uts true 2>/dev/null && mpirun --version 2>/dev/null | grep -q 'Open MPI) 4'; then
+    check "a host file of two machines: the same run as 2 x 2 on one, resumed half-way" two_machines
+else
+    skip "a host file of two machines" "no right to another host name, or not Open MPI 4"
+fi
+
+# A run long enough to be interrupted; it must save, leave with 75 and go on from there.
+interrupted() { # SIGNAL
+    local rc=0 tries=600
+    rm -rf "$work/save" "$work/cut"
+    DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save scripts/train_125m.sh "${tiny[@]}" --train-iters 100000 >"$work/out" 2>"$work/err" &
+    job=$!
+    until grep -q '"kind":"train","iteration":20,' "$work/cut/log.jsonl" 2>/dev/null || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
+    kill "-$1" "$job"
+    wait "$job" || rc=$?
+    [ $rc = 75 ] || { say "exit code $rc instead of 75"; return 1; }
+    grep -q 'successfully saved checkpoint' "$work/out" || { why="nothing was saved"; return 1; }
+}
+check "SIGTERM to the script saves" interrupted TERM
+check "SIGUSR1 to the script saves" interrupted USR1
+
+# ---- batch files, with stand-ins for Slurm ------------------------------------------------------------------------------------------------------
+# shellcheck disable=SC2016  # to be expanded by the stand-ins
+{
+    printf '#!/bin/bash\n[ "$1" = --mpi=pmix ] || exit 9\nwhile [[ $1 = -* ]]; do shift; done\nexec %s -np 2 "$@"\n' "${launcher[*]}" >"$work/bin/srun"
+    printf '#!/bin/bash\necho "$@" >>"$REQUEUED"\n' >"$work/bin/scontrol"
+}
+chmod +x "$work/bin/srun" "$work/bin/scontrol"
+# batch FILE EXPECTED-CODE SIGNAL FLAGS...: runs the file as Slurm would, and sends the signal at iteration 20 unless it is "none".
+batch_job() {
+    local file=$1 code=$2 signal=$3 rc=0 tries=600
+    shift 3
+    rm -rf "$work/slurm" "$work/save" "$work/requeued"
+    : >"$work/requeued"
+    PATH=$work/bin:$PATH REQUEUED=$work/requeued SLURM_JOB_ID=77 SLURM_JOB_NUM_NODES=1 SLURM_SUBMIT_DIR=$root MODEL=125m ARM=tlq DEVICE=cpu RANKS=2 DATA_PATH=$data \
+        LOG_DIR=$work/slurm CHECKPOINT_PATH=$work/save bash "scripts/slurm/$file" "${tiny[@]}" "$@" >"$work/out" 2>"$work/err" </dev/null &
+    job=$!
+    if [ "$signal" != none ]; then
+        until grep -q '"kind":"train","iteration":20,' "$work/slurm/log.jsonl" 2>/dev/null || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
+        if [ "$file" = srun.sbatch ]; then kill "-$signal" "$(rank_pids 0 | head -n 1)"; else kill "-$signal" "$job"; fi
+    fi
+    wait "$job" || rc=$?
+    [ $rc = "$code" ] || { say "exit code $rc instead of $code"; return 1; }
+    if [ "$code" = 75 ]; then
+        grep -q '^requeue 77$' "$work/requeued" || { why="not queued again"; return 1; }
+    else
+        [ ! -s "$work/requeued" ] || { why="queued again without need"; return 1; }
+    fi
+}
+for file in srun mpirun; do
+    check "$file.sbatch" batch_job $file.sbatch 0 none
+    check "$file.sbatch hands the signal on and queues the job again" batch_job $file.sbatch 75 USR1 --train-iters 100000
+    check "$file.sbatch passes an error on" batch_job $file.sbatch 2 none --num-layers 0
+done
+finish
