@@ -141,12 +141,20 @@ if [ $sanitizer = 0 ]; then
 elif ! command -v compute-sanitizer >/dev/null; then
     skip compute-sanitizer "not installed"
 else
-    for tool in memcheck racecheck; do
-        timeout 250 compute-sanitizer --tool $tool --error-exitcode 9 "$gpu" "${model[@]}" --train-iters 2 --hidden-dropout 0.1 >"$work/log" 2>&1
+    # sanitize NAME TOOL PROGRAM FLAGS...
+    sanitize() {
+        local name=$1 tool=$2 rc
+        shift 2
+        timeout 250 compute-sanitizer --tool "$tool" --error-exitcode 9 "$@" >"$work/log" 2>&1
         rc=$?
-        if [ $rc -eq 0 ]; then ok "compute-sanitizer $tool"
-        elif grep -q 'Device not supported' "$work/log"; then skip "compute-sanitizer $tool" "the tool does not support this machine's driver"
-        else not_ok "compute-sanitizer $tool" "exit code $rc: $(grep -E '[Ee]rror|not supported|Invalid|hazard' "$work/log" | head -n 3 | tr '\n' ' ')"; fi
-    done
+        if [ $rc -eq 0 ]; then ok "compute-sanitizer $tool: $name"
+        elif grep -q 'Device not supported' "$work/log"; then skip "compute-sanitizer $tool: $name" "the tool does not support this machine's driver"
+        else not_ok "compute-sanitizer $tool: $name" "exit code $rc: $(grep -E '[Ee]rror|not supported|Invalid|hazard|Race' "$work/log" | head -n 3 | tr '\n' ' ')"; fi
+    }
+    sanitize "a training run" memcheck "$gpu" "${model[@]}" --train-iters 2 --lr-warmup-iters 0 --hidden-dropout 0.1
+    # racecheck (2025.3) dies inside a program that calls cuBLASLt ("failed to handle a hardware exception"), even when only our kernels are looked at: so our
+    # kernels apart from the libraries. Left out: cross-entropy, bias gradients, GELU', which only run between products.
+    sanitize "kernels of the exact regime" racecheck "$BUILD/test/gpu/kernels_dump"
+    sanitize "ops without a library" racecheck "$BUILD/test/gpu/ops_dump" "$work/gpu" --own-kernels
 fi
 finish

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The peer on the same GPU: a GPT-3-style model in PyTorch with torch.compile, fused AdamW and SDPA, fp32 weights under
-bf16 autocast, as nanoGPT trains. That is not PyTorch's fastest form: bf16 weights save the casts. Prints one JSON line per model: tokens/s, ms per step, peak memory.
+"""The peer on the same GPU: a GPT-3-style model in PyTorch with torch.compile, fused AdamW and SDPA. --weights fp32: under bf16 autocast with norm
+clipping, as nanoGPT trains and as precise as this trainer. --weights bf16: weights, gradients and AdamW's moments in bf16 and no clipping, PyTorch's fastest
+form, which does less than this trainer. Prints one JSON line per model: tokens/s, ms per step, peak memory.
 
-    python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 [--steps 20] [--sequence 2048]
+    python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 [--weights bf16] [--steps 20] [--sequence 2048]
 """
 import argparse
 import json
@@ -47,21 +48,22 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCABULARY), targets.view(-1))
 
 
-def measure(name, rows, length, steps):
+def measure(name, rows, length, steps, fp32):
     layers, width, heads = MODELS[name]
     torch.manual_seed(1)
     torch.cuda.reset_peak_memory_stats()
-    model = GPT(layers, width, heads, length).cuda()
+    model = GPT(layers, width, heads, length).to("cuda", torch.float32 if fp32 else torch.bfloat16)
     step_model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     ids = torch.randint(VOCABULARY, (rows, length + 1), device="cuda")
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=fp32):
             loss = step_model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if fp32:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return loss
 
@@ -73,20 +75,21 @@ def measure(name, rows, length, steps):
         loss = step()
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - start) / steps
-    print(json.dumps({"program": "pytorch " + torch.__version__, "model": name, "micro_batch": rows, "ms": 1e3 * seconds,
+    print(json.dumps({"program": "pytorch " + torch.__version__ + (" fp32 weights" if fp32 else " bf16 weights"), "model": name, "micro_batch": rows, "ms": 1e3 * seconds,
                       "tokens_per_second": rows * length / seconds, "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "loss": float(loss)}), flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="+", help="name:micro-batch")
+    parser.add_argument("--weights", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sequence", type=int, default=2048)
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     for model in arguments.models:
         name, rows = model.split(":")
-        measure(name, int(rows), arguments.sequence, arguments.steps)
+        measure(name, int(rows), arguments.sequence, arguments.steps, arguments.weights == "fp32")
         torch.cuda.empty_cache()
         torch._dynamo.reset()
 

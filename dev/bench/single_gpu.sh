@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Training speed on one GPU: 125M (micro-batch 32), 350M (16) and 1.3B (8), sequence 2048, no dropout, made-up data; as it is and in
-# --deterministic-mode; PyTorch (torch.compile, fused AdamW, SDPA) in the same run when it is there. Prints one table, writes
-# one JSON file. Needs build/train_gpt and a GPU.
+# --deterministic-mode; PyTorch (torch.compile, fused AdamW, SDPA) in the same run when it is there, with bf16 weights, and with fp32 ones when asked. Prints
+# one table, writes one JSON file. Needs build/train_gpt and a GPU.
 #
-#   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30] [--no-pytorch] [--out FILE.json]
+#   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30] [--pytorch "bf16 fp32"|none] [--out FILE.json]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-models="125m:32 350m:16 1.3b:8" iterations=30 pytorch=1 out=dev/bench/results/single_gpu.json
+models="125m:32 350m:16 1.3b:8" iterations=30 pytorch=bf16 out=dev/bench/results/single_gpu.json
 while [ $# -gt 0 ]; do
     case $1 in
     --models) models=$2; shift ;;
     --iters) iterations=$2; shift ;;
-    --no-pytorch) pytorch=0 ;;
+    --pytorch) pytorch=$2; shift ;;
     --out) out=$2; shift ;;
     *) echo "error: unknown argument $1; see the head of dev/bench/single_gpu.sh" >&2; exit 2 ;;
     esac
@@ -34,9 +34,11 @@ for model in $models; do
             --log-jsonl "$folder/${model%:*}.$rows.$mode.jsonl" "${flags[@]}" >"$folder/log" 2>&1 || { tail -n 5 "$folder/log" >&2; continue; }
     done
 done
-if [ $pytorch = 1 ] && python3 -c 'import torch' 2>/dev/null; then
-    # shellcheck disable=SC2086
-    python3 dev/bench/pytorch_gpt.py $models >"$folder/pytorch.json" || true
+if [ "$pytorch" != none ] && python3 -c 'import torch' 2>/dev/null; then
+    for weights in $pytorch; do
+        # shellcheck disable=SC2086
+        python3 dev/bench/pytorch_gpt.py $models --weights "$weights" >>"$folder/pytorch.json" || true
+    done
 fi
 mkdir -p "$(dirname "$out")"
 python3 dev/bench/single_gpu_table.py "$folder" "$out"

@@ -40,10 +40,11 @@ def our_rows(folder):
         if not intervals:
             continue
         start = next(r for r in records if r["kind"] == "start")
+        memory = next((r["timing"] for r in records if r["kind"] == "memory"), {})  # all that the GPU holds: plan, context, libraries
         timing = intervals[-1]["timing"]
         yield {"program": "sdp4bit.c " + mode, "model": model, "micro_batch": int(rows), "ms": timing["elapsed_ms"],
                "tokens_per_second": timing["tokens_per_second"], "commit": start["commit"], "device": start["device"], "loss": intervals[-1]["loss"],
-               "peak_gib": timing.get("peak_gib")}
+               "peak_gib": memory.get("taken_bytes", 0) / 2**30}
 
 
 def main():
@@ -55,14 +56,14 @@ def main():
     peak = matmul_peak()
     order = list(SHAPES)
     rows.sort(key=lambda r: (order.index(r["model"]), r["program"]))
-    print("%-28s %-6s %5s %9s %11s %9s %9s %8s" % ("", "model", "batch", "ms/step", "tokens/s", "TFLOP/s", "causal", "of peak"))
+    print("%-32s %-6s %5s %9s %11s %9s %9s %8s %8s" % ("", "model", "batch", "ms/step", "tokens/s", "TFLOP/s", "causal", "of peak", "GiB"))
     for r in rows:
         megatron, causal = flops_per_token(r["model"])
         r["tflops_megatron"] = megatron * r["tokens_per_second"] / 1e12
         r["tflops_causal"] = causal * r["tokens_per_second"] / 1e12
         share = "%7.1f%%" % (100e12 * r["tflops_causal"] / peak) if peak else "-"
-        print("%-28s %-6s %5d %9.2f %11.0f %9.1f %9.1f %8s" % (r["program"], r["model"], r["micro_batch"], r["ms"], r["tokens_per_second"], r["tflops_megatron"],
-                                                         r["tflops_causal"], share))
+        print("%-32s %-6s %5d %9.2f %11.0f %9.1f %9.1f %8s %8.1f" % (r["program"], r["model"], r["micro_batch"], r["ms"], r["tokens_per_second"], r["tflops_megatron"],
+                                                         r["tflops_causal"], share, r["peak_gib"]))
     with open(out, "w") as file:
         json.dump({"what": "training speed on one GPU, sequence 2048, no dropout", "command": "dev/bench/single_gpu.sh", "matmul_peak_flops": peak, "rows": rows}, file, indent=1)
 

@@ -15,20 +15,14 @@ struct RowGroup {
     static constexpr int THREADS = ROWS * LANES;  // of a block
 };
 
-// A barrier for the threads of a row: rows of one block need not wait for each other. Barrier 0 is __syncthreads'.
-template <int W>
-static __device__ __forceinline__ void row_barrier(void) {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + (int)threadIdx.x / RowGroup<W>::LANES), "n"(RowGroup<W>::LANES) : "memory");
-}
-
-// The sum of (a, b) over the threads of a row, the same bits in each. shared: (32) pairs that no thread of the row still reads. A barrier when W > 1.
+// The sum of (a, b) over the threads of a row, the same bits in each. shared: (32) pairs that no thread still reads. A barrier when W > 1.
 template <int W>
 static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *shared) {
     a = warp_sum(a), b = warp_sum(b);
     if (W == 1) return make_float2(a, b);
     int warp = threadIdx.x / WARP;
     if (threadIdx.x % WARP == 0) shared[warp] = make_float2(a, b);
-    row_barrier<W>();
+    __syncthreads();
     float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int i = 0; i < W; i++) {
@@ -321,19 +315,19 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS, BackwardShape<W, V>::BLO
     const int lane = threadIdx.x % RowGroup<W>::LANES, group = threadIdx.x / RowGroup<W>::LANES;
     const int64_t stride = (int64_t)gridDim.x * RowGroup<W>::ROWS;
     ColumnSums<V> sums = {};
-    int64_t row = (int64_t)blockIdx.x * RowGroup<W>::ROWS + group;
+    int64_t first = (int64_t)blockIdx.x * RowGroup<W>::ROWS, row = first + group;
 #pragma unroll
     for (int i = 0; i < Shape::STAGES - 1; i++) fetch_row<W, V>(a, stages, i, row + i * stride, lane);
     int turn = 0, stage = 0;  // turn: the pairs that the row's threads exchange alternate between two buffers, so that one barrier per row is enough
-    for (; row < a.N; row += stride, turn ^= 1, stage = stage + 1 == Shape::STAGES ? 0 : stage + 1) {
+    for (; first < a.N; first += stride, row += stride, turn ^= 1, stage = stage + 1 == Shape::STAGES ? 0 : stage + 1) {
         fetch_row<W, V>(a, stages, (stage + Shape::STAGES - 1) % Shape::STAGES, row + (Shape::STAGES - 1) * stride, lane);
-        const float mean = a.mean[row], rstd = a.rstd[row];
+        const float mean = row < a.N ? a.mean[row] : 0.0f, rstd = row < a.N ? a.rstd[row] : 0.0f;
         asm volatile("cp.async.wait_group %0;" ::"n"(Shape::STAGES - 1) : "memory");
         float sum_g = 0.0f, sum_g_xhat = 0.0f;
 #pragma unroll
         for (int v = 0; v < V; v++) {
             int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-            if (c >= a.C) continue;
+            if (row >= a.N || c >= a.C) continue;  // threads without a row still meet the barriers
             float dy_value[PACKED], x_value[PACKED], gamma_value[PACKED];
             unpack(Packed128{*input_slot<W, V>(stages, stage, 0, v)}, dy_value);
             unpack(Packed128{*input_slot<W, V>(stages, stage, 1, v)}, x_value);
@@ -351,7 +345,7 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS, BackwardShape<W, V>::BLO
 #pragma unroll
         for (int v = 0; v < V; v++) {
             int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-            if (c >= a.C) continue;
+            if (row >= a.N || c >= a.C) continue;
             Packed128 dy = {*input_slot<W, V>(stages, stage, 0, v)}, x = {*input_slot<W, V>(stages, stage, 1, v)};
             store_gradient(a, row, c, dy, x, Packed128{*input_slot<W, V>(stages, stage, 2, v)}, mean, rstd, sum.x / (float)a.C, sum.y / (float)a.C, sums.of[2][v]);
         }

@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
     if (!tokens || !targets) die("no tokens or targets in", argv[1]);
     bench_upload(&b, tokens, targets);
     zero_begin(&b.zero, 1);
-    float loss = bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true);
+    float loss = bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true, true);
     FILE *file = fopen(argv[2], "wb");
     if (!file || !write_file(&b, file) || fclose(file) != 0) die("cannot write", argv[2]);
     printf("%s: loss %.6f, %zu bytes allocated, %zu planned\n", device_name(b.device), loss, device_allocated(b.device), arena_total(&b.arena));

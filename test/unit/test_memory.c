@@ -33,11 +33,11 @@ static void expect_plan(int count, const char *const *flags) {
     upload_something(&b);
     for (int step = 1; step <= 2; step++) {
         zero_begin(&b.zero, step);
-        bench_pass(&b, 0.1f, true, true);
+        bench_pass(&b, 0.1f, true, true, true);
         zero_update(&b.zero, 1e-3, 1e-3, 0.0);
         assert_int_equal(zero_verdict(&b.zero, 0).applied, 1);
     }
-    bench_pass(&b, 0.1f, false, true);  // evaluation
+    bench_pass(&b, 0.1f, false, false, true);  // evaluation
     assert_int_equal(device_allocated(b.device), arena_total(&b.arena));
     bench_close(&b);
 }
