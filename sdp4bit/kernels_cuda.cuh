@@ -95,11 +95,10 @@ static __device__ __forceinline__ bool vector_live(int elements, int v) {
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
-// Calls launch(Shape) with the shape that serves the codec and group size; sizes above 16384 are refused by the options.
+// Calls launch(Shape) with the shape that serves the group size; sizes above 16384 are refused by the options.
 template <class Launch>
-static void with_shape(int codec, int group, Launch launch) {
-    if (!codec_info(codec).levels) launch(PlainShape());
-    else if (group == 32) launch(Shape<2, 4>());
+static void with_group(int group, Launch launch) {
+    if (group == 32) launch(Shape<2, 4>());
     else if (group == 64) launch(Shape<2, 8>());
     else if (group == 128) launch(Shape<2, 16>());
     else if (group == 256) launch(Shape<2, 32>());
@@ -109,6 +108,12 @@ static void with_shape(int codec, int group, Launch launch) {
     else if (group <= 2 * BLOCK_SPAN) launch(Shape<2, 0>());
     else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, 0>());
     else launch(Shape<8, 0>());
+}
+// The same for any codec.
+template <class Launch>
+static void with_shape(int codec, int group, Launch launch) {
+    if (codec_info(codec).levels) with_group(group, launch);
+    else launch(PlainShape());
 }
 
 // --- 8 floats per lane, whole sectors per access -----------------------------------------------------------------------------------

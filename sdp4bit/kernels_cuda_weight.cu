@@ -51,8 +51,7 @@ template <class S>
 __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCESSOR)
     update_kernel(const __grid_constant__ UpdateShard a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule) {
     __shared__ BlockMaxima maxima;
-    bool applied = a.control->applied != 0, difference = a.difference && !S::PLAIN;
-    if (S::PLAIN && !applied) return;
+    bool applied = a.control->applied != 0, difference = a.difference;
     int64_t position = a.rank * a.bucket.matrix_shard, tile = worker_start<S>(t);
     TileWriter writer = make_writer<S>(a.codes, a.scales, a.codec, a.rounding, position, t, tile);
     AdamScalars scalars = adam_scalars(a, a.weight_decay);
@@ -71,10 +70,32 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
                 coded_values(x[v], master, a.weights + position + at, difference, live);
             }
         }
-        if constexpr (S::PLAIN) store_plain_tile<S>(a.codes, a.codec, x, tile, elements);
-        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
         next_tile<S>(writer, t);
         tile += t.tile;
+    }
+}
+
+// The masters themselves travel, in a plain codec: nothing is shared between elements, so four per thread, and threads enough in flight that the divisions of
+// some hide under the loads of others.
+enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
+__global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS) update_plain_kernel(const __grid_constant__ UpdateShard a) {
+    int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;  // a shard is whole groups of 32
+    if (at >= a.bucket.matrix_shard || !a.control->applied) return;
+    float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.grads + a.rank * a.bucket.matrix_shard + at));
+    float4 p = *reinterpret_cast<const float4 *>(a.master + at), m = *reinterpret_cast<const float4 *>(a.exp_avg + at);
+    float4 v = *reinterpret_cast<const float4 *>(a.exp_avg_sq + at);
+    AdamScalars scalars = adam_scalars(a, a.weight_decay);
+    p.x = adamw_element(p.x, &m.x, &v.x, grad.x, scalars), p.y = adamw_element(p.y, &m.y, &v.y, grad.y, scalars);
+    p.z = adamw_element(p.z, &m.z, &v.z, grad.z, scalars), p.w = adamw_element(p.w, &m.w, &v.w, grad.w, scalars);
+    *reinterpret_cast<float4 *>(a.master + at) = p;
+    *reinterpret_cast<float4 *>(a.exp_avg + at) = m;
+    *reinterpret_cast<float4 *>(a.exp_avg_sq + at) = v;
+    if (a.codec == CODEC_FP32) {
+        *reinterpret_cast<float4 *>(reinterpret_cast<float *>(a.codes) + at) = p;
+    } else {
+        uint32_t low = (uint32_t)bf16_from_float(p.x) | (uint32_t)bf16_from_float(p.y) << 16, high = (uint32_t)bf16_from_float(p.z) | (uint32_t)bf16_from_float(p.w) << 16;
+        *reinterpret_cast<uint2 *>(reinterpret_cast<uint16_t *>(a.codes) + at) = make_uint2(low, high);
     }
 }
 
@@ -92,8 +113,11 @@ __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid
 }
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) {
-    if (a->bucket.matrix_shard > 0) {
-        with_shape(a->codec, a->group, [&](auto shape) {
+    if (a->bucket.matrix_shard > 0 && !codec_info(a->codec).levels) {
+        update_plain_kernel<<<(unsigned)ceil_div64(a->bucket.matrix_shard, CODEC_THREADS * PLAIN_VALUES), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        check_launch(s, "update");
+    } else if (a->bucket.matrix_shard > 0) {
+        with_group(a->group, [&](auto shape) {
             using S = decltype(shape);
             Tiles t = make_tiles<S>(stream_device(s), a->bucket.matrix_shard, 1, a->group);
             update_kernel<S><<<tile_grid<S>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
