@@ -1,7 +1,7 @@
 // The CUDA backend of ops.h: LayerNorm forward, fused with the residual sum and dropout before it, and backward. Each reads its inputs once and writes
 // its outputs once: a row stays in registers between its statistics and its result. Called by train_gpt.cu through ops.h.
 //
-// A row is handled by W warps, each lane holding V vectors of 8 elements; blocks have about 256 threads, or as many as a row needs. Sums run in a fixed
+// A row is handled by W warps, each lane holding V vectors of 8 elements; a block has one row, or 8 where a warp is enough for one and none waits. Sums run in a fixed
 // order: per lane, butterfly over the warp, then warp by warp; the parameters' gradients per block in registers, then over the blocks.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/scratch.h"
@@ -11,7 +11,7 @@
 template <int W>
 struct RowGroup {
     static constexpr int LANES = W * WARP;  // threads of one row
-    static constexpr int ROWS = LANES > 128 ? 1 : 256 / LANES;  // of a block, at a time
+    static constexpr int ROWS = W == 1 ? 8 : 1;  // of a block, at a time: rows that shared a barrier would wait for each other
     static constexpr int THREADS = ROWS * LANES;  // of a block
 };
 
