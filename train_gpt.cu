@@ -15,6 +15,7 @@
 #include "llmc/rng.h"         // counter-based normals and uniforms
 #include "llmc/sample.h"      // tokens from logits, text from tokens
 #include "llmc/schedule.h"    // learning rate in samples
+#include "llmc/sentry.h"      // verdicts: what was skipped, what ends the run
 #include "llmc/stop.h"        // signals and time limits, polled
 #include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
 #include "llmc/version.h"
@@ -359,7 +360,7 @@ typedef struct Run {
     // counters of the whole run, saved in checkpoints
     int64_t iteration, consumed_train, consumed_valid;
     int64_t scheduled;        // samples of applied steps: what the schedule counts
-    int64_t skipped, nan;
+    Sentry sentry;
     double flops_so_far;
     // the step whose verdict the host has not read yet
     bool unsettled;
@@ -367,7 +368,7 @@ typedef struct Run {
     StepControl last;         // the newest verdict read
     Interval interval;
     double started;           // wall clock of the process's start
-    int64_t last_saved, diverged_at;
+    int64_t last_saved;
     Stop stop;                // why the run is to be left early
     bool memory_logged;
 } Run;
@@ -476,25 +477,14 @@ static void settle(Run *run, int which) {
     if (!run->unsettled) return;
     run->last = zero_verdict(&run->zero, which);
     run->unsettled = false;
-    bool finite = isfinite(run->last.loss) && isfinite(run->last.grad_norm);
     if (run->last.applied) {
         run->scheduled += run->unsettled_batch;
         run->interval.loss_sum += run->last.loss;
-    } else {
-        run->skipped++;
-        run->interval.skipped++;
     }
-    if (!finite) {
-        run->nan++;
-        run->interval.nan++;
-    }
-    int64_t iteration = run->iteration - which;
-    if (!finite && run->config.check_for_nan_in_loss_and_grad && run->config.on_nan == ON_NAN_ABORT && !run->error.code) {
-        error_set(&run->error, EXIT_DIVERGED,
-                  "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the data, or use --on-nan skip",
-                  isnan(run->last.loss) ? NAN : run->last.loss, isnan(run->last.grad_norm) ? NAN : run->last.grad_norm);
-        run->diverged_at = iteration;
-    }
+    int64_t iteration = run->iteration - which, nan = run->sentry.nan;
+    sentry_judge(&run->sentry, &run->last, iteration, run->log, &run->error);
+    run->interval.skipped += !run->last.applied;
+    run->interval.nan += run->sentry.nan - nan;
     report_step(run, iteration);
 }
 
@@ -582,8 +572,8 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.num_zeros = r.params_norm = -1.0;
     if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, run->dp_group);
     if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, run->dp_group);
-    r.skipped_iterations = run->skipped;
-    r.nan_iterations = run->nan;
+    r.skipped_iterations = run->sentry.skipped;
+    r.nan_iterations = run->sentry.nan;
     r.epoch = loader_epoch(run->loader, run->consumed_train);
     r.reserved_bytes = r.allocated_bytes = (double)arena_total(&run->arena);
     return r;
@@ -693,8 +683,7 @@ static CheckpointState current_state(const Run *run) {
     state.adam_steps = run->last.adam_steps;
     state.beta1_power = run->last.beta1_power;
     state.beta2_power = run->last.beta2_power;
-    state.skipped_iterations = run->skipped;
-    state.nan_iterations = run->nan;
+    sentry_save(&run->sentry, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
     return state;
 }
@@ -750,15 +739,14 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     run->iteration = state->iteration;
     run->consumed_train = state->consumed_train_samples;
     run->consumed_valid = state->consumed_valid_samples;
-    run->skipped = state->skipped_iterations;
-    run->nan = state->nan_iterations;
+    sentry_restore(&run->sentry, &run->last, state);
     run->flops_so_far = state->flops_so_far;
     if (!optimizer) return true;  // Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up
     run->scheduled = state->scheduler_samples;
     run->last.adam_steps = state->adam_steps;
     run->last.beta1_power = state->beta1_power;
     run->last.beta2_power = state->beta2_power;
-    zero_set_counters(&run->zero, state->adam_steps, state->beta1_power, state->beta2_power);
+    zero_set_counters(&run->zero, &run->last);
     return true;
 }
 
@@ -869,7 +857,7 @@ static bool due(int64_t iteration, int64_t interval) { return interval > 0 && it
 static bool diverged(Run *run) {
     if (run->error.code != EXIT_DIVERGED) return false;
     run->exit_code = EXIT_DIVERGED;
-    run->site.iteration = run->diverged_at;
+    run->site.iteration = run->sentry.ended_at;
     run->site.phase = "update";
     if (run->launch.rank == 0) error_print(&run->site, run->error.what);
     return true;
@@ -981,6 +969,7 @@ static bool plan_run(Run *run) {
     gpt_reserve(&run->gpt, &run->arena);
     run->tensors = gpt_checkpoint_tensors(&run->gpt);
     run->schedule = schedule_from_config(c);
+    run->sentry.config = c;
     return true;
 }
 

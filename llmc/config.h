@@ -11,6 +11,7 @@ typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
+typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
 
 typedef struct Config {
@@ -74,6 +75,9 @@ typedef struct Config {
     double exit_duration_in_mins;
     bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
     OnNan on_nan;
+    OnSpike on_spike;
+    double loss_spike_factor, norm_spike_factor;
+    int64_t max_skipped_in_a_row;
     bool check_for_nan_in_loss_and_grad;
     int64_t seed;
     // actions instead of training

@@ -11,6 +11,7 @@
 //             inter_node_bytes, intra_node_bytes (per step), epoch; timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms, seconds_left}
 //   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 //   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
+//   spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: see sentry.h
 //   valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 #pragma once
 #include <stdio.h>

@@ -147,11 +147,8 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     return true;
 }
 
-void zero_set_counters(Zero *zero, int64_t adam_steps, double beta1_power, double beta2_power) {
-    StepControl control = {0};
-    control.beta1_power = beta1_power;
-    control.beta2_power = beta2_power;
-    control.adam_steps = adam_steps;
+void zero_set_counters(Zero *zero, const StepControl *start) {
+    StepControl control = *start;
     control.applied = 1;
     copy_to_device(zero->compute, zero->control, &control, sizeof control);
 }
@@ -170,7 +167,9 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream 
     zero->judged = event_create(device);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     copy_to_device(compute, zero->segments, zero->plan.segments, (size_t)zero->plan.segments_total * sizeof(Segment));
-    zero_set_counters(zero, 0, 1.0, 1.0);
+    StepControl start = {0};
+    start.beta1_power = start.beta2_power = 1.0;
+    zero_set_counters(zero, &start);
     stream_synchronize(compute);
 }
 
@@ -278,6 +277,9 @@ static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     j.lr_if_applied = (float)lr_if_applied;
     j.lr_if_skipped = (float)lr_if_skipped;
     j.skip_non_finite = zero->config->check_for_nan_in_loss_and_grad;
+    j.skip_spikes = zero->config->on_spike == ON_SPIKE_SKIP;
+    j.loss_spike_factor = (float)zero->config->loss_spike_factor;
+    j.norm_spike_factor = (float)zero->config->norm_spike_factor;
     kernel_judge(zero->traffic, zero->control, &j);
 }
 

@@ -96,6 +96,7 @@ ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool o
 void zero_fetch_slice(void *zero, int i, void *host);  // context for CheckpointSave.fetch: the Zero
 // Loads replicas, and masters and moments when `optimizer`; otherwise masters become float(replica) and moments 0.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, const CheckpointTensor *tensors, bool optimizer, Error *err);
-void zero_set_counters(Zero *zero, int64_t adam_steps, double beta1_power, double beta2_power);
+// What a verdict hands to the next: Adam's counters and the sentry's state. zero_start sets those of a fresh run.
+void zero_set_counters(Zero *zero, const StepControl *start);
 
 LLMC_END

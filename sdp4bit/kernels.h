@@ -5,6 +5,7 @@
 #include "llmc/device.h"
 #include "llmc/dtype.h"
 #include "sdp4bit/plan.h"
+#include "sdp4bit/spikes.h"
 LLMC_BEGIN
 
 // Maps positions of a bucket's matrix part to tensors: pads and logical offsets. count may be 0 (a bucket without matrices).
@@ -24,6 +25,7 @@ typedef struct StepControl {
     float bias_correction1, bias_correction2;  // 1 - beta^t
     int32_t applied;                  // 0: this step is skipped on every rank
     int32_t unused;
+    SpikeState spikes;
 } StepControl;
 
 // What one rank contributes to the judgement; gathered from all ranks in rank order.
@@ -103,6 +105,8 @@ typedef struct Judge {
     // The host knows a step's verdict one step late, so it offers both learning rates: after an applied or after a skipped last step.
     float lr_if_applied, lr_if_skipped;
     bool skip_non_finite;       // a non-finite loss or norm makes applied = 0
+    bool skip_spikes;           // and so does a loss or norm that spikes.h calls a spike
+    float loss_spike_factor, norm_spike_factor;
 } Judge;
 // Adds the records in rank order in double; sets norm, clip coefficient clip / (norm + 1e-6) where below 1, the verdict, Adam's counters and corrections.
 void kernel_judge(Stream *s, StepControl *control, const Judge *a);

@@ -243,7 +243,9 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
     control->grad_norm = (float)sqrt(squares);
     control->clip_coefficient = clip_coefficient(a->clip_grad, control->grad_norm);
     bool finite = isfinite(squares) && isfinite(loss);
-    control->applied = finite || !a->skip_non_finite;
+    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor, a->norm_spike_factor, finite);
+    control->applied = (finite || !a->skip_non_finite) && !(spike && a->skip_spikes);
+    control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
     if (!control->applied) return;
     control->adam_steps += 1;
     control->beta1_power *= (double)a->beta1;

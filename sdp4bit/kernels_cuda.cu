@@ -117,7 +117,9 @@ __global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge
     control->grad_norm = __double2float_rn(__dsqrt_rn(squares));
     control->clip_coefficient = clip_coefficient(a.clip_grad, control->grad_norm);
     bool finite = isfinite(squares) && isfinite(loss);
-    control->applied = finite || !a.skip_non_finite;
+    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a.loss_spike_factor, a.norm_spike_factor, finite);
+    control->applied = (finite || !a.skip_non_finite) && !(spike && a.skip_spikes);
+    control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
     if (!control->applied) return;
     control->adam_steps += 1;
     control->beta1_power = __dmul_rn(control->beta1_power, (double)a.beta1);

@@ -131,6 +131,8 @@ static float special(Flavour kind, uint32_t bits, bool not_finite) {
 }
 
 // n values of stream `source` at x. ordinary: no special blocks. Like gradients, ordinary blocks differ in size.
+static const SpikeState UNSPIKED;
+
 static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
     for (int64_t at = 0; at < n; at += 4) {
         Philox4 bits = rounding_bits((RoundingKey){SEED, source, PURPOSE_DATA, 0}, (uint64_t)at);
@@ -383,7 +385,7 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->m = (float *)upload(d, values, states * 4);
     for (int64_t i = 0; i < states; i++) values[i] = values[i] * values[i];
     w->v = (float *)upload(d, values, states * 4);
-    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0};
+    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0, UNSPIKED};
     w->control = (StepControl *)upload(d, &control, sizeof control);
     stream_synchronize(d->stream);
     free(host);
@@ -552,9 +554,9 @@ static void verdicts(Dump *d) {
     StepRecord *records = (StepRecord *)reserve(d, 8 * sizeof(StepRecord));
     for (int pieces = 0; pieces <= 7; pieces++) kernel_step_record(d->stream, records + pieces, sums, pieces, loss);
     result(d, FP64, records, 8 * sizeof(StepRecord), "records");
-    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0};
+    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED};
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
-    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true};
+    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};
     for (int step = 0; step < 12; step++) {
         j.dp = 1 + step % 6;
         j.clip_grad = step % 4 == 1 ? 0.0f : 0.75f;
@@ -563,6 +565,36 @@ static void verdicts(Dump *d) {
         j.skip_non_finite = step != 8;
         kernel_judge(d->stream, control, &j);
         dump_control(d, control, step);
+    }
+    release(d, sums);
+    release(d, loss);
+    release(d, records);
+    release(d, control);
+}
+
+// A long series with spikes of either kind and NaNs, by turns reported and skipped: the running means to the bit.
+static void spikes(Dump *d) {
+    enum { STEPS = 150 };
+    float loss_host[STEPS], sums_host[STEPS];
+    for (int i = 0; i < STEPS; i++) {
+        loss_host[i] = i % 41 == 40 ? 9.0f : i % 57 == 50 ? NAN : 2.0f + 0.003f * (float)(i * 37 % 101);
+        sums_host[i] = i % 37 == 36 ? 400.0f : 1.0f + 0.01f * (float)(i * 53 % 97);
+    }
+    float *sums = (float *)upload(d, sums_host, sizeof sums_host), *loss = (float *)upload(d, loss_host, sizeof loss_host);
+    StepRecord *records = (StepRecord *)reserve(d, sizeof(StepRecord));
+    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED}, host;
+    StepControl *control = (StepControl *)upload(d, &start, sizeof start);
+    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
+    for (int step = 0; step < STEPS; step++) {
+        j.skip_spikes = step > 80;
+        kernel_step_record(d->stream, records, sums + step, 1, loss + step);
+        kernel_judge(d->stream, control, &j);
+        copy_to_host(d->stream, &host, control, sizeof host);
+        stream_synchronize(d->stream);
+        result(d, FP64, &control->spikes.loss, 4 * sizeof(double), "spikes %d means", step);
+        result(d, FP32, &control->spikes.loss_limit, 2 * sizeof(float), "spikes %d limits", step);
+        printf("%s spikes %d found %d seen %" PRId64 " in a row %" PRId64 " applied %d\n", d->prefix, step, (int)host.spikes.found, host.spikes.seen,
+               host.spikes.skipped_in_a_row, (int)host.applied);
     }
     release(d, sums);
     release(d, loss);
@@ -654,6 +686,7 @@ static void run_all(Dump *d, int64_t values) {
     snprintf(d->prefix, sizeof d->prefix, "general");
     norms(d);
     verdicts(d);
+    spikes(d);
     replicas(d);
     odd_nans(d, CODEC_INT8, CODEC_BF16);
     odd_nans(d, CODEC_BF16, CODEC_BF16);

@@ -15,7 +15,7 @@
 
 enum { STEPS = 4, POISONED_STEP = 3, MOST_TENSORS = 12 };
 static const uint32_t SEED = 1234;
-static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f;
+static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f, SPIKE_FACTOR = 3.0f;
 
 // --- arms ------------------------------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ static void build_state(Trial *t) {
 }
 
 static void build_simulator(Trial *t) {
-    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2, EPSILON, WEIGHT_DECAY, clip_of(t->number), true};
+    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2, EPSILON, WEIGHT_DECAY, clip_of(t->number), true, SPIKE_FACTOR};
     simulator_create(&t->sim, &o, t->weights);
     t->all_grads = (float **)xcalloc((size_t)t->plan.dp, sizeof *t->all_grads, "the test");
     t->losses = (float *)xcalloc((size_t)t->plan.dp, sizeof *t->losses, "the test");
@@ -274,7 +274,7 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     }
     kernel_step_record(s, t->records + t->topology.dp_rank, t->piece_sums, 2 * t->plan.buckets, &loss);
     comm_all_gather(t->comm, COMM_GROUP, t->records, sizeof(StepRecord), s);
-    Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step), rate_if_skipped(step), true};
+    Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step), rate_if_skipped(step), true, false, SPIKE_FACTOR, SPIKE_FACTOR};
     kernel_judge(s, t->control, &j);
 }
 
