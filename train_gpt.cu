@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "llmc/durable.h"     // the folder of --save is tried before training
+#include "llmc/heartbeat.h"   // ranks that hang are named
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/plan_report.h" // --plan
@@ -373,15 +374,6 @@ typedef struct Run {
     bool memory_logged;
 } Run;
 
-// True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
-static bool agreed(Run *run, bool ok) {
-    int who = 0;
-    if (launch_agree(run->launch.world, ok, &run->error, &who)) return true;
-    run->exit_code = run->error.code;
-    if (run->launch.rank == who) error_print(&run->site, run->error.what);
-    return false;
-}
-
 // Seconds that a collective may take: --distributed-timeout-minutes (0: for ever), and a little more the higher the rank, so that of all ranks
 // that wait for one that hangs a single one speaks and ends the job. (The launcher takes a second to end ranks: SIGTERM is blocked here.)
 static double time_limit(const Run *run) {
@@ -389,20 +381,24 @@ static double time_limit(const Run *run) {
     return limit > 0 ? limit + fmin(2.0 * run->launch.rank, 60.0) : 0.0;
 }
 
-static void no_answer(Run *run) {
-    fatal(&run->site, EXIT_COMMUNICATION, "a rank has not come here for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)", time_limit(run));
-}
-
 // Waits for a collective of the hosts no longer than that: a rank that hangs ends the job.
-static void await_ranks(Run *run, MPI_Request *request) {
-    if (!launch_wait(request, time_limit(run))) no_answer(run);
-}
+static void await_ranks(Run *run, MPI_Request *request) { launch_await(&run->site, request, time_limit(run)); }
 
 // A barrier of all ranks, with that limit.
 static void meet(Run *run) {
     MPI_Request request;
     MPI_Ibarrier(run->launch.world, &request);
     await_ranks(run, &request);
+}
+
+// True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
+static bool agreed(Run *run, bool ok) {
+    int who = 0;
+    meet(run);
+    if (launch_agree(run->launch.world, ok, &run->error, &who)) return true;
+    run->exit_code = run->error.code;
+    if (run->launch.rank == who) error_print(&run->site, run->error.what);
+    return false;
 }
 
 // ===== leaving early =============================================================================================================
@@ -412,7 +408,7 @@ static void poll_stop(Run *run) {
     double minutes = run->config.exit_duration_in_mins;
     bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
     StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
-    if (!stop_poll(&run->stop, own, run->launch.world, time_limit(run))) no_answer(run);
+    stop_poll(&run->stop, own, run->launch.world, &run->site, time_limit(run));
 }
 
 // False when some rank could not read its data: the run ends, and nothing of the step is logged or saved.
@@ -1157,6 +1153,7 @@ int main(int argc, char **argv) {
     if (ok && run.launch.rank == 0) fputs(notes, stdout);
     ok = ok && agreed(&run, plan_run(&run));
     run.site.rank = run.launch.rank;
+    if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, 60.0 * run.config.distributed_timeout_minutes);
     if (ok && run.config.plan) {
         if (run.launch.rank == 0) plan_report(&run.zero, &run.arena, stdout);
     } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {
@@ -1166,6 +1163,7 @@ int main(int argc, char **argv) {
     }
     int code = run.exit_code;
     close_run(&run);
+    heartbeat_close(&run.site);
     launch_finalize(&run.launch);
     return code;
 }

@@ -34,12 +34,19 @@ check "kill -9 of rank 3" killed KILL 3
 check "kill -9 of a rank under SDP4Bit" killed KILL 2 "${paper[@]}"
 check "a rank that crashes" killed SEGV 1
 
-# A rank that hangs: the collectives' time limit ends the job.
-hanging() {
-    ends_after hanging signal STOP 2 -- --distributed-timeout-minutes 0.05 && [ "$seconds" -le 20 ] || { why="${why:-it took $seconds seconds}"; return 1; }
-    error_names 7 "--distributed-timeout-minutes" "$rc"
+# A rank that hangs: the others end the job after the time limit, and the one line names it, not one that waits for it.
+hanging() { # RANK FLAGS...
+    ends_after "hanging$1" signal STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" && [ "$seconds" -le 15 ] || { why="${why:-it took $seconds seconds}"; return 1; }
+    error_names 7 "rank $1 has shown no sign of life for" "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc"
 }
-check "a rank that hangs: exit code 7 and one line after --distributed-timeout-minutes" hanging
+check "rank 0 hangs: exit code 7 and one line that names it after --distributed-timeout-minutes" hanging 0
+check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
+[ -z "${LONG:-}" ] || for rank in 1 3; do
+    for flags in "" "--no-overlap" "--log-interval 1" "--eval-interval 1 --eval-iters 4"; do
+        # shellcheck disable=SC2086  # flags are several words
+        check "rank $rank hangs, $flags" hanging $rank $flags
+    done
+done
 evaluating() { # the time limit is one of collectives, not of steps: long work between them does no harm
     LIMIT=30 trains 4 --gpus-per-node 2 --distributed-timeout-minutes 0.05 --eval-interval 4 --eval-iters 3
 }
