@@ -13,6 +13,7 @@
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/plan_report.h" // --plan
 #include "llmc/progress.h"    // --log-progress
+#include "llmc/replicas.h"    // the ranks' weights compared and repaired
 #include "llmc/rng.h"         // counter-based normals and uniforms
 #include "llmc/sample.h"      // tokens from logits, text from tokens
 #include "llmc/schedule.h"    // learning rate in samples
@@ -876,7 +877,7 @@ static bool after_step(Run *run) {
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
-    if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
+    if (verifying && !agreed(run, replicas_verify(&run->zero, run->dp_group, time_limit(run), run->log, &run->sentry.repairs, &run->error))) return true;
     if (run->stop.reason == STOP_SIGNAL) {
         snprintf(why, sizeof why, "exiting program after receiving %s.", stop_signal_name(&run->stop));
         return stop_and_save(run, why, EXIT_STOPPED);

@@ -43,6 +43,7 @@ typedef struct CheckpointState {
     double flops_so_far;
     // the sentry's: sdp4bit/spikes.h
     int64_t spikes, spikes_seen, skipped_in_a_row;
+    int64_t repairs;                // of replicas: llmc/replicas.h
     double loss_mean, loss_deviation, norm_mean, norm_deviation;
 } CheckpointState;
 

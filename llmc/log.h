@@ -12,6 +12,7 @@
 //   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 //   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
 //   spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: see sentry.h
+//   repair    iteration, bucket, ranks, from (rank, null: the masters): see replicas.h
 //   valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 #pragma once
 #include <stdio.h>

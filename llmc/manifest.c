@@ -43,6 +43,7 @@ static const StateField STATE[] = {
     INTEGER(spikes),
     INTEGER(spikes_seen),
     INTEGER(skipped_in_a_row),
+    INTEGER(repairs),
     REAL(loss_mean),
     REAL(loss_deviation),
     REAL(norm_mean),

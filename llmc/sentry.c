@@ -45,6 +45,7 @@ void sentry_save(const Sentry *s, const StepControl *v, CheckpointState *state) 
     state->skipped_iterations = s->skipped;
     state->nan_iterations = s->nan;
     state->spikes = s->spikes;
+    state->repairs = s->repairs;
     state->spikes_seen = v->spikes.seen;
     state->skipped_in_a_row = v->spikes.skipped_in_a_row;
     state->loss_mean = v->spikes.loss.mean;
@@ -57,6 +58,7 @@ void sentry_restore(Sentry *s, StepControl *v, const CheckpointState *state) {
     s->skipped = state->skipped_iterations;
     s->nan = state->nan_iterations;
     s->spikes = state->spikes;
+    s->repairs = state->repairs;
     v->spikes.seen = state->spikes_seen;
     v->spikes.skipped_in_a_row = state->skipped_in_a_row;
     v->spikes.loss.mean = state->loss_mean;

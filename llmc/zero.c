@@ -96,7 +96,7 @@ static void reserve_memory(Zero *zero, Arena *arena) {
     arena_reserve(arena, "norm and verdict", "records of all ranks", (size_t)plan->dp * sizeof(StepRecord), (void **)&zero->records);
     arena_reserve(arena, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
     arena_reserve(arena, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
-    arena_reserve(arena, "norm and verdict", "replica hash", sizeof(uint64_t), (void **)&zero->hash);
+    arena_reserve(arena, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
     arena_reserve(arena, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
     reserve_communication(zero, arena);
 }
@@ -132,6 +132,7 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     *zero = fresh;
     zero->config = config;
     zero->topology = topology;
+    if (!faults_from_environment(&zero->faults, topology->dp_rank, err)) return false;
     choose_wires(zero);
     PlanOptions options = plan_options(zero);
     if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
@@ -348,6 +349,9 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         gather_bucket(zero, &step, b);
     }
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->traffic);
+    for (int b = 0; zero->faults.count && b < zero->plan.buckets; b++) {
+        if (fault_due(&zero->faults, FAULT_REPLICA, zero->step, b)) fault_flip(zero->traffic, zero->weights + zero->plan.bucket[b].arena, zero->topology->dp_rank);
+    }
 }
 
 StepControl zero_verdict(Zero *zero, int which) {
@@ -395,31 +399,6 @@ int64_t zero_zeros(Zero *zero, MPI_Comm group) {
     stream_synchronize(zero->compute);
     MPI_Allreduce(MPI_IN_PLACE, &zeros, 1, MPI_INT64_T, MPI_SUM, group);
     return zeros;
-}
-
-static uint64_t replica_hash(Zero *zero) {
-    uint64_t hash = 0;
-    zero_weights_wait_all(zero);
-    set_zero(zero->compute, zero->hash, sizeof hash);
-    kernel_replica_hash(zero->compute, zero->hash, zero->weights, 0, zero->plan.arena_elements);
-    copy_to_host(zero->compute, &hash, zero->hash, sizeof hash);
-    stream_synchronize(zero->compute);
-    return hash;
-}
-
-bool zero_verify_replicas(Zero *zero, MPI_Comm group, Error *err) {
-    int size = zero->plan.dp, differ = -1;
-    uint64_t own = replica_hash(zero);
-    uint64_t *all = (uint64_t *)xcalloc((size_t)size, sizeof own, "replica hashes");
-    MPI_Allgather(&own, 1, MPI_UINT64_T, all, 1, MPI_UINT64_T, group);
-    for (int r = 1; r < size && differ < 0; r++) {
-        if (all[r] != all[0]) differ = r;
-    }
-    uint64_t first = all[0], other = differ < 0 ? 0 : all[differ];
-    free(all);
-    if (differ < 0) return true;
-    return error_set(err, EXIT_COMMUNICATION, "the weights of rank %d (hash %016llx) differ from those of rank 0 (hash %016llx); restart from the last checkpoint", differ,
-                     (unsigned long long)other, (unsigned long long)first);
 }
 
 // --- checkpoints -------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/config.h"
+#include "llmc/fault.h"
 #include "llmc/timers.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
@@ -41,7 +42,7 @@ typedef struct Zero {
     StepRecord *records;            // (dp)
     StepControl *control;           // (1)
     float *loss_sum;                // (1) mean loss of this rank's micro-batches, accumulated by the model
-    uint64_t *hash;                 // (1)
+    uint64_t *hash;                 // (buckets) of the replica
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
     uint8_t *gather;                // gather buffer of the bucket at hand
@@ -54,6 +55,7 @@ typedef struct Zero {
     int64_t step;                   // iteration, 1-based, of the step in progress
     StepControl *landed;            // (2) host copies of the last two steps' verdicts
     Event *landing[2];              // those copies are complete
+    Faults faults;                  // for tests
 } Zero;
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
@@ -84,9 +86,6 @@ double zero_take_exposed_ms(Zero *zero);
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
 double zero_params_norm(Zero *zero, MPI_Comm group);
 int64_t zero_zeros(Zero *zero, MPI_Comm group);
-// Compares all replicas by their position-keyed hash. Collective. Error (EXIT_COMMUNICATION) names the ranks that differ.
-bool zero_verify_replicas(Zero *zero, MPI_Comm group, Error *err);
-
 // What this rank saves, as slices of the named tensors: masters, moments (optimizer) and its 1/dp of the replica. fetch copies one to the host.
 typedef struct ZeroSlices {
     Slice *slices;   // (count)

@@ -179,7 +179,7 @@ static void verdicts_end_the_run(void **state) {
 static void state_survives_a_checkpoint(void **state) {
     Bench whole = bench_of(2, 2, true), part = whole;
     Config c = config_of(ON_NAN_SKIP, 0);
-    Sentry a = {&c, 1, 2, 3, 0}, b = {&c, 0, 0, 0, 0};
+    Sentry a = {&c, 1, 2, 3, 4, 0}, b = {&c, 0, 0, 0, 0, 0};
     calm(&whole, 77);
     step(&whole, NAN, 1);
     CheckpointState saved;
@@ -189,7 +189,7 @@ static void state_survives_a_checkpoint(void **state) {
     part.control.beta1_power = whole.control.beta1_power;
     part.control.beta2_power = whole.control.beta2_power;
     sentry_restore(&b, &part.control, &saved);
-    assert_true(b.skipped == 1 && b.nan == 2 && b.spikes == 3 && part.control.spikes.skipped_in_a_row == 1);
+    assert_true(b.skipped == 1 && b.nan == 2 && b.spikes == 3 && b.repairs == 4 && part.control.spikes.skipped_in_a_row == 1);
     int found = 0;
     for (int i = 0; i < 100; i++) {
         double loss = 3 + 0.03 * noise(i) + (i % 9 == 0), norm = 1 + 0.1 * noise(3 * i);

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Single bits flipped in a replica, in a message, in a checkpoint: each is found and named; replicas are repaired, and the run goes on as if nothing had been.
+# SDP4BIT_FAULT (llmc/fault.h) flips the bits.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 8
+data=$work/text_text_document
+run=(--gpus-per-node 2 --eval-iters 0 --ddp-bucket-size 1000 --wq-group-size 128)
+several=("${paper[@]}" --wq-group-size 128)
+
+# --- replicas ---
+with_fault() { # FAULT NAME NP FLAGS...
+    local fault=$1
+    shift
+    SDP4BIT_FAULT=$fault logged "$@"
+}
+repairs() { grep '^{"kind":"repair"' "$work/$1.jsonl" | sed 's/"kind":"repair",//'; }
+repaired() { # ARM FAULT EXPECTED FLAGS...: the JSON line, and the same training as without the fault
+    local name=$1 fault=$2 expected=$3
+    shift 3
+    [ -s "$work/$name.jsonl" ] || logged "$name" 4 "${run[@]}" "$@" --verify-replicas-interval 1 || return 1
+    with_fault "$fault" hit 4 "${run[@]}" "$@" --verify-replicas-interval 1 || return 1
+    [ -z "$(repairs "$name")" ] && [ "$(repairs hit)" = "$expected" ] || { why="repairs: $(repairs hit), without the fault: $(repairs "$name")"; return 1; }
+    same_training "$name" hit
+}
+check "baseline: rank 2 in the minority" repaired baseline replica:2:5:0 '{"iteration":5,"bucket":0,"ranks":"2","from":0}'
+check "SDP4Bit: rank 2 in the minority" repaired sdp4bit replica:2:5:1 '{"iteration":5,"bucket":1,"ranks":"2","from":0}' "${several[@]}"
+check "SDP4Bit: rank 0 in the minority" repaired sdp4bit replica:0:12:0 '{"iteration":12,"bucket":0,"ranks":"0","from":1}' "${several[@]}"
+check "SDP4Bit: two buckets, two iterations" repaired sdp4bit replica:3:4:0,replica:3:4:1,replica:1:7:1 '{"iteration":4,"bucket":0,"ranks":"3","from":0}
+{"iteration":4,"bucket":1,"ranks":"3","from":0}
+{"iteration":7,"bucket":1,"ranks":"1","from":0}' "${several[@]}"
+named() {
+    grep -q '^WARNING: iteration 7: the weights of rank 1 differ from those of 3 of 4 ranks in bucket 1 (layers [0-9]* to [0-9]*): taken from rank 0 (repair 3 of this run)$' "$work/out" ||
+        { why="the log says $(grep -m 1 'weights of rank' "$work/out")"; return 1; }
+}
+check "the log names iteration, rank and bucket, and counts" named
+# Without a majority the masters count. A bf16 baseline's replicas are the rounded masters, so its training does not change at all.
+check "baseline: two ranks of four, no majority" repaired baseline replica:1:5:0,replica:3:5:0 '{"iteration":5,"bucket":0,"ranks":"0, 1, 2, 3","from":null}'
+no_majority() {
+    with_fault replica:1:5:1 two 2 "${run[@]}" --gpus-per-node 1 "${several[@]}" --verify-replicas-interval 1 --save "$work/two" --save-interval 100 || return 1
+    [ "$(repairs two)" = '{"iteration":5,"bucket":1,"ranks":"0, 1","from":null}' ] || { why="repairs: $(repairs two)"; return 1; }
+    logged calm 2 "${run[@]}" --gpus-per-node 1 "${several[@]}" || return 1
+    awk -v a="$(mean_loss two 6 12)" -v b="$(mean_loss calm 6 12)" 'BEGIN { exit !(a / b < 1.01 && b / a < 1.01) }' || { why="mean loss $(mean_loss two 6 12), without the fault $(mean_loss calm 6 12)"; return 1; }
+    grep -q '"repairs": *1' "$work"/two/iter_*/manifest.json || { why="the checkpoint does not count the repair"; return 1; }
+}
+check "SDP4Bit: one rank of two, no majority" no_majority
+late() { # the weights of a difference stay wrong until they are looked at
+    with_fault replica:2:5:0 late 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 4 && [ "$(repairs late)" = '{"iteration":8,"bucket":0,"ranks":"2","from":0}' ] || { why="${why:-repairs: $(repairs late)}"; return 1; }
+    ! same_training sdp4bit late || { why="the fault changed nothing"; return 1; }
+    why=
+}
+check "found at the next look" late
+unseen() { # the control: without looking it is never found
+    with_fault replica:2:5:0 unseen 4 "${run[@]}" "${several[@]}" && [ -z "$(repairs unseen)" ] && ! same_training sdp4bit unseen || { why="the fault changed nothing"; return 1; }
+    why=
+}
+check "not found without --verify-replicas-interval" unseen
+misspelt() {
+    SDP4BIT_FAULT=replica:2:5 train 4 "${run[@]}"
+    error_names 2 "SDP4BIT_FAULT=replica:2:5 is not understood" $?
+}
+check "a fault that is not understood" misspelt
+
+# --- checkpoints ---
+damaged() { # FILE: one bit of each file of a checkpoint in turn; what loads must not be that checkpoint
+    local file size at
+    trains 4 "${run[@]}" "${several[@]}" --save "$work/saved" --save-interval 6 --lr-decay-iters 12 || return 1
+    for file in "$work"/saved/iter_0000012/manifest.json "$work"/saved/iter_0000012/mp_rank_00/*.safetensors; do
+        cp "$file" "$work/whole"
+        size=$(stat -c %s "$file")
+        for at in $((size / 3)) $((size - 40)); do
+            printf '%b' "\\x$(printf %02x $((0x$(dd if="$file" bs=1 skip="$at" count=1 status=none | od -An -tx1 | tr -d ' ') ^ 16)))" | dd of="$file" bs=1 seek="$at" count=1 conv=notrunc status=none
+            cmp -s "$file" "$work/whole" && { why="no bit was flipped"; return 1; }
+            LIMIT=30 train 4 "${run[@]}" "${several[@]}" --load "$work/saved" --train-iters 14 --lr-decay-iters 12
+            grep -q "successfully loaded checkpoint from .* at iteration 12" "$work/out" && { why="${file##*/} with a flipped bit at $at was loaded"; return 1; }
+            cat "$work/out" "$work/err" | grep -q "${file##*/}" || { why="${file##*/} is not named: $(tail -n 1 "$work/err")"; return 1; }
+            cp "$work/whole" "$file"
+        done
+    done
+    trains 4 "${run[@]}" "${several[@]}" --load "$work/saved" --train-iters 14 --lr-decay-iters 12 && grep -q "successfully loaded checkpoint from .* at iteration 12" "$work/out" || { why="the whole checkpoint does not load"; return 1; }
+}
+check "a flipped bit in each file of a checkpoint" damaged
+finish
