@@ -33,6 +33,12 @@ check "kill -9 of rank 0" killed KILL 0
 check "kill -9 of rank 3" killed KILL 3
 check "kill -9 of a rank under SDP4Bit" killed KILL 2 "${paper[@]}"
 check "a rank that crashes" killed SEGV 1
+told() { # the launcher sees a rank end before the others can: its one line names the rank
+    local launcher=(mpirun --oversubscribe)
+    [ "$(id -u)" -ne 0 ] || launcher+=(--allow-run-as-root)
+    killed KILL 1 && { grep -qi 'rank 1 .*signal 9' "$work/err" || { why="rank 1 is not named: $(tail -n 3 "$work/err" | tr '\n' ' ')"; return 1; }; }
+}
+if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" told; fi
 
 # A rank that hangs: the others end the job after the time limit, and the one line names it, not one that waits for it.
 hanging() { # RANK FLAGS...
