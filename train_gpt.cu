@@ -688,6 +688,7 @@ static CheckpointState current_state(const Run *run) {
 static bool save_checkpoint(Run *run) {
     const Config *c = &run->config;
     settle(run, 0);
+    if (!agreed(run, zero_wire_sound(&run->zero, run->dp_group, time_limit(run), &run->error))) return false;
     if (!c->save || run->last_saved == run->iteration) return true;
     run->site.phase = "save checkpoint";
     log_line(run->log, "saving checkpoint at iteration %7lld to %s", (long long)run->iteration, c->save);
@@ -852,8 +853,8 @@ static void write_sample(Run *run) {
 static bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
 
 static bool diverged(Run *run) {
-    if (run->error.code != EXIT_DIVERGED) return false;
-    run->exit_code = EXIT_DIVERGED;
+    if (!run->sentry.ended_at) return false;
+    run->exit_code = run->error.code;
     run->site.iteration = run->sentry.ended_at;
     run->site.phase = "update";
     if (run->launch.rank == 0) error_print(&run->site, run->error.what);
@@ -967,6 +968,7 @@ static bool plan_run(Run *run) {
     run->tensors = gpt_checkpoint_tensors(&run->gpt);
     run->schedule = schedule_from_config(c);
     run->sentry.config = c;
+    run->sentry.topology = &run->topology;
     return true;
 }
 

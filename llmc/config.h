@@ -53,6 +53,7 @@ typedef struct Config {
     int64_t gradients_quantization_start_iteration;
     int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
     int64_t verify_replicas_interval;
+    bool verify_wire;
     // memory and determinism
     bool recompute_activations, deterministic_mode;
     Recompute recompute_granularity;

@@ -138,6 +138,7 @@ static const Option table[] = {
     INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "1", 1, 4096, "chunks in which a bucket travels; any number gives the same bits"),
     COUNT("gradients-quantization-start-iteration", gradients_quantization_start_iteration, "0", 0, "unquantised gradients before this iteration"),
     COUNT("verify-replicas-interval", verify_replicas_interval, "0", 0, "compare all ranks' weights by hash every N iterations, and repair what differs; 0 is off"),
+    FLAG("verify-wire", verify_wire, "a checksum on every message of gradients and weights; one that arrives wrong ends the run with exit code 7"),
 
     HEADING("Memory and determinism"),
     FLAG("recompute-activations", recompute_activations, "the same as --recompute-granularity selective"),

@@ -165,7 +165,7 @@ void heartbeat_close(Site *site) {
 // --- what the main thread tells and asks -------------------------------------------------------------------------------------------
 
 void heartbeat_waits(const Site *site, bool waits) {
-    Heartbeat *h = site->heartbeat;
+    Heartbeat *h = site ? site->heartbeat : NULL;
     if (!h) return;
     Slot *slot = &h->slots[h->own];
     char phase[8 * PHASE_WORDS] = "";
@@ -193,7 +193,7 @@ static bool list_busy(const Heartbeat *h, char *text, size_t bytes) {
 }
 
 bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
-    Heartbeat *h = site->heartbeat;
+    Heartbeat *h = site ? site->heartbeat : NULL;
     *text = '\0';
     if (!h) return false;
     nap(1 + 2 * h->period);

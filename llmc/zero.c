@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "llmc/launch.h"
+
 // --- plan ------------------------------------------------------------------------------------------------------------------------
 
 static int codec_of_bits(int bits) { return bits == 8 ? CODEC_INT8 : CODEC_INT4; }
@@ -97,6 +99,10 @@ static void reserve_memory(Zero *zero, Arena *arena) {
     arena_reserve(arena, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
     arena_reserve(arena, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
     arena_reserve(arena, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
+    if (zero->wire_check.sealed) {
+        arena_reserve(arena, "norm and verdict", "checksums of messages", (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_check.sums);
+        arena_reserve(arena, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_check.fault);
+    }
     arena_reserve(arena, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
     reserve_communication(zero, arena);
 }
@@ -136,6 +142,10 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     choose_wires(zero);
     PlanOptions options = plan_options(zero);
     if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
+    zero->wire_check.sealed = config->verify_wire && zero->plan.dp > 1;
+    zero->wire_check.faults = &zero->faults;
+    zero->wire_check.rank = topology->dp_rank;
+    if (zero->wire_check.sealed) plan_seal(&zero->plan);
     size_t buckets = (size_t)zero->plan.buckets;
     zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     zero->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
@@ -226,7 +236,8 @@ static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
 }
 
 void zero_begin(Zero *zero, int64_t iteration) {
-    zero->step = iteration;
+    zero->step = zero->wire_check.step = iteration;
+    zero->wire_check.exchange = 0;
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     stream_wait(zero->compute, zero->judged);
@@ -240,6 +251,7 @@ static void reduce_bucket(Zero *zero, int b) {
     step.topology = zero->topology;
     step.wire = *wire_at(zero, zero->step);
     step.workspace = zero->tlq;
+    step.check = &zero->wire_check;
     step.segments = zero->segments;
     step.seed = (uint32_t)zero->config->seed;
     step.step = (uint32_t)zero->step;
@@ -268,6 +280,7 @@ void zero_grads_ready(Zero *zero, int unit) {
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     int rank = zero->topology->dp_rank;
     kernel_step_record(zero->traffic, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
+    if (zero->wire_check.sealed) copy_on_device(zero->traffic, &zero->records[rank].wire_fault, zero->wire_check.fault, sizeof(uint64_t));
     comm_all_gather(zero->comm, COMM_GROUP, zero->records, sizeof(StepRecord), zero->traffic);
     Judge j = {0};
     j.records = zero->records;
@@ -284,11 +297,12 @@ static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     kernel_judge(zero->traffic, zero->control, &j);
 }
 
-static QwdStep qwd_step(const Zero *zero, double weight_decay) {
+static QwdStep qwd_step(Zero *zero, double weight_decay) {
     QwdStep step = {0};
     step.plan = &zero->plan;
     step.topology = zero->topology;
     step.wire = zero->weight_wire;
+    step.check = &zero->wire_check;
     step.segments = zero->segments;
     step.control = zero->control;
     step.beta1 = (float)zero->config->adam_beta1;
@@ -399,6 +413,20 @@ int64_t zero_zeros(Zero *zero, MPI_Comm group) {
     stream_synchronize(zero->compute);
     MPI_Allreduce(MPI_IN_PLACE, &zeros, 1, MPI_INT64_T, MPI_SUM, group);
     return zeros;
+}
+
+bool zero_wire_sound(Zero *zero, MPI_Comm group, double limit, Error *err) {
+    StepControl found;
+    if (!zero->wire_check.sealed) return true;
+    StepRecord *records = (StepRecord *)xcalloc((size_t)zero->plan.dp, sizeof *records, "the ranks' findings");
+    copy_to_host(zero->traffic, &records[zero->topology->dp_rank].wire_fault, zero->wire_check.fault, sizeof(uint64_t));
+    stream_synchronize(zero->traffic);
+    MPI_Request request;
+    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, records, (int)sizeof *records, MPI_BYTE, group, &request);
+    launch_await(device_site(zero->device), &request, limit);
+    bool sound = !judge_wire(&found, records, zero->plan.dp);
+    free(records);
+    return sound || wire_error(found.wire_fault, found.wire_rank, zero->topology, err);
 }
 
 // --- checkpoints -------------------------------------------------------------------------------------------------------------------

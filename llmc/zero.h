@@ -56,6 +56,7 @@ typedef struct Zero {
     StepControl *landed;            // (2) host copies of the last two steps' verdicts
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
+    Wire wire_check;                // --verify-wire
 } Zero;
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
@@ -86,6 +87,10 @@ double zero_take_exposed_ms(Zero *zero);
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
 double zero_params_norm(Zero *zero, MPI_Comm group);
 int64_t zero_zeros(Zero *zero, MPI_Comm group);
+// False on all ranks when one has received a message wrong since the latest verdict (--verify-wire): a save must not follow. Collective, synchronises. Error:
+// EXIT_COMMUNICATION. limit: launch_await's.
+bool zero_wire_sound(Zero *zero, MPI_Comm group, double limit, Error *err);
+
 // What this rank saves, as slices of the named tensors: masters, moments (optimizer) and its 1/dp of the replica. fetch copies one to the host.
 typedef struct ZeroSlices {
     Slice *slices;   // (count)

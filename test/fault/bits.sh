@@ -61,6 +61,39 @@ misspelt() {
 }
 check "a fault that is not understood" misspelt
 
+# --- messages ---
+# Exchanges of a step on 2 x 2 ranks with three buckets: for each bucket in backward order a level inside the node and one between nodes; then for each in
+# forward order the weights between nodes and inside.
+found() { # NUMBER TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in that exchange of iteration 6
+    rm -rf "$work/wire"
+    SDP4BIT_FAULT=message:1:6:$1 LIMIT=30 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" --save-interval "$3"
+    error_names 7 "message from $2: it did not arrive as it was sent" $? || return 1
+    [ "$(cat "$work/wire/latest_checkpointed_iteration.txt")" = 5 ] || { why="iteration $(cat "$work/wire/latest_checkpointed_iteration.txt") was saved"; return 1; }
+    logged after 4 "${run[@]}" "${several[@]}" --load "$work/wire" && same_training sdp4bit after 5
+}
+check "--verify-wire: gradients inside the node" found 0 "rank 0 to rank 1, gradients inside the node, bucket 2" 5
+check "--verify-wire: gradients between nodes" found 5 "rank 3 to rank 1, gradients between nodes, bucket 0" 5
+check "--verify-wire: weights between nodes" found 8 "rank 3 to rank 1, weights between nodes, bucket 1" 5
+check "--verify-wire: weights inside the node" found 7 "rank 0 to rank 1, weights inside the node, bucket 0" 5
+check "--verify-wire: weights, found by the save that follows" found 8 "rank 3 to rank 1, weights between nodes, bucket 1" 1
+last_step() { # nothing follows whose verdict could tell
+    SDP4BIT_FAULT=message:2:12:11 LIMIT=30 train 4 "${run[@]}" "${several[@]}" --verify-wire
+    error_names 7 "message from rank 3 to rank 2, weights inside the node, bucket 2" $?
+}
+check "--verify-wire: weights of the last step" last_step
+unverified() {
+    local number
+    for number in 5 8 7; do
+        with_fault message:1:6:$number unverified 4 "${run[@]}" "${several[@]}" && ! same_training sdp4bit unverified || { why="exchange $number: ${why:-the fault changed nothing}"; return 1; }
+    done
+    why=
+}
+check "without --verify-wire the same bits only change the training" unverified
+calm_wire() {
+    logged calm_wire 4 "${run[@]}" "${several[@]}" --verify-wire --gradient-alltoall-pipeline 3 && same_training sdp4bit calm_wire
+}
+check "--verify-wire finds nothing where nothing is wrong" calm_wire
+
 # --- checkpoints ---
 damaged() { # FILE: one bit of each file of a checkpoint in turn; what loads must not be that checkpoint
     local file size at

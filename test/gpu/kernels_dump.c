@@ -385,7 +385,7 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->m = (float *)upload(d, values, states * 4);
     for (int64_t i = 0; i < states; i++) values[i] = values[i] * values[i];
     w->v = (float *)upload(d, values, states * 4);
-    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0, UNSPIKED};
+    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0, UNSPIKED, 0};
     w->control = (StepControl *)upload(d, &control, sizeof control);
     stream_synchronize(d->stream);
     free(host);
@@ -554,7 +554,7 @@ static void verdicts(Dump *d) {
     StepRecord *records = (StepRecord *)reserve(d, 8 * sizeof(StepRecord));
     for (int pieces = 0; pieces <= 7; pieces++) kernel_step_record(d->stream, records + pieces, sums, pieces, loss);
     result(d, FP64, records, 8 * sizeof(StepRecord), "records");
-    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED};
+    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0};
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
     Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};
     for (int step = 0; step < 12; step++) {
@@ -572,6 +572,34 @@ static void verdicts(Dump *d) {
     release(d, control);
 }
 
+// Checksums of messages of several sizes, one of them skipped, and what the check finds after a bit was flipped.
+static void seals(Dump *d) {
+    enum { COUNT = 5 };
+    static const int64_t sizes[] = {16, 32, 48, 4112, 1000016};
+    for (int size = 0; size < 5; size++) {
+        int64_t bytes = COUNT * sizes[size];
+        uint8_t *host = (uint8_t *)xmalloc((size_t)bytes, "test data"), *memory;
+        for (int64_t i = 0; i < bytes; i++) host[i] = (uint8_t)(i * 2654435761u >> 13);
+        memory = (uint8_t *)upload(d, host, bytes);
+        uint64_t *found = (uint64_t *)reserve(d, (2 + COUNT) * (int64_t)sizeof *found);
+        SealMessages a = {memory, COUNT, 2, sizes[size], 123456789 + (uint64_t)size, 3u << 16, 1};
+        kernel_seal_messages(d->stream, &a);
+        result(d, RAW, memory, bytes, "sealed %d", size);
+        kernel_check_messages(d->stream, &a, found + 2, found, (uint64_t)1 << 63);
+        int64_t at = 3 * sizes[size] + sizes[size] / 3;
+        uint8_t flipped;
+        copy_to_host(d->stream, &flipped, memory + at, 1);
+        stream_synchronize(d->stream);
+        flipped ^= 16;
+        copy_to_device(d->stream, memory + at, &flipped, 1);
+        kernel_check_messages(d->stream, &a, found + 2, found + 1, (uint64_t)1 << 63);
+        result(d, RAW, found, 16, "seals checked %d", size);
+        free(host);
+        release(d, memory);
+        release(d, found);
+    }
+}
+
 // A long series with spikes of either kind and NaNs, by turns reported and skipped: the running means to the bit.
 static void spikes(Dump *d) {
     enum { STEPS = 150 };
@@ -582,7 +610,7 @@ static void spikes(Dump *d) {
     }
     float *sums = (float *)upload(d, sums_host, sizeof sums_host), *loss = (float *)upload(d, loss_host, sizeof loss_host);
     StepRecord *records = (StepRecord *)reserve(d, sizeof(StepRecord));
-    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED}, host;
+    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0}, host;
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
     Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
     for (int step = 0; step < STEPS; step++) {
@@ -687,6 +715,7 @@ static void run_all(Dump *d, int64_t values) {
     norms(d);
     verdicts(d);
     spikes(d);
+    seals(d);
     replicas(d);
     odd_nans(d, CODEC_INT8, CODEC_BF16);
     odd_nans(d, CODEC_BF16, CODEC_BF16);
@@ -707,7 +736,7 @@ int main(int argc, char **argv) {
             return EXIT_USAGE;
         }
     }
-    static const Site SITE = {-1, 0, 0, 0, "kernels_dump"};
+    static const Site SITE = {.rank = -1, .phase = "kernels_dump"};
     d.device = device_open(0, &SITE, &err);
     if (!d.device) stop(&err);
     d.stream = stream_create(d.device, "dump");

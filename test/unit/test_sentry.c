@@ -179,7 +179,7 @@ static void verdicts_end_the_run(void **state) {
 static void state_survives_a_checkpoint(void **state) {
     Bench whole = bench_of(2, 2, true), part = whole;
     Config c = config_of(ON_NAN_SKIP, 0);
-    Sentry a = {&c, 1, 2, 3, 4, 0}, b = {&c, 0, 0, 0, 0, 0};
+    Sentry a = {&c, NULL, 1, 2, 3, 4, 0}, b = {&c, NULL, 0, 0, 0, 0, 0};
     calm(&whole, 77);
     step(&whole, NAN, 1);
     CheckpointState saved;

@@ -71,7 +71,7 @@ static void sampling_follows_the_softmax(void **state) {
 }
 
 static void the_memory_plan_is_what_is_allocated(void **state) {
-    Site site = {-1, 0, 0, 0, "test"};
+    Site site = {.rank = -1, .phase = "test"};
     Error err = {0};
     Device *device = device_open(0, &site, &err);
     Arena arena = {0};
