@@ -32,7 +32,7 @@ HD_FN float spike_limit(const SpikeTrack *t, int64_t seen, float factor) {
 
 // A value above the limit counts as the limit: one spike hardly moves the means, but a level that stays high becomes the new normal within tens of steps.
 HD_FN void spike_follow(SpikeTrack *t, float value, float limit, int64_t seen) {
-    double n = (double)(seen < SPIKE_WINDOW ? seen : SPIKE_WINDOW);
+    double n = (double)(seen < SPIKE_WINDOW ? seen : (int64_t)SPIKE_WINDOW);
     double distance = f64_sub((double)(value > limit ? limit : value), t->mean);
     t->mean = f64_add(t->mean, f64_div(distance, n));
     if (seen == 1) return;  // the first value defines the mean and has no distance from it
