@@ -28,7 +28,9 @@ struct Heartbeat {
     double limit, period;
     Site site;           // the thread's own copy of what does not change
     pthread_t thread;
-    atomic_bool closing;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;  // closing must not wait for the next beat
+    bool closing;
 };
 
 static void nap(double seconds) {
@@ -68,11 +70,25 @@ static void end_job(Heartbeat *h, const Slot *silent, double seconds) {
     _exit(EXIT_COMMUNICATION);
 }
 
+// False once the heartbeat is being closed.
+static bool rest(Heartbeat *h) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t nanoseconds = until.tv_nsec + (int64_t)(1e9 * h->period);
+    until.tv_sec += nanoseconds / 1000000000;
+    until.tv_nsec = nanoseconds % 1000000000;
+    pthread_mutex_lock(&h->lock);
+    while (!h->closing && pthread_cond_timedwait(&h->wake, &h->lock, &until) == 0) continue;
+    bool goes_on = !h->closing;
+    pthread_mutex_unlock(&h->lock);
+    return goes_on;
+}
+
 // Beats, and counts in its own beats how long others have not: a whole job that is stopped and goes on later is no fault.
 static void *watch(void *context) {
     Heartbeat *h = (Heartbeat *)context;
     long long *seen = (long long *)xcalloc((size_t)h->size, sizeof *seen, "the heartbeat"), *since = (long long *)xcalloc((size_t)h->size, sizeof *since, "the heartbeat");
-    for (long long now = 1; !atomic_load(&h->closing); now++) {
+    for (long long now = 1; rest(h); now++) {
         bool lowest = true;  // of the living
         const Slot *silent = NULL;
         double seconds = 0;
@@ -87,7 +103,6 @@ static void *watch(void *context) {
         }
         if (silent && lowest && h->limit > 0) end_job(h, silent, seconds);
         atomic_fetch_add(&h->slots[h->own].beats, 1);
-        nap(h->period);
     }
     free(seen);
     free(since);
@@ -142,6 +157,12 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     h->limit = limit;
     h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
     h->site = *site;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&h->wake, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&h->lock, NULL);
     atomic_store(&slots[rank].rank, site->rank);
     site->heartbeat = h;
     heartbeat_waits(site, false);
@@ -155,10 +176,15 @@ void heartbeat_close(Site *site) {
     Heartbeat *h = site->heartbeat;
     if (!h) return;
     site->heartbeat = NULL;
-    atomic_store(&h->closing, true);
+    pthread_mutex_lock(&h->lock);
+    h->closing = true;
+    pthread_cond_signal(&h->wake);
+    pthread_mutex_unlock(&h->lock);
     if (!pthread_equal(h->thread, pthread_self())) pthread_join(h->thread, NULL);
     atomic_store(&h->slots[h->own].beats, -1);
     munmap(h->slots - 1, (size_t)(h->size + 1) * sizeof(Slot));
+    pthread_cond_destroy(&h->wake);
+    pthread_mutex_destroy(&h->lock);
     free(h);
 }
 
