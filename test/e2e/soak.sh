@@ -9,6 +9,8 @@ if [ -n "${LONG:-}" ]; then steps=1000 every=50 first=200 last=8000 LIMIT=1500 T
 run=(--gpus-per-node 2 --lr-decay-iters 2000 --hidden-dropout 0.1 --attention-dropout 0.1 --eval-interval 25 --verify-replicas-interval 10)
 
 # --- the same losses ---
+# Steps that take long enough to be hit.
+slow=(--hidden-size 128 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 16)
 # disturb NAME: at every `every` iterations one rank in turn, by one means in turn; a rank that is stopped is seen after --distributed-timeout-minutes.
 disturb() {
     local means=(KILL USR1 KILL STOP) at n=0 pid
@@ -28,10 +30,10 @@ every_line_once() { # NAME: its train lines, repeated ones removed: what was com
 soak() { # NAME FLAGS...
     local name=$1 rc killer
     shift
-    logged "$name" 4 "${run[@]}" --train-iters $steps "$@" || return 1
+    logged "$name" 4 "${run[@]}" "${slow[@]}" --train-iters $steps "$@" || return 1
     rm -rf "${work:?}/hurt.jsonl" "${work:?}/hurt"
     SDP4BIT_TEST_FOLDER=$work timeout -k 5 "$LIMIT" scripts/run_until_done.sh --pause 0 -- "${launcher[@]}" -np 4 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" \
-        "${run[@]}" --train-iters $steps --save "$work/hurt" --load "$work/hurt" --save-interval 7 --distributed-timeout-minutes 0.04 --log-jsonl "$work/hurt.jsonl" "$@" \
+        "${run[@]}" "${slow[@]}" --train-iters $steps --save "$work/hurt" --load "$work/hurt" --save-interval 7 --distributed-timeout-minutes 0.04 --log-jsonl "$work/hurt.jsonl" "$@" \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     disturb hurt &
