@@ -8,15 +8,18 @@
 #include <string.h>
 
 #include "llmc/durable.h"     // the folder of --save is tried before training
+#include "llmc/heartbeat.h"   // ranks that hang are named
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/memory.h"      // the memory plan against the memory that is there
 #include "llmc/plan_report.h" // --plan
 #include "llmc/progress.h"    // --log-progress
+#include "llmc/replicas.h"    // the ranks' weights compared and repaired
 #include "llmc/rng.h"         // counter-based normals and uniforms
 #include "llmc/sample.h"      // tokens from logits, text from tokens
 #include "llmc/saver.h"       // checkpoints, in the background or not
 #include "llmc/schedule.h"    // learning rate in samples
+#include "llmc/sentry.h"      // verdicts: what was skipped, what ends the run
 #include "llmc/stop.h"        // signals and time limits, polled
 #include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
 #include "llmc/version.h"
@@ -378,7 +381,7 @@ typedef struct Run {
     // counters of the whole run, saved in checkpoints
     int64_t iteration, consumed_train, consumed_valid;
     int64_t scheduled;        // samples of applied steps: what the schedule counts
-    int64_t skipped, nan;
+    Sentry sentry;
     double flops_so_far;
     // the step whose verdict the host has not read yet
     bool unsettled;
@@ -386,22 +389,11 @@ typedef struct Run {
     StepControl last;         // the newest verdict read
     Interval interval;
     double started;           // wall clock of the process's start
-    int64_t last_saved, diverged_at;
+    int64_t last_saved;
     Saver saver;
     Stop stop;                // why the run is to be left early
     Memory memory;            // the plan against what was there
 } Run;
-
-static Peers peers_of(Run *run);
-// True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
-static bool agreed(Run *run, bool ok) {
-    int who = 0;
-    Peers peers = peers_of(run);
-    if (peers_agree(&peers, ok, &run->error, &who)) return true;
-    run->exit_code = run->error.code;
-    if (run->launch.rank == who) error_print(&run->site, run->error.what);
-    return false;
-}
 
 // Seconds that a collective may take: --distributed-timeout-minutes (0: for ever), and a little more the higher the rank, so that of all ranks
 // that wait for one that hangs a single one speaks and ends the job. (The launcher takes a second to end ranks: SIGTERM is blocked here.)
@@ -415,20 +407,24 @@ static Peers peers_of(Run *run) {
     return peers;
 }
 
-static void no_answer(Run *run) {
-    fatal(&run->site, EXIT_COMMUNICATION, "a rank has not come here for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)", time_limit(run));
-}
-
 // Waits for a collective of the hosts no longer than that: a rank that hangs ends the job.
-static void await_ranks(Run *run, MPI_Request *request) {
-    if (!launch_wait(request, time_limit(run))) no_answer(run);
-}
+static void await_ranks(Run *run, MPI_Request *request) { launch_await(&run->site, request, time_limit(run)); }
 
 // A barrier of all ranks, with that limit.
 static void meet(Run *run) {
     MPI_Request request;
     MPI_Ibarrier(run->launch.world, &request);
     await_ranks(run, &request);
+}
+
+// True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
+static bool agreed(Run *run, bool ok) {
+    int who = 0;
+    Peers peers = peers_of(run);
+    if (peers_agree(&peers, ok, &run->error, &who)) return true;
+    run->exit_code = run->error.code;
+    if (run->launch.rank == who) error_print(&run->site, run->error.what);
+    return false;
 }
 
 // ===== leaving early =============================================================================================================
@@ -439,7 +435,7 @@ static void poll_stop(Run *run) {
     bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
     StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
     run->stop.busy = saver_busy(&run->saver);
-    if (!stop_poll(&run->stop, own, run->launch.world, time_limit(run))) no_answer(run);
+    stop_poll(&run->stop, own, run->launch.world, &run->site, time_limit(run));
 }
 
 // False when some rank could not read its data: the run ends, and nothing of the step is logged or saved.
@@ -504,25 +500,14 @@ static void settle(Run *run, int which) {
     if (!run->unsettled) return;
     run->last = zero_verdict(&run->zero, which);
     run->unsettled = false;
-    bool finite = isfinite(run->last.loss) && isfinite(run->last.grad_norm);
     if (run->last.applied) {
         run->scheduled += run->unsettled_batch;
         run->interval.loss_sum += run->last.loss;
-    } else {
-        run->skipped++;
-        run->interval.skipped++;
     }
-    if (!finite) {
-        run->nan++;
-        run->interval.nan++;
-    }
-    int64_t iteration = run->iteration - which;
-    if (!finite && run->config.check_for_nan_in_loss_and_grad && run->config.on_nan == ON_NAN_ABORT && !run->error.code) {
-        error_set(&run->error, EXIT_DIVERGED,
-                  "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the data, or use --on-nan skip",
-                  isnan(run->last.loss) ? NAN : run->last.loss, isnan(run->last.grad_norm) ? NAN : run->last.grad_norm);
-        run->diverged_at = iteration;
-    }
+    int64_t iteration = run->iteration - which, nan = run->sentry.nan;
+    sentry_judge(&run->sentry, &run->last, iteration, run->log, &run->error);
+    run->interval.skipped += !run->last.applied;
+    run->interval.nan += run->sentry.nan - nan;
     report_step(run, iteration);
 }
 
@@ -610,8 +595,8 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.num_zeros = r.params_norm = -1.0;
     if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, run->dp_group);
     if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, run->dp_group);
-    r.skipped_iterations = run->skipped;
-    r.nan_iterations = run->nan;
+    r.skipped_iterations = run->sentry.skipped;
+    r.nan_iterations = run->sentry.nan;
     r.epoch = loader_epoch(run->loader, run->consumed_train);
     r.reserved_bytes = r.allocated_bytes = (double)arena_total(&run->arena);
     return r;
@@ -719,8 +704,7 @@ static CheckpointState current_state(const Run *run) {
     state.adam_steps = run->last.adam_steps;
     state.beta1_power = run->last.beta1_power;
     state.beta2_power = run->last.beta2_power;
-    state.skipped_iterations = run->skipped;
-    state.nan_iterations = run->nan;
+    sentry_save(&run->sentry, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
     return state;
 }
@@ -734,6 +718,7 @@ static bool advance_save(Run *run, bool to_the_end) {
 
 static bool save_checkpoint(Run *run) {
     settle(run, 0);
+    if (!agreed(run, zero_wire_sound(&run->zero, run->dp_group, time_limit(run), &run->error))) return false;
     if (!run->config.save || run->last_saved == run->iteration) return true;
     run->site.phase = "save checkpoint";
     timer_start(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
@@ -763,15 +748,14 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     run->iteration = state->iteration;
     run->consumed_train = state->consumed_train_samples;
     run->consumed_valid = state->consumed_valid_samples;
-    run->skipped = state->skipped_iterations;
-    run->nan = state->nan_iterations;
+    sentry_restore(&run->sentry, &run->last, state);
     run->flops_so_far = state->flops_so_far;
     if (!optimizer) return true;  // Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up
     run->scheduled = state->scheduler_samples;
     run->last.adam_steps = state->adam_steps;
     run->last.beta1_power = state->beta1_power;
     run->last.beta2_power = state->beta2_power;
-    zero_set_counters(&run->zero, state->adam_steps, state->beta1_power, state->beta2_power);
+    zero_set_counters(&run->zero, &run->last);
     return true;
 }
 
@@ -882,9 +866,9 @@ static void write_sample(Run *run) {
 static bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
 
 static bool diverged(Run *run) {
-    if (run->error.code != EXIT_DIVERGED) return false;
-    run->exit_code = EXIT_DIVERGED;
-    run->site.iteration = run->diverged_at;
+    if (!run->sentry.ended_at) return false;
+    run->exit_code = run->error.code;
+    run->site.iteration = run->sentry.ended_at;
     run->site.phase = "update";
     if (run->launch.rank == 0) error_print(&run->site, run->error.what);
     return true;
@@ -909,7 +893,7 @@ static bool after_step(Run *run) {
     bool probing = probe_due(&run->zero);
     if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group);
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
-    if (verifying && !agreed(run, zero_verify_replicas(&run->zero, run->dp_group, &run->error))) return true;
+    if (verifying && !agreed(run, replicas_verify(&run->zero, run->dp_group, time_limit(run), run->log, &run->sentry.repairs, &run->error))) return true;
     bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training
     if (sampling) write_sample(run);
     if (run->stop.reason == STOP_SIGNAL) {
@@ -1001,6 +985,8 @@ static bool plan_run(Run *run) {
     gpt_reserve(&run->gpt, &run->arena);
     run->tensors = gpt_checkpoint_tensors(&run->gpt);
     run->schedule = schedule_from_config(c);
+    run->sentry.config = c;
+    run->sentry.topology = &run->topology;
     return true;
 }
 
@@ -1168,6 +1154,7 @@ int main(int argc, char **argv) {
     if (ok && run.launch.rank == 0) fputs(notes, stdout);
     ok = ok && agreed(&run, plan_run(&run));
     run.site.rank = run.launch.rank;
+    if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, 60.0 * run.config.distributed_timeout_minutes);
     if (ok && run.config.plan) {
         if (run.launch.rank == 0) plan_report(&run.zero, &run.arena, stdout);
     } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {
@@ -1178,6 +1165,7 @@ int main(int argc, char **argv) {
     }
     int code = run.exit_code;
     close_run(&run);
+    heartbeat_close(&run.site);
     launch_finalize(&run.launch);
     return code;
 }

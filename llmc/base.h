@@ -36,6 +36,8 @@ typedef struct Error {
 // Fills err (which may be NULL) and returns false, so that callers write `return error_set(err, EXIT_DATA, "...", ...)`.
 bool error_set(Error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+typedef struct Heartbeat Heartbeat;  // llmc/heartbeat.h
+
 // Where in the job an error happens. One per process, made by main, pointed to by whatever can fail at run time.
 typedef struct Site {
     int rank;           // -1 before MPI is up: no "rank" in the message
@@ -43,6 +45,7 @@ typedef struct Site {
     int gpu;            // local device index
     int64_t iteration;  // 0 before training
     const char *phase;  // "load data", "reduce gradients", ... a string literal
+    Heartbeat *heartbeat;  // signs of life between the ranks of this host; NULL: none
 } Site;
 
 // Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to stderr. site may be NULL.

@@ -41,6 +41,10 @@ typedef struct CheckpointState {
     double beta1_power, beta2_power;  // running products of the betas, to the bit
     int64_t skipped_iterations, nan_iterations;
     double flops_so_far;
+    // the sentry's: sdp4bit/spikes.h
+    int64_t spikes, spikes_seen, skipped_in_a_row;
+    int64_t repairs;                // of replicas: llmc/replicas.h
+    double loss_mean, loss_deviation, norm_mean, norm_deviation;
 } CheckpointState;
 
 typedef struct CheckpointSave {

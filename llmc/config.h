@@ -12,6 +12,7 @@ typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } R
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
+typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
 
 typedef struct Config {
@@ -53,6 +54,7 @@ typedef struct Config {
     int64_t gradients_quantization_start_iteration;
     int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
     int64_t verify_replicas_interval;
+    bool verify_wire;
     // memory and determinism
     bool recompute_activations, deterministic_mode;
     Recompute recompute_granularity;
@@ -81,6 +83,9 @@ typedef struct Config {
     double exit_duration_in_mins;
     bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
     OnNan on_nan;
+    OnSpike on_spike;
+    double loss_spike_factor, norm_spike_factor;
+    int64_t max_skipped_in_a_row;
     bool check_for_nan_in_loss_and_grad;
     int64_t seed, eval_seed;  // eval_seed 0: seed
     // actions instead of training

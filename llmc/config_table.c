@@ -137,7 +137,8 @@ static const Option table[] = {
     FLAG("hadamard-transform", hadamard_transform, "spread outliers over 32 gradients before quantising (TLq-HS)"),
     INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "1", 1, 4096, "chunks in which a bucket travels; any number gives the same bits"),
     COUNT("gradients-quantization-start-iteration", gradients_quantization_start_iteration, "0", 0, "unquantised gradients before this iteration"),
-    COUNT("verify-replicas-interval", verify_replicas_interval, "0", 0, "compare a hash of all ranks' weights every N iterations; 0 is off"),
+    COUNT("verify-replicas-interval", verify_replicas_interval, "0", 0, "compare all ranks' weights by hash every N iterations, and repair what differs; 0 is off"),
+    FLAG("verify-wire", verify_wire, "a checksum on every message of gradients and weights; one that arrives wrong ends the run with exit code 7"),
 
     HEADING("Memory and determinism"),
     FLAG("recompute-activations", recompute_activations, "the same as --recompute-granularity selective"),
@@ -191,6 +192,11 @@ static const Option table[] = {
     REAL("exit-duration-in-mins", exit_duration_in_mins, NULL, OPTION_ABOVE_ZERO, 1e9, "leave, saving, after this many minutes"),
     CHOICE("on-nan", OnNan, on_nan, "abort", "abort|skip", "what a loss or gradient that is not finite does: end the run, or skip the step"),
     NO_FLAG("no-check-for-nan-in-loss-and-grad", check_for_nan_in_loss_and_grad, "do not look for them"),
+    CHOICE("on-spike", OnSpike, on_spike, "report", "report|skip", "what a spike of the loss or of the gradient norm does: a line in the log, or that and a skipped step"),
+    REAL("loss-spike-factor", loss_spike_factor, "10", 0, 1e9,
+         "a spike is a loss that lies more than X times its mean deviation (at least 1 % of the loss) above its running mean; 0: do not look"),
+    REAL("norm-spike-factor", norm_spike_factor, "10", 0, 1e9, "the same for the gradient norm"),
+    COUNT("max-skipped-in-a-row", max_skipped_in_a_row, "20", 0, "end the run after this many skipped steps in a row; 0: never"),
 
     HEADING("Instead of training"),
     FLAG("plan", plan, "print the memory and communication plan of the run and leave; needs no data and no GPU"),

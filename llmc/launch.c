@@ -1,10 +1,12 @@
 // Job start and end: see launch.h.
 #include "llmc/launch.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "llmc/heartbeat.h"
 #include "llmc/json.h"
 
 // Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in containers: neither is worth a failed first run.
@@ -51,20 +53,24 @@ void launch_finalize(Launch *launch) {
     MPI_Finalize();
 }
 
-bool launch_wait(MPI_Request *request, double seconds) {
-    double deadline = monotonic_seconds() + seconds;
-    int done = 0;
-    for (int polls = 1; !done; polls++) {
-        MPI_Test(request, &done, MPI_STATUS_IGNORE);
-        if (!done && seconds > 0 && polls % 1024 == 0 && monotonic_seconds() > deadline) return false;
-    }
-    return true;
+static void no_answer(const Site *site, double seconds) {
+    char who[512];
+    if (!heartbeat_blames(site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
+    fatal(site, EXIT_COMMUNICATION, "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", seconds, who);
 }
 
-void peers_wait(const Peers *peers, MPI_Request *request) {
-    if (launch_wait(request, peers->limit)) return;
-    fatal(peers->site, EXIT_COMMUNICATION, "a rank has not come here for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)", peers->limit);
+void launch_await(const Site *site, MPI_Request *request, double seconds) {
+    double deadline = monotonic_seconds() + seconds;
+    int done = 0;
+    heartbeat_waits(site, true);
+    for (int polls = 1; !done; polls++) {
+        MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (!done && seconds > 0 && polls % 1024 == 0 && monotonic_seconds() > deadline) no_answer(site, seconds);
+    }
+    heartbeat_waits(site, false);
 }
+
+void peers_wait(const Peers *peers, MPI_Request *request) { launch_await(peers->site, request, peers->limit); }
 
 bool peers_agree(const Peers *peers, bool ok, Error *err, int *who) {
     int rank, size;

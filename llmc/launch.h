@@ -18,8 +18,9 @@ typedef struct Launch {
 // several tasks but MPI sees one.
 bool launch_init(Launch *launch, int *argc, char ***argv, Error *err);
 void launch_finalize(Launch *launch);
-// Completes a nonblocking operation within this many seconds (0: whenever it completes). False when the time is up: a rank did not come.
-bool launch_wait(MPI_Request *request, double seconds);
+// Completes a nonblocking operation of the hosts. When it takes longer than this many seconds (0: whenever it completes) a rank did not come: ends the job
+// with one line that names it, if this host's ranks know it, and EXIT_COMMUNICATION.
+void launch_await(const Site *site, MPI_Request *request, double seconds);
 // Collective over comm: true when ok on every rank. Otherwise every rank gets the error of the lowest failing rank
 // in err (may be NULL), and *who (may be NULL) is that rank.
 bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who);

@@ -14,6 +14,8 @@
 //   memory    once: iteration, planned_bytes, allocated_bytes; timing {free_before_bytes, taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
 //   quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
 //   sample    iteration, text: --sample-prompt
+//   spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: see sentry.h
+//   repair    iteration, bucket, ranks, from (rank, null: the masters): see replicas.h
 //   valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 #pragma once
 #include <stdio.h>

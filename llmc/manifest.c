@@ -40,6 +40,14 @@ static const StateField STATE[] = {
     INTEGER(skipped_iterations),
     INTEGER(nan_iterations),
     REAL(flops_so_far),
+    INTEGER(spikes),
+    INTEGER(spikes_seen),
+    INTEGER(skipped_in_a_row),
+    INTEGER(repairs),
+    REAL(loss_mean),
+    REAL(loss_deviation),
+    REAL(norm_mean),
+    REAL(norm_deviation),
 };
 enum { STATE_FIELDS = sizeof STATE / sizeof *STATE };
 _Static_assert(sizeof(CheckpointState) == 8 * STATE_FIELDS, "every field of CheckpointState must be in STATE");

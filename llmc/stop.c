@@ -18,7 +18,7 @@ void stop_block_signals(void) {
     sigprocmask(SIG_BLOCK, &set, NULL);
 }
 
-bool stop_poll(Stop *stop, StopReason own, MPI_Comm world, double limit) {
+void stop_poll(Stop *stop, StopReason own, MPI_Comm world, const Site *site, double limit) {
     sigset_t set = stop_signals();
     struct timespec at_once = {0, 0};
     int caught = sigtimedwait(&set, NULL, &at_once);
@@ -26,11 +26,10 @@ bool stop_poll(Stop *stop, StopReason own, MPI_Comm world, double limit) {
     int found[3] = {(int)own, caught > 0 ? caught : 0, stop->busy};
     MPI_Request request;
     MPI_Iallreduce(MPI_IN_PLACE, found, 3, MPI_INT, MPI_MAX, world, &request);
-    if (!launch_wait(&request, limit)) return false;
+    launch_await(site, &request, limit);
     if (found[0] > (int)stop->reason) stop->reason = (StopReason)found[0];
     if (found[1]) stop->signal_number = found[1];
     stop->busy = found[2] != 0;
-    return true;
 }
 
 const char *stop_signal_name(const Stop *stop) {

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "llmc/launch.h"
+
 // --- plan ------------------------------------------------------------------------------------------------------------------------
 
 static int codec_of_bits(int bits) { return bits == 8 ? CODEC_INT8 : CODEC_INT4; }
@@ -96,7 +98,11 @@ static void reserve_memory(Zero *zero, Arena *arena) {
     arena_reserve(arena, "norm and verdict", "records of all ranks", (size_t)plan->dp * sizeof(StepRecord), (void **)&zero->records);
     arena_reserve(arena, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
     arena_reserve(arena, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
-    arena_reserve(arena, "norm and verdict", "replica hash", sizeof(uint64_t), (void **)&zero->hash);
+    arena_reserve(arena, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
+    if (zero->wire_check.sealed) {
+        arena_reserve(arena, "norm and verdict", "checksums of messages", (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_check.sums);
+        arena_reserve(arena, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_check.fault);
+    }
     arena_reserve(arena, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
     reserve_communication(zero, arena);
 }
@@ -142,9 +148,14 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     *zero = fresh;
     zero->config = config;
     zero->topology = topology;
+    if (!faults_from_environment(&zero->faults, topology->dp_rank, err)) return false;
     choose_wires(zero);
     PlanOptions options = plan_options(zero);
     if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
+    zero->wire_check.sealed = config->verify_wire && zero->plan.dp > 1;
+    zero->wire_check.faults = &zero->faults;
+    zero->wire_check.rank = topology->dp_rank;
+    if (zero->wire_check.sealed) plan_seal(&zero->plan);
     size_t buckets = (size_t)zero->plan.buckets;
     zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     zero->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
@@ -162,11 +173,8 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     return true;
 }
 
-void zero_set_counters(Zero *zero, int64_t adam_steps, double beta1_power, double beta2_power) {
-    StepControl control = {0};
-    control.beta1_power = beta1_power;
-    control.beta2_power = beta2_power;
-    control.adam_steps = adam_steps;
+void zero_set_counters(Zero *zero, const StepControl *start) {
+    StepControl control = *start;
     control.applied = 1;
     copy_to_device(zero->compute, zero->control, &control, sizeof control);
 }
@@ -186,7 +194,9 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream 
     zero->staged = event_create(device);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     copy_to_device(compute, zero->segments, zero->plan.segments, (size_t)zero->plan.segments_total * sizeof(Segment));
-    zero_set_counters(zero, 0, 1.0, 1.0);
+    StepControl start = {0};
+    start.beta1_power = start.beta2_power = 1.0;
+    zero_set_counters(zero, &start);
     stream_synchronize(compute);
 }
 
@@ -244,7 +254,8 @@ static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
 }
 
 void zero_begin(Zero *zero, int64_t iteration) {
-    zero->step = iteration;
+    zero->step = zero->wire_check.step = iteration;
+    zero->wire_check.exchange = 0;
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     stream_wait(zero->compute, zero->judged);
@@ -258,6 +269,7 @@ static void reduce_bucket(Zero *zero, int b) {
     step.topology = zero->topology;
     step.wire = *wire_at(zero, zero->step);
     step.workspace = zero->tlq;
+    step.check = &zero->wire_check;
     step.segments = zero->segments;
     step.seed = (uint32_t)zero->config->seed;
     step.step = (uint32_t)zero->step;
@@ -288,6 +300,7 @@ void zero_grads_ready(Zero *zero, int unit) {
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     int rank = zero->topology->dp_rank;
     kernel_step_record(zero->traffic, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
+    if (zero->wire_check.sealed) copy_on_device(zero->traffic, &zero->records[rank].wire_fault, zero->wire_check.fault, sizeof(uint64_t));
     comm_all_gather(zero->comm, COMM_GROUP, zero->records, sizeof(StepRecord), zero->traffic);
     Judge j = {0};
     j.records = zero->records;
@@ -298,14 +311,18 @@ static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     j.lr_if_applied = (float)lr_if_applied;
     j.lr_if_skipped = (float)lr_if_skipped;
     j.skip_non_finite = zero->config->check_for_nan_in_loss_and_grad;
+    j.skip_spikes = zero->config->on_spike == ON_SPIKE_SKIP;
+    j.loss_spike_factor = (float)zero->config->loss_spike_factor;
+    j.norm_spike_factor = (float)zero->config->norm_spike_factor;
     kernel_judge(zero->traffic, zero->control, &j);
 }
 
-static QwdStep qwd_step(const Zero *zero, double weight_decay) {
+static QwdStep qwd_step(Zero *zero, double weight_decay) {
     QwdStep step = {0};
     step.plan = &zero->plan;
     step.topology = zero->topology;
     step.wire = zero->weight_wire;
+    step.check = &zero->wire_check;
     step.segments = zero->segments;
     step.control = zero->control;
     step.beta1 = (float)zero->config->adam_beta1;
@@ -367,6 +384,9 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         gather_bucket(zero, &step, b);
     }
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->traffic);
+    for (int b = 0; zero->faults.count && b < zero->plan.buckets; b++) {
+        if (fault_due(&zero->faults, FAULT_REPLICA, zero->step, b)) fault_flip(zero->traffic, zero->weights + zero->plan.bucket[b].arena, zero->topology->dp_rank);
+    }
 }
 
 StepControl zero_verdict(Zero *zero, int which) {
@@ -416,29 +436,18 @@ int64_t zero_zeros(Zero *zero, MPI_Comm group) {
     return zeros;
 }
 
-static uint64_t replica_hash(Zero *zero) {
-    uint64_t hash = 0;
-    zero_weights_wait_all(zero);
-    set_zero(zero->compute, zero->hash, sizeof hash);
-    kernel_replica_hash(zero->compute, zero->hash, zero->weights, 0, zero->plan.arena_elements);
-    copy_to_host(zero->compute, &hash, zero->hash, sizeof hash);
-    stream_synchronize(zero->compute);
-    return hash;
-}
-
-bool zero_verify_replicas(Zero *zero, MPI_Comm group, Error *err) {
-    int size = zero->plan.dp, differ = -1;
-    uint64_t own = replica_hash(zero);
-    uint64_t *all = (uint64_t *)xcalloc((size_t)size, sizeof own, "replica hashes");
-    MPI_Allgather(&own, 1, MPI_UINT64_T, all, 1, MPI_UINT64_T, group);
-    for (int r = 1; r < size && differ < 0; r++) {
-        if (all[r] != all[0]) differ = r;
-    }
-    uint64_t first = all[0], other = differ < 0 ? 0 : all[differ];
-    free(all);
-    if (differ < 0) return true;
-    return error_set(err, EXIT_COMMUNICATION, "the weights of rank %d (hash %016llx) differ from those of rank 0 (hash %016llx); restart from the last checkpoint", differ,
-                     (unsigned long long)other, (unsigned long long)first);
+bool zero_wire_sound(Zero *zero, MPI_Comm group, double limit, Error *err) {
+    StepControl found;
+    if (!zero->wire_check.sealed) return true;
+    StepRecord *records = (StepRecord *)xcalloc((size_t)zero->plan.dp, sizeof *records, "the ranks' findings");
+    copy_to_host(zero->traffic, &records[zero->topology->dp_rank].wire_fault, zero->wire_check.fault, sizeof(uint64_t));
+    stream_synchronize(zero->traffic);
+    MPI_Request request;
+    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, records, (int)sizeof *records, MPI_BYTE, group, &request);
+    launch_await(device_site(zero->device), &request, limit);
+    bool sound = !judge_wire(&found, records, zero->plan.dp);
+    free(records);
+    return sound || wire_error(found.wire_fault, found.wire_rank, zero->topology, err);
 }
 
 // --- checkpoints -------------------------------------------------------------------------------------------------------------------

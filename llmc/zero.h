@@ -6,6 +6,7 @@
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/config.h"
+#include "llmc/fault.h"
 #include "llmc/probe.h"
 #include "llmc/timers.h"
 #include "sdp4bit/qwd.h"
@@ -42,7 +43,7 @@ typedef struct Zero {
     StepRecord *records;            // (dp)
     StepControl *control;           // (1)
     float *loss_sum;                // (1) mean loss of this rank's micro-batches, accumulated by the model
-    uint64_t *hash;                 // (1)
+    uint64_t *hash;                 // (buckets) of the replica
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
     uint8_t *gather;                // gather buffer of the bucket at hand
@@ -58,6 +59,8 @@ typedef struct Zero {
     int64_t step;                   // iteration, 1-based, of the step in progress
     StepControl *landed;            // (2) host copies of the last two steps' verdicts
     Event *landing[2];              // those copies are complete
+    Faults faults;                  // for tests
+    Wire wire_check;                // --verify-wire
 } Zero;
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
@@ -89,8 +92,9 @@ double zero_take_exposed_ms(Zero *zero);
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
 double zero_params_norm(Zero *zero, MPI_Comm group);
 int64_t zero_zeros(Zero *zero, MPI_Comm group);
-// Compares all replicas by their position-keyed hash. Collective. Error (EXIT_COMMUNICATION) names the ranks that differ.
-bool zero_verify_replicas(Zero *zero, MPI_Comm group, Error *err);
+// False on all ranks when one has received a message wrong since the latest verdict (--verify-wire): a save must not follow. Collective, synchronises. Error:
+// EXIT_COMMUNICATION. limit: launch_await's.
+bool zero_wire_sound(Zero *zero, MPI_Comm group, double limit, Error *err);
 
 // What this rank saves, as slices of the named tensors: masters, moments (optimizer) and its 1/dp of the replica. fetch copies one to the host.
 typedef struct ZeroSlices {
@@ -106,6 +110,7 @@ void zero_staged(void *zero);
 uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer);
 // Loads replicas, and masters and moments when `optimizer`; otherwise masters become float(replica) and moments 0.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, const CheckpointTensor *tensors, bool optimizer, Error *err);
-void zero_set_counters(Zero *zero, int64_t adam_steps, double beta1_power, double beta2_power);
+// What a verdict hands to the next: Adam's counters and the sentry's state. zero_start sets those of a fresh run.
+void zero_set_counters(Zero *zero, const StepControl *start);
 
 LLMC_END

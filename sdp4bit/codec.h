@@ -24,6 +24,10 @@ HD_FN float f32_add(float a, float b) { return __fadd_rn(a, b); }
 HD_FN float f32_sub(float a, float b) { return __fsub_rn(a, b); }
 HD_FN float f32_div(float a, float b) { return __fdiv_rn(a, b); }
 HD_FN float f32_sqrt(float a) { return __fsqrt_rn(a); }
+HD_FN double f64_mul(double a, double b) { return __dmul_rn(a, b); }
+HD_FN double f64_add(double a, double b) { return __dadd_rn(a, b); }
+HD_FN double f64_sub(double a, double b) { return __dsub_rn(a, b); }
+HD_FN double f64_div(double a, double b) { return __ddiv_rn(a, b); }
 HD_FN uint32_t f32_bits(float x) { return __float_as_uint(x); }
 HD_FN float f32_from_bits(uint32_t u) { return __uint_as_float(u); }
 HD_FN uint32_t mul_hi32(uint32_t a, uint32_t b) { return __umulhi(a, b); }
@@ -33,6 +37,10 @@ HD_FN float f32_add(float a, float b) { return a + b; }
 HD_FN float f32_sub(float a, float b) { return a - b; }
 HD_FN float f32_div(float a, float b) { return a / b; }
 HD_FN float f32_sqrt(float a) { return sqrtf(a); }
+HD_FN double f64_mul(double a, double b) { return a * b; }
+HD_FN double f64_add(double a, double b) { return a + b; }
+HD_FN double f64_sub(double a, double b) { return a - b; }
+HD_FN double f64_div(double a, double b) { return a / b; }
 HD_FN uint32_t f32_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);

@@ -5,6 +5,7 @@
 #include "llmc/device.h"
 #include "llmc/dtype.h"
 #include "sdp4bit/plan.h"
+#include "sdp4bit/spikes.h"
 LLMC_BEGIN
 
 // Maps positions of a bucket's matrix part to tensors: pads and logical offsets. count may be 0 (a bucket without matrices).
@@ -23,14 +24,30 @@ typedef struct StepControl {
     float learning_rate;
     float bias_correction1, bias_correction2;  // 1 - beta^t
     int32_t applied;                  // 0: this step is skipped on every rank
-    int32_t unused;
+    int32_t wire_rank;                // the dp rank that saw wire_fault
+    SpikeState spikes;
+    uint64_t wire_fault;              // a message that did not arrive as it was sent (wire.h), 0: none; the step is skipped
 } StepControl;
 
 // What one rank contributes to the judgement; gathered from all ranks in rank order.
 typedef struct StepRecord {
     double sum_squares;  // of its shard of the reduced gradient
     double loss;         // its mean loss over the step's micro-batches
+    uint64_t wire_fault; // the first message that it received wrong, 0: none
 } StepRecord;
+
+// Keeps the fault nearest to its cause: the lowest code (wire.h) of the lowest rank. True when there is one.
+HD_FN bool judge_wire(StepControl *control, const StepRecord *records, int dp) {
+    control->wire_fault = 0;
+    control->wire_rank = 0;
+    for (int r = 0; r < dp; r++) {
+        uint64_t fault = records[r].wire_fault;
+        if (!fault || (control->wire_fault && control->wire_fault <= fault)) continue;
+        control->wire_fault = fault;
+        control->wire_rank = r;
+    }
+    return control->wire_fault != 0;
+}
 
 // Level 1 of the gradient reduction (or the only level): scale by 1/dp, Hadamard, quantise. Partition p = i * slots + slot goes to destination
 // `slot` as its i-th partition: slots = D, i = node at two levels; slots = dp and one partition per slot at a single level.
@@ -93,6 +110,7 @@ void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n);
 // *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
 // record->sum_squares = the pieces' sums added in order in double; record->loss = *loss.
+// wire_fault is left to the caller, and 0 here.
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss);
 
 typedef struct Judge {
@@ -103,6 +121,8 @@ typedef struct Judge {
     // The host knows a step's verdict one step late, so it offers both learning rates: after an applied or after a skipped last step.
     float lr_if_applied, lr_if_skipped;
     bool skip_non_finite;       // a non-finite loss or norm makes applied = 0
+    bool skip_spikes;           // and so does a loss or norm that spikes.h calls a spike
+    float loss_spike_factor, norm_spike_factor;
 } Judge;
 // Adds the records in rank order in double; sets norm, clip coefficient clip / (norm + 1e-6) where below 1, the verdict, Adam's counters and corrections.
 void kernel_judge(Stream *s, StepControl *control, const Judge *a);
@@ -142,6 +162,20 @@ typedef struct ApplyWeights {
     floatX *weights;          // (bucket->matrix + bucket->tail)
 } ApplyWeights;
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
+
+// The checksum of a message: the sum of replica_mix(position, word) over its 32-bit words before the last MESSAGE_ALIGN bytes, plus replica_mix(key, id), where
+// message i has the id first + i * stride. It is stored at the start of those bytes; the rest of them is 0.
+typedef struct SealMessages {
+    uint8_t *messages;       // (count) bytes apart, on 16 bytes
+    int count;
+    int skip;                // a message that is left alone, -1: none
+    int64_t bytes;           // of a message, a multiple of 16
+    uint64_t key;
+    uint32_t first, stride;
+} SealMessages;
+void kernel_seal_messages(Stream *s, const SealMessages *a);
+// Compares: for a message that has another checksum, *fault = code + its index, unless *fault already says something. sums: (count) scratch.
+void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code);
 
 // *hash += sum of replica_mix(position, bits) over n weights whose first has arena position `first`.
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n);

@@ -230,6 +230,7 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
     for (int i = 0; i < pieces; i++) sum += (double)piece_sums[i];
     record->sum_squares = sum;
     record->loss = (double)*loss;
+    record->wire_fault = 0;
 }
 
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
@@ -243,7 +244,9 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
     control->grad_norm = (float)sqrt(squares);
     control->clip_coefficient = clip_coefficient(a->clip_grad, control->grad_norm);
     bool finite = isfinite(squares) && isfinite(loss);
-    control->applied = finite || !a->skip_non_finite;
+    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor, a->norm_spike_factor, finite);
+    control->applied = (finite || !a->skip_non_finite) && !(spike && a->skip_spikes) && !judge_wire(control, a->records, a->dp);
+    control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
     if (!control->applied) return;
     control->adam_steps += 1;
     control->beta1_power *= (double)a->beta1;
@@ -339,6 +342,35 @@ void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64
         sum += replica_mix((uint64_t)(first + i), bits);
     }
     *hash += sum;
+}
+
+static uint64_t message_sum(const SealMessages *a, int i) {
+    const uint8_t *message = a->messages + i * a->bytes;
+    int64_t words = (a->bytes - MESSAGE_ALIGN) / 4;
+    uint64_t sum = replica_mix(a->key, a->first + (uint32_t)i * a->stride);
+    for (int64_t w = 0; w < words; w++) {
+        uint32_t word;
+        memcpy(&word, message + 4 * w, sizeof word);
+        sum += replica_mix((uint64_t)w, word);
+    }
+    return sum;
+}
+
+void kernel_seal_messages(Stream *s, const SealMessages *a) {
+    for (int i = 0; i < a->count; i++) {
+        uint64_t seal[2] = {i == a->skip ? 0 : message_sum(a, i), 0};
+        if (i != a->skip) memcpy(a->messages + (i + 1) * a->bytes - MESSAGE_ALIGN, seal, sizeof seal);
+    }
+}
+
+void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code) {
+    for (int i = 0; i < a->count; i++) {
+        uint64_t sent;
+        if (i == a->skip) continue;
+        memcpy(&sent, a->messages + (i + 1) * a->bytes - MESSAGE_ALIGN, sizeof sent);
+        sums[i] = message_sum(a, i);
+        if (sums[i] != sent && !*fault) *fault = code + (uint64_t)i;
+    }
 }
 
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n) {

@@ -99,6 +99,7 @@ __global__ void step_record_kernel(StepRecord *record, const float *piece_sums, 
     for (int i = 0; i < pieces; i++) sum = __dadd_rn(sum, (double)piece_sums[i]);
     record->sum_squares = sum;
     record->loss = (double)*loss;
+    record->wire_fault = 0;
 }
 
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
@@ -117,7 +118,9 @@ __global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge
     control->grad_norm = __double2float_rn(__dsqrt_rn(squares));
     control->clip_coefficient = clip_coefficient(a.clip_grad, control->grad_norm);
     bool finite = isfinite(squares) && isfinite(loss);
-    control->applied = finite || !a.skip_non_finite;
+    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a.loss_spike_factor, a.norm_spike_factor, finite);
+    control->applied = (finite || !a.skip_non_finite) && !(spike && a.skip_spikes) && !judge_wire(control, a.records, a.dp);
+    control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
     if (!control->applied) return;
     control->adam_steps += 1;
     control->beta1_power = __dmul_rn(control->beta1_power, (double)a.beta1);
@@ -129,6 +132,62 @@ __global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
     judge_kernel<<<1, 1, 0, stream_handle(s)>>>(control, *a);
     check_launch(s, "judge");
+}
+
+// --- checksums of messages -------------------------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ unsigned long long *seal_of(const SealMessages &a, int i) {
+    return reinterpret_cast<unsigned long long *>(a.messages + (i + 1) * a.bytes - MESSAGE_ALIGN);
+}
+
+// Each sum begins with what the message's key adds. sums NULL: the sums are made in the messages themselves.
+__global__ void begin_sums_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
+    int i = blockIdx.x * CODEC_THREADS + threadIdx.x;
+    if (i >= a.count || i == a.skip) return;
+    unsigned long long *sum = sums ? sums + i : seal_of(a, i);
+    sum[0] = replica_mix(a.key, a.first + (uint32_t)i * a.stride);
+    if (!sums) sum[1] = 0;
+}
+
+// blockIdx.y: the message. 16 bytes a load; any order of additions gives the same sum.
+__global__ void __launch_bounds__(CODEC_THREADS) sum_words_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
+    int i = blockIdx.y;
+    if (i == a.skip) return;
+    const uint4 *words = reinterpret_cast<const uint4 *>(a.messages + i * a.bytes);
+    int64_t quads = (a.bytes - MESSAGE_ALIGN) / 16;
+    unsigned long long sum = 0;
+    for (int64_t q = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; q < quads; q += (int64_t)gridDim.x * CODEC_THREADS) {
+        uint4 v = words[q];
+        uint64_t at = 4 * (uint64_t)q;
+        sum += replica_mix(at, v.x) + replica_mix(at + 1, v.y) + replica_mix(at + 2, v.z) + replica_mix(at + 3, v.w);
+    }
+    for (int stride = 1; stride < WARP; stride *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, stride);
+    if (threadIdx.x % WARP == 0) atomicAdd(sums ? sums + i : seal_of(a, i), sum);
+}
+
+// One thread, so that the first message that differs is the one that is kept.
+__global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, const unsigned long long *sums, uint64_t *fault, uint64_t code) {
+    for (int i = 0; i < a.count && !*fault; i++) {
+        if (i != a.skip && sums[i] != *seal_of(a, i)) *fault = code + (uint64_t)i;
+    }
+}
+
+static void sum_messages(Stream *s, const SealMessages *a, unsigned long long *sums) {
+    int64_t quads = a->bytes / 16;
+    dim3 grid(stride_blocks(s, ceil_div64(quads, 4)), (unsigned)a->count);
+    begin_sums_kernel<<<(unsigned)ceil_div64(a->count, CODEC_THREADS), CODEC_THREADS, 0, stream_handle(s)>>>(*a, sums);
+    sum_words_kernel<<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, sums);
+}
+
+void kernel_seal_messages(Stream *s, const SealMessages *a) {
+    sum_messages(s, a, nullptr);
+    check_launch(s, "seal messages");
+}
+
+void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code) {
+    sum_messages(s, a, reinterpret_cast<unsigned long long *>(sums));
+    compare_sums_kernel<<<1, 1, 0, stream_handle(s)>>>(*a, reinterpret_cast<unsigned long long *>(sums), fault, code);
+    check_launch(s, "check messages");
 }
 
 // --- counts ----------------------------------------------------------------------------------------------------------------------------

@@ -132,6 +132,10 @@ void plan_free(Plan *plan) {
     *plan = empty;
 }
 
+void plan_seal(Plan *plan) {
+    for (int b = 0; b < plan->buckets; b++) plan->bucket[b].sealed = true;
+}
+
 MessageLayout message_layout(int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements) {
     MessageLayout m = {0};
     m.elements = elements;
@@ -154,18 +158,25 @@ void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64
     *hi = units * (k + 1) / chunks * unit;
 }
 
+static MessageLayout sealed_layout(const Bucket *bucket, MessageLayout m) {
+    if (!bucket->sealed || m.bytes == 0) return m;  // an empty chunk sends nothing
+    m.check = m.bytes;
+    m.bytes += MESSAGE_ALIGN;
+    return m;
+}
+
 void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k, MessageLayout *level1, MessageLayout *level2) {
     MessageLayout none = {0};
     int nodes = plan->options.nodes, per_node = plan->options.per_node;
     int64_t lo, hi, tail = k == 0 ? bucket->tail_shard : 0;
     plan_chunk(plan, bucket, wire->chunks, k, &lo, &hi);
     *level1 = *level2 = none;
-    if (per_node > 1) *level1 = message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes, wire->tail_codec, tail);
-    if (nodes > 1) *level2 = message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail);
+    if (per_node > 1) *level1 = sealed_layout(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes, wire->tail_codec, tail));
+    if (nodes > 1) *level2 = sealed_layout(bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail));
 }
 
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) {
-    return message_layout(wire->codec, wire->group, bucket->matrix_shard, 1, FLOATX_CODEC, bucket->tail_shard);
+    return sealed_layout(bucket, message_layout(wire->codec, wire->group, bucket->matrix_shard, 1, FLOATX_CODEC, bucket->tail_shard));
 }
 
 WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight) {

@@ -36,6 +36,7 @@ typedef struct Bucket {
     int64_t shard;                       // first element in a rank's optimiser-state arena: matrix piece, then tail piece
     int first_segment, segments;         // plan->segments, matrices
     int first_tail, tails;               // plan->segments, 1-D tensors
+    bool sealed;                         // its messages end with a checksum: plan_seal
 } Bucket;
 
 typedef struct PlanOptions {
@@ -67,6 +68,8 @@ typedef struct Plan {
 // Paper section 3.1; design of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
 bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err);
 void plan_free(Plan *plan);
+// From here on the plan's messages end with a checksum (--verify-wire): a section of MESSAGE_ALIGN bytes.
+void plan_seal(Plan *plan);
 // The border for the group sizes in use (0 = not in use).
 int64_t plan_border(int group_a, int group_b, int group_c);
 
@@ -97,6 +100,7 @@ typedef struct MessageLayout {
     int partitions;
     int64_t codes_stride, scales_stride, tail_stride;  // bytes of one partition in each section
     int64_t scales, tail, bytes;                       // section offsets (codes start at 0), total
+    int64_t check;                                     // the checksum's offset, in a section of its own at the end; 0: there is none
 } MessageLayout;
 
 MessageLayout message_layout(int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements);

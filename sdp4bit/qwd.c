@@ -42,16 +42,17 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.scales = alone(step) ? NULL : (float *)(void *)(own + m.scales);
     u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix) : own + m.tail;
     kernel_update_shard(stream, &u);
+    if (!alone(step)) wire_seal_own(step->check, b, (int)row, &m, buffer, stream);
 }
 
 void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, Comm *comm, Stream *stream) {
     if (alone(step)) return;
     const Topology *topology = step->topology;
-    size_t bytes = (size_t)plan_weight_message(&step->plan->bucket[b], &step->wire).bytes;
+    MessageLayout m = plan_weight_message(&step->plan->bucket[b], &step->wire);
+    int nodes = topology->nodes;
     // Between nodes first: each rank fetches its rail's shards into its own row, then the rows travel inside the node as they are.
-    uint8_t *row = buffer + (size_t)topology->local * (size_t)topology->nodes * bytes;
-    if (topology->nodes > 1) comm_all_gather(comm, COMM_RAIL, row, bytes, stream);
-    if (topology->per_node > 1) comm_all_gather(comm, COMM_NODE, buffer, bytes * (size_t)topology->nodes, stream);
+    if (nodes > 1) wire_all_gather(step->check, HOP_WEIGHT_RAIL, b, topology->local * nodes, 1, &m, buffer, COMM_RAIL, comm, stream);
+    if (topology->per_node > 1) wire_all_gather(step->check, HOP_WEIGHT_NODE, b, 0, nodes, &m, buffer, COMM_NODE, comm, stream);
 }
 
 void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const uint8_t *buffer, Stream *stream) {

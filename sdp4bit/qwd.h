@@ -3,6 +3,7 @@
 #pragma once
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"
+#include "sdp4bit/wire.h"
 LLMC_BEGIN
 
 // Bytes of bucket b's gather buffer: (per_node, nodes) messages.
@@ -16,6 +17,7 @@ typedef struct QwdStep {
     const StepControl *control;   // device
     float beta1, beta2, epsilon, weight_decay;
     uint32_t seed, step;          // of the rounding bits
+    Wire *check;                  // NULL: messages carry no checksum
 } QwdStep;
 
 // Updates the own shard of bucket b and writes its message to its slot of `buffer`. grads, weights: the bucket's (matrix + tail); master, exp_avg,

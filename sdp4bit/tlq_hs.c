@@ -44,7 +44,7 @@ static void quantize_and_send(const TlqStep *step, int b, int k, const float *gr
     q.self_slot = recv + q.self * message->bytes;
     q.message = *message;
     kernel_quantize_partitions(stream, &q);
-    comm_all_to_all(comm, scope, send, recv, (size_t)message->bytes, stream);
+    wire_all_to_all(step->check, node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, b, k, message, send, recv, comm, stream);
 }
 
 // The second hop of two.
@@ -73,7 +73,7 @@ static void requantize_and_send(const TlqStep *step, int b, int k, const Message
     r.self_slot = step->workspace.recv2 + r.self * level2->bytes;
     r.out = *level2;
     kernel_sum_requantize(stream, &r);
-    comm_all_to_all(comm, COMM_RAIL, step->workspace.send2, step->workspace.recv2, (size_t)level2->bytes, stream);
+    wire_all_to_all(step->check, HOP_GRAD_RAIL, b, k, level2, step->workspace.send2, step->workspace.recv2, comm, stream);
 }
 
 static void sum_shard(const TlqStep *step, int b, int k, float *grads, CommScope scope, const MessageLayout *message, const uint8_t *received,

@@ -4,6 +4,7 @@
 #pragma once
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"
+#include "sdp4bit/wire.h"
 LLMC_BEGIN
 
 // Buffers shared by all buckets, sized by tlq_workspace for the largest chunk.
@@ -22,6 +23,7 @@ typedef struct TlqStep {
     TlqWorkspace workspace;
     const Segment *segments;  // device copy of plan->segments
     uint32_t seed, step;      // of the rounding bits
+    Wire *check;              // NULL: messages carry no checksum
 } TlqStep;
 
 // Reduces bucket b: this rank's windows of `grads` (bucket->matrix + bucket->tail, fp32, device) become the mean over the dp ranks; the rest of the bucket is

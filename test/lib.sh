@@ -126,7 +126,7 @@ rank_pids() {
 }
 # wait_for_iteration NAME ITERATION: until $work/NAME.jsonl has it, or the run in the background has ended.
 wait_for_iteration() {
-    local tries=600
+    local tries=${TRIES:-600}
     until grep -q "\"kind\":\"train\",\"iteration\":$2," "$work/$1.jsonl" 2>/dev/null; do
         tries=$((tries - 1))
         if [ $tries -eq 0 ] || ! kill -0 "$job" 2>/dev/null; then return 1; fi

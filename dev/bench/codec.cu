@@ -209,7 +209,7 @@ static void bench_final(Bench *b, int64_t n, int sources, int codec, int group, 
 }
 
 static StepControl *applied_step(Bench *b) {
-    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 0.1f, 0.05f, 1, 0};
+    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 0.1f, 0.05f, 1, 0, {}};
     StepControl *memory = (StepControl *)filled(b, sizeof control, 10);
     copy_to_device(b->stream, memory, &control, sizeof control);
     stream_synchronize(b->stream);

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "llmc/heartbeat.h"
+
 struct Comm {
     Device *device;
     MPI_Comm scope[COMM_SCOPES];
@@ -86,6 +88,11 @@ static int group_rank(const Comm *comm, CommScope scope, int peer) {
 
 static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
     int late = 0, done = 1;
+    char who[512];
+    if (heartbeat_blames(device_site(comm->device), who, sizeof who)) {
+        fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
+              scope_name[scope], comm->timeout_seconds, who);
+    }
     for (int i = 0; i < used && done; i++) {
         late = i;
         MPI_Test(&comm->requests[i], &done, MPI_STATUS_IGNORE);
@@ -96,10 +103,12 @@ static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
 
 static void wait_all(Comm *comm, CommScope scope, int used, const char *what) {
     double deadline = monotonic_seconds() + comm->timeout_seconds;
+    heartbeat_waits(device_site(comm->device), true);
     for (int done = 0, polls = 1; !done; polls++) {
         check(comm, MPI_Testall(used, comm->requests, &done, MPI_STATUSES_IGNORE), scope, what);
         if (!done && polls % 1024 == 0 && comm->timeout_seconds > 0 && monotonic_seconds() > deadline) timed_out(comm, scope, used, what);
     }
+    heartbeat_waits(device_site(comm->device), false);
 }
 
 void comm_set_timeout(Comm *comm, double seconds) { comm->timeout_seconds = seconds; }

@@ -2,10 +2,12 @@
 // that never answers is noticed by the host instead of holding it. Linked into train_gpt only; called by sdp4bit/tlq_hs.c, sdp4bit/qwd.c and zero.c.
 #include <nccl.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
+#include "llmc/heartbeat.h"
 
 struct Comm {
     Device *device;
@@ -26,16 +28,20 @@ static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, 
 // A call on a non-blocking communicator may still be going on when it returns. Nothing else may be asked of the communicator before it ends.
 static void nccl_finish(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
     double deadline = monotonic_seconds() + comm->timeout_seconds;
+    heartbeat_waits(device_site(comm->device), true);
     while (result == ncclInProgress) {
         ncclResult_t asked = ncclCommGetAsyncError(comm->scope[scope], &result);
         if (asked != ncclSuccess) result = asked;
         if (result != ncclInProgress) break;
         if (comm->timeout_seconds > 0 && monotonic_seconds() > deadline) {
-            fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s: a rank has not answered for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)",
-                  what, scope_name[scope], comm->timeout_seconds);
+            char who[512];
+            if (!heartbeat_blames(device_site(comm->device), who, sizeof who)) snprintf(who, sizeof who, "a rank has not answered");
+            fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
+                  scope_name[scope], comm->timeout_seconds, who);
         }
         sched_yield();
     }
+    heartbeat_waits(device_site(comm->device), false);
     if (result != ncclSuccess) nccl_failed(comm, result, scope, what);
 }
 

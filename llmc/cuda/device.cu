@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "llmc/cuda/common.cuh"
+#include "llmc/heartbeat.h"
 
 // --- errors ----------------------------------------------------------------------------------------------------------------------
 
@@ -243,7 +244,12 @@ void stream_destroy(Stream *stream) {
 }
 
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-void stream_synchronize(Stream *stream) { cuda_check(stream_site(stream), cudaStreamSynchronize(stream->handle), "the GPU's work"); }
+// What the GPU does may wait for other ranks: a host that waits for it is not the one that others wait for.
+void stream_synchronize(Stream *stream) {
+    heartbeat_waits(stream_site(stream), true);
+    cuda_check(stream_site(stream), cudaStreamSynchronize(stream->handle), "the GPU's work");
+    heartbeat_waits(stream_site(stream), false);
+}
 
 Event *event_create(Device *device) {
     Event *event = (Event *)xcalloc(1, sizeof *event, "an event");
@@ -260,7 +266,11 @@ void event_destroy(Event *event) {
 
 void event_record(Event *event, Stream *stream) { cuda_check(stream_site(stream), cudaEventRecord(event->handle, stream->handle), "recording an event"); }
 void stream_wait(Stream *stream, Event *event) { cuda_check(stream_site(stream), cudaStreamWaitEvent(stream->handle, event->handle, 0), "waiting for an event"); }
-void event_synchronize(Event *event) { cuda_check(event->device->site, cudaEventSynchronize(event->handle), "the GPU's work"); }
+void event_synchronize(Event *event) {
+    heartbeat_waits(event->device->site, true);
+    cuda_check(event->device->site, cudaEventSynchronize(event->handle), "the GPU's work");
+    heartbeat_waits(event->device->site, false);
+}
 
 double event_elapsed_ms(Event *start, Event *stop) {
     float ms = 0.0f;

@@ -63,6 +63,10 @@ check "TLq, 8 bits between nodes" arm tlq8 2 "${gradients[@]}" --gradient-quanti
 check "TLq-HS" arm tlqhs 5 "${gradients[@]}" --hadamard-transform
 check "SDP4Bit" arm sdp4bit 5 "${paper[@]}"
 check "SDP4Bit, the paper's rounding" arm stochastic 5 "${paper[@]}" --gq-rounding stochastic --wq-rounding stochastic
+sealed() { # 16 bytes more per message, in the plan and on the wire, and the same numbers
+    arm sealed 5 "${paper[@]}" --verify-wire && same_training sdp4bit sealed && [ "$(sent sealed 1 40)" != "$(sent sdp4bit 1 40)" ] || { why="${why:-no checksums are sent}"; return 1; }
+}
+check "SDP4Bit with --verify-wire: the same numbers" sealed
 check "SDP4Bit in 3 chunks and several buckets" arm chunks 5 "${paper[@]}" --wq-group-size 128 --gradient-alltoall-pipeline 3 --ddp-bucket-size 1000
 
 # Each arm is really another one: the flags change what is trained or what is sent.

@@ -17,13 +17,15 @@ stopped() { # NAME SIGNAL RC: the run in the background ended as it should
     ! grep -q '^error: ' "$work/err" || { say "an error was printed"; return 1; }
     [ ! -d "$work/$1" ] || saved_last "$1"
 }
-signalled() { # NAME SIGNAL RANK
+signalled() { # NAME SIGNAL [RANK]: to one rank, or to all
+    local pids
     mkdir "$work/$1"
     in_background "$1" 4 "${run[@]}" --save "$work/$1" --save-interval 100000
     wait_for_iteration "$1" 5 || { say "no iteration 5"; return 1; }
-    kill -s "$2" "$(rank_pids "$3")"
+    mapfile -t pids < <(rank_pids "${3:-}")
+    kill -s "$2" "${pids[@]}"
     wait "$job"
-    stopped "$1" "$2" $?
+    stopped "$1" "$2" $? && { [ -n "${3:-}" ] || [ ${#pids[@]} -eq 4 ] || { why="${#pids[@]} ranks instead of 4"; return 1; }; }
 }
 goes_on() { # NAME
     local last
@@ -33,7 +35,11 @@ goes_on() { # NAME
 check "SIGTERM to rank 1" signalled term TERM 1
 check "SIGUSR1 to rank 0" signalled usr1 USR1 0
 check "SIGINT to rank 3" signalled int INT 3
+check "SIGTERM to all ranks" signalled term_all TERM
+check "SIGUSR1 to all ranks" signalled usr1_all USR1
+check "SIGINT to all ranks" signalled int_all INT
 check "resumed after SIGTERM, to the bit" goes_on term
+check "resumed after SIGINT to all ranks, to the bit" goes_on int_all
 check "resumed after SIGUSR1, to the bit" goes_on usr1
 without_save() {
     in_background nosave 4 "${run[@]}"

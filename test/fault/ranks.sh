@@ -33,13 +33,26 @@ check "kill -9 of rank 0" killed KILL 0
 check "kill -9 of rank 3" killed KILL 3
 check "kill -9 of a rank under SDP4Bit" killed KILL 2 "${paper[@]}"
 check "a rank that crashes" killed SEGV 1
-
-# A rank that hangs: the collectives' time limit ends the job.
-hanging() {
-    ends_after hanging signal STOP 2 -- --distributed-timeout-minutes 0.05 && [ "$seconds" -le 20 ] || { why="${why:-it took $seconds seconds}"; return 1; }
-    error_names 7 "--distributed-timeout-minutes" "$rc"
+told() { # the launcher sees a rank end before the others can: its one line names the rank
+    local launcher=(mpirun --oversubscribe)
+    [ "$(id -u)" -ne 0 ] || launcher+=(--allow-run-as-root)
+    killed KILL 1 && { grep -qi 'rank 1 .*signal 9' "$work/err" || { why="rank 1 is not named: $(tail -n 3 "$work/err" | tr '\n' ' ')"; return 1; }; }
 }
-check "a rank that hangs: exit code 7 and one line after --distributed-timeout-minutes" hanging
+if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" told; fi
+
+# A rank that hangs: the others end the job after the time limit, and the one line names it, not one that waits for it.
+hanging() { # RANK FLAGS...
+    ends_after "hanging$1" signal STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" && [ "$seconds" -le 15 ] || { why="${why:-it took $seconds seconds}"; return 1; }
+    error_names 7 "rank $1 has shown no sign of life for" "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc"
+}
+check "rank 0 hangs: exit code 7 and one line that names it after --distributed-timeout-minutes" hanging 0
+check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
+[ -z "${LONG:-}" ] || for rank in 1 3; do
+    for flags in "" "--no-overlap" "--log-interval 1" "--eval-interval 1 --eval-iters 4"; do
+        # shellcheck disable=SC2086  # flags are several words
+        check "rank $rank hangs, $flags" hanging $rank $flags
+    done
+done
 evaluating() { # the time limit is one of collectives, not of steps: long work between them does no harm
     LIMIT=30 trains 4 --gpus-per-node 2 --distributed-timeout-minutes 0.05 --eval-interval 4 --eval-iters 3
 }

@@ -131,6 +131,8 @@ static float special(Flavour kind, uint32_t bits, bool not_finite) {
 }
 
 // n values of stream `source` at x. ordinary: no special blocks. Like gradients, ordinary blocks differ in size.
+static const SpikeState UNSPIKED;
+
 static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
     for (int64_t at = 0; at < n; at += 4) {
         Philox4 bits = rounding_bits((RoundingKey){SEED, source, PURPOSE_DATA, 0}, (uint64_t)at);
@@ -383,7 +385,7 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->m = (float *)upload(d, values, states * 4);
     for (int64_t i = 0; i < states; i++) values[i] = values[i] * values[i];
     w->v = (float *)upload(d, values, states * 4);
-    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0};
+    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0, UNSPIKED, 0};
     w->control = (StepControl *)upload(d, &control, sizeof control);
     stream_synchronize(d->stream);
     free(host);
@@ -552,9 +554,9 @@ static void verdicts(Dump *d) {
     StepRecord *records = (StepRecord *)reserve(d, 8 * sizeof(StepRecord));
     for (int pieces = 0; pieces <= 7; pieces++) kernel_step_record(d->stream, records + pieces, sums, pieces, loss);
     result(d, FP64, records, 8 * sizeof(StepRecord), "records");
-    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0};
+    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0};
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
-    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true};
+    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};
     for (int step = 0; step < 12; step++) {
         j.dp = 1 + step % 6;
         j.clip_grad = step % 4 == 1 ? 0.0f : 0.75f;
@@ -563,6 +565,64 @@ static void verdicts(Dump *d) {
         j.skip_non_finite = step != 8;
         kernel_judge(d->stream, control, &j);
         dump_control(d, control, step);
+    }
+    release(d, sums);
+    release(d, loss);
+    release(d, records);
+    release(d, control);
+}
+
+// Checksums of messages of several sizes, one of them skipped, and what the check finds after a bit was flipped.
+static void seals(Dump *d) {
+    enum { COUNT = 5 };
+    static const int64_t sizes[] = {16, 32, 48, 4112, 1000016};
+    for (int size = 0; size < 5; size++) {
+        int64_t bytes = COUNT * sizes[size];
+        uint8_t *host = (uint8_t *)xmalloc((size_t)bytes, "test data"), *memory;
+        for (int64_t i = 0; i < bytes; i++) host[i] = (uint8_t)(i * 2654435761u >> 13);
+        memory = (uint8_t *)upload(d, host, bytes);
+        uint64_t *found = (uint64_t *)reserve(d, (2 + COUNT) * (int64_t)sizeof *found);
+        SealMessages a = {memory, COUNT, 2, sizes[size], 123456789 + (uint64_t)size, 3u << 16, 1};
+        kernel_seal_messages(d->stream, &a);
+        result(d, RAW, memory, bytes, "sealed %d", size);
+        kernel_check_messages(d->stream, &a, found + 2, found, (uint64_t)1 << 63);
+        int64_t at = 3 * sizes[size] + sizes[size] / 3;
+        uint8_t flipped;
+        copy_to_host(d->stream, &flipped, memory + at, 1);
+        stream_synchronize(d->stream);
+        flipped ^= 16;
+        copy_to_device(d->stream, memory + at, &flipped, 1);
+        kernel_check_messages(d->stream, &a, found + 2, found + 1, (uint64_t)1 << 63);
+        result(d, RAW, found, 16, "seals checked %d", size);
+        free(host);
+        release(d, memory);
+        release(d, found);
+    }
+}
+
+// A long series with spikes of either kind and NaNs, by turns reported and skipped: the running means to the bit.
+static void spikes(Dump *d) {
+    enum { STEPS = 150 };
+    float loss_host[STEPS], sums_host[STEPS];
+    for (int i = 0; i < STEPS; i++) {
+        loss_host[i] = i % 41 == 40 ? 9.0f : i % 57 == 50 ? NAN : 2.0f + 0.003f * (float)(i * 37 % 101);
+        sums_host[i] = i % 37 == 36 ? 400.0f : 1.0f + 0.01f * (float)(i * 53 % 97);
+    }
+    float *sums = (float *)upload(d, sums_host, sizeof sums_host), *loss = (float *)upload(d, loss_host, sizeof loss_host);
+    StepRecord *records = (StepRecord *)reserve(d, sizeof(StepRecord));
+    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0}, host;
+    StepControl *control = (StepControl *)upload(d, &start, sizeof start);
+    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
+    for (int step = 0; step < STEPS; step++) {
+        j.skip_spikes = step > 80;
+        kernel_step_record(d->stream, records, sums + step, 1, loss + step);
+        kernel_judge(d->stream, control, &j);
+        copy_to_host(d->stream, &host, control, sizeof host);
+        stream_synchronize(d->stream);
+        result(d, FP64, &control->spikes.loss, 4 * sizeof(double), "spikes %d means", step);
+        result(d, FP32, &control->spikes.loss_limit, 2 * sizeof(float), "spikes %d limits", step);
+        printf("%s spikes %d found %d seen %" PRId64 " in a row %" PRId64 " applied %d\n", d->prefix, step, (int)host.spikes.found, host.spikes.seen,
+               host.spikes.skipped_in_a_row, (int)host.applied);
     }
     release(d, sums);
     release(d, loss);
@@ -654,6 +714,8 @@ static void run_all(Dump *d, int64_t values) {
     snprintf(d->prefix, sizeof d->prefix, "general");
     norms(d);
     verdicts(d);
+    spikes(d);
+    seals(d);
     replicas(d);
     odd_nans(d, CODEC_INT8, CODEC_BF16);
     odd_nans(d, CODEC_BF16, CODEC_BF16);
@@ -674,7 +736,7 @@ int main(int argc, char **argv) {
             return EXIT_USAGE;
         }
     }
-    static const Site SITE = {-1, 0, 0, 0, "kernels_dump"};
+    static const Site SITE = {.rank = -1, .phase = "kernels_dump"};
     d.device = device_open(0, &SITE, &err);
     if (!d.device) stop(&err);
     d.stream = stream_create(d.device, "dump");

@@ -232,7 +232,7 @@ static void cases_attention(Dump *d) {
 }
 
 int main(int argc, char **argv) {
-    Site site = {-1, 0, 0, 0, "ops"};
+    Site site = {.rank = -1, .phase = "ops"};
     if (argc < 2) {
         fprintf(stderr, "usage: ops_dump FILE [--deterministic | --own-kernels]\n");
         return EXIT_USAGE;

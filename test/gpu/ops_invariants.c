@@ -284,7 +284,7 @@ static void check_against_double(Lab *lab, Verdict *v, Call call) {
 }
 
 int main(int argc, char **argv) {
-    Site site = {-1, 0, 0, 0, "ops"};
+    Site site = {.rank = -1, .phase = "ops"};
     Lab lab = lab_open(&site);
     Verdict v = {0, 0};
     bool deterministic = argc > 1 && strcmp(argv[1], "--deterministic") == 0;

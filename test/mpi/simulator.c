@@ -154,6 +154,27 @@ static void fill_records(Simulator *sim, const float *losses) {
 
 // --- the verdict -----------------------------------------------------------------------------------------------------------------
 
+// One value of spikes.h's running means. Returns what it is measured by.
+static float follow(SpikeTrack *track, float value, float factor, int64_t before, bool finite) {
+    float limit = INFINITY;
+    if (factor > 0 && before >= 32) limit = (float)(track->mean + (double)factor * fmax(track->deviation, 0.01 * fabs(track->mean)));
+    if (!finite) return limit;
+    double n = (double)(before + 1 < 64 ? before + 1 : 64), distance = (double)fminf(value, limit) - track->mean;
+    track->mean += distance / n;
+    if (before > 0) track->deviation += (fabs(distance) - track->deviation) / n;
+    return limit;
+}
+
+static bool spike(Simulator *sim, bool finite) {
+    SpikeState *s = &sim->control.spikes;
+    float loss = sim->control.loss, norm = sim->control.grad_norm;
+    s->loss_limit = follow(&s->loss, loss, sim->options.spike_factor, s->seen, finite);
+    s->norm_limit = follow(&s->norm, norm, sim->options.spike_factor, s->seen, finite);
+    s->found = finite ? (loss > s->loss_limit) + 2 * (norm > s->norm_limit) : 0;
+    s->seen += finite;
+    return s->found;
+}
+
 static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
     StepControl *c = &sim->control;
     int dp = sim->options.plan->dp;
@@ -168,7 +189,10 @@ static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
         float coefficient = sim->options.clip_grad / (c->grad_norm + 1e-6f);
         if (coefficient < 1.0f) c->clip_coefficient = coefficient;
     }
-    c->applied = !sim->options.skip_non_finite || (isfinite(squares) && isfinite(loss));
+    bool finite = isfinite(squares) && isfinite(loss);
+    spike(sim, finite);  // reported only
+    c->applied = !sim->options.skip_non_finite || finite;
+    c->spikes.skipped_in_a_row = c->applied ? 0 : c->spikes.skipped_in_a_row + 1;
     if (c->applied) {
         c->adam_steps++;
         c->beta1_power *= (double)sim->options.beta1;

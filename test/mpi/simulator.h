@@ -16,6 +16,7 @@ typedef struct SimulatorOptions {
     uint32_t seed;         // of the rounding bits
     float beta1, beta2, epsilon, weight_decay, clip_grad;
     bool skip_non_finite;
+    float spike_factor;  // of the loss and of the norm; spikes are reported only
 } SimulatorOptions;
 
 // All arrays but records have the arena's shape (plan->arena_elements), pads 0.

@@ -16,7 +16,7 @@
 
 enum { STEPS = 4, POISONED_STEP = 3, MOST_TENSORS = 12 };
 static const uint32_t SEED = 1234;
-static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f;
+static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f, SPIKE_FACTOR = 3.0f;
 
 // --- arms ------------------------------------------------------------------------------------------------------------------------
 
@@ -144,6 +144,8 @@ typedef struct Trial {
     Comm *comm;
     TlqStep tlq;
     QwdStep qwd;
+    Wire wire;                               // every other trial seals its messages
+    Faults faults;
     floatX *weights;                         // (arena)
     float *local, *grads;                    // (arena) as made, and as reduced in this rank's windows
     float *master, *exp_avg, *exp_avg_sq;    // (shard_elements)
@@ -177,9 +179,15 @@ static void build_plan(Trial *t, int per_node) {
     options.bucket_elements = 1;
     t->count = arm_tensors(arm->shape, t->machine->size, options.border, t->tensors);
     if (!plan_build(&t->plan, t->tensors, t->count, &options, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+    t->wire.sealed = t->number % 2 == 1 && arm->shape != ALIGNED;
+    if (t->wire.sealed) plan_seal(&t->plan);
 }
 
 static void build_steps(Trial *t, int chunks) {
+    t->wire.sums = (uint64_t *)allocate(t, (size_t)t->plan.dp * sizeof(uint64_t));
+    t->wire.fault = (uint64_t *)allocate(t, sizeof(uint64_t));
+    t->wire.faults = &t->faults;
+    t->tlq.check = t->qwd.check = &t->wire;
     t->tlq.plan = t->qwd.plan = &t->plan;
     t->tlq.topology = t->qwd.topology = &t->topology;
     t->tlq.wire = t->arm->grad;
@@ -226,7 +234,7 @@ static void build_state(Trial *t) {
 }
 
 static void build_simulator(Trial *t) {
-    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2, EPSILON, WEIGHT_DECAY, clip_of(t->number), true};
+    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2, EPSILON, WEIGHT_DECAY, clip_of(t->number), true, SPIKE_FACTOR};
     simulator_create(&t->sim, &o, t->weights);
     t->all_grads = (float **)xcalloc((size_t)t->plan.dp, sizeof *t->all_grads, "the test");
     t->losses = (float *)xcalloc((size_t)t->plan.dp, sizeof *t->losses, "the test");
@@ -265,6 +273,7 @@ static void poison_buffers(Trial *t) {
 static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     Stream *s = t->machine->stream;
     t->tlq.step = t->qwd.step = step;
+    t->wire.step = step;
     memcpy(t->grads, t->local, (size_t)t->plan.arena_elements * sizeof(float));
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
@@ -275,7 +284,7 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     }
     kernel_step_record(s, t->records + t->topology.dp_rank, t->piece_sums, 2 * t->plan.buckets, &loss);
     comm_all_gather(t->comm, COMM_GROUP, t->records, sizeof(StepRecord), s);
-    Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step), rate_if_skipped(step), true};
+    Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step), rate_if_skipped(step), true, false, SPIKE_FACTOR, SPIKE_FACTOR};
     kernel_judge(s, t->control, &j);
 }
 
@@ -362,6 +371,7 @@ static bool same_verdict(const Trial *t, uint32_t step) {
         bool squares = a->sum_squares == b->sum_squares || (isnan(a->sum_squares) && isnan(b->sum_squares));
         bool loss = a->loss == b->loss || (isnan(a->loss) && isnan(b->loss));
         if (!squares || !loss) return complain(t, step, "record", r);
+        if (*t->wire.fault) return complain(t, step, "a message's checksum", (int64_t)*t->wire.fault);
     }
     StepControl a = *t->control, b = t->sim.control;
     if (a.applied != (step != POISONED_STEP)) return complain(t, step, "verdict", a.applied);

@@ -352,6 +352,36 @@ static void test_wire_bytes_equal_formulas(void **state) {
     }
 }
 
+// --verify-wire: each message that is sent at all grows by one section.
+static void test_sealed_messages(void **state) {
+    GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};  // more chunks than borders: some are empty
+    WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
+    PlanTensor tensors[] = {{70000, true, 0}, {100, false, 0}, {90000, true, 1}};
+    PlanOptions options = {2, 2, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1};
+    Plan plan;
+    assert_true(plan_build(&plan, tensors, 3, &options, NULL));
+    WireBytes open = plan_wire_bytes(&plan, &grad, &weight);
+    int64_t chunks = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int b = 0; b < plan.buckets; b++) {
+            for (int k = 0; k < grad.chunks; k++) {
+                MessageLayout one, two;
+                plan_grad_messages(&plan, &plan.bucket[b], &grad, k, &one, &two);
+                assert_true((one.bytes == 0) == (two.bytes == 0));
+                assert_true(one.check == (pass && one.bytes ? one.bytes - MESSAGE_ALIGN : 0) && two.check == (pass && two.bytes ? two.bytes - MESSAGE_ALIGN : 0));
+                chunks += pass && one.bytes;
+            }
+        }
+        if (!pass) plan_seal(&plan);
+    }
+    WireBytes closed = plan_wire_bytes(&plan, &grad, &weight);
+    assert_true(chunks > plan.buckets && chunks < (int64_t)plan.buckets * grad.chunks);
+    assert_true(closed.grad_intra - open.grad_intra == chunks * MESSAGE_ALIGN && closed.grad_inter - open.grad_inter == chunks * MESSAGE_ALIGN);
+    assert_true(closed.weight_inter - open.weight_inter == (int64_t)plan.buckets * MESSAGE_ALIGN);
+    assert_true(closed.weight_intra - open.weight_intra == (int64_t)plan.buckets * 2 * MESSAGE_ALIGN);
+    plan_free(&plan);
+}
+
 // The paper's claim at its own group sizes: between nodes, bf16 weights and fp32 gradients cost 5.8 times as much.
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
@@ -403,6 +433,7 @@ int main(void) {
         cmocka_unit_test(test_logical_offsets_independent_of_shape),
         cmocka_unit_test(test_chunks_cover_the_shard_once),
         cmocka_unit_test(test_message_layouts),
+        cmocka_unit_test(test_sealed_messages),
         cmocka_unit_test(test_wire_bytes),
         cmocka_unit_test(test_wire_bytes_equal_formulas),
         cmocka_unit_test(test_reduction_between_nodes),

@@ -37,7 +37,7 @@ static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWi
     assert_true(plan_build(&bench->plan, &bench->tensor, 1, &options, NULL));
     floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
     for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);
-    SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42, 0.9f, 0.95f, 1e-8f, 0.0f, 0.0f, true};
+    SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42, 0.9f, 0.95f, 1e-8f, 0.0f, 0.0f, true, 0.0f};
     simulator_create(&bench->sim, &o, w);
     free(w);
     bench->grads = (float **)xcalloc((size_t)bench->plan.dp, sizeof *bench->grads, "gradients");

@@ -73,7 +73,7 @@ static void sampling_follows_the_softmax(void **state) {
 }
 
 static void the_memory_plan_is_what_is_allocated(void **state) {
-    Site site = {-1, 0, 0, 0, "test"};
+    Site site = {.rank = -1, .phase = "test"};
     Error err = {0};
     Device *device = device_open(0, &site, &err);
     Arena arena = {0};
@@ -118,7 +118,7 @@ static void printed_error(const Site *site, const char *what, char *text, size_t
 }
 
 static void errors_stay_on_one_line(void **state) {
-    Site site = {3, 1, 2, 1841, "reduce gradients"};
+    Site site = {3, 1, 2, 1841, "reduce gradients", NULL};
     char text[2048], longest[3000];
     printed_error(&site, "it broke; mend it", text, sizeof text);
     assert_string_equal(text, "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; mend it\n");

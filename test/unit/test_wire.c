@@ -151,9 +151,65 @@ static void test_pads_are_masked(void **state) {
     plan_free(&e.plan);
 }
 
+// --- checksums -------------------------------------------------------------------------------------------------------------------
+
+enum { SEALED = 64, COUNT = 3 };
+#define CODE ((uint64_t)1 << 63 | 500)
+
+static uint64_t checked(const SealMessages *a) {
+    uint64_t sums[COUNT], fault = 0;
+    kernel_check_messages(NULL, a, sums, &fault, CODE);
+    return fault;
+}
+
+static void seals_find_every_flipped_bit(void **state) {
+    uint8_t messages[COUNT * SEALED], before[COUNT * SEALED];
+    for (int i = 0; i < COUNT * SEALED; i++) messages[i] = (uint8_t)(i * 41 % 251);
+    memcpy(before, messages, sizeof before);
+    SealMessages a = {messages, COUNT, 1, SEALED, 99, 7, 65536};
+    kernel_seal_messages(NULL, &a);
+    for (int i = 0; i < COUNT * SEALED; i++) {  // only the last section of those that are not skipped
+        bool seal = i / SEALED != 1 && i % SEALED >= SEALED - MESSAGE_ALIGN;
+        assert_true(seal || messages[i] == before[i]);
+        if (seal && i % SEALED >= SEALED - MESSAGE_ALIGN / 2) assert_int_equal(messages[i], 0);
+    }
+    assert_true(checked(&a) == 0);
+    for (int bit = 0; bit < 8 * COUNT * SEALED; bit++) {
+        int message = bit / 8 / SEALED;
+        messages[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        // Nobody reads the skipped one, or the unused half of a seal.
+        bool counts = message != 1 && bit / 8 % SEALED < SEALED - MESSAGE_ALIGN / 2;
+        assert_true(checked(&a) == (counts ? CODE + (uint64_t)message : 0));
+        messages[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+}
+
+// Whole messages that arrive where, or when, they do not belong.
+static void seals_find_messages_out_of_place(void **state) {
+    uint8_t messages[COUNT * SEALED] = {0}, copy[SEALED];
+    SealMessages a = {messages, COUNT, -1, SEALED, 99, 7, 65536};
+    kernel_seal_messages(NULL, &a);
+    assert_true(checked(&a) == 0);
+    SealMessages other = a;
+    other.key = 100;
+    assert_true(checked(&other) == CODE);
+    other = a;
+    other.first = 8;
+    assert_true(checked(&other) == CODE);
+    memcpy(copy, messages + SEALED, SEALED);
+    memcpy(messages + SEALED, messages + 2 * SEALED, SEALED);
+    memcpy(messages + 2 * SEALED, copy, SEALED);
+    assert_true(checked(&a) == CODE + 1);
+    uint64_t sums[COUNT], first = 77;
+    kernel_check_messages(NULL, &a, sums, &first, CODE);
+    assert_true(first == 77);  // the first finding stays
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_message_layout),
+        cmocka_unit_test(seals_find_every_flipped_bit),
+        cmocka_unit_test(seals_find_messages_out_of_place),
         cmocka_unit_test(test_message_bytes),
         cmocka_unit_test(test_decoded_values),
         cmocka_unit_test(test_pads_are_masked),

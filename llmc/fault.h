@@ -1,0 +1,31 @@
+// Faults made on purpose, so that tests can see them found: single bits flipped where cosmic rays and cables do it. Named by the environment variable
+// SDP4BIT_FAULT, which this module alone reads; without it nothing happens. Opened by train_gpt.cu; asked by zero.c and sdp4bit/wire.c.
+//
+//   SDP4BIT_FAULT=replica:RANK:ITERATION:BUCKET[,...]     one bit of a weight of this bucket in the replica of dp rank RANK, after the iteration's update
+//   SDP4BIT_FAULT=message:RANK:ITERATION:NUMBER[,...]     one bit of a message that RANK has received: that of its NUMBER-th exchange in the iteration, from 0
+#pragma once
+#include "llmc/device.h"
+LLMC_BEGIN
+
+typedef enum FaultKind { FAULT_REPLICA, FAULT_MESSAGE, FAULT_KINDS } FaultKind;
+
+typedef struct Fault {
+    FaultKind kind;
+    int rank;
+    int64_t iteration, at;
+} Fault;
+
+enum { MOST_FAULTS = 16 };
+typedef struct Faults {
+    Fault fault[MOST_FAULTS];
+    int count;
+} Faults;
+
+// The faults that SDP4BIT_FAULT asks of this dp rank. Error: EXIT_USAGE for a variable that says something else.
+bool faults_from_environment(Faults *faults, int rank, Error *err);
+// True when a fault of this kind is due: at is the bucket, or the exchange.
+bool fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at);
+// Flips one bit of the byte of device memory at `byte`, in stream order: another one on every rank. Waits for the stream.
+void fault_flip(Stream *stream, void *byte, int rank);
+
+LLMC_END

@@ -1,0 +1,229 @@
+// Signs of life: see heartbeat.h. The shared memory is an anonymous file that the first rank makes and the others open through /proc, as in node_memory.c.
+#include "llmc/heartbeat.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PHASE_WORDS = 4 };
+
+// One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
+typedef struct Slot {
+    _Alignas(128) atomic_llong beats;  // of the watchdog thread; negative: closed
+    atomic_llong iteration;
+    atomic_int waits, rank;
+    atomic_ullong phase[PHASE_WORDS];  // text, cut; words may be of two phases for a moment
+} Slot;
+
+struct Heartbeat {
+    Slot *slots;         // (size) shared
+    int own, size;
+    bool other_hosts;
+    double limit, period;
+    Site site;           // the thread's own copy of what does not change
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;  // closing must not wait for the next beat
+    bool closing;
+};
+
+static void nap(double seconds) {
+    struct timespec t = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
+    nanosleep(&t, NULL);
+}
+
+static void where(const Slot *slot, int64_t *iteration, char phase[8 * PHASE_WORDS]) {
+    *iteration = atomic_load(&slot->iteration);
+    for (int i = 0; i < PHASE_WORDS; i++) {
+        unsigned long long word = atomic_load(&slot->phase[i]);
+        memcpy(phase + 8 * i, &word, 8);
+    }
+    phase[8 * PHASE_WORDS - 1] = '\0';
+}
+
+// "iteration 12, read data", or the phase alone before training.
+static void describe(const Slot *slot, char *text, size_t bytes) {
+    int64_t iteration;
+    char phase[8 * PHASE_WORDS];
+    where(slot, &iteration, phase);
+    if (iteration > 0) snprintf(text, bytes, "iteration %lld, %s", (long long)iteration, *phase ? phase : "start");
+    else snprintf(text, bytes, "%s", *phase ? phase : "start");
+}
+
+// --- the watchdog ----------------------------------------------------------------------------------------------------------------
+
+// MPI belongs to the main thread, which is blocked anyway: leaving with a code of its own makes the launcher end the other ranks.
+static void end_job(Heartbeat *h, const Slot *silent, double seconds) {
+    char last[96], phase[8 * PHASE_WORDS], what[256];
+    where(&h->slots[h->own], &h->site.iteration, phase);
+    h->site.phase = phase;
+    describe(silent, last, sizeof last);
+    snprintf(what, sizeof what, "rank %d has shown no sign of life for %.0f s (last seen at %s); see what stopped it (--distributed-timeout-minutes sets the limit)",
+             atomic_load(&silent->rank), seconds, last);
+    error_print(&h->site, what);
+    _exit(EXIT_COMMUNICATION);
+}
+
+// False once the heartbeat is being closed.
+static bool rest(Heartbeat *h) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t nanoseconds = until.tv_nsec + (int64_t)(1e9 * h->period);
+    until.tv_sec += nanoseconds / 1000000000;
+    until.tv_nsec = nanoseconds % 1000000000;
+    pthread_mutex_lock(&h->lock);
+    while (!h->closing && pthread_cond_timedwait(&h->wake, &h->lock, &until) == 0) continue;
+    bool goes_on = !h->closing;
+    pthread_mutex_unlock(&h->lock);
+    return goes_on;
+}
+
+// Beats, and counts in its own beats how long others have not: a whole job that is stopped and goes on later is no fault.
+static void *watch(void *context) {
+    Heartbeat *h = (Heartbeat *)context;
+    long long *seen = (long long *)xcalloc((size_t)h->size, sizeof *seen, "the heartbeat"), *since = (long long *)xcalloc((size_t)h->size, sizeof *since, "the heartbeat");
+    for (long long now = 1; rest(h); now++) {
+        bool lowest = true;  // of the living
+        const Slot *silent = NULL;
+        double seconds = 0;
+        for (int i = 0; i < h->size; i++) {
+            if (i == h->own) continue;
+            long long beats = atomic_load(&h->slots[i].beats);
+            if (beats != seen[i]) since[i] = now;
+            seen[i] = beats;
+            bool dead = beats >= 0 && (double)(now - since[i]) * h->period > h->limit;
+            if (dead && !silent) silent = &h->slots[i], seconds = (double)(now - since[i]) * h->period;
+            if (!dead && beats >= 0 && i < h->own) lowest = false;
+        }
+        if (silent && lowest && h->limit > 0) end_job(h, silent, seconds);
+        atomic_fetch_add(&h->slots[h->own].beats, 1);
+    }
+    free(seen);
+    free(since);
+    return NULL;
+}
+
+// --- shared memory ---------------------------------------------------------------------------------------------------------------
+
+// Collective: slots for all ranks of the host, or NULL on every one of them. A secret in the file tells it from another that has its name elsewhere.
+static Slot *map_slots(MPI_Comm host, int rank, int size) {
+    struct { long pid; int fd; long long secret; } name = {(long)getpid(), -1, (long long)(1e6 * wall_seconds())};
+    size_t bytes = (size_t)(size + 1) * sizeof(Slot);
+    if (rank == 0) {
+        name.fd = memfd_create("heartbeat", MFD_CLOEXEC);
+        if (name.fd >= 0 && (ftruncate(name.fd, (off_t)bytes) != 0 || pwrite(name.fd, &name.secret, sizeof name.secret, 0) != (ssize_t)sizeof name.secret)) {
+            close(name.fd);
+            name.fd = -1;
+        }
+    }
+    MPI_Bcast(&name, (int)sizeof name, MPI_BYTE, 0, host);
+    int fd = name.fd;
+    if (rank != 0 && fd >= 0) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%ld/fd/%d", name.pid, name.fd);
+        fd = open(path, O_RDWR | O_CLOEXEC);
+    }
+    long long secret = 0;
+    void *map = MAP_FAILED;
+    if (fd >= 0 && pread(fd, &secret, sizeof secret, 0) == (ssize_t)sizeof secret && secret == name.secret) {
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    int ok = map != MAP_FAILED;
+    MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, host);  // also: everyone has opened it, the first rank may close it
+    if (fd >= 0) close(fd);
+    if (ok) return (Slot *)map + 1;
+    if (map != MAP_FAILED) munmap(map, bytes);
+    return NULL;
+}
+
+void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
+    int rank, size;
+    MPI_Comm_rank(host, &rank);
+    MPI_Comm_size(host, &size);
+    site->heartbeat = NULL;
+    Slot *slots = size > 1 ? map_slots(host, rank, size) : NULL;
+    if (!slots) return;
+    Heartbeat *h = (Heartbeat *)xcalloc(1, sizeof *h, "the heartbeat");
+    h->slots = slots;
+    h->own = rank;
+    h->size = size;
+    h->other_hosts = ranks > size;
+    h->limit = limit;
+    h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
+    h->site = *site;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&h->wake, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&h->lock, NULL);
+    atomic_store(&slots[rank].rank, site->rank);
+    site->heartbeat = h;
+    heartbeat_waits(site, false);
+    MPI_Barrier(host);  // every slot says who it is
+    if (pthread_create(&h->thread, NULL, watch, h) == 0) return;
+    atomic_store(&slots[rank].beats, -1);  // without a thread this rank is watched by nobody, and watches nobody
+    h->thread = pthread_self();
+}
+
+void heartbeat_close(Site *site) {
+    Heartbeat *h = site->heartbeat;
+    if (!h) return;
+    site->heartbeat = NULL;
+    pthread_mutex_lock(&h->lock);
+    h->closing = true;
+    pthread_cond_signal(&h->wake);
+    pthread_mutex_unlock(&h->lock);
+    if (!pthread_equal(h->thread, pthread_self())) pthread_join(h->thread, NULL);
+    atomic_store(&h->slots[h->own].beats, -1);
+    munmap(h->slots - 1, (size_t)(h->size + 1) * sizeof(Slot));
+    pthread_cond_destroy(&h->wake);
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+}
+
+// --- what the main thread tells and asks -------------------------------------------------------------------------------------------
+
+void heartbeat_waits(const Site *site, bool waits) {
+    Heartbeat *h = site ? site->heartbeat : NULL;
+    if (!h) return;
+    Slot *slot = &h->slots[h->own];
+    char phase[8 * PHASE_WORDS] = "";
+    snprintf(phase, sizeof phase, "%s", site->phase ? site->phase : "");
+    for (int i = 0; i < PHASE_WORDS; i++) {
+        unsigned long long word;
+        memcpy(&word, phase + 8 * i, 8);
+        atomic_store_explicit(&slot->phase[i], word, memory_order_relaxed);
+    }
+    atomic_store_explicit(&slot->iteration, site->iteration, memory_order_relaxed);
+    atomic_store_explicit(&slot->waits, waits, memory_order_release);
+}
+
+static bool list_busy(const Heartbeat *h, char *text, size_t bytes) {
+    int found = 0;
+    size_t used = 0;
+    for (int i = 0; i < h->size && used < bytes; i++) {
+        const Slot *slot = &h->slots[i];
+        if (i == h->own || atomic_load(&slot->waits) || atomic_load(&slot->beats) < 0) continue;
+        char last[96];
+        describe(slot, last, sizeof last);
+        used += (size_t)snprintf(text + used, bytes - used, "%srank %d is still busy (last seen at %s)", found++ ? ", " : "", atomic_load(&slot->rank), last);
+    }
+    return found > 0;
+}
+
+bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
+    Heartbeat *h = site ? site->heartbeat : NULL;
+    *text = '\0';
+    if (!h) return false;
+    nap(1 + 2 * h->period);
+    if (list_busy(h, text, bytes)) return true;
+    if (h->other_hosts) nap(10);  // then the one that is late is on another host, and its neighbours there know its name
+    return false;
+}

@@ -1,0 +1,22 @@
+// Signs of life of the ranks of one host, in memory that they share: a watchdog thread in every rank shows that its process runs, the main thread whether it waits
+// for others, and where it is. So whoever ends a job that stands still can name the rank that does not come, and not one that only waits for it. The thread
+// sees stopped and dead ranks whatever the main thread is blocked in. Opened by train_gpt.cu; told by launch.c and the backends' comm, which wait.
+#pragma once
+#include <mpi.h>
+
+#include "llmc/base.h"
+LLMC_BEGIN
+
+// Collective over host (the ranks of one host, in world order). Sets site->heartbeat, or leaves it NULL where the ranks cannot share memory or there is one rank.
+// A rank that shows no sign of life for `limit` seconds (0: none is looked for) ends the job: the lowest rank of the host that is alive
+// prints one line and leaves with EXIT_COMMUNICATION. ranks: how many there are on all hosts. site is read by the calling thread alone.
+void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit);
+// From here on this rank's silence means nothing.
+void heartbeat_close(Site *site);
+// This rank begins (ends) to wait for others, at the site's iteration and phase. Nothing without a heartbeat.
+void heartbeat_waits(const Site *site, bool waits);
+// Called when a wait has taken too long: gives the watchdogs a moment to find a rank that is stopped or dead (they end the job), then looks for ranks of this host
+// that are alive but do not wait. True: text names them, as in "rank 3 is still busy (last seen at iteration 12, read data)".
+bool heartbeat_blames(const Site *site, char *text, size_t bytes);
+
+LLMC_END

@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Runs a training command again and again until it is done: after exit code 75 (stopped by a signal, saved) at once, after 7 (a rank or a network was lost) and
+# after a rank that was killed with a growing pause. The command must have --save and --load of one folder, so that every start goes on from the last
+# checkpoint. Gives up when starts bring no new checkpoint, since what ends a run twice at the same place will end it again.
+#
+#   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- mpirun -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/a --load runs/a ...
+#
+# Its exit code is that of the last run.
+set -u
+
+most=100 fruitless=3 pause=10
+say() { printf 'run_until_done: %s\n' "$*" >&2; }
+usage() {
+    printf 'error: %s\n' "$1" >&2
+    exit 2
+}
+number() { case ${2:-} in '' | *[!0-9]*) usage "$1 wants a whole number" ;; *) printf '%s' "$((10#$2))" ;; esac; }
+while [ $# -gt 0 ]; do
+    case $1 in
+    --max-restarts) most=$(number "$@") || exit 2; shift 2 ;;
+    --max-without-progress) fruitless=$(number "$@") || exit 2; shift 2 ;;
+    --pause) pause=$(number "$@") || exit 2; shift 2 ;;
+    --help | -h)
+        echo "usage: scripts/run_until_done.sh [--max-restarts N] [--max-without-progress N] [--pause SECONDS] -- COMMAND..."
+        echo "Runs COMMAND, which must have --save and --load of one folder, and again after exit codes 7 and 75 or a killed rank (137, 134, 139), until it"
+        echo "is done, N restarts were made (100), or N starts in a row brought no new checkpoint (3). The pause (10 s) doubles up to 16 times its length while"
+        echo "there is no progress; there is none after 75."
+        exit 0 ;;
+    --) shift; break ;;
+    *) usage "unknown argument $1; write -- before the command" ;;
+    esac
+done
+[ $# -gt 0 ] || usage "no command is given; see --help"
+[ "$fruitless" -gt 0 ] || usage "--max-without-progress wants 1 or more"
+
+# The folder of --save: the last one counts, as in the program; it may stand in an argument file.
+folder=
+find_folder() {
+    local word last=
+    for word; do
+        case $word in
+        @*) [ ! -r "${word#@}" ] || { word=$(sed -n 's/^[[:space:]]*--save[=[:space:]][[:space:]]*\([^[:space:]#]*\).*/\1/p' "${word#@}" | tail -n 1); [ -z "$word" ] || folder=$word; } ;;
+        --save=*) folder=${word#--save=} ;;
+        *) [ "$last" != --save ] || folder=$word ;;
+        esac
+        last=$word
+    done
+}
+find_folder "$@"
+[ -n "$folder" ] || usage "the command has no --save: a restart would begin anew"
+saved() { cat "$folder/latest_checkpointed_iteration.txt" 2>/dev/null || echo none; }
+
+# A signal to this script, Ctrl-C too, is for the run, which saves and leaves with 75; then nothing is started again. It goes on as SIGUSR1, because mpirun
+# kills its ranks on the others; the session of its own keeps the terminal's Ctrl-C from mpirun.
+stopping=0 child='' session=()
+if command -v setsid >/dev/null; then session=(setsid); fi
+forward() {
+    stopping=1
+    [ -z "$child" ] || kill -s USR1 "$child" 2>/dev/null
+}
+trap forward HUP INT TERM USR1
+
+restarts=0 without=0 wait_for=$pause
+while :; do
+    before=$(saved)
+    ${session[@]+"${session[@]}"} "$@" &
+    child=$!
+    while :; do # a trapped signal ends wait before the child ends
+        wait "$child"
+        code=$?
+        kill -0 "$child" 2>/dev/null || break
+    done
+    child=
+    case $code in
+    7 | 75 | 134 | 137 | 139) ;;
+    *) exit "$code" ;;
+    esac
+    if [ $stopping = 1 ]; then
+        say "stopped by a signal; exit code $code, last checkpoint $(saved)"
+        exit "$code"
+    fi
+    if [ "$(saved)" = "$before" ]; then without=$((without + 1)); else without=0 wait_for=$pause; fi
+    if [ $without -ge "$fruitless" ]; then
+        say "gives up: exit code $code, and $without starts brought no checkpoint after $before"
+        exit "$code"
+    fi
+    if [ $restarts -ge "$most" ]; then
+        say "gives up after $restarts restarts: exit code $code, last checkpoint $(saved)"
+        exit "$code"
+    fi
+    restarts=$((restarts + 1))
+    if [ $code != 75 ]; then
+        say "exit code $code; restart $restarts from checkpoint $(saved) in $wait_for s"
+        sleep "$wait_for" &
+        child=$!
+        wait "$child"
+        child=
+        [ $without = 0 ] || [ $wait_for -ge $((16 * pause)) ] || wait_for=$((2 * wait_for))
+        [ $stopping = 0 ] || exit "$code"
+    else
+        say "exit code 75; restart $restarts from checkpoint $(saved)"
+    fi
+done

@@ -1,0 +1,60 @@
+// Sealed messages: see wire.h. The checksum itself is kernel_seal_messages' and kernel_check_messages'.
+#include "sdp4bit/wire.h"
+
+// A mismatch as 64 bits: a mark, the hop, the bucket, the message's slot. Lower ones are nearer to the cause.
+static uint64_t fault_code(WireHop hop, int b) { return (uint64_t)1 << 63 | (uint64_t)hop << 56 | (uint64_t)(b & 0xFFFFFFFF) << 24; }
+
+// What tells a message from all others: one that was never sent, and its slot still holds that of an earlier step, must not pass.
+static uint64_t message_key(const Wire *wire, bool weights, int b, int k) {
+    return replica_mix((uint64_t)wire->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32;
+}
+
+static bool sealed(const Wire *wire, const MessageLayout *message) { return wire && wire->sealed && message->check; }
+
+// For tests: a bit of the message in `slot` is wrong on arrival.
+static void inject(Wire *wire, uint8_t *message, Stream *stream) {
+    if (wire && fault_due(wire->faults, FAULT_MESSAGE, wire->step, wire->exchange++)) fault_flip(stream, message, wire->rank);
+}
+
+void wire_all_to_all(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream) {
+    CommScope scope = hop == HOP_GRAD_NODE ? COMM_NODE : COMM_RAIL;
+    int size = comm_size(comm, scope), self = comm_rank(comm, scope);
+    SealMessages s = {send, size, self, message->bytes, sealed(wire, message) ? message_key(wire, false, b, k) : 0, (uint32_t)self << 16, 1};
+    if (sealed(wire, message)) kernel_seal_messages(stream, &s);
+    comm_all_to_all(comm, scope, send, recv, (size_t)message->bytes, stream);
+    inject(wire, recv + (self + 1) % size * message->bytes, stream);
+    if (!sealed(wire, message)) return;
+    s.messages = recv;
+    s.first = (uint32_t)self;  // from i to self, where the other side sealed from itself to each
+    s.stride = 1u << 16;
+    kernel_check_messages(stream, &s, wire->sums, wire->fault, fault_code(hop, b));
+}
+
+void wire_seal_own(Wire *wire, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
+    if (!sealed(wire, message)) return;
+    SealMessages s = {buffer + slot * message->bytes, 1, -1, message->bytes, message_key(wire, true, b, 0), (uint32_t)slot, 1};
+    kernel_seal_messages(stream, &s);
+}
+
+void wire_all_gather(Wire *wire, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
+    int size = comm_size(comm, scope), self = comm_rank(comm, scope);
+    uint8_t *row = buffer + first * message->bytes;
+    comm_all_gather(comm, scope, row, (size_t)(run * message->bytes), stream);
+    inject(wire, row + (self + 1) % size * run * message->bytes, stream);
+    if (!sealed(wire, message)) return;
+    SealMessages s = {row, size * run, -1, message->bytes, message_key(wire, true, b, 0), (uint32_t)first, 1};
+    kernel_check_messages(stream, &s, wire->sums, wire->fault, fault_code(hop, b) | (uint64_t)first);
+}
+
+bool wire_error(uint64_t fault, int receiver, const Topology *t, Error *err) {
+    static const char *const names[] = {"weights between nodes", "weights inside the node", "gradients inside the node", "gradients between nodes"};
+    WireHop hop = (WireHop)(fault >> 56 & 3);
+    int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF), node = receiver / t->per_node, local = receiver % t->per_node;
+    // Slots are peers for gradients; [local][node] for weights, whose second hop brings whole rows from the ranks of the node.
+    if (hop == HOP_WEIGHT_NODE) local = slot / t->nodes;
+    else if (hop == HOP_WEIGHT_RAIL) node = slot % t->nodes;
+    else if (hop == HOP_GRAD_NODE) local = slot;
+    else node = slot;
+    return error_set(err, EXIT_COMMUNICATION, "message from rank %d to rank %d, %s, bucket %d: it did not arrive as it was sent; restart from the last checkpoint, and look at the "
+                     "network and the memory of both", node * t->per_node + local, receiver, names[hop], b);
+}

@@ -1,0 +1,83 @@
+// Signs of life between real processes: who is named when a wait takes too long.
+// ranks: 2 4
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/heartbeat.h"
+#include "llmc/launch.h"
+
+static int failures = 0;
+
+static void report(int rank, const char *name, bool ok) {
+    int all = ok;
+    MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (rank == 0) printf("%sok %s\n", all ? "" : "not ", name);
+    failures += !all;
+}
+
+// All ranks but `busy` (-1: all) wait; what the first of the others is told.
+static bool asked(Site *site, int size, int busy, char *text, size_t bytes) {
+    int asks = busy == 0 ? 1 : 0;
+    bool blames = false;
+    heartbeat_waits(site, site->rank != busy);
+    MPI_Barrier(MPI_COMM_WORLD);
+    *text = '\0';
+    if (site->rank == asks) blames = heartbeat_blames(site, text, bytes);
+    MPI_Bcast(text, (int)bytes, MPI_CHAR, asks, MPI_COMM_WORLD);
+    MPI_Bcast(&blames, 1, MPI_C_BOOL, asks, MPI_COMM_WORLD);
+    return blames;
+}
+
+static bool busy_rank_is_named(Site *site, int size, int busy) {
+    char text[512], expected[128];
+    site->iteration = 40 + busy;
+    site->phase = "read data from a folder that is far away";  // longer than what is kept
+    bool blames = asked(site, size, busy, text, sizeof text);
+    snprintf(expected, sizeof expected, "rank %d is still busy (last seen at iteration %d, read data from a folder that is)", busy, 40 + busy);
+    return blames && !strcmp(text, expected);
+}
+
+// A wait within its limit goes through, and ends as a wait.
+static bool waits_end(Site *site) {
+    MPI_Request request;
+    char text[512];
+    MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    launch_await(site, &request, 60);
+    bool busy = true;
+    if (site->rank == 0) busy = heartbeat_blames(site, text, sizeof text);  // the others are past it and busy
+    MPI_Barrier(MPI_COMM_WORLD);
+    return busy;
+}
+
+static bool alone_is_without(const Site *site) {
+    Site other = *site;
+    char text[64];
+    heartbeat_open(&other, MPI_COMM_SELF, 1, 1);
+    heartbeat_waits(&other, true);
+    bool ok = !other.heartbeat && !heartbeat_blames(&other, text, sizeof text);
+    heartbeat_close(&other);
+    return ok;
+}
+
+int main(int argc, char **argv) {
+    Launch launch;
+    Error err;
+    if (!launch_init(&launch, &argc, &argv, &err)) return 1;
+    Site site = {launch.rank, 0, 0, 0, "test", NULL};
+    heartbeat_open(&site, launch.host, launch.size, 2);
+    report(site.rank, "ranks of a host share memory", site.heartbeat != NULL);
+    if (failures) return 1;
+    char text[512];
+    report(site.rank, "the last rank is busy", busy_rank_is_named(&site, launch.size, launch.size - 1));
+    report(site.rank, "the first rank is busy", busy_rank_is_named(&site, launch.size, 0));
+    report(site.rank, "nobody is busy", !asked(&site, launch.size, -1, text, sizeof text));
+    report(site.rank, "a wait ends", waits_end(&site));
+    report(site.rank, "a rank alone has no heartbeat", alone_is_without(&site));
+    MPI_Barrier(MPI_COMM_WORLD);
+    heartbeat_close(&site);
+    heartbeat_open(&site, launch.host, launch.size, 0);  // again, and without a limit
+    report(site.rank, "opened again without a limit", site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
+    heartbeat_close(&site);
+    launch_finalize(&launch);
+    return failures > 0;
+}

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# scripts/run_until_done.sh: what it starts again, and when it gives up. The command is a stub that plays a list of exit codes, some with a new checkpoint.
+# shellcheck disable=SC2015,SC2317 # check calls the functions
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+failures=0
+check() {
+    local name=$1
+    shift
+    why=
+    if "$@"; then echo "ok $name"; else
+        echo "not ok $name: ${why:-failed}"
+        failures=$((failures + 1))
+    fi
+}
+
+# Each start takes a word of the play: an exit code, with + after a new checkpoint.
+cat >"$work/stub" <<'STUB'
+#!/usr/bin/env bash
+folder=$1 n=$(($(cat "$1/starts" 2>/dev/null || echo 0) + 1))
+echo $n >"$folder/starts"
+read -ra play <"$folder/play"
+word=${play[n - 1]:-0}
+case $word in
+*+) echo $((n * 10)) >"$folder/latest_checkpointed_iteration.txt" ;;
+wait) trap 'echo 5 >"$folder/latest_checkpointed_iteration.txt"; exit 75' USR1; touch "$folder/waiting"; for _ in $(seq 100); do sleep 0.1; done ;;
+esac
+exit "${word%+}"
+STUB
+chmod +x "$work/stub"
+# plays "CODES" EXPECTED-CODE EXPECTED-STARTS FLAGS...
+plays() {
+    local play=$1 code=$2 starts=$3 rc
+    shift 3
+    rm -rf "$work/run" && mkdir "$work/run" && echo "$play" >"$work/run/play"
+    timeout 60 scripts/run_until_done.sh --pause 0 "$@" -- "$work/stub" "$work/run" --save "$work/run" 2>"$work/err"
+    rc=$?
+    [ $rc = "$code" ] || { why="exit code $rc instead of $code: $(tail -n 1 "$work/err")"; return 1; }
+    [ "$(cat "$work/run/starts")" = "$starts" ] || { why="$(cat "$work/run/starts") starts instead of $starts"; return 1; }
+}
+check "done at once" plays "0" 0 1
+check "7, 75 and killed ranks are started again" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
+for code in 1 2 3 4 5 6 127; do check "exit code $code is not" plays "$code" $code 1; done
+check "no progress: gives up" plays "7 7 7 7 7 7" 7 3
+check "no progress after some: gives up" plays "7+ 7 7+ 7 7 7 7 0" 7 6
+check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max-without-progress 2
+check "progress every other time" plays "7+ 7 7 7+ 7 7 0" 0 7
+check "--max-restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
+check "the first start counts as no restart" plays "7+ 0" 7 1 --max-restarts 0
+signalled() { # SIGNAL: handed on, waited for, and the end
+    rm -rf "$work/run" && mkdir "$work/run" && echo "wait 0" >"$work/run/play"
+    scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" 2>"$work/err" &
+    local job=$! tries=100 rc
+    until [ -e "$work/run/waiting" ]; do
+        sleep 0.1
+        [ $((tries -= 1)) -gt 0 ] || { why="the stub did not start"; return 1; }
+    done
+    kill -s "$1" $job
+    wait $job
+    rc=$?
+    [ $rc = 75 ] && [ "$(cat "$work/run/starts")" = 1 ] && [ "$(cat "$work/run/latest_checkpointed_iteration.txt")" = 5 ] || { why="exit code $rc after $(cat "$work/run/starts") starts"; return 1; }
+}
+check "SIGTERM stops the run and the loop" signalled TERM
+check "SIGUSR1 does" signalled USR1
+check "SIGHUP does" signalled HUP
+pauses() { # 1 + 2 + 0 seconds: doubled without progress
+    local since=$SECONDS
+    rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 75+ 0" >"$work/run/play"
+    scripts/run_until_done.sh --pause 1 -- "$work/stub" "$work/run" --save "$work/run" 2>"$work/err" || { why="exit code $?"; return 1; }
+    [ $((SECONDS - since)) -ge 3 ] && [ $((SECONDS - since)) -le 8 ] || { why="$((SECONDS - since)) s instead of 3"; return 1; }
+    [ "$(grep -c 'restart 2 from checkpoint none in 2 s' "$work/err")" = 1 ] || { why="$(cat "$work/err")"; return 1; }
+}
+check "the pause doubles" pauses
+folders() { # where --save may stand
+    printf -- '--lr 1\n--save %s  # here\n' "$work/run" >"$work/args"
+    local words
+    for words in "--save=$work/run" "@$work/args" "--save /nowhere @$work/args"; do
+        rm -rf "$work/run" && mkdir "$work/run" && echo "7+ 7+ 7+ 7+ 0" >"$work/run/play"
+        # shellcheck disable=SC2086  # several words
+        scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" $words 2>"$work/err" || { why="$words: $(tail -n 1 "$work/err")"; return 1; }
+    done
+}
+check "--save= and argument files" folders
+usage() {
+    local rc
+    for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a" "true" "-- true" "--max-without-progress 0 -- true --save a"; do
+        # shellcheck disable=SC2086  # several words
+        scripts/run_until_done.sh $words 2>"$work/err"
+        rc=$?
+        [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] || { why="'$words': exit code $rc, $(cat "$work/err")"; return 1; }
+    done
+}
+check "usage" usage
+[ $failures = 0 ]
