@@ -305,6 +305,10 @@ $(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o
 $(CUDA_DIR)/train_gpt_test.o: train_gpt.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -Dmain=train_gpt_main -x cu -c $< -o $@
+# A library for the driver to load: see its head.
+$(BUILD)/dev/bench/%.so: dev/bench/%.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA_HOME)/include $< -L$(CUDA_HOME)/lib64 -lcupti -Wl,-rpath,$(CUDA_HOME)/lib64 -o $@
 $(BUILD)/dev/bench/%: $(CUDA_DIR)/dev/bench/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@

@@ -244,7 +244,7 @@ static void build_simulator(Trial *t) {
 }
 
 static void free_trial(Trial *t) {
-    void *memory[] = {t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control,
+    void *memory[] = {t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->wire.sums, t->wire.fault,
                       t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
     for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
