@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "llmc/durable.h"     // the folder of --save is tried before training
+#include "llmc/emulate.h"     // nodes inside one machine
 #include "llmc/heartbeat.h"   // ranks that hang are named
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
@@ -1007,6 +1008,7 @@ static void print_start(Run *run) {
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
+    if (c->emulate_nodes && !strcmp(device_backend(), "cpu")) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
     log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);
@@ -1046,6 +1048,7 @@ static bool start_run(Run *run) {
     bool writes = run->config.save && run->launch.rank == 0;
     if (!agreed(run, !writes || durable_writable_folder(run->config.save, &run->error))) return false;
     MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
+    if (run->config.emulate_nodes) emulate_nodes(&run->topology, &run->launch);
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
     if (!agreed(run, run->comm != NULL)) return false;
     comm_set_timeout(run->comm, time_limit(run));

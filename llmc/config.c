@@ -250,6 +250,9 @@ static bool check_rest(const Parsed *p) {
     if (c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL) {
         return error_set(p->err, EXIT_USAGE, "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one");
     }
+    if (c->emulate_nodes && !c->gpus_per_node) {
+        return error_set(p->err, EXIT_USAGE, "--emulate-nodes needs --gpus-per-node N, which says where the nodes' borders are; add it");
+    }
     if (c->save && !c->save_interval) return error_set(p->err, EXIT_USAGE, "--save needs --save-interval N; add it");
     if (c->keep_checkpoint_interval && !c->keep_last_checkpoints) {
         return error_set(p->err, EXIT_USAGE, "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints stay; add it");

@@ -42,6 +42,7 @@ typedef struct Config {
     // distributed
     int tensor_model_parallel_size, pipeline_model_parallel_size;
     int gpus_per_node;  // ranks per node; 0 = the real hosts
+    bool emulate_nodes; // their borders are real for NCCL
     bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap, grad_reduce_in_bf16;
     int64_t ddp_bucket_size;  // elements
     double distributed_timeout_minutes;

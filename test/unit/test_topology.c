@@ -3,11 +3,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "llmc/topology.h"
+#include "llmc/emulate.h"
 
 static void nodes_follow_hosts(void **state) {
     const int hosts[8] = {0, 0, 0, 0, 4, 4, 4, 4};
@@ -82,10 +84,35 @@ static void what_does_not_fit_is_refused(void **state) {
     expect_refusal(6, one, 0, 4, EXIT_USAGE, "tensor parallel");
 }
 
+// NCCL is told of nodes by the environment; what the user has set stays, but for the name of the node.
+static void emulated_nodes_have_names(void **state) {
+    int here[4] = {0, 0, 0, 0}, two_hosts[4] = {0, 0, 1, 1};
+    Topology t = {0};
+    Launch launch = {0};
+    launch.size = 4;
+    launch.host_of_rank = two_hosts;
+    snprintf(launch.host_name, sizeof launch.host_name, "machine");
+    t.node = 1;
+    setenv("NCCL_HOSTID", "other", 1);
+    setenv("NCCL_SOCKET_NTHREADS", "2", 1);
+    unsetenv("NCCL_SOCKET_IFNAME");
+    emulate_nodes(&t, &launch);
+    assert_string_equal(getenv("NCCL_HOSTID"), "machine-node1");
+    assert_string_equal(getenv("NCCL_SOCKET_NTHREADS"), "2");
+    assert_string_equal(getenv("NCCL_NSOCKS_PERTHREAD"), "4");
+    assert_null(getenv("NCCL_SOCKET_IFNAME"));
+    launch.host_of_rank = here;
+    t.node = 0;
+    emulate_nodes(&t, &launch);
+    assert_string_equal(getenv("NCCL_HOSTID"), "machine-node0");
+    assert_string_equal(getenv("NCCL_SOCKET_IFNAME"), "lo");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nodes_follow_hosts), cmocka_unit_test(gpus_per_node_sets_the_borders), cmocka_unit_test(megatron_rank_order),
         cmocka_unit_test(tensor_parallel_fills_a_node), cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(emulated_nodes_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Gives the loopback of this machine the speed of a network, for nodes emulated inside it (--gpus-per-node N --emulate-nodes): all nodes' traffic passes the
+# loopback, so n nodes of R Gb/s each take n x R. Needs root and tc (Debian's iproute2). Everything else on the loopback is slowed too.
+#
+#   scripts/emulate_network.sh NODES GBIT_PER_NODE    e.g. 2 25
+#   scripts/emulate_network.sh restore
+set -euo pipefail
+usage() { echo "error: $1; usage: scripts/emulate_network.sh NODES GBIT_PER_NODE, or restore" >&2; exit 2; }
+command -v tc >/dev/null || { echo "error: tc was not found; install iproute2" >&2; exit 3; }
+if [ $# -eq 1 ] && [ "$1" = restore ]; then
+    # Nothing to take away is as good.
+    tc qdisc del dev lo root 2>/dev/null || true
+    tc qdisc show dev lo | grep -q 'qdisc tbf' && { echo "error: the loopback could not be restored; are you root?" >&2; exit 3; }
+    echo "loopback: unlimited"
+    exit 0
+fi
+[ $# -eq 2 ] || usage "two numbers are wanted"
+[[ $1 =~ ^[1-9][0-9]{0,2}$ ]] || usage "$1 is no number of nodes"
+[[ $2 =~ ^[0-9]{1,4}(\.[0-9]{1,3})?$ ]] || usage "$2 is no number of Gb/s"
+mbit=$(awk -v n="$1" -v r="$2" 'BEGIN { printf "%d", 1000 * n * r + 0.5 }')
+[ "$mbit" -gt 0 ] || usage "$2 Gb/s is no speed"
+tc qdisc replace dev lo root tbf rate "${mbit}mbit" burst 32mb latency 20ms || { echo "error: tc could not shape the loopback; are you root?" >&2; exit 3; }
+echo "loopback: $mbit Mb/s in all, $2 Gb/s for each of $1 nodes; scripts/emulate_network.sh restore takes it away"

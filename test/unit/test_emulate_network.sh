@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# scripts/emulate_network.sh in a network namespace of its own, whose loopback nobody else uses.
+cd "$(dirname "$0")/../.." || exit 3
+passed=0 failed=0
+check() { # NAME COMMAND...
+    local name=$1
+    shift
+    if "$@"; then echo "ok $name"; passed=$((passed + 1)); else echo "not ok $name"; failed=$((failed + 1)); fi
+}
+script=$PWD/scripts/emulate_network.sh
+if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n ip link set lo up 2>/dev/null; then
+    echo "skip the loopback's speed: tc, ip or the right to make a network namespace is missing"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+inside() { unshare -n bash -c "ip link set lo up && $1"; }
+shaped() { inside "$script 2 25 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 50Gbit'; }
+fraction() { inside "$script 4 0.5 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 2Gbit'; }
+again() { inside "$script 2 25 >/dev/null && $script 2 10 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 20Gbit'; }
+restored() { ! inside "$script 2 25 >/dev/null && $script restore >/dev/null && $script restore >/dev/null && tc qdisc show dev lo" | grep -q tbf; }
+# 64 MB at 0.4 Gb/s take 0.6 s at least beyond the burst of 32 MB; unshaped a few hundredths.
+slow() {
+    inside "$script 1 0.4 >/dev/null && python3 - <<'END'
+import socket, sys, threading, time
+server = socket.create_server((\"127.0.0.1\", 0))
+def drain():
+    connection, _ = server.accept()
+    while connection.recv(1 << 20): pass
+thread = threading.Thread(target=drain)
+thread.start()
+start = time.time()
+client = socket.create_connection(server.getsockname())
+client.sendall(bytes(64 << 20))
+client.close()
+thread.join()
+sys.exit(0 if time.time() - start > 0.5 else 1)
+END"
+}
+refused() { local out; out=$("$script" "$@" 2>&1); [ $? -eq 2 ] && [[ $out == error:*usage:* ]] && [ "$(wc -l <<<"$out")" -eq 1 ]; }
+check "2 nodes of 25 Gb/s: 50 on the loopback" shaped
+check "half a Gb/s" fraction
+check "another speed replaces the first" again
+check "restore, twice" restored
+check "bytes take their time" slow
+check "no arguments" refused
+check "no speed" refused 2
+check "zero" refused 2 0
+check "no number" refused two 25
+check "something for the shell" refused 2 '25;id'
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed -eq 0 ]
