@@ -399,6 +399,7 @@ typedef struct Run {
 // Seconds that a collective may take: --distributed-timeout-minutes (0: for ever), and a little more the higher the rank, so that of all ranks
 // that wait for one that hangs a single one speaks and ends the job. (The launcher takes a second to end ranks: SIGTERM is blocked here.)
 static double time_limit(const Run *run) {
+    if (run->config.check_data || run->config.inspect_data >= 0) return 0.0;  // rank 0 reads, for as long as it takes
     double limit = 60.0 * run->config.distributed_timeout_minutes;
     return limit > 0 ? limit + fmin(2.0 * run->launch.rank, 60.0) : 0.0;
 }
@@ -629,6 +630,7 @@ static void end_interval(Run *run) {
     r.exposed_comm_ms = zero_take_exposed_ms(&run->zero) / (double)n;
     r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
     log_iteration(run->log, &r);
+    meet(run);  // rank 0 may hang in writing its lines
     log_timers(run->log, run->timers, run->iteration, n, run->launch.world);
     memory_report(&run->memory, run->log, run->iteration);
     begin_interval(run);
@@ -661,14 +663,16 @@ static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, doubl
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
     if (verbose) log_line(run->log, "Evaluating on %lld samples", (long long)(c->eval_iters * c->global_batch_size));
     set_zero(run->compute, run->zero.loss_sum, sizeof(float));
+    int64_t at = *consumed;
+    *consumed += c->eval_iters * c->global_batch_size;  // also when it is interrupted: a resumed run goes on with the same samples
     for (int64_t i = 0; i < c->eval_iters && !run->stop.reason; i++) {
         if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", (long long)i + 1, (long long)c->eval_iters);
         for (int k = 0; k < micro_batches; k++) {
-            Batch batch = next_batch(run, split, *consumed + (int64_t)k * row);
+            Batch batch = next_batch(run, split, at + (int64_t)k * row);
             gpt_forward(gpt, gpt->B, gpt->T, batch.first_sample, batch.doc_start != NULL, false);
             gpt_head(gpt, gpt->B, gpt->T, batch.loss_mask != NULL, loss_scale_of(run, &batch, c->eval_iters * micro_batches), false, false);
         }
-        *consumed += c->global_batch_size;
+        at += c->global_batch_size;
         poll_stop(run);
     }
     *loss = mean_loss(run);
@@ -892,9 +896,10 @@ static bool after_step(Run *run) {
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
     bool probing = probe_due(&run->zero);
+    // First what is wrong is put right, then it is measured.
+    if (verifying && !agreed(run, replicas_verify(&run->zero, run->dp_group, time_limit(run), run->log, &run->sentry.repairs, &run->error))) return true;
     if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group);
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
-    if (verifying && !agreed(run, replicas_verify(&run->zero, run->dp_group, time_limit(run), run->log, &run->sentry.repairs, &run->error))) return true;
     bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training
     if (sampling) write_sample(run);
     if (run->stop.reason == STOP_SIGNAL) {

@@ -250,6 +250,9 @@ static bool check_rest(const Parsed *p) {
     if (c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL) {
         return error_set(p->err, EXIT_USAGE, "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one");
     }
+    if (c->on_nan == ON_NAN_SKIP && !c->check_for_nan_in_loss_and_grad) {
+        return error_set(p->err, EXIT_USAGE, "--on-nan skip looks for what --no-check-for-nan-in-loss-and-grad does not; keep one");
+    }
     if (c->emulate_nodes && !c->gpus_per_node) {
         return error_set(p->err, EXIT_USAGE, "--emulate-nodes needs --gpus-per-node N, which says where the nodes' borders are; add it");
     }

@@ -14,7 +14,6 @@
 #include "llmc/short_line.h"
 #include "llmc/tensorboard.h"
 #include "llmc/version.h"
-#include "llmc/watch.h"
 
 struct Log {
     const Config *config;
@@ -23,7 +22,6 @@ struct Log {
     bool has_json;
     Append json;
     Tensorboard *tensorboard;  // NULL: off
-    Watch losses, norms;
     int64_t skipped, epoch;    // skipped steps, and the latest epoch that was told
 };
 
@@ -432,14 +430,8 @@ static void write_train_json(Log *log, const IterationReport *r) {
     json_end(log, &json);
 }
 
-// Six standard deviations: losses and norms are no normal numbers, but a healthy run does not reach it.
-static void warn_of_spike(Log *log, Watch *watch, const char *what, int64_t iteration, double value) {
-    double above, mean;
-    if (!watch_add(watch, value, 6.0, &above, &mean)) return;
-    log_line(log, "WARNING: the %s of iteration %lld is %.4g, %.1f standard deviations above the mean %.4g of those before it", what, (long long)iteration, value, above, mean);
-}
-
 static void warn_of_step(Log *log, const IterationReport *r) {
+    if (r->last_skipped && isfinite(r->last_loss) && isfinite(r->grad_norm)) return;  // the sentry has said why
     if (r->last_skipped) {
         bool power_of_two = (log->skipped & (log->skipped + 1)) == 0;  // the 1st, 2nd, 4th, 8th ... are told
         if (++log->skipped && power_of_two) {
@@ -448,8 +440,6 @@ static void warn_of_step(Log *log, const IterationReport *r) {
         }
         return;
     }
-    warn_of_spike(log, &log->losses, "loss", r->iteration, r->last_loss);
-    if (r->grad_norm >= 0) warn_of_spike(log, &log->norms, "gradient norm", r->iteration, r->grad_norm);
 }
 
 void log_step_scalars(Log *log, const IterationReport *report) {

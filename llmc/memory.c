@@ -65,12 +65,22 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
     }
 }
 
+// Was it memory of the host, beside a device with its own, that could not be had? No size of the model's changes that.
+static bool host_failed(const Arena *arena) {
+    for (int i = 0; i < arena->count; i++) {
+        const ArenaEntry *entry = &arena->entries[i];
+        if (entry->bytes && !entry->memory) return entry->host && strcmp(device_backend(), "cpu") != 0;
+    }
+    return false;
+}
+
 bool memory_allocate(Memory *memory, Arena *arena, Device *device, const Config *config, int sharers, ModelBytes model_bytes, Error *err) {
     memory->device = device;
     memory->planned = arena_needed(arena);
     memory->taken_before = device_taken(device);
     memory->share_before = device_share(device, sharers);
     if (arena_allocate(arena, device, sharers, err)) return true;
+    if (arena->count > 0 && arena->entries[0].memory && host_failed(arena)) return false;
     // What is free may still be refused, in pieces too small: then a smaller plan is wanted all the same.
     size_t share = memory->share_before < memory->planned ? memory->share_before : memory->planned - 1, length = strlen(err->what);
     snprintf(err->what + length, sizeof err->what - length, "; ");

@@ -119,7 +119,8 @@ __global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge
     control->clip_coefficient = clip_coefficient(a.clip_grad, control->grad_norm);
     bool finite = isfinite(squares) && isfinite(loss);
     bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a.loss_spike_factor, a.norm_spike_factor, finite);
-    control->applied = (finite || !a.skip_non_finite) && !(spike && a.skip_spikes) && !judge_wire(control, a.records, a.dp);
+    bool wire = judge_wire(control, a.records, a.dp);  // asked of every step: a message that arrived wrong is what a loss that is not finite may come from
+    control->applied = (finite || !a.skip_non_finite) && !(spike && a.skip_spikes) && !wire;
     control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
     if (!control->applied) return;
     control->adam_steps += 1;

@@ -3,7 +3,7 @@
 #include "llmc/cuda/internal.h"
 #include "llmc/ops.h"
 
-enum { MULTIPLE = 8, LARGEST_HEAD = 256, LARGEST_HIDDEN = 24576 };  // 16 bytes of floatX, as GEMMs and packed loads want; attention_plain.cu; layernorm.cu
+enum { MULTIPLE = 8, LARGEST_HEAD = 256, LARGEST_HIDDEN = 16384 };  // 16 bytes of floatX, as GEMMs and packed loads want; attention_plain.cu; layernorm.cu
 
 bool op_check_model(int C, int NH, int HD, int F, int Vp, Error *err) {
     if (C % MULTIPLE || C > LARGEST_HIDDEN) {

@@ -254,7 +254,7 @@ static __global__ void __launch_bounds__(SUM_WARPS * WARP) column_sum_kernel(flo
                                                                      floatX *dy,         // (N, OC), with DGELU in and out
                                                                      const floatX *pre,  // (N, OC), with DGELU
                                                                      int64_t N, int OC) {
-    __shared__ float sums[SUM_WARPS][SUM_COLUMNS];
+    __shared__ __align__(16) float sums[SUM_WARPS][SUM_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int column = blockIdx.x * SUM_COLUMNS + lane * PACKED;
     int64_t first = (int64_t)blockIdx.y * SUM_ROWS, end = first + SUM_ROWS < N ? first + SUM_ROWS : N;

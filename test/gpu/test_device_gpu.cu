@@ -93,7 +93,7 @@ static void test_limits(Checks *c) {
     const struct { int C, NH, HD, F, Vp; const char *names; } model[] = {
         {768, 12, 64, 3072, 50304, NULL},  {640, 5, 128, 2560, 512, NULL},     {100, 4, 25, 400, 512, "--hidden-size 100"},
         {96, 8, 12, 384, 512, "attention heads of size 12"}, {3072, 6, 512, 12288, 512, "attention heads of size 512"},
-        {64, 2, 32, 260, 512, "--ffn-hidden-size 260"},     {64, 2, 32, 256, 50257, "--make-vocab-size-divisible-by"}, {32768, 256, 128, 131072, 512, "--hidden-size 32768"},
+        {64, 2, 32, 260, 512, "--ffn-hidden-size 260"},     {64, 2, 32, 256, 50257, "--make-vocab-size-divisible-by"}, {16384, 128, 128, 65536, 512, NULL}, {16392, 128, 128, 65536, 512, "--hidden-size 16392"},
     };
     for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) {
         Error err = {};

@@ -292,6 +292,7 @@ static void bad_combinations(void **state) {
         {"--gradient-alltoall-pipeline 0", 0, "at least 1"},
         {"--save c", 0, "--save needs --save-interval"},
         {"--emulate-nodes", 0, "--emulate-nodes needs --gpus-per-node"},
+        {"--on-nan skip --no-check-for-nan-in-loss-and-grad", 0, "keep one"},
         {"--plan-world-size 8", 0, "--plan-world-size needs --plan"},
         {"--recompute-granularity full --recompute-activations", 0, "contradicts full"},
         {"--wandb-project p", 0, "--wandb-exp-name"},

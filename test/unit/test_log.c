@@ -508,21 +508,22 @@ static int occurrences(const char *text, const char *what) {
     return n;
 }
 
-// Spikes of loss and norm, skipped steps (the 1st, 2nd and 4th of five are told, and their losses are no spikes), the data's second and third time.
+// Skipped steps (the 1st, 2nd and 4th of five are told; a finite one is the sentry's to tell), the data's second and third time.
 static void warnings(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {0};
     Log *log = open_plain(&config);
     IterationReport r = example();
     capture(f);
-    for (r.iteration = 1; r.iteration <= 150; r.iteration++) {
-        r.last_loss = r.iteration == 100 ? 50.0 : 3.0 + 0.1 * (double)(r.iteration % 2);
-        r.grad_norm = r.iteration == 120 ? 70.0 : 0.5 + 0.1 * (double)(r.iteration % 3);
+    r.iteration = 150;
+    log_step_scalars(log, &r);
+    r.last_skipped = true;
+    log_step_scalars(log, &r);
+    r.last_loss = NAN;
+    for (int i = 0; i < 5; i++) {
+        r.iteration++;
         log_step_scalars(log, &r);
     }
-    r.last_skipped = true;
-    r.last_loss = 1e9;
-    for (int i = 0; i < 5; i++, r.iteration++) log_step_scalars(log, &r);
     for (int i = 0; i < 6; i++) {
         r.epoch = 0.5 * i;
         log_iteration(log, &r);
@@ -530,9 +531,6 @@ static void warnings(void **state) {
     log_close(log);
     release(f);
     char *text = slurp(f->printed);
-    assert_int_equal(occurrences(text, "standard deviations above"), 2);
-    assert_non_null(strstr(text, "WARNING: the loss of iteration 100 is 50,"));
-    assert_non_null(strstr(text, "WARNING: the gradient norm of iteration 120 is 70,"));
     assert_int_equal(occurrences(text, "was skipped"), 3);
     assert_non_null(strstr(text, "WARNING: iteration 154 was skipped, its loss or gradient norm is not finite (4 since"));
     assert_int_equal(occurrences(text, "NOTE: the training data begin again"), 2);

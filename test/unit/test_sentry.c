@@ -49,6 +49,19 @@ static int calm(Bench *b, int steps) {
     return found;
 }
 
+// A message that arrived wrong is known also where it made the loss or the norm not finite, or a spike.
+static void wrong_messages_are_seen_first(void **state) {
+    for (int i = 0; i < 3; i++) {
+        Bench b = bench_of(10, 10, true);
+        calm(&b, 100);
+        StepRecord record = {i == 0 ? INFINITY : 1.0, i == 1 ? NAN : i == 2 ? 1e6 : 3.0, 77};
+        b.judge.records = &record;
+        kernel_judge(NULL, &b.control, &b.judge);
+        assert_false(b.control.applied);
+        assert_true(b.control.wire_fault == 77);
+    }
+}
+
 static void calm_runs_have_no_spikes(void **state) {
     Bench b = bench_of(10, 10, true);
     assert_int_equal(calm(&b, 1000), 0);
@@ -202,7 +215,7 @@ static void state_survives_a_checkpoint(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calm_runs_have_no_spikes),
+        cmocka_unit_test(wrong_messages_are_seen_first), cmocka_unit_test(calm_runs_have_no_spikes),
         cmocka_unit_test(spikes_are_found),
         cmocka_unit_test(skipped_only_when_asked),
         cmocka_unit_test(first_steps_and_zero_factors_are_not_measured),
