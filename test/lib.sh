@@ -39,6 +39,15 @@ check() {
     if "$@"; then ok "$name"; else not_ok "$name" "${why:-$* failed}"; fi
 }
 finish() { exit $((failed > 0)); }
+same_shards() { # FOLDER FOLDER ITERATION [RANKS]: a checkpoint's shards, byte for byte, and how many there are
+    local name file found=0
+    name=$(printf 'iter_%07d' "$3")
+    for file in "$1/$name"/mp_rank_00/*.safetensors; do
+        cmp -s "$file" "$2/$name/mp_rank_00/${file##*/}" || { why="$name: ${file##*/} differs"; return 1; }
+        found=$((found + 1))
+    done
+    [ "$found" -gt 0 ] && [ "$found" -eq "${4:-$found}" ] || { why="$found shards"; return 1; }
+}
 say() { # the reason of a failure, with the first error line of the last run
     why="$1; $(grep -m 1 '^error: ' "$work/err" 2>/dev/null || tail -n 1 "$work/err" 2>/dev/null)"
     return 1

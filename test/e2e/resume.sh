@@ -8,13 +8,7 @@ data=$work/text_text_document
 dropout=(--hidden-dropout 0.1 --attention-dropout 0.1)
 
 same_checkpoint() { # FOLDER FOLDER ITERATION: all shards, byte for byte; manifests hold times, folder names and library versions
-    local name file found=0
-    name=$(printf 'iter_%07d' "$3")
-    for file in "$1/$name"/mp_rank_00/*.safetensors; do
-        cmp -s "$file" "$2/$name/mp_rank_00/${file##*/}" || { why="$name: ${file##*/} differs"; return 1; }
-        found=$((found + 1))
-    done
-    [ "$found" -gt 0 ] && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "$(cat "$2/latest_checkpointed_iteration.txt")" ] || { why="no shards, or trackers differ"; return 1; }
+    same_shards "$@" && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "$(cat "$2/latest_checkpointed_iteration.txt")" ] || { why=${why:-trackers differ}; return 1; }
 }
 lines_match() { # KIND A B FROM: validation lines after an iteration
     grep "^{\"kind\":\"$1\"" "$work/$2.jsonl" | awk -v from="$4" '{ split($0, p, /[:,]/); if (p[4] > from) print }' >"$work/left"

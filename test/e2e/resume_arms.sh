@@ -13,15 +13,6 @@ rounds=1
 last=60
 run=(--gpus-per-node 2 --train-iters "$last" --save-interval 7 --eval-interval 1000 --hidden-dropout 0.1 --attention-dropout 0.1 --wq-group-size 128)
 
-same_end() { # FOLDER FOLDER ITERATION RANKS
-    local name file found=0
-    name=$(printf 'iter_%07d' "$3")
-    for file in "$1/$name"/mp_rank_00/*.safetensors; do
-        cmp -s "$file" "$2/$name/mp_rank_00/${file##*/}" || { why="$name: ${file##*/} differs"; return 1; }
-        found=$((found + 1))
-    done
-    [ "$found" -eq "$4" ] || { why="$found shards"; return 1; }
-}
 # A line of every iteration, the newest one where a resume repeated some.
 stitched() { cat "$@" | awk '/^{"kind":"train"/ { split($0, p, /[:,]/); line[p[4] + 0] = $0; if (p[4] > most) most = p[4] } END { for (i = 1; i <= most; i++) print line[i] }'; }
 # killed_once NAME: starts the run, kills it at a random iteration, and starts it again.
@@ -40,7 +31,7 @@ killed_once() {
     stitched "$work/$name.first.jsonl" "$work/$name.rest.jsonl" >"$work/left"
     train_lines "$name" >"$work/right"
     [ "$(wc -l <"$work/right")" -eq $last ] && cmp -s "$work/left" "$work/right" || { why="killed after iteration $at: $(diff "$work/left" "$work/right" | sed -n 2p)"; return 1; }
-    same_end "$work/$name" "$work/$name.saved" $last 4 || { why="killed after iteration $at: $why"; return 1; }
+    same_shards "$work/$name" "$work/$name.saved" $last 4 || { why="killed after iteration $at: $why"; return 1; }
 }
 arm() { # NAME FLAGS...
     local name=$1 round
