@@ -430,16 +430,13 @@ static void write_train_json(Log *log, const IterationReport *r) {
     json_end(log, &json);
 }
 
+// Of a skipped step whose loss and norm are finite the sentry has said why.
 static void warn_of_step(Log *log, const IterationReport *r) {
-    if (r->last_skipped && isfinite(r->last_loss) && isfinite(r->grad_norm)) return;  // the sentry has said why
-    if (r->last_skipped) {
-        bool power_of_two = (log->skipped & (log->skipped + 1)) == 0;  // the 1st, 2nd, 4th, 8th ... are told
-        if (++log->skipped && power_of_two) {
-            log_line(log, "WARNING: iteration %lld was skipped, its loss or gradient norm is not finite (%lld since the start of this run)", (long long)r->iteration,
-                     (long long)log->skipped);
-        }
-        return;
-    }
+    if (!r->last_skipped || (isfinite(r->last_loss) && isfinite(r->grad_norm))) return;
+    log->skipped++;
+    if (log->skipped & (log->skipped - 1)) return;  // the 1st, 2nd, 4th, 8th ... are told
+    log_line(log, "WARNING: iteration %lld was skipped, its loss or gradient norm is not finite (%lld since the start of this run)", (long long)r->iteration,
+             (long long)log->skipped);
 }
 
 void log_step_scalars(Log *log, const IterationReport *report) {

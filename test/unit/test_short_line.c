@@ -58,6 +58,6 @@ static void durations(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_line), cmocka_unit_test(cut),            cmocka_unit_test(durations),   };
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_line), cmocka_unit_test(cut), cmocka_unit_test(durations)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
