@@ -281,28 +281,26 @@ static __device__ __forceinline__ void group_scales(GroupScale (&scale)[GROUPS],
 // --- codes -----------------------------------------------------------------------------------------------------------------------------
 
 // Adding a number near 1.5 * 2^23 to |v| < 2^22 leaves v, rounded as the addition rounds, in the low mantissa bits: rintf and floorf without the slow
-// conversion unit. 128 + f for 0 <= f <= 1 leaves rint(f * 65536) there. A code leaves code_nearest and code_stochastic as CODE_BITS + q; the 0x4300 in it is
-// what is left of 128's bits, and even, so that ties go to even q.
-#define CODE_BITS 0x4B404300u
-#define NEAREST_SHIFT 12600064.0f
-#define FLOOR_SHIFT 12582912.0f
-#define FRACTION_SHIFT 128.0f
+// conversion unit. A code leaves code_nearest and code_stochastic as CODE_BITS + q.
+#define CODE_BITS 0x4B400000u
+#define CODE_SHIFT 12582912.0f
 
 // Clamping to -L..L is left out because it never acts: |v| <= L or one step of fp32 above it (|x| <= m, and L / m is off by at most 2^-24 of itself),
-// where rint gives L, and floor with its threshold of 0 or 65536 gives L and -L. test/unit/test_codec_bounds.c tries every mantissa.
+// where rint gives L, and v + u rounds to the grid of u, below L + 1. test/unit/test_codec_bounds.c tries every mantissa.
 static __device__ __forceinline__ void code_vector_nearest(uint32_t code[PACKED], const float v[PACKED]) {
 #pragma unroll
-    for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], NEAREST_SHIFT));
+    for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], CODE_SHIFT));
 }
-// random < threshold is the carry of threshold + (65535 - random) into bit 16.
+// FINE: the codec has at most 63 levels (codec.h). A byte permutation puts an element's 16 bits below the upper half of the offset's float.
+template <bool FINE>
 static __device__ __forceinline__ void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED], Philox4 bits) {
+    const uint32_t lift = FINE ? STOCHASTIC_FINE : STOCHASTIC_COARSE;
+    const float offset = FINE ? 192.0f : 384.0f;
 #pragma unroll
     for (int i = 0; i < PACKED; i++) {
-        float shifted = __fadd_rd(v[i], FLOOR_SHIFT);
-        float fraction = f32_sub(v[i], f32_sub(shifted, FLOOR_SHIFT));
-        uint32_t threshold = f32_bits(f32_add(fraction, FRACTION_SHIFT)), flipped = ~bits.v[i / 2];
-        uint32_t sum = threshold + (i & 1 ? flipped >> 16 : flipped & 0xFFFFu);
-        code[i] = f32_bits(shifted) + (sum >> 16);
+        uint32_t word = FINE ? bits.v[i / 2] : bits.v[i / 2] & 0x7FFF7FFFu;
+        float sum = f32_add(v[i], f32_from_bits(__byte_perm(word, lift, i & 1 ? 0x7632 : 0x7610)));
+        code[i] = f32_bits(__fadd_rd(sum, CODE_SHIFT - offset));
     }
 }
 
@@ -404,14 +402,14 @@ static __device__ __forceinline__ void decode_raw(float x[PACKED], Raw<CODEC> r)
 // that holds the step. As a kernel parameter it is read from the constant bank as an operand, at no cost.
 struct RoundingSchedule {
     uint32_t first0, first1, first2;  // round 1: high half of the step's product with key 0, its low half, the source with key 1
-    uint32_t key0[9], key1[9];        // rounds 2 to 10
+    uint32_t key0[ROUNDING_ROUNDS - 1], key1[ROUNDING_ROUNDS - 1];  // of the other rounds
 };
 static inline RoundingSchedule rounding_schedule(RoundingKey key) {
     RoundingSchedule r;
     r.first0 = mul_hi32(0xCD9E8D57u, key.step) ^ key.seed;
     r.first1 = 0xCD9E8D57u * key.step;
     r.first2 = key.source ^ key.purpose;
-    for (uint32_t round = 1; round < 10; round++) {
+    for (uint32_t round = 1; round < ROUNDING_ROUNDS; round++) {
         r.key0[round - 1] = key.seed + round * 0x9E3779B9u;
         r.key1[round - 1] = key.purpose + round * 0xBB67AE85u;
     }
@@ -421,7 +419,7 @@ static __device__ __forceinline__ Philox4 scheduled_bits(const RoundingSchedule 
     uint64_t product = (uint64_t)0xD2511F53u * (uint32_t)block;
     uint32_t c0 = r.first0 ^ (uint32_t)(block >> 32), c1 = r.first1, c2 = (uint32_t)(product >> 32) ^ r.first2, c3 = (uint32_t)product;
 #pragma unroll
-    for (int round = 0; round < 9; round++) {
+    for (int round = 0; round < ROUNDING_ROUNDS - 1; round++) {
         uint64_t product0 = (uint64_t)0xD2511F53u * c0, product1 = (uint64_t)0xCD9E8D57u * c2;
         c0 = (uint32_t)(product1 >> 32) ^ c1 ^ r.key0[round];
         c1 = (uint32_t)product1;
@@ -496,7 +494,9 @@ static __device__ __forceinline__ void write_vector(const TileWriter &w, int spa
     if (w.stochastic) {
         int64_t position = w.position + span;
         seek_segment(segment, table, position);
-        code_vector_stochastic(code, v, scheduled_bits(schedule, (uint64_t)(position + segment.shift) / PACKED));
+        Philox4 bits = scheduled_bits(schedule, (uint64_t)(position + segment.shift) / PACKED);
+        if (w.int4) code_vector_stochastic<true>(code, v, bits);
+        else code_vector_stochastic<false>(code, v, bits);
     } else {
         code_vector_nearest(code, v);
     }

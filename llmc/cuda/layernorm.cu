@@ -57,24 +57,6 @@ static void launch_forward(Stream *s, const Arguments &arguments, int C) {
     Launch<32, 2>::run(s, arguments);
 }
 
-// Backward takes two vectors per lane where registers hold their sums: what a row costs beside its elements, the exchange of its sums above all, is shared by
-// more of them. Three spill.
-template <template <int, int> class Launch, class Arguments>
-static void launch_backward(Stream *s, const Arguments &arguments, int C) {
-    int vectors = row_vectors(s, C);
-    if (vectors <= 32) return Launch<1, 1>::run(s, arguments);
-    if (vectors <= 64) return Launch<1, 2>::run(s, arguments);
-    if (vectors <= 96) return Launch<3, 1>::run(s, arguments);
-    if (vectors <= 128) return Launch<2, 2>::run(s, arguments);
-    if (vectors <= 192) return Launch<3, 2>::run(s, arguments);
-    if (vectors <= 256) return Launch<4, 2>::run(s, arguments);
-    if (vectors <= 384) return Launch<6, 2>::run(s, arguments);
-    if (vectors <= 512) return Launch<8, 2>::run(s, arguments);
-    if (vectors <= 768) return Launch<12, 2>::run(s, arguments);
-    if (vectors <= 1024) return Launch<16, 2>::run(s, arguments);
-    Launch<32, 2>::run(s, arguments);
-}
-
 // --- forward ---------------------------------------------------------------------------------------------------------------------
 
 struct NormForward {
@@ -208,32 +190,44 @@ struct NormBackward {
     Dropout dropout;            // of the branch
 };
 
-// This lane's sums over the rows of its group, for the columns it holds.
 enum { PARAMETERS = 3 };  // gamma, beta, the branch's bias
 enum { INPUTS = 3 };      // dy, x, dresidual
-template <int V>
-struct ColumnSums {
-    float of[PARAMETERS][V][PACKED];
+
+// Rows come in tiles, copied to shared memory while the tile before is computed. A tile is read twice: by warps along its rows, for the two means of each, then
+// by threads down its columns, so that a thread needs registers for the parameters' sums of its own columns only.
+struct BackwardTiles {
+    int vectors;        // of a row
+    int threads;
+    int groups;         // threads / vectors, at least 1: a group's threads hold the columns, and take every groups-th row
+    int rows;           // of a tile
+    int warps_per_row;  // that add up a row's means
+    int stages;         // tiles in shared memory
+    size_t stage_bytes;
 };
 
-// One row's gradient, from the vectors in registers: dresidual += the gradient of x, and dbranch; dbias: this lane's sums. mean_g, mean_g_xhat: means
-// over the row of g = dy gamma and of g xhat.
-static __device__ __forceinline__ void store_gradient(const NormBackward &a, int64_t row, int c, Packed128 dy_packed, Packed128 x_packed,
-                                                      Packed128 dresidual_packed, float mean, float rstd, float mean_g, float mean_g_xhat, float dbias[PACKED]) {
+// One thread's columns of one row: dresidual += the gradient of x, and dbranch. Adds to the thread's sums for the parameters.
+struct ColumnSums {
+    float of[PARAMETERS][PACKED];
+};
+template <bool DROPS>
+static __device__ __forceinline__ void column_gradient(const NormBackward &a, int64_t row, int c, const uint4 *inputs, int64_t stride, Packed128 gamma_packed,
+                                                       float mean, float rstd, float mean_g, float mean_g_xhat, ColumnSums *sums) {
     float dy[PACKED], x[PACKED], gamma[PACKED], total[PACKED];
-    unpack(dy_packed, dy);
-    unpack(x_packed, x);
-    unpack(load_packed(a.gamma + c), gamma);
-    unpack(dresidual_packed, total);
+    unpack(Packed128{inputs[0]}, dy);
+    unpack(Packed128{inputs[stride]}, x);
+    unpack(Packed128{inputs[2 * stride]}, total);
+    unpack(gamma_packed, gamma);
 #pragma unroll
     for (int e = 0; e < PACKED; e++) {
         float xhat = (x[e] - mean) * rstd;
         total[e] += (dy[e] * gamma[e] - mean_g - xhat * mean_g_xhat) * rstd;
+        sums->of[0][e] += dy[e] * xhat;
+        sums->of[1][e] += dy[e];
     }
     Packed128 rounded = pack(total);
     store_packed(a.dresidual + row * a.C + c, rounded);
     unpack(rounded, total);  // the branch gets the gradient as it is stored
-    if (a.dbranch && a.dropout.p > 0.0f) {
+    if constexpr (DROPS) {
         float keep[PACKED];
         dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T, (uint64_t)(row % a.T * a.C + c) / PACKED);
 #pragma unroll
@@ -243,116 +237,123 @@ static __device__ __forceinline__ void store_gradient(const NormBackward &a, int
     }
     if (a.dbranch) store_packed(a.dbranch + row * a.C + c, rounded);
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) dbias[e] += total[e];
+    for (int e = 0; e < PACKED; e++) sums->of[2][e] += total[e];
 }
 
-// The block's sums go to its row of partials: group after group through shared memory, or straight when the block is one group.
-template <int W, int V>
-static __device__ __forceinline__ void store_partials(const NormBackward &a, const ColumnSums<V> &sums, int lane, float *columns) {
-    constexpr int GROUPS = RowGroup<W>::ROWS;
-    const int group = threadIdx.x / RowGroup<W>::LANES;
-    float *out = a.partials + (int64_t)blockIdx.x * PARAMETERS * a.C;
-    float *target = GROUPS == 1 ? out : columns;
-    for (int g = 0; g < GROUPS; g++) {
+template <int BYTES>
+static __device__ __forceinline__ void copy_async(void *shared, const void *global) {
+    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+}
+
+// Starts the copies of a tile, whose rows lie one after the other, and ends the batch, which is empty beyond the last row. statistics: (2, WARP) mean and rstd.
+static __device__ __forceinline__ void fetch_tile(const NormBackward &a, const BackwardTiles &t, uint4 *stage, float *statistics, int64_t tile) {
+    const int64_t first = tile * t.rows;
+    const int rows = (int)(a.N - first < t.rows ? a.N - first : t.rows);
+    const floatX *const inputs[INPUTS] = {a.dy, a.x, a.dresidual};
 #pragma unroll
-        for (int v = 0; v < V; v++) {
-            int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-            if (group != g || c >= a.C) continue;
-#pragma unroll
-            for (int i = 0; i < PARAMETERS; i++) {
-#pragma unroll
-                for (int e = 0; e < PACKED; e++) target[i * a.C + c + e] = sums.of[i][v][e] + (g ? target[i * a.C + c + e] : 0.0f);
-            }
-        }
-        if constexpr (GROUPS > 1) __syncthreads();
+    for (int i = 0; i < INPUTS; i++) {
+        for (int v = threadIdx.x; v < rows * t.vectors; v += t.threads) copy_async<16>(stage + i * t.rows * t.vectors + v, inputs[i] + first * a.C + (int64_t)v * PACKED);
     }
-    if constexpr (GROUPS > 1) {
-        for (int i = threadIdx.x; i < PARAMETERS * a.C; i += blockDim.x) out[i] = columns[i];
-    }
-}
-
-// Blocks that a multiprocessor runs side by side: what 128 registers a thread allow. Rows on their way while one is computed: up to 3, as many as shared
-// memory holds on every GPU.
-template <int W, int V>
-struct BackwardShape {
-    static constexpr int THREADS = RowGroup<W>::THREADS;
-    static constexpr int FIT = 65536 / (THREADS * 128);
-    static constexpr int BLOCKS = FIT > 0 ? FIT : 1;
-    static constexpr size_t STAGE_BYTES = (size_t)INPUTS * V * THREADS * sizeof(uint4), FITTING = 98304 / STAGE_BYTES;
-    static constexpr int STAGES = FITTING < 4 ? (int)FITTING : 4;
-};
-
-// One thread's slots of the stages, (STAGES, INPUTS, V, THREADS): a thread reads only what it copied there, so no barrier is needed.
-template <int W, int V>
-static __device__ __forceinline__ uint4 *input_slot(uint4 *stages, int stage, int input, int v) {
-    return stages + ((stage * INPUTS + input) * V + v) * BackwardShape<W, V>::THREADS + threadIdx.x;
-}
-
-static __device__ __forceinline__ void copy_async(uint4 *shared, const void *global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
-}
-
-// Starts the copies of a row's vectors of dy, x and dresidual, and ends the batch, which is empty beyond the last row.
-template <int W, int V>
-static __device__ __forceinline__ void fetch_row(const NormBackward &a, uint4 *stages, int stage, int64_t row, int lane) {
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-        if (row >= a.N || c >= a.C) continue;
-        const floatX *inputs[INPUTS] = {a.dy, a.x, a.dresidual};
-#pragma unroll
-        for (int i = 0; i < INPUTS; i++) copy_async(input_slot<W, V>(stages, stage, i, v), inputs[i] + row * a.C + c);
+    if ((int)threadIdx.x < rows) {
+        copy_async<4>(statistics + threadIdx.x, a.mean + first + threadIdx.x);
+        copy_async<4>(statistics + WARP + threadIdx.x, a.rstd + first + threadIdx.x);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// A fixed number of blocks share the rows, so that each block's sums for the parameters stay in registers until the end.
-template <int W, int V>
-__global__ void __launch_bounds__(RowGroup<W>::THREADS, BackwardShape<W, V>::BLOCKS) norm_backward_kernel(NormBackward a) {
-    using Shape = BackwardShape<W, V>;
-    extern __shared__ uint4 stages[];  // Shape::STAGES of STAGE_BYTES; at the end (3, C) floats when the block has several groups
-    __shared__ float2 shared[2][32];
-    const int lane = threadIdx.x % RowGroup<W>::LANES, group = threadIdx.x / RowGroup<W>::LANES;
-    const int64_t stride = (int64_t)gridDim.x * RowGroup<W>::ROWS;
-    ColumnSums<V> sums = {};
-    int64_t first = (int64_t)blockIdx.x * RowGroup<W>::ROWS, row = first + group;
+// This warp's part of the sums of g = dy gamma and of g xhat over its row of the tile.
+static __device__ __forceinline__ void add_row(const NormBackward &a, const BackwardTiles &t, const uint4 *stage, const float *statistics, float2 *parts) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / t.warps_per_row;
+    if (row >= t.rows) return;
+    const uint4 *dy_row = stage + row * t.vectors, *x_row = dy_row + t.rows * t.vectors;
+    const float mean = statistics[row], rstd = statistics[WARP + row];
+    float sum_g = 0.0f, sum_g_xhat = 0.0f;
+    for (int v = warp % t.warps_per_row * WARP + lane; v < t.vectors; v += t.warps_per_row * WARP) {
+        float dy[PACKED], x[PACKED], gamma[PACKED];
+        unpack(Packed128{dy_row[v]}, dy);
+        unpack(Packed128{x_row[v]}, x);
+        unpack(load_packed(a.gamma + v * PACKED), gamma);
 #pragma unroll
-    for (int i = 0; i < Shape::STAGES - 1; i++) fetch_row<W, V>(a, stages, i, row + i * stride, lane);
-    int turn = 0, stage = 0;  // turn: the pairs that the row's threads exchange alternate between two buffers, so that one barrier per row is enough
-    for (; first < a.N; first += stride, row += stride, turn ^= 1, stage = stage + 1 == Shape::STAGES ? 0 : stage + 1) {
-        fetch_row<W, V>(a, stages, (stage + Shape::STAGES - 1) % Shape::STAGES, row + (Shape::STAGES - 1) * stride, lane);
-        const float mean = row < a.N ? a.mean[row] : 0.0f, rstd = row < a.N ? a.rstd[row] : 0.0f;
-        asm volatile("cp.async.wait_group %0;" ::"n"(Shape::STAGES - 1) : "memory");
-        float sum_g = 0.0f, sum_g_xhat = 0.0f;
+        for (int e = 0; e < PACKED; e++) {
+            float g = dy[e] * gamma[e];
+            sum_g += g;
+            sum_g_xhat += g * ((x[e] - mean) * rstd);
+        }
+    }
+    sum_g = warp_sum(sum_g), sum_g_xhat = warp_sum(sum_g_xhat);
+    if (lane == 0) parts[warp] = make_float2(sum_g, sum_g_xhat);
+}
+
+// The block's sums go to its row of partials: group after group through shared memory, or straight when the block is one group.
+template <int V>
+static __device__ __forceinline__ void store_partials(const NormBackward &a, const BackwardTiles &t, const ColumnSums sums[V], float *columns) {
+    float *out = a.partials + (int64_t)blockIdx.x * PARAMETERS * a.C;
+    float *target = t.groups == 1 ? out : columns;
+    for (int g = 0; g < t.groups; g++) {
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-            if (row >= a.N || c >= a.C) continue;  // threads without a row still meet the barriers
-            float dy_value[PACKED], x_value[PACKED], gamma_value[PACKED];
-            unpack(Packed128{*input_slot<W, V>(stages, stage, 0, v)}, dy_value);
-            unpack(Packed128{*input_slot<W, V>(stages, stage, 1, v)}, x_value);
-            unpack(load_packed(a.gamma + c), gamma_value);  // from the L1: registers are what this kernel is short of
+            int at = v * t.threads + threadIdx.x - g * t.vectors;
+            if (at < 0 || at >= t.vectors) continue;
 #pragma unroll
-            for (int e = 0; e < PACKED; e++) {
-                float xhat = (x_value[e] - mean) * rstd, g = dy_value[e] * gamma_value[e];
-                sum_g += g;
-                sum_g_xhat += g * xhat;
-                sums.of[0][v][e] += dy_value[e] * xhat;
-                sums.of[1][v][e] += dy_value[e];
+            for (int i = 0; i < PARAMETERS; i++) {
+#pragma unroll
+                for (int e = 0; e < PACKED; e++) {
+                    float *column = &target[i * a.C + at * PACKED + e];
+                    *column = sums[v].of[i][e] + (g ? *column : 0.0f);
+                }
             }
         }
-        float2 sum = row_sum<W>(sum_g, sum_g_xhat, shared[turn]);
+        if (t.groups > 1) __syncthreads();
+    }
+    for (int i = threadIdx.x; t.groups > 1 && i < PARAMETERS * a.C; i += t.threads) out[i] = columns[i];
+}
+
+// A fixed number of blocks share the tiles, so that each block's sums for the parameters stay in registers until the end. A thread holds V vectors of columns.
+template <int THREADS, int V, bool DROPS>
+__global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3) norm_backward_kernel(NormBackward a, BackwardTiles t) {
+    extern __shared__ uint4 tiles[];  // (stages, INPUTS, rows, vectors); at the end (3, C) floats when there are several groups
+    __shared__ float statistics[2][2 * WARP];
+    __shared__ float2 parts[WARP];
+    const int group = V == 1 ? threadIdx.x / t.vectors : 0, stage_vectors = INPUTS * t.rows * t.vectors;
+    const int64_t count = (a.N + t.rows - 1) / t.rows;
+    Packed128 gamma[V];
+    ColumnSums sums[V] = {};
 #pragma unroll
-        for (int v = 0; v < V; v++) {
-            int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-            if (row >= a.N || c >= a.C) continue;
-            Packed128 dy = {*input_slot<W, V>(stages, stage, 0, v)}, x = {*input_slot<W, V>(stages, stage, 1, v)};
-            store_gradient(a, row, c, dy, x, Packed128{*input_slot<W, V>(stages, stage, 2, v)}, mean, rstd, sum.x / (float)a.C, sum.y / (float)a.C, sums.of[2][v]);
+    for (int v = 0; v < V; v++) {
+        int at = v * t.threads + threadIdx.x - group * t.vectors;
+        gamma[v] = at < t.vectors ? load_packed(a.gamma + at * PACKED) : Packed128{make_uint4(0, 0, 0, 0)};
+    }
+    if (t.stages == 2) fetch_tile(a, t, tiles, statistics[0], blockIdx.x);
+    int stage = 0;
+    for (int64_t tile = blockIdx.x; tile < count; tile += gridDim.x, stage = t.stages - 1 - stage) {
+        if (t.stages == 1) fetch_tile(a, t, tiles, statistics[0], tile);
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncthreads();  // the tile is here for all, and nobody reads the one before
+        if (t.stages == 2) fetch_tile(a, t, tiles + (1 - stage) * stage_vectors, statistics[1 - stage], tile + gridDim.x);
+        const uint4 *here = tiles + stage * stage_vectors;
+        add_row(a, t, here, statistics[stage], parts);
+        __syncthreads();
+        for (int r = group; group < t.groups && r < t.rows && tile * t.rows + r < a.N; r += t.groups) {
+            float2 sum = make_float2(0.0f, 0.0f);
+            for (int i = 0; i < t.warps_per_row; i++) {
+                float2 part = parts[r * t.warps_per_row + i];
+                sum.x += part.x, sum.y += part.y;
+            }
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                int at = v * t.threads + threadIdx.x - group * t.vectors;
+                if (at >= t.vectors) continue;
+                column_gradient<DROPS>(a, tile * t.rows + r, at * PACKED, here + r * t.vectors + at, (int64_t)t.rows * t.vectors, gamma[v], statistics[stage][r],
+                                statistics[stage][WARP + r], sum.x / (float)a.C, sum.y / (float)a.C, &sums[v]);
+            }
         }
+        if (t.stages == 1) __syncthreads();
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();  // the stages become the block's columns
-    store_partials<W, V>(a, sums, lane, reinterpret_cast<float *>(stages));
+    store_partials<V>(a, t, sums, reinterpret_cast<float *>(tiles));
 }
 
 // Adds the blocks' partials: 32 columns a block, 32 slices of the partials side by side, then the slices in order.
@@ -372,28 +373,52 @@ __global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackwa
     if (target) target[column % a.C] += total;
 }
 
-template <int W, int V>
-struct LaunchBackward {
-    static void run(Stream *s, const NormBackward &arguments) {
-        NormBackward a = arguments;
-        int64_t wanted = ceil_div64(a.N, RowGroup<W>::ROWS);
-        int64_t resident = (int64_t)stream_device(s)->multiprocessors * BackwardShape<W, V>::BLOCKS;
-        int blocks = (int)(wanted < resident ? wanted : resident);
-        size_t columns = RowGroup<W>::ROWS > 1 ? PARAMETERS * (size_t)a.C * sizeof(float) : 0, shared = BackwardShape<W, V>::STAGES * BackwardShape<W, V>::STAGE_BYTES;
-        if (shared < columns) shared = columns;
-        cuda_check(stream_site(s), cudaFuncSetAttribute(norm_backward_kernel<W, V>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-                   "asking for shared memory for LayerNorm's backward");
-        a.partials = (float *)op_scratch(s, (size_t)blocks * PARAMETERS * (size_t)a.C * sizeof(float), "LayerNorm backward");
-        norm_backward_kernel<W, V><<<blocks, RowGroup<W>::THREADS, shared, stream_handle(s)>>>(a);
-        check_launch(s, "LayerNorm backward");
-        norm_partials_kernel<<<(unsigned)ceil_div64(PARAMETERS * (int64_t)a.C, WARP), WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
-        check_launch(s, "LayerNorm backward, sums over blocks");
-    }
-};
+// Tiles of at most 56 KiB: several blocks share a multiprocessor, and while one waits at a barrier the others compute.
+static BackwardTiles backward_tiles(Stream *s, int C) {
+    BackwardTiles t = {};
+    t.vectors = row_vectors(s, C);
+    t.groups = t.vectors < 256 ? 256 / t.vectors : 1;
+    int columns = t.vectors > 1024 ? (t.vectors + 1) / 2 : t.vectors;  // that have a thread of their own
+    t.threads = (int)ceil_div64((int64_t)t.groups * columns, WARP) * WARP;
+    int warps = t.threads / WARP, fitting = 57344 / (INPUTS * C * (int)sizeof(floatX));
+    t.rows = fitting < 1 ? 1 : fitting < warps ? fitting : warps;
+    t.warps_per_row = warps / t.rows;
+    t.stage_bytes = (size_t)INPUTS * (size_t)t.rows * (size_t)C * sizeof(floatX);
+    t.stages = 2 * t.stage_bytes + 2048 <= stream_device(s)->shared_bytes_block ? 2 : 1;
+    return t;
+}
+
+template <int THREADS, int V, bool DROPS>
+static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
+    const Site *site = stream_site(s);
+    size_t columns = t.groups > 1 ? PARAMETERS * (size_t)a.C * sizeof(float) : 0, shared = (size_t)t.stages * t.stage_bytes;
+    if (shared < columns) shared = columns;
+    int resident = 0;
+    cuda_check(site, cudaFuncSetAttribute(norm_backward_kernel<THREADS, V, DROPS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+               "asking for shared memory for LayerNorm's backward");
+    cuda_check(site, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, norm_backward_kernel<THREADS, V, DROPS>, t.threads, shared), "asking how LayerNorm's backward fits");
+    int64_t wanted = ceil_div64(a.N, t.rows), most = (int64_t)stream_device(s)->multiprocessors * (resident > 1 ? resident : 1);
+    int blocks = (int)(wanted < most ? wanted : most);
+    a.partials = (float *)op_scratch(s, (size_t)blocks * PARAMETERS * (size_t)a.C * sizeof(float), "LayerNorm backward");
+    norm_backward_kernel<THREADS, V, DROPS><<<blocks, t.threads, shared, stream_handle(s)>>>(a, t);
+    check_launch(s, "LayerNorm backward");
+    norm_partials_kernel<<<(unsigned)ceil_div64(PARAMETERS * (int64_t)a.C, WARP), WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
+    check_launch(s, "LayerNorm backward, sums over blocks");
+}
+
+// DROPS: the branch's gradient differs from the residual's by dropout.
+template <bool DROPS>
+static void choose_backward(Stream *s, const NormBackward &a) {
+    BackwardTiles t = backward_tiles(s, a.C);
+    if (t.threads <= 256) launch_backward<256, 1, DROPS>(s, a, t);
+    else if (t.vectors <= 1024) launch_backward<1024, 1, DROPS>(s, a, t);
+    else launch_backward<1024, 2, DROPS>(s, a, t);
+}
 
 void op_layernorm_backward(Stream *s, floatX *dresidual, floatX *dbranch, float *dgamma, float *dbeta, float *dbias, const floatX *dy, const floatX *x, const floatX *gamma,
                            const float *mean, const float *rstd, int B, int T, int C, Dropout dropout) {
     NormBackward a = {dresidual, dbranch, dgamma, dbeta, dbias, NULL, dy, x, gamma, mean, rstd, (int64_t)B * T, T, C, dropout};
     if (a.N == 0) return;
-    launch_backward<LaunchBackward>(s, a, C);
+    if (dbranch && dropout.p > 0.0f) choose_backward<true>(s, a);
+    else choose_backward<false>(s, a);
 }

@@ -11,9 +11,9 @@
 #include "sdp4bit/codec.h"
 
 // The codes that code_stochastic and code_nearest would give before clamp_code.
-static int unclamped_stochastic(float v, uint32_t random16) {
-    float low = floorf(v);
-    return (int)low + (random16 < (uint32_t)rintf((v - low) * 65536.0f) ? 1 : 0);
+static int unclamped_stochastic(float v, int levels, uint32_t random16) {
+    float offset = levels < 64 ? 192.0f : 384.0f, u = levels < 64 ? (float)random16 / 65536.0f : (float)(random16 & 0x7FFF) / 32768.0f;
+    return (int)floorf(v + (offset + u)) - (int)offset;
 }
 
 static int64_t count_outside(uint32_t exponent, int levels) {
@@ -22,8 +22,8 @@ static int64_t count_outside(uint32_t exponent, int levels) {
         float m = f32_from_bits(exponent << 23 | mantissa);
         GroupScale g = group_scale(f32_bits(m), levels);
         float v = group_scaled(m, g);
-        outside += unclamped_stochastic(v, 0) > levels;
-        outside += unclamped_stochastic(-v, 65535) < -levels;
+        outside += unclamped_stochastic(v, levels, 65535) > levels;
+        outside += unclamped_stochastic(-v, levels, 0) < -levels;
         outside += (int)rintf(v) != levels;
         outside += v < (float)levels - 0.001f;
     }
