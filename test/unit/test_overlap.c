@@ -15,6 +15,7 @@
 
 #include "llmc/launch.h"
 #include "llmc/zero.h"
+#include "test/leaks.h"
 
 // --- clocks and accesses ---------------------------------------------------------------------------------------------------------------
 
@@ -600,8 +601,11 @@ int main(int argc, char **argv) {
     };
     Launch launch;
     Error err;
+    leaks_of_mpi_begin();
     launch_init(&launch, &argc, &argv, &err);
+    leaks_of_mpi_end();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    failed += leaks_found();
     launch_finalize(&launch);
     return failed;
 }
