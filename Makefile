@@ -252,7 +252,7 @@ GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 
 .PHONY: gpu gpu-check gpu-test-programs
 gpu: $(BUILD)/train_gpt
-gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%)
+gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/test_sdp4bit_mpi
 gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
 
 $(FRONTEND_FETCHED)/cudnn_frontend.h:
@@ -299,6 +299,10 @@ endif
 $(BUILD)/train_gpt: $(CUDA_DIR)/train_gpt.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	@mkdir -p $(@D)
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+# The ranks of the exact regime against the one-process simulator, which computes on the host.
+$(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/test_sdp4bit_mpi.o $(BUILD)/obj/test/mpi/simulator.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o

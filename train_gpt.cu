@@ -367,7 +367,8 @@ typedef struct Run {
     int exit_code;
     Tokenizer *tokenizer;
     Device *device;
-    Stream *compute, *traffic;
+    Stream *compute;
+    Lanes lanes;              // of communication
     MPI_Comm dp_group;
     Comm *comm;
     Timers *timers;
@@ -981,6 +982,7 @@ static bool plan_run(Run *run) {
     if (hosts != run->launch.host_of_rank) free(hosts);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
     run->site.node = run->topology.node;
+    topology_share_devices(&run->topology, device_count(), c->emulate_nodes);
     run->site.gpu = run->topology.device;
     gpt_describe(&run->gpt, c);
     if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
@@ -1038,18 +1040,22 @@ static bool open_device(Run *run) {
     if (!run->device) return false;
     device_set_deterministic(run->device, run->config.deterministic_mode);
     run->compute = stream_create(run->device, "compute");
-    run->traffic = stream_create(run->device, "communication");
+    lanes_open(&run->lanes, run->device, run->topology.dp_size > 1 && !run->config.no_overlap);
     run->timers = timers_create(run->device, run->config.timing_log_level);
     run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->error);
-    // CPU ranks of one host draw on the same memory.
-    int host_ranks = 1;
-    if (!strcmp(device_backend(), "cpu")) MPI_Comm_size(run->launch.host, &host_ranks);
-    return run->log && memory_allocate(&run->memory, &run->arena, run->device, &run->config, host_ranks, gpt_planned_bytes, &run->error);
+    return run->log != NULL;
+}
+
+// In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of one host draw on the same memory.
+static bool allocate(Run *run) {
+    if (!agreed(run, open_device(run))) return false;
+    memory_measure(&run->memory, &run->arena, run->device, strcmp(device_backend(), "cpu") ? run->topology.device_sharers : run->topology.host_ranks);
+    return agreed(run, true) && agreed(run, memory_allocate(&run->memory, &run->arena, &run->config, gpt_planned_bytes, &run->error));
 }
 
 // Device, weights, data: everything up to the first iteration.
 static bool start_run(Run *run) {
-    if (!agreed(run, open_device(run))) return false;
+    if (!allocate(run)) return false;
     bool writes = run->config.save && run->launch.rank == 0;
     if (!agreed(run, !writes || durable_writable_folder(run->config.save, &run->error))) return false;
     MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
@@ -1057,7 +1063,7 @@ static bool start_run(Run *run) {
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
     if (!agreed(run, run->comm != NULL)) return false;
     comm_set_timeout(run->comm, time_limit(run));
-    zero_start(&run->zero, run->device, run->comm, run->compute, run->traffic, run->timers);
+    zero_start(&run->zero, run->device, run->comm, run->compute, &run->lanes, run->timers);
     run->gpt.zero = &run->zero;
     run->gpt.stream = run->compute;
     op_set_scratch(run->device, run->gpt.scratch);
@@ -1083,7 +1089,7 @@ static bool start_run(Run *run) {
 }
 
 static void close_run(Run *run) {
-    if (run->comm) zero_weights_wait_all(&run->zero);
+    zero_synchronize(&run->zero);
     if (run->loader) loader_close(run->loader);
     arena_free(&run->arena, run->device);  // before the owners of the addresses it clears
     zero_free(&run->zero);
@@ -1092,7 +1098,7 @@ static void close_run(Run *run) {
     if (run->dp_group != MPI_COMM_NULL) MPI_Comm_free(&run->dp_group);
     if (run->timers) timers_destroy(run->timers);
     if (run->compute) stream_destroy(run->compute);
-    if (run->traffic) stream_destroy(run->traffic);
+    lanes_close(&run->lanes);
     if (run->device) device_close(run->device);
     if (run->progress) progress_close(run->progress);
     if (run->log) log_close(run->log);

@@ -30,7 +30,11 @@ size_t arena_total(const Arena *arena) { return sum_of(arena, false); }
 size_t arena_needed(const Arena *arena) { return arena_total(arena) + (strcmp(device_backend(), "cpu") ? 0 : sum_of(arena, true)); }
 
 bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err) {
-    size_t wanted = arena_needed(arena), share = device_share(device, sharers);
+    return arena_allocate_within(arena, device, device_share(device, sharers), sharers, err);
+}
+
+bool arena_allocate_within(Arena *arena, Device *device, size_t share, int sharers, Error *err) {
+    size_t wanted = arena_needed(arena);
     if (wanted > share) {
         char whose[64] = "are free";
         if (sharers > 1) snprintf(whose, sizeof whose, "are free for each of the %d ranks of this machine", sharers);

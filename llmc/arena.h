@@ -30,6 +30,8 @@ size_t arena_needed(const Arena *arena);
 // Allocates everything, zeroed. sharers: how many ranks with the same needs draw on the same memory (CPU ranks of a host; 1 for a GPU of one's own).
 // Error (EXIT_ENVIRONMENT): says how much is missing (what to change: memory.h).
 bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err);
+// The same with each one's share (bytes) as it was found before any of them took its own.
+bool arena_allocate_within(Arena *arena, Device *device, size_t share, int sharers, Error *err);
 // Table of groups and purposes with bytes and bytes per parameter; entries of one purpose are one line, empty ones none.
 void arena_print(const Arena *arena, int64_t parameters, FILE *out);
 void arena_free(Arena *arena, Device *device);

@@ -8,6 +8,8 @@ typedef struct Device Device;
 typedef struct Stream Stream;  // work on one stream happens in order; work on two streams is ordered by events only
 typedef struct Event Event;
 
+// GPUs of this machine that the program can see, 0 without a driver; INT_MAX for CPU ranks, which need none.
+int device_count(void);
 // Opens local device `index` (the CPU backend accepts any) and checks that the floating-point environment is the one the exact regime
 // assumes (no flush-to-zero, round to nearest). site is kept for fatal errors. Error: EXIT_ENVIRONMENT.
 Device *device_open(int index, const Site *site, Error *err);
@@ -39,6 +41,8 @@ void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
 void host_free(Device *device, void *memory);
 
 Stream *stream_create(Device *device, const char *name);
+// One whose waiting work goes before that of the other streams: for communication, which others wait for. CPU ranks know no precedence.
+Stream *stream_create_urgent(Device *device, const char *name);
 void stream_destroy(Stream *stream);
 const Site *stream_site(const Stream *stream);
 void stream_synchronize(Stream *stream);

@@ -74,12 +74,16 @@ static bool host_failed(const Arena *arena) {
     return false;
 }
 
-bool memory_allocate(Memory *memory, Arena *arena, Device *device, const Config *config, int sharers, ModelBytes model_bytes, Error *err) {
+void memory_measure(Memory *memory, const Arena *arena, Device *device, int sharers) {
     memory->device = device;
+    memory->sharers = sharers;
     memory->planned = arena_needed(arena);
     memory->taken_before = device_taken(device);
     memory->share_before = device_share(device, sharers);
-    if (arena_allocate(arena, device, sharers, err)) return true;
+}
+
+bool memory_allocate(Memory *memory, Arena *arena, const Config *config, ModelBytes model_bytes, Error *err) {
+    if (arena_allocate_within(arena, memory->device, memory->share_before, memory->sharers, err)) return true;
     if (arena->count > 0 && arena->entries[0].memory && host_failed(arena)) return false;
     // What is free may still be refused, in pieces too small: then a smaller plan is wanted all the same.
     size_t share = memory->share_before < memory->planned ? memory->share_before : memory->planned - 1, length = strlen(err->what);

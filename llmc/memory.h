@@ -10,15 +10,18 @@ LLMC_BEGIN
 typedef size_t (*ModelBytes)(const Config *config);
 
 typedef struct Memory {
-    const Device *device;
+    Device *device;
+    int sharers;
     size_t planned;
     size_t taken_before;  // of the device when the plan was still to be allocated: context, other processes
     size_t share_before;  // free for this rank then
     bool reported;
 } Memory;
 
+// Looks at what is free for each of `sharers` ranks that draw on the same memory (CPU ranks of a host; ranks that share a GPU). Before any of them allocates.
+void memory_measure(Memory *memory, const Arena *arena, Device *device, int sharers);
 // Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or recompute setting that does (memory_advice).
-bool memory_allocate(Memory *memory, Arena *arena, Device *device, const Config *config, int sharers, ModelBytes model_bytes, Error *err);
+bool memory_allocate(Memory *memory, Arena *arena, const Config *config, ModelBytes model_bytes, Error *err);
 // What to change so that a run, whose plan takes `planned` bytes under config, fits `share` bytes: the largest smaller micro-batch, more recomputation,
 // or both. A micro-batch divides the sequences per rank and step, and the steps of a batch ramp-up.
 void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share, ModelBytes model_bytes);

@@ -112,7 +112,8 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
     CommTraffic before = comm_traffic(zero->comm);
     copy_on_device(zero->traffic, probe->exact, zero->grads + bucket->arena, (size_t)(bucket->matrix + bucket->tail) * sizeof(float));
-    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_shard / HADAMARD_ORDER, zero->comm, zero->traffic);
+    lanes_after(zero->lanes, zero->lanes->first, zero->traffic);
+    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_shard / HADAMARD_ORDER, zero->comm, zero->lanes);
     CommTraffic after = comm_traffic(zero->comm);
     for (int s = 0; s < COMM_SCOPES; s++) probe->sent[s] += after.sent[s] - before.sent[s];
 }

@@ -62,7 +62,14 @@ bool topology_build(Topology *t, int world_rank, int world_size, const int *host
     t->node = t->dp_rank / t->per_node;
     t->local = t->dp_rank % t->per_node;
     t->emulated = gpus_per_node != 0;
-    int on_host;
-    host_place(host_of_rank, world_size, world_rank, &t->device, &on_host);
+    t->device_sharers = 1;
+    host_place(host_of_rank, world_size, world_rank, &t->device, &t->host_ranks);
     return true;
+}
+
+void topology_share_devices(Topology *t, int devices, bool emulated_nodes) {
+    if (!emulated_nodes || t->host_ranks <= devices) return;
+    if (t->per_node > devices || devices % t->per_node) return;
+    t->device %= devices;
+    t->device_sharers = (t->host_ranks - t->device + devices - 1) / devices;
 }

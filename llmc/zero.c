@@ -59,25 +59,24 @@ static int64_t bucket_leaves(const Bucket *bucket) {
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static void reserve_communication(Zero *zero, Arena *arena) {
-    TlqWorkspace plain;
-    tlq_workspace(&zero->tlq, &zero->plan, &zero->wire);
+    TlqWorkspace plain, *w = &zero->tlq;
+    tlq_workspace(w, &zero->plan, &zero->wire);
     tlq_workspace(&plain, &zero->plan, &zero->plain_wire);
     bool late_start = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
-    size_t send1 = zero->tlq.send1_bytes, send2 = zero->tlq.send2_bytes;
     if (late_start) {
-        send1 = larger(send1, plain.send1_bytes);
-        send2 = larger(send2, plain.send2_bytes);
+        w->send1_bytes = w->recv1_bytes = larger(w->send1_bytes, plain.send1_bytes);
+        w->send2_bytes = w->recv2_bytes = larger(w->send2_bytes, plain.send2_bytes);
     }
-    if (zero->plan.dp == 1) send1 = send2 = 0;
+    if (zero->plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
     const char *group = "communication";
-    arena_reserve(arena, group, "gradients, sent inside the node", send1, (void **)&zero->tlq.send1);
-    arena_reserve(arena, group, "gradients, received inside the node", send1, (void **)&zero->tlq.recv1);
-    arena_reserve(arena, group, "gradients, sent between nodes", send2, (void **)&zero->tlq.send2);
-    arena_reserve(arena, group, "gradients, received between nodes", send2, (void **)&zero->tlq.recv2);
-    // One buffer for all buckets: the traffic stream updates, gathers and applies them one after the other.
-    size_t gather = 0;
-    for (int b = 0; b < zero->plan.buckets; b++) gather = larger(gather, qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
-    arena_reserve(arena, group, "weights, gathered", gather, (void **)&zero->gather);
+    arena_reserve(arena, group, "gradients, sent inside the node", w->send1_bytes, (void **)&w->send1);
+    arena_reserve(arena, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
+    arena_reserve(arena, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
+    arena_reserve(arena, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
+    // Two buffers for all buckets, which use them in turn: one is gathered while another shard is updated.
+    size_t gather[LANE_SLOTS] = {0};
+    for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
+    for (int slot = 0; slot < LANE_SLOTS; slot++) arena_reserve(arena, group, "weights, gathered", gather[slot], (void **)&zero->gather[slot]);
 }
 
 static void reserve_memory(Zero *zero, Arena *arena) {
@@ -100,7 +99,7 @@ static void reserve_memory(Zero *zero, Arena *arena) {
     arena_reserve(arena, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
     arena_reserve(arena, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
     if (zero->wire_check.sealed) {
-        arena_reserve(arena, "norm and verdict", "checksums of messages", (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_check.sums);
+        arena_reserve(arena, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_check.sums);
         arena_reserve(arena, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_check.fault);
     }
     arena_reserve(arena, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
@@ -179,11 +178,12 @@ void zero_set_counters(Zero *zero, const StepControl *start) {
     copy_to_device(zero->compute, zero->control, &control, sizeof control);
 }
 
-void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream *traffic, Timers *timers) {
+void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers) {
     zero->device = device;
     zero->comm = comm;
     zero->compute = compute;
-    zero->traffic = traffic;
+    zero->lanes = lanes;
+    zero->traffic = lanes->last;
     zero->timers = timers;
     for (int b = 0; b < zero->plan.buckets; b++) {
         zero->ready[b] = event_create(device);
@@ -236,12 +236,32 @@ void zero_masters_from_weights(Zero *zero) {
 
 // --- the step --------------------------------------------------------------------------------------------------------------------
 
-// Two streams. Compute runs forward and backward; traffic runs reductions, the verdict, AdamW and gathers. What orders them:
-//   ready[b]   compute -> traffic   a bucket's gradients are complete
-//   computed   compute -> traffic   the loss is complete
-//   judged     traffic -> compute   the loss may be cleared: the next step begins
-//   done[b]    traffic -> compute   a bucket's weights are new and its gradients have served: its layers may run
-// The exposed time is what compute waits for the last two. On CPU ranks both streams are the calling thread, so the work itself is what it waits for.
+// Compute runs forward and backward. The lanes (sdp4bit/lanes.h) run what travels; the last of them, `traffic`, also the verdict, AdamW and what looks at the
+// shard: probes, counts, copies of a checkpoint. What orders the streams, and with that every two uses of one memory of which one writes:
+//   ready[b]   compute -> first, traffic    a bucket's gradients are complete
+//   chunks     first -> node -> middle -> rail -> traffic, and back when a slot of the buffers has served: tlq_hs.c
+//   computed   compute -> traffic           the loss is complete; compute has then waited for every done[b] of the step before (each layer ran)
+//   judged     traffic -> compute           the loss may be cleared: the next step begins
+//   shards     traffic -> rail -> node -> middle, and back when a gather buffer has served: qwd.c
+//   done[b]    middle -> compute            a bucket's weights are new and its gradients have served: its layers may run
+//   the last done, middle -> traffic        at the end of zero_update: what follows on traffic sees the new replica and every finding of the wire's checks
+// Memory by memory:
+//   gradients   written by compute's backward after done[b]; read by first after ready[b]: chunk k reads the windows of chunk k of all ranks; the own window of
+//               chunk k is written by traffic (the final sum) after that chunk has passed first, and no other chunk reads it. The tail is chunk 0's. AdamW,
+//               the zero count and the clearing of the tail follow on traffic, before the shard is handed on, so before done[b].
+//   weights     read by compute after done[b], by AdamW on traffic after computed, by copies and probes on traffic after the last done; written by middle
+//               alone, after traffic has handed on the shard, which is after computed and after those copies. With one rank traffic writes them.
+//   gather[s]   written by traffic after the slot's last apply, then by rail and node, read by middle.
+//   messages    of slot s: filled by first (middle), the own one straight into the receive buffer, after the slot's last sum on middle (traffic).
+//   masters, moments, leaves, piece_sums, records: traffic; on compute (norms, repairs, saves) only after every done[b] and before the next computed or ready.
+//   control     written by the verdict, on traffic after computed; read by AdamW on traffic and by the applies on middle before done[b].
+//   loss_sum    compute; read by the verdict between computed and judged.
+//   wire fault  written by checks on middle and traffic (atomically); copied on traffic after the gradients' checks, which come before the chunks' final sums,
+//               and after the last done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
+//   staging     written by copies on traffic; read by the host after `staged`.
+// Each communicator is used on one stream: the node's on node, the rail's on rail, the group's on traffic. With one rank, or under --no-overlap, all lanes are
+// traffic. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
+// all streams are the calling thread, so the work itself is what it waits for.
 
 double zero_take_exposed_ms(Zero *zero) {
     return 1000.0 * (timer_take_seconds(zero->timers, TIMER_EXPOSED_GRADIENTS) + timer_take_seconds(zero->timers, TIMER_EXPOSED_WEIGHTS));
@@ -277,7 +297,7 @@ static void reduce_bucket(Zero *zero, int b) {
     float *matrix_leaves = zero->leaves + zero->leaf_start[b];
     float *tail_leaves = matrix_leaves + bucket->matrix_shard / HADAMARD_ORDER;
     probe_gradients(zero, &step, b);
-    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena, matrix_leaves, tail_leaves, zero->comm, zero->traffic);
+    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena, matrix_leaves, tail_leaves, zero->comm, zero->lanes);
     probe_reduced(zero, b);
     kernel_tree_sum(zero->traffic, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_shard / HADAMARD_ORDER);
     kernel_tree_sum(zero->traffic, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, HADAMARD_ORDER));
@@ -287,12 +307,14 @@ void zero_grads_ready(Zero *zero, int unit) {
     int b = zero->plan.unit_bucket[unit];
     if (--zero->units_missing[b] > 0) return;
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
-    timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
     event_record(zero->ready[b], zero->compute);
+    if (zero->lanes->apart) stream_wait(zero->lanes->first, zero->ready[b]);
     stream_wait(zero->traffic, zero->ready[b]);
+    // From the bucket's readiness, or its predecessor's end, to its own end: spans of one stream, so that what overlaps counts once.
+    timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
     reduce_bucket(zero, b);
     timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
-    if (zero->config->no_overlap) stream_synchronize(zero->traffic);
+    if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
     timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
 }
 
@@ -347,20 +369,25 @@ static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
     qwd_update_bucket(step, b, zero->grads + bucket->arena, zero->weights + bucket->arena, zero->master + bucket->shard,
-                      zero->exp_avg + bucket->shard, zero->exp_avg_sq + bucket->shard, zero->gather, zero->traffic);
+                      zero->exp_avg + bucket->shard, zero->exp_avg_sq + bucket->shard, zero->gather[qwd_slot(b)], zero->lanes);
     set_zero(zero->traffic, zero->grads + bucket->arena + bucket->matrix, (size_t)bucket->tail * sizeof(float));
     timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
 }
 
 static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
+    Stream *middle = zero->lanes->middle;
+    floatX *weights = zero->weights + zero->plan.bucket[b].arena;
+    uint8_t *buffer = zero->gather[qwd_slot(b)];
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
-    timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
-    qwd_gather_bucket(step, b, zero->gather, zero->comm, zero->traffic);
-    qwd_apply_bucket(step, b, zero->weights + zero->plan.bucket[b].arena, zero->gather, zero->traffic);
-    timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, zero->traffic);
-    event_record(zero->done[b], zero->traffic);
+    lanes_after(zero->lanes, middle, zero->traffic);  // the timer's spans begin with the shard, or with the predecessor's end
+    timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
+    qwd_gather_bucket(step, b, buffer, zero->comm, zero->lanes);
+    qwd_apply_bucket(step, b, weights, buffer, zero->comm, zero->lanes);
+    timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
+    if (fault_due(&zero->faults, FAULT_REPLICA, zero->step, b)) fault_flip(middle, weights, zero->topology->dp_rank);
+    event_record(zero->done[b], middle);
     zero->pending[b] = true;
-    if (zero->config->no_overlap) stream_synchronize(zero->traffic);
+    if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
     timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
 }
 
@@ -383,10 +410,9 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         probe_updated(zero, b);
         gather_bucket(zero, &step, b);
     }
+    // Costs nothing: the next on traffic is the end of the next step's first reduction.
+    if (zero->lanes->apart) stream_wait(zero->traffic, zero->done[zero->plan.buckets - 1]);
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->traffic);
-    for (int b = 0; zero->faults.count && b < zero->plan.buckets; b++) {
-        if (fault_due(&zero->faults, FAULT_REPLICA, zero->step, b)) fault_flip(zero->traffic, zero->weights + zero->plan.bucket[b].arena, zero->topology->dp_rank);
-    }
 }
 
 StepControl zero_verdict(Zero *zero, int which) {
@@ -406,6 +432,13 @@ void zero_weights_wait(Zero *zero, int unit) {
 
 void zero_weights_wait_all(Zero *zero) {
     for (int u = 0; u < zero->plan.units; u++) zero_weights_wait(zero, u);
+}
+
+void zero_synchronize(Zero *zero) {
+    if (!zero->device) return;  // never started
+    zero_weights_wait_all(zero);
+    lanes_synchronize(zero->lanes);
+    stream_synchronize(zero->compute);
 }
 
 // --- figures over all ranks --------------------------------------------------------------------------------------------------------
@@ -496,8 +529,8 @@ void zero_fetch_slice(void *context, int i, void *host) {
     stream_synchronize(zero->compute);
 }
 
-// In the order of the traffic stream: behind the gathers of the step that is saved, before the update of the next one, whose forward and backward run
-// meanwhile.
+// In the order of the traffic stream: behind the applies of the step that is saved (zero_update's last wait), before the update of the next one, whose forward and
+// backward run meanwhile.
 void zero_stage_slice(void *context, int i, void *pinned) {
     Zero *zero = (Zero *)context;
     size_t bytes;

@@ -29,7 +29,9 @@ typedef struct Zero {
     Device *device;
     Comm *comm;
     Timers *timers;
-    Stream *compute, *traffic;      // forward and backward | reductions, verdict, AdamW, gathers
+    Stream *compute;                // forward and backward
+    Lanes *lanes;                   // reductions and gathers
+    Stream *traffic;                // the last lane: final sums, verdict, AdamW, whatever looks at the shard
     Event **ready, **done;          // (buckets) gradients complete / gathered weights applied
     Event *computed;                // the compute stream's last word of a step: its loss
     Event *judged;                  // the verdict stands, and the loss has been read
@@ -46,7 +48,7 @@ typedef struct Zero {
     uint64_t *hash;                 // (buckets) of the replica
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
-    uint8_t *gather;                // gather buffer of the bucket at hand
+    uint8_t *gather[LANE_SLOTS];    // gather buffers, which the buckets use in turn
     Probe probe;                    // figures on quantisation, off unless flags ask for them
     // host
     void *staging;                  // --async-save: this rank's slices of a checkpoint, page-locked; NULL otherwise
@@ -66,7 +68,8 @@ typedef struct Zero {
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
 bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err);
 // After arena_allocate: uploads tables, creates events. weights must be filled next, then zero_masters_from_weights or zero_restore.
-void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Stream *traffic, Timers *timers);
+// lanes outlive the Zero.
+void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers);
 void zero_free(Zero *zero);
 void zero_masters_from_weights(Zero *zero);
 
@@ -83,6 +86,8 @@ StepControl zero_verdict(Zero *zero, int which);
 // The only way to the weights: makes the compute stream wait for the bucket of this unit if a gather is still on its way. Idempotent.
 void zero_weights_wait(Zero *zero, int unit);
 void zero_weights_wait_all(Zero *zero);
+// All work of all streams has ended; before memory and communicators go.
+void zero_synchronize(Zero *zero);
 // Pointers into the arenas. Weights may be read after zero_weights_wait only.
 floatX *zero_weight(const Zero *zero, int tensor);
 float *zero_grad(const Zero *zero, int tensor);

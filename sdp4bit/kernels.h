@@ -174,7 +174,8 @@ typedef struct SealMessages {
     uint32_t first, stride;
 } SealMessages;
 void kernel_seal_messages(Stream *s, const SealMessages *a);
-// Compares: for a message that has another checksum, *fault = code + its index, unless *fault already says something. sums: (count) scratch.
+// Compares: for the first message that has another checksum, *fault = code + its index, unless *fault already says something. sums: (count) scratch. Checks on
+// several streams may share fault (the write is atomic) but not sums.
 void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code);
 
 // *hash += sum of replica_mix(position, bits) over n weights whose first has arena position `first`.

@@ -166,10 +166,12 @@ __global__ void __launch_bounds__(CODEC_THREADS) sum_words_kernel(const __grid_c
     if (threadIdx.x % WARP == 0) atomicAdd(sums ? sums + i : seal_of(a, i), sum);
 }
 
-// One thread, so that the first message that differs is the one that is kept.
-__global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, const unsigned long long *sums, uint64_t *fault, uint64_t code) {
-    for (int i = 0; i < a.count && !*fault; i++) {
-        if (i != a.skip && sums[i] != *seal_of(a, i)) *fault = code + (uint64_t)i;
+// One thread, so that the first message that differs is the one that is kept; checks on other streams may find something at the same time.
+__global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, const unsigned long long *sums, unsigned long long *fault, uint64_t code) {
+    for (int i = 0; i < a.count; i++) {
+        if (i == a.skip || sums[i] == *seal_of(a, i)) continue;
+        atomicCAS(fault, 0ull, code + (uint64_t)i);
+        return;
     }
 }
 
@@ -187,7 +189,7 @@ void kernel_seal_messages(Stream *s, const SealMessages *a) {
 
 void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code) {
     sum_messages(s, a, reinterpret_cast<unsigned long long *>(sums));
-    compare_sums_kernel<<<1, 1, 0, stream_handle(s)>>>(*a, reinterpret_cast<unsigned long long *>(sums), fault, code);
+    compare_sums_kernel<<<1, 1, 0, stream_handle(s)>>>(*a, reinterpret_cast<unsigned long long *>(sums), reinterpret_cast<unsigned long long *>(fault), code);
     check_launch(s, "check messages");
 }
 

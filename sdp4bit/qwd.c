@@ -1,4 +1,4 @@
-// qWD and its siblings: see qwd.h. This file is the order of update, gather and apply; the numbers are in kernels.h.
+// qWD and its siblings: see qwd.h. This file is the order of update, gather and apply and which lane each runs on; the numbers are in kernels.h.
 #include "sdp4bit/qwd.h"
 
 // With one replica there is nothing to send: weights are the rounded masters, and no difference may be lost.
@@ -9,8 +9,10 @@ size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire) {
     return (size_t)(plan_weight_message(&plan->bucket[b], wire).bytes * plan->dp);
 }
 
+int qwd_slot(int b) { return b % LANE_SLOTS; }
+
 void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *weights, float *master, float *exp_avg, float *exp_avg_sq,
-                       uint8_t *buffer, Stream *stream) {
+                       uint8_t *buffer, const Lanes *lanes) {
     const Topology *topology = step->topology;
     const Bucket *bucket = &step->plan->bucket[b];
     MessageLayout m = plan_weight_message(bucket, &step->wire);
@@ -41,32 +43,48 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.codes = alone(step) ? (uint8_t *)weights : own;
     u.scales = alone(step) ? NULL : (float *)(void *)(own + m.scales);
     u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix) : own + m.tail;
-    kernel_update_shard(stream, &u);
-    if (!alone(step)) wire_seal_own(step->check, b, (int)row, &m, buffer, stream);
+    if (!alone(step)) lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
+    kernel_update_shard(lanes->last, &u);
+    if (!alone(step)) wire_seal_own(step->check, b, (int)row, &m, buffer, lanes->last);
 }
 
-void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, Comm *comm, Stream *stream) {
+void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, Comm *comm, const Lanes *lanes) {
     if (alone(step)) return;
     const Topology *topology = step->topology;
     MessageLayout m = plan_weight_message(&step->plan->bucket[b], &step->wire);
-    int nodes = topology->nodes;
+    int nodes = topology->nodes, slot = qwd_slot(b);
+    lane_done(lanes, LANE_UPDATED, slot, lanes->last);
     // Between nodes first: each rank fetches its rail's shards into its own row, then the rows travel inside the node as they are.
-    if (nodes > 1) wire_all_gather(step->check, HOP_WEIGHT_RAIL, b, topology->local * nodes, 1, &m, buffer, COMM_RAIL, comm, stream);
-    if (topology->per_node > 1) wire_all_gather(step->check, HOP_WEIGHT_NODE, b, 0, nodes, &m, buffer, COMM_NODE, comm, stream);
+    if (nodes > 1) {
+        lane_wait(lanes, LANE_UPDATED, slot, lanes->rail);
+        wire_all_gather(step->check, topology->local * nodes, 1, &m, buffer, COMM_RAIL, comm, lanes->rail);
+        lane_done(lanes, LANE_RAIL_GATHERED, slot, lanes->rail);
+    }
+    if (topology->per_node > 1) {
+        lane_wait(lanes, nodes > 1 ? LANE_RAIL_GATHERED : LANE_UPDATED, slot, lanes->node);
+        wire_all_gather(step->check, 0, nodes, &m, buffer, COMM_NODE, comm, lanes->node);
+        lane_done(lanes, LANE_NODE_GATHERED, slot, lanes->node);
+    }
 }
 
-void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const uint8_t *buffer, Stream *stream) {
+void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buffer, Comm *comm, const Lanes *lanes) {
     if (alone(step)) return;
+    const Topology *topology = step->topology;
     ApplyWeights a = {0};
     a.control = step->control;
     a.bucket = step->plan->bucket[b];
     a.messages = buffer;
-    a.nodes = step->topology->nodes;
-    a.per_node = step->topology->per_node;
+    a.nodes = topology->nodes;
+    a.per_node = topology->per_node;
     a.message = plan_weight_message(&a.bucket, &step->wire);
     a.codec = step->wire.codec;
     a.group = step->wire.group;
     a.difference = step->wire.difference;
     a.weights = weights;
-    kernel_apply_weights(stream, &a);
+    lane_wait(lanes, a.per_node > 1 ? LANE_NODE_GATHERED : LANE_RAIL_GATHERED, qwd_slot(b), lanes->middle);
+    // The first hop's row first: what it brought wrong, the second has passed on.
+    if (a.nodes > 1) wire_check_gathered(step->check, HOP_WEIGHT_RAIL, b, topology->local * a.nodes, 1, &a.message, buffer, COMM_RAIL, comm, lanes->middle);
+    if (a.per_node > 1) wire_check_gathered(step->check, HOP_WEIGHT_NODE, b, 0, a.nodes, &a.message, buffer, COMM_NODE, comm, lanes->middle);
+    kernel_apply_weights(lanes->middle, &a);
+    lane_done(lanes, LANE_APPLIED, qwd_slot(b), lanes->middle);
 }

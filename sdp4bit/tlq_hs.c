@@ -1,5 +1,7 @@
-// TLq-HS and its siblings: see tlq_hs.h. This file is the order of the hops; the numbers are in kernels.h.
+// TLq-HS and its siblings: see tlq_hs.h. This file is the order of the hops and which lane each runs on; the numbers are in kernels.h.
 #include "sdp4bit/tlq_hs.h"
+
+enum { SLOT_ALIGN = 256 };  // bytes: what kernels and NCCL like
 
 void tlq_workspace(TlqWorkspace *w, const Plan *plan, const GradWire *wire) {
     int64_t largest1 = 0, largest2 = 0;
@@ -11,8 +13,46 @@ void tlq_workspace(TlqWorkspace *w, const Plan *plan, const GradWire *wire) {
             if (level2.bytes > largest2) largest2 = level2.bytes;
         }
     }
-    w->send1_bytes = w->recv1_bytes = (size_t)(largest1 * plan->options.per_node);
-    w->send2_bytes = w->recv2_bytes = (size_t)(largest2 * plan->options.nodes);
+    w->send1_bytes = w->recv1_bytes = LANE_SLOTS * (size_t)round_up64(largest1 * plan->options.per_node, SLOT_ALIGN);
+    w->send2_bytes = w->recv2_bytes = LANE_SLOTS * (size_t)round_up64(largest2 * plan->options.nodes, SLOT_ALIGN);
+}
+
+// Chunk k of bucket b on its way: its messages and the slot of the buffers that they travel in.
+typedef struct Chunk {
+    const TlqStep *step;
+    const Bucket *bucket;
+    SegmentTable table;
+    int b, k, slot;
+    int64_t lo, hi;
+    bool node_hop, rail_hop;
+    MessageLayout level1, level2;
+    uint8_t *send1, *recv1, *send2, *recv2;
+    Comm *comm;
+    const Lanes *lanes;
+} Chunk;
+
+static Chunk chunk_at(const TlqStep *step, int b, int k, Comm *comm, const Lanes *lanes) {
+    const TlqWorkspace *w = &step->workspace;
+    Chunk c = {0};
+    c.step = step;
+    c.bucket = &step->plan->bucket[b];
+    c.table.segment = step->segments + c.bucket->first_segment;
+    c.table.count = c.bucket->segments;
+    c.b = b;
+    c.k = k;
+    c.slot = (int)(lanes->chunks % LANE_SLOTS);
+    plan_chunk(step->plan, c.bucket, step->wire.chunks, k, &c.lo, &c.hi);
+    c.node_hop = step->plan->options.per_node > 1;
+    c.rail_hop = step->plan->options.nodes > 1;
+    plan_grad_messages(step->plan, c.bucket, &step->wire, k, &c.level1, &c.level2);
+    size_t slot = (size_t)c.slot;
+    if (c.node_hop) c.send1 = w->send1 + slot * (w->send1_bytes / LANE_SLOTS);
+    if (c.node_hop) c.recv1 = w->recv1 + slot * (w->recv1_bytes / LANE_SLOTS);
+    if (c.rail_hop) c.send2 = w->send2 + slot * (w->send2_bytes / LANE_SLOTS);
+    if (c.rail_hop) c.recv2 = w->recv2 + slot * (w->recv2_bytes / LANE_SLOTS);
+    c.comm = comm;
+    c.lanes = lanes;
+    return c;
 }
 
 static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int source) {
@@ -20,48 +60,59 @@ static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int sourc
     return key;
 }
 
-// The first hop: level 1, or level 2 alone where every node has one rank.
-static void quantize_and_send(const TlqStep *step, int b, int k, const float *grads, CommScope scope, const MessageLayout *message, uint8_t *send,
-                              uint8_t *recv, Comm *comm, Stream *stream) {
-    bool node_hop = scope == COMM_NODE;
-    const Bucket *bucket = &step->plan->bucket[b];
+// First lane: the messages of the first hop, which is level 1, or level 2 alone where every node has one rank.
+static void quantize(const Chunk *c, const float *grads) {
+    const TlqStep *step = c->step;
+    const MessageLayout *message = c->node_hop ? &c->level1 : &c->level2;
+    CommScope scope = c->node_hop ? COMM_NODE : COMM_RAIL;
+    Stream *stream = c->lanes->first;
     QuantizePartitions q = {0};
     q.grads = grads;
-    q.bucket = *bucket;
-    q.table.segment = step->segments + bucket->first_segment;
-    q.table.count = bucket->segments;
-    plan_chunk(step->plan, bucket, step->wire.chunks, k, &q.lo, &q.hi);
+    q.bucket = *c->bucket;
+    q.table = c->table;
+    q.lo = c->lo;
+    q.hi = c->hi;
     q.scale = 1.0f / (float)step->plan->dp;
     q.hadamard = step->wire.hadamard;
-    q.codec = node_hop ? step->wire.intra_codec : step->wire.inter_codec;
-    q.group = node_hop ? step->wire.intra_group : step->wire.inter_group;
+    q.codec = c->node_hop ? step->wire.intra_codec : step->wire.inter_codec;
+    q.group = c->node_hop ? step->wire.intra_group : step->wire.inter_group;
     q.tail_codec = step->wire.tail_codec;
     q.rounding = step->wire.rounding;
-    q.key = node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, step->topology->dp_rank) : rounding_key(step, PURPOSE_GRAD_LEVEL2, step->topology->node);
-    q.slots = comm_size(comm, scope);
-    q.self = comm_rank(comm, scope);
-    q.send = send;
-    q.self_slot = recv + q.self * message->bytes;
+    q.key = c->node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, step->topology->dp_rank) : rounding_key(step, PURPOSE_GRAD_LEVEL2, step->topology->node);
+    q.slots = comm_size(c->comm, scope);
+    q.self = comm_rank(c->comm, scope);
+    q.send = c->node_hop ? c->send1 : c->send2;
+    q.self_slot = (c->node_hop ? c->recv1 : c->recv2) + q.self * message->bytes;
     q.message = *message;
+    lane_wait(c->lanes, c->node_hop ? LANE_NODE_FREE : LANE_RAIL_FREE, c->slot, stream);
     kernel_quantize_partitions(stream, &q);
-    wire_all_to_all(step->check, node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, b, k, message, send, recv, comm, stream);
+    wire_seal(step->check, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, message, q.send, c->comm, stream);
+    lane_done(c->lanes, LANE_QUANTISED, c->slot, stream);
 }
 
-// The second hop of two.
-static void requantize_and_send(const TlqStep *step, int b, int k, const MessageLayout *level1, const MessageLayout *level2, Comm *comm, Stream *stream) {
-    const Bucket *bucket = &step->plan->bucket[b];
+static void cross_node(const Chunk *c) {
+    Stream *stream = c->lanes->node;
+    lane_wait(c->lanes, LANE_QUANTISED, c->slot, stream);
+    wire_all_to_all(c->step->check, HOP_GRAD_NODE, &c->level1, c->send1, c->recv1, c->comm, stream);
+    lane_done(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
+}
+
+// Middle lane: between the two hops.
+static void requantize(const Chunk *c) {
+    const TlqStep *step = c->step;
+    Stream *stream = c->lanes->middle;
     SumRequantize r = {0};
-    r.received = step->workspace.recv1;
+    r.received = c->recv1;
     r.sources = step->topology->per_node;
-    r.in = *level1;
+    r.in = c->level1;
     r.in_codec = step->wire.intra_codec;
     r.in_group = step->wire.intra_group;
     r.local = step->topology->local;
     r.per_node = step->topology->per_node;
-    r.bucket = *bucket;
-    r.table.segment = step->segments + bucket->first_segment;
-    r.table.count = bucket->segments;
-    plan_chunk(step->plan, bucket, step->wire.chunks, k, &r.lo, &r.hi);
+    r.bucket = *c->bucket;
+    r.table = c->table;
+    r.lo = c->lo;
+    r.hi = c->hi;
     r.codec = step->wire.inter_codec;
     r.group = step->wire.inter_group;
     r.tail_codec = step->wire.tail_codec;
@@ -69,52 +120,67 @@ static void requantize_and_send(const TlqStep *step, int b, int k, const Message
     // Level 2's source is the node: its D ranks hold disjoint shards, so their logical offsets keep the bits apart.
     r.key = rounding_key(step, PURPOSE_GRAD_LEVEL2, step->topology->node);
     r.self = step->topology->node;
-    r.send = step->workspace.send2;
-    r.self_slot = step->workspace.recv2 + r.self * level2->bytes;
-    r.out = *level2;
+    r.send = c->send2;
+    r.self_slot = c->recv2 + r.self * c->level2.bytes;
+    r.out = c->level2;
+    lane_wait(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
+    lane_wait(c->lanes, LANE_RAIL_FREE, c->slot, stream);
+    wire_check(step->check, HOP_GRAD_NODE, c->b, c->k, &c->level1, c->recv1, c->comm, stream);
     kernel_sum_requantize(stream, &r);
-    wire_all_to_all(step->check, HOP_GRAD_RAIL, b, k, level2, step->workspace.send2, step->workspace.recv2, comm, stream);
+    lane_done(c->lanes, LANE_NODE_FREE, c->slot, stream);
+    wire_seal(step->check, HOP_GRAD_RAIL, c->b, c->k, &c->level2, c->send2, c->comm, stream);
+    lane_done(c->lanes, LANE_REQUANTISED, c->slot, stream);
 }
 
-static void sum_shard(const TlqStep *step, int b, int k, float *grads, CommScope scope, const MessageLayout *message, const uint8_t *received,
-                      float *matrix_leaves, float *tail_leaves, Comm *comm, Stream *stream) {
-    const Bucket *bucket = &step->plan->bucket[b];
+static void cross_rail(const Chunk *c) {
+    Stream *stream = c->lanes->rail;
+    lane_wait(c->lanes, c->node_hop ? LANE_REQUANTISED : LANE_QUANTISED, c->slot, stream);
+    wire_all_to_all(c->step->check, HOP_GRAD_RAIL, &c->level2, c->send2, c->recv2, c->comm, stream);
+    lane_done(c->lanes, LANE_RAIL_ARRIVED, c->slot, stream);
+}
+
+// Last lane: what the last hop brought becomes this rank's shard.
+static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float *tail_leaves) {
+    const TlqStep *step = c->step;
+    Stream *stream = c->lanes->last;
+    uint8_t *received = c->rail_hop ? c->recv2 : c->recv1;
     SumFinal f = {0};
     f.received = received;
-    f.sources = comm_size(comm, scope);
-    f.in = *message;
-    f.codec = scope == COMM_NODE ? step->wire.intra_codec : step->wire.inter_codec;
-    f.group = scope == COMM_NODE ? step->wire.intra_group : step->wire.inter_group;
+    f.sources = comm_size(c->comm, c->rail_hop ? COMM_RAIL : COMM_NODE);
+    f.in = c->rail_hop ? c->level2 : c->level1;
+    f.codec = c->rail_hop ? step->wire.inter_codec : step->wire.intra_codec;
+    f.group = c->rail_hop ? step->wire.inter_group : step->wire.intra_group;
     f.tail_codec = step->wire.tail_codec;
     f.hadamard = step->wire.hadamard;
     f.rank = step->topology->dp_rank;
-    f.bucket = *bucket;
-    f.table.segment = step->segments + bucket->first_segment;
-    f.table.count = bucket->segments;
-    plan_chunk(step->plan, bucket, step->wire.chunks, k, &f.lo, &f.hi);
+    f.bucket = *c->bucket;
+    f.table = c->table;
+    f.lo = c->lo;
+    f.hi = c->hi;
     f.grads = grads;
     f.matrix_leaves = matrix_leaves;
     f.tail_leaves = tail_leaves;
+    lane_wait(c->lanes, c->rail_hop ? LANE_RAIL_ARRIVED : LANE_NODE_ARRIVED, c->slot, stream);
+    wire_check(step->check, c->rail_hop ? HOP_GRAD_RAIL : HOP_GRAD_NODE, c->b, c->k, &f.in, received, c->comm, stream);
     kernel_sum_final(stream, &f);
+    lane_done(c->lanes, c->rail_hop ? LANE_RAIL_FREE : LANE_NODE_FREE, c->slot, stream);
 }
 
-void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Stream *stream) {
+void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
-    const TlqWorkspace *w = &step->workspace;
-    int nodes = step->plan->options.nodes, per_node = step->plan->options.per_node;
     if (step->plan->dp == 1) {
-        kernel_square_leaves(stream, matrix_leaves, grads, bucket->matrix_shard);
-        kernel_square_leaves(stream, tail_leaves, grads + bucket->matrix, bucket->tail_shard);
+        kernel_square_leaves(lanes->last, matrix_leaves, grads, bucket->matrix_shard);
+        kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix, bucket->tail_shard);
         return;
     }
     for (int k = 0; k < step->wire.chunks; k++) {
-        MessageLayout level1, level2;
-        plan_grad_messages(step->plan, bucket, &step->wire, k, &level1, &level2);
-        if (level1.bytes + level2.bytes == 0) continue;  // more chunks than borders: this one is empty
-        if (per_node > 1) quantize_and_send(step, b, k, grads, COMM_NODE, &level1, w->send1, w->recv1, comm, stream);
-        else quantize_and_send(step, b, k, grads, COMM_RAIL, &level2, w->send2, w->recv2, comm, stream);
-        if (per_node > 1 && nodes > 1) requantize_and_send(step, b, k, &level1, &level2, comm, stream);
-        if (nodes > 1) sum_shard(step, b, k, grads, COMM_RAIL, &level2, w->recv2, matrix_leaves, tail_leaves, comm, stream);
-        else sum_shard(step, b, k, grads, COMM_NODE, &level1, w->recv1, matrix_leaves, tail_leaves, comm, stream);
+        Chunk c = chunk_at(step, b, k, comm, lanes);
+        if (c.level1.bytes + c.level2.bytes == 0) continue;  // more chunks than borders: this one is empty
+        quantize(&c, grads);
+        if (c.node_hop) cross_node(&c);
+        if (c.node_hop && c.rail_hop) requantize(&c);
+        if (c.rail_hop) cross_rail(&c);
+        sum_shard(&c, grads, matrix_leaves, tail_leaves);
+        lanes->chunks++;
     }
 }

@@ -4,14 +4,15 @@
 #pragma once
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"
+#include "sdp4bit/lanes.h"
 #include "sdp4bit/wire.h"
 LLMC_BEGIN
 
-// Buffers shared by all buckets, sized by tlq_workspace for the largest chunk.
+// Buffers shared by all buckets: two slots of each, sized by tlq_workspace for the largest chunk, so that a chunk is quantised while the one before travels.
 typedef struct TlqWorkspace {
-    uint8_t *send1, *recv1;  // level 1: (D) messages
-    uint8_t *send2, *recv2;  // level 2: (N) messages
-    size_t send1_bytes, recv1_bytes, send2_bytes, recv2_bytes;
+    uint8_t *send1, *recv1;  // level 1: (LANE_SLOTS, D) messages
+    uint8_t *send2, *recv2;  // level 2: (LANE_SLOTS, N) messages
+    size_t send1_bytes, recv1_bytes, send2_bytes, recv2_bytes;  // of all slots
 } TlqWorkspace;
 // Fills the sizes for this plan and wire; the caller allocates.
 void tlq_workspace(TlqWorkspace *workspace, const Plan *plan, const GradWire *wire);
@@ -28,6 +29,7 @@ typedef struct TlqStep {
 
 // Reduces bucket b: this rank's windows of `grads` (bucket->matrix + bucket->tail, fp32, device) become the mean over the dp ranks; the rest of the bucket is
 // left as it was. Leaves of the norm go to matrix_leaves (matrix_shard / 32) and tail_leaves (ceil(tail_shard / 32)). dp = 1: the gradient stays exact.
-void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Stream *stream);
+// `grads` must be complete for lanes->first and lanes->last; the result is in the order of lanes->last.
+void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Lanes *lanes);
 
 LLMC_END

@@ -16,18 +16,28 @@ static void inject(Wire *wire, uint8_t *message, Stream *stream) {
     if (wire && fault_due(wire->faults, FAULT_MESSAGE, wire->step, wire->exchange++)) fault_flip(stream, message, wire->rank);
 }
 
-void wire_all_to_all(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream) {
-    CommScope scope = hop == HOP_GRAD_NODE ? COMM_NODE : COMM_RAIL;
-    int size = comm_size(comm, scope), self = comm_rank(comm, scope);
-    SealMessages s = {send, size, self, message->bytes, sealed(wire, message) ? message_key(wire, false, b, k) : 0, (uint32_t)self << 16, 1};
-    if (sealed(wire, message)) kernel_seal_messages(stream, &s);
-    comm_all_to_all(comm, scope, send, recv, (size_t)message->bytes, stream);
-    inject(wire, recv + (self + 1) % size * message->bytes, stream);
+static CommScope scope_of(WireHop hop) { return hop == HOP_GRAD_NODE ? COMM_NODE : COMM_RAIL; }
+
+static uint64_t *sums_of(const Wire *wire, WireHop hop, const Comm *comm) { return wire->sums + (int)hop * comm_size(comm, COMM_GROUP); }
+
+void wire_seal(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Comm *comm, Stream *stream) {
     if (!sealed(wire, message)) return;
-    s.messages = recv;
-    s.first = (uint32_t)self;  // from i to self, where the other side sealed from itself to each
-    s.stride = 1u << 16;
-    kernel_check_messages(stream, &s, wire->sums, wire->fault, fault_code(hop, b));
+    int size = comm_size(comm, scope_of(hop)), self = comm_rank(comm, scope_of(hop));
+    SealMessages s = {send, size, self, message->bytes, message_key(wire, false, b, k), (uint32_t)self << 16, 1};  // from self to i
+    kernel_seal_messages(stream, &s);
+}
+
+void wire_all_to_all(Wire *wire, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream) {
+    CommScope scope = scope_of(hop);
+    comm_all_to_all(comm, scope, send, recv, (size_t)message->bytes, stream);
+    inject(wire, recv + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * message->bytes, stream);
+}
+
+void wire_check(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Comm *comm, Stream *stream) {
+    if (!sealed(wire, message)) return;
+    int size = comm_size(comm, scope_of(hop)), self = comm_rank(comm, scope_of(hop));
+    SealMessages s = {recv, size, self, message->bytes, message_key(wire, false, b, k), (uint32_t)self, 1u << 16};  // from i to self
+    kernel_check_messages(stream, &s, sums_of(wire, hop, comm), wire->fault, fault_code(hop, b));
 }
 
 void wire_seal_own(Wire *wire, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
@@ -36,14 +46,16 @@ void wire_seal_own(Wire *wire, int b, int slot, const MessageLayout *message, ui
     kernel_seal_messages(stream, &s);
 }
 
-void wire_all_gather(Wire *wire, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
-    int size = comm_size(comm, scope), self = comm_rank(comm, scope);
+void wire_all_gather(Wire *wire, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
     uint8_t *row = buffer + first * message->bytes;
     comm_all_gather(comm, scope, row, (size_t)(run * message->bytes), stream);
-    inject(wire, row + (self + 1) % size * run * message->bytes, stream);
+    inject(wire, row + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * run * message->bytes, stream);
+}
+
+void wire_check_gathered(Wire *wire, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
     if (!sealed(wire, message)) return;
-    SealMessages s = {row, size * run, -1, message->bytes, message_key(wire, true, b, 0), (uint32_t)first, 1};
-    kernel_check_messages(stream, &s, wire->sums, wire->fault, fault_code(hop, b) | (uint64_t)first);
+    SealMessages s = {buffer + first * message->bytes, comm_size(comm, scope) * run, -1, message->bytes, message_key(wire, true, b, 0), (uint32_t)first, 1};
+    kernel_check_messages(stream, &s, sums_of(wire, hop, comm), wire->fault, fault_code(hop, b) | (uint64_t)first);
 }
 
 bool wire_error(uint64_t fault, int receiver, const Topology *t, Error *err) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Everything about one GPU that a test can tell, in a few minutes: device, GEMMs, collectives of one rank, every op against the CPU backend, every
-# kernel of the exact regime bit for bit, whole training runs against the CPU program and against themselves, compute-sanitizer on a short run.
+# Everything about GPUs that a test can tell, in some minutes: device, GEMMs, collectives, every op against the CPU backend, every kernel of the exact
+# regime bit for bit, whole training runs against the CPU program and against themselves, ranks on one GPU or more (where mpirun is), in every shape of nodes
+# that the GPUs allow, against the one-process simulator and with overlap against without, compute-sanitizer on a short run.
 # Builds first (--no-build: uses what is in $BUILD and $CPU_BUILD, for programs carried from another machine). Ends with "N passed, N failed, N skipped".
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer]
@@ -135,6 +136,78 @@ print("first loss %.1e, first norm %.1e, worst loss of %d steps %.1e (relative)"
 sys.exit(0 if len(cpu) == len(gpu) == 20 and first[0] < 1e-4 and first[1] < 1e-3 and worst < 1e-2 else 1)
 END
 then ok "20 steps against the CPU program"; else not_ok "20 steps against the CPU program" "the line above"; fi
+
+# --- ranks -------------------------------------------------------------------------------------------------------------------------------
+gpus=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi --list-gpus | wc -l; fi)
+mpi=(mpirun --oversubscribe --bind-to none)
+mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && mpi+=(-q)
+# fits NODES PER_NODE: on GPUs of their own, or shared by emulated nodes (topology_share_devices).
+fits() {
+    [ $(($1 * $2)) -le "$gpus" ] || { [ "$1" -gt 1 ] && [ $(($1 * $2)) -le $((4 * gpus)) ] && [ "$2" -le "$gpus" ] && [ $((gpus % $2)) -eq 0 ]; }
+}
+# trained NAME NODES PER_NODE FLAGS...: iteration, loss and norm of every step in $work/NAME; no replica was repaired.
+trained() {
+    local name=$1 nodes=$2 per_node=$3 emulate=()
+    shift 3
+    [ "$nodes" -gt 1 ] && emulate=(--emulate-nodes)
+    rm -f "$work/jsonl" "$work/$name"
+    timeout -k 5 300 "${mpi[@]}" -np $((nodes * per_node)) "$gpu" "${model[@]}" --micro-batch-size 1 --global-batch-size 16 --log-interval 1 --ddp-bucket-size 500000 \
+        --gpus-per-node "$per_node" ${emulate[@]+"${emulate[@]}"} --distributed-timeout-minutes 2 "$@" --log-jsonl "$work/jsonl" >"$work/log" 2>&1 </dev/null ||
+        { not_ok "$name" "$(grep -m 1 '^error' "$work/log" || tail -n 1 "$work/log")"; return 1; }
+    sed -n 's/^{"kind":"train","iteration":\([0-9]*\),.*"loss":\([^,}]*\)[,}].*"grad_norm":\([^,}]*\)[,}].*/\1 \2 \3/p' "$work/jsonl" >"$work/$name"
+    if grep -q '"kind":"repair"' "$work/jsonl"; then not_ok "$name" "replicas differed: $(grep -m 1 WARNING "$work/log")"; return 1; fi
+}
+# overlapped NAME NODES PER_NODE FLAGS...: with overlap every loss and norm is what it is when one thing happens after the other.
+overlapped() {
+    local name=$1 nodes=$2 per_node=$3
+    shift 3
+    trained overlap "$nodes" "$per_node" --train-iters 40 --deterministic-mode --verify-replicas-interval 1 "$@" || return
+    trained serial "$nodes" "$per_node" --train-iters 40 --deterministic-mode --verify-replicas-interval 1 --no-overlap "$@" || return
+    if [ "$(wc -l <"$work/overlap")" -ne 40 ]; then not_ok "$nodes x $per_node ranks, $name" "$(wc -l <"$work/overlap") of 40 steps in the log"
+    elif cmp -s "$work/overlap" "$work/serial"; then ok "$nodes x $per_node ranks, $name: overlap changes no bit of 40 steps"
+    else not_ok "$nodes x $per_node ranks, $name" "with and without overlap differ: $(diff "$work/overlap" "$work/serial" | sed -n '2p')"; fi
+}
+# exact NODES PER_NODE RANKS FLAGS...: the exact regime against the simulator, to the bit.
+exact() {
+    local name=$1 rc p f
+    shift
+    timeout -k 5 500 "${mpi[@]}" -np "$@" >"$work/log" 2>&1 </dev/null
+    rc=$? p=$(grep -c '^ok ' "$work/log") f=$(grep -c '^not ok ' "$work/log")
+    grep '^not ok ' "$work/log"
+    passed=$((passed + p)) failed=$((failed + f))
+    if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "exact regime, $name" "exit code $rc: $(tail -n 1 "$work/log")"; else echo "exact regime against the simulator, $name: $p passed, $f failed"; fi
+}
+if ! command -v mpirun >/dev/null; then
+    skip ranks "mpirun is not installed"
+else
+    sdp4bit=(--quantized-weights --quantized-gradients --hadamard-transform --gradient-alltoall-pipeline 3)
+    last=
+    for shape in "1 2" "2 1" "2 2" "4 1" "4 2"; do
+        # shellcheck disable=SC2086 # two numbers
+        fits $shape || { skip "${shape/ / x } ranks" "$gpus GPUs"; continue; }
+        read -r nodes per_node <<<"$shape"
+        overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}"
+        overlapped "SDP4Bit with checksums" "$nodes" "$per_node" "${sdp4bit[@]}" --verify-wire
+        overlapped "bf16 gradients" "$nodes" "$per_node" --grad-reduce-in-bf16 --gradient-alltoall-pipeline 3
+        overlapped "fp32 gradients" "$nodes" "$per_node" --gradient-alltoall-pipeline 3
+        last=$shape
+    done
+    if [ -n "$last" ]; then
+        read -r nodes per_node <<<"$last"
+        trained "a thousand steps" "$nodes" "$per_node" --num-layers 2 --hidden-size 64 --num-attention-heads 1 --seq-length 64 --max-position-embeddings 64 --vocab-size 200 \
+            --train-iters 1000 --log-interval 100 --ddp-bucket-size 1 --verify-replicas-interval 100 "${sdp4bit[@]}" && ok "replicas of $nodes x $per_node ranks are equal for 1000 steps"
+    fi
+    for ranks in 1 2 4 8; do
+        if [ $ranks -le "$gpus" ]; then
+            exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"
+            for ((nodes = 1; ranks > 1 && nodes <= ranks; nodes *= 2)); do counted "collectives, $nodes x $((ranks / nodes)) ranks" "${mpi[@]}" -np $ranks "$BUILD/test/gpu/test_comm_gpu" --nodes $nodes; done
+            continue
+        fi
+        for ((per_node = 1; per_node < ranks; per_node *= 2)); do
+            fits $((ranks / per_node)) $per_node && exact "$((ranks / per_node)) x $per_node ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi" --emulate-nodes $per_node
+        done
+    done
+fi
 
 if [ $sanitizer = 0 ]; then
     skip compute-sanitizer "--no-sanitizer"

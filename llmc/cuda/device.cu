@@ -49,6 +49,13 @@ static bool driver_is_new_enough(Error *err) {
                      version_major(driver), version_minor(driver), version_major(runtime), version_minor(runtime));
 }
 
+int device_count(void) {
+    int gpus = 0;
+    if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
+    cudaGetLastError();  // device_open tells what is wrong
+    return gpus;
+}
+
 static bool gpu_exists(int index, Error *err) {
     int gpus = 0;
     cudaError_t status = cudaGetDeviceCount(&gpus);
@@ -224,12 +231,20 @@ void host_free(Device *device, void *memory) { cuda_check(device->site, cudaFree
 
 // --- streams and events ----------------------------------------------------------------------------------------------------------
 
-Stream *stream_create(Device *device, const char *name) {
+static Stream *create_stream(Device *device, const char *name, int priority) {
     Stream *stream = (Stream *)xcalloc(1, sizeof *stream, "a stream");
     stream->device = device;
     stream->name = name;
-    cuda_check(device->site, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "making a stream");
+    cuda_check(device->site, cudaStreamCreateWithPriority(&stream->handle, cudaStreamNonBlocking, priority), "making a stream");
     return stream;
+}
+
+Stream *stream_create(Device *device, const char *name) { return create_stream(device, name, 0); }
+
+Stream *stream_create_urgent(Device *device, const char *name) {
+    int lowest = 0, highest = 0;
+    cuda_check(device->site, cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for the streams' priorities");
+    return create_stream(device, name, highest);
 }
 
 void stream_destroy(Stream *stream) {

@@ -35,6 +35,7 @@ static void test_open(Checks *c, Device *device) {
     if (strstr(device_name(device), "H100 80GB HBM3") || strstr(device_name(device), "H200")) {
         check(c, device_peak_flops(device) == 989.4e12, "peak of %s is %g", device_name(device), device_peak_flops(device));
     }
+    check(c, device_count() > 0 && device_count() < 1000, "%d GPUs", device_count());
     const int missing[] = {-1, 1000};
     for (int i = 0; i < 2; i++) {
         Error err = {};
@@ -185,6 +186,12 @@ static void test_events(Checks *c, Device *device) {
     double ms = event_elapsed_ms(start, stop);
     check(c, ms >= 99 && ms < 150, "100 ms of work took %.2f ms by the events", ms);
     check(c, event_elapsed_ms(stop, start) < 0, "time does not run backwards from stop to start");
+    Stream *urgent = stream_create_urgent(device, "communication");
+    int usual = 0, priority = 0;
+    cudaStreamGetPriority(stream_handle(first), &usual);
+    cudaStreamGetPriority(stream_handle(urgent), &priority);
+    check(c, usual == 0 && priority < usual, "priority %d of an urgent stream, %d of another", priority, usual);  // lower numbers go first
+    stream_destroy(urgent);
     stream_destroy(first);
     stream_destroy(second);
     event_destroy(start);

@@ -1,7 +1,9 @@
 // The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the one-process simulator, to the bit: every shape of
 // nodes x ranks that this number of ranks allows, every arm, several chunk counts, four consecutive steps of which the third is poisoned
 // with a NaN or an infinity and must be skipped everywhere. Run under mpirun with 1 to 16 ranks; prints ok / not ok on rank 0, exits 0 or 1.
-// CPU backend only: device memory is read directly.
+// Serves both backends (build/test/gpu/test_sdp4bit_mpi is the GPU's): the simulator always computes on the host.
+//
+//   test_sdp4bit_mpi [--emulate-nodes PER_NODE]   only this shape, whose node borders are real for NCCL, so that nodes may share GPUs
 // ranks: 1 2 3 4 8 16
 #include <math.h>
 #include <mpi.h>
@@ -9,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/emulate.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
 #include "test/mpi/simulator.h"
@@ -130,7 +133,8 @@ static float rate_if_skipped(uint32_t step) { return 2e-3f / (float)step; }
 typedef struct Machine {
     int rank, size;
     Device *device;
-    Stream *stream;
+    Lanes *lanes;
+    Stream *stream;  // the last lane
 } Machine;
 
 typedef struct Trial {
@@ -145,14 +149,20 @@ typedef struct Trial {
     TlqStep tlq;
     QwdStep qwd;
     Wire wire;                               // every other trial seals its messages
+    // device memory
     Faults faults;
+    Segment *segments;
     floatX *weights;                         // (arena)
-    float *local, *grads;                    // (arena) as made, and as reduced in this rank's windows
+    float *grads;                            // (arena) reduced in this rank's windows
     float *master, *exp_avg, *exp_avg_sq;    // (shard_elements)
     float *leaves, *piece_sums;
     StepRecord *records;
     StepControl *control;
+    uint64_t *hash;
+    float *loss;
     uint8_t *gather[3];
+    // host memory
+    float *local;                            // (arena) this rank's gradients as made
     Simulator sim;                           // whole on rank 0; elsewhere only the arrays it broadcasts into
     float **all_grads;                       // rank 0: (dp) arenas
     float *losses;                           // (dp)
@@ -165,12 +175,21 @@ static void *allocate(Trial *t, size_t bytes) {
     return p;
 }
 
-static void build_plan(Trial *t, int per_node) {
+// To the device and back, in the order of the last lane.
+static void upload(Trial *t, void *device, const void *host, size_t bytes) {
+    copy_to_device(t->machine->stream, device, host, bytes);
+    lanes_after(t->machine->lanes, t->machine->lanes->first, t->machine->stream);
+}
+static void *download(const Trial *t, const void *device, size_t bytes) {
+    void *host = xmalloc(bytes + 1, "the test");
+    copy_to_host(t->machine->stream, host, device, bytes);
+    stream_synchronize(t->machine->stream);
+    return host;
+}
+
+static void build_plan(Trial *t) {
     const Arm *arm = t->arm;
-    int *hosts = (int *)xcalloc((size_t)t->machine->size, sizeof *hosts, "the hosts");
     Error err = {0};
-    if (!topology_build(&t->topology, t->machine->rank, t->machine->size, hosts, per_node, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
-    free(hosts);
     PlanOptions options;
     options.nodes = t->topology.nodes;
     options.per_node = t->topology.per_node;
@@ -184,7 +203,7 @@ static void build_plan(Trial *t, int per_node) {
 }
 
 static void build_steps(Trial *t, int chunks) {
-    t->wire.sums = (uint64_t *)allocate(t, (size_t)t->plan.dp * sizeof(uint64_t));
+    t->wire.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->plan.dp * sizeof(uint64_t));
     t->wire.fault = (uint64_t *)allocate(t, sizeof(uint64_t));
     t->wire.faults = &t->faults;
     t->tlq.check = t->qwd.check = &t->wire;
@@ -192,7 +211,10 @@ static void build_steps(Trial *t, int chunks) {
     t->tlq.topology = t->qwd.topology = &t->topology;
     t->tlq.wire = t->arm->grad;
     t->tlq.wire.chunks = chunks;
-    t->tlq.segments = t->qwd.segments = t->plan.segments;
+    size_t table = (size_t)t->plan.segments_total * sizeof(Segment);
+    t->segments = (Segment *)allocate(t, table);
+    upload(t, t->segments, t->plan.segments, table);
+    t->tlq.segments = t->qwd.segments = t->segments;
     t->tlq.seed = t->qwd.seed = SEED;
     t->qwd.wire = t->arm->weight;
     t->qwd.beta1 = BETA1;
@@ -220,10 +242,17 @@ static void build_state(Trial *t) {
     t->piece_sums = (float *)allocate(t, 2 * (size_t)t->plan.buckets * sizeof(float));
     t->records = (StepRecord *)allocate(t, (size_t)t->plan.dp * sizeof(StepRecord));
     t->control = (StepControl *)allocate(t, sizeof(StepControl));
-    t->control->beta1_power = t->control->beta2_power = 1.0;
-    t->control->applied = 1;
+    t->hash = (uint64_t *)allocate(t, sizeof(uint64_t));
+    t->loss = (float *)allocate(t, sizeof(float));
+    StepControl control = {0};
+    control.beta1_power = control.beta2_power = 1.0;
+    control.applied = 1;
+    upload(t, t->control, &control, sizeof control);
     t->qwd.control = t->control;
-    initial_weights(&t->plan, t->tensors, t->weights);
+    floatX *weights = (floatX *)xmalloc(arena * sizeof(floatX), "the test");
+    initial_weights(&t->plan, t->tensors, weights);
+    upload(t, t->weights, weights, arena * sizeof(floatX));
+    free(weights);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         const floatX *matrix = t->weights + bucket->arena + t->topology.dp_rank * bucket->matrix_shard;
@@ -235,7 +264,9 @@ static void build_state(Trial *t) {
 
 static void build_simulator(Trial *t) {
     SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2, EPSILON, WEIGHT_DECAY, clip_of(t->number), true, SPIKE_FACTOR};
-    simulator_create(&t->sim, &o, t->weights);
+    floatX *weights = (floatX *)download(t, t->weights, (size_t)t->plan.arena_elements * sizeof(floatX));
+    simulator_create(&t->sim, &o, weights);
+    free(weights);
     t->all_grads = (float **)xcalloc((size_t)t->plan.dp, sizeof *t->all_grads, "the test");
     t->losses = (float *)xcalloc((size_t)t->plan.dp, sizeof *t->losses, "the test");
     for (int r = 0; t->machine->rank == 0 && r < t->plan.dp; r++) {
@@ -244,7 +275,7 @@ static void build_simulator(Trial *t) {
 }
 
 static void free_trial(Trial *t) {
-    void *memory[] = {t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->wire.sums, t->wire.fault,
+    void *memory[] = {t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->wire.sums, t->wire.fault,
                       t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
     for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
@@ -253,52 +284,57 @@ static void free_trial(Trial *t) {
     free(t->losses);
     free(t->local);
     simulator_free(&t->sim);
-    comm_destroy(t->comm);
     plan_free(&t->plan);
 }
 
 // --- a step on both sides --------------------------------------------------------------------------------------------------------
 
+static void poison(Trial *t, void *device, size_t bytes) {
+    void *host = memset(xmalloc(bytes + 1, "the test"), 0xEE, bytes);
+    upload(t, device, host, bytes);
+    free(host);
+}
+
 // Stale bytes of an earlier step must not matter.
 static void poison_buffers(Trial *t) {
     TlqWorkspace *w = &t->tlq.workspace;
-    memset(w->send1, 0xEE, w->send1_bytes);
-    memset(w->recv1, 0xEE, w->recv1_bytes);
-    memset(w->send2, 0xEE, w->send2_bytes);
-    memset(w->recv2, 0xEE, w->recv2_bytes);
-    for (int b = 0; b < t->plan.buckets; b++) memset(t->gather[b], 0xEE, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
-    memset(t->leaves, 0xEE, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
+    poison(t, w->send1, w->send1_bytes);
+    poison(t, w->recv1, w->recv1_bytes);
+    poison(t, w->send2, w->send2_bytes);
+    poison(t, w->recv2, w->recv2_bytes);
+    for (int b = 0; b < t->plan.buckets; b++) poison(t, t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+    poison(t, t->leaves, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
 }
 
 static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     Stream *s = t->machine->stream;
     t->tlq.step = t->qwd.step = step;
     t->wire.step = step;
-    memcpy(t->grads, t->local, (size_t)t->plan.arena_elements * sizeof(float));
+    upload(t, t->grads, t->local, (size_t)t->plan.arena_elements * sizeof(float));
+    upload(t, t->loss, &loss, sizeof loss);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         float *tail_leaves = t->leaves + bucket->matrix_shard / 32;
-        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena, t->leaves, tail_leaves, t->comm, s);
+        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena, t->leaves, tail_leaves, t->comm, t->machine->lanes);
         kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_shard / 32);
         kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, 32));
     }
-    kernel_step_record(s, t->records + t->topology.dp_rank, t->piece_sums, 2 * t->plan.buckets, &loss);
+    kernel_step_record(s, t->records + t->topology.dp_rank, t->piece_sums, 2 * t->plan.buckets, t->loss);
     comm_all_gather(t->comm, COMM_GROUP, t->records, sizeof(StepRecord), s);
     Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step), rate_if_skipped(step), true, false, SPIKE_FACTOR, SPIKE_FACTOR};
     kernel_judge(s, t->control, &j);
 }
 
 static void update_weights(Trial *t) {
-    Stream *s = t->machine->stream;
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         floatX *weights = t->weights + bucket->arena;
         qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena, weights, t->master + bucket->shard, t->exp_avg + bucket->shard,
-                          t->exp_avg_sq + bucket->shard, t->gather[b], s);
-        qwd_gather_bucket(&t->qwd, b, t->gather[b], t->comm, s);
-        qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], s);
+                          t->exp_avg_sq + bucket->shard, t->gather[b], t->machine->lanes);
+        qwd_gather_bucket(&t->qwd, b, t->gather[b], t->comm, t->machine->lanes);
+        qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->comm, t->machine->lanes);
     }
-    stream_synchronize(s);
+    lanes_synchronize(t->machine->lanes);
 }
 
 static void simulate(Trial *t, uint32_t step) {
@@ -346,34 +382,42 @@ static bool same_gradients(const Trial *t, uint32_t step) {
         memcpy(expected + matrix, t->sim.reduced + matrix, (size_t)bucket->matrix_shard * sizeof *expected);
         memcpy(expected + tail, t->sim.reduced + tail, (size_t)bucket->tail_shard * sizeof *expected);
     }
-    bool ok = same_floats(t, step, "gradient", t->grads, expected, arena);
+    float *grads = (float *)download(t, t->grads, (size_t)arena * sizeof *grads);
+    bool ok = same_floats(t, step, "gradient", grads, expected, arena);
+    free(grads);
     free(expected);
     return ok;
 }
 
-static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *shard, const float *whole) {
+static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *device, const float *whole) {
     int64_t rank = t->topology.dp_rank;
-    for (int b = 0; b < t->plan.buckets; b++) {
+    float *shard = (float *)download(t, device, (size_t)t->plan.shard_elements * sizeof *shard);
+    bool ok = true;
+    for (int b = 0; ok && b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         const float *matrix = whole + bucket->arena + rank * bucket->matrix_shard;
         const float *tail = whole + bucket->arena + bucket->matrix + rank * bucket->tail_shard;
-        if (memcmp(shard + bucket->shard, matrix, (size_t)bucket->matrix_shard * sizeof *shard)) return complain(t, step, what, b);
-        if (memcmp(shard + bucket->shard + bucket->matrix_shard, tail, (size_t)bucket->tail_shard * sizeof *shard)) {
-            return complain(t, step, what, b);
-        }
+        ok = memcmp(shard + bucket->shard, matrix, (size_t)bucket->matrix_shard * sizeof *shard) == 0 &&
+             memcmp(shard + bucket->shard + bucket->matrix_shard, tail, (size_t)bucket->tail_shard * sizeof *shard) == 0;
+        if (!ok) complain(t, step, what, b);
+    }
+    free(shard);
+    return ok;
+}
+
+static bool same_records(const Trial *t, uint32_t step, const StepRecord *records, uint64_t fault) {
+    for (int r = 0; r < t->plan.dp; r++) {
+        const StepRecord *a = &records[r], *b = &t->sim.records[r];
+        bool squares = a->sum_squares == b->sum_squares || (isnan(a->sum_squares) && isnan(b->sum_squares));
+        bool loss = a->loss == b->loss || (isnan(a->loss) && isnan(b->loss));
+        if (!squares || !loss) return complain(t, step, "record", r);
+        if (fault) return complain(t, step, "a message's checksum", (int64_t)fault);
     }
     return true;
 }
 
-static bool same_verdict(const Trial *t, uint32_t step) {
-    for (int r = 0; r < t->plan.dp; r++) {
-        const StepRecord *a = &t->records[r], *b = &t->sim.records[r];
-        bool squares = a->sum_squares == b->sum_squares || (isnan(a->sum_squares) && isnan(b->sum_squares));
-        bool loss = a->loss == b->loss || (isnan(a->loss) && isnan(b->loss));
-        if (!squares || !loss) return complain(t, step, "record", r);
-        if (*t->wire.fault) return complain(t, step, "a message's checksum", (int64_t)*t->wire.fault);
-    }
-    StepControl a = *t->control, b = t->sim.control;
+static bool same_control(const Trial *t, uint32_t step, StepControl a) {
+    StepControl b = t->sim.control;
     if (a.applied != (step != POISONED_STEP)) return complain(t, step, "verdict", a.applied);
     if (step == POISONED_STEP) {  // norm, loss and clip coefficient of a skipped step may be NaN
         a.grad_norm = b.grad_norm = a.loss = b.loss = a.clip_coefficient = b.clip_coefficient = 0;
@@ -381,36 +425,62 @@ static bool same_verdict(const Trial *t, uint32_t step) {
     return memcmp(&a, &b, sizeof a) == 0 || complain(t, step, "control", 0);
 }
 
-static bool same_replicas(const Trial *t, uint32_t step) {
-    size_t arena = (size_t)t->plan.arena_elements;
-    if (memcmp(t->weights, t->sim.replica, arena * sizeof(floatX))) return complain(t, step, "replica", 0);
-    uint64_t hash = 0;
+static bool same_verdict(const Trial *t, uint32_t step) {
+    StepRecord *records = (StepRecord *)download(t, t->records, (size_t)t->plan.dp * sizeof *records);
+    uint64_t *fault = (uint64_t *)download(t, t->wire.fault, sizeof *fault);
+    StepControl *control = (StepControl *)download(t, t->control, sizeof *control);
+    bool ok = same_records(t, step, records, *fault) && same_control(t, step, *control);
+    free(records);
+    free(fault);
+    free(control);
+    return ok;
+}
+
+static uint64_t replica_hash(const Trial *t) {
+    int64_t arena = t->plan.arena_elements;
+    set_zero(t->machine->stream, t->hash, sizeof(uint64_t));
     // In two parts, each with its position: the hash does not depend on how the work is split.
-    kernel_replica_hash(t->machine->stream, &hash, t->weights, 0, (int64_t)arena / 3);
-    kernel_replica_hash(t->machine->stream, &hash, t->weights + arena / 3, (int64_t)arena / 3, (int64_t)(arena - arena / 3));
-    if (hash != simulator_hash(&t->sim)) return complain(t, step, "replica hash", 0);
-    uint64_t lowest = hash, highest = hash;
+    kernel_replica_hash(t->machine->stream, t->hash, t->weights, 0, arena / 3);
+    kernel_replica_hash(t->machine->stream, t->hash, t->weights + arena / 3, arena / 3, arena - arena / 3);
+    uint64_t *found = (uint64_t *)download(t, t->hash, sizeof *found), hash = *found;
+    free(found);
+    return hash;
+}
+
+static bool same_replicas(const Trial *t, uint32_t step) {
+    size_t bytes = (size_t)t->plan.arena_elements * sizeof(floatX);
+    floatX *weights = (floatX *)download(t, t->weights, bytes);
+    bool same = memcmp(weights, t->sim.replica, bytes) == 0;
+    free(weights);
+    uint64_t hash = replica_hash(t), lowest = hash, highest = hash;
+    if (!same) complain(t, step, "replica", 0);
+    if (hash != simulator_hash(&t->sim)) same = complain(t, step, "replica hash", 0);
     MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, &highest, 1, MPI_UINT64_T, MPI_MAX, MPI_COMM_WORLD);
-    return lowest == highest || complain(t, step, "another rank's replica hash", 0);
+    return (lowest == highest || complain(t, step, "another rank's replica hash", 0)) && same;
 }
 
 // A skipped step's messages carry zero codes and zero scales, whatever the gradients were.
-static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
-    if (step != POISONED_STEP || t->plan.dp == 1 || !codec_info(t->arm->weight.codec).levels) return true;
-    for (int b = 0; b < t->plan.buckets; b++) {
-        MessageLayout m = plan_weight_message(&t->plan.bucket[b], &t->arm->weight);
-        for (int slot = 0; slot < t->plan.dp; slot++) {
-            const uint8_t *message = t->gather[b] + slot * m.bytes;
-            for (int64_t i = 0; i < m.codes_stride; i++) {
-                if (message[i]) return complain(t, step, "a skipped step's codes", i);
-            }
-            for (int64_t i = 0; i < m.scales_stride; i++) {
-                if (message[m.scales + i]) return complain(t, step, "a skipped step's scales", i);
-            }
-        }
+static bool message_is_zero(const Trial *t, uint32_t step, const uint8_t *message, const MessageLayout *m) {
+    for (int64_t i = 0; i < m->codes_stride; i++) {
+        if (message[i]) return complain(t, step, "a skipped step's codes", i);
+    }
+    for (int64_t i = 0; i < m->scales_stride; i++) {
+        if (message[m->scales + i]) return complain(t, step, "a skipped step's scales", i);
     }
     return true;
+}
+
+static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
+    if (step != POISONED_STEP || t->plan.dp == 1 || !codec_info(t->arm->weight.codec).levels) return true;
+    bool ok = true;
+    for (int b = 0; ok && b < t->plan.buckets; b++) {
+        MessageLayout m = plan_weight_message(&t->plan.bucket[b], &t->arm->weight);
+        uint8_t *messages = (uint8_t *)download(t, t->gather[b], (size_t)(t->plan.dp * m.bytes));
+        for (int slot = 0; ok && slot < t->plan.dp; slot++) ok = message_is_zero(t, step, messages + slot * m.bytes, &m);
+        free(messages);
+    }
+    return ok;
 }
 
 // What one step handed to the transport is what the plan says, to the byte.
@@ -469,15 +539,14 @@ static bool run_step(Trial *t, uint32_t step) {
     return on_all(ok) && on_all(same_replicas(t, step));
 }
 
-static bool run_trial(const Machine *machine, int arm, int per_node, int chunks) {
+static bool run_trial(const Machine *machine, const Topology *topology, Comm *comm, int arm, int chunks) {
     Trial *t = (Trial *)xcalloc(1, sizeof *t, "a trial");
     t->machine = machine;
+    t->topology = *topology;
+    t->comm = comm;
     t->arm = &arms[arm];
-    t->number = (uint32_t)(arm + 7 * chunks + per_node);
-    build_plan(t, per_node);
-    Error err = {0};
-    t->comm = comm_create(machine->device, &t->topology, MPI_COMM_WORLD, &err);
-    if (!t->comm) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
+    t->number = (uint32_t)(arm + 7 * chunks + topology->per_node);
+    build_plan(t);
     build_steps(t, chunks);
     build_state(t);
     build_simulator(t);
@@ -488,28 +557,47 @@ static bool run_trial(const Machine *machine, int arm, int per_node, int chunks)
     return ok;
 }
 
+// Every arm on nodes of per_node ranks; returns how many failed. emulate: see emulate.h.
+static int run_shape(Machine *machine, int per_node, bool emulate) {
+    Topology topology;
+    Error err = {0};
+    int *hosts = (int *)xcalloc((size_t)machine->size, sizeof *hosts, "the hosts"), failures = 0;
+    static const int chunk_counts[] = {1, 3, 50};  // 50: more than borders, so that some are empty
+    if (!topology_build(&topology, machine->rank, machine->size, hosts, per_node, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+    topology_share_devices(&topology, device_count(), emulate);
+    Launch launch = {machine->rank, machine->size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test"};
+    if (emulate) emulate_nodes(&topology, &launch);
+    Lanes lanes;
+    machine->device = device_open(topology.device, NULL, &err);
+    if (!machine->device) fatal(NULL, err.code, "%s", err.what);
+    lanes_open(&lanes, machine->device, machine->size > 1);
+    machine->lanes = &lanes;
+    machine->stream = lanes.last;
+    Comm *comm = comm_create(machine->device, &topology, MPI_COMM_WORLD, &err);
+    if (!comm) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
+    for (int arm = 0; arm < ARMS; arm++) {
+        bool ok = true;
+        for (int c = 0; ok && c < 3; c++) ok = run_trial(machine, &topology, comm, arm, chunk_counts[c]);
+        failures += !ok;
+        if (machine->rank == 0) printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", topology.nodes, per_node, arms[arm].name);
+    }
+    comm_destroy(comm);
+    lanes_close(&lanes);
+    device_close(machine->device);
+    free(hosts);
+    return failures;
+}
+
 int main(int argc, char **argv) {
     leaks_start_mpi(&argc, &argv);
     Machine machine;
+    int emulated = argc == 3 && !strcmp(argv[1], "--emulate-nodes") ? atoi(argv[2]) : 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &machine.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &machine.size);
-    Error err = {0};
-    machine.device = device_open(0, NULL, &err);
-    if (!machine.device) fatal(NULL, err.code, "%s", err.what);
-    machine.stream = stream_create(machine.device, "test");
-    static const int chunk_counts[] = {1, 3, 50};  // 50: more than borders, so that some are empty
-    int failures = 0;
-    for (int per_node = 1; per_node <= machine.size; per_node++) {
-        if (machine.size % per_node) continue;
-        for (int arm = 0; arm < ARMS; arm++) {
-            bool ok = true;
-            for (int c = 0; ok && c < 3; c++) ok = run_trial(&machine, arm, per_node, chunk_counts[c]);
-            failures += !ok;
-            if (machine.rank == 0) printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", machine.size / per_node, per_node, arms[arm].name);
-        }
+    int failures = emulated ? run_shape(&machine, emulated, true) : 0;
+    for (int per_node = 1; !emulated && per_node <= machine.size; per_node++) {
+        if (machine.size % per_node == 0) failures += run_shape(&machine, per_node, false);
     }
-    stream_destroy(machine.stream);
-    device_close(machine.device);
     failures += leaks_found();
     MPI_Finalize();
     return failures ? 1 : 0;

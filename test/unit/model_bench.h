@@ -12,7 +12,8 @@ typedef struct Bench {
     Topology topology;
     Site site;
     Device *device;
-    Stream *compute, *traffic;
+    Stream *compute;
+    Lanes lanes;
     Timers *timers;
     Comm *comm;
     Arena arena;
@@ -44,7 +45,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     }
     b->device = device_open(0, &b->site, &err);
     b->compute = stream_create(b->device, "compute");
-    b->traffic = stream_create(b->device, "communication");
+    lanes_open(&b->lanes, b->device, false);
     b->timers = timers_create(b->device, 0);
     b->comm = comm_create(b->device, &b->topology, MPI_COMM_SELF, &err);
     gpt_describe(&b->gpt, &b->config);
@@ -54,7 +55,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     gpt_reserve(&b->gpt, &b->arena);
     ok = ok && arena_allocate(&b->arena, b->device, 1, &err);
     if (!ok) fprintf(stderr, "bench: %s\n", err.what);
-    zero_start(&b->zero, b->device, b->comm, b->compute, b->traffic, b->timers);
+    zero_start(&b->zero, b->device, b->comm, b->compute, &b->lanes, b->timers);
     b->gpt.zero = &b->zero;
     b->gpt.stream = b->compute;
     op_set_scratch(b->device, b->gpt.scratch);
@@ -68,7 +69,7 @@ static inline void bench_close(Bench *b) {
     comm_destroy(b->comm);
     timers_destroy(b->timers);
     stream_destroy(b->compute);
-    stream_destroy(b->traffic);
+    lanes_close(&b->lanes);
     device_close(b->device);
     config_free(&b->config);
 }

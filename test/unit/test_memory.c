@@ -189,7 +189,8 @@ static void test_what_does_not_fit(void **state) {
     void *target;
     // As much as is there for one rank: too much for each of four.
     arena_reserve(&arena, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
-    assert_false(memory_allocate(&memory, &arena, b.device, &b.config, 4, gpt_planned_bytes, &err));
+    memory_measure(&memory, &arena, b.device, 4);
+    assert_false(memory_allocate(&memory, &arena, &b.config, gpt_planned_bytes, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
     assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));

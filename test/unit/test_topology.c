@@ -1,4 +1,5 @@
 // Rank arithmetic: Megatron's order, nodes from hosts or from --gpus-per-node, and what is refused.
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -108,8 +109,40 @@ static void emulated_nodes_have_names(void **state) {
     assert_string_equal(getenv("NCCL_SOCKET_IFNAME"), "lo");
 }
 
+// Ranks r of `ranks` on one host with this many devices, in nodes of per_node: which device each takes, and how many share it.
+static void check_devices(int ranks, int per_node, int devices, bool emulate, const int *expected, const int *sharers) {
+    int *hosts = calloc((size_t)ranks, sizeof *hosts);
+    for (int r = 0; r < ranks; r++) {
+        Topology t;
+        assert_true(topology_build(&t, r, ranks, hosts, per_node, 1, 1, NULL));
+        topology_share_devices(&t, devices, emulate);
+        assert_int_equal(t.host_ranks, ranks);
+        assert_int_equal(t.device, expected[r]);
+        assert_int_equal(t.device_sharers, sharers[r]);
+    }
+    free(hosts);
+}
+
+static void emulated_nodes_share_devices(void **state) {
+    static const int own[8] = {0, 1, 2, 3, 4, 5, 6, 7}, ones[8] = {1, 1, 1, 1, 1, 1, 1, 1}, twos[8] = {2, 2, 2, 2, 2, 2, 2, 2}, fours[8] = {4, 4, 4, 4, 4, 4, 4, 4};
+    static const int in_turn[8] = {0, 1, 0, 1, 0, 1, 0, 1}, zeros[8] = {0}, three[3] = {0, 1, 0}, uneven[3] = {2, 1, 2};
+    check_devices(4, 2, 2, true, in_turn, twos);   // 2 x 2
+    check_devices(4, 1, 2, true, in_turn, twos);   // 4 x 1
+    check_devices(8, 2, 2, true, in_turn, fours);  // 4 x 2
+    check_devices(2, 1, 1, true, zeros, twos);
+    check_devices(4, 1, 1, true, zeros, fours);
+    check_devices(3, 1, 2, true, three, uneven);
+    check_devices(4, 2, 2, false, own, ones);      // not emulated: NCCL refuses two ranks of one machine on one device
+    check_devices(4, 2, 1, true, own, ones);       // the ranks of a node would meet on a device
+    check_devices(4, 2, 3, true, own, ones);       // nodes would not fill the devices
+    check_devices(4, 2, 0, true, own, ones);       // no device: device_open says so
+    check_devices(8, 4, 8, true, own, ones);
+    check_devices(8, 4, INT_MAX, true, own, ones); // CPU ranks
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(emulated_nodes_share_devices),
         cmocka_unit_test(nodes_follow_hosts), cmocka_unit_test(gpus_per_node_sets_the_borders), cmocka_unit_test(megatron_rank_order),
         cmocka_unit_test(tensor_parallel_fills_a_node), cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(emulated_nodes_have_names),
