@@ -22,7 +22,7 @@ caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 set -euo pipefail
 
-models= networks= arms= shape= most=4 limit=540 flags=() logs= out= sync_only=0 device=${DEVICE:-gpu}
+models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' sync_only=0 device=${DEVICE:-gpu}
 while [ $# -gt 0 ]; do
     [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/comm.sh"
     case $1 in
@@ -49,7 +49,7 @@ fi
 
 # --- ranks, programs, arms -------------------------------------------------------------------------------------------------------------------
 
-suffix= start=9 plain_mb=256
+suffix='' start=9 plain_mb=256
 case $device in
 gpu) ;;
 cpu) suffix=_cpu start=1 plain_mb=4 ;;
@@ -174,7 +174,7 @@ compute_alone() {
     for depth in full half; do
         for k in 1 2; do
             model_flags "$1" 1 $k
-            words+=(--arm $depth-$k "${what[@]}" --log-interval "$most" --exit-interval $((2 * most)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
+            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$most" --exit-interval $((2 * most)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
             [ $depth = full ] || words+=(--num-layers $((layers / 2)))
         done
     done
