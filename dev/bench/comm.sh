@@ -11,7 +11,7 @@
 #              node). A number: the same, shaped to that many Gb/s per node (root and tc; taken away at the end)
 #   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
-#   iters      steps measured, after as many to warm up; fewer where a step takes more than a second
+#   iters      steps measured, after as many to warm up; fewer where steps take long
 #   time-limit seconds: arms that would not fit what is left are named and left out
 #   flags      more flags of the trainer, for every arm
 #   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls
@@ -96,7 +96,7 @@ arm_flags() { # NAME: sets $arm
     *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq or sdp4bit" ;;
     esac
 }
-for name in $arms; do arm_flags "$name"; done
+for name in $arms; do arm_flags "$name"; done  # a wrong one ends it here
 
 # network_flags NETWORK: sets $where.
 network_flags() {
@@ -222,10 +222,13 @@ if [ $sync_only = 1 ]; then
     exit
 fi
 export OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # one rank needs no launcher
+IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
 k=0
 for model in $models; do
     if [ "$device" = gpu ]; then
-        compute_alone "$model" $((k++ % ranks)) & # each on a GPU of its own
+        compute_alone "$model" "${visible[k]:-$k}" & # each on a GPU of its own
+        k=$(((k + 1) % ranks))
+        [ $k -gt 0 ] || wait
     else
         compute_alone "$model" ''
     fi

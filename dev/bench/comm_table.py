@@ -94,7 +94,7 @@ def plan_steps(logs, model, rows, network, left, start, most, arms):
             continue
         sent = sum(b[hop] / (1e6 * plain[PLAIN[hop]]) for b in synced[arm]["buckets"] for hop in HOPS if b[hop])
         step = (computing + 1.2 * sent) / 1e3
-        steps = max(2, min(most, int(3 / step)))
+        steps = max(1, min(most, round(3 / step)))
         seconds = start + 2 * steps * step
         if spent + seconds > left:
             steps = seconds = 0
