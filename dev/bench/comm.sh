@@ -14,7 +14,8 @@
 #   iters      steps measured, after as many to warm up; fewer where steps take long
 #   time-limit seconds: arms that would not fit what is left are named and left out
 #   flags      more flags of the trainer, for every arm
-#   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls
+#   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
+#              layers' times are taken from there too
 #
 # Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside and logical only). BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
@@ -169,6 +170,7 @@ synchronise() {
 compute_alone() {
     local depth words=() k at layers
     at=$logs/one/$(name_of "$1")/${1##*:}
+    [ ! -e "$at/done" ] || return 0
     mkdir -p "$at"
     layers=$(sed -n 's/^--num-layers[ =]*\([0-9]*\).*/\1/p' "$(card "${1%:*}")")
     for depth in full half; do
@@ -178,7 +180,11 @@ compute_alone() {
             [ $depth = full ] || words+=(--num-layers $((layers / 2)))
         done
     done
-    env ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k 10 200 "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1 || { tail -n 3 "$folder/one.$2.out"; say "warning: $1 on one rank failed: no bound"; } >&2
+    if env ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k 10 200 "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1; then
+        : >"$at/done"
+    else
+        { tail -n 3 "$folder/one.$2.out"; say "warning: $1 on one rank failed: no bound"; } >&2
+    fi
 }
 
 # train MODEL NETWORK: all arms that fit into the time.
@@ -203,7 +209,7 @@ train() {
     [ $count -gt 0 ] || return 0
     mkdir -p "$at"
     say "$SECONDS s: $1, $2, $count arms, about $planned s" >&2
-    started in_time $(($(left) + 60)) $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" "${words[@]}" || say "warning: not every arm of $1, $2 ran to its end" >&2
+    started in_time $(($(left) + 30)) $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" "${words[@]}" || say "warning: not every arm of $1, $2 ran to its end" >&2
     # What an arm's start takes is learned from the last ones.
     start=$(((SECONDS - before - planned + start * count + count - 1) / count))
     [ $start -ge 1 ] || start=1

@@ -122,7 +122,7 @@ def row_of(logs, model, rows, network, arm):
     last, start = intervals[-1], run[0]
     timing = last["timing"]
     row = {"model": model, "micro_batch": int(rows), "network": network, "arm": arm, "ranks": start["world_size"], "nodes": start["nodes"], "commit": start["commit"],
-           "device": start["device"], "steps_measured": last["iterations"], "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
+           "device": start["device"], "parameters": start["parameters"], "steps_measured": last["iterations"], "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
            "tflops_per_gpu": timing["tflops_per_gpu"], "node_bytes": last["inter_node_bytes"], "inside_bytes": last["intra_node_bytes"], "loss": last.get("loss"),
            "exposed_gradients_ms": timing["exposed_gradients_ms"], "exposed_weights_ms": timing["exposed_weights_ms"]}
     row["plain"] = {name: plain[name] for name in PLAIN.values()} if plain else None
@@ -147,7 +147,7 @@ def read_rows(logs):
             for network in folders(os.path.join(logs, "train", model, batch)):
                 rows += [row_of(logs, model, batch, network, arm) for arm in ARMS]
     rows = [r for r in rows if r]
-    rows.sort(key=lambda r: (r["model"], -r["micro_batch"], network_order(r["network"]), ARMS.index(r["arm"])))
+    rows.sort(key=lambda r: (r["parameters"], r["model"], -r["micro_batch"], network_order(r["network"]), ARMS.index(r["arm"])))
     for r in rows:
         for baseline in ("fp32", "bf16"):
             other = next((o for o in rows if o["arm"] == baseline and all(o[k] == r[k] for k in ("model", "micro_batch", "network"))), None)
@@ -249,8 +249,9 @@ def print_sync(rows):
           "collective's rate")
     for network in sorted({r["network"] for r in rows}, key=network_order):
         plain = next(r["plain"] for r in rows if r["network"] == network)
-        print("%s, GB/s sent by each rank: all-to-all inside %.1f, between nodes %.2f; all-gather inside %.1f, between nodes %.2f" %
-              (network_title(network), plain["all_to_all_node"], plain["all_to_all_rail"], plain["all_gather_node"], plain["all_gather_rail"]))
+        rate = lambda name: cell(plain[name] or None, ".2f")
+        print("%s, GB/s sent by each rank: all-to-all inside %s, between nodes %s; all-gather inside %s, between nodes %s" %
+              (network_title(network), rate("all_to_all_node"), rate("all_to_all_rail"), rate("all_gather_node"), rate("all_gather_rail")))
 
 
 # --- the plot -----------------------------------------------------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ def node_gbit(row):
 def plot(rows, path):
     """Speedup of each arm over both baselines against the bandwidth between nodes; False when there is nothing to draw."""
     points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16")]
-    models = sorted({(r["model"], r["micro_batch"]) for r in points})
+    models = list(dict.fromkeys((r["model"], r["micro_batch"]) for r in points))
     arms = [arm for arm in ARMS if any(r["arm"] == arm for r in points)]
     dashes = {arm: dash for arm, dash in zip(["sdp4bit"] + [a for a in arms if a != "sdp4bit"], ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"])}
     panels, top = [], TOP
