@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
     --time-limit) limit=$2; shift ;;
     --flags) read -ra flags <<<"$2"; shift ;;
     --logs) logs=$2; shift ;;
-    --out) out=$2; shift ;;
+    --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac; shift ;;
     --sync-only) sync_only=1 ;;
     *) die 2 "unknown argument $1; see the head of dev/bench/comm.sh" ;;
     esac
@@ -123,7 +123,6 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 1' HUP INT TERM
 case $logs in '') logs=$folder ;; /*) ;; *) logs=$caller/$logs ;; esac
-case $out in /*) ;; *) out=$PWD/$out ;; esac
 mkdir -p "$logs"
 
 shape_network() { # NETWORK

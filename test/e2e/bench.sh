@@ -151,6 +151,32 @@ END
     grep -q '^tiny  *2x2  *SDP4Bit ' "$work/out" || { why="no row of SDP4Bit in the table of memory"; return 1; }
 }
 check "comm.sh: table, JSON and plot, of two calls together" comparison
+# The same with the programs of CPU ranks in the place of the GPU's, in a network namespace whose loopback nobody else uses: 4 pretended GPUs as 2 nodes.
+networks_in_turn() {
+    local folder=$work/pretended
+    mkdir -p "$folder/build/dev/bench" "$folder/bin"
+    ln -sf "$arms" "$folder/build/dev/bench/train_arms"
+    ln -sf "$synchronise" "$folder/build/dev/bench/sync_only"
+    printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$folder/bin/nvidia-smi"
+    chmod +x "$folder/bin/nvidia-smi"
+    (cd "$work" && PATH=$folder/bin:$PATH BUILD=$folder/build timeout -k 5 120 unshare -n bash -c "ip link set lo up && '$root/dev/bench/comm.sh' --models tiny.args:1 \
+        --networks '100 10' --arms 'fp32 sdp4bit' --iters 2 --out comm3.json && tc qdisc show dev lo") >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" && ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
+    why=$(python3 - "$work" 2>&1 <<'END'
+import json, sys
+rows = json.load(open(sys.argv[1] + "/comm3.json"))["rows"]
+if [(r["network"], r["arm"], r["nodes"]) for r in rows] != [(n, a, 2) for n in ("100", "10") for a in ("fp32", "sdp4bit")]:
+    sys.exit(f"rows {[(r['network'], r['arm'], r['nodes']) for r in rows]}")
+if not all(0 <= r["loopback_ratio"] < 1 for r in rows):  # CPU ranks send nothing through sockets
+    sys.exit("the loopback's own count is missing")
+END
+)
+}
+if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n ip link set lo up 2>/dev/null; then
+    skip "comm.sh: networks of several speeds" "tc, ip or the right to make a network namespace is missing"
+else
+    check "comm.sh: networks of several speeds" networks_in_turn
+fi
 too_late() {
     compare --networks inside --arms "fp32 bf16" --time-limit 1 --out "$work/late.json"
     [ $? -eq 1 ] && grep -q '^left out for want of time.*tiny.args:2, inside, bf16' "$work/err" && grep -qx 'error: no arm has run to its end; see above' "$work/err" || say "nothing was left out"
