@@ -4,7 +4,8 @@
 # JSON and a plot. --sync-only: synchronisation alone.
 #
 #   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside 100 25 10"] [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
-#                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--sync-only]
+#                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--plain-mb 256]
+#                     [--sync-only]
 #
 #   models     NAME:MICRO_BATCH of configs/gpt_NAME.args; global batch = micro-batch x ranks
 #   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as it is (about 100 Gb/s a
@@ -14,6 +15,7 @@
 #   iters      steps measured, after as many to warm up; fewer where steps take long
 #   time-limit seconds: arms that would not fit what is left are named and left out
 #   flags      more flags of the trainer, for every arm
+#   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
 #   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
 #              layers' times are taken from there too
 #
@@ -23,7 +25,7 @@ caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 set -euo pipefail
 
-models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' sync_only=0 device=${DEVICE:-gpu}
+models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0 device=${DEVICE:-gpu}
 while [ $# -gt 0 ]; do
     [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/comm.sh"
     case $1 in
@@ -33,6 +35,7 @@ while [ $# -gt 0 ]; do
     --shape) shape=$2; shift ;;
     --iters) most=$2; shift ;;
     --time-limit) limit=$2; shift ;;
+    --plain-mb) plain_mb=$2; shift ;;
     --flags) read -ra flags <<<"$2"; shift ;;
     --logs) logs=$2; shift ;;
     --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac; shift ;;
@@ -50,10 +53,10 @@ fi
 
 # --- ranks, programs, arms -------------------------------------------------------------------------------------------------------------------
 
-suffix='' start=9 plain_mb=256
+suffix='' start=9
 case $device in
 gpu) ;;
-cpu) suffix=_cpu start=1 plain_mb=4 ;;
+cpu) suffix=_cpu start=1 plain_mb=${plain_mb:-4} ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
 trainer=$BUILD/dev/bench/train_arms$suffix synchroniser=$BUILD/dev/bench/sync_only$suffix
@@ -161,7 +164,7 @@ synchronise() {
         arm_flags "$name"
         words+=(--arm "$name" ${arm[@]+"${arm[@]}"})
     done
-    started in_time $(($(left) > 20 ? $(left) + 30 : 50)) $ranks "$synchroniser" --out "$file" --repetitions "$3" --plain-mb "$plain_mb" "${what[@]}" "${where[@]}" "${words[@]}" ||
+    started in_time $(($(left) > 20 ? $(left) + 30 : 50)) $ranks "$synchroniser" --out "$file" --repetitions "$3" --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
         say "warning: synchronisation of $1, $2 failed" >&2
 }
 

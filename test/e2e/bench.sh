@@ -118,7 +118,7 @@ cat >"$work/tiny.args" <<'END'
 END
 root=$PWD
 compare() { # WORDS...: comm.sh on CPU ranks, in the folder of the model card
-    (cd "$work" && DEVICE=cpu timeout -k 5 120 "$root/dev/bench/comm.sh" --models tiny.args:2 --shape 2x2 --iters 2 --flags "--ddp-bucket-size 50000" "$@") >"$work/out" 2>"$work/err" </dev/null
+    (cd "$work" && DEVICE=cpu timeout -k 5 120 "$root/dev/bench/comm.sh" --models tiny.args:2 --shape 2x2 --iters 1 --plain-mb 1 --flags "--ddp-bucket-size 50000" "$@") >"$work/out" 2>"$work/err" </dev/null
 }
 comparison() {
     compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?"; return 1; }
@@ -160,7 +160,7 @@ networks_in_turn() {
     printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$folder/bin/nvidia-smi"
     chmod +x "$folder/bin/nvidia-smi"
     (cd "$work" && PATH=$folder/bin:$PATH BUILD=$folder/build timeout -k 5 120 unshare -n bash -c "ip link set lo up && '$root/dev/bench/comm.sh' --models tiny.args:1 \
-        --networks '100 10' --arms 'fp32 sdp4bit' --iters 2 --out comm3.json && tc qdisc show dev lo") >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+        --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --out comm3.json && tc qdisc show dev lo") >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" && ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys
