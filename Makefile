@@ -65,13 +65,17 @@ TOOLS    := $(TOOL_SRC:dev/data/%.c=$(BUILD)/%)
 
 UNIT_TESTS := $(patsubst test/unit/%.c,$(BUILD)/test/unit/%,$(wildcard test/unit/test_*.c))
 MPI_TESTS  := $(patsubst test/mpi/%.c,$(BUILD)/test/mpi/%,$(wildcard test/mpi/test_*.c))
+# Benchmarks that run on either backend: $(BUILD)/dev/bench/NAME_cpu, and with CUDA $(BUILD)/dev/bench/NAME. They link the trainer's own file.
+BENCHES     := train_arms sync_only
+CPU_BENCHES := $(BENCHES:%=$(BUILD)/dev/bench/%_cpu)
 FUZZ_TARGETS := $(patsubst test/fuzz/%.c,$(BUILD)/test/fuzz/%,$(wildcard test/fuzz/fuzz_*.c))
 
-.PHONY: all cpu tools test-programs fuzz fuzz-targets help clean
+.PHONY: all cpu tools bench test-programs fuzz fuzz-targets help clean
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu
 tools: $(TOOLS)
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so all
+bench: $(CPU_BENCHES)
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(CPU_BENCHES) all
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -125,6 +129,8 @@ $(FUZZ_TARGETS): LDFLAGS += -fsanitize=fuzzer
 else
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/replay.o
 endif
+# Its pthread_create may refuse.
+$(BUILD)/test/unit/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
 $(BUILD)/test/fuzz/fuzz_options: $(BUILD)/obj/train_gpt_test.o
 fuzz-targets: $(FUZZ_TARGETS)
@@ -136,6 +142,10 @@ fuzz:
 $(BUILD)/test/fault/%.so: test/fault/%.c
 	@mkdir -p $(@D)
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@
+
+$(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(BUILD)/obj/train_gpt_test.o $(HOST_LIB) $(CPU_LIB)
+	@mkdir -p $(@D)
+	$(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
 
 # Programs that run every op on one backend. They meet through files (test/gpu/compare_dumps.py), because both backends have the same symbols:
 # $(BUILD)/test/ops_dump is the CPU's, $(BUILD)/test/gpu/ops_dump the GPU's.
@@ -152,7 +162,7 @@ $(BUILD)/test/layer_dump: $(BUILD)/obj/train_gpt_test.o
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of
 # cudnn_frontend.h), STATIC_DEPS=1 (a program to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
 
-GPU_GOALS := $(filter gpu gpu-% $(BUILD)/train_gpt $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%,$(MAKECMDGOALS))
+GPU_GOALS := $(filter gpu gpu-% $(BUILD)/train_gpt $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%,$(filter-out $(CPU_BENCHES),$(MAKECMDGOALS)))
 ifneq ($(GPU_GOALS),)
 PYTHON           ?= python3
 FRONTEND_VERSION := 1.32.0
@@ -250,8 +260,9 @@ GPU_TESTS := $(patsubst test/gpu/%.cu,$(BUILD)/test/gpu/%,$(wildcard test/gpu/te
 GPU_TEST_OBJ := $(GPU_TESTS:$(BUILD)/%=$(CUDA_DIR)/%.o)
 GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 
-.PHONY: gpu gpu-check gpu-test-programs
+.PHONY: gpu gpu-bench gpu-check gpu-test-programs
 gpu: $(BUILD)/train_gpt
+gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%)
 gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/test_sdp4bit_mpi
 gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
 
@@ -309,6 +320,9 @@ $(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o
 $(CUDA_DIR)/train_gpt_test.o: train_gpt.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -Dmain=train_gpt_main -x cu -c $< -o $@
+$(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/%.o $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	@mkdir -p $(@D)
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 # A library for the driver to load: see its head.
 $(BUILD)/dev/bench/%.so: dev/bench/%.c
 	@mkdir -p $(@D)
@@ -325,6 +339,7 @@ help:
 	@echo "make                 CPU trainer and tools in $(BUILD)/"
 	@echo "make test-programs   everything plus the test programs"
 	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt; make gpu-test-programs its tests; make gpu-check compiles only"
+	@echo "make bench           benchmarks of communication for CPU ranks, in $(BUILD)/dev/bench/; make gpu-bench for GPUs"
 	@echo "make SAN=1 BUILD=build-san ...   with AddressSanitizer and UBSan"
 	@echo "make SAN=thread BUILD=build-tsan ...   with ThreadSanitizer"
 	@echo "make fuzz            the fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer; test/fuzz/run.sh starts them"

@@ -13,6 +13,7 @@
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/memory.h"      // the memory plan against the memory that is there
+#include "llmc/parallel.h"    // initial weights on all cores
 #include "llmc/plan_report.h" // --plan
 #include "llmc/progress.h"    // --log-progress
 #include "llmc/replicas.h"    // the ranks' weights compared and repaired
@@ -193,25 +194,28 @@ void gpt_free(GPT *gpt) {
     memset(gpt, 0, sizeof *gpt);
 }
 
-// Values [lo, hi) of tensor i, lo even.
-static void draw_weights(const GPT *gpt, int i, uint64_t seed, int64_t lo, int64_t hi, floatX *host) {
-    const GPTTensor *t = &gpt->tensor[i];
+typedef struct Drawing { double std; uint64_t seed; uint32_t tensor; floatX *host; } Drawing;
+
+// Values [lo, hi) of a tensor, lo even.
+static void draw_weights(void *drawing, int64_t lo, int64_t hi) {
+    const Drawing *d = (const Drawing *)drawing;
     for (int64_t j = lo; j < hi; j += 2) {
         double pair[2] = {0.0, 0.0};
-        if (t->std > 0) rng_normal_pair(seed, (uint32_t)i, (uint64_t)j / 2, pair);
-        for (int e = 0; e < 2 && j + e < hi; e++) host[j + e] = floatX_from_float((float)(t->std < 0 ? 1.0 : t->std * pair[e]));
+        if (d->std > 0) rng_normal_pair(d->seed, d->tensor, (uint64_t)j / 2, pair);
+        for (int e = 0; e < 2 && j + e < hi; e++) d->host[j + e] = floatX_from_float((float)(d->std < 0 ? 1.0 : d->std * pair[e]));
     }
 }
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, MPI_Comm group) {
-    int rank, ranks;
+    int rank, ranks, threads = parallel_share(group);
     MPI_Comm_rank(group, &rank);
     MPI_Comm_size(group, &ranks);
     for (int i = 0; i < gpt->tensors; i++) {
         // Each rank draws its share and all gather them: the numbers do not depend on who draws.
         int64_t n = tensor_numel(&gpt->tensor[i]), share = round_up64(ceil_div64(n, ranks), 2);
         floatX *host = (floatX *)xmalloc((size_t)(share * ranks) * sizeof(floatX), "initial weights");
-        draw_weights(gpt, i, seed, rank * share < n ? rank * share : n, (rank + 1) * share < n ? (rank + 1) * share : n, host);
+        Drawing drawing = {gpt->tensor[i].std, seed, (uint32_t)i, host};
+        parallel_ranges(threads, rank * share < n ? rank * share : n, (rank + 1) * share < n ? (rank + 1) * share : n, 1 << 16, draw_weights, &drawing);
         for (int r = 0; r < ranks; r++) MPI_Bcast(host + r * share, (int)(share * (int64_t)sizeof(floatX)), MPI_BYTE, r, group);
         copy_to_device(gpt->stream, zero_weight(gpt->zero, i), host, (size_t)n * sizeof(floatX));
         stream_synchronize(gpt->stream);
@@ -628,7 +632,9 @@ static void end_interval(Run *run) {
     r.mfu = peak > 0 ? causal_flops(c, batch, (double)run->zero.plan.parameters) / (seconds * ranks * peak) : -1.0;
     r.tokens_per_second = batch * c->seq_length / seconds;
     node_traffic(run, &r.inter_node_bytes, &r.intra_node_bytes);
-    r.exposed_comm_ms = zero_take_exposed_ms(&run->zero) / (double)n;
+    r.exposed_gradients_ms = 1000.0 * timer_take_seconds(run->timers, TIMER_EXPOSED_GRADIENTS) / (double)n;
+    r.exposed_weights_ms = 1000.0 * timer_take_seconds(run->timers, TIMER_EXPOSED_WEIGHTS) / (double)n;
+    r.exposed_comm_ms = r.exposed_gradients_ms + r.exposed_weights_ms;
     r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
     log_iteration(run->log, &r);
     meet(run);  // rank 0 may hang in writing its lines

@@ -85,5 +85,8 @@ void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool back
 // Gradients of everything below the head, accumulated in the arena. first: as above. last: the step's last micro-batch, tell ZeRO as layers complete.
 void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool first, bool last);
 void gpt_free(GPT *gpt);
+// The trainer's main() where it was compiled with -Dmain=train_gpt_main. May be called again and again: every call is a run of its own. MPI is started and
+// ended by the call, unless it runs already.
+int train_gpt_main(int argc, char **argv);
 
 LLMC_END

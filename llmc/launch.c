@@ -32,8 +32,10 @@ bool launch_init(Launch *launch, int *argc, char ***argv, Error *err) {
     prepare_environment();
     json_use_checked_memory();
     // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.
-    int provided;
-    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    int provided, running = 0;
+    MPI_Initialized(&running);
+    if (!running) MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    launch->owns_mpi = !running;
     MPI_Comm_dup(MPI_COMM_WORLD, &launch->world);
     MPI_Comm_set_errhandler(launch->world, MPI_ERRORS_RETURN);
     MPI_Comm_rank(launch->world, &launch->rank);
@@ -50,7 +52,7 @@ void launch_finalize(Launch *launch) {
     free(launch->host_of_rank);
     MPI_Comm_free(&launch->host);
     MPI_Comm_free(&launch->world);
-    MPI_Finalize();
+    if (launch->owns_mpi) MPI_Finalize();
 }
 
 static void no_answer(const Site *site, double seconds) {

@@ -12,9 +12,11 @@ typedef struct Launch {
     MPI_Comm world;      // a duplicate whose errors are returned
     MPI_Comm host;       // the ranks of this host, for memory shared between them
     char host_name[256];
+    bool owns_mpi;       // started here, so ended by launch_finalize
 } Launch;
 
-// Prepares the environment (a singleton needs no ssh; root may run), starts MPI, finds the hosts. Error (EXIT_ENVIRONMENT): SLURM started
+// Prepares the environment (a singleton needs no ssh; root may run), starts MPI unless the caller has done so (dev/bench/train_arms.c trains several times
+// in one process), finds the hosts. Error (EXIT_ENVIRONMENT): SLURM started
 // several tasks but MPI sees one.
 bool launch_init(Launch *launch, int *argc, char ***argv, Error *err);
 void launch_finalize(Launch *launch);

@@ -348,7 +348,11 @@ static void write_interval_json(Log *log, const IterationReport *r) {
     json_number(&json, "tokens_per_second", r->tokens_per_second);
     json_number(&json, "tflops_per_gpu", r->tflops_per_gpu);
     if (r->mfu > 0) json_number(&json, "mfu", r->mfu);
-    if (r->exposed_comm_ms >= 0) json_number(&json, "exposed_comm_ms", r->exposed_comm_ms);
+    if (r->exposed_comm_ms >= 0) {
+        json_number(&json, "exposed_comm_ms", r->exposed_comm_ms);
+        json_number(&json, "exposed_gradients_ms", r->exposed_gradients_ms);
+        json_number(&json, "exposed_weights_ms", r->exposed_weights_ms);
+    }
     if (r->seconds_left >= 0) json_number(&json, "seconds_left", r->seconds_left);
     text_add(&json, "}");
     json_end(log, &json);

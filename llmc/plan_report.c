@@ -32,6 +32,15 @@ static void print_hop(FILE *out, const char *name, double formula, int64_t bytes
     fprintf(out, "  %-34s %16lld  = %16.0f by formula + %10.0f tails and padding\n", name, (long long)bytes, formula, (double)bytes - formula);
 }
 
+// One line per bucket, for programs too: dev/bench computes the best possible schedule from such figures.
+static void print_bucket_wire(const Plan *plan, const GradWire *grad, const WeightWire *weight, FILE *out) {
+    for (int b = 0; b < plan->buckets; b++) {
+        WireBytes bytes = plan_bucket_wire_bytes(plan, b, grad, weight);
+        fprintf(out, "    bucket %3d: gradients inside %12lld between %12lld  weights inside %12lld between %12lld\n", b, (long long)bytes.grad_intra,
+                (long long)bytes.grad_inter, (long long)bytes.weight_intra, (long long)bytes.weight_inter);
+    }
+}
+
 static void print_wire(const Zero *zero, FILE *out) {
     const Plan *plan = &zero->plan;
     bool late = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
@@ -48,6 +57,7 @@ static void print_wire(const Zero *zero, FILE *out) {
         print_hop(out, "gradients, between nodes", formula.grad_inter, bytes.grad_inter);
         print_hop(out, "weights, inside a node", formula.weight_intra, bytes.weight_intra);
         print_hop(out, "weights, between nodes", formula.weight_inter, bytes.weight_inter);
+        print_bucket_wire(plan, grad, &zero->weight_wire, out);
         int64_t egress = (bytes.grad_inter + bytes.weight_inter) * plan->options.per_node;
         fprintf(out, "  between nodes, out of each node    %16lld  = %.4f bytes per parameter\n", (long long)egress, (double)egress / (double)plan->parameters);
     }

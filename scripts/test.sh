@@ -129,9 +129,9 @@ programs() { # folder, sources
 }
 
 mapfile -t san_targets < <(programs "$san" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
-# Threads run in preprocess_data; with --long everything that can run is watched, for threads that nobody knows of.
-tsan_targets=("$tsan/preprocess_data" "$tsan/merge_datasets")
-[ -z "${LONG:-}" ] || mapfile -t -O 2 tsan_targets < <(programs "$tsan" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
+# Threads run in preprocess_data and where weights are drawn; with --long everything that can run is watched, for threads that nobody knows of.
+tsan_targets=("$tsan/preprocess_data" "$tsan/merge_datasets" "$tsan/test/unit/test_parallel")
+[ -z "${LONG:-}" ] || mapfile -t -O 3 tsan_targets < <(programs "$tsan" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
 mapfile -t fp32_targets < <(programs "$fp32" ${fp32_tests[@]+"${fp32_tests[@]}"})
 build "programs and tests" "$plain" SAN= all test-programs
 [ ${#san_targets[@]} = 0 ] || build "tests with sanitizers" "$san" SAN=1 "${san_targets[@]}" fuzz-targets ${LONG:+all}
@@ -167,7 +167,7 @@ done
 export TSAN_OPTIONS=report_thread_leaks=0
 run "unit test_preprocess.sh, threads watched" env BUILD="$tsan" ${steady[@]+"${steady[@]}"} bash test/unit/test_preprocess.sh
 for source in ${unit_tests[@]+"${unit_tests[@]}"}; do
-    [ -n "${LONG:-}" ] || break
+    [ -n "${LONG:-}" ] || [ "$source" = test/unit/test_parallel.c ] || continue
     if built "$tsan/${source%.c}"; then run "unit $(basename "$source" .c), threads watched" ${steady[@]+"${steady[@]}"} "$tsan/${source%.c}"; fi
 done
 

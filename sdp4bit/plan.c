@@ -179,19 +179,29 @@ MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) 
     return sealed_layout(bucket, message_layout(wire->codec, wire->group, bucket->matrix_shard, 1, FLOATX_CODEC, bucket->tail_shard));
 }
 
-WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight) {
+WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight) {
     WireBytes sum = {0};
     int64_t nodes = plan->options.nodes, per_node = plan->options.per_node;
+    for (int k = 0; k < grad->chunks; k++) {
+        MessageLayout level1, level2;
+        plan_grad_messages(plan, &plan->bucket[b], grad, k, &level1, &level2);
+        sum.grad_intra += (per_node - 1) * level1.bytes;
+        sum.grad_inter += (nodes - 1) * level2.bytes;
+    }
+    int64_t bytes = plan_weight_message(&plan->bucket[b], weight).bytes;
+    sum.weight_inter = (nodes - 1) * bytes;
+    sum.weight_intra = (per_node - 1) * nodes * bytes;
+    return sum;
+}
+
+WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight) {
+    WireBytes sum = {0};
     for (int b = 0; b < plan->buckets; b++) {
-        for (int k = 0; k < grad->chunks; k++) {
-            MessageLayout level1, level2;
-            plan_grad_messages(plan, &plan->bucket[b], grad, k, &level1, &level2);
-            sum.grad_intra += (per_node - 1) * level1.bytes;
-            sum.grad_inter += (nodes - 1) * level2.bytes;
-        }
-        int64_t bytes = plan_weight_message(&plan->bucket[b], weight).bytes;
-        sum.weight_inter += (nodes - 1) * bytes;
-        sum.weight_intra += (per_node - 1) * nodes * bytes;
+        WireBytes bucket = plan_bucket_wire_bytes(plan, b, grad, weight);
+        sum.grad_intra += bucket.grad_intra;
+        sum.grad_inter += bucket.grad_inter;
+        sum.weight_intra += bucket.weight_intra;
+        sum.weight_inter += bucket.weight_inter;
     }
     return sum;
 }

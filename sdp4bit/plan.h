@@ -115,6 +115,7 @@ MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire);
 typedef struct WireBytes {
     int64_t grad_intra, grad_inter, weight_intra, weight_inter;
 } WireBytes;
+WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight);  // of one bucket
 WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight);
 // The same by the formulas, for the matrices' unpadded elements alone (codes and scales, no tails, no padding): bytes per step and rank as real numbers.
 typedef struct WireFormula {

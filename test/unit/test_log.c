@@ -242,7 +242,7 @@ static void json_lines(void **state) {
     assert_non_null(device);
     Log *log = open_plain(&config);
     IterationReport r = example();
-    r.last_loss = 10.0 / 3, r.grad_norm = (double)0.1f, r.learning_rate = 0.1 + 0.2, r.last_skipped = true, r.exposed_comm_ms = 1.5;
+    r.last_loss = 10.0 / 3, r.grad_norm = (double)0.1f, r.learning_rate = 0.1 + 0.2, r.last_skipped = true, r.exposed_comm_ms = 1.5, r.exposed_gradients_ms = 1.0, r.exposed_weights_ms = 0.5;
     capture(f);
     log_start(log, 124475904, 2, device_name(device));
     log_step_scalars(log, &r);
@@ -300,6 +300,8 @@ static void json_lines(void **state) {
     assert_number(timing, "tflops_per_gpu", 98.71);
     assert_number(timing, "mfu", 0.5);
     assert_number(timing, "exposed_comm_ms", 1.5);
+    assert_number(timing, "exposed_gradients_ms", 1.0);
+    assert_number(timing, "exposed_weights_ms", 0.5);
     assert_null(cJSON_GetObjectItem(timing, "seconds_left"));  // unknown
     cJSON_Delete(interval);
 

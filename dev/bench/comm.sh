@@ -1,0 +1,254 @@
+#!/usr/bin/env bash
+# Whole training steps on several GPUs, arm by arm, inside one node and over networks of several speeds that are emulated on this machine; beside each the
+# best possible schedule (comm_bound.py) from layers' times and plain collectives' bandwidth of the same run. Prints a table of steps and one of memory, writes
+# JSON and a plot. --sync-only: synchronisation alone.
+#
+#   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside 100 25 10"] [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
+#                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--plain-mb 256]
+#                     [--sync-only]
+#
+#   models     NAME:MICRO_BATCH of configs/gpt_NAME.args; global batch = micro-batch x ranks
+#   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as it is (about 100 Gb/s a
+#              node). A number: the same, shaped to that many Gb/s per node (root and tc; taken away at the end)
+#   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw
+#   shape      nodes x ranks per node [2 nodes of half of the GPUs]
+#   iters      steps measured, after as many to warm up; fewer where steps take long
+#   time-limit seconds: arms that would not fit what is left are named and left out
+#   flags      more flags of the trainer, for every arm
+#   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
+#   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
+#              layers' times are taken from there too
+#
+# Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside and logical only). BUILD: folder of the programs.
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+caller=$PWD
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+set -euo pipefail
+
+models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0 device=${DEVICE:-gpu}
+while [ $# -gt 0 ]; do
+    [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/comm.sh"
+    case $1 in
+    --models) models=$2; shift ;;
+    --networks) networks=$2; shift ;;
+    --arms) arms=$2; shift ;;
+    --shape) shape=$2; shift ;;
+    --iters) most=$2; shift ;;
+    --time-limit) limit=$2; shift ;;
+    --plain-mb) plain_mb=$2; shift ;;
+    --flags) read -ra flags <<<"$2"; shift ;;
+    --logs) logs=$2; shift ;;
+    --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac; shift ;;
+    --sync-only) sync_only=1 ;;
+    *) die 2 "unknown argument $1; see the head of dev/bench/comm.sh" ;;
+    esac
+    shift
+done
+if [ $sync_only = 1 ]; then
+    models=${models:-1.3b:1} networks=${networks:-inside logical 100} arms=${arms:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit} out=${out:-dev/bench/results/sync.json}
+else
+    models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside 100 25 10} arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-dev/bench/results/comm.json}
+fi
+[[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--iters and --time-limit want positive numbers"
+
+# --- ranks, programs, arms -------------------------------------------------------------------------------------------------------------------
+
+suffix='' start=9
+case $device in
+gpu) ;;
+cpu) suffix=_cpu start=1 plain_mb=${plain_mb:-4} ;;
+*) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
+esac
+trainer=$BUILD/dev/bench/train_arms$suffix synchroniser=$BUILD/dev/bench/sync_only$suffix
+for program in "$trainer" "$synchroniser"; do [ -x "$program" ] || die 3 "$program is missing; run make $([ "$device" = cpu ] && say bench || say gpu-bench)"; done
+if [ -z "$shape" ]; then
+    gpus=4
+    [ "$device" = cpu ] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+    [ "$gpus" -ge 2 ] || die 3 "two GPUs at least are needed; this machine has $gpus"
+    shape=2x$((gpus / 2))
+fi
+[[ $shape =~ ^([1-9][0-9]*)x([1-9][0-9]*)$ ]] || die 2 "--shape $shape is no NxD"
+nodes=${BASH_REMATCH[1]} per_node=${BASH_REMATCH[2]}
+ranks=$((nodes * per_node))
+for network in $networks; do
+    case $network in
+    inside | logical) ;;
+    sockets) [ "$device" = gpu ] || die 2 "the network sockets is for GPUs" ;;
+    *) [[ $network =~ ^[0-9]+(\.[0-9]+)?$ ]] || die 2 "the network $network is unknown; use inside, logical, sockets or a number of Gb/s"
+        [ "$device" = gpu ] || die 2 "networks with a speed are for GPUs: CPU ranks send nothing through sockets" ;;
+    esac
+done
+for model in $models; do
+    [ -f "configs/gpt_${model%:*}.args" ] || [ -f "$caller/${model%:*}" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
+    [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
+done
+card() { if [ -f "configs/gpt_$1.args" ]; then say "configs/gpt_$1.args"; else say "$caller/$1"; fi; }
+name_of() { basename "${1%:*}" .args; } # MODEL:ROWS
+
+weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic)
+gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128 --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
+arm_flags() { # NAME: sets $arm
+    case $1 in
+    fp32) arm=() ;;
+    bf16) arm=(--grad-reduce-in-bf16) ;;
+    qwd) arm=(--grad-reduce-in-bf16 "${weights[@]}") ;;
+    qw) arm=(--grad-reduce-in-bf16 "${weights[@]}" --weight-quantization-method direct) ;;
+    tlq) arm=("${gradients[@]}") ;;
+    tlq-hs) arm=("${gradients[@]}" --hadamard-transform) ;;
+    ulq) arm=("${gradients[@]}" --gradient-quantization-bits-intra 4) ;;
+    sdp4bit) arm=("${weights[@]}" "${gradients[@]}" --hadamard-transform) ;;
+    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq or sdp4bit" ;;
+    esac
+}
+for name in $arms; do arm_flags "$name"; done  # a wrong one ends it here
+
+# network_flags NETWORK: sets $where.
+network_flags() {
+    case $1 in
+    inside) where=(--gpus-per-node "$ranks") ;;
+    logical) where=(--gpus-per-node "$per_node") ;;
+    *) where=(--gpus-per-node "$per_node" --emulate-nodes) ;;
+    esac
+}
+# model_flags MODEL:ROWS RANKS MICRO_BATCHES: sets $what.
+model_flags() {
+    what=("@$(card "${1%:*}")" --micro-batch-size "${1##*:}" --global-batch-size $((${1##*:} * $2 * $3)) --mock-data --hidden-dropout 0 --attention-dropout 0
+        --train-iters 1000000 --eval-interval 1000000 --eval-iters 0 ${flags[@]+"${flags[@]}"})
+}
+
+# --- running -----------------------------------------------------------------------------------------------------------------------------------
+
+folder=$(mktemp -d) shaped=0
+clean_up() {
+    [ $shaped = 0 ] || scripts/emulate_network.sh restore >&2 || true
+    rm -rf "$folder"
+}
+trap clean_up EXIT
+trap 'exit 1' HUP INT TERM
+case $logs in '') logs=$folder ;; /*) ;; *) logs=$caller/$logs ;; esac
+mkdir -p "$logs"
+
+shape_network() { # NETWORK
+    case $1 in
+    inside | logical | sockets)
+        [ $shaped = 0 ] || scripts/emulate_network.sh restore >&2
+        shaped=0 ;;
+    *)
+        shaped=1
+        scripts/emulate_network.sh "$nodes" "$1" >&2 ;;
+    esac
+}
+left() { say $((limit - SECONDS)); }
+# started COMMAND...: its output goes to a file of which the end is shown when it fails.
+started() {
+    "$@" >"$folder/out" 2>"$folder/err" && return
+    grep -v '^--\|^$' "$folder/err" | tail -n 5 >&2
+    tail -n 1 "$folder/out" >&2
+    return 1
+}
+export -f launch one_machine without_banners say
+in_time() { # SECONDS RANKS COMMAND...
+    local seconds=$1
+    shift
+    timeout -k 10 "$seconds" bash -c 'launch "$@"' launch "$@"
+}
+
+# synchronise MODEL NETWORK REPETITIONS: plain bandwidths, what each arm's buckets send and, with repetitions, how long that takes.
+synchronise() {
+    local name words=() file
+    file=$logs/sync/$(name_of "$1")/$2.jsonl
+    mkdir -p "$(dirname "$file")"
+    network_flags "$2"
+    model_flags "$1" $ranks 1
+    for name in $arms; do
+        arm_flags "$name"
+        words+=(--arm "$name" ${arm[@]+"${arm[@]}"})
+    done
+    started in_time $(($(left) > 20 ? $(left) + 30 : 50)) $ranks "$synchroniser" --out "$file" --repetitions "$3" --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
+        say "warning: synchronisation of $1, $2 failed" >&2
+}
+
+# compute_alone MODEL GPU: times of layers on one rank, at full and at half depth, with one and with two micro-batches.
+compute_alone() {
+    local depth words=() k at layers
+    at=$logs/one/$(name_of "$1")/${1##*:}
+    [ ! -e "$at/done" ] || return 0
+    mkdir -p "$at"
+    layers=$(sed -n 's/^--num-layers[ =]*\([0-9]*\).*/\1/p' "$(card "${1%:*}")")
+    for depth in full half; do
+        for k in 1 2; do
+            model_flags "$1" 1 $k
+            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$most" --exit-interval $((2 * most)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
+            [ $depth = full ] || words+=(--num-layers $((layers / 2)))
+        done
+    done
+    if env ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k 10 200 "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1; then
+        : >"$at/done"
+    else
+        { tail -n 3 "$folder/one.$2.out"; say "warning: $1 on one rank failed: no bound"; } >&2
+    fi
+}
+
+# train MODEL NETWORK: all arms that fit into the time.
+train() {
+    local name steps words=() count=0 planned=0 before=$SECONDS at
+    at=$logs/train/$(name_of "$1")/${1##*:}/$2
+    network_flags "$2"
+    model_flags "$1" $ranks 1
+    # shellcheck disable=SC2086 # arms are words
+    python3 dev/bench/comm_table.py steps "$logs" "$(name_of "$1")" "${1##*:}" "$2" "$(left)" "$start" "$most" $arms >"$folder/steps"
+    while read -r name steps; do
+        if [ "$name" = seconds ]; then
+            planned=${steps%.*}
+        elif [ "$steps" = 0 ]; then
+            say "left out for want of time or of what sends: $1, $2, $name ($(left) s left)" >&2
+        else
+            arm_flags "$name"
+            words+=(--arm "$name" ${arm[@]+"${arm[@]}"} --log-interval "$steps" --exit-interval $((2 * steps)) --log-jsonl "$at/$name.jsonl")
+            count=$((count + 1))
+        fi
+    done <"$folder/steps"
+    [ $count -gt 0 ] || return 0
+    mkdir -p "$at"
+    say "$SECONDS s: $1, $2, $count arms, about $planned s" >&2
+    started in_time $(($(left) + 30)) $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" "${words[@]}" || say "warning: not every arm of $1, $2 ran to its end" >&2
+    # What an arm's start takes is learned from the last ones.
+    start=$(((SECONDS - before - planned + start * count + count - 1) / count))
+    [ $start -ge 1 ] || start=1
+}
+
+sizes=$(for model in $models; do say "${model%:*}"; done | sort -u)
+first_of() { for model in $models; do [ "${model%:*}" != "$1" ] || { say "$model"; return; }; done; }
+if [ $sync_only = 1 ]; then
+    for network in $networks; do
+        shape_network "$network"
+        for size in $sizes; do
+            if [ "$(left)" -gt 0 ]; then synchronise "$(first_of "$size")" "$network" "$((most + 1))"; else say "left out for want of time: $size, $network" >&2; fi
+        done
+    done
+    python3 dev/bench/comm_table.py sync "$logs" "$out"
+    exit
+fi
+export OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # one rank needs no launcher
+IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
+k=0
+for model in $models; do
+    if [ "$device" = gpu ]; then
+        compute_alone "$model" "${visible[k]:-$k}" & # each on a GPU of its own
+        k=$(((k + 1) % ranks))
+        [ $k -gt 0 ] || wait
+    else
+        compute_alone "$model" ''
+    fi
+done
+wait
+unset OMPI_MCA_plm
+say "$SECONDS s: layers are timed" >&2
+for network in $networks; do
+    shape_network "$network"
+    for size in $sizes; do
+        if [ "$(left)" -gt 0 ]; then synchronise "$(first_of "$size")" "$network" 0; fi
+    done
+    for model in $models; do train "$model" "$network"; done
+done
+python3 dev/bench/comm_table.py table "$logs" "$out" "${out%.json}.svg"

@@ -1,0 +1,351 @@
+// The synchronisation of a step alone, without a model: random gradients on the device are reduced, judged, applied by AdamW and gathered, arm after arm in
+// one process, and beside it the bandwidth that plain collectives reach on the same network. Started by dev/bench/comm.sh.
+//
+//   mpirun -np N build/dev/bench/sync_only [--out FILE] [--repetitions 5] [--plain-mb 256] COMMON FLAGS --arm NAME FLAGS --arm NAME FLAGS ...
+//
+// Flags are the trainer's. One JSON line per arm goes to FILE (default: standard output), medians over the repetitions of the slowest rank, in ms:
+//   gradients   from the first bucket's readiness (all are ready at once, the last layer's first) until the verdict stands
+//   weights     from the verdict until every bucket's weights are applied, less adamw
+//   adamw       AdamW with its quantisation alone: an update of the same layout with a communicator of one rank, where gathers do nothing
+//   apply       what else that update takes: dequantisation and sum into the replica, without a network
+// and memory by purpose, and what each bucket sends. The first line has the plain collectives' GB/s sent by each rank. With --repetitions 0 nothing is timed.
+#include <stdio.h>
+
+#include "dev/bench/arms.h"
+#include "llmc/arena.h"
+#include "llmc/emulate.h"
+#include "llmc/launch.h"
+#include "train_gpt.h"
+
+enum { MOST_REPETITIONS = 100, PATTERN = 1 << 22 };
+typedef enum Figure { GRADIENTS, AFTER_VERDICT, ADAMW, FIGURES } Figure;
+
+typedef struct Bench {
+    Launch launch;
+    Site site;
+    Error error;
+    FILE *out;             // rank 0
+    int repetitions;
+    int64_t plain_bytes;
+    Device *device;
+    Stream *compute, *traffic;
+    float *pattern;        // (PATTERN) on the device: random gradients
+    bool plain_done;
+} Bench;
+
+// One step's state: a layout with its memory.
+typedef struct Lab {
+    bool alone;            // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
+    Zero zero;
+    Arena arena;
+    Timers *timers;
+    Comm *comm;
+} Lab;
+
+static bool agreed(Bench *bench, bool ok) {
+    int who = 0;
+    if (launch_agree(bench->launch.world, ok, &bench->error, &who)) return true;
+    if (bench->launch.rank == who) error_print(&bench->site, bench->error.what);
+    return false;
+}
+
+// --- the device and what it is filled with -------------------------------------------------------------------------------------------
+
+static bool open_device(Bench *bench, const Topology *topology) {
+    if (bench->device) return true;
+    bench->site.node = topology->node;
+    bench->site.gpu = topology->device;
+    bench->device = device_open(topology->device, &bench->site, &bench->error);
+    if (!bench->device) return false;
+    bench->compute = stream_create(bench->device, "compute");
+    bench->traffic = stream_create(bench->device, "communication");
+    bench->pattern = (float *)device_alloc(bench->device, PATTERN * sizeof(float), "random gradients", &bench->error);
+    if (!bench->pattern) return false;
+    float *host = (float *)xmalloc(PATTERN * sizeof(float), "random gradients");
+    uint32_t seed = 12345u + (uint32_t)bench->launch.rank;
+    for (int i = 0; i < PATTERN; i++) {
+        float sum = 0.0f;  // of four uniform ones: near enough to normal for what is measured
+        for (int k = 0; k < 4; k++) {
+            seed = seed * 1664525u + 1013904223u;
+            sum += (float)(seed >> 8) * 0x1p-24f - 0.5f;
+        }
+        host[i] = 1e-3f * sum;
+    }
+    copy_to_device(bench->compute, bench->pattern, host, PATTERN * sizeof(float));
+    stream_synchronize(bench->compute);
+    free(host);
+    return true;
+}
+
+static void close_device(Bench *bench) {
+    if (!bench->device) return;
+    if (bench->pattern) device_free(bench->device, bench->pattern);
+    stream_destroy(bench->compute);
+    stream_destroy(bench->traffic);
+    device_close(bench->device);
+}
+
+static void fill_gradients(const Bench *bench, Zero *zero) {
+    for (int64_t at = 0; at < zero->plan.arena_elements; at += PATTERN) {
+        int64_t left = zero->plan.arena_elements - at;
+        copy_on_device(bench->compute, zero->grads + at, bench->pattern, (size_t)(left < PATTERN ? left : PATTERN) * sizeof(float));
+    }
+}
+
+// --- one step --------------------------------------------------------------------------------------------------------------------------
+
+// Ranks start together, with idle devices.
+static void meet(const Bench *bench) {
+    stream_synchronize(bench->compute);
+    stream_synchronize(bench->traffic);
+    MPI_Barrier(bench->launch.world);
+}
+
+typedef struct Marks {
+    Event *start, *reduced, *judged, *applied;
+} Marks;
+
+// On CPU ranks calls do their work at once: zero_update judges, and goes on. There the reductions end the gradients' part.
+static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *marks, double ms[FIGURES]) {
+    Zero *zero = &lab->zero;
+    fill_gradients(bench, zero);
+    meet(bench);
+    timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
+    event_record(marks->start, bench->compute);
+    for (int unit = zero->plan.units - 1; unit >= 0 && !lab->alone; unit--) zero_grads_ready(zero, unit);
+    event_record(marks->reduced, bench->compute);
+    zero_update(zero, 1e-4, 1e-4, 0.1);
+    zero_begin(zero, step + 1);  // the compute stream waits for the verdict
+    event_record(marks->judged, bench->compute);
+    zero_weights_wait_all(zero);
+    event_record(marks->applied, bench->compute);
+    event_synchronize(marks->applied);
+    const Event *judged = strcmp(device_backend(), "cpu") ? marks->judged : marks->reduced;
+    ms[GRADIENTS] = event_elapsed_ms(marks->start, (Event *)judged);
+    ms[AFTER_VERDICT] = event_elapsed_ms((Event *)judged, marks->applied);
+    ms[ADAMW] = 1e3 * timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Medians of the slowest rank. The first step, which makes connections, is left out. False when a step was skipped: then it was not the work of a step.
+static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
+    double ms[FIGURES][MOST_REPETITIONS], one[FIGURES];
+    Marks marks = {event_create(bench->device), event_create(bench->device), event_create(bench->device), event_create(bench->device)};
+    bool applied = true;
+    zero_begin(&lab->zero, 1);
+    for (int i = -1; i < bench->repetitions; i++) {
+        step_once(bench, lab, i + 2, &marks, one);
+        applied = applied && zero_verdict(&lab->zero, 1).applied;
+        MPI_Allreduce(MPI_IN_PLACE, one, FIGURES, MPI_DOUBLE, MPI_MAX, bench->launch.world);
+        for (int f = 0; f < FIGURES && i >= 0; f++) ms[f][i] = one[f];
+    }
+    for (int f = 0; f < FIGURES; f++) {
+        qsort(ms[f], (size_t)bench->repetitions, sizeof(double), ascending);
+        median[f] = ms[f][bench->repetitions / 2];
+    }
+    event_destroy(marks.start);
+    event_destroy(marks.reduced);
+    event_destroy(marks.judged);
+    event_destroy(marks.applied);
+    return applied || error_set(&bench->error, EXIT_DIVERGED, "a step on random gradients was skipped; this is a fault of the program, please report it");
+}
+
+// --- an arm ----------------------------------------------------------------------------------------------------------------------------
+
+static bool plan_arm(const Bench *bench, Config *config, Topology *topology, const Arm *arm, Error *err) {
+    memset(config, 0, sizeof *config);
+    if (!config_parse(config, arm->argc, arm->argv, NULL, 0, err)) return false;
+    config->timing_log_level = 2;
+    return topology_build(topology, bench->launch.rank, bench->launch.size, bench->launch.host_of_rank, config->gpus_per_node, 1, 1, err) &&
+           config_finish(config, bench->launch.size, 0, 0, err);
+}
+
+static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Topology *topology) {
+    GPT gpt;
+    gpt_describe(&gpt, config);
+    PlanTensor *tensors = gpt_plan_tensors(&gpt);
+    bool ok = zero_plan(&lab->zero, config, topology, tensors, gpt.tensors, &lab->arena, &bench->error);
+    free(tensors);
+    gpt_free(&gpt);
+    return ok;
+}
+
+static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, MPI_Comm group) {
+    int sharers = strcmp(device_backend(), "cpu") ? 1 : bench->launch.size;
+    lab->comm = comm_create(bench->device, topology, group, &bench->error);
+    if (!agreed(bench, lab->comm && arena_allocate(&lab->arena, bench->device, sharers, &bench->error))) return false;
+    lab->timers = timers_create(bench->device, 2);
+    zero_start(&lab->zero, bench->device, lab->comm, bench->compute, bench->traffic, lab->timers);
+    return true;
+}
+
+static void close_lab(Bench *bench, Lab *lab) {
+    arena_free(&lab->arena, bench->device);
+    zero_free(&lab->zero);
+    if (lab->timers) timers_destroy(lab->timers);
+    if (lab->comm) comm_destroy(lab->comm);
+}
+
+static bool measure(Bench *bench, const Config *config, const Topology *topology, bool alone, double median[FIGURES]) {
+    static const Topology ONE = {.world_size = 1, .tp_size = 1, .pp_size = 1, .dp_size = 1, .nodes = 1, .per_node = 1};
+    Lab lab;
+    memset(&lab, 0, sizeof lab);
+    lab.alone = alone;
+    bool ok = agreed(bench, open_lab(bench, &lab, config, topology));
+    ok = ok && start_lab(bench, &lab, alone ? &ONE : topology, alone ? MPI_COMM_SELF : bench->launch.world);
+    if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
+    close_lab(bench, &lab);
+    return ok;
+}
+
+// --- what is written ---------------------------------------------------------------------------------------------------------------------
+
+static void write_memory(Bench *bench, const Lab *lab) {
+    fprintf(bench->out, ",\"memory\":{");
+    const Arena *arena = &lab->arena;
+    bool first = true;
+    for (int i = 0; i < arena->count; i++) {
+        size_t bytes = 0;
+        bool seen = false;
+        for (int k = 0; k < arena->count; k++) {
+            bool same = !arena->entries[k].host && !strcmp(arena->entries[k].group, arena->entries[i].group);
+            seen = seen || (same && k < i);
+            bytes += same ? arena->entries[k].bytes : 0;
+        }
+        if (!seen && bytes) fprintf(bench->out, "%s\"%s\":%zu", first ? "" : ",", arena->entries[i].group, bytes);
+        first = first && (seen || !bytes);
+    }
+    fprintf(bench->out, "}");
+}
+
+static void write_buckets(Bench *bench, const Zero *zero) {
+    const Plan *plan = &zero->plan;
+    fprintf(bench->out, ",\"buckets\":[");
+    for (int b = 0; b < plan->buckets; b++) {
+        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &zero->wire, &zero->weight_wire);
+        fprintf(bench->out, "%s{\"first\":%d,\"end\":%d,\"elements\":%lld,\"grad_node\":%lld,\"grad_rail\":%lld,\"weight_rail\":%lld,\"weight_node\":%lld}", b ? "," : "",
+                plan->bucket[b].first_unit, plan->bucket[b].end_unit, (long long)(plan->bucket[b].matrix + plan->bucket[b].tail), (long long)bytes.grad_intra,
+                (long long)bytes.grad_inter, (long long)bytes.weight_inter, (long long)bytes.weight_intra);
+    }
+    fprintf(bench->out, "]");
+}
+
+static void write_arm(Bench *bench, const Lab *lab, const char *name, const Config *config, double all[FIGURES], double alone[FIGURES]) {
+    if (!bench->out) return;
+    const Zero *zero = &lab->zero;
+    fprintf(bench->out, "{\"kind\":\"arm\",\"arm\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"layers\":%d,\"parameters\":%lld", name, zero->plan.options.nodes,
+            zero->plan.options.per_node, config->num_layers, (long long)zero->plan.parameters);
+    if (bench->repetitions) {
+        fprintf(bench->out, ",\"gradients_ms\":%.4f,\"weights_ms\":%.4f,\"adamw_ms\":%.4f,\"apply_ms\":%.4f", all[GRADIENTS], all[AFTER_VERDICT] - alone[ADAMW],
+                alone[ADAMW], alone[AFTER_VERDICT] - alone[ADAMW]);
+    }
+    write_memory(bench, lab);
+    write_buckets(bench, zero);
+    fprintf(bench->out, "}\n");
+    fflush(bench->out);
+}
+
+// --- plain collectives -------------------------------------------------------------------------------------------------------------------
+
+// GB/s that each rank sends, the median of the slowest rank's times; 0 where the scope is this rank alone.
+static double plain_rate(Bench *bench, Comm *comm, CommScope scope, bool gather, void *send, void *receive) {
+    enum { RUNS = 5 };
+    int size = comm_size(comm, scope);
+    size_t slot = (size_t)(bench->plain_bytes / size) / 256 * 256;
+    double ms[RUNS];
+    Event *start = event_create(bench->device), *stop = event_create(bench->device);
+    for (int i = -1; i < RUNS; i++) {
+        meet(bench);
+        event_record(start, bench->traffic);
+        if (gather) comm_all_gather(comm, scope, receive, slot, bench->traffic);
+        else comm_all_to_all(comm, scope, send, receive, slot, bench->traffic);
+        event_record(stop, bench->traffic);
+        event_synchronize(stop);
+        double one = event_elapsed_ms(start, stop);
+        MPI_Allreduce(MPI_IN_PLACE, &one, 1, MPI_DOUBLE, MPI_MAX, bench->launch.world);
+        if (i >= 0) ms[i] = one;
+    }
+    event_destroy(start);
+    event_destroy(stop);
+    qsort(ms, RUNS, sizeof(double), ascending);
+    return size > 1 ? 1e-6 * (double)slot * (size - 1) / ms[RUNS / 2] : 0.0;
+}
+
+static bool measure_plain(Bench *bench, const Topology *topology) {
+    Comm *comm = comm_create(bench->device, topology, bench->launch.world, &bench->error);
+    void *send = comm ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
+    void *receive = send ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
+    bool ok = agreed(bench, receive != NULL);
+    double rate[4] = {0, 0, 0, 0};
+    for (int i = 0; ok && i < 4; i++) rate[i] = plain_rate(bench, comm, i % 2 ? COMM_RAIL : COMM_NODE, i >= 2, send, receive);
+    if (ok && bench->out) {
+        fprintf(bench->out, "{\"kind\":\"plain\",\"device\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"bytes\":%lld,\"all_to_all_node\":%.4f,\"all_to_all_rail\":%.4f,\"all_gather_node\":%.4f,"
+                "\"all_gather_rail\":%.4f}\n", device_name(bench->device), topology->nodes, topology->per_node, (long long)bench->plain_bytes, rate[0], rate[1], rate[2], rate[3]);
+        fflush(bench->out);
+    }
+    if (send) device_free(bench->device, send);
+    if (receive) device_free(bench->device, receive);
+    if (comm) comm_destroy(comm);
+    return ok;
+}
+
+// --- main --------------------------------------------------------------------------------------------------------------------------------
+
+static bool run_arm(Bench *bench, const Arm *arm) {
+    Config config;
+    Topology topology;
+    double all[FIGURES] = {0, 0, 0}, alone[FIGURES] = {0, 0, 0};
+    if (!agreed(bench, plan_arm(bench, &config, &topology, arm, &bench->error))) return false;
+    if (config.emulate_nodes) emulate_nodes(&topology, &bench->launch);
+    bool ok = agreed(bench, open_device(bench, &topology));
+    if (ok && !bench->plain_done) ok = measure_plain(bench, &topology);
+    bench->plain_done = true;
+    if (ok && bench->repetitions) ok = measure(bench, &config, &topology, false, all) && measure(bench, &config, &topology, true, alone);
+    Lab lab;
+    memset(&lab, 0, sizeof lab);
+    if (ok && agreed(bench, ok = open_lab(bench, &lab, &config, &topology))) write_arm(bench, &lab, arm->name, &config, all, alone);
+    if (ok) close_lab(bench, &lab);
+    config_free(&config);
+    return ok;
+}
+
+static bool read_options(Bench *bench, int argc, char **argv, int *first) {
+    const char *path = NULL;
+    int64_t megabytes = 256;
+    bench->repetitions = 5;
+    for (*first = 1; *first + 1 < argc; *first += 2) {
+        const char *name = argv[*first], *value = argv[*first + 1];
+        if (!strcmp(name, "--out")) path = value;
+        else if (!strcmp(name, "--repetitions")) bench->repetitions = atoi(value);
+        else if (!strcmp(name, "--plain-mb")) megabytes = atoll(value);
+        else break;
+    }
+    if (bench->repetitions < 0 || bench->repetitions > MOST_REPETITIONS || megabytes < 1 || megabytes > 65536) {
+        return error_set(&bench->error, EXIT_USAGE, "--repetitions wants 0 to %d, --plain-mb 1 to 65536", MOST_REPETITIONS);
+    }
+    bench->plain_bytes = megabytes << 20;
+    if (bench->launch.rank == 0) bench->out = path ? fopen(path, "w") : stdout;
+    return bench->launch.rank != 0 || bench->out || error_set(&bench->error, EXIT_ENVIRONMENT, "cannot write %s", path);
+}
+
+int main(int argc, char **argv) {
+    Bench bench;
+    Arms arms;
+    int first = 1;
+    memset(&bench, 0, sizeof bench);
+    memset(&arms, 0, sizeof arms);
+    bench.site.phase = "benchmark";
+    bool ok = launch_init(&bench.launch, &argc, &argv, &bench.error);
+    bench.site.rank = bench.launch.rank;
+    ok = agreed(&bench, ok && read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error));
+    for (int i = 0; ok && i < arms.count; i++) ok = run_arm(&bench, &arms.arm[i]);
+    close_device(&bench);
+    arms_free(&arms);
+    if (bench.out && bench.out != stdout && fclose(bench.out)) ok = error_set(&bench.error, EXIT_ENVIRONMENT, "the figures could not be written; see whether the disk is full");
+    launch_finalize(&bench.launch);
+    return ok ? EXIT_DONE : bench.error.code;
+}

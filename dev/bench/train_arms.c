@@ -1,0 +1,64 @@
+// Trains several arms one after the other in one process per rank, so that MPI and the GPU's context are started once: the trainer's main() is called for
+// each with its own flags. Started by dev/bench/comm.sh.
+//
+//   mpirun -np N build/dev/bench/train_arms [--loopback FILE] COMMON FLAGS --arm NAME FLAGS --arm NAME FLAGS ...
+//
+// Every arm's flags are a whole command line of train_gpt (@FILE too); figures go where they send them (--log-jsonl). An arm that fails is named, the next
+// one starts, and the exit code is that of the first that failed; a signal ends all. --loopback appends to FILE, per arm, the bytes that passed this
+// machine's loopback meanwhile: what emulated nodes sent each other.
+#include <stdio.h>
+
+#include "dev/bench/arms.h"
+#include "llmc/launch.h"
+#include "llmc/stop.h"
+#include "train_gpt.h"
+
+// Bytes received on the loopback since the machine started, or -1.
+static long long loopback_bytes(void) {
+    FILE *file = fopen("/proc/net/dev", "r");
+    if (!file) return -1;
+    char line[512];
+    long long bytes = -1;
+    while (bytes < 0 && fgets(line, sizeof line, file)) {
+        if (sscanf(line, " lo: %lld", &bytes) != 1) bytes = -1;
+    }
+    fclose(file);
+    return bytes;
+}
+
+static void write_loopback(const char *path, const char *name, long long bytes) {
+    FILE *file = fopen(path, "a");
+    bool ok = file && fprintf(file, "{\"arm\":\"%s\",\"loopback_bytes\":%lld}\n", name, bytes) > 0;
+    if ((file && fclose(file)) || !ok) fprintf(stderr, "warning: cannot write %s\n", path);
+}
+
+static int train(const Arm *arm, const Launch *launch, const char *loopback) {
+    MPI_Barrier(launch->world);
+    long long before = loopback_bytes();
+    int code = train_gpt_main(arm->argc, arm->argv);
+    MPI_Allreduce(MPI_IN_PLACE, &code, 1, MPI_INT, MPI_MAX, launch->world);
+    if (launch->rank == 0 && loopback) write_loopback(loopback, arm->name, loopback_bytes() - before);
+    if (launch->rank == 0 && code) fprintf(stderr, "error: arm %s ended with exit code %d\n", arm->name, code);
+    fflush(stdout);
+    return code;
+}
+
+int main(int argc, char **argv) {
+    Launch launch;
+    Arms arms;
+    Error err = {0};
+    stop_block_signals();  // before MPI starts threads: the trainer polls for them
+    bool ok = launch_init(&launch, &argc, &argv, &err);
+    const char *loopback = argc > 2 && !strcmp(argv[1], "--loopback") ? argv[2] : NULL;
+    ok = arms_read(&arms, loopback ? 3 : 1, argc, argv, ok ? &err : NULL) && ok;
+    int code = ok ? EXIT_DONE : err.code;
+    if (!ok && launch.rank == 0) error_print(NULL, err.what);
+    for (int i = 0; ok && i < arms.count; i++) {
+        int ended = train(&arms.arm[i], &launch, loopback);
+        if (!code) code = ended;
+        if (ended == EXIT_STOPPED) break;
+    }
+    arms_free(&arms);
+    launch_finalize(&launch);
+    return code;
+}

@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# The benchmarks of communication, on CPU ranks: several arms in one process train as separate processes do, synchronisation alone, the tables of
+# dev/bench/comm.sh. And initial weights that do not depend on the number of threads.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+arms=$BUILD/dev/bench/train_arms_cpu synchronise=$BUILD/dev/bench/sync_only_cpu
+for program in "$arms" "$synchronise"; do
+    [ -x "$program" ] || { not_ok "${program##*/}" "not built; run make bench BUILD=$BUILD"; finish; }
+done
+make_shard text 400 7
+data=$work/text_text_document
+
+# --- several arms in one process -----------------------------------------------------------------------------------------------------------------
+# start NP PROGRAM WORDS...: like ranks, with another program.
+start() {
+    local np=$1
+    shift
+    timeout -k 5 60 "${launcher[@]}" -np "$np" "$@" >"$work/out" 2>"$work/err" </dev/null
+}
+common=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 2 --train-iters 6)
+one_process() {
+    local name
+    rm -f "$work"/arm_*.jsonl
+    start 4 "$arms" --loopback "$work/loopback" "${common[@]}" --arm first --log-jsonl "$work/arm_first.jsonl" --arm second "${paper[@]}" --log-jsonl "$work/arm_second.jsonl" \
+        --arm third --grad-reduce-in-bf16 --seed 7 --log-jsonl "$work/arm_third.jsonl" || { say "exit code $?"; return 1; }
+    logged alone_first 4 --gpus-per-node 2 --train-iters 6 && logged alone_second 4 --gpus-per-node 2 --train-iters 6 "${paper[@]}" &&
+        logged alone_third 4 --gpus-per-node 2 --train-iters 6 --grad-reduce-in-bf16 --seed 7 || return 1
+    for name in first second third; do same_training "arm_$name" "alone_$name" || { why="$name: $why"; return 1; }; done
+    train_lines arm_first >"$work/left"
+    train_lines arm_second >"$work/right"
+    ! cmp -s "$work/left" "$work/right" || { why="two arms have the same losses"; return 1; }
+    [ "$(grep -c '^{"arm":"[a-z]*","loopback_bytes":[0-9]*}$' "$work/loopback")" -eq 3 ] || { why="no loopback bytes of three arms"; return 1; }
+}
+check "three arms in one process train as three processes do" one_process
+goes_on() {
+    rm -f "$work"/arm_*.jsonl
+    start 2 "$arms" "${common[@]}" --arm bad --hidden-size 33 --arm good --log-jsonl "$work/arm_good.jsonl"
+    local rc=$?
+    [ $rc -eq 2 ] && grep -qx 'error: arm bad ended with exit code 2' "$work/err" || { say "exit code $rc"; return 1; }
+    [ "$(train_lines arm_good | wc -l)" -eq 6 ] || say "the arm behind it did not train"
+}
+check "an arm that fails is named, and the next one trains" goes_on
+stopped() {
+    local pid rc
+    rm -f "$work"/arm_*.jsonl
+    timeout -k 5 60 "${launcher[@]}" -np 2 "$arms" "${common[@]}" --train-iters 1000000 --arm long --log-jsonl "$work/arm_long.jsonl" --arm never \
+        --log-jsonl "$work/arm_never.jsonl" >"$work/out" 2>"$work/err" </dev/null &
+    job=$!
+    wait_for_iteration arm_long 2 || { say "it did not start"; return 1; }
+    for pid in $(rank_pids); do kill -USR1 "$pid"; done
+    wait $job
+    rc=$?
+    [ $rc -eq 75 ] && [ ! -e "$work/arm_never.jsonl" ] || say "exit code $rc"
+}
+check "a signal ends all arms" stopped
+no_arm() {
+    start 2 "$arms" "${common[@]}"
+    error_names 2 "no arm is given" $?
+}
+check "no arm is a usage error" no_arm
+
+# Tensors of more elements than a thread takes at once.
+same_weights() {
+    logged one_core 1 --hidden-size 256 --train-iters 4 --exit-interval 1 --global-batch-size 2 || return 1  # bound to one core by mpirun
+    rm -f "$work/all_cores.jsonl"
+    OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --hidden-size 256 \
+        --train-iters 4 --exit-interval 1 --global-batch-size 2 --log-jsonl "$work/all_cores.jsonl" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    same_training one_core all_cores
+}
+check "initial weights do not depend on the number of threads" same_weights
+
+# --- synchronisation alone -------------------------------------------------------------------------------------------------------------------------
+sync_alone() {
+    start 4 "$synchronise" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" --arm bf16 --grad-reduce-in-bf16 --arm sdp4bit "${paper[@]}" || { say "exit code $?"; return 1; }
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node 2 "${paper[@]}" || { say "--plan failed"; return 1; }
+    why=$(python3 - "$work/sync.jsonl" "$work/out" 2>&1 <<'END'
+import json, re, sys
+found = [json.loads(line) for line in open(sys.argv[1])]
+plan = open(sys.argv[2]).read()
+plain, bf16, sdp = found
+if [r["kind"] for r in found] != ["plain", "arm", "arm"] or (bf16["arm"], sdp["arm"]) != ("bf16", "sdp4bit"):
+    sys.exit("not one line of plain collectives and two arms")
+if not all(plain[k] > 0 for k in plain if k.startswith("all_")):
+    sys.exit("a plain collective without a rate")
+for r in bf16, sdp:
+    if not (r["gradients_ms"] > 0 and r["adamw_ms"] > 0 and r["weights_ms"] + r["adamw_ms"] > 0):
+        sys.exit("a time that is not positive")
+hops = {"grad_node": "gradients, inside a node", "grad_rail": "gradients, between nodes", "weight_node": "weights, inside a node", "weight_rail": "weights, between nodes"}
+lines = re.findall(r"bucket +\d+: gradients inside +(\d+) between +(\d+)  weights inside +(\d+) between +(\d+)", plan)
+for k, (hop, name) in enumerate(hops.items()):
+    planned = int(re.search(name + r" +(\d+)", plan).group(1))
+    if sum(b[hop] for b in sdp["buckets"]) != planned or sum(int(line[k]) for line in lines) != planned:
+        sys.exit(f"{name}: the buckets send {sum(b[hop] for b in sdp['buckets'])} bytes, {planned} by --plan")
+memory = {group: int(size) for group, size in re.findall(r"^  (weights|gradients|optimizer state) +(\d+) ", plan, re.M)}
+for group, size in memory.items():
+    if sdp["memory"][group] != size:
+        sys.exit(f"{group}: {sdp['memory'][group]} bytes, {size} by --plan")
+if len(memory) != 3:
+    sys.exit("no memory in the plan")
+END
+)
+}
+check "synchronisation alone: times, bytes of every bucket and memory as planned" sync_alone
+
+# --- the whole comparison ------------------------------------------------------------------------------------------------------------------------------
+cat >"$work/tiny.args" <<'END'
+--num-layers 4
+--hidden-size 64
+--num-attention-heads 4
+--seq-length 32
+--max-position-embeddings 32
+--make-vocab-size-divisible-by 8
+--tokenizer-type Byte
+--bf16
+--use-distributed-optimizer
+--lr 1e-3
+--train-iters 100
+END
+root=$PWD
+compare() { # WORDS...: comm.sh on CPU ranks, in the folder of the model card
+    (cd "$work" && DEVICE=cpu timeout -k 5 120 "$root/dev/bench/comm.sh" --models tiny.args:2 --shape 2x2 --iters 1 --plain-mb 1 --flags "--ddp-bucket-size 50000" "$@") >"$work/out" 2>"$work/err" </dev/null
+}
+comparison() {
+    compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?"; return 1; }
+    compare --networks inside --arms "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?, second call"; return 1; }
+    why=$(python3 - "$work" 2>&1 <<'END'
+import json, sys, xml.dom.minidom
+made = json.load(open(sys.argv[1] + "/comm.json"))
+rows = {(r["network"], r["arm"]): r for r in made["rows"]}
+if set(rows) != {("logical", a) for a in ("fp32", "bf16", "sdp4bit")} | {("inside", a) for a in ("fp32", "sdp4bit")}:
+    sys.exit(f"rows {sorted(rows)}")
+for name, r in rows.items():
+    if not (r["ms"] > 0 and r["tokens_per_second"] > 0 and r["tflops_per_gpu"] > 0 and r["exposed_gradients_ms"] >= 0 and r["exposed_weights_ms"] >= 0):
+        sys.exit(f"{name}: a figure is missing")
+    if not (r["bound_ms"] >= r["compute_ms"] > 0 and abs(r["over_bound"] - r["ms"] / r["bound_ms"]) < 1e-9):
+        sys.exit(f"{name}: bound {r['bound_ms']}, computing {r['compute_ms']}")
+    base = rows[r["network"], "fp32"]
+    if abs(r["over_fp32"] - base["ms"] / r["ms"]) > 1e-9:
+        sys.exit(f"{name}: speedup {r['over_fp32']}")
+if rows["inside", "sdp4bit"]["node_bytes"] != 0 or not rows["logical", "bf16"]["node_bytes"] > 3 * rows["logical", "sdp4bit"]["node_bytes"] > 0:
+    sys.exit("bytes between nodes")
+memory = {(m["nodes"], m["arm"]): m for m in made["memory"]}
+sdp = memory[2, "sdp4bit"]
+# 2 + 4 + 12/4 + int4 codes and a scale per 2048; twice int8 codes with a scale per 128, and int4 ones over two ranks.
+if abs(sdp["release_always"] - (9 + 0.5 + 4 / 2048)) > 1e-9 or abs(sdp["release_transient"] - (2 * (1 + 4 / 128) + (0.5 + 4 / 128) / 2)) > 1e-9 or not sdp["sum"] > 9:
+    sys.exit(f"memory {sdp}")
+xml.dom.minidom.parse(sys.argv[1] + "/comm.svg")
+END
+) || return 1
+    grep -q '^tiny  *2  nodes in name only  *SDP4Bit ' "$work/out" || grep -q '^tiny  *2 nodes in name only  *SDP4Bit ' "$work/out" || { why="no row of SDP4Bit in the table"; return 1; }
+    grep -q '^tiny  *2x2  *SDP4Bit ' "$work/out" || { why="no row of SDP4Bit in the table of memory"; return 1; }
+}
+check "comm.sh: table, JSON and plot, of two calls together" comparison
+# The same with the programs of CPU ranks in the place of the GPU's, in a network namespace whose loopback nobody else uses: 4 pretended GPUs as 2 nodes.
+networks_in_turn() {
+    local folder=$work/pretended
+    mkdir -p "$folder/build/dev/bench" "$folder/bin"
+    ln -sf "$arms" "$folder/build/dev/bench/train_arms"
+    ln -sf "$synchronise" "$folder/build/dev/bench/sync_only"
+    printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$folder/bin/nvidia-smi"
+    chmod +x "$folder/bin/nvidia-smi"
+    (cd "$work" && PATH=$folder/bin:$PATH BUILD=$folder/build timeout -k 5 120 unshare -n bash -c "ip link set lo up && '$root/dev/bench/comm.sh' --models tiny.args:1 \
+        --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --out comm3.json && tc qdisc show dev lo") >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" && ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
+    why=$(python3 - "$work" 2>&1 <<'END'
+import json, sys
+rows = json.load(open(sys.argv[1] + "/comm3.json"))["rows"]
+if [(r["network"], r["arm"], r["nodes"]) for r in rows] != [(n, a, 2) for n in ("100", "10") for a in ("fp32", "sdp4bit")]:
+    sys.exit(f"rows {[(r['network'], r['arm'], r['nodes']) for r in rows]}")
+if not all(0 <= r["loopback_ratio"] < 1 for r in rows):  # CPU ranks send nothing through sockets
+    sys.exit("the loopback's own count is missing")
+END
+)
+}
+if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n ip link set lo up 2>/dev/null; then
+    skip "comm.sh: networks of several speeds" "tc, ip or the right to make a network namespace is missing"
+else
+    check "comm.sh: networks of several speeds" networks_in_turn
+fi
+too_late() {
+    compare --networks inside --arms "fp32 bf16" --time-limit 1 --out "$work/late.json"
+    [ $? -eq 1 ] && grep -q '^left out for want of time.*tiny.args:2, inside, bf16' "$work/err" && grep -qx 'error: no arm has run to its end; see above' "$work/err" || say "nothing was left out"
+}
+check "comm.sh: what does not fit the time is left out and named" too_late
+sync_table() {
+    compare --sync-only --networks logical --arms "bf16 tlq-hs" --out "$work/sync.json" || { say "exit code $?"; return 1; }
+    why=$(python3 - "$work/sync.json" 2>&1 <<'END'
+import json, sys
+rows = json.load(open(sys.argv[1]))["rows"]
+if [r["arm"] for r in rows] != ["bf16", "tlq-hs"] or not all(r["gradients_ms"] > 0 and r["gradients_floor_ms"] > 0 and r["weights_floor_ms"] > 0 for r in rows):
+    sys.exit("rows or times are missing")
+END
+)
+}
+check "comm.sh --sync-only" sync_table
+wrong() { # TEXT WORDS...
+    local text=$1
+    shift
+    compare "$@"
+    error_names 2 "$text" $?
+}
+check "comm.sh: a network for GPUs" wrong "networks with a speed are for GPUs" --networks 25
+check "comm.sh: an unknown arm" wrong "the arm nosuch is unknown" --networks inside --arms "fp32 nosuch"
+check "comm.sh: an unknown model" wrong "there is no model card" --networks inside --models nosuch:1
+finish
