@@ -28,7 +28,7 @@ typedef struct Bench {
     int repetitions;
     int64_t plain_bytes;
     Device *device;
-    Stream *compute, *traffic;
+    Stream *compute, *traffic;  // traffic: of the plain collectives
     float *pattern;        // (PATTERN) on the device: random gradients
     bool plain_done;
 } Bench;
@@ -36,6 +36,7 @@ typedef struct Bench {
 // One step's state: a layout with its memory.
 typedef struct Lab {
     bool alone;            // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
+    Lanes lanes;
     Zero zero;
     Arena arena;
     Timers *timers;
@@ -95,9 +96,10 @@ static void fill_gradients(const Bench *bench, Zero *zero) {
 // --- one step --------------------------------------------------------------------------------------------------------------------------
 
 // Ranks start together, with idle devices.
-static void meet(const Bench *bench) {
+static void meet(const Bench *bench, const Lanes *lanes) {
     stream_synchronize(bench->compute);
     stream_synchronize(bench->traffic);
+    if (lanes) lanes_synchronize(lanes);
     MPI_Barrier(bench->launch.world);
 }
 
@@ -109,7 +111,7 @@ typedef struct Marks {
 static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *marks, double ms[FIGURES]) {
     Zero *zero = &lab->zero;
     fill_gradients(bench, zero);
-    meet(bench);
+    meet(bench, &lab->lanes);
     timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
     event_record(marks->start, bench->compute);
     for (int unit = zero->plan.units - 1; unit >= 0 && !lab->alone; unit--) zero_grads_ready(zero, unit);
@@ -179,13 +181,15 @@ static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, MPI_Comm
     lab->comm = comm_create(bench->device, topology, group, &bench->error);
     if (!agreed(bench, lab->comm && arena_allocate(&lab->arena, bench->device, sharers, &bench->error))) return false;
     lab->timers = timers_create(bench->device, 2);
-    zero_start(&lab->zero, bench->device, lab->comm, bench->compute, bench->traffic, lab->timers);
+    lanes_open(&lab->lanes, bench->device, !lab->alone && topology->dp_size > 1);  // alone: one after the other, so that AdamW's time is its own
+    zero_start(&lab->zero, bench->device, lab->comm, bench->compute, &lab->lanes, lab->timers);
     return true;
 }
 
 static void close_lab(Bench *bench, Lab *lab) {
     arena_free(&lab->arena, bench->device);
     zero_free(&lab->zero);
+    lanes_close(&lab->lanes);
     if (lab->timers) timers_destroy(lab->timers);
     if (lab->comm) comm_destroy(lab->comm);
 }
@@ -259,7 +263,7 @@ static double plain_rate(Bench *bench, Comm *comm, CommScope scope, bool gather,
     double ms[RUNS];
     Event *start = event_create(bench->device), *stop = event_create(bench->device);
     for (int i = -1; i < RUNS; i++) {
-        meet(bench);
+        meet(bench, NULL);
         event_record(start, bench->traffic);
         if (gather) comm_all_gather(comm, scope, receive, slot, bench->traffic);
         else comm_all_to_all(comm, scope, send, receive, slot, bench->traffic);
