@@ -92,6 +92,21 @@ bool peers_agree(const Peers *peers, bool ok, Error *err, int *who) {
     return false;
 }
 
+void peers_broadcast(const Peers *peers, void *bytes, size_t count, int root) {
+    const size_t most = (size_t)1 << 30;  // MPI counts are int
+    for (size_t at = 0; at < count; at += most) {
+        MPI_Request request;
+        MPI_Ibcast((uint8_t *)bytes + at, (int)(count - at < most ? count - at : most), MPI_BYTE, root, peers->comm, &request);
+        peers_wait(peers, &request);
+    }
+}
+
+void peers_meet(const Peers *peers) {
+    MPI_Request request;
+    MPI_Ibarrier(peers->comm, &request);
+    peers_wait(peers, &request);
+}
+
 bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who) {
     Peers peers = {comm, 0, NULL};
     return peers_agree(&peers, ok, err, who);

@@ -30,6 +30,7 @@ static void check(const Comm *comm, int rc, CommScope scope, const char *what) {
 Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
     Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
     comm->device = device;
+    heartbeat_waits(device_site(device), true);
     MPI_Comm_dup(dp_group, &comm->scope[COMM_GROUP]);
     MPI_Comm_split(dp_group, t->node, t->local, &comm->scope[COMM_NODE]);
     MPI_Comm_split(dp_group, t->local, t->node, &comm->scope[COMM_RAIL]);
@@ -38,6 +39,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
         MPI_Comm_size(comm->scope[s], &comm->size[s]);
         MPI_Comm_rank(comm->scope[s], &comm->rank[s]);
     }
+    heartbeat_waits(device_site(device), false);
     if (comm->size[COMM_NODE] != t->per_node || comm->size[COMM_RAIL] != t->nodes || comm->rank[COMM_GROUP] != t->dp_rank) {
         error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
         comm_destroy(comm);

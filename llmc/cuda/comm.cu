@@ -55,6 +55,7 @@ static void scope_create(Comm *comm, CommScope scope, MPI_Comm group) {
     ncclUniqueId id = {};
     ncclResult_t result = comm->rank[scope] == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) nccl_failed(comm, result, scope, "finding a network for NCCL");
+    heartbeat_waits(device_site(comm->device), true);  // nccl_finish ends it
     MPI_Bcast(&id, (int)sizeof id, MPI_BYTE, 0, group);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -66,6 +67,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
     Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
     comm->device = device;
     MPI_Comm group[COMM_SCOPES];
+    heartbeat_waits(device_site(device), true);
     MPI_Comm_split(dp_group, t->node, t->local, &group[COMM_NODE]);
     MPI_Comm_split(dp_group, t->local, t->node, &group[COMM_RAIL]);
     MPI_Comm_dup(dp_group, &group[COMM_GROUP]);
@@ -80,6 +82,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
         if (agrees) scope_create(comm, (CommScope)s, group[s]);
         MPI_Comm_free(&group[s]);
     }
+    heartbeat_waits(device_site(device), false);
     if (agrees) return comm;
     error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
     comm_destroy(comm);
