@@ -462,6 +462,7 @@ static Batch next_batch(Run *run, int split, int64_t consumed) {
     Batch batch;
     Error err;
     memset(&batch, 0, sizeof batch);
+    heartbeat_waits(&run->site, false);
     timer_start(run->timers, TIMER_BATCH_GENERATOR, run->compute);
     if (loader_batch(run->loader, split, consumed, &batch, &err)) {
         gpt_upload(gpt, &batch);

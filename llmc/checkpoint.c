@@ -349,6 +349,7 @@ bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->workin
 const CheckpointState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
+    heartbeat_waits(job->peers.site, false);  // from here on this rank is busy with the save
     finish_phase(job);
     *done = job->phase == PUBLISH;
     bool ok = peers_agree(&job->peers, job->ok, &job->error, NULL);

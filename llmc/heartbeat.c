@@ -300,6 +300,5 @@ bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
     nap(1 + 2 * h->period);
     bool busy = list_busy(h, text, bytes);
     if (!busy && h->other_hosts) nap(10);  // then the one that is late is on another host, and its neighbours there know its name
-    heartbeat_take_floor(site);
     return busy;
 }

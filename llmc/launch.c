@@ -58,6 +58,7 @@ void launch_finalize(Launch *launch) {
 static void no_answer(const Site *site, double seconds) {
     char who[512];
     if (!heartbeat_blames(site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
+    heartbeat_take_floor(site);
     fatal(site, EXIT_COMMUNICATION, "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", seconds, who);
 }
 

@@ -91,7 +91,9 @@ static int group_rank(const Comm *comm, CommScope scope, int peer) {
 static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
     int late = 0, done = 1;
     char who[512];
-    if (heartbeat_blames(device_site(comm->device), who, sizeof who)) {
+    bool blames = heartbeat_blames(device_site(comm->device), who, sizeof who);
+    heartbeat_take_floor(device_site(comm->device));
+    if (blames) {
         fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
               scope_name[scope], comm->timeout_seconds, who);
     }

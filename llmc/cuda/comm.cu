@@ -36,6 +36,7 @@ static void nccl_finish(const Comm *comm, ncclResult_t result, CommScope scope, 
         if (comm->timeout_seconds > 0 && monotonic_seconds() > deadline) {
             char who[512];
             if (!heartbeat_blames(device_site(comm->device), who, sizeof who)) snprintf(who, sizeof who, "a rank has not answered");
+            heartbeat_take_floor(device_site(comm->device));
             fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
                   scope_name[scope], comm->timeout_seconds, who);
         }
