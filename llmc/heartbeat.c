@@ -31,6 +31,7 @@ struct Heartbeat {
     double patience;     // what a wait may take beyond the limit before the watchdog ends it: those who know their limit were first
     atomic_llong moves;  // signs of progress of the main thread
     long long moves_seen, moves_since;  // the thread's
+    long long *seen;     // (2, size) the thread's: the others' beats, and since when they are the same. Not allocated there: that takes an arena of its own
     Faults faults;       // for tests
     int64_t fault_iteration, fault_number;
     Site site;           // the thread's own copy of what does not change
@@ -136,7 +137,7 @@ static bool rest(Heartbeat *h) {
 // Beats, and counts in its own beats how long others have not: a whole job that is stopped and goes on later is no fault.
 static void *watch(void *context) {
     Heartbeat *h = (Heartbeat *)context;
-    long long *seen = (long long *)xcalloc((size_t)h->size, sizeof *seen, "the heartbeat"), *since = (long long *)xcalloc((size_t)h->size, sizeof *since, "the heartbeat");
+    long long *seen = h->seen, *since = h->seen + h->size;
     for (long long now = 1; rest(h); now++) {
         bool lowest = true;  // of the living
         const Slot *silent = NULL;
@@ -154,8 +155,6 @@ static void *watch(void *context) {
         watch_own(h, now);
         atomic_fetch_add(&h->slots[h->own].beats, 1);
     }
-    free(seen);
-    free(since);
     return NULL;
 }
 
@@ -216,6 +215,7 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     h->slots = slots;
     h->own = rank;
     h->size = size;
+    h->seen = (long long *)xcalloc(2 * (size_t)size, sizeof *h->seen, "the heartbeat");
     h->other_hosts = other_hosts;
     h->limit = limit;
     h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
@@ -252,6 +252,7 @@ void heartbeat_close(Site *site) {
     munmap(h->slots - 1, (size_t)(h->size + 1) * sizeof(Slot));
     pthread_cond_destroy(&h->wake);
     pthread_mutex_destroy(&h->lock);
+    free(h->seen);
     free(h);
 }
 

@@ -74,7 +74,7 @@ check "a rank alone is stuck in a wait" stuck hang 0 3 1 1 --gpus-per-node 1
 check "a rank alone is stuck" stuck stall 0 3 1 1 --gpus-per-node 1
 nowhere_else() { stuck stall 2 2 100000 4; [ $? -eq 75 ] || { why="a fault that never comes has stopped the run: $why"; return 1; }; }
 check "a fault that never comes" nowhere_else
-everywhere() { # RANK ITERATION: at each wait there is
+everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is
     local wait=0 rc
     while :; do
         rm -rf "$work/stuck"
@@ -82,14 +82,14 @@ everywhere() { # RANK ITERATION: at each wait there is
         rc=$?
         [ $rc -ne 75 ] || break
         [ $rc -eq 0 ] || { why="wait $wait: $why"; return 1; }
-        wait=$((wait + 1))
+        echo "# wait $wait: $(grep -m 1 '^error: ' "$work/err")"
+        wait=$((wait + $3))
     done
     [ "$wait" -ge 20 ] || { why="only $wait waits"; return 1; }
-    echo "# $wait waits"
 }
 [ -z "${LONG:-}" ] || for rank in 0 2; do
-    check "rank $rank is stuck at any wait of setup" everywhere $rank 0
-    check "rank $rank is stuck at any wait of an iteration" everywhere $rank 2
+    check "rank $rank is stuck at any wait of setup" everywhere $rank 0 7
+    check "rank $rank is stuck at any wait of an iteration" everywhere $rank 2 7
 done
 
 evaluating() { # the time limit is one of collectives, not of steps: long work between them does no harm
