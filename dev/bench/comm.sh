@@ -182,7 +182,8 @@ compute_alone() {
             [ $depth = full ] || words+=(--num-layers $((layers / 2)))
         done
     done
-    if env ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k 10 200 "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1; then
+    # One rank needs no launcher.
+    if env OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k 10 200 "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1; then
         : >"$at/done"
     else
         { tail -n 3 "$folder/one.$2.out"; say "warning: $1 on one rank failed: no bound"; } >&2
@@ -229,7 +230,6 @@ if [ $sync_only = 1 ]; then
     python3 dev/bench/comm_table.py sync "$logs" "$out"
     exit
 fi
-export OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # one rank needs no launcher
 IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
 k=0
 for model in $models; do
@@ -242,7 +242,6 @@ for model in $models; do
     fi
 done
 wait
-unset OMPI_MCA_plm
 say "$SECONDS s: layers are timed" >&2
 for network in $networks; do
     shape_network "$network"
