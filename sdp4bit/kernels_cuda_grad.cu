@@ -18,7 +18,7 @@ static __device__ __forceinline__ uint8_t *partition_message(const QuantizeParti
 // Registers per thread are bounded so that enough warps run at once to keep the memory busy.
 template <class S>
 struct QuantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 4 : 2;
+    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 5 : 2;
 };
 
 // blockIdx.y: the partition, i * slots + slot.

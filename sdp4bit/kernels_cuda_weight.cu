@@ -22,8 +22,9 @@ static __device__ __forceinline__ AdamScalars adam_scalars(const UpdateShard &a,
 
 // One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. A lane's two halves of a sector meet in the caches; swapping them among lanes to
 // touch whole sectors costs more instructions than it saves traffic here.
-static __device__ __forceinline__ void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars, const float *grads, int64_t at) {
+static __device__ __forceinline__ void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars, const float *grads, int64_t at, bool live) {
     float grad[PACKED], m[PACKED], v[PACKED];
+    if (!live) return;
     load_read_only(grads + at, grad);
     load_floats(a.master + at, master);
     load_floats(a.exp_avg + at, m);
@@ -35,12 +36,12 @@ static __device__ __forceinline__ void update_vector(float master[PACKED], const
     store_floats(a.exp_avg_sq + at, v);
 }
 
-// x = what is coded: the masters, or their difference from the replica.
-static __device__ __forceinline__ void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference) {
+// x = what is coded: the masters, or their difference from the replica; 0 where nothing is.
+static __device__ __forceinline__ void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference, bool live) {
     float replica[PACKED];
-    if (difference) unpack(load_packed(weights), replica);
+    if (live && difference) unpack(load_packed(weights), replica);
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) x[e] = difference ? f32_sub(master[e], replica[e]) : master[e];
+    for (int e = 0; e < PACKED; e++) x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
 }
 
 template <class S>
@@ -65,10 +66,10 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
 #pragma unroll
             for (int v = 0; v < S::VECTORS; v++) {
                 int64_t at = tile + thread_start<S>() + v * S::SPAN;
+                bool live = vector_live<S>(elements, v);
                 float master[PACKED];
-                if (!vector_live<S>(elements, v)) continue;
-                update_vector(master, a, scalars, a.grads + position, at);
-                coded_values(x[v], master, a.weights + position + at, difference);
+                update_vector(master, a, scalars, a.grads + position, at, live);
+                coded_values(x[v], master, a.weights + position + at, difference, live);
             }
         }
         write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
