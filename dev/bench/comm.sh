@@ -170,7 +170,8 @@ synchronise() {
 
 # compute_alone MODEL GPU: times of layers on one rank, at full and at half depth, with one and with two micro-batches.
 compute_alone() {
-    local depth words=() k at layers
+    local depth words=() k at layers warm=$((most > 10 ? most : 10)) # a GPU is at the clock that it keeps after a second or two
+    [ "$device" = gpu ] || warm=$most
     at=$logs/one/$(name_of "$1")/${1##*:}
     [ ! -e "$at/done" ] || return 0
     mkdir -p "$at"
@@ -178,7 +179,7 @@ compute_alone() {
     for depth in full half; do
         for k in 1 2; do
             model_flags "$1" 1 $k
-            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$most" --exit-interval $((2 * most)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
+            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$warm" --exit-interval $((2 * warm)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
             [ $depth = full ] || words+=(--num-layers $((layers / 2)))
         done
     done
