@@ -206,17 +206,19 @@ static void draw_weights(void *drawing, int64_t lo, int64_t hi) {
     }
 }
 
-void gpt_init_weights(GPT *gpt, uint64_t seed, MPI_Comm group) {
-    int rank, ranks, threads = parallel_share(group);
-    MPI_Comm_rank(group, &rank);
-    MPI_Comm_size(group, &ranks);
+void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
+    heartbeat_waits(group.site, true);
+    int rank, ranks, threads = parallel_share(group.comm);
+    heartbeat_waits(group.site, false);
+    MPI_Comm_rank(group.comm, &rank);
+    MPI_Comm_size(group.comm, &ranks);
     for (int i = 0; i < gpt->tensors; i++) {
         // Each rank draws its share and all gather them: the numbers do not depend on who draws.
         int64_t n = tensor_numel(&gpt->tensor[i]), share = round_up64(ceil_div64(n, ranks), 2);
         floatX *host = (floatX *)xmalloc((size_t)(share * ranks) * sizeof(floatX), "initial weights");
         Drawing drawing = {gpt->tensor[i].std, seed, (uint32_t)i, host};
         parallel_ranges(threads, rank * share < n ? rank * share : n, (rank + 1) * share < n ? (rank + 1) * share : n, 1 << 16, draw_weights, &drawing);
-        for (int r = 0; r < ranks; r++) MPI_Bcast(host + r * share, (int)(share * (int64_t)sizeof(floatX)), MPI_BYTE, r, group);
+        for (int r = 0; r < ranks; r++) peers_broadcast(&group, host + r * share, (size_t)share * sizeof(floatX), r);
         copy_to_device(gpt->stream, zero_weight(gpt->zero, i), host, (size_t)n * sizeof(floatX));
         stream_synchronize(gpt->stream);
         free(host);
@@ -409,8 +411,8 @@ static double time_limit(const Run *run) {
     return limit > 0 ? limit + fmin(2.0 * run->launch.rank, 60.0) : 0.0;
 }
 
-static Peers peers_of(Run *run) {
-    Peers peers = {run->launch.world, time_limit(run), &run->site};
+static Peers peers_of(Run *run, MPI_Comm comm) {
+    Peers peers = {comm, time_limit(run), &run->site};
     return peers;
 }
 
@@ -419,15 +421,14 @@ static void await_ranks(Run *run, MPI_Request *request) { launch_await(&run->sit
 
 // A barrier of all ranks, with that limit.
 static void meet(Run *run) {
-    MPI_Request request;
-    MPI_Ibarrier(run->launch.world, &request);
-    await_ranks(run, &request);
+    Peers peers = peers_of(run, run->launch.world);
+    peers_meet(&peers);
 }
 
 // True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
 static bool agreed(Run *run, bool ok) {
     int who = 0;
-    Peers peers = peers_of(run);
+    Peers peers = peers_of(run, run->launch.world);
     if (peers_agree(&peers, ok, &run->error, &who)) return true;
     run->exit_code = run->error.code;
     if (run->launch.rank == who) error_print(&run->site, run->error.what);
@@ -461,6 +462,7 @@ static Batch next_batch(Run *run, int split, int64_t consumed) {
     Batch batch;
     Error err;
     memset(&batch, 0, sizeof batch);
+    heartbeat_waits(&run->site, false);
     timer_start(run->timers, TIMER_BATCH_GENERATOR, run->compute);
     if (loader_batch(run->loader, split, consumed, &batch, &err)) {
         gpt_upload(gpt, &batch);
@@ -600,8 +602,8 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.last_skipped = !run->last.applied;
     r.grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
     r.num_zeros = r.params_norm = -1.0;
-    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, run->dp_group);
-    if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, run->dp_group);
+    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, run->dp_group, time_limit(run));
+    if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, run->dp_group, time_limit(run));
     r.skipped_iterations = run->sentry.skipped;
     r.nan_iterations = run->sentry.nan;
     r.epoch = loader_epoch(run->loader, run->consumed_train);
@@ -638,7 +640,7 @@ static void end_interval(Run *run) {
     r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
     log_iteration(run->log, &r);
     meet(run);  // rank 0 may hang in writing its lines
-    log_timers(run->log, run->timers, run->iteration, n, run->launch.world);
+    log_timers(run->log, run->timers, run->iteration, n, peers_of(run, run->launch.world));
     memory_report(&run->memory, run->log, run->iteration);
     begin_interval(run);
 }
@@ -699,7 +701,7 @@ static bool evaluate_and_log(Run *run, int split, const char *suffix, bool verbo
     char where[80];
     snprintf(where, sizeof where, "iteration %lld%s", (long long)run->iteration, suffix);
     const Timer evaluated[] = {TIMER_EVALUATE};
-    log_phase_timers(run->log, run->timers, evaluated, 1, run->launch.world);
+    log_phase_timers(run->log, run->timers, evaluated, 1, peers_of(run, run->launch.world));
     log_validation(run->log, where, run->iteration, run->consumed_train, loss);
     return true;
 }
@@ -738,7 +740,7 @@ static bool save_checkpoint(Run *run) {
     bool ok = agreed(run, saver_save(&run->saver, &state, &run->error));
     timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
     const Timer saved[] = {TIMER_SAVE_CHECKPOINT};
-    if (ok) log_phase_timers(run->log, run->timers, saved, 1, run->launch.world);
+    if (ok) log_phase_timers(run->log, run->timers, saved, 1, peers_of(run, run->launch.world));
     if (ok) run->last_saved = run->iteration;
     return ok;
 }
@@ -772,7 +774,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
 }
 
 static void fresh_weights(Run *run) {
-    gpt_init_weights(&run->gpt, (uint64_t)run->config.seed, run->dp_group);
+    gpt_init_weights(&run->gpt, (uint64_t)run->config.seed, peers_of(run, run->dp_group));
     zero_masters_from_weights(&run->zero);
 }
 
@@ -798,7 +800,8 @@ static bool load_checkpoint(Run *run) {
     }
     int64_t iteration = run->launch.rank == 0 ? checkpoint_latest(c->load, &run->error) : 0;  // one answer for all ranks
     if (!agreed(run, iteration != -2)) return false;
-    MPI_Bcast(&iteration, 1, MPI_INT64_T, 0, run->launch.world);
+    Peers peers = peers_of(run, run->launch.world);
+    peers_broadcast(&peers, &iteration, sizeof iteration, 0);
     if (iteration == -1) {
         log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch", c->load);
         if (!c->exit_on_missing_checkpoint) {
@@ -811,7 +814,6 @@ static bool load_checkpoint(Run *run) {
     }
     log_line(run->log, " loading checkpoint from %s at iteration %lld", c->load, (long long)iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    Peers peers = peers_of(run);
     char fallback[1400];
     Checkpoint *checkpoint = checkpoint_open_sound(c->load, &iteration, &peers, fallback, sizeof fallback, &run->error);
     if (*fallback) log_line(run->log, "%s", fallback);
@@ -854,23 +856,24 @@ static void write_sample(Run *run) {
     const Config *c = &run->config;
     if (!c->sample_prompt || !run->tokenizer) return;
     zero_weights_wait_all(&run->zero);
-    if (run->launch.rank == 0) {
-        TokenBuffer prompt = prompt_ids(run);
-        int64_t total = prompt.count + c->sample_tokens, n = prompt.count;
-        int32_t *ids = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
-        int32_t *positions = (int32_t *)xcalloc((size_t)run->gpt.T, sizeof(int32_t), "the sample");
-        floatX *logits = (floatX *)xcalloc((size_t)run->gpt.V, sizeof(floatX), "the sample");
-        for (int t = 0; t < run->gpt.T; t++) positions[t] = t;
-        for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
-        if (n == 0) ids[n++] = tokenizer_eod(run->tokenizer);
-        for (; n < total; n++) ids[n] = next_token(run, ids, n, positions, logits);
-        sample_log(run->log, run->iteration, run->tokenizer, ids, n);
-        free(ids);
-        free(positions);
-        free(logits);
-        token_buffer_free(&prompt);
+    run->site.phase = "sample";
+    TokenBuffer prompt = prompt_ids(run);
+    int64_t total = prompt.count + c->sample_tokens, n = prompt.count;
+    int32_t *ids = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
+    int32_t *positions = (int32_t *)xcalloc((size_t)run->gpt.T, sizeof(int32_t), "the sample");
+    floatX *logits = (floatX *)xcalloc((size_t)run->gpt.V, sizeof(floatX), "the sample");
+    for (int t = 0; t < run->gpt.T; t++) positions[t] = t;
+    for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
+    if (n == 0) ids[n++] = tokenizer_eod(run->tokenizer);
+    for (; n < total; n++) {
+        if (run->launch.rank == 0) ids[n] = next_token(run, ids, n, positions, logits);
+        meet(run);  // each token for itself: waits have a limit
     }
-    MPI_Barrier(run->launch.world);
+    if (run->launch.rank == 0) sample_log(run->log, run->iteration, run->tokenizer, ids, n);
+    free(ids);
+    free(positions);
+    free(logits);
+    token_buffer_free(&prompt);
 }
 
 // ===== the loop ==================================================================================================================
@@ -905,7 +908,7 @@ static bool after_step(Run *run) {
     bool probing = probe_due(&run->zero);
     // First what is wrong is put right, then it is measured.
     if (verifying && !agreed(run, replicas_verify(&run->zero, run->dp_group, time_limit(run), run->log, &run->sentry.repairs, &run->error))) return true;
-    if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group);
+    if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group, time_limit(run));
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training
     if (sampling) write_sample(run);
@@ -1008,7 +1011,7 @@ static bool open_data(Run *run) {
     const Config *c = &run->config;
     LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
     run->site.phase = "load data";
-    run->loader = loader_open(&o, run->launch.host, &run->error);
+    run->loader = loader_open(&o, peers_of(run, run->launch.host), &run->error);
     return run->loader != NULL;
 }
 
@@ -1028,9 +1031,7 @@ static void print_start(Run *run) {
     log_line(run->log, "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; inter-node group size = %d, bits = %d.",
              c->quantized_gradients ? "True" : "False", c->gq_group_size_intra, c->gradient_quantization_bits_intra, c->gq_group_size_inter,
              c->gradient_quantization_bits_inter);
-    if (run->topology.dp_size == 1 && (c->quantized_weights || c->quantized_gradients)) {
-        log_line(run->log, "WARNING: one data-parallel rank sends nothing: the quantisation flags have no effect");
-    }
+    if (run->topology.dp_size == 1) log_idle_flags(run->log);
     if (c->rampup_samples) log_line(run->log, "will use batch size rampup starting from global batch size %lld to global batch size %d with batch size increments %lld over %lld samples.",
                                     (long long)c->rampup_start, c->global_batch_size, (long long)c->rampup_increment, (long long)c->rampup_samples);
     else log_line(run->log, "setting number of micro-batches to constant %d", c->micro_batches);
@@ -1064,6 +1065,7 @@ static bool start_run(Run *run) {
     if (!allocate(run)) return false;
     bool writes = run->config.save && run->launch.rank == 0;
     if (!agreed(run, !writes || durable_writable_folder(run->config.save, &run->error))) return false;
+    heartbeat_waits(&run->site, true);  // until comm_create has its communicators
     MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
     if (run->config.emulate_nodes) emulate_nodes(&run->topology, &run->launch);
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
@@ -1085,12 +1087,12 @@ static bool start_run(Run *run) {
     const Config *c = &run->config;
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
     if (!agreed(run, run->progress != NULL)) return false;
-    Saver saver = {c, &run->zero, run->tensors, run->log, run->progress, peers_of(run), NULL};
+    Saver saver = {c, &run->zero, run->tensors, run->log, run->progress, peers_of(run, run->launch.world), NULL};
     run->saver = saver;
     if (c->save && !agreed(run, saver_has_room(&run->saver, run->iteration, &run->error))) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
     const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};
-    log_phase_timers(run->log, run->timers, setup, 2, run->launch.world);
+    log_phase_timers(run->log, run->timers, setup, 2, peers_of(run, run->launch.world));
     return true;
 }
 
@@ -1174,7 +1176,7 @@ int main(int argc, char **argv) {
     if (ok && run.launch.rank == 0) fputs(notes, stdout);
     ok = ok && agreed(&run, plan_run(&run));
     run.site.rank = run.launch.rank;
-    if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, 60.0 * run.config.distributed_timeout_minutes);
+    if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0);
     if (ok && run.config.plan) {
         if (run.launch.rank == 0) plan_report(&run.zero, &run.arena, stdout);
     } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {

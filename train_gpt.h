@@ -74,7 +74,7 @@ void gpt_reserve(GPT *gpt, Arena *arena);
 // Bytes that gpt_reserve reserves under this configuration.
 size_t gpt_planned_bytes(const Config *config);
 // Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks. The ranks of group share the work.
-void gpt_init_weights(GPT *gpt, uint64_t seed, MPI_Comm group);
+void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
 // Uploads a micro-batch of B rows of T tokens (B, T at most the planned ones).
 void gpt_upload(GPT *gpt, const Batch *batch);
 // Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf. first_sample keys dropout; training false switches it off.

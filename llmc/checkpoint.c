@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "llmc/durable.h"
+#include "llmc/heartbeat.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
 #include "llmc/version.h"
@@ -134,7 +135,11 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
     if (!writer) return false;
     bool ok = true;
     if (save->staging) {
-        ok = safe_writer_append(writer, save->staging, shard->bytes, err);
+        const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait for this one: it sees progress
+        for (uint64_t at = 0; ok && at < shard->bytes; at += piece) {
+            ok = safe_writer_append(writer, (const char *)save->staging + at, shard->bytes - at < piece ? shard->bytes - at : piece, err);
+            heartbeat_moves(save->site);
+        }
     } else {
         void *buffer = xmalloc((size_t)shard->largest, "a checkpoint's copy buffer");
         for (int i = 0; ok && i < shard->count; i++) {
@@ -344,6 +349,7 @@ bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->workin
 const CheckpointState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
+    heartbeat_waits(job->peers.site, false);  // from here on this rank is busy with the save
     finish_phase(job);
     *done = job->phase == PUBLISH;
     bool ok = peers_agree(&job->peers, job->ok, &job->error, NULL);

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "llmc/durable.h"
+#include "llmc/heartbeat.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
 
@@ -119,7 +120,10 @@ static bool check_files(const Checkpoint *c, bool verify, const Peers *peers, Er
     MPI_Comm_rank(peers->comm, &rank);
     MPI_Comm_size(peers->comm, &ranks);
     bool ok = true;
-    for (int file = rank; ok && file < c->manifest.file_count; file += ranks) ok = check_file(c, file, verify, err);
+    for (int file = rank; ok && file < c->manifest.file_count; file += ranks) {
+        ok = check_file(c, file, verify, err);
+        heartbeat_moves(peers->site);
+    }
     return peers_agree(peers, ok, err, NULL);
 }
 

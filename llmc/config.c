@@ -272,6 +272,9 @@ static bool check_rest(const Parsed *p) {
         if (c->sample_interval) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them");
         options_note(p->notes, p->notes_bytes, "--sample-prompt has no effect without --vocab-file and --merge-file");
     }
+    static const size_t saving[] = {offsetof(Config, async_save), offsetof(Config, keep_last_checkpoints), offsetof(Config, keep_checkpoint_interval),
+                                    offsetof(Config, no_save_optim)};
+    note_idle(p, c->save != NULL, "--save", saving, sizeof saving / sizeof saving[0]);
     static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
     note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, 2);
     return true;

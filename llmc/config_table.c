@@ -120,7 +120,7 @@ static const Option table[] = {
     FLAG("emulate-nodes", emulate_nodes, "borders of --gpus-per-node are real for NCCL: traffic between nodes of one machine goes through sockets, and nodes may share GPUs (GPUs only)"),
     COUNT("ddp-bucket-size", ddp_bucket_size, "25000000", 1, "elements per communication bucket, about: buckets hold whole layers"),
     FLAG("grad-reduce-in-bf16", grad_reduce_in_bf16, "gradients travel as bf16 where they are not quantised; sums stay fp32"),
-    REAL("distributed-timeout-minutes", distributed_timeout_minutes, "10", OPTION_ABOVE_ZERO, 1e9, "a collective that takes longer ends the job and names the rank that is late"),
+    REAL("distributed-timeout-minutes", distributed_timeout_minutes, "10", OPTION_ABOVE_ZERO, 1e9, "a collective that takes longer, or a rank without progress for so long, ends the job and is named"),
     FLAG("no-overlap", no_overlap, "one thing after the other on one stream, each transfer finished before going on, for debugging; wins over --overlap-*"),
     HEADING("SDP4Bit"),
     FLAG("quantized-weights", quantized_weights, "weights travel quantised"),

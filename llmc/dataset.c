@@ -152,12 +152,13 @@ static void fill_sample_index(const GptDataset *d) {
     uint64_t *out = d->sample_index, *end = out + d->samples + 1;
     *out++ = 0;  // by definition, even if the first sequence is empty
     int64_t next = d->seq_length;  // wanted token's distance from the beginning of this sequence
-    for (int64_t p = 0; out < end; p++) {
+    for (int64_t p = 0; out < end && p < d->documents; p++) {  // there are enough, unless lengths vanish under our eyes
         if (p + AHEAD < d->documents) shard_prefetch_length(d->shard, d->document_index[p + AHEAD]);
         int64_t length = shard_length(d->shard, d->document_index[p]);
         for (; next < length && out < end; next += d->seq_length) *out++ = (uint64_t)p << OFFSET_BITS | (uint64_t)next;
         next -= length;
     }
+    shard_check_whole(d->shard);
 }
 
 static void fill_shuffle_index(const GptDataset *d, Mt19937 *rng) {
@@ -187,13 +188,16 @@ bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, int split, int64
         gpt_dataset_free(dataset);
         return false;
     }
-    if (m->builder(m->context)) {
-        Mt19937 rng;
+    Mt19937 rng;
+    bool builds = m->builder(m->context);
+    if (builds) {
         mt19937_seed(&rng, seed);
         fill_document_index(dataset, &rng);
-        fill_sample_index(dataset);
-        fill_shuffle_index(dataset, &rng);
     }
+    m->agree(m->context, true, NULL);  // waits have a limit: one for each index
+    if (builds) fill_sample_index(dataset);
+    m->agree(m->context, true, NULL);
+    if (builds) fill_shuffle_index(dataset, &rng);
     m->ready(m->context);
     return true;
 }
@@ -219,13 +223,15 @@ void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens) {
     const Shard *shard = dataset->shard;
     int64_t position, offset, left = (int64_t)dataset->seq_length + 1;
     gpt_dataset_sample_entry(dataset, dataset->shuffle_index[i], &position, &offset);
-    for (; left > 0; position++, offset = 0) {
+    for (; left > 0 && position < dataset->documents; position++, offset = 0) {
         int64_t sequence = dataset->document_index[position], take = shard_length(shard, sequence) - offset;
         if (take > left) take = left;
+        if (take < 0) take = 0;  // only of an index that was cut short: told below
         shard_read(shard, shard_position(shard, sequence) + offset, take, tokens);
         tokens += take;
         left -= take;
     }
+    shard_check_whole(shard);
 }
 
 TokenPlace gpt_dataset_place(const GptDataset *dataset, int64_t i, int64_t t) {

@@ -1,13 +1,16 @@
-// Faults made on purpose, so that tests can see them found: single bits flipped where cosmic rays and cables do it. Named by the environment variable
-// SDP4BIT_FAULT, which this module alone reads; without it nothing happens. Opened by train_gpt.cu; asked by zero.c and sdp4bit/wire.c.
+// Faults made on purpose, so that tests can see them found: single bits flipped where cosmic rays and cables do it, ranks that live on but stand still.
+// Named by the environment variable SDP4BIT_FAULT, which this module alone reads; without it nothing happens. Asked by zero.c, sdp4bit/wire.c and heartbeat.c.
 //
 //   SDP4BIT_FAULT=replica:RANK:ITERATION:BUCKET[,...]     one bit of a weight of this bucket in the replica of dp rank RANK, after the iteration's update
 //   SDP4BIT_FAULT=message:RANK:ITERATION:NUMBER[,...]     one bit of a message that RANK has received: that of its NUMBER-th exchange in the iteration, from 0
+//   SDP4BIT_FAULT=stall:RANK:ITERATION:NUMBER[,...]       world rank RANK stops for ever just before its NUMBER-th wait for others or its device in the iteration,
+//                                                         from 0: the others wait for it (iteration 0: all of setup and loading)
+//   SDP4BIT_FAULT=hang:RANK:ITERATION:NUMBER[,...]        the same inside of that wait, as in a device call that does not return
 #pragma once
 #include "llmc/device.h"
 LLMC_BEGIN
 
-typedef enum FaultKind { FAULT_REPLICA, FAULT_MESSAGE, FAULT_KINDS } FaultKind;
+typedef enum FaultKind { FAULT_REPLICA, FAULT_MESSAGE, FAULT_STALL, FAULT_HANG, FAULT_KINDS } FaultKind;
 
 typedef struct Fault {
     FaultKind kind;
@@ -21,9 +24,9 @@ typedef struct Faults {
     int count;
 } Faults;
 
-// The faults that SDP4BIT_FAULT asks of this dp rank. Error: EXIT_USAGE for a variable that says something else.
+// The faults that SDP4BIT_FAULT asks of this rank. Error: EXIT_USAGE for a variable that says something else.
 bool faults_from_environment(Faults *faults, int rank, Error *err);
-// True when a fault of this kind is due: at is the bucket, or the exchange.
+// True when a fault of this kind is due: at is the bucket, the exchange, or the wait.
 bool fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at);
 // Flips one bit of the byte of device memory at `byte`, in stream order: another one on every rank. Waits for the stream.
 void fault_flip(Stream *stream, void *byte, int rank);

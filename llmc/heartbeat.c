@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "llmc/fault.h"
+
 enum { PHASE_WORDS = 4 };
 
 // One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
@@ -22,10 +24,15 @@ typedef struct Slot {
 } Slot;
 
 struct Heartbeat {
-    Slot *slots;         // (size) shared
+    Slot *slots;         // (size) shared; the one before the first belongs to all: its `waits` is taken by the rank that ends the job
     int own, size;
     bool other_hosts;
     double limit, period;
+    double patience;     // what a wait may take beyond the limit before the watchdog ends it: those who know their limit were first
+    atomic_llong moves;  // signs of progress of the main thread
+    long long moves_seen, moves_since;  // the thread's
+    Faults faults;       // for tests
+    int64_t fault_iteration, fault_number;
     Site site;           // the thread's own copy of what does not change
     pthread_t thread;
     pthread_mutex_t lock;
@@ -56,18 +63,60 @@ static void describe(const Slot *slot, char *text, size_t bytes) {
     else snprintf(text, bytes, "%s", *phase ? phase : "start");
 }
 
+// "rank 3 is still busy (last seen at ...)" for each other rank of the host that lives and does not wait. False: there is none.
+static bool list_busy(const Heartbeat *h, char *text, size_t bytes) {
+    int found = 0;
+    size_t used = 0;
+    for (int i = 0; i < h->size && used < bytes; i++) {
+        const Slot *slot = &h->slots[i];
+        if (i == h->own || atomic_load(&slot->waits) || atomic_load(&slot->beats) < 0) continue;
+        char last[96];
+        describe(slot, last, sizeof last);
+        used += (size_t)snprintf(text + used, bytes - used, "%srank %d is still busy (last seen at %s)", found++ ? ", " : "", atomic_load(&slot->rank), last);
+    }
+    return found > 0;
+}
+
 // --- the watchdog ----------------------------------------------------------------------------------------------------------------
 
+void heartbeat_take_floor(const Site *site) {
+    Heartbeat *h = site ? site->heartbeat : NULL;
+    int nobody = 0;
+    if (h && !atomic_compare_exchange_strong(&h->slots[-1].waits, &nobody, 1)) nap(30);
+}
+
 // MPI belongs to the main thread, which is blocked anyway: leaving with a code of its own makes the launcher end the other ranks.
-static void end_job(Heartbeat *h, const Slot *silent, double seconds) {
-    char last[96], phase[8 * PHASE_WORDS], what[256];
+static void end_job(Heartbeat *h, const char *what) {
+    char phase[8 * PHASE_WORDS];
+    heartbeat_take_floor(&h->site);
     where(&h->slots[h->own], &h->site.iteration, phase);
     h->site.phase = phase;
+    error_print(&h->site, what);
+    _exit(EXIT_COMMUNICATION);
+}
+
+static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
+    char last[96], what[256];
     describe(silent, last, sizeof last);
     snprintf(what, sizeof what, "rank %d has shown no sign of life for %.0f s (last seen at %s); see what stopped it (--distributed-timeout-minutes sets the limit)",
              atomic_load(&silent->rank), seconds, last);
-    error_print(&h->site, what);
-    _exit(EXIT_COMMUNICATION);
+    end_job(h, what);
+}
+
+// The main thread of this rank is stuck, or waits for what does not come.
+static void watch_own(Heartbeat *h, long long now) {
+    char who[512], what[800];
+    long long moves = atomic_load(&h->moves);
+    if (moves != h->moves_seen || h->limit <= 0) h->moves_since = now;
+    h->moves_seen = moves;
+    bool waits = atomic_load(&h->slots[h->own].waits);
+    double idle = (double)(now - h->moves_since) * h->period;
+    if (idle <= h->limit + (waits ? h->patience : 0)) return;
+    if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck; see what it does there", idle);
+    else if (list_busy(h, what, sizeof who - 64)) snprintf(who, sizeof who, "waited %.0f s: %.440s; see what stopped it", idle, what);
+    else snprintf(who, sizeof who, "waited %.0f s for the device or another host, no rank of this host is busy; see whether a GPU hangs (nvidia-smi, dmesg)", idle);
+    snprintf(what, sizeof what, "%s (--distributed-timeout-minutes sets the limit)", who);
+    end_job(h, what);
 }
 
 // False once the heartbeat is being closed.
@@ -101,7 +150,8 @@ static void *watch(void *context) {
             if (dead && !silent) silent = &h->slots[i], seconds = (double)(now - since[i]) * h->period;
             if (!dead && beats >= 0 && i < h->own) lowest = false;
         }
-        if (silent && lowest && h->limit > 0) end_job(h, silent, seconds);
+        if (silent && lowest && h->limit > 0) end_silence(h, silent, seconds);
+        watch_own(h, now);
         atomic_fetch_add(&h->slots[h->own].beats, 1);
     }
     free(seen);
@@ -142,21 +192,38 @@ static Slot *map_slots(MPI_Comm host, int rank, int size) {
     return NULL;
 }
 
+// Slots for this rank alone.
+static Slot *map_own_slot(void) {
+    void *map = mmap(NULL, 2 * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return map == MAP_FAILED ? NULL : (Slot *)map + 1;
+}
+
 void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     int rank, size;
+    Error ignored;  // zero.c reports faults that are not understood
     MPI_Comm_rank(host, &rank);
     MPI_Comm_size(host, &size);
     site->heartbeat = NULL;
     Slot *slots = size > 1 ? map_slots(host, rank, size) : NULL;
+    bool other_hosts = ranks > size;
+    if (!slots) {
+        slots = map_own_slot();
+        rank = 0;
+        size = 1;
+    }
     if (!slots) return;
     Heartbeat *h = (Heartbeat *)xcalloc(1, sizeof *h, "the heartbeat");
     h->slots = slots;
     h->own = rank;
     h->size = size;
-    h->other_hosts = ranks > size;
+    h->other_hosts = other_hosts;
     h->limit = limit;
     h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
+    h->patience = 5 + 4 * h->period + (other_hosts ? 15 : 0) + (site->rank < 30 ? 2 * site->rank : 60);
+    faults_from_environment(&h->faults, site->rank, &ignored);
     h->site = *site;
+    h->site.heartbeat = h;
+    h->fault_iteration = -1;
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -190,9 +257,29 @@ void heartbeat_close(Site *site) {
 
 // --- what the main thread tells and asks -------------------------------------------------------------------------------------------
 
+static void stand_still(void) {
+    for (;;) pause();
+}
+
+static bool fault_here(Heartbeat *h, FaultKind kind, int64_t iteration) { return fault_due(&h->faults, kind, iteration, h->fault_number); }
+
+// Counts the waits of an iteration.
+static void count_wait(Heartbeat *h, int64_t iteration) {
+    h->fault_number = iteration == h->fault_iteration ? h->fault_number + 1 : 0;
+    h->fault_iteration = iteration;
+    if (fault_here(h, FAULT_STALL, iteration)) stand_still();
+}
+
+void heartbeat_moves(const Site *site) {
+    Heartbeat *h = site ? site->heartbeat : NULL;
+    if (h) atomic_fetch_add_explicit(&h->moves, 1, memory_order_relaxed);
+}
+
 void heartbeat_waits(const Site *site, bool waits) {
     Heartbeat *h = site ? site->heartbeat : NULL;
     if (!h) return;
+    heartbeat_moves(site);
+    if (waits && h->faults.count) count_wait(h, site->iteration);
     Slot *slot = &h->slots[h->own];
     char phase[8 * PHASE_WORDS] = "";
     snprintf(phase, sizeof phase, "%s", site->phase ? site->phase : "");
@@ -203,19 +290,7 @@ void heartbeat_waits(const Site *site, bool waits) {
     }
     atomic_store_explicit(&slot->iteration, site->iteration, memory_order_relaxed);
     atomic_store_explicit(&slot->waits, waits, memory_order_release);
-}
-
-static bool list_busy(const Heartbeat *h, char *text, size_t bytes) {
-    int found = 0;
-    size_t used = 0;
-    for (int i = 0; i < h->size && used < bytes; i++) {
-        const Slot *slot = &h->slots[i];
-        if (i == h->own || atomic_load(&slot->waits) || atomic_load(&slot->beats) < 0) continue;
-        char last[96];
-        describe(slot, last, sizeof last);
-        used += (size_t)snprintf(text + used, bytes - used, "%srank %d is still busy (last seen at %s)", found++ ? ", " : "", atomic_load(&slot->rank), last);
-    }
-    return found > 0;
+    if (waits && h->faults.count && fault_here(h, FAULT_HANG, site->iteration)) stand_still();
 }
 
 bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
@@ -223,7 +298,7 @@ bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
     *text = '\0';
     if (!h) return false;
     nap(1 + 2 * h->period);
-    if (list_busy(h, text, bytes)) return true;
-    if (h->other_hosts) nap(10);  // then the one that is late is on another host, and its neighbours there know its name
-    return false;
+    bool busy = list_busy(h, text, bytes);
+    if (!busy && h->other_hosts) nap(10);  // then the one that is late is on another host, and its neighbours there know its name
+    return busy;
 }

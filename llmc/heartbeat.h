@@ -1,22 +1,30 @@
 // Signs of life of the ranks of one host, in memory that they share: a watchdog thread in every rank shows that its process runs, the main thread whether it waits
 // for others, and where it is. So whoever ends a job that stands still can name the rank that does not come, and not one that only waits for it. The thread
-// sees stopped and dead ranks whatever the main thread is blocked in. Opened by train_gpt.cu; told by launch.c and the backends' comm, which wait.
+// sees stopped and dead ranks whatever the main thread is blocked in, and a main thread of its own that makes no progress: a call that never returns.
+// Opened by train_gpt.cu; told by launch.c and the backends, which wait, and by what takes long.
 #pragma once
 #include <mpi.h>
 
 #include "llmc/base.h"
 LLMC_BEGIN
 
-// Collective over host (the ranks of one host, in world order). Sets site->heartbeat, or leaves it NULL where the ranks cannot share memory or there is one rank.
+// Collective over host (the ranks of one host, in world order). Sets site->heartbeat. Where the ranks cannot share memory each watches itself alone.
 // A rank that shows no sign of life for `limit` seconds (0: none is looked for) ends the job: the lowest rank of the host that is alive
-// prints one line and leaves with EXIT_COMMUNICATION. ranks: how many there are on all hosts. site is read by the calling thread alone.
+// prints one line and leaves with EXIT_COMMUNICATION. So does a rank whose own main thread makes no progress for that long, or a little longer when it waits:
+// waits that know their limit (launch.h) come first. ranks: how many there are on all hosts. site is read by the calling thread alone.
 void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit);
 // From here on this rank's silence means nothing.
 void heartbeat_close(Site *site);
-// This rank begins (ends) to wait for others, at the site's iteration and phase. Nothing without a heartbeat.
+// This rank begins (ends) to wait for others or its device, at the site's iteration and phase; either is progress. Called by the main thread. Nothing
+// without a heartbeat.
 void heartbeat_waits(const Site *site, bool waits);
+// Progress alone, from any thread: in work that neither waits nor ends soon.
+void heartbeat_moves(const Site *site);
 // Called when a wait has taken too long: gives the watchdogs a moment to find a rank that is stopped or dead (they end the job), then looks for ranks of this host
 // that are alive but do not wait. True: text names them, as in "rank 3 is still busy (last seen at iteration 12, read data)".
 bool heartbeat_blames(const Site *site, char *text, size_t bytes);
+// Of the ranks of this host that are about to end the job at the same time one speaks: returns at once to the first, and to the others after 30 s, should
+// they live so long. Without a heartbeat at once.
+void heartbeat_take_floor(const Site *site);
 
 LLMC_END

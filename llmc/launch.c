@@ -58,6 +58,7 @@ void launch_finalize(Launch *launch) {
 static void no_answer(const Site *site, double seconds) {
     char who[512];
     if (!heartbeat_blames(site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
+    heartbeat_take_floor(site);
     fatal(site, EXIT_COMMUNICATION, "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", seconds, who);
 }
 
@@ -90,6 +91,21 @@ bool peers_agree(const Peers *peers, bool ok, Error *err, int *who) {
     peers_wait(peers, &request);
     if (err) *err = shared;
     return false;
+}
+
+void peers_broadcast(const Peers *peers, void *bytes, size_t count, int root) {
+    const size_t most = (size_t)1 << 30;  // MPI counts are int
+    for (size_t at = 0; at < count; at += most) {
+        MPI_Request request;
+        MPI_Ibcast((uint8_t *)bytes + at, (int)(count - at < most ? count - at : most), MPI_BYTE, root, peers->comm, &request);
+        peers_wait(peers, &request);
+    }
+}
+
+void peers_meet(const Peers *peers) {
+    MPI_Request request;
+    MPI_Ibarrier(peers->comm, &request);
+    peers_wait(peers, &request);
 }
 
 bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who) {

@@ -37,5 +37,8 @@ typedef struct Peers {
 void peers_wait(const Peers *peers, MPI_Request *request);
 // launch_agree with that limit.
 bool peers_agree(const Peers *peers, bool ok, Error *err, int *who);
+// Collectives with that limit: root's bytes to all, in place; and a barrier.
+void peers_broadcast(const Peers *peers, void *bytes, size_t count, int root);
+void peers_meet(const Peers *peers);
 
 LLMC_END

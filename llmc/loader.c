@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "llmc/loader_state.h"
+#include "llmc/mapped.h"
 #include "llmc/rng.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -133,10 +134,11 @@ static void allocate_batch(Loader *l) {
     if (o->reset_attention_mask) l->batch.doc_start = (int32_t *)xmalloc(elements * sizeof(int32_t), "document starts");
 }
 
-Loader *loader_open(const LoaderOptions *options, MPI_Comm node, Error *err) {
+Loader *loader_open(const LoaderOptions *options, Peers node, Error *err) {
     double start = monotonic_seconds();
     Error local = {0};
     Loader *l = (Loader *)xcalloc(1, sizeof *l, "the loader");
+    mapped_set_site(node.site);
     l->memory = node_memory_open(node, true);
     if (!build_datasets(l, options, &local)) {
         if (err) *err = local;
@@ -154,6 +156,7 @@ Loader *loader_open(const LoaderOptions *options, MPI_Comm node, Error *err) {
 
 void loader_close(Loader *loader) {
     if (!loader) return;
+    mapped_set_site(NULL);
     for (int s = 0; s < SPLITS; s++) {
         if (loader->data[s].parts) blended_dataset_free(&loader->data[s]);
         data_source_close(&loader->source[s]);

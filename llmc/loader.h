@@ -1,11 +1,11 @@
 // Batches for the training loop: Megatron's sampler order over iterations, micro-batches and data-parallel ranks on top of the datasets;
 // token checks, loss masks, position ids and document starts; mock data; --inspect-data and --check-data. Called by train_gpt.cu.
 #pragma once
-#include <mpi.h>
 #include <stdio.h>
 
 #include "llmc/config.h"
 #include "llmc/dataset.h"
+#include "llmc/launch.h"
 LLMC_BEGIN
 
 typedef struct LoaderOptions {
@@ -40,11 +40,11 @@ LoaderOptions loader_options(const Config *config, int dp_rank, int dp_size);
 
 typedef struct Loader Loader;
 
-// Opens the shards and builds the indices once per node (node: communicator of the ranks of this host, MPI_COMM_SELF will do) in
-// memory that the ranks of the node share. Collective over node: on failure every rank of the node returns NULL with the same
+// Opens the shards and builds the indices once per node (node: the ranks of this host, MPI_COMM_SELF will do; its site speaks for shards that are cut short
+// while the loader is open) in memory that the ranks of the node share. Collective over node: on failure every rank of the node returns NULL with the same
 // error (EXIT_USAGE, EXIT_DATA, EXIT_ENVIRONMENT). Prints nothing; loader_print_summary does. The strings and arrays of options
 // need not outlive the call.
-Loader *loader_open(const LoaderOptions *options, MPI_Comm node, Error *err);
+Loader *loader_open(const LoaderOptions *options, Peers node, Error *err);
 // Collective over node. NULL is allowed.
 void loader_close(Loader *loader);
 // True when this split has data (its weight is non-zero, or it has a path, and samples were requested).

@@ -203,6 +203,14 @@ void log_line(Log *log, const char *format, ...) {
     fflush(stdout);
 }
 
+void log_idle_flags(Log *log) {
+    const Config *c = log->config;
+    const char *none = "WARNING: one data-parallel rank";
+    if (c->quantized_weights || c->quantized_gradients) log_line(log, "%s sends nothing: the quantisation flags have no effect", none);
+    if (c->verify_wire) log_line(log, "%s sends nothing: --verify-wire has no effect", none);
+    if (c->verify_replicas_interval) log_line(log, "%s has no other to compare with: --verify-replicas-interval has no effect", none);
+}
+
 static void local_datetime(char *text, size_t bytes) {
     time_t now = time(NULL);
     struct tm parts;
@@ -510,11 +518,11 @@ static void write_timers_json(Log *log, const char *kind, int64_t iteration, con
 
 // Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count), out.
 static void collect_and_print(Log *log, const char *kind, Timers *timers, const Timer *which, int count, int64_t iteration,
-                              double divisor, MPI_Comm comm, TimerStats *stats) {
+                              double divisor, Peers peers, TimerStats *stats) {
     int world = 1;
-    MPI_Comm_size(comm, &world);
+    MPI_Comm_size(peers.comm, &world);
     double *rank_ms = (double *)xmalloc((size_t)count * (size_t)world * sizeof *rank_ms, "timer values");
-    timers_collect(timers, which, count, divisor, comm, stats, rank_ms);
+    timers_collect(timers, which, count, divisor, peers, stats, rank_ms);
     if (log->active) {
         bool any = false;
         for (int i = 0; i < count; i++) any = any || stats[i].recorded;
@@ -525,12 +533,12 @@ static void collect_and_print(Log *log, const char *kind, Timers *timers, const 
     free(rank_ms);
 }
 
-void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, MPI_Comm comm) {
+void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers) {
     Timer which[TIMERS];
     TimerStats stats[TIMERS];
     int count = 0;
     for (int t = TIMER_FORWARD_BACKWARD; t <= TIMER_OPTIMIZER; t++) which[count++] = (Timer)t;
-    collect_and_print(log, "timers", timers, which, count, iteration, (double)(iterations > 0 ? iterations : 1), comm, stats);
+    collect_and_print(log, "timers", timers, which, count, iteration, (double)(iterations > 0 ? iterations : 1), peers, stats);
     if (!log->active || !log->tensorboard || !log->config->log_timers_to_tensorboard) return;
     for (int i = 0; i < count; i++) {
         char tag[64];
@@ -540,10 +548,10 @@ void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations,
     }
 }
 
-void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, MPI_Comm comm) {
+void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers) {
     TimerStats stats[TIMERS];
     if (count > TIMERS) count = TIMERS;
-    collect_and_print(log, "phases", timers, which, count, -1, 1.0, comm, stats);
+    collect_and_print(log, "phases", timers, which, count, -1, 1.0, peers, stats);
 }
 
 // ---- validation -----------------------------------------------------------------------------------------------------------------------------

@@ -61,6 +61,8 @@ void log_close(Log *log);
 bool log_active(const Log *log);
 // printf and a newline to stdout by rank 0 only, flushed.
 void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// One warning per kind of flag that does nothing where there is one data-parallel rank.
+void log_idle_flags(Log *log);
 // Megatron's "[<what>] datetime: YYYY-MM-DD HH:MM:SS ", as in "before the start of training step", "exiting program at iteration 200".
 void log_datetime(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Megatron's memory line, printed once after the first iteration line. All in bytes; printed in MB (2^20).
@@ -75,9 +77,9 @@ void log_iteration(Log *log, const IterationReport *report);
 void log_step_scalars(Log *log, const IterationReport *report);
 // The timer table after the iteration line, as Megatron-LM prints it: times per iteration. Collective over comm, called by all ranks; prints on
 // rank 0; TensorBoard with --log-timers-to-tensorboard.
-void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, MPI_Comm comm);
+void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers);
 // The same table for phases outside the loop (evaluate, save-checkpoint, setup), undivided. Collective over comm.
-void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, MPI_Comm comm);
+void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers);
 // Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on validation set", "... on test set". TensorBoard's
 // "lm loss validation"; results on the test set go to "lm loss test", which Megatron-LM mixes up with the former.
 void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss);

@@ -8,8 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "llmc/launch.h"
-
 // One allocation; the dataset knows it by its address.
 typedef struct Block {
     void *memory;
@@ -20,34 +18,33 @@ typedef struct Block {
 } Block;
 
 struct NodeMemory {
-    MPI_Comm node;
+    Peers node;
     int rank, ranks;
     bool share;
     Block *blocks;
 };
 
-NodeMemory *node_memory_open(MPI_Comm node, bool share) {
+NodeMemory *node_memory_open(Peers node, bool share) {
     NodeMemory *m = (NodeMemory *)xcalloc(1, sizeof *m, "node memory");
-    MPI_Comm_dup(node, &m->node);
-    MPI_Comm_rank(m->node, &m->rank);
-    MPI_Comm_size(m->node, &m->ranks);
+    MPI_Request request;
+    m->node = node;
+    MPI_Comm_idup(node.comm, &m->node.comm, &request);
+    peers_wait(&node, &request);
+    MPI_Comm_rank(m->node.comm, &m->rank);
+    MPI_Comm_size(m->node.comm, &m->ranks);
     m->share = share && m->ranks > 1;
     return m;
 }
 
 void node_memory_close(NodeMemory *memory) {
     if (!memory) return;
-    MPI_Comm_free(&memory->node);
+    MPI_Comm_free(&memory->node.comm);
     free(memory);
 }
 
-static bool everywhere(const NodeMemory *m, bool ok) {
-    int mine = ok, all = 0;
-    MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, m->node);
-    return all;
-}
+static bool everywhere(const NodeMemory *m, bool ok) { return peers_agree(&m->node, ok, NULL, NULL); }
 
-bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) { return launch_agree(memory->node, ok, err, NULL); }
+bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) { return peers_agree(&memory->node, ok, err, NULL); }
 
 // Where rank 0's anonymous file is to be found, and its identity: another PID namespace may hold another file under that name.
 typedef struct FileName {
@@ -84,7 +81,7 @@ static int open_file(const FileName *name) {
 static void *map_shared(const NodeMemory *m, size_t bytes) {
     FileName name = {0, -1, 0, 0};
     int fd = m->rank == 0 ? create_file(bytes, &name) : -1;
-    MPI_Bcast(&name, (int)sizeof name, MPI_BYTE, 0, m->node);
+    peers_broadcast(&m->node, &name, sizeof name, 0);
     if (m->rank != 0 && name.fd >= 0) fd = open_file(&name);
     void *map = MAP_FAILED;
     if (fd >= 0) map = mmap(NULL, bytes, m->rank == 0 ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
@@ -130,16 +127,12 @@ static void hook_free(void *context, void *memory) {
 static bool hook_builder(void *context) { return ((NodeMemory *)context)->rank == 0; }
 
 static void hook_ready(void *context) {
-    const size_t most = (size_t)1 << 30;
     NodeMemory *m = (NodeMemory *)context;
     for (Block *b = m->blocks; b; b = b->next) {  // in the same order on every rank
-        for (size_t at = 0; !b->shared && !b->filled && at < b->bytes; at += most) {
-            size_t count = b->bytes - at < most ? b->bytes - at : most;
-            MPI_Bcast((uint8_t *)b->memory + at, (int)count, MPI_BYTE, 0, m->node);
-        }
+        if (!b->shared && !b->filled) peers_broadcast(&m->node, b->memory, b->bytes, 0);
         b->filled = true;
     }
-    MPI_Barrier(m->node);
+    peers_meet(&m->node);
 }
 
 static bool hook_agree(void *context, bool ok, Error *err) {

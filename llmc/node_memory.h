@@ -8,12 +8,14 @@
 #include <mpi.h>
 
 #include "llmc/dataset.h"
+#include "llmc/launch.h"
 LLMC_BEGIN
 
 typedef struct NodeMemory NodeMemory;
 
-// Collective over node, which is duplicated. share false: a copy per rank from the start (for tests).
-NodeMemory *node_memory_open(MPI_Comm node, bool share);
+// Collective over node, whose communicator is duplicated; here and later a rank that does not come ends the job (launch.h). share false: a copy per
+// rank from the start (for tests).
+NodeMemory *node_memory_open(Peers node, bool share);
 // All memory must have been freed before. Collective.
 void node_memory_close(NodeMemory *memory);
 // Hooks for the dataset builders; valid until node_memory_close.

@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/mapped.h"
+
 enum { MAGIC_BYTES = 9, HEADER_BYTES = 34, WRITE_BUFFER_BYTES = 4 << 20 };
 static const char MAGIC[MAGIC_BYTES] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
 
@@ -65,7 +67,7 @@ int64_t shard_position(const Shard *shard, int64_t sequence) {
 
 int64_t shard_boundary(const Shard *shard, int64_t document) { return load_i64(boundaries_of(shard) + 8 * document); }
 
-// Maps <prefix><suffix> read-only. An empty file gives NULL and 0 bytes.
+// Maps <prefix><suffix> read-only, guarded against its end (mapped.h). An empty file gives NULL and 0 bytes.
 static bool map_file(const char *prefix, const char *suffix, const uint8_t **data, size_t *bytes, Error *err) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s%s", prefix, suffix) >= (int)sizeof path) {
@@ -87,6 +89,7 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     if (map == MAP_FAILED) return error_set(err, EXIT_DATA, "%s: cannot map: %s; check the file system", path, strerror(cause));
     *data = (const uint8_t *)map;
     *bytes = (size_t)status.st_size;
+    mapped_guard(map, *bytes, path);
     return true;
 }
 
@@ -180,6 +183,8 @@ static bool check_boundaries(const Shard *s, Error *err) {
     return true;
 }
 
+static size_t last_bytes(const Shard *s) { return s->data_bytes < sizeof s->last ? s->data_bytes : sizeof s->last; }
+
 bool shard_open(Shard *shard, const char *prefix, Error *err) {
     memset(shard, 0, sizeof *shard);
     shard->prefix = xstrdup(prefix);
@@ -187,13 +192,30 @@ bool shard_open(Shard *shard, const char *prefix, Error *err) {
     if (ok && shard->index_bytes) madvise((void *)shard->index, shard->index_bytes, MADV_WILLNEED);
     ok = ok && check_header(shard, err) && map_file(prefix, ".bin", &shard->data, &shard->data_bytes, err) && check_sequences(shard, err) &&
          check_boundaries(shard, err);
-    if (!ok) shard_close(shard);
-    return ok;
+    if (!ok) {
+        shard_close(shard);
+        return false;
+    }
+    size_t n = last_bytes(shard);
+    if (n) memcpy(shard->last, shard->data + shard->data_bytes - n, n);
+    return true;
+}
+
+void shard_check_whole(const Shard *s) {
+    if (shard_boundary(s, s->documents) != s->sequences) mapped_lost(s->index);
+    size_t n = last_bytes(s);
+    if (n && memcmp(s->data + s->data_bytes - n, s->last, n) != 0) mapped_lost(s->data);
+}
+
+static void unmap_file(const uint8_t *data, size_t bytes) {
+    if (!data) return;
+    mapped_release(data);
+    munmap((void *)data, bytes);
 }
 
 void shard_close(Shard *shard) {
-    if (shard->index) munmap((void *)shard->index, shard->index_bytes);
-    if (shard->data) munmap((void *)shard->data, shard->data_bytes);
+    unmap_file(shard->index, shard->index_bytes);
+    unmap_file(shard->data, shard->data_bytes);
     free(shard->prefix);
     memset(shard, 0, sizeof *shard);
 }

@@ -23,12 +23,13 @@ typedef struct Shard {
     const uint8_t *index;  // mapped .idx file, index_bytes long
     const uint8_t *data;   // mapped .bin file, data_bytes long
     size_t index_bytes, data_bytes;
+    uint8_t last[8];       // of the .bin's bytes, as they were when it was opened; fewer when it is shorter
 } Shard;
 
 // Maps both files read-only and checks them in one pass: magic, version, dtype, exact size of the .idx (a trailing N-byte mode
 // array is tolerated), every pointer = running sum of the lengths, lengths >= 0, exact size of the .bin, boundaries from 0,
 // non-decreasing, last one = N.
-// Errors (EXIT_DATA) name the file, what is wrong and where.
+// Errors (EXIT_DATA) name the file, what is wrong and where. A file that is cut short later, while it is open, ends the job (mapped.h).
 bool shard_open(Shard *shard, const char *prefix, Error *err);
 void shard_close(Shard *shard);
 // First sequence of a document, 0 <= document <= shard->documents (the last one gives the number of sequences).
@@ -36,6 +37,9 @@ int64_t shard_boundary(const Shard *shard, int64_t document);
 // Number of tokens of sequence i, and its first token's position in the .bin, in tokens.
 int64_t shard_length(const Shard *shard, int64_t sequence);
 int64_t shard_position(const Shard *shard, int64_t sequence);
+// Ends the job (mapped.h) when one of the two files is no longer what was opened. Called after reads that must not go unnoticed: of a file that is cut short
+// whole pages vanish, which is a SIGBUS, but the rest of the last page reads as zeros; so the ends of both files are looked at, in memory.
+void shard_check_whole(const Shard *shard);
 // Asks for the cache line of that length: for those who read lengths in random order.
 void shard_prefetch_length(const Shard *shard, int64_t sequence);
 // Copies count tokens starting at token position (in the .bin) to out, widened to i64-safe int32 (ids above INT32_MAX become -1,

@@ -168,14 +168,16 @@ static TimerStats combine(const double *row, int world) {
     return stats;
 }
 
-void timers_collect(Timers *timers, const Timer *which, int count, double divisor, MPI_Comm comm, TimerStats *stats, double *rank_ms) {
+void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers, TimerStats *stats, double *rank_ms) {
     int world = 1;
-    MPI_Comm_size(comm, &world);
+    MPI_Comm_size(peers.comm, &world);
     double *mine = (double *)xmalloc((size_t)count * sizeof *mine, "timer values");
     double *gathered = (double *)xmalloc((size_t)count * (size_t)world * sizeof *gathered, "timer values");  // (world, count)
     double *row = (double *)xmalloc((size_t)world * sizeof *row, "timer values");
     for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, which[i]) / divisor;
-    MPI_Allgather(mine, count, MPI_DOUBLE, gathered, count, MPI_DOUBLE, comm);
+    MPI_Request request;
+    MPI_Iallgather(mine, count, MPI_DOUBLE, gathered, count, MPI_DOUBLE, peers.comm, &request);
+    peers_wait(&peers, &request);
     for (int i = 0; i < count; i++) {
         for (int rank = 0; rank < world; rank++) row[rank] = gathered[(size_t)rank * (size_t)count + (size_t)i];
         stats[i] = combine(row, world);

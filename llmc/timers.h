@@ -3,9 +3,8 @@
 // (Megatron-LM synchronises the device at every start and stop, and adds a barrier at level 1: its own measurement then removes the overlap
 // that it should show.)
 #pragma once
-#include <mpi.h>
-
 #include "llmc/device.h"
+#include "llmc/launch.h"
 LLMC_BEGIN
 
 // In Megatron's print order. Level 0..2 of --timing-log-level decides which exist (see timer_info in timers.c).
@@ -39,6 +38,6 @@ typedef struct TimerStats {
     bool recorded;
 } TimerStats;
 // rank_ms: (count, world) or NULL.
-void timers_collect(Timers *timers, const Timer *which, int count, double divisor, MPI_Comm comm, TimerStats *stats, double *rank_ms);
+void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers, TimerStats *stats, double *rank_ms);
 
 LLMC_END

@@ -443,7 +443,7 @@ void zero_synchronize(Zero *zero) {
 
 // --- figures over all ranks --------------------------------------------------------------------------------------------------------
 
-double zero_params_norm(Zero *zero, MPI_Comm group) {
+double zero_params_norm(Zero *zero, MPI_Comm group, double limit) {
     double squares = 0.0;
     zero_weights_wait_all(zero);  // the masters are as new as the weights
     for (int i = 0; i < zero->piece_count; i++) {
@@ -456,16 +456,20 @@ double zero_params_norm(Zero *zero, MPI_Comm group) {
         stream_synchronize(zero->compute);
         squares += sum;
     }
-    MPI_Allreduce(MPI_IN_PLACE, &squares, 1, MPI_DOUBLE, MPI_SUM, group);
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, &squares, 1, MPI_DOUBLE, MPI_SUM, group, &request);
+    launch_await(device_site(zero->device), &request, limit);
     return sqrt(squares);
 }
 
-int64_t zero_zeros(Zero *zero, MPI_Comm group) {
+int64_t zero_zeros(Zero *zero, MPI_Comm group, double limit) {
     int64_t zeros = 0;
     zero_weights_wait_all(zero);
     copy_to_host(zero->compute, &zeros, zero->zeros, sizeof zeros);
     stream_synchronize(zero->compute);
-    MPI_Allreduce(MPI_IN_PLACE, &zeros, 1, MPI_INT64_T, MPI_SUM, group);
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, &zeros, 1, MPI_INT64_T, MPI_SUM, group, &request);
+    launch_await(device_site(zero->device), &request, limit);
     return zeros;
 }
 

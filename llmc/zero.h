@@ -95,8 +95,8 @@ float *zero_grad(const Zero *zero, int tensor);
 // Milliseconds since the last call that the compute stream waited for reductions and for gathers (on CPU ranks: that they took).
 double zero_take_exposed_ms(Zero *zero);
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
-double zero_params_norm(Zero *zero, MPI_Comm group);
-int64_t zero_zeros(Zero *zero, MPI_Comm group);
+double zero_params_norm(Zero *zero, MPI_Comm group, double limit);
+int64_t zero_zeros(Zero *zero, MPI_Comm group, double limit);
 // False on all ranks when one has received a message wrong since the latest verdict (--verify-wire): a save must not follow. Collective, synchronises. Error:
 // EXIT_COMMUNICATION. limit: launch_await's.
 bool zero_wire_sound(Zero *zero, MPI_Comm group, double limit, Error *err);

@@ -30,6 +30,7 @@ static void check(const Comm *comm, int rc, CommScope scope, const char *what) {
 Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
     Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
     comm->device = device;
+    heartbeat_waits(device_site(device), true);
     MPI_Comm_dup(dp_group, &comm->scope[COMM_GROUP]);
     MPI_Comm_split(dp_group, t->node, t->local, &comm->scope[COMM_NODE]);
     MPI_Comm_split(dp_group, t->local, t->node, &comm->scope[COMM_RAIL]);
@@ -38,6 +39,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
         MPI_Comm_size(comm->scope[s], &comm->size[s]);
         MPI_Comm_rank(comm->scope[s], &comm->rank[s]);
     }
+    heartbeat_waits(device_site(device), false);
     if (comm->size[COMM_NODE] != t->per_node || comm->size[COMM_RAIL] != t->nodes || comm->rank[COMM_GROUP] != t->dp_rank) {
         error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
         comm_destroy(comm);
@@ -89,7 +91,9 @@ static int group_rank(const Comm *comm, CommScope scope, int peer) {
 static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
     int late = 0, done = 1;
     char who[512];
-    if (heartbeat_blames(device_site(comm->device), who, sizeof who)) {
+    bool blames = heartbeat_blames(device_site(comm->device), who, sizeof who);
+    heartbeat_take_floor(device_site(comm->device));
+    if (blames) {
         fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
               scope_name[scope], comm->timeout_seconds, who);
     }

@@ -5,6 +5,7 @@
 
 #include "llmc/base.h"
 #include "llmc/dtype.h"
+#include "llmc/heartbeat.h"
 #include "llmc/ops.h"
 LLMC_BEGIN
 
@@ -20,6 +21,11 @@ static inline float *take_slice(float **cursor, int64_t count) {
 }
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Products of large models take minutes: to the watchdog each part of one is progress. s may be NULL, in tests.
+static inline void show_progress(Stream *s) {
+    if (s) heartbeat_waits(stream_site(s), false);
+}
 
 // --- floatX <-> fp32 -------------------------------------------------------------------------------------------------------------
 

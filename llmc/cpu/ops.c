@@ -218,6 +218,7 @@ void op_linear_forward(Stream *s, floatX *y, floatX *pre, const floatX *x, const
     float *product = take_slice(&cursor, max_rows * OC);  // (rows, OC)
     for (int64_t row = 0; row < N; row += LINEAR_ROWS) {
         int64_t rows = min64(LINEAR_ROWS, N - row);
+        show_progress(s);
         const float *x32 = widen(x + row * C, rows * C, x_buffer);  // (rows, C)
         matmul_nt(rows, OC, C, 1.0f, x32, w32, 0.0f, product);
         for (int64_t i = 0; i < rows; i++) {
@@ -238,6 +239,7 @@ void op_linear_backward(Stream *s, floatX *dx, float *dw, float *dbias, const fl
     float *dy_buffer = take_slice(&cursor, max_rows * OC);
     for (int64_t row = 0; row < N; row += LINEAR_ROWS) {
         int64_t rows = min64(LINEAR_ROWS, N - row);
+        show_progress(s);
         const float *dy32 = widen(dy + row * OC, rows * OC, dy_buffer);  // (rows, OC)
         const float *x32 = widen(x + row * C, rows * C, x_buffer);       // (rows, C)
         matmul_tn(OC, C, rows, dy32, x32, overwrite && row == 0 ? 0.0f : 1.0f, dw);

@@ -76,6 +76,7 @@ void op_head(Stream *s, float *losses, float *loss_sum, floatX *dx, float *dwte,
     float sum = 0.0f;
     for (int64_t row = 0; row < N; row += chunk) {
         int64_t rows = min64(chunk, N - row);
+        show_progress(s);
         const float *x32 = widen(x + row * C, rows * C, x_buffer);  // (rows, C)
         matmul_nt(rows, Vp, C, 1.0f, x32, wte32, 0.0f, logits);
         for (int64_t i = row; i < row + rows; i++) {

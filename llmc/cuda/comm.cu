@@ -36,6 +36,7 @@ static void nccl_finish(const Comm *comm, ncclResult_t result, CommScope scope, 
         if (comm->timeout_seconds > 0 && monotonic_seconds() > deadline) {
             char who[512];
             if (!heartbeat_blames(device_site(comm->device), who, sizeof who)) snprintf(who, sizeof who, "a rank has not answered");
+            heartbeat_take_floor(device_site(comm->device));
             fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
                   scope_name[scope], comm->timeout_seconds, who);
         }
@@ -55,6 +56,7 @@ static void scope_create(Comm *comm, CommScope scope, MPI_Comm group) {
     ncclUniqueId id = {};
     ncclResult_t result = comm->rank[scope] == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) nccl_failed(comm, result, scope, "finding a network for NCCL");
+    heartbeat_waits(device_site(comm->device), true);  // nccl_finish ends it
     MPI_Bcast(&id, (int)sizeof id, MPI_BYTE, 0, group);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -66,6 +68,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
     Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
     comm->device = device;
     MPI_Comm group[COMM_SCOPES];
+    heartbeat_waits(device_site(device), true);
     MPI_Comm_split(dp_group, t->node, t->local, &group[COMM_NODE]);
     MPI_Comm_split(dp_group, t->local, t->node, &group[COMM_RAIL]);
     MPI_Comm_dup(dp_group, &group[COMM_GROUP]);
@@ -80,6 +83,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
         if (agrees) scope_create(comm, (CommScope)s, group[s]);
         MPI_Comm_free(&group[s]);
     }
+    heartbeat_waits(device_site(device), false);
     if (agrees) return comm;
     error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
     comm_destroy(comm);

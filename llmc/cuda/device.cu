@@ -310,7 +310,9 @@ static StagingSlot *staging_take(Stream *stream) {
     if (!stream->staging[0].pinned) staging_create(stream);
     StagingSlot *slot = &stream->staging[stream->next_slot];
     stream->next_slot = (stream->next_slot + 1) % STAGING_SLOTS;
+    heartbeat_waits(stream_site(stream), true);
     cuda_check(stream_site(stream), cudaEventSynchronize(slot->free), "the GPU's work");  // an event never recorded counts as complete
+    heartbeat_waits(stream_site(stream), false);
     return slot;
 }
 

@@ -74,6 +74,24 @@ check "one token beyond the vocabulary, met in validation" refused 5 "32639" "${
 check "one token beyond the vocabulary, --check-data" refused 5 "32639" "${four[@]}" --check-data
 check "a vocabulary smaller than the data's" refused 5 "vocabulary" "${four[@]}" --tokenizer-type NullTokenizer --vocab-size 40
 
+# --- files that somebody cuts short while they are in use: the rank that touches what is gone ends the job with one line ---
+keep=64
+cut_in_use() { # SUFFIX RANKS FLAGS...: the file keeps only its first bytes in mid-training
+    broken
+    LIMIT=40 in_background cut "${@:2}" --train-iters 1000000 --lr-decay-iters 100 --split 100,0,0 --log-interval 1000
+    wait_for_iteration cut 5 || { say "no iteration 5"; return 1; }
+    truncate -s "$keep" "$data.$1"
+    wait "$job"
+    error_names 5 "read data: $data.$1: cut short while it was read" $? && error_names 5 " iteration " 5
+}
+check ".bin cut short while it is in use" cut_in_use bin 2
+check ".bin cut short, on one rank" cut_in_use bin 1
+check ".idx cut short while it is in use" cut_in_use idx "${four[@]}"
+keep=$(($(size "$work/good_text_document.bin") - 1))
+check ".bin loses its last byte while it is in use" cut_in_use bin 2
+keep=$(($(size "$work/good_text_document.idx") - 8))
+check ".idx loses its last number while it is in use" cut_in_use idx 2
+
 # --- too little data ---
 data=$work/good_text_document
 check "an empty validation split" refused 5 "--split" "${four[@]}" --split 99999,1,0

@@ -53,6 +53,45 @@ check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
         check "rank $rank hangs, $flags" hanging $rank $flags
     done
 done
+# A rank that is alive but stuck: its own watchdog ends the job, or those who wait for it; the one line names it, wherever it is.
+stuck() { # FAULT RANK ITERATION WAIT RANKS FLAGS...: FAULT stall: before the wait; hang: in it, as in a device call that never returns
+    local since=$SECONDS
+    SDP4BIT_FAULT=$1:$2:$3:$4 LIMIT=40 train "$5" --distributed-timeout-minutes 0.04 "${busy[@]}" "${@:6}"
+    local rc=$?
+    [ "$rc" -ne 0 ] || return 75  # it has no such wait
+    [ $((SECONDS - since)) -le 25 ] || { why="after $((SECONDS - since)) s"; return 1; }
+    error_names 7 "rank $2 " "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc"
+}
+# Everything that waits, in one iteration.
+busy=(--train-iters 6 --gpus-per-node 2 --log-interval 2 --log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2 --verify-replicas-interval 2
+    --timing-log-level 2 --eval-interval 2 --eval-iters 1 --sample-prompt "the quick" --sample-tokens 3 --sample-interval 2 --save "$work/stuck" --save-interval 2)
+check "a rank is stuck in setup: exit code 7 and one line that names it" stuck stall 2 0 3 4
+check "a rank is stuck in loading" stuck stall 0 0 20 4
+check "a rank is stuck in a step" stuck stall 3 2 2 4 "${paper[@]}"
+check "a rank is stuck in what follows a step" stuck stall 1 2 40 4
+check "a rank is stuck in a wait" stuck hang 2 3 2 4
+check "a rank alone is stuck in a wait" stuck hang 0 3 1 1 --gpus-per-node 1
+check "a rank alone is stuck" stuck stall 0 3 1 1 --gpus-per-node 1
+nowhere_else() { stuck stall 2 2 100000 4; [ $? -eq 75 ] || { why="a fault that never comes has stopped the run: $why"; return 1; }; }
+check "a fault that never comes" nowhere_else
+everywhere() { # RANK ITERATION: at each wait there is
+    local wait=0 rc
+    while :; do
+        rm -rf "$work/stuck"
+        stuck stall "$1" "$2" "$wait" 4
+        rc=$?
+        [ $rc -ne 75 ] || break
+        [ $rc -eq 0 ] || { why="wait $wait: $why"; return 1; }
+        wait=$((wait + 1))
+    done
+    [ "$wait" -ge 20 ] || { why="only $wait waits"; return 1; }
+    echo "# $wait waits"
+}
+[ -z "${LONG:-}" ] || for rank in 0 2; do
+    check "rank $rank is stuck at any wait of setup" everywhere $rank 0
+    check "rank $rank is stuck at any wait of an iteration" everywhere $rank 2
+done
+
 evaluating() { # the time limit is one of collectives, not of steps: long work between them does no harm
     LIMIT=30 trains 4 --gpus-per-node 2 --distributed-timeout-minutes 0.05 --eval-interval 4 --eval-iters 3
 }

@@ -71,9 +71,9 @@ static void batches(const char *const *words, int count) {
     alone.dp_size = 1;
     alone.micro_batch_size = 2 * ranks;
     Error err = {0};
-    Loader *shared = loader_open(&o, MPI_COMM_WORLD, &err);
+    Loader *shared = loader_open(&o, (Peers){MPI_COMM_WORLD, 0, NULL}, &err);
     CHECK(shared);
-    Loader *lone = loader_open(&alone, MPI_COMM_SELF, &err);
+    Loader *lone = loader_open(&alone, (Peers){MPI_COMM_SELF, 0, NULL}, &err);
     CHECK(lone);
     for (int split = 0; split < SPLITS; split++) {
         CHECK(loader_samples(shared, split) == loader_samples(lone, split));
@@ -92,7 +92,7 @@ static void batches(const char *const *words, int count) {
 
 // What rank 0 writes after `ready` is seen by the others when the memory is shared, and only then.
 static void memory(bool share) {
-    NodeMemory *m = node_memory_open(MPI_COMM_WORLD, share);
+    NodeMemory *m = node_memory_open((Peers){MPI_COMM_WORLD, 0, NULL}, share);
     IndexMemory hooks = node_memory_hooks(m);
     int32_t *a = (int32_t *)hooks.alloc(hooks.context, 4000, "a test"), *b = (int32_t *)hooks.alloc(hooks.context, 0, "a test");
     CHECK(a && b && a[0] == 0 && a[999] == 0);
@@ -115,7 +115,7 @@ static void memory(bool share) {
 
 static void expect_error(const LoaderOptions *o, int code, const char *words) {
     Error err = {0}, first;
-    CHECK(!loader_open(o, MPI_COMM_WORLD, &err));
+    CHECK(!loader_open(o, (Peers){MPI_COMM_WORLD, 0, NULL}, &err));
     CHECK(err.code == code && strstr(err.what, words));
     first = err;
     MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);

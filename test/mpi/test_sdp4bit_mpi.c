@@ -565,7 +565,7 @@ static int run_shape(Machine *machine, int per_node, bool emulate) {
     static const int chunk_counts[] = {1, 3, 50};  // 50: more than borders, so that some are empty
     if (!topology_build(&topology, machine->rank, machine->size, hosts, per_node, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
     topology_share_devices(&topology, device_count(), emulate);
-    Launch launch = {machine->rank, machine->size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test"};
+    Launch launch = {machine->rank, machine->size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
     if (emulate) emulate_nodes(&topology, &launch);
     Lanes lanes;
     machine->device = device_open(topology.device, NULL, &err);

@@ -29,6 +29,8 @@ void event_synchronize(Event *event) {}
 double event_elapsed_ms(Event *start, Event *stop) { return stop->ms - start->ms; }
 char *config_to_json(const Config *config) { return xstrdup("{}"); }
 
+static const Peers everyone = {MPI_COMM_WORLD, 0, NULL};
+
 static void check(bool holds, const char *what) {
     if (holds) return;
     fprintf(stderr, "failed: %s\n", what);
@@ -54,7 +56,7 @@ static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
     TimerStats stats[3];
     double *rank_ms = (double *)calloc(3 * (size_t)world, sizeof *rank_ms);
     spend_all(timers, stream, rank);
-    timers_collect(timers, which, 3, 2.0, MPI_COMM_WORLD, stats, rank_ms);
+    timers_collect(timers, which, 3, 2.0, everyone, stats, rank_ms);
     CHECK(stats[0].recorded == (world > 1));
     if (world > 1) CHECK(fabs(stats[0].min_ms - 2.5) < 1e-9 && fabs(stats[0].max_ms - 2.5) < 1e-9);
     CHECK(stats[1].recorded && fabs(stats[1].min_ms - 5) < 1e-9 && fabs(stats[1].max_ms - 5.0 * world) < 1e-9);
@@ -62,7 +64,7 @@ static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
     CHECK(stats[0].rank_ms == rank_ms && stats[1].rank_ms == rank_ms + world);
     for (int r = 0; r < world; r++) CHECK(fabs(stats[1].rank_ms[r] - 5.0 * (r + 1)) < 1e-9);
     for (int r = 0; r < world; r++) CHECK(fabs(stats[0].rank_ms[r] - (r ? 2.5 : 0)) < 1e-9);
-    timers_collect(timers, which, 3, 1.0, MPI_COMM_WORLD, stats, NULL);  // all were reset
+    timers_collect(timers, which, 3, 1.0, everyone, stats, NULL);  // all were reset
     for (int i = 0; i < 3; i++) CHECK(!stats[i].recorded && !stats[i].rank_ms);
     free(rank_ms);
 }
@@ -94,8 +96,8 @@ static void test_table(Timers *timers, Stream *stream, int rank, int world, Timi
     spend_all(timers, stream, rank);
     fflush(stdout);
     dup2(file, 1);
-    log_timers(log, timers, 10, 10, MPI_COMM_WORLD);
-    log_timers(log, timers, 20, 10, MPI_COMM_WORLD);  // nothing recorded since: prints nothing
+    log_timers(log, timers, 10, 10, everyone);
+    log_timers(log, timers, 20, 10, everyone);  // nothing recorded since: prints nothing
     dup2(kept, 1);
     log_close(log);
     CHECK(pread(file, found, sizeof found - 1, 0) >= 0);
@@ -118,7 +120,7 @@ static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
     spend(timers, TIMER_EVALUATE, stream, 3.0 + rank);
     fflush(stdout);
     dup2(fileno(null), 1);
-    log_phase_timers(log, timers, which, 2, MPI_COMM_WORLD);
+    log_phase_timers(log, timers, which, 2, everyone);
     dup2(kept, 1);
     log_close(log);
     char expected[200];

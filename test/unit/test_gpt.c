@@ -208,7 +208,7 @@ static void open_small(Bench *b, bool recompute) {
     flags[COUNT(small_flags)] = "--recompute-granularity";
     flags[COUNT(small_flags) + 1] = recompute ? "full" : "selective";
     assert_true(bench_open(b, COUNT(flags), flags, 31));
-    gpt_init_weights(&b->gpt, 7, MPI_COMM_SELF);
+    gpt_init_weights(&b->gpt, 7, (Peers){MPI_COMM_SELF, 0, NULL});
     int32_t tokens[24], targets[24];
     for (int i = 0; i < 24; i++) {
         tokens[i] = (i * 7 + 3) % 31;

@@ -77,7 +77,7 @@ static LoaderOptions one_shard(const char *const *prefix) {
 
 static Loader *open_loader(const LoaderOptions *o) {
     Error err = {0};
-    Loader *l = loader_open(o, MPI_COMM_SELF, &err);
+    Loader *l = loader_open(o, (Peers){MPI_COMM_SELF, 0, NULL}, &err);
     if (!l) fail_msg("%s", err.what);
     return l;
 }
@@ -326,7 +326,7 @@ static void beyond_the_end(void **state) {
 
 static void expect_error(const LoaderOptions *o, int code, const char *what) {
     Error err = {0};
-    assert_null(loader_open(o, MPI_COMM_SELF, &err));
+    assert_null(loader_open(o, (Peers){MPI_COMM_SELF, 0, NULL}, &err));
     if (err.code != code || !strstr(err.what, what)) fail_msg("code %d: '%s' does not say '%s'", err.code, err.what, what);
 }
 

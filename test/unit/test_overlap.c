@@ -446,8 +446,8 @@ static void run_steps(Recording *r) {
         if (step == 2) staged = stage(r);
         if (step == 4) {
             assert_true(zero_wire_sound(zero, MPI_COMM_SELF, 0, &err));
-            zero_params_norm(zero, MPI_COMM_SELF);
-            zero_zeros(zero, MPI_COMM_SELF);
+            zero_params_norm(zero, MPI_COMM_SELF, 0);
+            zero_zeros(zero, MPI_COMM_SELF, 0);
             zero_weights_wait_all(zero);
             for (int b = 0; b < zero->plan.buckets; b++) {
                 const Bucket *bucket = &zero->plan.bucket[b];

@@ -5,10 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "llmc/mapped.h"
 #include "llmc/shard.h"
 
 // The documents [5,6,50256], [], [7,50256] as Megatron-LM writes them in u16.
@@ -344,6 +346,54 @@ static void empty_shard(void **state) {
     shard_close(&s);
 }
 
+// A file cut short while it is mapped: a process of its own reads it, and what it says and how it ends is seen from here. -1: it ended by a signal.
+static int read_and_end(const Shard *s, const Site *site, char *said, size_t bytes) {
+    int ends[2], status;
+    int32_t token;
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        mapped_set_site(site);
+        shard_read(s, s->tokens - 1, 1, &token);
+        _exit(0);
+    }
+    close(ends[1]);
+    ssize_t got = read(ends[0], said, bytes - 1);
+    said[got > 0 ? got : 0] = 0;
+    close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void cut_short_while_mapped(void **state) {
+    Folder *f = (Folder *)*state;
+    enum { TOKENS = 50000 };
+    static const int32_t tokens[TOKENS];
+    char path[160], said[1024], expected[400];
+    Shard s, other;
+    Error err = {0};
+    Site site = {.rank = 3, .node = 1, .gpu = 2, .iteration = 40, .phase = "forward"};
+    ShardWriter *w = shard_writer_open(f->prefix, SHARD_U16, &err);
+    assert_true(shard_writer_add_sequence(w, tokens, TOKENS, &err));
+    assert_true(shard_writer_close(w, &err));
+    assert_true(shard_open(&s, f->prefix, &err));
+    assert_true(shard_open(&other, f->prefix, &err));  // its end must not end the guard of the first
+    shard_close(&other);
+    assert_int_equal(read_and_end(&s, &site, said, sizeof said), 0);
+    snprintf(path, sizeof path, "%s.bin", f->prefix);
+    assert_int_equal(truncate(path, 5000), 0);
+    assert_int_equal(read_and_end(&s, &site, said, sizeof said), EXIT_DATA);
+    snprintf(expected, sizeof expected, "error: rank 3 (node 1, gpu 2) iteration 40 read data: %s: cut short while it was read, from 100000 bytes to 5000; ", path);
+    assert_memory_equal(said, expected, strlen(expected));
+    assert_ptr_equal(strchr(said, '\n'), said + strlen(said) - 1);
+    assert_int_equal(read_and_end(&s, NULL, said, sizeof said), EXIT_DATA);
+    assert_memory_equal(said, "error: read data: ", 18);
+    mapped_release(s.data);  // what is not guarded ends as it did before
+    assert_int_not_equal(read_and_end(&s, &site, said, sizeof said), EXIT_DATA);
+    shard_close(&s);
+}
+
 static void unfit_ids(void **state) {
     Folder *f = (Folder *)*state;
     const int dtype[4] = {SHARD_U8, SHARD_I16, SHARD_U16, SHARD_I32};
@@ -393,6 +443,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(fuzz, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(missing, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(empty_shard, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(cut_short_while_mapped, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(unfit_ids, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(full_disk, make_folder, remove_folder),
     };
