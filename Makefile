@@ -87,6 +87,7 @@ $(BUILD)/obj/llmc/version.o: $(BUILD)/commit
 $(BUILD)/commit: FORCE
 	@mkdir -p $(@D)
 	@echo '$(COMMIT) $(VERSION)' | cmp -s - $@ || echo '$(COMMIT) $(VERSION)' > $@
+.PHONY: FORCE
 FORCE:
 
 $(BUILD)/obj/llmc/cpu/%.o: CFLAGS += $(BLAS_CFLAGS)

@@ -138,8 +138,9 @@ without_banners() {
 }
 
 # One machine needs no TCP, whose search for interfaces warns where there are none; single-copy transfers are refused, with a warning, in most
-# containers.
+# containers. And no agent that starts ranks elsewhere, for want of which mpirun ends where neither ssh nor rsh is installed.
 one_machine() {
+    if ! command -v ssh rsh >/dev/null; then export OMPI_MCA_plm="${OMPI_MCA_plm-isolated}"; fi
     export OMPI_MCA_btl="${OMPI_MCA_btl-^tcp}"
     export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
 }

@@ -124,14 +124,6 @@ static __device__ __forceinline__ float4 swap_with_neighbour(float4 mine) {
     return make_float4(__shfl_xor_sync(ALL_LANES, mine.x, 1), __shfl_xor_sync(ALL_LANES, mine.y, 1), __shfl_xor_sync(ALL_LANES, mine.z, 1),
                        __shfl_xor_sync(ALL_LANES, mine.w, 1));
 }
-static __device__ __forceinline__ void load_pairwise(const float *p, float x[PACKED], bool live) {
-    bool odd = threadIdx.x & 1;
-    const float4 *pair = reinterpret_cast<const float4 *>(odd ? p - PACKED : p) + odd;
-    float4 first = live ? pair[0] : make_float4(0, 0, 0, 0), second = live ? pair[2] : first;
-    float4 got = swap_with_neighbour(odd ? first : second);
-    float4 low = odd ? got : first, high = odd ? second : got;
-    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-}
 static __device__ __forceinline__ void store_pairwise(float *p, const float x[PACKED], bool live) {
     bool odd = threadIdx.x & 1;
     float4 *pair = reinterpret_cast<float4 *>(odd ? p - PACKED : p) + odd;

@@ -18,7 +18,7 @@ static __device__ __forceinline__ uint8_t *partition_message(const QuantizeParti
 // Registers per thread are bounded so that enough warps run at once to keep the memory busy.
 template <class S>
 struct QuantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 4 : 2;
+    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 5 : 2;
 };
 
 // blockIdx.y: the partition, i * slots + slot.
@@ -254,7 +254,7 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
 typedef PlainShape FinalShape;
 
 template <int CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, 3) final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
+__global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3) final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
     typedef FinalShape S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
     int64_t position = a.rank * a.bucket.matrix_shard + a.lo;  // of the chunk's first element in the bucket
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, 3) final_kernel(const __grid_co
 #pragma unroll
                 for (int e = 0; e < PACKED; e++) x[v][e] = e < beyond ? x[v][e] : 0.0f;
             }
-            store_pairwise(a.grads + position + offset, x[v], live);
+            if (live) store_floats(a.grads + position + offset, x[v]);
             float leaf = square_leaf_lanes(x[v]);
             if (live && threadIdx.x % 4 == 0) a.matrix_leaves[(a.lo + offset) / HADAMARD_ORDER] = leaf;
         }

@@ -20,18 +20,20 @@ static __device__ __forceinline__ AdamScalars adam_scalars(const UpdateShard &a,
     return scalars;
 }
 
-// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. The whole warp calls.
+// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. A lane's two halves of a sector meet in the caches; swapping them among lanes to
+// touch whole sectors costs more instructions than it saves traffic here.
 static __device__ __forceinline__ void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars, const float *grads, int64_t at, bool live) {
     float grad[PACKED], m[PACKED], v[PACKED];
-    load_pairwise(grads + at, grad, live);
-    load_pairwise(a.master + at, master, live);
-    load_pairwise(a.exp_avg + at, m, live);
-    load_pairwise(a.exp_avg_sq + at, v, live);
+    if (!live) return;
+    load_read_only(grads + at, grad);
+    load_floats(a.master + at, master);
+    load_floats(a.exp_avg + at, m);
+    load_floats(a.exp_avg_sq + at, v);
 #pragma unroll
     for (int e = 0; e < PACKED; e++) master[e] = adamw_element(master[e], &m[e], &v[e], grad[e], scalars);
-    store_pairwise(a.master + at, master, live);
-    store_pairwise(a.exp_avg + at, m, live);
-    store_pairwise(a.exp_avg_sq + at, v, live);
+    store_floats(a.master + at, master);
+    store_floats(a.exp_avg + at, m);
+    store_floats(a.exp_avg_sq + at, v);
 }
 
 // x = what is coded: the masters, or their difference from the replica; 0 where nothing is.

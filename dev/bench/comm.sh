@@ -170,7 +170,8 @@ synchronise() {
 
 # compute_alone MODEL GPU: times of layers on one rank, at full and at half depth, with one and with two micro-batches.
 compute_alone() {
-    local depth words=() k at layers
+    local depth words=() k at layers warm=$((most > 10 ? most : 10)) # a GPU is at the clock that it keeps after a second or two
+    [ "$device" = gpu ] || warm=$most
     at=$logs/one/$(name_of "$1")/${1##*:}
     [ ! -e "$at/done" ] || return 0
     mkdir -p "$at"
@@ -178,11 +179,12 @@ compute_alone() {
     for depth in full half; do
         for k in 1 2; do
             model_flags "$1" 1 $k
-            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$most" --exit-interval $((2 * most)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
+            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$warm" --exit-interval $((2 * warm)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
             [ $depth = full ] || words+=(--num-layers $((layers / 2)))
         done
     done
-    if env ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k 10 200 "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1; then
+    # One rank needs no launcher.
+    if env OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k 10 200 "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1; then
         : >"$at/done"
     else
         { tail -n 3 "$folder/one.$2.out"; say "warning: $1 on one rank failed: no bound"; } >&2
@@ -229,7 +231,6 @@ if [ $sync_only = 1 ]; then
     python3 dev/bench/comm_table.py sync "$logs" "$out"
     exit
 fi
-export OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # one rank needs no launcher
 IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
 k=0
 for model in $models; do
@@ -242,7 +243,6 @@ for model in $models; do
     fi
 done
 wait
-unset OMPI_MCA_plm
 say "$SECONDS s: layers are timed" >&2
 for network in $networks; do
     shape_network "$network"

@@ -1,7 +1,7 @@
-// Collectives over NCCL for GPU ranks: see comm.h. Every scope of more than one rank has its own communicator, made in non-blocking mode so that a rank
-// that never answers is noticed by the host instead of holding it. Linked into train_gpt only; called by sdp4bit/tlq_hs.c, sdp4bit/qwd.c and zero.c.
+// Collectives over NCCL for GPU ranks: see comm.h. Every scope of more than one rank has its own communicator. They are blocking: a call puts its work on the
+// stream and returns, but may hold the host while connections are made, for as long as the watchdog (heartbeat.h) allows. In non-blocking mode each call
+// makes NCCL start a thread, about 100 us in which the next cannot be issued: a step's worth is milliseconds. Linked into train_gpt only; called by sdp4bit/tlq_hs.c, sdp4bit/qwd.c and zero.c.
 #include <nccl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -13,7 +13,6 @@ struct Comm {
     Device *device;
     ncclComm_t scope[COMM_SCOPES];  // NULL where the scope is this rank alone
     int size[COMM_SCOPES], rank[COMM_SCOPES];
-    double timeout_seconds;         // 0: wait for ever
     CommTraffic traffic;
 };
 
@@ -25,24 +24,14 @@ static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, 
           scope_name[scope], ncclGetErrorString(result), detail && *detail ? detail : "no detail");
 }
 
-// A call on a non-blocking communicator may still be going on when it returns. Nothing else may be asked of the communicator before it ends.
-static void nccl_finish(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
-    double deadline = monotonic_seconds() + comm->timeout_seconds;
-    heartbeat_waits(device_site(comm->device), true);
-    while (result == ncclInProgress) {
-        ncclResult_t asked = ncclCommGetAsyncError(comm->scope[scope], &result);
-        if (asked != ncclSuccess) result = asked;
-        if (result != ncclInProgress) break;
-        if (comm->timeout_seconds > 0 && monotonic_seconds() > deadline) {
-            char who[512];
-            if (!heartbeat_blames(device_site(comm->device), who, sizeof who)) snprintf(who, sizeof who, "a rank has not answered");
-            heartbeat_take_floor(device_site(comm->device));
-            fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
-                  scope_name[scope], comm->timeout_seconds, who);
-        }
-        sched_yield();
-    }
+// Around every call: it may hold the host until the other ranks come, which the watchdog of heartbeat.h limits.
+static void nccl_begin(const Comm *comm) { heartbeat_waits(device_site(comm->device), true); }
+static void nccl_end(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
+    // What went wrong behind the host's back, in this collective or one before it.
+    ncclResult_t behind = ncclSuccess;
+    if (result == ncclSuccess) result = ncclCommGetAsyncError(comm->scope[scope], &behind);
     heartbeat_waits(device_site(comm->device), false);
+    if (result == ncclSuccess) result = behind;
     if (result != ncclSuccess) nccl_failed(comm, result, scope, what);
 }
 
@@ -56,19 +45,17 @@ static void scope_create(Comm *comm, CommScope scope, MPI_Comm group) {
     ncclUniqueId id = {};
     ncclResult_t result = comm->rank[scope] == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) nccl_failed(comm, result, scope, "finding a network for NCCL");
-    heartbeat_waits(device_site(comm->device), true);  // nccl_finish ends it
+    nccl_begin(comm);
     MPI_Bcast(&id, (int)sizeof id, MPI_BYTE, 0, group);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    result = ncclCommInitRankConfig(&comm->scope[scope], comm->size[scope], id, comm->rank[scope], &config);
-    nccl_finish(comm, result, scope, "making the NCCL communicator");
+    result = ncclCommInitRank(&comm->scope[scope], comm->size[scope], id, comm->rank[scope]);
+    nccl_end(comm, result, scope, "making the NCCL communicator");
 }
 
 Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
     Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
     comm->device = device;
     MPI_Comm group[COMM_SCOPES];
-    heartbeat_waits(device_site(device), true);
+    nccl_begin(comm);
     MPI_Comm_split(dp_group, t->node, t->local, &group[COMM_NODE]);
     MPI_Comm_split(dp_group, t->local, t->node, &group[COMM_RAIL]);
     MPI_Comm_dup(dp_group, &group[COMM_GROUP]);
@@ -94,33 +81,33 @@ void comm_destroy(Comm *comm) {
     if (!comm) return;
     for (int s = 0; s < COMM_SCOPES; s++) {
         if (!comm->scope[s]) continue;
-        nccl_finish(comm, ncclCommFinalize(comm->scope[s]), (CommScope)s, "closing the NCCL communicator");
+        nccl_begin(comm);
+        nccl_end(comm, ncclCommFinalize(comm->scope[s]), (CommScope)s, "closing the NCCL communicator");
         ncclCommDestroy(comm->scope[s]);
     }
     free(comm);
 }
 
-void comm_set_timeout(Comm *comm, double seconds) { comm->timeout_seconds = seconds; }
+void comm_set_timeout(Comm *, double) {}  // the watchdog's limit is the same flag's
 int comm_size(const Comm *comm, CommScope scope) { return comm->size[scope]; }
 int comm_rank(const Comm *comm, CommScope scope) { return comm->rank[scope]; }
 CommTraffic comm_traffic(const Comm *comm) { return comm->traffic; }
 
 // --- collectives -----------------------------------------------------------------------------------------------------------------
 
-static void nccl_check(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
-    if (result != ncclSuccess && result != ncclInProgress) nccl_failed(comm, result, scope, what);
-}
-
 void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, size_t bytes, Stream *stream) {
     int size = comm->size[scope], rank = comm->rank[scope];
     if (size == 1 || bytes == 0) return;
-    nccl_check(comm, ncclGroupStart(), scope, "all-to-all");
+    ncclComm_t nccl = comm->scope[scope];
+    nccl_begin(comm);
+    ncclResult_t result = ncclGroupStart();
     for (int i = 1; i < size; i++) {
         int to = (rank + i) % size, from = (rank + size - i) % size;
-        nccl_check(comm, ncclSend((const uint8_t *)send + (size_t)to * bytes, bytes, ncclUint8, to, comm->scope[scope], stream_handle(stream)), scope, "all-to-all");
-        nccl_check(comm, ncclRecv((uint8_t *)recv + (size_t)from * bytes, bytes, ncclUint8, from, comm->scope[scope], stream_handle(stream)), scope, "all-to-all");
+        if (result == ncclSuccess) result = ncclSend((const uint8_t *)send + (size_t)to * bytes, bytes, ncclUint8, to, nccl, stream_handle(stream));
+        if (result == ncclSuccess) result = ncclRecv((uint8_t *)recv + (size_t)from * bytes, bytes, ncclUint8, from, nccl, stream_handle(stream));
     }
-    nccl_finish(comm, ncclGroupEnd(), scope, "all-to-all");
+    if (result == ncclSuccess) result = ncclGroupEnd();
+    nccl_end(comm, result, scope, "all-to-all");
     comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;
 }
 
@@ -128,6 +115,7 @@ void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, St
     int size = comm->size[scope];
     if (size == 1 || bytes == 0) return;
     const uint8_t *own = (const uint8_t *)buffer + (size_t)comm->rank[scope] * bytes;
-    nccl_finish(comm, ncclAllGather(own, buffer, bytes, ncclUint8, comm->scope[scope], stream_handle(stream)), scope, "all-gather");
+    nccl_begin(comm);
+    nccl_end(comm, ncclAllGather(own, buffer, bytes, ncclUint8, comm->scope[scope], stream_handle(stream)), scope, "all-gather");
     comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;
 }
