@@ -182,14 +182,18 @@ if ! command -v mpirun >/dev/null; then
 else
     sdp4bit=(--quantized-weights --quantized-gradients --hadamard-transform --gradient-alltoall-pipeline 3)
     last=
-    for shape in "1 2" "2 1" "2 2" "4 1" "4 2"; do
+    for shape in "1 2" "2 1" "2 2" "4 1" "4 2" "1 4" "2 4"; do
         # shellcheck disable=SC2086 # two numbers
         fits $shape || { skip "${shape/ / x } ranks" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
         overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}"
-        overlapped "SDP4Bit with checksums" "$nodes" "$per_node" "${sdp4bit[@]}" --verify-wire
-        overlapped "bf16 gradients" "$nodes" "$per_node" --grad-reduce-in-bf16 --gradient-alltoall-pipeline 3
-        overlapped "fp32 gradients" "$nodes" "$per_node" --gradient-alltoall-pipeline 3
+        # What else may travel: where both hops exist, and over each of them alone.
+        case $shape in "1 2" | "2 1" | "2 2") overlapped "bf16 gradients" "$nodes" "$per_node" --grad-reduce-in-bf16 --gradient-alltoall-pipeline 3 ;; esac
+        case $shape in
+        "2 2")
+            overlapped "SDP4Bit with checksums" "$nodes" "$per_node" "${sdp4bit[@]}" --verify-wire
+            overlapped "fp32 gradients" "$nodes" "$per_node" --gradient-alltoall-pipeline 3 ;;
+        esac
         last=$shape
     done
     if [ -n "$last" ]; then
