@@ -177,6 +177,27 @@ exact() {
     passed=$((passed + p)) failed=$((failed + f))
     if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "exact regime, $name" "exit code $rc: $(tail -n 1 "$work/log")"; else echo "exact regime against the simulator, $name: $p passed, $f failed"; fi
 }
+# ended NAME SIGNAL CODE WORDS: a rank of two gets the signal in mid-training; the job ends in time, with that exit code and one line of these words.
+ended() {
+    local name=$1 signal=$2 code=$3 words=$4 shape=(--gpus-per-node 2) job rc pid
+    [ "$gpus" -ge 2 ] || shape=(--gpus-per-node 1 --emulate-nodes)
+    mpirun --oversubscribe --bind-to none -np 2 "$gpu" "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.1 \
+        >"$work/log" 2>&1 </dev/null &
+    job=$!
+    for ((i = 0; i < 600; i++)); do
+        if grep -q '^ iteration  *10/' "$work/log" || ! kill -0 $job 2>/dev/null; then break; fi
+        sleep 0.1
+    done
+    for pid in $(pgrep -f "^$gpu .*--lr-decay-iters 100"); do
+        if tr '\0' '\n' <"/proc/$pid/environ" | grep -qx OMPI_COMM_WORLD_RANK=1; then kill -s "$signal" "$pid"; break; fi
+    done
+    local since=$SECONDS
+    wait $job
+    rc=$?
+    [ -z "$pid" ] || kill -s KILL "$pid" 2>/dev/null
+    if [ $rc -eq "$code" ] && [ $((SECONDS - since)) -le 20 ] && grep -q "$words" "$work/log"; then ok "$name"
+    else not_ok "$name" "exit code $rc after $((SECONDS - since)) s: $(grep -m 1 '^error' "$work/log" || tail -n 1 "$work/log")"; fi
+}
 if ! command -v mpirun >/dev/null; then
     skip ranks "mpirun is not installed"
 else
@@ -201,6 +222,8 @@ else
         trained "a thousand steps" "$nodes" "$per_node" --num-layers 2 --hidden-size 64 --num-attention-heads 1 --seq-length 64 --max-position-embeddings 64 --vocab-size 200 \
             --train-iters 1000 --log-interval 100 --ddp-bucket-size 1 --verify-replicas-interval 100 "${sdp4bit[@]}" && ok "replicas of $nodes x $per_node ranks are equal for 1000 steps"
     fi
+    ended "a rank that is killed ends the job" KILL 137 "rank 1 .*signal 9"
+    ended "a rank that is stopped ends the job within the limit and is named" STOP 7 "rank 1 has shown no sign of life for"
     for ranks in 1 2 4 8; do
         if [ $ranks -le "$gpus" ]; then
             exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"
