@@ -115,6 +115,20 @@ int64_t lcm64(int64_t a, int64_t b) {
     return a / x * b;
 }
 
+Deadline deadline_in(double seconds) {
+    double now = monotonic_seconds();
+    Deadline d = {now + seconds, now};
+    return d;
+}
+
+bool deadline_passed(Deadline *d) {
+    const double pause = 5.0;  // longer between two polls of a rank that runs: never
+    double now = monotonic_seconds();
+    if (now - d->polled > pause) d->at += now - d->polled;
+    d->polled = now;
+    return now > d->at;
+}
+
 int64_t round_up64(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }

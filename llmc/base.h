@@ -63,6 +63,12 @@ char *xstrdup(const char *text);
 
 // Seconds of a clock that never jumps, for durations; and since 1970, for dates.
 double monotonic_seconds(void);
+// A limit on a wait that is polled. Time in which nobody polled does not count: the job was stopped as a whole and goes on.
+typedef struct Deadline {
+    double at, polled;
+} Deadline;
+Deadline deadline_in(double seconds);
+bool deadline_passed(Deadline *deadline);
 double wall_seconds(void);
 
 // Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a/b rounded up.

@@ -145,6 +145,7 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
         for (int i = 0; ok && i < shard->count; i++) {
             save->fetch(save->context, shard->order[i], buffer);
             ok = safe_writer_append(writer, buffer, slice_bytes(&save->slices[shard->order[i]]), err);
+            heartbeat_moves(save->site);
         }
         free(buffer);
     }

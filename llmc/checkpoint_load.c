@@ -93,7 +93,7 @@ static char *file_path(const Checkpoint *c, int file) {
     return text_format("%s/%s/%s", c->folder, f->folder, f->name);
 }
 
-static bool check_file(const Checkpoint *c, int file, bool verify, Error *err) {
+static bool check_file(const Checkpoint *c, int file, bool verify, const Site *site, Error *err) {
     const ManifestFile *f = &c->manifest.files[file];
     char *path = file_path(c, file);
     struct stat status;
@@ -104,7 +104,7 @@ static bool check_file(const Checkpoint *c, int file, bool verify, Error *err) {
                        "%s is damaged: it has %lld bytes instead of %" PRIu64 "; restore it from a copy or load another checkpoint", path,
                        (long long)status.st_size, f->bytes);
     }
-    ok = ok && (!verify || durable_hash_file(path, &xxh3, err));
+    ok = ok && (!verify || durable_hash_file(path, &xxh3, site, err));
     if (ok && xxh3 != f->xxh3) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64 "; restore it from a copy or load another checkpoint", path,
@@ -114,17 +114,19 @@ static bool check_file(const Checkpoint *c, int file, bool verify, Error *err) {
     return ok;
 }
 
-// Each rank checks every size-th file.
+// Each rank checks every size-th file. Those who have done theirs wait without a limit: a rank that hashes shows progress, and one that hangs ends the job itself.
 static bool check_files(const Checkpoint *c, bool verify, const Peers *peers, Error *err) {
     int rank, ranks;
     MPI_Comm_rank(peers->comm, &rank);
     MPI_Comm_size(peers->comm, &ranks);
     bool ok = true;
     for (int file = rank; ok && file < c->manifest.file_count; file += ranks) {
-        ok = check_file(c, file, verify, err);
+        ok = check_file(c, file, verify, peers->site, err);
         heartbeat_moves(peers->site);
     }
-    return peers_agree(peers, ok, err, NULL);
+    Peers patient = *peers;
+    patient.limit = 0;
+    return peers_agree(&patient, ok, err, NULL);
 }
 
 // The manifest must be of the iteration that was asked for: a renamed folder is an error, except Megatron's "release".

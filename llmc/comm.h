@@ -15,7 +15,8 @@ typedef struct Comm Comm;
 // Collective over dp_group, whose rank order is the dp rank.
 Comm *comm_create(Device *device, const Topology *topology, MPI_Comm dp_group, Error *err);
 void comm_destroy(Comm *comm);
-// A collective that takes longer than this ends the job and names the rank that did not answer; 0 (the default) waits for ever.
+// CPU ranks: a collective that takes longer than this ends the job and names the rank that did not answer; 0 (the default) waits for ever. On GPUs
+// collectives are asynchronous, and the watchdog of heartbeat.h limits what waits for them.
 void comm_set_timeout(Comm *comm, double seconds);
 int comm_size(const Comm *comm, CommScope scope);
 int comm_rank(const Comm *comm, CommScope scope);

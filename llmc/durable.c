@@ -12,6 +12,8 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "llmc/heartbeat.h"
+
 enum { CHUNK_BYTES = 1 << 30, HASH_BUFFER_BYTES = 4 << 20, TREE_DESCRIPTORS = 16 };
 
 static const char *advice(int number) {
@@ -177,7 +179,7 @@ char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, E
     return text;
 }
 
-static bool hash_all(int fd, uint64_t *xxh3) {
+static bool hash_all(int fd, uint64_t *xxh3, const Site *site) {
     XXH3_state_t *state = XXH3_createState();
     char *buffer = (char *)xmalloc(HASH_BUFFER_BYTES, "a hash buffer");
     ssize_t done;
@@ -187,6 +189,7 @@ static bool hash_all(int fd, uint64_t *xxh3) {
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) break;
         XXH3_64bits_update(state, buffer, (size_t)done);
+        heartbeat_moves(site);
     }
     *xxh3 = XXH3_64bits_digest(state);
     XXH3_freeState(state);
@@ -194,10 +197,10 @@ static bool hash_all(int fd, uint64_t *xxh3) {
     return done == 0;
 }
 
-bool durable_hash_file(const char *path, uint64_t *xxh3, Error *err) {
+bool durable_hash_file(const char *path, uint64_t *xxh3, const Site *site, Error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return durable_error(err, "open", path);
-    bool ok = hash_all(fd, xxh3);
+    bool ok = hash_all(fd, xxh3, site);
     if (!ok) durable_error(err, "read", path);
     close(fd);
     return ok;

@@ -23,8 +23,8 @@ bool durable_sync_folder(const char *path, Error *err);
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err);
 // The whole file, malloc'ed and terminated with a 0 that *bytes does not count. NULL with err: also when it holds more than max_bytes.
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err);
-// xxh3-64 of a whole file.
-bool durable_hash_file(const char *path, uint64_t *xxh3, Error *err);
+// xxh3-64 of a whole file. site: whose progress it is (heartbeat.h).
+bool durable_hash_file(const char *path, uint64_t *xxh3, const Site *site, Error *err);
 // rm -r; links are removed, not followed. True when nothing is left under the path.
 bool durable_remove_tree(const char *path, Error *err);
 bool durable_exists(const char *path);

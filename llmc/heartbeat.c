@@ -113,7 +113,7 @@ static void watch_own(Heartbeat *h, long long now) {
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->moves_since) * h->period;
     if (idle <= h->limit + (waits ? h->patience : 0)) return;
-    if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck; see what it does there", idle);
+    if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what it does there", idle);
     else if (list_busy(h, what, sizeof who - 64)) snprintf(who, sizeof who, "waited %.0f s: %.440s; see what stopped it", idle, what);
     else snprintf(who, sizeof who, "waited %.0f s for the device or another host, no rank of this host is busy; see whether a GPU hangs (nvidia-smi, dmesg)", idle);
     snprintf(what, sizeof what, "%s (--distributed-timeout-minutes sets the limit)", who);

@@ -55,20 +55,25 @@ void launch_finalize(Launch *launch) {
     if (launch->owns_mpi) MPI_Finalize();
 }
 
-static void no_answer(const Site *site, double seconds) {
+// The limit has passed; whoever comes while the culprit is looked for is welcome.
+static void no_answer(const Site *site, MPI_Request *request, int *done, double seconds) {
     char who[512];
     if (!heartbeat_blames(site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
+    MPI_Test(request, done, MPI_STATUS_IGNORE);
+    if (*done) return;
     heartbeat_take_floor(site);
     fatal(site, EXIT_COMMUNICATION, "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", seconds, who);
 }
 
 void launch_await(const Site *site, MPI_Request *request, double seconds) {
-    double deadline = monotonic_seconds() + seconds;
+    Deadline deadline = deadline_in(seconds);
     int done = 0;
     heartbeat_waits(site, true);
     for (int polls = 1; !done; polls++) {
         MPI_Test(request, &done, MPI_STATUS_IGNORE);
-        if (!done && seconds > 0 && polls % 1024 == 0 && monotonic_seconds() > deadline) no_answer(site, seconds);
+        if (done || polls % 1024) continue;
+        if (seconds <= 0) heartbeat_moves(site);  // without a limit, waiting is no fault of this rank
+        else if (deadline_passed(&deadline)) no_answer(site, request, &done, seconds);
     }
     heartbeat_waits(site, false);
 }

@@ -1,5 +1,5 @@
 // Starting and ending a job of MPI ranks: environment fixes before MPI_Init, the hosts, agreement on errors so that one message is printed and not one
-// per rank. Called by train_gpt.cu and the MPI tests.
+// per rank, waits with a limit. Called by train_gpt.cu, by the modules of llmc/ in which ranks meet, by the benches and the MPI tests.
 #pragma once
 #include <mpi.h>
 

@@ -98,7 +98,8 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     memory->reported = true;
     const double MB = 0x1p20;
     double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before, taken = (double)device_taken(memory->device);
-    double beside = taken - before - allocated;
+    // A GPU's memory is seen as a whole: the plans of the ranks that share it are equal. The CPU's is this process's.
+    double plans = strcmp(device_backend(), "cpu") ? allocated * memory->sharers : allocated, beside = taken - before - plans;
     log_memory(log, iterations, allocated, allocated, allocated, allocated);
     log_line(log, "memory beside the plan (MB) | before it (context, other processes): %.1f | since then (libraries, buffers of the host): %.1f", before / MB, beside / MB);
     char json[400];

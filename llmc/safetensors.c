@@ -237,11 +237,14 @@ bool safe_read(const SafeFile *file, const SafeTensor *tensor, uint64_t offset, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Writer
 
+#define SYNC_BYTES ((uint64_t)1 << 30)
+
 struct SafeWriter {
     int fd;
     char *path;
     XXH3_state_t *hash;
     uint64_t written, total;  // bytes so far, bytes when complete, header included
+    uint64_t synced;          // bytes that are known to be on the disk
     bool failed;
 };
 
@@ -318,7 +321,11 @@ bool safe_writer_append(SafeWriter *w, const void *data, uint64_t bytes, Error *
     if (w->failed) return durable_error(err, "write", w->path);
     XXH3_64bits_update(w->hash, data, (size_t)bytes);
     w->written += bytes;
-    return true;
+    // Memory takes a file at once; a disk would then take minutes in a single fsync, during which nobody sees progress.
+    if (w->written - w->synced < SYNC_BYTES) return true;
+    w->failed = fdatasync(w->fd) != 0;
+    w->synced = w->written;
+    return !w->failed || durable_error(err, "write", w->path);
 }
 
 static void free_writer(SafeWriter *w) {

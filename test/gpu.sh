@@ -167,7 +167,7 @@ overlapped() {
     elif cmp -s "$work/overlap" "$work/serial"; then ok "$nodes x $per_node ranks, $name: overlap changes no bit of 40 steps"
     else not_ok "$nodes x $per_node ranks, $name" "with and without overlap differ: $(diff "$work/overlap" "$work/serial" | sed -n '2p')"; fi
 }
-# exact NODES PER_NODE RANKS FLAGS...: the exact regime against the simulator, to the bit.
+# exact NAME RANKS PROGRAM FLAGS...: the exact regime against the simulator, to the bit.
 exact() {
     local name=$1 rc p f
     shift
@@ -179,9 +179,9 @@ exact() {
 }
 # ended NAME SIGNAL CODE WORDS: a rank of two gets the signal in mid-training; the job ends in time, with that exit code and one line of these words.
 ended() {
-    local name=$1 signal=$2 code=$3 words=$4 shape=(--gpus-per-node 2) job rc pid
+    local name=$1 signal=$2 code=$3 words=$4 shape=(--gpus-per-node 2) job rc pid=''
     [ "$gpus" -ge 2 ] || shape=(--gpus-per-node 1 --emulate-nodes)
-    mpirun --oversubscribe --bind-to none -np 2 "$gpu" "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.1 \
+    timeout -k 5 200 mpirun --oversubscribe --bind-to none -np 2 "$gpu" "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.4 \
         >"$work/log" 2>&1 </dev/null &
     job=$!
     for ((i = 0; i < 600; i++)); do
@@ -195,7 +195,7 @@ ended() {
     wait $job
     rc=$?
     [ -z "$pid" ] || kill -s KILL "$pid" 2>/dev/null
-    if [ $rc -eq "$code" ] && [ $((SECONDS - since)) -le 20 ] && grep -q "$words" "$work/log"; then ok "$name"
+    if [ $rc -eq "$code" ] && [ $((SECONDS - since)) -le 60 ] && grep -q "$words" "$work/log"; then ok "$name"
     else not_ok "$name" "exit code $rc after $((SECONDS - since)) s: $(grep -m 1 '^error' "$work/log" || tail -n 1 "$work/log")"; fi
 }
 if ! command -v mpirun >/dev/null; then

@@ -61,9 +61,10 @@ cpu) suffix=_cpu start=1 plain_mb=${plain_mb:-4} ;;
 esac
 trainer=$BUILD/dev/bench/train_arms$suffix synchroniser=$BUILD/dev/bench/sync_only$suffix
 for program in "$trainer" "$synchroniser"; do [ -x "$program" ] || die 3 "$program is missing; run make $([ "$device" = cpu ] && say bench || say gpu-bench)"; done
+gpus=4
+IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
+[ "$device" = cpu ] || if [ ${#visible[@]} -gt 0 ]; then gpus=${#visible[@]}; else gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true); fi
 if [ -z "$shape" ]; then
-    gpus=4
-    [ "$device" = cpu ] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
     [ "$gpus" -ge 2 ] || die 3 "two GPUs at least are needed; this machine has $gpus"
     shape=2x$((gpus / 2))
 fi
@@ -231,12 +232,11 @@ if [ $sync_only = 1 ]; then
     python3 dev/bench/comm_table.py sync "$logs" "$out"
     exit
 fi
-IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
 k=0
 for model in $models; do
     if [ "$device" = gpu ]; then
         compute_alone "$model" "${visible[k]:-$k}" & # each on a GPU of its own
-        k=$(((k + 1) % ranks))
+        k=$(((k + 1) % gpus))
         [ $k -gt 0 ] || wait
     else
         compute_alone "$model" ''

@@ -162,8 +162,9 @@ static bool plan_arm(const Bench *bench, Config *config, Topology *topology, con
     memset(config, 0, sizeof *config);
     if (!config_parse(config, arm->argc, arm->argv, NULL, 0, err)) return false;
     config->timing_log_level = 2;
-    return topology_build(topology, bench->launch.rank, bench->launch.size, bench->launch.host_of_rank, config->gpus_per_node, 1, 1, err) &&
-           config_finish(config, bench->launch.size, 0, 0, err);
+    if (!topology_build(topology, bench->launch.rank, bench->launch.size, bench->launch.host_of_rank, config->gpus_per_node, 1, 1, err)) return false;
+    topology_share_devices(topology, device_count(), config->emulate_nodes);
+    return config_finish(config, bench->launch.size, 0, 0, err);
 }
 
 static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Topology *topology) {
@@ -176,8 +177,7 @@ static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Topolog
     return ok;
 }
 
-static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, MPI_Comm group) {
-    int sharers = strcmp(device_backend(), "cpu") ? 1 : bench->launch.size;
+static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int sharers, MPI_Comm group) {
     lab->comm = comm_create(bench->device, topology, group, &bench->error);
     if (!agreed(bench, lab->comm && arena_allocate(&lab->arena, bench->device, sharers, &bench->error))) return false;
     lab->timers = timers_create(bench->device, 2);
@@ -200,7 +200,8 @@ static bool measure(Bench *bench, const Config *config, const Topology *topology
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, topology));
-    ok = ok && start_lab(bench, &lab, alone ? &ONE : topology, alone ? MPI_COMM_SELF : bench->launch.world);
+    int sharers = strcmp(device_backend(), "cpu") ? topology->device_sharers : bench->launch.size;
+    ok = ok && start_lab(bench, &lab, alone ? &ONE : topology, sharers, alone ? MPI_COMM_SELF : bench->launch.world);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
     close_lab(bench, &lab);
     return ok;

@@ -106,11 +106,11 @@ static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
 }
 
 static void wait_all(Comm *comm, CommScope scope, int used, const char *what) {
-    double deadline = monotonic_seconds() + comm->timeout_seconds;
+    Deadline deadline = deadline_in(comm->timeout_seconds);
     heartbeat_waits(device_site(comm->device), true);
     for (int done = 0, polls = 1; !done; polls++) {
         check(comm, MPI_Testall(used, comm->requests, &done, MPI_STATUSES_IGNORE), scope, what);
-        if (!done && polls % 1024 == 0 && comm->timeout_seconds > 0 && monotonic_seconds() > deadline) timed_out(comm, scope, used, what);
+        if (!done && polls % 1024 == 0 && comm->timeout_seconds > 0 && deadline_passed(&deadline)) timed_out(comm, scope, used, what);
     }
     heartbeat_waits(device_site(comm->device), false);
 }

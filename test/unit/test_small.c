@@ -140,11 +140,21 @@ static void integer_helpers(void **state) {
     assert_int_equal(ceil_div64(9, 4), 3);
 }
 
+// A limit passes while it is polled, and not by a pause in which nobody polled: the job was stopped.
+static void pauses_do_not_count_against_a_limit(void **state) {
+    double now = monotonic_seconds();
+    Deadline polled = {now - 1.0, now - 1.5}, paused = {now - 50.0, now - 100.0}, ahead = deadline_in(1000.0);
+    assert_true(deadline_passed(&polled));
+    assert_false(deadline_passed(&paused));
+    assert_true(paused.at > now + 40.0 && paused.at < now + 60.0);
+    assert_false(deadline_passed(&ahead));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(normals_are_normal),          cmocka_unit_test(streams_do_not_depend_on_order_and_differ),
         cmocka_unit_test(sampling_follows_the_softmax), cmocka_unit_test(the_memory_plan_is_what_is_allocated),
-        cmocka_unit_test(errors_stay_on_one_line),
+        cmocka_unit_test(errors_stay_on_one_line),      cmocka_unit_test(pauses_do_not_count_against_a_limit),
         cmocka_unit_test(integer_helpers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
