@@ -1,5 +1,5 @@
 // Random numbers. MT19937 reproduces numpy's legacy RandomState, which fixes Megatron's sample order; the counter-based
-// generator (Philox4x32-10, defined in sdp4bit/codec.h because it is part of the wire format) serves initialisation, dropout and sampling.
+// generator (Philox4x32-10, defined in sdp4bit/codec.h because the wire uses it too, with 7 rounds) serves initialisation, dropout and sampling.
 // Used by dataset.c (shuffles), train_gpt.cu (initialisation) and the ops (dropout).
 #pragma once
 #include "llmc/base.h"

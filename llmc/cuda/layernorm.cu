@@ -1,7 +1,7 @@
 // The CUDA backend of ops.h: LayerNorm forward, fused with the residual sum and dropout before it, and backward. Each reads its inputs once and writes
-// its outputs once: a row stays in registers between its statistics and its result. Called by train_gpt.cu through ops.h.
+// its outputs once: between its statistics and its result a row stays in registers, in backward in shared memory. Called by train_gpt.cu through ops.h.
 //
-// A row is handled by W warps, each lane holding V vectors of 8 elements; a block has one row, or 8 where a warp is enough for one and none waits. Sums run in a fixed
+// Forward: a row is handled by W warps, each lane holding V vectors of 8 elements; a block has one row, or 8 where a warp is enough for one and none waits. Sums run in a fixed
 // order: per lane, butterfly over the warp, then warp by warp; the parameters' gradients per block in registers, then over the blocks.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/scratch.h"
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackwa
     if (target) target[column % a.C] += total;
 }
 
-// Tiles of at most 56 KiB: several blocks share a multiprocessor, and while one waits at a barrier the others compute.
+// Tiles of at most 56 KiB, or of one row: several blocks share a multiprocessor, and while one waits at a barrier the others compute.
 static BackwardTiles backward_tiles(Stream *s, int C) {
     BackwardTiles t = {};
     t.vectors = row_vectors(s, C);
