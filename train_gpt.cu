@@ -551,7 +551,7 @@ static void begin_interval(Run *run) {
     Interval fresh = {0};
     run->interval = fresh;
     run->interval.traffic = probe_traffic(&run->zero);
-    zero_take_exposed_ms(&run->zero);
+    zero_take_exposed(&run->zero);
     stream_synchronize(run->compute);
     meet(run);
     run->interval.seconds_start = monotonic_seconds();
@@ -634,8 +634,9 @@ static void end_interval(Run *run) {
     r.mfu = peak > 0 ? causal_flops(c, batch, (double)run->zero.plan.parameters) / (seconds * ranks * peak) : -1.0;
     r.tokens_per_second = batch * c->seq_length / seconds;
     node_traffic(run, &r.inter_node_bytes, &r.intra_node_bytes);
-    r.exposed_gradients_ms = 1000.0 * timer_take_seconds(run->timers, TIMER_EXPOSED_GRADIENTS) / (double)n;
-    r.exposed_weights_ms = 1000.0 * timer_take_seconds(run->timers, TIMER_EXPOSED_WEIGHTS) / (double)n;
+    Exposed exposed = zero_take_exposed(&run->zero);
+    r.exposed_gradients_ms = exposed.gradients_ms / (double)n;
+    r.exposed_weights_ms = exposed.weights_ms / (double)n;
     r.exposed_comm_ms = r.exposed_gradients_ms + r.exposed_weights_ms;
     r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
     log_iteration(run->log, &r);

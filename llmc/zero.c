@@ -263,8 +263,9 @@ void zero_masters_from_weights(Zero *zero) {
 // traffic. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
 // all streams are the calling thread, so the work itself is what it waits for.
 
-double zero_take_exposed_ms(Zero *zero) {
-    return 1000.0 * (timer_take_seconds(zero->timers, TIMER_EXPOSED_GRADIENTS) + timer_take_seconds(zero->timers, TIMER_EXPOSED_WEIGHTS));
+Exposed zero_take_exposed(Zero *zero) {
+    Exposed e = {1000.0 * timer_take_seconds(zero->timers, TIMER_EXPOSED_GRADIENTS), 1000.0 * timer_take_seconds(zero->timers, TIMER_EXPOSED_WEIGHTS)};
+    return e;
 }
 
 static const GradWire *wire_at(const Zero *zero, int64_t iteration) {

@@ -93,7 +93,10 @@ floatX *zero_weight(const Zero *zero, int tensor);
 float *zero_grad(const Zero *zero, int tensor);
 
 // Milliseconds since the last call that the compute stream waited for reductions and for gathers (on CPU ranks: that they took).
-double zero_take_exposed_ms(Zero *zero);
+typedef struct Exposed {
+    double gradients_ms, weights_ms;
+} Exposed;
+Exposed zero_take_exposed(Zero *zero);
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
 double zero_params_norm(Zero *zero, MPI_Comm group, double limit);
 int64_t zero_zeros(Zero *zero, MPI_Comm group, double limit);

@@ -25,6 +25,8 @@ caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 set -euo pipefail
 
+COMMAND_LINE="dev/bench/comm.sh${*:+ ${*@Q}}"
+export COMMAND_LINE
 models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0 device=${DEVICE:-gpu}
 while [ $# -gt 0 ]; do
     [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/comm.sh"

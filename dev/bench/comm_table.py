@@ -236,7 +236,7 @@ def sync_rows(logs):
                 sent = {hop: sum(b[hop] for b in arms[arm]["buckets"]) for hop in HOPS}
                 floor = {hop: sent[hop] / (1e6 * plain[PLAIN[hop]]) if sent[hop] else 0.0 for hop in HOPS}
                 rows.append({"model": model, "network": network, **r, "sent": sent, "gradients_floor_ms": max(floor["grad_node"], floor["grad_rail"]),
-                             "weights_floor_ms": max(floor["weight_node"], floor["weight_rail"]), "plain": {name: plain[name] for name in PLAIN.values()}, "device": plain["device"]})
+                             "weights_floor_ms": max(floor["weight_node"], floor["weight_rail"]), "plain": {name: plain[name] for name in PLAIN.values()}, "device": plain["device"], "commit": plain["commit"]})
     return rows
 
 
@@ -298,7 +298,9 @@ def plot(rows, path):
 # --- commands ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def write_json(path, what, command, content):
+def write_json(path, what, content):
+    """comm.sh hands over its command line."""
+    command = os.environ.get("COMMAND_LINE", "dev/bench/comm.sh")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "w") as file:
         json.dump({"what": what, "command": command, **content}, file, indent=1)
@@ -312,7 +314,7 @@ def main():
             sys.exit("error: no arm has run to its end; see above")
         print_rows(rows)
         print_memory(memory)
-        write_json(sys.argv[3], "training steps by what travels, sequence and model of the cards, no dropout, made-up data", "dev/bench/comm.sh", {"rows": rows, "memory": memory})
+        write_json(sys.argv[3], "training steps by what travels, sequence and model of the cards, no dropout, made-up data", {"rows": rows, "memory": memory})
         if len(sys.argv) > 4 and plot(rows, sys.argv[4]):
             print("plot: " + sys.argv[4])
     elif command == "sync":
@@ -321,7 +323,7 @@ def main():
             sys.exit("error: nothing was measured; see above")
         print_sync(rows)
         print_memory(memory_rows(sys.argv[2]))
-        write_json(sys.argv[3], "synchronisation of a step alone", "dev/bench/comm.sh --sync-only", {"rows": rows, "memory": memory_rows(sys.argv[2])})
+        write_json(sys.argv[3], "synchronisation of a step alone", {"rows": rows, "memory": memory_rows(sys.argv[2])})
     elif command == "steps":
         logs, model, rows, network, left, start, most = sys.argv[2:9]
         chosen, seconds = plan_steps(logs, model, rows, network, float(left), float(start), int(most), sys.argv[9:])

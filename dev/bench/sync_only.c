@@ -15,6 +15,7 @@
 #include "llmc/arena.h"
 #include "llmc/emulate.h"
 #include "llmc/launch.h"
+#include "llmc/version.h"
 #include "train_gpt.h"
 
 enum { MOST_REPETITIONS = 100, PATTERN = 1 << 22 };
@@ -289,8 +290,8 @@ static bool measure_plain(Bench *bench, const Topology *topology) {
     double rate[4] = {0, 0, 0, 0};
     for (int i = 0; ok && i < 4; i++) rate[i] = plain_rate(bench, comm, i % 2 ? COMM_RAIL : COMM_NODE, i >= 2, send, receive);
     if (ok && bench->out) {
-        fprintf(bench->out, "{\"kind\":\"plain\",\"device\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"bytes\":%lld,\"all_to_all_node\":%.4f,\"all_to_all_rail\":%.4f,\"all_gather_node\":%.4f,"
-                "\"all_gather_rail\":%.4f}\n", device_name(bench->device), topology->nodes, topology->per_node, (long long)bench->plain_bytes, rate[0], rate[1], rate[2], rate[3]);
+        fprintf(bench->out, "{\"kind\":\"plain\",\"commit\":\"%s\",\"device\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"bytes\":%lld,\"all_to_all_node\":%.4f,\"all_to_all_rail\":%.4f,\"all_gather_node\":%.4f,"
+                "\"all_gather_rail\":%.4f}\n", version_commit(), device_name(bench->device), topology->nodes, topology->per_node, (long long)bench->plain_bytes, rate[0], rate[1], rate[2], rate[3]);
         fflush(bench->out);
     }
     if (send) device_free(bench->device, send);

@@ -39,24 +39,6 @@ static int row_vectors(Stream *s, int C) {
     return C / PACKED;
 }
 
-// Forward calls LaunchForward<W, V>::run with the fewest threads per row that hold a row of C elements in at most 3 vectors per lane.
-template <template <int, int> class Launch, class Arguments>
-static void launch_forward(Stream *s, const Arguments &arguments, int C) {
-    int vectors = row_vectors(s, C);
-    if (vectors <= 32) return Launch<1, 1>::run(s, arguments);
-    if (vectors <= 64) return Launch<1, 2>::run(s, arguments);
-    if (vectors <= 96) return Launch<1, 3>::run(s, arguments);
-    if (vectors <= 128) return Launch<2, 2>::run(s, arguments);
-    if (vectors <= 192) return Launch<2, 3>::run(s, arguments);
-    if (vectors <= 256) return Launch<4, 2>::run(s, arguments);
-    if (vectors <= 384) return Launch<4, 3>::run(s, arguments);
-    if (vectors <= 512) return Launch<8, 2>::run(s, arguments);
-    if (vectors <= 768) return Launch<8, 3>::run(s, arguments);
-    if (vectors <= 1024) return Launch<16, 2>::run(s, arguments);
-    if (vectors <= 1536) return Launch<16, 3>::run(s, arguments);
-    Launch<32, 2>::run(s, arguments);
-}
-
 // --- forward ---------------------------------------------------------------------------------------------------------------------
 
 struct NormForward {
@@ -152,26 +134,41 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Norm
 }
 
 template <int W, int V>
-struct LaunchForward {
-    static void run(Stream *s, const NormForward &a) {
-        int64_t blocks = ceil_div64(a.N, RowGroup<W>::ROWS);
-        norm_forward_kernel<W, V><<<(unsigned)blocks, RowGroup<W>::THREADS, 0, stream_handle(s)>>>(a);
-        check_launch(s, "LayerNorm forward");
-    }
-};
+static void run_forward(Stream *s, const NormForward &a) {
+    int64_t blocks = ceil_div64(a.N, RowGroup<W>::ROWS);
+    norm_forward_kernel<W, V><<<(unsigned)blocks, RowGroup<W>::THREADS, 0, stream_handle(s)>>>(a);
+    check_launch(s, "LayerNorm forward");
+}
+
+// With the fewest threads per row that hold a row in at most 3 vectors per lane.
+static void launch_forward(Stream *s, const NormForward &a) {
+    int vectors = row_vectors(s, a.C);
+    if (vectors <= 32) return run_forward<1, 1>(s, a);
+    if (vectors <= 64) return run_forward<1, 2>(s, a);
+    if (vectors <= 96) return run_forward<1, 3>(s, a);
+    if (vectors <= 128) return run_forward<2, 2>(s, a);
+    if (vectors <= 192) return run_forward<2, 3>(s, a);
+    if (vectors <= 256) return run_forward<4, 2>(s, a);
+    if (vectors <= 384) return run_forward<4, 3>(s, a);
+    if (vectors <= 512) return run_forward<8, 2>(s, a);
+    if (vectors <= 768) return run_forward<8, 3>(s, a);
+    if (vectors <= 1024) return run_forward<16, 2>(s, a);
+    if (vectors <= 1536) return run_forward<16, 3>(s, a);
+    run_forward<32, 2>(s, a);
+}
 
 void op_layernorm_forward(Stream *s, floatX *y, float *mean, float *rstd, const floatX *x, const floatX *gamma, const floatX *beta, int64_t N, int C,
                           float epsilon) {
     if (N == 0) return;
     NormForward a = {NULL, y, mean, rstd, x, NULL, gamma, beta, N, 1, C, epsilon, {0.0f, 0, 0, 0}};
-    launch_forward<LaunchForward>(s, a, C);
+    launch_forward(s, a);
 }
 
 void op_residual_layernorm_forward(Stream *s, floatX *residual_out, floatX *y, float *mean, float *rstd, const floatX *residual, const floatX *branch,
                                    const floatX *gamma, const floatX *beta, int B, int T, int C, float epsilon, Dropout dropout) {
     NormForward a = {residual_out, y, mean, rstd, residual, branch, gamma, beta, (int64_t)B * T, T, C, epsilon, dropout};
     if (a.N == 0) return;
-    launch_forward<LaunchForward>(s, a, C);
+    launch_forward(s, a);
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------------------
