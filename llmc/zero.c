@@ -184,6 +184,8 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *
     zero->compute = compute;
     zero->lanes = lanes;
     zero->traffic = lanes->last;
+    bool copies_apart = lanes->apart && zero->staging;
+    zero->copies = copies_apart ? stream_create(device, "checkpoint copies") : zero->traffic;
     zero->timers = timers;
     for (int b = 0; b < zero->plan.buckets; b++) {
         zero->ready[b] = event_create(device);
@@ -210,6 +212,7 @@ void zero_free(Zero *zero) {
         event_destroy(zero->judged);
         event_destroy(zero->staged);
         for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
+        if (zero->copies != zero->traffic) stream_destroy(zero->copies);
     }
     free(zero->leaf_start);
     free(zero->units_missing);
@@ -245,12 +248,14 @@ void zero_masters_from_weights(Zero *zero) {
 //   shards     traffic -> rail -> node -> middle, and back when a gather buffer has served: qwd.c
 //   done[b]    middle -> compute            a bucket's weights are new and its gradients have served: its layers may run
 //   the last done, middle -> traffic        at the end of zero_update: what follows on traffic sees the new replica and every finding of the wire's checks
+//   joint      traffic -> copies            a checkpoint's copies begin behind that
+//   staged     copies -> traffic            and have read the shard and the replica: AdamW of the next step may write
 // Memory by memory:
 //   gradients   written by compute's backward after done[b]; read by first after ready[b]: chunk k reads the windows of chunk k of all ranks; the own window of
 //               chunk k is written by traffic (the final sum) after that chunk has passed first, and no other chunk reads it. The tail is chunk 0's. AdamW,
 //               the zero count and the clearing of the tail follow on traffic, before the shard is handed on, so before done[b].
-//   weights     read by compute after done[b], by AdamW on traffic after computed, by copies and probes on traffic after the last done; written by middle
-//               alone, after traffic has handed on the shard, which is after computed and after those copies. With one rank traffic writes them.
+//   weights     read by compute after done[b], by AdamW on traffic after computed, by probes on traffic after the last done, by copies before staged; written by
+//               middle alone, after traffic has handed on the shard, which is after computed, the probes and staged. With one rank traffic writes them.
 //   gather[s]   written by traffic after the slot's last apply, then by rail and node, read by middle.
 //   messages    of slot s: filled by first (middle), the own one straight into the receive buffer, after the slot's last sum on middle (traffic).
 //   masters, moments, leaves, piece_sums, records: traffic; on compute (norms, repairs, saves) only after every done[b] and before the next computed or ready.
@@ -258,9 +263,9 @@ void zero_masters_from_weights(Zero *zero) {
 //   loss_sum    compute; read by the verdict between computed and judged.
 //   wire fault  written by checks on middle and traffic (atomically); copied on traffic after the gradients' checks, which come before the chunks' final sums,
 //               and after the last done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
-//   staging     written by copies on traffic; read by the host after `staged`.
-// Each communicator is used on one stream: the node's on node, the rail's on rail, the group's on traffic. With one rank, or under --no-overlap, all lanes are
-// traffic. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
+//   staging     written by copies; read by the host after `staged`.
+// Each communicator is used on one stream: the node's on node, the rail's on rail, the group's on traffic. With one rank, or under --no-overlap, all lanes and
+// copies are traffic. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
 // all streams are the calling thread, so the work itself is what it waits for.
 
 Exposed zero_take_exposed(Zero *zero) {
@@ -404,6 +409,8 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     copy_to_host(zero->traffic, &zero->landed[slot], zero->control, sizeof(StepControl));
     event_record(zero->landing[slot], zero->traffic);
     if (zero->config->log_num_zeros_in_grad) count_zeros(zero);
+    if (zero->copying && zero->copies != zero->traffic) stream_wait(zero->traffic, zero->staged);
+    zero->copying = false;
     QwdStep step = qwd_step(zero, weight_decay);
     // Forward order: the first layers' weights are needed first.
     for (int b = 0; b < zero->plan.buckets; b++) {
@@ -439,6 +446,7 @@ void zero_synchronize(Zero *zero) {
     if (!zero->device) return;  // never started
     zero_weights_wait_all(zero);
     lanes_synchronize(zero->lanes);
+    stream_synchronize(zero->copies);
     stream_synchronize(zero->compute);
 }
 
@@ -534,14 +542,16 @@ void zero_fetch_slice(void *context, int i, void *host) {
     stream_synchronize(zero->compute);
 }
 
-// In the order of the traffic stream: behind the applies of the step that is saved (zero_update's last wait), before the update of the next one, whose forward and
-// backward run meanwhile.
+// Behind the applies of the step that is saved (zero_update's last wait on traffic), before the update of the next one, whose forward, backward and reductions
+// run meanwhile: a stream of their own, because the sums of the reductions on traffic would wait for gigabytes.
 void zero_stage_slice(void *context, int i, void *pinned) {
     Zero *zero = (Zero *)context;
     size_t bytes;
     void *memory = fetched_memory(zero, i, &bytes);
-    copy_to_pinned(zero->traffic, pinned, memory, bytes);
-    event_record(zero->staged, zero->traffic);
+    if (!zero->copying) lanes_after(zero->lanes, zero->copies, zero->traffic);
+    zero->copying = true;
+    copy_to_pinned(zero->copies, pinned, memory, bytes);
+    event_record(zero->staged, zero->copies);
 }
 
 void zero_staged(void *context) { event_synchronize(((Zero *)context)->staged); }

@@ -32,6 +32,7 @@ typedef struct Zero {
     Stream *compute;                // forward and backward
     Lanes *lanes;                   // reductions and gathers
     Stream *traffic;                // the last lane: final sums, verdict, AdamW, whatever looks at the shard
+    Stream *copies;                 // of a checkpoint into staging (--async-save)
     Event **ready, **done;          // (buckets) gradients complete / gathered weights applied
     Event *computed;                // the compute stream's last word of a step: its loss
     Event *judged;                  // the verdict stands, and the loss has been read
@@ -53,6 +54,7 @@ typedef struct Zero {
     // host
     void *staging;                  // --async-save: this rank's slices of a checkpoint, page-locked; NULL otherwise
     Event *staged;                  // their copies have arrived
+    bool copying;                   // since the latest update: the next one waits for them
     int64_t *leaf_start;            // (buckets) first leaf
     int *units_missing;             // (buckets) layers whose gradients are still to come in this backward
     bool *pending;                  // (buckets) gathered weights not yet waited for

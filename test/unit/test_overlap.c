@@ -160,7 +160,11 @@ void copy_to_host(Stream *s, void *host, const void *device_memory, size_t bytes
     writes(s, host, (int64_t)bytes);
     memset(host, 0, bytes);
 }
-void copy_to_pinned(Stream *s, void *pinned, const void *device_memory, size_t bytes) { copy_to_host(s, pinned, device_memory, bytes); }
+void copy_to_pinned(Stream *s, void *pinned, const void *device_memory, size_t bytes) {
+    begin_on(s, "checkpoint copy");
+    reads(s, device_memory, (int64_t)bytes);
+    writes(s, pinned, (int64_t)bytes);
+}
 void copy_on_device(Stream *s, void *to, const void *from, size_t bytes) {
     begin_on(s, "copy");
     reads(s, from, (int64_t)bytes);
@@ -580,6 +584,35 @@ static void stages_overlap(void **state) {
     close_recording(&r);
 }
 
+// The copies of a checkpoint hold up neither layers nor reductions of the next step, only its update.
+static void a_save_overlaps_the_next_step(void **state) {
+    for (int i = 0; i < SHAPES; i++) {
+        Shape shape = shapes[i];
+        Recording r;
+        if (shape.no_overlap || shape.nodes * shape.per_node == 1) continue;
+        open_recording(&r, shape, -1, -1);
+        run_steps(&r);
+        int copies = 0, sums = 0, updates = 0;
+        while (find(&r, "checkpoint copy", copies)) copies++;
+        while (find(&r, "final sum", sums)) sums++;
+        while (find(&r, "AdamW", updates)) updates++;
+        assert_int_equal(updates, STEPS * UNITS);
+        assert_true(copies > UNITS);
+        int third = 2 * sums / STEPS;  // the save follows the second step
+        for (int k = 0; k < copies; k += copies - 1) {
+            for (int u = 0; u < 2 * UNITS; u++) {
+                overlaps(&r, "checkpoint copy", k, "forward", 4 * UNITS + u);
+                overlaps(&r, "checkpoint copy", k, "backward", 4 * UNITS + u);
+            }
+            for (int s = third; s < third + sums / STEPS; s++) overlaps(&r, "checkpoint copy", k, "final sum", s);
+            overlaps(&r, "checkpoint copy", k, "judge", 2);
+            assert_true(before(find(&r, "AdamW", 2 * UNITS - 1), find(&r, "checkpoint copy", k)));
+            assert_true(before(find(&r, "checkpoint copy", k), find(&r, "AdamW", 2 * UNITS)));
+        }
+        close_recording(&r);
+    }
+}
+
 // One stream: everything in the order in which the host started it.
 static void no_overlap_is_serial(void **state) {
     Shape shape = {2, 2, 3, true, true};
@@ -597,6 +630,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_two_uses_are_ordered),
         cmocka_unit_test(every_wait_is_needed),
         cmocka_unit_test(stages_overlap),
+        cmocka_unit_test(a_save_overlaps_the_next_step),
         cmocka_unit_test(no_overlap_is_serial),
     };
     Launch launch;
