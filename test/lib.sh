@@ -53,7 +53,9 @@ say() { # the reason of a failure, with the first error line of the last run
     return 1
 }
 
-if [ ! -x "$BUILD/train_gpt_cpu" ] || [ ! -x "$BUILD/preprocess_data" ]; then
+# A script that runs another trainer, on data that need not be prepared, names it before.
+trainer=${trainer:-$BUILD/train_gpt_cpu}
+if [ ! -x "$trainer" ] || { [ "$trainer" = "$BUILD/train_gpt_cpu" ] && [ ! -x "$BUILD/preprocess_data" ]; }; then
     not_ok "programs in $BUILD" "not built; run make BUILD=$BUILD"
     finish
 fi
