@@ -32,7 +32,7 @@ if ! nvidia-smi >/dev/null 2>&1; then
 fi
 if [ $build = 1 ]; then
     jobs=$(nproc)
-    if ! { make -j "$jobs" WERROR=1 BUILD="$BUILD" cpu "$BUILD"/test/{ops_dump,kernels_dump} &&
+    if ! { make -j "$jobs" WERROR=1 BUILD="$BUILD" cpu tools "$BUILD"/test/{ops_dump,kernels_dump} &&
         make -j "$jobs" WERROR=1 PRECISION=fp32 BUILD="$BUILD/fp32" "$BUILD"/fp32/test/ops_dump &&
         make -j "$jobs" WERROR=1 ARCH=native BUILD="$BUILD" gpu gpu-test-programs; } >"$work/make" 2>&1; then
         tail -n 20 "$work/make"
@@ -177,6 +177,15 @@ exact() {
     passed=$((passed + p)) failed=$((failed + f))
     if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "exact regime, $name" "exit code $rc: $(tail -n 1 "$work/log")"; else echo "exact regime against the simulator, $name: $p passed, $f failed"; fi
 }
+# promised SCRIPT: what CPU ranks show in scripts/test.sh, on GPUs.
+promised() {
+    local p f s
+    DEVICE=gpu BUILD=$BUILD timeout -k 5 900 bash "test/$1.sh" >"$work/promised" 2>&1 </dev/null || true
+    grep '^not ok ' "$work/promised"
+    p=$(grep -c '^ok ' "$work/promised") f=$(grep -c '^not ok ' "$work/promised") s=$(grep -c '^skip ' "$work/promised")
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    if [ $((p + f)) -eq 0 ]; then not_ok "test/$1.sh on GPUs" "$(tail -n 1 "$work/promised")"; else echo "test/$1.sh on GPUs: $p passed, $f failed, $s skipped"; fi
+}
 # ended NAME SIGNAL CODE WORDS: a rank of two gets the signal in mid-training; the job ends in time, with that exit code and one line of these words.
 ended() {
     local name=$1 signal=$2 code=$3 words=$4 shape=(--gpus-per-node 2) job rc pid=''
@@ -224,6 +233,7 @@ else
     fi
     ended "a rank that is killed ends the job" KILL 137 "rank 1 .*signal 9"
     ended "a rank that is stopped ends the job within the limit and is named" STOP 7 "rank 1 has shown no sign of life for"
+    for script in e2e/resume_arms e2e/nan fault/bits; do promised $script; done
     for ranks in 1 2 4 8; do
         if [ $ranks -le "$gpus" ]; then
             exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"

@@ -2,8 +2,9 @@
 # Variables set here are used by the scripts, some functions take an optional argument, and "A && B || C" stands where B cannot fail.
 # shellcheck disable=SC2034,SC2054,SC2119,SC2120,SC2015
 # Shared by test/e2e/*.sh and test/fault/*.sh: they run the real programs as a user would, on shards made here from generated text.
-# BUILD (default build) is the folder of the programs; LONG=1 adds what takes longer. Results are lines "ok NAME", "not ok NAME: why" and
-# "skip NAME: reason"; a script ends with `finish`, whose status says whether anything failed.
+# BUILD (default build) is the folder of the programs; LONG=1 adds what takes longer. DEVICE=gpu runs build/train_gpt instead, its nodes on this machine's GPUs, in
+# the scripts that test/gpu.sh names. Results are lines "ok NAME", "not ok NAME: why" and "skip NAME: reason"; a script ends with `finish`, whose status says whether
+# anything failed.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 BUILD=${BUILD:-build}
@@ -53,7 +54,9 @@ say() { # the reason of a failure, with the first error line of the last run
     return 1
 }
 
-# A script that runs another trainer, on data that need not be prepared, names it before.
+# A script that runs another trainer, on data that need not be prepared, names it before. On GPUs runs repeat in deterministic mode only, and starting takes seconds.
+device=() patience=1
+if [ "${DEVICE:-cpu}" = gpu ]; then trainer=$BUILD/train_gpt device=(--deterministic-mode --emulate-nodes) patience=5; fi
 trainer=${trainer:-$BUILD/train_gpt_cpu}
 if [ ! -x "$trainer" ] || { [ "$trainer" = "$BUILD/train_gpt_cpu" ] && [ ! -x "$BUILD/preprocess_data" ]; }; then
     not_ok "programs in $BUILD" "not built; run make BUILD=$BUILD"
@@ -99,7 +102,7 @@ mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && launcher+=(-q)  # no ban
 ranks() {
     local np=$1
     shift
-    timeout -k 5 "${LIMIT:-60}" "${launcher[@]}" -np "$np" "$BUILD/train_gpt_cpu" "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 $((${LIMIT:-60} * patience)) "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "$@" >"$work/out" 2>"$work/err" </dev/null
 }
 # train NP FLAGS...: the small model on $data.
 train() {
@@ -125,7 +128,7 @@ in_background() {
     local log=$work/$1.jsonl np=$2
     shift 2
     rm -f "$log"
-    timeout -k 5 "${LIMIT:-60}" "${launcher[@]}" -np "$np" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
+    timeout -k 5 $((${LIMIT:-60} * patience)) "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
 }
@@ -137,7 +140,7 @@ rank_pids() {
 }
 # wait_for_iteration NAME ITERATION: until $work/NAME.jsonl has it, or the run in the background has ended.
 wait_for_iteration() {
-    local tries=${TRIES:-600}
+    local tries=$((${TRIES:-600} * patience))
     until grep -q "\"kind\":\"train\",\"iteration\":$2," "$work/$1.jsonl" 2>/dev/null; do
         tries=$((tries - 1))
         if [ $tries -eq 0 ] || ! kill -0 "$job" 2>/dev/null; then return 1; fi
