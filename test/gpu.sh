@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything about GPUs that a test can tell, in some minutes: device, GEMMs, collectives, every op against the CPU backend, every kernel of the exact
+# Everything about GPUs that a test can tell, in a quarter of an hour: device, GEMMs, collectives, every op against the CPU backend, every kernel of the exact
 # regime bit for bit, whole training runs against the CPU program and against themselves, ranks on one GPU or more (where mpirun is), in every shape of nodes
 # that the GPUs allow, against the one-process simulator and with overlap against without, compute-sanitizer on a short run.
 # Builds first (--no-build: uses what is in $BUILD and $CPU_BUILD, for programs carried from another machine). Ends with "N passed, N failed, N skipped".
@@ -233,7 +233,7 @@ else
     fi
     ended "a rank that is killed ends the job" KILL 137 "rank 1 .*signal 9"
     ended "a rank that is stopped ends the job within the limit and is named" STOP 7 "rank 1 has shown no sign of life for"
-    for script in e2e/resume_arms e2e/nan fault/bits; do promised $script; done
+    for script in e2e/resume_arms e2e/nan e2e/signals fault/bits; do promised $script; done
     for ranks in 1 2 4 8; do
         if [ $ranks -le "$gpus" ]; then
             exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"

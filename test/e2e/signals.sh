@@ -70,7 +70,7 @@ to_mpirun() {
 }
 check "SIGUSR1 to mpirun" to_mpirun
 alone() { # one rank, started without mpirun
-    "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$work/alone.jsonl" "${run[@]}" --gpus-per-node 1 --save "$work/alone" --save-interval 100000 \
+    "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$work/alone.jsonl" "${run[@]}" --gpus-per-node 1 --save "$work/alone" --save-interval 100000 \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     wait_for_iteration alone 5 || { say "no iteration 5"; kill -KILL "$job"; return 1; }
