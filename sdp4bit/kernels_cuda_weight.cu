@@ -46,7 +46,7 @@ static __device__ __forceinline__ void coded_values(float x[PACKED], const float
 
 template <class S>
 struct UpdateBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 2 : 1;
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 2 : 1;
 };
 
 template <class S>
@@ -60,13 +60,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
-        const int elements = tile_elements(t, t.n - tile);
-        float x[S::VECTORS][PACKED] = {};
+        const int elements = tile_elements<S>(t, t.n - tile);
+        float x[S::RUNS][PACKED] = {};
         if (applied) {
 #pragma unroll
-            for (int v = 0; v < S::VECTORS; v++) {
+            for (int v = 0; v < S::RUNS; v++) {
                 int64_t at = tile + thread_start<S>() + v * S::SPAN;
-                bool live = vector_live<S>(elements, v);
+                bool live = run_live<S>(elements, v);
                 float master[PACKED];
                 update_vector(master, a, scalars, a.grads + position, at, live);
                 coded_values(x[v], master, a.weights + position + at, difference, live);
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
         }
         write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
         next_tile<S>(writer, t);
-        tile += t.tile;
+        tile += tile_size<S>(t);
     }
 }
 
