@@ -255,6 +255,19 @@ __global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __
     store_plain_value(message + a.out.tail, a.tail_codec, at, sum);
 }
 
+// Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole groups.
+template <class Launch>
+static void with_code_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 32) launch(Shape<1, HADAMARD_ORDER, 1>());
+    else if (group == 64) launch(Shape<1, HADAMARD_ORDER, 2>());
+    else if (group == 128) launch(Shape<1, HADAMARD_ORDER, 4>());
+    else if (group == 256) launch(Shape<1, HADAMARD_ORDER, 8>());
+    else if (group == 512) launch(Shape<1, HADAMARD_ORDER, 16>());
+    else if (group == 1024) launch(Shape<1, HADAMARD_ORDER, 32>());
+    else with_shape(codec, group, launch);
+}
+
 template <class S, int CODEC>
 static void launch_requantize(Stream *s, const SumRequantize *a) {
     int nodes = a->in.partitions;
@@ -268,7 +281,8 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
         with_codec(a->in_codec, [&](auto codec) {
             constexpr int CODEC = decltype(codec)::VALUE;
             auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC>(s, a); };
-            with_shape(a->codec, a->group, launch);
+            if constexpr (Raw<CODEC>::QUANTISED) with_code_shape(a->codec, a->group, launch);
+            else with_shape(a->codec, a->group, launch);
         });
         check_launch(s, "sum and requantise");
     }
