@@ -411,6 +411,33 @@ static __device__ __forceinline__ void decode_raw(float (&x)[N], const Raw<CODEC
     }
 }
 
+// u = code + BIAS as a multiple of 2^-133: its bits at 16 and up of a float without exponent, whose last bit is worth 2^-149. Nibbles in the upper half of a byte
+// come out 16 times as large. Then u * (scale * 2^133) - BIAS * scale, in one operation, rounds code * scale once, as a multiplication of the code would, and
+// needs no subtraction before. Exact for every scale below 2^-5, denormal ones too; only -0 would be 0, but a scale of 0 has no codes but 0.
+#define SMALL_SCALE 0.03125f
+template <int CODEC, int N>
+static __device__ __forceinline__ void decode_biased(float (&u)[N], const Raw<CODEC, N> &r) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if constexpr (CODEC == CODEC_INT4) {
+            uint32_t flipped = r.word[i / 8] ^ 0x88888888u;
+            const int byte = i % 8 / 2;
+            uint32_t placed = byte < 2 ? flipped << (16 - 8 * byte) : flipped >> (8 * byte - 16);
+            u[i] = f32_from_bits(placed & (i & 1 ? 0x00F00000u : 0x000F0000u));
+        } else {
+            u[i] = f32_from_bits(__byte_perm(r.word[i / 4] ^ 0x80808080u, 0, 0x4044 | (i % 4) << 8));
+        }
+    }
+}
+// x = code * scale from those.
+template <int CODEC, int N>
+static __device__ __forceinline__ void scale_biased(float (&x)[N], const float (&u)[N], float scale) {
+    const float lift = 0x1p127f, offset = f32_mul(scale, CODEC == CODEC_INT4 ? -8.0f : -128.0f);
+    float even = f32_mul(f32_mul(scale, lift), 64.0f), odd = CODEC == CODEC_INT4 ? f32_mul(f32_mul(scale, lift), 4.0f) : even;
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = __fmaf_rn(u[i], i & 1 ? odd : even, offset);
+}
+
 // --- random bits -----------------------------------------------------------------------------------------------------------------------------
 
 // rounding_bits with everything that the elements have in common worked out on the host: the key schedule, and round 1 of the half of the counter

@@ -106,23 +106,29 @@ struct SourceCursor {
     const uint8_t *codes[RUNS], *scales[RUNS];
 };
 
-// x = the values of one source.
-template <int CODEC, int N>
+// x = the values of one source. SMALL: the scale is below SMALL_SCALE.
+template <int CODEC, bool SMALL, int N>
 static __device__ __forceinline__ void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
-    decode_raw(x, raw);
+    if constexpr (SMALL) {
+        float biased[N];
+        decode_biased(biased, raw);
+        scale_biased<CODEC>(x, biased, scale);
+    } else {
+        decode_raw(x, raw);
 #pragma unroll
-    for (int e = 0; e < N && Raw<CODEC, N>::QUANTISED; e++) x[e] = f32_mul(x[e], scale);
+        for (int e = 0; e < N && Raw<CODEC, N>::QUANTISED; e++) x[e] = f32_mul(x[e], scale);
+    }
 }
 
 // Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; -0 leaves a plain value as it is, but makes a NaN quiet.
-template <class S, int CODEC, int BATCH, bool FIRST>
+template <class S, int CODEC, int BATCH, bool FIRST, bool SMALL>
 static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS], const float (&scale)[BATCH][S::RUNS]) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
             float x[S::RUN];
-            source_values<CODEC>(x, raw[b][v], scale[b][v]);
+            source_values<CODEC, SMALL>(x, raw[b][v], scale[b][v]);
 #pragma unroll
             for (int e = 0; e < S::RUN; e++) {
                 bool first = FIRST && b == 0;
@@ -133,11 +139,12 @@ static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN],
     }
 }
 
-// Adds the next BATCH sources to acc, in order; all their loads are in flight before the first use.
+// Adds the next BATCH sources to acc, in order; all their loads are in flight before the first use. The whole warp calls.
 template <class S, int CODEC, int BATCH, bool FIRST>
 static __device__ __forceinline__ void add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
     Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
     float scale[BATCH][S::RUNS] = {};
+    bool small = true;
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
 #pragma unroll
@@ -147,10 +154,13 @@ static __device__ __forceinline__ void add_sources(float (&acc)[S::RUNS][S::RUN]
             if constexpr (Raw<CODEC>::QUANTISED) {
                 scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
                 at.scales[v] += stride;
+                small = small && scale[b][v] < SMALL_SCALE;
             }
         }
     }
-    add_values<S, CODEC, BATCH, FIRST>(acc, raw, scale);
+    if constexpr (!Raw<CODEC>::QUANTISED) add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
+    else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, raw, scale);
+    else add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
 }
 
 // How many sources' loads are in flight at a time: about 16 words per thread, more where one source alone has more.
