@@ -331,8 +331,10 @@ __global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3) 
             if (live) {
                 seek_segment(segment, a.table, position + offset);
                 int64_t beyond = segment.end - (position + offset);  // elements from here on are pads
+                if (beyond < PACKED) {
 #pragma unroll
-                for (int e = 0; e < PACKED; e++) x[v][e] = e < beyond ? x[v][e] : 0.0f;
+                    for (int e = 0; e < PACKED; e++) x[v][e] = e < beyond ? x[v][e] : 0.0f;
+                }
             }
             if (live) store_floats(a.grads + position + offset, x[v]);
             float leaf = square_leaf_lanes(x[v]);
