@@ -44,9 +44,19 @@ static __device__ __forceinline__ void coded_values(float x[PACKED], const float
     for (int e = 0; e < PACKED; e++) x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
 }
 
+// Calls launch(Shape) with the shape that serves the group size: one vector per thread where a warp's vectors hold whole groups, because AdamW's four arrays fill
+// the registers of two, and its loads want many threads in flight.
+template <class Launch>
+static void with_update_shape(int group, Launch launch) {
+    if (group == 32) launch(Shape<1, PACKED, 4>());
+    else if (group == 64) launch(Shape<1, PACKED, 8>());
+    else if (group == 128) launch(Shape<1, PACKED, 16>());
+    else if (group == 256) launch(Shape<1, PACKED, 32>());
+    else with_group(group, launch);
+}
 template <class S>
 struct UpdateBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 2 : 1;
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS == 1 ? 4 : S::RUNS == 2 ? 2 : 1;
 };
 
 template <class S>
@@ -119,7 +129,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
         update_plain_kernel<<<(unsigned)ceil_div64(a->bucket.matrix_shard, CODEC_THREADS * PLAIN_VALUES), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         check_launch(s, "update");
     } else if (a->bucket.matrix_shard > 0) {
-        with_group(a->group, [&](auto shape) {
+        with_update_shape(a->group, [&](auto shape) {
             using S = decltype(shape);
             Tiles t = make_tiles<S>(stream_device(s), a->bucket.matrix_shard, 1, a->group);
             update_kernel<S><<<tile_grid<S>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
