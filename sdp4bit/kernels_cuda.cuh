@@ -415,12 +415,18 @@ static __device__ __forceinline__ void decode_raw(float (&x)[N], const Raw<CODEC
 // come out 16 times as large. Then u * (scale * 2^133) - BIAS * scale, in one operation, rounds code * scale once, as a multiplication of the code would, and
 // needs no subtraction before. Exact for every scale below 2^-5, denormal ones too; only -0 would be 0, but a scale of 0 has no codes but 0.
 #define SMALL_SCALE 0.03125f
+// word ^ mask, which the compiler cannot move behind the shifts and masks of every code.
+static __device__ __forceinline__ uint32_t flip_once(uint32_t word, uint32_t mask) {
+    uint32_t flipped;
+    asm("xor.b32 %0, %1, %2;" : "=r"(flipped) : "r"(word), "r"(mask));
+    return flipped;
+}
 template <int CODEC, int N>
 static __device__ __forceinline__ void decode_biased(float (&u)[N], const Raw<CODEC, N> &r) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if constexpr (CODEC == CODEC_INT4) {
-            uint32_t flipped = r.word[i / 8] ^ 0x88888888u;
+            uint32_t flipped = flip_once(r.word[i / 8], 0x88888888u);
             const int byte = i % 8 / 2;
             uint32_t placed = byte < 2 ? flipped << (16 - 8 * byte) : flipped >> (8 * byte - 16);
             u[i] = f32_from_bits(placed & (i & 1 ? 0x00F00000u : 0x000F0000u));

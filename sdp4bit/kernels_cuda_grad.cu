@@ -141,9 +141,9 @@ static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN],
     }
 }
 
-// Adds the next BATCH sources to acc, in order; all their loads are in flight before the first use. The whole warp calls.
+// Adds the next BATCH sources to acc, in order, and returns how many they are; all their loads are in flight before the first use. The whole warp calls.
 template <class S, int CODEC, int BATCH, bool FIRST>
-static __device__ __forceinline__ void add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
+static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
     Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
     float scale[BATCH][S::RUNS] = {};
     bool small = true;
@@ -163,6 +163,7 @@ static __device__ __forceinline__ void add_sources(float (&acc)[S::RUNS][S::RUN]
     if constexpr (!Raw<CODEC>::QUANTISED) add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
     else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, raw, scale);
     else add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
+    return BATCH;
 }
 
 // How many sources' loads are in flight at a time: about 16 words per thread, more where one source alone has more.
@@ -176,7 +177,7 @@ struct SumBatch {
 // in a warp's tile they share a group only with each other, and nobody looks at them.
 template <class S, int CODEC>
 static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
-    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES;
+    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
     SourceCursor<S::RUNS> at;
 #pragma unroll
     for (int v = 0; v < S::RUNS; v++) {
@@ -185,17 +186,11 @@ static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], c
         at.scales[v] = r.scales + (Raw<CODEC>::QUANTISED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
     }
     int left = r.sources;
-    if (left >= BATCH) {
-        add_sources<S, CODEC, BATCH, true>(acc, at, r.stride);
-        left -= BATCH;
-    } else {
-        add_sources<S, CODEC, 1, true>(acc, at, r.stride);
-        left -= 1;
-    }
-    for (; left >= BATCH; left -= BATCH) add_sources<S, CODEC, BATCH, false>(acc, at, r.stride);
-    if constexpr (BATCH > 1) {
-        for (; left > 0; left--) add_sources<S, CODEC, 1, false>(acc, at, r.stride);
-    }
+    if (left >= BATCH) left -= add_sources<S, CODEC, BATCH, true>(acc, at, r.stride);
+    else if (BATCH > 2 && left >= 2) left -= add_sources<S, CODEC, HALF, true>(acc, at, r.stride);
+    else left -= add_sources<S, CODEC, 1, true>(acc, at, r.stride);
+    while (left >= BATCH) left -= add_sources<S, CODEC, BATCH, false>(acc, at, r.stride);
+    while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, r.stride);
     if constexpr (!S::WARP_TILES) {
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
