@@ -1,9 +1,11 @@
 // Device code that the CUDA kernels of the exact regime share: how groups lie on threads, the Hadamard transform across lanes, coding and decoding of
 // 8 elements, segment lookup. Included by kernels_cuda_grad.cu and kernels_cuda_weight.cu; the numbers are codec.h's, to the bit.
 //
-// A thread holds vectors of 8 consecutive elements, so 4 lanes hold a Hadamard block and one call of Philox serves one vector. A tile is what one
-// worker treats at a time: a warp where the group size is a power of two up to 1024, a block for any other multiple of 32. Everything is measured in
-// multiples of 32 elements, so 4 neighbouring lanes are always live together and exchanges between them need no further care.
+// A thread holds runs of consecutive elements, each within one group and one tensor: runs of 8, a vector, where fp32 values come from memory, so that 4 lanes
+// hold a Hadamard block and a warp's loads touch whole sectors; one run of 32 where codes come, so that what groups, tensors and addresses cost is paid once
+// in 32 elements. One call of Philox serves 8. A tile is what one worker treats at a time: a warp where the group size is a power of two, not too large, a block
+// for any other multiple of 32. Everything is measured in multiples of 32 elements, so the lanes of such a block are always live together and exchanges between
+// them need no further care.
 #pragma once
 #include "llmc/cuda/common.cuh"
 #include "sdp4bit/kernels.h"
@@ -15,16 +17,16 @@ static const uint32_t ALL_LANES = 0xFFFFFFFFu;
 
 // --- which element is whose --------------------------------------------------------------------------------------------------------
 
-// How a group lies on the threads. LANES: neighbouring threads of a warp that share a group: 4 to 32 within each vector; above 32 the group spans
-// all VECTORS of the whole warp; 0 means that the worker is a block. PLAIN: a codec without groups.
-template <int VECTORS_, int LANES_, bool PLAIN_ = false>
+// How a group lies on the threads. RUNS: of a thread, SPAN elements apart. RUN: elements of a run, 8 or 32. LANES: neighbouring threads of a warp that share a
+// group: 1 to 32 within each run; above 32 the group spans all RUNS of the whole warp; 0 means that the worker is a block. PLAIN: a codec without groups.
+template <int RUNS_, int RUN_, int LANES_, bool PLAIN_ = false>
 struct Shape {
-    static constexpr int VECTORS = VECTORS_, LANES = LANES_;
+    static constexpr int RUNS = RUNS_, RUN = RUN_, LANES = LANES_;
     static constexpr bool PLAIN = PLAIN_, WARP_TILES = LANES > 0;
-    static constexpr int SPAN = WARP_TILES ? (int)WARP_SPAN : (int)BLOCK_SPAN;
-    static constexpr int GROUPS = LANES > 0 && LANES <= WARP ? VECTORS : 1;  // different groups among a thread's vectors: 1 or 2
+    static constexpr int SPAN = (WARP_TILES ? (int)WARP : (int)CODEC_THREADS) * RUN;
+    static constexpr int GROUPS = LANES > 0 && LANES <= WARP ? RUNS : 1;  // different groups among a thread's runs: 1 or 2
 };
-typedef Shape<2, 4, true> PlainShape;
+typedef Shape<2, PACKED, 4, true> PlainShape;
 
 // offset / group for offsets below 2^36 that lie in 32-element steps, by multiplication: with d = group / 32 and 2^bits the power of two from d up,
 // magic = ceil(2^(31+bits) / d) is below 2^32, and its error times n is below 2^(31+bits) for n < 2^31, so the quotient is exact.
@@ -61,13 +63,14 @@ static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) 
     t.n = n;
     if (S::PLAIN) group = HADAMARD_ORDER;
     t.group = group;
-    t.tile = S::WARP_TILES ? S::VECTORS * S::SPAN : group > BLOCK_SPAN ? group : BLOCK_SPAN / group * group;
+    t.tile = S::WARP_TILES ? S::RUNS * S::SPAN : group > BLOCK_SPAN ? group : BLOCK_SPAN / group * group;
     t.groups = t.tile / group;
     t.index = group_index(group);
     t.warp_in_group = group % WARP_SPAN == 0;
     int64_t per_block = (int64_t)t.tile * (S::WARP_TILES ? CODEC_WARPS : 1);
     int64_t blocks = ceil_div64(n, per_block) * slices, wanted = (int64_t)device->multiprocessors * 16;
     int64_t most = 8 * BLOCK_SPAN / per_block > 1 ? 8 * BLOCK_SPAN / per_block : 1;
+    if (S::RUN > PACKED) most = 4;  // of the few warps that run at once, none is to look for its tensor often
     t.per_worker = (int)(blocks / wanted < 1 ? 1 : blocks / wanted > most ? most : blocks / wanted);
     return t;
 }
@@ -85,37 +88,43 @@ static __device__ __forceinline__ int64_t worker_start(const Tiles &t) {
 }
 template <class S>
 static __device__ __forceinline__ int thread_start(void) {
-    return (int)(S::WARP_TILES ? threadIdx.x % WARP : threadIdx.x) * PACKED;
+    return (int)(S::WARP_TILES ? threadIdx.x % WARP : threadIdx.x) * S::RUN;
+}
+// t.tile and t.groups, known at compile time for a warp's tiles.
+template <class S>
+static __device__ __forceinline__ int tile_size(const Tiles &t) {
+    if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN;
+    else return t.tile;
+}
+template <class S>
+static __device__ __forceinline__ int tile_groups(const Tiles &t) {
+    if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN / (S::LANES * S::RUN);
+    else return t.groups;
 }
 // Elements of a tile before which `rest` are left of the slice.
-static __device__ __forceinline__ int tile_elements(const Tiles &t, int64_t rest) { return rest < t.tile ? (int)rest : t.tile; }
-// Does vector v of this thread exist in a tile of that many elements?
 template <class S>
-static __device__ __forceinline__ bool vector_live(int elements, int v) {
+static __device__ __forceinline__ int tile_elements(const Tiles &t, int64_t rest) { return rest < tile_size<S>(t) ? (int)rest : tile_size<S>(t); }
+// Does run v of this thread exist in a tile of that many elements? Always where a tile is one group of a warp, since slices are whole groups.
+template <class S>
+static __device__ __forceinline__ bool run_live(int elements, int v) {
+    if constexpr (S::LANES > WARP) return true;
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
 // Calls launch(Shape) with the shape that serves the group size; sizes above 16384 are refused by the options.
 template <class Launch>
 static void with_group(int group, Launch launch) {
-    if (group == 32) launch(Shape<2, 4>());
-    else if (group == 64) launch(Shape<2, 8>());
-    else if (group == 128) launch(Shape<2, 16>());
-    else if (group == 256) launch(Shape<2, 32>());
-    else if (group == 512) launch(Shape<2, 64>());
-    else if (group == 1024) launch(Shape<4, 128>());
-    else if (group <= BLOCK_SPAN) launch(Shape<1, 0>());
-    else if (group <= 2 * BLOCK_SPAN) launch(Shape<2, 0>());
-    else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, 0>());
-    else launch(Shape<8, 0>());
+    if (group == 32) launch(Shape<2, PACKED, 4>());
+    else if (group == 64) launch(Shape<2, PACKED, 8>());
+    else if (group == 128) launch(Shape<2, PACKED, 16>());
+    else if (group == 256) launch(Shape<2, PACKED, 32>());
+    else if (group == 512) launch(Shape<2, PACKED, 64>());
+    else if (group == 1024) launch(Shape<4, PACKED, 128>());
+    else if (group <= BLOCK_SPAN) launch(Shape<1, PACKED, 0>());
+    else if (group <= 2 * BLOCK_SPAN) launch(Shape<2, PACKED, 0>());
+    else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, PACKED, 0>());
+    else launch(Shape<8, PACKED, 0>());
 }
-// The same for any codec.
-template <class Launch>
-static void with_shape(int codec, int group, Launch launch) {
-    if (codec_info(codec).levels) with_group(group, launch);
-    else launch(PlainShape());
-}
-
 // --- 8 floats per lane, whole sectors per access -----------------------------------------------------------------------------------
 
 // A lane's 32 bytes are a sector of memory. Two lanes swap halves, so that each 16-byte access of the pair covers a sector, not two halves of
@@ -210,23 +219,24 @@ static __device__ __forceinline__ void clear_maxima(BlockMaxima *shared) {
     }
 }
 
-// largest[i]: of the i-th group among this thread's vectors. Elements that do not exist are 0. turn: 0, 1, ... tile by tile. The whole worker calls.
+// largest[i]: of the i-th group among this thread's runs. Elements that do not exist are 0 in a block's tile. turn: 0, 1, ... tile by tile. The whole worker calls.
 template <class S>
-static __device__ __forceinline__ void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::VECTORS][PACKED], const Tiles &t, BlockMaxima *shared,
+static __device__ __forceinline__ void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::RUNS][S::RUN], const Tiles &t, BlockMaxima *shared,
                                                     int turn) {
     float m[S::GROUPS];
 #pragma unroll
-    for (int v = 0; v < S::VECTORS; v++) {
-        float vector = max_magnitude(x[v][0], x[v][1]);
+    for (int v = 0; v < S::RUNS; v++) {
+        float run = max_magnitude(x[v][0], x[v][1]);
 #pragma unroll
-        for (int i = 2; i < PACKED; i++) vector = max_magnitude(vector, x[v][i]);
+        for (int i = 2; i < S::RUN; i++) run = max_magnitude(run, x[v][i]);
         int g = S::GROUPS == 1 ? 0 : v;
-        m[g] = v > g ? max_magnitude(m[g], vector) : vector;
+        m[g] = v > g ? max_magnitude(m[g], run) : run;
     }
 #pragma unroll
     for (int g = 0; g < S::GROUPS; g++) largest[g] = f32_bits(m[g]);
-    if constexpr (S::LANES > WARP) {
-        largest[0] = __reduce_max_sync(ALL_LANES, largest[0]);
+    if constexpr (S::LANES >= WARP) {
+#pragma unroll
+        for (int g = 0; g < S::GROUPS; g++) largest[g] = __reduce_max_sync(ALL_LANES, largest[g]);
     } else if constexpr (S::LANES > 0) {
 #pragma unroll
         for (int g = 0; g < S::GROUPS; g++) {
@@ -234,7 +244,7 @@ static __device__ __forceinline__ void group_maxima(uint32_t (&largest)[S::GROUP
             for (int lanes = 1; lanes < S::LANES; lanes *= 2) largest[g] = max(largest[g], __shfl_xor_sync(ALL_LANES, largest[g], lanes));
         }
     } else {
-        int group = S::VECTORS == 1 ? (int)group_of(t.index, thread_start<S>()) : 0;
+        int group = S::RUNS == 1 ? (int)group_of(t.index, thread_start<S>()) : 0;
         if (t.warp_in_group) {
             largest[0] = __reduce_max_sync(ALL_LANES, largest[0]);
             if (threadIdx.x % WARP == 0) atomicMax(&shared->set[turn % 3][group], largest[0]);
@@ -250,7 +260,8 @@ static __device__ __forceinline__ void group_maxima(uint32_t (&largest)[S::GROUP
 }
 
 // group_scale of GROUPS groups with one division instead of 2 * GROUPS: even lanes divide for a scale, odd ones for its inverse, and with two groups a
-// lane's second bit names the group. 4 neighbouring lanes always share their groups.
+// lane's second bit names the group. 2 * GROUPS neighbouring lanes always share their groups. scale.lift is 0 for a group with a non-finite value, whose codes
+// are zeros.
 template <int GROUPS>
 static __device__ __forceinline__ void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[GROUPS], int levels) {
     static_assert(GROUPS <= 2, "4 lanes divide for two groups");
@@ -266,8 +277,13 @@ static __device__ __forceinline__ void group_scales(GroupScale (&scale)[GROUPS],
         bool finite = largest[g] < 0x7F800000u, normal = finite && largest[g] >= 0x00800000u;
         scale[g].scale = normal ? sent : finite ? 0.0f : f32_from_bits(0x7FC00000u);
         scale[g].inverse = normal ? inverse : 0.0f;
-        scale[g].lift = normal && largest[g] < 0x0D800000u ? 16777216.0f : 1.0f;
+        scale[g].lift = largest[g] >= 0x0D800000u ? finite ? 1.0f : 0.0f : normal ? 16777216.0f : 1.0f;
     }
+}
+// The same for a lane that shares its group with no other.
+static __device__ __forceinline__ void group_scale_alone(GroupScale &scale, uint32_t largest, int levels) {
+    scale = group_scale(largest, levels);
+    if (largest >= 0x7F800000u) scale.lift = 0.0f;
 }
 
 // --- codes -----------------------------------------------------------------------------------------------------------------------------
@@ -283,37 +299,43 @@ static __device__ __forceinline__ void code_vector_nearest(uint32_t code[PACKED]
 #pragma unroll
     for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], CODE_SHIFT));
 }
-// FINE: the codec has at most 63 levels (codec.h). A byte permutation puts an element's 16 bits below the upper half of the offset's float.
+// A byte permutation puts an element's 16 bits below the upper half of the offset's float; the sum v + u then keeps its whole part just above 16 bits of
+// fraction (FINE: the codec has at most 63 levels) or 15. FINE needs no floor: byte 2 of the sum is 64 + its code.
 template <bool FINE>
 static __device__ __forceinline__ void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED], Philox4 bits) {
     const uint32_t lift = FINE ? STOCHASTIC_FINE : STOCHASTIC_COARSE;
-    const float offset = FINE ? 192.0f : 384.0f;
 #pragma unroll
     for (int i = 0; i < PACKED; i++) {
         uint32_t word = FINE ? bits.v[i / 2] : bits.v[i / 2] & 0x7FFF7FFFu;
         float sum = f32_add(v[i], f32_from_bits(__byte_perm(word, lift, i & 1 ? 0x7632 : 0x7610)));
-        code[i] = f32_bits(__fadd_rd(sum, CODE_SHIFT - offset));
+        code[i] = f32_bits(FINE ? sum : __fadd_rd(sum, CODE_SHIFT - 384.0f));
     }
 }
 
-// Low bytes of four words.
-static __device__ __forceinline__ uint32_t low_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+// Byte BYTE of four words.
+template <int BYTE>
+static __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t pair = BYTE | (4 + BYTE) << 4;
+    return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
 }
-// Low nibbles of eight words CODE_BITS + q with -8 <= q < 8: the sum of (q + 8) * 16^i has no carries, and q + 8 differs from q's nibble in its top bit.
-static __device__ __forceinline__ uint32_t low_nibbles(const uint32_t code[PACKED]) {
-    uint32_t sum = code[PACKED - 1];
-#pragma unroll
-    for (int i = PACKED - 2; i >= 0; i--) sum = sum * 16u + code[i];
-    return (sum + (8u - CODE_BITS) * 0x11111111u) ^ 0x88888888u;
+// The low nibbles of byte BYTE of eight words: codes of either sign plus a multiple of 16.
+template <int BYTE>
+static __device__ __forceinline__ uint32_t pick_nibbles(const uint32_t code[PACKED]) {
+    uint32_t even = pick_bytes<BYTE>(code[0], code[2], code[4], code[6]), odd = pick_bytes<BYTE>(code[1], code[3], code[5], code[7]);
+    return (even & 0x0F0F0F0Fu) | (odd << 4 & 0xF0F0F0F0u);
 }
 
-// to: of the vector's first element. mask: 0 makes all codes zero.
-static __device__ __forceinline__ void store_int4(uint8_t *to, const uint32_t code[PACKED], uint32_t mask) {
-    *reinterpret_cast<uint32_t *>(to) = low_nibbles(code) & mask;
-}
-static __device__ __forceinline__ void store_int8(uint8_t *to, const uint32_t code[PACKED], uint32_t mask) {
-    *reinterpret_cast<uint2 *>(to) = make_uint2(low_bytes(code[0], code[1], code[2], code[3]) & mask, low_bytes(code[4], code[5], code[6], code[7]) & mask);
+// Stores whole words in the widest accesses that their number allows.
+template <int WORDS>
+static __device__ __forceinline__ void store_words(uint8_t *to, const uint32_t (&word)[WORDS]) {
+    if constexpr (WORDS == 1) {
+        *reinterpret_cast<uint32_t *>(to) = word[0];
+    } else if constexpr (WORDS == 2) {
+        *reinterpret_cast<uint2 *>(to) = make_uint2(word[0], word[1]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < WORDS / 4; i++) reinterpret_cast<uint4 *>(to)[i] = make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+    }
 }
 
 // 8 values of a plain codec. The whole warp calls.
@@ -339,25 +361,26 @@ static __device__ __forceinline__ float load_plain_value(const uint8_t *from, in
 
 // --- decoding ----------------------------------------------------------------------------------------------------------------------------
 
-// The bits of 8 elements as they travel.
-template <int CODEC>
+// The bits of N elements, a multiple of 8, as they travel.
+template <int CODEC, int N = PACKED>
 struct Raw {
     static constexpr int BITS = CODEC == CODEC_INT4 ? 4 : CODEC == CODEC_INT8 ? 8 : CODEC == CODEC_BF16 ? 16 : 32;
     static constexpr bool QUANTISED = CODEC == CODEC_INT4 || CODEC == CODEC_INT8;
-    uint32_t word[PACKED * BITS / 32];
+    static constexpr int WORDS = N * BITS / 32;
+    uint32_t word[WORDS];
 };
-// codes: of the vector's first element.
-template <int CODEC>
-static __device__ __forceinline__ Raw<CODEC> load_raw(const uint8_t *codes) {
-    Raw<CODEC> r;
-    if constexpr (CODEC == CODEC_INT4) {
+// codes: of the first element.
+template <int CODEC, int N = PACKED>
+static __device__ __forceinline__ Raw<CODEC, N> load_raw(const uint8_t *codes) {
+    Raw<CODEC, N> r;
+    if constexpr (Raw<CODEC, N>::WORDS == 1) {
         r.word[0] = __ldg(reinterpret_cast<const uint32_t *>(codes));
-    } else if constexpr (CODEC == CODEC_INT8) {
+    } else if constexpr (Raw<CODEC, N>::WORDS == 2) {
         uint2 w = __ldg(reinterpret_cast<const uint2 *>(codes));
         r.word[0] = w.x, r.word[1] = w.y;
     } else {
 #pragma unroll
-        for (int i = 0; i < Raw<CODEC>::BITS / 16; i++) {
+        for (int i = 0; i < Raw<CODEC, N>::WORDS / 4; i++) {
             uint4 w = __ldg(reinterpret_cast<const uint4 *>(codes) + i);
             r.word[4 * i] = w.x, r.word[4 * i + 1] = w.y, r.word[4 * i + 2] = w.z, r.word[4 * i + 3] = w.w;
         }
@@ -367,15 +390,15 @@ static __device__ __forceinline__ Raw<CODEC> load_raw(const uint8_t *codes) {
 
 // x = (float)code, or the value itself. A code with its sign bit flipped is code + L + 1; put into the mantissa of a power of two it makes an exact
 // float, from which one exact subtraction leaves the code.
-template <int CODEC>
-static __device__ __forceinline__ void decode_raw(float x[PACKED], Raw<CODEC> r) {
+template <int CODEC, int N>
+static __device__ __forceinline__ void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
 #pragma unroll
-    for (int i = 0; i < PACKED; i++) {
+    for (int i = 0; i < N; i++) {
         if constexpr (CODEC == CODEC_INT4) {
             // Nibble i % 4 of a half at bits 4k .. 4k+3 of a float whose last bit is worth 16^-k.
             const int k = i % 4;
             const uint32_t power = (uint32_t)(127 + 23 - 4 * k) << 23;
-            uint32_t flipped = (r.word[0] ^ 0x88888888u) >> (16 * (i / 4));
+            uint32_t flipped = (r.word[i / 8] ^ 0x88888888u) >> (16 * (i / 4 % 2));
             x[i] = f32_sub(f32_from_bits((flipped & (0xFu << (4 * k))) | power), f32_from_bits(power) + 8.0f);
         } else if constexpr (CODEC == CODEC_INT8) {
             uint32_t flipped = r.word[i / 4] ^ 0x80808080u;
@@ -386,6 +409,39 @@ static __device__ __forceinline__ void decode_raw(float x[PACKED], Raw<CODEC> r)
             x[i] = f32_from_bits(r.word[i]);
         }
     }
+}
+
+// u = code + BIAS as a multiple of 2^-133: its bits at 16 and up of a float without exponent, whose last bit is worth 2^-149. Nibbles in the upper half of a byte
+// come out 16 times as large. Then u * (scale * 2^133) - BIAS * scale, in one operation, rounds code * scale once, as a multiplication of the code would, and
+// needs no subtraction before. Exact for every scale below 2^-5, denormal ones too; only -0 would be 0, but a scale of 0 has no codes but 0.
+#define SMALL_SCALE 0.03125f
+// word ^ mask, which the compiler cannot move behind the shifts and masks of every code.
+static __device__ __forceinline__ uint32_t flip_once(uint32_t word, uint32_t mask) {
+    uint32_t flipped;
+    asm("xor.b32 %0, %1, %2;" : "=r"(flipped) : "r"(word), "r"(mask));
+    return flipped;
+}
+template <int CODEC, int N>
+static __device__ __forceinline__ void decode_biased(float (&u)[N], const Raw<CODEC, N> &r) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if constexpr (CODEC == CODEC_INT4) {
+            uint32_t flipped = flip_once(r.word[i / 8], 0x88888888u);
+            const int byte = i % 8 / 2;
+            uint32_t placed = byte < 2 ? flipped << (16 - 8 * byte) : flipped >> (8 * byte - 16);
+            u[i] = f32_from_bits(placed & (i & 1 ? 0x00F00000u : 0x000F0000u));
+        } else {
+            u[i] = f32_from_bits(__byte_perm(r.word[i / 4] ^ 0x80808080u, 0, 0x4044 | (i % 4) << 8));
+        }
+    }
+}
+// x = code * scale from those.
+template <int CODEC, int N>
+static __device__ __forceinline__ void scale_biased(float (&x)[N], const float (&u)[N], float scale) {
+    const float lift = 0x1p127f, offset = f32_mul(scale, CODEC == CODEC_INT4 ? -8.0f : -128.0f);
+    float even = f32_mul(f32_mul(scale, lift), 64.0f), odd = CODEC == CODEC_INT4 ? f32_mul(f32_mul(scale, lift), 4.0f) : even;
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = __fmaf_rn(u[i], i & 1 ? odd : even, offset);
 }
 
 // --- random bits -----------------------------------------------------------------------------------------------------------------------------
@@ -425,31 +481,31 @@ static __device__ __forceinline__ Philox4 scheduled_bits(const RoundingSchedule 
 
 // The tensor that owns a position of a matrix part, kept from one lookup to the next: positions of a thread go up, and tensors are long.
 struct SegmentCursor {
-    int64_t start, next;  // positions [start, next) belong to it, pads included
+    int64_t next;         // the first position that is another tensor's; pads belong to the tensor before them
     int64_t end;          // of its elements, before the pads
     int64_t shift;        // a position's logical offset minus the position
 };
-static __device__ __forceinline__ SegmentCursor no_segment(void) { return SegmentCursor{0, 0, 0, 0}; }
+static __device__ __forceinline__ SegmentCursor no_segment(void) { return SegmentCursor{0, 0, 0}; }
 static __device__ __forceinline__ void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t position) {
-    if (position >= c.start && position < c.next) return;
+    if (position < c.next) return;
     int lo = 0, hi = table.count - 1;
     while (lo < hi) {
         int middle = (lo + hi + 1) / 2;
         if (__ldg(&table.segment[middle].start) <= position) lo = middle;
         else hi = middle - 1;
     }
-    c.start = __ldg(&table.segment[lo].start);
-    c.end = c.start + __ldg(&table.segment[lo].numel);
-    c.shift = __ldg(&table.segment[lo].logical) - c.start;
+    int64_t start = __ldg(&table.segment[lo].start);
+    c.end = start + __ldg(&table.segment[lo].numel);
+    c.shift = __ldg(&table.segment[lo].logical) - start;
     c.next = lo + 1 < table.count ? __ldg(&table.segment[lo + 1].start) : INT64_MAX;
 }
 
 // --- what a worker writes --------------------------------------------------------------------------------------------------------------------
 
-// What a thread needs to code its vectors of the current tile; all of it moves on from tile to tile, so that no address is worked out twice.
+// What a thread needs to code its runs of the current tile; all of it moves on from tile to tile, so that no address is worked out twice.
 struct TileWriter {
-    uint8_t *codes;     // of its first vector
-    float *scales;      // of that vector's group
+    uint8_t *codes;     // of its first run
+    float *scales;      // of that run's group
     int64_t position;   // of its first element, in the bucket's matrix part
     bool leads;         // it is the first thread of a group, which stores the scale
     bool int4, stochastic;
@@ -458,7 +514,7 @@ struct TileWriter {
 // codes, scales: of a slice whose first element has that position. tile: the first one, as an offset in the slice.
 template <class S>
 static __device__ __forceinline__ TileWriter make_writer(uint8_t *codes, float *scales, int codec, int rounding, int64_t position, const Tiles &t, int64_t tile) {
-    int start = thread_start<S>(), group = S::WARP_TILES ? start / (S::LANES * PACKED) : (int)group_of(t.index, start);
+    int start = thread_start<S>(), group = S::WARP_TILES ? start / (S::LANES * S::RUN) : (int)group_of(t.index, start);
     int64_t first = tile + start;
     TileWriter w;
     w.int4 = codec == CODEC_INT4;
@@ -466,64 +522,85 @@ static __device__ __forceinline__ TileWriter make_writer(uint8_t *codes, float *
     w.codes = codes + (w.int4 ? first / 2 : codec == CODEC_INT8 ? first : codec == CODEC_BF16 ? 2 * first : 4 * first);
     w.scales = scales + tile / t.group + group;
     w.position = position + first;
-    w.leads = S::WARP_TILES ? start % (S::LANES * PACKED) == 0 : group * t.group == start;
+    w.leads = S::WARP_TILES ? start % (S::LANES * S::RUN) == 0 : group * t.group == start;
     return w;
 }
 template <class S>
 static __device__ __forceinline__ void next_tile(TileWriter &w, const Tiles &t) {
-    w.codes += w.int4 ? t.tile / 2 : t.tile;
-    w.scales += t.groups;
-    w.position += t.tile;
+    w.codes += w.int4 ? tile_size<S>(t) / 2 : tile_size<S>(t);
+    w.scales += tile_groups<S>(t);
+    w.position += tile_size<S>(t);
 }
 
-// Codes one vector, scaled to -L..L.
-static __device__ __forceinline__ void write_vector(const TileWriter &w, int span, const float x[PACKED], GroupScale g, SegmentCursor &segment, const SegmentTable &table,
-                                                    const RoundingSchedule &schedule) {
-    float v[PACKED];
-    uint32_t code[PACKED];
-#pragma unroll
-    for (int e = 0; e < PACKED; e++) v[e] = f32_mul(x[e], g.inverse);
-    if (w.stochastic) {
-        int64_t position = w.position + span;
+// The codes of one run whose first element lies at `position`: v = x * inverse, rounded, eight at a time.
+template <bool INT4, bool STOCHASTIC, int RUN>
+static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RUN], float inverse, int64_t position, SegmentCursor &segment, const SegmentTable &table,
+                                                const RoundingSchedule &schedule) {
+    constexpr int WORDS = INT4 ? 1 : 2;  // of a vector
+    uint32_t word[RUN / PACKED * WORDS];
+    uint64_t block = 0;
+    if constexpr (STOCHASTIC) {
         seek_segment(segment, table, position);
-        Philox4 bits = scheduled_bits(schedule, (uint64_t)(position + segment.shift) / PACKED);
-        if (w.int4) code_vector_stochastic<true>(code, v, bits);
-        else code_vector_stochastic<false>(code, v, bits);
-    } else {
-        code_vector_nearest(code, v);
+        block = (uint64_t)(position + segment.shift) / PACKED;  // a run of 32 starts at a multiple of 4 blocks
     }
-    uint32_t mask = g.inverse == 0.0f ? 0u : 0xFFFFFFFFu;  // groups that send zero codes
-    if (w.int4) store_int4(w.codes + span / 2, code, mask);
-    else store_int8(w.codes + span, code, mask);
+#pragma unroll
+    for (int i = 0; i < RUN / PACKED; i++) {
+        float v[PACKED];
+        uint32_t code[PACKED];
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) v[e] = f32_mul(x[i * PACKED + e], inverse);
+        if constexpr (STOCHASTIC) code_vector_stochastic<INT4>(code, v, scheduled_bits(schedule, block | i));
+        else code_vector_nearest(code, v);
+        if constexpr (INT4) {
+            word[i] = pick_nibbles<STOCHASTIC ? 2 : 0>(code);
+        } else {
+            word[2 * i] = pick_bytes<0>(code[0], code[1], code[2], code[3]);
+            word[2 * i + 1] = pick_bytes<0>(code[4], code[5], code[6], code[7]);
+        }
+    }
+    store_words(to, word);
 }
 
-// Codes one tile, whose elements x are 0 where they do not exist. The whole worker calls; turn: 0, 1, ... tile by tile.
+// The runs of a tile with their groups' scales.
+template <class S, bool INT4, bool STOCHASTIC>
+static __device__ __forceinline__ void code_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RUN], const GroupScale (&scale)[S::GROUPS], int elements,
+                                                 SegmentCursor &segment, const SegmentTable &table, const RoundingSchedule &schedule) {
+#pragma unroll
+    for (int v = 0; v < S::RUNS; v++) {
+        if (!run_live<S>(elements, v)) continue;
+        const GroupScale &g = scale[S::GROUPS == 1 ? 0 : v];
+        code_run<INT4, STOCHASTIC>(w.codes + v * S::SPAN / (INT4 ? 2 : 1), x[v], g.inverse, w.position + v * S::SPAN, segment, table, schedule);
+        if (w.leads && v < S::GROUPS) w.scales[S::WARP_TILES ? v * S::SPAN / (S::LANES * S::RUN) : 0] = g.scale;
+    }
+}
+
+// Codes one tile; in a block's, elements x that do not exist are 0. The whole worker calls; turn: 0, 1, ... tile by tile.
 template <class S>
-static __device__ __forceinline__ void write_tile(const TileWriter &w, float (&x)[S::VECTORS][PACKED], int elements, const Tiles &t, SegmentCursor &segment,
+static __device__ __forceinline__ void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int elements, const Tiles &t, SegmentCursor &segment,
                                                   const SegmentTable &table, const RoundingSchedule &schedule, BlockMaxima *shared, int turn) {
     uint32_t largest[S::GROUPS];
     GroupScale scale[S::GROUPS];
     group_maxima<S>(largest, x, t, shared, turn);
-    group_scales(scale, largest, w.int4 ? 7 : 127);
+    if constexpr (S::LANES == 1) group_scale_alone(scale[0], largest[0], w.int4 ? 7 : 127);
+    else group_scales(scale, largest, w.int4 ? 7 : 127);
+    // Groups of tiny values, or with a value that is not finite, are rare: all others are spared the multiplication and the mask.
     if (__any_sync(ALL_LANES, scale[0].lift != 1.0f || scale[S::GROUPS - 1].lift != 1.0f)) {
 #pragma unroll
-        for (int v = 0; v < S::VECTORS; v++) {
+        for (int v = 0; v < S::RUNS; v++) {
+            float lift = scale[S::GROUPS == 1 ? 0 : v].lift;
 #pragma unroll
-            for (int e = 0; e < PACKED; e++) x[v][e] = f32_mul(x[v][e], scale[S::GROUPS == 1 ? 0 : v].lift);
+            for (int e = 0; e < S::RUN; e++) x[v][e] = lift == 0.0f ? 0.0f : f32_mul(x[v][e], lift);
         }
     }
-#pragma unroll
-    for (int v = 0; v < S::VECTORS; v++) {
-        if (!vector_live<S>(elements, v)) continue;
-        GroupScale g = scale[S::GROUPS == 1 ? 0 : v];
-        write_vector(w, v * S::SPAN, x[v], g, segment, table, schedule);
-        if (w.leads && v < S::GROUPS) w.scales[S::WARP_TILES ? v * S::SPAN / (S::LANES * PACKED) : 0] = g.scale;
-    }
+    if (w.int4 && w.stochastic) code_tile<S, true, true>(w, x, scale, elements, segment, table, schedule);
+    else if (w.int4) code_tile<S, true, false>(w, x, scale, elements, segment, table, schedule);
+    else if (w.stochastic) code_tile<S, false, true>(w, x, scale, elements, segment, table, schedule);
+    else code_tile<S, false, false>(w, x, scale, elements, segment, table, schedule);
 }
 
 // The same for a codec without groups.
 template <class S>
-static __device__ __forceinline__ void store_plain_tile(uint8_t *to, int codec, const float (&x)[S::VECTORS][PACKED], int64_t tile, int elements) {
+static __device__ __forceinline__ void store_plain_tile(uint8_t *to, int codec, const float (&x)[S::RUNS][PACKED], int64_t tile, int elements) {
 #pragma unroll
-    for (int v = 0; v < S::VECTORS; v++) store_plain_vector(to, codec, tile + thread_start<S>() + v * S::SPAN, x[v], vector_live<S>(elements, v));
+    for (int v = 0; v < S::RUNS; v++) store_plain_vector(to, codec, tile + thread_start<S>() + v * S::SPAN, x[v], run_live<S>(elements, v));
 }

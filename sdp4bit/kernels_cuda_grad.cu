@@ -8,6 +8,15 @@ static __device__ __forceinline__ float *message_scales(uint8_t *message, const 
     return reinterpret_cast<float *>(message + m.scales + i * m.scales_stride);
 }
 
+// Calls launch(Shape) with the shape in which fp32 values, or codes of a plain codec, become codes. A warp has a group of 2048 to itself: its loads alone keep
+// the memory busy, and no barrier stops them.
+template <class Launch>
+static void with_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 2048) launch(Shape<8, PACKED, 256>());
+    else with_group(group, launch);
+}
+
 // --- quantise ------------------------------------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ uint8_t *partition_message(const QuantizePartitions &a, int partition) {
@@ -18,7 +27,7 @@ static __device__ __forceinline__ uint8_t *partition_message(const QuantizeParti
 // Registers per thread are bounded so that enough warps run at once to keep the memory busy.
 template <class S>
 struct QuantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 5 : 2;
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 5 : 2;
 };
 
 // blockIdx.y: the partition, i * slots + slot.
@@ -34,14 +43,14 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
-        const int elements = tile_elements(t, t.n - tile);
-        float x[S::VECTORS][PACKED] = {};
+        const int elements = tile_elements<S>(t, t.n - tile);
+        float x[S::RUNS][PACKED] = {};
 #pragma unroll
-        for (int v = 0; v < S::VECTORS; v++) {
-            if (vector_live<S>(elements, v)) load_read_only(grads + v * S::SPAN, x[v]);
+        for (int v = 0; v < S::RUNS; v++) {
+            if (run_live<S>(elements, v)) load_read_only(grads + v * S::SPAN, x[v]);
         }
 #pragma unroll
-        for (int v = 0; v < S::VECTORS; v++) {
+        for (int v = 0; v < S::RUNS; v++) {
 #pragma unroll
             for (int e = 0; e < PACKED; e++) x[v][e] = S::PLAIN ? scale_plain(x[v][e], a.scale) : f32_mul(x[v][e], a.scale);
             if (a.hadamard) hadamard_lanes(x[v]);
@@ -49,8 +58,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
         if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile, elements);
         else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
         next_tile<S>(writer, t);
-        grads += t.tile;
-        tile += t.tile;
+        grads += tile_size<S>(t);
+        tile += tile_size<S>(t);
     }
 }
 
@@ -93,78 +102,101 @@ struct Received {
     GroupIndex index;
 };
 
-// Where this thread's vectors of a tile lie in the next source's message.
-template <int VECTORS>
+// Where this thread's runs of a tile lie in the next source's message.
+template <int RUNS>
 struct SourceCursor {
-    const uint8_t *codes[VECTORS], *scales[VECTORS];
+    const uint8_t *codes[RUNS], *scales[RUNS];
 };
 
-// Adds the next BATCH sources to acc, in order; all their loads are in flight before the first use.
-template <class S, int CODEC, int BATCH>
-static __device__ __forceinline__ void add_sources(float (&acc)[S::VECTORS][PACKED], SourceCursor<S::VECTORS> &at, int64_t stride) {
-    Raw<CODEC> raw[BATCH][S::VECTORS];
-    float scale[BATCH][S::VECTORS];
+// x = the values of one source. SMALL: the scale is below SMALL_SCALE.
+template <int CODEC, bool SMALL, int N>
+static __device__ __forceinline__ void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
+    if constexpr (SMALL) {
+        float biased[N];
+        decode_biased(biased, raw);
+        scale_biased<CODEC>(x, biased, scale);
+    } else {
+        decode_raw(x, raw);
 #pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-#pragma unroll
-        for (int v = 0; v < S::VECTORS; v++) {
-            raw[b][v] = load_raw<CODEC>(at.codes[v]);
-            at.codes[v] += stride;
-            if constexpr (Raw<CODEC>::QUANTISED) {
-                scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
-                at.scales[v] += stride;
-            }
-        }
+        for (int e = 0; e < N && Raw<CODEC, N>::QUANTISED; e++) x[e] = f32_mul(x[e], scale);
     }
+}
+
+// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; -0 leaves a plain value as it is, but makes a NaN quiet.
+template <class S, int CODEC, int BATCH, bool FIRST, bool SMALL>
+static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS], const float (&scale)[BATCH][S::RUNS]) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
 #pragma unroll
-        for (int v = 0; v < S::VECTORS; v++) {
-            float x[PACKED];
-            decode_raw(x, raw[b][v]);
+        for (int v = 0; v < S::RUNS; v++) {
+            float x[S::RUN];
+            source_values<CODEC, SMALL>(x, raw[b][v], scale[b][v]);
 #pragma unroll
-            for (int e = 0; e < PACKED; e++) {
-                if constexpr (Raw<CODEC>::QUANTISED) acc[v][e] = f32_add(acc[v][e], f32_mul(x[e], scale[b][v]));
-                else acc[v][e] = add_plain(acc[v][e], x[e]);
+            for (int e = 0; e < S::RUN; e++) {
+                bool first = FIRST && b == 0;
+                if (!Raw<CODEC>::QUANTISED) acc[v][e] = add_plain(first ? -0.0f : acc[v][e], x[e]);
+                else acc[v][e] = first ? x[e] : f32_add(acc[v][e], x[e]);
             }
         }
     }
 }
 
+// Adds the next BATCH sources to acc, in order, and returns how many they are; all their loads are in flight before the first use. The whole warp calls.
+template <class S, int CODEC, int BATCH, bool FIRST>
+static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
+    Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
+    float scale[BATCH][S::RUNS] = {};
+    bool small = true;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int v = 0; v < S::RUNS; v++) {
+            raw[b][v] = load_raw<CODEC, S::RUN>(at.codes[v]);
+            at.codes[v] += stride;
+            if constexpr (Raw<CODEC>::QUANTISED) {
+                scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
+                at.scales[v] += stride;
+                small = small && scale[b][v] < SMALL_SCALE;
+            }
+        }
+    }
+    if constexpr (!Raw<CODEC>::QUANTISED) add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
+    else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, raw, scale);
+    else add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
+    return BATCH;
+}
+
 // How many sources' loads are in flight at a time: about 16 words per thread, more where one source alone has more.
 template <class S, int CODEC>
 struct SumBatch {
-    static constexpr int WORDS = S::VECTORS * (int)(sizeof(Raw<CODEC>) / 4);
-    static constexpr int SOURCES = WORDS <= 8 ? 4 : WORDS <= 16 ? 2 : 1;
+    static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
+    static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
 };
 
-// acc = the sources' values added in source order, 0 for vectors that do not exist: those read the tile's first vector, so that nothing branches. The
-// sum starts at -0, which leaves the first value as it is.
+// acc = the sources' values added in source order. Runs that do not exist read the tile's first run, so that nothing branches. In a block's tile they are 0 then;
+// in a warp's tile they share a group only with each other, and nobody looks at them.
 template <class S, int CODEC>
-static __device__ __forceinline__ void sum_tile(float (&acc)[S::VECTORS][PACKED], const Received &r, int64_t tile, int elements) {
-    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES;
-    SourceCursor<S::VECTORS> at;
+static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
+    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
+    SourceCursor<S::RUNS> at;
 #pragma unroll
-    for (int v = 0; v < S::VECTORS; v++) {
-        int64_t offset = tile + (vector_live<S>(elements, v) ? thread_start<S>() + v * S::SPAN : 0);
+    for (int v = 0; v < S::RUNS; v++) {
+        int64_t offset = tile + (run_live<S>(elements, v) ? thread_start<S>() + v * S::SPAN : 0);
         at.codes[v] = r.codes + offset * Raw<CODEC>::BITS / 8;
         at.scales[v] = r.scales + (Raw<CODEC>::QUANTISED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
-#pragma unroll
-        for (int e = 0; e < PACKED; e++) acc[v][e] = -0.0f;
     }
     int left = r.sources;
-    for (; left >= BATCH; left -= BATCH) add_sources<S, CODEC, BATCH>(acc, at, r.stride);
-    if constexpr (BATCH > 2) {
-        if (left & 2) add_sources<S, CODEC, 2>(acc, at, r.stride);
-    }
-    if constexpr (BATCH > 1) {
-        if (left & 1) add_sources<S, CODEC, 1>(acc, at, r.stride);
-    }
-    if (vector_live<S>(elements, S::VECTORS - 1)) return;  // then all of them exist
+    if (left >= BATCH) left -= add_sources<S, CODEC, BATCH, true>(acc, at, r.stride);
+    else if (BATCH > 2 && left >= 2) left -= add_sources<S, CODEC, HALF, true>(acc, at, r.stride);
+    else left -= add_sources<S, CODEC, 1, true>(acc, at, r.stride);
+    while (left >= BATCH) left -= add_sources<S, CODEC, BATCH, false>(acc, at, r.stride);
+    while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, r.stride);
+    if constexpr (!S::WARP_TILES) {
 #pragma unroll
-    for (int v = 0; v < S::VECTORS; v++) {
+        for (int v = 0; v < S::RUNS; v++) {
 #pragma unroll
-        for (int e = 0; e < PACKED; e++) acc[v][e] = vector_live<S>(elements, v) ? acc[v][e] : 0.0f;
+            for (int e = 0; e < S::RUN; e++) acc[v][e] = run_live<S>(elements, v) ? acc[v][e] : 0.0f;
+        }
     }
 }
 
@@ -195,7 +227,7 @@ static void with_codec(int codec, Launch launch) {
 
 template <class S>
 struct RequantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 3 : S::VECTORS <= 4 ? 2 : 1;
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
 };
 
 // blockIdx.y: the destination node, whose partial shards are partition `node` of every source's message.
@@ -211,13 +243,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIP
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
-        const int elements = tile_elements(t, t.n - tile);
-        float x[S::VECTORS][PACKED];
+        const int elements = tile_elements<S>(t, t.n - tile);
+        float x[S::RUNS][S::RUN];
         sum_tile<S, CODEC>(x, received, tile, elements);
         if constexpr (S::PLAIN) store_plain_tile<S>(message, a.codec, x, tile, elements);
         else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
         next_tile<S>(writer, t);
-        tile += t.tile;
+        tile += tile_size<S>(t);
     }
 }
 
@@ -230,16 +262,34 @@ __global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __
     store_plain_value(message + a.out.tail, a.tail_codec, at, sum);
 }
 
+// Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole groups.
+template <class Launch>
+static void with_code_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 32) launch(Shape<1, HADAMARD_ORDER, 1>());
+    else if (group == 64) launch(Shape<1, HADAMARD_ORDER, 2>());
+    else if (group == 128) launch(Shape<1, HADAMARD_ORDER, 4>());
+    else if (group == 256) launch(Shape<1, HADAMARD_ORDER, 8>());
+    else if (group == 512) launch(Shape<1, HADAMARD_ORDER, 16>());
+    else if (group == 1024) launch(Shape<1, HADAMARD_ORDER, 32>());
+    else with_shape(codec, group, launch);
+}
+
+template <class S, int CODEC>
+static void launch_requantize(Stream *s, const SumRequantize *a) {
+    int nodes = a->in.partitions;
+    Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
+    requantize_kernel<S, CODEC><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key), group_index(a->in_group));
+}
+
 void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     int nodes = a->in.partitions;
     if (a->hi > a->lo) {
-        with_shape(a->codec, a->group, [&](auto shape) {
-            using S = decltype(shape);
-            Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
-            with_codec(a->in_codec, [&](auto codec) {
-                requantize_kernel<S, decltype(codec)::VALUE><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key),
-                                                                                                                           group_index(a->in_group));
-            });
+        with_codec(a->in_codec, [&](auto codec) {
+            constexpr int CODEC = decltype(codec)::VALUE;
+            auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC>(s, a); };
+            if constexpr (Raw<CODEC>::QUANTISED) with_code_shape(a->codec, a->group, launch);
+            else with_shape(a->codec, a->group, launch);
         });
         check_launch(s, "sum and requantise");
     }
@@ -260,13 +310,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3) 
     int64_t position = a.rank * a.bucket.matrix_shard + a.lo;  // of the chunk's first element in the bucket
     SegmentCursor segment = no_segment();
     int64_t tile = worker_start<S>(t);
-    for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += t.tile) {
-        const int elements = tile_elements(t, t.n - tile);
-        float x[S::VECTORS][PACKED];
+    for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += tile_size<S>(t)) {
+        const int elements = tile_elements<S>(t, t.n - tile);
+        float x[S::RUNS][PACKED];
         sum_tile<S, CODEC>(x, received, tile, elements);
 #pragma unroll
-        for (int v = 0; v < S::VECTORS; v++) {
-            bool live = vector_live<S>(elements, v);
+        for (int v = 0; v < S::RUNS; v++) {
+            bool live = run_live<S>(elements, v);
             int64_t offset = tile + thread_start<S>() + v * S::SPAN;
             if (a.hadamard) {
                 hadamard_lanes(x[v]);
@@ -276,8 +326,10 @@ __global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3) 
             if (live) {
                 seek_segment(segment, a.table, position + offset);
                 int64_t beyond = segment.end - (position + offset);  // elements from here on are pads
+                if (beyond < PACKED) {
 #pragma unroll
-                for (int e = 0; e < PACKED; e++) x[v][e] = e < beyond ? x[v][e] : 0.0f;
+                    for (int e = 0; e < PACKED; e++) x[v][e] = e < beyond ? x[v][e] : 0.0f;
+                }
             }
             if (live) store_floats(a.grads + position + offset, x[v]);
             float leaf = square_leaf_lanes(x[v]);

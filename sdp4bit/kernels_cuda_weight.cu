@@ -44,9 +44,19 @@ static __device__ __forceinline__ void coded_values(float x[PACKED], const float
     for (int e = 0; e < PACKED; e++) x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
 }
 
+// Calls launch(Shape) with the shape that serves the group size: one vector per thread where a warp's vectors hold whole groups, because AdamW's four arrays fill
+// the registers of two, and its loads want many threads in flight.
+template <class Launch>
+static void with_update_shape(int group, Launch launch) {
+    if (group == 32) launch(Shape<1, PACKED, 4>());
+    else if (group == 64) launch(Shape<1, PACKED, 8>());
+    else if (group == 128) launch(Shape<1, PACKED, 16>());
+    else if (group == 256) launch(Shape<1, PACKED, 32>());
+    else with_group(group, launch);
+}
 template <class S>
 struct UpdateBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::VECTORS <= 2 ? 2 : 1;
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS == 1 ? 4 : S::RUNS == 2 ? 2 : 1;
 };
 
 template <class S>
@@ -60,13 +70,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
-        const int elements = tile_elements(t, t.n - tile);
-        float x[S::VECTORS][PACKED] = {};
+        const int elements = tile_elements<S>(t, t.n - tile);
+        float x[S::RUNS][PACKED] = {};
         if (applied) {
 #pragma unroll
-            for (int v = 0; v < S::VECTORS; v++) {
+            for (int v = 0; v < S::RUNS; v++) {
                 int64_t at = tile + thread_start<S>() + v * S::SPAN;
-                bool live = vector_live<S>(elements, v);
+                bool live = run_live<S>(elements, v);
                 float master[PACKED];
                 update_vector(master, a, scalars, a.grads + position, at, live);
                 coded_values(x[v], master, a.weights + position + at, difference, live);
@@ -74,7 +84,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
         }
         write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
         next_tile<S>(writer, t);
-        tile += t.tile;
+        tile += tile_size<S>(t);
     }
 }
 
@@ -119,7 +129,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
         update_plain_kernel<<<(unsigned)ceil_div64(a->bucket.matrix_shard, CODEC_THREADS * PLAIN_VALUES), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         check_launch(s, "update");
     } else if (a->bucket.matrix_shard > 0) {
-        with_group(a->group, [&](auto shape) {
+        with_update_shape(a->group, [&](auto shape) {
             using S = decltype(shape);
             Tiles t = make_tiles<S>(stream_device(s), a->bucket.matrix_shard, 1, a->group);
             update_kernel<S><<<tile_grid<S>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));

@@ -78,11 +78,19 @@ else
 fi
 
 # The exact regime: the same lines, hash by hash.
-if [ -f "$CPU_BUILD/kernels.txt" ]; then cp "$CPU_BUILD/kernels.txt" "$work/kernels_cpu"; else "$CPU_BUILD/test/kernels_dump" >"$work/kernels_cpu"; fi
-"$BUILD/test/gpu/kernels_dump" >"$work/kernels_gpu" 2>"$work/err"
-lines=$(wc -l <"$work/kernels_cpu") differ=$(diff "$work/kernels_cpu" "$work/kernels_gpu" | grep -c '^<')
-passed=$((passed + lines - differ)) failed=$((failed + differ))
-echo "kernels against the CPU, to the bit: $((lines - differ)) passed, $differ failed"
+# like_cpu FILE WHAT FLAGS...: kernels_dump with the flags. The CPU's lines come from $CPU_BUILD/FILE where somebody left them, else they take as long as they take.
+like_cpu() {
+    local file=$1 what=$2 lines differ
+    shift 2
+    if [ -f "$CPU_BUILD/$file" ]; then cp "$CPU_BUILD/$file" "$work/kernels_cpu"; else "$CPU_BUILD/test/kernels_dump" "$@" >"$work/kernels_cpu"; fi
+    "$BUILD/test/gpu/kernels_dump" "$@" >"$work/kernels_gpu" 2>"$work/err"
+    lines=$(wc -l <"$work/kernels_cpu") differ=$(diff "$work/kernels_cpu" "$work/kernels_gpu" | grep -c '^<')
+    passed=$((passed + lines - differ)) failed=$((failed + differ))
+    echo "$what against the CPU, to the bit: $((lines - differ)) passed, $differ failed"
+}
+like_cpu kernels.txt "kernels"
+# Enough values that every worker of a large GPU treats several tiles.
+like_cpu kernels_large.txt "kernels on a large bucket" --case 0 --values 300000000
 
 # --- whole runs ------------------------------------------------------------------------------------------------------------------------
 model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 8

@@ -1,9 +1,10 @@
 // Runs every kernel of sdp4bit/kernels.h over many configurations on fixed pseudo-random inputs and prints one line per result: name, bytes, 64-bit
 // hash. Linked once with the CPU kernels and once with the CUDA kernels; the two outputs must be equal line by line.
 //
-//   kernels_dump [--values N] [--full FILE]
+//   kernels_dump [--values N] [--case I] [--full FILE]
 //
-// N: gradient values that the configurations share (default 2 million). FILE takes the bytes themselves, to find the first difference with cmp.
+// N: gradient values that the configurations share (default 3 million). I: only this configuration, the first being 0, so that N can be large enough for the
+// GPU's workers to treat many tiles each. FILE takes the bytes themselves, to find the first difference with cmp.
 //
 // Messages are compared as they are. Where kernels leave fp32, fp64 or bf16 numbers in memory, a NaN counts as one NaN: IEEE 754 leaves its sign
 // and payload to the machine. Inputs hold zeros, denormals, infinities, NaN, and values around 2^-126, 2^-100 and FLT_MAX.
@@ -704,12 +705,20 @@ static const Case CASES[] = {
     {1, 2, 1, B16, B16, B16, 32, 32, false, NEAREST, 3, I4, 2048, true, NEAREST},
     {2, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, I8, 2048, false, RANDOM},
     {1, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, FX, 32, false, NEAREST},
+    // Sums of 5, 7 and 9 sources, whose loads go in batches of 4, 2 and 1, into groups of every size that a warp holds in runs of 32.
+    {2, 5, 7, I8, I4, B16, 128, 64, true, RANDOM, 1, I4, 64, true, RANDOM},
+    {2, 7, 3, I4, I8, B16, 64, 512, true, RANDOM, 2, I8, 128, true, RANDOM},
+    {2, 9, 11, I4, I4, B16, 32, 256, false, NEAREST, 1, I8, 64, false, RANDOM},
+    {7, 1, 2, I4, I4, B16, 32, 32, true, RANDOM, 1, I4, 256, true, NEAREST},
+    {2, 1, 1, I8, I8, B16, 32, 2048, true, RANDOM, 1, I4, 512, true, RANDOM},
 };
 enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
 
+static int ranks_of(const Case *c) { return c->nodes * c->per_node; }
+
 static void run_all(Dump *d, int64_t values) {
     int ranks = 0;
-    for (int i = 0; i < CASE_COUNT; i++) ranks += CASES[i].nodes * CASES[i].per_node;
+    for (int i = 0; i < CASE_COUNT; i++) ranks += ranks_of(&CASES[i]);
     for (int i = 0; i < CASE_COUNT; i++) run_case(d, &CASES[i], values / ranks, i);
     snprintf(d->prefix, sizeof d->prefix, "general");
     norms(d);
@@ -724,15 +733,16 @@ static void run_all(Dump *d, int64_t values) {
 
 int main(int argc, char **argv) {
     Dump d = {0};
-    int64_t values = 2000000;
+    int64_t values = 3000000, only = -1;
     Error err;
     for (int i = 1; i < argc; i += 2) {
         bool known = i + 1 < argc;
         if (known && !strcmp(argv[i], "--values")) values = strtoll(argv[i + 1], NULL, 10);
+        else if (known && !strcmp(argv[i], "--case")) only = strtoll(argv[i + 1], NULL, 10);
         else if (known && !strcmp(argv[i], "--full")) d.full = fopen(argv[i + 1], "wb");
         else known = false;
-        if (!known || values < 1 || (!strcmp(argv[i], "--full") && !d.full)) {
-            fprintf(stderr, "usage: kernels_dump [--values N] [--full FILE]\n");
+        if (!known || values < 1 || only >= CASE_COUNT || (!strcmp(argv[i], "--full") && !d.full)) {
+            fprintf(stderr, "usage: kernels_dump [--values N] [--case I] [--full FILE]\n");
             return EXIT_USAGE;
         }
     }
@@ -740,7 +750,8 @@ int main(int argc, char **argv) {
     d.device = device_open(0, &SITE, &err);
     if (!d.device) stop(&err);
     d.stream = stream_create(d.device, "dump");
-    run_all(&d, values);
+    if (only >= 0) run_case(&d, &CASES[only], values / ranks_of(&CASES[only]), (int)only);
+    else run_all(&d, values);
     stream_destroy(d.stream);
     device_close(d.device);
     if (d.full && fclose(d.full)) {
