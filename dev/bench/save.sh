@@ -8,7 +8,8 @@
 #   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, made-up data; global batch = micro-batch x ranks
 #   ranks          in one node [all GPUs]
 #   iters          steps of each run, a multiple of save-interval: a run saves at its end too
-#   save-interval  saves follow each other faster than in training: one that waits for the one before is told apart
+#   save-interval  steps that take longer than writing a checkpoint: the figures of a step after a save are those of saves that need not wait for the one
+#                  before. At 1.3B on a disk of 2 GB/s: --iters 120 --save-interval 40
 #   flags          what travels, or anything else [SDP4Bit]
 #   folder         on the disk to be measured [a temporary one]; room for two checkpoints is needed: 14 bytes per parameter each, 18.4 GB at 1.3B
 #   logs           keeps the logs of the runs there

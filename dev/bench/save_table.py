@@ -7,8 +7,9 @@
 A step's time is that between two lines of iterations: the trainer's own figure leaves saves out. Columns:
   step     median ms of the steps that do not follow a save closely (the first five are left out)
   begins   ms from the line "saving" until training goes on; a save in the foreground is complete then
-  after    ms of the step after a save, `begins` included; then the second and the third. The largest of all saves. The copies into host memory
-           run beside the first of them, whose update waits for their end
+  after    ms of the step after a save, `begins` included; then the second and the third. The copies into host memory run beside the first of them, whose
+           update waits for their end. The largest of all saves that did not wait for the one before: behind a wait the update of the step that is saved has
+           ended, and the step looks shorter than it is
   excess   after over the median step of the run without saves, in %
   lost     ms by which all steps from a save until the next are longer than that run's median: all that a save costs
   waits    ms that a save waited for the one before, which would be too soon in training; the largest. It is in no other column
@@ -65,7 +66,7 @@ def one_save(s, took, save, interval, base):
     begun = s["scheduled"].get(save, s["saved"][save])
     after = [took[save + k] for k in range(1, NEAR + 1) if save + k in took]
     r = {"iteration": save, "begins_ms": 1e3 * (begun - s["saving"][save]), "waits_ms": 1e3 * waited(s, save), "complete_s": s["saved"][save] - s["saving"][save], "after_ms": after}
-    if after and base:
+    if after and base and not r["waits_ms"]:
         r["excess_percent"] = 100 * (after[0] / base - 1)
         r["lost_ms"] = sum(took[i] - base for i in range(save + 1, save + interval + 1) if i in took)
     return r
@@ -100,7 +101,7 @@ def print_rows(rows):
           ("saves", "step", "begins", "after", "second", "third", "excess %", "lost", "waits", "complete s", "GB", "pinned GB/rank"))
     for r in rows:
         saves = r.get("saves", [])
-        followed = [x for x in saves if x["after_ms"]]
+        followed = [x for x in saves if x["after_ms"] and not x["waits_ms"]]
         most = lambda name, among: max((x[name] for x in among if name in x), default=None)
         near = [max((x["after_ms"][k] for x in followed if len(x["after_ms"]) > k), default=None) for k in range(NEAR)]
         cells = [r["step_ms"], most("begins_ms", saves), *near, most("excess_percent", followed), most("lost_ms", followed), most("waits_ms", saves), most("complete_s", saves)]
@@ -109,6 +110,9 @@ def print_rows(rows):
     worst = next((x for r in rows if r["way"] == "async" for x in [[s["excess_percent"] for s in r["saves"] if "excess_percent" in s]] if x), None)
     if worst:
         print("the step after a save in the background: %+.1f %% at most; the aim of 5 %% is %s" % (max(worst), "met" if max(worst) <= 5 else "missed"))
+    late = sum(1 for r in rows for x in r.get("saves", []) if x["waits_ms"] and x["after_ms"])
+    if late:
+        print("%d saves waited for the one before and are left out of the columns on steps; a larger --save-interval lets them count" % late)
     print("ms where nothing else is said; the columns are told in dev/bench/save_table.py. One save of each run is at its end: no step follows it")
 
 
