@@ -282,6 +282,7 @@ static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
 void zero_begin(Zero *zero, int64_t iteration) {
     zero->step = zero->wire_check.step = iteration;
     zero->wire_check.exchange = 0;
+    if (zero->copying) event_record(zero->staged, zero->copies);
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     stream_wait(zero->compute, zero->judged);
@@ -551,10 +552,14 @@ void zero_stage_slice(void *context, int i, void *pinned) {
     if (!zero->copying) lanes_after(zero->lanes, zero->copies, zero->traffic);
     zero->copying = true;
     copy_to_pinned(zero->copies, pinned, memory, bytes);
-    event_record(zero->staged, zero->copies);
 }
 
-void zero_staged(void *context) { event_synchronize(((Zero *)context)->staged); }
+// The event stands since the next step began (a thousand slices have one); without a next step it does not yet.
+void zero_staged(void *context) {
+    Zero *zero = (Zero *)context;
+    if (zero->copying) event_record(zero->staged, zero->copies);
+    event_synchronize(zero->staged);
+}
 
 static bool restore_slice(Zero *zero, const Checkpoint *checkpoint, const char *name, SliceKind kind, int64_t lo, int64_t hi, void *memory, Error *err) {
     Slice slice = {name, kind, lo, hi};

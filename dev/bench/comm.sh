@@ -10,7 +10,8 @@
 #   models     NAME:MICRO_BATCH of configs/gpt_NAME.args; global batch = micro-batch x ranks
 #   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as it is (about 100 Gb/s a
 #              node). A number: the same, shaped to that many Gb/s per node (root and tc; taken away at the end)
-#   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw
+#   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw. NAME+sums: the same with --verify-wire; beside
+#              NAME, a line says what the checksums cost: dev/bench/comm.sh --networks inside --models 1.3b:8 --arms "sdp4bit sdp4bit+sums" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
 #   iters      steps measured, after as many to warm up; fewer where steps take long
 #   time-limit seconds: arms that would not fit what is left are named and left out
@@ -91,7 +92,7 @@ name_of() { basename "${1%:*}" .args; } # MODEL:ROWS
 weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic)
 gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128 --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
 arm_flags() { # NAME: sets $arm
-    case $1 in
+    case ${1%+sums} in
     fp32) arm=() ;;
     bf16) arm=(--grad-reduce-in-bf16) ;;
     qwd) arm=(--grad-reduce-in-bf16 "${weights[@]}") ;;
@@ -100,8 +101,9 @@ arm_flags() { # NAME: sets $arm
     tlq-hs) arm=("${gradients[@]}" --hadamard-transform) ;;
     ulq) arm=("${gradients[@]}" --gradient-quantization-bits-intra 4) ;;
     sdp4bit) arm=("${weights[@]}" "${gradients[@]}" --hadamard-transform) ;;
-    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq or sdp4bit" ;;
+    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq or sdp4bit, each with +sums too" ;;
     esac
+    [ "$1" = "${1%+sums}" ] || arm+=(--verify-wire)
 }
 for name in $arms; do arm_flags "$name"; done  # a wrong one ends it here
 

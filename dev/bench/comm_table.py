@@ -17,8 +17,10 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from comm_bound import HOPS, PLAIN, layer_times, step_bound
 from plotting import BETWEEN, COLOURS, TOP, Panel, key, page
 
-ARMS = ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit", "qw", "tlq")
+SUMS = "+sums"  # the same arm with --verify-wire
+ARMS = tuple(arm + sums for arm in ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit", "qw", "tlq") for sums in ("", SUMS))
 TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "qw": "qW", "tlq": "TLq", "tlq-hs": "TLq-HS", "ulq": "ULq", "sdp4bit": "SDP4Bit"}
+TITLES.update({arm + SUMS: title.replace(" gradients", "") + " + sums" for arm, title in TITLES.items()})
 # Bytes per value that travel with groups of 128 and, for weights, 2048: codes, and one fp32 scale per group.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
 
@@ -173,12 +175,26 @@ def print_rows(rows):
           "gradients, weights: ms that computing waited for them. bound: dev/bench/comm_bound.py")
 
 
+def print_sums(rows, figures):
+    """A line for each arm that was measured with checksums and without; figures(row): its ms, and what a rank or node sends as (name, bytes) pairs."""
+    same = lambda a, b: all(a[k] == b[k] for k in ("model", "network", "nodes", "per_node", "micro_batch") if k in a)
+    for row in rows:
+        plain = next((r for r in rows if r["arm"] + SUMS == row["arm"] and same(r, row)), None)
+        if not plain:
+            continue
+        (ms, sent), (before, sent_before) = figures(row), figures(plain)
+        traffic = "; ".join("%s %.3f MB and %d bytes" % (name, old / 1e6, new - old) for (name, new), (_, old) in zip(sent, sent_before))
+        print("checksums (--verify-wire), %s, %s, %s: %.2f -> %.2f ms (%+.2f %%); %s" %
+              (row["model"], network_title(row["network"]), TITLES[plain["arm"]], before, ms, 100 * (ms / before - 1), traffic))
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def formula(arm, nodes, per_node):
     """Bytes per parameter of the official release's layout, with the whole shard as one bucket: (always, while gradients are exchanged)."""
     ranks = nodes * per_node
+    arm = arm.split("+")[0]  # eight bytes per message are not counted
     always = 2 + 4 + 12 / ranks  # bf16 weights, fp32 gradients, master and two moments of the own shard
     if arm in ("qwd", "sdp4bit", "qw"):
         always += INT4_WEIGHT  # receive buffer
@@ -264,7 +280,7 @@ def node_gbit(row):
 
 def plot(rows, path):
     """Speedup of each arm over both baselines against the bandwidth between nodes; False when there is nothing to draw."""
-    points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16")]
+    points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16") and not r["arm"].endswith(SUMS)]
     models = list(dict.fromkeys((r["model"], r["micro_batch"]) for r in points))
     arms = [arm for arm in ARMS if any(r["arm"] == arm for r in points)]
     dashes = {arm: dash for arm, dash in zip(["sdp4bit"] + [a for a in arms if a != "sdp4bit"], ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"])}
@@ -313,6 +329,7 @@ def main():
         if not rows:
             sys.exit("error: no arm has run to its end; see above")
         print_rows(rows)
+        print_sums(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]), ("inside", r["inside_bytes"]))))
         print_memory(memory)
         write_json(sys.argv[3], "training steps by what travels, sequence and model of the cards, no dropout, made-up data", {"rows": rows, "memory": memory})
         if len(sys.argv) > 4 and plot(rows, sys.argv[4]):
@@ -322,6 +339,7 @@ def main():
         if not rows:
             sys.exit("error: nothing was measured; see above")
         print_sync(rows)
+        print_sums(rows, lambda r: (r["gradients_ms"] + r["weights_ms"] + r["adamw_ms"], (("each rank", sum(r["sent"].values())),)))
         print_memory(memory_rows(sys.argv[2]))
         write_json(sys.argv[3], "synchronisation of a step alone", {"rows": rows, "memory": memory_rows(sys.argv[2])})
     elif command == "steps":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The benchmarks of communication, on CPU ranks: several arms in one process train as separate processes do, synchronisation alone, the tables of
-# dev/bench/comm.sh. And initial weights that do not depend on the number of threads.
+# dev/bench/comm.sh and save.sh. And initial weights that do not depend on the number of threads.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 arms=$BUILD/dev/bench/train_arms_cpu synchronise=$BUILD/dev/bench/sync_only_cpu
@@ -183,16 +183,53 @@ too_late() {
 }
 check "comm.sh: what does not fit the time is left out and named" too_late
 sync_table() {
-    compare --sync-only --networks logical --arms "bf16 tlq-hs" --out "$work/sync.json" || { say "exit code $?"; return 1; }
-    why=$(python3 - "$work/sync.json" 2>&1 <<'END'
-import json, sys
+    compare --sync-only --networks logical --arms "bf16 tlq-hs tlq-hs+sums" --out "$work/sync.json" || { say "exit code $?"; return 1; }
+    why=$(python3 - "$work/sync.json" "$work/out" 2>&1 <<'END'
+import json, re, sys
 rows = json.load(open(sys.argv[1]))["rows"]
-if [r["arm"] for r in rows] != ["bf16", "tlq-hs"] or not all(r["gradients_ms"] > 0 and r["gradients_floor_ms"] > 0 and r["weights_floor_ms"] > 0 for r in rows):
+line = re.search(r"^checksums \(--verify-wire\), tiny, nodes in name only, TLq-HS: [0-9.]+ -> [0-9.]+ ms .* and (\d+) bytes$", open(sys.argv[2]).read(), re.M)
+plain, sums = (sum(r["sent"].values()) for r in rows[1:])
+if not line or int(line.group(1)) != sums - plain or (sums - plain) % 8 or not 0 < sums - plain < 0.01 * plain:
+    sys.exit(f"checksums: {plain} and {sums} bytes")
+if [r["arm"] for r in rows] != ["bf16", "tlq-hs", "tlq-hs+sums"] or not all(r["gradients_ms"] > 0 and r["gradients_floor_ms"] > 0 and r["weights_floor_ms"] > 0 for r in rows):
     sys.exit("rows or times are missing")
 END
 )
 }
 check "comm.sh --sync-only" sync_table
+# On a disk that takes its time: 200 ms per sync, of which a save has four at least.
+saving() {
+    local shim=$BUILD/test/fault/shim.so
+    mkdir -p "$work/disk"
+    (cd "$work" && LD_PRELOAD=$shim SHIM_SLOW_MS=200 SHIM_RANK=0 SHIM_FOLDER=$work/disk SHIM_AT=0 DEVICE=cpu timeout -k 5 120 "$root/dev/bench/save.sh" --model tiny.args:1 \
+        --iters 20 --save-interval 10 --folder disk --out save.json) >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    [ -z "$(ls -A "$work/disk")" ] || { why="left $(ls -A "$work/disk")"; return 1; }
+    ranks 1 @"$work/tiny.args" --micro-batch-size 1 --global-batch-size 2 --mock-data --plan --plan-world-size 2 --gpus-per-node 2 --save x --async-save --save-interval 10 \
+        --quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform || { say "--plan failed"; return 1; }
+    why=$(python3 - "$work/save.json" "$(awk '/copy of a checkpoint/ { print $NF }' "$work/out")" 2>&1 <<'END'
+import json, sys
+none, behind, front = json.load(open(sys.argv[1]))["rows"]
+if (none["way"], behind["way"], front["way"]) != ("none", "async", "sync") or "saves" in none:
+    sys.exit("not the three ways")
+for r in behind, front:
+    if [s["iteration"] for s in r["saves"]] != [10, 20] or [len(s["after_ms"]) for s in r["saves"]] != [3, 0] or not r["bytes"] > 14 * r["parameters"]:
+        sys.exit(f"{r['way']}: saves {r['saves']}, {r['bytes']} bytes")
+    if not all(s["complete_s"] > 0.8 for s in r["saves"]):
+        sys.exit(f"{r['way']}: complete after {[s['complete_s'] for s in r['saves']]} s")
+if behind["pinned_bytes_per_rank"] != int(sys.argv[2]) or front["pinned_bytes_per_rank"] != 0:
+    sys.exit(f"page-locked: {behind['pinned_bytes_per_rank']} instead of {sys.argv[2]} bytes")
+wait, first = front["saves"][0], behind["saves"][0]
+if not (wait["begins_ms"] > 800 and wait["after_ms"][0] > none["step_ms"] + 800 and wait["excess_percent"] > 0 and wait["lost_ms"] > 400):
+    sys.exit(f"in the foreground: {wait}")
+if not (first["begins_ms"] < 400 and first["after_ms"][0] < wait["after_ms"][0] - 400):
+    sys.exit(f"in the background: {first}")
+# The second save comes while the first one is on its way, but for a machine whose steps take long.
+if first["waits_ms"] != 0 or (10 * none["step_ms"] < 500 and not behind["saves"][1]["waits_ms"] > 0):
+    sys.exit(f"waits: {behind['saves']}")
+END
+)
+}
+if [ -e "$BUILD/test/fault/shim.so" ]; then check "save.sh: what saves cost on a slow disk" saving; else skip "save.sh" "$BUILD/test/fault/shim.so is not built"; fi
 wrong() { # TEXT WORDS...
     local text=$1
     shift

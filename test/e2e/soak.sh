@@ -35,6 +35,8 @@ if [ $timed = 1 ]; then minutes=${minutes:-10}; elif [ -n "${LONG:-}" ]; then mi
 [[ $np =~ ^[1-9][0-9]*$ && $kill_every =~ ^[1-9][0-9]*$ && $seed =~ ^[0-9]+$ ]] || wrong "--ranks, --kill-every and --seed want whole numbers"
 [[ $minutes =~ ^[0-9]*\.?[0-9]+$ ]] || wrong "--minutes wants a number"
 . "$(dirname "$0")/../lib.sh"
+hurt='' # the script that restarts the disturbed job by the clock: it goes first, or it would restart what cleanup ends
+trap '[ -z "$hurt" ] || kill -KILL "$hurt" 2>/dev/null; cleanup' EXIT
 
 # --- by the step: every way to be disturbed ---------------------------------------------------------------------------------------------------
 if [ -n "${LONG:-}" ]; then steps=1000 every=50 LIMIT=1500 TRIES=12000; else steps=90 every=30 LIMIT=120; fi
@@ -95,9 +97,9 @@ long=("${model[@]}" "${batch[@]}" "${run[@]}" --train-iters 300000 --lr 3e-4 --m
     --timing-log-level 2 --log-interval 20 --mock-data --split 90,5,5 --save-interval 50 --async-save --keep-last-checkpoints 2 "${paper[@]}" --wq-rounding stochastic)
 every_seconds=1 # looks at memory
 if [ $gpu = 1 ]; then
-    # Steps of some milliseconds; as many nodes as ranks: both hops of nothing are left out, so that two GPUs talk over NVLink as one node.
+    # Steps of some milliseconds alone; few messages, for each of which both jobs' turns on all GPUs must meet.
     long+=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size $((4 * np))
-        --tokenizer-type NullTokenizer --vocab-size 1000 --ddp-bucket-size 500000 --deterministic-mode --gpus-per-node "$np" --save-interval 300 --log-interval 100 --eval-interval 500)
+        --tokenizer-type NullTokenizer --vocab-size 1000 --ddp-bucket-size 2000000 --deterministic-mode --gpus-per-node "$np" --save-interval 300 --log-interval 100 --eval-interval 500)
     every_seconds=3
 fi
 [ -z "${LONG:-}" ] || every_seconds=3
@@ -174,8 +176,9 @@ catch_up() { # CALM HURT: iterations
     [ $rc = 0 ] && [ "$(saved $behind)" = "$at" ] || { why="catching up ended with $rc at $(saved $behind) instead of $at: $(grep -hm 1 '^error' "$work/$behind.err")"; return 1; }
 }
 by_the_clock() {
-    local rc kills=0 hurt calm='' seconds since=$SECONDS lines
+    local rc kills=0 calm='' seconds since=$SECONDS lines
     seconds=$(awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m + 0.5 }')
+    rm -rf "$work"/calm* "$work"/hurt*
     mkdir -p "$work/calm" "$work/hurt"
     start_job hurt again
     hurt=$job
@@ -188,6 +191,7 @@ by_the_clock() {
     kill -TERM "$hurt"
     [ -z "$calm" ] || kill -USR1 "$calm"
     await "$hurt" 120 "the disturbed job" || return 1
+    hurt=
     [ "$rc" = 75 ] || { why="the disturbed job ended with $rc instead of 75: $(grep -hm 1 '^error' "$work/hurt.err")"; return 1; }
     if [ -n "$calm" ]; then
         await "$calm" 120 "the undisturbed job" || return 1

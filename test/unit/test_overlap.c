@@ -459,6 +459,11 @@ static void run_steps(Recording *r) {
             }
         }
     }
+    // A run may end with a save, without a step behind it.
+    staged = stage(r);
+    zero_staged(zero);
+    begin(&r->device, HOST, "the host writes the last checkpoint");
+    use(&r->device, WRITE, zero->staging, staged);
     zero_synchronize(zero);
     begin(&r->device, HOST, "the memory goes");
     use(&r->device, WRITE, zero->weights, zero->plan.arena_elements * X);
@@ -597,6 +602,7 @@ static void a_save_overlaps_the_next_step(void **state) {
         while (find(&r, "final sum", sums)) sums++;
         while (find(&r, "AdamW", updates)) updates++;
         assert_int_equal(updates, STEPS * UNITS);
+        copies /= 2;  // the last save has no step behind it
         assert_true(copies > UNITS);
         int third = 2 * sums / STEPS;  // the save follows the second step
         for (int k = 0; k < copies; k += copies - 1) {

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# What saving costs a run: the same steps without saves, with --async-save, and with saves that training waits for. Prints a table and writes JSON; see
+# dev/bench/save_table.py for what the columns mean. The aim: the step after a save in the background is at most 5 % slower.
+#
+#   dev/bench/save.sh [--model 1.3b:8] [--ranks N] [--iters 30] [--save-interval 10] [--ways "none async sync"] [--flags "FLAGS"] [--folder FOLDER]
+#                     [--logs FOLDER] [--out FILE.json]
+#
+#   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, made-up data; global batch = micro-batch x ranks
+#   ranks          in one node [all GPUs]
+#   iters          steps of each run, a multiple of save-interval: a run saves at its end too
+#   save-interval  steps that take longer than writing a checkpoint: the figures of a step after a save are those of saves that need not wait for the one
+#                  before. At 1.3B on a disk of 2 GB/s: --iters 120 --save-interval 40
+#   flags          what travels, or anything else [SDP4Bit]
+#   folder         on the disk to be measured [a temporary one]; room for two checkpoints is needed: 14 bytes per parameter each, 18.4 GB at 1.3B
+#   logs           keeps the logs of the runs there
+#
+# Needs make gpu. DEVICE=cpu runs on ranks of processors instead. BUILD: folder of the programs.
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+caller=$PWD
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+set -euo pipefail
+
+COMMAND_LINE="dev/bench/save.sh${*:+ ${*@Q}}"
+export COMMAND_LINE
+model=1.3b:8 ranks='' iters=30 interval=10 ways='none async sync' folder='' logs='' out=dev/bench/results/save.json device=${DEVICE:-gpu}
+flags=(--quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform)
+from_caller() { case $1 in /*) say "$1" ;; *) say "$caller/$1" ;; esac; }
+while [ $# -gt 0 ]; do
+    [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/save.sh"
+    case $1 in
+    --model) model=$2 ;;
+    --ranks) ranks=$2 ;;
+    --iters) iters=$2 ;;
+    --save-interval) interval=$2 ;;
+    --ways) ways=$2 ;;
+    --flags) read -ra flags <<<"$2" ;;
+    --folder) folder=$(from_caller "$2") ;;
+    --logs) logs=$(from_caller "$2") ;;
+    --out) out=$(from_caller "$2") ;;
+    *) die 2 "unknown argument $1; see the head of dev/bench/save.sh" ;;
+    esac
+    shift 2
+done
+case $device in
+gpu) trainer=$BUILD/train_gpt
+    [ -n "$ranks" ] || ranks=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true; fi) ;;
+cpu) trainer=$BUILD/train_gpt_cpu ranks=${ranks:-2} ;;
+*) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
+esac
+[ -x "$trainer" ] || die 3 "$trainer is missing; run make$([ "$device" = cpu ] || say ' gpu')"
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || die 3 "no GPU was found; name the number of ranks with --ranks"
+[[ $iters =~ ^[1-9][0-9]*$ && $interval =~ ^[1-9][0-9]*$ ]] && [ $((iters % interval)) = 0 ] && [ "$iters" -ge $((2 * interval)) ] ||
+    die 2 "--iters wants a multiple of --save-interval, twice as much at least"
+[[ $model =~ ^(.+):([1-9][0-9]*)$ ]] || die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
+card=configs/gpt_${BASH_REMATCH[1]}.args rows=${BASH_REMATCH[2]}
+[ -f "$card" ] || card=$(from_caller "${BASH_REMATCH[1]}")
+[ -f "$card" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
+for way in $ways; do case $way in none | async | sync) ;; *) die 2 "the way $way is unknown; use none, async or sync" ;; esac; done
+
+[ -z "$folder" ] || mkdir -p "$folder"
+own=$(mktemp -d ${folder:+"$folder"}/save.XXXXXX 2>/dev/null || mktemp -d)
+trap 'rm -rf "$own"' EXIT
+trap 'exit 1' HUP INT TERM
+[ -n "$logs" ] || logs=$own/logs
+mkdir -p "$logs"
+
+common=("@$card" --micro-batch-size "$rows" --global-batch-size $((rows * ranks)) --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 1000000
+    --eval-interval 1000000 --eval-iters 0 --log-interval 1 --exit-interval "$iters" --gpus-per-node "$ranks" ${flags[@]+"${flags[@]}"})
+for way in $ways; do
+    saves=()
+    case $way in
+    async) saves=(--save "$own/$way" --save-interval "$interval" --keep-last-checkpoints 1 --async-save) ;;
+    sync) saves=(--save "$own/$way" --save-interval "$interval" --keep-last-checkpoints 1) ;;
+    esac
+    say "$SECONDS s: $way" >&2
+    rm -f "$logs/$way".*
+    # The table wants the time at which each line comes.
+    launch "$ranks" "$trainer" "${common[@]}" ${saves[@]+"${saves[@]}"} --log-jsonl "$logs/$way.jsonl" 2>"$logs/$way.err" | python3 dev/bench/save_table.py stamp "$logs/$way.lines" ||
+        { tail -n 5 "$logs/$way.err" >&2; die 1 "the run $way failed"; }
+    if [ "$way" != none ]; then
+        # Of its only checkpoint, and of the disk.
+        { find "$own/$way" -type f -path '*/iter_*' -printf '%s\n' | awk '{ sum += $1 } END { printf "bytes %d\n", sum }'
+            say "filesystem $(df --output=fstype "$own" | tail -n 1)"
+            say "pinned $("$trainer" "${common[@]}" "${saves[@]}" --plan --plan-world-size "$ranks" 2>/dev/null | awk '/copy of a checkpoint/ { bytes = $NF } END { printf "%d", bytes }')"
+        } >"$logs/$way.sizes"
+        rm -rf "${own:?}/$way"
+    fi
+done
+python3 dev/bench/save_table.py table "$logs" "$out" "$model" "$iters" "$interval" "$ways"
