@@ -138,6 +138,7 @@ Event *event_create(Device *device) {
     e->id = device->events++;
     return e;
 }
+Event *event_create_timed(Device *device) { return event_create(device); }
 void event_destroy(Event *event) { free(event); }
 void event_record(Event *e, Stream *s) { e->clock = s->device->stream_clock[s->id]; }
 void event_synchronize(Event *e) { join(&e->device->host, &e->clock); }
