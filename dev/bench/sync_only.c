@@ -347,9 +347,9 @@ int main(int argc, char **argv) {
     memset(&bench, 0, sizeof bench);
     memset(&arms, 0, sizeof arms);
     bench.site.phase = "benchmark";
-    bool ok = launch_init(&bench.launch, &argc, &argv, &bench.error);
+    launch_init(&bench.launch, &argc, &argv);
     bench.site.rank = bench.launch.rank;
-    ok = agreed(&bench, ok && read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error));
+    bool ok = agreed(&bench, read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error));
     for (int i = 0; ok && i < arms.count; i++) ok = run_arm(&bench, &arms.arm[i]);
     close_device(&bench);
     arms_free(&arms);
