@@ -1170,10 +1170,8 @@ int main(int argc, char **argv) {
     bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;
     if (trains) stop_block_signals();
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of write(2), which is told in words
-    Error launched;
-    bool ok = launch_init(&run.launch, &argc, &argv, &launched);
-    if (!ok) run.error = launched;
-    ok = agreed(&run, ok && parsed);
+    launch_init(&run.launch, &argc, &argv);
+    bool ok = agreed(&run, parsed);
     if (ok && run.launch.rank == 0) fputs(notes, stdout);
     ok = ok && agreed(&run, plan_run(&run));
     run.site.rank = run.launch.rank;

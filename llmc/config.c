@@ -211,8 +211,8 @@ static void note_idle(const Parsed *p, bool active, const char *needed, const si
 static void note_idle_quantisation(const Parsed *p) {
     static const size_t gradient[] = {
         offsetof(Config, hadamard_transform), offsetof(Config, gradient_quantization_bits_inter), offsetof(Config, gradient_quantization_bits_intra),
-        offsetof(Config, gq_group_size_inter), offsetof(Config, gq_group_size_intra), offsetof(Config, gradient_alltoall_pipeline),
-        offsetof(Config, gq_rounding), offsetof(Config, gradients_quantization_start_iteration)};
+        offsetof(Config, gq_group_size_inter), offsetof(Config, gq_group_size_intra), offsetof(Config, gq_rounding),
+        offsetof(Config, gradients_quantization_start_iteration)};
     static const size_t weight[] = {offsetof(Config, weight_quantization_bits), offsetof(Config, wq_group_size),
                                     offsetof(Config, weight_quantization_method), offsetof(Config, wq_rounding)};
     note_idle(p, p->config->quantized_gradients, "--quantized-gradients", gradient, sizeof gradient / sizeof gradient[0]);

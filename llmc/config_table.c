@@ -2,6 +2,8 @@
 // (parsing, help) and config_text.c (argument dump, JSON). Names, defaults and meanings are Megatron-LM's unless the text says otherwise.
 #include "llmc/config.h"
 
+#include "sdp4bit/plan.h"
+
 // Offset of a field; does not compile when the field has another type than the row's kind stores.
 #define AT(type, field) (offsetof(Config, field) + 0 * sizeof(char[_Generic(&((Config *)0)->field, type * : 1)]))
 
@@ -136,7 +138,8 @@ static const Option table[] = {
     INT("gq-group-size-inter", gq_group_size_inter, "128", 32, 4096, "gradients per scale between nodes, a multiple of 32"),
     CHOICE("gq-rounding", int, gq_rounding, "stochastic", "nearest|stochastic", "rounding of gradients; nearest is biased"),
     FLAG("hadamard-transform", hadamard_transform, "spread outliers over 32 gradients before quantising (TLq-HS)"),
-    INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "1", 1, 4096, "chunks in which a bucket travels; any number gives the same bits, more take less memory"),
+    INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "0", 0, MOST_CHUNKS,
+        "chunks in which a bucket travels; 0: as few as keep each within --ddp-bucket-size; any number gives the same bits, more take less memory"),
     COUNT("gradients-quantization-start-iteration", gradients_quantization_start_iteration, "0", 0, "unquantised gradients before this iteration"),
     COUNT("verify-replicas-interval", verify_replicas_interval, "0", 0, "compare all ranks' weights by hash every N iterations, and repair what differs; 0 is off"),
     FLAG("verify-wire", verify_wire, "a checksum on every message of gradients and weights; one that arrives wrong ends the run with exit code 7"),

@@ -46,12 +46,15 @@ Stream *stream_create_urgent(Device *device, const char *name);
 void stream_destroy(Stream *stream);
 const Site *stream_site(const Stream *stream);
 void stream_synchronize(Stream *stream);
+// For order alone: stream_wait and event_synchronize.
 Event *event_create(Device *device);
+// One that tells the time too (event_elapsed_ms), for which a GPU writes down when it passed.
+Event *event_create_timed(Device *device);
 void event_destroy(Event *event);
 void event_record(Event *event, Stream *stream);
 void stream_wait(Stream *stream, Event *event);   // later work on stream waits for the event
 void event_synchronize(Event *event);             // the host waits
-// Milliseconds between two recorded events, on the device's clock.
+// Milliseconds between two recorded events of event_create_timed, on the device's clock.
 double event_elapsed_ms(Event *start, Event *stop);
 
 // Asynchronous copies in stream order. The host side of an upload may be reused when the call returns; a download is complete after stream_synchronize.

@@ -9,13 +9,28 @@
 #include "llmc/heartbeat.h"
 #include "llmc/json.h"
 
+static bool knows_a_launcher(void) { return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK"); }
+
 // Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in containers: neither is worth a failed first run.
 // Set only where the user has set nothing.
 static void prepare_environment(void) {
-    bool launched = getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK");
-    if (!launched) setenv("OMPI_MCA_plm", "isolated", 0);
+    if (!knows_a_launcher()) setenv("OMPI_MCA_plm", "isolated", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
+}
+
+// Tasks of one srun that MPI does not join would each train alone. Asked before MPI starts, because Open MPI then ends such a task itself, with a page of text
+// and exit code 1; and after, for libraries that start a world of one. A shell inside an allocation is a step of one task.
+static void refuse_lonely_task(bool joined) {
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS"), *task = getenv("SLURM_PROCID");
+    if (joined || !tasks || atoi(tasks) <= 1) return;
+    Error err;
+    error_set(&err, EXIT_ENVIRONMENT, "srun started %s tasks that MPI does not join: each would train alone; use srun --mpi=pmix (srun --mpi=list shows what there is), "
+                                      "or mpirun inside the allocation", tasks);
+    // The first task speaks for all, and has the time to, whatever srun does when one ends. Nobody is there to agree with, nothing to abort.
+    if (task && atoi(task) > 0) sleep(2);
+    else error_print(NULL, err.what);
+    exit(err.code);
 }
 
 static void find_hosts(Launch *launch) {
@@ -27,8 +42,9 @@ static void find_hosts(Launch *launch) {
     MPI_Allgather(&lowest, 1, MPI_INT, launch->host_of_rank, 1, MPI_INT, launch->world);
 }
 
-bool launch_init(Launch *launch, int *argc, char ***argv, Error *err) {
+void launch_init(Launch *launch, int *argc, char ***argv) {
     memset(launch, 0, sizeof *launch);
+    refuse_lonely_task(knows_a_launcher());
     prepare_environment();
     json_use_checked_memory();
     // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.
@@ -41,11 +57,7 @@ bool launch_init(Launch *launch, int *argc, char ***argv, Error *err) {
     MPI_Comm_rank(launch->world, &launch->rank);
     MPI_Comm_size(launch->world, &launch->size);
     find_hosts(launch);
-    const char *tasks = getenv("SLURM_NTASKS");
-    if (launch->size == 1 && tasks && atoi(tasks) > 1 && getenv("SLURM_STEP_ID") && !getenv("OMPI_COMM_WORLD_SIZE")) {
-        return error_set(err, EXIT_ENVIRONMENT, "SLURM started %s tasks but MPI sees one rank: each would train alone; use `srun --mpi=pmix` or mpirun inside the allocation", tasks);
-    }
-    return true;
+    refuse_lonely_task(launch->size > 1 || getenv("OMPI_COMM_WORLD_SIZE"));
 }
 
 void launch_finalize(Launch *launch) {

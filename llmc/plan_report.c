@@ -15,7 +15,7 @@ static void print_model(const Config *c, const Plan *plan, FILE *out) {
     fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron's formula, batch %d)\n", flops, c->global_batch_size);
 }
 
-static void print_layout(const Plan *plan, FILE *out) {
+static void print_layout(const Plan *plan, const GradWire *grad, FILE *out) {
     fprintf(out, "data parallelism\n");
     fprintf(out, "  %d ranks = %d nodes x %d; groups start on multiples of %lld elements\n", plan->dp, plan->options.nodes, plan->options.per_node,
             (long long)plan->options.border);
@@ -23,8 +23,10 @@ static void print_layout(const Plan *plan, FILE *out) {
             (long long)plan->arena_elements, (long long)(plan->arena_elements - plan->parameters), (long long)plan->shard_elements);
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld\n", b, bucket->first_unit, bucket->end_unit - 1,
+        fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld", b, bucket->first_unit, bucket->end_unit - 1,
                 (long long)bucket->matrix, (long long)bucket->tail);
+        if (plan->dp > 1) fprintf(out, "  chunks of gradients %3d", plan_chunks(plan, bucket, grad));
+        fputc('\n', out);
     }
 }
 
@@ -65,7 +67,7 @@ static void print_wire(const Zero *zero, FILE *out) {
 
 void plan_report(const Zero *zero, const Arena *arena, FILE *out) {
     print_model(zero->config, &zero->plan, out);
-    print_layout(&zero->plan, out);
+    print_layout(&zero->plan, &zero->wire, out);
     fprintf(out, "memory per rank\n");
     arena_print(arena, zero->plan.parameters, out);
     bool gpu = strcmp(device_backend(), "cuda") == 0;

@@ -123,8 +123,8 @@ void timer_start(Timers *timers, Timer timer, Stream *stream) {
         span->start_s = monotonic_seconds();
         return;
     }
-    if (!span->start) span->start = event_create(timers->device);
-    if (!span->stop) span->stop = event_create(timers->device);
+    if (!span->start) span->start = event_create_timed(timers->device);
+    if (!span->stop) span->stop = event_create_timed(timers->device);
     event_record(span->start, stream);
 }
 

@@ -129,6 +129,8 @@ find_launcher() {
     elif [ -n "${PMIX_RANK:-}${PMI_RANK:-}" ]; then
         ranks=${SLURM_STEP_NUM_TASKS:-${SLURM_NTASKS:-1}}
     elif [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
+        # One of them says so; the others leave it the time to.
+        [ "${SLURM_PROCID:-0}" = 0 ] || { sleep 2; exit 3; }
         die 3 "srun started $SLURM_STEP_NUM_TASKS tasks that know nothing of each other; use srun --mpi=pmix (srun --mpi=list shows what there is)"
     else
         ranks=0

@@ -26,9 +26,12 @@ static bool check_input(const PlanTensor *tensors, int count, const PlanOptions 
     return true;
 }
 
+// Below it a bucket, and a chunk, is not worth its messages.
+static int64_t least_bucket(const Plan *plan) { return 16 * plan->dp * plan->options.border; }
+
 // Decides which units share a bucket: unit_bucket[u]. Greedy in forward order.
 static int merge_units(Plan *plan, const PlanTensor *tensors, int count) {
-    int64_t least = 16 * plan->dp * plan->options.border;
+    int64_t least = least_bucket(plan);
     int64_t *size = (int64_t *)xcalloc((size_t)plan->units, sizeof *size, "the bucket plan");
     for (int i = 0; i < count; i++) size[tensors[i].unit] += tensors[i].numel;
     int bucket = 0;
@@ -151,6 +154,13 @@ MessageLayout message_layout(int codec, int group, int64_t elements, int partiti
     return m;
 }
 
+int plan_chunks(const Plan *plan, const Bucket *bucket, const GradWire *wire) {
+    if (wire->chunks) return wire->chunks;
+    int64_t most = plan->options.bucket_elements, least = least_bucket(plan);
+    int64_t chunks = ceil_div64(bucket->matrix, most > least ? most : least);
+    return chunks < 1 ? 1 : chunks > MOST_CHUNKS ? MOST_CHUNKS : (int)chunks;
+}
+
 void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi) {
     int64_t unit = plan->options.chunk_border;
     int64_t units = bucket->matrix_shard / unit;
@@ -169,7 +179,7 @@ void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *
     MessageLayout none = {0};
     int nodes = plan->options.nodes, per_node = plan->options.per_node;
     int64_t lo, hi, tail = k == 0 ? bucket->tail_shard : 0;
-    plan_chunk(plan, bucket, wire->chunks, k, &lo, &hi);
+    plan_chunk(plan, bucket, plan_chunks(plan, bucket, wire), k, &lo, &hi);
     *level1 = *level2 = none;
     if (per_node > 1) *level1 = sealed_layout(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes, wire->tail_codec, tail));
     if (nodes > 1) *level2 = sealed_layout(bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail));
@@ -182,7 +192,7 @@ MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) 
 WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight) {
     WireBytes sum = {0};
     int64_t nodes = plan->options.nodes, per_node = plan->options.per_node;
-    for (int k = 0; k < grad->chunks; k++) {
+    for (int k = 0; k < plan_chunks(plan, &plan->bucket[b], grad); k++) {
         MessageLayout level1, level2;
         plan_grad_messages(plan, &plan->bucket[b], grad, k, &level1, &level2);
         sum.grad_intra += (per_node - 1) * level1.bytes;

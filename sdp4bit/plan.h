@@ -14,6 +14,7 @@ LLMC_BEGIN
 
 enum { TAIL_ALIGN = 8 };       // elements; a rank's tail piece is a multiple of it
 enum { MESSAGE_ALIGN = 16 };   // bytes; sections of a message start on it
+enum { MOST_CHUNKS = 4096 };   // pipeline chunks of a bucket
 
 typedef struct PlanTensor {
     int64_t numel;
@@ -81,7 +82,7 @@ typedef struct GradWire {
     int tail_codec;                                          // BF16 when the matrices are quantised, else as the matrices
     bool hadamard;
     int rounding;                                            // enum Rounding
-    int chunks;                                              // pipeline chunks K
+    int chunks;                                              // pipeline chunks K of every bucket; 0: plan_chunks chooses for each
 } GradWire;
 
 // Weights: own shard, gathered between nodes first, then inside each node.
@@ -105,6 +106,10 @@ typedef struct MessageLayout {
 
 MessageLayout message_layout(int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements);
 
+// Chunks that this bucket travels in: the wire's number, or, where that is 0, as few as keep a chunk of all ranks' pieces within the size that buckets are
+// merged to (and the least that they have). So only a bucket of one large unit, such as the embeddings, is cut, and the buffers that all buckets
+// share are no larger than an ordinary bucket wants them.
+int plan_chunks(const Plan *plan, const Bucket *bucket, const GradWire *wire);
 // Chunk k of K of a shard's matrix piece: [*lo, *hi), cut on chunk_border as evenly as it allows; may be empty. The tail travels with chunk 0.
 void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi);
 // The layouts of chunk k's level-1 and level-2 messages (bytes 0 for a level that does not run).

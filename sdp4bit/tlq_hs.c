@@ -6,7 +6,7 @@ enum { SLOT_ALIGN = 256 };  // bytes: what kernels and NCCL like
 void tlq_workspace(TlqWorkspace *w, const Plan *plan, const GradWire *wire) {
     int64_t largest1 = 0, largest2 = 0;
     for (int b = 0; b < plan->buckets; b++) {
-        for (int k = 0; k < wire->chunks; k++) {
+        for (int k = 0; k < plan_chunks(plan, &plan->bucket[b], wire); k++) {
             MessageLayout level1, level2;
             plan_grad_messages(plan, &plan->bucket[b], wire, k, &level1, &level2);
             if (level1.bytes > largest1) largest1 = level1.bytes;
@@ -41,7 +41,7 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, Comm *comm, const Lanes
     c.b = b;
     c.k = k;
     c.slot = (int)(lanes->chunks % LANE_SLOTS);
-    plan_chunk(step->plan, c.bucket, step->wire.chunks, k, &c.lo, &c.hi);
+    plan_chunk(step->plan, c.bucket, plan_chunks(step->plan, c.bucket, &step->wire), k, &c.lo, &c.hi);
     c.node_hop = step->plan->options.per_node > 1;
     c.rail_hop = step->plan->options.nodes > 1;
     plan_grad_messages(step->plan, c.bucket, &step->wire, k, &c.level1, &c.level2);
@@ -173,7 +173,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_l
         kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix, bucket->tail_shard);
         return;
     }
-    for (int k = 0; k < step->wire.chunks; k++) {
+    for (int k = 0; k < plan_chunks(step->plan, bucket, &step->wire); k++) {
         Chunk c = chunk_at(step, b, k, comm, lanes);
         if (c.level1.bytes + c.level2.bytes == 0) continue;  // more chunks than borders: this one is empty
         quantize(&c, grads);

@@ -54,7 +54,7 @@ static void *filled(Bench *b, int64_t bytes, uint32_t seed) {
 // Median milliseconds of launch().
 template <class Launch>
 static double median_ms(Bench *b, Launch launch) {
-    Event *start = event_create(b->device), *end = event_create(b->device);
+    Event *start = event_create_timed(b->device), *end = event_create_timed(b->device);
     std::vector<double> ms;
     for (int run = -3; run < b->runs; run++) {
         set_zero(b->stream, b->flush, b->flush_bytes);

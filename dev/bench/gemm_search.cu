@@ -158,8 +158,8 @@ int main(void) {
         return err.code;
     }
     s.stream = stream_create(s.device, "search");
-    s.start = event_create(s.device);
-    s.stop = event_create(s.device);
+    s.start = event_create_timed(s.device);
+    s.stop = event_create_timed(s.device);
     for (int i = 0; i < 4; i++) {
         s.buffer[i] = device_alloc(s.device, BUFFER_BYTES, "matrices", &err);
         fill_kernel<<<1024, 256, 0, stream_handle(s.stream)>>>((uint16_t *)s.buffer[i], BUFFER_BYTES / 2, (uint32_t)i);

@@ -137,7 +137,7 @@ static int ascending(const void *a, const void *b) {
 // Medians of the slowest rank. The first step, which makes connections, is left out. False when a step was skipped: then it was not the work of a step.
 static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     double ms[FIGURES][MOST_REPETITIONS], one[FIGURES];
-    Marks marks = {event_create(bench->device), event_create(bench->device), event_create(bench->device), event_create(bench->device)};
+    Marks marks = {event_create_timed(bench->device), event_create_timed(bench->device), event_create_timed(bench->device), event_create_timed(bench->device)};
     bool applied = true;
     zero_begin(&lab->zero, 1);
     for (int i = -1; i < bench->repetitions; i++) {
@@ -264,7 +264,7 @@ static double plain_rate(Bench *bench, Comm *comm, CommScope scope, bool gather,
     int size = comm_size(comm, scope);
     size_t slot = (size_t)(bench->plain_bytes / size) / 256 * 256;
     double ms[RUNS];
-    Event *start = event_create(bench->device), *stop = event_create(bench->device);
+    Event *start = event_create_timed(bench->device), *stop = event_create_timed(bench->device);
     for (int i = -1; i < RUNS; i++) {
         meet(bench, NULL);
         event_record(start, bench->traffic);
@@ -347,9 +347,9 @@ int main(int argc, char **argv) {
     memset(&bench, 0, sizeof bench);
     memset(&arms, 0, sizeof arms);
     bench.site.phase = "benchmark";
-    bool ok = launch_init(&bench.launch, &argc, &argv, &bench.error);
+    launch_init(&bench.launch, &argc, &argv);
     bench.site.rank = bench.launch.rank;
-    ok = agreed(&bench, ok && read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error));
+    bool ok = agreed(&bench, read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error));
     for (int i = 0; ok && i < arms.count; i++) ok = run_arm(&bench, &arms.arm[i]);
     close_device(&bench);
     arms_free(&arms);

@@ -48,9 +48,9 @@ int main(int argc, char **argv) {
     Arms arms;
     Error err = {0};
     stop_block_signals();  // before MPI starts threads: the trainer polls for them
-    bool ok = launch_init(&launch, &argc, &argv, &err);
+    launch_init(&launch, &argc, &argv);
     const char *loopback = argc > 2 && !strcmp(argv[1], "--loopback") ? argv[2] : NULL;
-    ok = arms_read(&arms, loopback ? 3 : 1, argc, argv, ok ? &err : NULL) && ok;
+    bool ok = arms_read(&arms, loopback ? 3 : 1, argc, argv, &err);
     int code = ok ? EXIT_DONE : err.code;
     if (!ok && launch.rank == 0) error_print(NULL, err.what);
     for (int i = 0; ok && i < arms.count; i++) {

@@ -25,6 +25,8 @@ struct Stream {
     const char *name;
 };
 struct Event {
+    Device *device;
+    bool timed;
     double recorded_ms;  // monotonic clock; 0 before the first record
 };
 
@@ -202,7 +204,14 @@ const Site *stream_site(const Stream *stream) { return stream->device->site; }
 // Nothing to wait for; a sign of progress all the same, in loops over pieces.
 void stream_synchronize(Stream *stream) { heartbeat_waits(stream_site(stream), false); }
 
-Event *event_create(Device *device) { return xcalloc(1, sizeof(Event), "an event"); }
+static Event *create_event(Device *device, bool timed) {
+    Event *event = xcalloc(1, sizeof *event, "an event");
+    event->device = device;
+    event->timed = timed;
+    return event;
+}
+Event *event_create(Device *device) { return create_event(device, false); }
+Event *event_create_timed(Device *device) { return create_event(device, true); }
 void event_destroy(Event *event) { free(event); }
 
 void event_record(Event *event, Stream *stream) {
@@ -210,7 +219,12 @@ void event_record(Event *event, Stream *stream) {
 }
 void stream_wait(Stream *stream, Event *event) {}
 void event_synchronize(Event *event) {}
-double event_elapsed_ms(Event *start, Event *stop) { return stop->recorded_ms - start->recorded_ms; }
+double event_elapsed_ms(Event *start, Event *stop) {
+    if (!start->timed || !stop->timed) {  // as on a GPU
+        fatal(start->device->site, EXIT_ENVIRONMENT, "the time of an event that keeps none was asked for; this is a fault of the program, please report it");
+    }
+    return stop->recorded_ms - start->recorded_ms;
+}
 
 // --- copies ----------------------------------------------------------------------------------------------------------------------
 

@@ -266,12 +266,15 @@ void stream_synchronize(Stream *stream) {
     heartbeat_waits(stream_site(stream), false);
 }
 
-Event *event_create(Device *device) {
+static Event *create_event(Device *device, unsigned flags) {
     Event *event = (Event *)xcalloc(1, sizeof *event, "an event");
     event->device = device;
-    cuda_check(device->site, cudaEventCreate(&event->handle), "making an event");
+    cuda_check(device->site, cudaEventCreateWithFlags(&event->handle, flags), "making an event");
     return event;
 }
+
+Event *event_create(Device *device) { return create_event(device, cudaEventDisableTiming); }
+Event *event_create_timed(Device *device) { return create_event(device, cudaEventDefault); }
 
 void event_destroy(Event *event) {
     if (!event) return;

@@ -43,6 +43,8 @@ buckets_equal() { # The norm is summed bucket by bucket, so only the losses of t
     done
 }
 check "the first step does not depend on the buckets" buckets_equal
+# Left to itself the program cuts what is larger than a bucket's target.
+check "SDP4Bit in as many chunks as the program chooses" same_as sdp4bit_buckets sdp4bit_one_chunk "${quantised[@]}" --ddp-bucket-size 1000 --gradient-alltoall-pipeline 1
 seed_matters() { logged seed "${run[@]}" --seed 4321 && ! same_training baseline seed; }
 check "--seed changes the run" seed_matters
 finish

@@ -123,6 +123,12 @@ check "a host file that is not there" refuses 2 "cannot be read" "$cpu HOSTFILE=
 check "a host file without slots" refuses 2 "slots=GPUS" "$cpu HOSTFILE=$work/hosts-bad" 125m
 check "ranks that do not fit the nodes" refuses 2 "spread evenly" "$cpu RANKS=6 SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4" 125m
 check "srun without PMIx" refuses 3 "srun --mpi=pmix" "$cpu SLURM_STEP_NUM_TASKS=8" 125m
+others_are_silent() {
+    # shellcheck disable=SC2086  # several variables
+    env $cpu SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=3 scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
+    [ $? = 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another task"
+}
+check "srun without PMIx, its other tasks" others_are_silent
 check "a program that is not built" refuses 3 "run make cpu" "$cpu BUILD=$work/nowhere" 125m
 check "a flag that the trainer refuses" refuses 2 "did you mean" "$cpu RANKS=2" 125m --quantised-weights
 check "13B says what it needs" refuses 2 "tensor parallel size 8" "$cpu" 13b

@@ -103,9 +103,19 @@ check "more ranks per node than ranks" refused 2 "nodes of 8; --gpus-per-node" 4
 check "3 ranks and a batch of 8" refused 2 "--global-batch-size 8" 3
 three() { trains 3 --global-batch-size 6 --train-iters 4 "${paper[@]}" --verify-replicas-interval 1; }
 check "3 ranks and a batch of 6" three
-slurm() { # srun without MPI support starts every task as a job of its own
-    SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_PROCID=1 timeout 20 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
-    error_names 3 "srun --mpi" $?
+# srun without MPI support starts every task as a job of its own. With SLURM_JOB_ID Open MPI knows that, and would end it itself; PMI_RANK stands for a library
+# that starts a world of one. task VARIABLES...: its exit code.
+task() {
+    env SLURM_NTASKS=4 SLURM_STEP_ID=0 "$@" timeout 20 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
 }
-check "SLURM tasks that MPI does not see" slurm
+first_task() { task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$@"; error_names 3 "srun --mpi=pmix" $? && [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"; }
+other_task() {
+    task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=1 "$@"
+    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another task"
+}
+check "a task of srun that MPI does not start" first_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
+check "a task of srun that MPI starts alone" first_task PMI_RANK=0
+check "the other tasks say nothing" other_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
+check "nor do those that MPI starts alone" other_task PMI_RANK=1
+check "a shell inside an allocation may train alone" task SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0
 finish

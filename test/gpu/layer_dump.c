@@ -72,13 +72,12 @@ static bool write_file(Bench *b, FILE *file) {
 
 int main(int argc, char **argv) {
     Launch launch;
-    Error err;
     Golden g;
     Bench b;
     bool deterministic = argc == 4 && !strcmp(argv[3], "--deterministic");
     if (argc < 3 || argc > 4 || (argc == 4 && !deterministic)) die("usage:", "layer_dump INPUT OUTPUT [--deterministic]");
     if (!golden_open(&g, argv[1])) die("cannot read", argv[1]);
-    launch_init(&launch, &argc, &argv, &err);
+    launch_init(&launch, &argc, &argv);
     open_model(&b, &g);
     device_set_deterministic(b.device, deterministic);
     upload_weights(&b, &g);

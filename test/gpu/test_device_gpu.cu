@@ -169,7 +169,7 @@ static void test_asynchrony(Checks *c, Device *device) {
 static void test_events(Checks *c, Device *device) {
     Error err = {};
     Stream *first = stream_create(device, "compute"), *second = stream_create(device, "communication");
-    Event *start = event_create(device), *stop = event_create(device);
+    Event *start = event_create_timed(device), *stop = event_create_timed(device), *order = event_create(device);
     int *word = (int *)device_alloc(device, 2 * sizeof(int), "a test", &err), back[2] = {-1, -1};
     event_record(start, first);
     busy(first, word, 5, 100);
@@ -177,7 +177,8 @@ static void test_events(Checks *c, Device *device) {
     copy_on_device(second, word + 1, word, sizeof(int));  // not ordered: the other stream is still busy
     copy_to_host(second, back, word + 1, sizeof(int));
     stream_synchronize(second);
-    stream_wait(second, stop);
+    event_record(order, first);
+    stream_wait(second, order);
     copy_on_device(second, word + 1, word, sizeof(int));  // ordered by the event
     copy_to_host(second, back + 1, word + 1, sizeof(int));
     stream_synchronize(second);
@@ -196,6 +197,7 @@ static void test_events(Checks *c, Device *device) {
     stream_destroy(second);
     event_destroy(start);
     event_destroy(stop);
+    event_destroy(order);
     device_free(device, word);
 }
 

@@ -265,7 +265,7 @@ static void time_layer(Bench *b, const Layer *l, int64_t N) {
     floatX *wide = (floatX *)new_memory(b, (size_t)N * (size_t)(l->C > l->OC ? l->C : l->OC) * sizeof(floatX)), *pre = (floatX *)new_memory(b, (size_t)(N * l->OC) * sizeof(floatX));
     float *dw = (float *)new_memory(b, (size_t)l->OC * (size_t)l->C * sizeof(float)), *dbias = (float *)new_memory(b, (size_t)l->OC * sizeof(float));
     void *workspace = new_memory(b, op_linear_workspace_bytes(N, l->C, l->OC));
-    Event *mark[3] = {event_create(b->device), event_create(b->device), event_create(b->device)};
+    Event *mark[3] = {event_create_timed(b->device), event_create_timed(b->device), event_create_timed(b->device)};
     for (int round = 0; round < 2; round++) {  // the first warms up
         event_record(mark[0], b->stream);
         for (int i = 0; i < REPEATS; i++) op_linear_forward(b->stream, wide, l->gelu_out ? pre : NULL, x.device, w.device, bias.device, N, l->C, l->OC, workspace);

@@ -562,7 +562,7 @@ static int run_shape(Machine *machine, int per_node, bool emulate) {
     Topology topology;
     Error err = {0};
     int *hosts = (int *)xcalloc((size_t)machine->size, sizeof *hosts, "the hosts"), failures = 0;
-    static const int chunk_counts[] = {1, 3, 50};  // 50: more than borders, so that some are empty
+    static const int chunk_counts[] = {1, 3, 50, 0};  // 50: more than borders, so that some are empty; 0: the plan chooses
     if (!topology_build(&topology, machine->rank, machine->size, hosts, per_node, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
     topology_share_devices(&topology, device_count(), emulate);
     Launch launch = {machine->rank, machine->size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
@@ -577,7 +577,7 @@ static int run_shape(Machine *machine, int per_node, bool emulate) {
     if (!comm) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = true;
-        for (int c = 0; ok && c < 3; c++) ok = run_trial(machine, &topology, comm, arm, chunk_counts[c]);
+        for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) ok = run_trial(machine, &topology, comm, arm, chunk_counts[c]);
         failures += !ok;
         if (machine->rank == 0) printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", topology.nodes, per_node, arms[arm].name);
     }

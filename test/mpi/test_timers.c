@@ -22,7 +22,7 @@ struct Event {
 };
 const Site *device_site(const Device *device) { return &device->site; }
 void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "none"); }
-Event *event_create(Device *device) { return (Event *)calloc(1, sizeof(Event)); }
+Event *event_create_timed(Device *device) { return (Event *)calloc(1, sizeof(Event)); }
 void event_destroy(Event *event) { free(event); }
 void event_record(Event *event, Stream *stream) { event->ms = stream->device->now_ms; }
 void event_synchronize(Event *event) {}

@@ -6,9 +6,12 @@
 
 #include <cmocka.h>
 #include <fenv.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "llmc/device.h"
 
@@ -90,7 +93,7 @@ static void test_events(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
     Stream *stream = stream_create(device, "compute");
-    Event *start = event_create(device), *stop = event_create(device);
+    Event *start = event_create_timed(device), *stop = event_create_timed(device);
     event_record(start, stream);
     nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     event_record(stop, stream);
@@ -104,10 +107,39 @@ static void test_events(void **state) {
     device_close(device);
 }
 
+// An event for order alone has no time to tell: whoever asks is ended, on CPU ranks as on a GPU.
+static void test_untimed_events(void **state) {
+    Error err = {0};
+    Device *device = device_open(0, NULL, &err);
+    Stream *stream = stream_create(device, "compute");
+    Event *order = event_create(device), *timed = event_create_timed(device), *pairs[][2] = {{timed, timed}, {order, timed}, {timed, order}};
+    event_record(order, stream);
+    event_record(timed, stream);
+    stream_wait(stream, order);
+    event_synchronize(order);
+    for (int i = 0; i < 3; i++) {
+        int status;
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0) {
+            if (!freopen("/dev/null", "w", stderr)) _exit(99);
+            event_elapsed_ms(pairs[i][0], pairs[i][1]);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), i ? EXIT_ENVIRONMENT : 0);
+    }
+    event_destroy(order);
+    event_destroy(timed);
+    stream_destroy(stream);
+    device_close(device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open),   cmocka_unit_test(test_rounding_modes), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_copies), cmocka_unit_test(test_events),
+        cmocka_unit_test(test_copies), cmocka_unit_test(test_events),         cmocka_unit_test(test_untimed_events),
     };
     return cmocka_run_group_tests_name("the CPU device", tests, NULL, NULL);
 }

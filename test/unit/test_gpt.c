@@ -337,9 +337,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_evaluation_has_no_dropout),
     };
     Launch launch;
-    Error err;
     leaks_of_mpi_begin();
-    launch_init(&launch, &argc, &argv, &err);
+    launch_init(&launch, &argc, &argv);
     leaks_of_mpi_end();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     failed += leaks_found();

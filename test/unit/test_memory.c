@@ -206,8 +206,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_advice_on_a_model),        cmocka_unit_test(test_share),                   cmocka_unit_test(test_what_does_not_fit),
     };
     Launch launch;
-    Error err;
-    launch_init(&launch, &argc, &argv, &err);
+    launch_init(&launch, &argc, &argv);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     launch_finalize(&launch);
     return failed;

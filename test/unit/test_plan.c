@@ -56,7 +56,7 @@ static Case *random_case(uint32_t trial) {
     c->grad.tail_codec = (int)roll(&dice, CODEC_FP32, CODEC_BF16);
     c->grad.intra_group = groups[roll(&dice, 0, 5)];
     c->grad.inter_group = groups[roll(&dice, 0, 5)];
-    c->grad.chunks = (int)roll(&dice, 1, 9);
+    c->grad.chunks = (int)roll(&dice, 0, 9);  // 0: the plan's own choice
     c->weight.codec = roll_codec(&dice);
     c->weight.group = groups[roll(&dice, 0, 5)];
     c->options.nodes = (int)roll(&dice, 1, 5);
@@ -234,6 +234,46 @@ static void test_chunks_cover_the_shard_once(void **state) {
     }
 }
 
+// Left to the plan, the chunks of all buckets are about as large as an ordinary bucket, and never crumbs; a number that is given counts for every bucket.
+static void test_automatic_chunks(void **state) {
+    GradWire left = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 0}, given = left;
+    given.chunks = 3;
+    int cut = 0;
+    for (uint32_t trial = 0; trial < TRIALS; trial++) {
+        Case *c = random_case(trial);
+        int64_t ranks = c->plan.dp, least = 16 * ranks * c->options.border, target = c->options.bucket_elements > least ? c->options.bucket_elements : least;
+        for (int b = 0; b < c->plan.buckets; b++) {
+            const Bucket *bucket = &c->plan.bucket[b];
+            int chunks = plan_chunks(&c->plan, bucket, &left);
+            assert_int_equal(plan_chunks(&c->plan, bucket, &given), 3);
+            assert_true(chunks >= 1 && (chunks == 1 || bucket->matrix > (chunks - 1) * target));
+            cut += chunks > 1;
+            for (int k = 0; k < chunks; k++) {
+                int64_t lo, hi;
+                plan_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
+                assert_true((hi - lo) * ranks < target + ranks * c->options.chunk_border);
+            }
+        }
+        free_case(c);
+    }
+    assert_true(cut > 10);
+    // The 125M model on 2 x 2 ranks: the embeddings of 40.2 M elements go in two chunks, three layers of 21.2 M in one.
+    PlanTensor tensors[] = {{38633472, true, 0}, {1572864, true, 0}, {21233664, true, 1}, {29952, false, 1}};
+    PlanOptions options = {2, 2, plan_border(128, 128, 2048), plan_border(128, 128, 0), 25000000};
+    Plan plan;
+    assert_true(plan_build(&plan, tensors, 4, &options, NULL));
+    assert_int_equal(plan.buckets, 2);
+    assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), 2);
+    assert_int_equal(plan_chunks(&plan, &plan.bucket[1], &left), 1);
+    plan_free(&plan);
+    // However small buckets are asked for, and however large the one tensor is.
+    PlanTensor huge = {(int64_t)1 << 40, true, 0};
+    options.bucket_elements = 1;
+    assert_true(plan_build(&plan, &huge, 1, &options, NULL));
+    assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), MOST_CHUNKS);
+    plan_free(&plan);
+}
+
 // Codes, scales and tails of all partitions: inside their sections, aligned for their type, sections apart and on MESSAGE_ALIGN.
 static void check_layout(MessageLayout m, int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements) {
     static const int64_t bytes_of_8[CODECS] = {32, 16, 8, 4};
@@ -256,10 +296,11 @@ static void test_message_layouts(void **state) {
         Case *c = random_case(trial);
         for (int b = 0; b < c->plan.buckets; b++) {
             const Bucket *bucket = &c->plan.bucket[b];
-            for (int k = 0; k < c->grad.chunks; k++) {
+            int chunks = plan_chunks(&c->plan, bucket, &c->grad);
+            for (int k = 0; k < chunks; k++) {
                 MessageLayout one, two, none = {0};
                 int64_t lo, hi, tail = k == 0 ? bucket->tail_shard : 0;
-                plan_chunk(&c->plan, bucket, c->grad.chunks, k, &lo, &hi);
+                plan_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
                 plan_grad_messages(&c->plan, bucket, &c->grad, k, &one, &two);
                 if (c->options.per_node > 1) {
                     check_layout(one, c->grad.intra_codec, c->grad.intra_group, hi - lo, c->options.nodes, c->grad.tail_codec, tail);
@@ -291,13 +332,23 @@ static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copi
 
 static int bits_of(int codec) { return codec == CODEC_FP32 ? 32 : codec == CODEC_BF16 ? 16 : codec == CODEC_INT8 ? 8 : 4; }
 
+// The number that was asked for, or as few as keep a chunk within a bucket's target size, which is at least 16 borders of every rank.
+static int64_t expected_chunks(const Case *c, int64_t matrix) {
+    int64_t most = 16 * c->options.nodes * c->options.per_node * c->options.border, chunks = 1;
+    if (c->grad.chunks) return c->grad.chunks;
+    if (most < c->options.bucket_elements) most = c->options.bucket_elements;
+    while (chunks * most < matrix) chunks++;
+    return chunks;
+}
+
 static WireBytes expected_bytes(const Case *c) {
     WireBytes sum = {0};
     int64_t nodes = c->options.nodes, per_node = c->options.per_node, ranks = nodes * per_node;
     for (int b = 0; b < c->plan.buckets; b++) {
         int64_t matrix = c->plan.bucket[b].matrix / ranks, tail = c->plan.bucket[b].tail / ranks, units = matrix / c->options.chunk_border;
-        for (int64_t k = 0; k < c->grad.chunks; k++) {
-            int64_t n = ((k + 1) * units / c->grad.chunks - k * units / c->grad.chunks) * c->options.chunk_border, t = k ? 0 : tail;
+        int64_t chunks = expected_chunks(c, c->plan.bucket[b].matrix);
+        for (int64_t k = 0; k < chunks; k++) {
+            int64_t n = ((k + 1) * units / chunks - k * units / chunks) * c->options.chunk_border, t = k ? 0 : tail;
             int tail_bits = bits_of(c->grad.tail_codec);
             sum.grad_intra += (per_node - 1) * message_bytes(bits_of(c->grad.intra_codec), c->grad.intra_group, n, nodes, tail_bits, t);
             sum.grad_inter += (nodes - 1) * message_bytes(bits_of(c->grad.inter_codec), c->grad.inter_group, n, 1, tail_bits, t);
@@ -432,6 +483,7 @@ int main(void) {
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_logical_offsets_independent_of_shape),
         cmocka_unit_test(test_chunks_cover_the_shard_once),
+        cmocka_unit_test(test_automatic_chunks),
         cmocka_unit_test(test_message_layouts),
         cmocka_unit_test(test_sealed_messages),
         cmocka_unit_test(test_wire_bytes),

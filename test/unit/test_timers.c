@@ -27,7 +27,7 @@ struct Event {
 };
 
 const Site *device_site(const Device *device) { return &device->site; }
-Event *event_create(Device *device) {
+Event *event_create_timed(Device *device) {
     Event *event = (Event *)calloc(1, sizeof *event);
     event->device = device;
     device->events++;
