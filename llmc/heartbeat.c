@@ -14,6 +14,7 @@
 #include "llmc/fault.h"
 
 enum { PHASE_WORDS = 4 };
+enum { MOST_TURNS = 10 };  // of hosts that speak one after the other
 
 // One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
 typedef struct Slot {
@@ -84,6 +85,17 @@ void heartbeat_take_floor(const Site *site) {
     Heartbeat *h = site ? site->heartbeat : NULL;
     int nobody = 0;
     if (h && !atomic_compare_exchange_strong(&h->slots[-1].waits, &nobody, 1)) nap(30);
+}
+
+// Seconds that this host leaves to those before it, to say what it would say too and to end the job.
+static double turn(const Heartbeat *h) {
+    int before = h->site.node < MOST_TURNS ? h->site.node : MOST_TURNS;
+    return h->other_hosts ? 2.0 * before : 0;
+}
+
+void heartbeat_take_turn(const Site *site) {
+    heartbeat_take_floor(site);
+    if (site && site->heartbeat) nap(turn(site->heartbeat));
 }
 
 // MPI belongs to the main thread, which is blocked anyway: leaving with a code of its own makes the launcher end the other ranks.
@@ -300,6 +312,6 @@ bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
     if (!h) return false;
     nap(1 + 2 * h->period);
     bool busy = list_busy(h, text, bytes);
-    if (!busy && h->other_hosts) nap(10);  // then the one that is late is on another host, and its neighbours there know its name
+    if (!busy && h->other_hosts) nap(10 + turn(h));  // then the one that is late is on another host, and its neighbours there know its name
     return busy;
 }

@@ -21,10 +21,14 @@ void heartbeat_waits(const Site *site, bool waits);
 // Progress alone, from any thread: in work that neither waits nor ends soon.
 void heartbeat_moves(const Site *site);
 // Called when a wait has taken too long: gives the watchdogs a moment to find a rank that is stopped or dead (they end the job), then looks for ranks of this host
-// that are alive but do not wait. True: text names them, as in "rank 3 is still busy (last seen at iteration 12, read data)".
+// that are alive but do not wait. True: text names them, as in "rank 3 is still busy (last seen at iteration 12, read data)". False: there is none; hosts
+// without one come back later, one after the other, so that the host that has one speaks first.
 bool heartbeat_blames(const Site *site, char *text, size_t bytes);
 // Of the ranks of this host that are about to end the job at the same time one speaks: returns at once to the first, and to the others after 30 s, should
 // they live so long. Without a heartbeat at once.
 void heartbeat_take_floor(const Site *site);
+// The same for what all ranks of all hosts meet at once, such as a collective that fails: hosts speak in the order of their nodes, two seconds apart, so that the
+// first one's line is the only one.
+void heartbeat_take_turn(const Site *site);
 
 LLMC_END

@@ -24,6 +24,7 @@ static void check(const Comm *comm, int rc, CommScope scope, const char *what) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(rc, text, &length);
+    heartbeat_take_turn(device_site(comm->device));  // a lost rank fails the collectives of all
     fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what, scope_name[scope], text);
 }
 

@@ -20,6 +20,7 @@ static const char *const scope_name[COMM_SCOPES] = {"inside the node", "between 
 
 static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
     const char *detail = ncclGetLastError(comm->scope[scope]);
+    heartbeat_take_turn(device_site(comm->device));  // a lost rank fails the collectives of all
     fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s failed: %s (%s); see whether another rank or its node died, and run again with NCCL_DEBUG=INFO", what,
           scope_name[scope], ncclGetErrorString(result), detail && *detail ? detail : "no detail");
 }

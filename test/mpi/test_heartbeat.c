@@ -66,6 +66,22 @@ static bool alone_watches_itself(const Site *site) {
     return ok && !other.heartbeat;
 }
 
+// Every rank as a host of its own, its node that of its rank: they speak one after the other. Of one host alone nobody waits for others.
+static bool hosts_take_turns(int rank, int size) {
+    if (rank > 1) return true;  // two are enough
+    Site site = {rank, rank, 0, 0, "test", NULL};
+    double took[2];
+    for (int hosts = 1; hosts <= 2; hosts++) {
+        heartbeat_open(&site, MPI_COMM_SELF, hosts == 1 ? 1 : size, 10);
+        if (!site.heartbeat) return false;
+        double start = monotonic_seconds();
+        heartbeat_take_turn(&site);
+        took[hosts - 1] = monotonic_seconds() - start;
+        heartbeat_close(&site);
+    }
+    return took[0] < 1 && (rank == 0 ? took[1] < 1 : took[1] >= 1.9 && took[1] < 5);
+}
+
 int main(int argc, char **argv) {
     Launch launch;
     launch_init(&launch, &argc, &argv);
@@ -79,6 +95,7 @@ int main(int argc, char **argv) {
     report(site.rank, "nobody is busy", !asked(&site, launch.size, -1, text, sizeof text));
     report(site.rank, "a wait ends", waits_end(&site));
     report(site.rank, "a rank alone watches itself", alone_watches_itself(&site));
+    report(site.rank, "hosts speak one after the other", hosts_take_turns(launch.rank, launch.size));
     MPI_Barrier(MPI_COMM_WORLD);
     heartbeat_close(&site);
     heartbeat_open(&site, launch.host, launch.size, 0);  // again, and without a limit

@@ -1,13 +1,8 @@
 #!/bin/bash
-# Event files read back by TensorBoard's own package: scalars, steps, texts. Skipped (exit 77) where python3 has no tensorboard; PYTHON names
-# another interpreter.
+# Event files read back by TensorBoard's own package: scalars, steps, texts. Skipped (exit 77), once they are written, where python3 has no tensorboard; PYTHON
+# names another interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-python=${PYTHON:-python3}
-if ! "$python" -c 'from tensorboard.backend.event_processing import event_accumulator' 2>/dev/null; then
-    echo "skipped: $python has no tensorboard package"
-    exit 77
-fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -26,8 +21,14 @@ int main(int argc, char **argv) {
     return 0;
 }
 END
-"${MPICC:-mpicc}" -std=c11 -D_GNU_SOURCE -I. "$folder/write.c" llmc/tensorboard.c llmc/append.c llmc/durable.c llmc/base.c -lxxhash -o "$folder/write"
+"${MPICC:-mpicc}" -std=c11 -D_GNU_SOURCE -I. "$folder/write.c" "${BUILD:-build}/libllmc.a" -lcjson -lxxhash -lpcre2-8 -lpthread -lm -o "$folder/write"
 "$folder/write" "$folder/events"
+
+python=${PYTHON:-python3}
+if ! "$python" -c 'from tensorboard.backend.event_processing import event_accumulator' 2>/dev/null; then
+    echo "skipped: $python has no tensorboard package"
+    exit 77
+fi
 
 "$python" - "$folder/events" <<'END'
 import math, struct, sys
