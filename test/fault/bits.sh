@@ -6,7 +6,7 @@
 make_shard text 400 8
 data=$work/text_text_document
 run=(--gpus-per-node 2 --eval-iters 0 --ddp-bucket-size 1000 --wq-group-size 128)
-several=("${paper[@]}" --wq-group-size 128)
+several=("${paper[@]}" --wq-group-size 128 --gradient-alltoall-pipeline 1)
 
 # --- replicas ---
 with_fault() { # FAULT NAME NP FLAGS...
@@ -63,7 +63,7 @@ check "a fault that is not understood" misspelt
 
 # --- messages ---
 # Exchanges of a step on 2 x 2 ranks with three buckets: for each bucket in backward order a level inside the node and one between nodes; then for each in
-# forward order the weights between nodes and inside.
+# forward order the weights between nodes and inside. Every bucket in one chunk: the exchanges are counted.
 found() { # NUMBER TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in that exchange of iteration 6
     rm -rf "$work/wire"
     SDP4BIT_FAULT=message:1:6:$1 LIMIT=30 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" --save-interval "$3"
