@@ -56,7 +56,7 @@ static void with_update_shape(int group, Launch launch) {
 }
 template <class S>
 struct UpdateBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::RUNS == 1 ? 4 : S::RUNS == 2 ? 2 : 1;
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS == 1 && S::WARP_TILES ? 4 : S::RUNS <= 2 ? 2 : 1;  // a block that shares a group waits for its slowest warp
 };
 
 template <class S>

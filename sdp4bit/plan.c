@@ -154,10 +154,18 @@ MessageLayout message_layout(int codec, int group, int64_t elements, int partiti
     return m;
 }
 
+// What all buckets but the embeddings', which come first, ask of the buffers; at least what a bucket is merged to.
+static int64_t ordinary_bucket(const Plan *plan) {
+    int64_t size = plan->options.bucket_elements > least_bucket(plan) ? plan->options.bucket_elements : least_bucket(plan);
+    for (int b = 1; b < plan->buckets; b++) {
+        if (plan->bucket[b].matrix > size) size = plan->bucket[b].matrix;
+    }
+    return size;
+}
+
 int plan_chunks(const Plan *plan, const Bucket *bucket, const GradWire *wire) {
     if (wire->chunks) return wire->chunks;
-    int64_t most = plan->options.bucket_elements, least = least_bucket(plan);
-    int64_t chunks = ceil_div64(bucket->matrix, most > least ? most : least);
+    int64_t size = ordinary_bucket(plan), chunks = (bucket->matrix + size / 2) / size;
     return chunks < 1 ? 1 : chunks > MOST_CHUNKS ? MOST_CHUNKS : (int)chunks;
 }
 

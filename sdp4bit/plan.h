@@ -106,9 +106,9 @@ typedef struct MessageLayout {
 
 MessageLayout message_layout(int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements);
 
-// Chunks that this bucket travels in: the wire's number, or, where that is 0, as few as keep a chunk of all ranks' pieces within the size that buckets are
-// merged to (and the least that they have). So only a bucket of one large unit, such as the embeddings, is cut, and the buffers that all buckets
-// share are no larger than an ordinary bucket wants them.
+// Chunks that this bucket travels in: the wire's number, or, where that is 0, as many as make a chunk of all ranks' pieces nearest to an ordinary bucket: the
+// largest but the first one, or the size that buckets are merged to. So only the embeddings are cut, the buffers that all buckets share are little larger than
+// the layers want them, and no more messages are sent than that takes: each costs the host a dozen calls.
 int plan_chunks(const Plan *plan, const Bucket *bucket, const GradWire *wire);
 // Chunk k of K of a shard's matrix piece: [*lo, *hi), cut on chunk_border as evenly as it allows; may be empty. The tail travels with chunk 0.
 void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi);

@@ -118,7 +118,7 @@ network_flags() {
 # model_flags MODEL:ROWS RANKS MICRO_BATCHES: sets $what.
 model_flags() {
     what=("@$(card "${1%:*}")" --micro-batch-size "${1##*:}" --global-batch-size $((${1##*:} * $2 * $3)) --mock-data --hidden-dropout 0 --attention-dropout 0
-        --train-iters 1000000 --eval-interval 1000000 --eval-iters 0 ${flags[@]+"${flags[@]}"})
+        --train-iters 1000000 --eval-interval 1000000 --eval-iters 0 --distributed-timeout-minutes 1 ${flags[@]+"${flags[@]}"}) # a rank that hangs is named in time
 }
 
 # --- running -----------------------------------------------------------------------------------------------------------------------------------
