@@ -13,7 +13,8 @@
 
 #include "llmc/fault.h"
 
-enum { PHASE_WORDS = 4 };
+enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
+enum { MOST_CALLERS = 4 };  // ranks whose collectives are told
 enum { MOST_TURNS = 10 };  // of hosts that speak one after the other
 
 // One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
@@ -22,6 +23,8 @@ typedef struct Slot {
     atomic_llong iteration;
     atomic_int waits, rank;
     atomic_ullong phase[PHASE_WORDS];  // text, cut; words may be of two phases for a moment
+    atomic_llong calls;                // collectives issued
+    atomic_ullong call[CALL_WORDS];    // text: the last one
 } Slot;
 
 struct Heartbeat {
@@ -47,13 +50,25 @@ static void nap(double seconds) {
     nanosleep(&t, NULL);
 }
 
+// text: 8 bytes per word, the last of them the end.
+static void load_text(char *text, const atomic_ullong *words, int count) {
+    for (int i = 0; i < count; i++) {
+        unsigned long long word = atomic_load(&words[i]);
+        memcpy(text + 8 * i, &word, 8);
+    }
+    text[8 * count - 1] = '\0';
+}
+static void store_text(atomic_ullong *words, int count, const char *text) {
+    for (int i = 0; i < count; i++) {
+        unsigned long long word;
+        memcpy(&word, text + 8 * i, 8);
+        atomic_store_explicit(&words[i], word, memory_order_relaxed);
+    }
+}
+
 static void where(const Slot *slot, int64_t *iteration, char phase[8 * PHASE_WORDS]) {
     *iteration = atomic_load(&slot->iteration);
-    for (int i = 0; i < PHASE_WORDS; i++) {
-        unsigned long long word = atomic_load(&slot->phase[i]);
-        memcpy(phase + 8 * i, &word, 8);
-    }
-    phase[8 * PHASE_WORDS - 1] = '\0';
+    load_text(phase, slot->phase, PHASE_WORDS);
 }
 
 // "iteration 12, read data", or the phase alone before training.
@@ -77,6 +92,22 @@ static bool list_busy(const Heartbeat *h, char *text, size_t bytes) {
         used += (size_t)snprintf(text + used, bytes - used, "%srank %d is still busy (last seen at %s)", found++ ? ", " : "", atomic_load(&slot->rank), last);
     }
     return found > 0;
+}
+
+// "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 1 ..." of this host's first ranks: who has issued fewer is late, and where all have
+// issued the same the devices stand still. Empty when there were none.
+static void list_calls(const Heartbeat *h, char *text, size_t bytes) {
+    int found = 0;
+    size_t used = 0;
+    *text = '\0';
+    for (int i = 0; i < h->size && found < MOST_CALLERS && used < bytes; i++) {
+        const Slot *slot = &h->slots[i];
+        char last[8 * CALL_WORDS];
+        long long calls = atomic_load(&slot->calls);
+        if (!calls || atomic_load(&slot->beats) < 0) continue;
+        load_text(last, slot->call, CALL_WORDS);
+        used += (size_t)snprintf(text + used, bytes - used, "%srank %d %lld collectives, the last %s", found++ ? "; " : "; issued: ", atomic_load(&slot->rank), calls, last);
+    }
 }
 
 // --- the watchdog ----------------------------------------------------------------------------------------------------------------
@@ -118,7 +149,7 @@ static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
 
 // The main thread of this rank is stuck, or waits for what does not come.
 static void watch_own(Heartbeat *h, long long now) {
-    char who[512], what[800];
+    char who[512], what[1400], calls[512];
     long long moves = atomic_load(&h->moves);
     if (moves != h->moves_seen || h->limit <= 0) h->moves_since = now;
     h->moves_seen = moves;
@@ -128,7 +159,8 @@ static void watch_own(Heartbeat *h, long long now) {
     if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what it does there", idle);
     else if (list_busy(h, what, sizeof who - 64)) snprintf(who, sizeof who, "waited %.0f s: %.440s; see what stopped it", idle, what);
     else snprintf(who, sizeof who, "waited %.0f s for the device or another host, no rank of this host is busy; see whether a GPU hangs (nvidia-smi, dmesg)", idle);
-    snprintf(what, sizeof what, "%s (--distributed-timeout-minutes sets the limit)", who);
+    list_calls(h, calls, sizeof calls);
+    snprintf(what, sizeof what, "%s%s (--distributed-timeout-minutes sets the limit)", who, calls);
     end_job(h, what);
 }
 
@@ -231,7 +263,7 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     h->other_hosts = other_hosts;
     h->limit = limit;
     h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
-    h->patience = 5 + 4 * h->period + (other_hosts ? 15 : 0) + (site->rank < 30 ? 2 * site->rank : 60);
+    h->patience = 5 + 4 * h->period + (other_hosts ? 15 + 2 * MOST_TURNS : 0) + (site->rank < 30 ? 2 * site->rank : 60);
     faults_from_environment(&h->faults, site->rank, &ignored);
     h->site = *site;
     h->site.heartbeat = h;
@@ -296,14 +328,20 @@ void heartbeat_waits(const Site *site, bool waits) {
     Slot *slot = &h->slots[h->own];
     char phase[8 * PHASE_WORDS] = "";
     snprintf(phase, sizeof phase, "%s", site->phase ? site->phase : "");
-    for (int i = 0; i < PHASE_WORDS; i++) {
-        unsigned long long word;
-        memcpy(&word, phase + 8 * i, 8);
-        atomic_store_explicit(&slot->phase[i], word, memory_order_relaxed);
-    }
+    store_text(slot->phase, PHASE_WORDS, phase);
     atomic_store_explicit(&slot->iteration, site->iteration, memory_order_relaxed);
     atomic_store_explicit(&slot->waits, waits, memory_order_release);
     if (waits && h->faults.count && fault_here(h, FAULT_HANG, site->iteration)) stand_still();
+}
+
+void heartbeat_issues(const Site *site, const char *what, const char *scope) {
+    Heartbeat *h = site ? site->heartbeat : NULL;
+    if (!h) return;
+    Slot *slot = &h->slots[h->own];
+    char call[8 * CALL_WORDS] = "";
+    snprintf(call, sizeof call, "%s %s", what, scope);
+    store_text(slot->call, CALL_WORDS, call);
+    atomic_fetch_add_explicit(&slot->calls, 1, memory_order_relaxed);
 }
 
 bool heartbeat_blames(const Site *site, char *text, size_t bytes) {

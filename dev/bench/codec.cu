@@ -1,10 +1,11 @@
 // Bandwidth of every kernel between a rank's local gradients and the replicas' weights, as a share of what a plain device copy reaches on the same GPU
 // (the paper's Table 5 and beyond). Built and run by dev/bench/codec.sh.
 //
-//   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--out FILE.json]
+//   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 //
 // Size: the fp32 bytes of the values that a kernel reads, whatever codec they are in. Bytes moved: every input read once, every output written once. Before
-// each run a buffer larger than the L2 is overwritten. Each figure is the median of the runs, timed by events. Prints a table; FILE takes the same as JSON.
+// each run a buffer larger than the L2 is overwritten. Each figure is the median of the runs, timed by events. --only: kernels whose line holds TEXT (for ncu).
+// Prints a table; FILE takes the same as JSON.
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "llmc/cuda/internal.h"
+#include "llmc/version.h"
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/plan.h"
 
@@ -19,6 +21,7 @@ typedef struct Bench {
     Device *device;
     Stream *stream;
     int runs;
+    const char *only;
     FILE *json;
     bool first_row;
     void *flush;
@@ -33,19 +36,21 @@ static void stop(const Error *err) {
     exit(err->code);
 }
 
-// Values of the size of gradients: random sign and mantissa, exponents around 2^-10.
-__global__ void fill_kernel(uint32_t *word, int64_t n, uint32_t seed) {
+// Values of the size of gradients, as fp32 and as pairs of bf16: random sign and mantissa, exponents around 2^-10. signs: 0x80008000, or 0 for second moments and
+// the like.
+__global__ void fill_kernel(uint32_t *word, int64_t n, uint32_t seed, uint32_t signs) {
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
-        uint32_t bits = (uint32_t)(replica_mix((uint64_t)i, seed) >> 32);
-        word[i] = (bits & 0x807FFFFFu) | (114u + (bits >> 23) % 6u) << 23;
+        uint64_t bits = replica_mix((uint64_t)i, seed);
+        uint32_t exponents = (114u + (uint32_t)(bits >> 40) % 6u) << 23 | (114u + (uint32_t)(bits >> 50) % 6u) << 7;
+        word[i] = ((uint32_t)bits & (signs | 0x007F007Fu)) | exponents;
     }
 }
 
-static void *filled(Bench *b, int64_t bytes, uint32_t seed) {
+static void *filled(Bench *b, int64_t bytes, uint32_t seed, bool positive = false) {
     Error err;
     void *memory = device_alloc(b->device, (size_t)bytes + 16, "a benchmark", &err);
     if (!memory) stop(&err);
-    fill_kernel<<<1024, 256, 0, stream_handle(b->stream)>>>((uint32_t *)memory, bytes / 4, seed);
+    fill_kernel<<<1024, 256, 0, stream_handle(b->stream)>>>((uint32_t *)memory, bytes / 4, seed, positive ? 0 : 0x80008000u);
     check_launch(b->stream, "fill");
     stream_synchronize(b->stream);
     return memory;
@@ -70,6 +75,8 @@ static double median_ms(Bench *b, Launch launch) {
     return ms[ms.size() / 2];
 }
 
+static bool wanted(const Bench *b, const char *kernel) { return !b->only || strstr(kernel, b->only); }
+
 static void report(Bench *b, const char *kernel, int64_t elements, int64_t bytes, double ms) {
     double rate = (double)bytes / (ms * 1e-3);
     printf("%-44s %7.0f MB %9.1f us %8.0f GB/s %6.1f %%\n", kernel, (double)elements * 4 / 1048576, ms * 1e3, rate * 1e-9, 100.0 * rate / b->copy_rate);
@@ -79,6 +86,13 @@ static void report(Bench *b, const char *kernel, int64_t elements, int64_t bytes
                 b->first_row ? "" : ",", kernel, (long long)elements * 4, (long long)bytes, ms * 1e3, rate * 1e-9, rate / b->copy_rate);
         b->first_row = false;
     }
+}
+
+// What was measured: the arguments are plain words.
+static void start_json(const Bench *b) {
+    const char *command = getenv("COMMAND_LINE");
+    fprintf(b->json, "{\n  \"command\": \"%s\",\n  \"commit\": \"%s\",\n  \"device\": \"%s\",\n  \"copy_gb_per_s\": %.1f,\n  \"kernels\": [", command ? command : "codec", version_commit(),
+            device_name(b->device), b->copy_rate * 1e-9);
 }
 
 static void measure_copy(Bench *b) {
@@ -132,6 +146,9 @@ static int64_t coded_bytes(int codec, int group, int64_t n) {
 // --- the kernels -----------------------------------------------------------------------------------------------------------------
 
 static void bench_quantize(Bench *b, int64_t n, int codec, int group, bool hadamard, int rounding) {
+    char name[96];
+    snprintf(name, sizeof name, "quantise %s/%d%s %s", codec_info(codec).name, group, hadamard ? " Hadamard" : "", rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
+    if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, 4, 2048);
     QuantizePartitions q = {};
     q.bucket = l.bucket;
@@ -148,8 +165,6 @@ static void bench_quantize(Bench *b, int64_t n, int codec, int group, bool hadam
     q.send = (uint8_t *)filled(b, q.message.bytes * 4, 4);
     q.self_slot = q.send;
     double ms = median_ms(b, [&] { kernel_quantize_partitions(b->stream, &q); });
-    char name[96];
-    snprintf(name, sizeof name, "quantise %s/%d%s %s", codec_info(codec).name, group, hadamard ? " Hadamard" : "", rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
     report(b, name, l.bucket.matrix, l.bucket.matrix * 4 + coded_bytes(codec, group, l.bucket.matrix), ms);
     device_free(b->device, grads);
     device_free(b->device, q.send);
@@ -157,6 +172,9 @@ static void bench_quantize(Bench *b, int64_t n, int codec, int group, bool hadam
 }
 
 static void bench_requantize(Bench *b, int64_t n, int sources, int in_codec, int in_group, int codec, int group) {
+    char name[96];
+    snprintf(name, sizeof name, "sum %d x %s/%d, requantise %s/%d", sources, codec_info(in_codec).name, in_group, codec_info(codec).name, group);
+    if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, sources, 2048);
     SumRequantize r = {};
     r.sources = sources;
@@ -174,8 +192,6 @@ static void bench_requantize(Bench *b, int64_t n, int sources, int in_codec, int
     r.send = (uint8_t *)filled(b, r.out.bytes * 2, 6);
     r.self_slot = r.send;
     double ms = median_ms(b, [&] { kernel_sum_requantize(b->stream, &r); });
-    char name[96];
-    snprintf(name, sizeof name, "sum %d x %s/%d, requantise %s/%d", sources, codec_info(in_codec).name, in_group, codec_info(codec).name, group);
     int64_t sums = 2 * l.bucket.matrix_shard;
     report(b, name, l.bucket.matrix, coded_bytes(in_codec, in_group, sums) * sources + coded_bytes(codec, group, sums), ms);
     device_free(b->device, received);
@@ -184,6 +200,9 @@ static void bench_requantize(Bench *b, int64_t n, int sources, int in_codec, int
 }
 
 static void bench_final(Bench *b, int64_t n, int sources, int codec, int group, bool hadamard) {
+    char name[96];
+    snprintf(name, sizeof name, "final sum %d x %s/%d%s", sources, codec_info(codec).name, group, hadamard ? " Hadamard" : "");
+    if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, sources, 1, 2048);
     SumFinal f = {};
     int64_t shard = l.bucket.matrix_shard;
@@ -199,8 +218,6 @@ static void bench_final(Bench *b, int64_t n, int sources, int codec, int group, 
     f.grads = (float *)filled(b, l.bucket.matrix * 4, 8);
     f.matrix_leaves = (float *)filled(b, shard / HADAMARD_ORDER * 4, 9);
     double ms = median_ms(b, [&] { kernel_sum_final(b->stream, &f); });
-    char name[96];
-    snprintf(name, sizeof name, "final sum %d x %s/%d%s", sources, codec_info(codec).name, group, hadamard ? " Hadamard" : "");
     report(b, name, l.bucket.matrix, coded_bytes(codec, group, shard) * sources + shard * 4 + shard / HADAMARD_ORDER * 4, ms);
     device_free(b->device, received);
     device_free(b->device, f.grads);
@@ -217,6 +234,11 @@ static StepControl *applied_step(Bench *b) {
 }
 
 static void bench_update(Bench *b, int64_t n, int codec, int group, int rounding) {
+    bool quantised = codec_info(codec).levels != 0;
+    char name[96];
+    if (quantised) snprintf(name, sizeof name, "AdamW, difference, %s/%d %s", codec_info(codec).name, group, rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
+    else snprintf(name, sizeof name, "AdamW, %s", codec_info(codec).name);
+    if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 1, 1, 2048);
     int64_t shard = l.bucket.matrix_shard;
     MessageLayout m = message_layout(codec, group, shard, 1, FLOATX_CODEC, 0);
@@ -233,21 +255,15 @@ static void bench_update(Bench *b, int64_t n, int codec, int group, int rounding
     u.weights = weights;
     u.master = (float *)filled(b, shard * 4, 14);
     u.exp_avg = (float *)filled(b, shard * 4, 15);
-    u.exp_avg_sq = (float *)filled(b, shard * 4, 16);
+    u.exp_avg_sq = (float *)filled(b, shard * 4, 16, true);
     u.codec = codec, u.group = group, u.rounding = rounding;
     u.difference = true;
     u.key = KEY;
     u.codes = message;
     u.scales = (float *)(message + m.scales);
     u.tail = message + m.tail;
-    // Second moments are squares.
-    copy_on_device(b->stream, u.exp_avg_sq, u.master, (size_t)shard * 4);
     kernel_update_shard(b->stream, &u);
     double ms = median_ms(b, [&] { kernel_update_shard(b->stream, &u); });
-    bool quantised = codec_info(codec).levels != 0;
-    char name[96];
-    if (quantised) snprintf(name, sizeof name, "AdamW, difference, %s/%d %s", codec_info(codec).name, group, rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
-    else snprintf(name, sizeof name, "AdamW, %s", codec_info(codec).name);
     report(b, name, shard, shard * (7 * 4 + (quantised ? (int64_t)sizeof(floatX) : 0)) + coded_bytes(codec, group, shard), ms);
     device_free(b->device, control);
     device_free(b->device, grads);
@@ -260,6 +276,10 @@ static void bench_update(Bench *b, int64_t n, int codec, int group, int rounding
 }
 
 static void bench_apply(Bench *b, int64_t n, int codec, int group) {
+    bool quantised = codec_info(codec).levels != 0;
+    char name[96];
+    snprintf(name, sizeof name, quantised ? "apply %s/%d differences" : "apply %s", codec_info(codec).name, group);
+    if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, 2, 2048);
     ApplyWeights a = {};
     a.message = message_layout(codec, group, l.bucket.matrix_shard, 1, FLOATX_CODEC, 0);
@@ -273,9 +293,6 @@ static void bench_apply(Bench *b, int64_t n, int codec, int group) {
     a.difference = true;
     a.weights = (floatX *)filled(b, l.bucket.matrix * (int64_t)sizeof(floatX), 18);
     double ms = median_ms(b, [&] { kernel_apply_weights(b->stream, &a); });
-    bool quantised = codec_info(codec).levels != 0;
-    char name[96];
-    snprintf(name, sizeof name, quantised ? "apply %s/%d differences" : "apply %s", codec_info(codec).name, group);
     report(b, name, l.bucket.matrix, l.bucket.matrix * (quantised ? 4 : 2) + coded_bytes(codec, group, l.bucket.matrix), ms);
     device_free(b->device, control);
     device_free(b->device, messages);
@@ -284,6 +301,7 @@ static void bench_apply(Bench *b, int64_t n, int codec, int group) {
 }
 
 static void bench_norm(Bench *b, int64_t n) {
+    if (!wanted(b, "square leaves, tree of the leaves")) return;
     float *x = (float *)filled(b, n * 4, 19), *leaves = (float *)filled(b, n / HADAMARD_ORDER * 4, 20), *sum = (float *)filled(b, 4, 21);
     report(b, "square leaves", n, n * 4 + n / HADAMARD_ORDER * 4, median_ms(b, [&] { kernel_square_leaves(b->stream, leaves, x, n); }));
     report(b, "tree of the leaves", n, n / HADAMARD_ORDER * 4, median_ms(b, [&] { kernel_tree_sum(b->stream, sum, leaves, n / HADAMARD_ORDER); }));
@@ -326,10 +344,11 @@ int main(int argc, char **argv) {
         if (known && !strcmp(argv[i], "--min-mb")) smallest = atoll(argv[i + 1]);
         else if (known && !strcmp(argv[i], "--max-mb")) largest = atoll(argv[i + 1]);
         else if (known && !strcmp(argv[i], "--runs")) b.runs = atoi(argv[i + 1]);
+        else if (known && !strcmp(argv[i], "--only")) b.only = argv[i + 1];
         else if (known && !strcmp(argv[i], "--out")) out = argv[i + 1];
         else known = false;
         if (!known || smallest < 1 || b.runs < 1) {
-            fprintf(stderr, "usage: codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--out FILE.json]\n");
+            fprintf(stderr, "usage: codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]\n");
             return EXIT_USAGE;
         }
     }
@@ -347,7 +366,7 @@ int main(int argc, char **argv) {
         return EXIT_ENVIRONMENT;
     }
     b.first_row = true;
-    if (b.json) fprintf(b.json, "{\n  \"device\": \"%s\",\n  \"copy_gb_per_s\": %.1f,\n  \"kernels\": [", device_name(b.device), b.copy_rate * 1e-9);
+    if (b.json) start_json(&b);
     // Fourfold steps, and twofold ones where the targets hold.
     for (int64_t mb = smallest; mb <= largest; mb *= mb < 128 ? 4 : 2) bench_size(&b, mb * 262144);
     if (b.json) fprintf(b.json, "\n  ]\n}\n");

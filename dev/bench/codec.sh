@@ -2,7 +2,7 @@
 # Bandwidth of the fused kernels (quantise, sum and requantise, final sum, AdamW with difference, apply) at 8 MB to 2 GB of fp32 input, as a share of a
 # device copy: prints a table, writes JSON. Builds dev/bench/codec.cu first. Needs a GPU and what `make gpu` needs.
 #
-#   dev/bench/codec.sh [--min-mb 8] [--max-mb 2048] [--runs 15] [--out FILE.json]
+#   dev/bench/codec.sh [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 #
 # BUILD names the folder of the program, ARCH the architecture to build for (default native).
 set -euo pipefail
@@ -12,4 +12,6 @@ case " $* " in *" --out "*) ;; *) out=(--out dev/bench/results/codec.json) ;; es
 # The Makefile's rule for GPU test programs serves any source that its stem leads to.
 make -j "$(nproc)" BUILD="$build" ARCH="${ARCH:-native}" "$build/test/gpu/../../dev/bench/codec" >&2
 mkdir -p dev/bench/results
+COMMAND_LINE="dev/bench/codec.sh $*"
+export COMMAND_LINE
 "$build/dev/bench/codec" "$@" "${out[@]}"

@@ -144,9 +144,10 @@ shape_network() { # NETWORK
     esac
 }
 left() { say $((limit - SECONDS)); }
-# started COMMAND...: its output goes to a file of which the end is shown when it fails.
+# started COMMAND...: its output goes to a file of which the end is shown when it fails; --logs keeps all of it then.
 started() {
     "$@" >"$folder/out" 2>"$folder/err" && return
+    cp "$folder/out" "$logs/failed.$SECONDS.out" && cp "$folder/err" "$logs/failed.$SECONDS.err"
     grep -v '^--\|^$' "$folder/err" | tail -n 5 >&2
     tail -n 1 "$folder/out" >&2
     return 1

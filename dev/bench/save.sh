@@ -58,7 +58,7 @@ card=configs/gpt_${BASH_REMATCH[1]}.args rows=${BASH_REMATCH[2]}
 for way in $ways; do case $way in none | async | sync) ;; *) die 2 "the way $way is unknown; use none, async or sync" ;; esac; done
 
 [ -z "$folder" ] || mkdir -p "$folder"
-own=$(mktemp -d ${folder:+"$folder"}/save.XXXXXX 2>/dev/null || mktemp -d)
+if [ -n "$folder" ]; then own=$(mktemp -d "$folder/save.XXXXXX"); else own=$(mktemp -d); fi || die 3 "no folder for checkpoints could be made${folder:+ in $folder}"
 trap 'rm -rf "$own"' EXIT
 trap 'exit 1' HUP INT TERM
 [ -n "$logs" ] || logs=$own/logs

@@ -107,6 +107,7 @@ static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
 }
 
 static void wait_all(Comm *comm, CommScope scope, int used, const char *what) {
+    if (used > 0) heartbeat_issues(device_site(comm->device), what, scope_name[scope]);
     Deadline deadline = deadline_in(comm->timeout_seconds);
     heartbeat_waits(device_site(comm->device), true);
     for (int done = 0, polls = 1; !done; polls++) {

@@ -100,6 +100,7 @@ void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, 
     int size = comm->size[scope], rank = comm->rank[scope];
     if (size == 1 || bytes == 0) return;
     ncclComm_t nccl = comm->scope[scope];
+    heartbeat_issues(device_site(comm->device), "all-to-all", scope_name[scope]);
     nccl_begin(comm);
     ncclResult_t result = ncclGroupStart();
     for (int i = 1; i < size; i++) {
@@ -116,6 +117,7 @@ void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, St
     int size = comm->size[scope];
     if (size == 1 || bytes == 0) return;
     const uint8_t *own = (const uint8_t *)buffer + (size_t)comm->rank[scope] * bytes;
+    heartbeat_issues(device_site(comm->device), "all-gather", scope_name[scope]);
     nccl_begin(comm);
     nccl_end(comm, ncclAllGather(own, buffer, bytes, ncclUint8, comm->scope[scope], stream_handle(stream)), scope, "all-gather");
     comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;

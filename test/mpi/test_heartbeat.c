@@ -2,6 +2,7 @@
 // ranks: 2 4
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "llmc/heartbeat.h"
@@ -66,6 +67,32 @@ static bool alone_watches_itself(const Site *site) {
     return ok && !other.heartbeat;
 }
 
+// What the watchdog of a rank whose device stands still prints as it ends the job, in a process of its own: the collectives that were issued.
+static bool collectives_are_told(int rank, char *text, size_t bytes) {
+    int ends[2], status = 0;
+    size_t used = 0;
+    if (rank > 0) return true;
+    if (pipe(ends) != 0) return false;
+    pid_t child = fork();
+    if (child == 0) {
+        Site site = {0, 0, 0, 3, "update", NULL};
+        dup2(ends[1], 2);
+        close(ends[0]);
+        heartbeat_open(&site, MPI_COMM_SELF, 1, 0.2);
+        heartbeat_issues(&site, "all-to-all", "inside the node");
+        heartbeat_issues(&site, "all-gather", "between nodes");
+        heartbeat_waits(&site, true);
+        sleep(30);
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t got; child > 0 && used < bytes - 1 && (got = read(ends[0], text + used, bytes - 1 - used)) > 0;) used += (size_t)got;
+    text[used] = '\0';
+    close(ends[0]);
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_COMMUNICATION &&
+           strstr(text, "iteration 3 update: waited ") && strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
+}
+
 // Every rank as a host of its own, its node that of its rank: they speak one after the other. Of one host alone nobody waits for others.
 static bool hosts_take_turns(int rank, int size) {
     if (rank > 1) return true;  // two are enough
@@ -95,6 +122,12 @@ int main(int argc, char **argv) {
     report(site.rank, "nobody is busy", !asked(&site, launch.size, -1, text, sizeof text));
     report(site.rank, "a wait ends", waits_end(&site));
     report(site.rank, "a rank alone watches itself", alone_watches_itself(&site));
+    heartbeat_moves(&site);  // what follows takes seconds
+    char told[2000] = "";
+    bool ok = collectives_are_told(site.rank, told, sizeof told);
+    if (!ok) printf("# %s\n", told);
+    report(site.rank, "the watchdog tells the collectives", ok);
+    heartbeat_moves(&site);
     report(site.rank, "hosts speak one after the other", hosts_take_turns(launch.rank, launch.size));
     MPI_Barrier(MPI_COMM_WORLD);
     heartbeat_close(&site);
