@@ -56,7 +56,7 @@ disturb() {
     done
 }
 every_line_once() { # NAME: its train lines, repeated ones removed: what was computed twice must be the same to the byte
-    train_lines "$1" | sort -u -t : -k 3n
+    train_lines "$1" | sort -u | sort -s -t : -k 3,3n
 }
 # equal LEFT RIGHT ITERATION: both have the same line for every iteration until this one, and the same checkpoint of it.
 equal() {
