@@ -192,7 +192,7 @@ promised() {
     local rc p f s
     DEVICE=gpu BUILD=$BUILD timeout -k 5 900 bash "test/$1.sh" >"$work/promised" 2>&1 </dev/null
     rc=$?
-    grep '^not ok ' "$work/promised"
+    grep '^not ok \|^# ' "$work/promised"
     p=$(grep -c '^ok ' "$work/promised") f=$(grep -c '^not ok ' "$work/promised") s=$(grep -c '^skip ' "$work/promised")
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "test/$1.sh on GPUs" "exit code $rc after $p checks: $(tail -n 1 "$work/promised")"; else echo "test/$1.sh on GPUs: $p passed, $f failed, $s skipped"; fi

@@ -147,6 +147,46 @@ wait_for_iteration() {
         sleep 0.05
     done
 }
+# launcher_pid: the mpirun that in_background started: timeout's one child.
+launcher_pid() { grep -lsx "PPid:[[:space:]]*$job" /proc/[0-9]*/status | sed 's|/proc/||; s|/status||'; }
+# running_pids [RANK]: of rank_pids those that belong to the run in the background: mpirun's own children. mpirun does not wait for ranks that it has killed: one that a
+# driver keeps on its way out is still there when the next run has started, with the same environment; so is what a rank may have started itself.
+running_pids() {
+    local launcher pid
+    launcher=$(launcher_pid)
+    for pid in $(rank_pids "${1:-}"); do
+        if grep -qsx "PPid:[[:space:]]*${launcher:-none}" "/proc/$pid/status"; then echo "$pid"; fi
+    done
+}
+# signal_rank SIGNAL RANK: to that rank of the run in the background, or to RANK "mpirun". Without exactly one such process the run is ended and the test fails.
+signal_rank() {
+    local pids
+    mapfile -t pids < <(if [ "$2" = mpirun ]; then launcher_pid; else running_pids "$2"; fi)
+    if [ ${#pids[@]} -eq 1 ] && kill -s "$1" "${pids[0]}"; then return; fi
+    why="SIG$1 could not be sent: ${#pids[@]} processes are ${2/#[0-9]/rank &}"
+    kill "$job"
+    wait "$job"
+    return 1
+}
+# job_ended NAME: waits for the run in the background; its exit code as status. One that takes half of its time limit is described before timeout ends it.
+job_ended() {
+    local until=$((SECONDS + ${LIMIT:-60} * patience / 2))
+    while kill -0 "$job" 2>/dev/null && [ $SECONDS -lt $until ]; do sleep 0.05; done
+    if kill -0 "$job" 2>/dev/null; then describe "$1"; fi
+    wait "$job"
+}
+describe() { # NAME: lines "# ...": what mpirun and the ranks wait for, signals that they have not taken (bit 9, 200, is SIGUSR1; 2 SIGINT; 4000 SIGTERM), and whether steps go on
+    local pid before
+    before=$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)
+    echo "# $1 has not ended after $((${LIMIT:-60} * patience / 2)) s; mpirun is ${job:+$(launcher_pid)}"
+    for pid in $(launcher_pid) $(rank_pids); do
+        echo "# $pid $({ grep -E '^(Name|State|PPid|Threads|SigPnd|ShdPnd|SigBlk|SigIgn|SigCgt):' "/proc/$pid/status"; tr '\0' '\n' <"/proc/$pid/environ" | grep '^OMPI_COMM_WORLD_RANK='; } 2>/dev/null |
+            tr -s '\t\n' '  ') in $(cat "/proc/$pid/wchan" 2>/dev/null)"
+    done
+    sleep 1
+    echo "# last iteration ${before:-none}, a second later $(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)"
+    tail -n 3 "$work/out" "$work/err" | cut -c 1-160 | sed 's/^/# /'
+}
 
 # ---- looking at results ---------------------------------------------------------------------------------------------------------------
 # train_lines NAME [FROM]: the JSON lines of the iterations after FROM.

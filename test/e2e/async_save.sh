@@ -54,8 +54,8 @@ if [ -e "$shim" ]; then
         mkdir "$work/stopped"
         slow_disk 200 1 in_background stopped 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --save "$work/stopped" --save-interval 20 --async-save
         wait_for_iteration stopped 22 || { say "no iteration 22"; return 1; }
-        kill -s TERM "$(rank_pids 2)"
-        wait "$job"
+        signal_rank TERM 2 || return 1
+        job_ended stopped
         local rc=$? last
         [ $rc -eq 75 ] || { say "exit code $rc"; return 1; }
         last=$(cat "$work/stopped/latest_checkpointed_iteration.txt")

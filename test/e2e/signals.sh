@@ -6,6 +6,9 @@ make_shard text 400 5
 data=$work/text_text_document
 run=(--gpus-per-node 2 --train-iters 20000 --lr-decay-iters 100 --hidden-dropout 0.1 --attention-dropout 0.1 "${paper[@]}")
 
+# What a rank looks like that mpirun has killed and not waited for: of an earlier run, none that a signal is for.
+(trap '' TERM USR1 INT; OMPI_COMM_WORLD_RANK=0 exec sleep 3600) & disown
+
 saved_last() { # NAME: the tracker names the last iteration that was logged
     local last
     last=$(cat "$work/$1/latest_checkpointed_iteration.txt" 2>/dev/null)
@@ -17,14 +20,18 @@ stopped() { # NAME SIGNAL RC: the run in the background ended as it should
     ! grep -q '^error: ' "$work/err" || { say "an error was printed"; return 1; }
     [ ! -d "$work/$1" ] || saved_last "$1"
 }
-signalled() { # NAME SIGNAL [RANK]: to one rank, or to all
+signalled() { # NAME SIGNAL [RANK]: to one rank, to mpirun, or to all ranks
     local pids
     mkdir "$work/$1"
     in_background "$1" 4 "${run[@]}" --save "$work/$1" --save-interval 100000
     wait_for_iteration "$1" 5 || { say "no iteration 5"; return 1; }
-    mapfile -t pids < <(rank_pids "${3:-}")
-    kill -s "$2" "${pids[@]}"
-    wait "$job"
+    if [ -n "${3:-}" ]; then
+        signal_rank "$2" "$3" || return 1
+    else
+        mapfile -t pids < <(running_pids)
+        kill -s "$2" "${pids[@]}"
+    fi
+    job_ended "$1"
     stopped "$1" "$2" $? && { [ -n "${3:-}" ] || [ ${#pids[@]} -eq 4 ] || { why="${#pids[@]} ranks instead of 4"; return 1; }; }
 }
 goes_on() { # NAME
@@ -44,8 +51,8 @@ check "resumed after SIGUSR1, to the bit" goes_on usr1
 without_save() {
     in_background nosave 4 "${run[@]}"
     wait_for_iteration nosave 5 || { say "no iteration 5"; return 1; }
-    kill -s TERM "$(rank_pids 2)"
-    wait "$job"
+    signal_rank TERM 2 || return 1
+    job_ended nosave
     stopped nosave TERM $?
 }
 check "SIGTERM without --save" without_save
@@ -53,22 +60,14 @@ flagged() { # Megatron's flag asks for what is always done
     mkdir "$work/flagged"
     in_background flagged 2 "${run[@]}" --gpus-per-node 1 --save "$work/flagged" --save-interval 100000 --exit-signal-handler
     wait_for_iteration flagged 5 || { say "no iteration 5"; return 1; }
-    kill -s TERM "$(rank_pids 0)"
-    wait "$job"
+    signal_rank TERM 0 || return 1
+    job_ended flagged
     stopped flagged TERM $?
 }
 check "--exit-signal-handler" flagged
 # What a batch system can do: SIGUSR1 to mpirun, which hands it to the ranks. (SIGTERM is no test of this program: Open MPI then stops to read the
 # ranks' output at once and kills them a second later.)
-to_mpirun() {
-    mkdir "$work/mpirun"
-    in_background mpirun 4 "${run[@]}" --save "$work/mpirun" --save-interval 100000
-    wait_for_iteration mpirun 5 || { say "no iteration 5"; return 1; }
-    kill -s USR1 "$(awk '{ print $4 }' "/proc/$(rank_pids 0)/stat")"
-    wait "$job"
-    stopped mpirun USR1 $?
-}
-check "SIGUSR1 to mpirun" to_mpirun
+check "SIGUSR1 to mpirun" signalled mpirun USR1 mpirun
 alone() { # one rank, started without mpirun
     "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$work/alone.jsonl" "${run[@]}" --gpus-per-node 1 --save "$work/alone" --save-interval 100000 \
         >"$work/out" 2>"$work/err" </dev/null &

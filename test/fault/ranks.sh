@@ -16,8 +16,8 @@ ends_after() {
     in_background "$name" "${run[@]}" "$@"
     wait_for_iteration "$name" 10 || { say "no iteration 10"; return 1; }
     local since=$SECONDS
-    "${command[@]}"
-    wait "$job"
+    "${command[@]}" || return 1
+    job_ended "$name"
     rc=$?
     seconds=$((SECONDS - since))
     local tries=40
@@ -25,9 +25,8 @@ ends_after() {
     [ -z "$(rank_pids)" ] || { why="ranks still run"; return 1; }
     [ "$rc" -ne 0 ] && [ "$rc" -ne 124 ] || { why="exit code $rc"; return 1; }
 }
-signal() { kill -s "$1" "$(rank_pids "$2")"; }
 killed() { # SIGNAL RANK
-    ends_after "killed$1$2" signal "$1" "$2" -- "${@:3}" && [ "$seconds" -le 10 ] || { why="${why:-it took $seconds seconds}"; return 1; }
+    ends_after "killed$1$2" signal_rank "$1" "$2" -- "${@:3}" && [ "$seconds" -le 10 ] || { why="${why:-it took $seconds seconds}"; return 1; }
 }
 check "kill -9 of rank 0" killed KILL 0
 check "kill -9 of rank 3" killed KILL 3
@@ -42,7 +41,7 @@ if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then check "kill -9: the l
 
 # A rank that hangs: the others end the job after the time limit, and the one line names it, not one that waits for it.
 hanging() { # RANK FLAGS...
-    ends_after "hanging$1" signal STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" && [ "$seconds" -le 15 ] || { why="${why:-it took $seconds seconds}"; return 1; }
+    ends_after "hanging$1" signal_rank STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" && [ "$seconds" -le 15 ] || { why="${why:-it took $seconds seconds}"; return 1; }
     error_names 7 "rank $1 has shown no sign of life for" "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc"
 }
 check "rank 0 hangs: exit code 7 and one line that names it after --distributed-timeout-minutes" hanging 0
