@@ -31,13 +31,15 @@ void error_print(const Site *site, const char *what) {
     }
     const char *phase = site && site->phase ? site->phase : "";
     // Names out of damaged files may hold anything: one line stays one line, and a terminal gets no commands.
-    char line[sizeof(((Error *)0)->what)];
-    snprintf(line, sizeof line, "%s", what);
-    for (char *c = line; *c; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7F) *c = '?';
+    char line[64 + sizeof where + sizeof(((Error *)0)->what)];
+    int length = snprintf(line, sizeof line - 1, "error: %s%s%s%s", where, phase, (*where || *phase) ? ": " : "", what);
+    if (length > (int)sizeof line - 2) length = (int)sizeof line - 2;
+    for (int i = 0; i < length; i++) {
+        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';
     }
-    // One write, so that lines of several ranks do not interleave.
-    fprintf(stderr, "error: %s%s%s%s\n", where, phase, (*where || *phase) ? ": " : "", line);
+    line[length++] = '\n';
+    // One write, so that lines of several ranks do not interleave: newer C libraries cut what fprintf sends to an unbuffered stream into pieces of 128 bytes.
+    fwrite(line, 1, (size_t)length, stderr);
     fflush(stderr);
 }
 
