@@ -32,7 +32,7 @@ void error_print(const Site *site, const char *what) {
     const char *phase = site && site->phase ? site->phase : "";
     // Names out of damaged files may hold anything: one line stays one line, and a terminal gets no commands.
     char line[64 + sizeof where + sizeof(((Error *)0)->what)];
-    int length = snprintf(line, sizeof line - 1, "error: %s%s%s%s", where, phase, (*where || *phase) ? ": " : "", what);
+    int length = snprintf(line, sizeof line - 1, "error: %s%s%s%.*s", where, phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
     if (length > (int)sizeof line - 2) length = (int)sizeof line - 2;
     for (int i = 0; i < length; i++) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';
