@@ -149,7 +149,7 @@ static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
 
 // The main thread of this rank is stuck, or waits for what does not come.
 static void watch_own(Heartbeat *h, long long now) {
-    char who[512], what[1400], calls[512];
+    char who[512], what[1000], calls[400];  // together within what error_print prints
     long long moves = atomic_load(&h->moves);
     if (moves != h->moves_seen || h->limit <= 0) h->moves_since = now;
     h->moves_seen = moves;

@@ -125,6 +125,7 @@ static void with_group(int group, Launch launch) {
     else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, PACKED, 0>());
     else launch(Shape<8, PACKED, 0>());
 }
+
 // --- 8 floats per lane, whole sectors per access -----------------------------------------------------------------------------------
 
 // A lane's 32 bytes are a sector of memory. Two lanes swap halves, so that each 16-byte access of the pair covers a sector, not two halves of

@@ -54,9 +54,10 @@ static void with_update_shape(int group, Launch launch) {
     else if (group == 256) launch(Shape<1, PACKED, 32>());
     else with_group(group, launch);
 }
+
 template <class S>
 struct UpdateBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::RUNS == 1 && S::WARP_TILES ? 4 : S::RUNS <= 2 ? 2 : 1;  // a block that shares a group waits for its slowest warp
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS == 1 ? 4 : S::RUNS == 2 ? 2 : 1;
 };
 
 template <class S>

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything about GPUs that a test can tell, in a quarter of an hour: device, GEMMs, collectives, every op against the CPU backend, every kernel of the exact
+# Everything about GPUs that a test can tell: device, GEMMs, collectives, every op against the CPU backend, every kernel of the exact
 # regime bit for bit, whole training runs against the CPU program and against themselves, ranks on one GPU or more (where mpirun is), in every shape of nodes
 # that the GPUs allow, against the one-process simulator and with overlap against without, compute-sanitizer on a short run.
 # Builds first (--no-build: uses what is in $BUILD and $CPU_BUILD, for programs carried from another machine). Ends with "N passed, N failed, N skipped".
