@@ -4,8 +4,9 @@
 //   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 //
 // Size: the fp32 bytes of the values that a kernel reads, whatever codec they are in. Bytes moved: every input read once, every output written once. Before
-// each run a buffer larger than the L2 is overwritten. Each figure is the median of the runs, timed by events. --only: kernels whose line holds TEXT (for ncu).
-// Prints a table; FILE takes the same as JSON.
+// each run a buffer larger than the L2 is read: overwritten, it would leave the L2 full of lines that a kernel of 50 us has to write back first, 50 MB for its
+// own 170. Each figure is the median of the runs, timed by events. Beside it what a kernel reaches that reads and writes as many bytes and computes nothing: of a
+// short run, launch and end count too. --only: kernels whose line holds TEXT (for ncu). Prints a table; FILE takes the same as JSON.
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +25,8 @@ typedef struct Bench {
     const char *only;
     FILE *json;
     bool first_row;
-    void *flush;
-    size_t flush_bytes;
+    uint4 *flush;
+    int64_t flush_bytes;
     double copy_rate;  // bytes read and written per second
 } Bench;
 
@@ -56,13 +57,34 @@ static void *filled(Bench *b, int64_t bytes, uint32_t seed, bool positive = fals
     return memory;
 }
 
+// Reads `in` and writes `out`, both in whole numbers of 16 bytes, in `pieces` of which each block reads one and writes one at a time. out[0] gets what keeps the
+// compiler from dropping the reads where nothing else is written; practically never.
+__global__ void __launch_bounds__(512) move_kernel(const uint4 *__restrict__ in, int64_t reads, uint4 *__restrict__ out, int64_t writes, int64_t pieces) {
+    uint4 sum = {};
+    for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
+#pragma unroll 4
+        for (int64_t i = piece * reads / pieces + threadIdx.x; i < (piece + 1) * reads / pieces; i += 512) {
+            uint4 x = __ldg(in + i);
+            sum.x ^= x.x, sum.y ^= x.y, sum.z ^= x.z, sum.w ^= x.w;
+        }
+#pragma unroll 4
+        for (int64_t i = piece * writes / pieces + threadIdx.x; i < (piece + 1) * writes / pieces; i += 512) out[i] = sum;
+    }
+    if (!writes && (sum.x & sum.y & sum.z & sum.w) == 0xFFFFFFFFu) out[0] = sum;
+}
+static void move_plainly(Bench *b, const void *in, int64_t read, void *out, int64_t written) {
+    int64_t pieces = (read > written ? read : written) / (4 * 512 * 16) + 1, most = 8 * b->device->multiprocessors;
+    move_kernel<<<(unsigned)(pieces < most ? pieces : most), 512, 0, stream_handle(b->stream)>>>((const uint4 *)in, read / 16, (uint4 *)out, written / 16, pieces);
+    check_launch(b->stream, "move");
+}
+
 // Median milliseconds of launch().
 template <class Launch>
 static double median_ms(Bench *b, Launch launch) {
     Event *start = event_create_timed(b->device), *end = event_create_timed(b->device);
     std::vector<double> ms;
     for (int run = -3; run < b->runs; run++) {
-        set_zero(b->stream, b->flush, b->flush_bytes);
+        move_plainly(b, b->flush, b->flush_bytes, b->flush, 0);
         event_record(start, b->stream);
         launch();
         event_record(end, b->stream);
@@ -77,13 +99,20 @@ static double median_ms(Bench *b, Launch launch) {
 
 static bool wanted(const Bench *b, const char *kernel) { return !b->only || strstr(kernel, b->only); }
 
-static void report(Bench *b, const char *kernel, int64_t elements, int64_t bytes, double ms) {
-    double rate = (double)bytes / (ms * 1e-3);
-    printf("%-44s %7.0f MB %9.1f us %8.0f GB/s %6.1f %%\n", kernel, (double)elements * 4 / 1048576, ms * 1e3, rate * 1e-9, 100.0 * rate / b->copy_rate);
+// ms: of one run of the kernel, which reads and writes so many bytes.
+static void report(Bench *b, const char *kernel, int64_t elements, int64_t read, int64_t written, double ms) {
+    void *in = filled(b, read, 30), *out = filled(b, written, 31);
+    double bytes = (double)(read + written), rate = bytes / (ms * 1e-3), plain = bytes / (1e-3 * median_ms(b, [&] { move_plainly(b, in, read, out, written); }));
+    device_free(b->device, in);
+    device_free(b->device, out);
+    printf("%-44s %7.0f MB %9.1f us %8.0f GB/s %6.1f %%; without arithmetic %6.1f %%\n", kernel, (double)elements * 4 / 1048576, ms * 1e3, rate * 1e-9, 100.0 * rate / b->copy_rate,
+           100.0 * plain / b->copy_rate);
     fflush(stdout);
     if (b->json) {
-        fprintf(b->json, "%s\n    {\"kernel\": \"%s\", \"fp32_bytes\": %lld, \"bytes_moved\": %lld, \"microseconds\": %.2f, \"gb_per_s\": %.1f, \"share_of_copy\": %.4f}",
-                b->first_row ? "" : ",", kernel, (long long)elements * 4, (long long)bytes, ms * 1e3, rate * 1e-9, rate / b->copy_rate);
+        fprintf(b->json,
+                "%s\n    {\"kernel\": \"%s\", \"fp32_bytes\": %lld, \"bytes_moved\": %.0f, \"microseconds\": %.2f, \"gb_per_s\": %.1f, \"share_of_copy\": %.4f, "
+                "\"share_without_arithmetic\": %.4f}",
+                b->first_row ? "" : ",", kernel, (long long)elements * 4, bytes, ms * 1e3, rate * 1e-9, rate / b->copy_rate, plain / b->copy_rate);
         b->first_row = false;
     }
 }
@@ -165,7 +194,7 @@ static void bench_quantize(Bench *b, int64_t n, int codec, int group, bool hadam
     q.send = (uint8_t *)filled(b, q.message.bytes * 4, 4);
     q.self_slot = q.send;
     double ms = median_ms(b, [&] { kernel_quantize_partitions(b->stream, &q); });
-    report(b, name, l.bucket.matrix, l.bucket.matrix * 4 + coded_bytes(codec, group, l.bucket.matrix), ms);
+    report(b, name, l.bucket.matrix, l.bucket.matrix * 4, coded_bytes(codec, group, l.bucket.matrix), ms);
     device_free(b->device, grads);
     device_free(b->device, q.send);
     free_layout(b, &l);
@@ -193,7 +222,7 @@ static void bench_requantize(Bench *b, int64_t n, int sources, int in_codec, int
     r.self_slot = r.send;
     double ms = median_ms(b, [&] { kernel_sum_requantize(b->stream, &r); });
     int64_t sums = 2 * l.bucket.matrix_shard;
-    report(b, name, l.bucket.matrix, coded_bytes(in_codec, in_group, sums) * sources + coded_bytes(codec, group, sums), ms);
+    report(b, name, l.bucket.matrix, coded_bytes(in_codec, in_group, sums) * sources, coded_bytes(codec, group, sums), ms);
     device_free(b->device, received);
     device_free(b->device, r.send);
     free_layout(b, &l);
@@ -218,7 +247,7 @@ static void bench_final(Bench *b, int64_t n, int sources, int codec, int group, 
     f.grads = (float *)filled(b, l.bucket.matrix * 4, 8);
     f.matrix_leaves = (float *)filled(b, shard / HADAMARD_ORDER * 4, 9);
     double ms = median_ms(b, [&] { kernel_sum_final(b->stream, &f); });
-    report(b, name, l.bucket.matrix, coded_bytes(codec, group, shard) * sources + shard * 4 + shard / HADAMARD_ORDER * 4, ms);
+    report(b, name, l.bucket.matrix, coded_bytes(codec, group, shard) * sources, shard * 4 + shard / HADAMARD_ORDER * 4, ms);
     device_free(b->device, received);
     device_free(b->device, f.grads);
     device_free(b->device, f.matrix_leaves);
@@ -264,7 +293,7 @@ static void bench_update(Bench *b, int64_t n, int codec, int group, int rounding
     u.tail = message + m.tail;
     kernel_update_shard(b->stream, &u);
     double ms = median_ms(b, [&] { kernel_update_shard(b->stream, &u); });
-    report(b, name, shard, shard * (7 * 4 + (quantised ? (int64_t)sizeof(floatX) : 0)) + coded_bytes(codec, group, shard), ms);
+    report(b, name, shard, shard * (4 * 4 + (quantised ? (int64_t)sizeof(floatX) : 0)), shard * 3 * 4 + coded_bytes(codec, group, shard), ms);
     device_free(b->device, control);
     device_free(b->device, grads);
     device_free(b->device, weights);
@@ -293,7 +322,7 @@ static void bench_apply(Bench *b, int64_t n, int codec, int group) {
     a.difference = true;
     a.weights = (floatX *)filled(b, l.bucket.matrix * (int64_t)sizeof(floatX), 18);
     double ms = median_ms(b, [&] { kernel_apply_weights(b->stream, &a); });
-    report(b, name, l.bucket.matrix, l.bucket.matrix * (quantised ? 4 : 2) + coded_bytes(codec, group, l.bucket.matrix), ms);
+    report(b, name, l.bucket.matrix, l.bucket.matrix * (quantised ? 2 : 0) + coded_bytes(codec, group, l.bucket.matrix), l.bucket.matrix * 2, ms);
     device_free(b->device, control);
     device_free(b->device, messages);
     device_free(b->device, a.weights);
@@ -303,8 +332,8 @@ static void bench_apply(Bench *b, int64_t n, int codec, int group) {
 static void bench_norm(Bench *b, int64_t n) {
     if (!wanted(b, "square leaves, tree of the leaves")) return;
     float *x = (float *)filled(b, n * 4, 19), *leaves = (float *)filled(b, n / HADAMARD_ORDER * 4, 20), *sum = (float *)filled(b, 4, 21);
-    report(b, "square leaves", n, n * 4 + n / HADAMARD_ORDER * 4, median_ms(b, [&] { kernel_square_leaves(b->stream, leaves, x, n); }));
-    report(b, "tree of the leaves", n, n / HADAMARD_ORDER * 4, median_ms(b, [&] { kernel_tree_sum(b->stream, sum, leaves, n / HADAMARD_ORDER); }));
+    report(b, "square leaves", n, n * 4, n / HADAMARD_ORDER * 4, median_ms(b, [&] { kernel_square_leaves(b->stream, leaves, x, n); }));
+    report(b, "tree of the leaves", n, n / HADAMARD_ORDER * 4, 0, median_ms(b, [&] { kernel_tree_sum(b->stream, sum, leaves, n / HADAMARD_ORDER); }));
     device_free(b->device, x);
     device_free(b->device, leaves);
     device_free(b->device, sum);
@@ -357,8 +386,8 @@ int main(int argc, char **argv) {
     b.device = device_open(0, &SITE, &err);
     if (!b.device) stop(&err);
     b.stream = stream_create(b.device, "benchmark");
-    b.flush_bytes = 4 * b.device->l2_bytes;
-    b.flush = filled(&b, (int64_t)b.flush_bytes, 0);
+    b.flush_bytes = 4 * (int64_t)b.device->l2_bytes;
+    b.flush = (uint4 *)filled(&b, b.flush_bytes, 0);
     measure_copy(&b);
     printf("%s: a copy of 1 GB reads and writes %.0f GB/s\n", device_name(b.device), b.copy_rate * 1e-9);
     if (out && !(b.json = fopen(out, "w"))) {
