@@ -6,7 +6,9 @@
 #   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- mpirun -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/a --load runs/a ...
 #
 # Its exit code is that of the last run.
+# shellcheck source-path=SCRIPTDIR source=ask_to_stop.sh
 set -u
+. "$(dirname "${BASH_SOURCE[0]}")/ask_to_stop.sh"
 
 most=100 fruitless=3 pause=10
 say() { printf 'run_until_done: %s\n' "$*" >&2; }
@@ -50,13 +52,13 @@ find_folder "$@"
 [ -n "$folder" ] || usage "the command has no --save: a restart would begin anew"
 saved() { cat "$folder/latest_checkpointed_iteration.txt" 2>/dev/null || echo none; }
 
-# A signal to this script, Ctrl-C too, is for the run, which saves and leaves with 75; then nothing is started again. It goes on as SIGUSR1, because mpirun
-# kills its ranks on the others; the session of its own keeps the terminal's Ctrl-C from mpirun.
+# A signal to this script, Ctrl-C too, is for the run, which saves and leaves with 75; then nothing is started again. The session of its own keeps the
+# terminal's Ctrl-C from mpirun.
 stopping=0 child='' session=()
 if command -v setsid >/dev/null; then session=(setsid); fi
 forward() {
     stopping=1
-    [ -z "$child" ] || kill -s USR1 "$child" 2>/dev/null
+    [ -z "$child" ] || ask_to_stop "$child"
 }
 trap forward HUP INT TERM USR1
 

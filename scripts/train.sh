@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # One training run of a model card: scripts/train_125m.sh and its siblings call this with the card's name. It turns an arm of the paper and a few
 # variables into flags, and starts the ranks, or is one of them when mpirun or srun has started it.
-# shellcheck source-path=SCRIPTDIR source=common.sh
+# shellcheck source-path=SCRIPTDIR source=common.sh source=ask_to_stop.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+. scripts/ask_to_stop.sh
 set -euo pipefail
 root=$PWD
 cd "$caller" # relative paths are the caller's
@@ -184,8 +185,7 @@ choose_launcher() {
     launcher+=(-np "$ranks" ${placement[@]+"${placement[@]}"} ${words[@]+"${words[@]}"})
 }
 
-# Runs "$@" (mpirun ...) to its end. The first SIGUSR1, SIGTERM or SIGINT (Ctrl-C) to this script becomes SIGUSR1 to mpirun, which hands it to the ranks:
-# they save and leave. (SIGTERM to mpirun itself would kill them.) A second one ends the job at once.
+# Runs "$@" (mpirun ...) to its end. On the first SIGUSR1, SIGTERM or SIGINT (Ctrl-C) to this script the ranks save and leave. A second one ends the job at once.
 run_and_forward() {
     local job filter status again=1 signals=0
     exec 4> >(trap '' USR1 TERM INT; without_banners >&2)
@@ -197,7 +197,7 @@ run_and_forward() {
     exec 4>&-
     forward() {
         again=1 signals=$((signals + 1))
-        if [ "$signals" = 1 ]; then kill -USR1 "$job"; else kill -TERM "$job"; fi 2>/dev/null || true
+        if [ "$signals" = 1 ]; then ask_to_stop "$job"; else kill -TERM "$job" 2>/dev/null || true; fi
     }
     trap forward USR1 TERM INT
     while [ $again = 1 ]; do

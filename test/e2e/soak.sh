@@ -139,8 +139,13 @@ resident() {
     for pid in $(job_pids "$1"); do files+=("/proc/$pid/status"); done
     [ ${#files[@]} = "$np" ] && awk '/^Rss(Anon|File)/ { sum += $2 } /^VmHWM/ { peak += $2 } END { print sum + 0, peak + 0 }' "${files[@]}" 2>/dev/null
 }
-gpu_memory() { # MiB of all GPUs, by everyone
-    [ $gpu = 0 ] || nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }'
+# gpu_memory NAME: MiB that the ranks hold on all GPUs; by everyone, where the driver does not know them by the numbers that they have here.
+gpu_memory() {
+    local sum
+    [ $gpu = 0 ] && return
+    sum=$(nvidia-smi --query-compute-apps=pid,used_gpu_memory --format=csv,noheader,nounits | awk -F ', ' -v pids=" $(job_pids "$1" | tr '\n' ' ')" 'index(pids, " " $1 " ") { sum += $2 } END { print sum + 0 }')
+    [ "$sum" -gt 0 ] || sum=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }')
+    echo "$sum"
 }
 # Until the time is over: looks at the memory of job NAME, and kills a rank of the disturbed job whenever that is due.
 watch_and_kill() { # NAME PID SECONDS
@@ -151,7 +156,7 @@ watch_and_kill() { # NAME PID SECONDS
     while [ $SECONDS -lt $end ]; do
         sleep $every_seconds
         kill -0 "$hurt" 2>/dev/null && kill -0 "$watched" 2>/dev/null || { why="a job has ended early: $(grep -hm 1 '^error\|gives up' "$work"/{calm,hurt}.err "$work"/{calm,hurt}.out)"; return 1; }
-        figures=$(resident "$name") && [ "$(saved "$name")" != 0 ] && echo "$figures $(gpu_memory)" >>"$work/memory"
+        figures=$(resident "$name") && [ "$(saved "$name")" != 0 ] && echo "$figures $(gpu_memory "$name")" >>"$work/memory"
         if [ $SECONDS -ge $next ] && [ "$(saved hurt)" != "$before" ]; then
             pid=$(job_pids hurt $((RANDOM % np)))
             if [ -n "$pid" ] && kill -KILL "$pid" 2>/dev/null; then
@@ -187,9 +192,9 @@ by_the_clock() {
         kill -TERM $hurt ${calm:+"$calm"} 2>/dev/null
         return 1
     fi
-    # The script sends it on to the ranks; mpirun does.
+    # The script sends it on; not every mpirun does.
     kill -TERM "$hurt"
-    [ -z "$calm" ] || kill -USR1 "$calm"
+    [ -z "$calm" ] || kill -USR1 "$(job_pids calm 0)"
     await "$hurt" 120 "the disturbed job" || return 1
     hurt=
     [ "$rc" = 75 ] || { why="the disturbed job ended with $rc instead of 75: $(grep -hm 1 '^error' "$work/hurt.err")"; return 1; }

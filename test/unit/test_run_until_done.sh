@@ -26,6 +26,15 @@ word=${play[n - 1]:-0}
 case $word in
 *+) echo $((n * 10)) >"$folder/latest_checkpointed_iteration.txt" ;;
 wait) trap 'echo 5 >"$folder/latest_checkpointed_iteration.txt"; exit 75' USR1; touch "$folder/waiting"; for _ in $(seq 100); do sleep 0.1; done ;;
+deaf) # as an mpirun that hands no signals on: two ranks, of which only the second listens
+    trap : USR1
+    for rank in 0 1; do
+        OMPI_COMM_WORLD_RANK=$rank bash -c '[ $0 = 0 ] || trap "echo 5 >$1/latest_checkpointed_iteration.txt; exit 75" USR1; touch "$1/waiting$0"; for _ in $(seq 100); do sleep 0.1; done' $rank "$folder" &
+    done
+    until [ -e "$folder/waiting0" ] && [ -e "$folder/waiting1" ]; do sleep 0.1; done
+    touch "$folder/waiting"
+    while kill -0 $! 2>/dev/null; do wait $!; code=$?; done
+    exit $code ;;
 esac
 exit "${word%+}"
 STUB
@@ -49,8 +58,8 @@ check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max
 check "progress every other time" plays "7+ 7 7 7+ 7 7 0" 0 7
 check "--max-restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
 check "the first start counts as no restart" plays "7+ 0" 7 1 --max-restarts 0
-signalled() { # SIGNAL: handed on, waited for, and the end
-    rm -rf "$work/run" && mkdir "$work/run" && echo "wait 0" >"$work/run/play"
+signalled() { # SIGNAL [PLAY]: handed on, waited for, and the end
+    rm -rf "$work/run" && mkdir "$work/run" && echo "${2:-wait} 0" >"$work/run/play"
     scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" 2>"$work/err" &
     local job=$! tries=100 rc
     until [ -e "$work/run/waiting" ]; do
@@ -65,6 +74,7 @@ signalled() { # SIGNAL: handed on, waited for, and the end
 check "SIGTERM stops the run and the loop" signalled TERM
 check "SIGUSR1 does" signalled USR1
 check "SIGHUP does" signalled HUP
+check "the ranks hear of it where the launcher hands nothing on" signalled TERM deaf
 pauses() { # 1 + 2 + 0 seconds: doubled without progress
     local since=$SECONDS
     rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 75+ 0" >"$work/run/play"
