@@ -56,6 +56,30 @@ from_baseline() { # no arm has several seeds: the baseline's 3.0 and 3.2, deviat
     made three baseline 2 3.2 && reports "$work/three" && says '| tlq | 1 | 2.80000 | -0.20000 | 2.54120 | -6.667 | inside the noise |'
 }
 check "the baseline's seeds as the yardstick" from_baseline
+# lost FOLDER ARM SEED: a run that diverged.
+lost() { made "$1" "$2" "$3" null && sed -i 's/"diverged":false/"diverged":true/; s/\[3,2,null\]/[3,2]/' "$work/$1/$2.$3.json"; }
+for i in 1 2 3 4; do made six baseline $i 3.0$i; done
+for i in 1 2 3; do made six sdp4bit $i 3.0$i; done
+lost six sdp4bit 4
+lost six qw-g2048 1
+lost six ulq 1
+made six tlq 1 3.01
+lost six tlq-hs 1
+diverged() {
+    reports "$work/six" && says '| sdp4bit | 3 of 4 | 3.02000 | +0.00000 | - | +0.000 | diverged |' && says '- sdp4bit is as good as the baseline: **does not hold**: 1 of 4 runs diverged, of the baseline 0 of 4' &&
+        says '- qw-g2048 is worse than baseline: holds (1 of 1 runs diverged)' && says '- tlq is worse than tlq-hs: **does not hold**: 1 of 1 runs of tlq-hs diverged' &&
+        says '- ulq is worse than tlq-hs: **cannot be told**: runs of both diverged' && grep -q 'sdp4bit (1 diverged)' "$work/page/125m_gaps.svg" && grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
+}
+check "runs that diverged count against their arm" diverged
+lucky() { # three gaps that chance made equal, 0.02, beside an arm whose gaps scatter by 0.00816: the interval is of both, t of 3 + 2 degrees of freedom
+    local i=0 loss
+    cp -r "$work/one" "$work/seven"
+    for loss in 3.01 3.05 3.00 3.06; do made seven sdp4bit $((i += 1)) $loss; done
+    i=0
+    for loss in 3.02 3.04 3.00; do made seven qwd $((i += 1)) $loss; done
+    reports "$work/seven" && says '| qwd | 3 | 3.02000 | +0.02000 | 0.00939 |'
+}
+check "gaps that happen to be equal do not make an interval of nothing" lucky
 wrong() { # TEXT FOLDERS...
     local rc=0 text=$1
     shift
@@ -69,6 +93,9 @@ check "two results of one run" wrong "baseline seed 1" "$work/one" "$work/five"
 check "no baseline" wrong "run it first" "$work/two"
 printf '{"arm":' >"$work/five/qwd.1.json"
 check "a torn result" wrong "no result of this program" "$work/five"
+rm "$work/five"/*
+made five baseline 1 null
+check "a result without its loss" wrong "no result of this program" "$work/five"
 
 # ---- real runs ----------------------------------------------------------------------------------------------------------------------------------
 tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 --make-vocab-size-divisible-by 8 --tokenizer-type Byte --lr 3e-3 --min-lr 3e-4)
@@ -125,6 +152,16 @@ fails() {
     ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" && [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
 }
 check "a run that fails is told and leaves no result" fails
+claimed_elsewhere() { # a run that another call is making is left to it
+    extra=()
+    mkdir -p "$work/study/raw/125m"
+    (
+        flock -n 9 || exit 1
+        runs 0 tlq 3 && grep -q 'tlq seed 3: another call makes it' "$work/out" && [ ! -e "$work/study/125m/tlq.3.json" ]
+    ) 9>"$work/study/raw/125m/tlq.3.lock" || { why="$(cat "$work/out")"; return 1; }
+    runs 0 tlq 3 && [ -e "$work/study/125m/tlq.3.json" ]
+}
+check "two calls in one folder do not make one run" claimed_elsewhere
 usage() { # CODE TEXT OPTIONS...
     local rc=0 code=$1 text=$2
     shift 2
@@ -134,4 +171,5 @@ usage() { # CODE TEXT OPTIONS...
 check "an unknown arm" usage 2 "sdp4bit-nearest" --arms sdp5bit
 check "an unknown model" usage 2 "train_1b.sh" --model 1b
 check "no data" usage 5 "token shard" --data "$work/absent"
+check "a folder that cannot be written" usage 5 "/proc/none" --results /proc/none
 finish
