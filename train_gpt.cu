@@ -398,6 +398,7 @@ typedef struct Run {
     Interval interval;
     double started;           // wall clock of the process's start
     int64_t last_saved;
+    int save_lock;            // of rank 0 on the folder of --save
     Saver saver;
     Stop stop;                // why the run is to be left early
     Memory memory;            // the plan against what was there
@@ -1065,7 +1066,9 @@ static bool allocate(Run *run) {
 static bool start_run(Run *run) {
     if (!allocate(run)) return false;
     bool writes = run->config.save && run->launch.rank == 0;
-    if (!agreed(run, !writes || durable_writable_folder(run->config.save, &run->error))) return false;
+    double limit = time_limit(run), patience = limit > 0 ? fmin(0.5 * limit, 20.0) : 20.0;
+    bool ok = !writes || (durable_writable_folder(run->config.save, &run->error) && save_folder_lock(run->config.save, patience, &run->save_lock, &run->error));
+    if (!agreed(run, ok)) return false;
     heartbeat_waits(&run->site, true);  // until comm_create has its communicators
     MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
     if (run->config.emulate_nodes) emulate_nodes(&run->topology, &run->launch);
@@ -1170,6 +1173,7 @@ int main(int argc, char **argv) {
     bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;
     if (trains) stop_block_signals();
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of write(2), which is told in words
+    signal(SIGPIPE, SIG_IGN);  // nobody reads the log lines any more: no reason to lose a run
     launch_init(&run.launch, &argc, &argv);
     bool ok = agreed(&run, parsed);
     if (ok && run.launch.rank == 0) fputs(notes, stdout);

@@ -4,16 +4,42 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "llmc/durable.h"
 #include "llmc/manifest.h"
 
 enum { SPACE_MARGIN_BYTES = 1 << 20, MAX_DIGITS = 15 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One job at a time
+
+// The folder itself is locked, so that no file for it lies about, by the kernel, so that a killed job leaves no lock.
+bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err) {
+    const struct timespec pause = {0, 100000000};
+    *lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (double waited = 0; *lock >= 0; waited += 0.1) {
+        if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
+        if (errno != EWOULDBLOCK) break;
+        if (waited >= seconds) {
+            close(*lock);
+            *lock = -1;
+            return error_set(err, EXIT_CHECKPOINT, "another job is saving into %s; end it, or give this one another --save folder", directory);
+        }
+        nanosleep(&pause, NULL);
+    }
+    if (*lock >= 0) close(*lock);
+    *lock = -1;
+    return true;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Leftovers

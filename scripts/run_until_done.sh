@@ -35,21 +35,25 @@ done
 [ $# -gt 0 ] || usage "no command is given; see --help"
 [ "$fruitless" -gt 0 ] || usage "--max-without-progress wants 1 or more"
 
-# The folder of --save: the last one counts, as in the program; it may stand in an argument file.
-folder=
+# The folder of --save: the last one counts, as in the program; it may stand in an argument file, where words may be quoted.
+folder='' loads=0
 find_folder() {
-    local word last=
+    local word last='' words
     for word; do
+        if [[ $word = @* && -r ${word#@} ]]; then
+            mapfile -t words < <(sed 's/^#.*//; s/[[:space:]]#.*//' "${word#@}" | xargs -n 1 printf '%s\n' 2>/dev/null)
+            find_folder "${words[@]}"
+        fi
         case $word in
-        @*) [ ! -r "${word#@}" ] || { word=$(sed -n 's/^[[:space:]]*--save[=[:space:]][[:space:]]*\([^[:space:]#]*\).*/\1/p' "${word#@}" | tail -n 1); [ -z "$word" ] || folder=$word; } ;;
         --save=*) folder=${word#--save=} ;;
+        --load | --load=*) loads=1 ;;
         *) [ "$last" != --save ] || folder=$word ;;
         esac
         last=$word
     done
 }
 find_folder "$@"
-[ -n "$folder" ] || usage "the command has no --save: a restart would begin anew"
+[ -n "$folder" ] && [ $loads = 1 ] || usage "the command has no --save or no --load: a restart would begin anew"
 saved() { cat "$folder/latest_checkpointed_iteration.txt" 2>/dev/null || echo none; }
 
 # A signal to this script, Ctrl-C too, is for the run, which saves and leaves with 75; then nothing is started again. The session of its own keeps the

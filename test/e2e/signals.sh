@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# SIGTERM, SIGUSR1 or SIGINT to any rank, or to mpirun: the step is finished, a checkpoint saved, exit code 75, and the run goes on from there to the bit.
+# SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun: the step is finished, a checkpoint saved, exit code 75, and the run goes on from there to the bit.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 5
@@ -89,4 +89,12 @@ alone() { # one rank, started without mpirun
     stopped alone TERM $?
 }
 check "SIGTERM to a single process" alone
+unread() { # standard output is closed in mid-run: no reason to lose it
+    local rc
+    "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" --gpus-per-node 1 --save "$work/unread" --save-interval 100000 --exit-interval 30 \
+        2>"$work/err" </dev/null | head -n 1 >"$work/out"
+    rc=${PIPESTATUS[0]}
+    [ "$rc" = 0 ] && [ "$(cat "$work/unread/latest_checkpointed_iteration.txt")" = 30 ] || say "exit code $rc"
+}
+check "nobody reads standard output any more" unread
 finish

@@ -114,6 +114,17 @@ killed_saving() {
     ! compgen -G "$work/torn/.iter_*" >/dev/null || { why="left $(echo "$work/torn"/.iter_*)"; return 1; }
 }
 check "saves killed with kill -9" killed_saving
+# --- two jobs and one folder: the second one's saves would remove what the first is writing ---
+two_jobs() {
+    local shared=(--gpus-per-node 1 --train-iters 100000 --lr-decay-iters 100 --save "$work/shared" --save-interval 3)
+    in_background first 2 "${shared[@]}"
+    wait_for_iteration first 4 || { say "no iteration 4"; return 1; }
+    refused 6 "another job is saving into $work/shared" 2 "${shared[@]}" --distributed-timeout-minutes 0.05 || { kill "$job"; return 1; }
+    kill -s USR1 "$(running_pids 1)"
+    wait "$job"
+    [ $? = 75 ] && trains 2 "${shared[@]}" --load "$work/shared" --exit-interval $(($(cat "$work/shared/latest_checkpointed_iteration.txt") + 1))
+}
+check "a second job in the same folder" two_jobs
 elsewhere() { # two machines without a common file system: only rank 0 finds the checkpoint
     local flags=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 1 --load good)
     mkdir -p "$work/elsewhere"

@@ -44,7 +44,7 @@ plays() {
     local play=$1 code=$2 starts=$3 rc
     shift 3
     rm -rf "$work/run" && mkdir "$work/run" && echo "$play" >"$work/run/play"
-    timeout 60 scripts/run_until_done.sh --pause 0 "$@" -- "$work/stub" "$work/run" --save "$work/run" 2>"$work/err"
+    timeout 60 scripts/run_until_done.sh --pause 0 "$@" -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err"
     rc=$?
     [ $rc = "$code" ] || { why="exit code $rc instead of $code: $(tail -n 1 "$work/err")"; return 1; }
     [ "$(cat "$work/run/starts")" = "$starts" ] || { why="$(cat "$work/run/starts") starts instead of $starts"; return 1; }
@@ -60,7 +60,7 @@ check "--max-restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
 check "the first start counts as no restart" plays "7+ 0" 7 1 --max-restarts 0
 signalled() { # SIGNAL [PLAY]: handed on, waited for, and the end
     rm -rf "$work/run" && mkdir "$work/run" && echo "${2:-wait} 0" >"$work/run/play"
-    scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" 2>"$work/err" &
+    scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err" &
     local job=$! tries=100 rc
     until [ -e "$work/run/waiting" ]; do
         sleep 0.1
@@ -78,24 +78,24 @@ check "the ranks hear of it where the launcher hands nothing on" signalled TERM 
 pauses() { # 1 + 2 + 0 seconds: doubled without progress
     local since=$SECONDS
     rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 75+ 0" >"$work/run/play"
-    scripts/run_until_done.sh --pause 1 -- "$work/stub" "$work/run" --save "$work/run" 2>"$work/err" || { why="exit code $?"; return 1; }
+    scripts/run_until_done.sh --pause 1 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err" || { why="exit code $?"; return 1; }
     [ $((SECONDS - since)) -ge 3 ] && [ $((SECONDS - since)) -le 8 ] || { why="$((SECONDS - since)) s instead of 3"; return 1; }
     [ "$(grep -c 'restart 2 from checkpoint none in 2 s' "$work/err")" = 1 ] || { why="$(cat "$work/err")"; return 1; }
 }
 check "the pause doubles" pauses
 folders() { # where --save may stand
-    printf -- '--lr 1\n--save %s  # here\n' "$work/run" >"$work/args"
-    local words
-    for words in "--save=$work/run" "@$work/args" "--save /nowhere @$work/args"; do
-        rm -rf "$work/run" && mkdir "$work/run" && echo "7+ 7+ 7+ 7+ 0" >"$work/run/play"
-        # shellcheck disable=SC2086  # several words
-        scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" $words 2>"$work/err" || { why="$words: $(tail -n 1 "$work/err")"; return 1; }
+    local words home="$work/a run"
+    printf -- '--lr 1  # --save nowhere\n--save "%s" --load "%s"  # here\n' "$home" "$home" >"$work/args"
+    for words in "--save=$home|--load=$home" "@$work/args" "--save|/nowhere|@$work/args"; do
+        rm -rf "$home" && mkdir "$home" && echo "7+ 7+ 7+ 7+ 0" >"$home/play"
+        IFS='|' read -ra words <<<"$words"
+        scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" "${words[@]}" 2>"$work/err" || { why="${words[*]}: $(tail -n 1 "$work/err")"; return 1; }
     done
 }
 check "--save= and argument files" folders
 usage() {
     local rc
-    for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a" "true" "-- true" "--max-without-progress 0 -- true --save a"; do
+    for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" "--max-without-progress 0 -- true --save a --load a" "-- true --save a"; do
         # shellcheck disable=SC2086  # several words
         scripts/run_until_done.sh $words 2>"$work/err"
         rc=$?
