@@ -732,10 +732,14 @@ static bool advance_save(Run *run, bool to_the_end) {
     return agreed(run, saver_advance(&run->saver, to_the_end, &run->error));
 }
 
+// Compares all ranks' weights and repairs what differs.
+static bool replicas_sound(Run *run) { return agreed(run, replicas_verify(&run->zero, run->dp_group, time_limit(run), run->log, &run->sentry.repairs, &run->error)); }
+
 static bool save_checkpoint(Run *run) {
     settle(run, 0);
     if (!agreed(run, zero_wire_sound(&run->zero, run->dp_group, time_limit(run), &run->error))) return false;
     if (!run->config.save || run->last_saved == run->iteration) return true;
+    if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
     run->site.phase = "save checkpoint";
     timer_start(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
     CheckpointState state = current_state(run);
@@ -909,7 +913,7 @@ static bool after_step(Run *run) {
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
     bool probing = probe_due(&run->zero);
     // First what is wrong is put right, then it is measured.
-    if (verifying && !agreed(run, replicas_verify(&run->zero, run->dp_group, time_limit(run), run->log, &run->sentry.repairs, &run->error))) return true;
+    if (verifying && !replicas_sound(run)) return true;
     if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group, time_limit(run));
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training

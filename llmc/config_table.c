@@ -141,7 +141,7 @@ static const Option table[] = {
     INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "0", 0, MOST_CHUNKS,
         "chunks in which a bucket travels; 0: the embeddings in some about as large as another bucket, the others whole; any number gives the same bits, more take less memory"),
     COUNT("gradients-quantization-start-iteration", gradients_quantization_start_iteration, "0", 0, "unquantised gradients before this iteration"),
-    COUNT("verify-replicas-interval", verify_replicas_interval, "0", 0, "compare all ranks' weights by hash every N iterations, and repair what differs; 0 is off"),
+    COUNT("verify-replicas-interval", verify_replicas_interval, "1000", 0, "compare all ranks' weights by hash every N iterations and at each save, and repair what differs; 0 is off"),
     FLAG("verify-wire", verify_wire, "a checksum on every message of gradients and weights; one that arrives wrong ends the run with exit code 7"),
 
     HEADING("Memory and determinism"),

@@ -208,7 +208,6 @@ void log_idle_flags(Log *log) {
     const char *none = "WARNING: one data-parallel rank";
     if (c->quantized_weights || c->quantized_gradients) log_line(log, "%s sends nothing: the quantisation flags have no effect", none);
     if (c->verify_wire) log_line(log, "%s sends nothing: --verify-wire has no effect", none);
-    if (c->verify_replicas_interval) log_line(log, "%s has no other to compare with: --verify-replicas-interval has no effect", none);
 }
 
 static void local_datetime(char *text, size_t bytes) {

@@ -55,12 +55,12 @@ check "a sequence longer than the positions" usage "--max-position-embeddings" -
 check "quantisation without the distributed optimizer" without_optimizer
 check "--save without --save-interval" usage "--save-interval" --save "$work/x"
 check "what is for saving is pointed out without --save" noted "--keep-checkpoint-interval" --keep-last-checkpoints 2 --keep-checkpoint-interval 4
-alone() { # on one rank, which has nobody to send to or to compare with; on two nothing is said
-    trains 1 --train-iters 3 --verify-wire --verify-replicas-interval 1 || return 1
-    [ "$(grep -c '^WARNING: one data-parallel rank .*: --verify-[a-z-]* has no effect$' "$work/out")" -eq 2 ] || { why="not two warnings"; return 1; }
-    trains 2 --train-iters 3 --verify-wire --verify-replicas-interval 1 && ! grep -q 'no effect' "$work/out"
+alone() { # on one rank, which has nobody to send to; on two nothing is said
+    trains 1 --train-iters 3 --verify-wire || return 1
+    [ "$(grep -c '^WARNING: one data-parallel rank .*: --verify-wire has no effect$' "$work/out")" -eq 1 ] || { why="not one warning"; return 1; }
+    trains 2 --train-iters 3 --verify-wire && ! grep -q 'no effect' "$work/out"
 }
-check "--verify-wire and --verify-replicas-interval on one rank are pointed out" alone
+check "--verify-wire on one rank is pointed out" alone
 check "--hadamard-transform alone is pointed out" noted "--hadamard-transform" --hadamard-transform
 check "min-lr above lr" usage "--min-lr" --min-lr 1
 check "fp16" usage "--bf16" --fp16

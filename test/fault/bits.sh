@@ -50,11 +50,15 @@ late() { # the weights of a difference stay wrong until they are looked at
     why=
 }
 check "found at the next look" late
+before_saves() { # by default every thousand iterations, and before what is saved
+    with_fault replica:2:5:0 before 4 "${run[@]}" "${several[@]}" --save "$work/before" --save-interval 7 && [ "$(repairs before)" = '{"iteration":7,"bucket":0,"ranks":"2","from":0}' ] || { why="${why:-repairs: $(repairs before)}"; return 1; }
+}
+check "found by the next save, by default" before_saves
 unseen() { # the control: without looking it is never found
-    with_fault replica:2:5:0 unseen 4 "${run[@]}" "${several[@]}" && [ -z "$(repairs unseen)" ] && ! same_training sdp4bit unseen || { why="the fault changed nothing"; return 1; }
+    with_fault replica:2:5:0 unseen 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 0 --save "$work/unseen" --save-interval 7 && [ -z "$(repairs unseen)" ] && ! same_training sdp4bit unseen || { why="the fault changed nothing"; return 1; }
     why=
 }
-check "not found without --verify-replicas-interval" unseen
+check "not found with --verify-replicas-interval 0" unseen
 misspelt() {
     SDP4BIT_FAULT=replica:2:5 train 4 "${run[@]}"
     error_names 2 "SDP4BIT_FAULT=replica:2:5 is not understood" $?

@@ -73,7 +73,7 @@ static void defaults_are_megatrons(void **state) {
         "\"clip_grad\":1.0", "\"split\":\"969, 30, 1\"", "\"seed\":1234", "\"ddp_bucket_size\":25000000", "\"weight_quantization_bits\":4",
         "\"wq_group_size\":2048", "\"weight_quantization_method\":\"difference\"", "\"wq_rounding\":\"nearest\"", "\"gradient_quantization_bits_intra\":8",
         "\"gradient_quantization_bits_inter\":4", "\"gq_group_size_intra\":512", "\"gq_group_size_inter\":128", "\"gq_rounding\":\"stochastic\"",
-        "\"gradient_alltoall_pipeline\":0", "\"gradients_quantization_start_iteration\":0", "\"verify_replicas_interval\":0", "\"eval_interval\":1000",
+        "\"gradient_alltoall_pipeline\":0", "\"gradients_quantization_start_iteration\":0", "\"verify_replicas_interval\":1000", "\"eval_interval\":1000",
         "\"eval_iters\":100", "\"log_interval\":100", "\"timing_log_level\":0", "\"timing_log_option\":\"minmax\"", "\"tensorboard_log_interval\":1",
         "\"on_nan\":\"abort\"", "\"check_for_nan_in_loss_and_grad\":true", "\"quantized_weights\":false",
         "\"quantized_gradients\":false", "\"hadamard_transform\":false", "\"save\":null", "\"save_interval\":null", "\"data_path\":null",
