@@ -137,6 +137,48 @@ check "13B when asked to" expands 13b "$cpu" "hidden-size=5120 micro-batch-size=
 helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" && grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
 check "--help" helps
 
+# A folder that already holds the log of another run: the stand-in for the trainer notes what it is to write to.
+mkdir "$work/stand-in"
+printf '#!/bin/sh\necho "{\"kind\":\"start\"}" >>"$LOG_DIR/log.jsonl"\n' >"$work/stand-in/train_gpt_cpu"
+chmod +x "$work/stand-in/train_gpt_cpu"
+# into_logs LOGS STARTS "VARIABLES" [FLAGS...]: a run into a folder with a log, its TensorBoard events and two that were moved earlier (one of them its events alone).
+# Afterwards there are that many logs, the current one with so many starts.
+into_logs() {
+    local logs=$1 starts=$2 variables=$3 found
+    shift 3
+    rm -rf "$work/logs"
+    mkdir -p "$work/logs/tensorboard" "$work/logs/tensorboard.2"
+    echo first >"$work/logs/log.1.jsonl"
+    echo '{"kind":"start"}' >"$work/logs/log.jsonl"
+    : >"$work/logs/tensorboard/events"
+    # shellcheck disable=SC2086  # several variables
+    env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $variables scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    found=$(find "$work/logs" -name 'log*.jsonl' | wc -l)
+    [ "$found" = "$logs" ] || { why="$found logs, not $logs"; return 1; }
+    [ "$(grep -c start "$work/logs/log.jsonl")" = "$starts" ] || { why="$(grep -c start "$work/logs/log.jsonl") starts in log.jsonl, not $starts"; return 1; }
+    [ "$(cat "$work/logs/log.1.jsonl")" = first ] || { why="an older log was overwritten"; return 1; }
+    if [ "$logs" = 3 ]; then
+        [ -e "$work/logs/log.3.jsonl" ] && [ -e "$work/logs/tensorboard.3/events" ] && [ ! -e "$work/logs/tensorboard" ] || { why="not moved to log.3.jsonl and tensorboard.3"; return 1; }
+        [ "$(grep -c "moved to log.3.jsonl" "$work/out")" = 1 ] || { why="does not say so in one line"; return 1; }
+    else
+        [ -e "$work/logs/tensorboard/events" ] && ! grep -q moved "$work/out" || { why="events moved, or it says so"; return 1; }
+    fi
+}
+mkdir "$work/saved" "$work/unsaved"
+echo 5 >"$work/saved/latest_checkpointed_iteration.txt"
+check "a log of another run is moved aside" into_logs 3 1 ""
+check "and with a checkpoint folder without checkpoints" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved"
+check "and by a speed run, which resumes nothing" into_logs 3 1 "SPEED=1 CHECKPOINT_PATH=$work/saved"
+check "and by rank 0 of another mpirun" into_logs 3 1 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
+check "but not by its other ranks" into_logs 2 2 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"
+check "nor by those of srun" into_logs 2 2 "PMIX_RANK=1 SLURM_STEP_NUM_TASKS=2"
+check "a resumed run goes on in its log" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
+check "so does one that --load resumes" into_logs 2 2 "" --load "$work/saved"
+check "so does one with --load=FOLDER" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved"
+check "a log that --log-jsonl puts elsewhere leaves this one" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl"
+check "a plan leaves the log" into_logs 2 2 "" --plan
+check "a dry run leaves the log" into_logs 2 1 "DRY_RUN=1"
+
 # ---- real runs --------------------------------------------------------------------------------------------------------------------------------
 # The tiny model and batch of lib.sh; the card states its warm-up as a fraction, which excludes another.
 tiny=("${model[@]}")
@@ -156,6 +198,15 @@ under_mpirun() {
     same_training self under
 }
 check "ranks started by mpirun compute the same" under_mpirun
+second_run() { # baseline, started by mpirun, into the folder of the run before
+    DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" --exit-interval 3 >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    cmp -s "$work/under/log.1.jsonl" "$work/under.jsonl" || { why="the first log is not in log.1.jsonl"; return 1; }
+    [ "$(grep -c '"kind":"start"' "$work/under/log.jsonl")" = 1 ] && [ "$(grep -c '"kind":"train"' "$work/under/log.jsonl")" = 3 ] || { why="the second log holds something else"; return 1; }
+    compgen -G "$work/under/tensorboard.1/events*" >/dev/null && compgen -G "$work/under/tensorboard/events*" >/dev/null || { why="events of both in one folder"; return 1; }
+    [ "$(grep -c 'moved to log.1.jsonl' "$work/out")" = 1 ] || why="not told once"
+    [ -z "$why" ]
+}
+check "a second run does not write into the first one's log" second_run
 elsewhere() { # relative paths are the caller's
     cp "$work/text_text_document".* "$work/bin/"
     (cd "$work/bin" && DEVICE=cpu RANKS=2 DATA_PATH=text_text_document "$root/scripts/train_125m.sh" "${tiny[@]}") >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
