@@ -83,7 +83,7 @@ choose_flags() {
         # The paper's speed scripts cut a bucket's gradients into 8 chunks at these sizes.
         case $quantises_gradients-$card in 1-1.3b | 1-2.7b | 1-6.7b) arm_flags+=(--gradient-alltoall-pipeline 8) ;; esac
     elif [ -n "${DATA_PATH:-}" ]; then
-        read -ra data <<<"$DATA_PATH"
+        if [ -e "$DATA_PATH.idx" ]; then data=("$DATA_PATH"); else read -ra data <<<"$DATA_PATH"; fi # a prefix may hold blanks
         flags+=(--data-path "${data[@]}")
     elif ! names_data "$@"; then
         die 2 "DATA_PATH is not set: give the prefix of the token shards (dev/data/README.md makes some), or SPEED=1 for mock data"

@@ -84,6 +84,11 @@ blend() {
     DRY_RUN=1 DEVICE=cpu DATA_PATH="0.7 a 0.3 b" scripts/train_125m.sh >"$work/out" && grep -qF -- "--data-path 0.7 a 0.3 b --log" "$work/out" || say "no blend in $(cat "$work/out")"
 }
 check "a blend of shards" blend
+blank() {
+    mkdir -p "$work/my data" && : >"$work/my data/a b.idx"
+    DRY_RUN=1 DEVICE=cpu DATA_PATH="$work/my data/a b" scripts/train_125m.sh >"$work/out" && grep -qF -- "--data-path $work/my\\ data/a\\ b --log" "$work/out" || say "the prefix was taken apart: $(cat "$work/out")"
+}
+check "a prefix with blanks" blank
 
 # ---- the ranks ------------------------------------------------------------------------------------------------------------------------------
 mkdir "$work/bin"
@@ -213,6 +218,12 @@ elsewhere() { # relative paths are the caller's
     [ -s "$work/bin/runs/125m-baseline/log.jsonl" ] || { why="no log below the caller's folder"; return 1; }
 }
 check "started from another folder" elsewhere
+blanks() {
+    mkdir -p "$work/my shards"
+    cp "$work"/text_text_document.* "$work/my shards/"
+    DEVICE=cpu RANKS=2 DATA_PATH="$work/my shards/text_text_document" LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --exit-interval 1 >"$work/out" 2>"$work/err" || say "exit code $?"
+}
+check "data in a folder with a blank in its name" blanks
 speed_run() {
     DEVICE=cpu SPEED=1 RANKS=2 LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --micro-batch-size 1 --global-batch-size 2 --exit-interval 3 >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     [ "$(grep -c '^ iteration ' "$work/out")" = 3 ] || { why="not three iterations logged"; return 1; }
