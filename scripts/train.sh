@@ -109,6 +109,11 @@ say_what_is_missing() {
 much); if the GPUs hold that, add --tensor-model-parallel-size 1"
 }
 
+say_how_speed_differs() {
+    [ "$speed-$card" = 1-6.7b ] && is_first || return 0
+    say "note: 6.7b: the paper's speed run has tensor parallel size 4, which this program does not have yet; this one has 1, and more data-parallel ranks" >&2
+}
+
 # --- the log ---------------------------------------------------------------------------------------------------------------------------------
 
 # Does this script speak for the run? It does unless another mpirun or srun has started it as a rank other than 0.
@@ -253,6 +258,7 @@ choose_arm
 if ! has_flag --plan "$@" && ! has_flag --tensor-model-parallel-size "$@"; then say_what_is_missing; fi
 find_launcher
 launched=$ranks launcher=()
+say_how_speed_differs
 [ "$launched" != 0 ] || choose_launcher
 choose_flags "$@"
 if [ "${DRY_RUN:-0}" = 1 ]; then

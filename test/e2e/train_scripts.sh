@@ -74,6 +74,17 @@ arm sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-tra
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
 check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" "$speed global-batch-size=16 gradient-alltoall-pipeline="
 check "speed run, quantised gradients" expands 6.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
+told() { # LINES "VARIABLES" CARD [FLAGS...]: standard error names tensor parallel size 4 so often, and nothing else
+    local lines=$1 variables=$2 card=$3
+    shift 3
+    # shellcheck disable=SC2086  # several variables
+    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    [ "$(grep -c 'tensor parallel size 4' "$work/err")" = "$lines" ] && [ "$(grep -c . "$work/err")" = "$lines" ] || { why="standard error: $(cat "$work/err")"; return 1; }
+}
+check "speed run of 6.7B says how it differs from the paper's" told 1 "DEVICE=cpu SPEED=1 RANKS=8" 6.7b
+check "speed run of 6.7B : the other ranks of mpirun leave it to the first" told 0 "SPEED=1 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3" 6.7b
+check "speed run of 2.7B has nothing to say" told 0 "DEVICE=cpu SPEED=1 RANKS=8" 2.7b
+check "nor has a run of 6.7B for accuracy" told 0 "DEVICE=cpu DATA_PATH=d" 6.7b
 check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=qwd" "$speed gradient-alltoall-pipeline="
 check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 ARM=tlq-hs" "$speed gradient-alltoall-pipeline="
 check "the variables" expands 6.7b "DEVICE=cpu DATA_PATH=d VOCAB_FILE=v MERGE_FILE=m CHECKPOINT_PATH=c LOG_DIR=" \
