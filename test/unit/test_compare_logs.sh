@@ -208,6 +208,42 @@ cat "$folder/base.jsonl" >> "$folder/odd"
 runs 0 "$folder/odd"
 grep -q '^odd  *100  *4.0000' "$folder/out" || fail "damaged lines before good ones"
 
+# Lines that JSON allows and no run writes: left out and counted, or without the field that is no number.
+hostile() { # NAME UNREADABLE LINES...: before and among good ones, in a log that is compared and plotted
+    local name=$1 unreadable=$2
+    shift 2
+    { printf '%s\n' "$@"; cat "$folder/base.jsonl"; } > "$folder/hostile.jsonl"
+    runs 0 base="$folder/base.jsonl" h="$folder/hostile.jsonl" --curves 3 --svg "$folder/h.svg"
+    grep -q '^h  *100  *4.0000  *4.0950  *+0.0000 .* 1,000  *40.000  *2.500  *20.0$' "$folder/out" || { fail "hostile: $name"; cat "$folder/out"; }
+    if [ "$unreadable" = 0 ]; then
+        [ ! -s "$folder/err" ] || { fail "hostile: $name: $(tail -n 1 "$folder/err")"; }
+    else
+        one_error "h: $unreadable unreadable JSON lines"
+    fi
+    well_formed "$folder/h.svg"
+}
+long=1$(head -c 400 /dev/zero | tr '\0' 0)
+longer=$long$(head -c 6000 /dev/zero | tr '\0' 0)
+nested=$(head -c 100000 /dev/zero | tr '\0' '[')
+hostile "iterations that are no whole numbers" 7 '{"kind":"train","iteration":1e400,"loss":1}' '{"kind":"train","iteration":NaN,"loss":1}' '{"kind":"train","iteration":1.5,"loss":1}' \
+    '{"kind":"train","iteration":-3,"loss":1}' "{\"kind\":\"train\",\"iteration\":$long,\"loss\":1}" "{\"kind\":\"train\",\"iteration\":$longer,\"loss\":1}" '{"kind":"train","iteration":true,"loss":1}'
+hostile "spans that are no whole numbers" 3 '{"kind":"interval","iteration":1,"iterations":1e400,"loss":5,"timing":{}}' '{"kind":"interval","iteration":1,"iterations":[],"loss":5,"timing":{}}' \
+    "{\"kind\":\"interval\",\"iteration\":1,\"iterations\":$long,\"loss\":5,\"timing\":{}}"
+hostile "nested a hundred thousand times" 1 "{\"kind\":$nested"
+hostile "a loss nested deep" 0 '{"kind":"train","iteration":0,"loss":{"a":[1]}}'
+hostile "a long line of text" 0 "$nested" " iteration $longer/ 10 | lm loss: 1.0 |" "validation loss at iteration $longer | lm loss value: 1.0 | lm loss PPL: 1.0 |"
+for value in '"x"' '[1]' '{}' 1e400 -1e400 NaN true "$long"; do
+    hostile "fields that are $value" 0 '{"kind":"interval","iteration":1,"iterations":1,"loss":5,"global_batch_size":'"$value"',"inter_node_bytes":'"$value"',"intra_node_bytes":'"$value"',"timing":{"elapsed_ms":'"$value"',"tokens_per_second":'"$value"',"exposed_comm_ms":'"$value"'}}'
+done
+# What is a number, and too large to compute with: ten such intervals are an infinite time.
+sed 's/"elapsed_ms":200/"elapsed_ms":1e308/' "$folder/base.jsonl" > "$folder/huge.jsonl"
+runs 5 "$folder/huge.jsonl" --x time --svg "$folder/h.svg"
+one_error "too large or too small to compute with"
+# A loss of zero is a reference that nothing can be a percentage of.
+printf '{"kind":"train","iteration":1,"loss":0}\n{"kind":"valid","iteration":1,"split":"valid","loss":0}\n' > "$folder/zero.jsonl"
+runs 0 a="$folder/zero.jsonl" b="$folder/zero.jsonl"
+grep -q '^b .* nan ' "$folder/out" || fail "a reference of zero"
+
 if [ "$failures" != 0 ]; then
     echo "compare_logs: $failures checks failed"
     exit 1
