@@ -123,6 +123,22 @@ runs 0 r="$folder/resumed.jsonl"
 grep -q '^r  *50  *4.5000  *5.0950 ' "$folder/out" || fail "resumed run"
 grep -q '1 unreadable JSON lines' "$folder/err" || fail "torn line inside is told"
 
+# Two runs in one file, told apart by the flags of their starts; where they were put, and for how long they train, makes no other run.
+part() { # FIRST LAST FLAGS
+    awk -v first="$1" -v last="$2" -v flags="$3" 'BEGIN { print "{\"kind\":\"start\",\"arguments\":" flags "}"; for (i = first; i <= last; i++) printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":5}\n", i }'
+}
+plain='{"quantized_weights":false,"lr":0.1,"load":null,"exit_interval":null}'
+quantised='{"quantized_weights":true,"lr":0.2,"load":null,"exit_interval":null}'
+{ part 1 30 "$plain"; part 1 20 "$quantised"; part 11 20 "$quantised"; } > "$folder/twice.jsonl"
+runs 0 t="$folder/twice.jsonl"
+one_error "note: t: iterations from 1 on come twice, the later ones after a start with other lr, quantized_weights: the file holds two runs"
+{ part 1 30 "$plain"; part 21 40 '{"quantized_weights":false,"lr":0.1,"load":"x","exit_interval":7}'; part 41 50 "$quantised"; } > "$folder/once.jsonl"
+runs 0 "$folder/once.jsonl"
+[ ! -s "$folder/err" ] || fail "no note about a run that was resumed: $(cat "$folder/err")"
+{ part 1 30 3; part 1 20 '[1]'; part 1 20 "$plain"; } > "$folder/flagless.jsonl"
+runs 0 "$folder/flagless.jsonl"
+[ ! -s "$folder/err" ] || fail "no note without flags to compare: $(cat "$folder/err")"
+
 # Megatron-LM's text: a line of a real run, newer versions' time stamps, launchers' prefixes; half a line at the end.
 cat > "$folder/megatron.log" <<'END'
   seq_length ...................................... 2048
