@@ -28,7 +28,7 @@ Trains configs/gpt_$card.args. Flags given here come last and win over the card'
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
   VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary; only text samples need it
   CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when there is one [none: nothing is saved]
-  LOG_DIR          folder of log.jsonl and TensorBoard's events [runs/$card-ARM]; LOG_DIR= for none
+  LOG_DIR          folder of log.jsonl and TensorBoard's events [runs/$card-ARM]; LOG_DIR= for none. Another run's are moved to log.1.jsonl, tensorboard.1
   SPEED=1          the paper's speed runs: micro-batch 1, one per rank and step, mock data, 200 iterations, every one logged, nothing saved
   RANKS            ranks to start [GPUs of this machine, of the allocation or of HOSTFILE; with DEVICE=cpu 4]
   HOSTFILE         machines, lines "name slots=GPUS": ranks are started on all of them
@@ -83,7 +83,7 @@ choose_flags() {
         # The paper's speed scripts cut a bucket's gradients into 8 chunks at these sizes.
         case $quantises_gradients-$card in 1-1.3b | 1-2.7b | 1-6.7b) arm_flags+=(--gradient-alltoall-pipeline 8) ;; esac
     elif [ -n "${DATA_PATH:-}" ]; then
-        read -ra data <<<"$DATA_PATH"
+        if [ -e "$DATA_PATH.idx" ]; then data=("$DATA_PATH"); else read -ra data <<<"$DATA_PATH"; fi # a prefix may hold blanks
         flags+=(--data-path "${data[@]}")
     elif ! names_data "$@"; then
         die 2 "DATA_PATH is not set: give the prefix of the token shards (dev/data/README.md makes some), or SPEED=1 for mock data"
@@ -107,6 +107,38 @@ say_what_is_missing() {
     esac
     die 2 "$card: the paper's runs want tensor parallel size 8, which this program does not have yet. At size 1 each of 64 ranks takes $per_rank (--plan says how \
 much); if the GPUs hold that, add --tensor-model-parallel-size 1"
+}
+
+say_how_speed_differs() {
+    [ "$speed-$card" = 1-6.7b ] && is_first || return 0
+    say "note: 6.7b: the paper's speed run has tensor parallel size 4, which this program does not have yet; this one has 1, and more data-parallel ranks" >&2
+}
+
+# --- the log ---------------------------------------------------------------------------------------------------------------------------------
+
+# Does this script speak for the run? It does unless another mpirun or srun has started it as a rank other than 0.
+is_first() { [ "${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}" = 0 ]; }
+
+# resumes WORDS...: is there a checkpoint where the run, with these words on its command line, looks for one?
+resumes() {
+    local folder='' word before=''
+    [ "$speed" = 1 ] || folder=${CHECKPOINT_PATH:-}
+    for word; do
+        case $word in --load=*) folder=${word#*=} ;; *) [ "$before" != --load ] || folder=$word ;; esac
+        before=$word
+    done
+    [ -n "$folder" ] && [ -e "$folder/latest_checkpointed_iteration.txt" ]
+}
+
+# Two runs in one log would be read as one. Of the ranks only the first opens these files, and it does so after this.
+set_old_log_aside() {
+    local log_dir=${LOG_DIR-runs/$card-$arm} flag n=1
+    [ -n "$log_dir" ] && [ -s "$log_dir/log.jsonl" ] && is_first && ! resumes "$@" || return 0
+    for flag in --log-jsonl --plan --version; do if has_flag "$flag" "$@"; then return 0; fi; done
+    while [ -e "$log_dir/log.$n.jsonl" ] || [ -e "$log_dir/tensorboard.$n" ]; do n=$((n + 1)); done
+    mv "$log_dir/log.jsonl" "$log_dir/log.$n.jsonl" || die 3 "$log_dir/log.jsonl is of another run and cannot be moved; give another LOG_DIR"
+    [ ! -e "$log_dir/tensorboard" ] || mv "$log_dir/tensorboard" "$log_dir/tensorboard.$n" || die 3 "$log_dir/tensorboard is of another run and cannot be moved; give another LOG_DIR"
+    say "$log_dir/log.jsonl is of another run: moved to log.$n.jsonl, its tensorboard to tensorboard.$n"
 }
 
 # --- the ranks -------------------------------------------------------------------------------------------------------------------------------
@@ -226,6 +258,7 @@ choose_arm
 if ! has_flag --plan "$@" && ! has_flag --tensor-model-parallel-size "$@"; then say_what_is_missing; fi
 find_launcher
 launched=$ranks launcher=()
+say_how_speed_differs
 [ "$launched" != 0 ] || choose_launcher
 choose_flags "$@"
 if [ "${DRY_RUN:-0}" = 1 ]; then
@@ -233,5 +266,6 @@ if [ "${DRY_RUN:-0}" = 1 ]; then
     exit 0
 fi
 [ -x "$program" ] || die 3 "$program is not built; run make $target"
+set_old_log_aside "$@"
 [ "$launched" = 0 ] || exec "$program" "${flags[@]}"
 run_and_forward "${launcher[@]}" "$program" "${flags[@]}"

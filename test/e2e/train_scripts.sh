@@ -74,6 +74,17 @@ arm sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-tra
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
 check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" "$speed global-batch-size=16 gradient-alltoall-pipeline="
 check "speed run, quantised gradients" expands 6.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
+told() { # LINES "VARIABLES" CARD [FLAGS...]: standard error names tensor parallel size 4 so often, and nothing else
+    local lines=$1 variables=$2 card=$3
+    shift 3
+    # shellcheck disable=SC2086  # several variables
+    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    [ "$(grep -c 'tensor parallel size 4' "$work/err")" = "$lines" ] && [ "$(grep -c . "$work/err")" = "$lines" ] || { why="standard error: $(cat "$work/err")"; return 1; }
+}
+check "speed run of 6.7B says how it differs from the paper's" told 1 "DEVICE=cpu SPEED=1 RANKS=8" 6.7b
+check "speed run of 6.7B : the other ranks of mpirun leave it to the first" told 0 "SPEED=1 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3" 6.7b
+check "speed run of 2.7B has nothing to say" told 0 "DEVICE=cpu SPEED=1 RANKS=8" 2.7b
+check "nor has a run of 6.7B for accuracy" told 0 "DEVICE=cpu DATA_PATH=d" 6.7b
 check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=qwd" "$speed gradient-alltoall-pipeline="
 check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 ARM=tlq-hs" "$speed gradient-alltoall-pipeline="
 check "the variables" expands 6.7b "DEVICE=cpu DATA_PATH=d VOCAB_FILE=v MERGE_FILE=m CHECKPOINT_PATH=c LOG_DIR=" \
@@ -84,6 +95,11 @@ blend() {
     DRY_RUN=1 DEVICE=cpu DATA_PATH="0.7 a 0.3 b" scripts/train_125m.sh >"$work/out" && grep -qF -- "--data-path 0.7 a 0.3 b --log" "$work/out" || say "no blend in $(cat "$work/out")"
 }
 check "a blend of shards" blend
+blank() {
+    mkdir -p "$work/my data" && : >"$work/my data/a b.idx"
+    DRY_RUN=1 DEVICE=cpu DATA_PATH="$work/my data/a b" scripts/train_125m.sh >"$work/out" && grep -qF -- "--data-path $work/my\\ data/a\\ b --log" "$work/out" || say "the prefix was taken apart: $(cat "$work/out")"
+}
+check "a prefix with blanks" blank
 
 # ---- the ranks ------------------------------------------------------------------------------------------------------------------------------
 mkdir "$work/bin"
@@ -137,6 +153,48 @@ check "13B when asked to" expands 13b "$cpu" "hidden-size=5120 micro-batch-size=
 helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" && grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
 check "--help" helps
 
+# A folder that already holds the log of another run: the stand-in for the trainer notes what it is to write to.
+mkdir "$work/stand-in"
+printf '#!/bin/sh\necho "{\"kind\":\"start\"}" >>"$LOG_DIR/log.jsonl"\n' >"$work/stand-in/train_gpt_cpu"
+chmod +x "$work/stand-in/train_gpt_cpu"
+# into_logs LOGS STARTS "VARIABLES" [FLAGS...]: a run into a folder with a log, its TensorBoard events and two that were moved earlier (one of them its events alone).
+# Afterwards there are that many logs, the current one with so many starts.
+into_logs() {
+    local logs=$1 starts=$2 variables=$3 found
+    shift 3
+    rm -rf "$work/logs"
+    mkdir -p "$work/logs/tensorboard" "$work/logs/tensorboard.2"
+    echo first >"$work/logs/log.1.jsonl"
+    echo '{"kind":"start"}' >"$work/logs/log.jsonl"
+    : >"$work/logs/tensorboard/events"
+    # shellcheck disable=SC2086  # several variables
+    env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $variables scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    found=$(find "$work/logs" -name 'log*.jsonl' | wc -l)
+    [ "$found" = "$logs" ] || { why="$found logs, not $logs"; return 1; }
+    [ "$(grep -c start "$work/logs/log.jsonl")" = "$starts" ] || { why="$(grep -c start "$work/logs/log.jsonl") starts in log.jsonl, not $starts"; return 1; }
+    [ "$(cat "$work/logs/log.1.jsonl")" = first ] || { why="an older log was overwritten"; return 1; }
+    if [ "$logs" = 3 ]; then
+        [ -e "$work/logs/log.3.jsonl" ] && [ -e "$work/logs/tensorboard.3/events" ] && [ ! -e "$work/logs/tensorboard" ] || { why="not moved to log.3.jsonl and tensorboard.3"; return 1; }
+        [ "$(grep -c "moved to log.3.jsonl" "$work/out")" = 1 ] || { why="does not say so in one line"; return 1; }
+    else
+        [ -e "$work/logs/tensorboard/events" ] && ! grep -q moved "$work/out" || { why="events moved, or it says so"; return 1; }
+    fi
+}
+mkdir "$work/saved" "$work/unsaved"
+echo 5 >"$work/saved/latest_checkpointed_iteration.txt"
+check "a log of another run is moved aside" into_logs 3 1 ""
+check "and with a checkpoint folder without checkpoints" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved"
+check "and by a speed run, which resumes nothing" into_logs 3 1 "SPEED=1 CHECKPOINT_PATH=$work/saved"
+check "and by rank 0 of another mpirun" into_logs 3 1 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
+check "but not by its other ranks" into_logs 2 2 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"
+check "nor by those of srun" into_logs 2 2 "PMIX_RANK=1 SLURM_STEP_NUM_TASKS=2"
+check "a resumed run goes on in its log" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
+check "so does one that --load resumes" into_logs 2 2 "" --load "$work/saved"
+check "so does one with --load=FOLDER" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved"
+check "a log that --log-jsonl puts elsewhere leaves this one" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl"
+check "a plan leaves the log" into_logs 2 2 "" --plan
+check "a dry run leaves the log" into_logs 2 1 "DRY_RUN=1"
+
 # ---- real runs --------------------------------------------------------------------------------------------------------------------------------
 # The tiny model and batch of lib.sh; the card states its warm-up as a fraction, which excludes another.
 tiny=("${model[@]}")
@@ -156,12 +214,27 @@ under_mpirun() {
     same_training self under
 }
 check "ranks started by mpirun compute the same" under_mpirun
+second_run() { # baseline, started by mpirun, into the folder of the run before
+    DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" --exit-interval 3 >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    cmp -s "$work/under/log.1.jsonl" "$work/under.jsonl" || { why="the first log is not in log.1.jsonl"; return 1; }
+    [ "$(grep -c '"kind":"start"' "$work/under/log.jsonl")" = 1 ] && [ "$(grep -c '"kind":"train"' "$work/under/log.jsonl")" = 3 ] || { why="the second log holds something else"; return 1; }
+    compgen -G "$work/under/tensorboard.1/events*" >/dev/null && compgen -G "$work/under/tensorboard/events*" >/dev/null || { why="events of both in one folder"; return 1; }
+    [ "$(grep -c 'moved to log.1.jsonl' "$work/out")" = 1 ] || why="not told once"
+    [ -z "$why" ]
+}
+check "a second run does not write into the first one's log" second_run
 elsewhere() { # relative paths are the caller's
     cp "$work/text_text_document".* "$work/bin/"
     (cd "$work/bin" && DEVICE=cpu RANKS=2 DATA_PATH=text_text_document "$root/scripts/train_125m.sh" "${tiny[@]}") >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     [ -s "$work/bin/runs/125m-baseline/log.jsonl" ] || { why="no log below the caller's folder"; return 1; }
 }
 check "started from another folder" elsewhere
+blanks() {
+    mkdir -p "$work/my shards"
+    cp "$work"/text_text_document.* "$work/my shards/"
+    DEVICE=cpu RANKS=2 DATA_PATH="$work/my shards/text_text_document" LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --exit-interval 1 >"$work/out" 2>"$work/err" || say "exit code $?"
+}
+check "data in a folder with a blank in its name" blanks
 speed_run() {
     DEVICE=cpu SPEED=1 RANKS=2 LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --micro-batch-size 1 --global-batch-size 2 --exit-interval 3 >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     [ "$(grep -c '^ iteration ' "$work/out")" = 3 ] || { why="not three iterations logged"; return 1; }
