@@ -272,7 +272,7 @@ fi
 interrupted() { # SIGNAL
     local rc=0 tries=600
     rm -rf "$work/save" "$work/cut"
-    DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save scripts/train_125m.sh "${tiny[@]}" --train-iters 100000 >"$work/out" 2>"$work/err" &
+    DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save env --default-signal=INT scripts/train_125m.sh "${tiny[@]}" --train-iters 100000 >"$work/out" 2>"$work/err" &
     job=$!
     until grep -q '"kind":"train","iteration":20,' "$work/cut/log.jsonl" 2>/dev/null || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
     kill "-$1" "$job"
@@ -282,6 +282,7 @@ interrupted() { # SIGNAL
 }
 check "SIGTERM to the script saves" interrupted TERM
 check "SIGUSR1 to the script saves" interrupted USR1
+check "Ctrl-C saves" interrupted INT
 
 # ---- batch files, with stand-ins for Slurm ------------------------------------------------------------------------------------------------------
 # shellcheck disable=SC2016  # to be expanded by the stand-ins

@@ -60,7 +60,8 @@ check "--max-restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
 check "the first start counts as no restart" plays "7+ 0" 7 1 --max-restarts 0
 signalled() { # SIGNAL [PLAY]: handed on, waited for, and the end
     rm -rf "$work/run" && mkdir "$work/run" && echo "${2:-wait} 0" >"$work/run/play"
-    scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err" &
+    # A shell without job control starts what runs in the background deaf to SIGINT.
+    env --default-signal=INT scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err" &
     local job=$! tries=100 rc
     until [ -e "$work/run/waiting" ]; do
         sleep 0.1
@@ -74,6 +75,7 @@ signalled() { # SIGNAL [PLAY]: handed on, waited for, and the end
 check "SIGTERM stops the run and the loop" signalled TERM
 check "SIGUSR1 does" signalled USR1
 check "SIGHUP does" signalled HUP
+check "Ctrl-C does" signalled INT
 check "the ranks hear of it where the launcher hands nothing on" signalled TERM deaf
 pauses() { # 1 + 2 + 0 seconds: doubled without progress
     local since=$SECONDS
