@@ -2,15 +2,34 @@
 # Gives the loopback of this machine the speed of a network, for nodes emulated inside it (--gpus-per-node N --emulate-nodes): all nodes' traffic passes the
 # loopback, so n nodes of R Gb/s each take n x R. Needs root and tc (Debian's iproute2). Everything else on the loopback is slowed too.
 #
+# Shaped packets are handed on by whichever processor holds the queue, so those of one connection overtake each other, which TCP takes for losses: NCCL then
+# got a fifth of 100 Gb/s, and connections broke. So the receiving side is told to treat each connection on one processor (receive packet steering, rps_cpus).
+#
 #   scripts/emulate_network.sh NODES GBIT_PER_NODE    e.g. 2 25
 #   scripts/emulate_network.sh restore
 set -euo pipefail
 usage() { echo "error: $1; usage: scripts/emulate_network.sh NODES GBIT_PER_NODE, or restore" >&2; exit 2; }
+# steer MASK: processors among which connections are divided; 0: each packet where it comes.
+steer() {
+    local file
+    for file in /sys/class/net/lo/queues/rx-*/rps_cpus; do
+        [ ! -e "$file" ] || printf '%s\n' "$1" 2>/dev/null >"$file" || echo "warning: packets of a connection may overtake each other: $file cannot be written" >&2
+    done
+}
+all_processors() { # as a mask of groups of 32, the highest first
+    local n group mask=''
+    n=$(getconf _NPROCESSORS_CONF)
+    for ((group = (n - 1) / 32; group >= 0; group--)); do
+        printf -v mask '%s%s%x' "$mask" "${mask:+,}" $((n - 32 * group >= 32 ? 0xffffffff : (1 << (n - 32 * group)) - 1))
+    done
+    echo "$mask"
+}
 command -v tc >/dev/null || { echo "error: tc was not found; install iproute2" >&2; exit 3; }
 if [ $# -eq 1 ] && [ "$1" = restore ]; then
     # Nothing to take away is as good.
     tc qdisc del dev lo root 2>/dev/null || true
     tc qdisc show dev lo | grep -q 'qdisc tbf' && { echo "error: the loopback could not be restored; are you root?" >&2; exit 3; }
+    steer 0
     echo "loopback: unlimited"
     exit 0
 fi
@@ -19,5 +38,6 @@ fi
 [[ $2 =~ ^[0-9]{1,4}(\.[0-9]{1,3})?$ ]] || usage "$2 is no number of Gb/s"
 mbit=$(awk -v n="$1" -v r="$2" 'BEGIN { printf "%d", 1000 * n * r + 0.5 }')
 [ "$mbit" -gt 0 ] || usage "$2 Gb/s is no speed"
+steer "$(all_processors)"
 tc qdisc replace dev lo root tbf rate "${mbit}mbit" burst 32mb latency 20ms || { echo "error: tc could not shape the loopback; are you root?" >&2; exit 3; }
 echo "loopback: $mbit Mb/s in all, $2 Gb/s for each of $1 nodes; scripts/emulate_network.sh restore takes it away"

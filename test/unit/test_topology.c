@@ -101,6 +101,7 @@ static void emulated_nodes_have_names(void **state) {
     assert_string_equal(getenv("NCCL_HOSTID"), "machine-node1");
     assert_string_equal(getenv("NCCL_SOCKET_NTHREADS"), "2");
     assert_string_equal(getenv("NCCL_NSOCKS_PERTHREAD"), "4");
+    assert_string_equal(getenv("NCCL_P2P_NET_CHUNKSIZE"), "1048576");
     assert_null(getenv("NCCL_SOCKET_IFNAME"));
     launch.host_of_rank = here;
     t.node = 0;
