@@ -2,13 +2,14 @@
 # Gives the loopback of this machine the speed of a network, for nodes emulated inside it (--gpus-per-node N --emulate-nodes): all nodes' traffic passes the
 # loopback, so n nodes of R Gb/s each take n x R. Needs root and tc (Debian's iproute2). Everything else on the loopback is slowed too.
 #
-# Shaped packets are handed on by whichever processor holds the queue, so those of one connection overtake each other, which TCP takes for losses: NCCL then
+# Packets are handed on by whichever processor sent them or holds the queue, so those of one connection overtake each other, which TCP takes for losses: NCCL then
 # got a fifth of 100 Gb/s, and connections broke. So the receiving side is told to treat each connection on one processor (receive packet steering, rps_cpus).
 #
 #   scripts/emulate_network.sh NODES GBIT_PER_NODE    e.g. 2 25
+#   scripts/emulate_network.sh NODES unlimited        as fast as this machine's processors copy
 #   scripts/emulate_network.sh restore
 set -euo pipefail
-usage() { echo "error: $1; usage: scripts/emulate_network.sh NODES GBIT_PER_NODE, or restore" >&2; exit 2; }
+usage() { echo "error: $1; usage: scripts/emulate_network.sh NODES GBIT_PER_NODE (or unlimited), or restore" >&2; exit 2; }
 # steer MASK: processors among which connections are divided; 0: each packet where it comes.
 steer() {
     local file
@@ -25,16 +26,24 @@ all_processors() { # as a mask of groups of 32, the highest first
     echo "$mask"
 }
 command -v tc >/dev/null || { echo "error: tc was not found; install iproute2" >&2; exit 3; }
-if [ $# -eq 1 ] && [ "$1" = restore ]; then
-    # Nothing to take away is as good.
+unshape() { # nothing to take away is as good
     tc qdisc del dev lo root 2>/dev/null || true
-    tc qdisc show dev lo | grep -q 'qdisc tbf' && { echo "error: the loopback could not be restored; are you root?" >&2; exit 3; }
+    ! tc qdisc show dev lo | grep -q 'qdisc tbf' || { echo "error: the loopback could not be restored; are you root?" >&2; exit 3; }
+}
+if [ $# -eq 1 ] && [ "$1" = restore ]; then
+    unshape
     steer 0
     echo "loopback: unlimited"
     exit 0
 fi
 [ $# -eq 2 ] || usage "two numbers are wanted"
 [[ $1 =~ ^[1-9][0-9]{0,2}$ ]] || usage "$1 is no number of nodes"
+if [ "$2" = unlimited ]; then
+    unshape
+    steer "$(all_processors)"
+    echo "loopback: unlimited, a connection's packets in order; scripts/emulate_network.sh restore takes it away"
+    exit 0
+fi
 [[ $2 =~ ^[0-9]{1,4}(\.[0-9]{1,3})?$ ]] || usage "$2 is no number of Gb/s"
 mbit=$(awk -v n="$1" -v r="$2" 'BEGIN { printf "%d", 1000 * n * r + 0.5 }')
 [ "$mbit" -gt 0 ] || usage "$2 Gb/s is no speed"

@@ -135,12 +135,12 @@ mkdir -p "$logs"
 
 shape_network() { # NETWORK
     case $1 in
-    inside | logical | sockets)
+    inside | logical)
         [ $shaped = 0 ] || scripts/emulate_network.sh restore >&2
         shaped=0 ;;
     *)
         shaped=1
-        scripts/emulate_network.sh "$nodes" "$1" >&2 ;;
+        scripts/emulate_network.sh "$nodes" "${1/sockets/unlimited}" >&2 ;;
     esac
 }
 left() { say $((limit - SECONDS)); }
