@@ -3,13 +3,14 @@
 # best possible schedule (comm_bound.py) from layers' times and plain collectives' bandwidth of the same run. Prints a table of steps and one of memory, writes
 # JSON and a plot. --sync-only: synchronisation alone.
 #
-#   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside 100 25 10"] [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
+#   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"] [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
 #                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--plain-mb 256]
 #                     [--sync-only]
 #
 #   models     NAME:MICRO_BATCH of configs/gpt_NAME.args; global batch = micro-batch x ranks
-#   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as it is (about 100 Gb/s a
-#              node). A number: the same, shaped to that many Gb/s per node (root and tc; taken away at the end)
+#   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as fast as the
+#              processors copy (about 100 Gb/s a node). A number: the same, shaped to that many Gb/s per node; 25 and less are met, at
+#              100 the queue's one processor is the limit. Both need root and tc, and are taken away at the end
 #   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw. NAME+sums: the same with --verify-wire; beside
 #              NAME, a line says what the checksums cost: dev/bench/comm.sh --networks inside --models 1.3b:8 --arms "sdp4bit sdp4bit+sums" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
@@ -48,9 +49,9 @@ while [ $# -gt 0 ]; do
     shift
 done
 if [ $sync_only = 1 ]; then
-    models=${models:-1.3b:1} networks=${networks:-inside logical 100} arms=${arms:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit} out=${out:-dev/bench/results/sync.json}
+    models=${models:-1.3b:1} networks=${networks:-inside logical sockets} arms=${arms:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit} out=${out:-dev/bench/results/sync.json}
 else
-    models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside 100 25 10} arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-dev/bench/results/comm.json}
+    models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside sockets 25 10} arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-dev/bench/results/comm.json}
 fi
 [[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--iters and --time-limit want positive numbers"
 

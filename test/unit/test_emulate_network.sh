@@ -8,16 +8,26 @@ check() { # NAME COMMAND...
     if "$@"; then echo "ok $name"; passed=$((passed + 1)); else echo "not ok $name"; failed=$((failed + 1)); fi
 }
 script=$PWD/scripts/emulate_network.sh
-if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n ip link set lo up 2>/dev/null; then
+if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && ip link set lo up' 2>/dev/null; then
     echo "skip the loopback's speed: tc, ip or the right to make a network namespace is missing"
     echo "0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-inside() { unshare -n bash -c "ip link set lo up && $1"; }
+# /sys too: it shows the interfaces of where it was mounted.
+inside() { unshare -n -m bash -c "mount -t sysfs sysfs /sys && ip link set lo up && $1"; }
+steering=/sys/class/net/lo/queues/rx-0/rps_cpus
 shaped() { inside "$script 2 25 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 50Gbit'; }
 fraction() { inside "$script 4 0.5 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 2Gbit'; }
 again() { inside "$script 2 25 >/dev/null && $script 2 10 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 20Gbit'; }
 restored() { ! inside "$script 2 25 >/dev/null && $script restore >/dev/null && $script restore >/dev/null && tc qdisc show dev lo" | grep -q tbf; }
+unlimited() { ! inside "$script 2 25 >/dev/null && $script 2 unlimited >/dev/null && tc qdisc show dev lo" | grep -q tbf; }
+# A connection's packets on one processor: every processor takes part, none at the end.
+steered() {
+    local all
+    all=$(inside "$script 2 $1 >/dev/null && cat $steering") || return
+    python3 -c 'import os, sys; sys.exit(0 if int(sys.argv[1].replace(",", ""), 16) == (1 << os.sysconf("SC_NPROCESSORS_CONF")) - 1 else 1)' "$all"
+}
+not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null && cat $steering" | tr -d ',\n' | grep -qx '0*'; }
 # 64 MB at 0.4 Gb/s take 0.6 s at least beyond the burst of 32 MB; unshaped a few hundredths.
 slow() {
     inside "$script 1 0.4 >/dev/null && python3 - <<'END'
@@ -41,6 +51,11 @@ check "2 nodes of 25 Gb/s: 50 on the loopback" shaped
 check "half a Gb/s" fraction
 check "another speed replaces the first" again
 check "restore, twice" restored
+check "unlimited after a speed" unlimited
+check "packets of a connection on one processor, 25 Gb/s" steered 25
+check "packets of a connection on one processor, unlimited" steered unlimited
+check "where they come after restore, 25 Gb/s" not_steered 25
+check "where they come after restore, unlimited" not_steered unlimited
 check "bytes take their time" slow
 check "no arguments" refused
 check "no speed" refused 2
