@@ -27,7 +27,7 @@ steered() {
     all=$(inside "$script 2 $1 >/dev/null && cat $steering") || return
     python3 -c 'import os, sys; sys.exit(0 if int(sys.argv[1].replace(",", ""), 16) == (1 << os.sysconf("SC_NPROCESSORS_CONF")) - 1 else 1)' "$all"
 }
-not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null && cat $steering" | tr -d ',\n' | grep -qx '0*'; }
+not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null && cat $steering" | tr -d ',\n' | grep -qE '^0+$'; }
 # 64 MB at 0.4 Gb/s take 0.6 s at least beyond the burst of 32 MB; unshaped a few hundredths.
 slow() {
     inside "$script 1 0.4 >/dev/null && python3 - <<'END'
