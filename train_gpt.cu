@@ -202,6 +202,7 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
         const GPTTensor *t = &gpt->tensor[i];
         op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_numel(t), t->std, seed, (uint32_t)i, threads);
     }
+    stream_synchronize(gpt->stream);  // the other streams may read them
 }
 
 void gpt_upload(GPT *gpt, const Batch *batch) {
