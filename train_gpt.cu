@@ -17,7 +17,6 @@
 #include "llmc/plan_report.h" // --plan
 #include "llmc/progress.h"    // --log-progress
 #include "llmc/replicas.h"    // the ranks' weights compared and repaired
-#include "llmc/rng.h"         // counter-based normals and uniforms
 #include "llmc/sample.h"      // tokens from logits, text from tokens
 #include "llmc/saver.h"       // checkpoints, in the background or not
 #include "llmc/schedule.h"    // learning rate in samples
@@ -194,35 +193,16 @@ void gpt_free(GPT *gpt) {
     memset(gpt, 0, sizeof *gpt);
 }
 
-typedef struct Drawing { double std; uint64_t seed; uint32_t tensor; floatX *host; } Drawing;
-
-// Values [lo, hi) of a tensor, lo even.
-static void draw_weights(void *drawing, int64_t lo, int64_t hi) {
-    const Drawing *d = (const Drawing *)drawing;
-    for (int64_t j = lo; j < hi; j += 2) {
-        double pair[2] = {0.0, 0.0};
-        if (d->std > 0) rng_normal_pair(d->seed, d->tensor, (uint64_t)j / 2, pair);
-        for (int e = 0; e < 2 && j + e < hi; e++) d->host[j + e] = floatX_from_float((float)(d->std < 0 ? 1.0 : d->std * pair[e]));
-    }
-}
-
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     heartbeat_waits(group.site, true);
-    int rank, ranks, threads = parallel_share(group.comm);
+    int threads = parallel_share(group.comm);
     heartbeat_waits(group.site, false);
-    MPI_Comm_rank(group.comm, &rank);
-    MPI_Comm_size(group.comm, &ranks);
+    // Every rank draws all of its replica: what a tensor's numbers are depends on the seed and the tensor alone.
     for (int i = 0; i < gpt->tensors; i++) {
-        // Each rank draws its share and all gather them: the numbers do not depend on who draws.
-        int64_t n = tensor_numel(&gpt->tensor[i]), share = round_up64(ceil_div64(n, ranks), 2);
-        floatX *host = (floatX *)xmalloc((size_t)(share * ranks) * sizeof(floatX), "initial weights");
-        Drawing drawing = {gpt->tensor[i].std, seed, (uint32_t)i, host};
-        parallel_ranges(threads, rank * share < n ? rank * share : n, (rank + 1) * share < n ? (rank + 1) * share : n, 1 << 16, draw_weights, &drawing);
-        for (int r = 0; r < ranks; r++) peers_broadcast(&group, host + r * share, (size_t)share * sizeof(floatX), r);
-        copy_to_device(gpt->stream, zero_weight(gpt->zero, i), host, (size_t)n * sizeof(floatX));
-        stream_synchronize(gpt->stream);
-        free(host);
+        const GPTTensor *t = &gpt->tensor[i];
+        op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_numel(t), t->std, seed, (uint32_t)i, threads);
     }
+    stream_synchronize(gpt->stream);  // the other streams may read them
 }
 
 void gpt_upload(GPT *gpt, const Batch *batch) {

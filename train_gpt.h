@@ -73,7 +73,8 @@ int64_t gpt_parameters(const GPT *gpt);
 void gpt_reserve(GPT *gpt, Arena *arena);
 // Bytes that gpt_reserve reserves under this configuration.
 size_t gpt_planned_bytes(const Config *config);
-// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks. The ranks of group share the work.
+// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks and on every backend. The ranks of group, which call it
+// together, share their hosts' cores where the host draws.
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
 // Uploads a micro-batch of B rows of T tokens (B, T at most the planned ones).
 void gpt_upload(GPT *gpt, const Batch *batch);

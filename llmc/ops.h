@@ -30,6 +30,12 @@ typedef struct Dropout {
 } Dropout;
 enum { DROPOUT_EMBEDDING = 0, DROPOUT_ATTENTION = 1, DROPOUT_PROJECTION = 2, DROPOUT_FFN = 3 };
 
+// Initial weights. std above 0: numbers 0 .. n - 1 of normal(0, std), drawn by llmc/normal.h from stream (seed, tensor), numbers 2i and 2i + 1 as a pair, and
+// rounded once to fp32 and once to floatX: the same bits on every backend. std 0: zeros; below 0: ones. threads: of the host, for a backend that draws there.
+void op_init_weights(Stream *s,
+                     floatX *weights,  // (n) out
+                     int64_t n, double std, uint64_t seed, uint32_t tensor, int threads);
+
 // x = dropout(wte[token] + wpe[position]); element index inside a sample: t * C + c.
 void op_embedding_forward(Stream *s,
                           floatX *x,                 // (B, T, C) out

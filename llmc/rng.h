@@ -1,6 +1,6 @@
 // Random numbers. MT19937 reproduces numpy's legacy RandomState, which fixes Megatron's sample order; the counter-based
-// generator (Philox4x32-10, defined in sdp4bit/codec.h because the wire uses it too, with 7 rounds) serves initialisation, dropout and sampling.
-// Used by dataset.c (shuffles), train_gpt.cu (initialisation) and the ops (dropout).
+// generator (Philox4x32-10, defined in sdp4bit/codec.h because the wire uses it too, with 7 rounds) serves initialisation (normal.h), dropout and sampling.
+// Used by dataset.c (shuffles) and sample.c.
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN
@@ -20,8 +20,6 @@ void mt19937_shuffle_i32(Mt19937 *rng, int32_t *x, int64_t n);
 void mt19937_shuffle_u32(Mt19937 *rng, uint32_t *x, int64_t n);
 void mt19937_shuffle_i64(Mt19937 *rng, int64_t *x, int64_t n);
 
-// Normal(0, 1) numbers 2 * pair and 2 * pair + 1 of stream (seed, stream): Box-Muller in double on Philox bits, independent of call order.
-void rng_normal_pair(uint64_t seed, uint32_t stream, uint64_t pair, double normal[2]);
 // Uniform in [0, 1) with 53 bits, number `index` of stream (seed, stream).
 double rng_uniform(uint64_t seed, uint32_t stream, uint64_t index);
 

@@ -1,6 +1,6 @@
 // THE definition of SDP4Bit's numbers: quantise, dequantise, the Hadamard transform, the random bits, the summation tree of the norm.
 // Inline for host and device, so that CPU ranks and GPUs compute the same bits. Everything on the wire follows from this file and
-// plan.h; sdp4bit/README.md explains it with a worked example. Included by kernels_cpu.c, kernels_cuda.cu, llmc/dtype.h and the tests.
+// plan.h; sdp4bit/README.md explains it with a worked example. Included by kernels_cpu.c, kernels_cuda.cu, llmc/dtype.h, llmc/normal.h and the tests.
 //
 // Exact regime: every operation below is an IEEE-754 fp32 operation rounded to nearest even, never contracted into an FMA, with
 // denormals kept. Host code is built with -ffp-contract=off; device code spells the rounding (f32_mul and its kin).
@@ -28,6 +28,9 @@ HD_FN double f64_mul(double a, double b) { return __dmul_rn(a, b); }
 HD_FN double f64_add(double a, double b) { return __dadd_rn(a, b); }
 HD_FN double f64_sub(double a, double b) { return __dsub_rn(a, b); }
 HD_FN double f64_div(double a, double b) { return __ddiv_rn(a, b); }
+HD_FN double f64_sqrt(double a) { return __dsqrt_rn(a); }
+HD_FN uint64_t f64_bits(double x) { return (uint64_t)__double_as_longlong(x); }
+HD_FN double f64_from_bits(uint64_t u) { return __longlong_as_double((long long)u); }
 HD_FN uint32_t f32_bits(float x) { return __float_as_uint(x); }
 HD_FN float f32_from_bits(uint32_t u) { return __uint_as_float(u); }
 HD_FN uint32_t mul_hi32(uint32_t a, uint32_t b) { return __umulhi(a, b); }
@@ -41,6 +44,17 @@ HD_FN double f64_mul(double a, double b) { return a * b; }
 HD_FN double f64_add(double a, double b) { return a + b; }
 HD_FN double f64_sub(double a, double b) { return a - b; }
 HD_FN double f64_div(double a, double b) { return a / b; }
+HD_FN double f64_sqrt(double a) { return sqrt(a); }
+HD_FN uint64_t f64_bits(double x) {
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+HD_FN double f64_from_bits(uint64_t u) {
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
 HD_FN uint32_t f32_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);

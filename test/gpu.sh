@@ -53,6 +53,7 @@ counted() {
     if [ $rc -ne 0 ] && [ "${f:-0}" -eq 0 ]; then not_ok "$name" "exit code $rc: $(tail -n 1 "$work/log")"; else echo "$name: ${p:-0} passed, ${f:-0} failed"; fi
 }
 counted test_device_gpu "$BUILD/test/gpu/test_device_gpu"
+counted test_normal_gpu "$BUILD/test/gpu/test_normal_gpu"
 counted test_linear_gpu "$BUILD/test/gpu/test_linear_gpu"
 counted test_comm_gpu "$BUILD/test/gpu/test_comm_gpu"
 counted ops_invariants "$BUILD/test/gpu/ops_invariants"

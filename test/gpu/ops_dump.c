@@ -35,6 +35,18 @@ static Dropout dropout_of(float p, int site) {
     return dropout;
 }
 
+// --- initial weights -------------------------------------------------------------------------------------------------------------------
+
+// From an address that is a multiple of 2 bytes alone, as biases may lie; what stands behind the values must stay.
+static void case_init(Dump *d, int64_t n, double std) {
+    Lab *lab = &d->lab;
+    snprintf(d->scope, sizeof d->scope, "init_%lld_std%g", (long long)n, std);
+    floatX *weights = poisoned_x(lab, n + 2);
+    op_init_weights(lab->stream, weights + 1, n, std, 0x123456789ull, 42, 2);
+    dump_x(d, "weights", weights, n + 2, 'e');
+    release(lab, (void *[]){weights, NULL});
+}
+
 // --- embedding -------------------------------------------------------------------------------------------------------------------------
 
 static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, float p) {
@@ -245,6 +257,12 @@ int main(int argc, char **argv) {
     device_set_deterministic(d.lab.device, argc > 2 && strcmp(argv[2], "--deterministic") == 0);
     d.own_kernels = argc > 2 && strcmp(argv[2], "--own-kernels") == 0;
     fprintf(d.file, "opsdump1\n");
+    case_init(&d, 1, 0.02);
+    case_init(&d, 60001, 0.02);
+    case_init(&d, 60001, 0.02 / 7);
+    case_init(&d, 20000002, 0.02);
+    case_init(&d, 777, 0);
+    case_init(&d, 777, -1);
     case_embedding(&d, 3, 200, 64, 50, false, 0.0f);
     case_embedding(&d, 3, 200, 768, 50, true, 0.1f);
     case_embedding(&d, 1, 7, 8, 5, false, 0.0f);

@@ -1,4 +1,4 @@
-// Small host modules: counter-based normals, sampling from logits, the memory plan, error lines, integer helpers.
+// Small host modules: counter-based uniforms, sampling from logits, the memory plan, error lines, integer helpers.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,37 +14,7 @@
 #include "llmc/rng.h"
 #include "llmc/sample.h"
 
-static double rng_normal(uint64_t seed, uint32_t stream, uint64_t index) {
-    double pair[2];
-    rng_normal_pair(seed, stream, index / 2, pair);
-    return pair[index % 2];
-}
-
-static void normals_are_normal(void **state) {
-    enum { N = 200000 };
-    double sum = 0, squares = 0, fourth = 0, neighbours = 0, last = 0;
-    int beyond = 0;
-    for (int i = 0; i < N; i++) {
-        double x = rng_normal(1234, 3, (uint64_t)i);
-        sum += x;
-        squares += x * x;
-        fourth += x * x * x * x;
-        neighbours += x * last;
-        beyond += fabs(x) > 1.959964;  // 5 % of a normal distribution
-        last = x;
-    }
-    double root = sqrt(N);
-    assert_true(fabs(sum / N) < 4 / root);
-    assert_true(fabs(squares / N - 1) < 4 * sqrt(2.0) / root);
-    assert_true(fabs(fourth / N - 3) < 4 * sqrt(96.0) / root);
-    assert_true(fabs(neighbours / N) < 4 / root);
-    assert_true(fabs(beyond / (double)N - 0.05) < 4 * sqrt(0.05 * 0.95) / root);
-}
-
-static void streams_do_not_depend_on_order_and_differ(void **state) {
-    double late = rng_normal(1, 2, 1000001), first = rng_normal(1, 2, 0);
-    assert_true(rng_normal(1, 2, 1000001) == late && rng_normal(1, 2, 0) == first);
-    assert_true(rng_normal(1, 3, 0) != first && rng_normal(2, 2, 0) != first && rng_normal((uint64_t)1 << 32 | 1, 2, 0) != first);
+static void uniforms_lie_below_one(void **state) {
     for (uint64_t i = 0; i < 1000; i++) {
         double u = rng_uniform(9, 1, i);
         assert_true(u >= 0.0 && u < 1.0);
@@ -152,7 +122,7 @@ static void pauses_do_not_count_against_a_limit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(normals_are_normal),          cmocka_unit_test(streams_do_not_depend_on_order_and_differ),
+        cmocka_unit_test(uniforms_lie_below_one),
         cmocka_unit_test(sampling_follows_the_softmax), cmocka_unit_test(the_memory_plan_is_what_is_allocated),
         cmocka_unit_test(errors_stay_on_one_line),      cmocka_unit_test(pauses_do_not_count_against_a_limit),
         cmocka_unit_test(integer_helpers),
