@@ -147,6 +147,21 @@ other_settings() {
     runs 5 baseline 1 && error_names 5 "choose another --results folder" 5
 }
 check "a study of other settings is not mixed in" other_settings
+roads() { # runs on GPUs that ranks share, which need --emulate-nodes, are comparable with others
+    python3 - "$study" "$work" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
+import importlib.machinery, importlib.util, sys, types
+loader = importlib.machinery.SourceFileLoader("study", sys.argv[1])
+study = importlib.util.module_from_spec(importlib.util.spec_from_loader("study", loader))
+loader.exec_module(study)
+study.data_fingerprint = lambda prefix: "same"
+options = lambda *flags: types.SimpleNamespace(model="125m", iterations=1, global_batch_size=1, ranks=4, gpus_per_node=2, eval_iterations=1, warmup_fraction=0.05, data="", flags=list(flags),
+                                               micro_batch_size=1, error_interval=0)
+plain, emulated, other = options(), options("--emulate-nodes"), options("--lr", "1e-3")
+assert study.settings_of(plain) == study.settings_of(emulated) != study.settings_of(other)
+assert "--emulate-nodes" in study.trainer_flags(emulated, "baseline", 1)
+END
+}
+check "emulated nodes are no other settings" roads
 fails() {
     extra=()
     ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" && [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
