@@ -4,6 +4,7 @@
 # checkpoint. Gives up when starts bring no new checkpoint, since what ends a run twice at the same place will end it again.
 #
 #   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- mpirun -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/a --load runs/a ...
+#   CHECKPOINT_PATH=runs/a scripts/run_until_done.sh -- scripts/train_1.3b.sh ...
 #
 # Its exit code is that of the last run.
 # shellcheck source-path=SCRIPTDIR source=ask_to_stop.sh
@@ -35,8 +36,16 @@ done
 [ $# -gt 0 ] || usage "no command is given; see --help"
 [ "$fruitless" -gt 0 ] || usage "--max-without-progress wants 1 or more"
 
-# The folder of --save: the last one counts, as in the program; it may stand in an argument file, where words may be quoted.
+# The folder of --save: the last one counts, as in the program; it may stand in an argument file, where words may be quoted. scripts/train_*.sh save to and
+# load from CHECKPOINT_PATH when the command says nothing else.
 folder='' loads=0
+find_checkpoint_path() {
+    local word
+    [ -n "${CHECKPOINT_PATH:-}" ] && [ "${SPEED:-}" != 1 ] || return 0
+    for word; do
+        case ${word##*/} in train_*.sh) folder=$CHECKPOINT_PATH loads=1 ;; esac
+    done
+}
 find_folder() {
     local word last='' words
     for word; do
@@ -52,6 +61,7 @@ find_folder() {
         last=$word
     done
 }
+find_checkpoint_path "$@"
 find_folder "$@"
 [ -n "$folder" ] && [ $loads = 1 ] || usage "the command has no --save or no --load: a restart would begin anew"
 saved() { cat "$folder/latest_checkpointed_iteration.txt" 2>/dev/null || echo none; }

@@ -95,6 +95,20 @@ folders() { # where --save may stand
     done
 }
 check "--save= and argument files" folders
+checkpoint_path() { # scripts/train_*.sh take the folder from the environment; the speed runs do not, and flags win
+    local rc other="$work/other"
+    cp "$work/stub" "$work/train_stub.sh"
+    rm -rf "$work/run" "$other" && mkdir "$work/run" "$other" && echo "7+ 7+ 7+ 7+ 0" | tee "$other/play" >"$work/run/play"
+    CHECKPOINT_PATH=$work/run scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$work/run" 2>"$work/err" || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+    CHECKPOINT_PATH=/nowhere scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$other" --save "$other" --load "$other" 2>"$work/err" || { why="a flag does not win"; return 1; }
+    for words in "SPEED=1 CHECKPOINT_PATH=$work/run $work/train_stub.sh" "CHECKPOINT_PATH= $work/train_stub.sh" "CHECKPOINT_PATH=$work/run $work/stub"; do
+        # shellcheck disable=SC2086  # several words
+        env ${words% *} scripts/run_until_done.sh -- ${words##* } "$work/run" 2>"$work/err"
+        rc=$?
+        [ $rc = 2 ] || { why="$words: exit code $rc"; return 1; }
+    done
+}
+check "CHECKPOINT_PATH of scripts/train_*.sh" checkpoint_path
 usage() {
     local rc
     for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" "--max-without-progress 0 -- true --save a --load a" "-- true --save a"; do
