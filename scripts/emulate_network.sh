@@ -3,7 +3,8 @@
 # loopback, so n nodes of R Gb/s each take n x R. Needs root and tc (Debian's iproute2). Everything else on the loopback is slowed too.
 #
 # Packets are handed on by whichever processor sent them or holds the queue, so those of one connection overtake each other, which TCP takes for losses: NCCL then
-# got a fifth of 100 Gb/s, and connections broke. So the receiving side is told to treat each connection on one processor (receive packet steering, rps_cpus).
+# got a fifth of 100 Gb/s, and connections broke. So the receiving side is told to treat each connection on one processor (receive packet steering, rps_cpus;
+# restore sets it to none).
 #
 #   scripts/emulate_network.sh NODES GBIT_PER_NODE    e.g. 2 25
 #   scripts/emulate_network.sh NODES unlimited        as fast as this machine's processors copy
@@ -14,7 +15,9 @@ usage() { echo "error: $1; usage: scripts/emulate_network.sh NODES GBIT_PER_NODE
 steer() {
     local file
     for file in /sys/class/net/lo/queues/rx-*/rps_cpus; do
-        [ ! -e "$file" ] || printf '%s\n' "$1" 2>/dev/null >"$file" || echo "warning: packets of a connection may overtake each other: $file cannot be written" >&2
+        [ -e "$file" ] || continue
+        if [ "$1" = 0 ] && [ -z "$(tr -d '0,\n' <"$file")" ]; then continue; fi
+        { printf '%s\n' "$1" >"$file"; } 2>/dev/null || { echo "error: $file cannot be written; are you root?" >&2; exit 3; }
     done
 }
 all_processors() { # as a mask of groups of 32, the highest first
@@ -48,5 +51,5 @@ fi
 mbit=$(awk -v n="$1" -v r="$2" 'BEGIN { printf "%d", 1000 * n * r + 0.5 }')
 [ "$mbit" -gt 0 ] || usage "$2 Gb/s is no speed"
 steer "$(all_processors)"
-tc qdisc replace dev lo root tbf rate "${mbit}mbit" burst 32mb latency 20ms || { echo "error: tc could not shape the loopback; are you root?" >&2; exit 3; }
+tc qdisc replace dev lo root tbf rate "${mbit}mbit" burst 32mb latency 20ms || { steer 0; echo "error: tc could not shape the loopback; are you root?" >&2; exit 3; }
 echo "loopback: $mbit Mb/s in all, $2 Gb/s for each of $1 nodes; scripts/emulate_network.sh restore takes it away"

@@ -21,6 +21,8 @@
 #   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
 #              layers' times are taken from there too
 #
+# TCP's congestion control is this machine's; the results here are of cubic (sysctl net.ipv4.tcp_congestion_control).
+#
 # Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside and logical only). BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD

@@ -158,6 +158,10 @@ options = lambda *flags: types.SimpleNamespace(model="125m", iterations=1, globa
                                                micro_batch_size=1, error_interval=0)
 plain, emulated, other = options(), options("--emulate-nodes"), options("--lr", "1e-3")
 assert study.settings_of(plain) == study.settings_of(emulated) != study.settings_of(other)
+path = sys.argv[2] + "/one/baseline.1.json"
+made = open(path).read()
+open(sys.argv[2] + "/roads.json", "w").write(made.replace('"flags":[]', '"flags":["--emulate-nodes"]'))
+assert '"flags":[]' in made and study.read_result(sys.argv[2] + "/roads.json")["settings"] == study.read_result(path)["settings"]
 assert "--emulate-nodes" in study.trainer_flags(emulated, "baseline", 1)
 END
 }

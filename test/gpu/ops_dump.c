@@ -260,7 +260,7 @@ int main(int argc, char **argv) {
     case_init(&d, 1, 0.02);
     case_init(&d, 60001, 0.02);
     case_init(&d, 60001, 0.02 / 7);
-    case_init(&d, 20000002, 0.02);
+    case_init(&d, 1200002, 0.02);
     case_init(&d, 777, 0);
     case_init(&d, 777, -1);
     case_embedding(&d, 3, 200, 64, 50, false, 0.0f);
