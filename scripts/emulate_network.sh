@@ -2,9 +2,9 @@
 # Gives the loopback of this machine the speed of a network, for nodes emulated inside it (--gpus-per-node N --emulate-nodes): all nodes' traffic passes the
 # loopback, so n nodes of R Gb/s each take n x R. Needs root and tc (Debian's iproute2). Everything else on the loopback is slowed too.
 #
-# Packets are handed on by whichever processor sent them or holds the queue, so those of one connection overtake each other, which TCP takes for losses: NCCL then
-# got a fifth of 100 Gb/s, and connections broke. So the receiving side is told to treat each connection on one processor (receive packet steering, rps_cpus;
-# restore sets it to none).
+# Packets are handed on by whichever processor sent them or holds the queue, so those of one connection overtake each other, which TCP takes for losses:
+# shaped to 100 Gb/s NCCL then got a fifth of what it gets in order, and connections broke. So the receiving side is told to treat each connection on one
+# processor (receive packet steering, rps_cpus; restore sets it to none).
 #
 #   scripts/emulate_network.sh NODES GBIT_PER_NODE    e.g. 2 25
 #   scripts/emulate_network.sh NODES unlimited        as fast as this machine's processors copy
@@ -28,11 +28,11 @@ all_processors() { # as a mask of groups of 32, the highest first
     done
     echo "$mask"
 }
-command -v tc >/dev/null || { echo "error: tc was not found; install iproute2" >&2; exit 3; }
 unshape() { # nothing to take away is as good
     tc qdisc del dev lo root 2>/dev/null || true
     ! tc qdisc show dev lo | grep -q 'qdisc tbf' || { echo "error: the loopback could not be restored; are you root?" >&2; exit 3; }
 }
+command -v tc >/dev/null || { echo "error: tc was not found; install iproute2" >&2; exit 3; }
 if [ $# -eq 1 ] && [ "$1" = restore ]; then
     unshape
     steer 0

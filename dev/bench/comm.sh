@@ -9,8 +9,8 @@
 #
 #   models     NAME:MICRO_BATCH of configs/gpt_NAME.args; global batch = micro-batch x ranks
 #   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as fast as the
-#              processors copy (about 100 Gb/s a node). A number: the same, shaped to that many Gb/s per node; 25 and less are met, at
-#              100 the queue's one processor is the limit. Both need root and tc, and are taken away at the end
+#              processors copy (about 100 Gb/s a node). A number: the same, shaped to that many Gb/s per node; 25 and 10 are met, of 100
+#              NCCL gets less than half. Both need root and tc, and are taken away at the end
 #   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw. NAME+sums: the same with --verify-wire; beside
 #              NAME, a line says what the checksums cost: dev/bench/comm.sh --networks inside --models 1.3b:8 --arms "sdp4bit sdp4bit+sums" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]

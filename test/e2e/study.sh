@@ -147,7 +147,7 @@ other_settings() {
     runs 5 baseline 1 && error_names 5 "choose another --results folder" 5
 }
 check "a study of other settings is not mixed in" other_settings
-roads() { # runs on GPUs that ranks share, which need --emulate-nodes, are comparable with others
+other_transport() { # runs on GPUs that ranks share, which need --emulate-nodes, are comparable with others
     python3 - "$study" "$work" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
 import importlib.machinery, importlib.util, sys, types
 loader = importlib.machinery.SourceFileLoader("study", sys.argv[1])
@@ -160,12 +160,12 @@ plain, emulated, other = options(), options("--emulate-nodes"), options("--lr", 
 assert study.settings_of(plain) == study.settings_of(emulated) != study.settings_of(other)
 path = sys.argv[2] + "/one/baseline.1.json"
 made = open(path).read()
-open(sys.argv[2] + "/roads.json", "w").write(made.replace('"flags":[]', '"flags":["--emulate-nodes"]'))
-assert '"flags":[]' in made and study.read_result(sys.argv[2] + "/roads.json")["settings"] == study.read_result(path)["settings"]
+open(sys.argv[2] + "/transport.json", "w").write(made.replace('"flags":[]', '"flags":["--emulate-nodes"]'))
+assert '"flags":[]' in made and study.read_result(sys.argv[2] + "/transport.json")["settings"] == study.read_result(path)["settings"]
 assert "--emulate-nodes" in study.trainer_flags(emulated, "baseline", 1)
 END
 }
-check "emulated nodes are no other settings" roads
+check "emulated nodes are no other settings" other_transport
 fails() {
     extra=()
     ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" && [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
