@@ -247,7 +247,7 @@ CUDA_OPTIMIZE_HOST := -O1 -lineinfo
 endif
 
 # The host part as the C files: no contraction, no fast-math. On the device contraction is allowed: what must not depend on it spells its rounding.
-NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) -DOMPI_SKIP_MPICXX -isystem $(CUDNN_INCLUDE) -isystem $(NCCL_INCLUDE) -isystem $(FRONTEND_INCLUDE) \
+NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) $(CJSON_CFLAGS) -DOMPI_SKIP_MPICXX -isystem $(CUDNN_INCLUDE) -isystem $(NCCL_INCLUDE) -isystem $(FRONTEND_INCLUDE) \
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-ffp-contract=off,-fno-math-errno
 ifeq ($(WERROR),1)
 NVCCFLAGS += -Werror all-warnings -Xcompiler -Werror
@@ -263,7 +263,7 @@ GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 
 .PHONY: gpu gpu-bench gpu-check gpu-test-programs
 gpu: $(BUILD)/train_gpt
-gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%)
+gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%) $(BUILD)/dev/bench/node_hop
 gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/test_sdp4bit_mpi
 gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
 
@@ -328,9 +328,10 @@ $(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/
 $(BUILD)/dev/bench/%.so: dev/bench/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA_HOME)/include $< -L$(CUDA_HOME)/lib64 -lcupti -Wl,-rpath,$(CUDA_HOME)/lib64 -o $@
+$(BUILD)/dev/bench/node_hop: $(CUDA_DIR)/dev/bench/node_hop_ways.o
 $(BUILD)/dev/bench/%: $(CUDA_DIR)/dev/bench/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(BUILD)/test/gpu/%: $(CUDA_DIR)/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@

@@ -1,0 +1,371 @@
+// How an all-to-all of bucket-sized messages inside one NVLink node is best done: what each way (node_hop.h) takes alone, and what it takes from matrix products
+// that run beside it. Built by make gpu-bench; one rank for each GPU of one machine:
+//
+//   mpirun -np 4 build/dev/bench/node_hop [--mb 13 26 52 104] [--only TEXT] [--out FILE.json]
+//
+//   mb     MiB in each rank's send buffer, the slot that stays included
+//   only   ways whose name holds TEXT: for the rest, after a way that ended the run
+//
+// A way that the machine lacks says so in its line. One that hangs ends the run after half a minute (heartbeat.h); what was measured before is on the screen and
+// in FILE, which is whole after every line. NVLink multicast is off: no way needs it.
+//
+//   alone_us           the slowest rank's time of one exchange of ten back to back, the ranks' meeting included; median; gb_per_s: what a rank sends in it
+//   host_us            what issuing one takes
+//   products_ms        the matrix products of a step at 1.3B and micro-batch 1, of the slowest rank; median
+//   beside_ms          the same while exchanges run back to back on an urgent stream; gb_per_s_beside: what the slowest rank sends in that time
+//   ms_per_gb          by how much the products are longer for each GB that a rank sends: what tells the ways apart, for a faster one sends more in the time
+//
+// Every way must deliver the right bytes: in exchanges back to back with new messages each time, and again after the products.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dev/bench/node_hop.h"
+#include "llmc/heartbeat.h"
+#include "llmc/json.h"
+#include "llmc/launch.h"
+#include "llmc/version.h"
+
+static const WayForm FORMS[] = {
+    {"nccl", WAY_NCCL, 0}, {"nccl, 4 blocks", WAY_NCCL, 4}, {"nccl, 8 blocks", WAY_NCCL, 8}, {"nccl, 16 blocks", WAY_NCCL, 16}, {"loads, 8 blocks", WAY_LOADS, 8},
+    {"loads, 16 blocks", WAY_LOADS, 16}, {"loads, 32 blocks", WAY_LOADS, 32}, {"symmetric", WAY_SYMMETRIC, 0}, {"symmetric, engines", WAY_ENGINES, 0},
+    {"copies, push", WAY_PUSH, 0}, {"copies, pull", WAY_PULL, 0}};
+enum { WAYS = sizeof FORMS / sizeof *FORMS, MOST_SIZES = 8, MOST_ROWS = WAYS * MOST_SIZES, MOST_MARKS = 2048 };
+enum { CHECKS = 4, RUNS = 11, TOGETHER = 10, RUNS_BESIDE = 5, LAYERS = 24, TOKENS = 2048, HIDDEN = 2048 };
+#define PATIENCE_SECONDS 20
+#define LEAD_MS 3.0  // of exchanges issued before the products, for while the host issues those
+
+typedef enum Figure { ALONE_US, RATE, HOST_US, PRODUCTS_MS, BESIDE_MS, RATIO, RATE_BESIDE, MS_PER_GB, FIGURES } Figure;
+static const char *const FIGURE[FIGURES] = {"alone_us", "gb_per_s", "host_us", "products_ms", "beside_ms", "ratio", "gb_per_s_beside", "ms_per_gb"};
+
+typedef struct Row {
+    const char *way;
+    int mb;
+    Error failed;  // code 0: figures are there
+    double figure[FIGURES];
+} Row;
+
+typedef struct Bench {
+    Launch launch;
+    Site site;
+    Error error;
+    Device *device;
+    Stream *compute, *traffic;
+    Event *start, *stop, *base, *mark[MOST_MARKS];
+    floatX *x, *w, *dy;  // (TOKENS, 4 HIDDEN), (4 HIDDEN, HIDDEN), (TOKENS, 4 HIDDEN) random
+    void *product, *workspace;
+    uint32_t *wrong;     // (1) on the device
+    uint32_t seed;       // of the messages sent last
+    int mb[MOST_SIZES], sizes;
+    const char *only, *path;
+    char command[512];
+    Row row[MOST_ROWS];
+    int rows;
+} Bench;
+
+static bool agreed(Bench *b, bool ok) { return launch_agree(b->launch.world, ok, &b->error, NULL); }
+
+// Of all ranks.
+static double largest(const Bench *b, double x) {
+    MPI_Allreduce(MPI_IN_PLACE, &x, 1, MPI_DOUBLE, MPI_MAX, b->launch.world);
+    return x;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static double median(double *x, int count) {
+    qsort(x, (size_t)count, sizeof *x, ascending);
+    return x[count / 2];
+}
+
+// Ranks go on together, with idle devices.
+static void meet(const Bench *b) {
+    stream_synchronize(b->compute);
+    stream_synchronize(b->traffic);
+    heartbeat_waits(&b->site, true);
+    MPI_Barrier(b->launch.world);
+    heartbeat_waits(&b->site, false);
+}
+
+// --- messages ----------------------------------------------------------------------------------------------------------------------------
+
+// Word i of what rank `from` sends to rank `to`. As two bf16 it holds values of both signs from 0.5 to 1: matrices are filled with it too, for zeros would draw
+// less power.
+static __device__ uint32_t word_of(int64_t i, uint32_t seed, int from, int to) {
+    uint32_t x = (uint32_t)i * 0x9E3779B1u + (seed * 64 + (uint32_t)(from * 8 + to)) * 0x85EBCA77u;
+    x = (x ^ x >> 15) * 0x2C1B3C6Du;
+    return ((x ^ x >> 13) & 0x807F807Fu) | 0x3F003F00u;
+}
+// send: (size, words)
+static __global__ void fill_kernel(uint32_t *send, int64_t words, int size, int rank, uint32_t seed) {
+    for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < size * words; i += gridDim.x * 256ll) send[i] = word_of(i % words, seed, rank, (int)(i / words));
+}
+// *wrong += words of recv (size, words) that are not what was sent to this rank; its own slot is not looked at.
+static __global__ void verify_kernel(uint32_t *wrong, const uint32_t *recv, int64_t words, int size, int rank, uint32_t seed) {
+    uint32_t found = 0;
+    for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < size * words; i += gridDim.x * 256ll) {
+        int from = (int)(i / words);
+        found += from != rank && recv[i] != word_of(i % words, seed, from, rank);
+    }
+    if (found) atomicAdd(wrong, found);
+}
+static void new_messages(Bench *b, const Way *way, size_t slot) {
+    fill_kernel<<<1024, 256, 0, stream_handle(b->traffic)>>>((uint32_t *)way_send(way), (int64_t)(slot / 4), b->launch.size, b->launch.rank, ++b->seed);
+    check_launch(b->traffic, "fill");
+}
+static void verify(Bench *b, const Way *way, size_t bytes, size_t slot) {
+    const uint32_t *recv = (const uint32_t *)(way_send(way) + bytes);
+    verify_kernel<<<1024, 256, 0, stream_handle(b->traffic)>>>(b->wrong, recv, (int64_t)(slot / 4), b->launch.size, b->launch.rank, b->seed);
+    check_launch(b->traffic, "verify");
+}
+// Collective. False: words were wrong somewhere since the last call.
+static bool all_right(Bench *b) {
+    uint32_t wrong = 0;
+    copy_to_host(b->traffic, &wrong, b->wrong, sizeof wrong);
+    set_zero(b->traffic, b->wrong, sizeof wrong);
+    stream_synchronize(b->traffic);
+    return agreed(b, !wrong || error_set(&b->error, EXIT_COMMUNICATION, "wrong bytes: %u words of rank %d", wrong, b->launch.rank));
+}
+
+static void exchange(Bench *b, Way *way, size_t slot) {
+    if (!way_exchange(way, slot, b->traffic, &b->error)) fatal(&b->site, EXIT_COMMUNICATION, "%s", b->error.what);
+}
+
+// Exchanges in a row with new messages each, and no host between them: a rank that is late, or overwrites what others still read, is found.
+static bool check_way(Bench *b, Way *way, size_t bytes, size_t slot, bool *broken) {
+    for (int i = 0; i < CHECKS; i++) {
+        new_messages(b, way, slot);
+        if (i > 0) exchange(b, way, slot);
+        else *broken = !agreed(b, way_exchange(way, slot, b->traffic, &b->error));
+        if (*broken) return false;
+        verify(b, way, bytes, slot);
+    }
+    return all_right(b);
+}
+
+// --- times -------------------------------------------------------------------------------------------------------------------------------
+
+// y = x w^T, dx = dy w and dw = dy^T x of the four matrices (outputs, inputs) of each layer.
+static void issue_products(Bench *b) {
+    static const int64_t matrix[][2] = {{3 * HIDDEN, HIDDEN}, {HIDDEN, HIDDEN}, {4 * HIDDEN, HIDDEN}, {HIDDEN, 4 * HIDDEN}};
+    for (int i = 0; i < 4 * LAYERS; i++) {
+        int64_t out = matrix[i % 4][0], in = matrix[i % 4][1];
+        matmul_nt(b->compute, (floatX *)b->product, b->x, b->w, TOKENS, out, in, b->workspace);
+        matmul_nn(b->compute, (floatX *)b->product, b->dy, b->w, TOKENS, in, out, b->workspace);
+        matmul_tn(b->compute, (float *)b->product, b->dy, b->x, out, in, TOKENS, true, b->workspace);
+    }
+}
+
+static double time_products(Bench *b) {
+    meet(b);
+    event_record(b->start, b->compute);
+    issue_products(b);
+    event_record(b->stop, b->compute);
+    return largest(b, event_elapsed_ms(b->start, b->stop));
+}
+
+static void time_alone(Bench *b, Way *way, size_t slot, Row *row) {
+    double us[RUNS], host_us[RUNS];
+    for (int run = -1; run < RUNS; run++) {
+        meet(b);
+        event_record(b->start, b->traffic);
+        double since = monotonic_seconds();
+        for (int i = 0; i < TOGETHER; i++) exchange(b, way, slot);
+        double issued = monotonic_seconds() - since;
+        event_record(b->stop, b->traffic);
+        double ms = largest(b, event_elapsed_ms(b->start, b->stop));
+        issued = largest(b, issued);
+        if (run >= 0) us[run] = 1e3 * ms / TOGETHER, host_us[run] = 1e6 * issued / TOGETHER;
+    }
+    row->figure[ALONE_US] = median(us, RUNS);
+    row->figure[HOST_US] = median(host_us, RUNS);
+}
+
+// Milliseconds of the products beside exchanges, which are so many that they outlast them. *per_second: exchanges of the slowest rank in that time.
+static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, double products_ms, double *per_second) {
+    int count = (int)(1.7 * products_ms / alone_ms) + 2, lead = (int)(LEAD_MS / alone_ms) + 1, within = 0;
+    if (count > MOST_MARKS) count = MOST_MARKS;
+    if (lead >= count) lead = count - 1;
+    meet(b);
+    event_record(b->base, b->traffic);
+    for (int i = 0; i < count; i++) {
+        if (i == lead) {
+            event_record(b->start, b->compute);
+            issue_products(b);
+            event_record(b->stop, b->compute);
+        }
+        exchange(b, way, slot);
+        event_record(b->mark[i], b->traffic);
+    }
+    meet(b);
+    double begin = event_elapsed_ms(b->base, b->start), end = event_elapsed_ms(b->base, b->stop);
+    for (int i = 0; i < count; i++) {
+        double at = event_elapsed_ms(b->base, b->mark[i]);
+        within += at > begin && at <= end;
+    }
+    *per_second = -largest(b, -within / (1e-3 * (end - begin)));
+    return largest(b, end - begin);
+}
+
+// Products alone and beside in turn, so that both find the GPU as warm. sent: bytes that a rank sends in one exchange.
+static void time_products_beside(Bench *b, Way *way, size_t slot, double sent, Row *row) {
+    double alone[RUNS_BESIDE], beside[RUNS_BESIDE], per_second[RUNS_BESIDE];
+    for (int run = 0; run < RUNS_BESIDE; run++) {
+        alone[run] = time_products(b);
+        beside[run] = time_beside(b, way, slot, 1e-3 * row->figure[ALONE_US], alone[run], &per_second[run]);
+    }
+    double *f = row->figure;
+    f[PRODUCTS_MS] = median(alone, RUNS_BESIDE);
+    f[BESIDE_MS] = median(beside, RUNS_BESIDE);
+    f[RATIO] = f[BESIDE_MS] / f[PRODUCTS_MS];
+    f[RATE] = 1e-3 * sent / f[ALONE_US];
+    f[RATE_BESIDE] = 1e-9 * sent * median(per_second, RUNS_BESIDE);
+    f[MS_PER_GB] = f[RATE_BESIDE] > 0 ? (f[BESIDE_MS] - f[PRODUCTS_MS]) / (1e-3 * f[RATE_BESIDE] * f[BESIDE_MS]) : 0;
+}
+
+// --- what is told ------------------------------------------------------------------------------------------------------------------------
+
+static void print_head(void) {
+    printf("%-20s %4s", "way", "MiB");
+    for (int f = 0; f < FIGURES; f++) printf(" %15s", FIGURE[f]);
+    printf("\n");
+}
+static void print_row(const Row *r) {
+    printf("%-20s %4d", r->way, r->mb);
+    if (r->failed.code) printf("  %s", r->failed.what);
+    for (int f = 0; f < FIGURES && !r->failed.code; f++) printf(" %15.3f", r->figure[f]);
+    printf("\n");
+    fflush(stdout);
+}
+
+// The whole file anew: a way that hangs later takes nothing with it.
+static bool write_file(const Bench *b, Error *err) {
+    char libraries[256];
+    FILE *out = fopen(b->path, "w");
+    if (!out) return error_set(err, EXIT_ENVIRONMENT, "cannot write %s", b->path);
+    device_libraries(libraries, sizeof libraries);
+    fprintf(out, "{\n \"what\": \"all-to-all inside one node, alone and beside matrix products\",\n \"command\": ");
+    json_write_string(out, b->command);
+    fprintf(out, ",\n \"commit\": \"%s\",\n \"device\": \"%s\",\n \"gpus\": %d,\n", version_commit(), device_name(b->device), b->launch.size);
+    fprintf(out, " \"libraries\": \"%s\",\n \"rows\": [\n", libraries);
+    for (int i = 0; i < b->rows; i++) {
+        const Row *r = &b->row[i];
+        fprintf(out, "  {\"way\": \"%s\", \"mib\": %d", r->way, r->mb);
+        for (int f = 0; f < FIGURES && !r->failed.code; f++) fprintf(out, ", \"%s\": %.4f", FIGURE[f], r->figure[f]);
+        if (r->failed.code) fprintf(out, ", \"failed\": "), json_write_string(out, r->failed.what);
+        fprintf(out, "}%s\n", i + 1 < b->rows ? "," : "");
+    }
+    fprintf(out, " ]\n}\n");
+    bool ok = !ferror(out);
+    return (fclose(out) == 0 && ok) || error_set(err, EXIT_ENVIRONMENT, "%s could not be written; see whether the disk is full", b->path);
+}
+
+static void tell(Bench *b, const Row *row) {
+    b->row[b->rows++] = *row;
+    if (b->launch.rank != 0) return;
+    print_row(row);
+    if (b->path && !write_file(b, &b->error)) fatal(&b->site, b->error.code, "%s", b->error.what);
+}
+
+// By size, so that the ways stand one below the other.
+static void print_table(const Bench *b) {
+    printf("\n");
+    print_head();
+    for (int s = 0; s < b->sizes; s++) {
+        for (int i = 0; i < b->rows; i++) {
+            if (b->row[i].mb == b->mb[s]) print_row(&b->row[i]);
+        }
+    }
+}
+
+// --- main --------------------------------------------------------------------------------------------------------------------------------
+
+static bool measure(Bench *b, Way *way, size_t bytes, Row *row, bool *broken) {
+    size_t slot = ((size_t)row->mb << 20) / (size_t)b->launch.size / 256 * 256;
+    if (!check_way(b, way, bytes, slot, broken)) return false;
+    new_messages(b, way, slot);
+    time_alone(b, way, slot, row);
+    time_products_beside(b, way, slot, (double)slot * (b->launch.size - 1), row);
+    verify(b, way, bytes, slot);
+    return all_right(b);
+}
+
+static void run_way(Bench *b, const WayForm *form) {
+    size_t bytes = 0;
+    for (int s = 0; s < b->sizes; s++) bytes = (size_t)b->mb[s] << 20 > bytes ? (size_t)b->mb[s] << 20 : bytes;
+    b->site.phase = form->name;
+    Way *way = way_open(form, b->device, b->launch.world, bytes, &b->error);
+    bool broken = false;
+    for (int s = 0; s < b->sizes && !broken; s++) {
+        Row row = {form->name, b->mb[s], {}, {}};
+        if (!way || !measure(b, way, bytes, &row, &broken)) row.failed = b->error;
+        tell(b, &row);
+        broken = broken || !way;
+    }
+    if (way) way_close(way, broken);
+}
+
+static bool read_options(Bench *b, int argc, char **argv) {
+    static const int usual[] = {13, 26, 52, 104};
+    const char *flag = "";
+    int host = 0, used = snprintf(b->command, sizeof b->command, "mpirun -np %d", b->launch.size);
+    bool ok = true;
+    for (int i = 0; i < argc && used < (int)sizeof b->command; i++) used += snprintf(b->command + used, sizeof b->command - (size_t)used, " %s", argv[i]);
+    for (int i = 1; ok && i < argc; i++) {
+        if (!strncmp(argv[i], "--", 2)) flag = argv[i], ok = !strcmp(flag, "--mb") || !strcmp(flag, "--only") || !strcmp(flag, "--out");
+        else if (!strcmp(flag, "--only")) b->only = argv[i];
+        else if (!strcmp(flag, "--out")) b->path = argv[i];
+        else if ((ok = !strcmp(flag, "--mb") && b->sizes < MOST_SIZES && atoi(argv[i]) >= 1 && atoi(argv[i]) <= 4096)) b->mb[b->sizes++] = atoi(argv[i]);
+    }
+    if (!ok) return error_set(&b->error, EXIT_USAGE, "usage: node_hop [--mb 13 26 52 104 (up to %d sizes of 1 to 4096)] [--only TEXT] [--out FILE.json]", MOST_SIZES);
+    for (int i = 0; b->mb[i] == 0 && i < 4; i++) b->mb[i] = usual[i], b->sizes = 4;
+    MPI_Comm_size(b->launch.host, &host);
+    return (host == b->launch.size && host >= 2 && host <= 8) || error_set(&b->error, EXIT_USAGE, "start 2 to 8 ranks on one machine, one for each GPU");
+}
+
+static bool open_bench(Bench *b) {
+    const int64_t most = 4ll * HIDDEN * (HIDDEN > TOKENS ? HIDDEN : TOKENS);  // elements of the largest matrix
+    MPI_Comm_rank(b->launch.host, &b->site.gpu);
+    b->device = device_open(b->site.gpu, &b->site, &b->error);
+    if (!b->device) return false;
+    b->compute = stream_create(b->device, "compute");
+    b->traffic = stream_create_urgent(b->device, "communication");
+    b->start = event_create_timed(b->device), b->stop = event_create_timed(b->device), b->base = event_create_timed(b->device);
+    for (int i = 0; i < MOST_MARKS; i++) b->mark[i] = event_create_timed(b->device);
+    // [ workspace | products, fp32 | x | w | dy | wrong words ]
+    b->workspace = device_alloc(b->device, GEMM_WORKSPACE_BYTES + (size_t)most * (sizeof(float) + 3 * sizeof(floatX)) + 256, "matrices", &b->error);
+    if (!b->workspace) return false;
+    b->product = (uint8_t *)b->workspace + GEMM_WORKSPACE_BYTES;
+    b->x = (floatX *)b->product + 2 * most;
+    b->w = b->x + most;
+    b->dy = b->w + most;
+    b->wrong = (uint32_t *)(b->dy + most);
+    fill_kernel<<<1024, 256, 0, stream_handle(b->compute)>>>((uint32_t *)b->x, 3 * most / 2, 1, 0, 0);
+    check_launch(b->compute, "fill");
+    return true;
+}
+
+int main(int argc, char **argv) {
+    static Bench b;
+    setenv("NCCL_NVLS_ENABLE", "0", 1);
+    b.site.phase = "benchmark";
+    launch_init(&b.launch, &argc, &argv);
+    b.site.rank = b.launch.rank;
+    bool ok = agreed(&b, read_options(&b, argc, argv)) && agreed(&b, open_bench(&b));
+    if (!ok && b.launch.rank == 0) error_print(NULL, b.error.what);
+    if (ok) {
+        for (int i = 0; i < 20; i++) issue_products(&b);  // half a second: libraries are loaded, the GPU is warm
+        meet(&b);
+        heartbeat_open(&b.site, b.launch.host, b.launch.size, PATIENCE_SECONDS);
+        if (b.launch.rank == 0) print_head();
+        for (int w = 0; w < WAYS; w++) {
+            if (!b.only || strstr(FORMS[w].name, b.only)) run_way(&b, &FORMS[w]);
+        }
+        if (b.launch.rank == 0) print_table(&b);
+        heartbeat_close(&b.site);
+    }
+    launch_finalize(&b.launch);
+    return ok ? EXIT_DONE : b.error.code;
+}
