@@ -1011,6 +1011,8 @@ static void print_start(Run *run) {
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
     if (c->emulate_nodes && !strcmp(device_backend(), "cpu")) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
+    const Error *not_shared = &run->zero.not_shared;
+    if (not_shared->code) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", not_shared->what);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
     log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);
@@ -1085,7 +1087,7 @@ static bool start_run(Run *run) {
 }
 
 static void close_run(Run *run) {
-    zero_synchronize(&run->zero);
+    zero_stop(&run->zero);
     if (run->loader) loader_close(run->loader);
     arena_free(&run->arena, run->device);  // before the owners of the addresses it clears
     zero_free(&run->zero);

@@ -11,6 +11,7 @@ typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
+typedef enum NodeExchange { NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
 typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
@@ -43,6 +44,7 @@ typedef struct Config {
     int tensor_model_parallel_size, pipeline_model_parallel_size;
     int gpus_per_node;  // ranks per node; 0 = the real hosts
     bool emulate_nodes; // their borders are real for NCCL
+    NodeExchange node_exchange;
     bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap, grad_reduce_in_bf16;
     int64_t ddp_bucket_size;  // elements
     double distributed_timeout_minutes;

@@ -120,6 +120,8 @@ static const Option table[] = {
     FLAG("use-distributed-optimizer", use_distributed_optimizer, "shard the optimiser (always so here); the quantisation flags ask for it"),
     INT("gpus-per-node", gpus_per_node, "0", 0, 1 << 20, "ranks per node, which must divide the number of ranks; 0: the real hosts"),
     FLAG("emulate-nodes", emulate_nodes, "borders of --gpus-per-node are real for NCCL: traffic between nodes of one machine goes through sockets, and nodes may share GPUs (GPUs only)"),
+    CHOICE("node-exchange", NodeExchange, node_exchange, "nccl", "nccl|copies",
+           "how messages travel inside a node: through NCCL's kernels, or fetched by the GPUs' copy engines, which leave the multiprocessors to the model (GPUs only); the same bits"),
     COUNT("ddp-bucket-size", ddp_bucket_size, "25000000", 1, "elements per communication bucket, about: buckets hold whole layers"),
     FLAG("grad-reduce-in-bf16", grad_reduce_in_bf16, "gradients travel as bf16 where they are not quantised; sums stay fp32"),
     REAL("distributed-timeout-minutes", distributed_timeout_minutes, "10", OPTION_ABOVE_ZERO, 1e9, "a collective that takes longer, or a rank without progress for so long, ends the job and is named"),

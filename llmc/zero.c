@@ -58,6 +58,12 @@ static int64_t bucket_leaves(const Bucket *bucket) {
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
+// Of the two gather buffers, which the buckets use in turn.
+static void gather_bytes(const Zero *zero, size_t bytes[LANE_SLOTS]) {
+    memset(bytes, 0, LANE_SLOTS * sizeof *bytes);
+    for (int b = 0; b < zero->plan.buckets; b++) bytes[qwd_slot(b)] = larger(bytes[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
+}
+
 static void reserve_communication(Zero *zero, Arena *arena) {
     TlqWorkspace plain, *w = &zero->tlq;
     tlq_workspace(w, &zero->plan, &zero->wire);
@@ -73,9 +79,9 @@ static void reserve_communication(Zero *zero, Arena *arena) {
     arena_reserve(arena, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
     arena_reserve(arena, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
     arena_reserve(arena, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
-    // Two buffers for all buckets, which use them in turn: one is gathered while another shard is updated.
-    size_t gather[LANE_SLOTS] = {0};
-    for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
+    // Two buffers for all buckets: one is gathered while another shard is updated.
+    size_t gather[LANE_SLOTS];
+    gather_bytes(zero, gather);
     for (int slot = 0; slot < LANE_SLOTS; slot++) arena_reserve(arena, group, "weights, gathered", gather[slot], (void **)&zero->gather[slot]);
 }
 
@@ -178,6 +184,16 @@ void zero_set_counters(Zero *zero, const StepControl *start) {
     copy_to_device(zero->compute, zero->control, &control, sizeof control);
 }
 
+// What leaves this rank inside its node may be fetched by the others.
+static void share_messages(Zero *zero) {
+    const TlqWorkspace *w = &zero->tlq;
+    size_t gather[LANE_SLOTS];
+    gather_bytes(zero, gather);
+    bool ok = comm_share(zero->comm, w->send1, w->send1_bytes, &zero->not_shared);
+    for (int slot = 0; ok && slot < LANE_SLOTS; slot++) ok = gather[slot] == 0 || comm_share(zero->comm, zero->gather[slot], gather[slot], &zero->not_shared);
+    if (!ok) comm_unshare(zero->comm);
+}
+
 void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers) {
     zero->device = device;
     zero->comm = comm;
@@ -200,6 +216,13 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *
     start.beta1_power = start.beta2_power = 1.0;
     zero_set_counters(zero, &start);
     stream_synchronize(compute);
+    if (zero->config->node_exchange == NODE_EXCHANGE_COPIES && zero->topology->per_node > 1) share_messages(zero);
+}
+
+void zero_stop(Zero *zero) {
+    if (!zero->device) return;
+    zero_synchronize(zero);
+    comm_unshare(zero->comm);
 }
 
 void zero_free(Zero *zero) {

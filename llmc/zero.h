@@ -65,13 +65,16 @@ typedef struct Zero {
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
     Wire wire_check;                // --verify-wire
+    Error not_shared;               // why --node-exchange copies is not what happens; code 0: it is, or was not asked for
 } Zero;
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
 bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err);
 // After arena_allocate: uploads tables, creates events. weights must be filled next, then zero_masters_from_weights or zero_restore.
-// lanes outlive the Zero.
+// lanes outlive the Zero. Collective over comm.
 void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers);
+// After the last step, before the memory plan is freed: all work has ended, and no other rank reaches into this one's memory. Collective over comm. Nothing without zero_start.
+void zero_stop(Zero *zero);
 void zero_free(Zero *zero);
 void zero_masters_from_weights(Zero *zero);
 

@@ -188,6 +188,7 @@ static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int shar
 }
 
 static void close_lab(Bench *bench, Lab *lab) {
+    zero_stop(&lab->zero);
     arena_free(&lab->arena, bench->device);
     zero_free(&lab->zero);
     lanes_close(&lab->lanes);

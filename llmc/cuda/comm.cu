@@ -1,18 +1,20 @@
 // Collectives over NCCL for GPU ranks: see comm.h. Every scope of more than one rank has its own communicator. They are blocking: a call puts its work on the
 // stream and returns, but may hold the host while connections are made, for as long as the watchdog (heartbeat.h) allows. In non-blocking mode each call
-// makes NCCL start a thread, about 100 us in which the next cannot be issued: a step's worth is milliseconds. Linked into train_gpt only; called by sdp4bit/tlq_hs.c, sdp4bit/qwd.c and zero.c.
+// makes NCCL start a thread, about 100 us in which the next cannot be issued: a step's worth is milliseconds. Inside the node the ranks may fetch messages out of each
+// other's memory instead (neighbours.h). Linked into train_gpt only; called by sdp4bit/tlq_hs.c, sdp4bit/qwd.c and zero.c.
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "llmc/comm.h"
-#include "llmc/cuda/internal.h"
+#include "llmc/cuda/neighbours.h"
 #include "llmc/heartbeat.h"
 
 struct Comm {
     Device *device;
     ncclComm_t scope[COMM_SCOPES];  // NULL where the scope is this rank alone
     int size[COMM_SCOPES], rank[COMM_SCOPES];
+    Neighbours *neighbours;         // of COMM_NODE; NULL where that is this rank alone
     CommTraffic traffic;
 };
 
@@ -67,6 +69,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
     // All ranks must see a disagreement, or those that do not would wait for the others.
     int agrees = node_size == t->per_node && rail_size == t->nodes && rank == t->dp_rank;
     MPI_Allreduce(MPI_IN_PLACE, &agrees, 1, MPI_INT, MPI_MIN, dp_group);
+    if (agrees && t->per_node > 1) comm->neighbours = neighbours_open(device, group[COMM_NODE]);
     for (int s = 0; s < COMM_SCOPES; s++) {
         if (agrees) scope_create(comm, (CommScope)s, group[s]);
         MPI_Comm_free(&group[s]);
@@ -80,6 +83,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
 
 void comm_destroy(Comm *comm) {
     if (!comm) return;
+    if (comm->neighbours) neighbours_close(comm->neighbours);
     for (int s = 0; s < COMM_SCOPES; s++) {
         if (!comm->scope[s]) continue;
         nccl_begin(comm);
@@ -94,13 +98,32 @@ int comm_size(const Comm *comm, CommScope scope) { return comm->size[scope]; }
 int comm_rank(const Comm *comm, CommScope scope) { return comm->rank[scope]; }
 CommTraffic comm_traffic(const Comm *comm) { return comm->traffic; }
 
+bool comm_share(Comm *comm, void *memory, size_t bytes, Error *err) {
+    if (!comm->neighbours) return error_set(err, EXIT_ENVIRONMENT, "the node has one rank");
+    return neighbours_share(comm->neighbours, memory, bytes, err);
+}
+
+void comm_unshare(Comm *comm) {
+    if (comm->neighbours) neighbours_unshare(comm->neighbours);
+}
+
 // --- collectives -----------------------------------------------------------------------------------------------------------------
+
+// Whether peers may fetch these bytes themselves.
+static bool fetched(const Comm *comm, CommScope scope, const void *memory, size_t bytes) {
+    return scope == COMM_NODE && comm->neighbours && neighbours_share_this(comm->neighbours, memory, bytes);
+}
 
 void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, size_t bytes, Stream *stream) {
     int size = comm->size[scope], rank = comm->rank[scope];
     if (size == 1 || bytes == 0) return;
     ncclComm_t nccl = comm->scope[scope];
     heartbeat_issues(device_site(comm->device), "all-to-all", scope_name[scope]);
+    comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;
+    if (fetched(comm, scope, send, (size_t)size * bytes)) {
+        neighbours_all_to_all(comm->neighbours, send, recv, bytes, stream);
+        return;
+    }
     nccl_begin(comm);
     ncclResult_t result = ncclGroupStart();
     for (int i = 1; i < size; i++) {
@@ -110,7 +133,6 @@ void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, 
     }
     if (result == ncclSuccess) result = ncclGroupEnd();
     nccl_end(comm, result, scope, "all-to-all");
-    comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;
 }
 
 void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, Stream *stream) {
@@ -118,7 +140,11 @@ void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, St
     if (size == 1 || bytes == 0) return;
     const uint8_t *own = (const uint8_t *)buffer + (size_t)comm->rank[scope] * bytes;
     heartbeat_issues(device_site(comm->device), "all-gather", scope_name[scope]);
+    comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;
+    if (fetched(comm, scope, buffer, (size_t)size * bytes)) {
+        neighbours_all_gather(comm->neighbours, buffer, bytes, stream);
+        return;
+    }
     nccl_begin(comm);
     nccl_end(comm, ncclAllGather(own, buffer, bytes, ncclUint8, comm->scope[scope], stream_handle(stream)), scope, "all-gather");
-    comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;
 }

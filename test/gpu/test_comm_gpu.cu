@@ -1,5 +1,6 @@
 // The collectives over NCCL, at any number of ranks: alone (nothing is sent, no communicator made) or under mpirun, one GPU per rank.
-// With --nodes n the ranks are split into n nodes, so that all three scopes have work: mpirun -n 4 test_comm_gpu --nodes 2.
+// With --nodes n the ranks are split into n nodes, so that all three scopes have work: mpirun -n 4 test_comm_gpu --nodes 2. Inside a node also through memory that
+// its ranks have opened to each other (comm_share).
 #include <mpi.h>
 #include <stdint.h>
 #include <string.h>
@@ -64,6 +65,61 @@ static void test_all_gather(Checks *c, Comm *comm, const Topology *t, CommScope 
     check(c, wrong == 0, "all-gather of %zu bytes, scope %d: %zu bytes are wrong", bytes, scope, wrong);
 }
 
+// Exchanges back to back out of the same memory, whose contents change in between while nobody waits: a message that is fetched too early or too late is another round's.
+// offset: of the messages in what was shared.
+static void test_rounds(Checks *c, Comm *comm, const Topology *t, const Buffers *m, size_t offset, size_t bytes) {
+    enum { ROUNDS = 100 };
+    int size = t->per_node;
+    size_t all = (size_t)size * bytes;
+    Error err = {};
+    uint8_t *log = (uint8_t *)device_alloc(stream_device(m->stream), 2 * ROUNDS * all, "a test", &err), *host = (uint8_t *)malloc(2 * ROUNDS * all);
+    if (!check(c, log != NULL, "%s", err.what)) return;
+    for (int round = 0; round < ROUNDS; round++) {
+        // Every second one late on one rank, so that the others run ahead.
+        if (round % 2 && t->local == round / 2 % size) stream_synchronize(m->stream);
+        for (int to = 0; to < size; to++) memset(m->host + to * bytes, round * 16 + t->local * 4 + to, bytes);
+        copy_to_device(m->stream, m->send + offset, m->host, all);
+        comm_all_to_all(comm, COMM_NODE, m->send + offset, m->recv + offset, bytes, m->stream);
+        copy_on_device(m->stream, log + 2 * round * all, m->recv + offset, all);
+        memset(m->host, round + 100 * t->local, all);
+        copy_to_device(m->stream, m->recv + offset, m->host, all);
+        comm_all_gather(comm, COMM_NODE, m->recv + offset, bytes, m->stream);
+        copy_on_device(m->stream, log + (2 * round + 1) * all, m->recv + offset, all);
+    }
+    copy_to_host(m->stream, host, log, 2 * ROUNDS * all);
+    stream_synchronize(m->stream);
+    size_t wrong[2] = {0, 0};
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int from = 0; from < size; from++) {
+            for (size_t i = from * bytes; i < (from + 1) * bytes; i++) {
+                if (from != t->local) wrong[0] += host[2 * round * all + i] != (uint8_t)(round * 16 + from * 4 + t->local);
+                wrong[1] += host[(2 * round + 1) * all + i] != (uint8_t)(round + 100 * from);
+            }
+        }
+    }
+    check(c, wrong[0] == 0, "%d all-to-alls of %zu bytes in a row: %zu bytes are wrong", ROUNDS, bytes, wrong[0]);
+    check(c, wrong[1] == 0, "%d all-gathers of %zu bytes in a row: %zu bytes are wrong", ROUNDS, bytes, wrong[1]);
+    device_free(stream_device(m->stream), log);
+    free(host);
+}
+
+// The same collectives when the node's ranks fetch from each other, twice over, and again when that has ended.
+static void test_shared(Checks *c, Comm *comm, const Topology *t, const Buffers *m, size_t most) {
+    for (int time = 0; time < 2 && t->per_node > 1; time++) {
+        Error err = {};
+        if (!check(c, comm_share(comm, m->send, most, &err) && comm_share(comm, m->recv, most, &err), "not shared: %s", err.what)) return;
+        const size_t sizes[] = {16, 1000, most / (size_t)t->dp_size};
+        for (int i = 0; i < 3; i++) {
+            test_all_to_all(c, comm, t, COMM_NODE, m, sizes[i]);
+            test_all_gather(c, comm, t, COMM_NODE, m, sizes[i]);
+            test_rounds(c, comm, t, m, 0, sizes[i] < 4096 ? sizes[i] : 65536);
+        }
+        test_rounds(c, comm, t, m, 4096, 256);
+        comm_unshare(comm);
+        test_rounds(c, comm, t, m, 0, 256);
+    }
+}
+
 static void test_scopes(Checks *c, Device *device, const Topology *t) {
     Error err = {};
     Comm *comm = comm_create(device, t, MPI_COMM_WORLD, &err);
@@ -80,6 +136,7 @@ static void test_scopes(Checks *c, Device *device, const Topology *t) {
             test_all_gather(c, comm, t, (CommScope)scope, &m, sizes[i]);
         }
     }
+    test_shared(c, comm, t, &m, most);
     stream_destroy(m.stream);
     device_free(device, m.send);
     device_free(device, m.recv);

@@ -230,6 +230,15 @@ static void build_steps(Trial *t, int chunks) {
     for (int b = 0; b < t->plan.buckets; b++) t->gather[b] = (uint8_t *)allocate(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
 }
 
+// On GPUs, with an odd number of chunks, the node's ranks fetch messages out of each other's memory: the same bits must come.
+static void share_messages(Trial *t, int chunks) {
+    Error err = {0};
+    if (chunks % 2 == 0 || t->topology.per_node == 1 || !strcmp(device_backend(), "cpu")) return;
+    bool ok = comm_share(t->comm, t->tlq.workspace.send1, t->tlq.workspace.send1_bytes, &err);
+    for (int b = 0; ok && b < t->plan.buckets; b++) ok = comm_share(t->comm, t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight), &err);
+    if (!ok && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
+}
+
 static void build_state(Trial *t) {
     size_t arena = (size_t)t->plan.arena_elements, shard = (size_t)t->plan.shard_elements;
     t->weights = (floatX *)allocate(t, arena * sizeof(floatX));
@@ -275,6 +284,7 @@ static void build_simulator(Trial *t) {
 }
 
 static void free_trial(Trial *t) {
+    comm_unshare(t->comm);
     void *memory[] = {t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->wire.sums, t->wire.fault,
                       t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
@@ -549,6 +559,7 @@ static bool run_trial(const Machine *machine, const Topology *topology, Comm *co
     build_plan(t);
     build_steps(t, chunks);
     build_state(t);
+    share_messages(t, chunks);
     build_simulator(t);
     bool ok = t->arm->shape != BUCKETS || t->plan.buckets == 3;
     for (uint32_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);

@@ -1,0 +1,251 @@
+// Copies among the GPUs of one node: see neighbours.h.
+//
+// Each rank fetches what is for it from the others' memory. Before that the ranks meet, so that what is fetched is there; and after it, so that whoever wrote it may
+// write again. To meet, a rank writes the meeting's number into a flag of its own in each other's memory and waits until all have done so in its own: operations of
+// the stream (cuStreamBatchMemOp), for which neither the host nor a multiprocessor works. A fast rank's flag may already show the next meeting: waiting is for
+// "at least", and numbers compare in a circle.
+//
+// A rank that waits here for a dead one waits for ever, as in NCCL's kernels: the watchdog (heartbeat.h) ends the job.
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/cuda/neighbours.h"
+#include "llmc/heartbeat.h"
+#include "llmc/launch.h"
+
+enum { MOST_NEIGHBOURS = 16, MOST_REGIONS = 8 };
+enum { FLAG_BYTES = 2 << 20 };  // the driver shares memory between processes in pieces of 2 MiB
+#define PATIENCE_SECONDS 20.0   // for the first meeting
+
+// Of libcuda.so, which the runtime has opened: a program that names them itself would not start where there is no driver.
+typedef CUresult (*BatchMemOp)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
+typedef CUresult (*AddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
+
+// One shared piece of memory, as this rank sees it.
+typedef struct Region {
+    uint8_t *of[MOST_NEIGHBOURS];      // each rank's
+    void *mapped[MOST_NEIGHBOURS];     // what was opened to reach it, NULL for the own
+    size_t bytes;
+} Region;
+
+struct Neighbours {
+    Device *device;
+    MPI_Comm comm;
+    int rank, size;
+    BatchMemOp batch;
+    AddressRange address_range;
+    Region flags;                      // (size) uint32_t: flag i is rank i's. bytes 0: not made yet
+    Region region[MOST_REGIONS];
+    int regions;
+    uint32_t meeting;                  // the last one's number
+};
+
+static bool cuda_ok(cudaError_t status, const char *what, Error *err) {
+    if (status == cudaSuccess) return true;
+    cudaGetLastError();  // or the next launch would report it
+    return error_set(err, EXIT_ENVIRONMENT, "%s failed: %s", what, cudaGetErrorString(status));
+}
+
+// --- opening memory to each other --------------------------------------------------------------------------------------------------------
+
+// What a rank tells the others about its piece.
+typedef struct Offer {
+    cudaIpcMemHandle_t handle;
+    uint64_t offset, bytes;  // of the piece in the allocation that the handle stands for
+    uint64_t mark;           // written at its start, to be read back through the mapping
+} Offer;
+
+static bool make_offer(const Neighbours *n, void *memory, size_t bytes, Offer *offer, Error *err) {
+    CUdeviceptr base = 0;
+    size_t whole = 0;
+    memset(offer, 0, sizeof *offer);
+    if (n->address_range(&base, &whole, (CUdeviceptr)memory) != CUDA_SUCCESS) return error_set(err, EXIT_ENVIRONMENT, "the driver does not know the memory to be shared");
+    offer->offset = (uint64_t)((CUdeviceptr)memory - base);
+    offer->bytes = bytes;
+    offer->mark = 0x9E3779B97F4A7C15u * (uint64_t)(n->rank + 1) ^ (uint64_t)(uintptr_t)memory;
+    return cuda_ok(cudaIpcGetMemHandle(&offer->handle, (void *)base), "cudaIpcGetMemHandle", err) &&
+           cuda_ok(cudaMemcpy(memory, &offer->mark, sizeof offer->mark, cudaMemcpyHostToDevice), "writing into shared memory", err) &&
+           cuda_ok(cudaDeviceSynchronize(), "writing into shared memory", err);
+}
+
+static void close_region(Region *region) {
+    for (int r = 0; r < MOST_NEIGHBOURS; r++) {
+        if (region->mapped[r]) cudaIpcCloseMemHandle(region->mapped[r]);
+    }
+    memset(region, 0, sizeof *region);
+}
+
+static bool reach(const Neighbours *n, Region *region, const Offer *offer, int r, Error *err) {
+    uint64_t mark = 0;
+    if (offer->bytes != region->bytes) return error_set(err, EXIT_ENVIRONMENT, "ranks of a node share %zu and %zu bytes", region->bytes, (size_t)offer->bytes);
+    if (!cuda_ok(cudaIpcOpenMemHandle(&region->mapped[r], offer->handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle", err)) return false;
+    region->of[r] = (uint8_t *)region->mapped[r] + offer->offset;
+    if (!cuda_ok(cudaMemcpy(&mark, region->of[r], sizeof mark, cudaMemcpyDeviceToHost), "reading another GPU's memory", err)) return false;
+    return mark == offer->mark || error_set(err, EXIT_ENVIRONMENT, "another rank's memory does not hold what it wrote there");
+}
+
+// Collective. On false nothing is left open.
+static bool open_region(const Neighbours *n, Region *region, void *memory, size_t bytes, Error *err) {
+    Offer own, offer[MOST_NEIGHBOURS];
+    memset(region, 0, sizeof *region);
+    region->bytes = bytes;
+    region->of[n->rank] = (uint8_t *)memory;
+    bool ok = make_offer(n, memory, bytes, &own, err);
+    MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, offer, (int)sizeof own, MPI_BYTE, n->comm);
+    ok = launch_agree(n->comm, ok, err, NULL);
+    for (int r = 0; ok && r < n->size; r++) {
+        if (r != n->rank) ok = reach(n, region, &offer[r], r, err);
+    }
+    ok = launch_agree(n->comm, ok, err, NULL);  // and every mark has been read
+    if (!ok) close_region(region);
+    cuda_check(device_site(n->device), cudaMemset(memory, 0, sizeof own.mark), "clearing shared memory");
+    cuda_check(device_site(n->device), cudaDeviceSynchronize(), "clearing shared memory");
+    MPI_Barrier(n->comm);  // nobody writes there before that
+    return ok;
+}
+
+// --- meeting -------------------------------------------------------------------------------------------------------------------------------
+
+static CUresult meet(Neighbours *n, cudaStream_t stream) {
+    CUstreamBatchMemOpParams op[2 * MOST_NEIGHBOURS];
+    unsigned count = 0;
+    memset(op, 0, sizeof op);
+    n->meeting++;
+    for (int i = 1; i < n->size; i++, count++) {
+        op[count].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        op[count].writeValue.address = (CUdeviceptr)((uint32_t *)n->flags.of[(n->rank + i) % n->size] + n->rank);
+        op[count].writeValue.value = n->meeting;
+    }
+    for (int i = 1; i < n->size; i++, count++) {
+        op[count].operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+        op[count].waitValue.address = (CUdeviceptr)((uint32_t *)n->flags.of[n->rank] + (n->rank + i) % n->size);
+        op[count].waitValue.value = n->meeting;
+        op[count].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+    }
+    return n->batch(stream, count, op, 0);
+}
+
+// A meeting that the host waits for: whether the driver can do it at all. Collective. On false nothing waits any more.
+static bool try_meeting(Neighbours *n, Error *err) {
+    Stream *stream = stream_create(n->device, "first meeting");
+    CUresult status = meet(n, stream_handle(stream));
+    bool ok = status == CUDA_SUCCESS || error_set(err, EXIT_ENVIRONMENT, "cuStreamBatchMemOp failed: the driver's error %d", (int)status);
+    double until = MPI_Wtime() + PATIENCE_SECONDS;
+    while (ok && cudaStreamQuery(stream_handle(stream)) == cudaErrorNotReady) {
+        if (MPI_Wtime() > until) ok = error_set(err, EXIT_ENVIRONMENT, "a flag written into another GPU's memory did not arrive within %g s", PATIENCE_SECONDS);
+    }
+    uint32_t all[MOST_NEIGHBOURS];
+    for (int i = 0; i < MOST_NEIGHBOURS; i++) all[i] = n->meeting;
+    if (!ok) cudaMemcpyAsync(n->flags.of[n->rank], all, sizeof all, cudaMemcpyHostToDevice, cudaStreamPerThread);  // what waits may end
+    cudaStreamSynchronize(cudaStreamPerThread);
+    ok = launch_agree(n->comm, ok, err, NULL);
+    stream_synchronize(stream);
+    stream_destroy(stream);
+    return ok;
+}
+
+// --- neighbours ----------------------------------------------------------------------------------------------------------------------------
+
+static bool on_one_host(const Neighbours *n) {
+    MPI_Comm host;
+    int size = 0;
+    MPI_Comm_split_type(n->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    MPI_Comm_size(host, &size);
+    MPI_Comm_free(&host);
+    return size == n->size;
+}
+
+// What must be there before the first memory is shared. Collective.
+static bool prepare(Neighbours *n, Error *err) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), *memory = NULL;
+    n->batch = driver ? (BatchMemOp)dlsym(driver, "cuStreamBatchMemOp_v2") : NULL;
+    n->address_range = driver ? (AddressRange)dlsym(driver, "cuMemGetAddressRange_v2") : NULL;
+    bool ok = on_one_host(n) || error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
+    if (ok && n->size > MOST_NEIGHBOURS) ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MOST_NEIGHBOURS);
+    if (ok && !(n->batch && n->address_range)) ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
+    if (ok) ok = cuda_ok(cudaMalloc(&memory, FLAG_BYTES), "taking memory for flags", err) && cuda_ok(cudaMemset(memory, 0, FLAG_BYTES), "clearing flags", err);
+    if (launch_agree(n->comm, ok, err, NULL) && open_region(n, &n->flags, memory, FLAG_BYTES, err)) {
+        if (try_meeting(n, err)) return true;
+        close_region(&n->flags);
+        MPI_Barrier(n->comm);  // memory goes when nobody has it open
+    }
+    cudaFree(memory);
+    return false;
+}
+
+Neighbours *neighbours_open(Device *device, MPI_Comm node) {
+    Neighbours *n = (Neighbours *)xcalloc(1, sizeof *n, "the node's ranks");
+    n->device = device;
+    MPI_Comm_dup(node, &n->comm);
+    MPI_Comm_rank(n->comm, &n->rank);
+    MPI_Comm_size(n->comm, &n->size);
+    return n;
+}
+
+bool neighbours_share(Neighbours *n, void *memory, size_t bytes, Error *err) {
+    heartbeat_waits(device_site(n->device), true);
+    cuda_check(device_site(n->device), cudaDeviceSynchronize(), "ending the GPU's work");  // what is under way might use the memory
+    bool ok = n->flags.bytes || prepare(n, err);
+    if (ok && n->regions == MOST_REGIONS) ok = error_set(err, EXIT_ENVIRONMENT, "more than %d pieces of memory are shared", MOST_REGIONS);
+    if (ok && bytes < sizeof(uint64_t)) ok = error_set(err, EXIT_ENVIRONMENT, "%zu bytes are too few to be shared", bytes);
+    ok = ok && open_region(n, &n->region[n->regions], memory, bytes, err);
+    if (ok) n->regions++;
+    heartbeat_waits(device_site(n->device), false);
+    return ok;
+}
+
+void neighbours_unshare(Neighbours *n) {
+    if (n->regions == 0) return;
+    heartbeat_waits(device_site(n->device), true);
+    while (n->regions > 0) close_region(&n->region[--n->regions]);
+    MPI_Barrier(n->comm);
+    heartbeat_waits(device_site(n->device), false);
+}
+
+void neighbours_close(Neighbours *n) {
+    void *own = n->flags.of[n->rank];
+    neighbours_unshare(n);
+    heartbeat_waits(device_site(n->device), true);
+    close_region(&n->flags);
+    if (own) MPI_Barrier(n->comm);  // memory goes when nobody has it open
+    if (own) cudaFree(own);
+    MPI_Comm_free(&n->comm);
+    heartbeat_waits(device_site(n->device), false);
+    free(n);
+}
+
+static const Region *region_of(const Neighbours *n, const void *memory, size_t bytes) {
+    for (int i = 0; i < n->regions; i++) {
+        const uint8_t *start = n->region[i].of[n->rank], *at = (const uint8_t *)memory;
+        if (at >= start && at + bytes <= start + n->region[i].bytes) return &n->region[i];
+    }
+    return NULL;
+}
+
+bool neighbours_share_this(const Neighbours *n, const void *memory, size_t bytes) { return region_of(n, memory, bytes) != NULL; }
+
+// --- exchanges -----------------------------------------------------------------------------------------------------------------------------
+
+static void meet_or_end(Neighbours *n, Stream *stream) {
+    CUresult status = meet(n, stream_handle(stream));
+    if (status != CUDA_SUCCESS) fatal(device_site(n->device), EXIT_COMMUNICATION, "cuStreamBatchMemOp failed: the driver's error %d; run again with --node-exchange nccl", (int)status);
+}
+
+// Out of each rank's memory that corresponds to `memory` here one slot comes into that rank's slot of `to`: this slot, or with -1 the rank's own. Each begins with its
+// successor, so that no GPU is read by several at once.
+static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
+    const Region *region = region_of(n, memory, (size_t)n->size * bytes);
+    size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
+    meet_or_end(n, stream);
+    for (int i = 1; i < n->size; i++) {
+        int from = (n->rank + i) % n->size;
+        const uint8_t *theirs = region->of[from] + place + (size_t)(slot < 0 ? from : slot) * bytes;
+        cuda_check(device_site(n->device), cudaMemcpyAsync(to + (size_t)from * bytes, theirs, bytes, cudaMemcpyDeviceToDevice, stream_handle(stream)), "copying from another GPU");
+    }
+    meet_or_end(n, stream);
+}
+
+void neighbours_all_to_all(Neighbours *n, const void *send, void *recv, size_t bytes, Stream *stream) { fetch(n, (uint8_t *)recv, send, bytes, n->rank, stream); }
+void neighbours_all_gather(Neighbours *n, void *buffer, size_t bytes, Stream *stream) { fetch(n, (uint8_t *)buffer, buffer, bytes, -1, stream); }
