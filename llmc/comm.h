@@ -18,11 +18,18 @@ void comm_destroy(Comm *comm);
 // CPU ranks: a collective that takes longer than this ends the job and names the rank that did not answer; 0 (the default) waits for ever. On GPUs
 // collectives are asynchronous, and the watchdog of heartbeat.h limits what waits for them.
 void comm_set_timeout(Comm *comm, double seconds);
-// Inside a node the ranks fetch messages out of this memory themselves from now on, by copies that take no multiprocessor from other work: comm_all_to_all's whose
-// send lies in it, and comm_all_gather's whose buffer does, each at the same place of it on every rank, and all on one stream. Collective over the node. Its first bytes
-// are cleared. False on all ranks of the node, with why in err, where they cannot reach each other's memory: messages travel as before. CPU ranks cannot.
-bool comm_share(Comm *comm, void *memory, size_t bytes, Error *err);
-// Ends that for all that was shared, which may then be freed. Collective over the node; no collective is under way.
+// Device memory out of which messages leave inside a node.
+typedef struct CommPiece {
+    void *memory;
+    size_t bytes;
+} CommPiece;
+enum { COMM_PIECES = 4, COMM_FLAG_BYTES = 2 << 20 };
+// From now on the node's ranks fetch messages out of these pieces themselves, by copies that take no multiprocessor from other work: comm_all_to_all's whose send lies
+// in one, and comm_all_gather's whose buffer does, each at the same place of it on every rank, and all on one stream. Pieces without bytes are left out; the first
+// bytes of the others are cleared. flags: COMM_FLAG_BYTES of device memory for the backend. Collective over the node; every rank's pieces are as long. False on
+// all of its ranks, with why in err, where one cannot reach another's memory: messages travel as before. CPU ranks cannot.
+bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err);
+// Ends that; all of it may then be freed. Collective over the node; no collective is under way. Nothing where nothing was shared.
 void comm_unshare(Comm *comm);
 int comm_size(const Comm *comm, CommScope scope);
 int comm_rank(const Comm *comm, CommScope scope);

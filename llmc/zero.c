@@ -58,6 +58,8 @@ static int64_t bucket_leaves(const Bucket *bucket) {
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
+static bool copies_asked(const Zero *zero) { return zero->config->node_exchange == NODE_EXCHANGE_COPIES && zero->topology->per_node > 1; }
+
 // Of the two gather buffers, which the buckets use in turn.
 static void gather_bytes(const Zero *zero, size_t bytes[LANE_SLOTS]) {
     memset(bytes, 0, LANE_SLOTS * sizeof *bytes);
@@ -83,6 +85,7 @@ static void reserve_communication(Zero *zero, Arena *arena) {
     size_t gather[LANE_SLOTS];
     gather_bytes(zero, gather);
     for (int slot = 0; slot < LANE_SLOTS; slot++) arena_reserve(arena, group, "weights, gathered", gather[slot], (void **)&zero->gather[slot]);
+    if (copies_asked(zero)) arena_reserve(arena, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
 }
 
 static void reserve_memory(Zero *zero, Arena *arena) {
@@ -186,12 +189,11 @@ void zero_set_counters(Zero *zero, const StepControl *start) {
 
 // What leaves this rank inside its node may be fetched by the others.
 static void share_messages(Zero *zero) {
-    const TlqWorkspace *w = &zero->tlq;
     size_t gather[LANE_SLOTS];
     gather_bytes(zero, gather);
-    bool ok = comm_share(zero->comm, w->send1, w->send1_bytes, &zero->not_shared);
-    for (int slot = 0; ok && slot < LANE_SLOTS; slot++) ok = gather[slot] == 0 || comm_share(zero->comm, zero->gather[slot], gather[slot], &zero->not_shared);
-    if (!ok) comm_unshare(zero->comm);
+    CommPiece piece[1 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes}};
+    for (int slot = 0; slot < LANE_SLOTS; slot++) piece[1 + slot] = (CommPiece){zero->gather[slot], gather[slot]};
+    comm_share(zero->comm, zero->node_flags, piece, 1 + LANE_SLOTS, &zero->not_shared);
 }
 
 void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers) {
@@ -216,7 +218,7 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *
     start.beta1_power = start.beta2_power = 1.0;
     zero_set_counters(zero, &start);
     stream_synchronize(compute);
-    if (zero->config->node_exchange == NODE_EXCHANGE_COPIES && zero->topology->per_node > 1) share_messages(zero);
+    if (copies_asked(zero)) share_messages(zero);
 }
 
 void zero_stop(Zero *zero) {

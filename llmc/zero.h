@@ -65,6 +65,7 @@ typedef struct Zero {
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
     Wire wire_check;                // --verify-wire
+    void *node_flags;               // (COMM_FLAG_BYTES) for comm_share
     Error not_shared;               // why --node-exchange copies is not what happens; code 0: it is, or was not asked for
 } Zero;
 

@@ -10,9 +10,7 @@ typedef enum WayKind {
     WAY_NCCL,       // a group of ncclSend and ncclRecv, as in llmc/cuda/comm.cu; blocks: at most so many, 0: as NCCL likes
     WAY_SYMMETRIC,  // ncclAlltoAll on a window of symmetric memory; moves the own slot too
     WAY_ENGINES,    // the same, with NCCL asked for copy engines in place of blocks
-    WAY_PUSH,       // copy engines between memories that all ranks have opened (CUDA IPC), a stream for each peer, towards it
-    WAY_PULL,       // and from it
-    WAY_LOADS       // a kernel of so many blocks that loads from the peers' memory
+    WAY_COPIES      // fetched by copy engines out of memory that all ranks have opened: llmc/cuda/neighbours.h
 } WayKind;
 
 typedef struct WayForm {

@@ -57,7 +57,7 @@ void comm_destroy(Comm *comm) {
     free(comm);
 }
 
-bool comm_share(Comm *comm, void *memory, size_t bytes, Error *err) { return error_set(err, EXIT_ENVIRONMENT, "CPU ranks send everything through MPI"); }
+bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err) { return error_set(err, EXIT_ENVIRONMENT, "CPU ranks send everything through MPI"); }
 void comm_unshare(Comm *comm) {}
 int comm_size(const Comm *comm, CommScope scope) { return comm->size[scope]; }
 int comm_rank(const Comm *comm, CommScope scope) { return comm->rank[scope]; }

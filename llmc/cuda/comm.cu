@@ -98,9 +98,9 @@ int comm_size(const Comm *comm, CommScope scope) { return comm->size[scope]; }
 int comm_rank(const Comm *comm, CommScope scope) { return comm->rank[scope]; }
 CommTraffic comm_traffic(const Comm *comm) { return comm->traffic; }
 
-bool comm_share(Comm *comm, void *memory, size_t bytes, Error *err) {
+bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err) {
     if (!comm->neighbours) return error_set(err, EXIT_ENVIRONMENT, "the node has one rank");
-    return neighbours_share(comm->neighbours, memory, bytes, err);
+    return neighbours_share(comm->neighbours, flags, piece, pieces, err);
 }
 
 void comm_unshare(Comm *comm) {
@@ -111,7 +111,7 @@ void comm_unshare(Comm *comm) {
 
 // Whether peers may fetch these bytes themselves.
 static bool fetched(const Comm *comm, CommScope scope, const void *memory, size_t bytes) {
-    return scope == COMM_NODE && comm->neighbours && neighbours_share_this(comm->neighbours, memory, bytes);
+    return scope == COMM_NODE && comm->neighbours && neighbours_hold(comm->neighbours, memory, bytes);
 }
 
 void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, size_t bytes, Stream *stream) {

@@ -15,8 +15,7 @@
 #include "llmc/heartbeat.h"
 #include "llmc/launch.h"
 
-enum { MOST_NEIGHBOURS = 16, MOST_REGIONS = 8 };
-enum { FLAG_BYTES = 2 << 20 };  // the driver shares memory between processes in pieces of 2 MiB
+enum { MOST_NEIGHBOURS = 16 };
 #define PATIENCE_SECONDS 20.0   // for the first meeting
 
 // Of libcuda.so, which the runtime has opened: a program that names them itself would not start where there is no driver.
@@ -36,9 +35,9 @@ struct Neighbours {
     int rank, size;
     BatchMemOp batch;
     AddressRange address_range;
-    Region flags;                      // (size) uint32_t: flag i is rank i's. bytes 0: not made yet
-    Region region[MOST_REGIONS];
-    int regions;
+    Region flags;                      // (size) uint32_t: flag i is rank i's
+    Region region[COMM_PIECES];
+    int regions;                       // 0: nothing is shared
     uint32_t meeting;                  // the last one's number
 };
 
@@ -157,22 +156,16 @@ static bool on_one_host(const Neighbours *n) {
     return size == n->size;
 }
 
-// What must be there before the first memory is shared. Collective.
-static bool prepare(Neighbours *n, Error *err) {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), *memory = NULL;
+// What does not depend on the memory. Collective.
+static bool can_share(Neighbours *n, int pieces, Error *err) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     n->batch = driver ? (BatchMemOp)dlsym(driver, "cuStreamBatchMemOp_v2") : NULL;
     n->address_range = driver ? (AddressRange)dlsym(driver, "cuMemGetAddressRange_v2") : NULL;
     bool ok = on_one_host(n) || error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
     if (ok && n->size > MOST_NEIGHBOURS) ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MOST_NEIGHBOURS);
     if (ok && !(n->batch && n->address_range)) ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
-    if (ok) ok = cuda_ok(cudaMalloc(&memory, FLAG_BYTES), "taking memory for flags", err) && cuda_ok(cudaMemset(memory, 0, FLAG_BYTES), "clearing flags", err);
-    if (launch_agree(n->comm, ok, err, NULL) && open_region(n, &n->flags, memory, FLAG_BYTES, err)) {
-        if (try_meeting(n, err)) return true;
-        close_region(&n->flags);
-        MPI_Barrier(n->comm);  // memory goes when nobody has it open
-    }
-    cudaFree(memory);
-    return false;
+    if (ok && (pieces > COMM_PIECES || n->regions)) ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
+    return launch_agree(n->comm, ok, err, NULL);
 }
 
 Neighbours *neighbours_open(Device *device, MPI_Comm node) {
@@ -184,33 +177,44 @@ Neighbours *neighbours_open(Device *device, MPI_Comm node) {
     return n;
 }
 
-bool neighbours_share(Neighbours *n, void *memory, size_t bytes, Error *err) {
-    heartbeat_waits(device_site(n->device), true);
-    cuda_check(device_site(n->device), cudaDeviceSynchronize(), "ending the GPU's work");  // what is under way might use the memory
-    bool ok = n->flags.bytes || prepare(n, err);
-    if (ok && n->regions == MOST_REGIONS) ok = error_set(err, EXIT_ENVIRONMENT, "more than %d pieces of memory are shared", MOST_REGIONS);
-    if (ok && bytes < sizeof(uint64_t)) ok = error_set(err, EXIT_ENVIRONMENT, "%zu bytes are too few to be shared", bytes);
-    ok = ok && open_region(n, &n->region[n->regions], memory, bytes, err);
-    if (ok) n->regions++;
-    heartbeat_waits(device_site(n->device), false);
+static void let_go(Neighbours *n) {
+    for (int i = 0; i < n->regions; i++) close_region(&n->region[i]);
+    close_region(&n->flags);
+    n->regions = 0;
+    MPI_Barrier(n->comm);  // memory goes when nobody has it open
+}
+
+bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
+    const Site *site = device_site(n->device);
+    heartbeat_waits(site, true);
+    cuda_check(site, cudaDeviceSynchronize(), "ending the GPU's work");  // what is under way might use the memory
+    bool ok = can_share(n, pieces, err);
+    if (ok) {
+        cuda_check(site, cudaMemset(flags, 0, COMM_FLAG_BYTES), "clearing flags");
+        n->meeting = 0;
+        ok = open_region(n, &n->flags, flags, COMM_FLAG_BYTES, err);
+        for (int i = 0; ok && i < pieces; i++) {
+            if (piece[i].bytes == 0) continue;
+            ok = open_region(n, &n->region[n->regions], piece[i].memory, piece[i].bytes, err);
+            n->regions += ok;
+        }
+        ok = ok && try_meeting(n, err);
+        if (!ok) let_go(n);
+    }
+    heartbeat_waits(site, false);
     return ok;
 }
 
 void neighbours_unshare(Neighbours *n) {
     if (n->regions == 0) return;
     heartbeat_waits(device_site(n->device), true);
-    while (n->regions > 0) close_region(&n->region[--n->regions]);
-    MPI_Barrier(n->comm);
+    let_go(n);
     heartbeat_waits(device_site(n->device), false);
 }
 
 void neighbours_close(Neighbours *n) {
-    void *own = n->flags.of[n->rank];
     neighbours_unshare(n);
     heartbeat_waits(device_site(n->device), true);
-    close_region(&n->flags);
-    if (own) MPI_Barrier(n->comm);  // memory goes when nobody has it open
-    if (own) cudaFree(own);
     MPI_Comm_free(&n->comm);
     heartbeat_waits(device_site(n->device), false);
     free(n);
@@ -224,7 +228,7 @@ static const Region *region_of(const Neighbours *n, const void *memory, size_t b
     return NULL;
 }
 
-bool neighbours_share_this(const Neighbours *n, const void *memory, size_t bytes) { return region_of(n, memory, bytes) != NULL; }
+bool neighbours_hold(const Neighbours *n, const void *memory, size_t bytes) { return region_of(n, memory, bytes) != NULL; }
 
 // --- exchanges -----------------------------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 // them, so the products of the layers beside them keep theirs: what NCCL's kernels take from products is measured by dev/bench/node_hop.cu. comm.cu uses this
 // for COMM_NODE where comm_share was asked for; nobody else does but that bench.
 #pragma once
-#include <mpi.h>
-
+#include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
 LLMC_BEGIN
 
@@ -14,13 +13,11 @@ Neighbours *neighbours_open(Device *device, MPI_Comm node);
 // Collective: lets go of what is still shared.
 void neighbours_close(Neighbours *neighbours);
 
-// From now on peers may fetch from this device memory, which overwrites its first bytes once. Collective. Every rank's has as many bytes. False and the same Error
-// (EXIT_ENVIRONMENT) on every rank when one of them cannot reach another's: they are on several hosts, the GPUs are not connected, CUDA IPC is refused.
-bool neighbours_share(Neighbours *neighbours, void *memory, size_t bytes, Error *err);
-// Lets go of all that was shared, before it is freed. Collective; no exchange is under way.
+// comm_share and comm_unshare (llmc/comm.h). Error: EXIT_ENVIRONMENT, when the ranks are on several hosts, the GPUs are not connected, CUDA IPC is refused.
+bool neighbours_share(Neighbours *neighbours, void *flags, const CommPiece *piece, int pieces, Error *err);
 void neighbours_unshare(Neighbours *neighbours);
 // Whether this memory was shared.
-bool neighbours_share_this(const Neighbours *neighbours, const void *memory, size_t bytes);
+bool neighbours_hold(const Neighbours *neighbours, const void *memory, size_t bytes);
 
 // comm_all_to_all and comm_all_gather (llmc/comm.h) in stream order, always on the same stream. What is fetched, send or buffer, was shared, and lies at the same
 // place of what was shared on every rank.

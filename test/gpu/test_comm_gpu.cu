@@ -105,9 +105,11 @@ static void test_rounds(Checks *c, Comm *comm, const Topology *t, const Buffers 
 
 // The same collectives when the node's ranks fetch from each other, twice over, and again when that has ended.
 static void test_shared(Checks *c, Comm *comm, const Topology *t, const Buffers *m, size_t most) {
+    Error err = {};
+    void *flags = device_alloc(stream_device(m->stream), COMM_FLAG_BYTES, "a test", &err);
+    CommPiece piece[] = {{m->send, most}, {m->recv, most}, {NULL, 0}};
     for (int time = 0; time < 2 && t->per_node > 1; time++) {
-        Error err = {};
-        if (!check(c, comm_share(comm, m->send, most, &err) && comm_share(comm, m->recv, most, &err), "not shared: %s", err.what)) return;
+        if (!check(c, comm_share(comm, flags, piece, 3, &err), "not shared: %s", err.what)) break;
         const size_t sizes[] = {16, 1000, most / (size_t)t->dp_size};
         for (int i = 0; i < 3; i++) {
             test_all_to_all(c, comm, t, COMM_NODE, m, sizes[i]);
@@ -118,6 +120,7 @@ static void test_shared(Checks *c, Comm *comm, const Topology *t, const Buffers 
         comm_unshare(comm);
         test_rounds(c, comm, t, m, 0, 256);
     }
+    device_free(stream_device(m->stream), flags);
 }
 
 static void test_scopes(Checks *c, Device *device, const Topology *t) {

@@ -161,6 +161,7 @@ typedef struct Trial {
     uint64_t *hash;
     float *loss;
     uint8_t *gather[3];
+    void *flags;                 // of comm_share, NULL where nothing is shared
     // host memory
     float *local;                            // (arena) this rank's gradients as made
     Simulator sim;                           // whole on rank 0; elsewhere only the arrays it broadcasts into
@@ -233,10 +234,11 @@ static void build_steps(Trial *t, int chunks) {
 // On GPUs, with an odd number of chunks, the node's ranks fetch messages out of each other's memory: the same bits must come.
 static void share_messages(Trial *t, int chunks) {
     Error err = {0};
+    CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
     if (chunks % 2 == 0 || t->topology.per_node == 1 || !strcmp(device_backend(), "cpu")) return;
-    bool ok = comm_share(t->comm, t->tlq.workspace.send1, t->tlq.workspace.send1_bytes, &err);
-    for (int b = 0; ok && b < t->plan.buckets; b++) ok = comm_share(t->comm, t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight), &err);
-    if (!ok && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
+    for (int b = 0; b < t->plan.buckets; b++) piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight)};
+    t->flags = allocate(t, COMM_FLAG_BYTES);
+    if (!comm_share(t->comm, t->flags, piece, 1 + t->plan.buckets, &err) && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
 }
 
 static void build_state(Trial *t) {
@@ -286,7 +288,7 @@ static void build_simulator(Trial *t) {
 static void free_trial(Trial *t) {
     comm_unshare(t->comm);
     void *memory[] = {t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->wire.sums, t->wire.fault,
-                      t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2};
+                      t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2, t->flags};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
     for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
     for (int r = 0; r < t->plan.dp; r++) free(t->all_grads[r]);
