@@ -1,4 +1,5 @@
-// ZeRO-1 over buckets: see zero.h. Setup first, then the step in its order: begin, reduce, judge, update, gather, wait.
+// ZeRO-1 over buckets: see zero.h. Start and end, then the step in its order: begin, reduce, judge, update, gather, wait. Before it comes zero_plan.c;
+// checkpoints are zero_slices.c's.
 #include "llmc/zero.h"
 
 #include <math.h>
@@ -6,180 +7,7 @@
 
 #include "llmc/launch.h"
 
-// --- plan ------------------------------------------------------------------------------------------------------------------------
-
-static int codec_of_bits(int bits) { return bits == 8 ? CODEC_INT8 : CODEC_INT4; }
-
-// The flags as choices of codecs (README, table of arms).
-static void choose_wires(Zero *zero) {
-    const Config *c = zero->config;
-    GradWire plain = {0};
-    plain.intra_codec = plain.inter_codec = plain.tail_codec = c->grad_reduce_in_bf16 ? CODEC_BF16 : CODEC_FP32;
-    plain.intra_group = plain.inter_group = HADAMARD_ORDER;
-    plain.chunks = c->gradient_alltoall_pipeline;
-    plain.rounding = c->gq_rounding;
-    zero->plain_wire = zero->wire = plain;
-    if (c->quantized_gradients) {
-        GradWire *w = &zero->wire;
-        w->intra_codec = codec_of_bits(c->gradient_quantization_bits_intra);
-        w->inter_codec = codec_of_bits(c->gradient_quantization_bits_inter);
-        w->intra_group = c->gq_group_size_intra;
-        w->inter_group = c->gq_group_size_inter;
-        w->tail_codec = CODEC_BF16;
-        w->hadamard = c->hadamard_transform;
-    }
-    WeightWire weight = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
-    if (c->quantized_weights) {
-        weight.codec = codec_of_bits(c->weight_quantization_bits);
-        weight.group = c->wq_group_size;
-        weight.difference = c->weight_quantization_method == WEIGHT_DIFFERENCE;
-        weight.rounding = c->wq_rounding;
-    }
-    zero->weight_wire = weight;
-}
-
-static PlanOptions plan_options(const Zero *zero) {
-    const Config *c = zero->config;
-    PlanOptions o;
-    // One rank sends nothing, so the quantisation flags must not move a single number: no groups, no padding for them.
-    bool sends = zero->topology->dp_size > 1, gradients = sends && c->quantized_gradients, weights = sends && c->quantized_weights;
-    int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
-    o.nodes = zero->topology->nodes;
-    o.per_node = zero->topology->per_node;
-    o.chunk_border = plan_border(intra, inter, 0);
-    o.border = plan_border(intra, inter, weights ? c->wq_group_size : 0);
-    o.bucket_elements = c->ddp_bucket_size;
-    return o;
-}
-
-static int64_t bucket_leaves(const Bucket *bucket) {
-    return bucket->matrix_shard / HADAMARD_ORDER + ceil_div64(bucket->tail_shard, HADAMARD_ORDER);
-}
-
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
-static bool copies_asked(const Zero *zero) { return zero->config->node_exchange == NODE_EXCHANGE_COPIES && zero->topology->per_node > 1; }
-
-// Of the two gather buffers, which the buckets use in turn.
-static void gather_bytes(const Zero *zero, size_t bytes[LANE_SLOTS]) {
-    memset(bytes, 0, LANE_SLOTS * sizeof *bytes);
-    for (int b = 0; b < zero->plan.buckets; b++) bytes[qwd_slot(b)] = larger(bytes[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
-}
-
-static void reserve_communication(Zero *zero, Arena *arena) {
-    TlqWorkspace plain, *w = &zero->tlq;
-    tlq_workspace(w, &zero->plan, &zero->wire);
-    tlq_workspace(&plain, &zero->plan, &zero->plain_wire);
-    bool late_start = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
-    if (late_start) {
-        w->send1_bytes = w->recv1_bytes = larger(w->send1_bytes, plain.send1_bytes);
-        w->send2_bytes = w->recv2_bytes = larger(w->send2_bytes, plain.send2_bytes);
-    }
-    if (zero->plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
-    const char *group = "communication";
-    arena_reserve(arena, group, "gradients, sent inside the node", w->send1_bytes, (void **)&w->send1);
-    arena_reserve(arena, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
-    arena_reserve(arena, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
-    arena_reserve(arena, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
-    // Two buffers for all buckets: one is gathered while another shard is updated.
-    size_t gather[LANE_SLOTS];
-    gather_bytes(zero, gather);
-    for (int slot = 0; slot < LANE_SLOTS; slot++) arena_reserve(arena, group, "weights, gathered", gather[slot], (void **)&zero->gather[slot]);
-    if (copies_asked(zero)) arena_reserve(arena, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
-}
-
-static void reserve_memory(Zero *zero, Arena *arena) {
-    const Plan *plan = &zero->plan;
-    size_t elements = (size_t)plan->arena_elements, shard = (size_t)plan->shard_elements, leaves = 0;
-    for (int b = 0; b < plan->buckets; b++) {
-        zero->leaf_start[b] = (int64_t)leaves;
-        leaves += (size_t)bucket_leaves(&plan->bucket[b]);
-    }
-    arena_reserve(arena, "weights", FLOATX_NAME " replica", elements * sizeof(floatX), (void **)&zero->weights);
-    arena_reserve(arena, "gradients", "fp32 accumulated", elements * sizeof(float), (void **)&zero->grads);
-    arena_reserve(arena, "optimizer state", "fp32 masters, own shard", shard * sizeof(float), (void **)&zero->master);
-    arena_reserve(arena, "optimizer state", "first moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg);
-    arena_reserve(arena, "optimizer state", "second moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg_sq);
-    arena_reserve(arena, "norm and verdict", "segment table", (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
-    arena_reserve(arena, "norm and verdict", "leaves of the norm", leaves * sizeof(float), (void **)&zero->leaves);
-    arena_reserve(arena, "norm and verdict", "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
-    arena_reserve(arena, "norm and verdict", "records of all ranks", (size_t)plan->dp * sizeof(StepRecord), (void **)&zero->records);
-    arena_reserve(arena, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
-    arena_reserve(arena, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
-    arena_reserve(arena, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
-    if (zero->wire_check.sealed) {
-        arena_reserve(arena, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_check.sums);
-        arena_reserve(arena, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_check.fault);
-    }
-    arena_reserve(arena, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
-    reserve_communication(zero, arena);
-}
-
-// Cuts each tensor against this rank's window of its bucket's part.
-static void list_pieces(Zero *zero) {
-    const Plan *plan = &zero->plan;
-    int rank = zero->topology->dp_rank;
-    zero->pieces = (Piece *)xcalloc((size_t)plan->segments_total, sizeof(Piece), "the shard's pieces");
-    for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &plan->bucket[b];
-        for (int i = 0; i < bucket->segments + bucket->tails; i++) {
-            const Segment *segment = &plan->segments[bucket->first_segment + i];
-            bool matrix = i < bucket->segments;
-            int64_t shard = matrix ? bucket->matrix_shard : bucket->tail_shard;
-            int64_t window = rank * shard, from = segment->start, to = segment->start + segment->numel;
-            if (from < window) from = window;
-            if (to > window + shard) to = window + shard;
-            if (from >= to) continue;
-            Piece piece;
-            piece.tensor = (int)segment->tensor;
-            piece.lo = from - segment->start;
-            piece.hi = to - segment->start;
-            piece.arena = bucket->arena + (matrix ? 0 : bucket->matrix) + from;
-            piece.state = bucket->shard + (matrix ? 0 : bucket->matrix_shard) + from - window;
-            zero->pieces[zero->piece_count++] = piece;
-        }
-    }
-}
-
-static uint64_t element_bytes(bool optimizer) { return sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0); }
-
-static uint64_t staging_bytes(const Zero *zero) {
-    uint64_t elements = 0;
-    for (int i = 0; i < zero->piece_count; i++) elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
-    return elements * element_bytes(!zero->config->no_save_optim);
-}
-
-uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer) { return (uint64_t)zero->plan.parameters * element_bytes(optimizer); }
-
-bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err) {
-    Zero fresh = {0};
-    *zero = fresh;
-    zero->config = config;
-    zero->topology = topology;
-    if (!faults_from_environment(&zero->faults, topology->dp_rank, err)) return false;
-    choose_wires(zero);
-    PlanOptions options = plan_options(zero);
-    if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
-    zero->wire_check.sealed = config->verify_wire && zero->plan.dp > 1;
-    zero->wire_check.faults = &zero->faults;
-    zero->wire_check.rank = topology->dp_rank;
-    if (zero->wire_check.sealed) plan_seal(&zero->plan);
-    size_t buckets = (size_t)zero->plan.buckets;
-    zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
-    zero->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
-    zero->pending = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
-    zero->ready = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
-    zero->done = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
-    zero->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the verdicts");
-    reserve_memory(zero, arena);
-    probe_reserve(zero, arena);
-    list_pieces(zero);
-    // At least a byte, so that it is there on every rank, also on one that owns nothing.
-    if (config->save && config->async_save) {
-        arena_reserve_host(arena, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)staging_bytes(zero), 1), &zero->staging);
-    }
-    return true;
-}
+// --- start and end ---------------------------------------------------------------------------------------------------------------
 
 void zero_set_counters(Zero *zero, const StepControl *start) {
     StepControl control = *start;
@@ -189,10 +17,8 @@ void zero_set_counters(Zero *zero, const StepControl *start) {
 
 // What leaves this rank inside its node may be fetched by the others.
 static void share_messages(Zero *zero) {
-    size_t gather[LANE_SLOTS];
-    gather_bytes(zero, gather);
     CommPiece piece[1 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes}};
-    for (int slot = 0; slot < LANE_SLOTS; slot++) piece[1 + slot] = (CommPiece){zero->gather[slot], gather[slot]};
+    for (int slot = 0; slot < LANE_SLOTS; slot++) piece[1 + slot] = (CommPiece){zero->gather[slot], zero->gather_bytes[slot]};
     comm_share(zero->comm, zero->node_flags, piece, 1 + LANE_SLOTS, &zero->not_shared);
 }
 
@@ -218,7 +44,7 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *
     start.beta1_power = start.beta2_power = 1.0;
     zero_set_counters(zero, &start);
     stream_synchronize(compute);
-    if (copies_asked(zero)) share_messages(zero);
+    if (zero->node_flags) share_messages(zero);
 }
 
 void zero_stop(Zero *zero) {
@@ -520,99 +346,4 @@ bool zero_wire_sound(Zero *zero, MPI_Comm group, double limit, Error *err) {
     bool sound = !judge_wire(&found, records, zero->plan.dp);
     free(records);
     return sound || wire_error(found.wire_fault, found.wire_rank, zero->topology, err);
-}
-
-// --- checkpoints -------------------------------------------------------------------------------------------------------------------
-
-// Slices come piece by piece: the replica's, then (with the optimiser) master, exp_avg, exp_avg_sq: zero_fetch_slice relies on that order.
-ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool optimizer) {
-    int kinds = optimizer ? SLICE_KINDS : 1;
-    ZeroSlices out;
-    out.count = zero->piece_count * kinds;
-    out.slices = (Slice *)xcalloc((size_t)out.count + 1, sizeof(Slice), "the checkpoint's slices");
-    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
-    for (int k = 0; k < kinds; k++) {
-        for (int i = 0; i < zero->piece_count; i++) {
-            Slice *slice = &out.slices[k * zero->piece_count + i];
-            slice->tensor = tensors[zero->pieces[i].tensor].name;
-            slice->kind = order[k];
-            slice->lo = zero->pieces[i].lo;
-            slice->hi = zero->pieces[i].hi;
-        }
-    }
-    return out;
-}
-
-// Device address and size of a piece's slice of one kind.
-static void *slice_memory(const Zero *zero, const Piece *piece, SliceKind kind, size_t *bytes) {
-    *bytes = (size_t)(piece->hi - piece->lo) * (size_t)slice_kind_bytes(kind);
-    switch (kind) {
-        case SLICE_MASTER: return zero->master + piece->state;
-        case SLICE_EXP_AVG: return zero->exp_avg + piece->state;
-        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state;
-        default: return zero->weights + piece->arena;
-    }
-}
-
-static void *fetched_memory(const Zero *zero, int i, size_t *bytes) {
-    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
-    return slice_memory(zero, &zero->pieces[i % zero->piece_count], order[i / zero->piece_count], bytes);
-}
-
-void zero_fetch_slice(void *context, int i, void *host) {
-    Zero *zero = (Zero *)context;
-    size_t bytes;
-    void *memory = fetched_memory(zero, i, &bytes);
-    zero_weights_wait_all(zero);
-    copy_to_host(zero->compute, host, memory, bytes);
-    stream_synchronize(zero->compute);
-}
-
-// Behind the applies of the step that is saved (zero_update's last wait on traffic), before the update of the next one, whose forward, backward and reductions
-// run meanwhile: a stream of their own, because the sums of the reductions on traffic would wait for gigabytes.
-void zero_stage_slice(void *context, int i, void *pinned) {
-    Zero *zero = (Zero *)context;
-    size_t bytes;
-    void *memory = fetched_memory(zero, i, &bytes);
-    if (!zero->copying) lanes_after(zero->lanes, zero->copies, zero->traffic);
-    zero->copying = true;
-    copy_to_pinned(zero->copies, pinned, memory, bytes);
-}
-
-// The event stands since the next step began (a thousand slices have one); without a next step it does not yet.
-void zero_staged(void *context) {
-    Zero *zero = (Zero *)context;
-    if (zero->copying) event_record(zero->staged, zero->copies);
-    event_synchronize(zero->staged);
-}
-
-static bool restore_slice(Zero *zero, const Checkpoint *checkpoint, const char *name, SliceKind kind, int64_t lo, int64_t hi, void *memory, Error *err) {
-    Slice slice = {name, kind, lo, hi};
-    size_t bytes = (size_t)(hi - lo) * (size_t)slice_kind_bytes(kind);
-    void *host = xmalloc(bytes, "a checkpoint slice");
-    bool ok = checkpoint_read(checkpoint, &slice, host, err);
-    if (ok) copy_to_device(zero->compute, memory, host, bytes);
-    stream_synchronize(zero->compute);
-    free(host);
-    return ok;
-}
-
-bool zero_restore(Zero *zero, const Checkpoint *checkpoint, const CheckpointTensor *tensors, bool optimizer, Error *err) {
-    for (int i = 0; i < zero->plan.tensors; i++) {
-        int64_t numel = tensors[i].shape[0] * (tensors[i].dims > 1 ? tensors[i].shape[1] : 1);
-        if (!restore_slice(zero, checkpoint, tensors[i].name, SLICE_WEIGHT, 0, numel, zero_weight(zero, i), err)) return false;
-    }
-    if (!optimizer) {
-        zero_masters_from_weights(zero);
-        return true;
-    }
-    for (int i = 0; i < zero->piece_count; i++) {
-        const Piece *piece = &zero->pieces[i];
-        for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
-            size_t bytes;
-            void *memory = slice_memory(zero, piece, (SliceKind)kind, &bytes);
-            if (!restore_slice(zero, checkpoint, tensors[piece->tensor].name, (SliceKind)kind, piece->lo, piece->hi, memory, err)) return false;
-        }
-    }
-    return true;
 }

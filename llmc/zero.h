@@ -50,6 +50,8 @@ typedef struct Zero {
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
     uint8_t *gather[LANE_SLOTS];    // gather buffers, which the buckets use in turn
+    size_t gather_bytes[LANE_SLOTS];
+    void *node_flags;               // (COMM_FLAG_BYTES) for comm_share; NULL: --node-exchange nccl
     Probe probe;                    // figures on quantisation, off unless flags ask for them
     // host
     void *staging;                  // --async-save: this rank's slices of a checkpoint, page-locked; NULL otherwise
@@ -65,7 +67,6 @@ typedef struct Zero {
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
     Wire wire_check;                // --verify-wire
-    void *node_flags;               // (COMM_FLAG_BYTES) for comm_share
     Error not_shared;               // why --node-exchange copies is not what happens; code 0: it is, or was not asked for
 } Zero;
 

@@ -1,0 +1,97 @@
+// A Zero's part in a checkpoint: what this rank saves as slices of the named tensors, and how it comes back. See zero.h; called by saver.c and train_gpt.cu.
+#include <stdlib.h>
+
+#include "llmc/zero.h"
+
+// Slices come piece by piece: the replica's, then (with the optimiser) master, exp_avg, exp_avg_sq: zero_fetch_slice relies on that order.
+ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool optimizer) {
+    int kinds = optimizer ? SLICE_KINDS : 1;
+    ZeroSlices out;
+    out.count = zero->piece_count * kinds;
+    out.slices = (Slice *)xcalloc((size_t)out.count + 1, sizeof(Slice), "the checkpoint's slices");
+    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+    for (int k = 0; k < kinds; k++) {
+        for (int i = 0; i < zero->piece_count; i++) {
+            Slice *slice = &out.slices[k * zero->piece_count + i];
+            slice->tensor = tensors[zero->pieces[i].tensor].name;
+            slice->kind = order[k];
+            slice->lo = zero->pieces[i].lo;
+            slice->hi = zero->pieces[i].hi;
+        }
+    }
+    return out;
+}
+
+// Device address and size of a piece's slice of one kind.
+static void *slice_memory(const Zero *zero, const Piece *piece, SliceKind kind, size_t *bytes) {
+    *bytes = (size_t)(piece->hi - piece->lo) * (size_t)slice_kind_bytes(kind);
+    switch (kind) {
+        case SLICE_MASTER: return zero->master + piece->state;
+        case SLICE_EXP_AVG: return zero->exp_avg + piece->state;
+        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state;
+        default: return zero->weights + piece->arena;
+    }
+}
+
+static void *fetched_memory(const Zero *zero, int i, size_t *bytes) {
+    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+    return slice_memory(zero, &zero->pieces[i % zero->piece_count], order[i / zero->piece_count], bytes);
+}
+
+void zero_fetch_slice(void *context, int i, void *host) {
+    Zero *zero = (Zero *)context;
+    size_t bytes;
+    void *memory = fetched_memory(zero, i, &bytes);
+    zero_weights_wait_all(zero);
+    copy_to_host(zero->compute, host, memory, bytes);
+    stream_synchronize(zero->compute);
+}
+
+// Behind the applies of the step that is saved (zero_update's last wait on traffic), before the update of the next one, whose forward, backward and reductions
+// run meanwhile: a stream of their own, because the sums of the reductions on traffic would wait for gigabytes.
+void zero_stage_slice(void *context, int i, void *pinned) {
+    Zero *zero = (Zero *)context;
+    size_t bytes;
+    void *memory = fetched_memory(zero, i, &bytes);
+    if (!zero->copying) lanes_after(zero->lanes, zero->copies, zero->traffic);
+    zero->copying = true;
+    copy_to_pinned(zero->copies, pinned, memory, bytes);
+}
+
+// The event stands since the next step began (a thousand slices have one); without a next step it does not yet.
+void zero_staged(void *context) {
+    Zero *zero = (Zero *)context;
+    if (zero->copying) event_record(zero->staged, zero->copies);
+    event_synchronize(zero->staged);
+}
+
+static bool restore_slice(Zero *zero, const Checkpoint *checkpoint, const char *name, SliceKind kind, int64_t lo, int64_t hi, void *memory, Error *err) {
+    Slice slice = {name, kind, lo, hi};
+    size_t bytes = (size_t)(hi - lo) * (size_t)slice_kind_bytes(kind);
+    void *host = xmalloc(bytes, "a checkpoint slice");
+    bool ok = checkpoint_read(checkpoint, &slice, host, err);
+    if (ok) copy_to_device(zero->compute, memory, host, bytes);
+    stream_synchronize(zero->compute);
+    free(host);
+    return ok;
+}
+
+bool zero_restore(Zero *zero, const Checkpoint *checkpoint, const CheckpointTensor *tensors, bool optimizer, Error *err) {
+    for (int i = 0; i < zero->plan.tensors; i++) {
+        int64_t numel = tensors[i].shape[0] * (tensors[i].dims > 1 ? tensors[i].shape[1] : 1);
+        if (!restore_slice(zero, checkpoint, tensors[i].name, SLICE_WEIGHT, 0, numel, zero_weight(zero, i), err)) return false;
+    }
+    if (!optimizer) {
+        zero_masters_from_weights(zero);
+        return true;
+    }
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
+            size_t bytes;
+            void *memory = slice_memory(zero, piece, (SliceKind)kind, &bytes);
+            if (!restore_slice(zero, checkpoint, tensors[piece->tensor].name, (SliceKind)kind, piece->lo, piece->hi, memory, err)) return false;
+        }
+    }
+    return true;
+}
