@@ -9,6 +9,7 @@
 //   adamw       AdamW with its quantisation alone: an update of the same layout with a communicator of one rank, where gathers do nothing
 //   apply       what else that update takes: dequantisation and sum into the replica, without a network
 // and memory by purpose, and what each bucket sends. The first line has the plain collectives' GB/s sent by each rank. With --repetitions 0 nothing is timed.
+#include <math.h>
 #include <stdio.h>
 
 #include "dev/bench/arms.h"
@@ -283,13 +284,19 @@ static double plain_rate(Bench *bench, Comm *comm, CommScope scope, bool gather,
     return size > 1 ? 1e-6 * (double)slot * (size - 1) / ms[RUNS / 2] : 0.0;
 }
 
-static bool measure_plain(Bench *bench, const Topology *topology) {
+// copies: inside a node also as --node-exchange copies does them; the better rate counts.
+static bool measure_plain(Bench *bench, const Topology *topology, bool copies) {
     Comm *comm = comm_create(bench->device, topology, bench->launch.world, &bench->error);
     void *send = comm ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
     void *receive = send ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
-    bool ok = agreed(bench, receive != NULL);
+    void *flags = receive ? device_alloc(bench->device, COMM_FLAG_BYTES, "flags", &bench->error) : NULL;
+    bool ok = agreed(bench, flags != NULL);
     double rate[4] = {0, 0, 0, 0};
     for (int i = 0; ok && i < 4; i++) rate[i] = plain_rate(bench, comm, i % 2 ? COMM_RAIL : COMM_NODE, i >= 2, send, receive);
+    CommPiece piece[] = {{send, (size_t)bench->plain_bytes}, {receive, (size_t)bench->plain_bytes}};
+    bool shared = ok && copies && comm_share(comm, flags, piece, 2, &bench->error);
+    for (int i = 0; shared && i < 4; i += 2) rate[i] = fmax(rate[i], plain_rate(bench, comm, COMM_NODE, i >= 2, send, receive));
+    if (shared) comm_unshare(comm);
     if (ok && bench->out) {
         fprintf(bench->out, "{\"kind\":\"plain\",\"commit\":\"%s\",\"device\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"bytes\":%lld,\"all_to_all_node\":%.4f,\"all_to_all_rail\":%.4f,\"all_gather_node\":%.4f,"
                 "\"all_gather_rail\":%.4f}\n", version_commit(), device_name(bench->device), topology->nodes, topology->per_node, (long long)bench->plain_bytes, rate[0], rate[1], rate[2], rate[3]);
@@ -297,6 +304,7 @@ static bool measure_plain(Bench *bench, const Topology *topology) {
     }
     if (send) device_free(bench->device, send);
     if (receive) device_free(bench->device, receive);
+    if (flags) device_free(bench->device, flags);
     if (comm) comm_destroy(comm);
     return ok;
 }
@@ -310,7 +318,7 @@ static bool run_arm(Bench *bench, const Arm *arm) {
     if (!agreed(bench, plan_arm(bench, &config, &topology, arm, &bench->error))) return false;
     if (config.emulate_nodes) emulate_nodes(&topology, &bench->launch);
     bool ok = agreed(bench, open_device(bench, &topology));
-    if (ok && !bench->plain_done) ok = measure_plain(bench, &topology);
+    if (ok && !bench->plain_done) ok = measure_plain(bench, &topology, config.node_exchange == NODE_EXCHANGE_COPIES);
     bench->plain_done = true;
     if (ok && bench->repetitions) ok = measure(bench, &config, &topology, false, all) && measure(bench, &config, &topology, true, alone);
     Lab lab;
