@@ -1013,6 +1013,7 @@ static void print_start(Run *run) {
     if (c->emulate_nodes && !strcmp(device_backend(), "cpu")) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
     const Error *not_shared = &run->zero.not_shared;
     if (not_shared->code) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", not_shared->what);
+    else if (run->zero.node_flags) log_line(run->log, "inside a node messages are fetched by the GPUs' copy engines");
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
     log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);

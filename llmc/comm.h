@@ -23,7 +23,8 @@ typedef struct CommPiece {
     void *memory;
     size_t bytes;
 } CommPiece;
-enum { COMM_PIECES = 4, COMM_FLAG_BYTES = 2 << 20 };
+// COMM_GRAIN: processes share a GPU's memory in blocks of so many bytes; smaller pieces may not be shareable one by one.
+enum { COMM_PIECES = 4, COMM_GRAIN = 2 << 20, COMM_FLAG_BYTES = COMM_GRAIN };
 // From now on the node's ranks fetch messages out of these pieces themselves, by copies that take no multiprocessor from other work: comm_all_to_all's whose send lies
 // in one, and comm_all_gather's whose buffer does, each at the same place of it on every rank, and all on one stream. Pieces without bytes are left out; the first
 // bytes of the others are cleared. flags: COMM_FLAG_BYTES of device memory for the backend. Collective over the node; every rank's pieces are as long. False on

@@ -65,15 +65,16 @@ static void reserve_communication(Zero *zero, Arena *arena) {
     }
     if (zero->plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
     const char *group = "communication";
-    arena_reserve(arena, group, "gradients, sent inside the node", w->send1_bytes, (void **)&w->send1);
+    bool copies = zero->config->node_exchange == NODE_EXCHANGE_COPIES && zero->topology->per_node > 1;
+    int64_t grain = copies ? COMM_GRAIN : 1;  // of what the node's ranks reach into
+    arena_reserve(arena, group, "gradients, sent inside the node", (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
     arena_reserve(arena, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
     arena_reserve(arena, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
     arena_reserve(arena, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
     // Two buffers for all buckets, which use them in turn: one is gathered while another shard is updated.
     size_t *gather = zero->gather_bytes;
     for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
-    for (int slot = 0; slot < LANE_SLOTS; slot++) arena_reserve(arena, group, "weights, gathered", gather[slot], (void **)&zero->gather[slot]);
-    bool copies = zero->config->node_exchange == NODE_EXCHANGE_COPIES && zero->topology->per_node > 1;
+    for (int slot = 0; slot < LANE_SLOTS; slot++) arena_reserve(arena, group, "weights, gathered", (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
     if (copies) arena_reserve(arena, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
 }
 

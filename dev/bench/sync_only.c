@@ -185,7 +185,9 @@ static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int shar
     lab->timers = timers_create(bench->device, 2);
     lanes_open(&lab->lanes, bench->device, !lab->alone && topology->dp_size > 1 && !lab->zero.config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
     zero_start(&lab->zero, bench->device, lab->comm, bench->compute, &lab->lanes, lab->timers);
-    return true;
+    bool as_asked = lab->alone || !lab->zero.not_shared.code;
+    if (!as_asked) bench->error = lab->zero.not_shared;
+    return agreed(bench, as_asked);
 }
 
 static void close_lab(Bench *bench, Lab *lab) {

@@ -16,7 +16,7 @@
 #include "llmc/launch.h"
 
 enum { MOST_NEIGHBOURS = 16 };
-#define PATIENCE_SECONDS 20.0   // for the first meeting
+#define PATIENCE_SECONDS 2.0  // for the first flags: a write may still be under way when its stream has ended
 
 // Of libcuda.so, which the runtime has opened: a program that names them itself would not start where there is no driver.
 typedef CUresult (*BatchMemOp)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
@@ -60,6 +60,7 @@ static bool make_offer(const Neighbours *n, void *memory, size_t bytes, Offer *o
     CUdeviceptr base = 0;
     size_t whole = 0;
     memset(offer, 0, sizeof *offer);
+    if (bytes < sizeof offer->mark) return error_set(err, EXIT_ENVIRONMENT, "%zu bytes are too few to be shared", bytes);
     if (n->address_range(&base, &whole, (CUdeviceptr)memory) != CUDA_SUCCESS) return error_set(err, EXIT_ENVIRONMENT, "the driver does not know the memory to be shared");
     offer->offset = (uint64_t)((CUdeviceptr)memory - base);
     offer->bytes = bytes;
@@ -71,7 +72,7 @@ static bool make_offer(const Neighbours *n, void *memory, size_t bytes, Offer *o
 
 static void close_region(Region *region) {
     for (int r = 0; r < MOST_NEIGHBOURS; r++) {
-        if (region->mapped[r]) cudaIpcCloseMemHandle(region->mapped[r]);
+        if (region->mapped[r] && cudaIpcCloseMemHandle(region->mapped[r]) != cudaSuccess) cudaGetLastError();  // or the next launch would report it
     }
     memset(region, 0, sizeof *region);
 }
@@ -99,7 +100,7 @@ static bool open_region(const Neighbours *n, Region *region, void *memory, size_
     }
     ok = launch_agree(n->comm, ok, err, NULL);  // and every mark has been read
     if (!ok) close_region(region);
-    cuda_check(device_site(n->device), cudaMemset(memory, 0, sizeof own.mark), "clearing shared memory");
+    cuda_check(device_site(n->device), cudaMemset(memory, 0, bytes < sizeof own.mark ? bytes : sizeof own.mark), "clearing shared memory");
     cuda_check(device_site(n->device), cudaDeviceSynchronize(), "clearing shared memory");
     MPI_Barrier(n->comm);  // nobody writes there before that
     return ok;
@@ -107,40 +108,65 @@ static bool open_region(const Neighbours *n, Region *region, void *memory, size_
 
 // --- meeting -------------------------------------------------------------------------------------------------------------------------------
 
-static CUresult meet(Neighbours *n, cudaStream_t stream) {
-    CUstreamBatchMemOpParams op[2 * MOST_NEIGHBOURS];
+// The halves of a meeting: this rank's number into the others' memory, and theirs in its own. Operations go to op, which is clear; returned: how many.
+static unsigned say_here(const Neighbours *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
-    memset(op, 0, sizeof op);
-    n->meeting++;
     for (int i = 1; i < n->size; i++, count++) {
         op[count].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
         op[count].writeValue.address = (CUdeviceptr)((uint32_t *)n->flags.of[(n->rank + i) % n->size] + n->rank);
         op[count].writeValue.value = n->meeting;
     }
+    return count;
+}
+static unsigned await_all(const Neighbours *n, CUstreamBatchMemOpParams *op) {
+    unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
         op[count].operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
         op[count].waitValue.address = (CUdeviceptr)((uint32_t *)n->flags.of[n->rank] + (n->rank + i) % n->size);
         op[count].waitValue.value = n->meeting;
         op[count].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
     }
+    return count;
+}
+
+static CUresult meet(Neighbours *n, cudaStream_t stream) {
+    CUstreamBatchMemOpParams op[2 * MOST_NEIGHBOURS];
+    memset(op, 0, sizeof op);
+    n->meeting++;
+    unsigned count = say_here(n, op);
+    count += await_all(n, op + count);
     return n->batch(stream, count, op, 0);
 }
 
-// A meeting that the host waits for: whether the driver can do it at all. Collective. On false nothing waits any more.
-static bool try_meeting(Neighbours *n, Error *err) {
-    Stream *stream = stream_create(n->device, "first meeting");
-    CUresult status = meet(n, stream_handle(stream));
+static bool batch_ok(const Neighbours *n, Stream *stream, unsigned count, CUstreamBatchMemOpParams *op, Error *err) {
+    CUresult status = n->batch(stream_handle(stream), count, op, 0);
     bool ok = status == CUDA_SUCCESS || error_set(err, EXIT_ENVIRONMENT, "cuStreamBatchMemOp failed: the driver's error %d", (int)status);
-    double until = MPI_Wtime() + PATIENCE_SECONDS;
-    while (ok && cudaStreamQuery(stream_handle(stream)) == cudaErrorNotReady) {
-        if (MPI_Wtime() > until) ok = error_set(err, EXIT_ENVIRONMENT, "a flag written into another GPU's memory did not arrive within %g s", PATIENCE_SECONDS);
+    return cuda_ok(cudaStreamSynchronize(stream_handle(stream)), "cuStreamBatchMemOp", err) && ok;
+}
+
+// The others' flags as the host sees them: true when all have said that they are here.
+static bool all_said(const Neighbours *n, Error *err) {
+    uint32_t flag[MOST_NEIGHBOURS] = {0};
+    int here = 0;
+    for (double until = MPI_Wtime() + PATIENCE_SECONDS; here < n->size;) {
+        if (!cuda_ok(cudaMemcpy(flag, n->flags.of[n->rank], sizeof flag, cudaMemcpyDeviceToHost), "reading flags", err)) return false;
+        while (here < n->size && (here == n->rank || flag[here] == n->meeting)) here++;
+        if (here < n->size && MPI_Wtime() > until) return error_set(err, EXIT_ENVIRONMENT, "a flag written into another GPU's memory did not arrive within %g s", PATIENCE_SECONDS);
     }
-    uint32_t all[MOST_NEIGHBOURS];
-    for (int i = 0; i < MOST_NEIGHBOURS; i++) all[i] = n->meeting;
-    if (!ok) cudaMemcpyAsync(n->flags.of[n->rank], all, sizeof all, cudaMemcpyHostToDevice, cudaStreamPerThread);  // what waits may end
-    cudaStreamSynchronize(cudaStreamPerThread);
+    return true;
+}
+
+// Whether the driver can do it at all, in steps that cannot hang: nobody waits for a flag before all have seen theirs. Collective.
+static bool try_meeting(Neighbours *n, Error *err) {
+    CUstreamBatchMemOpParams op[MOST_NEIGHBOURS];
+    Stream *stream = stream_create(n->device, "first meeting");
+    memset(op, 0, sizeof op);
+    n->meeting++;
+    bool ok = batch_ok(n, stream, say_here(n, op), op, err);
     ok = launch_agree(n->comm, ok, err, NULL);
-    stream_synchronize(stream);
+    if (ok) ok = launch_agree(n->comm, all_said(n, err), err, NULL);
+    memset(op, 0, sizeof op);
+    if (ok) ok = launch_agree(n->comm, batch_ok(n, stream, await_all(n, op), op, err), err, NULL);
     stream_destroy(stream);
     return ok;
 }
@@ -242,6 +268,7 @@ static void meet_or_end(Neighbours *n, Stream *stream) {
 static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
+    heartbeat_waits(device_site(n->device), true);  // a full queue holds the host until the other ranks come
     meet_or_end(n, stream);
     for (int i = 1; i < n->size; i++) {
         int from = (n->rank + i) % n->size;
@@ -249,6 +276,7 @@ static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, 
         cuda_check(device_site(n->device), cudaMemcpyAsync(to + (size_t)from * bytes, theirs, bytes, cudaMemcpyDeviceToDevice, stream_handle(stream)), "copying from another GPU");
     }
     meet_or_end(n, stream);
+    heartbeat_waits(device_site(n->device), false);
 }
 
 void neighbours_all_to_all(Neighbours *n, const void *send, void *recv, size_t bytes, Stream *stream) { fetch(n, (uint8_t *)recv, send, bytes, n->rank, stream); }

@@ -77,14 +77,16 @@ static void test_rounds(Checks *c, Comm *comm, const Topology *t, const Buffers 
     for (int round = 0; round < ROUNDS; round++) {
         // Every second one late on one rank, so that the others run ahead.
         if (round % 2 && t->local == round / 2 % size) stream_synchronize(m->stream);
-        for (int to = 0; to < size; to++) memset(m->host + to * bytes, round * 16 + t->local * 4 + to, bytes);
+        for (int to = 0; to < size; to++) memset(m->host + to * bytes, round * 64 + t->local * 8 + to, bytes);
         copy_to_device(m->stream, m->send + offset, m->host, all);
         comm_all_to_all(comm, COMM_NODE, m->send + offset, m->recv + offset, bytes, m->stream);
+        set_zero(m->stream, m->send + offset, all);  // nobody may still read it
         copy_on_device(m->stream, log + 2 * round * all, m->recv + offset, all);
         memset(m->host, round + 100 * t->local, all);
         copy_to_device(m->stream, m->recv + offset, m->host, all);
         comm_all_gather(comm, COMM_NODE, m->recv + offset, bytes, m->stream);
         copy_on_device(m->stream, log + (2 * round + 1) * all, m->recv + offset, all);
+        set_zero(m->stream, m->recv + offset, all);
     }
     copy_to_host(m->stream, host, log, 2 * ROUNDS * all);
     stream_synchronize(m->stream);
@@ -92,7 +94,7 @@ static void test_rounds(Checks *c, Comm *comm, const Topology *t, const Buffers 
     for (int round = 0; round < ROUNDS; round++) {
         for (int from = 0; from < size; from++) {
             for (size_t i = from * bytes; i < (from + 1) * bytes; i++) {
-                if (from != t->local) wrong[0] += host[2 * round * all + i] != (uint8_t)(round * 16 + from * 4 + t->local);
+                if (from != t->local) wrong[0] += host[2 * round * all + i] != (uint8_t)(round * 64 + from * 8 + t->local);
                 wrong[1] += host[(2 * round + 1) * all + i] != (uint8_t)(round + 100 * from);
             }
         }

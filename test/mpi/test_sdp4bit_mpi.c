@@ -203,6 +203,9 @@ static void build_plan(Trial *t) {
     if (t->wire.sealed) plan_seal(&t->plan);
 }
 
+// For comm_share.
+static void *allocate_shared(Trial *t, size_t bytes) { return allocate(t, strcmp(device_backend(), "cpu") ? (size_t)round_up64((int64_t)bytes, COMM_GRAIN) : bytes); }
+
 static void build_steps(Trial *t, int chunks) {
     t->wire.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->plan.dp * sizeof(uint64_t));
     t->wire.fault = (uint64_t *)allocate(t, sizeof(uint64_t));
@@ -224,21 +227,23 @@ static void build_steps(Trial *t, int chunks) {
     t->qwd.weight_decay = WEIGHT_DECAY;
     TlqWorkspace *w = &t->tlq.workspace;
     tlq_workspace(w, &t->plan, &t->tlq.wire);
-    w->send1 = (uint8_t *)allocate(t, w->send1_bytes);
+    w->send1 = (uint8_t *)allocate_shared(t, w->send1_bytes);
     w->recv1 = (uint8_t *)allocate(t, w->recv1_bytes);
     w->send2 = (uint8_t *)allocate(t, w->send2_bytes);
     w->recv2 = (uint8_t *)allocate(t, w->recv2_bytes);
-    for (int b = 0; b < t->plan.buckets; b++) t->gather[b] = (uint8_t *)allocate(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+    for (int b = 0; b < t->plan.buckets; b++) t->gather[b] = (uint8_t *)allocate_shared(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
 }
 
 // On GPUs, with an odd number of chunks, the node's ranks fetch messages out of each other's memory: the same bits must come.
-static void share_messages(Trial *t, int chunks) {
+static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
-    if (chunks % 2 == 0 || t->topology.per_node == 1 || !strcmp(device_backend(), "cpu")) return;
+    if (chunks % 2 == 0 || t->topology.per_node == 1 || !strcmp(device_backend(), "cpu")) return true;
     for (int b = 0; b < t->plan.buckets; b++) piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight)};
     t->flags = allocate(t, COMM_FLAG_BYTES);
-    if (!comm_share(t->comm, t->flags, piece, 1 + t->plan.buckets, &err) && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
+    bool ok = comm_share(t->comm, t->flags, piece, 1 + t->plan.buckets, &err);
+    if (!ok && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
+    return ok;
 }
 
 static void build_state(Trial *t) {
@@ -561,9 +566,9 @@ static bool run_trial(const Machine *machine, const Topology *topology, Comm *co
     build_plan(t);
     build_steps(t, chunks);
     build_state(t);
-    share_messages(t, chunks);
+    bool ok = share_messages(t, chunks);
     build_simulator(t);
-    bool ok = t->arm->shape != BUCKETS || t->plan.buckets == 3;
+    ok = on_all(ok && (t->arm->shape != BUCKETS || t->plan.buckets == 3));
     for (uint32_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
     free_trial(t);
     free(t);
