@@ -1,5 +1,5 @@
 // One plan before any allocation: every device buffer of a run is reserved by name first, so that --plan prints exactly what the program
-// allocates, and what does not fit is known before anything is allocated. Used by train_gpt.cu and zero.c.
+// allocates, and what does not fit is known before anything is allocated. Used by train_gpt.cu and zero_plan.c.
 #pragma once
 #include <stdio.h>
 

@@ -18,6 +18,7 @@ void comm_destroy(Comm *comm);
 // CPU ranks: a collective that takes longer than this ends the job and names the rank that did not answer; 0 (the default) waits for ever. On GPUs
 // collectives are asynchronous, and the watchdog of heartbeat.h limits what waits for them.
 void comm_set_timeout(Comm *comm, double seconds);
+
 // Device memory out of which messages leave inside a node.
 typedef struct CommPiece {
     void *memory;

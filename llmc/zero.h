@@ -1,6 +1,6 @@
 // ZeRO-1: every rank holds all weights and gradients but the optimiser state of 1/dp of each bucket. This module owns the arenas, reduces a bucket's
 // gradients as soon as they are complete, judges the step, runs AdamW on the own shard and brings every replica up to date, baseline or SDP4Bit.
-// Called by train_gpt.cu; uses sdp4bit/tlq_hs.h and qwd.h for what travels.
+// Called by train_gpt.cu; uses sdp4bit/tlq_hs.h and qwd.h for what travels. zero_plan.c sets it up, zero.c makes the steps, zero_slices.c saves and restores.
 #pragma once
 #include "llmc/arena.h"
 #include "llmc/checkpoint.h"
@@ -50,8 +50,8 @@ typedef struct Zero {
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
     uint8_t *gather[LANE_SLOTS];    // gather buffers, which the buckets use in turn
-    size_t gather_bytes[LANE_SLOTS];
-    void *node_flags;               // (COMM_FLAG_BYTES) for comm_share; NULL: --node-exchange nccl
+    size_t gather_bytes[LANE_SLOTS];  // that messages take in them
+    void *node_flags;               // (COMM_FLAG_BYTES) for comm_share; NULL: --node-exchange nccl, or one rank in the node
     Probe probe;                    // figures on quantisation, off unless flags ask for them
     // host
     void *staging;                  // --async-save: this rank's slices of a checkpoint, page-locked; NULL otherwise

@@ -1,7 +1,5 @@
 // Setup of a Zero before there is a device: what travels in which form, the layout, every buffer in the memory plan, this rank's pieces of the tensors. See zero.h;
 // zero.c goes on from here.
-#include <stdlib.h>
-
 #include "llmc/zero.h"
 
 static int codec_of_bits(int bits) { return bits == 8 ? CODEC_INT8 : CODEC_INT4; }

@@ -26,7 +26,7 @@ Trains configs/gpt_$card.args. Flags given here come last and win over the card'
 
   ARM              baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq, tlq-hs or sdp4bit, as the paper's runs had them [baseline]
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
-  VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary; only text samples need it
+  VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary: needed unless the data are made up (SPEED=1)
   CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when there is one [none: nothing is saved]
   LOG_DIR          folder of log.jsonl and TensorBoard's events [runs/$card-ARM]; LOG_DIR= for none. Another run's are moved to log.1.jsonl, tensorboard.1
   SPEED=1          the paper's speed runs: micro-batch 1, one per rank and step, mock data, 200 iterations, every one logged, nothing saved

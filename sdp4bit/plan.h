@@ -1,5 +1,5 @@
 // Pure integers: who owns what, where groups and pads lie, what each message looks like, how many bytes a step sends. Needs no
-// device, no MPI and no data, so --plan and the tests use it alone. Called by zero.c, tlq_hs.c, qwd.c and --plan.
+// device, no MPI and no data, so --plan and the tests use it alone. Called by zero_plan.c, tlq_hs.c, qwd.c and --plan.
 //
 // One arena holds all parameters (a second one, of the same shape, the gradients). It is cut into buckets of whole layers:
 //

@@ -260,7 +260,8 @@ bool neighbours_hold(const Neighbours *n, const void *memory, size_t bytes) { re
 
 static void meet_or_end(Neighbours *n, Stream *stream) {
     CUresult status = meet(n, stream_handle(stream));
-    if (status != CUDA_SUCCESS) fatal(device_site(n->device), EXIT_COMMUNICATION, "cuStreamBatchMemOp failed: the driver's error %d; run again with --node-exchange nccl", (int)status);
+    if (status == CUDA_SUCCESS) return;
+    fatal(device_site(n->device), EXIT_COMMUNICATION, "cuStreamBatchMemOp failed: the driver's error %d; run again with --node-exchange nccl", (int)status);
 }
 
 // Out of each rank's memory that corresponds to `memory` here one slot comes into that rank's slot of `to`: this slot, or with -1 the rank's own. Each begins with its
