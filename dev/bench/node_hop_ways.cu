@@ -29,6 +29,7 @@ struct Way {
     Neighbours *neighbours;
 };
 
+static bool by_copies(const Way *way) { return way->form.kind == WAY_COPIES || way->form.kind == WAY_COPIES_APART; }
 static bool symmetric(const Way *way) { return way->form.kind == WAY_SYMMETRIC || way->form.kind == WAY_ENGINES; }
 uint8_t *way_send(const Way *way) { return way->memory; }
 
@@ -107,7 +108,7 @@ static bool open_copies(Way *way, Error *err) {
     way->flags = way->memory ? device_alloc(way->device, COMM_FLAG_BYTES, "flags", err) : NULL;
     if (!launch_agree(way->comm, way->flags != NULL, err, NULL)) return false;
     CommPiece piece = {way->memory, way->bytes};
-    way->neighbours = neighbours_open(way->device, way->comm);
+    way->neighbours = neighbours_open(way->device, way->comm, way->form.kind == WAY_COPIES_APART);
     return neighbours_share(way->neighbours, way->flags, &piece, 1, err);
 }
 
@@ -128,7 +129,7 @@ Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, 
     MPI_Comm_rank(comm, &way->rank);
     MPI_Comm_size(comm, &way->size);
     heartbeat_waits(device_site(device), true);
-    bool ok = form->kind == WAY_COPIES ? open_copies(way, err) : open_nccl(way, err);
+    bool ok = by_copies(way) ? open_copies(way, err) : open_nccl(way, err);
     heartbeat_waits(device_site(device), false);
     if (ok) return way;
     way_close(way, false);
@@ -137,14 +138,14 @@ Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, 
 
 void way_close(Way *way, bool broken) {
     heartbeat_waits(device_site(way->device), true);
-    if (way->form.kind == WAY_COPIES) close_copies(way);
+    if (by_copies(way)) close_copies(way);
     else close_nccl(way, broken);
     heartbeat_waits(device_site(way->device), false);
     free(way);
 }
 
 bool way_exchange(Way *way, size_t slot, Stream *stream, Error *err) {
-    if (way->form.kind != WAY_COPIES) return exchange_nccl(way, slot, stream_handle(stream), err);
+    if (!by_copies(way)) return exchange_nccl(way, slot, stream_handle(stream), err);
     neighbours_all_to_all(way->neighbours, way->memory, way->memory + way->bytes, slot, stream);
     return true;
 }

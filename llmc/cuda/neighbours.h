@@ -8,8 +8,9 @@ LLMC_BEGIN
 
 typedef struct Neighbours Neighbours;
 
-// Collective over node, at least two ranks with a GPU each.
-Neighbours *neighbours_open(Device *device, MPI_Comm node);
+// Collective over node, at least two ranks with a GPU each. apart: copies from several peers go on at the same time, each on a stream of its own; otherwise one
+// after the other.
+Neighbours *neighbours_open(Device *device, MPI_Comm node, bool apart);
 // Collective: lets go of what is still shared.
 void neighbours_close(Neighbours *neighbours);
 
