@@ -35,9 +35,9 @@ struct Neighbours {
     int rank, size;
     BatchMemOp batch;
     AddressRange address_range;
-    Region flags;                      // (size) uint32_t: flag i is rank i's
+    Region flags;                      // (size) uint32_t: flag i is rank i's; bytes 0: nothing is shared
     Region region[COMM_PIECES];
-    int regions;                       // 0: nothing is shared
+    int regions;
     uint32_t meeting;                  // the last one's number
     bool apart;
     Stream *copy[MOST_NEIGHBOURS];     // apart: [i] fetches from the i-th rank after this one; 0 is none
@@ -193,7 +193,7 @@ static bool can_share(Neighbours *n, int pieces, Error *err) {
     bool ok = on_one_host(n) || error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
     if (ok && n->size > MOST_NEIGHBOURS) ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MOST_NEIGHBOURS);
     if (ok && !(n->batch && n->address_range)) ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
-    if (ok && (pieces > COMM_PIECES || n->regions)) ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
+    if (ok && (pieces > COMM_PIECES || n->flags.bytes)) ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
     return launch_agree(n->comm, ok, err, NULL);
 }
 
@@ -257,7 +257,7 @@ bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pi
 }
 
 void neighbours_unshare(Neighbours *n) {
-    if (n->regions == 0) return;
+    if (n->flags.bytes == 0) return;
     heartbeat_waits(device_site(n->device), true);
     let_go(n);
     heartbeat_waits(device_site(n->device), false);
