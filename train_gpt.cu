@@ -1001,6 +1001,14 @@ static bool open_data(Run *run) {
     return run->loader != NULL;
 }
 
+static void print_node_exchange(Run *run) {
+    const Error *not_shared = &run->zero.not_shared;
+    bool asked = run->config.node_exchange == NODE_EXCHANGE_COPIES;
+    if (not_shared->code && asked) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", not_shared->what);
+    else if (not_shared->code && strcmp(device_backend(), "cpu")) log_line(run->log, "inside a node messages travel through NCCL: %s", not_shared->what);
+    else if (!not_shared->code && run->zero.node_flags) log_line(run->log, "inside a node messages are fetched by the GPUs' copy engines");
+}
+
 static void print_start(Run *run) {
     const Config *c = &run->config;
     char libraries[512], backend[512];
@@ -1011,9 +1019,7 @@ static void print_start(Run *run) {
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
     if (c->emulate_nodes && !strcmp(device_backend(), "cpu")) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
-    const Error *not_shared = &run->zero.not_shared;
-    if (not_shared->code) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", not_shared->what);
-    else if (run->zero.node_flags) log_line(run->log, "inside a node messages are fetched by the GPUs' copy engines");
+    print_node_exchange(run);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
     log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);

@@ -11,7 +11,7 @@ typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
-typedef enum NodeExchange { NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
+typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
 typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;

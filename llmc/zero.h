@@ -67,7 +67,7 @@ typedef struct Zero {
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
     Wire wire_check;                // --verify-wire
-    Error not_shared;               // why --node-exchange copies is not what happens; code 0: it is, or was not asked for
+    Error not_shared;               // why the node's ranks do not fetch messages from each other; code 0: they do, or should not
 } Zero;
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.

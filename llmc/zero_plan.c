@@ -63,7 +63,7 @@ static void reserve_communication(Zero *zero, Arena *arena) {
     }
     if (zero->plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
     const char *group = "communication";
-    bool copies = zero->config->node_exchange == NODE_EXCHANGE_COPIES && zero->topology->per_node > 1;
+    bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->topology->per_node > 1;
     int64_t grain = copies ? COMM_GRAIN : 1;  // of what the node's ranks reach into
     arena_reserve(arena, group, "gradients, sent inside the node", (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
     arena_reserve(arena, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);

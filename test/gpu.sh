@@ -178,16 +178,15 @@ overlapped() {
     elif cmp -s "$work/overlap" "$work/serial"; then ok "$nodes x $per_node ranks, $name: overlap changes no bit of 40 steps"
     else not_ok "$nodes x $per_node ranks, $name" "with and without overlap differ: $(diff "$work/overlap" "$work/serial" | sed -n '2p')"; fi
 }
-# copied NODES PER_NODE: messages that the node's ranks fetch from each other make the same losses as NCCL's, which the last run of `overlapped` left.
-copied() {
-    [ -s "$work/overlap" ] || return
-    cp "$work/overlap" "$work/through_nccl"
-    trained overlap "$1" "$2" --train-iters 1 --deterministic-mode "${sdp4bit[@]}" --node-exchange copies || return
-    if grep -q 'WARNING: --node-exchange' "$work/log"; then skip "$1 x $2 ranks, copies" "$(grep -m 1 -o 'has no effect.*' "$work/log")"; return; fi
-    overlapped "SDP4Bit by copies" "$1" "$2" "${sdp4bit[@]}" --node-exchange copies
-    [ -s "$work/overlap" ] || return
-    if cmp -s "$work/overlap" "$work/through_nccl"; then ok "$1 x $2 ranks: copies change no bit"
-    else not_ok "$1 x $2 ranks: copies change no bit" "losses with copies and with NCCL differ"; fi
+# through_nccl NODES PER_NODE: NCCL's messages make the same losses as those that the node's ranks fetch from each other, which the last run of `overlapped` left.
+through_nccl() {
+    [ -s "$work/serial" ] || return
+    if ! grep -q "fetched by the GPUs' copy engines" "$work/log"; then skip "$1 x $2 ranks, copies" "$(grep -m 1 -o 'inside a node messages travel.*' "$work/log")"; return; fi
+    cp "$work/serial" "$work/fetched"
+    overlapped "SDP4Bit through NCCL" "$1" "$2" "${sdp4bit[@]}" --node-exchange nccl
+    [ -s "$work/serial" ] || return
+    if cmp -s "$work/serial" "$work/fetched"; then ok "$1 x $2 ranks: copies and NCCL give the same bits"
+    else not_ok "$1 x $2 ranks: copies and NCCL give the same bits" "the losses differ"; fi
 }
 # exact NAME RANKS PROGRAM FLAGS...: the exact regime against the simulator, to the bit.
 exact() {
@@ -240,7 +239,7 @@ else
         fits $shape || { skip "${shape/ / x } ranks" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
         overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}"
-        if [ "$per_node" -gt 1 ]; then copied "$nodes" "$per_node"; fi
+        if [ "$per_node" -gt 1 ]; then through_nccl "$nodes" "$per_node"; fi
         # What else may travel: where both hops exist, and over each of them alone.
         case $shape in "1 2" | "2 1" | "2 2") overlapped "bf16 gradients" "$nodes" "$per_node" --grad-reduce-in-bf16 --gradient-alltoall-pipeline 3 ;; esac
         case $shape in

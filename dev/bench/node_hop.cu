@@ -27,8 +27,7 @@
 #include "llmc/version.h"
 
 static const WayForm FORMS[] = {{"nccl", WAY_NCCL, 0},           {"nccl, 8 blocks", WAY_NCCL, 8},           {"nccl, 16 blocks", WAY_NCCL, 16},
-                                {"symmetric", WAY_SYMMETRIC, 0}, {"symmetric, engines", WAY_ENGINES, 0}, {"copies", WAY_COPIES, 0},
-                                {"copies, apart", WAY_COPIES_APART, 0}};
+                                {"symmetric", WAY_SYMMETRIC, 0}, {"symmetric, engines", WAY_ENGINES, 0}, {"copies", WAY_COPIES, 0}};
 enum { WAYS = sizeof FORMS / sizeof *FORMS, MOST_SIZES = 8, MOST_ROWS = WAYS * MOST_SIZES, MOST_MARKS = 2048 };
 enum { CHECKS = 4, RUNS = 11, TOGETHER = 10, RUNS_BESIDE = 5, LAYERS = 24, TOKENS = 2048, HIDDEN = 2048 };
 #define PATIENCE_SECONDS 20

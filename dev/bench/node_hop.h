@@ -10,8 +10,7 @@ typedef enum WayKind {
     WAY_NCCL,       // a group of ncclSend and ncclRecv, as in llmc/cuda/comm.cu; blocks: at most so many, 0: as NCCL likes
     WAY_SYMMETRIC,  // ncclAlltoAll on a window of symmetric memory; moves the own slot too
     WAY_ENGINES,    // the same, with NCCL asked for copy engines in place of blocks
-    WAY_COPIES,     // fetched by copy engines out of memory that all ranks have opened: llmc/cuda/neighbours.h
-    WAY_COPIES_APART  // the same, with a stream for each peer
+    WAY_COPIES      // fetched by copy engines out of memory that all ranks have opened: llmc/cuda/neighbours.h
 } WayKind;
 
 typedef struct WayForm {

@@ -29,7 +29,7 @@ struct Way {
     Neighbours *neighbours;
 };
 
-static bool by_copies(const Way *way) { return way->form.kind == WAY_COPIES || way->form.kind == WAY_COPIES_APART; }
+static bool by_copies(const Way *way) { return way->form.kind == WAY_COPIES; }
 static bool symmetric(const Way *way) { return way->form.kind == WAY_SYMMETRIC || way->form.kind == WAY_ENGINES; }
 uint8_t *way_send(const Way *way) { return way->memory; }
 
@@ -108,7 +108,7 @@ static bool open_copies(Way *way, Error *err) {
     way->flags = way->memory ? device_alloc(way->device, COMM_FLAG_BYTES, "flags", err) : NULL;
     if (!launch_agree(way->comm, way->flags != NULL, err, NULL)) return false;
     CommPiece piece = {way->memory, way->bytes};
-    way->neighbours = neighbours_open(way->device, way->comm, way->form.kind == WAY_COPIES_APART);
+    way->neighbours = neighbours_open(way->device, way->comm);
     return neighbours_share(way->neighbours, way->flags, &piece, 1, err);
 }
 

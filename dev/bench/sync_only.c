@@ -185,7 +185,7 @@ static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int shar
     lab->timers = timers_create(bench->device, 2);
     lanes_open(&lab->lanes, bench->device, !lab->alone && topology->dp_size > 1 && !lab->zero.config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
     zero_start(&lab->zero, bench->device, lab->comm, bench->compute, &lab->lanes, lab->timers);
-    bool as_asked = lab->alone || !lab->zero.not_shared.code;
+    bool as_asked = lab->alone || !lab->zero.not_shared.code || lab->zero.config->node_exchange != NODE_EXCHANGE_COPIES;
     if (!as_asked) bench->error = lab->zero.not_shared;
     return agreed(bench, as_asked);
 }
@@ -286,7 +286,7 @@ static double plain_rate(Bench *bench, Comm *comm, CommScope scope, bool gather,
     return size > 1 ? 1e-6 * (double)slot * (size - 1) / ms[RUNS / 2] : 0.0;
 }
 
-// copies, which is the first arm's --node-exchange: inside a node also as copies; the better rate counts, and node_by tells which.
+// copies: unless the first arm's --node-exchange says no, inside a node also as copies; the better rate counts, and node_by tells which.
 static bool measure_plain(Bench *bench, const Topology *topology, bool copies) {
     Comm *comm = comm_create(bench->device, topology, bench->launch.world, &bench->error);
     void *send = comm ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
@@ -322,7 +322,7 @@ static bool run_arm(Bench *bench, const Arm *arm) {
     if (!agreed(bench, plan_arm(bench, &config, &topology, arm, &bench->error))) return false;
     if (config.emulate_nodes) emulate_nodes(&topology, &bench->launch);
     bool ok = agreed(bench, open_device(bench, &topology));
-    if (ok && !bench->plain_done) ok = measure_plain(bench, &topology, config.node_exchange == NODE_EXCHANGE_COPIES);
+    if (ok && !bench->plain_done) ok = measure_plain(bench, &topology, config.node_exchange != NODE_EXCHANGE_NCCL);
     bench->plain_done = true;
     if (ok && bench->repetitions) ok = measure(bench, &config, &topology, false, all) && measure(bench, &config, &topology, true, alone);
     Lab lab;

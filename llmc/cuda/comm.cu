@@ -69,7 +69,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
     // All ranks must see a disagreement, or those that do not would wait for the others.
     int agrees = node_size == t->per_node && rail_size == t->nodes && rank == t->dp_rank;
     MPI_Allreduce(MPI_IN_PLACE, &agrees, 1, MPI_INT, MPI_MIN, dp_group);
-    if (agrees && t->per_node > 1) comm->neighbours = neighbours_open(device, group[COMM_NODE], false);
+    if (agrees && t->per_node > 1) comm->neighbours = neighbours_open(device, group[COMM_NODE]);
     for (int s = 0; s < COMM_SCOPES; s++) {
         if (agrees) scope_create(comm, (CommScope)s, group[s]);
         MPI_Comm_free(&group[s]);

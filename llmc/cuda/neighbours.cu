@@ -39,9 +39,6 @@ struct Neighbours {
     Region region[COMM_PIECES];
     int regions;
     uint32_t meeting;                  // the last one's number
-    bool apart;
-    Stream *copy[MOST_NEIGHBOURS];     // apart: [i] fetches from the i-th rank after this one; 0 is none
-    Event *met, *copied[MOST_NEIGHBOURS];
 };
 
 static bool cuda_ok(cudaError_t status, const char *what, Error *err) {
@@ -197,37 +194,16 @@ static bool can_share(Neighbours *n, int pieces, Error *err) {
     return launch_agree(n->comm, ok, err, NULL);
 }
 
-Neighbours *neighbours_open(Device *device, MPI_Comm node, bool apart) {
+Neighbours *neighbours_open(Device *device, MPI_Comm node) {
     Neighbours *n = (Neighbours *)xcalloc(1, sizeof *n, "the node's ranks");
     n->device = device;
-    n->apart = apart;
     MPI_Comm_dup(node, &n->comm);
     MPI_Comm_rank(n->comm, &n->rank);
     MPI_Comm_size(n->comm, &n->size);
     return n;
 }
 
-static void open_streams(Neighbours *n) {
-    if (!n->apart) return;
-    n->met = event_create(n->device);
-    for (int i = 1; i < n->size; i++) {
-        n->copy[i] = stream_create_urgent(n->device, "copies");
-        n->copied[i] = event_create(n->device);
-    }
-}
-
-static void close_streams(Neighbours *n) {
-    if (!n->met) return;
-    for (int i = 1; i < n->size; i++) {
-        stream_destroy(n->copy[i]);
-        event_destroy(n->copied[i]);
-    }
-    event_destroy(n->met);
-    n->met = NULL;
-}
-
 static void let_go(Neighbours *n) {
-    close_streams(n);
     for (int i = 0; i < n->regions; i++) close_region(&n->region[i]);
     close_region(&n->flags);
     n->regions = 0;
@@ -249,8 +225,7 @@ bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pi
             n->regions += ok;
         }
         ok = ok && try_meeting(n, err);
-        if (ok) open_streams(n);
-        else let_go(n);
+        if (!ok) let_go(n);
     }
     heartbeat_waits(site, false);
     return ok;
@@ -290,22 +265,17 @@ static void meet_or_end(Neighbours *n, Stream *stream) {
 }
 
 // Out of each rank's memory that corresponds to `memory` here one slot comes into that rank's slot of `to`: this slot, or with -1 the rank's own. Each begins with its
-// successor, so that no GPU is read by several at once.
+// successor, so that no GPU is read by several at once. One stream: copies from several peers at the same time were slower alone and beside products.
 static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
     heartbeat_waits(device_site(n->device), true);  // a full queue holds the host until the other ranks come
     meet_or_end(n, stream);
-    if (n->apart) event_record(n->met, stream);
     for (int i = 1; i < n->size; i++) {
         int from = (n->rank + i) % n->size;
         const uint8_t *theirs = region->of[from] + place + (size_t)(slot < 0 ? from : slot) * bytes;
-        Stream *lane = n->apart ? n->copy[i] : stream;
-        if (n->apart) stream_wait(lane, n->met);
-        cuda_check(device_site(n->device), cudaMemcpyAsync(to + (size_t)from * bytes, theirs, bytes, cudaMemcpyDeviceToDevice, stream_handle(lane)), "copying from another GPU");
-        if (n->apart) event_record(n->copied[i], lane);
+        cuda_check(device_site(n->device), cudaMemcpyAsync(to + (size_t)from * bytes, theirs, bytes, cudaMemcpyDeviceToDevice, stream_handle(stream)), "copying from another GPU");
     }
-    for (int i = 1; n->apart && i < n->size; i++) stream_wait(stream, n->copied[i]);
     meet_or_end(n, stream);
     heartbeat_waits(device_site(n->device), false);
 }

@@ -1,6 +1,6 @@
 // Exchanges among the ranks of one node by the GPUs' copy engines, out of memory that the ranks have opened to each other (CUDA IPC). No multiprocessor works for
 // them, so the products of the layers beside them keep theirs: what NCCL's kernels take from products is measured by dev/bench/node_hop.cu. comm.cu uses this
-// for COMM_NODE where comm_share was asked for; nobody else does but that bench.
+// for COMM_NODE where comm_share was asked for and could be had; nobody else does but that bench.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
@@ -8,9 +8,8 @@ LLMC_BEGIN
 
 typedef struct Neighbours Neighbours;
 
-// Collective over node, at least two ranks with a GPU each. apart: copies from several peers go on at the same time, each on a stream of its own; otherwise one
-// after the other.
-Neighbours *neighbours_open(Device *device, MPI_Comm node, bool apart);
+// Collective over node, at least two ranks with a GPU each.
+Neighbours *neighbours_open(Device *device, MPI_Comm node);
 // Collective: lets go of what is still shared.
 void neighbours_close(Neighbours *neighbours);
 

@@ -46,10 +46,16 @@ larger=(--num-layers 4 --hidden-size 128)
 check "memory of one rank" total 1 "${larger[@]}"
 check "memory of a baseline, 2 x 2" total 4 "${larger[@]}" --gpus-per-node 2
 check "memory of SDP4Bit, 2 x 2" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}"
-copies() { # planned with its flags; CPU ranks say that they have no use for it
+copies() { # in the plan where the node's ranks may fetch messages, which is the default; CPU ranks have no use for it, and say so where it was asked for
     total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --node-exchange copies || return 1
     grep -q 'WARNING: --node-exchange copies has no effect: CPU ranks send everything through MPI' "$work/out" || { why="no warning"; return 1; }
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node 2 --node-exchange copies && grep -q "flags of the node's ranks  *2097152" "$work/out" || { why="no flags in the plan"; return 1; }
+    planned_flags 2 || { why="no flags in the plan"; return 1; }
+    if planned_flags 2 --node-exchange nccl || planned_flags 1; then why="flags without copies"; return 1; fi
+}
+planned_flags() { # RANKS_PER_NODE FLAGS...
+    local per_node=$1
+    shift
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node "$per_node" "$@" && grep -q "flags of the node's ranks  *2097152" "$work/out"
 }
 check "memory with copies inside a node" copies
 check "memory with a late start of quantisation" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --gradients-quantization-start-iteration 5
