@@ -139,12 +139,13 @@ resident() {
     for pid in $(job_pids "$1"); do files+=("/proc/$pid/status"); done
     [ ${#files[@]} = "$np" ] && awk '/^Rss(Anon|File)/ { sum += $2 } /^VmHWM/ { peak += $2 } END { print sum + 0, peak + 0 }' "${files[@]}" 2>/dev/null
 }
-# gpu_memory NAME: MiB that the ranks hold on all GPUs; by everyone, where the driver does not know them by the numbers that they have here.
+# gpu_memory NAME: MiB that the ranks hold on the GPUs that the jobs may use (CUDA_VISIBLE_DEVICES); by everyone, where the driver does not know them by the numbers that they have here.
 gpu_memory() {
-    local sum
+    local sum mine=()
     [ $gpu = 0 ] && return
-    sum=$(nvidia-smi --query-compute-apps=pid,used_gpu_memory --format=csv,noheader,nounits | awk -F ', ' -v pids=" $(job_pids "$1" | tr '\n' ' ')" 'index(pids, " " $1 " ") { sum += $2 } END { print sum + 0 }')
-    [ "$sum" -gt 0 ] || sum=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }')
+    [ -z "${CUDA_VISIBLE_DEVICES:-}" ] || mine=(-i "$CUDA_VISIBLE_DEVICES")
+    sum=$(nvidia-smi ${mine[@]+"${mine[@]}"} --query-compute-apps=pid,used_gpu_memory --format=csv,noheader,nounits | awk -F ', ' -v pids=" $(job_pids "$1" | tr '\n' ' ')" 'index(pids, " " $1 " ") { sum += $2 } END { print sum + 0 }')
+    [ "$sum" -gt 0 ] || sum=$(nvidia-smi ${mine[@]+"${mine[@]}"} --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }')
     echo "$sum"
 }
 # Until the time is over: looks at the memory of job NAME, and kills a rank of the disturbed job whenever that is due.
