@@ -95,7 +95,7 @@ void zero_masters_from_weights(Zero *zero) {
 //   ready[b]   compute -> first, traffic    a bucket's gradients are complete
 //   chunks     first -> node -> middle -> rail -> traffic, and back when a slot of the buffers has served: tlq_hs.c
 //   computed   compute -> traffic           the loss is complete; compute has then waited for every done[b] of the step before (each layer ran)
-//   judged     traffic -> compute           the loss may be cleared: the next step begins
+//   judged     traffic -> compute           the verdict may go to the host and the loss be cleared: the step is over
 //   shards     traffic -> rail -> node -> middle, and back when a gather buffer has served: qwd.c
 //   done[b]    middle -> compute            a bucket's weights are new and its gradients have served: its layers may run
 //   the last done, middle -> traffic        at the end of zero_update: what follows on traffic sees the new replica and every finding of the wire's checks
@@ -110,7 +110,7 @@ void zero_masters_from_weights(Zero *zero) {
 //   gather[s]   written by traffic after the slot's last apply, then by rail and node, read by middle.
 //   messages    of slot s: filled by first (middle), the own one straight into the receive buffer, after the slot's last sum on middle (traffic).
 //   masters, moments, leaves, piece_sums, records: traffic; on compute (norms, repairs, saves) only after every done[b] and before the next computed or ready.
-//   control     written by the verdict, on traffic after computed; read by AdamW on traffic and by the applies on middle before done[b].
+//   control     written by the verdict, on traffic after computed; read by AdamW on traffic, by the applies on middle before done[b], by compute after judged.
 //   loss_sum    compute; read by the verdict between computed and judged.
 //   wire fault  written by checks on middle and traffic (atomically); copied on traffic after the gradients' checks, which come before the chunks' final sums,
 //               and after the last done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
@@ -135,10 +135,7 @@ void zero_begin(Zero *zero, int64_t iteration) {
     zero->wire_check.exchange = 0;
     if (zero->copying) event_record(zero->staged, zero->copies);
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
-    timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
-    stream_wait(zero->compute, zero->judged);
-    timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
-    set_zero(zero->compute, zero->loss_sum, sizeof(float));
+    set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
 
 static void reduce_bucket(Zero *zero, int b) {
@@ -249,6 +246,16 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
 }
 
+// Compute waits for the verdict: what it waits is the gradients' exposed time, of this step's interval. It also takes the verdict to the host, for which the host
+// must work, so that traffic goes straight on to AdamW; compute waits for weights then anyway.
+static void send_verdict(Zero *zero, int slot) {
+    timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
+    stream_wait(zero->compute, zero->judged);
+    timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
+    copy_to_host(zero->compute, &zero->landed[slot], zero->control, sizeof(StepControl));
+    event_record(zero->landing[slot], zero->compute);
+}
+
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay) {
     int slot = (int)(zero->step % 2);
     timer_start(zero->timers, TIMER_OPTIMIZER, zero->traffic);
@@ -258,8 +265,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     judge(zero, lr_if_applied, lr_if_skipped);
     timer_stop(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->traffic);
     event_record(zero->judged, zero->traffic);
-    copy_to_host(zero->traffic, &zero->landed[slot], zero->control, sizeof(StepControl));
-    event_record(zero->landing[slot], zero->traffic);
+    send_verdict(zero, slot);
     if (zero->config->log_num_zeros_in_grad) count_zeros(zero);
     if (zero->copying && zero->copies != zero->traffic) stream_wait(zero->traffic, zero->staged);
     zero->copying = false;

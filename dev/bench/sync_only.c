@@ -118,9 +118,9 @@ static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *m
     event_record(marks->start, bench->compute);
     for (int unit = zero->plan.units - 1; unit >= 0 && !lab->alone; unit--) zero_grads_ready(zero, unit);
     event_record(marks->reduced, bench->compute);
-    zero_update(zero, 1e-4, 1e-4, 0.1);
-    zero_begin(zero, step + 1);  // the compute stream waits for the verdict
+    zero_update(zero, 1e-4, 1e-4, 0.1);  // at its end the compute stream waits for the verdict
     event_record(marks->judged, bench->compute);
+    zero_begin(zero, step + 1);
     zero_weights_wait_all(zero);
     event_record(marks->applied, bench->compute);
     event_synchronize(marks->applied);
