@@ -593,6 +593,18 @@ static void stages_overlap(void **state) {
     close_recording(&r);
 }
 
+// The host takes part in the verdict's way to it: AdamW does not wait for that. Nor does the next interval: compute has waited for the verdict when its step ends.
+static void the_verdict_is_read_beside_the_update(void **state) {
+    Recording r;
+    open_recording(&r, (Shape){2, 2, 3, true, false}, -1, -1);
+    run_steps(&r);
+    const Op *judged = find(&r, "judge", 0), *read = find(&r, "download", 0), *next = find(&r, "forward", 2 * UNITS);
+    assert_true(before(judged, read));
+    overlaps(&r, "download", 0, "AdamW", 0);
+    assert_true(before(read, next));
+    close_recording(&r);
+}
+
 // The copies of a checkpoint hold up neither layers nor reductions of the next step, only its update.
 static void a_save_overlaps_the_next_step(void **state) {
     for (int i = 0; i < SHAPES; i++) {
@@ -640,6 +652,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_two_uses_are_ordered),
         cmocka_unit_test(every_wait_is_needed),
         cmocka_unit_test(stages_overlap),
+        cmocka_unit_test(the_verdict_is_read_beside_the_update),
         cmocka_unit_test(a_save_overlaps_the_next_step),
         cmocka_unit_test(no_overlap_is_serial),
     };
