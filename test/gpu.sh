@@ -92,8 +92,10 @@ like_cpu() {
     echo "$what against the CPU, to the bit: $((lines - differ)) passed, $differ failed"
 }
 like_cpu kernels.txt "kernels"
-# Enough values that every worker of a large GPU treats several tiles.
+# Enough values that every worker of a large GPU treats several tiles: SDP4Bit in groups of 128, the paper's groups with every rounding stochastic, 4 bits on both
+# hops without Hadamard, bf16 gradients with weight differences.
 like_cpu kernels_large.txt "kernels on a large bucket" --case 0 --values 300000000
+for case in 1 5 16; do like_cpu kernels_large_$case.txt "kernels on a large bucket, configuration $case" --case $case --values 100000000; done
 
 # --- whole runs ------------------------------------------------------------------------------------------------------------------------
 model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 8
@@ -156,7 +158,7 @@ mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && mpi+=(-q)
 fits() {
     [ $(($1 * $2)) -le "$gpus" ] || { [ "$1" -gt 1 ] && [ $(($1 * $2)) -le $((4 * gpus)) ] && [ "$2" -le "$gpus" ] && [ $((gpus % $2)) -eq 0 ]; }
 }
-# trained NAME NODES PER_NODE FLAGS...: iteration, loss and norm of every step in $work/NAME; no replica was repaired.
+# trained NAME NODES PER_NODE FLAGS...: iteration, loss and norm of every step in $work/NAME; no replica was repaired, and rank 0 holds the memory that was planned.
 trained() {
     local name=$1 nodes=$2 per_node=$3 emulate=()
     shift 3
@@ -167,6 +169,7 @@ trained() {
         { not_ok "$name" "$(grep -m 1 '^error' "$work/log" || tail -n 1 "$work/log")"; return 1; }
     sed -n 's/^{"kind":"train","iteration":\([0-9]*\),.*"loss":\([^,}]*\)[,}].*"grad_norm":\([^,}]*\)[,}].*/\1 \2 \3/p' "$work/jsonl" >"$work/$name"
     if grep -q '"kind":"repair"' "$work/jsonl"; then not_ok "$name" "replicas differed: $(grep -m 1 WARNING "$work/log")"; return 1; fi
+    grep -qE '"kind":"memory".*"planned_bytes":([0-9]+),"allocated_bytes":\1,' "$work/jsonl" || { not_ok "$name" "memory is not as planned: $(grep -m 1 '"kind":"memory"' "$work/jsonl")"; return 1; }
 }
 # overlapped NAME NODES PER_NODE FLAGS...: with overlap every loss and norm is what it is when one thing happens after the other.
 overlapped() {
