@@ -102,6 +102,33 @@ END
 }
 check "synchronisation alone: times, bytes of every bucket and memory as planned" sync_alone
 
+# Ranks that are stopped, or stuck: 40 arms of 100 steps are more than they live to see. The plain collectives' line says that all have begun.
+sync_hangs() { # PATTERN of the error that ends the run; COMMAND...: what makes a rank hang once it runs
+    local pattern=$1 since tries=400 words=() i
+    shift
+    for ((i = 0; i < 40; i++)); do words+=(--arm "arm$i" "${paper[@]}"); done
+    rm -f "$work/hangs.jsonl"
+    timeout -k 5 60 "${launcher[@]}" -np 4 "$synchronise" --out "$work/hangs.jsonl" --repetitions 100 --plain-mb 1 "${common[@]}" --distributed-timeout-minutes 0.05 \
+        "${words[@]}" >"$work/out" 2>"$work/err" </dev/null &
+    job=$!
+    until grep -qs '"kind":"plain"' "$work/hangs.jsonl" || [ $((tries -= 1)) -eq 0 ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.05; done
+    since=$SECONDS
+    "$@" || return 1
+    job_ended hangs
+    error_names 7 "arm" $? || return 1
+    [ $((SECONDS - since)) -le 25 ] || { why="it took $((SECONDS - since)) s"; return 1; }
+    grep -qE "^error: .*$pattern" "$work/err" || say "not $pattern"
+}
+check "synchronisation alone: a rank that is stopped ends the run in time and is named" sync_hangs "rank 1 has shown no sign of life for .*last seen at arm[0-9]*\)" signal_rank STOP 1
+sync_stuck() { # NUMBER of the wait before which rank 2 stands still
+    export SDP4BIT_FAULT=stall:2:0:$1
+    sync_hangs "(rank 2 \(.* arm[0-9]*: no progress for|rank 2 is still busy .*arm)" true
+    local rc=$?
+    unset SDP4BIT_FAULT
+    return $rc
+}
+check "synchronisation alone: so does one that is stuck in a step" sync_stuck 900
+
 # --- the whole comparison ------------------------------------------------------------------------------------------------------------------------------
 cat >"$work/tiny.args" <<'END'
 --num-layers 4
