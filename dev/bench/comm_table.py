@@ -21,6 +21,7 @@ SUMS = "+sums"  # the same arm with --verify-wire
 ARMS = tuple(arm + sums for arm in ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit", "qw", "tlq") for sums in ("", SUMS))
 TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "qw": "qW", "tlq": "TLq", "tlq-hs": "TLq-HS", "ulq": "ULq", "sdp4bit": "SDP4Bit"}
 TITLES.update({arm + SUMS: title.replace(" gradients", "") + " + sums" for arm, title in TITLES.items()})
+INTERVALS = 2  # of a whole run: one to warm up, the one that counts
 # Bytes per value that travel with groups of 128 and, for weights, 2048: codes, and one fp32 scale per group.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
 
@@ -60,10 +61,10 @@ def last_run(path):
 
 
 def timers_of(path):
-    """(layers, {timer: ms per step of the slowest rank}) of a run's last interval."""
+    """(layers, {timer: ms per step of the slowest rank}) of a run's last interval; (0, {}) when it ended in the first, which warms up."""
     run = last_run(path)
     timers = [r["timing"] for r in run if r["kind"] == "timers"]
-    return (run[0]["arguments"]["num_layers"], {name: span[1] for name, span in timers[-1].items()}) if timers else (0, {})
+    return (run[0]["arguments"]["num_layers"], {name: span[1] for name, span in timers[-1].items()}) if len(timers) >= INTERVALS else (0, {})
 
 
 def one_rank(logs, model, rows):
@@ -118,7 +119,7 @@ def row_of(logs, model, rows, network, arm):
     folder = os.path.join(logs, "train", model, rows, network)
     run = last_run(os.path.join(folder, arm + ".jsonl"))
     intervals = [r for r in run if r["kind"] == "interval"]
-    if not intervals:
+    if len(intervals) < INTERVALS:  # the arm has not run to its end
         return None
     plain, synced = read_sync(logs, model, network)
     last, start = intervals[-1], run[0]

@@ -148,7 +148,12 @@ compare() { # WORDS...: comm.sh on CPU ranks, in the folder of the model card
     (cd "$work" && DEVICE=cpu timeout -k 5 120 "$root/dev/bench/comm.sh" --models tiny.args:2 --shape 2x2 --iters 1 --plain-mb 1 --flags "--ddp-bucket-size 50000" "$@") >"$work/out" 2>"$work/err" </dev/null
 }
 comparison() {
+    local at=$work/logs/train/tiny/2/logical  # with lines of an earlier run of two arms, of which one is run again
+    mkdir -p "$at"
+    printf '{"arm":"%s","loopback_bytes":-1}\n' sdp4bit sdp4bit+sums >"$at/loopback"
+    printf '{"kind":"start"}\n' >"$at/sdp4bit.jsonl"
     compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?"; return 1; }
+    [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback") $(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = "1 1 1" ] || { why="lines of an earlier run are left"; return 1; }
     compare --networks inside --arms "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?, second call"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys, xml.dom.minidom
