@@ -84,26 +84,48 @@ def compute_ms(one):
 
 # --- which arms fit -------------------------------------------------------------------------------------------------------------------------
 
+FULL = 1.0        # seconds that an interval of short steps lasts: the one before it, as long, brings a GPU near the clock that it keeps
+FULL_STEPS = 30   # at most, where --iters does not ask for more
+LONG = 3.0        # seconds beyond which an interval has fewer steps than --iters
+
+
+def fewest_steps(step, most):
+    """Of an interval, for steps of so many seconds."""
+    return max(1, min(most, round(LONG / step)))
+
+
+def full_steps(step, most):
+    return max(fewest_steps(step, most), min(FULL_STEPS, int(FULL / step)))
+
+
+def step_seconds(plain, buckets, computing):
+    """What a step takes at most, or nearly: nothing overlaps. computing: ms."""
+    sent = sum(b[hop] / (1e6 * plain[PLAIN[hop]]) for b in buckets for hop in HOPS if b[hop])
+    return (computing + 1.2 * sent) / 1e3
+
 
 def plan_steps(logs, model, rows, network, left, start, most, arms):
-    """Steps of each arm's interval (it runs two) within the time that is left, and the seconds they take; 0: left out."""
+    """Steps of each arm's interval (it runs two) within the time that is left, and the seconds they take; 0: left out. Intervals get longer than the fewest steps
+    take in what is left when every arm has those: no arm is left out for another's sake."""
     plain, synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0
-    chosen, spent = [], 0.0
+    chosen, seconds, spent = {}, {}, 0.0
     for arm in arms:
+        chosen[arm] = 0
         if arm not in synced or not plain:
-            chosen.append((arm, 0))
             continue
-        sent = sum(b[hop] / (1e6 * plain[PLAIN[hop]]) for b in synced[arm]["buckets"] for hop in HOPS if b[hop])
-        step = (computing + 1.2 * sent) / 1e3
-        steps = max(1, min(most, round(3 / step)))
-        seconds = start + 2 * steps * step
-        if spent + seconds > left:
-            steps = seconds = 0
-        chosen.append((arm, steps))
-        spent += seconds
-    return chosen, spent
+        seconds[arm] = step_seconds(plain, synced[arm]["buckets"], computing)
+        steps = fewest_steps(seconds[arm], most)
+        if spent + start + 2 * steps * seconds[arm] <= left:
+            chosen[arm] = steps
+            spent += start + 2 * steps * seconds[arm]
+    for arm in (a for a in arms if chosen[a]):
+        more = 2 * (full_steps(seconds[arm], most) - chosen[arm]) * seconds[arm]
+        if spent + more <= left:
+            chosen[arm] = full_steps(seconds[arm], most)
+            spent += more
+    return [(arm, chosen[arm]) for arm in arms], spent
 
 
 # --- the table of steps -----------------------------------------------------------------------------------------------------------------------
@@ -157,6 +179,15 @@ def read_rows(logs):
             if other:
                 r["over_" + baseline] = other["ms"] / r["ms"]
     return rows
+
+
+FEW_STEPS = 3
+
+
+def print_few_steps(rows):
+    few = ["%s %d %s %s (%d)" % (r["model"], r["micro_batch"], network_title(r["network"]), TITLES[r["arm"]], r["steps_measured"]) for r in rows if r["steps_measured"] < FEW_STEPS]
+    if few:
+        print("measured with fewer than %d steps (how many): %s" % (FEW_STEPS, "; ".join(few)))
 
 
 def cell(value, form):
@@ -330,6 +361,7 @@ def main():
         if not rows:
             sys.exit("error: no arm has run to its end; see above")
         print_rows(rows)
+        print_few_steps(rows)
         print_sums(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]), ("inside", r["inside_bytes"]))))
         print_memory(memory)
         write_json(sys.argv[3], "training steps by what travels, sequence and model of the cards, no dropout, made-up data", {"rows": rows, "memory": memory})
