@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whole training steps on several GPUs, arm by arm, inside one node and over networks of several speeds that are emulated on this machine; beside each the
-# best possible schedule (comm_bound.py) from layers' times and plain collectives' bandwidth of the same run. Prints a table of steps and one of memory, writes
-# JSON and a plot. --sync-only: synchronisation alone.
+# best possible schedule (comm_bound.py) from layers' times and plain collectives' bandwidth of the same run. Prints a table of steps and one of memory (the
+# plan, and what the trainer found taken), writes JSON and a plot. --sync-only: synchronisation alone.
 #
 #   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"] [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
 #                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--plain-mb 256]

@@ -238,6 +238,36 @@ def formula(arm, nodes, per_node):
     return always, 2 * INT4 if per_node == 1 else 2 * inner + INT4 / per_node
 
 
+def taken_by(path):
+    """(nodes, ranks per node, bytes) of a run's rank 0, from the trainer's line "memory" after its first interval; None without one. planned: activations and all;
+    taken: what the whole device had lost then, before: what it had before the run's plan was allocated, by the process's context and by the runs in it before.
+    On CPU ranks all is of the process, which keeps what earlier runs freed: only its first run's figures are its own."""
+    run = last_run(path)
+    found = next((r for r in run if r["kind"] == "memory"), None)
+    if not found:
+        return None
+    start, timing = run[0], found["timing"]
+    return start["nodes"], start["world_size"] // start["nodes"], {"planned_bytes": found["planned_bytes"], "allocated_bytes": found["allocated_bytes"],
+        "before_bytes": timing["taken_before_bytes"], "taken_bytes": timing["taken_bytes"], "beside_plan_bytes": timing["beside_plan_bytes"],
+        "planned_per_parameter": found["planned_bytes"] / start["parameters"], "taken_per_parameter": timing["taken_bytes"] / start["parameters"]}
+
+
+def measured_memory(logs, model, arm, nodes, per_node):
+    """What the runs of this arm on ranks of this shape took, the smallest micro-batch first."""
+    made = []
+    for batch in folders(os.path.join(logs, "train", model)):
+        for network in sorted(folders(os.path.join(logs, "train", model, batch)), key=network_order):
+            found = taken_by(os.path.join(logs, "train", model, batch, network, arm + ".jsonl"))
+            if found and found[:2] == (nodes, per_node):
+                made.append({"micro_batch": int(batch), "network": network, **found[2]})
+    return sorted(made, key=lambda m: m["micro_batch"])
+
+
+def largest_taken(measured):
+    """Of the smallest micro-batch, whose activations hide least; None without runs."""
+    return max((m for m in measured if m["micro_batch"] == measured[0]["micro_batch"]), key=lambda m: m["taken_bytes"]) if measured else None
+
+
 def memory_rows(logs):
     rows = []
     for model in folders(os.path.join(logs, "sync")):
@@ -251,7 +281,7 @@ def memory_rows(logs):
                 always, transient = formula(*shape)
                 per = {group: size / r["parameters"] for group, size in r["memory"].items()}
                 rows.append({"model": model, "arm": arm, "nodes": r["nodes"], "per_node": r["per_node"], "bytes_per_parameter": per, "sum": sum(per.values()),
-                             "release_always": always, "release_transient": transient})
+                             "release_always": always, "release_transient": transient, "measured": measured_memory(logs, model, *shape)})
     rows.sort(key=lambda r: (r["model"], r["nodes"], r["per_node"], ARMS.index(r["arm"])))
     return rows
 
@@ -259,16 +289,23 @@ def memory_rows(logs):
 def print_memory(rows):
     if not rows:
         return
-    print("\nmemory per GPU, bytes per parameter, activations left out\n%-6s %-7s %-15s %8s %10s %10s %14s %6s %8s | %8s %10s" %
-          ("model", "ranks", "arm", "weights", "gradients", "optimizer", "communication", "norm", "sum", "formula", "transient"))
+    print("\nmemory per GPU, bytes per parameter, activations left out but for the last two columns\n%-6s %-7s %-15s %8s %10s %10s %14s %6s %8s | %8s %10s | %5s %8s %8s" %
+          ("model", "ranks", "arm", "weights", "gradients", "optimizer", "communication", "norm", "sum", "formula", "transient", "batch", "planned", "taken"))
     for r in rows:
         per = r["bytes_per_parameter"]
         get = lambda group: per.get(group, 0.0)
-        print("%-6s %-7s %-15s %8.3f %10.3f %10.3f %14.3f %6.3f %8.3f | %8.3f %10.3f" %
+        most = largest_taken(r["measured"]) or {}
+        print("%-6s %-7s %-15s %8.3f %10.3f %10.3f %14.3f %6.3f %8.3f | %8.3f %10.3f | %5s %8s %8s" %
               (r["model"], "%dx%d" % (r["nodes"], r["per_node"]), TITLES[r["arm"]], get("weights"), get("gradients"), get("optimizer state"), get("communication"),
-               get("norm and verdict"), r["sum"], r["release_always"], r["release_transient"]))
+               get("norm and verdict"), r["sum"], r["release_always"], r["release_transient"], cell(most.get("micro_batch"), "d"), cell(most.get("planned_per_parameter"), ".3f"),
+               cell(most.get("taken_per_parameter"), ".3f")))
     print("formula: 2 (bf16 weights) + 4 (fp32 gradients) + 12 / ranks (master, moments) + %.3f with 4-bit weights (receive buffer), as in the official release; transient: "
           "its buffers of an exchange of the whole shard, 2 x bytes per value of the first hop + those of the second / ranks per node. Ours hold the largest bucket's" % INT4_WEIGHT)
+    if any(r["measured"] for r in rows):
+        before = [m["before_bytes"] for r in rows for m in r["measured"]]
+        print("planned, taken: of training with this micro-batch: sum and activations; what the device had lost after the first interval, with its context, libraries, NCCL and "
+              "activations. Arms follow each other in one process: before their plans %.0f to %.0f MiB were taken, what earlier arms had loaded or left included" %
+              (min(before) / 2**20, max(before) / 2**20))
 
 
 # --- synchronisation alone ----------------------------------------------------------------------------------------------------------------------

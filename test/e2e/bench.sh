@@ -176,11 +176,17 @@ sdp = memory[2, "sdp4bit"]
 # 2 + 4 + 12/4 + int4 codes and a scale per 2048; twice int8 codes with a scale per 128, and int4 ones over two ranks.
 if abs(sdp["release_always"] - (9 + 0.5 + 4 / 2048)) > 1e-9 or abs(sdp["release_transient"] - (2 * (1 + 4 / 128) + (0.5 + 4 / 128) / 2)) > 1e-9 or not sdp["sum"] > 9:
     sys.exit(f"memory {sdp}")
+for shape in (2, "sdp4bit"), (2, "bf16"), (1, "fp32"):
+    for m in memory[shape]["measured"]:
+        if not (m["micro_batch"] == 2 and m["taken_bytes"] > m["allocated_bytes"] >= m["planned_bytes"] > 0 and m["taken_per_parameter"] > m["planned_per_parameter"] > memory[shape]["sum"]):
+            sys.exit(f"memory taken {shape}: {m}")
+    if len(memory[shape]["measured"]) != 1:
+        sys.exit(f"memory taken {shape}: not of one run")
 xml.dom.minidom.parse(sys.argv[1] + "/comm.svg")
 END
 ) || return 1
     grep -q '^tiny  *2  nodes in name only  *SDP4Bit ' "$work/out" || grep -q '^tiny  *2 nodes in name only  *SDP4Bit ' "$work/out" || { why="no row of SDP4Bit in the table"; return 1; }
-    grep -q '^tiny  *2x2  *SDP4Bit ' "$work/out" || { why="no row of SDP4Bit in the table of memory"; return 1; }
+    grep -q '^tiny  *2x2  *SDP4Bit .*| *2  *[0-9.]*  *[0-9.]*$' "$work/out" || { why="no row of SDP4Bit in the table of memory"; return 1; }
 }
 check "comm.sh: table, JSON and plot, of two calls together" comparison
 # The same with the programs of CPU ranks in the place of the GPU's, in a network namespace whose loopback nobody else uses: 4 pretended GPUs as 2 nodes.

@@ -79,5 +79,27 @@ same("an arm that ended while it warmed up has no row, whatever ran before", [(r
 same("few steps are named", printed(table.print_few_steps, rows), "measured with fewer than 3 steps (how many): m 1 one node fp32 gradients (2)\n")
 write(at + "fp32.jsonl", start(), interval(9.0), interval(7.0, 3))
 same("three are enough", printed(table.print_few_steps, table.read_rows(logs)), "")
+
+# --- memory ---
+def memory(planned, before, taken):
+    return {"kind": "memory", "iteration": 4, "planned_bytes": planned, "allocated_bytes": planned, "timing": {"free_before_bytes": 1 << 30, "taken_before_bytes": before,
+            "taken_bytes": taken, "beside_plan_bytes": taken - before - planned}}
+
+
+def taken(arm):
+    row = next(r for r in table.memory_rows(logs) if r["arm"] == arm)
+    most = table.largest_taken(row["measured"])
+    return row["sum"], most and (most["micro_batch"], most["planned_per_parameter"], most["taken_per_parameter"], most["before_bytes"], most["beside_plan_bytes"])
+
+
+same("memory of an arm that did not train", taken("bf16"), (6.0, None))
+write(at + "fp32.jsonl", start(), interval(9.0), memory(1000, 1, 2), interval(7.0), start(), interval(9.0), memory(9000, 3 << 20, 20000), interval(7.0))
+write("train/m/8/inside/fp32.jsonl", start(), interval(9.0), memory(19000, 1 << 20, 90000))
+write("train/m/1/logical/fp32.jsonl", start(nodes=2), interval(9.0), memory(9000, 1 << 20, 99000))
+same("memory taken: the newest run of the smallest micro-batch, of this shape", taken("fp32"), (6.0, (1, 9.0, 20.0, 3 << 20, 20000 - 9000 - (3 << 20))))
+same("every run's in the file", [(m["micro_batch"], m["network"], m["taken_bytes"]) for m in table.memory_rows(logs)[0]["measured"]], [(1, "inside", 20000), (8, "inside", 90000)])
+shown = printed(table.print_memory, table.memory_rows(logs))
+same("memory in the table", [line.split("|")[-1].split() for line in shown.splitlines() if line.startswith("m ")], [["1", "9.000", "20.000"], ["-", "-", "-"]])
+same("what was taken before", "before their plans 1 to 3 MiB were taken" in shown, True)
 raise SystemExit(failures > 0)
 END
