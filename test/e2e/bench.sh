@@ -197,7 +197,7 @@ networks_in_turn() {
     ln -sf "$synchronise" "$folder/build/dev/bench/sync_only"
     printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$folder/bin/nvidia-smi"
     chmod +x "$folder/bin/nvidia-smi"
-    (cd "$work" && PATH=$folder/bin:$PATH BUILD=$folder/build timeout -k 5 120 unshare -n -m bash -c "mount -t sysfs sysfs /sys && ip link set lo up && '$root/dev/bench/comm.sh' --models tiny.args:1 \
+    (cd "$work" && PATH=$folder/bin:$PATH BUILD=$folder/build timeout -k 5 120 unshare -n -m bash -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && '$root/dev/bench/comm.sh' --models tiny.args:1 \
         --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --out comm3.json && tc qdisc show dev lo") >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" && ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
@@ -210,7 +210,7 @@ if not all(0 <= r["loopback_ratio"] < 1 for r in rows):  # CPU ranks send nothin
 END
 )
 }
-if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && ip link set lo up' 2>/dev/null; then
+if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' 2>/dev/null; then
     skip "comm.sh: networks of several speeds" "tc, ip or the right to make a network namespace is missing"
 else
     check "comm.sh: networks of several speeds" networks_in_turn
