@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whole training steps on several GPUs, arm by arm, inside one node and over networks of several speeds that are emulated on this machine; beside each the
-# best possible schedule (comm_bound.py) from layers' times and plain collectives' bandwidth of the same run. Prints a table of steps and one of memory, writes
-# JSON and a plot. --sync-only: synchronisation alone.
+# best possible schedule (comm_bound.py) from layers' times and plain collectives' bandwidth of the same run. Prints a table of steps and one of memory (the
+# plan, and what the trainer found taken), writes JSON and a plot. --sync-only: synchronisation alone.
 #
 #   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"] [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
 #                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--plain-mb 256]
@@ -14,12 +14,13 @@
 #   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw. NAME+sums: the same with --verify-wire; beside
 #              NAME, a line says what the checksums cost: dev/bench/comm.sh --networks inside --models 1.3b:8 --arms "sdp4bit sdp4bit+sums" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
-#   iters      steps measured, after as many to warm up; fewer where steps take long
+#   iters      steps measured, after as many to warm up [4]: at least, where steps are short and about a second holds more (up to 30); fewer where steps take
+#              longer than 3 s in all. A line below the table names what was measured with fewer than 3
 #   time-limit seconds: arms that would not fit what is left are named and left out
 #   flags      more flags of the trainer, for every arm
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
 #   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
-#              layers' times are taken from there too
+#              layers' times are taken from there too. An arm that is run again loses its old row, whatever becomes of the new run
 #
 # TCP's congestion control is this machine's; the results here are of cubic (sysctl net.ipv4.tcp_congestion_control).
 #
@@ -200,9 +201,19 @@ compute_alone() {
     fi
 }
 
+# forget FOLDER ARM...: what earlier runs of these arms left there. Their bytes on the loopback must not be taken for those of a run that has none.
+forget() {
+    local at=$1 name
+    shift
+    for name in "$@"; do
+        rm -f "$at/$name.jsonl"
+        [ ! -e "$at/loopback" ] || sed -i "/^{\"arm\":\"$name\",/d" "$at/loopback"
+    done
+}
+
 # train MODEL NETWORK: all arms that fit into the time.
 train() {
-    local name steps words=() count=0 planned=0 before=$SECONDS at
+    local name steps words=() names=() count=0 planned=0 before=$SECONDS at
     at=$logs/train/$(name_of "$1")/${1##*:}/$2
     network_flags "$2"
     model_flags "$1" $ranks 1
@@ -216,11 +227,13 @@ train() {
         else
             arm_flags "$name"
             words+=(--arm "$name" ${arm[@]+"${arm[@]}"} --log-interval "$steps" --exit-interval $((2 * steps)) --log-jsonl "$at/$name.jsonl")
+            names+=("$name")
             count=$((count + 1))
         fi
     done <"$folder/steps"
     [ $count -gt 0 ] || return 0
     mkdir -p "$at"
+    forget "$at" "${names[@]}"
     say "$SECONDS s: $1, $2, $count arms, about $planned s" >&2
     started in_time $(($(left) + 30)) $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" "${words[@]}" || say "warning: not every arm of $1, $2 ran to its end" >&2
     # What an arm's start takes is learned from the last ones.

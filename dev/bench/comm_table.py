@@ -21,6 +21,7 @@ SUMS = "+sums"  # the same arm with --verify-wire
 ARMS = tuple(arm + sums for arm in ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit", "qw", "tlq") for sums in ("", SUMS))
 TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "qw": "qW", "tlq": "TLq", "tlq-hs": "TLq-HS", "ulq": "ULq", "sdp4bit": "SDP4Bit"}
 TITLES.update({arm + SUMS: title.replace(" gradients", "") + " + sums" for arm, title in TITLES.items()})
+INTERVALS = 2  # of a whole run: one to warm up, the one that counts
 # Bytes per value that travel with groups of 128 and, for weights, 2048: codes, and one fp32 scale per group.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
 
@@ -60,10 +61,10 @@ def last_run(path):
 
 
 def timers_of(path):
-    """(layers, {timer: ms per step of the slowest rank}) of a run's last interval."""
+    """(layers, {timer: ms per step of the slowest rank}) of a run's last interval; (0, {}) when it ended in the first, which warms up."""
     run = last_run(path)
     timers = [r["timing"] for r in run if r["kind"] == "timers"]
-    return (run[0]["arguments"]["num_layers"], {name: span[1] for name, span in timers[-1].items()}) if timers else (0, {})
+    return (run[0]["arguments"]["num_layers"], {name: span[1] for name, span in timers[-1].items()}) if len(timers) >= INTERVALS else (0, {})
 
 
 def one_rank(logs, model, rows):
@@ -83,26 +84,48 @@ def compute_ms(one):
 
 # --- which arms fit -------------------------------------------------------------------------------------------------------------------------
 
+FULL = 1.0        # seconds that an interval of short steps lasts: the one before it, as long, brings a GPU near the clock that it keeps
+FULL_STEPS = 30   # at most, where --iters does not ask for more
+LONG = 3.0        # seconds beyond which an interval has fewer steps than --iters
+
+
+def fewest_steps(step, most):
+    """Of an interval, for steps of so many seconds."""
+    return max(1, min(most, round(LONG / step)))
+
+
+def full_steps(step, most):
+    return max(fewest_steps(step, most), min(FULL_STEPS, int(FULL / step)))
+
+
+def step_seconds(plain, buckets, computing):
+    """What a step takes at most, or nearly: nothing overlaps. computing: ms."""
+    sent = sum(b[hop] / (1e6 * plain[PLAIN[hop]]) for b in buckets for hop in HOPS if b[hop])
+    return (computing + 1.2 * sent) / 1e3
+
 
 def plan_steps(logs, model, rows, network, left, start, most, arms):
-    """Steps of each arm's interval (it runs two) within the time that is left, and the seconds they take; 0: left out."""
+    """Steps of each arm's interval (it runs two) within the time that is left, and the seconds they take; 0: left out. Intervals get longer than the fewest steps
+    take in what is left when every arm has those: no arm is left out for another's sake."""
     plain, synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0
-    chosen, spent = [], 0.0
+    chosen, seconds, spent = {}, {}, 0.0
     for arm in arms:
+        chosen[arm] = 0
         if arm not in synced or not plain:
-            chosen.append((arm, 0))
             continue
-        sent = sum(b[hop] / (1e6 * plain[PLAIN[hop]]) for b in synced[arm]["buckets"] for hop in HOPS if b[hop])
-        step = (computing + 1.2 * sent) / 1e3
-        steps = max(1, min(most, round(3 / step)))
-        seconds = start + 2 * steps * step
-        if spent + seconds > left:
-            steps = seconds = 0
-        chosen.append((arm, steps))
-        spent += seconds
-    return chosen, spent
+        seconds[arm] = step_seconds(plain, synced[arm]["buckets"], computing)
+        steps = fewest_steps(seconds[arm], most)
+        if spent + start + 2 * steps * seconds[arm] <= left:
+            chosen[arm] = steps
+            spent += start + 2 * steps * seconds[arm]
+    for arm in (a for a in arms if chosen[a]):
+        more = 2 * (full_steps(seconds[arm], most) - chosen[arm]) * seconds[arm]
+        if spent + more <= left:
+            chosen[arm] = full_steps(seconds[arm], most)
+            spent += more
+    return [(arm, chosen[arm]) for arm in arms], spent
 
 
 # --- the table of steps -----------------------------------------------------------------------------------------------------------------------
@@ -118,7 +141,7 @@ def row_of(logs, model, rows, network, arm):
     folder = os.path.join(logs, "train", model, rows, network)
     run = last_run(os.path.join(folder, arm + ".jsonl"))
     intervals = [r for r in run if r["kind"] == "interval"]
-    if not intervals:
+    if len(intervals) < INTERVALS:  # the arm has not run to its end
         return None
     plain, synced = read_sync(logs, model, network)
     last, start = intervals[-1], run[0]
@@ -156,6 +179,15 @@ def read_rows(logs):
             if other:
                 r["over_" + baseline] = other["ms"] / r["ms"]
     return rows
+
+
+FEW_STEPS = 3
+
+
+def print_few_steps(rows):
+    few = ["%s %d %s %s (%d)" % (r["model"], r["micro_batch"], network_title(r["network"]), TITLES[r["arm"]], r["steps_measured"]) for r in rows if r["steps_measured"] < FEW_STEPS]
+    if few:
+        print("measured with fewer than %d steps (how many): %s" % (FEW_STEPS, "; ".join(few)))
 
 
 def cell(value, form):
@@ -206,6 +238,36 @@ def formula(arm, nodes, per_node):
     return always, 2 * INT4 if per_node == 1 else 2 * inner + INT4 / per_node
 
 
+def taken_by(path):
+    """(nodes, ranks per node, bytes) of a run's rank 0, from the trainer's line "memory" after its first interval; None without one. planned: activations and all;
+    taken: what the whole device had lost then, before: what it had before the run's plan was allocated, by the process's context and by the runs in it before.
+    On CPU ranks all is of the process, which keeps what earlier runs freed: only its first run's figures are its own."""
+    run = last_run(path)
+    found = next((r for r in run if r["kind"] == "memory"), None)
+    if not found:
+        return None
+    start, timing = run[0], found["timing"]
+    return start["nodes"], start["world_size"] // start["nodes"], {"planned_bytes": found["planned_bytes"], "allocated_bytes": found["allocated_bytes"],
+        "before_bytes": timing["taken_before_bytes"], "taken_bytes": timing["taken_bytes"], "beside_plan_bytes": timing["beside_plan_bytes"],
+        "planned_per_parameter": found["planned_bytes"] / start["parameters"], "taken_per_parameter": timing["taken_bytes"] / start["parameters"]}
+
+
+def measured_memory(logs, model, arm, nodes, per_node):
+    """What the runs of this arm on ranks of this shape took, the smallest micro-batch first."""
+    made = []
+    for batch in folders(os.path.join(logs, "train", model)):
+        for network in sorted(folders(os.path.join(logs, "train", model, batch)), key=network_order):
+            found = taken_by(os.path.join(logs, "train", model, batch, network, arm + ".jsonl"))
+            if found and found[:2] == (nodes, per_node):
+                made.append({"micro_batch": int(batch), "network": network, **found[2]})
+    return sorted(made, key=lambda m: m["micro_batch"])
+
+
+def largest_taken(measured):
+    """Of the smallest micro-batch, whose activations hide least; None without runs."""
+    return max((m for m in measured if m["micro_batch"] == measured[0]["micro_batch"]), key=lambda m: m["taken_bytes"]) if measured else None
+
+
 def memory_rows(logs):
     rows = []
     for model in folders(os.path.join(logs, "sync")):
@@ -219,7 +281,7 @@ def memory_rows(logs):
                 always, transient = formula(*shape)
                 per = {group: size / r["parameters"] for group, size in r["memory"].items()}
                 rows.append({"model": model, "arm": arm, "nodes": r["nodes"], "per_node": r["per_node"], "bytes_per_parameter": per, "sum": sum(per.values()),
-                             "release_always": always, "release_transient": transient})
+                             "release_always": always, "release_transient": transient, "measured": measured_memory(logs, model, *shape)})
     rows.sort(key=lambda r: (r["model"], r["nodes"], r["per_node"], ARMS.index(r["arm"])))
     return rows
 
@@ -227,16 +289,23 @@ def memory_rows(logs):
 def print_memory(rows):
     if not rows:
         return
-    print("\nmemory per GPU, bytes per parameter, activations left out\n%-6s %-7s %-15s %8s %10s %10s %14s %6s %8s | %8s %10s" %
-          ("model", "ranks", "arm", "weights", "gradients", "optimizer", "communication", "norm", "sum", "formula", "transient"))
+    print("\nmemory per GPU, bytes per parameter, activations left out but for the last two columns\n%-6s %-7s %-15s %8s %10s %10s %14s %6s %8s | %8s %10s | %5s %8s %8s" %
+          ("model", "ranks", "arm", "weights", "gradients", "optimizer", "communication", "norm", "sum", "formula", "transient", "batch", "planned", "taken"))
     for r in rows:
         per = r["bytes_per_parameter"]
         get = lambda group: per.get(group, 0.0)
-        print("%-6s %-7s %-15s %8.3f %10.3f %10.3f %14.3f %6.3f %8.3f | %8.3f %10.3f" %
+        most = largest_taken(r["measured"]) or {}
+        print("%-6s %-7s %-15s %8.3f %10.3f %10.3f %14.3f %6.3f %8.3f | %8.3f %10.3f | %5s %8s %8s" %
               (r["model"], "%dx%d" % (r["nodes"], r["per_node"]), TITLES[r["arm"]], get("weights"), get("gradients"), get("optimizer state"), get("communication"),
-               get("norm and verdict"), r["sum"], r["release_always"], r["release_transient"]))
+               get("norm and verdict"), r["sum"], r["release_always"], r["release_transient"], cell(most.get("micro_batch"), "d"), cell(most.get("planned_per_parameter"), ".3f"),
+               cell(most.get("taken_per_parameter"), ".3f")))
     print("formula: 2 (bf16 weights) + 4 (fp32 gradients) + 12 / ranks (master, moments) + %.3f with 4-bit weights (receive buffer), as in the official release; transient: "
           "its buffers of an exchange of the whole shard, 2 x bytes per value of the first hop + those of the second / ranks per node. Ours hold the largest bucket's" % INT4_WEIGHT)
+    if any(r["measured"] for r in rows):
+        before = [m["before_bytes"] for r in rows for m in r["measured"]]
+        print("planned, taken: of training with this micro-batch: sum and activations; what the device had lost after the first interval, with its context, libraries, NCCL and "
+              "activations. Arms follow each other in one process: before their plans %.0f to %.0f MiB were taken, what earlier arms had loaded or left included" %
+              (min(before) / 2**20, max(before) / 2**20))
 
 
 # --- synchronisation alone ----------------------------------------------------------------------------------------------------------------------
@@ -329,6 +398,7 @@ def main():
         if not rows:
             sys.exit("error: no arm has run to its end; see above")
         print_rows(rows)
+        print_few_steps(rows)
         print_sums(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]), ("inside", r["inside_bytes"]))))
         print_memory(memory)
         write_json(sys.argv[3], "training steps by what travels, sequence and model of the cards, no dropout, made-up data", {"rows": rows, "memory": memory})

@@ -9,12 +9,14 @@
 //   adamw       AdamW with its quantisation alone: an update of the same layout with a communicator of one rank, where gathers do nothing
 //   apply       what else that update takes: dequantisation and sum into the replica, without a network
 // and memory by purpose, and what each bucket sends. The first line has the plain collectives' GB/s sent by each rank. With --repetitions 0 nothing is timed.
+// A rank that hangs ends the run and is named, after the first arm's --distributed-timeout-minutes.
 #include <math.h>
 #include <stdio.h>
 
 #include "dev/bench/arms.h"
 #include "llmc/arena.h"
 #include "llmc/emulate.h"
+#include "llmc/heartbeat.h"
 #include "llmc/launch.h"
 #include "llmc/version.h"
 #include "train_gpt.h"
@@ -33,6 +35,8 @@ typedef struct Bench {
     Stream *compute, *traffic;  // traffic: of the plain collectives
     float *pattern;        // (PATTERN) on the device: random gradients
     bool plain_done;
+    bool watched;          // the heartbeat has been asked for; without shared memory or threads there is none
+    double limit;          // seconds that a wait for other ranks may take; 0 until then: for ever
 } Bench;
 
 // One step's state: a layout with its memory.
@@ -45,19 +49,44 @@ typedef struct Lab {
     Comm *comm;
 } Lab;
 
+// All ranks, and how long one waits for the others.
+static Peers everyone(const Bench *bench) {
+    Peers peers = {bench->launch.world, bench->limit, &bench->site};
+    return peers;
+}
+
 static bool agreed(Bench *bench, bool ok) {
     int who = 0;
-    if (launch_agree(bench->launch.world, ok, &bench->error, &who)) return true;
+    Peers peers = everyone(bench);
+    if (peers_agree(&peers, ok, &bench->error, &who)) return true;
     if (bench->launch.rank == who) error_print(&bench->site, bench->error.what);
     return false;
+}
+
+// ms (count) of the slowest rank, on every rank.
+static void slowest(const Bench *bench, double *ms, int count) {
+    Peers peers = everyone(bench);
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, ms, count, MPI_DOUBLE, MPI_MAX, bench->launch.world, &request);
+    peers_wait(&peers, &request);
+}
+
+// From the first arm on a rank that hangs is named, within that arm's --distributed-timeout-minutes. As in the trainer later ranks wait a little longer, so that
+// the first one speaks.
+static void watch_ranks(Bench *bench, const Config *config, const Topology *topology) {
+    double limit = 60.0 * config->distributed_timeout_minutes;
+    if (bench->watched) return;
+    bench->watched = true;
+    bench->site.node = topology->node;
+    bench->site.gpu = topology->device;
+    bench->limit = limit + fmin(2.0 * bench->launch.rank, 60.0);
+    heartbeat_open(&bench->site, bench->launch.host, bench->launch.size, limit);
 }
 
 // --- the device and what it is filled with -------------------------------------------------------------------------------------------
 
 static bool open_device(Bench *bench, const Topology *topology) {
     if (bench->device) return true;
-    bench->site.node = topology->node;
-    bench->site.gpu = topology->device;
     bench->device = device_open(topology->device, &bench->site, &bench->error);
     if (!bench->device) return false;
     bench->compute = stream_create(bench->device, "compute");
@@ -102,7 +131,8 @@ static void meet(const Bench *bench, const Lanes *lanes) {
     stream_synchronize(bench->compute);
     stream_synchronize(bench->traffic);
     if (lanes) lanes_synchronize(lanes);
-    MPI_Barrier(bench->launch.world);
+    Peers peers = everyone(bench);
+    peers_meet(&peers);
 }
 
 typedef struct Marks {
@@ -144,7 +174,7 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     for (int i = -1; i < bench->repetitions; i++) {
         step_once(bench, lab, i + 2, &marks, one);
         applied = applied && zero_verdict(&lab->zero, 1).applied;
-        MPI_Allreduce(MPI_IN_PLACE, one, FIGURES, MPI_DOUBLE, MPI_MAX, bench->launch.world);
+        slowest(bench, one, FIGURES);
         for (int f = 0; f < FIGURES && i >= 0; f++) ms[f][i] = one[f];
     }
     for (int f = 0; f < FIGURES; f++) {
@@ -182,6 +212,7 @@ static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Topolog
 static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int sharers, MPI_Comm group) {
     lab->comm = comm_create(bench->device, topology, group, &bench->error);
     if (!agreed(bench, lab->comm && arena_allocate(&lab->arena, bench->device, sharers, &bench->error))) return false;
+    comm_set_timeout(lab->comm, bench->limit);
     lab->timers = timers_create(bench->device, 2);
     lanes_open(&lab->lanes, bench->device, !lab->alone && topology->dp_size > 1 && !lab->zero.config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
     zero_start(&lab->zero, bench->device, lab->comm, bench->compute, &lab->lanes, lab->timers);
@@ -277,7 +308,7 @@ static double plain_rate(Bench *bench, Comm *comm, CommScope scope, bool gather,
         event_record(stop, bench->traffic);
         event_synchronize(stop);
         double one = event_elapsed_ms(start, stop);
-        MPI_Allreduce(MPI_IN_PLACE, &one, 1, MPI_DOUBLE, MPI_MAX, bench->launch.world);
+        slowest(bench, &one, 1);
         if (i >= 0) ms[i] = one;
     }
     event_destroy(start);
@@ -293,6 +324,7 @@ static bool measure_plain(Bench *bench, const Topology *topology, bool copies) {
     void *receive = send ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
     void *flags = receive ? device_alloc(bench->device, COMM_FLAG_BYTES, "flags", &bench->error) : NULL;
     bool ok = agreed(bench, flags != NULL);
+    if (ok) comm_set_timeout(comm, bench->limit);
     double rate[4] = {0, 0, 0, 0};
     for (int i = 0; ok && i < 4; i++) rate[i] = plain_rate(bench, comm, i % 2 ? COMM_RAIL : COMM_NODE, i >= 2, send, receive);
     CommPiece piece[] = {{send, (size_t)bench->plain_bytes}, {receive, (size_t)bench->plain_bytes}};
@@ -320,6 +352,8 @@ static bool run_arm(Bench *bench, const Arm *arm) {
     Topology topology;
     double all[FIGURES] = {0, 0, 0}, alone[FIGURES] = {0, 0, 0};
     if (!agreed(bench, plan_arm(bench, &config, &topology, arm, &bench->error))) return false;
+    bench->site.phase = arm->name;
+    watch_ranks(bench, &config, &topology);
     if (config.emulate_nodes) emulate_nodes(&topology, &bench->launch);
     bool ok = agreed(bench, open_device(bench, &topology));
     if (ok && !bench->plain_done) ok = measure_plain(bench, &topology, config.node_exchange != NODE_EXCHANGE_NCCL);
@@ -365,6 +399,7 @@ int main(int argc, char **argv) {
     bool ok = agreed(&bench, read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error));
     for (int i = 0; ok && i < arms.count; i++) ok = run_arm(&bench, &arms.arm[i]);
     close_device(&bench);
+    heartbeat_close(&bench.site);
     arms_free(&arms);
     if (bench.out && bench.out != stdout && fclose(bench.out)) ok = error_set(&bench.error, EXIT_ENVIRONMENT, "the figures could not be written; see whether the disk is full");
     launch_finalize(&bench.launch);

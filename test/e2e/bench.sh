@@ -102,6 +102,33 @@ END
 }
 check "synchronisation alone: times, bytes of every bucket and memory as planned" sync_alone
 
+# Ranks that are stopped, or stuck: 40 arms of 100 steps are more than they live to see. The plain collectives' line says that all have begun.
+sync_hangs() { # PATTERN of the error that ends the run; COMMAND...: what makes a rank hang once it runs
+    local pattern=$1 since tries=400 words=() i
+    shift
+    for ((i = 0; i < 40; i++)); do words+=(--arm "arm$i" "${paper[@]}"); done
+    rm -f "$work/hangs.jsonl"
+    timeout -k 5 60 "${launcher[@]}" -np 4 "$synchronise" --out "$work/hangs.jsonl" --repetitions 100 --plain-mb 1 "${common[@]}" --distributed-timeout-minutes 0.05 \
+        "${words[@]}" >"$work/out" 2>"$work/err" </dev/null &
+    job=$!
+    until grep -qs '"kind":"plain"' "$work/hangs.jsonl" || [ $((tries -= 1)) -eq 0 ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.05; done
+    since=$SECONDS
+    "$@" || return 1
+    job_ended hangs
+    error_names 7 "arm" $? || return 1
+    [ $((SECONDS - since)) -le 25 ] || { why="it took $((SECONDS - since)) s"; return 1; }
+    grep -qE "^error: .*$pattern" "$work/err" || say "not $pattern"
+}
+check "synchronisation alone: a rank that is stopped ends the run in time and is named" sync_hangs "rank 1 has shown no sign of life for .*last seen at arm[0-9]*\)" signal_rank STOP 1
+sync_stuck() { # NUMBER of the wait before which rank 2 stands still
+    export SDP4BIT_FAULT=stall:2:0:$1
+    sync_hangs "(rank 2 \(.* arm[0-9]*: no progress for|rank 2 is still busy .*arm)" true
+    local rc=$?
+    unset SDP4BIT_FAULT
+    return $rc
+}
+check "synchronisation alone: so does one that is stuck in a step" sync_stuck 900
+
 # --- the whole comparison ------------------------------------------------------------------------------------------------------------------------------
 cat >"$work/tiny.args" <<'END'
 --num-layers 4
@@ -121,7 +148,12 @@ compare() { # WORDS...: comm.sh on CPU ranks, in the folder of the model card
     (cd "$work" && DEVICE=cpu timeout -k 5 120 "$root/dev/bench/comm.sh" --models tiny.args:2 --shape 2x2 --iters 1 --plain-mb 1 --flags "--ddp-bucket-size 50000" "$@") >"$work/out" 2>"$work/err" </dev/null
 }
 comparison() {
+    local at=$work/logs/train/tiny/2/logical  # with lines of an earlier run of two arms, of which one is run again
+    mkdir -p "$at"
+    printf '{"arm":"%s","loopback_bytes":-1}\n' sdp4bit sdp4bit+sums >"$at/loopback"
+    printf '{"kind":"start"}\n' >"$at/sdp4bit.jsonl"
     compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?"; return 1; }
+    [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback") $(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = "1 1 1" ] || { why="lines of an earlier run are left"; return 1; }
     compare --networks inside --arms "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?, second call"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys, xml.dom.minidom
@@ -144,11 +176,17 @@ sdp = memory[2, "sdp4bit"]
 # 2 + 4 + 12/4 + int4 codes and a scale per 2048; twice int8 codes with a scale per 128, and int4 ones over two ranks.
 if abs(sdp["release_always"] - (9 + 0.5 + 4 / 2048)) > 1e-9 or abs(sdp["release_transient"] - (2 * (1 + 4 / 128) + (0.5 + 4 / 128) / 2)) > 1e-9 or not sdp["sum"] > 9:
     sys.exit(f"memory {sdp}")
+for shape in (2, "sdp4bit"), (2, "bf16"), (1, "fp32"):
+    for m in memory[shape]["measured"]:
+        if not (m["micro_batch"] == 2 and m["taken_bytes"] > m["allocated_bytes"] >= m["planned_bytes"] > 0 and m["taken_per_parameter"] > m["planned_per_parameter"] > memory[shape]["sum"]):
+            sys.exit(f"memory taken {shape}: {m}")
+    if len(memory[shape]["measured"]) != 1:
+        sys.exit(f"memory taken {shape}: not of one run")
 xml.dom.minidom.parse(sys.argv[1] + "/comm.svg")
 END
 ) || return 1
     grep -q '^tiny  *2  nodes in name only  *SDP4Bit ' "$work/out" || grep -q '^tiny  *2 nodes in name only  *SDP4Bit ' "$work/out" || { why="no row of SDP4Bit in the table"; return 1; }
-    grep -q '^tiny  *2x2  *SDP4Bit ' "$work/out" || { why="no row of SDP4Bit in the table of memory"; return 1; }
+    grep -q '^tiny  *2x2  *SDP4Bit .*| *2  *[0-9.]*  *[0-9.]*$' "$work/out" || { why="no row of SDP4Bit in the table of memory"; return 1; }
 }
 check "comm.sh: table, JSON and plot, of two calls together" comparison
 # The same with the programs of CPU ranks in the place of the GPU's, in a network namespace whose loopback nobody else uses: 4 pretended GPUs as 2 nodes.
@@ -159,7 +197,7 @@ networks_in_turn() {
     ln -sf "$synchronise" "$folder/build/dev/bench/sync_only"
     printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$folder/bin/nvidia-smi"
     chmod +x "$folder/bin/nvidia-smi"
-    (cd "$work" && PATH=$folder/bin:$PATH BUILD=$folder/build timeout -k 5 120 unshare -n -m bash -c "mount -t sysfs sysfs /sys && ip link set lo up && '$root/dev/bench/comm.sh' --models tiny.args:1 \
+    (cd "$work" && PATH=$folder/bin:$PATH BUILD=$folder/build timeout -k 5 120 unshare -n -m bash -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && '$root/dev/bench/comm.sh' --models tiny.args:1 \
         --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --out comm3.json && tc qdisc show dev lo") >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" && ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
@@ -172,7 +210,7 @@ if not all(0 <= r["loopback_ratio"] < 1 for r in rows):  # CPU ranks send nothin
 END
 )
 }
-if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && ip link set lo up' 2>/dev/null; then
+if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' 2>/dev/null; then
     skip "comm.sh: networks of several speeds" "tc, ip or the right to make a network namespace is missing"
 else
     check "comm.sh: networks of several speeds" networks_in_turn
