@@ -1045,7 +1045,7 @@ static bool open_device(Run *run) {
     lanes_open(&run->lanes, run->device, run->topology.dp_size > 1 && !run->config.no_overlap);
     run->timers = timers_create(run->device, run->config.timing_log_level);
     run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->error);
-    return run->log != NULL;
+    return run->log != NULL && probe_folder(&run->config, &run->error);
 }
 
 // In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of one host draw on the same memory.

@@ -1,8 +1,10 @@
 // Figures on what quantisation does: see probe.h.
 #include "llmc/probe.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "llmc/append.h"
@@ -15,6 +17,14 @@ static bool due(int64_t step, int64_t interval) { return interval > 0 && step % 
 static bool errors_due(const Zero *zero) { return due(zero->step, zero->config->log_quantization_error_interval); }
 static bool histograms_due(const Zero *zero) { return due(zero->step, zero->config->dump_distributions_interval); }
 bool probe_due(const Zero *zero) { return errors_due(zero) || histograms_due(zero); }
+
+bool probe_folder(const Config *config, Error *err) {
+    const char *folder = config->dump_distributions;
+    if (!folder) return true;
+    if (!append_make_folders(folder, err)) return false;
+    if (access(folder, W_OK | X_OK) == 0) return true;
+    return error_set(err, EXIT_ENVIRONMENT, "cannot write to %s: %s; give another folder to --dump-distributions", folder, strerror(errno));
+}
 
 // Every hop in fp32: the mean of the local gradients, but for the rounding of fp32 sums.
 static GradWire exact_wire(void) {

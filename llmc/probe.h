@@ -7,6 +7,7 @@
 #include "llmc/arena.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
+#include "llmc/config.h"
 #include "llmc/histogram.h"
 #include "llmc/log.h"
 #include "sdp4bit/tlq_hs.h"
@@ -25,6 +26,9 @@ typedef struct Probe {
     TlqWorkspace workspace;
 } Probe;
 
+// Makes the folder of --dump-distributions, when there is one, and asks whether this process may write there: before a run, not once per interval. On every rank.
+// Error: EXIT_ENVIRONMENT, as for the other logs.
+bool probe_folder(const Config *config, Error *err);
 // After zero_plan has built the layout: scratch, when the flags want it.
 void probe_reserve(struct Zero *zero, Arena *arena);
 // A bucket's gradients, local and complete; then reduced; then its masters updated and the replica not yet. All in the order of zero->traffic.
@@ -34,7 +38,7 @@ void probe_updated(struct Zero *zero, int bucket);
 // True when the step in progress is to be reported on after zero_update.
 bool probe_due(const struct Zero *zero);
 // Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars; every rank writes its histograms to a file of its own:
-// FOLDER/iter_0000100.rank_003.jsonl, one line per tensor and kind. A file that cannot be written costs a warning, not the run.
+// FOLDER/iter_0000100.rank_003.jsonl, one line per tensor and kind. A file that cannot be written then costs a warning, not the run.
 void probe_report(struct Zero *zero, const CheckpointTensor *tensors, Log *log, MPI_Comm group, double limit);
 // Bytes handed to the transport, without the probe's.
 CommTraffic probe_traffic(const struct Zero *zero);

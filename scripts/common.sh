@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Shell functions shared by quickstart.sh, train.sh, test.sh and doctor.sh, which source this file: what the programs need and how to install it,
-# how many cores there are, how to start ranks. Sourcing it goes to the root of the repository.
+# Shell functions shared by quickstart.sh, train.sh, run_until_done.sh, test.sh and doctor.sh, which source this file: what the programs need and how to
+# install it, how many cores there are, the flags of a command, how to start ranks. Sourcing it goes to the root of the repository.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 BUILD=${BUILD:-build}
@@ -110,6 +110,65 @@ core_count() {
         [ "$quota" -ge "$n" ] || n=$quota
     fi
     say "$n"
+}
+
+# --- flags ---------------------------------------------------------------------------------------------------------------------------
+
+# read_words WORDS...: sets $words to them, the words of its file in place of each @file, as the trainer reads them (llmc/options.c): blanks part words, # begins a
+# comment where a word could, quotes and backslashes as in a shell, a file inside a file is relative to its folder. What the trainer refuses is left to it: a file
+# that cannot be read gives no words, and one ends at a quote that is not closed.
+read_words() {
+    mapfile -d '' -t words < <(LC_ALL=C awk -- '
+        function is_blank(c) { return c != "" && index(" \t\n\v\f\r", c) > 0 }
+        function add_word(word) { printf "%s%c", word, 0 }
+        function add_file(path, depth,    text, line, i, n, c, quote, word, bare, name) {
+            if (depth > 8 || ++files > 64) return
+            while ((getline line < path) > 0) text = text line "\n"
+            close(path)
+            n = length(text)
+            for (i = substr(text, 1, 3) == "\357\273\277" ? 4 : 1; i <= n; ) {
+                c = substr(text, i, 1)
+                if (c == "#") while (i <= n && substr(text, i, 1) != "\n") i++
+                if (c == "#" || is_blank(c) || (c == "\\" && substr(text, i + 1, 2) ~ /^\r?\n/)) { i++; continue }
+                bare = index("\"\047\\", c) == 0
+                for (word = ""; i <= n && !is_blank(c = substr(text, i, 1)); i++) {
+                    if (c == "\"" || c == "\047") {
+                        for (quote = c; (c = substr(text, ++i, 1)) != quote; word = word c) {
+                            if (i > n) return
+                            if (quote == "\"" && c == "\\" && substr(text, i + 1, 1) ~ /["\\]/) c = substr(text, ++i, 1)
+                        }
+                        continue
+                    }
+                    if (c == "\\") {
+                        c = substr(text, ++i, 1)
+                        if (c == "\r" && substr(text, i + 1, 1) == "\n") c = substr(text, ++i, 1)
+                        if (c == "\n") break
+                    }
+                    word = word c
+                }
+                if (!bare || word !~ /^@/) { add_word(word); continue }
+                name = path
+                sub(/[^\/]*$/, "", name)
+                add_file((word ~ /^@\// ? "" : name) substr(word, 2), depth + 1)
+            }
+        }
+        BEGIN { for (k = 1; k < ARGC; k++) if (ARGV[k] ~ /^@/) add_file(substr(ARGV[k], 2), 1); else add_word(ARGV[k]) }' "$@" </dev/null 2>/dev/null)
+}
+
+# has_flag NAME: is one of $words this flag?
+has_flag() {
+    local word
+    for word in ${words[@]+"${words[@]}"}; do case $word in "$1" | "$1="*) return 0 ;; esac; done
+    return 1
+}
+
+# last_value NAME: sets $value to the flag's value in $words, the last one as in the trainer; empty without one.
+last_value() {
+    local i
+    value=
+    for ((i = 0; i < ${#words[@]}; i++)); do
+        case ${words[i]} in "$1") value=${words[i + 1]:-} ;; "$1="*) value=${words[i]#*=} ;; esac
+    done
 }
 
 # --- ranks ---------------------------------------------------------------------------------------------------------------------------

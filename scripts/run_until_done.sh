@@ -7,9 +7,12 @@
 #   CHECKPOINT_PATH=runs/a scripts/run_until_done.sh -- scripts/train_1.3b.sh ...
 #
 # Its exit code is that of the last run.
-# shellcheck source-path=SCRIPTDIR source=ask_to_stop.sh
+# shellcheck source-path=SCRIPTDIR source=common.sh source=ask_to_stop.sh
+caller=$PWD
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+. scripts/ask_to_stop.sh
 set -u
-. "$(dirname "${BASH_SOURCE[0]}")/ask_to_stop.sh"
+cd "$caller" || exit 3 # relative paths are the caller's
 
 most=100 fruitless=3 pause=10
 say() { printf 'run_until_done: %s\n' "$*" >&2; }
@@ -36,32 +39,19 @@ done
 [ $# -gt 0 ] || usage "no command is given; see --help"
 [ "$fruitless" -gt 0 ] || usage "--max-without-progress wants 1 or more"
 
-# The folder of --save: the last one counts, as in the program; it may stand in an argument file, where words may be quoted. scripts/train_*.sh save to and
-# load from CHECKPOINT_PATH when the command says nothing else.
+# The folder of --save: the last one counts, as in the program; it may stand in an argument file. scripts/train_*.sh save to and load from CHECKPOINT_PATH when
+# the command says nothing else.
 folder='' loads=0
-find_checkpoint_path() {
-    local word
-    [ -n "${CHECKPOINT_PATH:-}" ] && [ "${SPEED:-}" != 1 ] || return 0
-    for word; do
-        case ${word##*/} in train_*.sh) folder=$CHECKPOINT_PATH loads=1 ;; esac
-    done
-}
 find_folder() {
-    local word last='' words
-    for word; do
-        if [[ $word = @* && -r ${word#@} ]]; then
-            mapfile -t words < <(sed 's/^#.*//; s/[[:space:]]#.*//' "${word#@}" | xargs -n 1 printf '%s\n' 2>/dev/null)
-            find_folder "${words[@]}"
-        fi
-        case $word in
-        --save=*) folder=${word#--save=} ;;
-        --load | --load=*) loads=1 ;;
-        *) [ "$last" != --save ] || folder=$word ;;
-        esac
-        last=$word
-    done
+    local word words value
+    if [ -n "${CHECKPOINT_PATH:-}" ] && [ "${SPEED:-}" != 1 ]; then
+        for word; do case ${word##*/} in train_*.sh) folder=$CHECKPOINT_PATH loads=1 ;; esac; done
+    fi
+    read_words "$@"
+    last_value --save
+    [ -z "$value" ] || folder=$value
+    if has_flag --load; then loads=1; fi
 }
-find_checkpoint_path "$@"
 find_folder "$@"
 [ -n "$folder" ] && [ $loads = 1 ] || usage "the command has no --save or no --load: a restart would begin anew"
 saved() { cat "$folder/latest_checkpointed_iteration.txt" 2>/dev/null || echo none; }

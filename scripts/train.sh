@@ -28,7 +28,8 @@ Trains configs/gpt_$card.args. Flags given here come last and win over the card'
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
   VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary: needed unless the data are made up (SPEED=1)
   CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when there is one [none: nothing is saved]
-  LOG_DIR          folder of log.jsonl and TensorBoard's events [runs/$card-ARM]; LOG_DIR= for none. Another run's are moved to log.1.jsonl, tensorboard.1
+  LOG_DIR          folder of log.jsonl and TensorBoard's events [runs/$card-ARM; SPEED=1: runs/$card-ARM-speed]; LOG_DIR= for none. Another run's are
+                   moved to log.1.jsonl, tensorboard.1
   SPEED=1          the paper's speed runs: micro-batch 1, one per rank and step, mock data, 200 iterations, every one logged, nothing saved
   RANKS            ranks to start [GPUs of this machine, of the allocation or of HOSTFILE; with DEVICE=cpu 4]
   HOSTFILE         machines, lines "name slots=GPUS": ranks are started on all of them
@@ -61,22 +62,15 @@ choose_arm() {
     esac
 }
 
-# has_flag NAME WORDS...: is one of the words this flag?
-has_flag() {
-    local name=$1 word
-    shift
-    for word; do case $word in "$name" | "$name="*) return 0 ;; esac; done
-    return 1
-}
-names_data() {
+has_one_of() {
     local flag
-    for flag in --data-path --train-data-path --mock-data --plan --version; do if has_flag "$flag" "$@"; then return 0; fi; done
+    for flag; do if has_flag "$flag"; then return 0; fi; done
     return 1
 }
 
-# Sets $flags from the card, the variables and the words of the command line.
+# Sets $flags from the card, the variables and the command line, and $words to what they are with their argument files read in.
 choose_flags() {
-    local data=() log_dir=${LOG_DIR-runs/$card-$arm}
+    local data=()
     flags=("@$root/configs/gpt_$card.args")
     if [ "$speed" = 1 ]; then
         flags+=(--micro-batch-size 1 --global-batch-size "$ranks" --mock-data --log-interval 1 --exit-interval 200)
@@ -85,7 +79,7 @@ choose_flags() {
     elif [ -n "${DATA_PATH:-}" ]; then
         if [ -e "$DATA_PATH.idx" ]; then data=("$DATA_PATH"); else read -ra data <<<"$DATA_PATH"; fi # a prefix may hold blanks
         flags+=(--data-path "${data[@]}")
-    elif ! names_data "$@"; then
+    elif ! has_one_of --data-path --train-data-path --mock-data --plan --version; then
         die 2 "DATA_PATH is not set: give the prefix of the token shards (dev/data/README.md makes some), or SPEED=1 for mock data"
     fi
     [ -z "${VOCAB_FILE:-}" ] || flags+=(--vocab-file "$VOCAB_FILE")
@@ -95,6 +89,7 @@ choose_flags() {
         flags+=(--log-jsonl "$log_dir/log.jsonl" --tensorboard-dir "$log_dir/tensorboard" --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard)
     fi
     flags+=(${arm_flags[@]+"${arm_flags[@]}"} "$@")
+    read_words "${flags[@]}"
 }
 
 # The paper trains its two largest models at tensor parallel size 8; another size is the user's to name.
@@ -119,26 +114,96 @@ say_how_speed_differs() {
 # Does this script speak for the run? It does unless another mpirun or srun has started it as a rank other than 0.
 is_first() { [ "${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}" = 0 ]; }
 
-# resumes WORDS...: is there a checkpoint where the run, with these words on its command line, looks for one?
-resumes() {
-    local folder='' word before=''
-    [ "$speed" = 1 ] || folder=${CHECKPOINT_PATH:-}
-    for word; do
-        case $word in --load=*) folder=${word#*=} ;; *) [ "$before" != --load ] || folder=$word ;; esac
-        before=$word
-    done
-    [ -n "$folder" ] && [ -e "$folder/latest_checkpointed_iteration.txt" ]
+# Two runs in one log would be read as one. A log belongs to the run that saves to a folder of checkpoints, which log.run beside it names (nothing in it: the run
+# saved none), and goes on when the run goes on there. So a look at other flags between two parts of a run, which saves nothing or elsewhere, gets a log of its own.
+
+# Sets $home to the folder that this run saves to, '' without one, and $resumes to whether it goes on from a checkpoint there.
+find_home() {
+    local value
+    last_value --save
+    home=$value resumes=0
+    [ -n "$home" ] || return 0
+    home=$(realpath -m -- "$home")
+    last_value --load
+    if [ -z "$value" ] || [ "$(realpath -m -- "$value")" != "$home" ] || has_flag --finetune; then return 0; fi
+    [ ! -e "$home/latest_checkpointed_iteration.txt" ] || resumes=1
 }
 
-# Two runs in one log would be read as one. Of the ranks only the first opens these files, and it does so after this.
-set_old_log_aside() {
-    local log_dir=${LOG_DIR-runs/$card-$arm} flag n=1
-    [ -n "$log_dir" ] && [ -s "$log_dir/log.jsonl" ] && is_first && ! resumes "$@" || return 0
-    for flag in --log-jsonl --plan --version; do if has_flag "$flag" "$@"; then return 0; fi; done
-    while [ -e "$log_dir/log.$n.jsonl" ] || [ -e "$log_dir/tensorboard.$n" ]; do n=$((n + 1)); done
-    mv "$log_dir/log.jsonl" "$log_dir/log.$n.jsonl" || die 3 "$log_dir/log.jsonl is of another run and cannot be moved; give another LOG_DIR"
-    [ ! -e "$log_dir/tensorboard" ] || mv "$log_dir/tensorboard" "$log_dir/tensorboard.$n" || die 3 "$log_dir/tensorboard is of another run and cannot be moved; give another LOG_DIR"
-    say "$log_dir/log.jsonl is of another run: moved to log.$n.jsonl, its tensorboard to tensorboard.$n"
+# refuses FLAGS...: does the trainer, started alone with these beside the run's own, refuse the flags or the data? Sets $code and $said. What else may go wrong, such
+# as a machine that cannot start it alone, says nothing about the run. The launcher's variables would make it one of the ranks.
+refuses() {
+    local name alone=()
+    for name in $(compgen -e | grep -E '^(OMPI|PMIX?|PRTE|SLURM)_' || true); do alone+=(-u "$name"); done
+    code=0
+    said=$(env ${alone[@]+"${alone[@]}"} timeout 60 "$program" "${flags[@]}" "$@" 2>&1 >/dev/null </dev/null) || code=$?
+    [ $code = 2 ] || [ $code = 5 ]
+}
+
+# A run that never starts must not move a good log. --plan looks at the flags for so many ranks, --inspect-data, on one rank, at what a plan does without.
+# False: the trainer will refuse the flags before it opens a log. A rank that left here would let the others wait for it.
+can_start() {
+    local code said
+    if refuses --plan --plan-world-size "$ranks"; then
+        [ "$launched" = 0 ] || return 1
+    elif [ "$launched" != 0 ] || [ ${#placement[@]} -gt 0 ] || has_flag --skip-train; then
+        return 0 # data for other machines need not be on this one
+    elif ! refuses --gpus-per-node 1 --inspect-data 0; then
+        return 0
+    fi
+    grep '^error: ' <<<"$said" >&2 || say "$said" >&2
+    exit $code
+}
+
+# Sets $n to the highest number under which a log or events were set aside, and $own to the highest of this run's; 0 without one.
+find_set_aside() {
+    local path number
+    n=0 own=0
+    for path in "$log_dir"/log.*.jsonl "$log_dir"/tensorboard.*; do
+        number=${path##*/}
+        number=${number#*.}
+        number=${number%.jsonl}
+        [[ $number =~ ^[1-9][0-9]*$ ]] || continue
+        [ "$number" -le "$n" ] || n=$number
+        if [ "$number" -gt "$own" ] && [ "$(cat "$log_dir/log.$number.run" 2>/dev/null)" = "$home" ]; then own=$number; fi
+    done
+}
+
+# move_log FROM TO: a log, its events and what says whose they are stay together. '' is the current one, .3 one that was set aside.
+move_log() {
+    local name from
+    for name in log@.run log@.jsonl tensorboard@; do
+        from=$log_dir/${name/@/$1}
+        [ ! -e "$from" ] || mv "$from" "$log_dir/${name/@/$2}" || die 3 "$from cannot be moved; give another LOG_DIR"
+    done
+}
+
+# Of the ranks only the first opens these files, and it does so after this.
+choose_log() {
+    local value home resumes n own here=0
+    if ! is_first || [ -z "$log_dir" ] || has_one_of --plan --version --check-data --inspect-data; then return 0; fi
+    last_value --log-jsonl
+    [ "$value" != "$log_dir/log.jsonl" ] || here=1
+    last_value --tensorboard-dir
+    [ "$value" != "$log_dir/tensorboard" ] || here=1
+    [ $here = 1 ] || return 0
+    find_home
+    # A log without log.run was begun by hand: that of a run that goes on is taken for its own.
+    if [ $resumes = 0 ] || [ "$(cat "$log_dir/log.run" 2>/dev/null || say "$home")" != "$home" ]; then
+        find_set_aside
+        if [ -s "$log_dir/log.jsonl" ] || [ -n "$(ls -A "$log_dir/tensorboard" 2>/dev/null)" ]; then
+            can_start || return 0
+            move_log '' .$((n + 1))
+            say "$log_dir holds the log of another run: moved to log.$((n + 1)).jsonl, its tensorboard to tensorboard.$((n + 1))"
+        fi
+        if [ $resumes = 1 ] && [ "$own" != 0 ]; then
+            rm -f "$log_dir/log.jsonl" # empty, as the folder is
+            rmdir "$log_dir/tensorboard" 2>/dev/null || true
+            move_log ".$own" ''
+            say "this run's own log, set aside as log.$own.jsonl, is $log_dir/log.jsonl again"
+        fi
+    fi
+    # Where this cannot be written the trainer says so of the log.
+    { mkdir -p "$log_dir" && say "$home" >"$log_dir/log.run"; } 2>/dev/null || true
 }
 
 # --- the ranks -------------------------------------------------------------------------------------------------------------------------------
@@ -173,7 +238,6 @@ find_launcher() {
 # Sets $ranks, and $placement: mpirun's flags that say where they run, none on one machine.
 choose_ranks() {
     local nodes=${SLURM_JOB_NUM_NODES:-1} per_node
-    placement=()
     if [ -n "${HOSTFILE:-}" ]; then
         [ -r "$HOSTFILE" ] || die 2 "HOSTFILE=$HOSTFILE cannot be read"
         if grep -vE '^[[:space:]]*(#|$)' "$HOSTFILE" | grep -qvE 'slots=[1-9]'; then die 2 "HOSTFILE=$HOSTFILE: every line wants slots=GPUS"; fi
@@ -243,7 +307,8 @@ run_and_forward() {
 
 # --- together --------------------------------------------------------------------------------------------------------------------------------
 
-if has_flag --help "$@"; then
+read_words "$@"
+if has_flag --help; then
     usage
     exit 0
 fi
@@ -255,9 +320,12 @@ cpu) program=$BUILD/train_gpt_cpu target=cpu ;;
 *) die 2 "DEVICE=$device: give gpu or cpu" ;;
 esac
 choose_arm
-if ! has_flag --plan "$@" && ! has_flag --tensor-model-parallel-size "$@"; then say_what_is_missing; fi
+if ! has_one_of --plan --tensor-model-parallel-size; then say_what_is_missing; fi
+log_dir=runs/$card-$arm
+[ "$speed" = 0 ] || log_dir+=-speed # they start anew every time, and are not to move the log of a run for accuracy
+log_dir=${LOG_DIR-$log_dir}
 find_launcher
-launched=$ranks launcher=()
+launched=$ranks launcher=() placement=()
 say_how_speed_differs
 [ "$launched" != 0 ] || choose_launcher
 choose_flags "$@"
@@ -266,6 +334,6 @@ if [ "${DRY_RUN:-0}" = 1 ]; then
     exit 0
 fi
 [ -x "$program" ] || die 3 "$program is not built; run make $target"
-set_old_log_aside "$@"
+choose_log
 [ "$launched" = 0 ] || exec "$program" "${flags[@]}"
 run_and_forward "${launcher[@]}" "$program" "${flags[@]}"

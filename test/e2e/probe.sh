@@ -130,12 +130,15 @@ mkdir "$work/bad"
 check "dev/plot_distributions: an empty folder" plot_refuses "no files" "$work/bad"
 printf "{\"kind\":\"bi" >"$work/bad/iter_0000001.rank_000.jsonl"
 check "dev/plot_distributions: a torn file" plot_refuses "cannot be read" "$work/bad"
-blocked() { # a folder that cannot be made: a file is in its way
-    : >"$work/file"
-    logged blocked 2 --dump-distributions "$work/file/dist" --dump-distributions-interval 6 || return 1
+: >"$work/file"
+check "a folder that cannot be made is told at the start" refused 3 "$work/file" 2 --dump-distributions "$work/file/dist" --dump-distributions-interval 6
+check "so is one in /proc" refused 3 "/proc/nope" 4 --dump-distributions /proc/nope --dump-distributions-interval 6
+blocked() { # a file that cannot be written later: a folder has its name
+    mkdir -p "$work/taken/iter_0000006.rank_000.jsonl"
+    logged blocked 2 --dump-distributions "$work/taken" --dump-distributions-interval 6 || return 1
     grep -q 'warning: .*training goes on without these distributions' "$work/err" && [ "$(train_lines blocked | wc -l)" = 12 ] || { why="no warning, or no training"; return 1; }
 }
-check "a folder that cannot be made costs a warning" blocked
+check "a file that cannot be written costs a warning" blocked
 check "a folder without an interval" refused 2 "go together" 2 --dump-distributions "$work/x"
 check "an interval without a folder" refused 2 "go together" 2 --dump-distributions-interval 3
 plan_shows() {

@@ -47,6 +47,18 @@ pictures() {
     done
 }
 check "the plots" pictures
+warnings() {
+    reports "$work/one" "$work/two" && says 'no measurement of speed' && says 'Arms with one seed share one reference'
+}
+check "what the page warns of" warnings
+command_of() { # the micro-batch is named when all runs have the same
+    local command='    dev/experiments/study run --data PREFIX --model 125m --iterations 100 --global-batch-size 64'
+    cp -r "$work/one" "$work/eight" && reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" || return 1
+    sed -i 's/"commit"/"micro_batch_size":8,&/' "$work"/eight/*.json && reports "$work/eight" && says "$command --micro-batch-size 8 --ranks 4 --gpus-per-node 2" || return 1
+    sed -i 's/"micro_batch_size":8/"micro_batch_size":4/' "$work/eight/baseline.2.json" && reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" || return 1
+    reports "$work/one" && ! grep -q 'share one reference' "$work/page/125m.md" || { why="a reference of nothing"; return 1; }
+}
+check "the command that made the runs" command_of
 reversed() { # the other way round, and no noise known
     made three baseline 1 3.0 && made three tlq 1 2.8 && made three tlq-hs 1 2.9 && reports "$work/three" || return 1
     says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: cannot tell |' && says 'no gap can be told from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
@@ -127,6 +139,7 @@ contents() {
 import json, math, sys
 load = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))
 base, quant, other = load("baseline.1"), load("sdp4bit.1"), load("baseline.2")
+assert base["micro_batch_size"] == 2 and "micro_batch_size" not in base["settings"], base
 assert len(base["train_loss"]["mean"]) == 6 and base["nodes"] == 2 and base["valid_loss"] > 0, base
 # The same initial weights and data: nothing has been quantised yet when the first loss is computed.
 assert base["train_loss"]["mean"][0] == quant["train_loss"]["mean"][0] != other["train_loss"]["mean"][0]

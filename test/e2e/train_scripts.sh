@@ -72,6 +72,8 @@ arm tlq-hs "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-t
 arm sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on gradient-alltoall-pipeline="
 
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
+check "speed run, its own log" expands 125m "DEVICE=cpu SPEED=1 ARM=qwd" "log-jsonl=runs/125m-qwd-speed/log.jsonl tensorboard-dir=runs/125m-qwd-speed/tensorboard"
+check "speed run, LOG_DIR wins" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
 check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" "$speed global-batch-size=16 gradient-alltoall-pipeline="
 check "speed run, quantised gradients" expands 6.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
 told() { # LINES "VARIABLES" CARD [FLAGS...]: standard error names tensor parallel size 4 so often, and nothing else
@@ -100,6 +102,22 @@ blank() {
     DRY_RUN=1 DEVICE=cpu DATA_PATH="$work/my data/a b" scripts/train_125m.sh >"$work/out" && grep -qF -- "--data-path $work/my\\ data/a\\ b --log" "$work/out" || say "the prefix was taken apart: $(cat "$work/out")"
 }
 check "a prefix with blanks" blank
+# Argument files, one inside the other, as the trainer reads them.
+mkdir "$work/args"
+printf '\357\273\277# --no such\n--data-path "a b" c\\ d # --plan\n--x=\047 y "\047\\\n--z @inner/more.args "" \\@w "@v" --not#this\r\n' >"$work/args/outer.args"
+mkdir "$work/args/inner"
+printf -- '--inside "\\"q\\\\" @../last.args' >"$work/args/inner/more.args"
+printf -- '--last 1 @last.args "unclosed' >"$work/args/last.args"
+argument_files() {
+    local read
+    read=$(bash -c 'cd / && . "$0" && cd "$1" && read_words first @outer.args "" @absent.args @outer.args=no && printf "[%s]" "${words[@]}"' "$root/scripts/common.sh" "$work/args")
+    read=${read//"[--last][1]"/} # it includes itself until the depth is too large
+    [ "$read" = "[first][--data-path][a b][c d][--x= y \"][--z][--inside][\"q\\][][@w][@v][--not#this][]" ] || { why="read $read"; return 1; }
+}
+check "argument files are read as the trainer reads them" argument_files
+printf -- '--data-path "x_document" --tensor-model-parallel-size 1\n' >"$work/args/data.args"
+check "data named in an argument file" expands 125m "DEVICE=cpu" "data-path=x_document" "@$work/args/data.args"
+check "and what 13B is asked for" expands 13b "DEVICE=cpu" "tensor-model-parallel-size=1" "@$work/args/data.args"
 
 # ---- the ranks ------------------------------------------------------------------------------------------------------------------------------
 mkdir "$work/bin"
@@ -153,12 +171,13 @@ check "13B when asked to" expands 13b "$cpu" "hidden-size=5120 micro-batch-size=
 helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" && grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
 check "--help" helps
 
-# A folder that already holds the log of another run: the stand-in for the trainer notes what it is to write to.
+# A folder that already holds the log of another run: the stand-in for the trainer notes what it is to write to; asked for a plan or a
+# sample of the data it refuses what it is told to.
 mkdir "$work/stand-in"
-printf '#!/bin/sh\necho "{\"kind\":\"start\"}" >>"$LOG_DIR/log.jsonl"\n' >"$work/stand-in/train_gpt_cpu"
+printf '#!/bin/sh\ncase "$*" in *--plan* | *--inspect-data*) exit ${REFUSED:-0} ;; esac\necho "{\"kind\":\"start\"}" >>"$LOG_DIR/log.jsonl"\n' >"$work/stand-in/train_gpt_cpu"
 chmod +x "$work/stand-in/train_gpt_cpu"
 # into_logs LOGS STARTS "VARIABLES" [FLAGS...]: a run into a folder with a log, its TensorBoard events and two that were moved earlier (one of them its events alone).
-# Afterwards there are that many logs, the current one with so many starts.
+# $owner is the checkpoint folder that the log goes with, "nobody" when nothing says. Afterwards there are that many logs, the current one with so many starts.
 into_logs() {
     local logs=$1 starts=$2 variables=$3 found
     shift 3
@@ -167,6 +186,7 @@ into_logs() {
     echo first >"$work/logs/log.1.jsonl"
     echo '{"kind":"start"}' >"$work/logs/log.jsonl"
     : >"$work/logs/tensorboard/events"
+    [ "$owner" = nobody ] || echo "$owner" >"$work/logs/log.run"
     # shellcheck disable=SC2086  # several variables
     env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $variables scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     found=$(find "$work/logs" -name 'log*.jsonl' | wc -l)
@@ -174,6 +194,7 @@ into_logs() {
     [ "$(grep -c start "$work/logs/log.jsonl")" = "$starts" ] || { why="$(grep -c start "$work/logs/log.jsonl") starts in log.jsonl, not $starts"; return 1; }
     [ "$(cat "$work/logs/log.1.jsonl")" = first ] || { why="an older log was overwritten"; return 1; }
     if [ "$logs" = 3 ]; then
+        [ "$owner" = nobody ] || [ "$(cat "$work/logs/log.3.run")" = "$owner" ] || { why="log.3.run does not say whose it was"; return 1; }
         [ -e "$work/logs/log.3.jsonl" ] && [ -e "$work/logs/tensorboard.3/events" ] && [ ! -e "$work/logs/tensorboard" ] || { why="not moved to log.3.jsonl and tensorboard.3"; return 1; }
         [ "$(grep -c "moved to log.3.jsonl" "$work/out")" = 1 ] || { why="does not say so in one line"; return 1; }
     else
@@ -182,6 +203,8 @@ into_logs() {
 }
 mkdir "$work/saved" "$work/unsaved"
 echo 5 >"$work/saved/latest_checkpointed_iteration.txt"
+printf -- '--load "%s" # the same\n--save "%s" --save-interval 5\n' "$work/saved" "$work/saved" >"$work/args/saved.args"
+owner=nobody
 check "a log of another run is moved aside" into_logs 3 1 ""
 check "and with a checkpoint folder without checkpoints" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved"
 check "and by a speed run, which resumes nothing" into_logs 3 1 "SPEED=1 CHECKPOINT_PATH=$work/saved"
@@ -189,11 +212,40 @@ check "and by rank 0 of another mpirun" into_logs 3 1 "OMPI_COMM_WORLD_SIZE=2 OM
 check "but not by its other ranks" into_logs 2 2 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"
 check "nor by those of srun" into_logs 2 2 "PMIX_RANK=1 SLURM_STEP_NUM_TASKS=2"
 check "a resumed run goes on in its log" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
-check "so does one that --load resumes" into_logs 2 2 "" --load "$work/saved"
-check "so does one with --load=FOLDER" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved"
-check "a log that --log-jsonl puts elsewhere leaves this one" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl"
-check "a plan leaves the log" into_logs 2 2 "" --plan
+check "so does one whose flags say so" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved" --save "$work/saved"
+check "so does one whose argument file says so" into_logs 2 2 "" "@$work/args/saved.args"
+check "not one that only looks at a checkpoint" into_logs 3 1 "" --load "$work/saved"
+check "nor one that saves elsewhere" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved" --load "$work/saved"
+check "nor one that begins anew with its weights" into_logs 3 1 "CHECKPOINT_PATH=$work/saved" --finetune
+check "another place for the log leaves no events of two runs together" into_logs 3 1 "" --log-jsonl "$work/elsewhere.jsonl"
+check "nor does another place for the events leave two logs in one" into_logs 3 1 "" --tensorboard-dir "$work/elsewhere"
+check "other places for both leave this one" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl" --tensorboard-dir "$work/elsewhere"
+check "a plan leaves the log" into_logs 2 1 "" --plan
+check "a look at the data leaves the log" into_logs 2 1 "" --inspect-data 0
 check "a dry run leaves the log" into_logs 2 1 "DRY_RUN=1"
+check "flags that the trainer refuses leave the log: a rank has it say so" into_logs 2 2 "REFUSED=2 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
+check "a machine that cannot start it alone says nothing" into_logs 3 1 "REFUSED=3"
+owner=$work/saved
+check "a log that is known to be the run's goes on" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
+check "also when the folder is named in another way" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved/../saved"
+owner=$work/unsaved
+check "that of a run with other checkpoints is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
+owner=
+check "so is that of a look which saved nothing" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
+# A look between two parts of a run: the run goes on in its own log, which the look set aside.
+parts() {
+    local part
+    rm -rf "$work/logs" "$work/unsaved"/*
+    for part in CHECKPOINT_PATH="$work/unsaved" A=1 A=1 CHECKPOINT_PATH="$work/unsaved" CHECKPOINT_PATH="$work/unsaved"; do
+        env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $part scripts/train_125m.sh >>"$work/parts" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+        mkdir -p "$work/logs/tensorboard" && echo "$part" >>"$work/logs/tensorboard/events"
+        echo 5 >"$work/unsaved/latest_checkpointed_iteration.txt"
+    done
+    [ "$(grep -c start "$work/logs/log.jsonl")" = 3 ] && [ "$(grep -c CHECKPOINT "$work/logs/tensorboard/events")" = 3 ] || { why="the run's log is not whole"; return 1; }
+    [ "$(find "$work/logs" -name '*.jsonl' | wc -l)" = 3 ] && [ "$(cat "$work"/logs/log.[23].jsonl | wc -l)" = 2 ] && [ "$(cat "$work"/logs/tensorboard.[23]/events)" = "$(printf 'A=1\nA=1')" ] || { why="the looks' logs: $(ls "$work/logs")"; return 1; }
+    [ "$(grep -c 'is .*log.jsonl again' "$work/parts")" = 1 ] && [ "$(grep -c moved "$work/parts")" = 3 ] || { why="said $(cat "$work/parts")"; return 1; }
+}
+check "a look between two parts of a run gets a log of its own" parts
 
 # ---- real runs --------------------------------------------------------------------------------------------------------------------------------
 # The tiny model and batch of lib.sh; the card states its warm-up as a fraction, which excludes another.
@@ -223,6 +275,23 @@ second_run() { # baseline, started by mpirun, into the folder of the run before
     [ -z "$why" ]
 }
 check "a second run does not write into the first one's log" second_run
+never_starts() { # CODE TEXT "VARIABLES" [FLAGS...]: the run before keeps its log
+    local code=$1 text=$2 variables=$3 rc=0
+    shift 3
+    # shellcheck disable=SC2086  # several variables
+    env DEVICE=cpu RANKS=4 DATA_PATH="$data" LOG_DIR="$work/self" $variables scripts/train_125m.sh "${tiny[@]}" "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
+    error_names "$code" "$text" $rc && cmp -s "$work/self/log.jsonl" "$work/self.jsonl" && [ ! -e "$work/self/tensorboard.1" ] || { why="${why:-the log was moved or written to}"; return 1; }
+}
+check "an unknown flag leaves the log before it" never_starts 2 "unknown flag --lerning-rate" "" --lerning-rate 1
+check "a batch that so many ranks cannot share" never_starts 2 "divisible" "" --global-batch-size 12
+check "data that are not there" never_starts 5 "nowhere" "DATA_PATH=$work/nowhere"
+check "a vocabulary that is missing" never_starts 2 "--vocab-file" "" --tokenizer-type GPT2BPETokenizer
+never_starts_under_mpirun() {
+    local rc=0
+    DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/self "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" --lerning-rate 1 >"$work/out" 2>"$work/err" </dev/null || rc=$?
+    error_names 2 "unknown flag --lerning-rate" $rc && cmp -s "$work/self/log.jsonl" "$work/self.jsonl" || { why="${why:-the log was moved or written to}"; return 1; }
+}
+check "an unknown flag under mpirun" never_starts_under_mpirun
 elsewhere() { # relative paths are the caller's
     cp "$work/text_text_document".* "$work/bin/"
     (cd "$work/bin" && DEVICE=cpu RANKS=2 DATA_PATH=text_text_document "$root/scripts/train_125m.sh" "${tiny[@]}") >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }

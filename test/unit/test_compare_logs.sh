@@ -56,6 +56,9 @@ json_log 0.03 0.05 10000000 160 1250 100 > "$folder/quant.jsonl"
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --curves 3 --svg "$folder/a.svg"
 has "reference row" "base 100 4.0000 4.0950 - - - 4.5000 - 1,000 40.000 2.500 20.0"
 has "other row" "quant 100 4.0500 4.1350 +0.0400 +0.98 0.0023 4.5500 +1.11 1,250 10.000 2.500 16.0"
+has "what the error is of" "tail noise: of the mean over the tail of this one pair of runs, not from seed to seed: other seeds move a gap many times as far (see --help)"
+[ "$(grep -c '^tail noise' "$folder/out")" = 1 ] || fail "what the error is of is said once"
+head -n 1 "$folder/out" | grep -q ' gap  *tail ' || fail "the error's column"
 has "note" "quant: loss +0.98 % against base over iterations 81 to 100, 4.00x fewer bytes between nodes, 1.25x its tokens/s"
 has "curves, head" "iteration base quant difference"
 has "curves, first row" " 1 4.9900 5.0200 +0.0300"
@@ -102,6 +105,9 @@ mkdir "$folder/run7"
 cp "$folder/base.jsonl" "$folder/run7/log.jsonl"
 runs 0 "$folder/base.jsonl" "$folder/run7/log.jsonl"
 grep -q '^base ' "$folder/out" || fail "named by file"
+runs 0 "$folder/base.jsonl"
+lacks "one log has no gap, nor its noise" "noise"
+runs 0 "$folder/base.jsonl" "$folder/run7/log.jsonl"
 grep -q '^run7 .*+0.0000' "$folder/out" || fail "named by folder"
 
 grep -q '^run7: loss +0.00 % .*, as many bytes between nodes' "$folder/out" || fail "equal logs"
@@ -198,6 +204,9 @@ done
 # Names that XML must escape.
 runs 0 "a<b>&\"c\"=$folder/base.jsonl" --svg "$folder/e.svg"
 well_formed "$folder/e.svg"
+
+runs 0 --help
+grep -q '"tail noise"' "$folder/out" || fail "--help says what the tail noise is"
 
 # Errors: one line, exit 5; wrong usage: exit 2.
 runs 5 "$folder/absent.jsonl"

@@ -88,13 +88,20 @@ check "the pause doubles" pauses
 folders() { # where --save may stand
     local words home="$work/a run"
     printf -- '--lr 1  # --save nowhere\n--save "%s" --load "%s"  # here\n' "$home" "$home" >"$work/args"
-    for words in "--save=$home|--load=$home" "@$work/args" "--save|/nowhere|@$work/args"; do
+    printf -- "# of another folder's own\n@args # not --save nowhere\n--tokens 'a --load b'" >"$work/outer"
+    for words in "--save=$home|--load=$home" "@$work/args" "--save|/nowhere|@$work/args" "@$work/outer"; do
         rm -rf "$home" && mkdir "$home" && echo "7+ 7+ 7+ 7+ 0" >"$home/play"
         IFS='|' read -ra words <<<"$words"
         scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" "${words[@]}" 2>"$work/err" || { why="${words[*]}: $(tail -n 1 "$work/err")"; return 1; }
     done
 }
 check "--save= and argument files" folders
+relative() { # paths are the caller's
+    rm -rf "$work/run" && mkdir "$work/run" && echo "7+ 7+ 7+ 7+ 0" >"$work/run/play"
+    echo '--save run --load run' >"$work/args"
+    (cd "$work" && "$OLDPWD/scripts/run_until_done.sh" --pause 0 -- ./stub run @args) 2>"$work/err" || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+}
+check "started from another folder" relative
 checkpoint_path() { # scripts/train_*.sh take the folder from the environment; the speed runs do not, and flags win
     local rc other="$work/other"
     cp "$work/stub" "$work/train_stub.sh"
