@@ -121,7 +121,8 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
 
 # Tests of the model link the trainer's own file.
-$(BUILD)/test/unit/test_gpt $(BUILD)/test/unit/test_memory: $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/test/unit/test_gpt $(BUILD)/test/unit/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
 # Fuzz targets run given inputs (replay.c), or search for inputs when libFuzzer brings main(). mmap: see fuzz_shard.c.
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/files.o
@@ -314,7 +315,8 @@ $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gp
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 # The ranks of the exact regime against the one-process simulator, which computes on the host.
-$(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/test_sdp4bit_mpi.o $(BUILD)/obj/test/mpi/simulator.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+$(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/test_sdp4bit_mpi.o $(BUILD)/obj/test/mpi/simulator.o $(BUILD)/obj/test/mpi/model_gradients.o \
+                                    $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o

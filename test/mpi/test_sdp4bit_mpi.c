@@ -1,6 +1,7 @@
 // The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the one-process simulator, to the bit: every shape of
 // nodes x ranks that this number of ranks allows, every arm, several chunk counts, four consecutive steps of which the third is poisoned
-// with a NaN or an infinity and must be skipped everywhere. Run under mpirun with 1 to 16 ranks; prints ok / not ok on rank 0, exits 0 or 1.
+// with a NaN or an infinity and must be skipped everywhere. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
+// Run under mpirun with 1 to 16 ranks; prints ok / not ok on rank 0, exits 0 or 1.
 // Serves both backends (build/test/gpu/test_sdp4bit_mpi is the GPU's): the simulator always computes on the host.
 //
 //   test_sdp4bit_mpi [--emulate-nodes PER_NODE]   only this shape, whose node borders are real for NCCL, so that nodes may share GPUs
@@ -14,6 +15,7 @@
 #include "llmc/emulate.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
+#include "test/mpi/model_gradients.h"
 #include "test/mpi/simulator.h"
 #include "test/leaks.h"
 
@@ -599,6 +601,8 @@ static int run_shape(Machine *machine, int per_node, bool emulate) {
         failures += !ok;
         if (machine->rank == 0) printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", topology.nodes, per_node, arms[arm].name);
     }
+    ModelRank rank = {machine->device, &lanes, comm, &topology};
+    failures += model_gradients_failures(&rank);
     comm_destroy(comm);
     lanes_close(&lanes);
     device_close(machine->device);

@@ -1,0 +1,371 @@
+// See model_gradients.h. A step here: forward and backward of the rank's own tokens, every rank's gradients as the backward left them to rank 0's simulator,
+// then reductions, verdict, AdamW and gathers through Zero, then both sides compared. The gradients need not be the same on every backend: the simulator
+// starts from whatever the ranks computed. The weights of the next step come out of this one, so what goes wrong also spreads.
+//
+// Odd steps reduce after the backward, so that the reduced gradients can be looked at before AdamW. Even steps are the trainer's: a second backward over the
+// same tokens tells Zero as its layers complete, and nothing waits until the weights are gathered.
+#include "test/mpi/model_gradients.h"
+
+#include <math.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/launch.h"
+#include "test/mpi/simulator.h"
+#include "train_gpt.h"
+
+enum { STEPS = 3 };
+static const float WEIGHT_DECAY = 0.1f;
+
+// --- arms ------------------------------------------------------------------------------------------------------------------------
+
+enum { ARM_FLAGS = 12 };  // at most
+
+// What a run of an arm is told, and what must then travel: Zero makes its choice from the flags, the simulator takes these.
+typedef struct ModelArm {
+    const char *name;
+    const char *flags[ARM_FLAGS + 1];  // NULL at the end
+    GradWire grad;
+    WeightWire weight;
+} ModelArm;
+
+enum { F = CODEC_FP32, H = CODEC_BF16, I8 = CODEC_INT8, I4 = CODEC_INT4, SR = ROUND_STOCHASTIC, RN = ROUND_NEAREST };
+static const ModelArm arms[] = {
+    {"baseline fp32", {"--clip-grad", "1000"}, {F, F, 32, 32, F, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+    {"SDP4Bit",
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform", "--quantized-weights", "--wq-rounding", "stochastic",
+      "--gradient-alltoall-pipeline", "3"},
+     {I8, I4, 128, 128, H, true, SR, 3},
+     {I4, 2048, true, SR}},
+    {"ULq, checksums",
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-bits-intra", "4", "--verify-wire"},
+     {I4, I4, 128, 128, H, false, SR, 0},
+     {FLOATX_CODEC, 32, false, RN}},
+};
+enum { ARMS = sizeof arms / sizeof *arms };
+
+// A bucket per layer where the groups allow it, so that gradients are reduced while others are still computed.
+static const char *const model_flags[] = {
+    "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer", "--make-vocab-size-divisible-by", "8", "--num-layers", "2",
+    "--kv-channels", "64", "--seq-length", "64", "--max-position-embeddings", "64", "--attention-dropout", "0", "--hidden-dropout", "0", "--micro-batch-size", "2",
+    "--lr", "1e-3", "--train-iters", "10", "--clip-grad", "0.5", "--ddp-bucket-size", "1"};
+enum { MODEL_FLAGS = sizeof model_flags / sizeof *model_flags, SIZE_FLAGS = 6 };
+// Many CPU ranks share few cores, and one process simulates them all: they get a quarter of the parameters.
+enum { FEW_RANKS = 4 };
+static const char *const few_ranks_size[SIZE_FLAGS] = {"--hidden-size", "128", "--num-attention-heads", "2", "--vocab-size", "999"};
+static const char *const many_ranks_size[SIZE_FLAGS] = {"--hidden-size", "64", "--num-attention-heads", "1", "--vocab-size", "503"};
+
+// --- one rank --------------------------------------------------------------------------------------------------------------------
+
+typedef struct Model {
+    const ModelRank *rank;
+    const ModelArm *arm;
+    Config config;
+    Arena arena;
+    Zero zero;
+    GPT gpt;
+    Timers *timers;
+    Stream *compute;
+    PlanTensor *tensors;
+    // host memory
+    float *local;        // (arena) this rank's gradients as its backward left them
+    float *found;        // (arena) what comes back from the device
+    float *every;        // rank 0: (dp, arena) all ranks' gradients
+    float **all;         // (dp) rank 0: where each begins
+    float *losses;       // (dp)
+    Simulator sim;       // whole on rank 0; elsewhere only the arrays it broadcasts into
+} Model;
+
+static size_t arena_bytes(const Model *m) { return (size_t)m->zero.plan.arena_elements * sizeof(float); }
+
+static void download(const Model *m, void *host, const void *device, size_t bytes) {
+    copy_to_host(m->compute, host, device, bytes);
+    stream_synchronize(m->compute);
+}
+
+static bool configure(Model *m, Error *err) {
+    char *argv[MODEL_FLAGS + SIZE_FLAGS + ARM_FLAGS];
+    int argc = 0, dp = m->rank->topology->dp_size;
+    const char *const *size = dp <= FEW_RANKS ? few_ranks_size : many_ranks_size;
+    for (int i = 0; i < MODEL_FLAGS; i++) argv[argc++] = (char *)model_flags[i];
+    for (int i = 0; i < SIZE_FLAGS; i++) argv[argc++] = (char *)size[i];
+    for (int i = 0; m->arm->flags[i]; i++) argv[argc++] = (char *)m->arm->flags[i];
+    if (!config_parse(&m->config, argc, argv, NULL, 0, err)) return false;
+    return config_finish(&m->config, dp, (int)m->config.vocab_size + 1, (int)m->config.vocab_size, err);  // and the end of a document
+}
+
+static bool build_model(Model *m, Error *err) {
+    const ModelRank *rank = m->rank;
+    int sharers = strcmp(device_backend(), "cpu") ? rank->topology->device_sharers : rank->topology->dp_size;
+    gpt_describe(&m->gpt, &m->config);
+    m->tensors = gpt_plan_tensors(&m->gpt);
+    if (!zero_plan(&m->zero, &m->config, rank->topology, m->tensors, m->gpt.tensors, &m->arena, err)) return false;
+    gpt_reserve(&m->gpt, &m->arena);
+    if (!arena_allocate(&m->arena, rank->device, sharers, err)) return false;
+    device_set_deterministic(rank->device, true);
+    m->compute = stream_create(rank->device, "compute");
+    m->timers = timers_create(rank->device, 0);
+    zero_start(&m->zero, rank->device, rank->comm, m->compute, rank->lanes, m->timers);
+    m->gpt.zero = &m->zero;
+    m->gpt.stream = m->compute;
+    op_set_scratch(rank->device, m->gpt.scratch);
+    Peers peers = {MPI_COMM_WORLD, 0, NULL};
+    gpt_init_weights(&m->gpt, (uint64_t)m->config.seed, peers);
+    zero_masters_from_weights(&m->zero);
+    return true;
+}
+
+static void build_simulator(Model *m) {
+    const Config *c = &m->config;
+    int dp = m->zero.plan.dp, kept = m->rank->topology->dp_rank == 0 ? dp : 0;
+    SimulatorOptions o = {&m->zero.plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed, (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps,
+                          WEIGHT_DECAY, (float)c->clip_grad, true, (float)c->loss_spike_factor};
+    m->local = (float *)xmalloc(arena_bytes(m), "the test");
+    m->found = (float *)xmalloc(arena_bytes(m), "the test");
+    m->every = (float *)xmalloc((size_t)kept * arena_bytes(m) + 1, "the test");
+    m->all = (float **)xcalloc((size_t)dp, sizeof *m->all, "the test");
+    m->losses = (float *)xcalloc((size_t)dp, sizeof *m->losses, "the test");
+    for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero.plan.arena_elements;
+    floatX *weights = (floatX *)xmalloc(arena_bytes(m), "the test");
+    download(m, weights, m->zero.weights, (size_t)m->zero.plan.arena_elements * sizeof(floatX));
+    simulator_create(&m->sim, &o, weights);
+    free(weights);
+}
+
+static void close_model(Model *m) {
+    simulator_free(&m->sim);
+    zero_stop(&m->zero);
+    arena_free(&m->arena, m->rank->device);
+    zero_free(&m->zero);
+    gpt_free(&m->gpt);
+    timers_destroy(m->timers);
+    stream_destroy(m->compute);
+    config_free(&m->config);
+    free(m->tensors);
+    free(m->local);
+    free(m->found);
+    free(m->every);
+    free(m->all);
+    free(m->losses);
+    free(m);
+}
+
+// --- a step on both sides --------------------------------------------------------------------------------------------------------
+
+// The rank's micro-batch of the step: tokens of which the first numbers are more frequent, each with its successor as target.
+static void upload_tokens(Model *m, uint32_t step) {
+    int N = m->gpt.B * m->gpt.T, T = m->gpt.T;
+    int32_t *drawn = (int32_t *)xmalloc((size_t)(N + 1) * sizeof *drawn, "the test"), *positions = (int32_t *)xmalloc((size_t)N * sizeof *positions, "the test");
+    for (int i = 0; i <= N; i++) {
+        Philox4 r = philox4x32_10(11, 0, (uint32_t)i, 0, (uint32_t)m->rank->topology->dp_rank, step);
+        double x = (r.v[0] + 0.5) * 0x1p-32;
+        drawn[i] = (int32_t)(m->gpt.V * x * x);
+    }
+    for (int i = 0; i < N; i++) positions[i] = i % T;
+    Batch batch = {drawn, drawn + 1, positions, NULL, NULL, 0};
+    gpt_upload(&m->gpt, &batch);
+    stream_synchronize(m->compute);
+    free(drawn);
+    free(positions);
+}
+
+// As the trainer's step up to zero_update, with one micro-batch. overlapped: layers are reduced as they complete; else not at all.
+static void backward(Model *m, uint32_t step, bool overlapped) {
+    GPT *g = &m->gpt;
+    zero_begin(&m->zero, step);
+    gpt_forward(g, g->B, g->T, 0, false, true);
+    gpt_head(g, g->B, g->T, false, 1.0f / (float)(g->B * g->T), true, true);
+    gpt_backward(g, g->B, g->T, 0, false, true, overlapped);
+}
+
+static void collect(Model *m) {
+    float loss;
+    int arena = (int)m->zero.plan.arena_elements;
+    download(m, m->local, m->zero.grads, arena_bytes(m));
+    download(m, &loss, m->zero.loss_sum, sizeof loss);
+    MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Gather(&loss, 1, MPI_FLOAT, m->losses, 1, MPI_FLOAT, 0, MPI_COMM_WORLD);
+}
+
+static void reduce(Model *m, uint32_t step, bool overlapped) {
+    const Plan *plan = &m->zero.plan;
+    if (!overlapped) {
+        for (int unit = plan->units - 1; unit >= 0; unit--) zero_grads_ready(&m->zero, unit);
+        return;
+    }
+    // The 1-D tensors' gradients accumulate: what the first backward left goes, as zero_update clears it.
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        set_zero(m->compute, m->zero.grads + bucket->arena + bucket->matrix, (size_t)bucket->tail * sizeof(float));
+    }
+    backward(m, step, true);
+}
+
+static float rate_of(uint32_t step) { return 2e-3f / (float)step; }
+
+static void simulate(Model *m, uint32_t step) {
+    Simulator *sim = &m->sim;
+    int arena = (int)m->zero.plan.arena_elements;
+    if (m->rank->topology->dp_rank == 0) simulator_step(sim, m->all, m->losses, step, rate_of(step), 0.0f);
+    MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->exp_avg_sq, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->replica, arena * (int)sizeof(floatX), MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->records, m->zero.plan.dp * (int)sizeof(StepRecord), MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, MPI_COMM_WORLD);
+}
+
+// --- comparisons -----------------------------------------------------------------------------------------------------------------
+
+static bool complain(const Model *m, uint32_t step, const char *what, int64_t at) {
+    const Topology *t = m->rank->topology;
+    fprintf(stderr, "rank %d, %d x %d, a GPT's gradients, %s, step %u: %s at %lld\n", t->dp_rank, t->nodes, t->per_node, m->arm->name, step, what, (long long)at);
+    return false;
+}
+
+// These are a model's gradients indeed: every tensor has some, every rank has its own, and the untrained model's loss is that of a guess.
+static bool plausible(const Model *m, uint32_t step) {
+    const Plan *plan = &m->zero.plan;
+    for (int t = 0; t < plan->tensors; t++) {
+        int64_t i = 0;
+        while (i < m->tensors[t].numel && m->local[plan->tensor_arena[t] + i] == 0.0f) i++;
+        if (i == m->tensors[t].numel) return complain(m, step, "no gradient in tensor", t);
+    }
+    if (m->rank->topology->dp_rank != 0) return true;
+    for (int r = 1; r < plan->dp; r++) {
+        if (!memcmp(m->all[0], m->all[r], arena_bytes(m))) return complain(m, step, "the gradients of rank 0 again", r);
+    }
+    return step > 1 || fabs(m->losses[0] - log(m->gpt.V)) < 0.5 || complain(m, step, "an untrained model's loss (in thousandths) is", (int64_t)(1000 * m->losses[0]));
+}
+
+static bool same_bits(const Model *m, uint32_t step, const char *what, const float *a, const float *b, int64_t from, int64_t n) {
+    if (!memcmp(a + from, b + from, (size_t)n * sizeof *a)) return true;
+    int64_t i = from;
+    while (f32_bits(a[i]) == f32_bits(b[i])) i++;
+    return complain(m, step, what, i);
+}
+
+// The own windows hold the reduced gradient, the rest of the arena what the backward left. updated: after AdamW, which leaves the 1-D tensors' clear.
+static bool same_gradients(const Model *m, uint32_t step, bool updated) {
+    const Plan *plan = &m->zero.plan;
+    int64_t rank = m->rank->topology->dp_rank;
+    float *expected = (float *)xmalloc(arena_bytes(m), "the test");
+    memcpy(expected, m->local, arena_bytes(m));
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        int64_t matrix = bucket->arena + rank * bucket->matrix_shard, tails = bucket->arena + bucket->matrix, tail = tails + rank * bucket->tail_shard;
+        memcpy(expected + matrix, m->sim.reduced + matrix, (size_t)bucket->matrix_shard * sizeof *expected);
+        memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_shard * sizeof *expected);
+        if (updated) memset(expected + tails, 0, (size_t)bucket->tail * sizeof *expected);
+    }
+    download(m, m->found, m->zero.grads, arena_bytes(m));
+    bool ok = same_bits(m, step, "another gradient", m->found, expected, 0, plan->arena_elements);
+    free(expected);
+    return ok;
+}
+
+static bool same_shards(const Model *m, uint32_t step, const char *what, const float *device, const float *whole) {
+    int64_t rank = m->rank->topology->dp_rank;
+    bool ok = true;
+    download(m, m->found, device, (size_t)m->zero.plan.shard_elements * sizeof(float));
+    for (int b = 0; ok && b < m->zero.plan.buckets; b++) {
+        const Bucket *bucket = &m->zero.plan.bucket[b];
+        const float *matrix = m->found + bucket->shard, *tail = matrix + bucket->matrix_shard;
+        ok = same_bits(m, step, what, matrix, whole + bucket->arena + rank * bucket->matrix_shard, 0, bucket->matrix_shard) &&
+             same_bits(m, step, what, tail, whole + bucket->arena + bucket->matrix + rank * bucket->tail_shard, 0, bucket->tail_shard);
+    }
+    return ok;
+}
+
+static bool same_verdict(Model *m, uint32_t step) {
+    StepRecord *records = (StepRecord *)m->found;  // dp of them take less than the arena
+    download(m, records, m->zero.records, (size_t)m->zero.plan.dp * sizeof *records);
+    for (int r = 0; r < m->zero.plan.dp; r++) {
+        if (records[r].sum_squares != m->sim.records[r].sum_squares || records[r].loss != m->sim.records[r].loss) return complain(m, step, "another record", r);
+        if (records[r].wire_fault) return complain(m, step, "a message's checksum", (int64_t)records[r].wire_fault);
+    }
+    StepControl control = zero_verdict(&m->zero, 0);
+    if (!control.applied) return complain(m, step, "a skipped step", 0);
+    if ((control.clip_coefficient < 1.0f) != (m->config.clip_grad < 1.0)) return complain(m, step, "clipping that should bite, or should not", 0);
+    return memcmp(&control, &m->sim.control, sizeof control) == 0 || complain(m, step, "another verdict", 0);
+}
+
+static bool same_replica(const Model *m, uint32_t step) {
+    const floatX *weights = (const floatX *)m->found;
+    download(m, m->found, m->zero.weights, (size_t)m->zero.plan.arena_elements * sizeof *weights);
+    for (int64_t i = 0; i < m->zero.plan.arena_elements; i++) {
+        if (memcmp(weights + i, m->sim.replica + i, sizeof *weights)) return complain(m, step, "another weight", i);
+    }
+    return true;
+}
+
+// What one step handed to the transport is what the plan says, to the byte.
+static bool same_traffic(const Model *m, uint32_t step, CommTraffic before) {
+    CommTraffic after = comm_traffic(m->rank->comm);
+    WireBytes plan = plan_wire_bytes(&m->zero.plan, &m->arm->grad, &m->arm->weight);
+    uint64_t sent[COMM_SCOPES] = {0};
+    if (m->zero.plan.dp > 1) {
+        sent[COMM_NODE] = (uint64_t)(plan.grad_intra + plan.weight_intra);
+        sent[COMM_RAIL] = (uint64_t)(plan.grad_inter + plan.weight_inter);
+        sent[COMM_GROUP] = (uint64_t)(m->zero.plan.dp - 1) * sizeof(StepRecord);
+    }
+    for (int scope = 0; scope < COMM_SCOPES; scope++) {
+        if (after.sent[scope] - before.sent[scope] != sent[scope]) return complain(m, step, "other bytes sent in scope", scope);
+    }
+    return true;
+}
+
+// --- steps and arms --------------------------------------------------------------------------------------------------------------
+
+static bool on_all(bool ok) {
+    int value = ok;
+    MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return value != 0;
+}
+
+static bool run_step(Model *m, uint32_t step) {
+    bool overlapped = step % 2 == 0, ok = true;
+    upload_tokens(m, step);
+    backward(m, step, false);
+    collect(m);
+    simulate(m, step);
+    CommTraffic before = comm_traffic(m->rank->comm);
+    reduce(m, step, overlapped);
+    if (!overlapped) {
+        lanes_synchronize(m->rank->lanes);
+        ok = same_gradients(m, step, false);
+    }
+    zero_update(&m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
+    zero_synchronize(&m->zero);
+    ok = ok && plausible(m, step) && same_gradients(m, step, true) && same_verdict(m, step) && same_shards(m, step, "another master", m->zero.master, m->sim.master) &&
+         same_shards(m, step, "another first moment", m->zero.exp_avg, m->sim.exp_avg) &&
+         same_shards(m, step, "another second moment", m->zero.exp_avg_sq, m->sim.exp_avg_sq) && same_traffic(m, step, before) && same_replica(m, step);
+    return on_all(ok);
+}
+
+static bool run_arm(const ModelRank *rank, const ModelArm *arm) {
+    Model *m = (Model *)xcalloc(1, sizeof *m, "a model");
+    Error err = {0};
+    m->rank = rank;
+    m->arm = arm;
+    if (!configure(m, &err) || !build_model(m, &err)) fatal(NULL, err.code, "%s", err.what);
+    build_simulator(m);
+    bool ok = true;
+    for (uint32_t step = 1; ok && step <= STEPS; step++) ok = run_step(m, step);
+    close_model(m);
+    return ok;
+}
+
+int model_gradients_failures(const ModelRank *rank) {
+    const Topology *t = rank->topology;
+    int failures = 0;
+    for (int arm = 0; arm < ARMS; arm++) {
+        bool ok = run_arm(rank, &arms[arm]);
+        failures += !ok;
+        if (t->dp_rank == 0) printf("%s %d x %d ranks: a GPT's gradients, %s\n", ok ? "ok" : "not ok", t->nodes, t->per_node, arms[arm].name);
+    }
+    return failures;
+}
