@@ -31,7 +31,7 @@ one_file() { # both streams in one file, on a machine that is busy: the error be
         done
         for i in 1 2 3 4 5; do
             wait "${jobs[i]}"
-            awk '/^ .* iteration +1\// { logged = 1 } /error: / { found += logged && /^error: / ? 1 : 2 } END { exit found != 1 }' "$work/both$i" || {
+            awk '/^ iteration +1\// { logged = 1 } /error: / { found += logged && /^error: / ? 1 : 2 } END { exit found != 1 }' "$work/both$i" || {
                 why="round $round: $(grep -m 1 'error: ' "$work/both$i" || echo no error line)"
                 return 1
             }
