@@ -1167,6 +1167,7 @@ int main(int argc, char **argv) {
     if (trains) stop_block_signals();
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of write(2), which is told in words
     signal(SIGPIPE, SIG_IGN);  // nobody reads the log lines any more: no reason to lose a run
+    setvbuf(stdout, NULL, _IOLBF, 0);  // lines come whole and at once, into a pipe or file too
     launch_init(&run.launch, &argc, &argv);
     bool ok = agreed(&run, parsed);
     if (ok && run.launch.rank == 0) fputs(notes, stdout);

@@ -2,11 +2,13 @@
 #include "llmc/base.h"
 
 #include <mpi.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,7 +23,35 @@ bool error_set(Error *err, int code, const char *format, ...) {
     return false;
 }
 
+static bool mpi_is_up(void) {
+    int up = 0, down = 0;
+    MPI_Initialized(&up);
+    if (up) MPI_Finalized(&down);
+    return up && !down;
+}
+
+// What would block stays, as does what another thread is writing: a watchdog that waits for a log that nobody reads would end no job.
+static void flush_log(void) {
+    struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
+    if (poll(&out, 1, 0) != 1 || out.revents != POLLOUT || ftrylockfile(stdout) != 0) return;
+    fflush_unlocked(stdout);
+    funlockfile(stdout);
+}
+
+// An error comes after the log lines that led to it, also in a file of both streams. A launcher reads each stream by itself, and the log in blocks that end
+// anywhere (Open MPI: 4095 bytes, through a terminal of its own, of which nobody can ask whether it was read): while it is behind with the first rank's start it would
+// put an error of any rank into the middle of a log line. So a rank gives it a moment.
+static void finish_log(bool logs) {
+    const useconds_t moment = 200000;
+    struct stat out, err;
+    flush_log();
+    if (!logs || !mpi_is_up() || fstat(STDOUT_FILENO, &out) != 0 || fstat(STDERR_FILENO, &err) != 0) return;
+    bool together = out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+    if (!together && !S_ISREG(out.st_mode)) usleep(moment);
+}
+
 void error_print(const Site *site, const char *what) {
+    finish_log(!site || site->rank >= 0);  // before a rank knows its number there is no log
     char where[160] = "";
     if (site && site->rank >= 0) {
         int used = snprintf(where, sizeof where, "rank %d (node %d, gpu %d) ", site->rank, site->node, site->gpu);
@@ -44,10 +74,7 @@ void error_print(const Site *site, const char *what) {
 }
 
 static void end_job(int code) {
-    int up = 0, down = 0;
-    MPI_Initialized(&up);
-    if (up) MPI_Finalized(&down);
-    if (up && !down) MPI_Abort(MPI_COMM_WORLD, code);
+    if (mpi_is_up()) MPI_Abort(MPI_COMM_WORLD, code);
     exit(code);
 }
 
@@ -69,7 +96,6 @@ void fatal(const Site *site, int code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    fflush(stdout);
     error_print(site, what);
     end_job(code);
     abort();  // not reached; tells the compiler so

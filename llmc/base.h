@@ -48,7 +48,8 @@ typedef struct Site {
     Heartbeat *heartbeat;  // signs of life between the ranks of this host; NULL: none
 } Site;
 
-// Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to stderr. site may be NULL.
+// Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to stderr, after what was printed to stdout
+// before; a rank whose streams a launcher reads waits 0.2 s for it in between. site may be NULL. From any thread; does not wait for a stdout that nobody reads.
 void error_print(const Site *site, const char *what);
 
 // error_print, then ends the whole job (MPI_Abort when MPI is up, else exit) with this code. For failures that cannot be

@@ -94,14 +94,24 @@ static bool free_space(const char *directory, uint64_t bytes, uint64_t *availabl
     return true;
 }
 
+enum { SIZE_TEXT = 32 };
+
+// "1.234 GB", "1.234 MB" or "1.234 kB": three decimals of the largest unit that is not below one; text: SIZE_TEXT bytes.
+static const char *size_text(uint64_t bytes, char *text) {
+    const char *unit = bytes >= 1000000000 ? "GB" : bytes >= 1000000 ? "MB" : "kB";
+    double scale = bytes >= 1000000000 ? 1e9 : bytes >= 1000000 ? 1e6 : 1e3;
+    snprintf(text, SIZE_TEXT, "%.3f %s", (double)bytes / scale, unit);
+    return text;
+}
+
 bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err) {
     uint64_t available, needed;
     if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
     if (!save_folder_clear(directory, err)) return false;
     if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "a checkpoint of %.3f GB does not fit into %s, which has %.3f GB left; free some space or choose another folder with --save",
-                     (double)needed / 1e9, directory, (double)available / 1e9);
+    char size[SIZE_TEXT], left[SIZE_TEXT];
+    return error_set(err, EXIT_CHECKPOINT, "a checkpoint of %s does not fit into %s, which has %s left; free some space or choose another folder with --save",
+                     size_text(needed, size), directory, size_text(available, left));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -194,6 +204,7 @@ void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, 
         if (wanted > most) wanted = most > 1 ? most : 1;
     }
     if (wanted <= room) return;
-    snprintf(line, line_bytes, "WARNING: %s has %.3f GB left: room for %" PRId64 " more checkpoints of %.3f GB, but this run will want %" PRId64
-             "; free some space, or see --keep-last-checkpoints", directory, (double)available / 1e9, room, (double)needed / 1e9, wanted);
+    char size[SIZE_TEXT], left[SIZE_TEXT];
+    snprintf(line, line_bytes, "WARNING: %s has %s left: room for %" PRId64 " more checkpoints of %s, but this run will want %" PRId64
+             "; free some space, or see --keep-last-checkpoints", directory, size_text(available, left), room, size_text(needed, size), wanted);
 }

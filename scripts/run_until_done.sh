@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs a training command again and again until it is done: after exit code 75 (stopped by a signal, saved) at once, after 7 (a rank or a network was lost) and
-# after a rank that was killed with a growing pause. The command must have --save and --load of one folder, so that every start goes on from the last
-# checkpoint. Gives up when starts bring no new checkpoint, since what ends a run twice at the same place will end it again.
+# after a rank that was killed by a signal (SIGKILL for want of memory, SIGBUS, SIGSEGV ...) with a growing pause. The command must have --save and --load of one
+# folder, so that every start goes on from the last checkpoint. Gives up when starts bring no new checkpoint, since what ends a run twice at the same place will end
+# it again.
 #
 #   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- mpirun -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/a --load runs/a ...
 #   CHECKPOINT_PATH=runs/a scripts/run_until_done.sh -- scripts/train_1.3b.sh ...
@@ -28,9 +29,9 @@ while [ $# -gt 0 ]; do
     --pause) pause=$(number "$@") || exit 2; shift 2 ;;
     --help | -h)
         echo "usage: scripts/run_until_done.sh [--max-restarts N] [--max-without-progress N] [--pause SECONDS] -- COMMAND..."
-        echo "Runs COMMAND, which must have --save and --load of one folder, and again after exit codes 7 and 75 or a killed rank (137, 134, 139), until it"
-        echo "is done, N restarts were made (100), or N starts in a row brought no new checkpoint (3). The pause (10 s) doubles up to 16 times its length while"
-        echo "there is no progress; there is none after 75."
+        echo "Runs COMMAND, which must have --save and --load of one folder, and again after exit codes 7 and 75 or a rank killed by a signal (129 to 192,"
+        echo "as 137 for SIGKILL; but not 130 and 143, SIGINT and SIGTERM: somebody ended it), until it is done, N restarts were made (100), or N starts"
+        echo "in a row brought no new checkpoint (3). The pause (10 s) doubles up to 16 times its length while there is no progress; there is none after 75."
         exit 0 ;;
     --) shift; break ;;
     *) usage "unknown argument $1; write -- before the command" ;;
@@ -56,6 +57,10 @@ find_folder "$@"
 [ -n "$folder" ] && [ $loads = 1 ] || usage "the command has no --save or no --load: a restart would begin anew"
 saved() { cat "$folder/latest_checkpointed_iteration.txt" 2>/dev/null || echo none; }
 
+# Exit codes that a start from the last checkpoint may mend: saved and left, a lost rank, one that was killed by a signal (128 and its number). SIGINT and SIGTERM
+# were meant to end the run; SIGUSR1 (138: the ranks were not there yet) to save it, as with 75.
+goes_on() { [ "$1" = 7 ] || [ "$1" = 75 ] || { [ "$1" -gt 128 ] && [ "$1" -le 192 ] && [ "$1" != 130 ] && [ "$1" != 143 ]; }; }
+
 # A signal to this script, Ctrl-C too, is for the run, which saves and leaves with 75; then nothing is started again. The session of its own keeps the
 # terminal's Ctrl-C from mpirun.
 stopping=0 child='' session=()
@@ -77,10 +82,7 @@ while :; do
         kill -0 "$child" 2>/dev/null || break
     done
     child=
-    case $code in
-    7 | 75 | 134 | 137 | 139) ;;
-    *) exit "$code" ;;
-    esac
+    goes_on "$code" || exit "$code"
     if [ $stopping = 1 ]; then
         say "stopped by a signal; exit code $code, last checkpoint $(saved)"
         exit "$code"

@@ -21,6 +21,24 @@ check "baseline: exit code 4" aborts baseline
 check "SDP4Bit: exit code 4" aborts sdp4bit "${paper[@]}"
 check "qW: exit code 4" aborts qw --quantized-weights --weight-quantization-method direct
 check "without clipping: exit code 4" aborts noclip --clip-grad 0
+one_file() { # both streams in one file, on a machine that is busy: the error begins a line, after the log lines that led to it
+    local round i jobs=()
+    for round in 1 2 3; do
+        for i in 1 2 3 4 5; do
+            timeout -k 5 $((60 * patience)) "${launcher[@]}" -np 2 "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${wild[@]}" --gpus-per-node 1 \
+                >"$work/both$i" 2>&1 </dev/null &
+            jobs[i]=$!
+        done
+        for i in 1 2 3 4 5; do
+            wait "${jobs[i]}"
+            awk '/^ iteration +1\// { logged = 1 } /error: / { found += logged && /^error: / ? 1 : 2 } END { exit found != 1 }' "$work/both$i" || {
+                why="round $round: $(grep -m 1 'error: ' "$work/both$i" || echo no error line)"
+                return 1
+            }
+        done
+    done
+}
+check "one file for both streams: the error begins a line" one_file
 late() { # the verdict is read a step late when nothing is logged or saved in between
     LIMIT=30 train 4 "${wild[@]}" --log-interval 1000 --save "$work/late" --save-interval 1000
     error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] || return 1

@@ -1,12 +1,15 @@
 // Signs of life between real processes: who is named when a wait takes too long.
 // ranks: 2 4
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "llmc/heartbeat.h"
 #include "llmc/launch.h"
+
+#define STALLS "stalls"
 
 static int failures = 0;
 
@@ -67,24 +70,48 @@ static bool alone_watches_itself(const Site *site) {
     return ok && !other.heartbeat;
 }
 
-// What the watchdog of a rank whose device stands still prints as it ends the job, in a process of its own: the collectives that were issued.
+// The program started as test_heartbeat STALLS: a rank alone whose device stands still, until its watchdog ends it.
+static int stall(void) {
+    Site site = {0, 0, 0, 3, "update", NULL};
+    heartbeat_open(&site, MPI_COMM_SELF, 1, 0.2);
+    heartbeat_issues(&site, "all-to-all", "inside the node");
+    heartbeat_issues(&site, "all-gather", "between nodes");
+    heartbeat_waits(&site, true);
+    sleep(30);
+    return 0;
+}
+
+// The environment without what makes a process one of this job's ranks; malloc'ed, the words are those of environ.
+static char **environment_of_one(void) {
+    const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_", "SLURM_", NULL};
+    int count = 0, kept = 0;
+    while (environ[count]) count++;
+    char **words = (char **)xcalloc((size_t)count + 1, sizeof *words, "an environment");
+    for (int i = 0; i < count; i++) {
+        bool drop = false;
+        for (int j = 0; ours[j]; j++) drop |= !strncmp(environ[i], ours[j], strlen(ours[j]));
+        if (!drop) words[kept++] = environ[i];
+    }
+    return words;
+}
+
+// What the watchdog of a rank whose device stands still prints as it ends the job, in a process of its own: the collectives that were issued. A program that is
+// started anew, since a child of a process with threads must start none.
 static bool collectives_are_told(int rank, char *text, size_t bytes) {
     int ends[2], status = 0;
     size_t used = 0;
     if (rank > 0) return true;
     if (pipe(ends) != 0) return false;
+    char *arguments[] = {"test_heartbeat", STALLS, NULL}, **words = environment_of_one();
     pid_t child = fork();
     if (child == 0) {
-        Site site = {0, 0, 0, 3, "update", NULL};
         dup2(ends[1], 2);
         close(ends[0]);
-        heartbeat_open(&site, MPI_COMM_SELF, 1, 0.2);
-        heartbeat_issues(&site, "all-to-all", "inside the node");
-        heartbeat_issues(&site, "all-gather", "between nodes");
-        heartbeat_waits(&site, true);
-        sleep(30);
-        _exit(0);
+        close(ends[1]);
+        execve("/proc/self/exe", arguments, words);
+        _exit(127);
     }
+    free(words);
     close(ends[1]);
     for (ssize_t got; child > 0 && used < bytes - 1 && (got = read(ends[0], text + used, bytes - 1 - used)) > 0;) used += (size_t)got;
     text[used] = '\0';
@@ -112,6 +139,7 @@ static bool hosts_take_turns(int rank, int size) {
 int main(int argc, char **argv) {
     Launch launch;
     launch_init(&launch, &argc, &argv);
+    if (argc > 1 && !strcmp(argv[1], STALLS)) return stall();
     Site site = {launch.rank, 0, 0, 0, "test", NULL};
     heartbeat_open(&site, launch.host, launch.size, 10);
     report(site.rank, "ranks of a host share memory", site.heartbeat != NULL);

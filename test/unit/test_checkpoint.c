@@ -850,7 +850,7 @@ static void forecasts(void **state) {
     save_folder_forecast(f->save, 1000000, 5, &all, line, sizeof line);
     assert_string_equal(line, "");
     save_folder_forecast(f->save, 1000000, 6, &all, line, sizeof line);
-    assert_non_null(strstr(line, "room for 5 more checkpoints of 0.001 GB, but this run will want 6;"));
+    assert_non_null(strstr(line, "room for 5 more checkpoints of 1.001 MB, but this run will want 6;"));
     faults.free_bytes = (1 << 20) + 2 * 1001000;  // one is there: with two more there are three for a while
     save_folder_forecast(f->save, 1000000, 1000, &two, line, sizeof line);
     assert_string_equal(line, "");

@@ -355,6 +355,7 @@ static int read_and_end(const Shard *s, const Site *site, char *said, size_t byt
     pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], 2);
+        close(ends[0]);  // what it says after the first write fails when nobody reads any more
         mapped_set_site(site);
         shard_read(s, s->tokens - 1, 1, &token);
         _exit(0);

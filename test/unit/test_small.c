@@ -1,4 +1,5 @@
 // Small host modules: counter-based uniforms, sampling from logits, the memory plan, error lines, integer helpers.
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -101,6 +102,53 @@ static void errors_stay_on_one_line(void **state) {
     assert_int_equal(strlen(text), strlen("error: ") + sizeof((Error *)0)->what);  // cut, with its newline
 }
 
+// One file for both streams: what was printed before an error comes before it, also when its end stands in the buffer still.
+static void errors_follow_the_log(void **state) {
+    enum { LINES = 300 };
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    fflush(stdout);
+    int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO), seen = 0;
+    dup2(fileno(file), STDOUT_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    for (int i = 0; i < LINES; i++) printf("  argument_%d ........................ None\n", i);
+    error_print(NULL, "it broke; mend it");
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    close(out);
+    close(err);
+    rewind(file);
+    char line[200], last[200] = "";
+    while (fgets(line, sizeof line, file)) {
+        seen += !strncmp(line, "  argument_", 11) && strstr(line, " None\n");
+        memcpy(last, line, sizeof last);
+    }
+    fclose(file);
+    assert_int_equal(seen, LINES);
+    assert_string_equal(last, "error: it broke; mend it\n");
+}
+
+// A pipe that nobody empties does not keep an error back: who ends a job may be a watchdog.
+static void errors_wait_for_no_reader(void **state) {
+    int ends[2], out;
+    char block[4096], text[200];
+    memset(block, 'x', sizeof block);
+    assert_int_equal(pipe(ends), 0);
+    fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    while (write(ends[1], block, sizeof block) > 0) continue;
+    fcntl(ends[1], F_SETFL, 0);
+    fflush(stdout);
+    out = dup(STDOUT_FILENO);
+    dup2(ends[1], STDOUT_FILENO);
+    fputs("unread", stdout);
+    printed_error(NULL, "it broke; mend it", text, sizeof text);
+    assert_string_equal(text, "error: it broke; mend it\n");
+    dup2(out, STDOUT_FILENO);  // the word comes out there
+    close(out);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 static void integer_helpers(void **state) {
     assert_int_equal(lcm64(128, 96), 384);
     assert_int_equal(lcm64(7, 7), 7);
@@ -124,7 +172,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uniforms_lie_below_one),
         cmocka_unit_test(sampling_follows_the_softmax), cmocka_unit_test(the_memory_plan_is_what_is_allocated),
-        cmocka_unit_test(errors_stay_on_one_line),      cmocka_unit_test(pauses_do_not_count_against_a_limit),
+        cmocka_unit_test(errors_stay_on_one_line),
+        cmocka_unit_test(errors_follow_the_log),
+        cmocka_unit_test(errors_wait_for_no_reader),
+        cmocka_unit_test(pauses_do_not_count_against_a_limit),
         cmocka_unit_test(integer_helpers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
