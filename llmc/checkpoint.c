@@ -1,6 +1,7 @@
 // Saving a checkpoint: see checkpoint.h. Called by train_gpt.cu. First this rank collects what goes into its shard, in which order. Then three phases that
 // touch files and call no MPI, so that a thread can do them while training goes on: prepare (rank 0: the folder), write (all: the shard), publish (rank 0:
-// manifest, renames, list of the run's checkpoints, tracker, old checkpoints). Between them, on the caller's thread, the ranks agree and rank 0 gathers what the manifest says.
+// manifest, renames, list of the run's checkpoints, tracker, old checkpoints). Between them, on the caller's thread, the ranks agree and rank 0 gathers what
+// the manifest says.
 #include "llmc/checkpoint.h"
 
 #include <inttypes.h>

@@ -106,7 +106,8 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 // (EXIT_CHECKPOINT) that names the damaged file.
 Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err);
 // The checkpoint of *iteration, which the tracker names; when it is damaged or not there the newest sound one before it in its line (lineage.h), and *iteration
-// becomes its number and note (empty otherwise) a line that says what was wrong, and one more when the list of the line is damaged. NULL with the error of the first one when none is sound. Collective, as above, hashes verified.
+// becomes its number and note (empty otherwise) a line that says what was wrong, and one more when the list of the line is damaged. NULL with the error of the
+// first one when none is sound. Collective, as above, hashes verified.
 Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const CheckpointState *checkpoint_state(const Checkpoint *checkpoint);

@@ -1,4 +1,4 @@
-// Files that survive a crash: see durable.h. Used by safetensors.c, checkpoint.c and checkpoint_load.c.
+// Files that survive a crash: see durable.h. Used as durable.h says.
 #include "llmc/durable.h"
 
 #include <errno.h>
