@@ -378,6 +378,7 @@ typedef struct Run {
     Interval interval;
     double started;           // wall clock of the process's start
     int64_t last_saved;
+    int64_t went_on_from;   // the checkpoint in the --save folder that this run went on from; -1: none
     int save_lock;            // of rank 0 on the folder of --save
     Saver saver;
     Stop stop;                // why the run is to be left early
@@ -775,19 +776,22 @@ static bool enough_validation(Run *run) {
                      "--eval-interval and --eval-iters that the run began with", (long long)held, (long long)run->consumed_valid, (long long)wanted);
 }
 
-// Fills the weights. --load: Megatron's rules. No tracker file means a fresh start, so that the same script starts and resumes a run.
+// Fills the weights. --load: Megatron's rules. No tracker and no checkpoints mean a fresh start, so that the same script starts and resumes a run.
 static bool load_checkpoint(Run *run) {
     Config *c = &run->config;
     run->site.phase = "load checkpoint";
     run->last.beta1_power = run->last.beta2_power = 1.0;
+    run->went_on_from = -1;
     if (!c->load) {
         fresh_weights(run);
         return true;
     }
-    int64_t iteration = run->launch.rank == 0 ? checkpoint_latest(c->load, &run->error) : 0;  // one answer for all ranks
+    char lost[1400] = "", fallback[1400];
+    int64_t iteration = run->launch.rank == 0 ? checkpoint_find(c->load, lost, sizeof lost, &run->error) : 0;  // one answer for all ranks
     if (!agreed(run, iteration != -2)) return false;
     Peers peers = peers_of(run, run->launch.world);
     peers_broadcast(&peers, &iteration, sizeof iteration, 0);
+    peers_broadcast(&peers, lost, sizeof lost, 0);
     if (iteration == -1) {
         log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch", c->load);
         if (!c->exit_on_missing_checkpoint) {
@@ -798,16 +802,18 @@ static bool load_checkpoint(Run *run) {
         run->exit_code = EXIT_DONE;
         return false;
     }
+    if (*lost) log_line(run->log, "%s", lost);
     log_line(run->log, " loading checkpoint from %s at iteration %lld", c->load, (long long)iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    char fallback[1400];
     Checkpoint *checkpoint = checkpoint_open_sound(c->load, &iteration, &peers, fallback, sizeof fallback, &run->error);
     if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint) && enough_validation(run));
     if (checkpoint) checkpoint_close(checkpoint);
     timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", c->load, (long long)iteration);
-    run->last_saved = c->save && !strcmp(c->save, c->load) && !*fallback ? run->iteration : 0;
+    // Saved again even when no step is left, where the tracker is not right.
+    run->last_saved = c->save && !strcmp(c->save, c->load) && !*lost && !*fallback ? run->iteration : 0;
+    run->went_on_from = c->save && !c->finetune && save_folder_same(c->save, c->load) ? iteration : -1;
     return ok;
 }
 
@@ -1084,7 +1090,7 @@ static bool start_run(Run *run) {
     const Config *c = &run->config;
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
     if (!agreed(run, run->progress != NULL)) return false;
-    Saver saver = {c, &run->zero, run->tensors, run->log, run->progress, peers_of(run, run->launch.world), NULL};
+    Saver saver = {c, &run->zero, run->tensors, run->log, run->progress, peers_of(run, run->launch.world), run->went_on_from, NULL, false};
     run->saver = saver;
     if (c->save && !agreed(run, saver_has_room(&run->saver, run->iteration, &run->error))) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);

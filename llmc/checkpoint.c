@@ -1,6 +1,7 @@
 // Saving a checkpoint: see checkpoint.h. Called by train_gpt.cu. First this rank collects what goes into its shard, in which order. Then three phases that
 // touch files and call no MPI, so that a thread can do them while training goes on: prepare (rank 0: the folder), write (all: the shard), publish (rank 0:
-// manifest, renames, tracker, old checkpoints). Between them, on the caller's thread, the ranks agree and rank 0 gathers what the manifest says.
+// manifest, renames, list of the run's checkpoints, tracker, old checkpoints). Between them, on the caller's thread, the ranks agree and rank 0 gathers what
+// the manifest says.
 #include "llmc/checkpoint.h"
 
 #include <inttypes.h>
@@ -13,12 +14,21 @@
 
 #include "llmc/durable.h"
 #include "llmc/heartbeat.h"
+#include "llmc/lineage.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
 #include "llmc/version.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Names
+
+// A file of a few bytes that is replaced by its successor, and put back when the save fails after all.
+typedef struct SmallFile {
+    char *path, *fresh;
+    char *before;  // its text; NULL: there was none, or nothing that could be put back
+    uint64_t before_bytes;
+    bool switched;
+} SmallFile;
 
 // Where a save writes and what it becomes. All under the save folder.
 typedef struct Names {
@@ -27,7 +37,7 @@ typedef struct Names {
     char *shard_folder;           // .iter_0000100.tmp/mp_rank_00
     char *shard_name, *shard;     // this rank's file, without and with the folder
     char *manifest;
-    char *tracker, *tracker_fresh;
+    SmallFile lineage, tracker;
 } Names;
 
 // The folder of tensor rank 0, in Megatron's naming; --tensor-model-parallel-size above 1 is refused.
@@ -43,13 +53,16 @@ static Names make_names(const CheckpointSave *save, int rank, int ranks) {
     n.shard_name = text_format("shard_%05d_of_%05d.safetensors", rank, ranks);
     n.shard = text_format("%s/%s", n.shard_folder, n.shard_name);
     n.manifest = text_format("%s/" MANIFEST_NAME, n.fresh);
-    n.tracker = text_format("%s/" CHECKPOINT_TRACKER, n.directory);
-    n.tracker_fresh = text_format("%s/." CHECKPOINT_TRACKER ".tmp", n.directory);
+    n.lineage.path = text_format("%s/" LINEAGE_NAME, n.directory);
+    n.lineage.fresh = text_format("%s/." LINEAGE_NAME ".tmp", n.directory);
+    n.tracker.path = text_format("%s/" CHECKPOINT_TRACKER, n.directory);
+    n.tracker.fresh = text_format("%s/." CHECKPOINT_TRACKER ".tmp", n.directory);
     return n;
 }
 
 static void free_names(Names *n) {
-    char *all[] = {n->fresh, n->final, n->aside, n->shard_folder, n->shard_name, n->shard, n->manifest, n->tracker, n->tracker_fresh};
+    char *all[] = {n->fresh, n->final, n->aside, n->shard_folder, n->shard_name, n->shard, n->manifest, n->lineage.path, n->lineage.fresh, n->lineage.before,
+                   n->tracker.path, n->tracker.fresh, n->tracker.before};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -168,42 +181,53 @@ static bool check_manifest(const char *text, size_t bytes, const char *path, Err
     return ok;
 }
 
-// Puts back the tracker as it was (before: its text, NULL when there was none).
-static void restore_tracker(const Names *n, const char *before, uint64_t bytes) {
+// What a small file holds before it is replaced. A damaged one, which nothing could be learnt from, is as good as none.
+static bool remember(SmallFile *f, uint64_t max_bytes, Error *err) {
+    if (!durable_plain_file(f->path, max_bytes)) return true;
+    f->before = durable_read_file(f->path, max_bytes, &f->before_bytes, err);
+    return f->before != NULL;
+}
+
+static bool switch_file(SmallFile *f, const char *directory, Error *err) {
+    f->switched = rename(f->fresh, f->path) == 0;
+    return f->switched ? durable_sync_folder(directory, err) : durable_error(err, "rename to", f->path);
+}
+
+static void put_back(const SmallFile *f) {
     Error ignored;  // the caller already has an error to report
-    if (!before) {
-        unlink(n->tracker);
-    } else if (durable_write_file(n->tracker_fresh, before, bytes, &ignored) && rename(n->tracker_fresh, n->tracker) != 0) {
-        unlink(n->tracker_fresh);
+    if (!f->switched) return;
+    if (!f->before) {
+        unlink(f->path);
+    } else if (durable_write_file(f->fresh, f->before, f->before_bytes, &ignored) && rename(f->fresh, f->path) != 0) {
+        unlink(f->fresh);
     }
 }
 
-// The renames. Everything they need is on the disk already. The folder's name is made durable before the tracker names it.
-static bool switch_over(const Names *n, Replacement *folder, Error *err) {
-    uint64_t bytes = 0;
-    char *before = NULL;
-    if (durable_exists(n->tracker) && !(before = durable_read_file(n->tracker, CHECKPOINT_TRACKER_MAX_BYTES, &bytes, err))) return false;
-    bool ok = durable_replace(folder, err);
-    if (ok) {
-        ok = durable_sync_folder(n->directory, err);
-        bool tracked = ok && rename(n->tracker_fresh, n->tracker) == 0;
-        if (ok && !tracked) durable_error(err, "rename to", n->tracker);
-        ok = tracked && durable_sync_folder(n->directory, err);
-        if (tracked && !ok) restore_tracker(n, before, bytes);
-        if (!ok) durable_replace_undo(folder);
-    }
-    free(before);
-    return ok;
+// The renames. Everything they need is on the disk already. The folder's name is made durable before the list and the tracker name it, and the list before
+// the tracker: the checkpoint that the tracker names is always in the list.
+static bool switch_over(Names *n, Replacement *folder, Error *err) {
+    if (!remember(&n->lineage, LINEAGE_MAX_BYTES, err) || !remember(&n->tracker, CHECKPOINT_TRACKER_MAX_BYTES, err) || !durable_replace(folder, err)) return false;
+    bool ok = durable_sync_folder(n->directory, err) && switch_file(&n->lineage, n->directory, err) && switch_file(&n->tracker, n->directory, err);
+    if (ok) return true;
+    put_back(&n->tracker);
+    put_back(&n->lineage);
+    durable_replace_undo(folder);
+    return false;
 }
 
-// Rank 0, after all shards are on the disk: manifest, renames, tracker. Replaces an older checkpoint of the same iteration.
-static bool publish(const CheckpointSave *save, const Names *n, const char *manifest, size_t bytes, Error *err) {
+// Rank 0, after all shards are on the disk: manifest, renames, list, tracker. Replaces an older checkpoint of the same iteration.
+static bool publish(const CheckpointSave *save, Names *n, const char *manifest, size_t bytes, const Lineage *lineage, Error *err) {
     char number[32];
     Replacement folder = {.fresh = n->fresh, .final = n->final, .aside = n->aside};
     int digits = snprintf(number, sizeof number, "%" PRId64, save->state.iteration);
+    uint64_t list_bytes;
+    char *list = lineage_text(lineage, &list_bytes);
     bool ok = durable_write_file(n->manifest, manifest, bytes, err) && durable_sync_folder(n->fresh, err) &&
-              durable_write_file(n->tracker_fresh, number, (uint64_t)digits, err) && switch_over(n, &folder, err);
-    if (!ok) unlink(n->tracker_fresh);
+              durable_write_file(n->lineage.fresh, list, list_bytes, err) && durable_write_file(n->tracker.fresh, number, (uint64_t)digits, err) &&
+              switch_over(n, &folder, err);
+    free(list);
+    if (!ok) unlink(n->lineage.fresh);
+    if (!ok) unlink(n->tracker.fresh);
     Error ignored;  // an old copy that stays is removed by the next save
     if (ok && folder.replaced) durable_remove_tree(folder.exchanged ? n->fresh : n->aside, &ignored);
     return ok;
@@ -256,17 +280,39 @@ struct CheckpointJob {
     pthread_t thread;
     bool threaded;                   // a thread is at work, or has been and is to be joined
     atomic_bool working;
+    char damage[1400], others[1400];  // lines for the user, on rank 0
 };
 
+// What the user should know about the folder.
+static void describe_folder(CheckpointJob *job, const Lineage *lineage) {
+    char others[120];
+    const char *directory = job->save.directory;
+    if (*lineage->damage) {
+        snprintf(job->damage, sizeof job->damage, "WARNING: %.900s/" LINEAGE_NAME " was damaged: %s; the run's earlier checkpoints were taken by their folders' names",
+                 directory, lineage->damage);
+    }
+    lineage_others(directory, lineage, others, sizeof others);
+    if (*others) {
+        snprintf(job->others, sizeof job->others, "WARNING: %.900s also holds checkpoints of another run or branch (iterations %s), which are neither counted nor removed",
+                 directory, others);
+    }
+}
+
 static bool publish_job(CheckpointJob *job) {
+    const CheckpointSave *save = &job->save;
     size_t bytes;
-    char *text = manifest_text(&job->save, job->ranks, job->entries, job->entries_bytes, &bytes);
-    bool ok = check_manifest(text, bytes, job->names.manifest, &job->error) && publish(&job->save, &job->names, text, bytes, &job->error);
-    free(text);
+    Lineage lineage = {NULL, 0, false, ""};
     Error left;
+    char *text = manifest_text(save, job->ranks, job->entries, job->entries_bytes, &bytes);
+    bool ok = check_manifest(text, bytes, job->names.manifest, &job->error) &&
+              lineage_extend(save->directory, save->before, save->state.iteration, &lineage, &job->error) &&
+              publish(save, &job->names, text, bytes, &lineage, &job->error);
+    free(text);
+    if (ok) describe_folder(job, &lineage);
     // The new checkpoint stands; an old one that cannot be deleted takes space and does no harm.
-    if (ok && !save_folder_prune(job->save.directory, job->save.state.iteration, &job->save.keep, &left))
+    if (ok && !save_folder_prune(save->directory, lineage.iterations, lineage.count, &save->keep, &left))
         fprintf(stderr, "warning: old checkpoints stay: %s\n", left.what);
+    lineage_free(&lineage);
     return ok;
 }
 
@@ -348,6 +394,8 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
 
 bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->working); }
 const CheckpointState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
+const char *checkpoint_job_damage(const CheckpointJob *job) { return job->damage; }
+const char *checkpoint_job_others(const CheckpointJob *job) { return job->others; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
     heartbeat_waits(job->peers.site, false);  // from here on this rank is busy with the save

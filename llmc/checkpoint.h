@@ -3,7 +3,8 @@
 // loads at another data-parallel size or with other group sizes. Called by train_gpt.cu with what zero_slices.c hands it. checkpoint.c saves,
 // checkpoint_load.c loads, manifest.h describes the manifest, safetensors.h the shards, durable.h the care taken with files.
 //
-//   <save>/latest_checkpointed_iteration.txt
+//   <save>/latest_checkpointed_iteration.txt             the tracker
+//   <save>/checkpoints_of_run.txt                         which of the checkpoints here are of the run that the tracker's is of (lineage.h)
 //   <save>/iter_0000100/manifest.json                     files, sizes, hashes, counters, arguments, parameter table
 //   <save>/iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     tensors "<parameter>|<kind>|<lo>"
 //   <save>/.iter_0000100.tmp/         while saving; what a killed save left is removed by the next one
@@ -62,6 +63,7 @@ typedef struct CheckpointSave {
     // In the background fetch only begins its copies: this returns when all have arrived. NULL: fetch returns when its copy has.
     void (*fetched)(void *context);
     Retention keep;                 // older checkpoints that stay; zeros: all
+    int64_t before;                 // the checkpoint in this folder that the run went on from, or saved last; -1: none
     MPI_Comm comm;                  // all ranks
     double limit;                   // seconds that a rank waits for the others; 0: for ever
     const Site *site;               // for the message when they do not come; may be NULL
@@ -82,6 +84,10 @@ bool checkpoint_busy(const CheckpointJob *job);
 // Collective: the next part. *done: the checkpoint is on the disk and the tracker names it; or false is returned and it failed, on all ranks alike.
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err);
 const CheckpointState *checkpoint_job_state(const CheckpointJob *job);
+// Once done, on rank 0: WARNING lines about the folder, each empty when there is nothing to say: that the list of the run's checkpoints was damaged; which
+// checkpoints are of another run or branch.
+const char *checkpoint_job_damage(const CheckpointJob *job);
+const char *checkpoint_job_others(const CheckpointJob *job);
 // Once done or failed.
 void checkpoint_job_free(CheckpointJob *job);
 // Bytes of the slices that one rank saves.
@@ -92,12 +98,16 @@ typedef struct Checkpoint Checkpoint;
 // Iteration named by the tracker file, or -1 when there is no tracker (err not filled), or -2 with err for a damaged one. Megatron-LM's
 // tracker word "release" (a checkpoint in <directory>/release) counts as iteration 0. Not collective: one rank asks and tells the others.
 int64_t checkpoint_latest(const char *directory, Error *err);
+// The same, but beside a tracker that is damaged or not there the run's newest checkpoint in the folder, and note a line that says so (empty otherwise). -1 only
+// for a folder without any checkpoint of this program: nothing would tell a fresh start from the end of a long run.
+int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);
 // Collective over comm, same result on every rank: rank 0 reads iteration's manifest for all; the ranks share the work of checking the shards' sizes
 // (verify: also their hashes). Shards are opened when they are first read, and their headers compared with the manifest. NULL with an error
 // (EXIT_CHECKPOINT) that names the damaged file.
 Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err);
-// The checkpoint of *iteration, which the tracker names; when it is damaged or not there the newest sound one before it, and *iteration becomes its number
-// and note (empty otherwise) a line that says what was wrong. NULL with the error of the first one when none is sound. Collective, as above, hashes verified.
+// The checkpoint of *iteration, which the tracker names; when it is damaged or not there the newest sound one before it in its line (lineage.h), and *iteration
+// becomes its number and note (empty otherwise) a line that says what was wrong, and one more when the list of the line is damaged. NULL with the error of the
+// first one when none is sound. Collective, as above, hashes verified.
 Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const CheckpointState *checkpoint_state(const Checkpoint *checkpoint);

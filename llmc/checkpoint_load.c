@@ -9,6 +9,7 @@
 
 #include "llmc/durable.h"
 #include "llmc/heartbeat.h"
+#include "llmc/lineage.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
 
@@ -30,33 +31,16 @@ struct Checkpoint {
 // ---------------------------------------------------------------------------------------------------------------------
 // Tracker
 
-static int64_t parse_tracker(char *text, const char *path, Error *err) {
+static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error *err) {
     char *end = text + strlen(text);
+    bool whole = end == text + bytes;  // no 0 within
     while (end > text && strchr(" \t\r\n", end[-1])) *--end = 0;
-    if (strcmp(text, "release") == 0) return 0;
+    if (whole && strcmp(text, "release") == 0) return 0;
     size_t length = strlen(text);
-    if (length > 0 && length <= TRACKER_MAX_DIGITS && strspn(text, "0123456789") == length) return strtoll(text, NULL, 10);
+    if (whole && length > 0 && length <= TRACKER_MAX_DIGITS && strspn(text, "0123456789") == length) return strtoll(text, NULL, 10);
     error_set(err, EXIT_CHECKPOINT, "%s holds '%.40s', which is not an iteration; write the number of an iter_ folder into it", path, text);
     return -2;
 }
-
-int64_t checkpoint_latest(const char *directory, Error *err) {
-    char *path = text_format("%s/" CHECKPOINT_TRACKER, directory);
-    uint64_t bytes;
-    int64_t iteration = -1;
-    // Only its absence means that there is no checkpoint: a tracker that cannot be read must not start a run afresh.
-    struct stat status;
-    if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
-        char *text = durable_read_file(path, CHECKPOINT_TRACKER_MAX_BYTES, &bytes, err);
-        iteration = text ? parse_tracker(text, path, err) : -2;
-        free(text);
-    }
-    free(path);
-    return iteration;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Opening
 
 // The folder of an iteration. ".old": the save that was replacing it died half-way (durable_replace). "release": Megatron's name.
 static char *find_folder(const char *directory, int64_t iteration) {
@@ -70,6 +54,70 @@ static char *find_folder(const char *directory, int64_t iteration) {
     for (int i = 0; i < 3; i++) free(candidates[i]);
     return folder;
 }
+
+// As checkpoint_latest; *damaged: the tracker was read, or is no file, and does not name an iteration.
+static int64_t read_tracker(const char *directory, bool *damaged, Error *err) {
+    char *path = text_format("%s/" CHECKPOINT_TRACKER, directory), *text = NULL;
+    uint64_t bytes;
+    int64_t iteration = -1;
+    *damaged = false;
+    // Only its absence means that there is none: a tracker that cannot be read must not start a run afresh.
+    struct stat status;
+    if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
+        bool plain = durable_plain_file(path, CHECKPOINT_TRACKER_MAX_BYTES);
+        text = durable_read_file(path, CHECKPOINT_TRACKER_MAX_BYTES, &bytes, err);
+        iteration = text ? parse_tracker(text, bytes, path, err) : -2;
+        *damaged = iteration == -2 && (text || !plain);
+    }
+    free(text);
+    free(path);
+    return iteration;
+}
+
+int64_t checkpoint_latest(const char *directory, Error *err) {
+    bool damaged;
+    return read_tracker(directory, &damaged, err);
+}
+
+static bool folder_exists(const char *directory, int64_t iteration) {
+    char *folder = find_folder(directory, iteration);
+    bool there = durable_exists(folder);
+    free(folder);
+    return there;
+}
+
+// The newest of the run's checkpoints, sound or not; -1: there is none of any run; -2 with err: there are others only.
+static int64_t newest_of_run(const char *directory, Error *err) {
+    Lineage lineage;
+    int others;
+    if (!lineage_read(directory, &lineage, err)) return -2;
+    int64_t newest = lineage_before(&lineage, INT64_MAX);
+    while (newest >= 0 && !folder_exists(directory, newest)) newest = lineage_before(&lineage, newest);
+    lineage_free(&lineage);
+    if (newest >= 0) return newest;
+    free(save_folder_list(directory, &others));
+    if (others == 0) return -1;
+    error_set(err, EXIT_CHECKPOINT, "%s has checkpoints, but none of those that its " LINEAGE_NAME " lists; write the iteration to go on from into " CHECKPOINT_TRACKER,
+              directory);
+    return -2;
+}
+
+int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err) {
+    bool damaged;
+    Error lost;
+    *note = 0;
+    int64_t tracked = read_tracker(directory, &damaged, &lost);
+    if (tracked >= 0) return tracked;
+    int64_t newest = tracked == -1 || damaged ? newest_of_run(directory, tracked == -1 ? err : NULL) : -1;
+    if (newest < 0 && tracked == -2 && err) *err = lost;
+    if (newest < 0) return tracked == -2 ? tracked : newest;
+    if (tracked == -1) error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;", directory);
+    snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there", (int)strcspn(lost.what, ";"), lost.what);
+    return newest;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Opening
 
 // Rank 0 reads the file; all get its text (malloc'ed). NULL on all ranks on failure.
 static char *share_file(const char *path, uint64_t *bytes, const Peers *peers, Error *err) {
@@ -164,27 +212,46 @@ Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verif
     return open_with(directory, iteration, verify, &peers, err);
 }
 
-// Rank 0 looks for the checkpoint before this one, for all.
-static int64_t share_previous(const char *directory, int64_t iteration, const Peers *peers) {
+// What rank 0 found for all ranks.
+typedef struct Older {
+    int64_t iteration;  // -1: none
+    char damage[200];   // of the list of the run's checkpoints
+} Older;
+
+// The checkpoint before `iteration` in the line of the one that was asked for. A checkpoint that is there and not in the list has a line that nobody knows.
+static void find_older(const char *directory, int64_t asked, int64_t iteration, Older *older) {
+    Lineage lineage;
+    memset(older, 0, sizeof *older);
+    older->iteration = -1;
+    if (!lineage_read(directory, &lineage, NULL)) return;
+    memcpy(older->damage, lineage.damage, sizeof older->damage);
+    if (!lineage.listed || lineage_holds(&lineage, asked) || !folder_exists(directory, asked)) older->iteration = lineage_before(&lineage, iteration);
+    lineage_free(&lineage);
+}
+
+static Older share_older(const char *directory, int64_t asked, int64_t iteration, const Peers *peers) {
     int rank;
-    MPI_Request request;
+    Older older;
     MPI_Comm_rank(peers->comm, &rank);
-    int64_t previous = rank == 0 ? save_folder_previous(directory, iteration) : -1;
-    MPI_Ibcast(&previous, 1, MPI_INT64_T, 0, peers->comm, &request);
-    peers_wait(peers, &request);
-    return previous;
+    if (rank == 0) find_older(directory, asked, iteration, &older);
+    peers_broadcast(peers, &older, sizeof older, 0);
+    return older;
 }
 
 Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err) {
     Error first;
+    Older older = {*iteration, ""};
     *note = 0;
     Checkpoint *c = open_with(directory, *iteration, true, peers, &first);
-    for (int64_t older = *iteration; !c && (older = share_previous(directory, older, peers)) >= 0;) {
-        c = open_with(directory, older, true, peers, NULL);
-        if (!c) continue;
-        snprintf(note, note_bytes, "WARNING: the checkpoint of iteration %" PRId64 " cannot be used: %.*s; going on from iteration %" PRId64 " instead", *iteration,
-                 (int)strcspn(first.what, ";"), first.what, older);
-        *iteration = older;
+    while (!c && (older = share_older(directory, *iteration, older.iteration, peers)).iteration >= 0) c = open_with(directory, older.iteration, true, peers, NULL);
+    if (c && older.iteration != *iteration) {
+        int used = snprintf(note, note_bytes, "WARNING: the checkpoint of iteration %" PRId64 " cannot be used: %.*s; going on from iteration %" PRId64 " instead",
+                            *iteration, (int)strcspn(first.what, ";"), first.what, older.iteration);
+        if (*older.damage && (size_t)used < note_bytes) {
+            snprintf(note + used, note_bytes - (size_t)used, "\nWARNING: " LINEAGE_NAME " is damaged: %s; the checkpoint before was found by its folder's name",
+                     older.damage);
+        }
+        *iteration = older.iteration;
     }
     if (!c && err) *err = first;
     return c;

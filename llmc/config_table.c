@@ -187,7 +187,7 @@ static const Option table[] = {
     TEXT("save", save, NULL, "FOLDER", "write checkpoints; needs --save-interval"),
     COUNT("save-interval", save_interval, NULL, 1, "iterations between checkpoints"),
     FLAG("async-save", async_save, "train on while checkpoints are written, from a copy in host memory (see --plan)"),
-    COUNT("keep-last-checkpoints", keep_last_checkpoints, "0", 0, "delete older checkpoints once a newer one is on the disk; 2 leave one to fall back to; 0 keeps all"),
+    COUNT("keep-last-checkpoints", keep_last_checkpoints, "0", 0, "delete this run's older checkpoints once a newer one is on the disk; 2 leave one to fall back to; 0 keeps all"),
     COUNT("keep-checkpoint-interval", keep_checkpoint_interval, NULL, 1, "with --keep-last-checkpoints: keep those of iterations that are multiples of this too"),
     TEXT("load", load, NULL, "FOLDER", "go on from the latest checkpoint that is sound; starts from scratch when there is none"),
     FLAG("exit-on-missing-checkpoint", exit_on_missing_checkpoint, "leave when --load finds none"),

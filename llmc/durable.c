@@ -1,4 +1,4 @@
-// Files that survive a crash: see durable.h. Used by safetensors.c, checkpoint.c and checkpoint_load.c.
+// Files that survive a crash: see durable.h. Used as durable.h says.
 #include "llmc/durable.h"
 
 #include <errno.h>
@@ -141,6 +141,11 @@ bool durable_exists(const char *path) {
     return lstat(path, &status) == 0;
 }
 
+bool durable_plain_file(const char *path, uint64_t max_bytes) {
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISREG(status.st_mode) && (uint64_t)status.st_size <= max_bytes;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Files
 
@@ -157,7 +162,7 @@ bool durable_write_file(const char *path, const void *data, uint64_t bytes, Erro
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err) {
     struct stat status;
     char *text = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a pipe opens at once and is refused; plain files know no other way
     if (fd < 0 || fstat(fd, &status) != 0) {
         durable_error(err, "open", path);
     } else if (!S_ISREG(status.st_mode)) {

@@ -1,4 +1,4 @@
-// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c and train_gpt.cu.
+// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c and train_gpt.cu.
 // All errors are EXIT_CHECKPOINT and read "cannot <verb> <path>: <reason>; <what to do>".
 #pragma once
 #include "llmc/base.h"
@@ -21,13 +21,16 @@ bool durable_writable_folder(const char *path, Error *err);
 bool durable_sync_folder(const char *path, Error *err);
 // Creates or replaces a file with these bytes and fsyncs it; on failure it is removed.
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err);
-// The whole file, malloc'ed and terminated with a 0 that *bytes does not count. NULL with err: also when it holds more than max_bytes.
+// The whole file, malloc'ed and terminated with a 0 that *bytes does not count. NULL with err: also when it holds more than max_bytes
+// or is not a plain file.
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err);
 // xxh3-64 of a whole file. site: whose progress it is (heartbeat.h).
 bool durable_hash_file(const char *path, uint64_t *xxh3, const Site *site, Error *err);
 // rm -r; links are removed, not followed. True when nothing is left under the path.
 bool durable_remove_tree(const char *path, Error *err);
 bool durable_exists(const char *path);
+// A plain file, or a link to one, of no more than max_bytes. Other kinds are not opened: a pipe's other end may never come.
+bool durable_plain_file(const char *path, uint64_t max_bytes);
 
 // A new file or folder put in the place of an old one, so that it can be undone.
 typedef struct Replacement {

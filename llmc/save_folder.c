@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -127,24 +128,24 @@ static int64_t iteration_of(const char *name) {
     return strcmp(name, canonical) == 0 ? iteration : -1;
 }
 
-int64_t save_folder_previous(const char *directory, int64_t iteration) {
-    DIR *folder = opendir(directory);
-    int64_t found = -1;
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        int64_t one = iteration_of(entry->d_name);
-        if (one < iteration && one > found) found = one;
-    }
-    if (folder) closedir(folder);
-    return found;
+bool save_folder_holds(const char *directory, int64_t iteration) {
+    char *manifest = text_format("%s/iter_%07" PRId64 "/" MANIFEST_NAME, directory, iteration);
+    bool there = durable_exists(manifest);
+    free(manifest);
+    return there;
 }
 
-static int newest_first(const void *a, const void *b) {
+bool save_folder_same(const char *a, const char *b) {
+    struct stat one, other;
+    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+static int oldest_first(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x < y) - (x > y);
+    return (x > y) - (x < y);
 }
 
-// The iterations up to `newest` that this program saved here, newest first (malloc'ed).
-static int64_t *list_checkpoints(const char *directory, int64_t newest, int *count) {
+int64_t *save_folder_list(const char *directory, int *count) {
     DIR *folder = opendir(directory);
     int64_t *list = NULL;
     int room = 0;
@@ -152,15 +153,12 @@ static int64_t *list_checkpoints(const char *directory, int64_t newest, int *cou
     if (!folder) return NULL;
     for (struct dirent *entry; (entry = readdir(folder));) {
         int64_t iteration = iteration_of(entry->d_name);
-        char *manifest = text_format("%s/%s/" MANIFEST_NAME, directory, entry->d_name);
-        bool ours = iteration >= 0 && iteration <= newest && durable_exists(manifest);
-        free(manifest);
-        if (!ours) continue;
+        if (iteration < 0 || !save_folder_holds(directory, iteration)) continue;
         if (*count == room) list = (int64_t *)xrealloc(list, (size_t)(room = 2 * room + 16) * sizeof *list, "the list of checkpoints");
         list[(*count)++] = iteration;
     }
     closedir(folder);
-    if (list) qsort(list, (size_t)*count, sizeof *list, newest_first);
+    if (list) qsort(list, (size_t)*count, sizeof *list, oldest_first);
     return list;
 }
 
@@ -177,29 +175,24 @@ static bool retire(const char *directory, int64_t iteration, bool renamed, Error
     return ok;
 }
 
-bool save_folder_prune(const char *directory, int64_t newest, const Retention *keep, Error *err) {
-    int count = 0;
+bool save_folder_prune(const char *directory, const int64_t *iterations, int count, const Retention *keep, Error *err) {
+    bool ok = true;
     if (keep->last <= 0) return true;
-    int64_t *list = list_checkpoints(directory, newest, &count);
-    bool ok = list || durable_error(err, "open folder", directory);
     for (int renamed = 0; ok && renamed < 2; renamed++) {
         // The names are gone from the disk before what they named is: a power cut leaves no half checkpoint under a whole one's name.
         if (renamed) ok = durable_sync_folder(directory, err);
-        for (int i = 0; ok && i < count; i++) ok = stays(keep, list[i], i) || retire(directory, list[i], renamed, err);
+        for (int i = 0; ok && i < count; i++) ok = stays(keep, iterations[i], count - 1 - i) || retire(directory, iterations[i], renamed, err);
     }
-    free(list);
     return ok;
 }
 
-void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, const Retention *keep, char *line, size_t line_bytes) {
+void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, int there, const Retention *keep, char *line, size_t line_bytes) {
     uint64_t available, needed;
-    int there = 0;
     *line = 0;
     if (!free_space(directory, bytes, &available, &needed)) return;
     int64_t wanted = saves, room = (int64_t)(available / needed);
     // Without a multiple to keep, there are never more than the last ones and the one being written.
     if (keep->last > 0 && keep->interval <= 0) {
-        free(list_checkpoints(directory, INT64_MAX, &there));
         int64_t most = keep->last + 1 - there;
         if (wanted > most) wanted = most > 1 ? most : 1;
     }

@@ -1,5 +1,5 @@
 // What lies in a --save folder besides the checkpoint at hand: leftovers of killed saves, older checkpoints, free space. Called by checkpoint.c (before and
-// after a save), checkpoint_load.c (older checkpoints to fall back to) and train_gpt.cu (room for the run's checkpoints). checkpoint.h lists the names.
+// after a save), lineage.c (which checkpoints are there), saver.c and train_gpt.cu (room for the run's checkpoints). checkpoint.h lists the names.
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN
@@ -12,18 +12,22 @@ bool save_folder_lock(const char *directory, double seconds, int *lock, Error *e
 bool save_folder_clear(const char *directory, Error *err);
 // That a checkpoint of this many bytes fits. What killed saves left makes way if it must. True where the file system does not say.
 bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err);
-// The newest iteration before `iteration` of which there is a folder, sound or not; -1: none.
-int64_t save_folder_previous(const char *directory, int64_t iteration);
+// The iterations that this program saved here, sound or not, of whichever run, oldest first (malloc'ed; NULL when there are none).
+int64_t *save_folder_list(const char *directory, int *count);
+// That there is a folder of this iteration with this program's manifest.
+bool save_folder_holds(const char *directory, int64_t iteration);
+// That two paths lead to one folder.
+bool save_folder_same(const char *a, const char *b);
 
 // Which checkpoints stay: the newest `last` ones (0: all), and those whose iteration is a multiple of `interval` (0: none more).
 typedef struct Retention {
     int64_t last, interval;
 } Retention;
-// Deletes the checkpoints that need not stay now that the one of iteration `newest` is durable and the tracker names it. They are renamed out of the way
-// first, so that a kill leaves whole checkpoints and leftovers only. Checkpoints of later iterations, and folders without this program's manifest, are
-// not touched.
-bool save_folder_prune(const char *directory, int64_t newest, const Retention *keep, Error *err);
-// A line for the user when the checkpoints of a run will not all fit: `saves` more of `bytes` each, of which `keep` stay. Empty when they will.
-void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, const Retention *keep, char *line, size_t line_bytes);
+// Deletes those of a run's checkpoints that need not stay now that the last of them is durable and the tracker names it. iterations: (count), oldest first, all of
+// them there (lineage.h); nothing else is touched. They are renamed out of the way first, so that a kill leaves whole checkpoints and leftovers only.
+bool save_folder_prune(const char *directory, const int64_t *iterations, int count, const Retention *keep, Error *err);
+// A line for the user when the checkpoints of a run will not all fit: `saves` more of `bytes` each beside the `there` it has, of which `keep` stay. Empty when
+// they will.
+void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, int there, const Retention *keep, char *line, size_t line_bytes);
 
 LLMC_END

@@ -3,6 +3,17 @@
 
 #include <stdlib.h>
 
+#include "llmc/lineage.h"
+
+// How many of the run's checkpoints are there already; a folder that cannot be read shows in the first save.
+static int count_checkpoints(const Saver *saver) {
+    Lineage lineage;
+    if (!lineage_extend(saver->config->save, saver->before, INT64_MAX, &lineage, NULL)) return 0;
+    int count = lineage.count - 1;
+    lineage_free(&lineage);
+    return count;
+}
+
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     uint64_t bytes = zero_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of all ranks: they see one file system
@@ -11,8 +22,9 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     MPI_Comm_rank(saver->peers.comm, &rank);
     if (!peers_agree(&saver->peers, rank != 0 || save_folder_has_room(c->save, bytes, err), err, NULL)) return false;
     Retention keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval};
-    save_folder_forecast(c->save, bytes, c->train_iters / c->save_interval - iteration / c->save_interval, &keep, line, sizeof line);
-    if (*line) log_line(saver->log, "%s", line);
+    if (rank == 0)
+        save_folder_forecast(c->save, bytes, c->train_iters / c->save_interval - iteration / c->save_interval, count_checkpoints(saver), &keep, line, sizeof line);
+    if (rank == 0 && *line) log_line(saver->log, "%s", line);
     return true;
 }
 
@@ -33,6 +45,7 @@ static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Er
         .staging = saver->zero->staging,
         .fetched = zero_staged,
         .keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval},
+        .before = saver->before,
         .comm = saver->peers.comm,
         .limit = saver->peers.limit,
         .site = saver->peers.site,
@@ -62,9 +75,13 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
     while (ok && !done && to_the_end);
     if (ok && !done) return true;
     CheckpointState state = *checkpoint_job_state(saver->job);
+    if (ok && *checkpoint_job_damage(saver->job)) log_line(saver->log, "%s", checkpoint_job_damage(saver->job));
+    if (ok && !saver->saved && *checkpoint_job_others(saver->job)) log_line(saver->log, "%s", checkpoint_job_others(saver->job));
     checkpoint_job_free(saver->job);
     saver->job = NULL;
     if (!ok) return false;
+    saver->before = state.iteration;
+    saver->saved = true;
     progress_checkpoint(saver->progress, state.iteration, state.flops_so_far, (double)state.consumed_train_samples * saver->config->seq_length);
     log_line(saver->log, "  successfully saved checkpoint at iteration %7lld to %s", (long long)state.iteration, saver->config->save);
     return true;

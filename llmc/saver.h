@@ -13,7 +13,9 @@ typedef struct Saver {
     Log *log;
     Progress *progress;
     Peers peers;
+    int64_t before;      // the checkpoint in the folder that this run went on from, or saved last; -1: none
     CheckpointJob *job;  // on its way to the disk; NULL: none
+    bool saved;          // by this process
 } Saver;
 
 // All of these are collective and give the same result, and the same error, on every rank.

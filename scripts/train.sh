@@ -126,7 +126,8 @@ find_home() {
     home=$(realpath -m -- "$home")
     last_value --load
     if [ -z "$value" ] || [ "$(realpath -m -- "$value")" != "$home" ] || has_flag --finetune; then return 0; fi
-    [ ! -e "$home/latest_checkpointed_iteration.txt" ] || resumes=1
+    # As the trainer has it: where the tracker is lost it goes on from the checkpoints that are there.
+    if [ -e "$home/latest_checkpointed_iteration.txt" ] || compgen -G "$home/iter_*/manifest.json" >/dev/null; then resumes=1; fi
 }
 
 # refuses FLAGS...: does the trainer, started alone with these beside the run's own, refuse the flags or the data? Sets $code and $said. What else may go wrong, such

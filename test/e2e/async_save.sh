@@ -20,7 +20,7 @@ slow_disk() { # MILLISECONDS RANK COMMAND...
 there() { # FOLDER ITERATIONS...: exactly these checkpoints
     local wanted
     wanted=$(printf 'iter_%07d\n' "${@:2}")
-    [ "$(find "$1" -mindepth 1 -maxdepth 1 ! -name 'latest*' -printf '%f\n' | sort)" = "$wanted" ] && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "${*: -1}" ] || { why="left $(ls -A "$1" | tr '\n' ' ')"; return 1; }
+    [ "$(find "$1" -mindepth 1 -maxdepth 1 ! -name '*.txt' -printf '%f\n' | sort)" = "$wanted" ] && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "${*: -1}" ] || { why="left $(ls -A "$1" | tr '\n' ' ')"; return 1; }
 }
 # log_order TEXT...: lines that hold these texts, in this order.
 log_order() {
@@ -119,7 +119,7 @@ others() { # what this program did not save, and later iterations, stay
     mkdir -p "$work/others/iter_0000003" "$work/others/iter_0000099" "$work/others/iter_5" "$work/others/iter_0000001.bak" "$work/others/.iter_0000002.del/mp_rank_00"
     touch "$work/others/iter_0000003/model_optim_rng.pt" "$work/others/iter_0000099/manifest.json" "$work/others/iter_5/manifest.json"
     trains 2 --train-iters 4 --save "$work/others" --save-interval 2 --keep-last-checkpoints 1 || return 1
-    [ "$(ls -A "$work/others" | tr '\n' ' ')" = "iter_0000001.bak iter_0000003 iter_0000004 iter_0000099 iter_5 latest_checkpointed_iteration.txt " ] || { why="left $(ls -A "$work/others" | tr '\n' ' ')"; return 1; }
+    [ "$(ls -A "$work/others" | tr '\n' ' ')" = "checkpoints_of_run.txt iter_0000001.bak iter_0000003 iter_0000004 iter_0000099 iter_5 latest_checkpointed_iteration.txt " ] || { why="left $(ls -A "$work/others" | tr '\n' ' ')"; return 1; }
 }
 check "only own older checkpoints are deleted, and what a killed deletion left" others
 check "--keep-checkpoint-interval alone is refused" refused 2 "--keep-last-checkpoints" 2 --save "$work/refused" --save-interval 2 --keep-checkpoint-interval 4

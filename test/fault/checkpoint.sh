@@ -54,9 +54,14 @@ for ((i = 0; i < places; i++)); do
     damaged "a flipped bit in the manifest, byte $at" "manifest.json" flip "$bad/$latest/manifest.json" $at
 done
 put() { printf '%s' "$2" >"$1"; }
-damaged "a tracker without a number" latest_checkpointed_iteration.txt put "$tracker" "twelve"
-damaged "an empty tracker" latest_checkpointed_iteration.txt put "$tracker" ""
-damaged "a negative tracker" latest_checkpointed_iteration.txt put "$tracker" "-4"
+pipe() { rm "$1" && mkfifo "$1"; }
+# A tracker that names nothing, and no checkpoint that could be gone on from (test/e2e/lineage.sh: with one).
+nothing_to_find() { rm "$bad/$latest/manifest.json" && put "$tracker" "$1"; }
+damaged "a tracker without a number" latest_checkpointed_iteration.txt nothing_to_find "twelve"
+damaged "an empty tracker" latest_checkpointed_iteration.txt nothing_to_find ""
+damaged "a negative tracker" latest_checkpointed_iteration.txt nothing_to_find "-4"
+damaged "a pipe as the manifest" manifest.json pipe "$bad/$latest/manifest.json"
+damaged "a pipe as a shard" shard_00002_of_00004 pipe "$bad/$latest/$shard"
 
 # --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one line says why ---
 # falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line that holds TEXT, and ends as the undisturbed run did.

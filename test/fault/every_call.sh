@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every file operation of a save that fails, and every one at which a rank is killed: the run ends with exit code 6 and one line, or the operation did not
-# matter; the checkpoint that the tracker names is whole, the one before is only gone when a newer one is whole; the same command then goes on from there
+# matter; the checkpoint that the tracker names is whole and in the list of the run's, the one before is only gone when a newer one is whole; the same command then goes on from there
 # and ends with the bits of an undisturbed run. In the background as well as not. The fast run takes every few operations, LONG=1 each.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
@@ -66,6 +66,7 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     fi
     last=$(tracked "$folder")
     case $last in 2 | 4) ;; *) why="$what: the tracker names '$last'"; return 1 ;; esac
+    case "$last: $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")" in "2: 2 " | "4: 2 4 ") ;; "2: 2 4 ") [ "$number" = 0 ] || { why="$what: the list is ahead of the tracker"; return 1; } ;; *) why="$what: the tracker names $last, the list says $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")"; return 1 ;; esac
     [ -e "$folder/$(printf 'iter_%07d' "$last")" ] || { why="$what: the checkpoint of iteration $last is gone"; return 1; }
     for name in "$folder"/iter_*; do # nothing half under a whole one's name
         same_as_reference "$np" "$folder" "$((10#${name##*_}))" || { why="$what: ${name##*/} is not whole"; return 1; }
@@ -73,7 +74,7 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     spoil "$np" SHIM_AT=0 -- "${flags[@]}" || { say "$what: the next run ended with exit code $?"; return 1; }
     grep -q "successfully loaded checkpoint from $folder at iteration $last" "$work/out" && ! grep -q WARNING "$work/out" || { why="$what: the next run did not go on from $last"; return 1; }
     [ "$(tracked "$folder")" = 4 ] && same_as_reference "$np" "$folder" 4 || { why="$what: the next run ended differently"; return 1; }
-    [ "$last" = 4 ] || [ "$(ls -A "$folder" | tr '\n' ' ')" = "iter_0000004 latest_checkpointed_iteration.txt " ] || { why="$what: left $(ls -A "$folder" | tr '\n' ' ')"; return 1; }
+    [ "$last" = 4 ] || [ "$(ls -A "$folder" | tr '\n' ' ')" = "checkpoints_of_run.txt iter_0000004 latest_checkpointed_iteration.txt " ] || { why="$what: left $(ls -A "$folder" | tr '\n' ' ')"; return 1; }
 }
 # every NP MODE RANK ERRNO STRIDE OPERATIONS: operations 1, 1 + STRIDE, ... until there are no more; there must be at least so many.
 every() {
@@ -90,7 +91,7 @@ every() {
 
 references() { # NP
     trains "$1" "${run[@]}" --keep-last-checkpoints 0 --save "$work/reference$1" || return 1
-    mkdir "$work/at2.$1" && cp -r "$work/reference$1/iter_0000002" "$work/at2.$1/" && echo 2 >"$work/at2.$1/latest_checkpointed_iteration.txt"
+    mkdir "$work/at2.$1" && cp -r "$work/reference$1/iter_0000002" "$work/at2.$1/" && echo 2 >"$work/at2.$1/latest_checkpointed_iteration.txt" && echo 2 >"$work/at2.$1/checkpoints_of_run.txt"
 }
 check "reference of one rank" references 1
 check "reference of two ranks" references 2

@@ -180,7 +180,8 @@ def progress():
 
 TARGETS = {"shard": shards, "safetensors": safetensors, "manifest": manifests, "arguments": arguments, "jsonl": json_lines, "corpus": corpora,
            "vocabulary": vocabularies, "options": options, "tokenizer": texts, "progress": progress,
-           "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999", b"12 34\n", b"\0" + b"1"]}
+           "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999", b"12 34\n", b"\0" + b"1"],
+           "lineage": lambda: [b"10\n20\n24\n", b"5", b"", b"7\n5\n", b"-1\n", b"999999999999999\n", b"9999999999999999\n", b"1\n\n2\n", b"1\0\n"]}
 
 
 def main():

@@ -176,12 +176,14 @@ static void prepare(Saved *s, const char *directory, int64_t iteration, uint64_t
 static struct {
     bool background;  // by threads, from a copy
     Retention keep;
+    int64_t before;   // what the run went on from
 } manner;
 
 static bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {
     Saved s;
     prepare(&s, directory, iteration, salt, 20);
     s.save.keep = manner.keep;
+    s.save.before = manner.before;
     if (manner.background) s.save.staging = malloc(checkpoint_shard_bytes(s.slices, s.save.slice_count));
     bool ok = checkpoint_save(&s.save, err);
     free(s.save.staging);
@@ -256,6 +258,7 @@ static int make_folder(void **state) {
     snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->save);
     memset(&faults, 0, sizeof faults);
     memset(&manner, 0, sizeof manner);
+    manner.before = -1;
     faults.quick = true;
     *state = f;
     return 0;
@@ -445,6 +448,8 @@ static void trackers(void **state) {
         assert_int_equal(checkpoint_latest(f->path, &err), cases[i].iteration);
         if (cases[i].iteration == -2) assert_one_line(&err);
     }
+    write_bytes(f->tracker, "1\0", 2);
+    assert_int_equal(checkpoint_latest(f->path, &err), -2);
     static char big[10000];
     write_bytes(f->tracker, big, sizeof big);
     assert_int_equal(checkpoint_latest(f->path, &err), -2);
@@ -679,11 +684,12 @@ static void order_of_writing(void **state) {
     Error err = {0};
     const char *shard = "/.iter_0000005.tmp/mp_rank_00/shard_00000_of_00001.safetensors", *manifest = "/.iter_0000005.tmp/manifest.json";
     const char *tracker = "/latest_checkpointed_iteration.txt", *tracker_fresh = "/.latest_checkpointed_iteration.txt.tmp";
+    const char *list = "/checkpoints_of_run.txt", *list_fresh = "/.checkpoints_of_run.txt.tmp";
     char *journal = (char *)calloc(1, JOURNAL_BYTES);
     for (int again = 0; again < 2; again++) {
         faults.journal = strcpy(journal, "");
         assert_true(save(f->save, 5, 1, &err));
-        long named = position(f, again ? "exchange" : "rename", "/iter_0000005"), tracked = position(f, "rename", tracker);
+        long named = position(f, again ? "exchange" : "rename", "/iter_0000005"), tracked = position(f, "rename", tracker), listed = position(f, "rename", list);
         assert_true(position(f, "write", shard) < position(f, "fsync", shard));
         assert_true(position(f, "fsync", shard) < position(f, "fsync", "/.iter_0000005.tmp/mp_rank_00"));
         assert_true(position(f, "fsync", "/.iter_0000005.tmp/mp_rank_00") < named);
@@ -693,7 +699,11 @@ static void order_of_writing(void **state) {
         assert_true(position(f, "write", tracker_fresh) < position(f, "fsync", tracker_fresh));
         assert_true(position(f, "fsync", tracker_fresh) < tracked);
         assert_true(position(f, "fsync", "") > tracked);
+        assert_true(position(f, "write", list_fresh) < position(f, "fsync", list_fresh));
+        assert_true(position(f, "fsync", list_fresh) < listed);
         journal[tracked] = 0;  // what came before the tracker
+        assert_true(listed < position(f, "fsync", ""));
+        journal[listed] = 0;
         assert_true(named < position(f, "fsync", ""));
     }
     faults.journal = NULL;
@@ -793,6 +803,7 @@ static void every_call_fails_in_the_background(void **state) {
 static void killed_while_old_ones_are_deleted(void **state) {
     Folder *f = (Folder *)*state;
     manner.keep.last = 1;
+    manner.before = 5;
     die_at_every_call(f, 6, 1);
     char old[160];
     snprintf(old, sizeof old, "%s/iter_0000005", f->save);
@@ -806,13 +817,15 @@ static void old_ones_are_deleted(void **state) {
     manner.keep = (Retention){2, 4};
     for (int i = 1; i <= 7; i++) {
         assert_true(save(f->save, i, (uint64_t)i, &err));
-        int64_t before = save_folder_previous(f->save, i);
-        assert_int_equal(before, i == 1 ? -1 : i - 1);
+        manner.before = i;
     }
-    assert_int_equal(save_folder_previous(f->save, 6), 4);
-    assert_int_equal(save_folder_previous(f->save, 4), -1);
+    for (int i = 1; i <= 7; i++) assert_int_equal(save_folder_holds(f->save, i), i == 4 || i >= 6);
     assert_loads(f->save, 7, 7);
-    assert_int_equal(save_folder_previous("/nowhere/at/all", 4), -1);
+    // Another run's first save begins a line of its own.
+    manner.before = -1;
+    manner.keep.last = 1;
+    assert_true(save(f->save, 9, 9, &err));
+    for (int i = 1; i <= 9; i++) assert_int_equal(save_folder_holds(f->save, i), i == 4 || i == 6 || i == 7 || i == 9);
 }
 
 static void back_to_a_sound_one(void **state) {
@@ -821,7 +834,7 @@ static void back_to_a_sound_one(void **state) {
     Peers peers = {MPI_COMM_SELF, 0, NULL};
     char note[1400], path[200];
     int64_t iteration = 5;
-    for (int i = 3; i <= 5; i++) assert_true(save(f->save, i, (uint64_t)i, &err));
+    for (int i = 3; i <= 5; manner.before = i++) assert_true(save(f->save, i, (uint64_t)i, &err));
     Checkpoint *c = checkpoint_open_sound(f->save, &iteration, &peers, note, sizeof note, &err);
     assert_true(c && iteration == 5 && !*note);
     checkpoint_close(c);
@@ -831,6 +844,7 @@ static void back_to_a_sound_one(void **state) {
         iteration = 5;
         c = checkpoint_open_sound(f->save, &iteration, &peers, note, sizeof note, &err);
         if (i == 3) break;
+        assert_null(strstr(note, "checkpoints_of_run"));
         assert_true(c && iteration == i - 1 && read_all(c, (uint64_t)i - 1) == 1);
         assert_true(strstr(note, "iter_0000005") && !strchr(note, '\n'));
         checkpoint_close(c);
@@ -847,18 +861,18 @@ static void forecasts(void **state) {
     Retention all = {0, 0}, two = {2, 0};
     assert_true(save(f->save, 5, 1, &err));
     faults.free_bytes = (1 << 20) + 5 * 1001000;
-    save_folder_forecast(f->save, 1000000, 5, &all, line, sizeof line);
+    save_folder_forecast(f->save, 1000000, 5, 1, &all, line, sizeof line);
     assert_string_equal(line, "");
-    save_folder_forecast(f->save, 1000000, 6, &all, line, sizeof line);
+    save_folder_forecast(f->save, 1000000, 6, 1, &all, line, sizeof line);
     assert_non_null(strstr(line, "room for 5 more checkpoints of 1.001 MB, but this run will want 6;"));
     faults.free_bytes = (1 << 20) + 2 * 1001000;  // one is there: with two more there are three for a while
-    save_folder_forecast(f->save, 1000000, 1000, &two, line, sizeof line);
+    save_folder_forecast(f->save, 1000000, 1000, 1, &two, line, sizeof line);
     assert_string_equal(line, "");
     faults.free_bytes -= 1;
-    save_folder_forecast(f->save, 1000000, 1000, &two, line, sizeof line);
+    save_folder_forecast(f->save, 1000000, 1000, 1, &two, line, sizeof line);
     assert_non_null(strstr(line, "will want 2;"));
     faults.free_bytes = UINT64_MAX;  // a file system that does not say
-    save_folder_forecast(f->save, 1000000, 1000, &all, line, sizeof line);
+    save_folder_forecast(f->save, 1000000, 1000, 1, &all, line, sizeof line);
     assert_string_equal(line, "");
 }
 

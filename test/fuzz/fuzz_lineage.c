@@ -1,0 +1,28 @@
+// The list of a run's checkpoints in a --save folder, checkpoints_of_run.txt.
+#include "llmc/lineage.h"
+#include "test/fuzz/fuzz.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    Error err = {0};
+    Lineage lineage, again;
+    uint64_t bytes;
+    fuzz_file(LINEAGE_NAME, data, size);
+    PROMISE(lineage_read(fuzz_folder(), &lineage, &err));
+    PROMISE(lineage.listed == (lineage.count > 0) && lineage.listed == !*lineage.damage);  // there are no checkpoints to find by their names
+    PROMISE(memchr(lineage.damage, 0, sizeof lineage.damage));
+    for (int i = 0; i < lineage.count; i++) {
+        PROMISE(lineage.iterations[i] >= 0 && (i == 0 || lineage.iterations[i] > lineage.iterations[i - 1]));
+        PROMISE(lineage_holds(&lineage, lineage.iterations[i]));
+        PROMISE(lineage_before(&lineage, lineage.iterations[i]) == (i ? lineage.iterations[i - 1] : -1));
+    }
+    if (lineage.listed) {  // what is written is read back
+        char *text = lineage_text(&lineage, &bytes);
+        fuzz_file(LINEAGE_NAME, text, bytes);
+        PROMISE(lineage_read(fuzz_folder(), &again, &err) && again.listed);
+        PROMISE(again.count == (lineage.count < LINEAGE_MOST ? lineage.count : (int)LINEAGE_MOST));
+        lineage_free(&again);
+        free(text);
+    }
+    lineage_free(&lineage);
+    return 0;
+}
