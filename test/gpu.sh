@@ -171,7 +171,8 @@ trained() {
     if grep -q '"kind":"repair"' "$work/jsonl"; then not_ok "$name" "replicas differed: $(grep -m 1 WARNING "$work/log")"; return 1; fi
     grep -qE '"kind":"memory".*"planned_bytes":([0-9]+),"allocated_bytes":\1,' "$work/jsonl" || { not_ok "$name" "memory is not as planned: $(grep -m 1 '"kind":"memory"' "$work/jsonl")"; return 1; }
 }
-# overlapped NAME NODES PER_NODE FLAGS...: with overlap every loss and norm is what it is when one thing happens after the other.
+# overlapped NAME NODES PER_NODE FLAGS...: with overlap every loss and norm is what it is when one thing happens after the other. False when a run failed, and
+# left no losses to compare with.
 overlapped() {
     local name=$1 nodes=$2 per_node=$3
     shift 3
@@ -183,11 +184,9 @@ overlapped() {
 }
 # through_nccl NODES PER_NODE: NCCL's messages make the same losses as those that the node's ranks fetch from each other, which the last run of `overlapped` left.
 through_nccl() {
-    [ -s "$work/serial" ] || return
     if ! grep -q "fetched by the GPUs' copy engines" "$work/log"; then skip "$1 x $2 ranks, copies" "$(grep -m 1 -o 'inside a node messages travel.*' "$work/log")"; return; fi
     cp "$work/serial" "$work/fetched"
-    overlapped "SDP4Bit through NCCL" "$1" "$2" "${sdp4bit[@]}" --node-exchange nccl
-    [ -s "$work/serial" ] || return
+    overlapped "SDP4Bit through NCCL" "$1" "$2" "${sdp4bit[@]}" --node-exchange nccl || return
     if cmp -s "$work/serial" "$work/fetched"; then ok "$1 x $2 ranks: copies and NCCL give the same bits"
     else not_ok "$1 x $2 ranks: copies and NCCL give the same bits" "the losses differ"; fi
 }
@@ -241,8 +240,7 @@ else
         # shellcheck disable=SC2086 # two numbers
         fits $shape || { skip "${shape/ / x } ranks" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
-        overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}"
-        if [ "$per_node" -gt 1 ]; then through_nccl "$nodes" "$per_node"; fi
+        if overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}" && [ "$per_node" -gt 1 ]; then through_nccl "$nodes" "$per_node"; fi
         # What else may travel: where both hops exist, and over each of them alone.
         case $shape in "1 2" | "2 1" | "2 2") overlapped "bf16 gradients" "$nodes" "$per_node" --grad-reduce-in-bf16 --gradient-alltoall-pipeline 3 ;; esac
         case $shape in
