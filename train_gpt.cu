@@ -511,7 +511,10 @@ static void train_step(Run *run) {
     run->site.phase = "forward and backward";
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
     zero_begin(&run->zero, run->iteration);
-    for (int k = 0; k < micro_batches; k++) micro_batch(run, run->consumed_train + (int64_t)k * row, micro_batches, k == 0, k == micro_batches - 1);
+    for (int k = 0; k < micro_batches; k++) {
+        micro_batch(run, run->consumed_train + (int64_t)k * row, micro_batches, k == 0, k == micro_batches - 1);
+        if (k == 0) zero_copy_staged(&run->zero);
+    }
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
@@ -722,10 +725,10 @@ static bool save_checkpoint(Run *run) {
     if (!run->config.save || run->last_saved == run->iteration) return true;
     if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
     run->site.phase = "save checkpoint";
-    timer_start(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
+    timer_start(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
     CheckpointState state = current_state(run);
     bool ok = agreed(run, saver_save(&run->saver, &state, &run->error));
-    timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, run->compute);
+    timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
     const Timer saved[] = {TIMER_SAVE_CHECKPOINT};
     if (ok) log_phase_timers(run->log, run->timers, saved, 1, peers_of(run, run->launch.world));
     if (ok) run->last_saved = run->iteration;

@@ -72,6 +72,7 @@ void zero_free(Zero *zero) {
     free(zero->done);
     free(zero->landed);
     free(zero->pieces);
+    free(zero->to_copy);
     probe_free(&zero->probe);
     plan_free(&zero->plan);
     Zero empty = {0};
@@ -133,7 +134,6 @@ static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
 void zero_begin(Zero *zero, int64_t iteration) {
     zero->step = zero->wire_check.step = iteration;
     zero->wire_check.exchange = 0;
-    if (zero->copying) event_record(zero->staged, zero->copies);
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
@@ -267,6 +267,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     event_record(zero->judged, zero->traffic);
     send_verdict(zero, slot);
     if (zero->config->log_num_zeros_in_grad) count_zeros(zero);
+    zero_copy_staged(zero);
     if (zero->copying && zero->copies != zero->traffic) stream_wait(zero->traffic, zero->staged);
     zero->copying = false;
     QwdStep step = qwd_step(zero, weight_decay);

@@ -19,6 +19,13 @@ typedef struct Piece {
     int64_t lo, hi, arena, state;
 } Piece;
 
+// A slice of a checkpoint on its way to the host.
+typedef struct StagedCopy {
+    void *pinned;
+    const void *memory;
+    size_t bytes;
+} StagedCopy;
+
 typedef struct Zero {
     const Config *config;
     const Topology *topology;
@@ -55,6 +62,8 @@ typedef struct Zero {
     Probe probe;                    // figures on quantisation, off unless flags ask for them
     // host
     void *staging;                  // --async-save: this rank's slices of a checkpoint, page-locked; NULL otherwise
+    StagedCopy *to_copy;            // (to_copy_count of to_copy_room) asked for and not begun
+    int to_copy_count, to_copy_room;
     Event *staged;                  // their copies have arrived
     bool copying;                   // since the latest update: the next one waits for them
     int64_t *leaf_start;            // (buckets) first leaf
@@ -118,8 +127,10 @@ typedef struct ZeroSlices {
 } ZeroSlices;
 ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool optimizer);
 void zero_fetch_slice(void *zero, int i, void *host);  // context for CheckpointSave.fetch: the Zero
-// The same into zero->staging, behind the training's back; the second waits for the copies. For CheckpointSave.fetch and fetched.
+// The same into zero->staging, behind the training's back. For CheckpointSave.fetch and fetched: the first only asks for a copy, the second waits for all copies.
+// zero_copy_staged begins what was asked for: when the device has work for a while, since the host may be held by gigabytes of copies.
 void zero_stage_slice(void *zero, int i, void *pinned);
+void zero_copy_staged(Zero *zero);
 void zero_staged(void *zero);
 // Bytes of a checkpoint's slices over all ranks.
 uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer);

@@ -51,17 +51,27 @@ void zero_fetch_slice(void *context, int i, void *host) {
 // run meanwhile: a stream of their own, because the sums of the reductions on traffic would wait for gigabytes.
 void zero_stage_slice(void *context, int i, void *pinned) {
     Zero *zero = (Zero *)context;
-    size_t bytes;
-    void *memory = fetched_memory(zero, i, &bytes);
-    if (!zero->copying) lanes_after(zero->lanes, zero->copies, zero->traffic);
-    zero->copying = true;
-    copy_to_pinned(zero->copies, pinned, memory, bytes);
+    if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->traffic);
+    if (zero->to_copy_count == zero->to_copy_room) {
+        zero->to_copy_room = 2 * zero->to_copy_room + 256;
+        zero->to_copy = (StagedCopy *)xrealloc(zero->to_copy, (size_t)zero->to_copy_room * sizeof *zero->to_copy, "a checkpoint's copies");
+    }
+    StagedCopy *copy = &zero->to_copy[zero->to_copy_count++];
+    copy->pinned = pinned;
+    copy->memory = fetched_memory(zero, i, &copy->bytes);
 }
 
-// The event stands since the next step began (a thousand slices have one); without a next step it does not yet.
+void zero_copy_staged(Zero *zero) {
+    if (zero->to_copy_count == 0) return;
+    for (int i = 0; i < zero->to_copy_count; i++) copy_to_pinned(zero->copies, zero->to_copy[i].pinned, zero->to_copy[i].memory, zero->to_copy[i].bytes);
+    event_record(zero->staged, zero->copies);
+    zero->to_copy_count = 0;
+    zero->copying = true;
+}
+
 void zero_staged(void *context) {
     Zero *zero = (Zero *)context;
-    if (zero->copying) event_record(zero->staged, zero->copies);
+    zero_copy_staged(zero);
     event_synchronize(zero->staged);
 }
 

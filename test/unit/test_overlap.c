@@ -441,6 +441,7 @@ static void run_steps(Recording *r) {
     for (int step = 1; step <= STEPS; step++) {
         zero_begin(zero, step);
         micro_batch(r, false);
+        zero_copy_staged(zero);
         micro_batch(r, true);
         zero_update(zero, 1e-3, 1e-3, 0.1);
         if (step > 1) read_verdict(r, 1);
