@@ -533,17 +533,11 @@ static __device__ __forceinline__ void next_tile(TileWriter &w, const Tiles &t) 
     w.position += tile_size<S>(t);
 }
 
-// The codes of one run whose first element lies at `position`: v = x * inverse, rounded, eight at a time.
+// The codes of one run: v = x * inverse, rounded, eight at a time. block: of the run's first eight random numbers; a run of 16 or 32 starts at a multiple of 2 or 4.
 template <bool INT4, bool STOCHASTIC, int RUN>
-static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RUN], float inverse, int64_t position, SegmentCursor &segment, const SegmentTable &table,
-                                                const RoundingSchedule &schedule) {
+static __device__ __forceinline__ void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block, const RoundingSchedule &schedule) {
     constexpr int WORDS = INT4 ? 1 : 2;  // of a vector
     uint32_t word[RUN / PACKED * WORDS];
-    uint64_t block = 0;
-    if constexpr (STOCHASTIC) {
-        seek_segment(segment, table, position);
-        block = (uint64_t)(position + segment.shift) / PACKED;  // a run of 32 starts at a multiple of 4 blocks
-    }
 #pragma unroll
     for (int i = 0; i < RUN / PACKED; i++) {
         float v[PACKED];
@@ -560,6 +554,17 @@ static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RU
         }
     }
     store_words(to, word);
+}
+// The same for a run whose first element lies at `position`.
+template <bool INT4, bool STOCHASTIC, int RUN>
+static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RUN], float inverse, int64_t position, SegmentCursor &segment, const SegmentTable &table,
+                                                const RoundingSchedule &schedule) {
+    uint64_t block = 0;
+    if constexpr (STOCHASTIC) {
+        seek_segment(segment, table, position);
+        block = (uint64_t)(position + segment.shift) / PACKED;
+    }
+    code_values<INT4, STOCHASTIC>(to, x, inverse, block, schedule);
 }
 
 // The runs of a tile with their groups' scales.

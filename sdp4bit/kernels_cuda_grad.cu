@@ -173,11 +173,21 @@ struct SumBatch {
     static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
 };
 
-// acc = the sources' values added in source order. Runs that do not exist read the tile's first run, so that nothing branches. In a block's tile they are 0 then;
+// acc = the values of the sources from `at` on, added in source order. The whole warp calls.
+template <class S, int CODEC>
+static __device__ __forceinline__ void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at, int64_t stride, int left) {
+    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
+    if (left >= BATCH) left -= add_sources<S, CODEC, BATCH, true>(acc, at, stride);
+    else if (BATCH > 2 && left >= 2) left -= add_sources<S, CODEC, HALF, true>(acc, at, stride);
+    else left -= add_sources<S, CODEC, 1, true>(acc, at, stride);
+    while (left >= BATCH) left -= add_sources<S, CODEC, BATCH, false>(acc, at, stride);
+    while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, stride);
+}
+
+// acc = the sums of a tile. Runs that do not exist read the tile's first run, so that nothing branches. In a block's tile they are 0 then;
 // in a warp's tile they share a group only with each other, and nobody looks at them.
 template <class S, int CODEC>
 static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
-    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
     SourceCursor<S::RUNS> at;
 #pragma unroll
     for (int v = 0; v < S::RUNS; v++) {
@@ -185,12 +195,7 @@ static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], c
         at.codes[v] = r.codes + offset * Raw<CODEC>::BITS / 8;
         at.scales[v] = r.scales + (Raw<CODEC>::QUANTISED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
     }
-    int left = r.sources;
-    if (left >= BATCH) left -= add_sources<S, CODEC, BATCH, true>(acc, at, r.stride);
-    else if (BATCH > 2 && left >= 2) left -= add_sources<S, CODEC, HALF, true>(acc, at, r.stride);
-    else left -= add_sources<S, CODEC, 1, true>(acc, at, r.stride);
-    while (left >= BATCH) left -= add_sources<S, CODEC, BATCH, false>(acc, at, r.stride);
-    while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, r.stride);
+    sum_sources<S, CODEC>(acc, at, r.stride, r.sources);
     if constexpr (!S::WARP_TILES) {
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
@@ -275,11 +280,127 @@ static void with_code_shape(int codec, int group, Launch launch) {
     else with_shape(codec, group, launch);
 }
 
+// How the tiles of a slice are dealt out where codes become codes: one wave of blocks, each with one span of neighbouring tiles, of `per` tiles and for the first
+// `extra` blocks one more; its warps take them in turn. Nothing is left over for a second wave, and a warp comes to another tensor rarely.
+struct Spans {
+    uint32_t runs;        // of a slice
+    uint32_t per, extra;  // tiles
+};
+template <class S>
+struct RecodeBlocks {
+    static constexpr int PER_MULTIPROCESSOR = 3;
+};
+template <class S>
+static Spans make_spans(const Device *device, int64_t n, int slices, unsigned *blocks) {
+    int64_t tiles = ceil_div64(n, S::SPAN), most = ceil_div64(tiles, CODEC_WARPS), wave = (int64_t)device->multiprocessors * RecodeBlocks<S>::PER_MULTIPROCESSOR / slices;
+    if (wave < 1) wave = 1;
+    *blocks = (unsigned)(wave < most ? wave : most);
+    return Spans{(uint32_t)(n / S::RUN), (uint32_t)(tiles / *blocks), (uint32_t)(tiles % *blocks)};
+}
+
+// Returns what x is multiplied with to be coded; *sent: the group's scale, for its first lane. Where *lift is not 1, x is multiplied with it before.
+template <class S>
+static __device__ __forceinline__ float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent, float *lift) {
+    uint32_t largest[1];
+    group_maxima<S>(largest, x, Tiles(), nullptr, 0);
+    *lift = 1.0f;
+    if (S::LANES > 1 && __all_sync(ALL_LANES, largest[0] - 0x0D800000u < 0x7F800000u - 0x0D800000u)) {  // from 2^-100 up and finite: group_scales without its exceptions
+        bool odd = threadIdx.x & 1;
+        float m = f32_from_bits(largest[0]);
+        *sent = f32_div(odd ? levels : m, odd ? m : levels);
+        return __shfl_sync(ALL_LANES, *sent, threadIdx.x % WARP | 1);
+    }
+    GroupScale scale[1];
+    if constexpr (S::LANES == 1) group_scale_alone(scale[0], largest[0], (int)levels);
+    else group_scales(scale, largest, (int)levels);
+    *sent = scale[0].scale;
+    *lift = scale[0].lift;
+    return scale[0].inverse;
+}
+
+// What all threads of a block have in common, of its slice: kept in shared memory, where it is read tile by tile, because the compiler would work it out again
+// tile by tile.
+struct Recode {
+    const uint8_t *codes, *scales;
+    uint8_t *message;
+    float *sent;
+};
+static __device__ __forceinline__ Recode recode_slice(const SumRequantize &a, int node) {
+    Recode r;
+    r.codes = a.received + node * a.in.codes_stride;
+    r.scales = a.received + a.in.scales + node * a.in.scales_stride;
+    r.message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
+    r.sent = message_scales(r.message, a.out, 0);
+    return r;
+}
+
+// Random numbers of the runs of a slice: run i below `next` begins with block `first` + i * RUN / 8.
+struct RunBlocks {
+    uint32_t next;
+    uint64_t first;
+};
+template <int RUN>
+static __device__ __forceinline__ void seek_blocks(RunBlocks &r, const SegmentTable &table, int64_t position, uint32_t run) {
+    if (run < r.next) return;
+    SegmentCursor c = no_segment();
+    seek_segment(c, table, position + (int64_t)run * RUN);
+    r.first = (uint64_t)((position + c.shift) >> 3);
+    r.next = c.next - position > (int64_t)RUN * UINT32_MAX ? UINT32_MAX : (uint32_t)((c.next - position + RUN - 1) / RUN);
+}
+
+// requantize_kernel for groups that one run of each of LANES neighbouring lanes makes up. A lane beyond the slice's last run sums that run and writes nothing; it
+// shares its group with no lane inside.
+template <class S, int CODEC, bool INT4, bool STOCHASTIC>
+__global__ void __launch_bounds__(CODEC_THREADS, RecodeBlocks<S>::PER_MULTIPROCESSOR)
+    recode_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Spans spans, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
+    __shared__ volatile Recode slice;
+    if (threadIdx.x == 0) {
+        Recode r = recode_slice(a, blockIdx.y);
+        slice.codes = r.codes, slice.scales = r.scales, slice.message = r.message, slice.sent = r.sent;
+    }
+    __syncthreads();
+    RunBlocks blocks = {0, 0};
+    const uint32_t first = blockIdx.x * spans.per + min(blockIdx.x, spans.extra), end = (first + spans.per + (blockIdx.x < spans.extra)) * WARP;
+    for (uint32_t run = first * WARP + threadIdx.x; run < end; run += CODEC_THREADS) {
+        const uint32_t at = min(run, spans.runs - 1);
+        SourceCursor<1> source;
+        source.codes[0] = slice.codes + (uint64_t)at * (S::RUN * Raw<CODEC>::BITS / 8);
+        source.scales[0] = slice.scales + (uint64_t)group_of(in_index, (int64_t)at * S::RUN) * sizeof(float);
+        float x[1][S::RUN], sent, lift;
+        sum_sources<S, CODEC>(x, source, a.in.bytes, a.sources);
+        float inverse = recode_scale<S>(x, INT4 ? 7.0f : 127.0f, &sent, &lift);
+        if (__any_sync(ALL_LANES, lift != 1.0f)) {
+#pragma unroll
+            for (int e = 0; e < S::RUN; e++) x[0][e] = lift == 0.0f ? 0.0f : f32_mul(x[0][e], lift);
+        }
+        if (run >= spans.runs) continue;
+        if constexpr (STOCHASTIC) seek_blocks<S::RUN>(blocks, a.table, ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, run);
+        code_values<INT4, STOCHASTIC>(slice.message + (uint64_t)run * (S::RUN * (INT4 ? 4 : 8) / 8), x[0], inverse, blocks.first + (uint64_t)run * (S::RUN / PACKED), schedule);
+        if (run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
+    }
+}
+
+template <class S, int CODEC, bool INT4, bool STOCHASTIC>
+static void launch_recode(Stream *s, const SumRequantize *a) {
+    unsigned blocks;
+    int nodes = a->in.partitions;
+    Spans spans = make_spans<S>(stream_device(s), a->hi - a->lo, nodes, &blocks);
+    recode_kernel<S, CODEC, INT4, STOCHASTIC><<<dim3(blocks, (unsigned)nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, spans, rounding_schedule(a->key), group_index(a->in_group));
+}
+
 template <class S, int CODEC>
 static void launch_requantize(Stream *s, const SumRequantize *a) {
-    int nodes = a->in.partitions;
-    Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
-    requantize_kernel<S, CODEC><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key), group_index(a->in_group));
+    if constexpr (Raw<CODEC>::QUANTISED && S::RUN > PACKED) {
+        bool stochastic = a->rounding == ROUND_STOCHASTIC;
+        if (a->codec == CODEC_INT4 && stochastic) launch_recode<S, CODEC, true, true>(s, a);
+        else if (a->codec == CODEC_INT4) launch_recode<S, CODEC, true, false>(s, a);
+        else if (stochastic) launch_recode<S, CODEC, false, true>(s, a);
+        else launch_recode<S, CODEC, false, false>(s, a);
+    } else {
+        int nodes = a->in.partitions;
+        Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
+        requantize_kernel<S, CODEC><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key), group_index(a->in_group));
+    }
 }
 
 void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
