@@ -70,7 +70,7 @@ static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) 
     int64_t per_block = (int64_t)t.tile * (S::WARP_TILES ? CODEC_WARPS : 1);
     int64_t blocks = ceil_div64(n, per_block) * slices, wanted = (int64_t)device->multiprocessors * 16;
     int64_t most = 8 * BLOCK_SPAN / per_block > 1 ? 8 * BLOCK_SPAN / per_block : 1;
-    if (S::RUN > PACKED) most = 4;  // of the few warps that run at once, none is to look for its tensor often
+    if (S::RUN > 2 * PACKED) most = 4;  // of the few warps that run at once, none is to look for its tensor often
     t.per_worker = (int)(blocks / wanted < 1 ? 1 : blocks / wanted > most ? most : blocks / wanted);
     return t;
 }
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void store_pairwise(float *p, const float x[PA
     pair[0] = odd ? got : low;
     pair[2] = odd ? high : got;
 }
-// Read-only data of this kernel, through the texture path; the two halves of a sector meet in the L1.
+// Read-only data of this kernel, through the texture path; the two halves of a sector meet in the L1. x: 8 elements.
 static __device__ __forceinline__ void load_read_only(const float *p, float x[PACKED]) {
     float4 low = __ldg(reinterpret_cast<const float4 *>(p)), high = __ldg(reinterpret_cast<const float4 *>(p) + 1);
     x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
@@ -163,13 +163,14 @@ static __device__ __forceinline__ float add_plain(float a, float b) {
 
 // --- the Hadamard transform ----------------------------------------------------------------------------------------------------------
 
-// hadamard32 on 4 neighbouring lanes of 8 elements each: strides 1, 2, 4 inside the thread, 8 and 16 across lanes. In the lanes' stages own * 1 or own *
-// -1 is exact, so the fused operation rounds once, just as the sum or difference does.
-static __device__ __forceinline__ void hadamard_lanes(float x[PACKED]) {
+// hadamard32 on neighbouring lanes of RUN elements each: for runs of 8 strides 1, 2, 4 inside the thread, 8 and 16 across lanes; for runs of 16 only 16 across
+// lanes. In the lanes' stages own * 1 or own * -1 is exact, so the fused operation rounds once, just as the sum or difference does.
+template <int RUN>
+static __device__ __forceinline__ void hadamard_lanes(float (&x)[RUN]) {
 #pragma unroll
-    for (int stride = 1; stride < PACKED; stride *= 2) {
+    for (int stride = 1; stride < RUN; stride *= 2) {
 #pragma unroll
-        for (int i = 0; i < PACKED; i++) {
+        for (int i = 0; i < RUN; i++) {
             if (i & stride) continue;
             float lower = x[i], upper = x[i + stride];
             x[i] = f32_add(lower, upper);
@@ -177,10 +178,10 @@ static __device__ __forceinline__ void hadamard_lanes(float x[PACKED]) {
         }
     }
 #pragma unroll
-    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+    for (int lanes = 1; lanes * RUN < HADAMARD_ORDER; lanes *= 2) {
         float sign = threadIdx.x & lanes ? -1.0f : 1.0f;
 #pragma unroll
-        for (int i = 0; i < PACKED; i++) x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(ALL_LANES, x[i], lanes));
+        for (int i = 0; i < RUN; i++) x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(ALL_LANES, x[i], lanes));
     }
 }
 

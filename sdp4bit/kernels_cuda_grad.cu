@@ -11,6 +11,21 @@ static __device__ __forceinline__ float *message_scales(uint8_t *message, const 
 // Calls launch(Shape) with the shape in which fp32 values, or codes of a plain codec, become codes. A warp has a group of 2048 to itself: its loads alone keep
 // the memory busy, and no barrier stops them.
 template <class Launch>
+static void with_shape(int codec, int group, Launch launch);
+// The same for fp32 values that may go through the Hadamard transform: runs of 16, so that two lanes hold a block of it, half as many shuffles as four, and a thread
+// works for one group.
+template <class Launch>
+static void with_value_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 32) launch(Shape<1, 2 * PACKED, 2>());
+    else if (group == 64) launch(Shape<1, 2 * PACKED, 4>());
+    else if (group == 128) launch(Shape<1, 2 * PACKED, 8>());
+    else if (group == 256) launch(Shape<1, 2 * PACKED, 16>());
+    else if (group == 512) launch(Shape<1, 2 * PACKED, 32>());
+    else if (group == 2048) launch(Shape<4, 2 * PACKED, 128>());
+    else with_shape(codec, group, launch);
+}
+template <class Launch>
 static void with_shape(int codec, int group, Launch launch) {
     if (!codec_info(codec).levels) launch(PlainShape());
     else if (group == 2048) launch(Shape<8, PACKED, 256>());
@@ -27,7 +42,7 @@ static __device__ __forceinline__ uint8_t *partition_message(const QuantizeParti
 // Registers per thread are bounded so that enough warps run at once to keep the memory busy.
 template <class S>
 struct QuantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 5 : 2;
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS * S::RUN <= 2 * PACKED ? 5 : 2;
 };
 
 // blockIdx.y: the partition, i * slots + slot.
@@ -44,15 +59,16 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
     clear_maxima<S>(&maxima);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
         const int elements = tile_elements<S>(t, t.n - tile);
-        float x[S::RUNS][PACKED] = {};
+        float x[S::RUNS][S::RUN] = {};
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
-            if (run_live<S>(elements, v)) load_read_only(grads + v * S::SPAN, x[v]);
+#pragma unroll
+            for (int i = 0; i < S::RUN && run_live<S>(elements, v); i += PACKED) load_read_only(grads + v * S::SPAN + i, x[v] + i);
         }
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
 #pragma unroll
-            for (int e = 0; e < PACKED; e++) x[v][e] = S::PLAIN ? scale_plain(x[v][e], a.scale) : f32_mul(x[v][e], a.scale);
+            for (int e = 0; e < S::RUN; e++) x[v][e] = S::PLAIN ? scale_plain(x[v][e], a.scale) : f32_mul(x[v][e], a.scale);
             if (a.hadamard) hadamard_lanes(x[v]);
         }
         if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile, elements);
@@ -78,7 +94,7 @@ static dim3 tail_grid(int64_t elements, int slices) { return dim3((unsigned)ceil
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     int partitions = a->slots * a->message.partitions;
     if (a->hi > a->lo) {
-        with_shape(a->codec, a->group, [&](auto shape) {
+        with_value_shape(a->codec, a->group, [&](auto shape) {
             using S = decltype(shape);
             Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
             quantize_kernel<S><<<tile_grid<S>(t, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
