@@ -186,7 +186,7 @@ static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN],
 template <class S, int CODEC>
 struct SumBatch {
     static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
-    static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
+    static constexpr int SOURCES = WORDS <= 4 && S::RUNS <= 2 ? 4 : WORDS <= 8 ? 2 : 1;
 };
 
 // acc = the values of the sources from `at` on, added in source order. The whole warp calls.
@@ -438,11 +438,13 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
 
 // --- final sum -----------------------------------------------------------------------------------------------------------------------------
 
-typedef PlainShape FinalShape;
+// Codes of 4 bits are so short that a thread needs four runs of them to have as much in flight as others with two.
+template <int CODEC>
+using FinalShape = Shape<CODEC == CODEC_INT4 ? 4 : 2, PACKED, 4, true>;
 
 template <int CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3) final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
-    typedef FinalShape S;
+__global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED && FinalShape<CODEC>::RUNS == 2 ? 4 : 3) final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
+    typedef FinalShape<CODEC> S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
     int64_t position = a.rank * a.bucket.matrix_shard + a.lo;  // of the chunk's first element in the bucket
     SegmentCursor segment = no_segment();
@@ -491,9 +493,10 @@ __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_
 
 void kernel_sum_final(Stream *s, const SumFinal *a) {
     if (a->hi > a->lo) {
-        Tiles t = make_tiles<FinalShape>(stream_device(s), a->hi - a->lo, 1, 0);
         with_codec(a->codec, [&](auto codec) {
-            final_kernel<decltype(codec)::VALUE><<<tile_grid<FinalShape>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, group_index(a->group));
+            constexpr int CODEC = decltype(codec)::VALUE;
+            Tiles t = make_tiles<FinalShape<CODEC>>(stream_device(s), a->hi - a->lo, 1, 0);
+            final_kernel<CODEC><<<tile_grid<FinalShape<CODEC>>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, group_index(a->group));
         });
         check_launch(s, "final sum");
     }
