@@ -535,14 +535,16 @@ static __device__ __forceinline__ void next_tile(TileWriter &w, const Tiles &t) 
 }
 
 // The codes of one run: v = x * inverse, rounded, eight at a time. block: of the run's first eight random numbers; a run of 16 or 32 starts at a multiple of 2 or 4.
-template <bool INT4, bool STOCHASTIC, int RUN>
-static __device__ __forceinline__ void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block, const RoundingSchedule &schedule) {
+// halfway() is called when half of x is no longer needed.
+template <bool INT4, bool STOCHASTIC, int RUN, class Halfway>
+static __device__ __forceinline__ void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block, const RoundingSchedule &schedule, bool live, Halfway halfway) {
     constexpr int WORDS = INT4 ? 1 : 2;  // of a vector
     uint32_t word[RUN / PACKED * WORDS];
 #pragma unroll
     for (int i = 0; i < RUN / PACKED; i++) {
         float v[PACKED];
         uint32_t code[PACKED];
+        if (i == RUN / PACKED / 2) halfway();
 #pragma unroll
         for (int e = 0; e < PACKED; e++) v[e] = f32_mul(x[i * PACKED + e], inverse);
         if constexpr (STOCHASTIC) code_vector_stochastic<INT4>(code, v, scheduled_bits(schedule, block | i));
@@ -554,7 +556,7 @@ static __device__ __forceinline__ void code_values(uint8_t *to, const float (&x)
             word[2 * i + 1] = pick_bytes<0>(code[4], code[5], code[6], code[7]);
         }
     }
-    store_words(to, word);
+    if (live) store_words(to, word);
 }
 // The same for a run whose first element lies at `position`.
 template <bool INT4, bool STOCHASTIC, int RUN>
@@ -565,7 +567,7 @@ static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RU
         seek_segment(segment, table, position);
         block = (uint64_t)(position + segment.shift) / PACKED;
     }
-    code_values<INT4, STOCHASTIC>(to, x, inverse, block, schedule);
+    code_values<INT4, STOCHASTIC>(to, x, inverse, block, schedule, true, [] {});
 }
 
 // The runs of a tile with their groups' scales.

@@ -42,8 +42,27 @@ static __device__ __forceinline__ uint8_t *partition_message(const QuantizeParti
 // Registers per thread are bounded so that enough warps run at once to keep the memory busy.
 template <class S>
 struct QuantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::RUNS * S::RUN <= 2 * PACKED ? 5 : 2;
+    static constexpr bool AHEAD = S::WARP_TILES && S::RUNS * S::RUN <= 2 * PACKED;  // the next tile's values are loaded while this one is worked on
+    static constexpr int PER_MULTIPROCESSOR = AHEAD ? 4 : S::RUNS * S::RUN <= 2 * PACKED ? 5 : 2;
 };
+
+// x = this thread's values of the tile at `from`, its own first element, before which `rest` elements are left of the slice. Values that do not exist are 0.
+template <class S>
+static __device__ __forceinline__ void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Tiles &t, int64_t rest) {
+    const int elements = rest > 0 ? tile_elements<S>(t, rest) : 0;
+#pragma unroll
+    for (int v = 0; v < S::RUNS; v++) {
+        const bool live = elements > 0 && run_live<S>(elements, v);
+#pragma unroll
+        for (int i = 0; i < S::RUN; i += PACKED) {
+            if (live) load_read_only(from + v * S::SPAN + i, x[v] + i);
+        }
+        if (!S::WARP_TILES && !live) {
+#pragma unroll
+            for (int e = 0; e < S::RUN; e++) x[v][e] = 0.0f;
+        }
+    }
+}
 
 // blockIdx.y: the partition, i * slots + slot.
 template <class S>
@@ -57,25 +76,27 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
     const float *grads = a.grads + position + tile + thread_start<S>();
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
+    float next[S::RUNS][S::RUN] = {};
+    if (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, t.n - tile);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
         const int elements = tile_elements<S>(t, t.n - tile);
-        float x[S::RUNS][S::RUN] = {};
+        float x[S::RUNS][S::RUN];
+        if (!QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, t.n - tile);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
 #pragma unroll
-            for (int i = 0; i < S::RUN && run_live<S>(elements, v); i += PACKED) load_read_only(grads + v * S::SPAN + i, x[v] + i);
+            for (int e = 0; e < S::RUN; e++) x[v][e] = S::PLAIN ? scale_plain(next[v][e], a.scale) : f32_mul(next[v][e], a.scale);
         }
-#pragma unroll
-        for (int v = 0; v < S::RUNS; v++) {
-#pragma unroll
-            for (int e = 0; e < S::RUN; e++) x[v][e] = S::PLAIN ? scale_plain(x[v][e], a.scale) : f32_mul(x[v][e], a.scale);
-            if (a.hadamard) hadamard_lanes(x[v]);
-        }
-        if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile, elements);
-        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
-        next_tile<S>(writer, t);
         grads += tile_size<S>(t);
         tile += tile_size<S>(t);
+        if (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, turn + 1 < t.per_worker ? t.n - tile : 0);
+#pragma unroll
+        for (int v = 0; v < S::RUNS; v++) {
+            if (a.hadamard) hadamard_lanes(x[v]);
+        }
+        if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile - tile_size<S>(t), elements);
+        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        next_tile<S>(writer, t);
     }
 }
 
@@ -157,28 +178,49 @@ static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN],
     }
 }
 
-// Adds the next BATCH sources to acc, in order, and returns how many they are; all their loads are in flight before the first use. The whole warp calls.
-template <class S, int CODEC, int BATCH, bool FIRST>
-static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
+// Sources' codes and scales as they travel, in registers.
+template <class S, int CODEC, int BATCH>
+struct Loaded {
     Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
-    float scale[BATCH][S::RUNS] = {};
-    bool small = true;
+    float scale[BATCH][S::RUNS];
+};
+// Loads the next BATCH sources, all at once.
+template <class S, int CODEC, int BATCH>
+static __device__ __forceinline__ void load_sources(Loaded<S, CODEC, BATCH> &l, SourceCursor<S::RUNS> &at, int64_t stride) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
-            raw[b][v] = load_raw<CODEC, S::RUN>(at.codes[v]);
+            l.raw[b][v] = load_raw<CODEC, S::RUN>(at.codes[v]);
             at.codes[v] += stride;
             if constexpr (Raw<CODEC>::QUANTISED) {
-                scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
+                l.scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
                 at.scales[v] += stride;
-                small = small && scale[b][v] < SMALL_SCALE;
+            } else {
+                l.scale[b][v] = 0.0f;
             }
         }
     }
-    if constexpr (!Raw<CODEC>::QUANTISED) add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
-    else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, raw, scale);
-    else add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
+}
+// Adds them to acc, in order. The whole warp calls.
+template <class S, int CODEC, int BATCH, bool FIRST>
+static __device__ __forceinline__ void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BATCH> &l) {
+    bool small = true;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int v = 0; v < S::RUNS; v++) small = small && l.scale[b][v] < SMALL_SCALE;
+    }
+    if constexpr (!Raw<CODEC>::QUANTISED) add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
+    else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, l.raw, l.scale);
+    else add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
+}
+// Both; returns how many sources they are.
+template <class S, int CODEC, int BATCH, bool FIRST>
+static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
+    Loaded<S, CODEC, BATCH> l;
+    load_sources(l, at, stride);
+    add_loaded<S, CODEC, BATCH, FIRST>(acc, l);
     return BATCH;
 }
 
@@ -364,6 +406,14 @@ static __device__ __forceinline__ void seek_blocks(RunBlocks &r, const SegmentTa
     r.next = c.next - position > (int64_t)RUN * UINT32_MAX ? UINT32_MAX : (uint32_t)((c.next - position + RUN - 1) / RUN);
 }
 
+template <class S, int CODEC>
+static __device__ __forceinline__ SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales, GroupIndex in_index, uint32_t run) {
+    SourceCursor<1> source;
+    source.codes[0] = codes + (uint64_t)run * (S::RUN * Raw<CODEC>::BITS / 8);
+    source.scales[0] = scales + (uint64_t)group_of(in_index, (int64_t)run * S::RUN) * sizeof(float);
+    return source;
+}
+
 // requantize_kernel for groups that one run of each of LANES neighbouring lanes makes up. A lane beyond the slice's last run sums that run and writes nothing; it
 // shares its group with no lane inside.
 template <class S, int CODEC, bool INT4, bool STOCHASTIC>
@@ -377,22 +427,36 @@ __global__ void __launch_bounds__(CODEC_THREADS, RecodeBlocks<S>::PER_MULTIPROCE
     __syncthreads();
     RunBlocks blocks = {0, 0};
     const uint32_t first = blockIdx.x * spans.per + min(blockIdx.x, spans.extra), end = (first + spans.per + (blockIdx.x < spans.extra)) * WARP;
+    // The first two sources of the next tile are loaded while this one is coded; the second one is the first again where there is no other.
+    const int64_t second = a.sources > 1 ? a.in.bytes : 0;
+    Loaded<S, CODEC, 2> ahead;
+    if (first * WARP + threadIdx.x < end) {
+        SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index, min(first * WARP + threadIdx.x, spans.runs - 1));
+        load_sources(ahead, source, second);
+    }
     for (uint32_t run = first * WARP + threadIdx.x; run < end; run += CODEC_THREADS) {
-        const uint32_t at = min(run, spans.runs - 1);
-        SourceCursor<1> source;
-        source.codes[0] = slice.codes + (uint64_t)at * (S::RUN * Raw<CODEC>::BITS / 8);
-        source.scales[0] = slice.scales + (uint64_t)group_of(in_index, (int64_t)at * S::RUN) * sizeof(float);
         float x[1][S::RUN], sent, lift;
-        sum_sources<S, CODEC>(x, source, a.in.bytes, a.sources);
+        if (second) add_loaded<S, CODEC, 2, true>(x, ahead);
+        else add_loaded<S, CODEC, 1, true>(x, Loaded<S, CODEC, 1>{{{ahead.raw[0][0]}}, {{ahead.scale[0][0]}}});
+        if (a.sources > 2) {
+            SourceCursor<1> source = recode_source<S, CODEC>(slice.codes + 2 * a.in.bytes, slice.scales + 2 * a.in.bytes, in_index, min(run, spans.runs - 1));
+            int left = a.sources - 2;
+            while (left >= 2) left -= add_sources<S, CODEC, 2, false>(x, source, a.in.bytes);
+            if (left) add_sources<S, CODEC, 1, false>(x, source, a.in.bytes);
+        }
         float inverse = recode_scale<S>(x, INT4 ? 7.0f : 127.0f, &sent, &lift);
         if (__any_sync(ALL_LANES, lift != 1.0f)) {
 #pragma unroll
             for (int e = 0; e < S::RUN; e++) x[0][e] = lift == 0.0f ? 0.0f : f32_mul(x[0][e], lift);
         }
-        if (run >= spans.runs) continue;
-        if constexpr (STOCHASTIC) seek_blocks<S::RUN>(blocks, a.table, ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, run);
-        code_values<INT4, STOCHASTIC>(slice.message + (uint64_t)run * (S::RUN * (INT4 ? 4 : 8) / 8), x[0], inverse, blocks.first + (uint64_t)run * (S::RUN / PACKED), schedule);
-        if (run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
+        const uint32_t at = min(run, spans.runs - 1);
+        const bool live = run < spans.runs;
+        if constexpr (STOCHASTIC) seek_blocks<S::RUN>(blocks, a.table, ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, at);
+        if (live && run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
+        code_values<INT4, STOCHASTIC>(slice.message + (uint64_t)at * (S::RUN * (INT4 ? 4 : 8) / 8), x[0], inverse, blocks.first + (uint64_t)at * (S::RUN / PACKED), schedule, live, [&] {
+            SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index, min(run + CODEC_THREADS, spans.runs - 1));
+            load_sources(ahead, source, second);
+        });
     }
 }
 
