@@ -57,7 +57,7 @@ static __device__ __forceinline__ void load_values(float (&x)[S::RUNS][S::RUN], 
         for (int i = 0; i < S::RUN; i += PACKED) {
             if (live) load_read_only(from + v * S::SPAN + i, x[v] + i);
         }
-        if (!S::WARP_TILES && !live) {
+        if (!QuantizeBlocks<S>::AHEAD && !live) {
 #pragma unroll
             for (int e = 0; e < S::RUN; e++) x[v][e] = 0.0f;
         }
