@@ -46,7 +46,7 @@ struct QuantizeBlocks {
     static constexpr int PER_MULTIPROCESSOR = AHEAD ? 4 : S::RUNS * S::RUN <= 2 * PACKED ? 5 : 2;
 };
 
-// x = this thread's values of the tile at `from`, its own first element, before which `rest` elements are left of the slice. Values that do not exist are 0.
+// x = this thread's values of the tile at `from`, its own first element, before which `rest` elements are left of the slice. Values that do not exist stay as they are.
 template <class S>
 static __device__ __forceinline__ void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Tiles &t, int64_t rest) {
     const int elements = rest > 0 ? tile_elements<S>(t, rest) : 0;
@@ -56,10 +56,6 @@ static __device__ __forceinline__ void load_values(float (&x)[S::RUNS][S::RUN], 
 #pragma unroll
         for (int i = 0; i < S::RUN; i += PACKED) {
             if (live) load_read_only(from + v * S::SPAN + i, x[v] + i);
-        }
-        if (!QuantizeBlocks<S>::AHEAD && !live) {
-#pragma unroll
-            for (int e = 0; e < S::RUN; e++) x[v][e] = 0.0f;
         }
     }
 }
@@ -77,26 +73,29 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
     float next[S::RUNS][S::RUN] = {};
-    if (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, t.n - tile);
+    if constexpr (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, t.n - tile);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
         const int elements = tile_elements<S>(t, t.n - tile);
-        float x[S::RUNS][S::RUN];
-        if (!QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, t.n - tile);
+        float x[S::RUNS][S::RUN] = {};
+        if constexpr (!QuantizeBlocks<S>::AHEAD) load_values<S>(x, grads, t, t.n - tile);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
 #pragma unroll
-            for (int e = 0; e < S::RUN; e++) x[v][e] = S::PLAIN ? scale_plain(next[v][e], a.scale) : f32_mul(next[v][e], a.scale);
+            for (int e = 0; e < S::RUN; e++) {
+                float value = QuantizeBlocks<S>::AHEAD ? next[v][e] : x[v][e];
+                x[v][e] = S::PLAIN ? scale_plain(value, a.scale) : f32_mul(value, a.scale);
+            }
         }
-        grads += tile_size<S>(t);
-        tile += tile_size<S>(t);
-        if (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, turn + 1 < t.per_worker ? t.n - tile : 0);
+        if constexpr (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads + tile_size<S>(t), t, turn + 1 < t.per_worker ? t.n - tile - tile_size<S>(t) : 0);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
             if (a.hadamard) hadamard_lanes(x[v]);
         }
-        if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile - tile_size<S>(t), elements);
+        if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile, elements);
         else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
         next_tile<S>(writer, t);
+        grads += tile_size<S>(t);
+        tile += tile_size<S>(t);
     }
 }
 
