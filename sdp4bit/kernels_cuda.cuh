@@ -70,7 +70,7 @@ static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) 
     int64_t per_block = (int64_t)t.tile * (S::WARP_TILES ? CODEC_WARPS : 1);
     int64_t blocks = ceil_div64(n, per_block) * slices, wanted = (int64_t)device->multiprocessors * 16;
     int64_t most = 8 * BLOCK_SPAN / per_block > 1 ? 8 * BLOCK_SPAN / per_block : 1;
-    if (S::RUN > PACKED) most = 4;  // of the few warps that run at once, none is to look for its tensor often
+    if (S::RUN > 2 * PACKED) most = 4;  // of the few warps that run at once, none is to look for its tensor often
     t.per_worker = (int)(blocks / wanted < 1 ? 1 : blocks / wanted > most ? most : blocks / wanted);
     return t;
 }
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void store_pairwise(float *p, const float x[PA
     pair[0] = odd ? got : low;
     pair[2] = odd ? high : got;
 }
-// Read-only data of this kernel, through the texture path; the two halves of a sector meet in the L1.
+// Read-only data of this kernel, through the texture path; the two halves of a sector meet in the L1. x: 8 elements.
 static __device__ __forceinline__ void load_read_only(const float *p, float x[PACKED]) {
     float4 low = __ldg(reinterpret_cast<const float4 *>(p)), high = __ldg(reinterpret_cast<const float4 *>(p) + 1);
     x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
@@ -163,13 +163,14 @@ static __device__ __forceinline__ float add_plain(float a, float b) {
 
 // --- the Hadamard transform ----------------------------------------------------------------------------------------------------------
 
-// hadamard32 on 4 neighbouring lanes of 8 elements each: strides 1, 2, 4 inside the thread, 8 and 16 across lanes. In the lanes' stages own * 1 or own *
-// -1 is exact, so the fused operation rounds once, just as the sum or difference does.
-static __device__ __forceinline__ void hadamard_lanes(float x[PACKED]) {
+// hadamard32 on neighbouring lanes of RUN elements each: for runs of 8 strides 1, 2, 4 inside the thread, 8 and 16 across lanes; for runs of 16 only 16 across
+// lanes. In the lanes' stages own * 1 or own * -1 is exact, so the fused operation rounds once, just as the sum or difference does.
+template <int RUN>
+static __device__ __forceinline__ void hadamard_lanes(float (&x)[RUN]) {
 #pragma unroll
-    for (int stride = 1; stride < PACKED; stride *= 2) {
+    for (int stride = 1; stride < RUN; stride *= 2) {
 #pragma unroll
-        for (int i = 0; i < PACKED; i++) {
+        for (int i = 0; i < RUN; i++) {
             if (i & stride) continue;
             float lower = x[i], upper = x[i + stride];
             x[i] = f32_add(lower, upper);
@@ -177,10 +178,10 @@ static __device__ __forceinline__ void hadamard_lanes(float x[PACKED]) {
         }
     }
 #pragma unroll
-    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+    for (int lanes = 1; lanes * RUN < HADAMARD_ORDER; lanes *= 2) {
         float sign = threadIdx.x & lanes ? -1.0f : 1.0f;
 #pragma unroll
-        for (int i = 0; i < PACKED; i++) x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(ALL_LANES, x[i], lanes));
+        for (int i = 0; i < RUN; i++) x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(ALL_LANES, x[i], lanes));
     }
 }
 
@@ -533,21 +534,17 @@ static __device__ __forceinline__ void next_tile(TileWriter &w, const Tiles &t) 
     w.position += tile_size<S>(t);
 }
 
-// The codes of one run whose first element lies at `position`: v = x * inverse, rounded, eight at a time.
-template <bool INT4, bool STOCHASTIC, int RUN>
-static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RUN], float inverse, int64_t position, SegmentCursor &segment, const SegmentTable &table,
-                                                const RoundingSchedule &schedule) {
+// The codes of one run: v = x * inverse, rounded, eight at a time. block: of the run's first eight random numbers; a run of 16 or 32 starts at a multiple of 2 or 4.
+// halfway() is called when half of x is no longer needed.
+template <bool INT4, bool STOCHASTIC, int RUN, class Halfway>
+static __device__ __forceinline__ void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block, const RoundingSchedule &schedule, bool live, Halfway halfway) {
     constexpr int WORDS = INT4 ? 1 : 2;  // of a vector
     uint32_t word[RUN / PACKED * WORDS];
-    uint64_t block = 0;
-    if constexpr (STOCHASTIC) {
-        seek_segment(segment, table, position);
-        block = (uint64_t)(position + segment.shift) / PACKED;  // a run of 32 starts at a multiple of 4 blocks
-    }
 #pragma unroll
     for (int i = 0; i < RUN / PACKED; i++) {
         float v[PACKED];
         uint32_t code[PACKED];
+        if (i == RUN / PACKED / 2) halfway();
 #pragma unroll
         for (int e = 0; e < PACKED; e++) v[e] = f32_mul(x[i * PACKED + e], inverse);
         if constexpr (STOCHASTIC) code_vector_stochastic<INT4>(code, v, scheduled_bits(schedule, block | i));
@@ -559,7 +556,18 @@ static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RU
             word[2 * i + 1] = pick_bytes<0>(code[4], code[5], code[6], code[7]);
         }
     }
-    store_words(to, word);
+    if (live) store_words(to, word);
+}
+// The same for a run whose first element lies at `position`.
+template <bool INT4, bool STOCHASTIC, int RUN>
+static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RUN], float inverse, int64_t position, SegmentCursor &segment, const SegmentTable &table,
+                                                const RoundingSchedule &schedule) {
+    uint64_t block = 0;
+    if constexpr (STOCHASTIC) {
+        seek_segment(segment, table, position);
+        block = (uint64_t)(position + segment.shift) / PACKED;
+    }
+    code_values<INT4, STOCHASTIC>(to, x, inverse, block, schedule, true, [] {});
 }
 
 // The runs of a tile with their groups' scales.

@@ -1,34 +1,48 @@
-// The gradient half of the exact regime on GPUs: quantise for the first hop, sum and requantise between the hops, sum and invert after the last. The bits
-// are kernels_cpu.c's. Called by tlq_hs.c. Matrices go through tiles (kernels_cuda.cuh); the short tails through one element per thread.
-#include "sdp4bit/kernels_cuda.cuh"
-
-// --- messages ----------------------------------------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ float *message_scales(uint8_t *message, const MessageLayout &m, int64_t i) {
-    return reinterpret_cast<float *>(message + m.scales + i * m.scales_stride);
-}
-
-// Calls launch(Shape) with the shape in which fp32 values, or codes of a plain codec, become codes. A warp has a group of 2048 to itself: its loads alone keep
-// the memory busy, and no barrier stops them.
-template <class Launch>
-static void with_shape(int codec, int group, Launch launch) {
-    if (!codec_info(codec).levels) launch(PlainShape());
-    else if (group == 2048) launch(Shape<8, PACKED, 256>());
-    else with_group(group, launch);
-}
+// The first and the last kernel that gradients pass on GPUs: quantise for the first hop; sum and invert after the last. The bits are kernels_cpu.c's. Called by
+// tlq_hs.c. Matrices go through tiles (kernels_cuda.cuh); the short tails through one element per thread.
+#include "sdp4bit/kernels_cuda_grad.cuh"
 
 // --- quantise ------------------------------------------------------------------------------------------------------------------------
+
+// with_shape for fp32 values that may go through the Hadamard transform: runs of 16, so that two lanes hold a block of it, which takes half as many shuffles as four
+// do, and a thread works for one group.
+template <class Launch>
+static void with_value_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 32) launch(Shape<1, 2 * PACKED, 2>());
+    else if (group == 64) launch(Shape<1, 2 * PACKED, 4>());
+    else if (group == 128) launch(Shape<1, 2 * PACKED, 8>());
+    else if (group == 256) launch(Shape<1, 2 * PACKED, 16>());
+    else if (group == 512) launch(Shape<1, 2 * PACKED, 32>());
+    else with_shape(codec, group, launch);
+}
 
 static __device__ __forceinline__ uint8_t *partition_message(const QuantizePartitions &a, int partition) {
     int slot = partition % a.slots;
     return slot == a.self ? a.self_slot : a.send + slot * a.message.bytes;
 }
 
-// Registers per thread are bounded so that enough warps run at once to keep the memory busy.
+// Registers per thread are bounded so that enough warps run at once to keep the memory busy. AHEAD: the next tile's values are loaded while this one is worked on.
 template <class S>
 struct QuantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 5 : 2;
+    static constexpr bool AHEAD = S::WARP_TILES && S::RUNS * S::RUN <= 2 * PACKED;
+    static constexpr int PER_MULTIPROCESSOR = AHEAD ? 4 : S::RUNS * S::RUN <= 2 * PACKED ? 5 : 2;
 };
+
+// x = this thread's values of a tile: `from` points to the first of them, `rest` elements are left of the slice from the tile's start on. Values that do not exist
+// stay as they are.
+template <class S>
+static __device__ __forceinline__ void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Tiles &t, int64_t rest) {
+    const int elements = rest > 0 ? tile_elements<S>(t, rest) : 0;
+#pragma unroll
+    for (int v = 0; v < S::RUNS; v++) {
+        const bool live = elements > 0 && run_live<S>(elements, v);
+#pragma unroll
+        for (int i = 0; i < S::RUN; i += PACKED) {
+            if (live) load_read_only(from + v * S::SPAN + i, x[v] + i);
+        }
+    }
+}
 
 // blockIdx.y: the partition, i * slots + slot.
 template <class S>
@@ -42,17 +56,23 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
     const float *grads = a.grads + position + tile + thread_start<S>();
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
+    float next[S::RUNS][S::RUN] = {};
+    if constexpr (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, t.n - tile);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
         const int elements = tile_elements<S>(t, t.n - tile);
-        float x[S::RUNS][PACKED] = {};
+        float x[S::RUNS][S::RUN] = {};
+        if constexpr (!QuantizeBlocks<S>::AHEAD) load_values<S>(x, grads, t, t.n - tile);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
-            if (run_live<S>(elements, v)) load_read_only(grads + v * S::SPAN, x[v]);
+#pragma unroll
+            for (int e = 0; e < S::RUN; e++) {
+                float value = QuantizeBlocks<S>::AHEAD ? next[v][e] : x[v][e];
+                x[v][e] = S::PLAIN ? scale_plain(value, a.scale) : f32_mul(value, a.scale);
+            }
         }
+        if constexpr (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads + tile_size<S>(t), t, turn + 1 < t.per_worker ? t.n - tile - tile_size<S>(t) : 0);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
-#pragma unroll
-            for (int e = 0; e < PACKED; e++) x[v][e] = S::PLAIN ? scale_plain(x[v][e], a.scale) : f32_mul(x[v][e], a.scale);
             if (a.hadamard) hadamard_lanes(x[v]);
         }
         if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile, elements);
@@ -73,12 +93,10 @@ __global__ void __launch_bounds__(CODEC_THREADS) quantize_tail_kernel(const __gr
     store_plain_value(tail, a.tail_codec, at, scale_plain(grad, a.scale));
 }
 
-static dim3 tail_grid(int64_t elements, int slices) { return dim3((unsigned)ceil_div64(elements, CODEC_THREADS), (unsigned)slices); }
-
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     int partitions = a->slots * a->message.partitions;
     if (a->hi > a->lo) {
-        with_shape(a->codec, a->group, [&](auto shape) {
+        with_value_shape(a->codec, a->group, [&](auto shape) {
             using S = decltype(shape);
             Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
             quantize_kernel<S><<<tile_grid<S>(t, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
@@ -91,221 +109,28 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     }
 }
 
-// --- sums over the sources -------------------------------------------------------------------------------------------------------------
-
-// The received messages of one partition: source k's codes and scales are k * stride bytes further on.
-struct Received {
-    const uint8_t *codes;
-    const uint8_t *scales;
-    int64_t stride;
-    int sources;
-    GroupIndex index;
-};
-
-// Where this thread's runs of a tile lie in the next source's message.
-template <int RUNS>
-struct SourceCursor {
-    const uint8_t *codes[RUNS], *scales[RUNS];
-};
-
-// x = the values of one source. SMALL: the scale is below SMALL_SCALE.
-template <int CODEC, bool SMALL, int N>
-static __device__ __forceinline__ void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
-    if constexpr (SMALL) {
-        float biased[N];
-        decode_biased(biased, raw);
-        scale_biased<CODEC>(x, biased, scale);
-    } else {
-        decode_raw(x, raw);
-#pragma unroll
-        for (int e = 0; e < N && Raw<CODEC, N>::QUANTISED; e++) x[e] = f32_mul(x[e], scale);
-    }
-}
-
-// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; -0 leaves a plain value as it is, but makes a NaN quiet.
-template <class S, int CODEC, int BATCH, bool FIRST, bool SMALL>
-static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS], const float (&scale)[BATCH][S::RUNS]) {
-#pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-#pragma unroll
-        for (int v = 0; v < S::RUNS; v++) {
-            float x[S::RUN];
-            source_values<CODEC, SMALL>(x, raw[b][v], scale[b][v]);
-#pragma unroll
-            for (int e = 0; e < S::RUN; e++) {
-                bool first = FIRST && b == 0;
-                if (!Raw<CODEC>::QUANTISED) acc[v][e] = add_plain(first ? -0.0f : acc[v][e], x[e]);
-                else acc[v][e] = first ? x[e] : f32_add(acc[v][e], x[e]);
-            }
-        }
-    }
-}
-
-// Adds the next BATCH sources to acc, in order, and returns how many they are; all their loads are in flight before the first use. The whole warp calls.
-template <class S, int CODEC, int BATCH, bool FIRST>
-static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
-    Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
-    float scale[BATCH][S::RUNS] = {};
-    bool small = true;
-#pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-#pragma unroll
-        for (int v = 0; v < S::RUNS; v++) {
-            raw[b][v] = load_raw<CODEC, S::RUN>(at.codes[v]);
-            at.codes[v] += stride;
-            if constexpr (Raw<CODEC>::QUANTISED) {
-                scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
-                at.scales[v] += stride;
-                small = small && scale[b][v] < SMALL_SCALE;
-            }
-        }
-    }
-    if constexpr (!Raw<CODEC>::QUANTISED) add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
-    else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, raw, scale);
-    else add_values<S, CODEC, BATCH, FIRST, false>(acc, raw, scale);
-    return BATCH;
-}
-
-// How many sources' loads are in flight at a time: about 16 words per thread, more where one source alone has more.
-template <class S, int CODEC>
-struct SumBatch {
-    static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
-    static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
-};
-
-// acc = the sources' values added in source order. Runs that do not exist read the tile's first run, so that nothing branches. In a block's tile they are 0 then;
-// in a warp's tile they share a group only with each other, and nobody looks at them.
-template <class S, int CODEC>
-static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
-    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
-    SourceCursor<S::RUNS> at;
-#pragma unroll
-    for (int v = 0; v < S::RUNS; v++) {
-        int64_t offset = tile + (run_live<S>(elements, v) ? thread_start<S>() + v * S::SPAN : 0);
-        at.codes[v] = r.codes + offset * Raw<CODEC>::BITS / 8;
-        at.scales[v] = r.scales + (Raw<CODEC>::QUANTISED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
-    }
-    int left = r.sources;
-    if (left >= BATCH) left -= add_sources<S, CODEC, BATCH, true>(acc, at, r.stride);
-    else if (BATCH > 2 && left >= 2) left -= add_sources<S, CODEC, HALF, true>(acc, at, r.stride);
-    else left -= add_sources<S, CODEC, 1, true>(acc, at, r.stride);
-    while (left >= BATCH) left -= add_sources<S, CODEC, BATCH, false>(acc, at, r.stride);
-    while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, r.stride);
-    if constexpr (!S::WARP_TILES) {
-#pragma unroll
-        for (int v = 0; v < S::RUNS; v++) {
-#pragma unroll
-            for (int e = 0; e < S::RUN; e++) acc[v][e] = run_live<S>(elements, v) ? acc[v][e] : 0.0f;
-        }
-    }
-}
-
-static __device__ __forceinline__ float sum_tail(const uint8_t *tail, int64_t stride, int sources, int codec, int64_t at) {
-    float acc = -0.0f;
-    for (int source = 0; source < sources; source++) acc = add_plain(acc, load_plain_value(tail + source * stride, codec, at));
-    return acc;
-}
-
-static __device__ __forceinline__ Received partition_received(const uint8_t *received, const MessageLayout &in, int sources, GroupIndex index, int64_t i) {
-    return Received{received + i * in.codes_stride, received + in.scales + i * in.scales_stride, in.bytes, sources, index};
-}
-
-// Calls launch(std::integral_constant) with the codec as a compile-time value.
-template <int CODEC>
-struct CodecValue {
-    static constexpr int VALUE = CODEC;
-};
-template <class Launch>
-static void with_codec(int codec, Launch launch) {
-    if (codec == CODEC_INT4) launch(CodecValue<CODEC_INT4>());
-    else if (codec == CODEC_INT8) launch(CodecValue<CODEC_INT8>());
-    else if (codec == CODEC_BF16) launch(CodecValue<CODEC_BF16>());
-    else launch(CodecValue<CODEC_FP32>());
-}
-
-// --- sum and requantise ------------------------------------------------------------------------------------------------------------------
-
-template <class S>
-struct RequantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
-};
-
-// blockIdx.y: the destination node, whose partial shards are partition `node` of every source's message.
-template <class S, int CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIPROCESSOR)
-    requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
-    __shared__ BlockMaxima maxima;
-    int node = blockIdx.y;
-    uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
-    int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, tile = worker_start<S>(t);
-    TileWriter writer = make_writer<S>(message, message_scales(message, a.out, 0), a.codec, a.rounding, position, t, tile);
-    Received received = partition_received(a.received, a.in, a.sources, in_index, node);
-    SegmentCursor segment = no_segment();
-    clear_maxima<S>(&maxima);
-    for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
-        const int elements = tile_elements<S>(t, t.n - tile);
-        float x[S::RUNS][S::RUN];
-        sum_tile<S, CODEC>(x, received, tile, elements);
-        if constexpr (S::PLAIN) store_plain_tile<S>(message, a.codec, x, tile, elements);
-        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
-        next_tile<S>(writer, t);
-        tile += tile_size<S>(t);
-    }
-}
-
-__global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __grid_constant__ SumRequantize a) {
-    int node = blockIdx.y;
-    int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
-    if (at >= a.out.tail_elements) return;
-    uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
-    float sum = sum_tail(a.received + a.in.tail + node * a.in.tail_stride, a.in.bytes, a.sources, a.tail_codec, at);
-    store_plain_value(message + a.out.tail, a.tail_codec, at, sum);
-}
-
-// Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole groups.
-template <class Launch>
-static void with_code_shape(int codec, int group, Launch launch) {
-    if (!codec_info(codec).levels) launch(PlainShape());
-    else if (group == 32) launch(Shape<1, HADAMARD_ORDER, 1>());
-    else if (group == 64) launch(Shape<1, HADAMARD_ORDER, 2>());
-    else if (group == 128) launch(Shape<1, HADAMARD_ORDER, 4>());
-    else if (group == 256) launch(Shape<1, HADAMARD_ORDER, 8>());
-    else if (group == 512) launch(Shape<1, HADAMARD_ORDER, 16>());
-    else if (group == 1024) launch(Shape<1, HADAMARD_ORDER, 32>());
-    else with_shape(codec, group, launch);
-}
-
-template <class S, int CODEC>
-static void launch_requantize(Stream *s, const SumRequantize *a) {
-    int nodes = a->in.partitions;
-    Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
-    requantize_kernel<S, CODEC><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key), group_index(a->in_group));
-}
-
-void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
-    int nodes = a->in.partitions;
-    if (a->hi > a->lo) {
-        with_codec(a->in_codec, [&](auto codec) {
-            constexpr int CODEC = decltype(codec)::VALUE;
-            auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC>(s, a); };
-            if constexpr (Raw<CODEC>::QUANTISED) with_code_shape(a->codec, a->group, launch);
-            else with_shape(a->codec, a->group, launch);
-        });
-        check_launch(s, "sum and requantise");
-    }
-    if (a->out.tail_elements > 0) {
-        requantize_tail_kernel<<<tail_grid(a->out.tail_elements, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
-        check_launch(s, "sum and requantise the tail");
-    }
-}
-
 // --- final sum -----------------------------------------------------------------------------------------------------------------------------
 
-typedef PlainShape FinalShape;
+// Codes of 4 bits are so short that a thread needs four runs of them to have as much in flight as others with two, and still waits for them: so they are asked for
+// a tile ahead.
+template <int CODEC>
+using FinalShape = Shape<CODEC == CODEC_INT4 ? 4 : 2, PACKED, 4, true>;
 
 template <int CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3) final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
-    typedef FinalShape S;
+struct FinalBlocks {
+    static constexpr int PER_MULTIPROCESSOR = CODEC == CODEC_INT8 ? 4 : 3;
+};
+
+// Asks for the `bytes` from p on, at most 1024, to come into the L2, 32 with each lane: no register is held until they are loaded.
+static __device__ __forceinline__ void prefetch_warp(const void *p, int bytes) {
+    int at = threadIdx.x % WARP * 32;
+    if (at < bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(static_cast<const uint8_t *>(p) + at)));
+}
+
+template <int CODEC>
+__global__ void __launch_bounds__(CODEC_THREADS, FinalBlocks<CODEC>::PER_MULTIPROCESSOR)
+    final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
+    typedef FinalShape<CODEC> S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
     int64_t position = a.rank * a.bucket.matrix_shard + a.lo;  // of the chunk's first element in the bucket
     SegmentCursor segment = no_segment();
@@ -313,6 +138,10 @@ __global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3) 
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += tile_size<S>(t)) {
         const int elements = tile_elements<S>(t, t.n - tile);
         float x[S::RUNS][PACKED];
+        if (CODEC == CODEC_INT4 && turn + 1 < t.per_worker && tile + 2 * tile_size<S>(t) <= t.n) {
+            const uint8_t *next = received.codes + (tile + tile_size<S>(t)) * Raw<CODEC>::BITS / 8;
+            for (int source = 0; source < received.sources; source++) prefetch_warp(next + source * received.stride, S::RUNS * S::SPAN * Raw<CODEC>::BITS / 8);
+        }
         sum_tile<S, CODEC>(x, received, tile, elements);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
@@ -354,9 +183,10 @@ __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_
 
 void kernel_sum_final(Stream *s, const SumFinal *a) {
     if (a->hi > a->lo) {
-        Tiles t = make_tiles<FinalShape>(stream_device(s), a->hi - a->lo, 1, 0);
         with_codec(a->codec, [&](auto codec) {
-            final_kernel<decltype(codec)::VALUE><<<tile_grid<FinalShape>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, group_index(a->group));
+            constexpr int CODEC = decltype(codec)::VALUE;
+            Tiles t = make_tiles<FinalShape<CODEC>>(stream_device(s), a->hi - a->lo, 1, 0);
+            final_kernel<CODEC><<<tile_grid<FinalShape<CODEC>>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, group_index(a->group));
         });
         check_launch(s, "final sum");
     }

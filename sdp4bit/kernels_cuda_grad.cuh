@@ -1,0 +1,180 @@
+// Device code that the kernels for gradients share: where messages keep what, sums over the sources' messages. Included by kernels_cuda_grad.cu and
+// kernels_cuda_requantize.cu.
+#pragma once
+#include "sdp4bit/kernels_cuda.cuh"
+
+// --- messages ----------------------------------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ float *message_scales(uint8_t *message, const MessageLayout &m, int64_t i) {
+    return reinterpret_cast<float *>(message + m.scales + i * m.scales_stride);
+}
+
+// Calls launch(Shape) with the shape in which fp32 values, or codes of a plain codec, become codes. A warp has a group of 2048 to itself: its loads alone keep
+// the memory busy, and no barrier stops them.
+template <class Launch>
+static void with_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 2048) launch(Shape<8, PACKED, 256>());
+    else with_group(group, launch);
+}
+
+// One tail element per thread. slices: gridDim.y.
+static dim3 tail_grid(int64_t elements, int slices) { return dim3((unsigned)ceil_div64(elements, CODEC_THREADS), (unsigned)slices); }
+
+// --- sums over the sources -------------------------------------------------------------------------------------------------------------
+
+// The received messages of one partition: source k's codes and scales are k * stride bytes further on.
+struct Received {
+    const uint8_t *codes;
+    const uint8_t *scales;
+    int64_t stride;
+    int sources;
+    GroupIndex index;
+};
+
+// Where this thread's runs of a tile lie in the next source's message.
+template <int RUNS>
+struct SourceCursor {
+    const uint8_t *codes[RUNS], *scales[RUNS];
+};
+
+// x = the values of one source. SMALL: the scale is below SMALL_SCALE.
+template <int CODEC, bool SMALL, int N>
+static __device__ __forceinline__ void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
+    if constexpr (SMALL) {
+        float biased[N];
+        decode_biased(biased, raw);
+        scale_biased<CODEC>(x, biased, scale);
+    } else {
+        decode_raw(x, raw);
+#pragma unroll
+        for (int e = 0; e < N && Raw<CODEC, N>::QUANTISED; e++) x[e] = f32_mul(x[e], scale);
+    }
+}
+
+// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; -0 leaves a plain value as it is, but makes a NaN quiet.
+template <class S, int CODEC, int BATCH, bool FIRST, bool SMALL>
+static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS], const float (&scale)[BATCH][S::RUNS]) {
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int v = 0; v < S::RUNS; v++) {
+            float x[S::RUN];
+            source_values<CODEC, SMALL>(x, raw[b][v], scale[b][v]);
+#pragma unroll
+            for (int e = 0; e < S::RUN; e++) {
+                bool first = FIRST && b == 0;
+                if (!Raw<CODEC>::QUANTISED) acc[v][e] = add_plain(first ? -0.0f : acc[v][e], x[e]);
+                else acc[v][e] = first ? x[e] : f32_add(acc[v][e], x[e]);
+            }
+        }
+    }
+}
+
+// Sources' codes and scales as they travel, in registers.
+template <class S, int CODEC, int BATCH>
+struct Loaded {
+    Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
+    float scale[BATCH][S::RUNS];
+};
+// Loads the next BATCH sources, all at once.
+template <class S, int CODEC, int BATCH>
+static __device__ __forceinline__ void load_sources(Loaded<S, CODEC, BATCH> &l, SourceCursor<S::RUNS> &at, int64_t stride) {
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int v = 0; v < S::RUNS; v++) {
+            l.raw[b][v] = load_raw<CODEC, S::RUN>(at.codes[v]);
+            at.codes[v] += stride;
+            if constexpr (Raw<CODEC>::QUANTISED) {
+                l.scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
+                at.scales[v] += stride;
+            } else {
+                l.scale[b][v] = 0.0f;
+            }
+        }
+    }
+}
+// Adds them to acc, in order. The whole warp calls.
+template <class S, int CODEC, int BATCH, bool FIRST>
+static __device__ __forceinline__ void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BATCH> &l) {
+    bool small = true;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int v = 0; v < S::RUNS; v++) small = small && l.scale[b][v] < SMALL_SCALE;
+    }
+    if constexpr (!Raw<CODEC>::QUANTISED) add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
+    else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, l.raw, l.scale);
+    else add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
+}
+// Both; returns how many sources they are.
+template <class S, int CODEC, int BATCH, bool FIRST>
+static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
+    Loaded<S, CODEC, BATCH> l;
+    load_sources(l, at, stride);
+    add_loaded<S, CODEC, BATCH, FIRST>(acc, l);
+    return BATCH;
+}
+
+// How many sources' loads are in flight at a time: about 16 words per thread, more where one source alone has more.
+template <class S, int CODEC>
+struct SumBatch {
+    static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
+    static constexpr int SOURCES = WORDS <= 4 && S::RUNS <= 2 ? 4 : WORDS <= 8 ? 2 : 1;
+};
+
+// acc = the values of the sources from `at` on, added in source order. The whole warp calls.
+template <class S, int CODEC>
+static __device__ __forceinline__ void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at, int64_t stride, int left) {
+    constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
+    if (left >= BATCH) left -= add_sources<S, CODEC, BATCH, true>(acc, at, stride);
+    else if (BATCH > 2 && left >= 2) left -= add_sources<S, CODEC, HALF, true>(acc, at, stride);
+    else left -= add_sources<S, CODEC, 1, true>(acc, at, stride);
+    while (left >= BATCH) left -= add_sources<S, CODEC, BATCH, false>(acc, at, stride);
+    while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, stride);
+}
+
+// acc = the sums of a tile. Runs that do not exist read the tile's first run, so that nothing branches. In a block's tile they are 0 then;
+// in a warp's tile they share a group only with each other, and nobody looks at them.
+template <class S, int CODEC>
+static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
+    SourceCursor<S::RUNS> at;
+#pragma unroll
+    for (int v = 0; v < S::RUNS; v++) {
+        int64_t offset = tile + (run_live<S>(elements, v) ? thread_start<S>() + v * S::SPAN : 0);
+        at.codes[v] = r.codes + offset * Raw<CODEC>::BITS / 8;
+        at.scales[v] = r.scales + (Raw<CODEC>::QUANTISED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
+    }
+    sum_sources<S, CODEC>(acc, at, r.stride, r.sources);
+    if constexpr (!S::WARP_TILES) {
+#pragma unroll
+        for (int v = 0; v < S::RUNS; v++) {
+#pragma unroll
+            for (int e = 0; e < S::RUN; e++) acc[v][e] = run_live<S>(elements, v) ? acc[v][e] : 0.0f;
+        }
+    }
+}
+
+static __device__ __forceinline__ float sum_tail(const uint8_t *tail, int64_t stride, int sources, int codec, int64_t at) {
+    float acc = -0.0f;
+    for (int source = 0; source < sources; source++) acc = add_plain(acc, load_plain_value(tail + source * stride, codec, at));
+    return acc;
+}
+
+static __device__ __forceinline__ Received partition_received(const uint8_t *received, const MessageLayout &in, int sources, GroupIndex index, int64_t i) {
+    return Received{received + i * in.codes_stride, received + in.scales + i * in.scales_stride, in.bytes, sources, index};
+}
+
+// Calls launch(std::integral_constant) with the codec as a compile-time value.
+template <int CODEC>
+struct CodecValue {
+    static constexpr int VALUE = CODEC;
+};
+template <class Launch>
+static void with_codec(int codec, Launch launch) {
+    if (codec == CODEC_INT4) launch(CodecValue<CODEC_INT4>());
+    else if (codec == CODEC_INT8) launch(CodecValue<CODEC_INT8>());
+    else if (codec == CODEC_BF16) launch(CodecValue<CODEC_BF16>());
+    else launch(CodecValue<CODEC_FP32>());
+}

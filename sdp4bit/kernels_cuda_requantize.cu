@@ -1,0 +1,218 @@
+// Gradients between the hops on GPUs: a node's messages are summed and quantised anew for the other nodes. The bits are kernels_cpu.c's. Called by tlq_hs.c.
+// Groups of powers of two up to 1024 go through recode_kernel, all else through tiles (kernels_cuda.cuh); the short tails through one element per thread.
+#include "sdp4bit/kernels_cuda_grad.cuh"
+
+// --- tiles -----------------------------------------------------------------------------------------------------------------------------
+
+template <class S>
+struct RequantizeBlocks {
+    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
+};
+
+// blockIdx.y: the destination node, whose partial shards are partition `node` of every source's message.
+template <class S, int CODEC>
+__global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIPROCESSOR)
+    requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
+    __shared__ BlockMaxima maxima;
+    int node = blockIdx.y;
+    uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
+    int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, tile = worker_start<S>(t);
+    TileWriter writer = make_writer<S>(message, message_scales(message, a.out, 0), a.codec, a.rounding, position, t, tile);
+    Received received = partition_received(a.received, a.in, a.sources, in_index, node);
+    SegmentCursor segment = no_segment();
+    clear_maxima<S>(&maxima);
+    for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
+        const int elements = tile_elements<S>(t, t.n - tile);
+        float x[S::RUNS][S::RUN];
+        sum_tile<S, CODEC>(x, received, tile, elements);
+        if constexpr (S::PLAIN) store_plain_tile<S>(message, a.codec, x, tile, elements);
+        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        next_tile<S>(writer, t);
+        tile += tile_size<S>(t);
+    }
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __grid_constant__ SumRequantize a) {
+    int node = blockIdx.y;
+    int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
+    if (at >= a.out.tail_elements) return;
+    uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
+    float sum = sum_tail(a.received + a.in.tail + node * a.in.tail_stride, a.in.bytes, a.sources, a.tail_codec, at);
+    store_plain_value(message + a.out.tail, a.tail_codec, at, sum);
+}
+
+// --- groups of a few lanes ---------------------------------------------------------------------------------------------------------------
+
+// Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole groups.
+template <class Launch>
+static void with_code_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 32) launch(Shape<1, HADAMARD_ORDER, 1>());
+    else if (group == 64) launch(Shape<1, HADAMARD_ORDER, 2>());
+    else if (group == 128) launch(Shape<1, HADAMARD_ORDER, 4>());
+    else if (group == 256) launch(Shape<1, HADAMARD_ORDER, 8>());
+    else if (group == 512) launch(Shape<1, HADAMARD_ORDER, 16>());
+    else if (group == 1024) launch(Shape<1, HADAMARD_ORDER, 32>());
+    else with_shape(codec, group, launch);
+}
+
+// How the tiles of a slice are dealt out where codes become codes: one wave of blocks, each with one span of neighbouring tiles, of `per` tiles and for the first
+// `extra` blocks one more; its warps take them in turn. Nothing is left over for a second wave, and a warp comes to another tensor rarely.
+struct Spans {
+    uint32_t runs;        // of a slice
+    uint32_t per, extra;  // tiles
+};
+enum { RECODE_BLOCKS = 3 };  // of a multiprocessor at a time
+template <class S>
+static Spans make_spans(const Device *device, int64_t n, int slices, unsigned *blocks) {
+    int64_t tiles = ceil_div64(n, S::SPAN), most = ceil_div64(tiles, CODEC_WARPS), wave = (int64_t)device->multiprocessors * RECODE_BLOCKS / slices;
+    if (wave < 1) wave = 1;
+    *blocks = (unsigned)(wave < most ? wave : most);
+    return Spans{(uint32_t)(n / S::RUN), (uint32_t)(tiles / *blocks), (uint32_t)(tiles % *blocks)};
+}
+
+// Returns what x is multiplied with to be coded; *sent: the group's scale, for its first lane. Where *lift is not 1, x is multiplied with it before. Where all groups
+// of the warp are finite and from 2^-100 up, as nearly always, group_scales is spared its exceptions.
+template <class S>
+static __device__ __forceinline__ float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent, float *lift) {
+    uint32_t largest[1];
+    group_maxima<S>(largest, x, Tiles(), nullptr, 0);
+    *lift = 1.0f;
+    if (S::LANES > 1 && __all_sync(ALL_LANES, largest[0] - 0x0D800000u < 0x7F800000u - 0x0D800000u)) {
+        bool odd = threadIdx.x & 1;
+        float m = f32_from_bits(largest[0]);
+        *sent = f32_div(odd ? levels : m, odd ? m : levels);
+        return __shfl_sync(ALL_LANES, *sent, threadIdx.x % WARP | 1);
+    }
+    GroupScale scale[1];
+    if constexpr (S::LANES == 1) group_scale_alone(scale[0], largest[0], (int)levels);
+    else group_scales(scale, largest, (int)levels);
+    *sent = scale[0].scale;
+    *lift = scale[0].lift;
+    return scale[0].inverse;
+}
+
+// What all threads of a block have in common, of its slice: kept in shared memory, where it is read tile by tile, because the compiler would work it out again
+// tile by tile.
+struct Recode {
+    const uint8_t *codes, *scales;
+    uint8_t *message;
+    float *sent;
+};
+static __device__ __forceinline__ Recode recode_slice(const SumRequantize &a, int node) {
+    Recode r;
+    r.codes = a.received + node * a.in.codes_stride;
+    r.scales = a.received + a.in.scales + node * a.in.scales_stride;
+    r.message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
+    r.sent = message_scales(r.message, a.out, 0);
+    return r;
+}
+
+// Random numbers of the runs of a slice: run i below `next` begins with block `first` + i * RUN / 8.
+struct RunBlocks {
+    uint32_t next;
+    uint64_t first;
+};
+template <int RUN>
+static __device__ __forceinline__ void seek_blocks(RunBlocks &r, const SegmentTable &table, int64_t position, uint32_t run) {
+    if (run < r.next) return;
+    SegmentCursor c = no_segment();
+    seek_segment(c, table, position + (int64_t)run * RUN);
+    r.first = (uint64_t)((position + c.shift) >> 3);
+    r.next = c.next - position > (int64_t)RUN * UINT32_MAX ? UINT32_MAX : (uint32_t)((c.next - position + RUN - 1) / RUN);
+}
+
+template <class S, int CODEC>
+static __device__ __forceinline__ SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales, GroupIndex in_index, uint32_t run) {
+    SourceCursor<1> source;
+    source.codes[0] = codes + (uint64_t)run * (S::RUN * Raw<CODEC>::BITS / 8);
+    source.scales[0] = scales + (uint64_t)group_of(in_index, (int64_t)run * S::RUN) * sizeof(float);
+    return source;
+}
+
+// requantize_kernel for groups that one run of each of LANES neighbouring lanes makes up. A lane beyond the slice's last run sums that run and writes nothing; it
+// shares its group with no lane inside.
+template <class S, int CODEC, bool INT4, bool STOCHASTIC>
+__global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
+    recode_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Spans spans, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
+    __shared__ volatile Recode slice;
+    if (threadIdx.x == 0) {
+        Recode r = recode_slice(a, blockIdx.y);
+        slice.codes = r.codes, slice.scales = r.scales, slice.message = r.message, slice.sent = r.sent;
+    }
+    __syncthreads();
+    RunBlocks blocks = {0, 0};
+    const uint32_t first = blockIdx.x * spans.per + min(blockIdx.x, spans.extra), end = (first + spans.per + (blockIdx.x < spans.extra)) * WARP;
+    // The first two sources of the next tile are loaded while this one is coded; the second one is the first again where there is no other.
+    const int64_t second = a.sources > 1 ? a.in.bytes : 0;
+    Loaded<S, CODEC, 2> ahead;
+    if (first * WARP + threadIdx.x < end) {
+        SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index, min(first * WARP + threadIdx.x, spans.runs - 1));
+        load_sources(ahead, source, second);
+    }
+    for (uint32_t run = first * WARP + threadIdx.x; run < end; run += CODEC_THREADS) {
+        float x[1][S::RUN], sent, lift;
+        if (second) add_loaded<S, CODEC, 2, true>(x, ahead);
+        else add_loaded<S, CODEC, 1, true>(x, Loaded<S, CODEC, 1>{{{ahead.raw[0][0]}}, {{ahead.scale[0][0]}}});
+        if (a.sources > 2) {
+            SourceCursor<1> source = recode_source<S, CODEC>(slice.codes + 2 * a.in.bytes, slice.scales + 2 * a.in.bytes, in_index, min(run, spans.runs - 1));
+            int left = a.sources - 2;
+            while (left >= 2) left -= add_sources<S, CODEC, 2, false>(x, source, a.in.bytes);
+            if (left) add_sources<S, CODEC, 1, false>(x, source, a.in.bytes);
+        }
+        float inverse = recode_scale<S>(x, INT4 ? 7.0f : 127.0f, &sent, &lift);
+        if (__any_sync(ALL_LANES, lift != 1.0f)) {
+#pragma unroll
+            for (int e = 0; e < S::RUN; e++) x[0][e] = lift == 0.0f ? 0.0f : f32_mul(x[0][e], lift);
+        }
+        const uint32_t at = min(run, spans.runs - 1);
+        const bool live = run < spans.runs;
+        if constexpr (STOCHASTIC) seek_blocks<S::RUN>(blocks, a.table, ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, at);
+        if (live && run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
+        uint8_t *codes = slice.message + (uint64_t)at * (S::RUN * (INT4 ? 4 : 8) / 8);
+        code_values<INT4, STOCHASTIC>(codes, x[0], inverse, blocks.first + (uint64_t)at * (S::RUN / PACKED), schedule, live, [&] {
+            SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index, min(run + CODEC_THREADS, spans.runs - 1));
+            load_sources(ahead, source, second);
+        });
+    }
+}
+
+template <class S, int CODEC, bool INT4, bool STOCHASTIC>
+static void launch_recode(Stream *s, const SumRequantize *a) {
+    unsigned blocks;
+    int nodes = a->in.partitions;
+    Spans spans = make_spans<S>(stream_device(s), a->hi - a->lo, nodes, &blocks);
+    recode_kernel<S, CODEC, INT4, STOCHASTIC><<<dim3(blocks, (unsigned)nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, spans, rounding_schedule(a->key), group_index(a->in_group));
+}
+
+template <class S, int CODEC>
+static void launch_requantize(Stream *s, const SumRequantize *a) {
+    if constexpr (Raw<CODEC>::QUANTISED && S::RUN > PACKED) {
+        bool stochastic = a->rounding == ROUND_STOCHASTIC;
+        if (a->codec == CODEC_INT4 && stochastic) launch_recode<S, CODEC, true, true>(s, a);
+        else if (a->codec == CODEC_INT4) launch_recode<S, CODEC, true, false>(s, a);
+        else if (stochastic) launch_recode<S, CODEC, false, true>(s, a);
+        else launch_recode<S, CODEC, false, false>(s, a);
+    } else {
+        int nodes = a->in.partitions;
+        Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
+        requantize_kernel<S, CODEC><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key), group_index(a->in_group));
+    }
+}
+
+void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
+    int nodes = a->in.partitions;
+    if (a->hi > a->lo) {
+        with_codec(a->in_codec, [&](auto codec) {
+            constexpr int CODEC = decltype(codec)::VALUE;
+            auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC>(s, a); };
+            if constexpr (Raw<CODEC>::QUANTISED) with_code_shape(a->codec, a->group, launch);
+            else with_shape(a->codec, a->group, launch);
+        });
+        check_launch(s, "sum and requantise");
+    }
+    if (a->out.tail_elements > 0) {
+        requantize_tail_kernel<<<tail_grid(a->out.tail_elements, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        check_launch(s, "sum and requantise the tail");
+    }
+}
