@@ -536,7 +536,6 @@ static void begin_interval(Run *run) {
     Interval fresh = {0};
     run->interval = fresh;
     run->interval.traffic = probe_traffic(&run->zero);
-    zero_take_exposed(&run->zero);
     stream_synchronize(run->compute);
     meet(run);
     run->interval.seconds_start = monotonic_seconds();
@@ -619,10 +618,11 @@ static void end_interval(Run *run) {
     r.mfu = peak > 0 ? causal_flops(c, batch, (double)run->zero.plan.parameters) / (seconds * ranks * peak) : -1.0;
     r.tokens_per_second = batch * c->seq_length / seconds;
     node_traffic(run, &r.inter_node_bytes, &r.intra_node_bytes);
-    Exposed exposed = zero_take_exposed(&run->zero);
-    r.exposed_gradients_ms = exposed.gradients_ms / (double)n;
-    r.exposed_weights_ms = exposed.weights_ms / (double)n;
+    Exposed exposed = zero_take_exposed(&run->zero, (double)n, peers_of(run, run->launch.world));
+    r.exposed_gradients_ms = exposed.gradients_ms;
+    r.exposed_weights_ms = exposed.weights_ms;
     r.exposed_comm_ms = r.exposed_gradients_ms + r.exposed_weights_ms;
+    r.exposed_most_ms = exposed.most_ms;
     r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
     log_iteration(run->log, &r);
     meet(run);  // rank 0 may hang in writing its lines

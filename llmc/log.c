@@ -359,6 +359,7 @@ static void write_interval_json(Log *log, const IterationReport *r) {
         json_number(&json, "exposed_comm_ms", r->exposed_comm_ms);
         json_number(&json, "exposed_gradients_ms", r->exposed_gradients_ms);
         json_number(&json, "exposed_weights_ms", r->exposed_weights_ms);
+        json_number(&json, "exposed_most_ms", r->exposed_most_ms);
     }
     if (r->seconds_left >= 0) json_number(&json, "seconds_left", r->seconds_left);
     text_add(&json, "}");

@@ -9,7 +9,7 @@
 //   train     every iteration: iteration, consumed_samples, loss, grad_norm, lr, global_batch_size, skipped
 //   interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean), grad_norm, lr, global_batch_size, skipped, nan,
 //             inter_node_bytes, intra_node_bytes (per step), epoch; timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms, its parts
-//             exposed_gradients_ms and exposed_weights_ms, seconds_left}
+//             exposed_gradients_ms and exposed_weights_ms (of the rank that waited least), exposed_most_ms (of the one that waited most), seconds_left}
 //   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 //   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
 //   memory    once: iteration, planned_bytes, allocated_bytes; timing {free_before_bytes, taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
@@ -45,8 +45,9 @@ typedef struct IterationReport {
     double tokens_per_second;        // of the whole job; <= 0: left out
     double inter_node_bytes;         // per step, sent out of one node (the largest), all its ranks
     double intra_node_bytes;         // per step, sent inside one node
-    double exposed_comm_ms;          // per step; < 0: not measured, left out
+    double exposed_comm_ms;          // per step, on the rank that waited least; < 0: not measured, left out
     double exposed_gradients_ms, exposed_weights_ms;  // its parts: reductions, gathers
+    double exposed_most_ms;          // on the rank that waited most
     double seconds_left;             // < 0: unknown, left out
     double epoch;                    // of the training data, fractional; < 0: unknown
     double reserved_bytes, allocated_bytes;  // device memory, for --log-memory-to-tensorboard; 0: unknown

@@ -120,8 +120,20 @@ void zero_masters_from_weights(Zero *zero) {
 // copies are traffic. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
 // all streams are the calling thread, so the work itself is what it waits for.
 
-Exposed zero_take_exposed(Zero *zero) {
-    Exposed e = {1000.0 * timer_take_seconds(zero->timers, TIMER_EXPOSED_GRADIENTS), 1000.0 * timer_take_seconds(zero->timers, TIMER_EXPOSED_WEIGHTS)};
+Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
+    static const Timer parts[] = {TIMER_EXPOSED_GRADIENTS, TIMER_EXPOSED_WEIGHTS};
+    TimerStats stats[2];
+    int world = 1, least = 0, most = 0;
+    MPI_Comm_size(peers.comm, &world);
+    double *ms = (double *)xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
+    timers_collect(zero->timers, parts, 2, steps, peers, stats, ms);
+    for (int rank = 1; rank < world; rank++) {
+        double both = ms[rank] + ms[world + rank];
+        if (both < ms[least] + ms[world + least]) least = rank;
+        if (both > ms[most] + ms[world + most]) most = rank;
+    }
+    Exposed e = {ms[least], ms[world + least], ms[most] + ms[world + most]};
+    free(ms);
     return e;
 }
 

@@ -108,11 +108,13 @@ void zero_synchronize(Zero *zero);
 floatX *zero_weight(const Zero *zero, int tensor);
 float *zero_grad(const Zero *zero, int tensor);
 
-// Milliseconds since the last call that the compute stream waited for reductions and for gathers (on CPU ranks: that they took).
+// Milliseconds per step, in the `steps` since the last call, that compute waited for reductions and for gathers (on CPU ranks: that they took), on the rank that
+// waited least: GPUs differ in speed, and what a faster one waits beyond that, it waits for the slowest's own work. most_ms: both, on the rank that waited most.
+// Collective over peers.
 typedef struct Exposed {
-    double gradients_ms, weights_ms;
+    double gradients_ms, weights_ms, most_ms;
 } Exposed;
-Exposed zero_take_exposed(Zero *zero);
+Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
 double zero_params_norm(Zero *zero, MPI_Comm group, double limit);
 int64_t zero_zeros(Zero *zero, MPI_Comm group, double limit);

@@ -162,7 +162,7 @@ rows = {(r["network"], r["arm"]): r for r in made["rows"]}
 if set(rows) != {("logical", a) for a in ("fp32", "bf16", "sdp4bit")} | {("inside", a) for a in ("fp32", "sdp4bit")}:
     sys.exit(f"rows {sorted(rows)}")
 for name, r in rows.items():
-    if not (r["ms"] > 0 and r["tokens_per_second"] > 0 and r["tflops_per_gpu"] > 0 and r["exposed_gradients_ms"] >= 0 and r["exposed_weights_ms"] >= 0):
+    if not (r["ms"] > 0 and r["tokens_per_second"] > 0 and r["tflops_per_gpu"] > 0 and r["exposed_gradients_ms"] >= 0 and r["exposed_weights_ms"] >= 0 and r["exposed_most_ms"] >= r["exposed_gradients_ms"] + r["exposed_weights_ms"]):
         sys.exit(f"{name}: a figure is missing")
     if not (r["bound_ms"] >= r["compute_ms"] > 0 and abs(r["over_bound"] - r["ms"] / r["bound_ms"]) < 1e-9):
         sys.exit(f"{name}: bound {r['bound_ms']}, computing {r['compute_ms']}")

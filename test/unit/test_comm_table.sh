@@ -47,7 +47,7 @@ def start(**more):
 
 
 def interval(ms, iterations=4, sent=0):
-    timing = {"elapsed_ms": ms, "tokens_per_second": 1.0, "tflops_per_gpu": 1.0, "exposed_gradients_ms": 0.0, "exposed_weights_ms": 0.0}
+    timing = {"elapsed_ms": ms, "tokens_per_second": 1.0, "tflops_per_gpu": 1.0, "exposed_gradients_ms": 0.0, "exposed_weights_ms": 0.0, "exposed_most_ms": 0.0}
     return {"kind": "interval", "iterations": iterations, "inter_node_bytes": sent, "intra_node_bytes": 0, "loss": 1.0, "timing": timing}
 
 

@@ -243,6 +243,7 @@ static void json_lines(void **state) {
     Log *log = open_plain(&config);
     IterationReport r = example();
     r.last_loss = 10.0 / 3, r.grad_norm = (double)0.1f, r.learning_rate = 0.1 + 0.2, r.last_skipped = true, r.exposed_comm_ms = 1.5, r.exposed_gradients_ms = 1.0, r.exposed_weights_ms = 0.5;
+    r.exposed_most_ms = 2.5;
     capture(f);
     log_start(log, 124475904, 2, device_name(device));
     log_step_scalars(log, &r);
@@ -302,6 +303,7 @@ static void json_lines(void **state) {
     assert_number(timing, "exposed_comm_ms", 1.5);
     assert_number(timing, "exposed_gradients_ms", 1.0);
     assert_number(timing, "exposed_weights_ms", 0.5);
+    assert_number(timing, "exposed_most_ms", 2.5);
     assert_null(cJSON_GetObjectItem(timing, "seconds_left"));  // unknown
     cJSON_Delete(interval);
 
