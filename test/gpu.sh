@@ -4,18 +4,27 @@
 # that the GPUs allow, against the one-process simulator and with overlap against without, compute-sanitizer on a short run.
 # Builds first (--no-build: uses what is in $BUILD and $CPU_BUILD, for programs carried from another machine). Ends with "N passed, N failed, N skipped".
 #
-#   test/gpu.sh [--no-build] [--no-sanitizer]
+#   test/gpu.sh [--no-build] [--no-sanitizer] [--part ops|runs|shapes|promises|exact|sanitizer]...
+#
+#   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of nodes; what README's promises name (resume, NaN, signals,
+#          flipped bits); the exact regime and collectives in every shape; compute-sanitizer [all]
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 BUILD=${BUILD:-build} CPU_BUILD=${CPU_BUILD:-${BUILD:-build}}
-build=1 sanitizer=1
-for word in "$@"; do
-    case $word in
+wrong() { echo "error: $1; see the head of test/gpu.sh" >&2; exit 2; }
+build=1 sanitizer=1 parts=''
+while [ $# -gt 0 ]; do
+    case $1 in
     --no-build) build=0 ;;
     --no-sanitizer) sanitizer=0 ;;
-    *) echo "error: unknown argument $word; see the head of test/gpu.sh" >&2; exit 2 ;;
+    --part)
+        case ${2:-} in ops | runs | shapes | promises | exact | sanitizer) parts+=" $2" ;; *) wrong "--part ${2:-} is unknown" ;; esac
+        shift ;;
+    *) wrong "unknown argument $1" ;;
     esac
+    shift
 done
+part() { [ -z "$parts" ] || [[ " $parts " == *" $1 "* ]]; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -52,31 +61,6 @@ counted() {
     passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
     if [ $rc -ne 0 ] && [ "${f:-0}" -eq 0 ]; then not_ok "$name" "exit code $rc: $(tail -n 1 "$work/log")"; else echo "$name: ${p:-0} passed, ${f:-0} failed"; fi
 }
-counted test_device_gpu "$BUILD/test/gpu/test_device_gpu"
-counted test_normal_gpu "$BUILD/test/gpu/test_normal_gpu"
-counted test_linear_gpu "$BUILD/test/gpu/test_linear_gpu"
-counted test_comm_gpu "$BUILD/test/gpu/test_comm_gpu"
-counted ops_invariants "$BUILD/test/gpu/ops_invariants"
-
-# Every op: the CPU backend in fp32 is the reference, in bf16 the yardstick. A carried CPU build may be replaced by its results.
-for kind in bf16 fp32; do
-    program=$CPU_BUILD/test/ops_dump
-    [ $kind = fp32 ] && program=$CPU_BUILD/fp32/test/ops_dump
-    if [ -f "$CPU_BUILD/ops_$kind.dump" ]; then cp "$CPU_BUILD/ops_$kind.dump" "$work/$kind"; else "$program" "$work/$kind" >/dev/null; fi
-done
-for mode in "" --deterministic; do
-    "$BUILD/test/gpu/ops_dump" "$work/gpu" $mode >/dev/null 2>&1
-    counted "ops against the CPU $mode" python3 test/gpu/compare_dumps.py "$work/fp32" "$work/bf16" "$work/gpu"
-done
-
-# One layer of the 125M model, forward and backward, against PyTorch: the same rule with fp32 as the reference and PyTorch's bf16 as the yardstick.
-if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
-    for mode in "" --deterministic; do
-        counted "gradients of a real layer against PyTorch $mode" "${PYTHON:-python3}" dev/ref/layer_gradients.py "$BUILD/test/gpu/layer_dump" --seq-length 2048 --rows 2 $mode
-    done
-else
-    skip "gradients of a real layer against PyTorch" "no PyTorch for ${PYTHON:-python3}"
-fi
 
 # The exact regime: the same lines, hash by hash.
 # like_cpu FILE WHAT FLAGS...: kernels_dump with the flags. The CPU's lines come from $CPU_BUILD/FILE where somebody left them, else they take as long as they take.
@@ -91,11 +75,41 @@ like_cpu() {
     if [ "$lines" -eq 0 ]; then not_ok "$what" "the CPU's results are empty"; fi
     echo "$what against the CPU, to the bit: $((lines - differ)) passed, $differ failed"
 }
-like_cpu kernels.txt "kernels"
-# Enough values that every worker of a large GPU treats several tiles: SDP4Bit in groups of 128, the paper's groups with every rounding stochastic, 4 bits on both
-# hops without Hadamard, bf16 gradients with weight differences.
-like_cpu kernels_large.txt "kernels on a large bucket" --case 0 --values 300000000
-for case in 1 5 16; do like_cpu kernels_large_$case.txt "kernels on a large bucket, configuration $case" --case $case --values 100000000; done
+
+check_ops() {
+    local kind program mode case
+    counted test_device_gpu "$BUILD/test/gpu/test_device_gpu"
+    counted test_normal_gpu "$BUILD/test/gpu/test_normal_gpu"
+    counted test_linear_gpu "$BUILD/test/gpu/test_linear_gpu"
+    counted test_comm_gpu "$BUILD/test/gpu/test_comm_gpu"
+    counted ops_invariants "$BUILD/test/gpu/ops_invariants"
+
+    # Every op: the CPU backend in fp32 is the reference, in bf16 the yardstick. A carried CPU build may be replaced by its results.
+    for kind in bf16 fp32; do
+        program=$CPU_BUILD/test/ops_dump
+        [ $kind = fp32 ] && program=$CPU_BUILD/fp32/test/ops_dump
+        if [ -f "$CPU_BUILD/ops_$kind.dump" ]; then cp "$CPU_BUILD/ops_$kind.dump" "$work/$kind"; else "$program" "$work/$kind" >/dev/null; fi
+    done
+    for mode in "" --deterministic; do
+        "$BUILD/test/gpu/ops_dump" "$work/gpu" $mode >/dev/null 2>&1
+        counted "ops against the CPU $mode" python3 test/gpu/compare_dumps.py "$work/fp32" "$work/bf16" "$work/gpu"
+    done
+
+    # One layer of the 125M model, forward and backward, against PyTorch: the same rule with fp32 as the reference and PyTorch's bf16 as the yardstick.
+    if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
+        for mode in "" --deterministic; do
+            counted "gradients of a real layer against PyTorch $mode" "${PYTHON:-python3}" dev/ref/layer_gradients.py "$BUILD/test/gpu/layer_dump" --seq-length 2048 --rows 2 $mode
+        done
+    else
+        skip "gradients of a real layer against PyTorch" "no PyTorch for ${PYTHON:-python3}"
+    fi
+
+    like_cpu kernels.txt "kernels"
+    # Enough values that every worker of a large GPU treats several tiles: SDP4Bit in groups of 128, the paper's groups with every rounding stochastic, 4 bits on both
+    # hops without Hadamard, bf16 gradients with weight differences.
+    like_cpu kernels_large.txt "kernels on a large bucket" --case 0 --values 300000000
+    for case in 1 5 16; do like_cpu kernels_large_$case.txt "kernels on a large bucket, configuration $case" --case $case --values 100000000; done
+}
 
 # --- whole runs ------------------------------------------------------------------------------------------------------------------------
 model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 8
@@ -122,25 +136,27 @@ planned() {
     fi
 }
 gpu=$BUILD/train_gpt
-if [ -f "$CPU_BUILD/train_cpu.jsonl" ]; then grep '"kind":"train"' "$CPU_BUILD/train_cpu.jsonl" >"$work/cpu"; else run cpu "$CPU_BUILD/train_gpt_cpu"; fi
-run once "$gpu" --deterministic-mode
-run twice "$gpu" --deterministic-mode
-run recomputed "$gpu" --deterministic-mode --recompute-granularity full
-run selective "$gpu" --deterministic-mode --recompute-activations
-run dropped "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
-run dropped_again "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
-run quantised "$gpu" --deterministic-mode --quantized-weights --quantized-gradients
-planned once --deterministic-mode
-planned recomputed --deterministic-mode --recompute-granularity full
-planned dropped --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
 same() { if cmp -s "$work/$2" "$work/$3"; then ok "$1"; else not_ok "$1" "the losses differ"; fi; }
-same "deterministic mode gives the same bits twice" once twice
-same "full recomputation gives the same bits" once recomputed
-same "selective recomputation gives the same bits" once selective
-same "dropout repeats to the bit" dropped dropped_again
-same "quantisation flags change nothing on one GPU" once quantised
-# The CPU's losses: bf16 rounds differently in some places, and 20 steps at a high rate amplify it. The first step's norm says whether the gradients are equal.
-if python3 - "$work/cpu" "$work/once" <<'END'
+
+check_runs() {
+    if [ -f "$CPU_BUILD/train_cpu.jsonl" ]; then grep '"kind":"train"' "$CPU_BUILD/train_cpu.jsonl" >"$work/cpu"; else run cpu "$CPU_BUILD/train_gpt_cpu"; fi
+    run once "$gpu" --deterministic-mode
+    run twice "$gpu" --deterministic-mode
+    run recomputed "$gpu" --deterministic-mode --recompute-granularity full
+    run selective "$gpu" --deterministic-mode --recompute-activations
+    run dropped "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
+    run dropped_again "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
+    run quantised "$gpu" --deterministic-mode --quantized-weights --quantized-gradients
+    planned once --deterministic-mode
+    planned recomputed --deterministic-mode --recompute-granularity full
+    planned dropped --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
+    same "deterministic mode gives the same bits twice" once twice
+    same "full recomputation gives the same bits" once recomputed
+    same "selective recomputation gives the same bits" once selective
+    same "dropout repeats to the bit" dropped dropped_again
+    same "quantisation flags change nothing on one GPU" once quantised
+    # The CPU's losses: bf16 rounds differently in some places, and 20 steps at a high rate amplify it. The first step's norm says whether the gradients are equal.
+    if python3 - "$work/cpu" "$work/once" <<'END'
 import json, sys
 cpu, gpu = ([json.loads(line) for line in open(path)] for path in sys.argv[1:])
 first = abs(cpu[0]["loss"] - gpu[0]["loss"]) / cpu[0]["loss"], abs(cpu[0]["grad_norm"] - gpu[0]["grad_norm"]) / cpu[0]["grad_norm"]
@@ -148,7 +164,8 @@ worst = max(abs(a["loss"] - b["loss"]) / a["loss"] for a, b in zip(cpu, gpu))
 print("first loss %.1e, first norm %.1e, worst loss of %d steps %.1e (relative)" % (*first, len(gpu), worst))
 sys.exit(0 if len(cpu) == len(gpu) == 20 and first[0] < 1e-4 and first[1] < 1e-3 and worst < 1e-2 else 1)
 END
-then ok "20 steps against the CPU program"; else not_ok "20 steps against the CPU program" "the line above"; fi
+    then ok "20 steps against the CPU program"; else not_ok "20 steps against the CPU program" "the line above"; fi
+}
 
 # --- ranks -------------------------------------------------------------------------------------------------------------------------------
 gpus=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi --list-gpus | wc -l; fi)
@@ -231,11 +248,10 @@ ended() {
     if [ $rc -eq "$code" ] && [ $((SECONDS - since)) -le 60 ] && grep -q "$words" "$work/log"; then ok "$name"
     else not_ok "$name" "exit code $rc after $((SECONDS - since)) s: $(grep -m 1 '^error' "$work/log" || tail -n 1 "$work/log")"; fi
 }
-if ! command -v mpirun >/dev/null; then
-    skip ranks "mpirun is not installed"
-else
+
+check_shapes() {
+    local shape nodes per_node last=
     sdp4bit=(--quantized-weights --quantized-gradients --hadamard-transform --gradient-alltoall-pipeline 3)
-    last=
     for shape in "1 2" "2 1" "2 2" "4 1" "4 2" "1 4" "2 4"; do
         # shellcheck disable=SC2086 # two numbers
         fits $shape || { skip "${shape/ / x } ranks" "$gpus GPUs"; continue; }
@@ -257,7 +273,15 @@ else
     fi
     ended "a rank that is killed ends the job" KILL 137 "rank 1 .*signal 9"
     ended "a rank that is stopped ends the job within the limit and is named" STOP 7 "rank 1 has shown no sign of life for"
+}
+
+check_promises() {
+    local script
     for script in e2e/resume_arms e2e/nan e2e/signals fault/bits; do promised $script; done
+}
+
+check_exact() {
+    local ranks nodes per_node
     for ranks in 1 2 4 8; do
         if [ $ranks -le "$gpus" ]; then
             exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"
@@ -268,27 +292,39 @@ else
             fits $((ranks / per_node)) $per_node && exact "$((ranks / per_node)) x $per_node ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi" --emulate-nodes $per_node
         done
     done
-fi
+}
 
-if [ $sanitizer = 0 ]; then
-    skip compute-sanitizer "--no-sanitizer"
-elif ! command -v compute-sanitizer >/dev/null; then
-    skip compute-sanitizer "not installed"
-else
-    # sanitize NAME TOOL PROGRAM FLAGS...
-    sanitize() {
-        local name=$1 tool=$2 rc
-        shift 2
-        timeout 250 compute-sanitizer --tool "$tool" --error-exitcode 9 "$@" >"$work/log" 2>&1
-        rc=$?
-        if [ $rc -eq 0 ]; then ok "compute-sanitizer $tool: $name"
-        elif grep -q 'Device not supported' "$work/log"; then skip "compute-sanitizer $tool: $name" "the tool does not support this machine's driver"
-        else not_ok "compute-sanitizer $tool: $name" "exit code $rc: $(grep -E '[Ee]rror|not supported|Invalid|hazard|Race' "$work/log" | head -n 3 | tr '\n' ' ')"; fi
-    }
+# --- compute-sanitizer -----------------------------------------------------------------------------------------------------------------
+# sanitize NAME TOOL PROGRAM FLAGS...
+sanitize() {
+    local name=$1 tool=$2 rc
+    shift 2
+    timeout 250 compute-sanitizer --tool "$tool" --error-exitcode 9 "$@" >"$work/log" 2>&1
+    rc=$?
+    if [ $rc -eq 0 ]; then ok "compute-sanitizer $tool: $name"
+    elif grep -q 'Device not supported' "$work/log"; then skip "compute-sanitizer $tool: $name" "the tool does not support this machine's driver"
+    else not_ok "compute-sanitizer $tool: $name" "exit code $rc: $(grep -E '[Ee]rror|not supported|Invalid|hazard|Race' "$work/log" | head -n 3 | tr '\n' ' ')"; fi
+}
+check_sanitizer() {
+    if [ $sanitizer = 0 ]; then skip compute-sanitizer "--no-sanitizer"; return; fi
+    if ! command -v compute-sanitizer >/dev/null; then skip compute-sanitizer "not installed"; return; fi
     sanitize "a training run" memcheck "$gpu" "${model[@]}" --train-iters 2 --lr-warmup-iters 0 --hidden-dropout 0.1
     # racecheck (2025.3) dies inside a program that calls cuBLASLt ("failed to handle a hardware exception"), even when only our kernels are looked at: so our
     # kernels apart from the libraries. Left out: cross-entropy, bias gradients, GELU', which only run between products.
     sanitize "kernels of the exact regime" racecheck "$BUILD/test/gpu/kernels_dump"
     sanitize "ops without a library" racecheck "$BUILD/test/gpu/ops_dump" "$work/gpu" --own-kernels
+}
+
+if part ops; then check_ops; fi
+if part runs; then check_runs; fi
+if part shapes || part promises || part exact; then
+    if command -v mpirun >/dev/null; then
+        if part shapes; then check_shapes; fi
+        if part promises; then check_promises; fi
+        if part exact; then check_exact; fi
+    else
+        skip ranks "mpirun is not installed"
+    fi
 fi
+if part sanitizer; then check_sanitizer; fi
 finish
