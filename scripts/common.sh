@@ -204,6 +204,9 @@ one_machine() {
     export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
 }
 
+# say_signal STATUS: one line where a job's exit status says that a signal ended a rank: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM.
+say_signal() { case $1 in 132 | 133 | 134 | 135 | 136 | 137 | 139 | 143) say "error: a rank was ended by SIG$(kill -l "$1")" >&2 ;; esac; }
+
 # launch RANKS COMMAND...: the command on that many ranks of this machine, without standard input. Returns the ranks' exit code.
 launch() {
     local ranks=$1 status options=()
@@ -215,6 +218,6 @@ launch() {
         one_machine
     fi
     { mpirun "${options[@]}" -np "$ranks" "$@" </dev/null 2>&1 >&3 | without_banners >&2; status=${PIPESTATUS[0]}; } 3>&1
-    case $status in 134 | 135 | 136 | 137 | 139 | 143) say "error: a rank was ended by SIG$(kill -l "$status")" >&2 ;; esac
+    say_signal "$status"
     return "$status"
 }

@@ -302,7 +302,7 @@ run_and_forward() {
         wait "$job" || status=$?
     done
     wait "$filter" 2>/dev/null || true
-    case $status in 134 | 135 | 136 | 137 | 139 | 143) say "error: a rank was ended by SIG$(kill -l "$status")" >&2 ;; esac
+    say_signal "$status"
     exit "$status"
 }
 

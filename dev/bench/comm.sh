@@ -156,7 +156,7 @@ started() {
     tail -n 1 "$folder/out" >&2
     return 1
 }
-export -f launch one_machine without_banners say
+export -f launch one_machine without_banners say say_signal
 in_time() { # SECONDS RANKS COMMAND...
     local seconds=$1
     shift
