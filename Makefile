@@ -265,7 +265,7 @@ GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 .PHONY: gpu gpu-bench gpu-check gpu-test-programs
 gpu: $(BUILD)/train_gpt
 gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%) $(BUILD)/dev/bench/node_hop
-gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/test_sdp4bit_mpi
+gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/test_sdp4bit_mpi $(BUILD)/test/gpu/profile_names.so
 gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
 
 $(FRONTEND_FETCHED)/cudnn_frontend.h:
@@ -330,6 +330,9 @@ $(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/
 $(BUILD)/dev/bench/%.so: dev/bench/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA_HOME)/include $< -L$(CUDA_HOME)/lib64 -lcupti -Wl,-rpath,$(CUDA_HOME)/lib64 -o $@
+$(BUILD)/test/gpu/%.so: test/gpu/%.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 -Wall -Wextra -Wno-unused-parameter -shared -fPIC -I$(CUDA_HOME)/include $< -o $@
 $(BUILD)/dev/bench/node_hop: $(CUDA_DIR)/dev/bench/node_hop_ways.o
 $(BUILD)/dev/bench/%: $(CUDA_DIR)/dev/bench/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)

@@ -57,6 +57,11 @@ void event_synchronize(Event *event);             // the host waits
 // Milliseconds between two recorded events of event_create_timed, on the device's clock.
 double event_elapsed_ms(Event *start, Event *stop);
 
+// A named span of the host's work for profilers: NVTX on GPUs, where Nsight Systems also shows it over what the host queued meanwhile; streams bear their names
+// there too. Nothing on CPU ranks, next to nothing without a profiler. Spans may overlap. name: lives as long as the program. Returns what ends the span.
+uint64_t profile_range_start(const char *name);
+void profile_range_end(uint64_t range);
+
 // Asynchronous copies in stream order. The host side of an upload may be reused when the call returns; a download is complete after stream_synchronize.
 void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes);
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes);

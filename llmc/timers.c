@@ -15,6 +15,7 @@ typedef struct Recorder {
     Span *spans;          // (capacity); the first `used` are recorded, the others keep their events for reuse
     int used, capacity;
     bool running;         // spans[used] is open
+    uint64_t range;       // of the open span, for profilers: at every level
     Stream *stream;       // of the open span
     double seconds;       // already read
 } Recorder;
@@ -108,8 +109,9 @@ static void grow(Recorder *r) {
 static const Site *site_of(const Timers *timers) { return timers->device ? device_site(timers->device) : NULL; }
 
 void timer_start(Timers *timers, Timer timer, Stream *stream) {
-    if (timer_info[timer].level > timers->level) return;
     Recorder *r = &timers->recorders[timer];
+    if (!r->running) r->range = profile_range_start(timer_name(timer));
+    if (timer_info[timer].level > timers->level) return;
     if (r->running) {
         fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s started twice; this is a fault of the program, please report it", timer_name(timer));
     }
@@ -129,8 +131,9 @@ void timer_start(Timers *timers, Timer timer, Stream *stream) {
 }
 
 void timer_stop(Timers *timers, Timer timer, Stream *stream) {
-    if (timer_info[timer].level > timers->level) return;
     Recorder *r = &timers->recorders[timer];
+    profile_range_end(r->range);
+    if (timer_info[timer].level > timers->level) return;
     if (!r->running || r->stream != stream) {
         fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s stopped %s; this is a fault of the program, please report it",
               timer_name(timer), r->running ? "on another stream than it was started on" : "without a start");

@@ -1,5 +1,6 @@
-// Named phase timers with Megatron-LM's names, levels and table. Start and stop record device events on a stream, so timing never
-// synchronises anything inside a step; times are read at the log interval. Called by train_gpt.cu and zero.c, printed by log.c.
+// Named phase timers with Megatron-LM's names, levels and table. Start and stop record device events on a stream, so timing never synchronises anything
+// inside a step; times are read at the log interval. Called by train_gpt.cu and zero.c, printed by log.c. Profilers see every phase under its name, whatever
+// the level (profile_range_start).
 // (Megatron-LM synchronises the device at every start and stop, and adds a barrier at level 1: its own measurement then removes the overlap
 // that it should show.)
 #pragma once

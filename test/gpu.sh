@@ -151,6 +151,12 @@ check_runs() {
     planned recomputed --deterministic-mode --recompute-granularity full
     planned dropped --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
     same "deterministic mode gives the same bits twice" once twice
+    # What a profiler sees: every phase once a step at least, each range ended, the streams' names.
+    rm -f "$work/names"
+    NVTX_INJECTION64_PATH=$(realpath "$BUILD/test/gpu/profile_names.so") PROFILE_NAMES=$work/names run profiled "$gpu" --deterministic-mode
+    if [ "$(grep -cx 'start forward-compute' "$work/names")" -ge 20 ] && [ "$(grep -cx 'start optimizer' "$work/names")" -ge 20 ] && grep -qx 'stream compute' "$work/names" &&
+        cmp -s <(sed -n 's/^start //p' "$work/names" | sort) <(sed -n 's/^end //p' "$work/names" | sort); then ok "phases and streams have their names in a profile"
+    else not_ok "phases and streams have their names in a profile" "$(sort "$work/names" 2>/dev/null | uniq -c | tr '\n' ';' | head -c 300)"; fi
     same "full recomputation gives the same bits" once recomputed
     same "selective recomputation gives the same bits" once selective
     same "dropout repeats to the bit" dropped dropped_again

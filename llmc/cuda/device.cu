@@ -9,6 +9,7 @@
 #include <fenv.h>
 #include <float.h>
 #include <nccl.h>
+#include <nvtx3/nvToolsExtCudaRt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -236,6 +237,7 @@ static Stream *create_stream(Device *device, const char *name, int priority) {
     stream->device = device;
     stream->name = name;
     cuda_check(device->site, cudaStreamCreateWithPriority(&stream->handle, cudaStreamNonBlocking, priority), "making a stream");
+    nvtxNameCudaStreamA(stream->handle, name);
     return stream;
 }
 
@@ -297,6 +299,9 @@ double event_elapsed_ms(Event *start, Event *stop) {
     cuda_check(stop->device->site, cudaEventElapsedTime(&ms, start->handle, stop->handle), "reading the time between two events");
     return ms;
 }
+
+uint64_t profile_range_start(const char *name) { return nvtxRangeStartA(name); }
+void profile_range_end(uint64_t range) { nvtxRangeEnd(range); }
 
 // --- copies ----------------------------------------------------------------------------------------------------------------------
 
