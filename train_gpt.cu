@@ -513,7 +513,7 @@ static void train_step(Run *run) {
     zero_begin(&run->zero, run->iteration);
     for (int k = 0; k < micro_batches; k++) {
         micro_batch(run, run->consumed_train + (int64_t)k * row, micro_batches, k == 0, k == micro_batches - 1);
-        if (k == 0) zero_copy_staged(&run->zero);
+        if (k == 0) zero_copy_staged(&run->zero);  // of the save before: the device has work for a while
     }
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 

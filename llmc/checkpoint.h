@@ -60,7 +60,7 @@ typedef struct CheckpointSave {
     void *context;
     // For a save in the background: host memory for all of this rank's slices (checkpoint_shard_bytes). NULL: the caller waits while files are written.
     void *staging;
-    // In the background fetch only begins its copies: this returns when all have arrived. NULL: fetch returns when its copy has.
+    // In the background fetch only asks for its copy: this returns when all have arrived. NULL: fetch returns when its copy has.
     void (*fetched)(void *context);
     Retention keep;                 // older checkpoints that stay; zeros: all
     int64_t before;                 // the checkpoint in this folder that the run went on from, or saved last; -1: none

@@ -120,19 +120,25 @@ void zero_masters_from_weights(Zero *zero) {
 // copies are traffic. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
 // all streams are the calling thread, so the work itself is what it waits for.
 
+Exposed zero_exposed_of(const double *ms, int world) {
+    const double *gradients = ms, *weights = ms + world;
+    int least = 0, most = 0;
+    for (int rank = 1; rank < world; rank++) {
+        double both = gradients[rank] + weights[rank];
+        if (both < gradients[least] + weights[least]) least = rank;
+        if (both > gradients[most] + weights[most]) most = rank;
+    }
+    return (Exposed){gradients[least], weights[least], gradients[most] + weights[most]};
+}
+
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
     static const Timer parts[] = {TIMER_EXPOSED_GRADIENTS, TIMER_EXPOSED_WEIGHTS};
     TimerStats stats[2];
-    int world = 1, least = 0, most = 0;
+    int world = 1;
     MPI_Comm_size(peers.comm, &world);
     double *ms = (double *)xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
     timers_collect(zero->timers, parts, 2, steps, peers, stats, ms);
-    for (int rank = 1; rank < world; rank++) {
-        double both = ms[rank] + ms[world + rank];
-        if (both < ms[least] + ms[world + least]) least = rank;
-        if (both > ms[most] + ms[world + most]) most = rank;
-    }
-    Exposed e = {ms[least], ms[world + least], ms[most] + ms[world + most]};
+    Exposed e = zero_exposed_of(ms, world);
     free(ms);
     return e;
 }

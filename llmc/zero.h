@@ -115,6 +115,7 @@ typedef struct Exposed {
     double gradients_ms, weights_ms, most_ms;
 } Exposed;
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
+Exposed zero_exposed_of(const double *ms, int world);  // ms: (2, world), waits of each rank for reductions, then for gathers
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
 double zero_params_norm(Zero *zero, MPI_Comm group, double limit);
 int64_t zero_zeros(Zero *zero, MPI_Comm group, double limit);

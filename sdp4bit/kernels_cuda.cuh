@@ -1,9 +1,9 @@
 // Device code that the CUDA kernels of the exact regime share: how groups lie on threads, the Hadamard transform across lanes, coding and decoding of
-// 8 elements, segment lookup. Included by kernels_cuda_grad.cu and kernels_cuda_weight.cu; the numbers are codec.h's, to the bit.
+// 8 elements, segment lookup. Included by the kernels_cuda files; the numbers are codec.h's, to the bit.
 //
-// A thread holds runs of consecutive elements, each within one group and one tensor: runs of 8, a vector, where fp32 values come from memory, so that 4 lanes
-// hold a Hadamard block and a warp's loads touch whole sectors; one run of 32 where codes come, so that what groups, tensors and addresses cost is paid once
-// in 32 elements. One call of Philox serves 8. A tile is what one worker treats at a time: a warp where the group size is a power of two, not too large, a block
+// A thread holds runs of consecutive elements, each within one group and one tensor: runs of 8, a vector, or of 16 where fp32 values come from memory, so that 4
+// or 2 lanes hold a Hadamard block and a warp's loads touch whole sectors; one run of 32 where codes come, so that what groups, tensors and addresses cost is paid
+// once in 32 elements. One call of Philox serves 8. A tile is what one worker treats at a time: a warp where the group size is a power of two, not too large, a block
 // for any other multiple of 32. Everything is measured in multiples of 32 elements, so the lanes of such a block are always live together and exchanges between
 // them need no further care.
 #pragma once
@@ -17,7 +17,7 @@ static const uint32_t ALL_LANES = 0xFFFFFFFFu;
 
 // --- which element is whose --------------------------------------------------------------------------------------------------------
 
-// How a group lies on the threads. RUNS: of a thread, SPAN elements apart. RUN: elements of a run, 8 or 32. LANES: neighbouring threads of a warp that share a
+// How a group lies on the threads. RUNS: of a thread, SPAN elements apart. RUN: elements of a run, 8, 16 or 32. LANES: neighbouring threads of a warp that share a
 // group: 1 to 32 within each run; above 32 the group spans all RUNS of the whole warp; 0 means that the worker is a block. PLAIN: a codec without groups.
 template <int RUNS_, int RUN_, int LANES_, bool PLAIN_ = false>
 struct Shape {
@@ -70,7 +70,6 @@ static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) 
     int64_t per_block = (int64_t)t.tile * (S::WARP_TILES ? CODEC_WARPS : 1);
     int64_t blocks = ceil_div64(n, per_block) * slices, wanted = (int64_t)device->multiprocessors * 16;
     int64_t most = 8 * BLOCK_SPAN / per_block > 1 ? 8 * BLOCK_SPAN / per_block : 1;
-    if (S::RUN > 2 * PACKED) most = 4;  // of the few warps that run at once, none is to look for its tensor often
     t.per_worker = (int)(blocks / wanted < 1 ? 1 : blocks / wanted > most ? most : blocks / wanted);
     return t;
 }
@@ -111,7 +110,16 @@ static __device__ __forceinline__ bool run_live(int elements, int v) {
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
-// Calls launch(Shape) with the shape that serves the group size; sizes above 16384 are refused by the options.
+// Calls launch(Shape) with the shape that serves a group of 1024, of more, or of another size than a power of two; sizes above 16384 are refused by the options.
+template <class Launch>
+static void with_wide_group(int group, Launch launch) {
+    if (group == 1024) launch(Shape<4, PACKED, 128>());
+    else if (group <= BLOCK_SPAN) launch(Shape<1, PACKED, 0>());
+    else if (group <= 2 * BLOCK_SPAN) launch(Shape<2, PACKED, 0>());
+    else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, PACKED, 0>());
+    else launch(Shape<8, PACKED, 0>());
+}
+// The same for every group size, in runs of 8.
 template <class Launch>
 static void with_group(int group, Launch launch) {
     if (group == 32) launch(Shape<2, PACKED, 4>());
@@ -119,11 +127,7 @@ static void with_group(int group, Launch launch) {
     else if (group == 128) launch(Shape<2, PACKED, 16>());
     else if (group == 256) launch(Shape<2, PACKED, 32>());
     else if (group == 512) launch(Shape<2, PACKED, 64>());
-    else if (group == 1024) launch(Shape<4, PACKED, 128>());
-    else if (group <= BLOCK_SPAN) launch(Shape<1, PACKED, 0>());
-    else if (group <= 2 * BLOCK_SPAN) launch(Shape<2, PACKED, 0>());
-    else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, PACKED, 0>());
-    else launch(Shape<8, PACKED, 0>());
+    else with_wide_group(group, launch);
 }
 
 // --- 8 floats per lane, whole sectors per access -----------------------------------------------------------------------------------
@@ -590,8 +594,7 @@ static __device__ __forceinline__ void write_tile(const TileWriter &w, float (&x
     uint32_t largest[S::GROUPS];
     GroupScale scale[S::GROUPS];
     group_maxima<S>(largest, x, t, shared, turn);
-    if constexpr (S::LANES == 1) group_scale_alone(scale[0], largest[0], w.int4 ? 7 : 127);
-    else group_scales(scale, largest, w.int4 ? 7 : 127);
+    group_scales(scale, largest, w.int4 ? 7 : 127);
     // Groups of tiny values, or with a value that is not finite, are rare: all others are spared the multiplication and the mask.
     if (__any_sync(ALL_LANES, scale[0].lift != 1.0f || scale[S::GROUPS - 1].lift != 1.0f)) {
 #pragma unroll

@@ -4,8 +4,8 @@
 
 // --- quantise ------------------------------------------------------------------------------------------------------------------------
 
-// with_shape for fp32 values that may go through the Hadamard transform: runs of 16, so that two lanes hold a block of it, which takes half as many shuffles as four
-// do, and a thread works for one group.
+// Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec: runs of 16 where a warp holds whole groups, so that two lanes hold
+// a Hadamard block, which takes half as many shuffles as four do, and a thread works for one group.
 template <class Launch>
 static void with_value_shape(int codec, int group, Launch launch) {
     if (!codec_info(codec).levels) launch(PlainShape());
@@ -14,7 +14,7 @@ static void with_value_shape(int codec, int group, Launch launch) {
     else if (group == 128) launch(Shape<1, 2 * PACKED, 8>());
     else if (group == 256) launch(Shape<1, 2 * PACKED, 16>());
     else if (group == 512) launch(Shape<1, 2 * PACKED, 32>());
-    else with_shape(codec, group, launch);
+    else with_wide_shape(group, launch);
 }
 
 static __device__ __forceinline__ uint8_t *partition_message(const QuantizePartitions &a, int partition) {
@@ -111,26 +111,12 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 
 // --- final sum -----------------------------------------------------------------------------------------------------------------------------
 
-// Codes of 4 bits are so short that a thread needs four runs of them to have as much in flight as others with two, and still waits for them: so they are asked for
-// a tile ahead.
-template <int CODEC>
-using FinalShape = Shape<CODEC == CODEC_INT4 ? 4 : 2, PACKED, 4, true>;
+typedef PlainShape FinalShape;
 
 template <int CODEC>
-struct FinalBlocks {
-    static constexpr int PER_MULTIPROCESSOR = CODEC == CODEC_INT8 ? 4 : 3;
-};
-
-// Asks for the `bytes` from p on, at most 1024, to come into the L2, 32 with each lane: no register is held until they are loaded.
-static __device__ __forceinline__ void prefetch_warp(const void *p, int bytes) {
-    int at = threadIdx.x % WARP * 32;
-    if (at < bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(static_cast<const uint8_t *>(p) + at)));
-}
-
-template <int CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, FinalBlocks<CODEC>::PER_MULTIPROCESSOR)
+__global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3)
     final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
-    typedef FinalShape<CODEC> S;
+    typedef FinalShape S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
     int64_t position = a.rank * a.bucket.matrix_shard + a.lo;  // of the chunk's first element in the bucket
     SegmentCursor segment = no_segment();
@@ -138,10 +124,6 @@ __global__ void __launch_bounds__(CODEC_THREADS, FinalBlocks<CODEC>::PER_MULTIPR
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += tile_size<S>(t)) {
         const int elements = tile_elements<S>(t, t.n - tile);
         float x[S::RUNS][PACKED];
-        if (CODEC == CODEC_INT4 && turn + 1 < t.per_worker && tile + 2 * tile_size<S>(t) <= t.n) {
-            const uint8_t *next = received.codes + (tile + tile_size<S>(t)) * Raw<CODEC>::BITS / 8;
-            for (int source = 0; source < received.sources; source++) prefetch_warp(next + source * received.stride, S::RUNS * S::SPAN * Raw<CODEC>::BITS / 8);
-        }
         sum_tile<S, CODEC>(x, received, tile, elements);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
@@ -183,10 +165,9 @@ __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_
 
 void kernel_sum_final(Stream *s, const SumFinal *a) {
     if (a->hi > a->lo) {
+        Tiles t = make_tiles<FinalShape>(stream_device(s), a->hi - a->lo, 1, 0);
         with_codec(a->codec, [&](auto codec) {
-            constexpr int CODEC = decltype(codec)::VALUE;
-            Tiles t = make_tiles<FinalShape<CODEC>>(stream_device(s), a->hi - a->lo, 1, 0);
-            final_kernel<CODEC><<<tile_grid<FinalShape<CODEC>>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, group_index(a->group));
+            final_kernel<decltype(codec)::VALUE><<<tile_grid<FinalShape>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, group_index(a->group));
         });
         check_launch(s, "final sum");
     }

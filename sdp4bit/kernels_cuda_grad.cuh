@@ -9,13 +9,11 @@ static __device__ __forceinline__ float *message_scales(uint8_t *message, const 
     return reinterpret_cast<float *>(message + m.scales + i * m.scales_stride);
 }
 
-// Calls launch(Shape) with the shape in which fp32 values, or codes of a plain codec, become codes. A warp has a group of 2048 to itself: its loads alone keep
-// the memory busy, and no barrier stops them.
+// with_wide_group for what is quantised: a warp has a group of 2048 to itself, because its loads alone keep the memory busy, and no barrier stops them.
 template <class Launch>
-static void with_shape(int codec, int group, Launch launch) {
-    if (!codec_info(codec).levels) launch(PlainShape());
-    else if (group == 2048) launch(Shape<8, PACKED, 256>());
-    else with_group(group, launch);
+static void with_wide_shape(int group, Launch launch) {
+    if (group == 2048) launch(Shape<8, PACKED, 256>());
+    else with_wide_group(group, launch);
 }
 
 // One tail element per thread. slices: gridDim.y.
@@ -166,7 +164,7 @@ static __device__ __forceinline__ Received partition_received(const uint8_t *rec
     return Received{received + i * in.codes_stride, received + in.scales + i * in.scales_stride, in.bytes, sources, index};
 }
 
-// Calls launch(std::integral_constant) with the codec as a compile-time value.
+// Calls launch(CodecValue) with the codec as a compile-time value.
 template <int CODEC>
 struct CodecValue {
     static constexpr int VALUE = CODEC;

@@ -41,6 +41,14 @@ __global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __
     store_plain_value(message + a.out.tail, a.tail_codec, at, sum);
 }
 
+// Calls launch(Shape) with the shape in which values of a plain codec become codes, or values of one again.
+template <class Launch>
+static void with_value_shape(int codec, int group, Launch launch) {
+    if (!codec_info(codec).levels) launch(PlainShape());
+    else if (group == 2048) with_wide_shape(group, launch);
+    else with_group(group, launch);
+}
+
 // --- groups of a few lanes ---------------------------------------------------------------------------------------------------------------
 
 // Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole groups.
@@ -53,7 +61,7 @@ static void with_code_shape(int codec, int group, Launch launch) {
     else if (group == 256) launch(Shape<1, HADAMARD_ORDER, 8>());
     else if (group == 512) launch(Shape<1, HADAMARD_ORDER, 16>());
     else if (group == 1024) launch(Shape<1, HADAMARD_ORDER, 32>());
-    else with_shape(codec, group, launch);
+    else with_wide_shape(group, launch);
 }
 
 // How the tiles of a slice are dealt out where codes become codes: one wave of blocks, each with one span of neighbouring tiles, of `per` tiles and for the first
@@ -207,7 +215,7 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
             constexpr int CODEC = decltype(codec)::VALUE;
             auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC>(s, a); };
             if constexpr (Raw<CODEC>::QUANTISED) with_code_shape(a->codec, a->group, launch);
-            else with_shape(a->codec, a->group, launch);
+            else with_value_shape(a->codec, a->group, launch);
         });
         check_launch(s, "sum and requantise");
     }

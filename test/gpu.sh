@@ -105,9 +105,10 @@ check_ops() {
     fi
 
     like_cpu kernels.txt "kernels"
-    # Enough values that every worker of a large GPU treats several tiles: SDP4Bit in groups of 128, the paper's groups with every rounding stochastic, 4 bits on both
-    # hops without Hadamard, bf16 gradients with weight differences.
+    # Enough values that the workers of a large GPU treat several tiles: SDP4Bit in groups of 128, three sources, the paper's groups with every rounding stochastic, 4 bits
+    # on both hops without Hadamard, bf16 gradients with weight differences.
     like_cpu kernels_large.txt "kernels on a large bucket" --case 0 --values 300000000
+    like_cpu kernels_large_4.txt "kernels on a large bucket, configuration 4" --case 4 --values 300000000
     for case in 1 5 16; do like_cpu kernels_large_$case.txt "kernels on a large bucket, configuration $case" --case $case --values 100000000; done
 }
 

@@ -149,7 +149,7 @@ def row_of(logs, model, rows, network, arm):
     row = {"model": model, "micro_batch": int(rows), "network": network, "arm": arm, "ranks": start["world_size"], "nodes": start["nodes"], "commit": start["commit"],
            "device": start["device"], "parameters": start["parameters"], "steps_measured": last["iterations"], "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
            "tflops_per_gpu": timing["tflops_per_gpu"], "node_bytes": last["inter_node_bytes"], "inside_bytes": last["intra_node_bytes"], "loss": last.get("loss"),
-           "exposed_gradients_ms": timing["exposed_gradients_ms"], "exposed_weights_ms": timing["exposed_weights_ms"], "exposed_most_ms": timing["exposed_most_ms"]}
+           "exposed_gradients_ms": timing["exposed_gradients_ms"], "exposed_weights_ms": timing["exposed_weights_ms"], "exposed_most_ms": timing.get("exposed_most_ms")}
     row["plain"] = {name: plain[name] for name in PLAIN.values()} if plain else None
     passed = loopback_of(folder, arm)
     if passed is not None and start["nodes"] > 1 and start["arguments"]["emulate_nodes"] and last["inter_node_bytes"]:
@@ -199,10 +199,10 @@ def print_rows(rows):
             ("model", "batch", "network", "arm", "ms/step", "bound", "ratio", "tokens/s", "TFLOP/s", "x fp32", "x bf16", "MB / node", "kernel", "gradients", "weights", "most"))
     print(head)
     for r in rows:
-        print("%-6s %5d %-18s %-15s %9.2f %9s %6s %11.0f %8s %7s %7s %10.2f %7s %10.2f %10.2f %7.2f" %
+        print("%-6s %5d %-18s %-15s %9.2f %9s %6s %11.0f %8s %7s %7s %10.2f %7s %10.2f %10.2f %7s" %
               (r["model"], r["micro_batch"], network_title(r["network"]), TITLES[r["arm"]], r["ms"], cell(r.get("bound_ms"), ".2f"), cell(r.get("over_bound"), ".3f"),
                r["tokens_per_second"], cell(r["tflops_per_gpu"], ".1f"), cell(r.get("over_fp32"), ".2f"), cell(r.get("over_bf16"), ".2f"), r["node_bytes"] / 1e6,
-               cell(r.get("loopback_ratio"), ".3f"), r["exposed_gradients_ms"], r["exposed_weights_ms"], r["exposed_most_ms"]))
+               cell(r.get("loopback_ratio"), ".3f"), r["exposed_gradients_ms"], r["exposed_weights_ms"], cell(r.get("exposed_most_ms"), ".2f")))
     print("TFLOP/s: Megatron-LM's formula, per GPU. MB / node: sent out of each node per step, counted by the program; kernel: the loopback's own counter over it. "
           "gradients, weights: ms that computing waited for them on the rank that waited least; most: for both, on the rank that waited most (GPUs differ in speed). "
           "bound: dev/bench/comm_bound.py")

@@ -705,7 +705,7 @@ static const Case CASES[] = {
     {1, 2, 1, B16, B16, B16, 32, 32, false, NEAREST, 3, I4, 2048, true, NEAREST},
     {2, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, I8, 2048, false, RANDOM},
     {1, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, FX, 32, false, NEAREST},
-    // Sums of 5, 7 and 9 sources, whose loads go in batches of 4, 2 and 1, into groups of every size that a warp holds in runs of 32.
+    // Sums of 5, 7 and 9 sources, whose loads go in batches of 4 (final sums of int4), 2 and 1, into groups of every size that a warp holds in runs of 32.
     {2, 5, 7, I8, I4, B16, 128, 64, true, RANDOM, 1, I4, 64, true, RANDOM},
     {2, 7, 3, I4, I8, B16, 64, 512, true, RANDOM, 2, I8, 128, true, RANDOM},
     {2, 9, 11, I4, I4, B16, 32, 256, false, NEAREST, 1, I8, 64, false, RANDOM},

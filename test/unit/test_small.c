@@ -14,6 +14,7 @@
 #include "llmc/arena.h"
 #include "llmc/rng.h"
 #include "llmc/sample.h"
+#include "llmc/zero.h"
 
 static void uniforms_lie_below_one(void **state) {
     for (uint64_t i = 0; i < 1000; i++) {
@@ -168,6 +169,17 @@ static void pauses_do_not_count_against_a_limit(void **state) {
     assert_false(deadline_passed(&ahead));
 }
 
+static void exposed_time_is_the_least_waiting_ranks(void **state) {
+    const double ms[8] = {5, 1, 4, 9, 2, 3, 0.5, 1};  // (2, 4)
+    Exposed e = zero_exposed_of(ms, 4);
+    assert_true(e.gradients_ms == 1 && e.weights_ms == 3 && e.most_ms == 10);
+    const double other[4] = {2, 7, 6, 0};  // (2, 2): neither part is its own least
+    e = zero_exposed_of(other, 2);
+    assert_true(e.gradients_ms == 7 && e.weights_ms == 0 && e.most_ms == 8);
+    e = zero_exposed_of(ms, 1);
+    assert_true(e.gradients_ms == 5 && e.weights_ms == 1 && e.most_ms == 6);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uniforms_lie_below_one),
@@ -177,6 +189,7 @@ int main(void) {
         cmocka_unit_test(errors_wait_for_no_reader),
         cmocka_unit_test(pauses_do_not_count_against_a_limit),
         cmocka_unit_test(integer_helpers),
+        cmocka_unit_test(exposed_time_is_the_least_waiting_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -42,6 +42,20 @@ void event_record(Event *event, Stream *stream) { event->ms = stream->device->no
 void event_synchronize(Event *event) { event->device->waits++; }
 double event_elapsed_ms(Event *start, Event *stop) { return stop->ms - start->ms; }
 
+// What a profiler sees: how often each range was started, and how many of its name are open. A range's number is its name's.
+typedef struct Profile {
+    int started[TIMERS], open[TIMERS];
+} Profile;
+static Profile profile;
+uint64_t profile_range_start(const char *name) {
+    int t = 0;
+    while (strcmp(timer_name((Timer)t), name)) t++;
+    profile.started[t]++;
+    profile.open[t]++;
+    return (uint64_t)t;
+}
+void profile_range_end(uint64_t range) { profile.open[range]--; }
+
 static void run(Timers *timers, Timer timer, Stream *stream, double ms) {
     timer_start(timers, timer, stream);
     stream->device->now_ms += ms;
@@ -184,10 +198,32 @@ static void wrong_use(void **state) {
     assert_int_equal(exit_code_of(stop_elsewhere), EXIT_ENVIRONMENT);
 }
 
+// At every level, so also of timers that do not exist; overlapping, and once per start.
+static void profilers_see_every_phase(void **state) {
+    for (int level = 0; level <= 2; level++) {
+        Device device = {.now_ms = 5};
+        Stream compute = {&device}, comm = {&device};
+        Timers *timers = timers_create(&device, level);
+        profile = (Profile){0};
+        timer_start(timers, TIMER_FORWARD_BACKWARD, &compute);
+        run(timers, TIMER_FORWARD_COMPUTE, &compute, 1);
+        run(timers, TIMER_FORWARD_COMPUTE, &compute, 1);
+        timer_start(timers, TIMER_ALL_GRADS_SYNC, &comm);
+        assert_true(profile.open[TIMER_FORWARD_BACKWARD] == 1 && profile.open[TIMER_ALL_GRADS_SYNC] == 1 && profile.open[TIMER_FORWARD_COMPUTE] == 0);
+        timer_stop(timers, TIMER_FORWARD_BACKWARD, &compute);
+        timer_stop(timers, TIMER_ALL_GRADS_SYNC, &comm);
+        run(timers, TIMER_EVALUATE, &compute, 1);
+        assert_true(profile.started[TIMER_FORWARD_BACKWARD] == 1 && profile.started[TIMER_FORWARD_COMPUTE] == 2 && profile.started[TIMER_EVALUATE] == 1);
+        for (int t = 0; t < TIMERS; t++) assert_int_equal(profile.open[t], 0);
+        timers_destroy(timers);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_and_resets),       cmocka_unit_test(levels),     cmocka_unit_test(events_are_reused), cmocka_unit_test(long_interval),
         cmocka_unit_test(running_timer_is_split), cmocka_unit_test(host_clock), cmocka_unit_test(wrong_use),
+        cmocka_unit_test(profilers_see_every_phase),
     };
     return cmocka_run_group_tests_name("timers", tests, NULL, NULL);
 }
