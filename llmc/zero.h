@@ -131,7 +131,8 @@ typedef struct ZeroSlices {
 ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool optimizer);
 void zero_fetch_slice(void *zero, int i, void *host);  // context for CheckpointSave.fetch: the Zero
 // The same into zero->staging, behind the training's back. For CheckpointSave.fetch and fetched: the first only asks for a copy, the second waits for all copies.
-// zero_copy_staged begins what was asked for: when the device has work for a while, since the host may be held by gigabytes of copies.
+// zero_copy_staged begins what was asked for, when the device has work for a while: events that keep a time, recorded right behind gigabytes of copies, came only
+// with their end (dev/bench/NOTES.md, Saves).
 void zero_stage_slice(void *zero, int i, void *pinned);
 void zero_copy_staged(Zero *zero);
 void zero_staged(void *zero);
