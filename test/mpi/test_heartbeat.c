@@ -151,14 +151,13 @@ int main(int argc, char **argv) {
     report(site.rank, "a wait ends", waits_end(&site));
     report(site.rank, "a rank alone watches itself", alone_watches_itself(&site));
     heartbeat_moves(&site);  // what follows takes seconds
-    char told[2000] = "";
-    bool ok = collectives_are_told(site.rank, told, sizeof told);
-    if (!ok) printf("# %s\n", told);
-    report(site.rank, "the watchdog tells the collectives", ok);
-    heartbeat_moves(&site);
     report(site.rank, "hosts speak one after the other", hosts_take_turns(launch.rank, launch.size));
     MPI_Barrier(MPI_COMM_WORLD);
     heartbeat_close(&site);
+    char told[2000] = "";  // with nobody watched: where the host's name is not found, MPI alone takes 10 s to start a program
+    bool ok = collectives_are_told(site.rank, told, sizeof told);
+    if (!ok) printf("# %s\n", told);
+    report(site.rank, "the watchdog tells the collectives", ok);
     heartbeat_open(&site, launch.host, launch.size, 0);  // again, and without a limit
     report(site.rank, "opened again without a limit", site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
     heartbeat_close(&site);
