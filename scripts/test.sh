@@ -197,7 +197,8 @@ for source in ${mpi_tests[@]+"${mpi_tests[@]}"}; do
         for n in $ranks; do run "mpi $name, $n ranks" "${launch_by_script[@]}" "$n" "$plain/${source%.c}"; done
     fi
     if built "$san/${source%.c}"; then
-        run "mpi $name, $most ranks, sanitizers" env ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
+        # LeakSanitizer's tracer itself died (signal 11) in 6 of 42 runs in a fresh Debian, in 0 of 42 without Open MPI's transports for fabrics.
+        run "mpi $name, $most ranks, sanitizers" env OMPI_MCA_btl=^tcp,openib,ofi ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"} "${launch_by_script[@]}" "$most" "$san/${source%.c}"
     fi
     if [ -n "${LONG:-}" ] && built "$tsan/${source%.c}"; then
         run "mpi $name, 2 ranks, threads watched" "${watched[@]}" "${launch_by_script[@]}" 2 "$tsan/${source%.c}"
