@@ -119,7 +119,7 @@ static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN],
 template <class S, int CODEC>
 struct SumBatch {
     static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
-    static constexpr int SOURCES = WORDS <= 4 && S::RUNS <= 2 ? 4 : WORDS <= 8 ? 2 : 1;
+    static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
 };
 
 // acc = the values of the sources from `at` on, added in source order. The whole warp calls.

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __
 
 // Calls launch(Shape) with the shape in which values of a plain codec become codes, or values of one again.
 template <class Launch>
-static void with_value_shape(int codec, int group, Launch launch) {
+static void with_plain_source_shape(int codec, int group, Launch launch) {
     if (!codec_info(codec).levels) launch(PlainShape());
     else if (group == 2048) with_wide_shape(group, launch);
     else with_group(group, launch);
@@ -215,7 +215,7 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
             constexpr int CODEC = decltype(codec)::VALUE;
             auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC>(s, a); };
             if constexpr (Raw<CODEC>::QUANTISED) with_code_shape(a->codec, a->group, launch);
-            else with_value_shape(a->codec, a->group, launch);
+            else with_plain_source_shape(a->codec, a->group, launch);
         });
         check_launch(s, "sum and requantise");
     }
