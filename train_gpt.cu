@@ -386,7 +386,7 @@ typedef struct Run {
 } Run;
 
 // Seconds that a collective may take: --distributed-timeout-minutes (0: for ever), and a little more the higher the rank, so that of all ranks
-// that wait for one that hangs a single one speaks and ends the job. (The launcher takes a second to end ranks: SIGTERM is blocked here.)
+// that wait for one that hangs a single one speaks and ends the job. (The launcher takes a second to end ranks: SIGTERM alone ends none of them.)
 static double time_limit(const Run *run) {
     if (run->config.check_data || run->config.inspect_data >= 0) return 0.0;  // rank 0 reads, for as long as it takes
     double limit = 60.0 * run->config.distributed_timeout_minutes;
@@ -1173,7 +1173,7 @@ int main(int argc, char **argv) {
 
     // Looking at data or at a plan has nothing to save: there a signal ends the process as usual.
     bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;
-    if (trains) stop_block_signals();
+    if (trains) stop_catch_signals();
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of write(2), which is told in words
     signal(SIGPIPE, SIG_IGN);  // nobody reads the log lines any more: no reason to lose a run
     setvbuf(stdout, NULL, _IOLBF, 0);  // lines come whole and at once, into a pipe or file too

@@ -1,5 +1,5 @@
-// Leaving a run early: signals, the time limit, data found broken. Signals are blocked and polled, so that a step is never cut in two and no handler is
-// needed; every rank reaches the same answer. Called by train_gpt.cu after each step and between the parts of an evaluation.
+// Leaving a run early: signals, the time limit, data found broken. Signals are kept and polled, so that a step is never cut in two; every rank reaches the same
+// answer. Called by train_gpt.cu after each step and between the parts of an evaluation.
 #pragma once
 #include "llmc/launch.h"
 LLMC_BEGIN
@@ -13,8 +13,9 @@ typedef struct Stop {
     bool busy;          // this rank still does something in the background; after stop_poll: some rank does
 } Stop;
 
-// Blocks SIGTERM, SIGUSR1 and SIGINT in this thread and those it starts. Before MPI starts its own.
-void stop_block_signals(void);
+// From here on SIGTERM, SIGUSR1 and SIGINT end nothing: they are blocked in this thread and those it starts, and a handler keeps what threads that were there
+// before are given. Before MPI starts its own. May be called again.
+void stop_catch_signals(void);
 // Collective over the world: adds this rank's reason (GO_ON: only a pending signal, if there is one) to those of the others. site, limit: launch_await's.
 void stop_poll(Stop *stop, StopReason own, MPI_Comm world, const Site *site, double limit);
 // "SIGTERM", ...

@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
     Launch launch;
     Arms arms;
     Error err = {0};
-    stop_block_signals();  // before MPI starts threads: the trainer polls for them
+    stop_catch_signals();  // before MPI starts threads: the trainer polls for them
     launch_init(&launch, &argc, &argv);
     const char *loopback = argc > 2 && !strcmp(argv[1], "--loopback") ? argv[2] : NULL;
     bool ok = arms_read(&arms, loopback ? 3 : 1, argc, argv, &err);

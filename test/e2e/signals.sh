@@ -4,6 +4,10 @@
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 5
 data=$work/text_text_document
+# As users start it: OpenBLAS, which lib.sh keeps to one thread, starts others when it is loaded, before main, if a rank is not bound to one core; the kernel may
+# give them a signal of the process.
+unset OPENBLAS_NUM_THREADS
+launcher+=(--bind-to none)
 run=(--gpus-per-node 2 --train-iters 20000 --lr-decay-iters 100 --hidden-dropout 0.1 --attention-dropout 0.1 "${paper[@]}")
 
 # What a rank looks like that mpirun has killed and not waited for: of an earlier run, none that a signal is for.
@@ -45,6 +49,9 @@ check "SIGINT to rank 3" signalled int INT 3
 check "SIGTERM to all ranks" signalled term_all TERM
 check "SIGUSR1 to all ranks" signalled usr1_all USR1
 check "SIGINT to all ranks" signalled int_all INT
+single_threaded() { OPENBLAS_NUM_THREADS=1 signalled "$@"; } # then all threads there are wait for the poll
+check "SIGTERM to rank 1, OpenBLAS without threads" single_threaded term_single TERM 1
+check "SIGUSR1 to all ranks, OpenBLAS without threads" single_threaded usr1_single USR1
 check "resumed after SIGTERM, to the bit" goes_on term
 check "resumed after SIGINT to all ranks, to the bit" goes_on int_all
 check "resumed after SIGUSR1, to the bit" goes_on usr1

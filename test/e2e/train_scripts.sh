@@ -338,10 +338,10 @@ else
 fi
 
 # A run long enough to be interrupted; it must save, leave with 75 and go on from there.
-interrupted() { # SIGNAL
+interrupted() { # SIGNAL; OpenBLAS with the threads it starts by itself
     local rc=0 tries=600
     rm -rf "$work/save" "$work/cut"
-    DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save env --default-signal=INT scripts/train_125m.sh "${tiny[@]}" --train-iters 100000 >"$work/out" 2>"$work/err" &
+    DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save env -u OPENBLAS_NUM_THREADS --default-signal=INT scripts/train_125m.sh "${tiny[@]}" --train-iters 100000 >"$work/out" 2>"$work/err" &
     job=$!
     until grep -q '"kind":"train","iteration":20,' "$work/cut/log.jsonl" 2>/dev/null || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
     kill "-$1" "$job"
