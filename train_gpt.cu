@@ -368,6 +368,7 @@ typedef struct Run {
     Schedule schedule;
     // counters of the whole run, saved in checkpoints
     int64_t iteration, consumed_train, consumed_valid;
+    int64_t data_samples;     // of the training split as built
     int64_t scheduled;        // samples of applied steps: what the schedule counts
     Sentry sentry;
     double flops_so_far;
@@ -706,6 +707,7 @@ static CheckpointState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     sentry_save(&run->sentry, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
+    state.data_samples = run->data_samples;
     return state;
 }
 
@@ -743,6 +745,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     char notes[2048] = "";
     if (!config_match_checkpoint(c, checkpoint_arguments(checkpoint), notes, sizeof notes, &run->error) ||
         !checkpoint_check_tensors(checkpoint, run->tensors, run->gpt.tensors, &run->error)) return false;
+    if (!c->finetune) config_go_on(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
     if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
         return error_set(&run->error, EXIT_CHECKPOINT, "the checkpoint in %s was saved without the optimizer; add --no-load-optim or --finetune", c->load);
@@ -751,7 +754,8 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     if (c->finetune) return true;
     run->iteration = state->iteration;
     run->consumed_train = state->consumed_train_samples;
-    run->consumed_valid = state->consumed_valid_samples;
+    run->consumed_valid = c->skip_train ? 0 : state->consumed_valid_samples;
+    run->data_samples = state->data_samples;
     sentry_restore(&run->sentry, &run->last, state);
     run->flops_so_far = state->flops_so_far;
     if (!optimizer) return true;  // Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up
@@ -766,17 +770,6 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
 static void fresh_weights(Run *run) {
     gpt_init_weights(&run->gpt, (uint64_t)run->config.seed, peers_of(run, run->dp_group));
     zero_masters_from_weights(&run->zero);
-}
-
-// A resumed run whose --eval-interval or --eval-iters grew may want more validation samples than the split holds: said now, not days later.
-static bool enough_validation(Run *run) {
-    const Config *c = &run->config;
-    if (c->eval_iters <= 0 || c->mock_data || !loader_has_split(run->loader, SPLIT_VALID)) return true;
-    int64_t left = c->skip_train ? 0 : c->train_iters / c->eval_interval - run->iteration / c->eval_interval;
-    int64_t wanted = run->consumed_valid + (left + 1) * c->eval_iters * c->global_batch_size, held = loader_samples(run->loader, SPLIT_VALID);
-    if (wanted <= held) return true;
-    return error_set(&run->error, EXIT_DATA, "the validation split holds %lld samples, but %lld are used up and the evaluations to come want %lld in all; use the "
-                     "--eval-interval and --eval-iters that the run began with", (long long)held, (long long)run->consumed_valid, (long long)wanted);
 }
 
 // Fills the weights. --load: Megatron's rules. No tracker and no checkpoints mean a fresh start, so that the same script starts and resumes a run.
@@ -810,7 +803,7 @@ static bool load_checkpoint(Run *run) {
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     Checkpoint *checkpoint = checkpoint_open_sound(c->load, &iteration, &peers, fallback, sizeof fallback, &run->error);
     if (*fallback) log_line(run->log, "%s", fallback);
-    bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint) && enough_validation(run));
+    bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint));
     if (checkpoint) checkpoint_close(checkpoint);
     timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", c->load, (long long)iteration);
@@ -829,6 +822,8 @@ static TokenBuffer prompt_ids(const Run *run) {
     Encoder *encoder = encoder_create(run->tokenizer);
     encoder_encode(encoder, run->config.sample_prompt, strlen(run->config.sample_prompt), &ids, &replaced);
     encoder_free(encoder);
+    if (replaced) log_line(run->log, "WARNING: --sample-prompt has %lld places that this tokenizer cannot encode; they are left out or replaced", (long long)replaced);
+    if (ids.count == 0) token_buffer_append(&ids, tokenizer_eod(run->tokenizer));
     return ids;
 }
 
@@ -859,7 +854,6 @@ static void write_sample(Run *run) {
     floatX *logits = (floatX *)xcalloc((size_t)run->gpt.V, sizeof(floatX), "the sample");
     for (int t = 0; t < run->gpt.T; t++) positions[t] = t;
     for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
-    if (n == 0) ids[n++] = tokenizer_eod(run->tokenizer);
     for (; n < total; n++) {
         if (run->launch.rank == 0) ids[n] = next_token(run, ids, n, positions, logits);
         meet(run);  // each token for itself: waits have a limit
@@ -936,6 +930,8 @@ static bool needs_verdict(const Run *run) {
 // True when training reached its end; false when it was left early (run->exit_code says how).
 static bool train(Run *run) {
     const Config *c = &run->config;
+    if (run->iteration >= c->train_iters) log_line(run->log, "the checkpoint is at iteration %lld of %lld: nothing is left to train", (long long)run->iteration,
+                                                   (long long)c->train_iters);
     log_datetime(run->log, "before the start of training step");
     begin_interval(run);
     while (run->iteration < c->train_iters) {
@@ -1002,12 +998,26 @@ static bool plan_run(Run *run) {
     return true;
 }
 
+// Once it is known where the run goes on: the order of the data depends on how often they are read in all.
 static bool open_data(Run *run) {
     const Config *c = &run->config;
     LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
+    loader_options_go_on(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
     run->site.phase = "load data";
     run->loader = loader_open(&o, peers_of(run, run->launch.host), &run->error);
     return run->loader != NULL;
+}
+
+static bool setup_data(Run *run) {
+    timer_start(run->timers, TIMER_DATA_SETUP, NULL);
+    if (!agreed(run, open_data(run))) return false;
+    if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
+    int64_t samples = run->config.mock_data ? 0 : loader_samples(run->loader, SPLIT_TRAIN), before = run->data_samples;
+    if (samples && before && samples != before) log_line(run->log, "the training split has %lld samples and had %lld in the checkpoint: the data go on in another order",
+                                                         (long long)samples, (long long)before);
+    if (samples) run->data_samples = samples;
+    timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
+    return true;
 }
 
 static void print_node_exchange(Run *run) {
@@ -1083,12 +1093,11 @@ static bool start_run(Run *run) {
     op_set_scratch(run->device, run->gpt.scratch);
     print_start(run);
     log_start(run->log, run->zero.plan.parameters, run->topology.nodes, device_name(run->device));
-    timer_start(run->timers, TIMER_DATA_SETUP, NULL);
-    if (!agreed(run, open_data(run))) return false;
-    if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
-    timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
     timer_start(run->timers, TIMER_SETUP, NULL);
     if (!load_checkpoint(run)) return false;
+    timer_stop(run->timers, TIMER_SETUP, NULL);
+    if (!setup_data(run)) return false;
+    timer_start(run->timers, TIMER_SETUP, NULL);
     run->schedule = schedule_from_config(&run->config);
     const Config *c = &run->config;
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
@@ -1117,6 +1126,7 @@ static void close_run(Run *run) {
     if (run->progress) progress_close(run->progress);
     if (run->log) log_close(run->log);
     if (run->tokenizer) tokenizer_close(run->tokenizer);
+    save_folder_unlock(run->save_lock);
     free(run->tensors);
     config_free(&run->config);
 }
@@ -1139,7 +1149,6 @@ static bool look_at_data(Run *run) {
 
 static void run_training(Run *run) {
     if (!start_run(run)) return;
-    if (run->config.skip_train) run->consumed_valid = 0;
     if (!run->config.skip_train && !train(run)) return;
     if (!final_evaluation(run)) return;
     if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;  // the trained model is saved; only the last figures are missing
@@ -1165,6 +1174,7 @@ int main(int argc, char **argv) {
     Run run;
     char notes[4096] = "";
     memset(&run, 0, sizeof run);
+    run.save_lock = -1;
     run.dp_group = MPI_COMM_NULL;
     run.site.rank = -1;
     run.started = monotonic_seconds();

@@ -447,10 +447,10 @@ int config_global_batch_size(const Config *config, int64_t consumed_samples) {
     return (int)(config->rampup_start + config->rampup_increment * rampup_step(config, consumed_samples, &steps));
 }
 
-// Iterations that --train-samples gives: Megatron counts the ramp iteration by iteration, then whole global batches. The iterations of one step are
+// Iterations that --train-samples gives once `consumed` of them are taken: Megatron counts the ramp iteration by iteration, then whole global batches. The iterations of one step are
 // counted at once, but the last few singly, so that rounding at the border of a step is the same as in the loop itself.
-static int64_t iterations_of_samples(const Config *c) {
-    int64_t consumed = 0, iterations = 0;
+static int64_t iterations_of_samples(const Config *c, int64_t consumed) {
+    int64_t iterations = 0;
     while (c->rampup_start && consumed <= c->rampup_samples) {
         int64_t steps, step = rampup_step(c, consumed, &steps), batch = config_global_batch_size(c, consumed);
         double border = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps) : (double)c->rampup_samples;
@@ -463,9 +463,26 @@ static int64_t iterations_of_samples(const Config *c) {
     return iterations + (left > 0 ? left / c->global_batch_size : 0);
 }
 
+void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, char *notes, size_t notes_bytes) {
+    if (!config->train_samples) return;
+    int64_t end = iteration + iterations_of_samples(config, consumed_samples);
+    if (end != config->train_iters) {
+        options_note(notes, notes_bytes, "the checkpoint has taken %lld of --train-samples %lld in %lld iterations, with other batch sizes: the rest ends at iteration %lld",
+                     (long long)consumed_samples, (long long)config->train_samples, (long long)iteration, (long long)end);
+    }
+    config->train_iters = end;
+}
+
+int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples) {
+    for (; config->rampup_start && consumed_samples <= config->rampup_samples && iteration < config->train_iters; iteration++)
+        consumed_samples += config_global_batch_size(config, consumed_samples);
+    int64_t left = config->train_iters > iteration ? config->train_iters - iteration : 0;
+    return consumed_samples + left * config->global_batch_size;
+}
+
 static bool finish_length(Config *c, Error *err) {
     if (c->train_samples) {
-        c->train_iters = iterations_of_samples(c);
+        c->train_iters = iterations_of_samples(c, 0);
         if (c->train_iters < 1) {
             return error_set(err, EXIT_USAGE, "--train-samples %lld is less than one --global-batch-size %d; raise it", (long long)c->train_samples, c->global_batch_size);
         }

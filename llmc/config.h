@@ -136,6 +136,11 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
 // start + increment * floor(consumed / (ramp samples / steps)) while consumed <= ramp samples, then the full size. config_finish makes sure that start
 // and increment are multiples of micro-batch size x data-parallel size, so every size it passes is one.
 int config_global_batch_size(const Config *config, int64_t consumed_samples);
+// Called when a checkpoint is loaded: --train-samples counts the samples of all runs, so what is left of them decides train_iters, whatever the batch sizes before
+// were (Megatron-LM counts as if they had been this run's). A note where that moves the end.
+void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, char *notes, size_t notes_bytes);
+// Samples taken when iteration train_iters is done, by a run that stands at `iteration` with `consumed_samples` taken.
+int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples);
 // The option table, for tests and documentation. Rows without a name are headings.
 const Option *config_options(int *rows);
 

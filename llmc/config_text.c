@@ -4,6 +4,7 @@
 
 #include "llmc/config.h"
 #include "llmc/json.h"
+#include "llmc/utf8.h"
 
 // --- one value -------------------------------------------------------------------------------------------------------------------
 
@@ -168,10 +169,21 @@ static void add_item(cJSON *object, const char *name, cJSON *item) {
     if (!item || !cJSON_AddItemToObject(object, name, item)) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
 }
 
+// Flags are bytes, a folder's name for one; JSON wants UTF-8.
+static cJSON *text_item(const char *text) {
+    size_t bytes = strlen(text);
+    int64_t replaced = 0;
+    char *repaired = (char *)xmalloc(3 * bytes + 1, "JSON");
+    repaired[utf8_repair(text, bytes, repaired, &replaced)] = '\0';
+    cJSON *item = cJSON_CreateString(repaired);
+    free(repaired);
+    return item;
+}
+
 static cJSON *words_item(const Words *words) {
     cJSON *array = words->items ? cJSON_CreateArray() : cJSON_CreateNull();
     for (int i = 0; array && words->items && i < words->count; i++) {
-        if (!cJSON_AddItemToArray(array, cJSON_CreateString(words->items[i]))) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
+        if (!cJSON_AddItemToArray(array, text_item(words->items[i]))) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
     }
     return array;
 }
@@ -188,7 +200,7 @@ static cJSON *row_item(const Option *row, const Config *config) {
         case OPTION_INT64:
         case OPTION_REAL: return row_number(row, field, buffer, sizeof buffer) ? cJSON_CreateRaw(buffer) : cJSON_CreateNull();
         case OPTION_WORDS: memcpy(&words, field, sizeof words); return words_item(&words);
-        default: return row_text(row, field, &text, buffer, sizeof buffer) ? cJSON_CreateString(text) : cJSON_CreateNull();
+        default: return row_text(row, field, &text, buffer, sizeof buffer) ? text_item(text) : cJSON_CreateNull();
     }
 }
 
@@ -230,8 +242,18 @@ static const char *const data_names[] = {"seed", "eval_seed", "seq_length", "spl
                                          "reset_position_ids", "reset_attention_mask"};
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
+enum { EXCERPT_BYTES = 64 };
+
+// Of a text that differs from another at byte `at`: as much as fits, from a little before that byte.
+static void excerpt(const char *text, size_t at, char out[EXCERPT_BYTES]) {
+    enum { BEFORE = 24 };
+    bool cut = strlen(text) >= EXCERPT_BYTES && at > BEFORE;
+    snprintf(out, EXCERPT_BYTES, "%s%s", cut ? "..." : "", text + (cut ? at - BEFORE : 0));
+}
+
 // The first name from *at on whose values differ, with both values as text (cut); NULL when there is none. A name that one side does not know is equal.
-static const char *next_difference(const cJSON *saved, const cJSON *now, const char *const *names, size_t count, size_t *at, char was[64], char is[64]) {
+static const char *next_difference(const cJSON *saved, const cJSON *now, const char *const *names, size_t count, size_t *at, char was[EXCERPT_BYTES],
+                                   char is[EXCERPT_BYTES]) {
     while (*at < count) {
         const char *name = names[(*at)++];
         const cJSON *a = cJSON_GetObjectItemCaseSensitive(saved, name), *b = cJSON_GetObjectItemCaseSensitive(now, name);
@@ -239,8 +261,10 @@ static const char *next_difference(const cJSON *saved, const cJSON *now, const c
         char *a_text = cJSON_PrintUnformatted(a), *b_text = cJSON_PrintUnformatted(b);
         bool differ = a_text && b_text && strcmp(a_text, b_text) != 0;
         if (differ) {
-            snprintf(was, 64, "%s", a_text);
-            snprintf(is, 64, "%s", b_text);
+            size_t same = 0;
+            while (a_text[same] && a_text[same] == b_text[same]) same++;
+            excerpt(a_text, same, was);
+            excerpt(b_text, same, is);
         }
         cJSON_free(a_text);
         cJSON_free(b_text);
@@ -280,7 +304,7 @@ static void adopt_schedule(Config *config, const cJSON *saved) {
 }
 
 static bool match_model(const cJSON *saved, const cJSON *now, Error *err) {
-    char was[64], is[64];
+    char was[EXCERPT_BYTES], is[EXCERPT_BYTES];
     size_t at = 0;
     const char *name = next_difference(saved, now, model_names, COUNT_OF(model_names), &at, was, is);
     if (!name) return true;
@@ -293,7 +317,7 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
         adopt_schedule(config, saved);
         return true;
     }
-    char was[64], is[64];
+    char was[EXCERPT_BYTES], is[EXCERPT_BYTES];
     size_t at = 0;
     const char *name = next_difference(saved, now, schedule_names, COUNT_OF(schedule_names), &at, was, is);
     // The length of the run matters only to a weight decay that changes along it.
@@ -311,7 +335,7 @@ static bool match(Config *config, const cJSON *saved, const cJSON *now, char *no
     if (!match_model(saved, now, err)) return false;
     if (config->finetune) return true;
     if (!match_schedule(config, saved, now, err)) return false;
-    char was[64], is[64];
+    char was[EXCERPT_BYTES], is[EXCERPT_BYTES];
     size_t at = 0;
     const char *name;
     while ((name = next_difference(saved, now, data_names, COUNT_OF(data_names), &at, was, is))) {

@@ -43,6 +43,15 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     return o;
 }
 
+void loader_options_go_on(LoaderOptions *o, const Config *c, int64_t iteration, int64_t consumed_train, int64_t consumed_valid) {
+    int64_t train = config_samples_at_end(c, iteration, consumed_train);
+    if (o->samples[SPLIT_TRAIN] > 0 && train > o->samples[SPLIT_TRAIN]) o->samples[SPLIT_TRAIN] = train;
+    // One more than in training: the one at the end.
+    int64_t evaluations = iteration < c->train_iters && !c->skip_train ? c->train_iters / c->eval_interval - iteration / c->eval_interval + 1 : 1;
+    int64_t valid = consumed_valid + evaluations * c->eval_iters * c->global_batch_size;
+    if (o->samples[SPLIT_VALID] > 0 && valid > o->samples[SPLIT_VALID]) o->samples[SPLIT_VALID] = valid;
+}
+
 static int path_count(const LoaderOptions *o, int split) {
     const int counts[SPLITS] = {o->train_data_path_count, o->valid_data_path_count, o->test_data_path_count};
     return counts[split];

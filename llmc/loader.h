@@ -37,6 +37,9 @@ typedef struct Batch {
 
 // The options that a run's flags mean; the strings and arrays stay the config's.
 LoaderOptions loader_options(const Config *config, int dp_rank, int dp_size);
+// The same run from a checkpoint on: as many samples more as the rest of training and its evaluations want, where batch sizes, lengths or intervals of evaluation
+// have changed, so that no split runs out. A run that goes on as it began wants the same numbers, and its data keep their order.
+void loader_options_go_on(LoaderOptions *options, const Config *config, int64_t iteration, int64_t consumed_train, int64_t consumed_valid);
 
 typedef struct Loader Loader;
 

@@ -24,11 +24,14 @@ typedef struct StateField {
     const char *name;
     size_t offset;
     bool real;
+    bool younger;  // than the format: 0 in a checkpoint without it
 } StateField;
 #define INTEGER(field) \
-    { #field, offsetof(CheckpointState, field), false }
+    { #field, offsetof(CheckpointState, field), false, false }
+#define YOUNGER_INTEGER(field) \
+    { #field, offsetof(CheckpointState, field), false, true }
 #define REAL(field) \
-    { #field, offsetof(CheckpointState, field), true }
+    { #field, offsetof(CheckpointState, field), true, false }
 static const StateField STATE[] = {
     INTEGER(iteration),
     INTEGER(consumed_train_samples),
@@ -44,6 +47,7 @@ static const StateField STATE[] = {
     INTEGER(spikes_seen),
     INTEGER(skipped_in_a_row),
     INTEGER(repairs),
+    YOUNGER_INTEGER(data_samples),
     REAL(loss_mean),
     REAL(loss_deviation),
     REAL(norm_mean),
@@ -164,6 +168,10 @@ static bool damaged(Error *err, const char *path, const char *fault) {
 static const char *parse_state(const cJSON *state, CheckpointState *out) {
     for (int i = 0; i < STATE_FIELDS; i++) {
         char *field = (char *)out + STATE[i].offset, *end = NULL;
+        if (STATE[i].younger && !cJSON_HasObjectItem(state, STATE[i].name)) {
+            *(int64_t *)field = 0;
+            continue;
+        }
         if (!STATE[i].real) {
             if (!json_member_int64(state, STATE[i].name, 0, JSON_INT_MAX, (int64_t *)field))
                 return "a counter in \"state\" is missing or out of range";

@@ -223,7 +223,7 @@ static void write_histograms(const Zero *zero, const CheckpointTensor *tensors, 
     static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard"};
     fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n", (long long)zero->step, zero->topology->dp_rank, zero->plan.dp,
             HISTOGRAM_BINS, HISTOGRAM_SHIFT);
-    for (int t = 0; t < zero->plan.tensors; t++) {
+    for (int t = 0; zero->probe.histograms && t < zero->plan.tensors; t++) {
         for (int k = 0; k < PROBE_KINDS; k++) {
             const Histogram *h = &zero->probe.histograms[t * PROBE_KINDS + k];
             if (!h->count) continue;
@@ -247,16 +247,26 @@ static bool save_text(const char *folder, const char *path, const char *text, si
     return true;
 }
 
+static void histogram_path(const Zero *zero, int rank, char *path, size_t bytes) {
+    snprintf(path, bytes, "%s/iter_%07lld.rank_%03d.jsonl", zero->config->dump_distributions, (long long)zero->step, rank);
+}
+
+// Every rank writes a file, also one whose shard has no matrix: who reads them counts them.
 static void dump_histograms(Zero *zero, const CheckpointTensor *tensors) {
     const char *folder = zero->config->dump_distributions;
     char path[4096], *text = NULL;
     size_t bytes = 0;
     Error err;
-    FILE *out = zero->probe.histograms ? open_memstream(&text, &bytes) : NULL;
+    FILE *out = open_memstream(&text, &bytes);
     if (!out) return;
     write_histograms(zero, tensors, out);
     fclose(out);
-    snprintf(path, sizeof path, "%s/iter_%07lld.rank_%03d.jsonl", folder, (long long)zero->step, zero->topology->dp_rank);
+    // Files of the same iteration that ranks left which this run does not have, before it was resumed on fewer, would be added to this run's.
+    for (int rank = zero->plan.dp; zero->topology->dp_rank == 0; rank++) {
+        histogram_path(zero, rank, path, sizeof path);
+        if (unlink(path)) break;
+    }
+    histogram_path(zero, zero->topology->dp_rank, path, sizeof path);
     if (!save_text(folder, path, text, bytes, &err)) fprintf(stderr, "warning: %s; training goes on without these distributions\n", err.what);
     free(text);
 }

@@ -42,6 +42,10 @@ bool save_folder_lock(const char *directory, double seconds, int *lock, Error *e
     return true;
 }
 
+void save_folder_unlock(int lock) {
+    if (lock >= 0) close(lock);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Leftovers
 

@@ -4,10 +4,12 @@
 #include "llmc/base.h"
 LLMC_BEGIN
 
-// Keeps two jobs from saving into one folder, where one would remove what the other is writing and older checkpoints that the other still needs. Held until the end
-// of the process, by one rank of a job. A killed rank may need some time to go: waits up to `seconds` for it. *lock: the folder's descriptor, -1 where the file system
+// Keeps two jobs from saving into one folder, where one would remove what the other is writing and older checkpoints that the other still needs. Held by one
+// rank of a job until save_folder_unlock or the end of the process. A killed rank may need some time to go: waits up to `seconds` for it. *lock: the folder's descriptor, -1 where the file system
 // has no locks. Error: EXIT_CHECKPOINT when another process holds it.
 bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err);
+// Lets another job save there; -1 is allowed.
+void save_folder_unlock(int lock);
 // Removes what killed saves and killed deletions left, and puts back a checkpoint that was moved aside while it was being replaced.
 bool save_folder_clear(const char *directory, Error *err);
 // That a checkpoint of this many bytes fits. What killed saves left makes way if it must. True where the file system does not say.

@@ -32,6 +32,12 @@ one_process() {
     [ "$(grep -c '^{"arm":"[a-z]*","loopback_bytes":[0-9]*}$' "$work/loopback")" -eq 3 ] || { why="no loopback bytes of three arms"; return 1; }
 }
 check "three arms in one process train as three processes do" one_process
+one_folder() { # the second goes on where the first ended: the folder is free once an arm is done
+    start 2 "$arms" "${common[@]}" --save "$work/arms" --save-interval 100 --arm first --exit-interval 3 --arm second --load "$work/arms" --log-jsonl "$work/arm_on.jsonl" ||
+        { say "exit code $?"; return 1; }
+    [ "$(train_lines arm_on | wc -l)" -eq 3 ] || say "it did not go on"
+}
+check "two arms save into one folder, one after the other" one_folder
 goes_on() {
     rm -f "$work"/arm_*.jsonl
     start 2 "$arms" "${common[@]}" --arm bad --hidden-size 33 --arm good --log-jsonl "$work/arm_good.jsonl"

@@ -102,6 +102,27 @@ replaced() { # the same run again replaces its files
     logged again 4 --gpus-per-node 2 "${paper[@]}" $(dump four) && diff -r "$work/before" "$work/four" >"$work/diff" || { why="files differ: $(head -n 1 "$work/diff")"; return 1; }
 }
 check "the same run writes the same files" replaced
+plot_refuses() { # TEXT ARGUMENTS...
+    local rc=0 text=$1
+    shift
+    dev/plot_distributions "$@" >"$work/out" 2>"$work/err" || rc=$?
+    error_names 5 "$text" $rc
+}
+fewer_ranks() { # the same iterations on fewer ranks, as after a resume: what the others left is no part of them; nor are files of two runs added up
+    cp -r "$work/four" "$work/fewer"
+    # shellcheck disable=SC2046
+    logged fewer 2 --gpus-per-node 1 "${paper[@]}" $(dump fewer) && dev/plot_distributions "$work/fewer" >"$work/out" 2>"$work/err" || { say "failed"; return 1; }
+    grep -qE '^weights +34048 ' "$work/out" && [ ! -s "$work/err" ] || { why="$(grep '^weights' "$work/out") $(cat "$work/err")"; return 1; }
+    cp "$work/four"/*.rank_003.jsonl "$work/fewer/"
+    plot_refuses "of runs on 2 and 4 ranks" "$work/fewer"
+}
+check "the same iterations on fewer ranks" fewer_ranks
+empty_shard() { # more ranks than groups: the last ones own no part of a matrix
+    # shellcheck disable=SC2046
+    logged empty 6 --quantized-weights --wq-group-size 8192 --global-batch-size 12 $(dump empty) && dev/plot_distributions "$work/empty" >"$work/out" 2>"$work/err" || { say "failed"; return 1; }
+    grep -qE '^weights +34048 ' "$work/out" && [ ! -s "$work/err" ] || { why="$(cat "$work/err")"; return 1; }
+}
+check "ranks that own no matrix" empty_shard
 drawn() {
     dev/plot_distributions "$work/four" --svg "$work/plot.svg" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$work/plot.svg" || { why="no SVG"; return 1; }
@@ -117,12 +138,6 @@ by_hand() { # values 1, 1, -2 and a zero, in two ranks' files: deviation sqrt(12
     dev/plot_distributions "$work/hand" >"$work/out" 2>"$work/err" && grep -qE '^gradients +8 +1.225e\+00 +2.000e\+00 +1.6 +-1.00 +25.00$' "$work/out" || { why="$(tail -n 1 "$work/out")"; return 1; }
 }
 check "dev/plot_distributions: figures worked out by hand" by_hand
-plot_refuses() { # TEXT ARGUMENTS...
-    local rc=0 text=$1
-    shift
-    dev/plot_distributions "$@" >"$work/out" 2>"$work/err" || rc=$?
-    error_names 5 "$text" $rc
-}
 check "dev/plot_distributions: no such iteration" plot_refuses "there are 6, 12" "$work/four" --iteration 7
 check "dev/plot_distributions: no such tensor" plot_refuses "no tensor" "$work/four" --tensor decoder
 check "dev/plot_distributions: no such folder" plot_refuses "absent" "$work/absent"

@@ -36,6 +36,20 @@ assert all(line["text"].startswith("the quick ") for line in lines), lines' 2>"$
 check "samples as JSON lines" in_json
 recomputing() { logged again 2 --recompute-granularity full "${sampling[@]}" && logged plain2 2 --recompute-granularity full && same_training plain2 again; }
 check "with whole layers recomputed" recomputing
+lengths() { # PROMPT BYTES: the ids behind the prompt are as many as asked for; bytes, of which one that is no UTF-8 is written as three
+    logged sampled 1 --sample-prompt "$1" --sample-tokens 3 --sample-temperature 0 || return 1
+    grep '"kind":"sample"' "$work/sampled.jsonl" | python3 -c '
+import json, sys
+text = json.loads(sys.stdin.read())["text"]
+text = text.removeprefix("<|endoftext|>") if sys.argv[1] == "" else text.removeprefix(sys.argv[1])
+assert len(text) == 3, text' "$1" 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
+}
+check "as many tokens as asked for, after a prompt" lengths "the quick "
+check "... and after an empty one" lengths ""
+no_ids() {
+    trains 1 --tokenizer-type NullTokenizer --vocab-size 260 --sample-prompt "116 hello 999" --sample-tokens 2 && grep -q 'WARNING: --sample-prompt has 2 places' "$work/out" || { why=${why:-no warning}; return 1; }
+}
+check "words of a prompt that are no tokens" no_ids
 check "an interval without a prompt" refused 2 "needs --sample-prompt" 2 --sample-interval 3
 check "GPT-2's tokens without its vocabulary" refused 2 "--vocab-file" 2 "${sampling[@]}" --tokenizer-type GPT2BPETokenizer
 
