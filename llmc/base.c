@@ -73,7 +73,9 @@ void error_print(const Site *site, const char *what) {
     fflush(stderr);
 }
 
+// Another thread than the main one must call neither MPI nor what exit() runs: its process leaves alone, and the launcher ends the others.
 static void end_job(int code) {
+    if (gettid() != getpid()) _exit(code);
     if (mpi_is_up()) MPI_Abort(MPI_COMM_WORLD, code);
     exit(code);
 }
@@ -89,6 +91,10 @@ static void one_thread_only(int code) {
     ours = true;
 }
 
+static _Thread_local const Site *thread_site;
+
+void site_of_thread(const Site *site) { thread_site = site; }
+
 void fatal(const Site *site, int code, const char *format, ...) {
     one_thread_only(code);
     char what[1024];
@@ -96,7 +102,7 @@ void fatal(const Site *site, int code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    error_print(site, what);
+    error_print(site ? site : thread_site, what);
     end_job(code);
     abort();  // not reached; tells the compiler so
 }

@@ -267,6 +267,7 @@ struct CheckpointJob {
     CheckpointSave save;   // slices and arguments are the job's own
     int rank, ranks;
     Peers peers;
+    Site here;             // the thread's own copy: the caller's goes on with training
     ShardPlan shard;
     Names names;
     char *metadata;
@@ -317,8 +318,7 @@ static bool publish_job(CheckpointJob *job) {
 }
 
 // This rank's part of a phase. Files only: it may run on a thread of its own.
-static void *work(void *argument) {
-    CheckpointJob *job = (CheckpointJob *)argument;
+static void work(CheckpointJob *job) {
     switch (job->phase) {
         case PREPARE: job->ok = prepare(&job->names, job->total, &job->error); break;
         case WRITE:
@@ -327,6 +327,12 @@ static void *work(void *argument) {
         case PUBLISH: job->ok = publish_job(job); break;
     }
     atomic_store(&job->working, false);
+}
+
+static void *work_on_thread(void *argument) {
+    CheckpointJob *job = (CheckpointJob *)argument;
+    site_of_thread(&job->here);
+    work(job);
     return NULL;
 }
 
@@ -336,7 +342,7 @@ static void start_phase(CheckpointJob *job, Phase phase) {
     job->ok = true;
     if (phase != WRITE && job->rank != 0) return;
     atomic_store(&job->working, true);
-    job->threaded = job->save.staging && pthread_create(&job->thread, NULL, work, job) == 0;
+    job->threaded = job->save.staging && pthread_create(&job->thread, NULL, work_on_thread, job) == 0;
     if (!job->threaded) work(job);
 }
 
@@ -375,6 +381,7 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
     job->save.slices = slices;
     job->save.arguments_json = save->arguments_json ? xstrdup(save->arguments_json) : NULL;
     job->peers = (Peers){save->comm, save->limit, save->site};
+    job->here = save->site ? *save->site : (Site){.rank = -1};
     MPI_Comm_rank(save->comm, &job->rank);
     MPI_Comm_size(save->comm, &job->ranks);
     job->names = make_names(&job->save, job->rank, job->ranks);

@@ -66,7 +66,7 @@ typedef struct CheckpointSave {
     int64_t before;                 // the checkpoint in this folder that the run went on from, or saved last; -1: none
     MPI_Comm comm;                  // all ranks
     double limit;                   // seconds that a rank waits for the others; 0: for ever
-    const Site *site;               // for the message when they do not come; may be NULL
+    const Site *site;               // for the message when they do not come, and when the thread gets no memory; may be NULL
 } CheckpointSave;
 
 // Collective. Returns the same result, and the same error, on every rank; on failure nothing under the final names has changed. The slices of all
