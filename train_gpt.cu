@@ -791,11 +791,11 @@ static bool load_checkpoint(Run *run) {
     }
     char lost[1400] = "", fallback[1400];
     int64_t iteration = run->launch.rank == 0 ? checkpoint_find(c->load, lost, sizeof lost, &run->error) : 0;  // one answer for all ranks
-    if (!agreed(run, iteration != -2)) return false;
+    if (!agreed(run, iteration != CHECKPOINT_UNREADABLE)) return false;
     Peers peers = peers_of(run, run->launch.world);
     peers_broadcast(&peers, &iteration, sizeof iteration, 0);
     peers_broadcast(&peers, lost, sizeof lost, 0);
-    if (iteration == -1) {
+    if (iteration == NO_CHECKPOINT) {
         log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch", c->load);
         if (!c->exit_on_missing_checkpoint) {
             fresh_weights(run);

@@ -103,7 +103,7 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i) {
     if (bytes > shard->largest) shard->largest = bytes;
 }
 
-// Lists the slices, wide elements first.
+// Lists the slices, wide elements first. Whoever made room for a copy of them counted on their own: what does not fit must not be written there.
 static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     int hint = 0;
     memset(shard, 0, sizeof *shard);
@@ -115,7 +115,9 @@ static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
             if (save->slices[i].lo < save->slices[i].hi && slice_kind_bytes(save->slices[i].kind) == width) add_slice(shard, save, i);
         }
     }
-    return true;
+    if (!save->staging || shard->bytes <= save->staging_bytes) return true;
+    return error_set(err, EXIT_CHECKPOINT, "the slices of a checkpoint take %" PRIu64 " bytes, the memory for their copy holds %" PRIu64 "; this is a fault of the program",
+                     shard->bytes, save->staging_bytes);
 }
 
 static void free_shard(ShardPlan *shard) {
@@ -433,18 +435,4 @@ void checkpoint_job_free(CheckpointJob *job) {
     free((char *)job->save.arguments_json);
     free((Slice *)job->save.slices);
     free(job);
-}
-
-uint64_t checkpoint_shard_bytes(const Slice *slices, int count) {
-    uint64_t total = 0;
-    for (int i = 0; i < count; i++) total += slice_bytes(&slices[i]);
-    return total;
-}
-
-bool checkpoint_save(const CheckpointSave *save, Error *err) {
-    CheckpointJob *job = checkpoint_begin(save, err);
-    bool done = false, ok = job != NULL;
-    while (ok && !done) ok = checkpoint_advance(job, &done, err);
-    checkpoint_job_free(job);
-    return ok;
 }

@@ -43,6 +43,7 @@ static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Er
         .fetch = saver->zero->staging ? zero_stage_slice : zero_fetch_slice,
         .context = saver->zero,
         .staging = saver->zero->staging,
+        .staging_bytes = saver->zero->staging_bytes,
         .fetched = zero_staged,
         .keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval},
         .before = saver->before,
