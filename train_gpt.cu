@@ -94,12 +94,6 @@ void gpt_describe(GPT *gpt, const Config *config) {
 
 static int64_t tensor_numel(const GPTTensor *t) { return t->shape[0] * t->shape[1]; }
 
-int64_t gpt_parameters(const GPT *gpt) {
-    int64_t n = 0;
-    for (int i = 0; i < gpt->tensors; i++) n += tensor_numel(&gpt->tensor[i]);
-    return n;
-}
-
 PlanTensor *gpt_plan_tensors(const GPT *gpt) {
     PlanTensor *out = (PlanTensor *)xcalloc((size_t)gpt->tensors, sizeof *out, "the parameter table");
     for (int i = 0; i < gpt->tensors; i++) {
@@ -1182,6 +1176,7 @@ int main(int argc, char **argv) {
     if (ok && run.launch.rank == 0) fputs(notes, stdout);
     ok = ok && agreed(&run, plan_run(&run));
     run.site.rank = run.launch.rank;
+    site_of_thread(&run.site);
     if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0);
     if (ok && run.config.plan) {
         if (run.launch.rank == 0) plan_report(&run.zero, &run.arena, stdout);
@@ -1194,6 +1189,7 @@ int main(int argc, char **argv) {
     int code = run.exit_code;
     close_run(&run);
     heartbeat_close(&run.site);
+    site_of_thread(NULL);
     launch_finalize(&run.launch);
     return code;
 }
