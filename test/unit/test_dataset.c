@@ -207,7 +207,7 @@ static Corpus make_corpus(const Folder *f, const char *name, int dtype, const in
     ShardWriter *w = shard_writer_open(c.prefix, dtype, &err);
     for (int64_t i = 0; i < n; i++) {
         assert_true(shard_writer_add_sequence(w, c.ids + c.begin[i], lengths[i], &err));
-        for (uint32_t e = next(&seed) % 3; e > 0; e--) shard_writer_end_document(w, &err);
+        for (uint32_t e = next(&seed) % 3; e > 0; e--) shard_writer_end_document(w);
     }
     assert_true(shard_writer_close(w, &err));
     return c;
