@@ -52,6 +52,9 @@ typedef struct Site {
 // before; a rank whose streams a launcher reads waits 0.2 s for it in between. site may be NULL. From any thread; does not wait for a stdout that nobody reads.
 void error_print(const Site *site, const char *what);
 
+// The same line with "warning: " in front, for what training goes on without, such as a log's file on a full disk. For those who know no Log.
+void warning_print(const Site *site, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 // error_print, then ends the whole job with this code. For failures that cannot be agreed on by all ranks: a failed collective, a device error, out of memory
 // in mid-step. From any thread: on the main one by MPI_Abort when MPI is up, else by exit; on another by _exit, because MPI and what exit runs belong to the main
 // thread (MPI_THREAD_FUNNELED), and a process that leaves with a code of its own makes the launcher end the other ranks. site may be NULL: the thread's is taken.

@@ -283,7 +283,7 @@ struct CheckpointJob {
     pthread_t thread;
     bool threaded;                   // a thread is at work, or has been and is to be joined
     atomic_bool working;
-    char damage[1400], others[1400];  // lines for the user, on rank 0
+    char damage[1400], others[1400], stays[1400];  // lines for the user, on rank 0
 };
 
 // What the user should know about the folder.
@@ -314,7 +314,7 @@ static bool publish_job(CheckpointJob *job) {
     if (ok) describe_folder(job, &lineage);
     // The new checkpoint stands; an old one that cannot be deleted takes space and does no harm.
     if (ok && !save_folder_prune(save->directory, lineage.iterations, lineage.count, &save->keep, &left))
-        fprintf(stderr, "warning: old checkpoints stay: %s\n", left.what);
+        snprintf(job->stays, sizeof job->stays, "WARNING: old checkpoints stay: %s", left.what);
     lineage_free(&lineage);
     return ok;
 }
@@ -405,6 +405,7 @@ bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->workin
 const CheckpointState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
 const char *checkpoint_job_damage(const CheckpointJob *job) { return job->damage; }
 const char *checkpoint_job_others(const CheckpointJob *job) { return job->others; }
+const char *checkpoint_job_stays(const CheckpointJob *job) { return job->stays; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
     heartbeat_waits(job->peers.site, false);  // from here on this rank is busy with the save

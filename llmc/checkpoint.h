@@ -84,9 +84,10 @@ bool checkpoint_busy(const CheckpointJob *job);
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err);
 const CheckpointState *checkpoint_job_state(const CheckpointJob *job);
 // Once done, on rank 0: WARNING lines about the folder, each empty when there is nothing to say: that the list of the run's checkpoints was damaged; which
-// checkpoints are of another run or branch.
+// checkpoints are of another run or branch; that an old one could not be deleted.
 const char *checkpoint_job_damage(const CheckpointJob *job);
 const char *checkpoint_job_others(const CheckpointJob *job);
+const char *checkpoint_job_stays(const CheckpointJob *job);
 // Once done or failed.
 void checkpoint_job_free(CheckpointJob *job);
 

@@ -257,7 +257,7 @@ static void dump_histograms(Zero *zero, const CheckpointTensor *tensors) {
     write_histograms(zero, tensors, out);
     fclose(out);
     snprintf(path, sizeof path, "%s/iter_%07lld.rank_%03d.jsonl", folder, (long long)zero->step, zero->topology->dp_rank);
-    if (!save_text(folder, path, text, bytes, &err)) fprintf(stderr, "warning: %s; training goes on without these distributions\n", err.what);
+    if (!save_text(folder, path, text, bytes, &err)) warning_print(device_site(zero->device), "%.900s; training goes on without these distributions", err.what);
     free(text);
 }
 
