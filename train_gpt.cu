@@ -94,12 +94,6 @@ void gpt_describe(GPT *gpt, const Config *config) {
 
 static int64_t tensor_numel(const GPTTensor *t) { return t->shape[0] * t->shape[1]; }
 
-int64_t gpt_parameters(const GPT *gpt) {
-    int64_t n = 0;
-    for (int i = 0; i < gpt->tensors; i++) n += tensor_numel(&gpt->tensor[i]);
-    return n;
-}
-
 PlanTensor *gpt_plan_tensors(const GPT *gpt) {
     PlanTensor *out = (PlanTensor *)xcalloc((size_t)gpt->tensors, sizeof *out, "the parameter table");
     for (int i = 0; i < gpt->tensors; i++) {
@@ -784,11 +778,11 @@ static bool load_checkpoint(Run *run) {
     }
     char lost[1400] = "", fallback[1400];
     int64_t iteration = run->launch.rank == 0 ? checkpoint_find(c->load, lost, sizeof lost, &run->error) : 0;  // one answer for all ranks
-    if (!agreed(run, iteration != -2)) return false;
+    if (!agreed(run, iteration != CHECKPOINT_UNREADABLE)) return false;
     Peers peers = peers_of(run, run->launch.world);
     peers_broadcast(&peers, &iteration, sizeof iteration, 0);
     peers_broadcast(&peers, lost, sizeof lost, 0);
-    if (iteration == -1) {
+    if (iteration == NO_CHECKPOINT) {
         log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch", c->load);
         if (!c->exit_on_missing_checkpoint) {
             fresh_weights(run);
@@ -1192,6 +1186,7 @@ int main(int argc, char **argv) {
     if (ok && run.launch.rank == 0) fputs(notes, stdout);
     ok = ok && agreed(&run, plan_run(&run));
     run.site.rank = run.launch.rank;
+    site_of_thread(&run.site);
     if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0);
     if (ok && run.config.plan) {
         if (run.launch.rank == 0) plan_report(&run.zero, &run.arena, stdout);
@@ -1204,6 +1199,7 @@ int main(int argc, char **argv) {
     int code = run.exit_code;
     close_run(&run);
     heartbeat_close(&run.site);
+    site_of_thread(NULL);
     launch_finalize(&run.launch);
     return code;
 }

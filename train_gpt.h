@@ -68,7 +68,6 @@ void gpt_describe(GPT *gpt, const Config *config);
 // Inputs of zero_plan and of checkpoints, made from the table; the caller frees them.
 PlanTensor *gpt_plan_tensors(const GPT *gpt);
 CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt);
-int64_t gpt_parameters(const GPT *gpt);
 // Reserves activations and scratch in the memory plan.
 void gpt_reserve(GPT *gpt, Arena *arena);
 // Bytes that gpt_reserve reserves under this configuration.

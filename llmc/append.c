@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -49,8 +48,8 @@ bool append_record(Append *file, const void *record, size_t bytes) {
     int reason = errno;
     bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
     if (!file->failing) {
-        fprintf(stderr, "warning: cannot write %s: %s; training goes on, records are missing from this file until it can be written%s\n",
-                file->path, strerror(reason), cut || !regular ? "" : ", and the last one is torn");
+        warning_print(NULL, "cannot write %s: %s; training goes on, records are missing from this file until it can be written%s", file->path, strerror(reason),
+                      cut || !regular ? "" : ", and the last one is torn");
     }
     file->failing = true;
     return false;

@@ -14,7 +14,7 @@ typedef struct Append {
 bool append_open(Append *file, const char *path, bool exclusive, Error *err);
 // Ends a last line that an earlier process left without its newline, so that the next record starts on a line of its own.
 void append_end_line(Append *file);
-// Writes one record. When it does not fit, what was written of it is cut off again, one warning goes to stderr, and the next record is tried
+// Writes one record. When it does not fit, what was written of it is cut off again, one warning is printed (warning_print), and the next record is tried
 // afresh: the file then lacks records but holds no torn one. Returns whether it was written.
 bool append_record(Append *file, const void *record, size_t bytes);
 void append_close(Append *file);

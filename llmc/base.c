@@ -50,7 +50,7 @@ static void finish_log(bool logs) {
     if (!together && !S_ISREG(out.st_mode)) usleep(moment);
 }
 
-void error_print(const Site *site, const char *what) {
+static void print_line(const char *kind, const Site *site, const char *what) {
     finish_log(!site || site->rank >= 0);  // before a rank knows its number there is no log
     char where[160] = "";
     if (site && site->rank >= 0) {
@@ -62,7 +62,7 @@ void error_print(const Site *site, const char *what) {
     const char *phase = site && site->phase ? site->phase : "";
     // Names out of damaged files may hold anything: one line stays one line, and a terminal gets no commands.
     char line[64 + sizeof where + sizeof(((Error *)0)->what)];
-    int length = snprintf(line, sizeof line - 1, "error: %s%s%s%.*s", where, phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
+    int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%.*s", kind, where, phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
     if (length > (int)sizeof line - 2) length = (int)sizeof line - 2;
     for (int i = 0; i < length; i++) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';
@@ -73,7 +73,20 @@ void error_print(const Site *site, const char *what) {
     fflush(stderr);
 }
 
+void error_print(const Site *site, const char *what) { print_line("error", site, what); }
+
+void warning_print(const Site *site, const char *format, ...) {
+    char what[sizeof((Error *)0)->what];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    print_line("warning", site, what);
+}
+
+// Another thread than the main one must call neither MPI nor what exit() runs: its process leaves alone, and the launcher ends the others.
 static void end_job(int code) {
+    if (gettid() != getpid()) _exit(code);
     if (mpi_is_up()) MPI_Abort(MPI_COMM_WORLD, code);
     exit(code);
 }
@@ -89,6 +102,10 @@ static void one_thread_only(int code) {
     ours = true;
 }
 
+static _Thread_local const Site *thread_site;
+
+void site_of_thread(const Site *site) { thread_site = site; }
+
 void fatal(const Site *site, int code, const char *format, ...) {
     one_thread_only(code);
     char what[1024];
@@ -96,7 +113,7 @@ void fatal(const Site *site, int code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    error_print(site, what);
+    error_print(site ? site : thread_site, what);
     end_job(code);
     abort();  // not reached; tells the compiler so
 }

@@ -52,9 +52,16 @@ typedef struct Site {
 // before; a rank whose streams a launcher reads waits 0.2 s for it in between. site may be NULL. From any thread; does not wait for a stdout that nobody reads.
 void error_print(const Site *site, const char *what);
 
-// error_print, then ends the whole job (MPI_Abort when MPI is up, else exit) with this code. For failures that cannot be
-// agreed on by all ranks: a failed collective, a device error, out of memory in mid-step.
+// The same line with "warning: " in front, for what training goes on without, such as a log's file on a full disk. For those who know no Log.
+void warning_print(const Site *site, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// error_print, then ends the whole job with this code. For failures that cannot be agreed on by all ranks: a failed collective, a device error, out of memory
+// in mid-step. From any thread: on the main one by MPI_Abort when MPI is up, else by exit; on another by _exit, because MPI and what exit runs belong to the main
+// thread (MPI_THREAD_FUNNELED), and a process that leaves with a code of its own makes the launcher end the other ranks. site may be NULL: the thread's is taken.
 void fatal(const Site *site, int code, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
+
+// Where this thread is, for those who know no site, such as xmalloc. Must stay until the thread ends or another is given; NULL (the default): nowhere.
+void site_of_thread(const Site *site);
 
 // malloc/calloc that end the process with one clear line when memory runs out. purpose: what it was for, as in "token index".
 void *xmalloc(size_t bytes, const char *purpose);
@@ -62,15 +69,17 @@ void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);
 char *xstrdup(const char *text);
 
-// Seconds of a clock that never jumps, for durations; and since 1970, for dates.
+// Seconds of a clock that never jumps, for durations.
 double monotonic_seconds(void);
+// Seconds since 1970, for dates.
+double wall_seconds(void);
+
 // A limit on a wait that is polled. Time in which nobody polled does not count: the job was stopped as a whole and goes on.
 typedef struct Deadline {
     double at, polled;
 } Deadline;
 Deadline deadline_in(double seconds);
 bool deadline_passed(Deadline *deadline);
-double wall_seconds(void);
 
 // Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a/b rounded up.
 int64_t lcm64(int64_t a, int64_t b);

@@ -103,7 +103,7 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i) {
     if (bytes > shard->largest) shard->largest = bytes;
 }
 
-// Lists the slices, wide elements first.
+// Lists the slices, wide elements first. Whoever made room for a copy of them counted on their own: what does not fit must not be written there.
 static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     int hint = 0;
     memset(shard, 0, sizeof *shard);
@@ -115,7 +115,9 @@ static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
             if (save->slices[i].lo < save->slices[i].hi && slice_kind_bytes(save->slices[i].kind) == width) add_slice(shard, save, i);
         }
     }
-    return true;
+    if (!save->staging || shard->bytes <= save->staging_bytes) return true;
+    return error_set(err, EXIT_CHECKPOINT, "the slices of a checkpoint take %" PRIu64 " bytes, the memory for their copy holds %" PRIu64 "; this is a fault of the program",
+                     shard->bytes, save->staging_bytes);
 }
 
 static void free_shard(ShardPlan *shard) {
@@ -267,6 +269,7 @@ struct CheckpointJob {
     CheckpointSave save;   // slices and arguments are the job's own
     int rank, ranks;
     Peers peers;
+    Site here;             // the thread's own copy: the caller's goes on with training
     ShardPlan shard;
     Names names;
     char *metadata;
@@ -280,7 +283,7 @@ struct CheckpointJob {
     pthread_t thread;
     bool threaded;                   // a thread is at work, or has been and is to be joined
     atomic_bool working;
-    char damage[1400], others[1400];  // lines for the user, on rank 0
+    char damage[1400], others[1400], stays[1400];  // lines for the user, on rank 0
 };
 
 // What the user should know about the folder.
@@ -311,14 +314,13 @@ static bool publish_job(CheckpointJob *job) {
     if (ok) describe_folder(job, &lineage);
     // The new checkpoint stands; an old one that cannot be deleted takes space and does no harm.
     if (ok && !save_folder_prune(save->directory, lineage.iterations, lineage.count, &save->keep, &left))
-        fprintf(stderr, "warning: old checkpoints stay: %s\n", left.what);
+        snprintf(job->stays, sizeof job->stays, "WARNING: old checkpoints stay: %s", left.what);
     lineage_free(&lineage);
     return ok;
 }
 
 // This rank's part of a phase. Files only: it may run on a thread of its own.
-static void *work(void *argument) {
-    CheckpointJob *job = (CheckpointJob *)argument;
+static void work(CheckpointJob *job) {
     switch (job->phase) {
         case PREPARE: job->ok = prepare(&job->names, job->total, &job->error); break;
         case WRITE:
@@ -327,6 +329,12 @@ static void *work(void *argument) {
         case PUBLISH: job->ok = publish_job(job); break;
     }
     atomic_store(&job->working, false);
+}
+
+static void *work_on_thread(void *argument) {
+    CheckpointJob *job = (CheckpointJob *)argument;
+    site_of_thread(&job->here);
+    work(job);
     return NULL;
 }
 
@@ -336,7 +344,7 @@ static void start_phase(CheckpointJob *job, Phase phase) {
     job->ok = true;
     if (phase != WRITE && job->rank != 0) return;
     atomic_store(&job->working, true);
-    job->threaded = job->save.staging && pthread_create(&job->thread, NULL, work, job) == 0;
+    job->threaded = job->save.staging && pthread_create(&job->thread, NULL, work_on_thread, job) == 0;
     if (!job->threaded) work(job);
 }
 
@@ -375,6 +383,7 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
     job->save.slices = slices;
     job->save.arguments_json = save->arguments_json ? xstrdup(save->arguments_json) : NULL;
     job->peers = (Peers){save->comm, save->limit, save->site};
+    job->here = save->site ? *save->site : (Site){.rank = -1};
     MPI_Comm_rank(save->comm, &job->rank);
     MPI_Comm_size(save->comm, &job->ranks);
     job->names = make_names(&job->save, job->rank, job->ranks);
@@ -396,6 +405,7 @@ bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->workin
 const CheckpointState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
 const char *checkpoint_job_damage(const CheckpointJob *job) { return job->damage; }
 const char *checkpoint_job_others(const CheckpointJob *job) { return job->others; }
+const char *checkpoint_job_stays(const CheckpointJob *job) { return job->stays; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
     heartbeat_waits(job->peers.site, false);  // from here on this rank is busy with the save
@@ -426,18 +436,4 @@ void checkpoint_job_free(CheckpointJob *job) {
     free((char *)job->save.arguments_json);
     free((Slice *)job->save.slices);
     free(job);
-}
-
-uint64_t checkpoint_shard_bytes(const Slice *slices, int count) {
-    uint64_t total = 0;
-    for (int i = 0; i < count; i++) total += slice_bytes(&slices[i]);
-    return total;
-}
-
-bool checkpoint_save(const CheckpointSave *save, Error *err) {
-    CheckpointJob *job = checkpoint_begin(save, err);
-    bool done = false, ok = job != NULL;
-    while (ok && !done) ok = checkpoint_advance(job, &done, err);
-    checkpoint_job_free(job);
-    return ok;
 }

@@ -59,56 +59,54 @@ typedef struct CheckpointSave {
     // 4-byte kinds, then the 2-byte ones, each in order (so that every tensor in the file is aligned).
     void (*fetch)(void *context, int i, void *host);
     void *context;
-    // For a save in the background: host memory for all of this rank's slices (checkpoint_shard_bytes). NULL: the caller waits while files are written.
+    // For a save in the background: host memory for all of this rank's slices. NULL: the caller waits while files are written.
     void *staging;
+    uint64_t staging_bytes;         // what it holds; less than the slices take is a fault of the program and fails
     // In the background fetch only asks for its copy: this returns when all have arrived. NULL: fetch returns when its copy has.
     void (*fetched)(void *context);
     Retention keep;                 // older checkpoints that stay; zeros: all
     int64_t before;                 // the checkpoint in this folder that the run went on from, or saved last; -1: none
     MPI_Comm comm;                  // all ranks
     double limit;                   // seconds that a rank waits for the others; 0: for ever
-    const Site *site;               // for the message when they do not come; may be NULL
+    const Site *site;               // for the message when they do not come, and when the thread gets no memory; may be NULL
 } CheckpointSave;
 
-// Collective. Returns the same result, and the same error, on every rank; on failure nothing under the final names has changed. The slices of all
-// ranks must not overlap, and a kind that is there at all must be there for every element of every tensor. An older checkpoint of the same
-// iteration is replaced. The folder must lie on a file system that all ranks see. Errors: EXIT_CHECKPOINT (full disk, permissions).
-bool checkpoint_save(const CheckpointSave *save, Error *err);
-
-// The same in parts, for a save in the background: begin, then at the same moments on all ranks, when no rank is busy, advance, until it is done.
-// Only the files are written by a thread; what the ranks tell each other goes through the caller's. A job that is advanced while it is busy waits.
+// One save, in parts that leave the ranks free in between: begin, then at the same moments on all ranks, when no rank is busy, advance, until it is done.
+// Only the files are written by a thread, and without staging memory by the caller; what the ranks tell each other goes through the caller's. A job that is
+// advanced while it is busy waits.
 typedef struct CheckpointJob CheckpointJob;
-// Collective. The slices and arguments are copied; tensors, their names and the staging memory must stay, and the staging memory unused, until the job
-// is done. NULL with the same error on every rank.
+// Collective. The slices of all ranks must not overlap, and a kind that is there at all must be there for every element of every tensor. An older checkpoint of
+// the same iteration is replaced. The folder must lie on a file system that all ranks see. The slices and arguments are copied; tensors, their names and the
+// staging memory must stay, and the staging memory unused, until the job is done. NULL with the same error on every rank, as checkpoint_advance.
 CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err);
 bool checkpoint_busy(const CheckpointJob *job);
-// Collective: the next part. *done: the checkpoint is on the disk and the tracker names it; or false is returned and it failed, on all ranks alike.
+// Collective: the next part. *done: the checkpoint is on the disk and the tracker names it; or false is returned and it failed, with the same error on every rank, and
+// nothing under the final names has changed. Errors: EXIT_CHECKPOINT (full disk, permissions).
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err);
 const CheckpointState *checkpoint_job_state(const CheckpointJob *job);
 // Once done, on rank 0: WARNING lines about the folder, each empty when there is nothing to say: that the list of the run's checkpoints was damaged; which
-// checkpoints are of another run or branch.
+// checkpoints are of another run or branch; that an old one could not be deleted.
 const char *checkpoint_job_damage(const CheckpointJob *job);
 const char *checkpoint_job_others(const CheckpointJob *job);
+const char *checkpoint_job_stays(const CheckpointJob *job);
 // Once done or failed.
 void checkpoint_job_free(CheckpointJob *job);
-// Bytes of the slices that one rank saves.
-uint64_t checkpoint_shard_bytes(const Slice *slices, int count);
-
 
 typedef struct Checkpoint Checkpoint;
-// Iteration named by the tracker file, or -1 when there is no tracker (err not filled), or -2 with err for a damaged one. Megatron-LM's
-// tracker word "release" (a checkpoint in <directory>/release) counts as iteration 0. Not collective: one rank asks and tells the others.
-int64_t checkpoint_latest(const char *directory, Error *err);
-// The same, but beside a tracker that is damaged or not there the run's newest checkpoint in the folder, and note a line that says so (empty otherwise). -1 only
-// for a folder without any checkpoint of this program: nothing would tell a fresh start from the end of a long run.
+// Beside iterations, which are not negative.
+enum {
+    NO_CHECKPOINT = -1,          // none there
+    CHECKPOINT_UNREADABLE = -2,  // what should say which one is damaged: an error tells more
+};
+// The iteration that the tracker file names; Megatron-LM's tracker word "release" (a checkpoint in <directory>/release) counts as 0. Beside a tracker that is damaged or
+// not there the run's newest checkpoint in the folder, and note is a line that says so (empty otherwise). NO_CHECKPOINT only for a folder without any checkpoint of
+// this program: nothing else would tell a fresh start from the end of a long run. CHECKPOINT_UNREADABLE with err when there is a tracker, or are checkpoints, and
+// none that could be gone on from. Not collective: one rank asks and tells the others.
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);
-// Collective over comm, same result on every rank: rank 0 reads iteration's manifest for all; the ranks share the work of checking the shards' sizes
-// (verify: also their hashes). Shards are opened when they are first read, and their headers compared with the manifest. NULL with an error
-// (EXIT_CHECKPOINT) that names the damaged file.
-Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err);
 // The checkpoint of *iteration, which the tracker names; when it is damaged or not there the newest sound one before it in its line (lineage.h), and *iteration
 // becomes its number and note (empty otherwise) a line that says what was wrong, and one more when the list of the line is damaged. NULL with the error of the
-// first one when none is sound. Collective, as above, hashes verified.
+// first one when none is sound (EXIT_CHECKPOINT; names the damaged file). Collective, same result on every rank: rank 0 reads the manifest for all; the ranks share the
+// work of checking the shards' sizes and hashes. Shards are opened when they are first read, and their headers compared with the manifest.
 Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const CheckpointState *checkpoint_state(const Checkpoint *checkpoint);

@@ -39,7 +39,7 @@ static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error
     size_t length = strlen(text);
     if (whole && length > 0 && length <= TRACKER_MAX_DIGITS && strspn(text, "0123456789") == length) return strtoll(text, NULL, 10);
     error_set(err, EXIT_CHECKPOINT, "%s holds '%.40s', which is not an iteration; write the number of an iter_ folder into it", path, text);
-    return -2;
+    return CHECKPOINT_UNREADABLE;
 }
 
 // The folder of an iteration. ".old": the save that was replacing it died half-way (durable_replace). "release": Megatron's name.
@@ -55,28 +55,23 @@ static char *find_folder(const char *directory, int64_t iteration) {
     return folder;
 }
 
-// As checkpoint_latest; *damaged: the tracker was read, or is no file, and does not name an iteration.
+// The iteration that the tracker names, NO_CHECKPOINT without one, CHECKPOINT_UNREADABLE with err; then *damaged: it was read, or is no file, and does not name an iteration.
 static int64_t read_tracker(const char *directory, bool *damaged, Error *err) {
     char *path = text_format("%s/" CHECKPOINT_TRACKER, directory), *text = NULL;
     uint64_t bytes;
-    int64_t iteration = -1;
+    int64_t iteration = NO_CHECKPOINT;
     *damaged = false;
     // Only its absence means that there is none: a tracker that cannot be read must not start a run afresh.
     struct stat status;
     if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
         bool plain = durable_plain_file(path, CHECKPOINT_TRACKER_MAX_BYTES);
         text = durable_read_file(path, CHECKPOINT_TRACKER_MAX_BYTES, &bytes, err);
-        iteration = text ? parse_tracker(text, bytes, path, err) : -2;
-        *damaged = iteration == -2 && (text || !plain);
+        iteration = text ? parse_tracker(text, bytes, path, err) : CHECKPOINT_UNREADABLE;
+        *damaged = iteration == CHECKPOINT_UNREADABLE && (text || !plain);
     }
     free(text);
     free(path);
     return iteration;
-}
-
-int64_t checkpoint_latest(const char *directory, Error *err) {
-    bool damaged;
-    return read_tracker(directory, &damaged, err);
 }
 
 static bool folder_exists(const char *directory, int64_t iteration) {
@@ -86,32 +81,42 @@ static bool folder_exists(const char *directory, int64_t iteration) {
     return there;
 }
 
-// The newest of the run's checkpoints, sound or not; -1: there is none of any run; -2 with err: there are others only.
+// The newest of the run's checkpoints, sound or not; NO_CHECKPOINT: there is none of any run; CHECKPOINT_UNREADABLE with err: there are others only.
 static int64_t newest_of_run(const char *directory, Error *err) {
     Lineage lineage;
     int others;
-    if (!lineage_read(directory, &lineage, err)) return -2;
+    if (!lineage_read(directory, &lineage, err)) return CHECKPOINT_UNREADABLE;
     int64_t newest = lineage_before(&lineage, INT64_MAX);
     while (newest >= 0 && !folder_exists(directory, newest)) newest = lineage_before(&lineage, newest);
     lineage_free(&lineage);
     if (newest >= 0) return newest;
     free(save_folder_list(directory, &others));
-    if (others == 0) return -1;
+    if (others == 0) return NO_CHECKPOINT;
     error_set(err, EXIT_CHECKPOINT, "%s has checkpoints, but none of those that its " LINEAGE_NAME " lists; write the iteration to go on from into " CHECKPOINT_TRACKER,
               directory);
-    return -2;
+    return CHECKPOINT_UNREADABLE;
 }
 
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err) {
     bool damaged;
     Error lost;
+    int64_t newest;
     *note = 0;
     int64_t tracked = read_tracker(directory, &damaged, &lost);
-    if (tracked >= 0) return tracked;
-    int64_t newest = tracked == -1 || damaged ? newest_of_run(directory, tracked == -1 ? err : NULL) : -1;
-    if (newest < 0 && tracked == -2 && err) *err = lost;
-    if (newest < 0) return tracked == -2 ? tracked : newest;
-    if (tracked == -1) error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;", directory);
+    switch (tracked) {
+        case NO_CHECKPOINT:
+            newest = newest_of_run(directory, err);
+            if (newest < 0) return newest;
+            error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;", directory);
+            break;
+        case CHECKPOINT_UNREADABLE:
+            // One that the disk does not give up may be sound: the next attempt may read it.
+            newest = damaged ? newest_of_run(directory, NULL) : NO_CHECKPOINT;
+            if (newest >= 0) break;
+            if (err) *err = lost;
+            return CHECKPOINT_UNREADABLE;
+        default: return tracked;
+    }
     snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there", (int)strcspn(lost.what, ";"), lost.what);
     return newest;
 }
@@ -141,7 +146,7 @@ static char *file_path(const Checkpoint *c, int file) {
     return text_format("%s/%s/%s", c->folder, f->folder, f->name);
 }
 
-static bool check_file(const Checkpoint *c, int file, bool verify, const Site *site, Error *err) {
+static bool check_file(const Checkpoint *c, int file, const Site *site, Error *err) {
     const ManifestFile *f = &c->manifest.files[file];
     char *path = file_path(c, file);
     struct stat status;
@@ -152,7 +157,7 @@ static bool check_file(const Checkpoint *c, int file, bool verify, const Site *s
                        "%s is damaged: it has %lld bytes instead of %" PRIu64 "; restore it from a copy or load another checkpoint", path,
                        (long long)status.st_size, f->bytes);
     }
-    ok = ok && (!verify || durable_hash_file(path, &xxh3, site, err));
+    ok = ok && durable_hash_file(path, &xxh3, site, err);
     if (ok && xxh3 != f->xxh3) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64 "; restore it from a copy or load another checkpoint", path,
@@ -163,13 +168,13 @@ static bool check_file(const Checkpoint *c, int file, bool verify, const Site *s
 }
 
 // Each rank checks every size-th file. Those who have done theirs wait without a limit: a rank that hashes shows progress, and one that hangs ends the job itself.
-static bool check_files(const Checkpoint *c, bool verify, const Peers *peers, Error *err) {
+static bool check_files(const Checkpoint *c, const Peers *peers, Error *err) {
     int rank, ranks;
     MPI_Comm_rank(peers->comm, &rank);
     MPI_Comm_size(peers->comm, &ranks);
     bool ok = true;
     for (int file = rank; ok && file < c->manifest.file_count; file += ranks) {
-        ok = check_file(c, file, verify, peers->site, err);
+        ok = check_file(c, file, peers->site, err);
         heartbeat_moves(peers->site);
     }
     Peers patient = *peers;
@@ -195,11 +200,11 @@ static bool read_manifest(Checkpoint *c, int64_t iteration, const Peers *peers, 
     return ok;
 }
 
-static Checkpoint *open_with(const char *directory, int64_t iteration, bool verify, const Peers *peers, Error *err) {
+static Checkpoint *open_exact(const char *directory, int64_t iteration, const Peers *peers, Error *err) {
     Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
     c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
-    if (read_manifest(c, iteration, peers, err) && check_files(c, verify, peers, err)) {
+    if (read_manifest(c, iteration, peers, err) && check_files(c, peers, err)) {
         c->cache->files = (SafeFile *)xcalloc((size_t)c->manifest.file_count + 1, sizeof(SafeFile), "a checkpoint's open files");
         return c;
     }
@@ -207,14 +212,9 @@ static Checkpoint *open_with(const char *directory, int64_t iteration, bool veri
     return NULL;
 }
 
-Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verify, MPI_Comm comm, Error *err) {
-    Peers peers = {comm, 0, NULL};
-    return open_with(directory, iteration, verify, &peers, err);
-}
-
 // What rank 0 found for all ranks.
 typedef struct Older {
-    int64_t iteration;  // -1: none
+    int64_t iteration;  // NO_CHECKPOINT: none
     char damage[200];   // of the list of the run's checkpoints
 } Older;
 
@@ -222,7 +222,7 @@ typedef struct Older {
 static void find_older(const char *directory, int64_t asked, int64_t iteration, Older *older) {
     Lineage lineage;
     memset(older, 0, sizeof *older);
-    older->iteration = -1;
+    older->iteration = NO_CHECKPOINT;
     if (!lineage_read(directory, &lineage, NULL)) return;
     memcpy(older->damage, lineage.damage, sizeof older->damage);
     if (!lineage.listed || lineage_holds(&lineage, asked) || !folder_exists(directory, asked)) older->iteration = lineage_before(&lineage, iteration);
@@ -242,8 +242,8 @@ Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, con
     Error first;
     Older older = {*iteration, ""};
     *note = 0;
-    Checkpoint *c = open_with(directory, *iteration, true, peers, &first);
-    while (!c && (older = share_older(directory, *iteration, older.iteration, peers)).iteration >= 0) c = open_with(directory, older.iteration, true, peers, NULL);
+    Checkpoint *c = open_exact(directory, *iteration, peers, &first);
+    while (!c && (older = share_older(directory, *iteration, older.iteration, peers)).iteration >= 0) c = open_exact(directory, older.iteration, peers, NULL);
     if (c && older.iteration != *iteration) {
         int used = snprintf(note, note_bytes, "WARNING: the checkpoint of iteration %" PRId64 " cannot be used: %.*s; going on from iteration %" PRId64 " instead",
                             *iteration, (int)strcspn(first.what, ";"), first.what, older.iteration);

@@ -1,5 +1,5 @@
-// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c and train_gpt.cu.
-// All errors are EXIT_CHECKPOINT and read "cannot <verb> <path>: <reason>; <what to do>".
+// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c, shard.c
+// and train_gpt.cu. All errors are EXIT_CHECKPOINT and read "cannot <verb> <path>: <reason>; <what to do>".
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN

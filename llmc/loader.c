@@ -245,7 +245,7 @@ bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Err
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Batches. Reads of the loader only, writes to ids and b only: a prefetching thread with its own buffers may call it too.
+// Batches
 
 // Positions, loss mask and document starts of one row, from its input tokens: (T).
 static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens, int32_t *positions, float *loss_mask, int32_t *doc_start) {
@@ -258,15 +258,16 @@ static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens,
     }
 }
 
-static bool fill_batch(const Loader *l, int split, int64_t first_sample, int32_t *ids, Batch *b, Error *err) {
+static bool fill_batch(Loader *l, int split, int64_t first_sample, Error *err) {
     const LoaderOptions *o = &l->options;
+    Batch *b = &l->batch;
     const size_t length = (size_t)o->seq_length;
     b->first_sample = first_sample;
     for (int j = 0; j < o->micro_batch_size; j++) {
-        if (!loader_sample(l, split, first_sample + j, ids, err)) return false;
+        if (!loader_sample(l, split, first_sample + j, l->ids, err)) return false;
         size_t row = (size_t)j * length;
-        memcpy(b->tokens + row, ids, length * sizeof(int32_t));
-        memcpy(b->targets + row, ids + 1, length * sizeof(int32_t));
+        memcpy(b->tokens + row, l->ids, length * sizeof(int32_t));
+        memcpy(b->targets + row, l->ids + 1, length * sizeof(int32_t));
         float *loss_mask = b->loss_mask ? b->loss_mask + row : NULL;
         int32_t *doc_start = b->doc_start ? b->doc_start + row : NULL;
         describe_row(o, l->eod, b->tokens + row, b->positions + row, loss_mask, doc_start);
@@ -277,7 +278,7 @@ static bool fill_batch(const Loader *l, int split, int64_t first_sample, int32_t
 bool loader_batch(Loader *loader, int split, int64_t consumed, Batch *batch, Error *err) {
     const LoaderOptions *o = &loader->options;
     int64_t first_sample = consumed + (int64_t)o->dp_rank * o->micro_batch_size;
-    if (!fill_batch(loader, split, first_sample, loader->ids, &loader->batch, err)) return false;
+    if (!fill_batch(loader, split, first_sample, err)) return false;
     *batch = loader->batch;
     return true;
 }

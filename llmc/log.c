@@ -191,8 +191,6 @@ void log_close(Log *log) {
     free(log);
 }
 
-bool log_active(const Log *log) { return log->active; }
-
 void log_line(Log *log, const char *format, ...) {
     if (!log->active) return;
     va_list args;

@@ -59,7 +59,6 @@ typedef struct Log Log;
 // Error: NULL and EXIT_ENVIRONMENT. When a file cannot be written later, one warning is printed and training goes on (append.h).
 Log *log_open(const Config *config, int world_size, bool active, Error *err);
 void log_close(Log *log);
-bool log_active(const Log *log);
 // printf and a newline to stdout by rank 0 only, flushed.
 void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // One warning per kind of flag that does nothing where there is one data-parallel rank.

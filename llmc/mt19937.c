@@ -78,4 +78,3 @@ static int draw_partners(Mt19937 *rng, int64_t last, uint64_t partner[BLOCK]) {
 
 DEFINE_SHUFFLE(mt19937_shuffle_i32, int32_t)
 DEFINE_SHUFFLE(mt19937_shuffle_u32, uint32_t)
-DEFINE_SHUFFLE(mt19937_shuffle_i64, int64_t)

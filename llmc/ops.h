@@ -59,7 +59,6 @@ void op_layernorm_forward(Stream *s,
                           const floatX *gamma, const floatX *beta,  // (C), (C)
                           int64_t N, int C, float epsilon);
 // residual_out = residual + dropout(branch), rounded; then LayerNorm of the rounded sum. Element index inside a sample: t * C + c, rows are (B, T).
-// y NULL: only the sum (the last layer of a recomputed segment).
 void op_residual_layernorm_forward(Stream *s,
                                    floatX *residual_out,    // (B, T, C) out; may be residual itself
                                    floatX *y,               // (B, T, C) out

@@ -267,7 +267,7 @@ static void dump_histograms(Zero *zero, const CheckpointTensor *tensors) {
         if (unlink(path)) break;
     }
     histogram_path(zero, zero->topology->dp_rank, path, sizeof path);
-    if (!save_text(folder, path, text, bytes, &err)) fprintf(stderr, "warning: %s; training goes on without these distributions\n", err.what);
+    if (!save_text(folder, path, text, bytes, &err)) warning_print(device_site(zero->device), "%.900s; training goes on without these distributions", err.what);
     free(text);
 }
 

@@ -18,7 +18,6 @@ uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max);
 // numpy.random.RandomState.shuffle of a 1-D array: the draws do not depend on the element type.
 void mt19937_shuffle_i32(Mt19937 *rng, int32_t *x, int64_t n);
 void mt19937_shuffle_u32(Mt19937 *rng, uint32_t *x, int64_t n);
-void mt19937_shuffle_i64(Mt19937 *rng, int64_t *x, int64_t n);
 
 // Uniform in [0, 1) with 53 bits, number `index` of stream (seed, stream).
 double rng_uniform(uint64_t seed, uint32_t stream, uint64_t index);

@@ -215,13 +215,6 @@ void safe_close(SafeFile *file) {
     *file = (SafeFile){.fd = -1};
 }
 
-const SafeTensor *safe_find(const SafeFile *file, const char *name) {
-    for (int i = 0; i < file->count; i++) {
-        if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i];
-    }
-    return NULL;
-}
-
 bool safe_read(const SafeFile *file, const SafeTensor *tensor, uint64_t offset, void *out, uint64_t bytes, Error *err) {
     uint64_t size = tensor->end - tensor->begin;
     if (offset > size || bytes > size - offset) {

@@ -29,8 +29,6 @@ int safe_dtype_bytes(const char *dtype);
 // Error (EXIT_CHECKPOINT) names the file and the fault. On failure nothing stays open.
 bool safe_open(SafeFile *file, const char *path, Error *err);
 void safe_close(SafeFile *file);
-// NULL when there is none of this name.
-const SafeTensor *safe_find(const SafeFile *file, const char *name);
 // Reads bytes [offset, offset + bytes) of a tensor's data.
 bool safe_read(const SafeFile *file, const SafeTensor *tensor, uint64_t offset, void *out, uint64_t bytes, Error *err);
 

@@ -43,6 +43,7 @@ static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Er
         .fetch = saver->zero->staging ? zero_stage_slice : zero_fetch_slice,
         .context = saver->zero,
         .staging = saver->zero->staging,
+        .staging_bytes = saver->zero->staging_bytes,
         .fetched = zero_staged,
         .keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval},
         .before = saver->before,
@@ -77,6 +78,7 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
     CheckpointState state = *checkpoint_job_state(saver->job);
     if (ok && *checkpoint_job_damage(saver->job)) log_line(saver->log, "%s", checkpoint_job_damage(saver->job));
     if (ok && !saver->saved && *checkpoint_job_others(saver->job)) log_line(saver->log, "%s", checkpoint_job_others(saver->job));
+    if (ok && *checkpoint_job_stays(saver->job)) log_line(saver->log, "%s", checkpoint_job_stays(saver->job));
     checkpoint_job_free(saver->job);
     saver->job = NULL;
     if (!ok) return false;

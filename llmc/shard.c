@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/durable.h"
 #include "llmc/mapped.h"
 
 enum { MAGIC_BYTES = 9, HEADER_BYTES = 34, WRITE_BUFFER_BYTES = 4 << 20 };
@@ -271,13 +272,6 @@ struct ShardWriter {
     int64_t sequences, sequences_room, boundary_count, boundaries_room;
 };
 
-static char *join(const char *a, const char *b, const char *c) {
-    size_t bytes = strlen(a) + strlen(b) + strlen(c) + 1;
-    char *text = (char *)xmalloc(bytes, "a path");
-    snprintf(text, bytes, "%s%s%s", a, b, c);
-    return text;
-}
-
 static bool out_failed(const OutFile *f, const char *doing, Error *err) {
     int cause = errno;
     bool full = cause == ENOSPC || cause == EDQUOT || cause == EFBIG;
@@ -286,8 +280,8 @@ static bool out_failed(const OutFile *f, const char *doing, Error *err) {
 }
 
 static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *err) {
-    f->path = join(prefix, suffix, "");
-    f->temporary = join(prefix, suffix, ".tmp");
+    f->path = text_format("%s%s", prefix, suffix);
+    f->temporary = text_format("%s%s.tmp", prefix, suffix);
     f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (f->fd < 0) {
         int cause = errno;
@@ -299,14 +293,7 @@ static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *
 }
 
 static bool out_write_through(OutFile *f, const uint8_t *data, size_t bytes, Error *err) {
-    while (bytes > 0) {
-        ssize_t done = write(f->fd, data, bytes < (1u << 30) ? bytes : (1u << 30));
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return out_failed(f, "write", err);
-        data += done;
-        bytes -= (size_t)done;
-    }
-    return true;
+    return write_all(f->fd, data, bytes) || out_failed(f, "write", err);
 }
 
 static bool out_flush(OutFile *f, Error *err) {
@@ -424,10 +411,7 @@ bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64
     return true;
 }
 
-bool shard_writer_end_document(ShardWriter *writer, Error *err) {
-    add_boundary(writer, writer->sequences);
-    return true;
-}
+void shard_writer_end_document(ShardWriter *writer) { add_boundary(writer, writer->sequences); }
 
 // Sequences added after the last end_document form a document of their own.
 static void end_open_document(ShardWriter *w) {
@@ -465,15 +449,11 @@ static bool write_index(ShardWriter *w, Error *err) {
     return ok && out_write(f, w->boundaries, 8 * (size_t)w->boundary_count, err);
 }
 
-// Makes the renames durable. Some file systems cannot sync a folder: that is no error.
+// Makes the renames durable. The shard is there by now: what a folder cannot promise is no error.
 static void sync_folder_of(const char *path) {
     char *folder = xstrdup(path), *slash = strrchr(folder, '/');
     if (slash) slash[slash == folder] = 0;
-    int fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
+    durable_sync_folder(slash ? folder : ".", NULL);
     free(folder);
 }
 

@@ -55,7 +55,7 @@ ShardWriter *shard_writer_open(const char *prefix, int dtype, Error *err);
 bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *err);
 // Ends a document: twice in a row records an empty document, as Megatron's writer does for an empty text. Sequences left open
 // when the shard is closed or appended to become a document of their own.
-bool shard_writer_end_document(ShardWriter *writer, Error *err);
+void shard_writer_end_document(ShardWriter *writer);
 // Appends a whole shard of the same dtype: its boundaries are shifted by the sequences so far and its first 0 is dropped.
 bool shard_writer_append(ShardWriter *writer, const Shard *shard, Error *err);
 // Writes the index, syncs, renames. Frees the writer whatever the result; on failure the temporary files are removed.

@@ -43,7 +43,6 @@ static const struct {
     [TIMER_OPTIMIZER_CLIP_MAIN_GRAD] = {"optimizer-clip-main-grad", 1},
     [TIMER_OPTIMIZER_INNER_STEP] = {"optimizer-inner-step", 1},
     [TIMER_OPTIMIZER] = {"optimizer", 1},
-    [TIMER_INTERVAL] = {"interval-time", 0},
     [TIMER_EVALUATE] = {"evaluate", 0},
     [TIMER_SAVE_CHECKPOINT] = {"save-checkpoint", 0},
     [TIMER_LOAD_CHECKPOINT] = {"load-checkpoint", 0},
@@ -54,8 +53,6 @@ static const struct {
 };
 
 const char *timer_name(Timer timer) { return timer_info[timer].name; }
-
-int timer_level(Timer timer) { return timer_info[timer].level; }
 
 Timers *timers_create(Device *device, int level) {
     Timers *timers = (Timers *)xcalloc(1, sizeof *timers, "timers");

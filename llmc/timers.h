@@ -12,7 +12,7 @@ LLMC_BEGIN
 typedef enum Timer {
     TIMER_FORWARD_BACKWARD, TIMER_FORWARD_COMPUTE, TIMER_BACKWARD_COMPUTE, TIMER_BATCH_GENERATOR, TIMER_ALL_GRADS_SYNC,
     TIMER_PARAMS_ALL_GATHER, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, TIMER_OPTIMIZER_INNER_STEP, TIMER_OPTIMIZER,
-    TIMER_INTERVAL, TIMER_EVALUATE, TIMER_SAVE_CHECKPOINT, TIMER_LOAD_CHECKPOINT, TIMER_SETUP, TIMER_DATA_SETUP,
+    TIMER_EVALUATE, TIMER_SAVE_CHECKPOINT, TIMER_LOAD_CHECKPOINT, TIMER_SETUP, TIMER_DATA_SETUP,
     // Not in Megatron's table: communication that the compute stream waited for, the "exposed comm" of the iteration line.
     TIMER_EXPOSED_GRADIENTS, TIMER_EXPOSED_WEIGHTS,
     TIMERS
@@ -24,7 +24,6 @@ typedef struct Timers Timers;
 Timers *timers_create(Device *device, int level);
 void timers_destroy(Timers *timers);
 const char *timer_name(Timer timer);  // "forward-compute", ...
-int timer_level(Timer timer);         // the lowest --timing-log-level at which it exists
 // A timer above the level does nothing. Nested use of one timer is fatal; different timers may nest. stream: where the timed work is queued;
 // NULL: the host's clock, for phases without a stream (setup, files).
 void timer_start(Timers *timers, Timer timer, Stream *stream);

@@ -62,6 +62,7 @@ typedef struct Zero {
     Probe probe;                    // figures on quantisation, off unless flags ask for them
     // host
     void *staging;                  // --async-save: this rank's slices of a checkpoint, page-locked; NULL otherwise
+    uint64_t staging_bytes;         // that it holds
     StagedCopy *to_copy;            // (to_copy_count of to_copy_room) asked for and not begun
     int to_copy_count, to_copy_room;
     Event *staged;                  // their copies have arrived

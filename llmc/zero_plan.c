@@ -164,7 +164,8 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     list_pieces(zero);
     // At least a byte, so that it is there on every rank, also on one that owns nothing.
     if (config->save && config->async_save) {
-        arena_reserve_host(arena, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)staging_bytes(zero), 1), &zero->staging);
+        zero->staging_bytes = staging_bytes(zero);
+        arena_reserve_host(arena, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)zero->staging_bytes, 1), &zero->staging);
     }
     return true;
 }

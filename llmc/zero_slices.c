@@ -3,18 +3,19 @@
 
 #include "llmc/zero.h"
 
-// Slices come piece by piece: the replica's, then (with the optimiser) master, exp_avg, exp_avg_sq: zero_fetch_slice relies on that order.
+// Slices come kind by kind, each for all pieces; the replica's alone without the optimiser.
+static const SliceKind kind_order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+
 ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool optimizer) {
     int kinds = optimizer ? SLICE_KINDS : 1;
     ZeroSlices out;
     out.count = zero->piece_count * kinds;
     out.slices = (Slice *)xcalloc((size_t)out.count + 1, sizeof(Slice), "the checkpoint's slices");
-    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
     for (int k = 0; k < kinds; k++) {
         for (int i = 0; i < zero->piece_count; i++) {
             Slice *slice = &out.slices[k * zero->piece_count + i];
             slice->tensor = tensors[zero->pieces[i].tensor].name;
-            slice->kind = order[k];
+            slice->kind = kind_order[k];
             slice->lo = zero->pieces[i].lo;
             slice->hi = zero->pieces[i].hi;
         }
@@ -34,8 +35,7 @@ static void *slice_memory(const Zero *zero, const Piece *piece, SliceKind kind, 
 }
 
 static void *fetched_memory(const Zero *zero, int i, size_t *bytes) {
-    static const SliceKind order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
-    return slice_memory(zero, &zero->pieces[i % zero->piece_count], order[i / zero->piece_count], bytes);
+    return slice_memory(zero, &zero->pieces[i % zero->piece_count], kind_order[i / zero->piece_count], bytes);
 }
 
 void zero_fetch_slice(void *context, int i, void *host) {

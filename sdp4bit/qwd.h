@@ -19,7 +19,7 @@ typedef struct QwdStep {
     const StepControl *control;   // device
     float beta1, beta2, epsilon, weight_decay;
     uint32_t seed, step;          // of the rounding bits
-    Wire *check;                  // NULL: messages carry no checksum
+    Wire *check;                  // of the messages: whether they carry a checksum
 } QwdStep;
 
 // Updates the own shard of bucket b and writes its message to its slot of `buffer`. grads, weights: the bucket's (matrix + tail); master, exp_avg,

@@ -24,7 +24,7 @@ typedef struct TlqStep {
     TlqWorkspace workspace;
     const Segment *segments;  // device copy of plan->segments
     uint32_t seed, step;      // of the rounding bits
-    Wire *check;              // NULL: messages carry no checksum
+    Wire *check;              // of the messages: whether they carry a checksum
 } TlqStep;
 
 // Reduces bucket b: this rank's windows of `grads` (bucket->matrix + bucket->tail, fp32, device) become the mean over the dp ranks; the rest of the bucket is

@@ -9,11 +9,11 @@ static uint64_t message_key(const Wire *wire, bool weights, int b, int k) {
     return replica_mix((uint64_t)wire->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32;
 }
 
-static bool sealed(const Wire *wire, const MessageLayout *message) { return wire && wire->sealed && message->check; }
+static bool sealed(const Wire *wire, const MessageLayout *message) { return wire->sealed && message->check; }
 
 // For tests: a bit of the message in `slot` is wrong on arrival.
 static void inject(Wire *wire, uint8_t *message, Stream *stream) {
-    if (wire && fault_due(wire->faults, FAULT_MESSAGE, wire->step, wire->exchange++)) fault_flip(stream, message, wire->rank);
+    if (fault_due(wire->faults, FAULT_MESSAGE, wire->step, wire->exchange++)) fault_flip(stream, message, wire->rank);
 }
 
 static CommScope scope_of(WireHop hop) { return hop == HOP_GRAD_NODE ? COMM_NODE : COMM_RAIL; }

@@ -20,8 +20,8 @@ typedef struct Wire {
     int rank;              // dp rank
 } Wire;
 
-// comm_all_to_all of one message per peer, for chunk k of bucket b. wire may be NULL: a plain exchange. wire_seal before it, on the stream that wrote the
-// messages; wire_check after it, on the stream that will read them.
+// comm_all_to_all of one message per peer, for chunk k of bucket b. wire_seal before it, on the stream that wrote the messages; wire_check after it, on the
+// stream that will read them.
 void wire_seal(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Comm *comm, Stream *stream);
 void wire_all_to_all(Wire *wire, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream);
 void wire_check(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Comm *comm, Stream *stream);

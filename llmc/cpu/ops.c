@@ -130,7 +130,7 @@ void op_residual_layernorm_forward(Stream *s, floatX *residual_out, floatX *y, f
             }
         }
     }
-    if (y) op_layernorm_forward(s, y, mean, rstd, residual_out, gamma, beta, (int64_t)B * T, C, epsilon);
+    op_layernorm_forward(s, y, mean, rstd, residual_out, gamma, beta, (int64_t)B * T, C, epsilon);
 }
 
 // One row's two means over the normalised gradient g = dy gamma: of g and of g xhat. Every element of dx needs both.

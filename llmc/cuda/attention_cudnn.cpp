@@ -20,7 +20,6 @@ static nvrtcResult no_nvrtc(Arguments...) {
 #include <cudnn_frontend.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <map>
 #include <memory>
@@ -114,7 +113,7 @@ std::string describe(const Attention *a) {
 void notice(const Device *device, const Attention *a, const std::string &reason) {
     if (device->site && device->site->rank > 0) return;
     std::string line = reason.substr(0, reason.find('\n'));
-    fprintf(stderr, "note: %s: %s; our own attention kernels are used, which are slower\n", describe(a).c_str(), line.c_str());
+    warning_print(device->site, "%s: %.600s; our own attention kernels are used, which are slower", describe(a).c_str(), line.c_str());
 }
 
 // A (samples, heads, T, HD) view of a tensor whose rows of one head are `row` elements apart, heads `head` apart.

@@ -43,7 +43,7 @@ static int row_vectors(Stream *s, int C) {
 
 struct NormForward {
     floatX *residual_out;                // (N, C) out, with branch only
-    floatX *y;                           // (N, C) out, or NULL: only the sum
+    floatX *y;                           // (N, C) out
     float *mean, *rstd;                  // (N) out
     const floatX *residual, *branch;     // (N, C); branch NULL: no sum, LayerNorm of residual
     const floatX *gamma, *beta;          // (C)
@@ -112,7 +112,6 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Norm
         x[v] = residual_sum(a, x[v], branch[v], row, c);
         store_packed(a.residual_out + row * a.C + c, x[v]);
     }
-    if (!a.y) return;
     float mean, rstd;
     row_statistics<W, V>(x, a, lane, shared, &mean, &rstd);
 #pragma unroll

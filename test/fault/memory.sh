@@ -126,4 +126,27 @@ alone() { # which allocation of rank 1 fails
     ended_well $rc fine
 }
 for at in 20 90 160; do check "one of two ranks, allocation $at" alone $at; done
+
+# --- a thread that writes a checkpoint in the background gets no memory: MPI belongs to the main thread, and still the job ends, with one line that names the rank ---
+behind() { # RANK ALLOCATION: of the threads of that rank
+    rm -rf "$work/behind"
+    timeout -k 5 60 "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu MEMORY_FAULT_RANK="$1" MEMORY_FAULT_THREAD=1 MEMORY_FAULT_AT="$2" \
+        MEMORY_FAULT_COUNT="$work/count" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0 \
+        --save "$work/behind" --save-interval 1 --async-save >"$work/out" 2>"$work/err" </dev/null
+}
+in_a_thread() { # RANK
+    behind "$1" 0 || { say "without a fault it ended with exit code $?"; return 1; }
+    local total at rc
+    total=$(cat "$work/count")
+    [ "$total" -ge 4 ] || { why="only $total allocations of threads were seen"; return 1; }
+    for at in 1 $((total / 3 + 1)) $((2 * total / 3 + 1)) "$total"; do
+        behind "$1" "$at"
+        rc=$?
+        [ $rc -eq 3 ] || { say "allocation $at of $total: exit code $rc"; return 1; }
+        ended_well $rc fine || { why="allocation $at of $total: $why"; return 1; }
+        grep -q "^error: rank $1 .*save checkpoint: .*memory" "$work/err" || { say "allocation $at of $total: the line does not name rank $1"; return 1; }
+        ! grep -q 'MPI_Abort' "$work/err" || { why="allocation $at of $total: a thread calls MPI_Abort"; return 1; }
+    done
+}
+for rank in 0 1; do check "the thread that saves, on rank $rank" in_a_thread $rank; done
 finish

@@ -4,6 +4,7 @@
 //   MEMORY_FAULT_RANK     Open MPI's rank, when only that one is meant
 //   MEMORY_FAULT_AT       which allocation fails, counted from 1; 0: none
 //   MEMORY_FAULT_LAST     how many after it fail too (default 0: one alone)
+//   MEMORY_FAULT_THREAD   1: only allocations of other threads than the main one are meant. MPI belongs to that one: a line says when another calls MPI_Abort
 //   MEMORY_FAULT_COUNT    file that gets the number of allocations at the end
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // glibc's own, behind the names defined here.
 void *__libc_malloc(size_t bytes);
@@ -24,7 +26,7 @@ void *__libc_memalign(size_t alignment, size_t bytes);
 
 enum { MOST_RANGES = 32 };
 static struct {
-    bool active;
+    bool active, threads;
     int ranges;
     uintptr_t begin[MOST_RANGES], end[MOST_RANGES];  // code whose allocations may fail
     long at, last;
@@ -60,6 +62,7 @@ __attribute__((constructor)) static void start(void) {
     if (!program || strcmp(program, program_invocation_short_name) != 0) return;
     if (rank && (!ours || strcmp(rank, ours) != 0)) return;
     shim.at = number_of("MEMORY_FAULT_AT");
+    shim.threads = number_of("MEMORY_FAULT_THREAD") != 0;
     shim.last = shim.at + number_of("MEMORY_FAULT_LAST");
     dl_iterate_phdr(add_ranges, NULL);
     shim.active = true;
@@ -78,7 +81,7 @@ static bool fails(const void *caller) {
     uintptr_t place = (uintptr_t)caller;
     bool watched = false;
     for (int i = 0; shim.active && i < shim.ranges; i++) watched |= place >= shim.begin[i] && place < shim.end[i];
-    if (!watched) return false;
+    if (!watched || (shim.threads && gettid() == getpid())) return false;
     long call = atomic_fetch_add(&calls, 1) + 1;
     if (shim.at == 0 || call < shim.at || call > shim.last) return false;
     errno = ENOMEM;
@@ -126,4 +129,12 @@ FILE *open_memstream(char **text, size_t *bytes) {
     FILE *(*next)(char **, size_t *);
     *(void **)&next = dlsym(RTLD_NEXT, "open_memstream");
     return next(text, bytes);
+}
+
+// comm: whatever the library takes it for.
+int MPI_Abort(void *comm, int code) {
+    int (*next)(void *, int);
+    *(void **)&next = dlsym(RTLD_NEXT, "MPI_Abort");
+    if (gettid() != getpid()) fprintf(stderr, "MPI_Abort was called by another thread than the main one\n");
+    return next(comm, code);
 }

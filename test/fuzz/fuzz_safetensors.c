@@ -1,9 +1,17 @@
 // safetensors files. The whole input is tried as a file; and, because a mutated length in front hardly ever fits, so is a file whose header is the text
 // before the first 0xFF and whose data is what stands behind it.
+#include <string.h>
 #include <unistd.h>
 
 #include "llmc/safetensors.h"
 #include "test/fuzz/fuzz.h"
+
+// Of the first tensor of that name: no name is there twice.
+static int place_of(const SafeFile *file, const char *name) {
+    int i = 0;
+    while (strcmp(file->tensors[i].name, name) != 0) i++;
+    return i;
+}
 
 static void read_tensors(const SafeFile *file) {
     Error err = {0};
@@ -12,7 +20,7 @@ static void read_tensors(const SafeFile *file) {
         const SafeTensor *t = &file->tensors[i];
         uint64_t bytes = t->end - t->begin;
         PROMISE(t->begin == next && t->end >= t->begin && file->data_start + t->end <= file->file_bytes);
-        PROMISE(safe_find(file, t->name) == t && safe_dtype_bytes(t->dtype) > 0 && t->dims <= SAFE_DIMS);
+        PROMISE(place_of(file, t->name) == i && safe_dtype_bytes(t->dtype) > 0 && t->dims <= SAFE_DIMS);
         void *out = fuzz_copy(NULL, 0);
         out = xrealloc(out, bytes + 1, "a tensor");
         PROMISE(safe_read(file, t, 0, out, bytes, &err));

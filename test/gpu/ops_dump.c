@@ -92,8 +92,8 @@ static void case_residual(Dump *d, int B, int T, int C, float p) {
     dump_x(d, "y", y, n * C, 't');
     dump_f(d, "mean", mean, n, 't');
     dump_f(d, "rstd", rstd, n, 't');
-    // In place, and the sum alone.
-    op_residual_layernorm_forward(lab->stream, residual, NULL, NULL, NULL, residual, branch, gamma, beta, B, T, C, 1e-5f, dropout_of(p, DROPOUT_PROJECTION));
+    // In place.
+    op_residual_layernorm_forward(lab->stream, residual, y, mean, rstd, residual, branch, gamma, beta, B, T, C, 1e-5f, dropout_of(p, DROPOUT_PROJECTION));
     dump_x(d, "sum_in_place", residual, n * C, 'e');
     release(lab, (void *[]){residual, branch, gamma, beta, sum, y, mean, rstd, NULL});
 }

@@ -34,7 +34,8 @@ static void write_shard(const char *path, uint32_t seed) {
     for (int i = 0; i < 200; i++) {
         int32_t tokens[64];
         for (int t = 0; t < 64; t++) tokens[t] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % 1000;
-        CHECK(shard_writer_add_sequence(w, tokens, (int)(seed >> 8) % 64, &err) && shard_writer_end_document(w, &err));
+        CHECK(shard_writer_add_sequence(w, tokens, (int)(seed >> 8) % 64, &err));
+        shard_writer_end_document(w);
     }
     CHECK(shard_writer_close(w, &err));
 }

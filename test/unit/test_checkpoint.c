@@ -21,16 +21,8 @@
 
 #include <cmocka.h>
 
-#include "llmc/checkpoint.h"
-
-// Under a leak checker: what Open MPI keeps to the end of the process is not ours, and its modules are gone when the check at exit would name them.
-void __lsan_disable(void) __attribute__((weak));
-void __lsan_enable(void) __attribute__((weak));
-int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
-const char *__lsan_default_suppressions(void);
-const char *__lsan_default_options(void);
-const char *__lsan_default_suppressions(void) { return "leak:libopen-\nleak:libmpi\nleak:libpmix\nleak:libevent\nleak:libhwloc\nleak:mca_\n"; }
-const char *__lsan_default_options(void) { return "leak_check_at_exit=0:print_suppressions=0"; }
+#include "test/checkpoint_calls.h"
+#include "test/leaks.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Faults
@@ -184,8 +176,8 @@ static bool save(const char *directory, int64_t iteration, uint64_t salt, Error 
     prepare(&s, directory, iteration, salt, 20);
     s.save.keep = manner.keep;
     s.save.before = manner.before;
-    if (manner.background) s.save.staging = malloc(checkpoint_shard_bytes(s.slices, s.save.slice_count));
-    bool ok = checkpoint_save(&s.save, err);
+    if (manner.background) take_staging(&s.save);
+    bool ok = save_whole(&s.save, err);
     free(s.save.staging);
     return ok;
 }
@@ -227,8 +219,8 @@ static int read_all(const Checkpoint *c, uint64_t salt) {
 
 static void assert_loads(const char *directory, int64_t iteration, uint64_t salt) {
     Error err = {0};
-    assert_int_equal(checkpoint_latest(directory, &err), iteration);
-    Checkpoint *c = checkpoint_open(directory, iteration, true, MPI_COMM_SELF, &err);
+    assert_int_equal(newest_checkpoint(directory, &err), iteration);
+    Checkpoint *c = open_exactly(directory, iteration, MPI_COMM_SELF, &err);
     if (!c) fail_msg("%s", err.what);
     assert_int_equal(checkpoint_state(c)->iteration, iteration);
     assert_int_equal(read_all(c, salt), 1);
@@ -309,7 +301,7 @@ static void flip_bit(const char *path, size_t at, int bit) {
 static void what_is_saved_is_loaded(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
-    assert_int_equal(checkpoint_latest(f->save, &err), -1);
+    assert_int_equal(newest_checkpoint(f->save, &err), NO_CHECKPOINT);
     faults.quick = false;  // once with the real fsync, which some file systems refuse on folders
     assert_true(save(f->save, 5, 77, &err));
     assert_loads(f->save, 5, 77);
@@ -322,7 +314,7 @@ static void what_is_saved_is_loaded(void **state) {
     assert_int_equal(tracker[0], '5');
     free(tracker);
 
-    Checkpoint *c = checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err);
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     CheckpointState expected = state_of(5);
     assert_memory_equal(checkpoint_state(c), &expected, sizeof expected);  // doubles to the bit
     assert_string_equal(checkpoint_arguments(c), "{\"lr\":0.1,\"save\":\"a\\\"b\"}");
@@ -337,8 +329,8 @@ static void any_range_can_be_read(void **state) {
     for (int piece = 1; piece <= 35; piece += piece < 9 ? 3 : 13) {
         Saved s;
         prepare(&s, f->save, 5, (uint64_t)piece, piece < 7 ? 7 : piece);
-        assert_true(checkpoint_save(&s.save, &err));
-        Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+        assert_true(save_whole(&s.save, &err));
+        Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
         assert_non_null(c);
         for (int t = 0; t < TENSORS; t++) {
             for (int64_t lo = 0; lo <= elements_of(t); lo++) {
@@ -366,8 +358,8 @@ static void kinds_can_be_left_out(void **state) {
         if (s.slices[i].kind == SLICE_WEIGHT) s.slices[kept++] = s.slices[i];
     }
     s.save.slice_count = kept;
-    assert_true(checkpoint_save(&s.save, &err));
-    Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    assert_true(save_whole(&s.save, &err));
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     assert_true(checkpoint_has(c, SLICE_WEIGHT));
     assert_false(checkpoint_has(c, SLICE_MASTER));
     assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 35, 1, &err), 1);
@@ -400,7 +392,7 @@ static void slices_must_fit(void **state) {
         s.slices[0] = cases[i].slice;
         // A slice that does not exist cannot be fetched; what is fetched does not matter here.
         if (strcmp(cases[i].slice.tensor, "none") != 0) assert_int_equal(strcmp(s.slices[0].tensor, "wte"), 0);
-        assert_false(checkpoint_save(&s.save, &err));
+        assert_false(save_whole(&s.save, &err));
         assert_one_line(&err);
         if (!strstr(err.what, cases[i].says)) fail_msg("case %zu: %s", i, err.what);
         assert_int_equal(hidden_entries(f->save), 0);
@@ -412,7 +404,7 @@ static void another_model_is_named(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     assert_true(save(f->save, 5, 1, &err));
-    Checkpoint *c = checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err);
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     CheckpointTensor other[TENSORS + 1];
     memcpy(other, MODEL, sizeof MODEL);
     other[1].shape[0] = 14;
@@ -433,11 +425,12 @@ static void another_model_is_named(void **state) {
 }
 
 static void trackers(void **state) {
+    enum { BAD = CHECKPOINT_UNREADABLE };
     static const struct {
         const char *text;
         int64_t iteration;
-    } cases[] = {{"5", 5},   {"0000012\n", 12}, {"release", 0}, {"release\n", 0}, {"0", 0},   {"", -2},         {"\n", -2},
-                 {"-5", -2}, {"5x", -2},        {"5 6", -2},    {"1e3", -2},      {"+5", -2}, {"releases", -2}, {"99999999999999999999", -2}};
+    } cases[] = {{"5", 5}, {"0000012\n", 12}, {"release", 0}, {"release\n", 0}, {"0", 0}, {"", BAD}, {"\n", BAD},
+                 {"-5", BAD}, {"5x", BAD}, {"5 6", BAD}, {"1e3", BAD}, {"+5", BAD}, {"releases", BAD}, {"99999999999999999999", BAD}};
     Folder *f = (Folder *)*state;
     Error err;
     assert_int_equal(mkdir(f->save, 0777), -1);
@@ -445,17 +438,17 @@ static void trackers(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         memset(&err, 0, sizeof err);
         write_bytes(f->tracker, cases[i].text, strlen(cases[i].text));
-        assert_int_equal(checkpoint_latest(f->path, &err), cases[i].iteration);
-        if (cases[i].iteration == -2) assert_one_line(&err);
+        assert_int_equal(newest_checkpoint(f->path, &err), cases[i].iteration);
+        if (cases[i].iteration == BAD) assert_one_line(&err);
     }
     write_bytes(f->tracker, "1\0", 2);
-    assert_int_equal(checkpoint_latest(f->path, &err), -2);
+    assert_int_equal(newest_checkpoint(f->path, &err), CHECKPOINT_UNREADABLE);
     static char big[10000];
     write_bytes(f->tracker, big, sizeof big);
-    assert_int_equal(checkpoint_latest(f->path, &err), -2);
+    assert_int_equal(newest_checkpoint(f->path, &err), CHECKPOINT_UNREADABLE);
     unlink(f->tracker);
     mkdir(f->tracker, 0777);
-    assert_int_equal(checkpoint_latest(f->path, &err), -2);
+    assert_int_equal(newest_checkpoint(f->path, &err), CHECKPOINT_UNREADABLE);
     assert_one_line(&err);
 }
 
@@ -467,16 +460,16 @@ static void release_and_renamed_folders(void **state) {
     snprintf(from, sizeof from, "%s/iter_0000005", f->save);
     snprintf(to, sizeof to, "%s/iter_0000006", f->save);
     assert_int_equal(rename(from, to), 0);
-    assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+    assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
     assert_non_null(strstr(err.what, "iter_0000005/manifest.json"));
-    assert_null(checkpoint_open(f->save, 6, false, MPI_COMM_SELF, &err));
+    assert_null(open_exactly(f->save, 6, MPI_COMM_SELF, &err));
     assert_one_line(&err);
     assert_non_null(strstr(err.what, "iteration 5"));
     snprintf(from, sizeof from, "%s/release", f->save);
     assert_int_equal(rename(to, from), 0);
     write_bytes(f->tracker, "release", 7);
-    assert_int_equal(checkpoint_latest(f->save, &err), 0);
-    Checkpoint *c = checkpoint_open(f->save, 0, true, MPI_COMM_SELF, &err);
+    assert_int_equal(newest_checkpoint(f->save, &err), 0);
+    Checkpoint *c = open_exactly(f->save, 0, MPI_COMM_SELF, &err);
     assert_non_null(c);
     assert_int_equal(read_all(c, 1), 1);
     checkpoint_close(c);
@@ -493,18 +486,18 @@ static void damaged_manifest(void **state) {
     char *text = read_bytes(f->manifest, &bytes);
     for (size_t i = 0; i < bytes; i++) {
         flip_bit(f->manifest, i, i % 8);
-        assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
         flip_bit(f->manifest, i, i % 8);
         assert_one_line(&err);
         assert_non_null(strstr(err.what, "manifest.json"));
     }
     for (size_t i = bytes; i-- > 0; i -= i / 8) {
         assert_int_equal(truncate(f->manifest, (off_t)i), 0);
-        assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
         assert_one_line(&err);
     }
     unlink(f->manifest);
-    assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+    assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
     assert_non_null(strstr(err.what, "No such file"));
     write_bytes(f->manifest, text, bytes);
     assert_loads(f->save, 5, 1);
@@ -576,7 +569,7 @@ static void hostile_manifest(void **state) {
     char *text = read_bytes(f->manifest, &bytes);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         edit_manifest(f->manifest, text, bytes, cases[i][0], cases[i][1]);
-        assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
         assert_one_line(&err);
         if (!strstr(err.what, cases[i][2])) fail_msg("case %zu: '%s' does not say '%s'", i, err.what, cases[i][2]);
     }
@@ -591,7 +584,7 @@ static void manifest_against_shard(void **state) {
     assert_true(save(f->save, 5, 1, &err));
     char *text = read_bytes(f->manifest, &bytes);
     edit_manifest(f->manifest, text, bytes, "[0,0,20,35],", "");
-    Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     assert_non_null(c);
     assert_int_equal(read_range(c, 0, SLICE_MASTER, 21, 25, 1, &err), 0);
     assert_non_null(strstr(err.what, "master of tensor 'wte' is in no shard from element 21 (of 21..25)"));
@@ -599,12 +592,12 @@ static void manifest_against_shard(void **state) {
     assert_non_null(strstr(err.what, "its header does not say"));
     checkpoint_close(c);
     edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"BF16\", \"w\": \"");
-    c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     int expected = slice_kind_bytes(SLICE_WEIGHT) == 2;
     assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), expected);
     checkpoint_close(c);
     edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"F32\", \"w\": \"");
-    c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     // Read as F32 the slices do not fit the file or the build.
     if (c) assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), !expected);
     checkpoint_close(c);
@@ -621,15 +614,15 @@ static void damaged_shard(void **state) {
     uint64_t header;
     memcpy(&header, data, 8);
     for (size_t i = 0; i < bytes; i += i < 8 + header ? 1 : 5) {
+        Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+        assert_non_null(c);
         flip_bit(f->shard, i, i % 8);
         if (i % 7 == 0) {
-            assert_null(checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err));
+            assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
             assert_one_line(&err);
             assert_non_null(strstr(err.what, f->shard));
         }
-        // Without hashes a flipped header is refused when read, or harmless; flipped data is what it is.
-        Checkpoint *c = checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err);
-        assert_non_null(c);
+        // Behind the hashes' back a flipped header is refused when read, or harmless; flipped data is what it is.
         int got = read_all(c, 1);
         checkpoint_close(c);
         flip_bit(f->shard, i, i % 8);
@@ -641,12 +634,12 @@ static void damaged_shard(void **state) {
     }
     for (size_t i = bytes; i-- > 0; i -= i / 8) {
         assert_int_equal(truncate(f->shard, (off_t)i), 0);
-        assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
         assert_one_line(&err);
         assert_non_null(strstr(err.what, f->shard));
     }
     unlink(f->shard);
-    assert_null(checkpoint_open(f->save, 5, false, MPI_COMM_SELF, &err));
+    assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
     assert_non_null(strstr(err.what, f->shard));
     free(data);
 }
@@ -657,7 +650,7 @@ static void shard_that_shrinks(void **state) {
     Error err = {0};
     struct stat status;
     assert_true(save(f->save, 5, 1, &err));
-    Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     assert_int_equal(read_range(c, 0, SLICE_MASTER, 0, 35, 1, &err), 1);
     assert_int_equal(stat(f->shard, &status), 0);
     assert_int_equal(truncate(f->shard, status.st_size - 2), 0);
@@ -769,9 +762,9 @@ static void die_at_every_call(Folder *f, int64_t iteration, int step) {
         if (WIFEXITED(status)) break;
         died++;
         assert_int_equal(WTERMSIG(status), SIGKILL);
-        int64_t latest = checkpoint_latest(f->save, &err);
+        int64_t latest = newest_checkpoint(f->save, &err);
         assert_true(latest == 5 || latest == iteration);
-        Checkpoint *c = checkpoint_open(f->save, latest, true, MPI_COMM_SELF, &err);
+        Checkpoint *c = open_exactly(f->save, latest, MPI_COMM_SELF, &err);
         if (!c) fail_msg("killed at call %d: %s", n, err.what);
         int fresh = read_all(c, 60), old = read_all(c, 50);
         assert_true((fresh == 1) != (old == 1));
@@ -934,8 +927,8 @@ static void full_disk(void **state) {
     Error full = {0};
     bool second = save(f->save, 6, 2, &full);
     int hidden = hidden_entries(f->save);
-    int64_t latest = checkpoint_latest(f->save, &err);
-    Checkpoint *c = checkpoint_open(f->save, 5, true, MPI_COMM_SELF, &err);
+    int64_t latest = newest_checkpoint(f->save, &err);
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     int got = c ? read_all(c, 1) : 0;
     checkpoint_close(c);
     assert_int_equal(umount(f->path), 0);
@@ -989,11 +982,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(full_disk, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(folder_in_the_way, make_folder, remove_folder),
     };
-    if (__lsan_disable) __lsan_disable();
-    MPI_Init(&argc, &argv);
-    if (__lsan_enable) __lsan_enable();
+    leaks_start_mpi(&argc, &argv);
     int failed = cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
-    if (__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check()) failed++;
+    failed += leaks_found();
     MPI_Finalize();
     return failed;
 }

@@ -45,7 +45,7 @@ static void shuffles(void **state) {
     mt19937_shuffle_u32(&rng, x, 10);
     assert_memory_equal(x, ten, sizeof ten);
 
-    // Sum of x[i] * (i + 1) after a shuffle of 0..n-1 in i32, then with the same generator in i64 (numpy).
+    // Sum of x[i] * (i + 1) after a shuffle of 0..n-1 in i32, then with the same generator in u32 (numpy).
     static const struct {
         uint32_t seed;
         int64_t n, first, second;
@@ -63,14 +63,14 @@ static void shuffles(void **state) {
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         int64_t n = cases[c].n, first = 0, second = 0;
         int32_t *a = (int32_t *)malloc((size_t)n * sizeof *a);
-        int64_t *b = (int64_t *)malloc((size_t)n * sizeof *b);
+        uint32_t *b = (uint32_t *)malloc((size_t)n * sizeof *b);
         for (int64_t i = 0; i < n; i++) {
             a[i] = (int32_t)i;
-            b[i] = i;
+            b[i] = (uint32_t)i;
         }
         mt19937_seed(&rng, cases[c].seed);
         mt19937_shuffle_i32(&rng, a, n);
-        mt19937_shuffle_i64(&rng, b, n);
+        mt19937_shuffle_u32(&rng, b, n);
         for (int64_t i = 0; i < n; i++) {
             first += a[i] * (i + 1);
             second += b[i] * (i + 1);
@@ -207,7 +207,7 @@ static Corpus make_corpus(const Folder *f, const char *name, int dtype, const in
     ShardWriter *w = shard_writer_open(c.prefix, dtype, &err);
     for (int64_t i = 0; i < n; i++) {
         assert_true(shard_writer_add_sequence(w, c.ids + c.begin[i], lengths[i], &err));
-        for (uint32_t e = next(&seed) % 3; e > 0; e--) shard_writer_end_document(w, &err);
+        for (uint32_t e = next(&seed) % 3; e > 0; e--) shard_writer_end_document(w);
     }
     assert_true(shard_writer_close(w, &err));
     return c;

@@ -193,15 +193,12 @@ static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias)
         floatX expected = floatX_from_float(floatX_to_float(ln.x[i]) + floatX_to_float(branch[i]) * keep);
         assert_true(sum[i] == expected);
     }
-    floatX *only_sum = poisoned_floatX(ln.n);
-    op_residual_layernorm_forward(NULL, only_sum, NULL, NULL, NULL, ln.x, branch, ln.gamma, ln.beta, B, T, C, 1e-5f, d);
-    assert_memory_equal(only_sum, sum, (size_t)ln.n * sizeof(floatX));
     memcpy(ln.x, sum, (size_t)ln.n * sizeof(floatX));
     layernorm_reference(&ln, 1e-5);
     check_floatX("residual layernorm y", y, ln.y, ln.n, 1e-5);
     check_floats("residual layernorm mean", mean, ln.mean, ln.N, 1e-6);
     layernorm_free(&ln);
-    free_all(branch, y, sum, only_sum, mean, rstd, NULL);
+    free_all(branch, y, sum, mean, rstd, NULL);
 }
 
 static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch) {

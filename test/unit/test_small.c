@@ -1,12 +1,15 @@
 // Small host modules: counter-based uniforms, sampling from logits, the memory plan, error lines, integer helpers.
 #include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -150,6 +153,47 @@ static void errors_wait_for_no_reader(void **state) {
     close(ends[1]);
 }
 
+static void at_exit(void) { fputs("exit() was called\n", stderr); }
+
+static void *runs_out_of_memory(void *site) {
+    site_of_thread((const Site *)site);
+    fatal(NULL, EXIT_ENVIRONMENT, "out of memory; use a larger machine");
+}
+
+// Ends a child as a failed allocation does, on its main thread or on another. Returns its exit code; text is what it wrote to stderr.
+static int end_child(bool on_a_thread, char *text, size_t bytes) {
+    static const Site site = {3, 1, 2, 1841, "save checkpoint", NULL};
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        pthread_t thread;
+        dup2(fileno(file), STDERR_FILENO);
+        atexit(at_exit);
+        if (on_a_thread && pthread_create(&thread, NULL, runs_out_of_memory, (void *)&site) == 0) pthread_join(thread, NULL);
+        else runs_out_of_memory((void *)&site);
+        _exit(77);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    rewind(file);
+    text[fread(text, 1, bytes - 1, file)] = 0;
+    fclose(file);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// What exit() runs, and MPI, belong to the main thread.
+static void only_the_main_thread_runs_exit(void **state) {
+    char text[2048];
+    assert_int_equal(end_child(false, text, sizeof text), EXIT_ENVIRONMENT);
+    assert_non_null(strstr(text, "error: rank 3 (node 1, gpu 2) iteration 1841 save checkpoint: out of memory; "));
+    assert_non_null(strstr(text, "exit() was called\n"));
+    assert_int_equal(end_child(true, text, sizeof text), EXIT_ENVIRONMENT);
+    assert_non_null(strstr(text, "error: rank 3 (node 1, gpu 2) iteration 1841 save checkpoint: out of memory; "));
+    assert_null(strstr(text, "exit()"));
+}
+
 static void integer_helpers(void **state) {
     assert_int_equal(lcm64(128, 96), 384);
     assert_int_equal(lcm64(7, 7), 7);
@@ -187,6 +231,7 @@ int main(void) {
         cmocka_unit_test(errors_stay_on_one_line),
         cmocka_unit_test(errors_follow_the_log),
         cmocka_unit_test(errors_wait_for_no_reader),
+        cmocka_unit_test(only_the_main_thread_runs_exit),
         cmocka_unit_test(pauses_do_not_count_against_a_limit),
         cmocka_unit_test(integer_helpers),
         cmocka_unit_test(exposed_time_is_the_least_waiting_ranks),

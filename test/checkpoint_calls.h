@@ -1,0 +1,41 @@
+// What saver.c and train_gpt.cu do with checkpoint.h, in one call each, for tests. Collective where those are.
+#pragma once
+#include <stdlib.h>
+
+#include "llmc/checkpoint.h"
+
+// A save from its beginning to its end.
+static inline bool save_whole(const CheckpointSave *save, Error *err) {
+    CheckpointJob *job = checkpoint_begin(save, err);
+    bool done = false, ok = job != NULL;
+    while (ok && !done) ok = checkpoint_advance(job, &done, err);
+    checkpoint_job_free(job);
+    return ok;
+}
+
+// Gives a save host memory for exactly its slices; freed by the caller.
+static inline void take_staging(CheckpointSave *save) {
+    save->staging_bytes = 0;
+    for (int i = 0; i < save->slice_count; i++) save->staging_bytes += (uint64_t)(save->slices[i].hi - save->slices[i].lo) * (uint64_t)slice_kind_bytes(save->slices[i].kind);
+    save->staging = xmalloc((size_t)save->staging_bytes + 1, "a test");
+}
+
+// The checkpoint that is asked for, and not one before it.
+static inline Checkpoint *open_exactly(const char *directory, int64_t iteration, MPI_Comm comm, Error *err) {
+    Peers peers = {comm, 0, NULL};
+    char note[1400];
+    int64_t opened = iteration;
+    Checkpoint *c = checkpoint_open_sound(directory, &opened, &peers, note, sizeof note, err);
+    if (c && opened != iteration) {
+        checkpoint_close(c);
+        error_set(err, EXIT_CHECKPOINT, "%s", note);
+        return NULL;
+    }
+    return c;
+}
+
+// The iteration that a run would go on from, NO_CHECKPOINT or CHECKPOINT_UNREADABLE. One rank's question.
+static inline int64_t newest_checkpoint(const char *directory, Error *err) {
+    char note[1400];
+    return checkpoint_find(directory, note, sizeof note, err);
+}
