@@ -1148,8 +1148,7 @@ static void run_training(Run *run) {
 
 // --help and --version need neither MPI nor ranks; under mpirun the first rank answers for all.
 static int answer_without_training(const Config *config, char *program) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    if (rank && strcmp(rank, "0")) return EXIT_DONE;
+    if (launch_rank_guess() > 0) return EXIT_DONE;
     if (config->help) {
         config_help(program, stdout);
     } else {

@@ -9,12 +9,19 @@
 #include "llmc/heartbeat.h"
 #include "llmc/json.h"
 
-static bool knows_a_launcher(void) { return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK"); }
+int launch_rank_guess(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};  // Open MPI's mpirun, PMIx, MPICH and PMI-2
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *rank = getenv(names[i]);
+        if (rank) return atoi(rank);
+    }
+    return -1;
+}
 
 // Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in containers: neither is worth a failed first run.
 // Set only where the user has set nothing.
 static void prepare_environment(void) {
-    if (!knows_a_launcher()) setenv("OMPI_MCA_plm", "isolated", 0);
+    if (launch_rank_guess() < 0) setenv("OMPI_MCA_plm", "isolated", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
 }
@@ -44,7 +51,7 @@ static void find_hosts(Launch *launch) {
 
 void launch_init(Launch *launch, int *argc, char ***argv) {
     memset(launch, 0, sizeof *launch);
-    refuse_lonely_task(knows_a_launcher());
+    refuse_lonely_task(launch_rank_guess() >= 0);
     prepare_environment();
     json_use_checked_memory();
     // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.

@@ -20,6 +20,8 @@ typedef struct Launch {
 // of them, and EXIT_ENVIRONMENT.
 void launch_init(Launch *launch, int *argc, char ***argv);
 void launch_finalize(Launch *launch);
+// The rank that the environment of a launcher (mpirun, srun) gives this process, before MPI is up; -1: there is none that is known here.
+int launch_rank_guess(void);
 // Completes a nonblocking operation of the hosts. When it takes longer than this many seconds (0: whenever it completes) a rank did not come: ends the job
 // with one line that names it, if this host's ranks know it, and EXIT_COMMUNICATION.
 void launch_await(const Site *site, MPI_Request *request, double seconds);
