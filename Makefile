@@ -75,7 +75,7 @@ all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu
 tools: $(TOOLS)
 bench: $(CPU_BENCHES)
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(CPU_BENCHES) all
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(BUILD)/test/fault/mpi_shim.so $(CPU_BENCHES) all
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -140,7 +140,7 @@ fuzz:
 	@command -v clang >/dev/null || { echo "clang was not found: libFuzzer is part of it; on Debian: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
 	$(MAKE) FUZZ=1 BUILD=$(BUILD)/fuzz fuzz-targets
 
-# Loaded in front of the C library by test/fault/*.sh: file operations that fail or kill, allocations that fail. Without sanitizers: they go into plain programs.
+# Loaded in front of the C library by test/fault/*.sh: file operations that fail or kill, allocations and collectives that fail. Without sanitizers: they go into plain programs.
 $(BUILD)/test/fault/%.so: test/fault/%.c
 	@mkdir -p $(@D)
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@

@@ -64,9 +64,7 @@ typedef struct CheckpointSave {
     void (*fetched)(void *context);
     Retention keep;                 // older checkpoints that stay; zeros: all
     int64_t before;                 // the checkpoint in this folder that the run went on from, or saved last; -1: none
-    MPI_Comm comm;                  // all ranks
-    double limit;                   // seconds that a rank waits for the others; 0: for ever
-    const Site *site;               // for the message when they do not come; may be NULL
+    Peers peers;                    // all ranks
 } CheckpointSave;
 
 // Collective. Returns the same result, and the same error, on every rank; on failure nothing under the final names has changed. The slices of all
@@ -108,7 +106,7 @@ Checkpoint *checkpoint_open(const char *directory, int64_t iteration, bool verif
 // The checkpoint of *iteration, which the tracker names; when it is damaged or not there the newest sound one before it in its line (lineage.h), and *iteration
 // becomes its number and note (empty otherwise) a line that says what was wrong, and one more when the list of the line is damaged. NULL with the error of the
 // first one when none is sound. Collective, as above, hashes verified.
-Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err);
+Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note, size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const CheckpointState *checkpoint_state(const Checkpoint *checkpoint);
 const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text

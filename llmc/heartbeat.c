@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "llmc/fault.h"
+#include "llmc/launch.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };  // ranks whose collectives are told
@@ -263,7 +264,7 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     h->other_hosts = other_hosts;
     h->limit = limit;
     h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
-    h->patience = 5 + 4 * h->period + (other_hosts ? 15 + 2 * MOST_TURNS : 0) + (site->rank < 30 ? 2 * site->rank : 60);
+    h->patience = 5 + 4 * h->period + (other_hosts ? 15 + 2 * MOST_TURNS : 0) + launch_rank_delay(site->rank);
     faults_from_environment(&h->faults, site->rank, &ignored);
     h->site = *site;
     h->site.heartbeat = h;

@@ -26,10 +26,8 @@ struct NodeMemory {
 
 NodeMemory *node_memory_open(Peers node, bool share) {
     NodeMemory *m = (NodeMemory *)xcalloc(1, sizeof *m, "node memory");
-    MPI_Request request;
     m->node = node;
-    MPI_Comm_idup(node.comm, &m->node.comm, &request);
-    peers_wait(&node, &request);
+    m->node.comm = peers_duplicate(node);
     MPI_Comm_rank(m->node.comm, &m->rank);
     MPI_Comm_size(m->node.comm, &m->ranks);
     m->share = share && m->ranks > 1;
@@ -42,9 +40,9 @@ void node_memory_close(NodeMemory *memory) {
     free(memory);
 }
 
-static bool everywhere(const NodeMemory *m, bool ok) { return peers_agree(&m->node, ok, NULL, NULL); }
+static bool everywhere(const NodeMemory *m, bool ok) { return peers_agree(m->node, ok, NULL, NULL); }
 
-bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) { return peers_agree(&memory->node, ok, err, NULL); }
+bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) { return peers_agree(memory->node, ok, err, NULL); }
 
 // Where rank 0's anonymous file is to be found, and its identity: another PID namespace may hold another file under that name.
 typedef struct FileName {
@@ -81,7 +79,7 @@ static int open_file(const FileName *name) {
 static void *map_shared(const NodeMemory *m, size_t bytes) {
     FileName name = {0, -1, 0, 0};
     int fd = m->rank == 0 ? create_file(bytes, &name) : -1;
-    peers_broadcast(&m->node, &name, sizeof name, 0);
+    peers_broadcast(m->node, &name, sizeof name, 0);
     if (m->rank != 0 && name.fd >= 0) fd = open_file(&name);
     void *map = MAP_FAILED;
     if (fd >= 0) map = mmap(NULL, bytes, m->rank == 0 ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
@@ -129,10 +127,10 @@ static bool hook_builder(void *context) { return ((NodeMemory *)context)->rank =
 static void hook_ready(void *context) {
     NodeMemory *m = (NodeMemory *)context;
     for (Block *b = m->blocks; b; b = b->next) {  // in the same order on every rank
-        if (!b->shared && !b->filled) peers_broadcast(&m->node, b->memory, b->bytes, 0);
+        if (!b->shared && !b->filled) peers_broadcast(m->node, b->memory, b->bytes, 0);
         b->filled = true;
     }
-    peers_meet(&m->node);
+    peers_meet(m->node);
 }
 
 static bool hook_agree(void *context, bool ok, Error *err) {

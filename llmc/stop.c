@@ -18,15 +18,13 @@ void stop_block_signals(void) {
     sigprocmask(SIG_BLOCK, &set, NULL);
 }
 
-void stop_poll(Stop *stop, StopReason own, MPI_Comm world, const Site *site, double limit) {
+void stop_poll(Stop *stop, StopReason own, Peers world) {
     sigset_t set = stop_signals();
     struct timespec at_once = {0, 0};
     int caught = sigtimedwait(&set, NULL, &at_once);
     if (caught > 0 && own < STOP_SIGNAL) own = STOP_SIGNAL;
     int found[3] = {(int)own, caught > 0 ? caught : 0, stop->busy};
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, found, 3, MPI_INT, MPI_MAX, world, &request);
-    launch_await(site, &request, limit);
+    peers_reduce(world, found, 3, MPI_INT, MPI_MAX);
     if (found[0] > (int)stop->reason) stop->reason = (StopReason)found[0];
     if (found[1]) stop->signal_number = found[1];
     stop->busy = found[2] != 0;

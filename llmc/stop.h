@@ -15,8 +15,8 @@ typedef struct Stop {
 
 // Blocks SIGTERM, SIGUSR1 and SIGINT in this thread and those it starts. Before MPI starts its own.
 void stop_block_signals(void);
-// Collective over the world: adds this rank's reason (GO_ON: only a pending signal, if there is one) to those of the others. site, limit: launch_await's.
-void stop_poll(Stop *stop, StopReason own, MPI_Comm world, const Site *site, double limit);
+// Collective over the world: adds this rank's reason (GO_ON: only a pending signal, if there is one) to those of the others.
+void stop_poll(Stop *stop, StopReason own, Peers world);
 // "SIGTERM", ...
 const char *stop_signal_name(const Stop *stop);
 

@@ -44,10 +44,9 @@ static bool busy_rank_is_named(Site *site, int size, int busy) {
 
 // A wait within its limit goes through, and ends as a wait.
 static bool waits_end(Site *site) {
-    MPI_Request request;
+    Peers everyone = {MPI_COMM_WORLD, 60, site};
     char text[512];
-    MPI_Ibarrier(MPI_COMM_WORLD, &request);
-    launch_await(site, &request, 60);
+    peers_meet(everyone);
     bool busy = true;
     if (site->rank == 0) busy = heartbeat_blames(site, text, sizeof text);  // the others are past it and busy
     MPI_Barrier(MPI_COMM_WORLD);
