@@ -75,7 +75,7 @@ all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu
 tools: $(TOOLS)
 bench: $(CPU_BENCHES)
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(CPU_BENCHES) all
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(BUILD)/test/fault/mpi_shim.so $(CPU_BENCHES) all
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -131,8 +131,9 @@ $(FUZZ_TARGETS): LDFLAGS += -fsanitize=fuzzer
 else
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/replay.o
 endif
-# Its pthread_create may refuse.
+# Its pthread_create may refuse, its mmap.
 $(BUILD)/test/unit/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
+$(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
 $(BUILD)/test/fuzz/fuzz_options: $(BUILD)/obj/train_gpt_test.o
 fuzz-targets: $(FUZZ_TARGETS)
@@ -140,7 +141,7 @@ fuzz:
 	@command -v clang >/dev/null || { echo "clang was not found: libFuzzer is part of it; on Debian: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
 	$(MAKE) FUZZ=1 BUILD=$(BUILD)/fuzz fuzz-targets
 
-# Loaded in front of the C library by test/fault/*.sh: file operations that fail or kill, allocations that fail. Without sanitizers: they go into plain programs.
+# Loaded in front of the C library by test/fault/*.sh: file operations that fail or kill, allocations and collectives that fail. Without sanitizers: they go into plain programs.
 $(BUILD)/test/fault/%.so: test/fault/%.c
 	@mkdir -p $(@D)
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@

@@ -188,9 +188,7 @@ void gpt_free(GPT *gpt) {
 }
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
-    heartbeat_waits(group.site, true);
-    int threads = parallel_share(group.comm);
-    heartbeat_waits(group.site, false);
+    int threads = parallel_share(group);
     // Every rank draws all of its replica: what a tensor's numbers are depends on the seed and the tensor alone.
     for (int i = 0; i < gpt->tensors; i++) {
         const GPTTensor *t = &gpt->tensor[i];
@@ -380,12 +378,11 @@ typedef struct Run {
     Memory memory;            // the plan against what was there
 } Run;
 
-// Seconds that a collective may take: --distributed-timeout-minutes (0: for ever), and a little more the higher the rank, so that of all ranks
-// that wait for one that hangs a single one speaks and ends the job. (The launcher takes a second to end ranks: SIGTERM alone ends none of them.)
+// Seconds that a collective may take: --distributed-timeout-minutes (0: for ever), and a little more the higher the rank.
 static double time_limit(const Run *run) {
     if (run->config.check_data || run->config.inspect_data >= 0) return 0.0;  // rank 0 reads, for as long as it takes
     double limit = 60.0 * run->config.distributed_timeout_minutes;
-    return limit > 0 ? limit + fmin(2.0 * run->launch.rank, 60.0) : 0.0;
+    return limit > 0 ? limit + launch_rank_delay(run->launch.rank) : 0.0;
 }
 
 static Peers peers_of(Run *run, MPI_Comm comm) {
@@ -393,20 +390,13 @@ static Peers peers_of(Run *run, MPI_Comm comm) {
     return peers;
 }
 
-// Waits for a collective of the hosts no longer than that: a rank that hangs ends the job.
-static void await_ranks(Run *run, MPI_Request *request) { launch_await(&run->site, request, time_limit(run)); }
-
 // A barrier of all ranks, with that limit.
-static void meet(Run *run) {
-    Peers peers = peers_of(run, run->launch.world);
-    peers_meet(&peers);
-}
+static void meet(Run *run) { peers_meet(peers_of(run, run->launch.world)); }
 
 // True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
 static bool agreed(Run *run, bool ok) {
     int who = 0;
-    Peers peers = peers_of(run, run->launch.world);
-    if (peers_agree(&peers, ok, &run->error, &who)) return true;
+    if (peers_agree(peers_of(run, run->launch.world), ok, &run->error, &who)) return true;
     run->exit_code = run->error.code;
     if (run->launch.rank == who) error_print(&run->site, run->error.what);
     return false;
@@ -420,7 +410,7 @@ static void poll_stop(Run *run) {
     bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
     StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
     run->stop.busy = saver_busy(&run->saver);
-    stop_poll(&run->stop, own, run->launch.world, &run->site, time_limit(run));
+    stop_poll(&run->stop, own, peers_of(run, run->launch.world));
 }
 
 // False when some rank could not read its data: the run ends, and nothing of the step is logged or saved.
@@ -548,9 +538,7 @@ static void node_traffic(Run *run, double *inter, double *intra) {
     CommTraffic now = probe_traffic(&run->zero);
     double own[2] = {(double)(now.sent[COMM_RAIL] - run->interval.traffic.sent[COMM_RAIL]), (double)(now.sent[COMM_NODE] - run->interval.traffic.sent[COMM_NODE])};
     double *all = (double *)xcalloc(2 * (size_t)run->topology.dp_size, sizeof(double), "the traffic table");
-    MPI_Request request;
-    MPI_Iallgather(own, 2, MPI_DOUBLE, all, 2, MPI_DOUBLE, run->dp_group, &request);
-    await_ranks(run, &request);
+    peers_gather(peers_of(run, run->dp_group), own, all, 2, MPI_DOUBLE);
     *inter = *intra = 0.0;
     for (int node = 0; node < run->topology.nodes; node++) {
         double sums[2] = {0.0, 0.0};
@@ -581,8 +569,8 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.last_skipped = !run->last.applied;
     r.grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
     r.num_zeros = r.params_norm = -1.0;
-    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, run->dp_group, time_limit(run));
-    if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, run->dp_group, time_limit(run));
+    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, peers_of(run, run->dp_group));
+    if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, peers_of(run, run->dp_group));
     r.skipped_iterations = run->sentry.skipped;
     r.nan_iterations = run->sentry.nan;
     r.epoch = loader_epoch(run->loader, run->consumed_train);
@@ -634,9 +622,7 @@ static double mean_loss(Run *run) {
     copy_to_host(run->compute, &own, run->zero.loss_sum, sizeof own);
     stream_synchronize(run->compute);
     float *all = (float *)xcalloc((size_t)run->topology.dp_size, sizeof(float), "losses");
-    MPI_Request request;
-    MPI_Iallgather(&own, 1, MPI_FLOAT, all, 1, MPI_FLOAT, run->dp_group, &request);
-    await_ranks(run, &request);
+    peers_gather(peers_of(run, run->dp_group), &own, all, 1, MPI_FLOAT);
     double sum = 0.0;
     for (int r = 0; r < run->topology.dp_size; r++) sum += all[r];
     free(all);
@@ -713,11 +699,11 @@ static bool advance_save(Run *run, bool to_the_end) {
 }
 
 // Compares all ranks' weights and repairs what differs.
-static bool replicas_sound(Run *run) { return agreed(run, replicas_verify(&run->zero, run->dp_group, time_limit(run), run->log, &run->sentry.repairs, &run->error)); }
+static bool replicas_sound(Run *run) { return agreed(run, replicas_verify(&run->zero, peers_of(run, run->dp_group), run->log, &run->sentry.repairs, &run->error)); }
 
 static bool save_checkpoint(Run *run) {
     settle(run, 0);
-    if (!agreed(run, zero_wire_sound(&run->zero, run->dp_group, time_limit(run), &run->error))) return false;
+    if (!agreed(run, zero_wire_sound(&run->zero, peers_of(run, run->dp_group), &run->error))) return false;
     if (!run->config.save || run->last_saved == run->iteration) return true;
     if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
     run->site.phase = "save checkpoint";
@@ -780,8 +766,8 @@ static bool load_checkpoint(Run *run) {
     int64_t iteration = run->launch.rank == 0 ? checkpoint_find(c->load, lost, sizeof lost, &run->error) : 0;  // one answer for all ranks
     if (!agreed(run, iteration != CHECKPOINT_UNREADABLE)) return false;
     Peers peers = peers_of(run, run->launch.world);
-    peers_broadcast(&peers, &iteration, sizeof iteration, 0);
-    peers_broadcast(&peers, lost, sizeof lost, 0);
+    peers_broadcast(peers, &iteration, sizeof iteration, 0);
+    peers_broadcast(peers, lost, sizeof lost, 0);
     if (iteration == NO_CHECKPOINT) {
         log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch", c->load);
         if (!c->exit_on_missing_checkpoint) {
@@ -795,7 +781,7 @@ static bool load_checkpoint(Run *run) {
     if (*lost) log_line(run->log, "%s", lost);
     log_line(run->log, " loading checkpoint from %s at iteration %lld", c->load, (long long)iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    Checkpoint *checkpoint = checkpoint_open_sound(c->load, &iteration, &peers, fallback, sizeof fallback, &run->error);
+    Checkpoint *checkpoint = checkpoint_open_sound(c->load, &iteration, peers, fallback, sizeof fallback, &run->error);
     if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint));
     if (checkpoint) checkpoint_close(checkpoint);
@@ -891,7 +877,7 @@ static bool after_step(Run *run) {
     bool probing = probe_due(&run->zero);
     // First what is wrong is put right, then it is measured.
     if (verifying && !replicas_sound(run)) return true;
-    if (probing) probe_report(&run->zero, run->tensors, run->log, run->dp_group, time_limit(run));
+    if (probing) probe_report(&run->zero, run->tensors, run->log, peers_of(run, run->dp_group));
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training
     if (sampling) write_sample(run);
@@ -1075,8 +1061,7 @@ static bool start_run(Run *run) {
     double limit = time_limit(run), patience = limit > 0 ? fmin(0.5 * limit, 20.0) : 20.0;
     bool ok = !writes || (durable_writable_folder(run->config.save, &run->error) && save_folder_lock(run->config.save, patience, &run->save_lock, &run->error));
     if (!agreed(run, ok)) return false;
-    heartbeat_waits(&run->site, true);  // until comm_create has its communicators
-    MPI_Comm_split(run->launch.world, run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank, &run->dp_group);
+    run->dp_group = peers_split(peers_of(run, run->launch.world), run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank);
     if (run->config.emulate_nodes) emulate_nodes(&run->topology, &run->launch);
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
     if (!agreed(run, run->comm != NULL)) return false;
@@ -1151,8 +1136,7 @@ static void run_training(Run *run) {
 
 // --help and --version need neither MPI nor ranks; under mpirun the first rank answers for all.
 static int answer_without_training(const Config *config, char *program) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    if (rank && strcmp(rank, "0")) return EXIT_DONE;
+    if (launch_rank_guess() > 0) return EXIT_DONE;
     if (config->help) {
         config_help(program, stdout);
     } else {

@@ -153,14 +153,14 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
         const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait for this one: it sees progress
         for (uint64_t at = 0; ok && at < shard->bytes; at += piece) {
             ok = safe_writer_append(writer, (const char *)save->staging + at, shard->bytes - at < piece ? shard->bytes - at : piece, err);
-            heartbeat_moves(save->site);
+            heartbeat_moves(save->peers.site);
         }
     } else {
         void *buffer = xmalloc((size_t)shard->largest, "a checkpoint's copy buffer");
         for (int i = 0; ok && i < shard->count; i++) {
             save->fetch(save->context, shard->order[i], buffer);
             ok = safe_writer_append(writer, buffer, slice_bytes(&save->slices[shard->order[i]]), err);
-            heartbeat_moves(save->site);
+            heartbeat_moves(save->peers.site);
         }
         free(buffer);
     }
@@ -239,24 +239,21 @@ static bool publish(const CheckpointSave *save, Names *n, const char *manifest, 
 // The job
 
 // Rank 0's result: all ranks' manifest entries, one after another with ",\n" between them (malloc'ed); NULL elsewhere.
-static char *gather_entries(const Peers *peers, const char *entry, size_t entry_bytes, size_t *bytes) {
+static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, size_t *bytes) {
     int rank, ranks, mine = (int)entry_bytes;
-    MPI_Request request;
-    MPI_Comm_rank(peers->comm, &rank);
-    MPI_Comm_size(peers->comm, &ranks);
-    int *lengths = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
+    MPI_Comm_rank(peers.comm, &rank);
+    MPI_Comm_size(peers.comm, &ranks);
+    int *lengths = (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries");
     int *starts = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
     char *all = NULL;
     *bytes = 0;
-    MPI_Igather(&mine, 1, MPI_INT, lengths, 1, MPI_INT, 0, peers->comm, &request);
-    peers_wait(peers, &request);
+    peers_gather(peers, &mine, lengths, 1, MPI_INT);
     for (int r = 0; rank == 0 && r < ranks; r++) {
         starts[r] = (int)*bytes;
         *bytes += (size_t)lengths[r] + (r + 1 < ranks ? 2 : 0);
     }
     if (rank == 0) all = (char *)xmalloc(*bytes + 1, "manifest entries");
-    MPI_Igatherv(entry, mine, MPI_CHAR, all, lengths, starts, MPI_CHAR, 0, peers->comm, &request);
-    peers_wait(peers, &request);
+    peers_collect(peers, entry, mine, all, lengths, starts);
     for (int r = 0; rank == 0 && r + 1 < ranks; r++) memcpy(all + starts[r] + lengths[r], ",\n", 2);
     free(lengths);
     free(starts);
@@ -268,12 +265,11 @@ typedef enum Phase { PREPARE, WRITE, PUBLISH } Phase;
 struct CheckpointJob {
     CheckpointSave save;   // slices and arguments are the job's own
     int rank, ranks;
-    Peers peers;
     Site here;             // the thread's own copy: the caller's goes on with training
     ShardPlan shard;
     Names names;
     char *metadata;
-    uint64_t total;                  // bytes of all ranks' slices, on rank 0
+    uint64_t total;                  // bytes of all ranks' slices
     uint64_t file_bytes, file_xxh3;  // of this rank's shard, once written
     char *entries;                   // all ranks' manifest entries, on rank 0 before it publishes
     size_t entries_bytes;
@@ -369,8 +365,8 @@ static bool gather(CheckpointJob *job) {
                                       &bytes);
     bool ok = bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
     if (!ok) error_set(&job->error, EXIT_CHECKPOINT, "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets", bytes);
-    ok = peers_agree(&job->peers, ok, &job->error, NULL);
-    if (ok) job->entries = gather_entries(&job->peers, entry, bytes, &job->entries_bytes);
+    ok = peers_agree(job->save.peers, ok, &job->error, NULL);
+    if (ok) job->entries = gather_entries(job->save.peers, entry, bytes, &job->entries_bytes);
     free(entry);
     return ok;
 }
@@ -382,20 +378,18 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
     job->save = *save;
     job->save.slices = slices;
     job->save.arguments_json = save->arguments_json ? xstrdup(save->arguments_json) : NULL;
-    job->peers = (Peers){save->comm, save->limit, save->site};
-    job->here = save->site ? *save->site : (Site){.rank = -1};
-    MPI_Comm_rank(save->comm, &job->rank);
-    MPI_Comm_size(save->comm, &job->ranks);
+    job->here = save->peers.site ? *save->peers.site : (Site){.rank = -1};
+    MPI_Comm_rank(save->peers.comm, &job->rank);
+    MPI_Comm_size(save->peers.comm, &job->ranks);
     job->names = make_names(&job->save, job->rank, job->ranks);
     job->metadata = shard_metadata(&job->save, job->rank, job->ranks);
-    if (!peers_agree(&job->peers, collect(&job->shard, &job->save, &job->error), &job->error, NULL)) {
+    if (!peers_agree(save->peers, collect(&job->shard, &job->save, &job->error), &job->error, NULL)) {
         if (err) *err = job->error;
         checkpoint_job_free(job);
         return NULL;
     }
-    MPI_Request request;
-    MPI_Ireduce(&job->shard.bytes, &job->total, 1, MPI_UINT64_T, MPI_SUM, 0, save->comm, &request);
-    peers_wait(&job->peers, &request);
+    job->total = job->shard.bytes;
+    peers_reduce(save->peers, &job->total, 1, MPI_UINT64_T, MPI_SUM);
     stage(job);
     start_phase(job, PREPARE);
     return job;
@@ -408,10 +402,10 @@ const char *checkpoint_job_others(const CheckpointJob *job) { return job->others
 const char *checkpoint_job_stays(const CheckpointJob *job) { return job->stays; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
-    heartbeat_waits(job->peers.site, false);  // from here on this rank is busy with the save
+    heartbeat_waits(job->save.peers.site, false);  // from here on this rank is busy with the save
     finish_phase(job);
     *done = job->phase == PUBLISH;
-    bool ok = peers_agree(&job->peers, job->ok, &job->error, NULL);
+    bool ok = peers_agree(job->save.peers, job->ok, &job->error, NULL);
     if (ok && job->phase == PREPARE) {
         if (job->save.staging && job->save.fetched) job->save.fetched(job->save.context);
         start_phase(job, WRITE);

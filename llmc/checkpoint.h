@@ -66,9 +66,7 @@ typedef struct CheckpointSave {
     void (*fetched)(void *context);
     Retention keep;                 // older checkpoints that stay; zeros: all
     int64_t before;                 // the checkpoint in this folder that the run went on from, or saved last; -1: none
-    MPI_Comm comm;                  // all ranks
-    double limit;                   // seconds that a rank waits for the others; 0: for ever
-    const Site *site;               // for the message when they do not come, and when the thread gets no memory; may be NULL
+    Peers peers;                    // all ranks; its site also for the message when the thread gets no memory
 } CheckpointSave;
 
 // One save, in parts that leave the ranks free in between: begin, then at the same moments on all ranks, when no rank is busy, advance, until it is done.
@@ -107,7 +105,7 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 // becomes its number and note (empty otherwise) a line that says what was wrong, and one more when the list of the line is damaged. NULL with the error of the
 // first one when none is sound (EXIT_CHECKPOINT; names the damaged file). Collective, same result on every rank: rank 0 reads the manifest for all; the ranks share the
 // work of checking the shards' sizes and hashes. Shards are opened when they are first read, and their headers compared with the manifest.
-Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err);
+Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note, size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const CheckpointState *checkpoint_state(const Checkpoint *checkpoint);
 const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text

@@ -125,19 +125,16 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 // Opening
 
 // Rank 0 reads the file; all get its text (malloc'ed). NULL on all ranks on failure.
-static char *share_file(const char *path, uint64_t *bytes, const Peers *peers, Error *err) {
+static char *share_file(const char *path, uint64_t *bytes, Peers peers, Error *err) {
     int rank;
-    MPI_Request request;
     char *text = NULL;
     *bytes = 0;
-    MPI_Comm_rank(peers->comm, &rank);
+    MPI_Comm_rank(peers.comm, &rank);
     if (rank == 0) text = durable_read_file(path, MANIFEST_MAX_BYTES, bytes, err);
     if (!peers_agree(peers, rank != 0 || text, err, NULL)) return NULL;
-    MPI_Ibcast(bytes, 1, MPI_UINT64_T, 0, peers->comm, &request);
-    peers_wait(peers, &request);
+    peers_broadcast(peers, bytes, sizeof *bytes, 0);
     if (rank != 0) text = (char *)xmalloc((size_t)*bytes + 1, "a checkpoint's manifest");
-    MPI_Ibcast(text, (int)*bytes, MPI_BYTE, 0, peers->comm, &request);
-    peers_wait(peers, &request);
+    peers_broadcast(peers, text, (size_t)*bytes, 0);
     return text;
 }
 
@@ -168,18 +165,17 @@ static bool check_file(const Checkpoint *c, int file, const Site *site, Error *e
 }
 
 // Each rank checks every size-th file. Those who have done theirs wait without a limit: a rank that hashes shows progress, and one that hangs ends the job itself.
-static bool check_files(const Checkpoint *c, const Peers *peers, Error *err) {
+static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     int rank, ranks;
-    MPI_Comm_rank(peers->comm, &rank);
-    MPI_Comm_size(peers->comm, &ranks);
+    MPI_Comm_rank(peers.comm, &rank);
+    MPI_Comm_size(peers.comm, &ranks);
     bool ok = true;
     for (int file = rank; ok && file < c->manifest.file_count; file += ranks) {
-        ok = check_file(c, file, peers->site, err);
-        heartbeat_moves(peers->site);
+        ok = check_file(c, file, peers.site, err);
+        heartbeat_moves(peers.site);
     }
-    Peers patient = *peers;
-    patient.limit = 0;
-    return peers_agree(&patient, ok, err, NULL);
+    peers.limit = 0;
+    return peers_agree(peers, ok, err, NULL);
 }
 
 // The manifest must be of the iteration that was asked for: a renamed folder is an error, except Megatron's "release".
@@ -189,7 +185,7 @@ static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *
                      c->manifest.state.iteration, iteration);
 }
 
-static bool read_manifest(Checkpoint *c, int64_t iteration, const Peers *peers, Error *err) {
+static bool read_manifest(Checkpoint *c, int64_t iteration, Peers peers, Error *err) {
     uint64_t bytes;
     char *path = text_format("%s/" MANIFEST_NAME, c->folder);
     char *text = share_file(path, &bytes, peers, err);
@@ -200,7 +196,7 @@ static bool read_manifest(Checkpoint *c, int64_t iteration, const Peers *peers, 
     return ok;
 }
 
-static Checkpoint *open_exact(const char *directory, int64_t iteration, const Peers *peers, Error *err) {
+static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers peers, Error *err) {
     Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
     c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
@@ -229,16 +225,16 @@ static void find_older(const char *directory, int64_t asked, int64_t iteration, 
     lineage_free(&lineage);
 }
 
-static Older share_older(const char *directory, int64_t asked, int64_t iteration, const Peers *peers) {
+static Older share_older(const char *directory, int64_t asked, int64_t iteration, Peers peers) {
     int rank;
     Older older;
-    MPI_Comm_rank(peers->comm, &rank);
+    MPI_Comm_rank(peers.comm, &rank);
     if (rank == 0) find_older(directory, asked, iteration, &older);
     peers_broadcast(peers, &older, sizeof older, 0);
     return older;
 }
 
-Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, const Peers *peers, char *note, size_t note_bytes, Error *err) {
+Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note, size_t note_bytes, Error *err) {
     Error first;
     Older older = {*iteration, ""};
     *note = 0;

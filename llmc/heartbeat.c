@@ -1,7 +1,6 @@
-// Signs of life: see heartbeat.h. The shared memory is an anonymous file that the first rank makes and the others open through /proc, as in node_memory.c.
+// Signs of life: see heartbeat.h.
 #include "llmc/heartbeat.h"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,6 +11,8 @@
 #include <unistd.h>
 
 #include "llmc/fault.h"
+#include "llmc/host_memory.h"
+#include "llmc/launch.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };  // ranks whose collectives are told
@@ -204,57 +205,28 @@ static void *watch(void *context) {
 
 // --- shared memory ---------------------------------------------------------------------------------------------------------------
 
-// Collective: slots for all ranks of the host, or NULL on every one of them. A secret in the file tells it from another that has its name elsewhere.
-static Slot *map_slots(MPI_Comm host, int rank, int size) {
-    struct { long pid; int fd; long long secret; } name = {(long)getpid(), -1, (long long)(1e6 * wall_seconds())};
-    size_t bytes = (size_t)(size + 1) * sizeof(Slot);
-    if (rank == 0) {
-        name.fd = memfd_create("heartbeat", MFD_CLOEXEC);
-        if (name.fd >= 0 && (ftruncate(name.fd, (off_t)bytes) != 0 || pwrite(name.fd, &name.secret, sizeof name.secret, 0) != (ssize_t)sizeof name.secret)) {
-            close(name.fd);
-            name.fd = -1;
-        }
-    }
-    MPI_Bcast(&name, (int)sizeof name, MPI_BYTE, 0, host);
-    int fd = name.fd;
-    if (rank != 0 && fd >= 0) {
-        char path[64];
-        snprintf(path, sizeof path, "/proc/%ld/fd/%d", name.pid, name.fd);
-        fd = open(path, O_RDWR | O_CLOEXEC);
-    }
-    long long secret = 0;
-    void *map = MAP_FAILED;
-    if (fd >= 0 && pread(fd, &secret, sizeof secret, 0) == (ssize_t)sizeof secret && secret == name.secret) {
-        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    }
-    int ok = map != MAP_FAILED;
-    MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, host);  // also: everyone has opened it, the first rank may close it
-    if (fd >= 0) close(fd);
-    if (ok) return (Slot *)map + 1;
-    if (map != MAP_FAILED) munmap(map, bytes);
-    return NULL;
-}
-
-// Slots for this rank alone.
-static Slot *map_own_slot(void) {
-    void *map = mmap(NULL, 2 * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return map == MAP_FAILED ? NULL : (Slot *)map + 1;
+// Slots for the ranks of a host, how many of them and which is this rank's: all, or where they cannot share memory this rank's alone.
+static Slot *map_slots(Peers host, int *rank, int *size) {
+    MPI_Comm_rank(host.comm, rank);
+    MPI_Comm_size(host.comm, size);
+    void *map = *size > 1 ? host_memory_map(host, (size_t)(*size + 1) * sizeof(Slot), true) : NULL;
+    if (map) return (Slot *)map + 1;
+    *rank = 0;
+    *size = 1;
+    map = mmap(NULL, 2 * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) fatal(host.site, EXIT_ENVIRONMENT, "out of memory: %zu bytes for the heartbeat; use a larger machine", 2 * sizeof(Slot));
+    return (Slot *)map + 1;
 }
 
 void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
-    int rank, size;
+    int rank, size, on_host;
     Error ignored;  // zero.c reports faults that are not understood
-    MPI_Comm_rank(host, &rank);
-    MPI_Comm_size(host, &size);
     site->heartbeat = NULL;
-    Slot *slots = size > 1 ? map_slots(host, rank, size) : NULL;
-    bool other_hosts = ranks > size;
-    if (!slots) {
-        slots = map_own_slot();
-        rank = 0;
-        size = 1;
-    }
-    if (!slots) return;
+    Site unwatched = *site;  // of ranks that are yet to come nothing is known
+    Peers peers = {host, limit > 0 ? limit + launch_rank_delay(site->rank) : 0, &unwatched};
+    MPI_Comm_size(host, &on_host);
+    Slot *slots = map_slots(peers, &rank, &size);
+    bool other_hosts = ranks > on_host;
     Heartbeat *h = (Heartbeat *)xcalloc(1, sizeof *h, "the heartbeat");
     h->slots = slots;
     h->own = rank;
@@ -263,7 +235,7 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     h->other_hosts = other_hosts;
     h->limit = limit;
     h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
-    h->patience = 5 + 4 * h->period + (other_hosts ? 15 + 2 * MOST_TURNS : 0) + (site->rank < 30 ? 2 * site->rank : 60);
+    h->patience = 5 + 4 * h->period + (other_hosts ? 15 + 2 * MOST_TURNS : 0) + launch_rank_delay(site->rank);
     faults_from_environment(&h->faults, site->rank, &ignored);
     h->site = *site;
     h->site.heartbeat = h;
@@ -277,7 +249,7 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     atomic_store(&slots[rank].rank, site->rank);
     site->heartbeat = h;
     heartbeat_waits(site, false);
-    MPI_Barrier(host);  // every slot says who it is
+    peers_meet(peers);  // every slot says who it is
     if (pthread_create(&h->thread, NULL, watch, h) == 0) return;
     atomic_store(&slots[rank].beats, -1);  // without a thread this rank is watched by nobody, and watches nobody
     h->thread = pthread_self();

@@ -9,12 +9,21 @@
 #include "llmc/heartbeat.h"
 #include "llmc/json.h"
 
-static bool knows_a_launcher(void) { return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK"); }
+int launch_rank_guess(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};  // Open MPI's mpirun, PMIx, MPICH and PMI-2
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *rank = getenv(names[i]);
+        if (rank) return atoi(rank);
+    }
+    return -1;
+}
+
+double launch_rank_delay(int rank) { return rank < 30 ? 2.0 * rank : 60.0; }
 
 // Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in containers: neither is worth a failed first run.
 // Set only where the user has set nothing.
 static void prepare_environment(void) {
-    if (!knows_a_launcher()) setenv("OMPI_MCA_plm", "isolated", 0);
+    if (launch_rank_guess() < 0) setenv("OMPI_MCA_plm", "isolated", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
 }
@@ -35,16 +44,17 @@ static void refuse_lonely_task(bool joined) {
 
 static void find_hosts(Launch *launch) {
     gethostname(launch->host_name, sizeof launch->host_name - 1);
-    MPI_Comm_split_type(launch->world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &launch->host);
+    Peers world = {launch->world, 0, NULL}, host = world;
+    host.comm = launch->host = peers_of_host(world);
     int lowest = launch->rank;
-    MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, launch->host);
+    peers_reduce(host, &lowest, 1, MPI_INT, MPI_MIN);
     launch->host_of_rank = (int *)xcalloc((size_t)launch->size, sizeof(int), "the host table");
-    MPI_Allgather(&lowest, 1, MPI_INT, launch->host_of_rank, 1, MPI_INT, launch->world);
+    peers_gather(world, &lowest, launch->host_of_rank, 1, MPI_INT);
 }
 
 void launch_init(Launch *launch, int *argc, char ***argv) {
     memset(launch, 0, sizeof *launch);
-    refuse_lonely_task(knows_a_launcher());
+    refuse_lonely_task(launch_rank_guess() >= 0);
     prepare_environment();
     json_use_checked_memory();
     // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.
@@ -67,65 +77,107 @@ void launch_finalize(Launch *launch) {
     if (launch->owns_mpi) MPI_Finalize();
 }
 
+// --- collectives -----------------------------------------------------------------------------------------------------------------
+
+void mpi_check(const Site *site, int rc, const char *what, const char *where) {
+    if (rc == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(rc, text, &length);
+    heartbeat_take_turn(site);  // a lost rank fails the collectives of all
+    fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what, where, text);
+}
+
+static void check(Peers peers, int rc, const char *what) { mpi_check(peers.site, rc, what, "over MPI"); }
+
 // The limit has passed; whoever comes while the culprit is looked for is welcome.
-static void no_answer(const Site *site, MPI_Request *request, int *done, double seconds) {
+static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what) {
     char who[512];
-    if (!heartbeat_blames(site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
-    MPI_Test(request, done, MPI_STATUS_IGNORE);
+    if (!heartbeat_blames(peers.site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
+    check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
     if (*done) return;
-    heartbeat_take_floor(site);
-    fatal(site, EXIT_COMMUNICATION, "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", seconds, who);
+    heartbeat_take_floor(peers.site);
+    fatal(peers.site, EXIT_COMMUNICATION, "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", peers.limit, who);
 }
 
-void launch_await(const Site *site, MPI_Request *request, double seconds) {
-    Deadline deadline = deadline_in(seconds);
+// Completes a nonblocking operation. started: what the call that began it has returned.
+static void complete(Peers peers, int started, MPI_Request *request, const char *what) {
+    Deadline deadline = deadline_in(peers.limit);
     int done = 0;
-    heartbeat_waits(site, true);
+    check(peers, started, what);
+    heartbeat_waits(peers.site, true);
     for (int polls = 1; !done; polls++) {
-        MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
         if (done || polls % 1024) continue;
-        if (seconds <= 0) heartbeat_moves(site);  // without a limit, waiting is no fault of this rank
-        else if (deadline_passed(&deadline)) no_answer(site, request, &done, seconds);
+        if (peers.limit <= 0) heartbeat_moves(peers.site);  // without a limit, waiting is no fault of this rank
+        else if (deadline_passed(&deadline)) no_answer(peers, request, &done, what);
     }
-    heartbeat_waits(site, false);
+    heartbeat_waits(peers.site, false);
 }
 
-void peers_wait(const Peers *peers, MPI_Request *request) { launch_await(peers->site, request, peers->limit); }
-
-bool peers_agree(const Peers *peers, bool ok, Error *err, int *who) {
+bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
     int rank, size;
     Error shared = {0};
-    MPI_Request request;
-    MPI_Comm_rank(peers->comm, &rank);
-    MPI_Comm_size(peers->comm, &size);
+    MPI_Comm_rank(peers.comm, &rank);
+    MPI_Comm_size(peers.comm, &size);
     int first = ok ? size : rank;
-    MPI_Iallreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, peers->comm, &request);
-    peers_wait(peers, &request);
+    peers_reduce(peers, &first, 1, MPI_INT, MPI_MIN);
     if (who) *who = first;
     if (first == size) return true;
     if (err && first == rank) shared = *err;
-    MPI_Ibcast(&shared, (int)sizeof shared, MPI_BYTE, first, peers->comm, &request);
-    peers_wait(peers, &request);
+    peers_broadcast(peers, &shared, sizeof shared, first);
     if (err) *err = shared;
     return false;
 }
 
-void peers_broadcast(const Peers *peers, void *bytes, size_t count, int root) {
+void peers_meet(Peers peers) {
+    MPI_Request request;
+    complete(peers, MPI_Ibarrier(peers.comm, &request), &request, "barrier");
+}
+
+void peers_broadcast(Peers peers, void *bytes, size_t count, int root) {
     const size_t most = (size_t)1 << 30;  // MPI counts are int
     for (size_t at = 0; at < count; at += most) {
         MPI_Request request;
-        MPI_Ibcast((uint8_t *)bytes + at, (int)(count - at < most ? count - at : most), MPI_BYTE, root, peers->comm, &request);
-        peers_wait(peers, &request);
+        int part = (int)(count - at < most ? count - at : most);
+        complete(peers, MPI_Ibcast((uint8_t *)bytes + at, part, MPI_BYTE, root, peers.comm, &request), &request, "broadcast");
     }
 }
 
-void peers_meet(const Peers *peers) {
+void peers_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op) {
     MPI_Request request;
-    MPI_Ibarrier(peers->comm, &request);
-    peers_wait(peers, &request);
+    complete(peers, MPI_Iallreduce(MPI_IN_PLACE, values, count, type, op, peers.comm, &request), &request, "all-reduce");
 }
 
-bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who) {
-    Peers peers = {comm, 0, NULL};
-    return peers_agree(&peers, ok, err, who);
+void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type) {
+    MPI_Request request;
+    complete(peers, MPI_Iallgather(own, count, type, all, count, type, peers.comm, &request), &request, "all-gather");
+}
+
+void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start) {
+    MPI_Request request;
+    complete(peers, MPI_Igatherv(own, bytes, MPI_BYTE, all, length, start, MPI_BYTE, 0, peers.comm, &request), &request, "gather");
+}
+
+MPI_Comm peers_duplicate(Peers peers) {
+    MPI_Comm made;
+    MPI_Request request;
+    complete(peers, MPI_Comm_idup(peers.comm, &made, &request), &request, "making a communicator");
+    return made;
+}
+
+MPI_Comm peers_split(Peers peers, int color, int key) {
+    MPI_Comm made;
+    heartbeat_waits(peers.site, true);
+    check(peers, MPI_Comm_split(peers.comm, color, key, &made), "making a communicator");
+    heartbeat_waits(peers.site, false);
+    return made;
+}
+
+MPI_Comm peers_of_host(Peers peers) {
+    MPI_Comm made;
+    heartbeat_waits(peers.site, true);
+    check(peers, MPI_Comm_split_type(peers.comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made), "making a communicator");
+    heartbeat_waits(peers.site, false);
+    return made;
 }

@@ -20,25 +20,42 @@ typedef struct Launch {
 // of them, and EXIT_ENVIRONMENT.
 void launch_init(Launch *launch, int *argc, char ***argv);
 void launch_finalize(Launch *launch);
-// Completes a nonblocking operation of the hosts. When it takes longer than this many seconds (0: whenever it completes) a rank did not come: ends the job
-// with one line that names it, if this host's ranks know it, and EXIT_COMMUNICATION.
-void launch_await(const Site *site, MPI_Request *request, double seconds);
-// Collective over comm: true when ok on every rank. Otherwise every rank gets the error of the lowest failing rank
-// in err (may be NULL), and *who (may be NULL) is that rank.
-bool launch_agree(MPI_Comm comm, bool ok, Error *err, int *who);
+// The rank that the environment of a launcher (mpirun, srun) gives this process, before MPI is up; -1: there is none that is known here.
+int launch_rank_guess(void);
+// Seconds that a rank waits beyond a limit that all have: more the higher the rank, so that of all who wait for one that hangs a single one speaks and ends
+// the job. (The launcher takes a second to end ranks: the trainer blocks SIGTERM.)
+double launch_rank_delay(int rank);
+
+// Ends the job (EXIT_COMMUNICATION) with one line of all ranks, "<what> <where> failed: ...", unless rc is MPI_SUCCESS: the communicators of a Launch return
+// their errors, and an operation that failed has left nothing that may be looked at, its request neither.
+void mpi_check(const Site *site, int rc, const char *what, const char *where);
 
 // Ranks that act together, and how long one waits for another: a rank that died or hangs must end the job, not stop it for ever.
 typedef struct Peers {
     MPI_Comm comm;
     double limit;      // seconds; 0: for ever
-    const Site *site;  // for the message; may be NULL
+    const Site *site;  // for messages, and the heartbeat that is told of waits; may be NULL
 } Peers;
-// Completes a nonblocking collective of theirs; ends the job (EXIT_COMMUNICATION) when the time is up.
-void peers_wait(const Peers *peers, MPI_Request *request);
-// launch_agree with that limit.
-bool peers_agree(const Peers *peers, bool ok, Error *err, int *who);
-// Collectives with that limit: root's bytes to all, in place; and a barrier.
-void peers_broadcast(const Peers *peers, void *bytes, size_t count, int root);
-void peers_meet(const Peers *peers);
+
+// Collectives over the hosts. Each ends the job (EXIT_COMMUNICATION) with one line when MPI fails, or when a rank does not come within the limit, which the
+// line names if this host's ranks know it.
+
+// True when ok on every rank. Otherwise every rank gets the error of the lowest failing rank in err (may be NULL), and *who (may be NULL) is that rank.
+bool peers_agree(Peers peers, bool ok, Error *err, int *who);
+// A barrier.
+void peers_meet(Peers peers);
+// Root's bytes to all, in place.
+void peers_broadcast(Peers peers, void *bytes, size_t count, int root);
+// count values of each rank become the sum (minimum, ...) over the ranks, on every rank.
+void peers_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op);
+// Every rank's values on every rank. own: (count); all: (ranks, count).
+void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type);
+// Every rank's bytes on rank 0: length[r] of rank r at all + start[r]. all, length and start are read there alone.
+void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start);
+// New communicators, for MPI_Comm_free: of the same ranks; of those with the same color, in the order of key; of those that can share memory. The latter two know
+// no limit but the heartbeat's.
+MPI_Comm peers_duplicate(Peers peers);
+MPI_Comm peers_split(Peers peers, int color, int key);
+MPI_Comm peers_of_host(Peers peers);
 
 LLMC_END

@@ -1,12 +1,10 @@
 // Memory shared by the ranks of a node: see node_memory.h.
 #include "llmc/node_memory.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "llmc/host_memory.h"
 
 // One allocation; the dataset knows it by its address.
 typedef struct Block {
@@ -26,10 +24,8 @@ struct NodeMemory {
 
 NodeMemory *node_memory_open(Peers node, bool share) {
     NodeMemory *m = (NodeMemory *)xcalloc(1, sizeof *m, "node memory");
-    MPI_Request request;
     m->node = node;
-    MPI_Comm_idup(node.comm, &m->node.comm, &request);
-    peers_wait(&node, &request);
+    m->node.comm = peers_duplicate(node);
     MPI_Comm_rank(m->node.comm, &m->rank);
     MPI_Comm_size(m->node.comm, &m->ranks);
     m->share = share && m->ranks > 1;
@@ -42,55 +38,9 @@ void node_memory_close(NodeMemory *memory) {
     free(memory);
 }
 
-static bool everywhere(const NodeMemory *m, bool ok) { return peers_agree(&m->node, ok, NULL, NULL); }
+static bool everywhere(const NodeMemory *m, bool ok) { return peers_agree(m->node, ok, NULL, NULL); }
 
-bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) { return peers_agree(&memory->node, ok, err, NULL); }
-
-// Where rank 0's anonymous file is to be found, and its identity: another PID namespace may hold another file under that name.
-typedef struct FileName {
-    long pid;
-    int fd;
-    dev_t device;
-    ino_t inode;
-} FileName;
-
-static int create_file(size_t bytes, FileName *name) {
-    struct stat status;
-    int fd = memfd_create("token index", MFD_CLOEXEC);
-    if (fd < 0) return -1;
-    if (ftruncate(fd, (off_t)bytes) != 0 || fstat(fd, &status) != 0) {
-        close(fd);
-        return -1;
-    }
-    *name = (FileName){(long)getpid(), fd, status.st_dev, status.st_ino};
-    return fd;
-}
-
-static int open_file(const FileName *name) {
-    char path[64];
-    struct stat status;
-    snprintf(path, sizeof path, "/proc/%ld/fd/%d", name->pid, name->fd);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return -1;
-    if (fstat(fd, &status) == 0 && status.st_dev == name->device && status.st_ino == name->inode) return fd;
-    close(fd);
-    return -1;
-}
-
-// Collective: the shared mapping, or NULL on every rank.
-static void *map_shared(const NodeMemory *m, size_t bytes) {
-    FileName name = {0, -1, 0, 0};
-    int fd = m->rank == 0 ? create_file(bytes, &name) : -1;
-    peers_broadcast(&m->node, &name, sizeof name, 0);
-    if (m->rank != 0 && name.fd >= 0) fd = open_file(&name);
-    void *map = MAP_FAILED;
-    if (fd >= 0) map = mmap(NULL, bytes, m->rank == 0 ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
-    bool ok = everywhere(m, map != MAP_FAILED);  // also: everyone has opened it, rank 0 may close it
-    if (fd >= 0) close(fd);
-    if (ok) return map;
-    if (map != MAP_FAILED) munmap(map, bytes);
-    return NULL;
-}
+bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) { return peers_agree(memory->node, ok, err, NULL); }
 
 static void *map_private(const NodeMemory *m, size_t bytes) {
     void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -102,7 +52,7 @@ static void *map_private(const NodeMemory *m, size_t bytes) {
 static void *hook_alloc(void *context, size_t bytes, const char *purpose) {
     NodeMemory *m = (NodeMemory *)context;
     if (bytes == 0) bytes = 1;
-    void *memory = m->share ? map_shared(m, bytes) : NULL;
+    void *memory = m->share ? host_memory_map(m->node, bytes, false) : NULL;
     bool shared = memory != NULL;
     if (!memory) memory = map_private(m, bytes);
     if (!memory) return NULL;
@@ -129,10 +79,10 @@ static bool hook_builder(void *context) { return ((NodeMemory *)context)->rank =
 static void hook_ready(void *context) {
     NodeMemory *m = (NodeMemory *)context;
     for (Block *b = m->blocks; b; b = b->next) {  // in the same order on every rank
-        if (!b->shared && !b->filled) peers_broadcast(&m->node, b->memory, b->bytes, 0);
+        if (!b->shared && !b->filled) peers_broadcast(m->node, b->memory, b->bytes, 0);
         b->filled = true;
     }
-    peers_meet(&m->node);
+    peers_meet(m->node);
 }
 
 static bool hook_agree(void *context, bool ok, Error *err) {

@@ -1,9 +1,5 @@
 // Memory that the ranks of one node share, as IndexMemory for the datasets (dataset.h): rank 0 of the node fills it, the others map it
-// read-only. Made by loader.c.
-//
-// It is an anonymous file (memfd) of rank 0 that the others open through /proc, not an MPI shared window: Open MPI puts windows in
-// /dev/shm, which a container often limits to 64 MB, and hangs when it is too small. Where the ranks cannot open it (separate PID
-// namespaces, no /proc) every rank holds a copy, broadcast by rank 0.
+// read-only. Where they cannot share any (host_memory.h) every rank holds a copy, broadcast by rank 0. Made by loader.c.
 #pragma once
 #include <mpi.h>
 

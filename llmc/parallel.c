@@ -38,17 +38,18 @@ int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWor
     return started + 1;
 }
 
-int parallel_share(MPI_Comm group) {
+int parallel_share(Peers group) {
     cpu_set_t own, all;
     CPU_ZERO(&own);
     if (sched_getaffinity(0, sizeof own, &own) != 0) CPU_ZERO(&own);  // more processors than the set has room for: one thread
-    MPI_Comm host;
+    Peers host = group;
     int ranks = 1;
-    MPI_Comm_split_type(group, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-    MPI_Comm_size(host, &ranks);
+    host.comm = peers_of_host(group);
+    MPI_Comm_size(host.comm, &ranks);
     // Ranks may be bound to cores of their own, or share all of them: the union tells.
-    MPI_Allreduce(&own, &all, (int)sizeof own, MPI_BYTE, MPI_BOR, host);
-    MPI_Comm_free(&host);
+    all = own;
+    peers_reduce(host, &all, (int)sizeof all, MPI_BYTE, MPI_BOR);
+    MPI_Comm_free(&host.comm);
     int share = CPU_COUNT(&all) / ranks;
     if (share > CPU_COUNT(&own)) share = CPU_COUNT(&own);
     return share > 1 ? share : 1;

@@ -193,14 +193,12 @@ static void json_figure(FILE *out, const char *name, double value) {
     else fprintf(out, ",\"%s\":null", name);
 }
 
-static void report_errors(Zero *zero, Log *log, MPI_Comm group, double limit) {
+static void report_errors(Zero *zero, Log *log, Peers group) {
     Probe *probe = &zero->probe;
     double squares[4] = {probe->error_squares, probe->exact_squares, 0.0, 0.0};
     replica_squares(zero, squares + 2);
     probe->error_squares = probe->exact_squares = 0.0;
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, squares, 4, MPI_DOUBLE, MPI_SUM, group, &request);
-    launch_await(device_site(zero->device), &request, limit);
+    peers_reduce(group, squares, 4, MPI_DOUBLE, MPI_SUM);
     double gradient = root_ratio(squares[0], squares[1], 0.0), norm = sqrt(squares[1]), replica = root_ratio(squares[2], squares[3], 1.0);
     log_line(log, " quantization error at iteration %lld | reduced gradient: %.3E | replica over bf16 rounding: %.4f |", (long long)zero->step, gradient, replica);
     log_scalar(log, "quantization-error gradient", zero->step, gradient);
@@ -271,9 +269,9 @@ static void dump_histograms(Zero *zero, const CheckpointTensor *tensors) {
     free(text);
 }
 
-void probe_report(Zero *zero, const CheckpointTensor *tensors, Log *log, MPI_Comm group, double limit) {
+void probe_report(Zero *zero, const CheckpointTensor *tensors, Log *log, Peers group) {
     zero_weights_wait_all(zero);
-    if (errors_due(zero)) report_errors(zero, log, group, limit);
+    if (errors_due(zero)) report_errors(zero, log, group);
     if (histograms_due(zero)) dump_histograms(zero, tensors);
     probe_free(&zero->probe);
 }

@@ -11,8 +11,7 @@ enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair
 // One call's view.
 typedef struct Check {
     Zero *zero;
-    MPI_Comm group;
-    double limit;
+    Peers group;
     int rank, size, buckets;
     uint64_t *hash;   // (size, buckets) of all ranks
     floatX *weights;  // (PIECE) on the host
@@ -33,9 +32,7 @@ static void gather_hashes(Check *c) {
     }
     copy_to_host(zero->compute, own, zero->hash, (size_t)c->buckets * sizeof(uint64_t));
     stream_synchronize(zero->compute);
-    MPI_Request request;
-    MPI_Iallgather(own, c->buckets, MPI_UINT64_T, c->hash, c->buckets, MPI_UINT64_T, c->group, &request);
-    launch_await(device_site(zero->device), &request, c->limit);
+    peers_gather(c->group, own, c->hash, c->buckets, MPI_UINT64_T);
     free(own);
 }
 
@@ -55,11 +52,7 @@ static int majority(const Check *c, int b) {
     return -1;
 }
 
-static void broadcast(const Check *c, int64_t n, int root) {
-    MPI_Request request;
-    MPI_Ibcast(c->weights, (int)(n * (int64_t)sizeof(floatX)), MPI_BYTE, root, c->group, &request);
-    launch_await(device_site(c->zero->device), &request, c->limit);
-}
+static void broadcast(const Check *c, int64_t n, int root) { peers_broadcast(c->group, c->weights, (size_t)n * sizeof(floatX), root); }
 
 // Everyone who differs takes root's version.
 static void take_from(const Check *c, int b, int root) {
@@ -148,8 +141,8 @@ static bool repair(Check *c, Log *log, int64_t *repairs) {
     return any;
 }
 
-bool replicas_verify(Zero *zero, MPI_Comm group, double limit, Log *log, int64_t *repairs, Error *err) {
-    Check c = {zero, group, limit, zero->topology->dp_rank, zero->plan.dp, zero->plan.buckets, NULL, NULL, NULL};
+bool replicas_verify(Zero *zero, Peers group, Log *log, int64_t *repairs, Error *err) {
+    Check c = {zero, group, zero->topology->dp_rank, zero->plan.dp, zero->plan.buckets, NULL, NULL, NULL};
     if (c.size == 1) return true;
     c.hash = (uint64_t *)xcalloc((size_t)c.size * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
     int bad = -1;

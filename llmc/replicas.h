@@ -6,8 +6,8 @@
 LLMC_BEGIN
 
 // Collective over group (the dp ranks). Buckets that differ take the version of the majority of ranks; without a majority all ranks take their owners' masters,
-// rounded to bf16. Each repair is a line in the log, which names iteration, bucket and ranks, and adds 1 to *repairs. limit: launch_await's.
+// rounded to bf16. Each repair is a line in the log, which names iteration, bucket and ranks, and adds 1 to *repairs.
 // Error (EXIT_COMMUNICATION): a bucket that still differs afterwards.
-bool replicas_verify(Zero *zero, MPI_Comm group, double limit, Log *log, int64_t *repairs, Error *err);
+bool replicas_verify(Zero *zero, Peers group, Log *log, int64_t *repairs, Error *err);
 
 LLMC_END

@@ -20,7 +20,7 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     int rank;
     char line[1400];
     MPI_Comm_rank(saver->peers.comm, &rank);
-    if (!peers_agree(&saver->peers, rank != 0 || save_folder_has_room(c->save, bytes, err), err, NULL)) return false;
+    if (!peers_agree(saver->peers, rank != 0 || save_folder_has_room(c->save, bytes, err), err, NULL)) return false;
     Retention keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval};
     if (rank == 0)
         save_folder_forecast(c->save, bytes, c->train_iters / c->save_interval - iteration / c->save_interval, count_checkpoints(saver), &keep, line, sizeof line);
@@ -47,9 +47,7 @@ static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Er
         .fetched = zero_staged,
         .keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval},
         .before = saver->before,
-        .comm = saver->peers.comm,
-        .limit = saver->peers.limit,
-        .site = saver->peers.site,
+        .peers = saver->peers,
     };
     CheckpointJob *job = checkpoint_begin(&save, err);
     free(slices.slices);

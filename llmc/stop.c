@@ -40,13 +40,11 @@ static int take_signal(void) {
     return waiting > 0 ? waiting : atomic_exchange(&handled, 0);
 }
 
-void stop_poll(Stop *stop, StopReason own, MPI_Comm world, const Site *site, double limit) {
+void stop_poll(Stop *stop, StopReason own, Peers world) {
     int caught = take_signal();
     if (caught && own < STOP_SIGNAL) own = STOP_SIGNAL;
     int found[3] = {(int)own, caught, stop->busy};
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, found, 3, MPI_INT, MPI_MAX, world, &request);
-    launch_await(site, &request, limit);
+    peers_reduce(world, found, 3, MPI_INT, MPI_MAX);
     if (found[0] > (int)stop->reason) stop->reason = (StopReason)found[0];
     if (found[1]) stop->signal_number = found[1];
     stop->busy = found[2] != 0;

@@ -16,8 +16,8 @@ typedef struct Stop {
 // From here on SIGTERM, SIGUSR1 and SIGINT end nothing: they are blocked in this thread and those it starts, and a handler keeps what threads that were there
 // before are given. Before MPI starts its own. May be called again.
 void stop_catch_signals(void);
-// Collective over the world: adds this rank's reason (GO_ON: only a pending signal, if there is one) to those of the others. site, limit: launch_await's.
-void stop_poll(Stop *stop, StopReason own, MPI_Comm world, const Site *site, double limit);
+// Collective over the world: adds this rank's reason (GO_ON: only a pending signal, if there is one) to those of the others.
+void stop_poll(Stop *stop, StopReason own, Peers world);
 // "SIGTERM", ...
 const char *stop_signal_name(const Stop *stop);
 

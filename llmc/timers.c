@@ -175,9 +175,7 @@ void timers_collect(Timers *timers, const Timer *which, int count, double diviso
     double *gathered = (double *)xmalloc((size_t)count * (size_t)world * sizeof *gathered, "timer values");  // (world, count)
     double *row = (double *)xmalloc((size_t)world * sizeof *row, "timer values");
     for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, which[i]) / divisor;
-    MPI_Request request;
-    MPI_Iallgather(mine, count, MPI_DOUBLE, gathered, count, MPI_DOUBLE, peers.comm, &request);
-    peers_wait(&peers, &request);
+    peers_gather(peers, mine, gathered, count, MPI_DOUBLE);
     for (int i = 0; i < count; i++) {
         for (int rank = 0; rank < world; rank++) row[rank] = gathered[(size_t)rank * (size_t)count + (size_t)i];
         stats[i] = combine(row, world);

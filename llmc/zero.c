@@ -329,7 +329,7 @@ void zero_synchronize(Zero *zero) {
 
 // --- figures over all ranks --------------------------------------------------------------------------------------------------------
 
-double zero_params_norm(Zero *zero, MPI_Comm group, double limit) {
+double zero_params_norm(Zero *zero, Peers group) {
     double squares = 0.0;
     zero_weights_wait_all(zero);  // the masters are as new as the weights
     for (int i = 0; i < zero->piece_count; i++) {
@@ -342,32 +342,27 @@ double zero_params_norm(Zero *zero, MPI_Comm group, double limit) {
         stream_synchronize(zero->compute);
         squares += sum;
     }
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, &squares, 1, MPI_DOUBLE, MPI_SUM, group, &request);
-    launch_await(device_site(zero->device), &request, limit);
+    peers_reduce(group, &squares, 1, MPI_DOUBLE, MPI_SUM);
     return sqrt(squares);
 }
 
-int64_t zero_zeros(Zero *zero, MPI_Comm group, double limit) {
+int64_t zero_zeros(Zero *zero, Peers group) {
     int64_t zeros = 0;
     zero_weights_wait_all(zero);
     copy_to_host(zero->compute, &zeros, zero->zeros, sizeof zeros);
     stream_synchronize(zero->compute);
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, &zeros, 1, MPI_INT64_T, MPI_SUM, group, &request);
-    launch_await(device_site(zero->device), &request, limit);
+    peers_reduce(group, &zeros, 1, MPI_INT64_T, MPI_SUM);
     return zeros;
 }
 
-bool zero_wire_sound(Zero *zero, MPI_Comm group, double limit, Error *err) {
+bool zero_wire_sound(Zero *zero, Peers group, Error *err) {
     StepControl found;
+    StepRecord own = {0};
     if (!zero->wire_check.sealed) return true;
     StepRecord *records = (StepRecord *)xcalloc((size_t)zero->plan.dp, sizeof *records, "the ranks' findings");
-    copy_to_host(zero->traffic, &records[zero->topology->dp_rank].wire_fault, zero->wire_check.fault, sizeof(uint64_t));
+    copy_to_host(zero->traffic, &own.wire_fault, zero->wire_check.fault, sizeof(uint64_t));
     stream_synchronize(zero->traffic);
-    MPI_Request request;
-    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, records, (int)sizeof *records, MPI_BYTE, group, &request);
-    launch_await(device_site(zero->device), &request, limit);
+    peers_gather(group, &own, records, (int)sizeof own, MPI_BYTE);
     bool sound = !judge_wire(&found, records, zero->plan.dp);
     free(records);
     return sound || wire_error(found.wire_fault, found.wire_rank, zero->topology, err);

@@ -118,11 +118,11 @@ typedef struct Exposed {
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 Exposed zero_exposed_of(const double *ms, int world);  // ms: (2, world), waits of each rank for reductions, then for gathers
 // Norm of the masters, and number of zeros in the latest reduced gradient (counted with --log-num-zeros-in-grad), over all ranks. Collective, synchronises.
-double zero_params_norm(Zero *zero, MPI_Comm group, double limit);
-int64_t zero_zeros(Zero *zero, MPI_Comm group, double limit);
+double zero_params_norm(Zero *zero, Peers group);
+int64_t zero_zeros(Zero *zero, Peers group);
 // False on all ranks when one has received a message wrong since the latest verdict (--verify-wire): a save must not follow. Collective, synchronises. Error:
-// EXIT_COMMUNICATION. limit: launch_await's.
-bool zero_wire_sound(Zero *zero, MPI_Comm group, double limit, Error *err);
+// EXIT_COMMUNICATION.
+bool zero_wire_sound(Zero *zero, Peers group, Error *err);
 
 // What this rank saves, as slices of the named tensors: masters, moments (optimizer) and its 1/dp of the replica. fetch copies one to the host.
 typedef struct ZeroSlices {

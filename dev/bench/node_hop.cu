@@ -61,11 +61,13 @@ typedef struct Bench {
     int rows;
 } Bench;
 
-static bool agreed(Bench *b, bool ok) { return launch_agree(b->launch.world, ok, &b->error, NULL); }
+static Peers everyone(const Bench *b) { return {b->launch.world, 0, &b->site}; }
+
+static bool agreed(Bench *b, bool ok) { return peers_agree(everyone(b), ok, &b->error, NULL); }
 
 // Of all ranks.
 static double largest(const Bench *b, double x) {
-    MPI_Allreduce(MPI_IN_PLACE, &x, 1, MPI_DOUBLE, MPI_MAX, b->launch.world);
+    peers_reduce(everyone(b), &x, 1, MPI_DOUBLE, MPI_MAX);
     return x;
 }
 
@@ -82,9 +84,7 @@ static double median(double *x, int count) {
 static void meet(const Bench *b) {
     stream_synchronize(b->compute);
     stream_synchronize(b->traffic);
-    heartbeat_waits(&b->site, true);
-    MPI_Barrier(b->launch.world);
-    heartbeat_waits(&b->site, false);
+    peers_meet(everyone(b));
 }
 
 // --- messages ----------------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ typedef ncclResult_t (*WindowDeregister)(ncclComm_t, void *);
 struct Way {
     WayForm form;
     Device *device;
-    MPI_Comm comm;
+    Peers ranks;
     int rank, size;
     uint8_t *memory;           // [ send (bytes) | receive (bytes) ]
     size_t bytes;
@@ -49,11 +49,11 @@ static bool make_communicator(Way *way, Error *err) {
     ncclUniqueId id = {};
     bool ok = way->form.kind != WAY_ENGINES || ask_for_engines(&config, 0) || error_set(err, EXIT_ENVIRONMENT, "this program was built with an NCCL older than 2.27");
     if (ok && way->rank == 0) ok = nccl_ok(ncclGetUniqueId(&id), way, "finding a network for NCCL", err);
-    if (!launch_agree(way->comm, ok, err, NULL)) return false;
-    MPI_Bcast(&id, (int)sizeof id, MPI_BYTE, 0, way->comm);
+    if (!peers_agree(way->ranks, ok, err, NULL)) return false;
+    peers_broadcast(way->ranks, &id, sizeof id, 0);
     if (way->form.blocks) config.maxCTAs = way->form.blocks;
     ok = nccl_ok(ncclCommInitRankConfig(&way->nccl, way->size, id, way->rank, &config), way, "making the NCCL communicator", err);
-    return launch_agree(way->comm, ok, err, NULL);
+    return peers_agree(way->ranks, ok, err, NULL);
 }
 
 static bool open_nccl(Way *way, Error *err) {
@@ -68,11 +68,11 @@ static bool open_nccl(Way *way, Error *err) {
     else if (old) error_set(err, EXIT_ENVIRONMENT, "this NCCL has no ncclAlltoAll on symmetric memory, which came with 2.28");
     else nccl_ok(ncclMemAlloc(&memory, bytes), way, "ncclMemAlloc", err);
     way->memory = (uint8_t *)memory;
-    if (!launch_agree(way->comm, memory != NULL, err, NULL)) return false;
+    if (!peers_agree(way->ranks, memory != NULL, err, NULL)) return false;
     if (!symmetric(way)) return true;
     bool ok = nccl_ok(enter(way->nccl, memory, bytes, &way->window, SYMMETRIC), way, "ncclCommWindowRegister", err);
     if (ok && !way->window) ok = error_set(err, EXIT_ENVIRONMENT, "NCCL has no symmetric memory here; NCCL_DEBUG=INFO tells why");
-    return launch_agree(way->comm, ok, err, NULL);
+    return peers_agree(way->ranks, ok, err, NULL);
 }
 
 static void close_nccl(Way *way, bool broken) {
@@ -106,9 +106,9 @@ static bool exchange_nccl(Way *way, size_t slot, cudaStream_t stream, Error *err
 static bool open_copies(Way *way, Error *err) {
     way->memory = (uint8_t *)device_alloc(way->device, 2 * way->bytes, "messages", err);
     way->flags = way->memory ? device_alloc(way->device, COMM_FLAG_BYTES, "flags", err) : NULL;
-    if (!launch_agree(way->comm, way->flags != NULL, err, NULL)) return false;
+    if (!peers_agree(way->ranks, way->flags != NULL, err, NULL)) return false;
     CommPiece piece = {way->memory, way->bytes};
-    way->neighbours = neighbours_open(way->device, way->comm);
+    way->neighbours = neighbours_open(way->device, way->ranks.comm);
     return neighbours_share(way->neighbours, way->flags, &piece, 1, err);
 }
 
@@ -124,7 +124,7 @@ Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, 
     Way *way = (Way *)xcalloc(1, sizeof *way, "a way to exchange messages");
     way->form = *form;
     way->device = device;
-    way->comm = comm;
+    way->ranks = {comm, 0, NULL};
     way->bytes = bytes;
     MPI_Comm_rank(comm, &way->rank);
     MPI_Comm_size(comm, &way->size);

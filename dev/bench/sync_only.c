@@ -57,19 +57,13 @@ static Peers everyone(const Bench *bench) {
 
 static bool agreed(Bench *bench, bool ok) {
     int who = 0;
-    Peers peers = everyone(bench);
-    if (peers_agree(&peers, ok, &bench->error, &who)) return true;
+    if (peers_agree(everyone(bench), ok, &bench->error, &who)) return true;
     if (bench->launch.rank == who) error_print(&bench->site, bench->error.what);
     return false;
 }
 
 // ms (count) of the slowest rank, on every rank.
-static void slowest(const Bench *bench, double *ms, int count) {
-    Peers peers = everyone(bench);
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, ms, count, MPI_DOUBLE, MPI_MAX, bench->launch.world, &request);
-    peers_wait(&peers, &request);
-}
+static void slowest(const Bench *bench, double *ms, int count) { peers_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX); }
 
 // From the first arm on a rank that hangs is named, within that arm's --distributed-timeout-minutes. As in the trainer later ranks wait a little longer, so that
 // the first one speaks.
@@ -131,8 +125,7 @@ static void meet(const Bench *bench, const Lanes *lanes) {
     stream_synchronize(bench->compute);
     stream_synchronize(bench->traffic);
     if (lanes) lanes_synchronize(lanes);
-    Peers peers = everyone(bench);
-    peers_meet(&peers);
+    peers_meet(everyone(bench));
 }
 
 typedef struct Marks {

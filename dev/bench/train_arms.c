@@ -33,10 +33,11 @@ static void write_loopback(const char *path, const char *name, long long bytes) 
 }
 
 static int train(const Arm *arm, const Launch *launch, const char *loopback) {
-    MPI_Barrier(launch->world);
+    Peers all = {launch->world, 0, NULL};
+    peers_meet(all);
     long long before = loopback_bytes();
     int code = train_gpt_main(arm->argc, arm->argv);
-    MPI_Allreduce(MPI_IN_PLACE, &code, 1, MPI_INT, MPI_MAX, launch->world);
+    peers_reduce(all, &code, 1, MPI_INT, MPI_MAX);
     if (launch->rank == 0 && loopback) write_loopback(loopback, arm->name, loopback_bytes() - before);
     if (launch->rank == 0 && code) fprintf(stderr, "error: arm %s ended with exit code %d\n", arm->name, code);
     fflush(stdout);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "llmc/heartbeat.h"
+#include "llmc/launch.h"
 
 struct Comm {
     Device *device;
@@ -20,27 +21,21 @@ struct Comm {
 static const char *const scope_name[COMM_SCOPES] = {"inside the node", "between nodes", "in the data-parallel group"};
 
 static void check(const Comm *comm, int rc, CommScope scope, const char *what) {
-    if (rc == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(rc, text, &length);
-    heartbeat_take_turn(device_site(comm->device));  // a lost rank fails the collectives of all
-    fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what, scope_name[scope], text);
+    mpi_check(device_site(comm->device), rc, what, scope_name[scope]);
 }
 
 Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
     Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
     comm->device = device;
-    heartbeat_waits(device_site(device), true);
-    MPI_Comm_dup(dp_group, &comm->scope[COMM_GROUP]);
-    MPI_Comm_split(dp_group, t->node, t->local, &comm->scope[COMM_NODE]);
-    MPI_Comm_split(dp_group, t->local, t->node, &comm->scope[COMM_RAIL]);
+    Peers group = {dp_group, 0, device_site(device)};
+    comm->scope[COMM_GROUP] = peers_duplicate(group);
+    comm->scope[COMM_NODE] = peers_split(group, t->node, t->local);
+    comm->scope[COMM_RAIL] = peers_split(group, t->local, t->node);
     for (int s = 0; s < COMM_SCOPES; s++) {
         MPI_Comm_set_errhandler(comm->scope[s], MPI_ERRORS_RETURN);
         MPI_Comm_size(comm->scope[s], &comm->size[s]);
         MPI_Comm_rank(comm->scope[s], &comm->rank[s]);
     }
-    heartbeat_waits(device_site(device), false);
     if (comm->size[COMM_NODE] != t->per_node || comm->size[COMM_RAIL] != t->nodes || comm->rank[COMM_GROUP] != t->dp_rank) {
         error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
         comm_destroy(comm);

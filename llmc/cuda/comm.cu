@@ -9,6 +9,7 @@
 #include "llmc/comm.h"
 #include "llmc/cuda/neighbours.h"
 #include "llmc/heartbeat.h"
+#include "llmc/launch.h"
 
 struct Comm {
     Device *device;
@@ -41,15 +42,15 @@ static void nccl_end(const Comm *comm, ncclResult_t result, CommScope scope, con
 // --- communicators ---------------------------------------------------------------------------------------------------------------
 
 // Collective over group, whose order becomes the communicator's.
-static void scope_create(Comm *comm, CommScope scope, MPI_Comm group) {
-    MPI_Comm_size(group, &comm->size[scope]);
-    MPI_Comm_rank(group, &comm->rank[scope]);
+static void scope_create(Comm *comm, CommScope scope, Peers group) {
+    MPI_Comm_size(group.comm, &comm->size[scope]);
+    MPI_Comm_rank(group.comm, &comm->rank[scope]);
     if (comm->size[scope] == 1) return;
     ncclUniqueId id = {};
     ncclResult_t result = comm->rank[scope] == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) nccl_failed(comm, result, scope, "finding a network for NCCL");
+    peers_broadcast(group, &id, sizeof id, 0);
     nccl_begin(comm);
-    MPI_Bcast(&id, (int)sizeof id, MPI_BYTE, 0, group);
     result = ncclCommInitRank(&comm->scope[scope], comm->size[scope], id, comm->rank[scope]);
     nccl_end(comm, result, scope, "making the NCCL communicator");
 }
@@ -57,24 +58,22 @@ static void scope_create(Comm *comm, CommScope scope, MPI_Comm group) {
 Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
     Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
     comm->device = device;
-    MPI_Comm group[COMM_SCOPES];
-    nccl_begin(comm);
-    MPI_Comm_split(dp_group, t->node, t->local, &group[COMM_NODE]);
-    MPI_Comm_split(dp_group, t->local, t->node, &group[COMM_RAIL]);
-    MPI_Comm_dup(dp_group, &group[COMM_GROUP]);
+    Peers all = {dp_group, 0, device_site(device)}, group[COMM_SCOPES] = {all, all, all};
+    group[COMM_NODE].comm = peers_split(all, t->node, t->local);
+    group[COMM_RAIL].comm = peers_split(all, t->local, t->node);
+    group[COMM_GROUP].comm = peers_duplicate(all);
     int node_size = 0, rail_size = 0, rank = 0;
-    MPI_Comm_size(group[COMM_NODE], &node_size);
-    MPI_Comm_size(group[COMM_RAIL], &rail_size);
+    MPI_Comm_size(group[COMM_NODE].comm, &node_size);
+    MPI_Comm_size(group[COMM_RAIL].comm, &rail_size);
     MPI_Comm_rank(dp_group, &rank);
     // All ranks must see a disagreement, or those that do not would wait for the others.
     int agrees = node_size == t->per_node && rail_size == t->nodes && rank == t->dp_rank;
-    MPI_Allreduce(MPI_IN_PLACE, &agrees, 1, MPI_INT, MPI_MIN, dp_group);
-    if (agrees && t->per_node > 1) comm->neighbours = neighbours_open(device, group[COMM_NODE]);
+    peers_reduce(all, &agrees, 1, MPI_INT, MPI_MIN);
+    if (agrees && t->per_node > 1) comm->neighbours = neighbours_open(device, group[COMM_NODE].comm);
     for (int s = 0; s < COMM_SCOPES; s++) {
         if (agrees) scope_create(comm, (CommScope)s, group[s]);
-        MPI_Comm_free(&group[s]);
+        MPI_Comm_free(&group[s].comm);
     }
-    heartbeat_waits(device_site(device), false);
     if (agrees) return comm;
     error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
     comm_destroy(comm);

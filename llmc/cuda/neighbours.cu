@@ -31,7 +31,7 @@ typedef struct Region {
 
 struct Neighbours {
     Device *device;
-    MPI_Comm comm;
+    Peers node;                        // without a site: who calls tells the heartbeat that this rank waits, for its device too
     int rank, size;
     BatchMemOp batch;
     AddressRange address_range;
@@ -93,16 +93,16 @@ static bool open_region(const Neighbours *n, Region *region, void *memory, size_
     region->bytes = bytes;
     region->of[n->rank] = (uint8_t *)memory;
     bool ok = make_offer(n, memory, bytes, &own, err);
-    MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, offer, (int)sizeof own, MPI_BYTE, n->comm);
-    ok = launch_agree(n->comm, ok, err, NULL);
+    peers_gather(n->node, &own, offer, (int)sizeof own, MPI_BYTE);
+    ok = peers_agree(n->node, ok, err, NULL);
     for (int r = 0; ok && r < n->size; r++) {
         if (r != n->rank) ok = reach(n, region, &offer[r], r, err);
     }
-    ok = launch_agree(n->comm, ok, err, NULL);  // and every mark has been read
+    ok = peers_agree(n->node, ok, err, NULL);  // and every mark has been read
     if (!ok) close_region(region);
     cuda_check(device_site(n->device), cudaMemset(memory, 0, bytes < sizeof own.mark ? bytes : sizeof own.mark), "clearing shared memory");
     cuda_check(device_site(n->device), cudaDeviceSynchronize(), "clearing shared memory");
-    MPI_Barrier(n->comm);  // nobody writes there before that
+    peers_meet(n->node);  // nobody writes there before that
     return ok;
 }
 
@@ -163,10 +163,10 @@ static bool try_meeting(Neighbours *n, Error *err) {
     memset(op, 0, sizeof op);
     n->meeting++;
     bool ok = batch_ok(n, stream, say_here(n, op), op, err);
-    ok = launch_agree(n->comm, ok, err, NULL);
-    if (ok) ok = launch_agree(n->comm, all_said(n, err), err, NULL);
+    ok = peers_agree(n->node, ok, err, NULL);
+    if (ok) ok = peers_agree(n->node, all_said(n, err), err, NULL);
     memset(op, 0, sizeof op);
-    if (ok) ok = launch_agree(n->comm, batch_ok(n, stream, await_all(n, op), op, err), err, NULL);
+    if (ok) ok = peers_agree(n->node, batch_ok(n, stream, await_all(n, op), op, err), err, NULL);
     stream_destroy(stream);
     return ok;
 }
@@ -174,9 +174,8 @@ static bool try_meeting(Neighbours *n, Error *err) {
 // --- neighbours ----------------------------------------------------------------------------------------------------------------------------
 
 static bool on_one_host(const Neighbours *n) {
-    MPI_Comm host;
+    MPI_Comm host = peers_of_host(n->node);
     int size = 0;
-    MPI_Comm_split_type(n->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
     MPI_Comm_size(host, &size);
     MPI_Comm_free(&host);
     return size == n->size;
@@ -191,15 +190,16 @@ static bool can_share(Neighbours *n, int pieces, Error *err) {
     if (ok && n->size > MOST_NEIGHBOURS) ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MOST_NEIGHBOURS);
     if (ok && !(n->batch && n->address_range)) ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
     if (ok && (pieces > COMM_PIECES || n->flags.bytes)) ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
-    return launch_agree(n->comm, ok, err, NULL);
+    return peers_agree(n->node, ok, err, NULL);
 }
 
 Neighbours *neighbours_open(Device *device, MPI_Comm node) {
     Neighbours *n = (Neighbours *)xcalloc(1, sizeof *n, "the node's ranks");
     n->device = device;
-    MPI_Comm_dup(node, &n->comm);
-    MPI_Comm_rank(n->comm, &n->rank);
-    MPI_Comm_size(n->comm, &n->size);
+    n->node = {node, 0, NULL};
+    n->node.comm = peers_duplicate(n->node);
+    MPI_Comm_rank(node, &n->rank);
+    MPI_Comm_size(node, &n->size);
     return n;
 }
 
@@ -207,7 +207,7 @@ static void let_go(Neighbours *n) {
     for (int i = 0; i < n->regions; i++) close_region(&n->region[i]);
     close_region(&n->flags);
     n->regions = 0;
-    MPI_Barrier(n->comm);  // memory goes when nobody has it open
+    peers_meet(n->node);  // memory goes when nobody has it open
 }
 
 bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
@@ -241,7 +241,7 @@ void neighbours_unshare(Neighbours *n) {
 void neighbours_close(Neighbours *n) {
     neighbours_unshare(n);
     heartbeat_waits(device_site(n->device), true);
-    MPI_Comm_free(&n->comm);
+    MPI_Comm_free(&n->node.comm);
     heartbeat_waits(device_site(n->device), false);
     free(n);
 }

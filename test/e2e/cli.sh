@@ -17,6 +17,12 @@ once() {
     ranks 4 --version && [ "$(grep -c '^sdp4bit.c ' "$work/out")" -eq 1 ] || { why="not one line under mpirun"; return 1; }
 }
 check "--version under mpirun answers once" once
+first_rank() { # VARIABLE: the rank that another launcher gives
+    local lines
+    lines=$(for rank in 0 1 2; do env "$1=$rank" "$BUILD/train_gpt_cpu" --version || echo "exit code $?"; done 2>&1 | wc -l)
+    [ "$lines" -eq 1 ] || { why="$lines lines of three ranks"; return 1; }
+}
+for variable in PMIX_RANK PMI_RANK; do check "--version under a launcher that sets $variable answers once" first_rank $variable; done
 
 usage() { # TEXT FLAGS...: one rank, without mpirun
     "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:2}" >"$work/out" 2>"$work/err" </dev/null

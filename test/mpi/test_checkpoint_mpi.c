@@ -64,7 +64,7 @@ static void prepare(Saved *s, const Test *t, int64_t iteration) {
                                .fetch = fetch,
                                .context = s,
                                .before = newest_checkpoint(t->save, NULL),
-                               .comm = MPI_COMM_WORLD};
+                               .peers = {MPI_COMM_WORLD, 0, NULL}};
     for (int tensor = 0; tensor < TENSORS; tensor++) {
         for (int k = 0; k < SLICE_KINDS; k++) {
             // Parts change hands from tensor to tensor.

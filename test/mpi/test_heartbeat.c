@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,8 +11,16 @@
 #include "llmc/launch.h"
 
 #define STALLS "stalls"
+#define NO_MEMORY "no memory"
 
 static int failures = 0;
+static bool refuse_memory = false;
+
+// In front of the library's (linker option --wrap): memory that the system refuses.
+void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    return refuse_memory ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
+}
 
 static void report(int rank, const char *name, bool ok) {
     int all = ok;
@@ -44,10 +53,9 @@ static bool busy_rank_is_named(Site *site, int size, int busy) {
 
 // A wait within its limit goes through, and ends as a wait.
 static bool waits_end(Site *site) {
-    MPI_Request request;
+    Peers everyone = {MPI_COMM_WORLD, 60, site};
     char text[512];
-    MPI_Ibarrier(MPI_COMM_WORLD, &request);
-    launch_await(site, &request, 60);
+    peers_meet(everyone);
     bool busy = true;
     if (site->rank == 0) busy = heartbeat_blames(site, text, sizeof text);  // the others are past it and busy
     MPI_Barrier(MPI_COMM_WORLD);
@@ -81,6 +89,14 @@ static int stall(void) {
     return 0;
 }
 
+// The program started as test_heartbeat NO_MEMORY.
+static int lack_memory(void) {
+    Site site = {0, 0, 0, 0, "start", NULL};
+    refuse_memory = true;
+    heartbeat_open(&site, MPI_COMM_SELF, 1, 10);
+    return 0;
+}
+
 // The environment without what makes a process one of this job's ranks; malloc'ed, the words are those of environ.
 static char **environment_of_one(void) {
     const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_", "SLURM_", NULL};
@@ -95,14 +111,14 @@ static char **environment_of_one(void) {
     return words;
 }
 
-// What the watchdog of a rank whose device stands still prints as it ends the job, in a process of its own: the collectives that were issued. A program that is
-// started anew, since a child of a process with threads must start none.
-static bool collectives_are_told(int rank, char *text, size_t bytes) {
+// Exit code of this program as a rank alone, and what it prints as it ends the job; -1: it was killed. Started anew, since a child of a process with threads
+// must start none.
+static int alone(char *argument, char *text, size_t bytes) {
     int ends[2], status = 0;
     size_t used = 0;
-    if (rank > 0) return true;
-    if (pipe(ends) != 0) return false;
-    char *arguments[] = {"test_heartbeat", STALLS, NULL}, **words = environment_of_one();
+    *text = '\0';
+    if (pipe(ends) != 0) return -1;
+    char *arguments[] = {"test_heartbeat", argument, NULL}, **words = environment_of_one();
     pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], 2);
@@ -116,8 +132,18 @@ static bool collectives_are_told(int rank, char *text, size_t bytes) {
     for (ssize_t got; child > 0 && used < bytes - 1 && (got = read(ends[0], text + used, bytes - 1 - used)) > 0;) used += (size_t)got;
     text[used] = '\0';
     close(ends[0]);
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_COMMUNICATION &&
-           strstr(text, "iteration 3 update: waited ") && strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// What the watchdog of a rank whose device stands still says: the collectives that were issued.
+static bool collectives_are_told(char *text, size_t bytes) {
+    return alone(STALLS, text, bytes) == EXIT_COMMUNICATION && strstr(text, "iteration 3 update: waited ") &&
+           strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
+}
+
+// A rank must not go on without a heartbeat that the others of its host wait for.
+static bool ends_without_memory(char *text, size_t bytes) {
+    return alone(NO_MEMORY, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "out of memory: ") && strstr(text, "for the heartbeat");
 }
 
 // Every rank as a host of its own, its node that of its rank: they speak one after the other. Of one host alone nobody waits for others.
@@ -140,6 +166,7 @@ int main(int argc, char **argv) {
     Launch launch;
     launch_init(&launch, &argc, &argv);
     if (argc > 1 && !strcmp(argv[1], STALLS)) return stall();
+    if (argc > 1 && !strcmp(argv[1], NO_MEMORY)) return lack_memory();
     Site site = {launch.rank, 0, 0, 0, "test", NULL};
     heartbeat_open(&site, launch.host, launch.size, 10);
     report(site.rank, "ranks of a host share memory", site.heartbeat != NULL);
@@ -155,9 +182,12 @@ int main(int argc, char **argv) {
     MPI_Barrier(MPI_COMM_WORLD);
     heartbeat_close(&site);
     char told[2000] = "";  // with nobody watched: where the host's name is not found, MPI alone takes 10 s to start a program
-    bool ok = collectives_are_told(site.rank, told, sizeof told);
+    bool ok = site.rank > 0 || collectives_are_told(told, sizeof told);
     if (!ok) printf("# %s\n", told);
     report(site.rank, "the watchdog tells the collectives", ok);
+    ok = site.rank > 0 || ends_without_memory(told, sizeof told);
+    if (!ok) printf("# %s\n", told);
+    report(site.rank, "a rank without memory for it ends the job", ok);
     heartbeat_open(&site, launch.host, launch.size, 0);  // again, and without a limit
     report(site.rank, "opened again without a limit", site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
     heartbeat_close(&site);

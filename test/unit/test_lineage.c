@@ -64,7 +64,7 @@ static void save(const Folder *f, int64_t before, int64_t iteration, int64_t kee
     Slice slices[SLICE_KINDS];
     for (int k = 0; k < SLICE_KINDS; k++) slices[k] = (Slice){"wte", (SliceKind)k, 0, 8};
     CheckpointSave what = {.directory = f->path, .state = {.iteration = iteration}, .tensors = &tensor, .tensor_count = 1, .slices = slices, .slice_count = SLICE_KINDS,
-                           .fetch = fetch, .keep = {keep, 0}, .before = before, .comm = MPI_COMM_SELF};
+                           .fetch = fetch, .keep = {keep, 0}, .before = before, .peers = {MPI_COMM_SELF, 0, NULL}};
     CheckpointJob *job = checkpoint_begin(&what, &err);
     bool done = false;
     while (job && !done) {
@@ -235,7 +235,7 @@ static void back_along_the_line(void **state) {
         int64_t iteration = cases[i].from;
         if (cases[i].list) write_text(f->list, cases[i].list);
         else unlink(f->list);
-        Checkpoint *c = checkpoint_open_sound(f->path, &iteration, &peers, note, sizeof note, &err);
+        Checkpoint *c = checkpoint_open_sound(f->path, &iteration, peers, note, sizeof note, &err);
         if ((c ? iteration : -1) != cases[i].to) fail_msg("list %d: %d", (int)i, (int)iteration);
         assert_int_equal(strstr(note, "is damaged: its line 4") != NULL, i == 5);
         if (!c) assert_non_null(strstr(err.what, "iter_0000005"));
@@ -302,7 +302,7 @@ static void pipes(void **state) {
     put_pipe(manifest);
     put_pipe(f->tracker);
     put_pipe(f->list);
-    Checkpoint *c = checkpoint_open_sound(f->path, &iteration, &peers, note, sizeof note, &err);
+    Checkpoint *c = checkpoint_open_sound(f->path, &iteration, peers, note, sizeof note, &err);
     assert_true(c && iteration == 4);
     assert_non_null(strstr(note, "not a plain file"));
     checkpoint_close(c);

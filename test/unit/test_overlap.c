@@ -440,6 +440,7 @@ static int stage(Recording *r) {
 static void run_steps_of(Recording *r, int micro_batches) {
     Zero *zero = &r->zero;
     Error err = {0};
+    Peers alone = {MPI_COMM_SELF, 0, NULL};
     int staged = 0;
     for (int step = 1; step <= STEPS; step++) {
         zero_begin(zero, step);
@@ -457,9 +458,9 @@ static void run_steps_of(Recording *r, int micro_batches) {
         // The second step and the fourth end with copies behind the training's back, the fourth with all that looks at the weights and waits besides.
         if (step == 2 || step == 4) staged = stage(r);
         if (step == 4) {
-            assert_true(zero_wire_sound(zero, MPI_COMM_SELF, 0, &err));
-            zero_params_norm(zero, MPI_COMM_SELF, 0);
-            zero_zeros(zero, MPI_COMM_SELF, 0);
+            assert_true(zero_wire_sound(zero, alone, &err));
+            zero_params_norm(zero, alone);
+            zero_zeros(zero, alone);
             zero_weights_wait_all(zero);
             for (int b = 0; b < zero->plan.buckets; b++) {
                 const Bucket *bucket = &zero->plan.bucket[b];

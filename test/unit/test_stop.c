@@ -32,7 +32,7 @@ static Stop polled(StopReason own) {
     Site site = {.rank = 0, .phase = "test"};
     for (int i = 0; i < 10000 && stop.signal_number == 0; i++) {
         if (i) nap();
-        stop_poll(&stop, own, MPI_COMM_WORLD, &site, 0);
+        stop_poll(&stop, own, (Peers){MPI_COMM_WORLD, 0, &site});
     }
     return stop;
 }
@@ -41,7 +41,7 @@ static bool nothing_left(void) {
     Stop stop = {GO_ON, 0, false};
     Site site = {.rank = 0, .phase = "test"};
     for (int i = 0; i < 20; i++) {
-        stop_poll(&stop, GO_ON, MPI_COMM_WORLD, &site, 0);
+        stop_poll(&stop, GO_ON, (Peers){MPI_COMM_WORLD, 0, &site});
         nap();
     }
     return stop.reason == GO_ON && stop.signal_number == 0;

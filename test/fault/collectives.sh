@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Collectives of the host that fail on one rank (mpi_shim.c), wherever a run has one: exit code 7 and one line, never a figure that nobody computed. The fast run
+# takes the first, the last and one in the middle of each kind, LONG=1 all.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+shim=$BUILD/test/fault/mpi_shim.so
+if [ ! -e "$shim" ]; then
+    not_ok "$shim" "not built; run make BUILD=$BUILD test-programs"
+    finish
+fi
+if ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
+    skip "collectives that fail" "sanitizers want to be loaded first"
+    finish
+fi
+make_shard text 400 1
+data=$work/text_text_document
+# Everything that meets, in a few iterations.
+busy=(--gpus-per-node 1 --train-iters 4 --log-interval 2 --log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2 --verify-replicas-interval 2
+    --verify-wire --timing-log-level 2 --eval-interval 2 --eval-iters 1 --save "$work/save" --save-interval 2 --load "$work/save" "${paper[@]}")
+
+# with_fault CALL AT [FLAGS...]: rank 1's AT-th call of this function fails.
+with_fault() {
+    rm -rf "$work/save" "$work/count"
+    timeout -k 5 40 "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_COUNT="$work/count" \
+        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${busy[@]}" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
+}
+undisturbed() { with_fault none 0 && [ -s "$work/count" ] || say "a run in which nothing fails ends with $?"; }
+check "a run in which nothing fails" undisturbed
+cp "$work/count" "$work/calls" 2>/dev/null || finish
+
+ends() { # CALL AT
+    with_fault "$1" "$2"
+    error_names 7 "over MPI failed: " $? || { why="$1 $2: $why"; return 1; }
+    [ "$2" != 1 ] || echo "# $1: $(grep -m 1 '^error: ' "$work/err")"
+}
+each() { # CALL COUNT
+    local at places
+    if [ -n "${LONG:-}" ]; then mapfile -t places < <(seq "$2"); else mapfile -t places < <(printf '%d\n' 1 $((($2 + 1) / 2)) "$2" | sort -nu); fi
+    for at in "${places[@]}"; do ends "$1" "$at" || return 1; done
+}
+while read -r call count <&3; do
+    # Whether a wait is polled once more is chance: the last test of one run may not come in the next.
+    if [ "$call" = MPI_Test ]; then count=$((count < 200 ? count / 2 : 100)); fi
+    check "$call fails on one of two ranks" each "$call" "$count"
+done 3<"$work/calls"
+for call in MPI_Comm_split MPI_Comm_split_type MPI_Comm_idup MPI_Ibarrier MPI_Ibcast MPI_Iallreduce MPI_Iallgather MPI_Igatherv MPI_Test; do
+    check "$call is used" grep -q "^$call " "$work/calls"
+done
+finish
