@@ -1014,7 +1014,7 @@ static void print_node_exchange(Run *run) {
     const Error *not_shared = &run->zero.not_shared;
     bool asked = run->config.node_exchange == NODE_EXCHANGE_COPIES;
     if (not_shared->code && asked) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", not_shared->what);
-    else if (not_shared->code && strcmp(device_backend(), "cpu")) log_line(run->log, "inside a node messages travel through NCCL: %s", not_shared->what);
+    else if (not_shared->code && !device_is_host()) log_line(run->log, "inside a node messages travel through NCCL: %s", not_shared->what);
     else if (!not_shared->code && run->zero.node_flags) log_line(run->log, "inside a node messages are fetched by the GPUs' copy engines");
 }
 
@@ -1027,7 +1027,7 @@ static void print_start(Run *run) {
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
-    if (c->emulate_nodes && !strcmp(device_backend(), "cpu")) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
+    if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
     print_node_exchange(run);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
@@ -1060,7 +1060,7 @@ static bool open_device(Run *run) {
 // In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of one host draw on the same memory.
 static bool allocate(Run *run) {
     if (!agreed(run, open_device(run))) return false;
-    memory_measure(&run->memory, &run->arena, run->device, strcmp(device_backend(), "cpu") ? run->topology.device_sharers : run->topology.host_ranks);
+    memory_measure(&run->memory, &run->arena, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers);
     return agreed(run, true) && agreed(run, memory_allocate(&run->memory, &run->arena, &run->config, gpt_planned_bytes, &run->error));
 }
 
