@@ -832,7 +832,7 @@ static TokenBuffer prompt_ids(const Run *run) {
     return ids;
 }
 
-// Logits of the token after ids[0..n): the last T tokens are the context.
+// The token after ids[0..n), drawn from its logits (V): the last T tokens are the context.
 static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *positions, floatX *logits) {
     GPT *gpt = &run->gpt;
     int T = (int)(n < gpt->T ? n : gpt->T), V = run->config.vocab_size_unpadded;

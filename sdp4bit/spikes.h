@@ -13,7 +13,7 @@ typedef struct SpikeTrack {
     double mean, deviation;
 } SpikeTrack;
 
-// What judge_step remembers from step to step, which checkpoints keep (up to skipped_in_a_row), and what it found in the last one.
+// What judge_step remembers from step to step, up to skipped_in_a_row, which checkpoints keep (sentry_save); then what it measured and found in the last step.
 typedef struct SpikeState {
     SpikeTrack loss, norm;
     int64_t seen;                  // finite steps in them
