@@ -957,19 +957,11 @@ static bool final_evaluation(Run *run) {
 
 // ===== setup =====================================================================================================================
 
-// Sizes of the vocabulary: from the tokenizer's files when they are given, else what the tokenizer's name implies.
+// Sizes of the vocabulary: the tokenizer's, unless it would need files and there are none; 0 then, for which config_finish knows GPT-2's.
 static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     const Config *c = &run->config;
-    TokenizerType type;
-    if (!tokenizer_type_from_name(c->tokenizer_type, &type)) {
-        return error_set(&run->error, EXIT_USAGE, "--tokenizer-type %s is unknown; use GPT2BPETokenizer, Byte or NullTokenizer", c->tokenizer_type);
-    }
-    if (type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) {
-        *vocab = 50257;
-        *eod = 50256;
-        return true;
-    }
-    run->tokenizer = tokenizer_open(type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
+    if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
+    run->tokenizer = tokenizer_open(c->tokenizer_type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
     if (!run->tokenizer) return false;
     *vocab = tokenizer_vocab_size(run->tokenizer);
     *eod = tokenizer_eod(run->tokenizer);

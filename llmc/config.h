@@ -5,9 +5,12 @@
 
 #include "llmc/base.h"
 #include "llmc/options.h"
+#include "llmc/tokenizer.h"
 LLMC_BEGIN
 
+// Enums whose values are in the order of their flag's words (config_table.c); TokenizerType is one of them.
 typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT } LrStyle;
+typedef enum WeightDecayStyle { WEIGHT_DECAY_CONSTANT, WEIGHT_DECAY_LINEAR, WEIGHT_DECAY_COSINE } WeightDecayStyle;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
@@ -31,12 +34,13 @@ typedef struct Config {
     int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
     LrStyle lr_decay_style;
     double weight_decay, start_weight_decay, end_weight_decay;
-    const char *weight_decay_incr_style;
+    WeightDecayStyle weight_decay_incr_style;
     double adam_beta1, adam_beta2, adam_eps, clip_grad;
     bool override_opt_param_scheduler, use_checkpoint_opt_param_scheduler;
     // data
     Words data_path, train_data_path, valid_data_path, test_data_path;
-    const char *split, *tokenizer_type, *vocab_file, *merge_file;
+    const char *split, *vocab_file, *merge_file;
+    TokenizerType tokenizer_type;
     int64_t vocab_size;  // NullTokenizer's --vocab-size
     bool mock_data, eod_mask_loss, reset_position_ids, reset_attention_mask, check_data;
     int64_t inspect_data;  // sample index, -1 = off

@@ -648,6 +648,10 @@ static void checkpoints_must_match(void **state) {
     assert_true(resume(&run, SMALL "--lr 3e-3 --lr-decay-style cosine --lr-warmup-iters 2", SMALL "--lr 2e-3 --use-checkpoint-opt_param-scheduler"));
     assert_true(run.config.lr == 3e-3 && run.config.lr_decay_style == LR_COSINE && run.config.warmup_samples_wn == 8);
     config_free(&run.config);
+    assert_true(resume(&run, SMALL "--lr-decay-style inverse-square-root --weight-decay-incr-style cosine --start-weight-decay 0 --end-weight-decay 1",
+                       SMALL "--use-checkpoint-opt_param-scheduler"));
+    assert_true(run.config.lr_decay_style == LR_INVERSE_SQUARE_ROOT && run.config.weight_decay_incr_style == WEIGHT_DECAY_COSINE && run.config.end_weight_decay == 1);
+    config_free(&run.config);
     assert_true(resume(&run, SMALL, SMALL "--seed 5"));
     assert_string_equal(run.notes, "seed was 1234 in the checkpoint and is 5: the data go on in another order\n");
     config_free(&run.config);
@@ -668,6 +672,7 @@ static void damaged_checkpoint_arguments(void **state) {
     must_run(&run, SMALL "--use-checkpoint-opt_param-scheduler", 2);
     assert_true(config_match_checkpoint(&run.config, "{\"lr\":\"x\",\"lr_decay_style\":7,\"schedule_decay_samples\":-1,\"weight_decay_incr_style\":\"no\"}", NULL, 0, &run.err));
     assert_true(run.config.lr == 1e-3 && run.config.lr_decay_style == LR_LINEAR && run.config.decay_samples_dn == 40);
+    assert_true(run.config.weight_decay_incr_style == WEIGHT_DECAY_CONSTANT);
     config_free(&run.config);
 }
 
