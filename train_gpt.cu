@@ -971,8 +971,8 @@ static bool open_tokenizer(Run *run, int *vocab, int *eod) {
 // Everything that needs no device: topology, tokenizer, model, layout, memory plan.
 static bool plan_run(Run *run) {
     Config *c = &run->config;
-    int vocab = 0, eod = 0, ranks = c->plan && c->plan_world_size ? c->plan_world_size : run->launch.size;
-    int *hosts = c->plan && c->plan_world_size ? (int *)xcalloc((size_t)ranks, sizeof(int), "the host table") : run->launch.host_of_rank;
+    int vocab = 0, eod = 0, ranks = c->plan_world_size ? c->plan_world_size : run->launch.size;
+    int *hosts = c->plan_world_size ? (int *)xcalloc((size_t)ranks, sizeof(int), "the host table") : run->launch.host_of_rank;
     bool ok = topology_build(&run->topology, ranks == run->launch.size ? run->launch.rank : 0, ranks, hosts, c->gpus_per_node,
                              c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &run->error);
     if (hosts != run->launch.host_of_rank) free(hosts);

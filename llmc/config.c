@@ -367,20 +367,6 @@ static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     return true;
 }
 
-static bool finish_ranks(Config *c, int world_size, Error *err) {
-    if (c->plan && c->plan_world_size) world_size = c->plan_world_size;
-    int model_parallel = c->tensor_model_parallel_size * c->pipeline_model_parallel_size;
-    if (world_size % model_parallel) {
-        return error_set(err, EXIT_USAGE, "%d ranks are not divisible by tensor x pipeline parallel size %d; start another number", world_size, model_parallel);
-    }
-    if (c->gpus_per_node && world_size % c->gpus_per_node) {
-        return error_set(err, EXIT_USAGE, "%d ranks are not divisible by --gpus-per-node %d; every node must have as many ranks: start another number", world_size,
-                         c->gpus_per_node);
-    }
-    c->dp_size = world_size / model_parallel;
-    return true;
-}
-
 static bool finish_batch(Config *c, Error *err) {
     int64_t unit = (int64_t)c->micro_batch_size * c->dp_size;
     if (unit > 1 << 30) {
@@ -517,7 +503,8 @@ static bool finish_sizes(const Config *c, Error *err) {
 }
 
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
-    if (!finish_vocabulary(config, vocab_size, eod, err) || !finish_ranks(config, world_size, err)) return false;
+    if (!finish_vocabulary(config, vocab_size, eod, err)) return false;
+    config->dp_size = world_size / (config->tensor_model_parallel_size * config->pipeline_model_parallel_size);
     if (!config->ffn_hidden_size) config->ffn_hidden_size = 4 * config->hidden_size;
     config->kv_channels = config->hidden_size / config->num_attention_heads;
     if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;

@@ -27,7 +27,8 @@ typedef struct Run {
     bool ok;
 } Run;
 
-// Splits a line at blanks ("_" inside a word stands for itself; no quotes) and parses it, then completes it for `world` ranks (0: parse only).
+// Splits a line at blanks ("_" inside a word stands for itself; no quotes) and parses it, then completes it for `world` ranks (0: parse only), or for those of
+// --plan-world-size.
 static void run_line(Run *run, const char *line, int world) {
     char *copy = strdup(line), *argv[MAX_ARGS] = {"train_gpt"}, *save = NULL;
     int argc = 1;
@@ -35,7 +36,7 @@ static void run_line(Run *run, const char *line, int world) {
     run->ok = config_parse(&run->config, argc, argv, run->notes, sizeof run->notes, &run->err);
     free(copy);  // the config must not point into argv
     if (run->ok && world && !run->config.help && !run->config.version) {
-        run->ok = config_finish(&run->config, world, 0, 0, &run->err);
+        run->ok = config_finish(&run->config, run->config.plan_world_size ? run->config.plan_world_size : world, 0, 0, &run->err);
         if (!run->ok) config_free(&run->config);
     }
 }
@@ -264,7 +265,6 @@ static void bad_combinations(void **state) {
         {"--ffn-hidden-size 100", 0, "not a multiple of 8"},
         {"--seq-length 64", 0, "--seq-length 64 is larger than --max-position-embeddings 32"},
         {"--global-batch-size 30", 4, "--global-batch-size 30 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
-        {"--gpus-per-node 3", 4, "4 ranks are not divisible by --gpus-per-node 3"},
         {"--train-samples 100", 0, "--train-iters does not go with --train-samples"},
         {"--lr-decay-samples 100", 0, "--lr-decay-samples does not go with --train-iters"},
         {"--rampup-batch-size 2 2 100", 0, "--rampup-batch-size does not go with --train-iters"},
