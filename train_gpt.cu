@@ -807,7 +807,7 @@ static TokenBuffer prompt_ids(const Run *run) {
     return ids;
 }
 
-// Logits of the token after ids[0..n): the last T tokens are the context.
+// The token after ids[0..n), drawn from its logits (V): the last T tokens are the context.
 static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *positions, floatX *logits) {
     GPT *gpt = &run->gpt;
     int T = (int)(n < gpt->T ? n : gpt->T), V = run->config.vocab_size_unpadded;
@@ -933,19 +933,11 @@ static bool final_evaluation(Run *run) {
 
 // ===== setup =====================================================================================================================
 
-// Sizes of the vocabulary: from the tokenizer's files when they are given, else what the tokenizer's name implies.
+// Sizes of the vocabulary: the tokenizer's, unless it would need files and there are none; 0 then, for which config_finish knows GPT-2's.
 static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     const Config *c = &run->config;
-    TokenizerType type;
-    if (!tokenizer_type_from_name(c->tokenizer_type, &type)) {
-        return error_set(&run->error, EXIT_USAGE, "--tokenizer-type %s is unknown; use GPT2BPETokenizer, Byte or NullTokenizer", c->tokenizer_type);
-    }
-    if (type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) {
-        *vocab = 50257;
-        *eod = 50256;
-        return true;
-    }
-    run->tokenizer = tokenizer_open(type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
+    if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
+    run->tokenizer = tokenizer_open(c->tokenizer_type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
     if (!run->tokenizer) return false;
     *vocab = tokenizer_vocab_size(run->tokenizer);
     *eod = tokenizer_eod(run->tokenizer);
@@ -955,8 +947,8 @@ static bool open_tokenizer(Run *run, int *vocab, int *eod) {
 // Everything that needs no device: topology, tokenizer, model, layout, memory plan.
 static bool plan_run(Run *run) {
     Config *c = &run->config;
-    int vocab = 0, eod = 0, ranks = c->plan && c->plan_world_size ? c->plan_world_size : run->launch.size;
-    int *hosts = c->plan && c->plan_world_size ? (int *)xcalloc((size_t)ranks, sizeof(int), "the host table") : run->launch.host_of_rank;
+    int vocab = 0, eod = 0, ranks = c->plan_world_size ? c->plan_world_size : run->launch.size;
+    int *hosts = c->plan_world_size ? (int *)xcalloc((size_t)ranks, sizeof(int), "the host table") : run->launch.host_of_rank;
     bool ok = topology_build(&run->topology, ranks == run->launch.size ? run->launch.rank : 0, ranks, hosts, c->gpus_per_node,
                              c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &run->error);
     if (hosts != run->launch.host_of_rank) free(hosts);
@@ -1004,7 +996,7 @@ static void print_node_exchange(Run *run) {
     const Error *not_shared = &run->zero.not_shared;
     bool asked = run->config.node_exchange == NODE_EXCHANGE_COPIES;
     if (not_shared->code && asked) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", not_shared->what);
-    else if (not_shared->code && strcmp(device_backend(), "cpu")) log_line(run->log, "inside a node messages travel through NCCL: %s", not_shared->what);
+    else if (not_shared->code && !device_is_host()) log_line(run->log, "inside a node messages travel through NCCL: %s", not_shared->what);
     else if (!not_shared->code && run->zero.node_flags) log_line(run->log, "inside a node messages are fetched by the GPUs' copy engines");
 }
 
@@ -1017,7 +1009,7 @@ static void print_start(Run *run) {
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
-    if (c->emulate_nodes && !strcmp(device_backend(), "cpu")) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
+    if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
     print_node_exchange(run);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
@@ -1050,7 +1042,7 @@ static bool open_device(Run *run) {
 // In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of one host draw on the same memory.
 static bool allocate(Run *run) {
     if (!agreed(run, open_device(run))) return false;
-    memory_measure(&run->memory, &run->arena, run->device, strcmp(device_backend(), "cpu") ? run->topology.device_sharers : run->topology.host_ranks);
+    memory_measure(&run->memory, &run->arena, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers);
     return agreed(run, true) && agreed(run, memory_allocate(&run->memory, &run->arena, &run->config, gpt_planned_bytes, &run->error));
 }
 

@@ -27,7 +27,7 @@ static size_t sum_of(const Arena *arena, bool host) {
 
 size_t arena_total(const Arena *arena) { return sum_of(arena, false); }
 
-size_t arena_needed(const Arena *arena) { return arena_total(arena) + (strcmp(device_backend(), "cpu") ? 0 : sum_of(arena, true)); }
+size_t arena_needed(const Arena *arena) { return arena_total(arena) + (device_is_host() ? sum_of(arena, true) : 0); }
 
 bool arena_allocate(Arena *arena, Device *device, int sharers, Error *err) {
     return arena_allocate_within(arena, device, device_share(device, sharers), sharers, err);

@@ -119,14 +119,14 @@ static bool check_schedule(const Parsed *p) {
     if (GIVEN(p, lr_warmup_fraction) && (c->lr_warmup_iters || c->lr_warmup_samples)) {
         return error_set(p->err, EXIT_USAGE, "--lr-warmup-fraction and --lr-warmup-%s both set the warm-up; keep one", c->lr_warmup_iters ? "iters" : "samples");
     }
-    bool constant = strcmp(c->weight_decay_incr_style, "constant") == 0;
+    bool constant = c->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;
     bool start = GIVEN(p, start_weight_decay), end = GIVEN(p, end_weight_decay);
     if (constant && (start || end)) {
         return error_set(p->err, EXIT_USAGE, "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine; add it");
     }
     if (!constant && !(start && end)) {
         return error_set(p->err, EXIT_USAGE, "--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay; add them",
-                         c->weight_decay_incr_style);
+                         c->weight_decay_incr_style == WEIGHT_DECAY_LINEAR ? "linear" : "cosine");
     }
     if (!constant && c->end_weight_decay < c->start_weight_decay) {
         return error_set(p->err, EXIT_USAGE, "--end-weight-decay %g is smaller than --start-weight-decay %g; weight decay can only grow", c->end_weight_decay,
@@ -163,7 +163,7 @@ static bool check_data_sources(const Parsed *p) {
 
 static bool check_tokenizer(const Parsed *p) {
     const Config *c = p->config;
-    bool null = strcmp(c->tokenizer_type, "NullTokenizer") == 0, bpe = strcmp(c->tokenizer_type, "GPT2BPETokenizer") == 0;
+    bool null = c->tokenizer_type == TOKENIZER_NULL, bpe = c->tokenizer_type == TOKENIZER_GPT2_BPE;
     if (null && !c->vocab_size) return error_set(p->err, EXIT_USAGE, "--tokenizer-type NullTokenizer needs --vocab-size N; add it");
     if (c->vocab_size > 1 << 30) {
         return error_set(p->err, EXIT_USAGE, "--vocab-size %lld: must be at most %d", (long long)c->vocab_size, 1 << 30);
@@ -268,7 +268,7 @@ static bool check_rest(const Parsed *p) {
         return error_set(p->err, EXIT_USAGE, "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it");
     }
     if (c->sample_interval && !c->sample_prompt) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --sample-prompt TEXT; add it");
-    if (c->sample_prompt && !c->vocab_file && strcmp(c->tokenizer_type, "GPT2BPETokenizer") == 0) {
+    if (c->sample_prompt && !c->vocab_file && c->tokenizer_type == TOKENIZER_GPT2_BPE) {
         if (c->sample_interval) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them");
         options_note(p->notes, p->notes_bytes, "--sample-prompt has no effect without --vocab-file and --merge-file");
     }
@@ -354,8 +354,7 @@ void config_help(const char *program, FILE *file) {
 
 static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     if (vocab_size == 0) {
-        bool null = strcmp(c->tokenizer_type, "NullTokenizer") == 0, byte = strcmp(c->tokenizer_type, "Byte") == 0;
-        vocab_size = null ? (int)c->vocab_size + 1 : byte ? 257 : 50257;
+        vocab_size = c->tokenizer_type == TOKENIZER_NULL ? (int)c->vocab_size + 1 : c->tokenizer_type == TOKENIZER_BYTE ? 257 : 50257;
         eod = vocab_size - 1;
     }
     int64_t padded = round_up64(vocab_size, (int64_t)c->make_vocab_size_divisible_by * c->tensor_model_parallel_size);
@@ -365,20 +364,6 @@ static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     c->vocab_size_unpadded = vocab_size;
     c->vocab_size_padded = (int)padded;
     c->eod = eod;
-    return true;
-}
-
-static bool finish_ranks(Config *c, int world_size, Error *err) {
-    if (c->plan && c->plan_world_size) world_size = c->plan_world_size;
-    int model_parallel = c->tensor_model_parallel_size * c->pipeline_model_parallel_size;
-    if (world_size % model_parallel) {
-        return error_set(err, EXIT_USAGE, "%d ranks are not divisible by tensor x pipeline parallel size %d; start another number", world_size, model_parallel);
-    }
-    if (c->gpus_per_node && world_size % c->gpus_per_node) {
-        return error_set(err, EXIT_USAGE, "%d ranks are not divisible by --gpus-per-node %d; every node must have as many ranks: start another number", world_size,
-                         c->gpus_per_node);
-    }
-    c->dp_size = world_size / model_parallel;
     return true;
 }
 
@@ -500,7 +485,7 @@ static bool finish_length(Config *c, Error *err) {
 
 // Everything in samples, as Megatron's scheduler counts.
 static bool finish_schedule(Config *c, Error *err) {
-    if (strcmp(c->weight_decay_incr_style, "constant") == 0) c->start_weight_decay = c->end_weight_decay = c->weight_decay;
+    if (c->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT) c->start_weight_decay = c->end_weight_decay = c->weight_decay;
     c->weight_decay_samples = c->total_samples;
     if (!c->total_samples) return true;  // --plan without a length
     int64_t warmup;
@@ -535,7 +520,8 @@ static bool finish_sizes(const Config *c, Error *err) {
 }
 
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
-    if (!finish_vocabulary(config, vocab_size, eod, err) || !finish_ranks(config, world_size, err)) return false;
+    if (!finish_vocabulary(config, vocab_size, eod, err)) return false;
+    config->dp_size = world_size / (config->tensor_model_parallel_size * config->pipeline_model_parallel_size);
     if (!config->ffn_hidden_size) config->ffn_hidden_size = 4 * config->hidden_size;
     config->kv_channels = config->hidden_size / config->num_attention_heads;
     if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;

@@ -5,9 +5,12 @@
 
 #include "llmc/base.h"
 #include "llmc/options.h"
+#include "llmc/tokenizer.h"
 LLMC_BEGIN
 
+// Enums whose values are in the order of their flag's words (config_table.c); TokenizerType is one of them.
 typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT } LrStyle;
+typedef enum WeightDecayStyle { WEIGHT_DECAY_CONSTANT, WEIGHT_DECAY_LINEAR, WEIGHT_DECAY_COSINE } WeightDecayStyle;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
@@ -31,12 +34,13 @@ typedef struct Config {
     int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
     LrStyle lr_decay_style;
     double weight_decay, start_weight_decay, end_weight_decay;
-    const char *weight_decay_incr_style;
+    WeightDecayStyle weight_decay_incr_style;
     double adam_beta1, adam_beta2, adam_eps, clip_grad;
     bool override_opt_param_scheduler, use_checkpoint_opt_param_scheduler;
     // data
     Words data_path, train_data_path, valid_data_path, test_data_path;
-    const char *split, *tokenizer_type, *vocab_file, *merge_file;
+    const char *split, *vocab_file, *merge_file;
+    TokenizerType tokenizer_type;
     int64_t vocab_size;  // NullTokenizer's --vocab-size
     bool mock_data, eod_mask_loss, reset_position_ids, reset_attention_mask, check_data;
     int64_t inspect_data;  // sample index, -1 = off
@@ -93,7 +97,7 @@ typedef struct Config {
     int64_t seed, eval_seed;  // eval_seed 0: seed
     // actions instead of training
     bool plan, help, version;
-    int plan_world_size;  // --plan without mpirun: the number of ranks to plan for (0: the real one)
+    int plan_world_size;  // with --plan only: the number of ranks to plan for (0: the real one)
 
     // --- derived by config_finish ---
     int vocab_size_unpadded, vocab_size_padded;  // V, Vp
@@ -116,9 +120,9 @@ typedef struct Config {
 // Flags without effect that a user would want to know of are listed in notes (one line each, to be printed once by rank 0; may be NULL).
 // --help or --version anywhere: only that field is set and nothing is checked. On failure nothing needs freeing.
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err);
-// Completes derived fields and checks what depends on the number of ranks and on the vocabulary: world_size ranks (replaced by --plan-world-size
-// under --plan when that is given); vocab_size and eod from the tokenizer, or vocab_size 0 for what the tokenizer type implies (GPT-2's 50257, EOD
-// 50256, when no files were opened). Error: EXIT_USAGE.
+// Completes derived fields and checks what depends on the number of ranks and on the vocabulary. world_size: ranks, as topology_build has accepted them
+// (--plan-world-size when it is given, else those that were started); vocab_size and eod from the tokenizer, or vocab_size 0 for what the tokenizer type
+// implies (GPT-2's 50257, EOD 50256, when no files were opened). Error: EXIT_USAGE.
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
 void config_free(Config *config);
 // --help: grouped, complete, every flag with its default; what has no effect or is refused says why.

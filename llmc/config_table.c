@@ -21,8 +21,6 @@
 #define WORDS(flag, field, called, text) {.name = flag, .kind = OPTION_WORDS, .offset = AT(Words, field), .value = called, .help = text}
 #define CHOICE(flag, type, field, first, words, text) \
     {.name = flag, .kind = OPTION_CHOICE, .offset = AT(type, field), .initial = first, .choices = words, .value = "WORD", .help = text}
-#define NAME(flag, field, first, words, text) \
-    {.name = flag, .kind = OPTION_NAME, .offset = AT(const char *, field), .initial = first, .choices = words, .value = "WORD", .help = text}
 
 // Accepted without effect: the text says why. Values are still checked.
 #define IDLE_FLAG(flag, why) {.name = flag, .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why}
@@ -31,7 +29,7 @@
 #define IDLE_INT(flag, least, most, why) \
     {.name = flag, .kind = OPTION_INT64, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .low = least, .high = most, .value = "N", .help = why}
 #define IDLE_CHOICE(flag, words, why) \
-    {.name = flag, .kind = OPTION_NAME, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .choices = words, .value = "WORD", .help = why}
+    {.name = flag, .kind = OPTION_CHOICE, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .choices = words, .value = "WORD", .help = why}
 // The same, kept for the argument dump.
 #define IDLE_STORED(flag, field, why) \
     {.name = flag, .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = AT(bool, field), .initial = "false", .help = why}
@@ -85,7 +83,7 @@ static const Option table[] = {
     REAL("weight-decay", weight_decay, "0.01", 0, OPTION_ANY, "decoupled weight decay of all matrices, embeddings included"),
     REAL("start-weight-decay", start_weight_decay, NULL, 0, OPTION_ANY, "weight decay at the start, when it changes over the run"),
     REAL("end-weight-decay", end_weight_decay, NULL, 0, OPTION_ANY, "weight decay at the end, when it changes over the run"),
-    NAME("weight-decay-incr-style", weight_decay_incr_style, "constant", "constant|linear|cosine", "how it changes"),
+    CHOICE("weight-decay-incr-style", WeightDecayStyle, weight_decay_incr_style, "constant", "constant|linear|cosine", "how it changes"),
     REAL("adam-beta1", adam_beta1, "0.9", 0, OPTION_BELOW_ONE, "decay of Adam's first moment"),
     REAL("adam-beta2", adam_beta2, "0.999", 0, OPTION_BELOW_ONE, "decay of Adam's second moment"),
     REAL("adam-eps", adam_eps, "1e-8", OPTION_ABOVE_ZERO, 1, "added to the root of the second moment"),
@@ -102,8 +100,8 @@ static const Option table[] = {
     WORDS("test-data-path", test_data_path, "...", "the same for the test"),
     TEXT("split", split, "969, 30, 1", "A,B,C", "weights of training, validation and test"),
     FLAG("mock-data", mock_data, "made-up tokens, for measuring speed; wins over --data-path"),
-    NAME("tokenizer-type", tokenizer_type, "GPT2BPETokenizer", "GPT2BPETokenizer|Byte|NullTokenizer",
-         "gives the vocabulary's size and the end-of-document id; Byte needs no files, NullTokenizer takes --vocab-size"),
+    CHOICE("tokenizer-type", TokenizerType, tokenizer_type, "GPT2BPETokenizer", "GPT2BPETokenizer|Byte|NullTokenizer",
+           "gives the vocabulary's size and the end-of-document id; Byte needs no files, NullTokenizer takes --vocab-size"),
     TEXT("vocab-file", vocab_file, NULL, "PATH", "vocab.json of GPT2BPETokenizer"),
     TEXT("merge-file", merge_file, NULL, "PATH", "merges.txt of GPT2BPETokenizer"),
     COUNT("vocab-size", vocab_size, NULL, 1, "n of NullTokenizer: ids 0..n, of which n ends a document"),
@@ -265,7 +263,7 @@ static const Option table[] = {
     IDLE_FLAG("exit-signal-handler", "SIGTERM, SIGUSR1 and SIGINT always save and leave"),
     IDLE_FLAG("no-load-rng", "random numbers follow from the seed and the iteration; there is no state"),
     IDLE_FLAG("no-save-rng", "random numbers follow from the seed and the iteration; there is no state"),
-    NOTED("recompute-method", OPTION_NAME, 0, 0, "uniform|block", "WORD", "full recomputation goes layer by layer"),
+    NOTED("recompute-method", OPTION_CHOICE, 0, 0, "uniform|block", "WORD", "full recomputation goes layer by layer"),
     NOTED("recompute-num-layers", OPTION_INT, 1, 10000, NULL, "N", "full recomputation goes layer by layer"),
     NOTED("data-cache-path", OPTION_TEXT, 1, 1, NULL, "FOLDER", "the sample index is built in memory, once per node"),
     NOTED_FLAG("profile", "start the program under a profiler instead"),

@@ -282,10 +282,19 @@ static void adopt_samples(const cJSON *saved, const char *name, int64_t *field) 
     json_int64(cJSON_GetObjectItemCaseSensitive(saved, name), 0, JSON_INT_MAX, field);
 }
 
+// A saved word counts as it would on the command line.
+static void adopt_choice(const cJSON *saved, const char *flag, Config *config) {
+    char name[96];
+    int rows;
+    const Option *table = config_options(&rows), *row = options_find(table, rows, flag, strlen(flag));
+    dump_name(row, name, sizeof name);
+    const char *word = json_member_string(saved, name);
+    int index = word ? options_choice(row->choices, word) : -1;
+    if (index >= 0) memcpy((char *)config + row->offset, &index, sizeof index);
+}
+
 // --use-checkpoint-opt_param-scheduler: the saved schedule replaces the command line's.
 static void adopt_schedule(Config *config, const cJSON *saved) {
-    static const char *const lr_styles[] = {"constant", "linear", "cosine", "inverse-square-root"};
-    static const char *const weight_decay_styles[] = {"constant", "linear", "cosine"};
     adopt_real(saved, "lr", &config->lr);
     adopt_real(saved, "min_lr", &config->min_lr);
     adopt_real(saved, "lr_warmup_init", &config->lr_warmup_init);
@@ -294,13 +303,8 @@ static void adopt_schedule(Config *config, const cJSON *saved) {
     adopt_samples(saved, "schedule_weight_decay_samples", &config->weight_decay_samples);
     adopt_real(saved, "start_weight_decay", &config->start_weight_decay);
     adopt_real(saved, "end_weight_decay", &config->end_weight_decay);
-    const char *lr_style = json_member_string(saved, "lr_decay_style"), *decay = json_member_string(saved, "weight_decay_incr_style");
-    for (size_t i = 0; lr_style && i < COUNT_OF(lr_styles); i++) {
-        if (strcmp(lr_style, lr_styles[i]) == 0) config->lr_decay_style = (LrStyle)i;
-    }
-    for (size_t i = 0; decay && i < COUNT_OF(weight_decay_styles); i++) {
-        if (strcmp(decay, weight_decay_styles[i]) == 0) config->weight_decay_incr_style = weight_decay_styles[i];
-    }
+    adopt_choice(saved, "lr-decay-style", config);
+    adopt_choice(saved, "weight-decay-incr-style", config);
 }
 
 static bool match_model(const cJSON *saved, const cJSON *now, Error *err) {
@@ -322,7 +326,7 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
     const char *name = next_difference(saved, now, schedule_names, COUNT_OF(schedule_names), &at, was, is);
     // The length of the run matters only to a weight decay that changes along it.
     const char *const ramp[] = {"schedule_weight_decay_samples"};
-    size_t ramp_at = strcmp(config->weight_decay_incr_style, "constant") == 0;
+    size_t ramp_at = config->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;
     if (!name) name = next_difference(saved, now, ramp, 1, &ramp_at, was, is);
     if (!name) return true;
     return error_set(err, EXIT_CHECKPOINT,

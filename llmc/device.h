@@ -17,7 +17,8 @@ void device_close(Device *device);
 // --deterministic-mode: ops that have a faster form with unordered sums (attention's backward on a GPU) take the ordered one. CPU ranks always do.
 void device_set_deterministic(Device *device, bool deterministic);
 const char *device_name(const Device *device);     // "CPU AMD EPYC ..." or the GPU's name
-const char *device_backend(void);                  // "cpu" or "cuda"
+const char *device_backend(void);                  // "cpu" or "cuda": for texts; device_is_host tells what follows from it
+bool device_is_host(void);                         // its memory is the host's and its streams are the caller: CPU ranks
 const Site *device_site(const Device *device);
 // Libraries of the backend with their versions, for --version and logs.
 void device_libraries(char *text, size_t bytes);

@@ -62,19 +62,6 @@ static const char *const *path_words(const LoaderOptions *o, int split) {
     return words[split];
 }
 
-static bool check_data_choice(const LoaderOptions *o, Error *err) {
-    bool per_split = path_count(o, SPLIT_TRAIN) || path_count(o, SPLIT_VALID) || path_count(o, SPLIT_TEST);
-    if (o->mock_data) return true;
-    if (per_split && o->data_path_count) {
-        return error_set(err, EXIT_USAGE, "--data-path excludes --train-data-path, --valid-data-path and --test-data-path; give one kind");
-    }
-    if (!per_split && !o->data_path_count) return error_set(err, EXIT_USAGE, "no data; give --data-path (or --mock-data for synthetic samples)");
-    if (per_split && !path_count(o, SPLIT_TRAIN) && o->samples[SPLIT_TRAIN] > 0) {
-        return error_set(err, EXIT_USAGE, "no training data; give --train-data-path");
-    }
-    return true;
-}
-
 static bool check_options(const LoaderOptions *o, Error *err) {
     if (o->seq_length < 1 || o->vocab_size < 1 || o->micro_batch_size < 1 || o->dp_size < 1 || o->dp_rank < 0 || o->dp_rank >= o->dp_size) {
         return error_set(err, EXIT_USAGE,
@@ -90,7 +77,7 @@ static bool check_options(const LoaderOptions *o, Error *err) {
                          "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the tokenizer's EOD id; give the "
                          "tokenizer");
     }
-    return check_data_choice(o, err);
+    return true;
 }
 
 // Opens one blend for all splits, or one per split.

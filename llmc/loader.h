@@ -9,6 +9,7 @@
 LLMC_BEGIN
 
 typedef struct LoaderOptions {
+    // Which of the paths go together config_parse has checked.
     const char *const *data_path;        int data_path_count;         // one blend, cut by split
     const char *const *train_data_path;  int train_data_path_count;   // or one blend per split, each used whole
     const char *const *valid_data_path;  int valid_data_path_count;

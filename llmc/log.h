@@ -72,13 +72,13 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device);
 // Megatron-LM's iteration line + appended fields, or the short one (--log-line); a note when the data begin again; JSON line {"kind":"interval",...}; TensorBoard scalars for interval values.
 void log_iteration(Log *log, const IterationReport *report);
 // TensorBoard scalars and a JSON line {"kind":"train",...} of a single iteration, when due by --tensorboard-log-interval (JSON: every
-// iteration). Warns when a step was skipped, and when loss or norm are far above those before. Reads iteration, consumed_samples, learning_rate, global_batch_size, last_loss, last_skipped, grad_norm, num_zeros,
-// params_norm and the memory fields.
+// iteration). Warns when a step was skipped for a loss or norm that is not finite (the sentry tells of spikes). Reads iteration, consumed_samples, learning_rate,
+// global_batch_size, last_loss, last_skipped, grad_norm, num_zeros, params_norm and the memory fields.
 void log_step_scalars(Log *log, const IterationReport *report);
-// The timer table after the iteration line, as Megatron-LM prints it: times per iteration. Collective over comm, called by all ranks; prints on
+// The timer table after the iteration line, as Megatron-LM prints it: times per iteration. Collective over peers, called by all of them; prints on
 // rank 0; TensorBoard with --log-timers-to-tensorboard.
 void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers);
-// The same table for phases outside the loop (evaluate, save-checkpoint, setup), undivided. Collective over comm.
+// The same table for phases outside the loop (evaluate, save-checkpoint, setup), undivided. Collective over peers.
 void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers);
 // Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on validation set", "... on test set". TensorBoard's
 // "lm loss validation"; results on the test set go to "lm loss test", which Megatron-LM mixes up with the former.
@@ -86,8 +86,8 @@ void log_validation(Log *log, const char *where, int64_t iteration, int64_t cons
 // A TensorBoard text (its tag ends in "/text_summary") and a scalar of any name.
 void log_text(Log *log, const char *tag, int64_t step, const char *text);
 void log_scalar(Log *log, const char *tag, int64_t step, double value);
-// A JSON line of any kind: `json` is the object's inside, e.g. "\"iteration\":5,\"path\":\"x\"". kind: "checkpoint", "plan", ... Clock-dependent
-// values belong into a "timing" object.
+// A JSON line of a kind that the caller's module owns ("memory", "sample", "spike", ...): `json` is the object's inside, e.g. "\"iteration\":5,\"path\":\"x\"".
+// Clock-dependent values belong into a "timing" object.
 void log_json(Log *log, const char *kind, const char *json);
 
 LLMC_END

@@ -69,7 +69,7 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
 static bool host_failed(const Arena *arena) {
     for (int i = 0; i < arena->count; i++) {
         const ArenaEntry *entry = &arena->entries[i];
-        if (entry->bytes && !entry->memory) return entry->host && strcmp(device_backend(), "cpu") != 0;
+        if (entry->bytes && !entry->memory) return entry->host && !device_is_host();
     }
     return false;
 }
@@ -99,7 +99,7 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     const double MB = 0x1p20;
     double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before, taken = (double)device_taken(memory->device);
     // A GPU's memory is seen as a whole: the plans of the ranks that share it are equal. The CPU's is this process's.
-    double plans = strcmp(device_backend(), "cpu") ? allocated * memory->sharers : allocated, beside = taken - before - plans;
+    double plans = device_is_host() ? allocated : allocated * memory->sharers, beside = taken - before - plans;
     log_memory(log, iterations, allocated, allocated, allocated, allocated);
     log_line(log, "memory beside the plan (MB) | before it (context, other processes): %.1f | since then (libraries, buffers of the host): %.1f", before / MB, beside / MB);
     char json[400];

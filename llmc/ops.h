@@ -124,7 +124,8 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD);
 // The language-model head, forward and backward in one: logits = x wte^T (rounded to floatX), cross-entropy in fp32 over all Vp columns (Megatron: the
 // padded rows take part), dlogits = weight * (softmax - onehot) (rounded), dx = dlogits wte, dwte += (or =) dlogits^T x. Rows are processed in chunks
 // of op_head_chunk_rows, so the (N, Vp) logits never exist whole.
-// The weight of row n is loss_mask ? loss_mask[n] * loss_scale : loss_scale; *loss_sum += sum of loss[n] * weight[n], in row order.
+// The weight of row n is loss_mask ? loss_mask[n] * loss_scale : loss_scale; *loss_sum += sum of loss[n] * weight[n], in an order that a backend keeps
+// from run to run: row by row on CPU ranks, cuda/head.cu's own on GPUs.
 void op_head(Stream *s,
              float *losses,             // (N) out, unweighted
              float *loss_sum,           // (1) accumulates

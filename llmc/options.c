@@ -238,8 +238,7 @@ const char *options_nearest(const Option *table, int rows, const char *name, siz
 
 // --- values ----------------------------------------------------------------------------------------------------------------------
 
-// Index of the word among "first|second", or -1.
-static int choice_index(const char *choices, const char *word) {
+int options_choice(const char *choices, const char *word) {
     size_t length = strlen(word);
     for (int index = 0;; index++) {
         size_t choice = strcspn(choices, "|");
@@ -316,13 +315,12 @@ static bool store_real(const Option *row, const char *word, void *settings, Erro
 }
 
 static bool store_choice(const Option *row, const char *word, void *settings, Error *err) {
-    int index = choice_index(row->choices, word);
+    int index = options_choice(row->choices, word);
     if (index < 0) {
         bool say_why = row->use == OPTION_NO_EFFECT;
         return error_set(err, EXIT_USAGE, "--%s %s: not one of %s%s%s", row->name, word, row->choices, say_why ? "; " : "", say_why ? row->help : "");
     }
-    if (row->kind == OPTION_CHOICE) put(row, settings, &index, sizeof index);
-    else put(row, settings, &word, sizeof word);
+    put(row, settings, &index, sizeof index);
     return true;
 }
 
@@ -337,8 +335,7 @@ static bool store(const Option *row, const char *word, void *settings, Error *er
         case OPTION_INT:
         case OPTION_INT64: return store_integer(row, word, settings, err);
         case OPTION_REAL: return store_real(row, word, settings, err);
-        case OPTION_CHOICE:
-        case OPTION_NAME: return store_choice(row, word, settings, err);
+        case OPTION_CHOICE: return store_choice(row, word, settings, err);
         case OPTION_TEXT:
             if (row->low >= 1 && !*word) return error_set(err, EXIT_USAGE, "--%s: the value is empty; give one or drop the flag", row->name);
             put(row, settings, &word, sizeof word);

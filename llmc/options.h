@@ -19,8 +19,7 @@ typedef enum OptionKind {
     OPTION_REAL,    // double
     OPTION_TEXT,    // const char *
     OPTION_WORDS,   // Words: everything up to the next flag, possibly nothing
-    OPTION_CHOICE,  // int or enum: the index of the word among the choices
-    OPTION_NAME     // const char *: the word itself, one of the choices
+    OPTION_CHOICE   // int or enum: the index of the word among the choices
 } OptionKind;
 
 typedef enum OptionUse {
@@ -68,6 +67,8 @@ void options_help(const Option *table, int rows, FILE *file);
 
 // The row that a name (without dashes, length bytes) means; NULL when there is none.
 const Option *options_find(const Option *table, int rows, const char *name, size_t length);
+// Index of the word among a row's choices, "first|second"; -1 when it is none of them.
+int options_choice(const char *choices, const char *word);
 // The known name nearest to an unknown one (edit distance; a name that it abbreviates comes first).
 const char *options_nearest(const Option *table, int rows, const char *name, size_t length);
 

@@ -1,7 +1,6 @@
 // The report of --plan: see plan_report.h.
 #include "llmc/plan_report.h"
 
-#include <string.h>
 
 #include "llmc/log.h"
 
@@ -70,8 +69,8 @@ void plan_report(const Zero *zero, const Arena *arena, FILE *out) {
     print_layout(&zero->plan, &zero->wire, out);
     fprintf(out, "memory per rank\n");
     arena_print(arena, zero->plan.parameters, out);
-    bool gpu = strcmp(device_backend(), "cuda") == 0;
-    fprintf(out, "  on top, told by a run's log: %s\n", gpu ? "the CUDA context and what cuBLAS, cuDNN and NCCL take" : "the program, MPI's buffers and the data at hand");
-    if (!gpu) fprintf(out, "  (for CPU ranks; build/train_gpt --plan tells what GPUs need, whose ops want other workspaces)\n");
+    bool host = device_is_host();
+    fprintf(out, "  on top, told by a run's log: %s\n", host ? "the program, MPI's buffers and the data at hand" : "the CUDA context and what cuBLAS, cuDNN and NCCL take");
+    if (host) fprintf(out, "  (for CPU ranks; build/train_gpt --plan tells what GPUs need, whose ops want other workspaces)\n");
     print_wire(zero, out);
 }

@@ -2,15 +2,8 @@
 #include "llmc/schedule.h"
 
 #include <math.h>
-#include <string.h>
 
 static const double PI = 3.14159265358979323846;
-
-static WeightDecayStyle weight_decay_style(const char *name) {
-    if (strcmp(name, "linear") == 0) return WEIGHT_DECAY_LINEAR;
-    if (strcmp(name, "cosine") == 0) return WEIGHT_DECAY_COSINE;
-    return WEIGHT_DECAY_CONSTANT;
-}
 
 Schedule schedule_from_config(const Config *config) {
     Schedule schedule = {
@@ -22,7 +15,7 @@ Schedule schedule_from_config(const Config *config) {
         .decay_samples = (double)config->decay_samples_dn,
         .start_weight_decay = config->start_weight_decay,
         .end_weight_decay = config->end_weight_decay,
-        .weight_decay_style = weight_decay_style(config->weight_decay_incr_style),
+        .weight_decay_style = config->weight_decay_incr_style,
         .weight_decay_samples = (double)config->weight_decay_samples,
     };
     return schedule;

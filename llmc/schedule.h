@@ -3,8 +3,6 @@
 #include "llmc/config.h"
 LLMC_BEGIN
 
-typedef enum WeightDecayStyle { WEIGHT_DECAY_CONSTANT, WEIGHT_DECAY_LINEAR, WEIGHT_DECAY_COSINE } WeightDecayStyle;
-
 typedef struct Schedule {
     LrStyle style;
     double lr, min_lr, lr_init;

@@ -30,7 +30,7 @@ void timer_start(Timers *timers, Timer timer, Stream *stream);
 void timer_stop(Timers *timers, Timer timer, Stream *stream);
 // Seconds accumulated since the last reset (waits for the recorded events), and resets. A running timer is counted up to now and goes on.
 double timer_take_seconds(Timers *timers, Timer timer);
-// Takes `count` timers and combines them over the ranks of comm (collective; one all-gather). stats (count) on every rank, in ms divided by
+// Takes `count` timers and combines them over peers (collective; one all-gather). stats (count) on every rank, in ms divided by
 // `divisor`; as in Megatron-LM, ranks where a timer shows no time do not count towards its minimum, and recorded = some rank has time.
 typedef struct TimerStats {
     double min_ms, max_ms;

@@ -81,20 +81,6 @@ int tokenizer_vocab_size(const Tokenizer *tokenizer) { return tokenizer->table.s
 
 int tokenizer_eod(const Tokenizer *tokenizer) { return tokenizer->table.eod; }
 
-bool tokenizer_type_from_name(const char *name, TokenizerType *type) {
-    static const char *const names[] = {
-        [TOKENIZER_GPT2_BPE] = "GPT2BPETokenizer",
-        [TOKENIZER_BYTE] = "Byte",
-        [TOKENIZER_NULL] = "NullTokenizer",
-    };
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
-        if (strcmp(name, names[i])) continue;
-        *type = (TokenizerType)i;
-        return true;
-    }
-    return false;
-}
-
 void tokenizer_unicode_version(char *out, size_t bytes) {
     char library[64] = "unknown", tables[64] = "unknown";
     pcre2_config(PCRE2_CONFIG_VERSION, library);

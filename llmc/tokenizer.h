@@ -8,6 +8,7 @@
 #include "llmc/base.h"
 LLMC_BEGIN
 
+// In the order of the words of --tokenizer-type: GPT2BPETokenizer, Byte, NullTokenizer, as Megatron calls them.
 typedef enum TokenizerType { TOKENIZER_GPT2_BPE, TOKENIZER_BYTE, TOKENIZER_NULL } TokenizerType;
 
 typedef struct Tokenizer Tokenizer;      // immutable after opening, shared by threads
@@ -21,8 +22,6 @@ Tokenizer *tokenizer_open(TokenizerType type, const char *vocab_file, const char
 void tokenizer_close(Tokenizer *tokenizer);
 int tokenizer_vocab_size(const Tokenizer *tokenizer);  // unpadded: 50257 for GPT-2, 257 for Byte
 int tokenizer_eod(const Tokenizer *tokenizer);         // 50256 for GPT-2, 256 for Byte
-// The name Megatron's --tokenizer-type uses: GPT2BPETokenizer, Byte, NullTokenizer. Returns false for an unknown name.
-bool tokenizer_type_from_name(const char *name, TokenizerType *type);
 // PCRE2's version and that of its Unicode tables, as in "PCRE2 10.42, Unicode 14.0.0". out: at least 64 bytes.
 void tokenizer_unicode_version(char *out, size_t bytes);
 

@@ -7,13 +7,16 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "llmc/tokenizer.h"
+
 const char *version_number(void) { return LLMC_VERSION; }
 const char *version_commit(void) { return LLMC_COMMIT; }
 
 void version_libraries(char *text, size_t bytes) {
-    char mpi[MPI_MAX_LIBRARY_VERSION_STRING];
+    char mpi[MPI_MAX_LIBRARY_VERSION_STRING], pcre2[64];
     int length = 0;
     MPI_Get_library_version(mpi, &length);
     mpi[strcspn(mpi, ",\n")] = 0;  // the vendor's string goes on with build host and date
-    snprintf(text, bytes, "%s, xxHash %u, cJSON %s", mpi, XXH_versionNumber(), cJSON_Version());
+    tokenizer_unicode_version(pcre2, sizeof pcre2);
+    snprintf(text, bytes, "%s, xxHash %u, cJSON %s, %s", mpi, XXH_versionNumber(), cJSON_Version(), pcre2);
 }

@@ -1,6 +1,6 @@
-// AdamW of one element and the judge's scalar arithmetic, inline for host and device, part of the exact regime. Included by kernels_cpu.c and its CUDA twin.
+// AdamW of one element, inline for host and device, part of the exact regime. Included by kernels_cpu.c and kernels_cuda_weight.cu.
 #pragma once
-#include "sdp4bit/codec.h"
+#include "sdp4bit/kernels.h"
 
 typedef struct AdamScalars {
     float clip;                    // clip coefficient
@@ -9,6 +9,22 @@ typedef struct AdamScalars {
     float correction1, correction2;  // 1 - beta^t
     float epsilon, learning_rate, weight_decay;
 } AdamScalars;
+
+// weight_decay: the shard's for matrices, 0 for tails.
+HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
+    AdamScalars scalars;
+    scalars.clip = a->control->clip_coefficient;
+    scalars.beta1 = a->beta1;
+    scalars.one_minus_beta1 = f32_sub(1.0f, a->beta1);
+    scalars.beta2 = a->beta2;
+    scalars.one_minus_beta2 = f32_sub(1.0f, a->beta2);
+    scalars.correction1 = a->control->bias_correction1;
+    scalars.correction2 = a->control->bias_correction2;
+    scalars.epsilon = a->epsilon;
+    scalars.learning_rate = a->control->learning_rate;
+    scalars.weight_decay = weight_decay;
+    return scalars;
+}
 
 // Apex FusedAdam in adam_w mode: epsilon outside the root, decay decoupled and scaled by the learning rate. Updates m and v, returns the new p.
 HD_FN float adamw_element(float p, float *m, float *v, float grad, AdamScalars a) {
@@ -19,11 +35,4 @@ HD_FN float adamw_element(float p, float *m, float *v, float grad, AdamScalars a
     float v_hat = f32_div(*v, a.correction2);
     float step = f32_add(f32_div(m_hat, f32_add(f32_sqrt(v_hat), a.epsilon)), f32_mul(a.weight_decay, p));
     return f32_sub(p, f32_mul(a.learning_rate, step));
-}
-
-// Megatron's clip coefficient: clip / (norm + 1e-6) where that is below 1, else 1; clip = 0 switches clipping off.
-HD_FN float clip_coefficient(float clip, float norm) {
-    if (!(clip > 0.0f)) return 1.0f;
-    float coefficient = f32_div(clip, f32_add(norm, 1e-6f));
-    return coefficient < 1.0f ? coefficient : 1.0f;
 }

@@ -1,8 +1,9 @@
 // THE definition of SDP4Bit's numbers: quantise, dequantise, the Hadamard transform, the random bits, the summation tree of the norm.
 // Inline for host and device, so that CPU ranks and GPUs compute the same bits. Everything on the wire follows from this file and
-// plan.h; sdp4bit/README.md explains it with a worked example. Included by kernels_cpu.c, kernels_cuda.cu, llmc/dtype.h, llmc/normal.h and the tests.
+// plan.h; sdp4bit/README.md explains it with a worked example. Included by plan.h, spikes.h, llmc/dtype.h, llmc/normal.h and the tests,
+// through the former by every kernel.
 //
-// Exact regime: every operation below is an IEEE-754 fp32 operation rounded to nearest even, never contracted into an FMA, with
+// Exact regime: every operation below is an IEEE-754 operation, nearly always fp32, rounded to nearest even, never contracted into an FMA, with
 // denormals kept. Host code is built with -ffp-contract=off; device code spells the rounding (f32_mul and its kin).
 #pragma once
 #include <math.h>
@@ -138,7 +139,7 @@ HD_FN void hadamard32(float *x) {
 
 // --- codecs ----------------------------------------------------------------------------------------------------------------------
 
-// What travels for one element. FP32 and BF16 have no groups and no scales. A further codec is one more row here and in codec_table.
+// What travels for one element. FP32 and BF16 have no groups and no scales. A further codec is one more row here and in codec_info.
 typedef enum Codec { CODEC_FP32 = 0, CODEC_BF16 = 1, CODEC_INT8 = 2, CODEC_INT4 = 3, CODECS = 4 } Codec;
 typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 
@@ -204,8 +205,8 @@ HD_FN int int4_odd(uint8_t byte) { return (int)(byte >> 4) - ((byte & 0x80) >> 3
 
 // --- the norm's summation tree ---------------------------------------------------------------------------------------------------
 
-// Sums n <= 2^k values as a perfect binary tree over adjacent pairs, missing values being 0: the tree a GPU computes by adding in a
-// thread, across lanes, then across blocks, whatever the granularity. Destroys x. For leaves of 32 use n = 32.
+// Sums 32 values as a perfect binary tree over adjacent pairs; where there are fewer, the caller fills up with 0. It is the lowest part of the norm's tree
+// (kernel_tree_sum), which a GPU computes by adding in a thread, across lanes, then across blocks, whatever the granularity. Destroys x.
 HD_FN float tree_sum32(float *x) {
     for (int stride = 1; stride < 32; stride *= 2) {
         for (int i = 0; i < 32; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);

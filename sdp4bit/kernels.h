@@ -1,11 +1,11 @@
 // The fused kernels of the exact regime: everything between a rank's local gradients and the replicas' weights, defined to the bit by codec.h and plan.h.
-// kernels_cpu.c implements them for CPU ranks and is the reference; a CUDA file implements them for GPUs with the same bits. Called by
-// tlq_hs.c, qwd.c and llmc/zero.c. All pointers are device memory unless marked host; all calls are asynchronous on their stream.
+// kernels_cpu.c implements them for CPU ranks and is the reference; the kernels_cuda files implement them for GPUs with the same bits. Called by
+// tlq_hs.c, qwd.c, wire.c, llmc/zero.c and llmc/replicas.c. All pointers are device memory unless marked host; all calls are asynchronous on their stream.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/dtype.h"
+#include "sdp4bit/judge.h"
 #include "sdp4bit/plan.h"
-#include "sdp4bit/spikes.h"
 LLMC_BEGIN
 
 // Maps positions of a bucket's matrix part to tensors: pads and logical offsets. count may be 0 (a bucket without matrices).
@@ -13,41 +13,6 @@ typedef struct SegmentTable {
     const Segment *segment;  // (count) ordered by start
     int count;
 } SegmentTable;
-
-// What the judge decides once per step, kept in device memory so that nothing in a step waits for the host.
-typedef struct StepControl {
-    double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
-    int64_t adam_steps;               // successful steps, this one included when applied
-    float loss;                       // mean over the dp ranks
-    float grad_norm;                  // before clipping
-    float clip_coefficient;           // multiplies every gradient
-    float learning_rate;
-    float bias_correction1, bias_correction2;  // 1 - beta^t
-    int32_t applied;                  // 0: this step is skipped on every rank
-    int32_t wire_rank;                // the dp rank that saw wire_fault
-    SpikeState spikes;
-    uint64_t wire_fault;              // a message that did not arrive as it was sent (wire.h), 0: none; the step is skipped
-} StepControl;
-
-// What one rank contributes to the judgement; gathered from all ranks in rank order.
-typedef struct StepRecord {
-    double sum_squares;  // of its shard of the reduced gradient
-    double loss;         // its mean loss over the step's micro-batches
-    uint64_t wire_fault; // the first message that it received wrong, 0: none
-} StepRecord;
-
-// Keeps the fault nearest to its cause: the lowest code (wire.h) of the lowest rank. True when there is one.
-HD_FN bool judge_wire(StepControl *control, const StepRecord *records, int dp) {
-    control->wire_fault = 0;
-    control->wire_rank = 0;
-    for (int r = 0; r < dp; r++) {
-        uint64_t fault = records[r].wire_fault;
-        if (!fault || (control->wire_fault && control->wire_fault <= fault)) continue;
-        control->wire_fault = fault;
-        control->wire_rank = r;
-    }
-    return control->wire_fault != 0;
-}
 
 // Level 1 of the gradient reduction (or the only level): scale by 1/dp, Hadamard, quantise. Partition p = i * slots + slot goes to destination
 // `slot` as its i-th partition: slots = D, i = node at two levels; slots = dp and one partition per slot at a single level.
@@ -109,22 +74,9 @@ void kernel_sum_final(Stream *s, const SumFinal *a);
 void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n);
 // *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
-// record->sum_squares = the pieces' sums added in order in double; record->loss = *loss.
-// wire_fault is left to the caller, and 0 here.
+// judge.h's step_record of piece_sums (pieces) and *loss. wire_fault is left to the caller, and 0 here.
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss);
-
-typedef struct Judge {
-    const StepRecord *records;  // (dp) in rank order
-    int dp;
-    float clip_grad;            // 0: no clipping
-    float beta1, beta2;
-    // The host knows a step's verdict one step late, so it offers both learning rates: after an applied or after a skipped last step.
-    float lr_if_applied, lr_if_skipped;
-    bool skip_non_finite;       // a non-finite loss or norm makes applied = 0
-    bool skip_spikes;           // and so does a loss or norm that spikes.h calls a spike
-    float loss_spike_factor, norm_spike_factor;
-} Judge;
-// Adds the records in rank order in double; sets norm, clip coefficient clip / (norm + 1e-6) where below 1, the verdict, Adam's counters and corrections.
+// judge.h's judge_step.
 void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 
 // AdamW on this rank's shard of one bucket, fused with what the gather sends. Update (Apex FusedAdam, adam_w mode), fp32:

@@ -1,12 +1,11 @@
 // The exact regime on the CPU, the reference for every GPU kernel: see kernels.h for what each kernel computes. One group of elements at a time,
 // in plain loops over codec.h. Linked into the CPU program only.
-#include <math.h>
 #include <string.h>
 
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/kernels.h"
 
-enum { BLOCK = HADAMARD_ORDER, MAX_GROUP = 16384 };  // options.c refuses larger groups
+enum { BLOCK = HADAMARD_ORDER, MAX_GROUP = 16384 };  // config_table.c and config.c refuse larger groups
 
 // --- codes of one group ----------------------------------------------------------------------------------------------------------
 
@@ -226,52 +225,12 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
 }
 
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
-    double sum = 0.0;
-    for (int i = 0; i < pieces; i++) sum += (double)piece_sums[i];
-    record->sum_squares = sum;
-    record->loss = (double)*loss;
-    record->wire_fault = 0;
+    *record = step_record(piece_sums, pieces, *loss);
 }
 
-void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
-    double squares = 0.0, loss = 0.0;
-    for (int r = 0; r < a->dp; r++) {
-        squares += a->records[r].sum_squares;
-        loss += a->records[r].loss;
-    }
-    control->learning_rate = control->applied ? a->lr_if_applied : a->lr_if_skipped;
-    control->loss = (float)(loss / a->dp);
-    control->grad_norm = (float)sqrt(squares);
-    control->clip_coefficient = clip_coefficient(a->clip_grad, control->grad_norm);
-    bool finite = isfinite(squares) && isfinite(loss);
-    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor, a->norm_spike_factor, finite);
-    bool wire = judge_wire(control, a->records, a->dp);  // asked of every step: a message that arrived wrong is what a loss that is not finite may come from
-    control->applied = (finite || !a->skip_non_finite) && !(spike && a->skip_spikes) && !wire;
-    control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
-    if (!control->applied) return;
-    control->adam_steps += 1;
-    control->beta1_power *= (double)a->beta1;
-    control->beta2_power *= (double)a->beta2;
-    control->bias_correction1 = (float)(1.0 - control->beta1_power);
-    control->bias_correction2 = (float)(1.0 - control->beta2_power);
-}
+void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(control, a); }
 
 // --- weights ---------------------------------------------------------------------------------------------------------------------
-
-static AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
-    AdamScalars scalars;
-    scalars.clip = a->control->clip_coefficient;
-    scalars.beta1 = a->beta1;
-    scalars.one_minus_beta1 = f32_sub(1.0f, a->beta1);
-    scalars.beta2 = a->beta2;
-    scalars.one_minus_beta2 = f32_sub(1.0f, a->beta2);
-    scalars.correction1 = a->control->bias_correction1;
-    scalars.correction2 = a->control->bias_correction2;
-    scalars.epsilon = a->epsilon;
-    scalars.learning_rate = a->control->learning_rate;
-    scalars.weight_decay = weight_decay;
-    return scalars;
-}
 
 // n elements of the state at `at`, whose gradients start at grads.
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {

@@ -1,12 +1,6 @@
 // The exact regime on GPUs, what is neither gradients on the wire (kernels_cuda_grad.cu, kernels_cuda_requantize.cu) nor weights (kernels_cuda_weight.cu): the norm's leaves and tree, the
-// verdict of a step, counts. The bits are kernels_cpu.c's. Called by tlq_hs.c and llmc/zero.c.
-#include "sdp4bit/adamw.h"
+// verdict of a step, counts. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and llmc/zero.c.
 #include "sdp4bit/kernels_cuda.cuh"
-
-static unsigned stride_blocks(const Stream *s, int64_t threads) {
-    int64_t blocks = ceil_div64(threads, CODEC_THREADS), most = (int64_t)s->device->multiprocessors * 16;
-    return (unsigned)(blocks < most ? blocks : most);
-}
 
 // --- the norm --------------------------------------------------------------------------------------------------------------------------
 
@@ -95,11 +89,7 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
 // --- verdict ---------------------------------------------------------------------------------------------------------------------------
 
 __global__ void step_record_kernel(StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
-    double sum = 0.0;
-    for (int i = 0; i < pieces; i++) sum = __dadd_rn(sum, (double)piece_sums[i]);
-    record->sum_squares = sum;
-    record->loss = (double)*loss;
-    record->wire_fault = 0;
+    *record = step_record(piece_sums, pieces, *loss);
 }
 
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
@@ -107,28 +97,7 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
     check_launch(s, "step record");
 }
 
-__global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge a) {
-    double squares = 0.0, loss = 0.0;
-    for (int r = 0; r < a.dp; r++) {
-        squares = __dadd_rn(squares, a.records[r].sum_squares);
-        loss = __dadd_rn(loss, a.records[r].loss);
-    }
-    control->learning_rate = control->applied ? a.lr_if_applied : a.lr_if_skipped;
-    control->loss = __double2float_rn(__ddiv_rn(loss, (double)a.dp));
-    control->grad_norm = __double2float_rn(__dsqrt_rn(squares));
-    control->clip_coefficient = clip_coefficient(a.clip_grad, control->grad_norm);
-    bool finite = isfinite(squares) && isfinite(loss);
-    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a.loss_spike_factor, a.norm_spike_factor, finite);
-    bool wire = judge_wire(control, a.records, a.dp);  // asked of every step: a message that arrived wrong is what a loss that is not finite may come from
-    control->applied = (finite || !a.skip_non_finite) && !(spike && a.skip_spikes) && !wire;
-    control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
-    if (!control->applied) return;
-    control->adam_steps += 1;
-    control->beta1_power = __dmul_rn(control->beta1_power, (double)a.beta1);
-    control->beta2_power = __dmul_rn(control->beta2_power, (double)a.beta2);
-    control->bias_correction1 = __double2float_rn(__dsub_rn(1.0, control->beta1_power));
-    control->bias_correction2 = __double2float_rn(__dsub_rn(1.0, control->beta2_power));
-}
+__global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge a) { judge_step(control, &a); }
 
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
     judge_kernel<<<1, 1, 0, stream_handle(s)>>>(control, *a);

@@ -4,8 +4,7 @@
 // A thread holds runs of consecutive elements, each within one group and one tensor: runs of 8, a vector, or of 16 where fp32 values come from memory, so that 4
 // or 2 lanes hold a Hadamard block and a warp's loads touch whole sectors; one run of 32 where codes come, so that what groups, tensors and addresses cost is paid
 // once in 32 elements. One call of Philox serves 8. A tile is what one worker treats at a time: a warp where the group size is a power of two, not too large, a block
-// for any other multiple of 32. Everything is measured in multiples of 32 elements, so the lanes of such a block are always live together and exchanges between
-// them need no further care.
+// for any other multiple of 32. Everything is measured in multiples of 32 elements: the lanes of such a block are live together and may exchange freely.
 #pragma once
 #include "llmc/cuda/common.cuh"
 #include "sdp4bit/kernels.h"
@@ -14,6 +13,12 @@ enum { CODEC_THREADS = 256, CODEC_WARPS = CODEC_THREADS / WARP };
 enum { WARP_SPAN = WARP * PACKED, BLOCK_SPAN = CODEC_THREADS * PACKED };  // elements between a thread's vectors: 256, 2048
 enum { TILE_GROUPS = BLOCK_SPAN / HADAMARD_ORDER };                      // groups of a block's tile, at most: 64
 static const uint32_t ALL_LANES = 0xFFFFFFFFu;
+
+// Blocks of a grid that strides through work for so many threads: enough to fill the device several times over.
+static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
+    int64_t blocks = ceil_div64(threads, CODEC_THREADS), most = (int64_t)s->device->multiprocessors * 16;
+    return (unsigned)(blocks < most ? blocks : most);
+}
 
 // --- which element is whose --------------------------------------------------------------------------------------------------------
 
@@ -41,9 +46,7 @@ static inline GroupIndex group_index(int group) {
     g.magic = (uint32_t)(((1ull << (31 + g.bits)) + d - 1) / d);
     return g;
 }
-static __device__ __forceinline__ uint32_t group_of(GroupIndex g, int64_t offset) {
-    return __umulhi((uint32_t)(offset >> 5) << 1, g.magic) >> g.bits;
-}
+static __device__ __forceinline__ uint32_t group_of(GroupIndex g, int64_t offset) { return __umulhi((uint32_t)(offset >> 5) << 1, g.magic) >> g.bits; }
 
 // The work of one kernel on slices of n elements: worker w treats the tiles [w * per_worker, (w + 1) * per_worker).
 struct Tiles {
@@ -55,8 +58,7 @@ struct Tiles {
     bool warp_in_group;  // every warp's elements of a block tile belong to one group
 };
 
-// group: ignored by plain codecs. slices: gridDim.y. Enough blocks to fill the device several times over come first; beyond that a worker keeps several neighbouring tiles, which
-// spares it lookups.
+// group: ignored by plain codecs. slices: gridDim.y. First come blocks to fill the device several times over; then a worker keeps neighbouring tiles, which spares lookups.
 template <class S>
 static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) {
     Tiles t;
@@ -266,8 +268,7 @@ static __device__ __forceinline__ void group_maxima(uint32_t (&largest)[S::GROUP
 }
 
 // group_scale of GROUPS groups with one division instead of 2 * GROUPS: even lanes divide for a scale, odd ones for its inverse, and with two groups a
-// lane's second bit names the group. 2 * GROUPS neighbouring lanes always share their groups. scale.lift is 0 for a group with a non-finite value, whose codes
-// are zeros.
+// lane's second bit names the group. 2 * GROUPS neighbouring lanes always share their groups. scale.lift is 0 for a group with a non-finite value: zero codes.
 template <int GROUPS>
 static __device__ __forceinline__ void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[GROUPS], int levels) {
     static_assert(GROUPS <= 2, "4 lanes divide for two groups");

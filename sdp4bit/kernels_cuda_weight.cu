@@ -1,24 +1,9 @@
 // The weight half of the exact regime on GPUs: AdamW fused with the difference and its codes, applying gathered codes on a replica, the replica hash, the first
-// masters. The bits are kernels_cpu.c's. Called by qwd.c and llmc/zero.c.
+// masters. The bits are kernels_cpu.c's. Called by qwd.c, llmc/zero.c and llmc/replicas.c.
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/kernels_cuda.cuh"
 
 // --- update ------------------------------------------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ AdamScalars adam_scalars(const UpdateShard &a, float weight_decay) {
-    AdamScalars scalars;
-    scalars.clip = a.control->clip_coefficient;
-    scalars.beta1 = a.beta1;
-    scalars.one_minus_beta1 = f32_sub(1.0f, a.beta1);
-    scalars.beta2 = a.beta2;
-    scalars.one_minus_beta2 = f32_sub(1.0f, a.beta2);
-    scalars.correction1 = a.control->bias_correction1;
-    scalars.correction2 = a.control->bias_correction2;
-    scalars.epsilon = a.epsilon;
-    scalars.learning_rate = a.control->learning_rate;
-    scalars.weight_decay = weight_decay;
-    return scalars;
-}
 
 // One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. A lane's two halves of a sector meet in the caches; swapping them among lanes to
 // touch whole sectors costs more instructions than it saves traffic here.
@@ -67,7 +52,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     bool applied = a.control->applied != 0, difference = a.difference;
     int64_t position = a.rank * a.bucket.matrix_shard, tile = worker_start<S>(t);
     TileWriter writer = make_writer<S>(a.codes, a.scales, a.codec, a.rounding, position, t, tile);
-    AdamScalars scalars = adam_scalars(a, a.weight_decay);
+    AdamScalars scalars = adam_scalars(&a, a.weight_decay);
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
@@ -98,7 +83,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS) update_plain_kern
     float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.grads + a.rank * a.bucket.matrix_shard + at));
     float4 p = *reinterpret_cast<const float4 *>(a.master + at), m = *reinterpret_cast<const float4 *>(a.exp_avg + at);
     float4 v = *reinterpret_cast<const float4 *>(a.exp_avg_sq + at);
-    AdamScalars scalars = adam_scalars(a, a.weight_decay);
+    AdamScalars scalars = adam_scalars(&a, a.weight_decay);
     p.x = adamw_element(p.x, &m.x, &v.x, grad.x, scalars), p.y = adamw_element(p.y, &m.y, &v.y, grad.y, scalars);
     p.z = adamw_element(p.z, &m.z, &v.z, grad.z, scalars), p.w = adamw_element(p.w, &m.w, &v.w, grad.w, scalars);
     *reinterpret_cast<float4 *>(a.master + at) = p;
@@ -118,7 +103,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid
     if (i >= a.bucket.tail_shard || !a.control->applied) return;
     int64_t at = a.bucket.matrix_shard + i;
     float grad = a.grads[a.bucket.matrix + a.rank * a.bucket.tail_shard + i], m = a.exp_avg[at], v = a.exp_avg_sq[at];
-    float master = adamw_element(a.master[at], &m, &v, grad, adam_scalars(a, 0.0f));
+    float master = adamw_element(a.master[at], &m, &v, grad, adam_scalars(&a, 0.0f));
     a.master[at] = master;
     a.exp_avg[at] = m;
     a.exp_avg_sq[at] = v;
@@ -225,12 +210,6 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
 }
 
 // --- replicas ------------------------------------------------------------------------------------------------------------------------
-
-// Blocks for a pass over n elements, a grid that strides through them.
-static unsigned stride_blocks(const Stream *s, int64_t n) {
-    int64_t blocks = ceil_div64(n, CODEC_THREADS), most = (int64_t)s->device->multiprocessors * 16;
-    return (unsigned)(blocks < most ? blocks : most);
-}
 
 __global__ void __launch_bounds__(CODEC_THREADS) replica_hash_kernel(unsigned long long *hash, const floatX *weights, int64_t first, int64_t n) {
     unsigned long long sum = 0;

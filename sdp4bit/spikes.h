@@ -1,6 +1,6 @@
 // Outliers of the loss and of the gradient norm, inline for host and device, part of the exact regime. Decided where the verdict is, on the device: the host
 // reads a verdict a step late, so a skip that it decided would either stall every step or come after the weights have changed. Every rank computes the same
-// few numbers from the same gathered records, so all reach the same answer. Included by kernels.h; used by kernel_judge on both backends.
+// few numbers from the same gathered records, so all reach the same answer. Included by judge.h.
 #pragma once
 #include "sdp4bit/codec.h"
 
@@ -13,7 +13,7 @@ typedef struct SpikeTrack {
     double mean, deviation;
 } SpikeTrack;
 
-// What kernel_judge remembers from step to step (all but the last line is saved in checkpoints), and what it found in the last one.
+// What judge_step remembers from step to step, up to skipped_in_a_row, which checkpoints keep (sentry_save); then what it measured and found in the last step.
 typedef struct SpikeState {
     SpikeTrack loss, norm;
     int64_t seen;                  // finite steps in them

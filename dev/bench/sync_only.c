@@ -147,7 +147,7 @@ static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *m
     zero_weights_wait_all(zero);
     event_record(marks->applied, bench->compute);
     event_synchronize(marks->applied);
-    const Event *judged = strcmp(device_backend(), "cpu") ? marks->judged : marks->reduced;
+    const Event *judged = device_is_host() ? marks->reduced : marks->judged;
     ms[GRADIENTS] = event_elapsed_ms(marks->start, (Event *)judged);
     ms[AFTER_VERDICT] = event_elapsed_ms((Event *)judged, marks->applied);
     ms[ADAMW] = 1e3 * timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
@@ -230,7 +230,7 @@ static bool measure(Bench *bench, const Config *config, const Topology *topology
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, topology));
     if (alone) lab.zero.wire_check.sealed = false;  // nobody sends what would be checked
-    int sharers = strcmp(device_backend(), "cpu") ? topology->device_sharers : bench->launch.size;
+    int sharers = device_is_host() ? bench->launch.size : topology->device_sharers;
     ok = ok && start_lab(bench, &lab, alone ? &ONE : topology, sharers, alone ? MPI_COMM_SELF : bench->launch.world);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
     close_lab(bench, &lab);

@@ -26,7 +26,8 @@
 
 typedef struct Settings {
     Words input, json_keys;
-    const char *input_list, *output_prefix, *tokenizer_type, *vocab_file, *merge_file;
+    const char *input_list, *output_prefix, *vocab_file, *merge_file;
+    TokenizerType tokenizer_type;
     bool text, append_eod, help, version;
     int workers;  // 0: one per processor
     int64_t log_interval;
@@ -42,7 +43,7 @@ static const Option table[] = {
     {"text", .kind = OPTION_FLAG, .offset = FIELD(text), .help = "The inputs are plain text files, one document each."},
     {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .value = "KEY", .help = "The key that holds the text (one key; default text)."},
     {.help = "tokens"},
-    {"tokenizer-type", .kind = OPTION_NAME, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer", .choices = "GPT2BPETokenizer|Byte",
+    {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer", .choices = "GPT2BPETokenizer|Byte",
      .value = "TYPE", .help = "GPT-2's byte-level BPE, or the 256 bytes as ids (end of document 256, needs no files)."},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "FILE", .help = "GPT-2's vocab.json."},
     {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "FILE", .help = "GPT-2's merges.txt."},
@@ -61,7 +62,7 @@ static const Option table[] = {
     {"partitions", .kind = OPTION_INT, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "1", .low = 1, .high = 1, .value = "1",
      .help = "one run already uses all --workers in constant memory; more partitions would only change the order of the documents."},
     {"keep-sequential-samples", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = "The order is always kept."},
-    {"dataset-impl", .kind = OPTION_NAME, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "mmap", .choices = "mmap", .value = "mmap",
+    {"dataset-impl", .kind = OPTION_CHOICE, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "mmap", .choices = "mmap", .value = "mmap",
      .help = "mmap is the only format."},
     {"split-sentences", .kind = OPTION_FLAG, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD,
      .help = "GPT is trained on whole documents; leave it out."},
@@ -346,12 +347,10 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
 }
 
 static bool preprocess(const Settings *s, Error *err) {
-    TokenizerType type;
-    if (!tokenizer_type_from_name(s->tokenizer_type, &type)) return error_set(err, EXIT_USAGE, "unknown --tokenizer-type %s", s->tokenizer_type);
     Job job = {.key = s->text ? NULL : s->json_keys.count ? s->json_keys.items[0] : "text"};
     job.corpus = corpus_open(s->input.items, s->input.count, s->input_list, s->text, err);
     if (!job.corpus) return false;
-    Tokenizer *tokenizer = tokenizer_open(type, s->vocab_file, s->merge_file, 0, err);
+    Tokenizer *tokenizer = tokenizer_open(s->tokenizer_type, s->vocab_file, s->merge_file, 0, err);
     bool good = false;
     if (tokenizer) {
         job.tokenizer = tokenizer;

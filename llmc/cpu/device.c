@@ -107,6 +107,8 @@ void device_close(Device *device) { free(device); }
 void device_set_deterministic(Device *device, bool deterministic) {}
 const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cpu"; }
+
+bool device_is_host(void) { return true; }
 const Site *device_site(const Device *device) { return device->site; }
 
 void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "%s, kernels %s", openblas_get_config(), openblas_get_corename()); }

@@ -1,5 +1,5 @@
 // What the files of the CPU ops share: widening to fp32, a vectorisable exp, GELU, dropout multipliers, GEMM, workspace slices.
-// Included by ops.c, ops_attention.c and ops_head.c only.
+// Included by ops.c, ops_attention.c, ops_head.c, ops_init.c and test_ops.c only.
 #pragma once
 #include <cblas.h>
 

@@ -150,6 +150,8 @@ void device_close(Device *device) {
 void device_set_deterministic(Device *device, bool deterministic) { device->deterministic = deterministic; }
 const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cuda"; }
+
+bool device_is_host(void) { return false; }
 const Site *device_site(const Device *device) { return device->site; }
 
 void device_libraries(char *text, size_t bytes) {

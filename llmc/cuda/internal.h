@@ -1,5 +1,6 @@
 // What the files of the CUDA backend share on the host side: the Device, its streams and events, error checks, and the GEMM of linear.cu, which
-// the language-model head uses too. Included by llmc/cuda/*.cu, sdp4bit/kernels_cuda.cu and the GPU tests; host code sees llmc/device.h only.
+// the language-model head uses too. Included by llmc/cuda/ (with common.cuh, through which sdp4bit/kernels_cuda*.cu see it), dev/bench
+// and the GPU tests; host code sees llmc/device.h only.
 #pragma once
 #include <cuda_runtime.h>
 

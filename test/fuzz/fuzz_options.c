@@ -54,7 +54,7 @@ static void finish(Config *c, FILE *out) {
     Error err = {0};
     double bounds[SPLITS + 1];
     if (c->split && !split_parse(c->split, bounds, &err)) fuzz_check_error(&err);
-    int ranks = c->plan && c->plan_world_size ? c->plan_world_size : 4;
+    int ranks = c->plan_world_size ? c->plan_world_size : 4;
     if (!config_finish(c, ranks, 0, 0, &err)) {
         fuzz_check_error(&err);
         return;

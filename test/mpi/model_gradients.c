@@ -98,7 +98,7 @@ static bool configure(Model *m, Error *err) {
 
 static bool build_model(Model *m, Error *err) {
     const ModelRank *rank = m->rank;
-    int sharers = strcmp(device_backend(), "cpu") ? rank->topology->device_sharers : rank->topology->dp_size;
+    int sharers = device_is_host() ? rank->topology->dp_size : rank->topology->device_sharers;
     gpt_describe(&m->gpt, &m->config);
     m->tensors = gpt_plan_tensors(&m->gpt);
     if (!zero_plan(&m->zero, &m->config, rank->topology, m->tensors, m->gpt.tensors, &m->arena, err)) return false;

@@ -206,7 +206,7 @@ static void build_plan(Trial *t) {
 }
 
 // For comm_share.
-static void *allocate_shared(Trial *t, size_t bytes) { return allocate(t, strcmp(device_backend(), "cpu") ? (size_t)round_up64((int64_t)bytes, COMM_GRAIN) : bytes); }
+static void *allocate_shared(Trial *t, size_t bytes) { return allocate(t, device_is_host() ? bytes : (size_t)round_up64((int64_t)bytes, COMM_GRAIN)); }
 
 static void build_steps(Trial *t, int chunks) {
     t->wire.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->plan.dp * sizeof(uint64_t));
@@ -240,7 +240,7 @@ static void build_steps(Trial *t, int chunks) {
 static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
-    if (chunks % 2 == 0 || t->topology.per_node == 1 || !strcmp(device_backend(), "cpu")) return true;
+    if (chunks % 2 == 0 || t->topology.per_node == 1 || device_is_host()) return true;
     for (int b = 0; b < t->plan.buckets; b++) piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight)};
     t->flags = allocate(t, COMM_FLAG_BYTES);
     bool ok = comm_share(t->comm, t->flags, piece, 1 + t->plan.buckets, &err);

@@ -51,6 +51,20 @@ report "no blanks at line ends" "$(grep -nE '[[:space:]]+$' "${sources[@]}" /dev
 report "headers begin with #pragma once" "$(for path in "${sources[@]}"; do case $path in *.h) grep -q '^#pragma once$' "$path" || echo "$path" ;; esac; done)"
 report "files begin with what they are for" "$(for path in "${sources[@]}"; do head -n 1 "$path" | grep -qE '^(//|/\*)' || echo "$path"; done)"
 
+# A header that says "Included by a.c and b.h." is included by each of them, and where it ends in "only" by no other file.
+untrue=$(for path in "${sources[@]}"; do
+    case $path in *.h | *.cuh) ;; *) continue ;; esac
+    said=$(sed '/^\/\//!q' "$path" | sed 's,^//,,' | tr -s '\n ' '  ' | grep -oE 'Included by ([^.;]|\.[a-z])*' | head -n 1)
+    named=$(grep -oE '[A-Za-z0-9_/]+\.(c|h|cu|cuh)\b' <<<"$said")
+    includers=$(grep -lF "#include \"$path\"" "${sources[@]}" /dev/null)
+    for name in $named; do grep -qE "(^|/)$name\$" <<<"$includers" || echo "$path: $name does not include it"; done
+    case $said in
+        *' tests only'*) grep -vE '^(test/|$)' <<<"$includers" | sed "s,^,$path: not only tests include it: ," ;;
+        *' only'*) for includer in $includers; do grep -qxF "${includer##*/}" < <(sed 's,.*/,,' <<<"$named") || echo "$path: $includer includes it too"; done ;;
+    esac
+done)
+report "headers know who includes them" "$untrue"
+
 # --- one memory plan ----------------------------------------------------------------------------------------------------------------------------
 # Device memory comes from device_alloc, which counts it; device.cu calls the driver for it and for one probe.
 report "GPU memory is allocated in one place" "$(grep -nE 'cudaMalloc(Async|Managed|Pitch|FromPoolAsync)? *\(' "${sources[@]}" /dev/null | grep -vE '^llmc/cuda/device\.cu:')"

@@ -27,7 +27,8 @@ typedef struct Run {
     bool ok;
 } Run;
 
-// Splits a line at blanks ("_" inside a word stands for itself; no quotes) and parses it, then completes it for `world` ranks (0: parse only).
+// Splits a line at blanks ("_" inside a word stands for itself; no quotes) and parses it, then completes it for `world` ranks (0: parse only), or for those of
+// --plan-world-size.
 static void run_line(Run *run, const char *line, int world) {
     char *copy = strdup(line), *argv[MAX_ARGS] = {"train_gpt"}, *save = NULL;
     int argc = 1;
@@ -35,7 +36,7 @@ static void run_line(Run *run, const char *line, int world) {
     run->ok = config_parse(&run->config, argc, argv, run->notes, sizeof run->notes, &run->err);
     free(copy);  // the config must not point into argv
     if (run->ok && world && !run->config.help && !run->config.version) {
-        run->ok = config_finish(&run->config, world, 0, 0, &run->err);
+        run->ok = config_finish(&run->config, run->config.plan_world_size ? run->config.plan_world_size : world, 0, 0, &run->err);
         if (!run->ok) config_free(&run->config);
     }
 }
@@ -264,7 +265,6 @@ static void bad_combinations(void **state) {
         {"--ffn-hidden-size 100", 0, "not a multiple of 8"},
         {"--seq-length 64", 0, "--seq-length 64 is larger than --max-position-embeddings 32"},
         {"--global-batch-size 30", 4, "--global-batch-size 30 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
-        {"--gpus-per-node 3", 4, "4 ranks are not divisible by --gpus-per-node 3"},
         {"--train-samples 100", 0, "--train-iters does not go with --train-samples"},
         {"--lr-decay-samples 100", 0, "--lr-decay-samples does not go with --train-iters"},
         {"--rampup-batch-size 2 2 100", 0, "--rampup-batch-size does not go with --train-iters"},
@@ -648,6 +648,10 @@ static void checkpoints_must_match(void **state) {
     assert_true(resume(&run, SMALL "--lr 3e-3 --lr-decay-style cosine --lr-warmup-iters 2", SMALL "--lr 2e-3 --use-checkpoint-opt_param-scheduler"));
     assert_true(run.config.lr == 3e-3 && run.config.lr_decay_style == LR_COSINE && run.config.warmup_samples_wn == 8);
     config_free(&run.config);
+    assert_true(resume(&run, SMALL "--lr-decay-style inverse-square-root --weight-decay-incr-style cosine --start-weight-decay 0 --end-weight-decay 1",
+                       SMALL "--use-checkpoint-opt_param-scheduler"));
+    assert_true(run.config.lr_decay_style == LR_INVERSE_SQUARE_ROOT && run.config.weight_decay_incr_style == WEIGHT_DECAY_COSINE && run.config.end_weight_decay == 1);
+    config_free(&run.config);
     assert_true(resume(&run, SMALL, SMALL "--seed 5"));
     assert_string_equal(run.notes, "seed was 1234 in the checkpoint and is 5: the data go on in another order\n");
     config_free(&run.config);
@@ -668,6 +672,7 @@ static void damaged_checkpoint_arguments(void **state) {
     must_run(&run, SMALL "--use-checkpoint-opt_param-scheduler", 2);
     assert_true(config_match_checkpoint(&run.config, "{\"lr\":\"x\",\"lr_decay_style\":7,\"schedule_decay_samples\":-1,\"weight_decay_incr_style\":\"no\"}", NULL, 0, &run.err));
     assert_true(run.config.lr == 1e-3 && run.config.lr_decay_style == LR_LINEAR && run.config.decay_samples_dn == 40);
+    assert_true(run.config.weight_decay_incr_style == WEIGHT_DECAY_CONSTANT);
     config_free(&run.config);
 }
 

@@ -336,15 +336,6 @@ static void open_errors(void **state) {
     const char *prefix = f->prefix, *missing = "/no/such/shard";
     const LoaderOptions good = one_shard(&prefix);
     LoaderOptions o = good;
-    o.data_path_count = 0;
-    expect_error(&o, EXIT_USAGE, "no data");
-    o = good;
-    o.valid_data_path = &prefix;
-    o.valid_data_path_count = 1;
-    expect_error(&o, EXIT_USAGE, "excludes");
-    o.data_path_count = 0;
-    expect_error(&o, EXIT_USAGE, "--train-data-path");
-    o = good;
     o.data_path = &missing;
     expect_error(&o, EXIT_DATA, "/no/such/shard.idx");
     o = good;

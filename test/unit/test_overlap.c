@@ -109,7 +109,7 @@ static void writes(Stream *s, const void *memory, int64_t bytes) { use(s->device
 // --- device.h --------------------------------------------------------------------------------------------------------------------------
 
 static const Site site;
-const char *device_backend(void) { return "recording"; }
+bool device_is_host(void) { return false; }
 const Site *device_site(const Device *device) { return &site; }
 void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "none"); }
 size_t device_share(const Device *device, int sharers) { return SIZE_MAX; }

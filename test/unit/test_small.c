@@ -17,6 +17,7 @@
 #include "llmc/arena.h"
 #include "llmc/rng.h"
 #include "llmc/sample.h"
+#include "llmc/version.h"
 #include "llmc/zero.h"
 
 static void uniforms_lie_below_one(void **state) {
@@ -224,11 +225,22 @@ static void exposed_time_is_the_least_waiting_ranks(void **state) {
     assert_true(e.gradients_ms == 5 && e.weights_ms == 1 && e.most_ms == 6);
 }
 
+// Every library that the program is linked with and whose version changes what it reads or writes.
+static void libraries_are_named(void **state) {
+    char text[512];
+    version_libraries(text, sizeof text);
+    const char *const names[] = {"xxHash ", "cJSON ", "PCRE2 ", "Unicode "};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (!strstr(text, names[i])) fail_msg("no %sin \"%s\"", names[i], text);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uniforms_lie_below_one),
         cmocka_unit_test(sampling_follows_the_softmax), cmocka_unit_test(the_memory_plan_is_what_is_allocated),
         cmocka_unit_test(errors_stay_on_one_line),
+        cmocka_unit_test(libraries_are_named),
         cmocka_unit_test(errors_follow_the_log),
         cmocka_unit_test(errors_wait_for_no_reader),
         cmocka_unit_test(only_the_main_thread_runs_exit),

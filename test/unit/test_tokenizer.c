@@ -412,14 +412,6 @@ static void null_tokenizer(void **state) {
     tokenizer_close(null);
 }
 
-static void tokenizer_names(void **state) {
-    TokenizerType type;
-    assert_true(tokenizer_type_from_name("GPT2BPETokenizer", &type) && type == TOKENIZER_GPT2_BPE);
-    assert_true(tokenizer_type_from_name("Byte", &type) && type == TOKENIZER_BYTE);
-    assert_true(tokenizer_type_from_name("NullTokenizer", &type) && type == TOKENIZER_NULL);
-    assert_false(tokenizer_type_from_name("byte", &type));
-}
-
 // ---- invalid UTF-8 ----
 
 static void check_repair(const char *text, size_t bytes, const char *expected, int64_t expected_count) {
@@ -563,7 +555,6 @@ int main(void) {
         cmocka_unit_test(decoding_of_special_and_foreign_ids),
         cmocka_unit_test(byte_tokenizer),
         cmocka_unit_test(null_tokenizer),
-        cmocka_unit_test(tokenizer_names),
         cmocka_unit_test(invalid_utf8_is_replaced_per_maximal_subpart),
         cmocka_unit_test(encoding_counts_replacements),
         cmocka_unit_test(malformed_vocabularies_are_refused),

@@ -1,0 +1,95 @@
+// The verdict of a step, inline for host and device, part of the exact regime: what a rank contributes, what all ranks decide from the gathered records, with
+// the same bits on every rank, CPU or GPU. Included by kernels.h; called by the kernels of both backends, and judge_wire by llmc/zero.c.
+#pragma once
+#include "llmc/base.h"
+#include "sdp4bit/spikes.h"
+LLMC_BEGIN
+
+// What the judge decides once per step, kept in device memory so that nothing in a step waits for the host.
+typedef struct StepControl {
+    double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
+    int64_t adam_steps;               // successful steps, this one included when applied
+    float loss;                       // mean over the dp ranks
+    float grad_norm;                  // before clipping
+    float clip_coefficient;           // multiplies every gradient
+    float learning_rate;
+    float bias_correction1, bias_correction2;  // 1 - beta^t
+    int32_t applied;                  // 0: this step is skipped on every rank
+    int32_t wire_rank;                // the dp rank that saw wire_fault
+    SpikeState spikes;
+    uint64_t wire_fault;              // a message that did not arrive as it was sent (wire.h), 0: none; the step is skipped
+} StepControl;
+
+// What one rank contributes to the judgement; gathered from all ranks in rank order.
+typedef struct StepRecord {
+    double sum_squares;  // of its shard of the reduced gradient
+    double loss;         // its mean loss over the step's micro-batches
+    uint64_t wire_fault; // the first message that it received wrong, 0: none
+} StepRecord;
+
+// What a step is judged by.
+typedef struct Judge {
+    const StepRecord *records;  // (dp) in rank order
+    int dp;
+    float clip_grad;            // 0: no clipping
+    float beta1, beta2;
+    // The host knows a step's verdict one step late, so it offers both learning rates: after an applied or after a skipped last step.
+    float lr_if_applied, lr_if_skipped;
+    bool skip_non_finite;       // a non-finite loss or norm makes applied = 0
+    bool skip_spikes;           // and so does a loss or norm that spikes.h calls a spike
+    float loss_spike_factor, norm_spike_factor;
+} Judge;
+
+// The pieces' sums of squares added in order in double, and the loss. No fault: that is for whoever has checked messages to add.
+HD_FN StepRecord step_record(const float *piece_sums, int pieces, float loss) {
+    StepRecord record = {0.0, (double)loss, 0};
+    for (int i = 0; i < pieces; i++) record.sum_squares = f64_add(record.sum_squares, (double)piece_sums[i]);
+    return record;
+}
+
+// Megatron's clip coefficient: clip / (norm + 1e-6) where that is below 1, else 1; clip = 0 switches clipping off.
+HD_FN float clip_coefficient(float clip, float norm) {
+    if (!(clip > 0.0f)) return 1.0f;
+    float coefficient = f32_div(clip, f32_add(norm, 1e-6f));
+    return coefficient < 1.0f ? coefficient : 1.0f;
+}
+
+// Keeps the fault nearest to its cause: the lowest code (wire.h) of the lowest rank. True when there is one.
+HD_FN bool judge_wire(StepControl *control, const StepRecord *records, int dp) {
+    control->wire_fault = 0;
+    control->wire_rank = 0;
+    for (int r = 0; r < dp; r++) {
+        uint64_t fault = records[r].wire_fault;
+        if (!fault || (control->wire_fault && control->wire_fault <= fault)) continue;
+        control->wire_fault = fault;
+        control->wire_rank = r;
+    }
+    return control->wire_fault != 0;
+}
+
+// Adds the records in rank order in double; sets norm, clip coefficient, the verdict, Adam's counters and corrections. control: the last step's, which says
+// whether it was applied.
+HD_FN void judge_step(StepControl *control, const Judge *a) {
+    double squares = 0.0, loss = 0.0;
+    for (int r = 0; r < a->dp; r++) {
+        squares = f64_add(squares, a->records[r].sum_squares);
+        loss = f64_add(loss, a->records[r].loss);
+    }
+    control->learning_rate = control->applied ? a->lr_if_applied : a->lr_if_skipped;
+    control->loss = (float)f64_div(loss, (double)a->dp);
+    control->grad_norm = (float)f64_sqrt(squares);
+    control->clip_coefficient = clip_coefficient(a->clip_grad, control->grad_norm);
+    bool finite = isfinite(squares) && isfinite(loss);
+    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor, a->norm_spike_factor, finite);
+    bool wire = judge_wire(control, a->records, a->dp);  // asked of every step: a message that arrived wrong is what a loss that is not finite may come from
+    control->applied = (finite || !a->skip_non_finite) && !(spike && a->skip_spikes) && !wire;
+    control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
+    if (!control->applied) return;
+    control->adam_steps += 1;
+    control->beta1_power = f64_mul(control->beta1_power, (double)a->beta1);
+    control->beta2_power = f64_mul(control->beta2_power, (double)a->beta2);
+    control->bias_correction1 = (float)f64_sub(1.0, control->beta1_power);
+    control->bias_correction2 = (float)f64_sub(1.0, control->beta2_power);
+}
+
+LLMC_END
