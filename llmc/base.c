@@ -54,15 +54,15 @@ static void print_line(const char *kind, const Site *site, const char *what) {
     finish_log(!site || site->rank >= 0);  // before a rank knows its number there is no log
     char where[160] = "";
     if (site && site->rank >= 0) {
-        int used = snprintf(where, sizeof where, "rank %d (node %d, gpu %d) ", site->rank, site->node, site->gpu);
+        int used = snprintf(where, sizeof where, "rank %d (node %d, gpu %d)", site->rank, site->node, site->gpu);
         if (site->iteration > 0) {
-            snprintf(where + used, sizeof where - (size_t)used, "iteration %lld ", (long long)site->iteration);
+            snprintf(where + used, sizeof where - (size_t)used, " iteration %lld", (long long)site->iteration);
         }
     }
     const char *phase = site && site->phase ? site->phase : "";
     // Names out of damaged files may hold anything: one line stays one line, and a terminal gets no commands.
     char line[64 + sizeof where + sizeof(((Error *)0)->what)];
-    int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%.*s", kind, where, phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
+    int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%s%.*s", kind, where, *where && *phase ? " " : "", phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
     if (length > (int)sizeof line - 2) length = (int)sizeof line - 2;
     for (int i = 0; i < length; i++) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';

@@ -136,7 +136,8 @@ static CheckpointState state_of(int64_t iteration) {
                              .beta2_power = 0.1 + 1e-17,
                              .skipped_iterations = 1,
                              .nan_iterations = 2,
-                             .flops_so_far = 1.2345678901234567e21};
+                             .flops_so_far = 1.2345678901234567e21,
+                             .data_samples = 77};
 }
 
 // All kinds of all tensors, each cut into pieces of `piece` elements (the last one is shorter); some empty slices among them.
@@ -605,6 +606,26 @@ static void manifest_against_shard(void **state) {
     free(text);
 }
 
+// A checkpoint of a program that did not keep this number yet.
+static void state_without_younger_field(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    assert_non_null(c);
+    assert_int_equal(checkpoint_state(c)->data_samples, 77);
+    checkpoint_close(c);
+    edit_manifest(f->manifest, text, bytes, ", \"data_samples\": 77", "");
+    c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    assert_non_null(c);
+    assert_int_equal(checkpoint_state(c)->data_samples, 0);
+    assert_int_equal(checkpoint_state(c)->consumed_valid_samples, 33);
+    checkpoint_close(c);
+    free(text);
+}
+
 static void damaged_shard(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -967,6 +988,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(damaged_manifest, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(hostile_manifest, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(manifest_against_shard, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(state_without_younger_field, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(damaged_shard, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(shard_that_shrinks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(order_of_writing, make_folder, remove_folder),
