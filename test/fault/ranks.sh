@@ -55,6 +55,7 @@ done
 # A rank that is alive but stuck: its own watchdog ends the job, or those who wait for it; the one line names it, wherever it is.
 stuck() { # FAULT RANK ITERATION WAIT RANKS FLAGS...: FAULT stall: before the wait; hang: in it, as in a device call that never returns
     local since=$SECONDS
+    rm -rf "$work/stuck"
     SDP4BIT_FAULT=$1:$2:$3:$4 LIMIT=40 train "$5" --distributed-timeout-minutes 0.04 "${busy[@]}" "${@:6}"
     local rc=$?
     [ "$rc" -ne 0 ] || return 75  # it has no such wait
@@ -76,7 +77,6 @@ check "a fault that never comes" nowhere_else
 everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is
     local wait=0 rc
     while :; do
-        rm -rf "$work/stuck"
         stuck stall "$1" "$2" "$wait" 4
         rc=$?
         [ $rc -ne 75 ] || break
