@@ -99,7 +99,8 @@ typedef struct Checkpoint Checkpoint;
 // tracker word "release" (a checkpoint in <directory>/release) counts as iteration 0. Not collective: one rank asks and tells the others.
 int64_t checkpoint_latest(const char *directory, Error *err);
 // The same, but beside a tracker that is damaged or not there the run's newest checkpoint in the folder, and note a line that says so (empty otherwise). -1 only
-// for a folder without any checkpoint of this program: nothing would tell a fresh start from the end of a long run.
+// for a folder without any checkpoint of this program, or one that is not there: nothing would tell a fresh start from the end of a long run. -2 with err also for
+// a file, and for the folder of a single checkpoint.
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);
 // Collective over comm, same result on every rank: rank 0 reads iteration's manifest for all; the ranks share the work of checking the shards' sizes
 // (verify: also their hashes). Shards are opened when they are first read, and their headers compared with the manifest. NULL with an error

@@ -102,6 +102,18 @@ static int64_t newest_of_run(const char *directory, Error *err) {
     return -2;
 }
 
+// That a folder in which nothing was found may be a run's: not one checkpoint of it, and no file. One that is not there is yet to be made.
+static bool may_hold_a_run(const char *directory, Error *err) {
+    struct stat status;
+    if (stat(directory, &status) == 0 && !S_ISDIR(status.st_mode)) {
+        return error_set(err, EXIT_CHECKPOINT, "--load %s is not a folder; give one that a run saved into", directory);
+    }
+    char *manifest = text_format("%s/" MANIFEST_NAME, directory);
+    bool one = durable_exists(manifest);
+    free(manifest);
+    return !one || error_set(err, EXIT_CHECKPOINT, "--load %s is one checkpoint; give the folder above it, whose " CHECKPOINT_TRACKER " names the one to load", directory);
+}
+
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err) {
     bool damaged;
     Error lost;
@@ -110,7 +122,8 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
     if (tracked >= 0) return tracked;
     int64_t newest = tracked == -1 || damaged ? newest_of_run(directory, tracked == -1 ? err : NULL) : -1;
     if (newest < 0 && tracked == -2 && err) *err = lost;
-    if (newest < 0) return tracked == -2 ? tracked : newest;
+    if (newest == -1 && tracked == -1) return may_hold_a_run(directory, err) ? -1 : -2;
+    if (newest < 0) return -2;
     if (tracked == -1) error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;", directory);
     snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there", (int)strcspn(lost.what, ";"), lost.what);
     return newest;

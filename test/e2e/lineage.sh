@@ -91,6 +91,7 @@ from_elsewhere() { # the other folder's run is at iteration 20
     untouched "a checkpoint of iteration 30, which" --load "$work/elsewhere" --seed 7
 }
 check "--load of another folder: refused" from_elsewhere
+check "--load of one checkpoint names the folder above it" untouched "give the folder above it" --load "$folder/iter_0000030"
 beside() { # iterations that no checkpoint has
     again true
     trains "${run[@]}" --save-interval 7 --train-iters 24 --lr-decay-iters 24 && there 18 20 21 23 24 30 && listed 14 21 24
