@@ -245,6 +245,24 @@ static bool check_quantisation(const Parsed *p) {
     return true;
 }
 
+static bool check_checkpoints(const Parsed *p) {
+    const Config *c = p->config;
+    if (c->save && !c->save_interval) return error_set(p->err, EXIT_USAGE, "--save needs --save-interval N; add it");
+    if (c->keep_checkpoint_interval && !c->keep_last_checkpoints) {
+        return error_set(p->err, EXIT_USAGE, "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints stay; add it");
+    }
+    // Both ask for a checkpoint to begin with: a fresh start would not be what was meant.
+    if (!c->load && (c->finetune || c->exit_on_missing_checkpoint)) {
+        return error_set(p->err, EXIT_USAGE, "--%s needs --load FOLDER; add it", c->finetune ? "finetune" : "exit-on-missing-checkpoint");
+    }
+    static const size_t saving[] = {offsetof(Config, save_interval), offsetof(Config, async_save), offsetof(Config, keep_last_checkpoints),
+                                    offsetof(Config, keep_checkpoint_interval), offsetof(Config, no_save_optim), offsetof(Config, log_progress)};
+    note_idle(p, c->save != NULL, "--save", saving, sizeof saving / sizeof saving[0]);
+    static const size_t loading[] = {offsetof(Config, no_load_optim)};
+    note_idle(p, c->load != NULL, "--load", loading, 1);
+    return true;
+}
+
 static bool check_rest(const Parsed *p) {
     const Config *c = p->config;
     if (c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL) {
@@ -255,10 +273,6 @@ static bool check_rest(const Parsed *p) {
     }
     if (c->emulate_nodes && !c->gpus_per_node) {
         return error_set(p->err, EXIT_USAGE, "--emulate-nodes needs --gpus-per-node N, which says where the nodes' borders are; add it");
-    }
-    if (c->save && !c->save_interval) return error_set(p->err, EXIT_USAGE, "--save needs --save-interval N; add it");
-    if (c->keep_checkpoint_interval && !c->keep_last_checkpoints) {
-        return error_set(p->err, EXIT_USAGE, "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints stay; add it");
     }
     if (!c->dump_distributions != !c->dump_distributions_interval) {
         return error_set(p->err, EXIT_USAGE, "--dump-distributions FOLDER and --dump-distributions-interval N go together; give both");
@@ -272,11 +286,12 @@ static bool check_rest(const Parsed *p) {
         if (c->sample_interval) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them");
         options_note(p->notes, p->notes_bytes, "--sample-prompt has no effect without --vocab-file and --merge-file");
     }
-    static const size_t saving[] = {offsetof(Config, async_save), offsetof(Config, keep_last_checkpoints), offsetof(Config, keep_checkpoint_interval),
-                                    offsetof(Config, no_save_optim)};
-    note_idle(p, c->save != NULL, "--save", saving, sizeof saving / sizeof saving[0]);
     static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
     note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, 2);
+    static const size_t events[] = {offsetof(Config, log_timers_to_tensorboard), offsetof(Config, log_validation_ppl_to_tensorboard),
+                                    offsetof(Config, log_batch_size_to_tensorboard), offsetof(Config, log_world_size_to_tensorboard),
+                                    offsetof(Config, log_memory_to_tensorboard), offsetof(Config, tensorboard_log_interval)};
+    note_idle(p, c->tensorboard_dir != NULL, "--tensorboard-dir", events, sizeof events / sizeof events[0]);
     return true;
 }
 
@@ -311,7 +326,7 @@ static bool parse_words(Config *config, bool *given, char *notes, size_t notes_b
     if (!options_parse(table, rows, config->words, config->words_count, config, given, notes, notes_bytes, err)) return false;
     Parsed parsed = {config, given, notes, notes_bytes, err};
     return check_required(&parsed) && check_model(&parsed) && check_length(&parsed) && check_schedule(&parsed) && check_data(&parsed) &&
-           check_quantisation(&parsed) && check_rest(&parsed);
+           check_quantisation(&parsed) && check_checkpoints(&parsed) && check_rest(&parsed);
 }
 
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err) {

@@ -291,6 +291,8 @@ static void bad_combinations(void **state) {
         {"--gradient-quantization-bits-intra 2", 0, "at least 4"},
         {"--gradient-alltoall-pipeline -1", 0, "at least 0"},
         {"--save c", 0, "--save needs --save-interval"},
+        {"--finetune", 0, "--finetune needs --load FOLDER"},
+        {"--exit-on-missing-checkpoint", 0, "--exit-on-missing-checkpoint needs --load FOLDER"},
         {"--emulate-nodes", 0, "--emulate-nodes needs --gpus-per-node"},
         {"--on-nan skip --no-check-for-nan-in-loss-and-grad", 0, "keep one"},
         {"--plan-world-size 8", 0, "--plan-world-size needs --plan"},
@@ -341,6 +343,14 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--async-save", "--async-save has no effect without --save\n"},
         {"--keep-last-checkpoints 2", "--keep-last-checkpoints has no effect without --save\n"},
         {"--no-save-optim", "--no-save-optim has no effect without --save\n"},
+        {"--save-interval 5", "--save-interval has no effect without --save\n"},
+        {"--log-progress", "--log-progress has no effect without --save\n"},
+        {"--no-load-optim", "--no-load-optim has no effect without --load\n"},
+        {"--load c --no-load-optim --finetune --exit-on-missing-checkpoint", NULL},
+        {"--log-timers-to-tensorboard", "--log-timers-to-tensorboard has no effect without --tensorboard-dir\n"},
+        {"--log-memory-to-tensorboard", "--log-memory-to-tensorboard has no effect without --tensorboard-dir\n"},
+        {"--tensorboard-log-interval 5", "--tensorboard-log-interval has no effect without --tensorboard-dir\n"},
+        {"--tensorboard-dir t --log-timers-to-tensorboard --tensorboard-log-interval 5", NULL},
         {"--sample-tokens 5", "--sample-tokens has no effect without --sample-prompt\n"},
         {"--profile --profile-ranks 0 1 --profile-step-start 3 --profile", "--profile has no effect: start the program under a profiler instead"},
         {"--recompute-granularity full --recompute-method block", "--recompute-method has no effect: full recomputation goes layer by layer"},
@@ -635,8 +645,8 @@ static void checkpoints_must_match(void **state) {
     assert_false(resume(&run, SMALL, SMALL "--num-layers 3"));
     assert_int_equal(run.err.code, EXIT_CHECKPOINT);
     assert_non_null(strstr(run.err.what, "num_layers 2, this run has 3"));
-    assert_false(resume(&run, SMALL, SMALL "--num-layers 3 --finetune"));
-    assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --finetune"));
+    assert_false(resume(&run, SMALL, SMALL "--num-layers 3 --load c --finetune"));
+    assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --load c --finetune"));
     config_free(&run.config);
     assert_false(resume(&run, SMALL, SMALL "--lr 2e-3"));
     assert_non_null(strstr(run.err.what, "lr 0.001, this run's 0.002; add --override-opt_param-scheduler"));
