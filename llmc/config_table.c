@@ -276,6 +276,10 @@ static const Option table[] = {
     IDLE_TEXT("wandb-save-dir", wandb_save_dir, "FOLDER", "holds that file of JSON lines"),
 
     HEADING("Refused"),
+    REFUSED("learning-rate", "here it is --lr"),
+    REFUSED("batch-size", "give --micro-batch-size (sequences per rank and micro-batch) and --global-batch-size (per iteration)"),
+    REFUSED("warmup", "give --lr-warmup-fraction or --lr-warmup-iters"),
+    REFUSED("max-steps", "here it is --train-iters"),
     REFUSED("fp16", "training is in bf16; use --bf16 or drop the flag"),
     REFUSED("fp16-lm-cross-entropy", "the loss is computed in fp32; drop the flag"),
     REFUSED("fp32-residual-connection", "the residual stream is bf16; drop the flag"),

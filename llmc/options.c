@@ -227,13 +227,14 @@ const char *options_nearest(const Option *table, int rows, const char *name, siz
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || is_pattern(table[i].name) || table[i].use == OPTION_REFUSED) continue;
         bool abbreviated = length >= 3 && strncmp(table[i].name, name, length) == 0;
-        int distance = abbreviated ? 0 : edit_distance(table[i].name, name, length);
-        if (!best || distance < least) {
+        int distance = abbreviated ? 0 : edit_distance(table[i].name, name, length), known = (int)strlen(table[i].name);
+        bool alike = 3 * distance <= (known > (int)length ? known : (int)length);
+        if (alike && (!best || distance < least)) {
             best = table[i].name;
             least = distance;
         }
     }
-    return best ? best : "help";
+    return best;
 }
 
 // --- values ----------------------------------------------------------------------------------------------------------------------
@@ -365,12 +366,25 @@ void options_defaults(const Option *table, int rows, void *settings) {
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-'; }
 
+// Whether the table has "no-<name>" for a name that is not in it.
+static bool is_default(const Option *table, int rows, const char *name, size_t length) {
+    for (int i = 0; i < rows; i++) {
+        if (table[i].name && strncmp(table[i].name, "no-", 3) == 0 && same_name(table[i].name + 3, name, length)) return true;
+    }
+    return false;
+}
+
 static bool unknown(const Option *table, int rows, const char *word, size_t length, Error *err) {
     if (!is_flag(word)) {
         return error_set(err, EXIT_USAGE, "unexpected argument '%s'; flags begin with --, a value follows its flag, --help lists them", word);
     }
-    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length, word,
-                     options_nearest(table, rows, word + 2, length - 2));
+    if (is_default(table, rows, word + 2, length - 2)) {
+        return error_set(err, EXIT_USAGE, "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)", (int)length, word, (int)length, word, (int)length - 2,
+                         word + 2);
+    }
+    const char *near = options_nearest(table, rows, word + 2, length - 2);
+    if (!near) return error_set(err, EXIT_USAGE, "unknown flag %.*s; --help lists all", (int)length, word);
+    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length, word, near);
 }
 
 // Reads the flag at words[*at] with its values and moves *at behind them.
