@@ -165,9 +165,6 @@ static bool check_tokenizer(const Parsed *p) {
     const Config *c = p->config;
     bool null = strcmp(c->tokenizer_type, "NullTokenizer") == 0, bpe = strcmp(c->tokenizer_type, "GPT2BPETokenizer") == 0;
     if (null && !c->vocab_size) return error_set(p->err, EXIT_USAGE, "--tokenizer-type NullTokenizer needs --vocab-size N; add it");
-    if (c->vocab_size > 1 << 30) {
-        return error_set(p->err, EXIT_USAGE, "--vocab-size %lld: must be at most %d", (long long)c->vocab_size, 1 << 30);
-    }
     if (!null && c->vocab_size) options_note(p->notes, p->notes_bytes, "--vocab-size has no effect: only NullTokenizer reads it");
     if (!bpe && (c->vocab_file || c->merge_file)) {
         options_note(p->notes, p->notes_bytes, "--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them");
@@ -180,22 +177,6 @@ static bool check_tokenizer(const Parsed *p) {
                          "gets them), or choose Byte or NullTokenizer as the data were made");
     }
     return true;
-}
-
-static bool check_data(const Parsed *p) {
-    const Config *c = p->config;
-    if (!check_data_sources(p) || !check_tokenizer(p)) return false;
-    if (c->eval_seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--eval-seed %lld: must be at most %lld", (long long)c->eval_seed, (long long)UINT32_MAX);
-    if (c->seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--seed %lld: must be at most %lld", (long long)c->seed, (long long)UINT32_MAX);
-    return true;
-}
-
-static bool check_bits(const char *name, int bits, Error *err) {
-    return bits == 4 || bits == 8 || error_set(err, EXIT_USAGE, "--%s %d: must be 4 or 8", name, bits);
-}
-
-static bool check_group(const char *name, int group, Error *err) {
-    return group % 32 == 0 || error_set(err, EXIT_USAGE, "--%s %d: must be a multiple of 32, the order of the Hadamard transform", name, group);
 }
 
 // Notes each given flag of a list that only means something together with `needed`.
@@ -226,15 +207,6 @@ static bool check_quantisation(const Parsed *p) {
     }
     if (!c->use_distributed_optimizer) {
         options_note(p->notes, p->notes_bytes, "the optimiser is sharded over the ranks although --use-distributed-optimizer was not given: there is no other");
-    }
-    if (!check_bits("weight-quantization-bits", c->weight_quantization_bits, p->err) ||
-        !check_bits("gradient-quantization-bits-intra", c->gradient_quantization_bits_intra, p->err) ||
-        !check_bits("gradient-quantization-bits-inter", c->gradient_quantization_bits_inter, p->err)) {
-        return false;
-    }
-    if (!check_group("wq-group-size", c->wq_group_size, p->err) || !check_group("gq-group-size-intra", c->gq_group_size_intra, p->err) ||
-        !check_group("gq-group-size-inter", c->gq_group_size_inter, p->err)) {
-        return false;
     }
     int64_t common = lcm64(c->gq_group_size_intra, c->gq_group_size_inter);
     if (common > 4096) {
@@ -325,8 +297,8 @@ static bool parse_words(Config *config, bool *given, char *notes, size_t notes_b
     const Option *table = config_options(&rows);
     if (!options_parse(table, rows, config->words, config->words_count, config, given, notes, notes_bytes, err)) return false;
     Parsed parsed = {config, given, notes, notes_bytes, err};
-    return check_required(&parsed) && check_model(&parsed) && check_length(&parsed) && check_schedule(&parsed) && check_data(&parsed) &&
-           check_quantisation(&parsed) && check_checkpoints(&parsed) && check_rest(&parsed);
+    return check_required(&parsed) && check_model(&parsed) && check_length(&parsed) && check_schedule(&parsed) && check_data_sources(&parsed) &&
+           check_tokenizer(&parsed) && check_quantisation(&parsed) && check_checkpoints(&parsed) && check_rest(&parsed);
 }
 
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err) {

@@ -14,6 +14,13 @@
     {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = least, .high = most, .value = "N", .help = text}
 #define COUNT(flag, field, first, least, text) \
     {.name = flag, .kind = OPTION_INT64, .offset = AT(int64_t, field), .initial = first, .low = least, .high = 1e15, .value = "N", .help = text}
+#define COUNT_TO(flag, field, first, least, most, text) \
+    {.name = flag, .kind = OPTION_INT64, .offset = AT(int64_t, field), .initial = first, .low = least, .high = most, .value = "N", .help = text}
+#define BITS(flag, field, first, text) \
+    {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = 4, .high = 8, .choices = "4|8", .value = "N", .help = text}
+// Multiples of the Hadamard transform's order.
+#define GROUP(flag, field, first, most, text) \
+    {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = 32, .high = most, .multiple = 32, .value = "N", .help = text}
 #define REAL(flag, field, first, least, most, text) \
     {.name = flag, .kind = OPTION_REAL, .offset = AT(double, field), .initial = first, .low = least, .high = most, .value = "X", .help = text}
 #define TEXT(flag, field, first, called, text) \
@@ -106,7 +113,7 @@ static const Option table[] = {
          "gives the vocabulary's size and the end-of-document id; Byte needs no files, NullTokenizer takes --vocab-size"),
     TEXT("vocab-file", vocab_file, NULL, "PATH", "vocab.json of GPT2BPETokenizer"),
     TEXT("merge-file", merge_file, NULL, "PATH", "merges.txt of GPT2BPETokenizer"),
-    COUNT("vocab-size", vocab_size, NULL, 1, "n of NullTokenizer: ids 0..n, of which n ends a document"),
+    COUNT_TO("vocab-size", vocab_size, NULL, 1, 1 << 30, "n of NullTokenizer: ids 0..n, of which n ends a document"),
     FLAG("eod-mask-loss", eod_mask_loss, "no loss where the input is the end of a document"),
     FLAG("reset-position-ids", reset_position_ids, "positions restart after the end of a document"),
     FLAG("reset-attention-mask", reset_attention_mask, "no attention across the end of a document"),
@@ -128,16 +135,16 @@ static const Option table[] = {
     FLAG("no-overlap", no_overlap, "one thing after the other on one stream, each transfer finished before going on, for debugging; wins over --overlap-*"),
     HEADING("SDP4Bit"),
     FLAG("quantized-weights", quantized_weights, "weights travel quantised"),
-    INT("weight-quantization-bits", weight_quantization_bits, "4", 4, 8, "4 or 8"),
-    INT("wq-group-size", wq_group_size, "2048", 32, 16384, "weights per scale, a multiple of 32"),
+    BITS("weight-quantization-bits", weight_quantization_bits, "4", "bits per weight"),
+    GROUP("wq-group-size", wq_group_size, "2048", 16384, "weights per scale, a multiple of 32"),
     CHOICE("weight-quantization-method", WeightMethod, weight_quantization_method, "difference", "difference|direct",
            "quantise the change of the weights (qWD) or the weights themselves (qW)"),
     CHOICE("wq-rounding", int, wq_rounding, "nearest", "nearest|stochastic", "rounding of weights; the paper's runs: stochastic"),
     FLAG("quantized-gradients", quantized_gradients, "gradients travel quantised, in two levels (TLq)"),
-    INT("gradient-quantization-bits-intra", gradient_quantization_bits_intra, "8", 4, 8, "inside a node: 4 or 8; 4 is ULq"),
-    INT("gq-group-size-intra", gq_group_size_intra, "512", 32, 4096, "gradients per scale inside a node, a multiple of 32; the paper's runs: 128"),
-    INT("gradient-quantization-bits-inter", gradient_quantization_bits_inter, "4", 4, 8, "between nodes: 4 or 8"),
-    INT("gq-group-size-inter", gq_group_size_inter, "128", 32, 4096, "gradients per scale between nodes, a multiple of 32"),
+    BITS("gradient-quantization-bits-intra", gradient_quantization_bits_intra, "8", "bits inside a node; 4 is ULq"),
+    GROUP("gq-group-size-intra", gq_group_size_intra, "512", 4096, "gradients per scale inside a node, a multiple of 32; the paper's runs: 128"),
+    BITS("gradient-quantization-bits-inter", gradient_quantization_bits_inter, "4", "bits between nodes"),
+    GROUP("gq-group-size-inter", gq_group_size_inter, "128", 4096, "gradients per scale between nodes, a multiple of 32"),
     CHOICE("gq-rounding", int, gq_rounding, "stochastic", "nearest|stochastic", "rounding of gradients; nearest is biased"),
     FLAG("hadamard-transform", hadamard_transform, "spread outliers over 32 gradients before quantising (TLq-HS)"),
     INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "0", 0, MOST_CHUNKS,
@@ -150,8 +157,8 @@ static const Option table[] = {
     FLAG("recompute-activations", recompute_activations, "the same as --recompute-granularity selective"),
     CHOICE("recompute-granularity", Recompute, recompute_granularity, "none", "none|selective|full",
            "what the backward pass computes again: the attention core (selective, always so here), or whole layers (full)"),
-    COUNT("seed", seed, "1234", 0, "of data order, initial weights, dropout and rounding, below 2^32"),
-    COUNT("eval-seed", eval_seed, "0", 0, "of the order of validation and test samples, so that runs of several seeds are evaluated on the same; 0: --seed"),
+    COUNT_TO("seed", seed, "1234", 0, UINT32_MAX, "of data order, initial weights, dropout and rounding, below 2^32"),
+    COUNT_TO("eval-seed", eval_seed, "0", 0, UINT32_MAX, "of the order of validation and test samples, so that runs of several seeds are evaluated on the same; 0: --seed"),
 
     HEADING("Evaluation and logs"),
     COUNT("eval-interval", eval_interval, "1000", 1, "iterations between evaluations"),

@@ -267,11 +267,26 @@ static bool read_real(const char *word, double *value) {
     return !*end && isfinite(*value);
 }
 
+// "first or second"
+static void describe_choices(const char *choices, char *text, size_t bytes) {
+    *text = 0;
+    while (*choices) {
+        size_t length = strcspn(choices, "|"), used = strlen(text);
+        snprintf(text + used, bytes - used, "%.*s%s", (int)length, choices, choices[length] ? " or " : "");
+        choices += length + (choices[length] != 0);
+    }
+}
+
 // "must be ..." for the range of a row.
 static void describe_range(const Option *row, char *text, size_t bytes) {
-    char low[48], high[48];
-    if (row->low == OPTION_ABOVE_ZERO) snprintf(low, sizeof low, "above 0");
-    else snprintf(low, sizeof low, "at least %.10g", row->low);
+    char low[96] = "", high[48];
+    if (row->choices) {
+        describe_choices(row->choices, text, bytes);
+        return;
+    }
+    int used = row->multiple ? snprintf(low, sizeof low, "a multiple of %d, ", row->multiple) : 0;
+    if (row->low == OPTION_ABOVE_ZERO) snprintf(low + used, sizeof low - (size_t)used, "above 0");
+    else snprintf(low + used, sizeof low - (size_t)used, "at least %.10g", row->low);
     if (row->high == OPTION_BELOW_ONE) snprintf(high, sizeof high, "below 1");
     else snprintf(high, sizeof high, "at most %.10g", row->high);
     if (row->low == row->high) snprintf(text, bytes, "%.10g", row->low);
@@ -281,7 +296,7 @@ static void describe_range(const Option *row, char *text, size_t bytes) {
 }
 
 static bool out_of_range(const Option *row, const char *word, Error *err) {
-    char range[112];
+    char range[176];
     describe_range(row, range, sizeof range);
     bool say_why = row->use == OPTION_NO_EFFECT;
     return error_set(err, EXIT_USAGE, "--%s %s: must be %s%s%s", row->name, word, range, say_why ? "; " : "", say_why ? row->help : "");
@@ -299,7 +314,10 @@ static bool store_integer(const Option *row, const char *word, void *settings, E
     }
     int narrow = (int)value;
     bool fits = row->kind == OPTION_INT64 || narrow == value;
-    if (!fits || (double)value < row->low || (double)value > row->high) return out_of_range(row, word, err);
+    if (!fits || (double)value < row->low || (double)value > row->high || (row->multiple && value % row->multiple)) return out_of_range(row, word, err);
+    char digits[24];
+    snprintf(digits, sizeof digits, "%d", narrow);
+    if (row->choices && choice_index(row->choices, digits) < 0) return out_of_range(row, word, err);
     if (row->kind == OPTION_INT) put(row, settings, &narrow, sizeof narrow);
     else put(row, settings, &value, sizeof value);
     return true;

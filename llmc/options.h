@@ -42,7 +42,8 @@ typedef struct Option {
     size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
     const char *initial;  // the default, in the words of the command line; NULL: zero, printed as None
     double low, high;     // allowed range of a number, inclusive; for OPTION_TEXT, low 1 refuses the empty word
-    const char *choices;  // "first|second"
+    int multiple;         // a whole number must be a multiple of this; 0: any
+    const char *choices;  // "first|second"; for OPTION_INT, the only numbers of the range that are allowed
     bool negative;        // an OPTION_FLAG that stores false
     bool note;            // a row without effect whose reason the user should be told when it is given
     const char *value;    // what the help calls the value

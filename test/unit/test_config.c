@@ -203,8 +203,9 @@ static void bad_words(void **state) {
         {"--seed 1.0", "not a whole number"},
         {"--seed 0x10", "not a whole number"},
         {"--seed 1e3", "not a whole number"},
-        {"--seed -1", "--seed -1: must be at least 0"},
+        {"--seed -1", "--seed -1: must be at least 0 and at most 4294967295"},
         {"--seed 4294967296", "at most 4294967295"},
+        {"--eval-seed -1", "at least 0 and at most 4294967295"},
         {"--seed 99999999999999999999", "fits 64 bits"},
         {"--num-layers 4294967297", "--num-layers 4294967297: must be at least 1 and at most 10000"},
         {"--num-layers 0", "must be at least 1"},
@@ -294,10 +295,13 @@ static void bad_combinations(void **state) {
         {"--wq-group-size 32768", 0, "at most 16384"},
         {"--gq-group-size-intra 130", 0, "multiple of 32"},
         {"--gq-group-size-intra 8192", 0, "at most 4096"},
+        {"--gq-group-size-inter 16", 0, "--gq-group-size-inter 16: must be a multiple of 32, at least 32 and at most 4096"},
         {"--gq-group-size-intra 4064 --gq-group-size-inter 128", 0, "least common multiple 16256"},
         {"--weight-quantization-bits 5", 0, "--weight-quantization-bits 5: must be 4 or 8"},
         {"--gradient-quantization-bits-inter 6", 0, "must be 4 or 8"},
-        {"--gradient-quantization-bits-intra 2", 0, "at least 4"},
+        {"--gradient-quantization-bits-intra 2", 0, "must be 4 or 8"},
+        {"--weight-quantization-bits 3", 0, "--weight-quantization-bits 3: must be 4 or 8"},
+        {"--weight-quantization-bits 9999999999", 0, "must be 4 or 8"},
         {"--gradient-alltoall-pipeline -1", 0, "at least 0"},
         {"--save c", 0, "--save needs --save-interval"},
         {"--finetune", 0, "--finetune needs --load FOLDER"},
@@ -311,6 +315,7 @@ static void bad_combinations(void **state) {
         {"--tokenizer-type GPT2BPETokenizer --vocab-file v", 0, "--vocab-file without --merge-file"},
         {"--tokenizer-type SentencePieceTokenizer", 0, "not one of GPT2BPETokenizer|Byte|NullTokenizer"},
         {"--tokenizer-type NullTokenizer --vocab-size 1073741825", 0, "at most 1073741824"},
+        {"--tokenizer-type NullTokenizer --vocab-size 0", 0, "at most 1073741824"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char line[2048];
