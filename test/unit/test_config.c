@@ -114,6 +114,7 @@ static void good_lines(void **state) {
         {SMALL "--quantized-gradients --gq-group-size-intra 32 --gq-group-size-inter 4096 --gradient-quantization-bits-intra 4", "\"gq_group_size_inter\":4096"},
         {SMALL "--tokenizer-type NullTokenizer --vocab-size 127", "\"padded_vocab_size\":128,\"unpadded_vocab_size\":128,\"eod\":127"},
         {SMALL "--wandb-project p --wandb-exp-name e --wandb-save-dir d", "\"log_jsonl\":\"d/e.jsonl\""},
+        {SMALL "--check-weight-hash-across-dp-replicas-interval 50", "\"verify_replicas_interval\":50"},
         {SMALL "--wandb-project p --wandb-exp-name e --save s --save-interval 5", "\"log_jsonl\":\"s/wandb/e.jsonl\""},
         {SMALL "--wandb-project p --wandb-exp-name e --log-jsonl mine", "\"log_jsonl\":\"mine\""},
         {SMALL "--sample-prompt=--seed --sample-tokens 5", "\"sample_prompt\":\"--seed\""},
@@ -233,6 +234,8 @@ static void bad_words(void **state) {
         {"--position-embedding-type rope", "rope is not supported"},
         {"--swiglu", "SwiGLU"},
         {"--normalization RMSNorm", "RMSNorm is not supported"},
+        {"--attention-backend unfused", "not one of auto|flash|fused"},
+        {"--num-distributed-optimizer-instances 2", "must be 1; "},
         {"--context-parallel-size 2", "--context-parallel-size 2: must be 1; context parallelism"},
         {"--expert-model-parallel-size 2", "must be 1"},
         {"--group-query-attention", "grouped-query"},
@@ -373,6 +376,11 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--vocab-size 5", "only NullTokenizer reads it"},
         {"--vocab-file v", "only GPT2BPETokenizer reads them"},
         {"--bf16 --use-flash-attn --use-mcore-models --sequence-parallel --num-workers 2 --dataloader-type single --hysteresis 2 --loss-scale 0.0", NULL},
+        // Megatron-LM of late 2024
+        {"--attention-backend flash --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --auto-detect-ckpt-format --dist-ckpt-format torch_dist --no-rope-fusion "
+         "--no-bias-swiglu-fusion --num-distributed-optimizer-instances 1 --no-align-grad-reduce --align-grad-reduce --align-param-gather --no-align-param-gather "
+         "--data-impl mmap --log-loss-scale-to-tensorboard --train-sync-interval 5 --ckpt-assume-constant-structure --check-weight-hash-across-dp-replicas-interval 50", NULL},
+        {"--log-straggler", "--log-straggler has no effect: "},
     };
     for (size_t i = 0; i < sizeof notes / sizeof notes[0]; i++) {
         char line[2048];
