@@ -97,6 +97,18 @@ static int64_t newest_of_run(const char *directory, Error *err) {
     return CHECKPOINT_UNREADABLE;
 }
 
+// That a folder in which nothing was found may be a run's: not one checkpoint of it, and no file. One that is not there is yet to be made.
+static bool may_hold_a_run(const char *directory, Error *err) {
+    struct stat status;
+    if (stat(directory, &status) == 0 && !S_ISDIR(status.st_mode)) {
+        return error_set(err, EXIT_CHECKPOINT, "--load %s is not a folder; give one that a run saved into", directory);
+    }
+    char *manifest = text_format("%s/" MANIFEST_NAME, directory);
+    bool one = durable_exists(manifest);
+    free(manifest);
+    return !one || error_set(err, EXIT_CHECKPOINT, "--load %s is one checkpoint; give the folder above it, whose " CHECKPOINT_TRACKER " names the one to load", directory);
+}
+
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err) {
     bool damaged;
     Error lost;
@@ -106,6 +118,7 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
     switch (tracked) {
         case NO_CHECKPOINT:
             newest = newest_of_run(directory, err);
+            if (newest == NO_CHECKPOINT && !may_hold_a_run(directory, err)) return CHECKPOINT_UNREADABLE;
             if (newest < 0) return newest;
             error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;", directory);
             break;

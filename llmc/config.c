@@ -165,9 +165,6 @@ static bool check_tokenizer(const Parsed *p) {
     const Config *c = p->config;
     bool null = c->tokenizer_type == TOKENIZER_NULL, bpe = c->tokenizer_type == TOKENIZER_GPT2_BPE;
     if (null && !c->vocab_size) return error_set(p->err, EXIT_USAGE, "--tokenizer-type NullTokenizer needs --vocab-size N; add it");
-    if (c->vocab_size > 1 << 30) {
-        return error_set(p->err, EXIT_USAGE, "--vocab-size %lld: must be at most %d", (long long)c->vocab_size, 1 << 30);
-    }
     if (!null && c->vocab_size) options_note(p->notes, p->notes_bytes, "--vocab-size has no effect: only NullTokenizer reads it");
     if (!bpe && (c->vocab_file || c->merge_file)) {
         options_note(p->notes, p->notes_bytes, "--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them");
@@ -180,22 +177,6 @@ static bool check_tokenizer(const Parsed *p) {
                          "gets them), or choose Byte or NullTokenizer as the data were made");
     }
     return true;
-}
-
-static bool check_data(const Parsed *p) {
-    const Config *c = p->config;
-    if (!check_data_sources(p) || !check_tokenizer(p)) return false;
-    if (c->eval_seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--eval-seed %lld: must be at most %lld", (long long)c->eval_seed, (long long)UINT32_MAX);
-    if (c->seed > UINT32_MAX) return error_set(p->err, EXIT_USAGE, "--seed %lld: must be at most %lld", (long long)c->seed, (long long)UINT32_MAX);
-    return true;
-}
-
-static bool check_bits(const char *name, int bits, Error *err) {
-    return bits == 4 || bits == 8 || error_set(err, EXIT_USAGE, "--%s %d: must be 4 or 8", name, bits);
-}
-
-static bool check_group(const char *name, int group, Error *err) {
-    return group % 32 == 0 || error_set(err, EXIT_USAGE, "--%s %d: must be a multiple of 32, the order of the Hadamard transform", name, group);
 }
 
 // Notes each given flag of a list that only means something together with `needed`.
@@ -227,21 +208,30 @@ static bool check_quantisation(const Parsed *p) {
     if (!c->use_distributed_optimizer) {
         options_note(p->notes, p->notes_bytes, "the optimiser is sharded over the ranks although --use-distributed-optimizer was not given: there is no other");
     }
-    if (!check_bits("weight-quantization-bits", c->weight_quantization_bits, p->err) ||
-        !check_bits("gradient-quantization-bits-intra", c->gradient_quantization_bits_intra, p->err) ||
-        !check_bits("gradient-quantization-bits-inter", c->gradient_quantization_bits_inter, p->err)) {
-        return false;
-    }
-    if (!check_group("wq-group-size", c->wq_group_size, p->err) || !check_group("gq-group-size-intra", c->gq_group_size_intra, p->err) ||
-        !check_group("gq-group-size-inter", c->gq_group_size_inter, p->err)) {
-        return false;
-    }
     int64_t common = lcm64(c->gq_group_size_intra, c->gq_group_size_inter);
     if (common > 4096) {
         return error_set(p->err, EXIT_USAGE, "--gq-group-size-intra %d and --gq-group-size-inter %d have the least common multiple %lld; it must be at most 4096",
                          c->gq_group_size_intra, c->gq_group_size_inter, (long long)common);
     }
     note_idle_quantisation(p);
+    return true;
+}
+
+static bool check_checkpoints(const Parsed *p) {
+    const Config *c = p->config;
+    if (c->save && !c->save_interval) return error_set(p->err, EXIT_USAGE, "--save needs --save-interval N; add it");
+    if (c->keep_checkpoint_interval && !c->keep_last_checkpoints) {
+        return error_set(p->err, EXIT_USAGE, "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints stay; add it");
+    }
+    // Both ask for a checkpoint to begin with: a fresh start would not be what was meant.
+    if (!c->load && (c->finetune || c->exit_on_missing_checkpoint)) {
+        return error_set(p->err, EXIT_USAGE, "--%s needs --load FOLDER; add it", c->finetune ? "finetune" : "exit-on-missing-checkpoint");
+    }
+    static const size_t saving[] = {offsetof(Config, save_interval), offsetof(Config, async_save), offsetof(Config, keep_last_checkpoints),
+                                    offsetof(Config, keep_checkpoint_interval), offsetof(Config, no_save_optim), offsetof(Config, log_progress)};
+    note_idle(p, c->save != NULL, "--save", saving, sizeof saving / sizeof saving[0]);
+    static const size_t loading[] = {offsetof(Config, no_load_optim)};
+    note_idle(p, c->load != NULL, "--load", loading, 1);
     return true;
 }
 
@@ -256,10 +246,6 @@ static bool check_rest(const Parsed *p) {
     if (c->emulate_nodes && !c->gpus_per_node) {
         return error_set(p->err, EXIT_USAGE, "--emulate-nodes needs --gpus-per-node N, which says where the nodes' borders are; add it");
     }
-    if (c->save && !c->save_interval) return error_set(p->err, EXIT_USAGE, "--save needs --save-interval N; add it");
-    if (c->keep_checkpoint_interval && !c->keep_last_checkpoints) {
-        return error_set(p->err, EXIT_USAGE, "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints stay; add it");
-    }
     if (!c->dump_distributions != !c->dump_distributions_interval) {
         return error_set(p->err, EXIT_USAGE, "--dump-distributions FOLDER and --dump-distributions-interval N go together; give both");
     }
@@ -272,11 +258,12 @@ static bool check_rest(const Parsed *p) {
         if (c->sample_interval) return error_set(p->err, EXIT_USAGE, "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them");
         options_note(p->notes, p->notes_bytes, "--sample-prompt has no effect without --vocab-file and --merge-file");
     }
-    static const size_t saving[] = {offsetof(Config, async_save), offsetof(Config, keep_last_checkpoints), offsetof(Config, keep_checkpoint_interval),
-                                    offsetof(Config, no_save_optim)};
-    note_idle(p, c->save != NULL, "--save", saving, sizeof saving / sizeof saving[0]);
     static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
     note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, 2);
+    static const size_t events[] = {offsetof(Config, log_timers_to_tensorboard), offsetof(Config, log_validation_ppl_to_tensorboard),
+                                    offsetof(Config, log_batch_size_to_tensorboard), offsetof(Config, log_world_size_to_tensorboard),
+                                    offsetof(Config, log_memory_to_tensorboard), offsetof(Config, tensorboard_log_interval)};
+    note_idle(p, c->tensorboard_dir != NULL, "--tensorboard-dir", events, sizeof events / sizeof events[0]);
     return true;
 }
 
@@ -310,8 +297,8 @@ static bool parse_words(Config *config, bool *given, char *notes, size_t notes_b
     const Option *table = config_options(&rows);
     if (!options_parse(table, rows, config->words, config->words_count, config, given, notes, notes_bytes, err)) return false;
     Parsed parsed = {config, given, notes, notes_bytes, err};
-    return check_required(&parsed) && check_model(&parsed) && check_length(&parsed) && check_schedule(&parsed) && check_data(&parsed) &&
-           check_quantisation(&parsed) && check_rest(&parsed);
+    return check_required(&parsed) && check_model(&parsed) && check_length(&parsed) && check_schedule(&parsed) && check_data_sources(&parsed) &&
+           check_tokenizer(&parsed) && check_quantisation(&parsed) && check_checkpoints(&parsed) && check_rest(&parsed);
 }
 
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err) {

@@ -28,18 +28,33 @@ static void prepare_environment(void) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
 }
 
-// Tasks of one srun that MPI does not join would each train alone. Asked before MPI starts, because Open MPI then ends such a task itself, with a page of text
-// and exit code 1; and after, for libraries that start a world of one. A shell inside an allocation is a step of one task.
-static void refuse_lonely_task(bool joined) {
-    const char *tasks = getenv("SLURM_STEP_NUM_TASKS"), *task = getenv("SLURM_PROCID");
-    if (joined || !tasks || atoi(tasks) <= 1) return;
-    Error err;
-    error_set(&err, EXIT_ENVIRONMENT, "srun started %s tasks that MPI does not join: each would train alone; use srun --mpi=pmix (srun --mpi=list shows what there is), "
-                                      "or mpirun inside the allocation", tasks);
-    // The first task speaks for all, and has the time to, whatever srun does when one ends. Nobody is there to agree with, nothing to abort.
-    if (task && atoi(task) > 0) sleep(2);
-    else error_print(NULL, err.what);
-    exit(err.code);
+// What starts several processes without a word to MPI, where MPI does not know it.
+typedef struct Starter {
+    const char *sign, *size, *rank;  // environment: that it was this one, how many processes, which of them
+    const char *name, *processes, *advice;
+} Starter;
+
+static const Starter starters[] = {
+    {"TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "torchrun", "processes", "start this program with mpirun -np RANKS instead"},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "tasks",
+     "use srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun inside the allocation"},
+    {"PMI_RANK", "PMI_SIZE", "PMI_RANK", "mpiexec", "processes", "use the mpirun of the MPI library that this program was built with (--version names it)"},
+};
+
+// Such processes would each train alone. Asked before MPI starts, because Open MPI then ends a task of srun itself, with a page of text and exit code 1; and
+// after, for libraries that start a world of one. A shell inside an allocation is a step of one task.
+static void refuse_lonely(bool joined) {
+    for (size_t i = 0; i < sizeof starters / sizeof *starters && !joined; i++) {
+        const Starter *s = &starters[i];
+        const char *sign = getenv(s->sign), *size = getenv(s->size), *rank = getenv(s->rank);
+        if (!sign || !size || atoi(size) <= 1) continue;
+        Error err;
+        error_set(&err, EXIT_ENVIRONMENT, "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size, s->processes, s->advice);
+        // The first one speaks for all, and has the time to, whatever the starter does when one ends. Nobody is there to agree with, nothing to abort.
+        if (rank && atoi(rank) > 0) sleep(2);
+        else error_print(NULL, err.what);
+        exit(err.code);
+    }
 }
 
 static void find_hosts(Launch *launch) {
@@ -54,7 +69,7 @@ static void find_hosts(Launch *launch) {
 
 void launch_init(Launch *launch, int *argc, char ***argv) {
     memset(launch, 0, sizeof *launch);
-    refuse_lonely_task(launch_rank_guess() >= 0);
+    refuse_lonely(launch_rank_guess() >= 0);
     prepare_environment();
     json_use_checked_memory();
     // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.
@@ -67,7 +82,7 @@ void launch_init(Launch *launch, int *argc, char ***argv) {
     MPI_Comm_rank(launch->world, &launch->rank);
     MPI_Comm_size(launch->world, &launch->size);
     find_hosts(launch);
-    refuse_lonely_task(launch->size > 1 || getenv("OMPI_COMM_WORLD_SIZE"));
+    refuse_lonely(launch->size > 1 || getenv("OMPI_COMM_WORLD_SIZE"));
 }
 
 void launch_finalize(Launch *launch) {

@@ -16,8 +16,8 @@ typedef struct Launch {
 } Launch;
 
 // Prepares the environment (a singleton needs no ssh; root may run), starts MPI unless the caller has done so (dev/bench/train_arms.c trains several times
-// in one process), finds the hosts. Tasks of srun that MPI does not join end here, before they train the same model each for itself: one line, from the first
-// of them, and EXIT_ENVIRONMENT.
+// in one process), finds the hosts. Processes of srun, of torchrun or of another MPI library's mpiexec that MPI does not join end here, before they train the
+// same model each for itself: one line, from the first of them, and EXIT_ENVIRONMENT.
 void launch_init(Launch *launch, int *argc, char ***argv);
 void launch_finalize(Launch *launch);
 // The rank that the environment of a launcher (mpirun, srun) gives this process, before MPI is up; -1: there is none that is known here.

@@ -227,13 +227,14 @@ const char *options_nearest(const Option *table, int rows, const char *name, siz
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || is_pattern(table[i].name) || table[i].use == OPTION_REFUSED) continue;
         bool abbreviated = length >= 3 && strncmp(table[i].name, name, length) == 0;
-        int distance = abbreviated ? 0 : edit_distance(table[i].name, name, length);
-        if (!best || distance < least) {
+        int distance = abbreviated ? 0 : edit_distance(table[i].name, name, length), known = (int)strlen(table[i].name);
+        bool alike = 3 * distance <= (known > (int)length ? known : (int)length);
+        if (alike && (!best || distance < least)) {
             best = table[i].name;
             least = distance;
         }
     }
-    return best ? best : "help";
+    return best;
 }
 
 // --- values ----------------------------------------------------------------------------------------------------------------------
@@ -265,11 +266,26 @@ static bool read_real(const char *word, double *value) {
     return !*end && isfinite(*value);
 }
 
+// "first or second"
+static void describe_choices(const char *choices, char *text, size_t bytes) {
+    *text = 0;
+    while (*choices) {
+        size_t length = strcspn(choices, "|"), used = strlen(text);
+        snprintf(text + used, bytes - used, "%.*s%s", (int)length, choices, choices[length] ? " or " : "");
+        choices += length + (choices[length] != 0);
+    }
+}
+
 // "must be ..." for the range of a row.
 static void describe_range(const Option *row, char *text, size_t bytes) {
-    char low[48], high[48];
-    if (row->low == OPTION_ABOVE_ZERO) snprintf(low, sizeof low, "above 0");
-    else snprintf(low, sizeof low, "at least %.10g", row->low);
+    char low[96] = "", high[48];
+    if (row->choices) {
+        describe_choices(row->choices, text, bytes);
+        return;
+    }
+    int used = row->multiple ? snprintf(low, sizeof low, "a multiple of %d, ", row->multiple) : 0;
+    if (row->low == OPTION_ABOVE_ZERO) snprintf(low + used, sizeof low - (size_t)used, "above 0");
+    else snprintf(low + used, sizeof low - (size_t)used, "at least %.10g", row->low);
     if (row->high == OPTION_BELOW_ONE) snprintf(high, sizeof high, "below 1");
     else snprintf(high, sizeof high, "at most %.10g", row->high);
     if (row->low == row->high) snprintf(text, bytes, "%.10g", row->low);
@@ -279,7 +295,7 @@ static void describe_range(const Option *row, char *text, size_t bytes) {
 }
 
 static bool out_of_range(const Option *row, const char *word, Error *err) {
-    char range[112];
+    char range[176];
     describe_range(row, range, sizeof range);
     bool say_why = row->use == OPTION_NO_EFFECT;
     return error_set(err, EXIT_USAGE, "--%s %s: must be %s%s%s", row->name, word, range, say_why ? "; " : "", say_why ? row->help : "");
@@ -297,7 +313,10 @@ static bool store_integer(const Option *row, const char *word, void *settings, E
     }
     int narrow = (int)value;
     bool fits = row->kind == OPTION_INT64 || narrow == value;
-    if (!fits || (double)value < row->low || (double)value > row->high) return out_of_range(row, word, err);
+    if (!fits || (double)value < row->low || (double)value > row->high || (row->multiple && value % row->multiple)) return out_of_range(row, word, err);
+    char digits[24];
+    snprintf(digits, sizeof digits, "%d", narrow);
+    if (row->choices && options_choice(row->choices, digits) < 0) return out_of_range(row, word, err);
     if (row->kind == OPTION_INT) put(row, settings, &narrow, sizeof narrow);
     else put(row, settings, &value, sizeof value);
     return true;
@@ -362,12 +381,25 @@ void options_defaults(const Option *table, int rows, void *settings) {
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-'; }
 
+// Whether the table has "no-<name>" for a name that is not in it.
+static bool is_default(const Option *table, int rows, const char *name, size_t length) {
+    for (int i = 0; i < rows; i++) {
+        if (table[i].name && strncmp(table[i].name, "no-", 3) == 0 && same_name(table[i].name + 3, name, length)) return true;
+    }
+    return false;
+}
+
 static bool unknown(const Option *table, int rows, const char *word, size_t length, Error *err) {
     if (!is_flag(word)) {
         return error_set(err, EXIT_USAGE, "unexpected argument '%s'; flags begin with --, a value follows its flag, --help lists them", word);
     }
-    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length, word,
-                     options_nearest(table, rows, word + 2, length - 2));
+    if (is_default(table, rows, word + 2, length - 2)) {
+        return error_set(err, EXIT_USAGE, "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)", (int)length, word, (int)length, word, (int)length - 2,
+                         word + 2);
+    }
+    const char *near = options_nearest(table, rows, word + 2, length - 2);
+    if (!near) return error_set(err, EXIT_USAGE, "unknown flag %.*s; --help lists all", (int)length, word);
+    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length, word, near);
 }
 
 // Reads the flag at words[*at] with its values and moves *at behind them.

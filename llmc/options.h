@@ -41,7 +41,8 @@ typedef struct Option {
     size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
     const char *initial;  // the default, in the words of the command line; NULL: zero, printed as None
     double low, high;     // allowed range of a number, inclusive; for OPTION_TEXT, low 1 refuses the empty word
-    const char *choices;  // "first|second"
+    int multiple;         // a whole number must be a multiple of this; 0: any
+    const char *choices;  // "first|second"; for OPTION_INT, the only numbers of the range that are allowed
     bool negative;        // an OPTION_FLAG that stores false
     bool note;            // a row without effect whose reason the user should be told when it is given
     const char *value;    // what the help calls the value
@@ -59,7 +60,7 @@ void options_free_words(char **words, int count);
 void options_defaults(const Option *table, int rows, void *settings);
 // "--flag value" or "--flag=value", exact names, the last occurrence wins. Text fields point into words, which must outlive settings; the words
 // themselves may be rewritten. given: (rows) set true for rows that occur; may be NULL. notes: one line is appended for each row that asks for it.
-// Error: EXIT_USAGE naming the flag: unknown (with the nearest name), refused, no value, malformed, out of range.
+// Error: EXIT_USAGE naming the flag: unknown (with the nearest name, or that it is the default where only "no-" of it is known), refused, no value, malformed, out of range.
 bool options_parse(const Option *table, int rows, char **words, int count, void *settings, bool *given, char *notes, size_t notes_bytes,
                    Error *err);
 // One block of lines per row, under the table's headings, with defaults, ranges of choice and reasons.
@@ -69,7 +70,7 @@ void options_help(const Option *table, int rows, FILE *file);
 const Option *options_find(const Option *table, int rows, const char *name, size_t length);
 // Index of the word among a row's choices, "first|second"; -1 when it is none of them.
 int options_choice(const char *choices, const char *word);
-// The known name nearest to an unknown one (edit distance; a name that it abbreviates comes first).
+// The known name nearest to an unknown one (edit distance; a name that it abbreviates comes first); NULL when none is within a third of the longer one's length.
 const char *options_nearest(const Option *table, int rows, const char *name, size_t length);
 
 // Appends one line to notes, cut where the room ends; notes may be NULL.

@@ -14,13 +14,39 @@ static int count_checkpoints(const Saver *saver) {
     return count;
 }
 
+// The first checkpoint in the folder whose place a run that stands at `iteration` will take by its save interval or at its end; -1: none.
+static int64_t first_in_the_way(const Saver *saver, int64_t iteration) {
+    const Config *c = saver->config;
+    int64_t last = c->train_iters, found = -1;
+    if (c->exit_interval > 0 && last / c->exit_interval > iteration / c->exit_interval) last = (iteration / c->exit_interval + 1) * c->exit_interval;
+    if (last < iteration) last = iteration;
+    int count;
+    int64_t *there = save_folder_list(c->save, &count);
+    for (int i = 0; i < count && found < 0; i++) {
+        bool by_interval = there[i] > iteration && there[i] < last && there[i] % c->save_interval == 0;
+        if (by_interval || there[i] == last) found = there[i];
+    }
+    free(there);
+    return found;
+}
+
+// A run that goes on from a checkpoint in the folder may replace what comes after it: a branch that was given up, or what a killed save left unlisted. To one
+// that goes on from none there, all are another run's.
+static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err) {
+    const Config *c = saver->config;
+    int64_t first = saver->before >= 0 || c->skip_train ? -1 : first_in_the_way(saver, iteration);
+    if (first < 0) return true;
+    return error_set(err, EXIT_CHECKPOINT, "%.600s holds a checkpoint of iteration %lld, which this run would replace without going on from it; load it with --load of the same "
+                     "folder%s, give another --save folder, or remove what is there", c->save, (long long)first, c->finetune ? " and without --finetune" : "");
+}
+
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     uint64_t bytes = zero_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of all ranks: they see one file system
     int rank;
     char line[1400];
     MPI_Comm_rank(saver->peers.comm, &rank);
-    if (!peers_agree(saver->peers, rank != 0 || save_folder_has_room(c->save, bytes, err), err, NULL)) return false;
+    if (!peers_agree(saver->peers, rank != 0 || (replaces_no_others(saver, iteration, err) && save_folder_has_room(c->save, bytes, err)), err, NULL)) return false;
     Retention keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval};
     if (rank == 0)
         save_folder_forecast(c->save, bytes, c->train_iters / c->save_interval - iteration / c->save_interval, count_checkpoints(saver), &keep, line, sizeof line);

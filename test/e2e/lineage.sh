@@ -27,35 +27,35 @@ again() { # COMMAND...: the folder of two runs in which the command damages some
     cp -r "$work/two" "$folder"
     "$@"
 }
-first_run() { rm -rf "$folder"; trains "${run[@]}" --exit-interval 23 && there 20 23 && listed 10 20 23 && warned 0 "another run"; }
+first_run() { rm -rf "$folder"; trains "${run[@]}" --save-interval 9 --exit-interval 23 && there 18 23 && listed 9 18 23 && warned 0 "another run"; }
 check "the first run leaves its last two" first_run
 second_run() {
     trains "${run[@]}" --seed 7 || return 1
-    there 20 23 30 && listed 10 20 30 && tracked 30 && warned 1 "also holds checkpoints of another run or branch (iterations 20 and 23), which are neither counted nor removed"
+    there 18 20 23 30 && listed 10 20 30 && tracked 30 && warned 1 "also holds checkpoints of another run or branch (iterations 18 and 23), which are neither counted nor removed"
 }
 check "a second run from the start: its own are counted, the first one's stay" second_run
 cp -r "$folder" "$work/two"
 falls_back() {
     again damage 30
     trains "${run[@]}" --seed 7 --load "$folder" && loaded 20 && warned 1 "the checkpoint of iteration 30 cannot be used" && warned 1 "another run" || return 1
-    same_shards "$folder" "$work/two" 30 2 && listed 20 30 && there 20 23 30
+    same_shards "$folder" "$work/two" 30 2 && listed 20 30 && there 18 20 23 30
 }
 check "a damaged newest one: back to the same run's, to the bit" falls_back
 none_of_the_run() {
     again damage 30
     damage 20
-    refused 6 "iter_0000030" "${run[@]}" --seed 7 --load "$folder" && there 20 23 30
+    refused 6 "iter_0000030" "${run[@]}" --seed 7 --load "$folder" && there 18 20 23 30
 }
 check "no sound one of the same run: refused, the other run's is not taken" none_of_the_run
 garbage_list() {
     again damage 30
     echo "x" >"$folder/checkpoints_of_run.txt"
-    trains "${run[@]}" --seed 7 --load "$folder" && loaded 23 && warned 1 "checkpoints_of_run.txt is damaged" && warned 1 "checkpoints_of_run.txt was damaged" && listed 20 23 30
+    trains "${run[@]}" --seed 7 --load "$folder" && loaded 23 && warned 1 "checkpoints_of_run.txt is damaged" && warned 1 "checkpoints_of_run.txt was damaged" && listed 18 20 23 30
 }
 check "a damaged list: by the folders' names, and two lines say so" garbage_list
 older_folder() { # as saved before there were lists
     again rm "$folder/checkpoints_of_run.txt"
-    trains "${run[@]}" --seed 7 --load "$folder" --train-iters 40 && loaded 30 && warned 0 "" && listed 20 23 30 40 && there 30 40
+    trains "${run[@]}" --seed 7 --load "$folder" --train-iters 40 && loaded 30 && warned 0 "" && listed 18 20 23 30 40 && there 30 40
 }
 check "a folder without a list: by the folders' names" older_folder
 branch() {
@@ -71,9 +71,32 @@ branch() {
 check "back to an older one by hand: the branch that was left stays and does not count" branch
 finetunes() { # a line of its own, also from the same folder
     again true
-    trains "${run[@]}" --load "$folder" --finetune --train-iters 8 --lr-decay-iters 8 && listed 8 && there 8 20 23 30 && warned 1 "(iterations 20, 23 and 30)"
+    trains "${run[@]}" --load "$folder" --finetune --train-iters 8 --lr-decay-iters 8 && listed 8 && there 8 18 20 23 30 && warned 1 "(iterations 18, 20, 23 and 30)"
 }
 check "--finetune begins a line of its own" finetunes
+
+# --- a run that goes on from none of the checkpoints there does not replace them ---
+untouched() { # TEXT FLAGS...: refused before training, and the folder is as it was
+    again true
+    refused 6 "$1" "${run[@]}" "${@:2}" && ! grep -q '^ iteration ' "$work/out" || return 1
+    diff -r "$folder" "$work/two" >/dev/null || { why="the folder has changed"; return 1; }
+}
+check "a forgotten --load: refused" untouched "a checkpoint of iteration 20, which this run would replace" --seed 7
+check "also where only the last iteration is taken" untouched "a checkpoint of iteration 23, which" --save-interval 100 --train-iters 23
+check "also where --exit-interval ends the run there" untouched "a checkpoint of iteration 18, which" --save-interval 100 --exit-interval 18
+check "--finetune over the run that it begins with: refused" untouched "without --finetune" --load "$folder" --finetune
+from_elsewhere() { # the other folder's run is at iteration 20
+    cp -r "$work/two" "$work/elsewhere"
+    echo 20 >"$work/elsewhere/latest_checkpointed_iteration.txt"
+    untouched "a checkpoint of iteration 30, which" --load "$work/elsewhere" --seed 7
+}
+check "--load of another folder: refused" from_elsewhere
+check "--load of one checkpoint names the folder above it" untouched "give the folder above it" --load "$folder/iter_0000030"
+beside() { # iterations that no checkpoint has
+    again true
+    trains "${run[@]}" --save-interval 7 --train-iters 24 --lr-decay-iters 24 && there 18 20 21 23 24 30 && listed 14 21 24
+}
+check "other iterations than those there: not refused" beside
 
 # --- the tracker ---
 put() { printf "$1" >"$folder/latest_checkpointed_iteration.txt"; }
@@ -93,13 +116,14 @@ all_damaged() { # not from scratch, over what may be saved
     again damage 30
     damage 20
     damage 23
+    damage 18
     rm "$folder/latest_checkpointed_iteration.txt"
-    refused 6 "iter_0000030" "${run[@]}" --seed 7 --load "$folder" && there 20 23 30
+    refused 6 "iter_0000030" "${run[@]}" --seed 7 --load "$folder" && there 18 20 23 30
 }
 check "no tracker and none sound: refused" all_damaged
 only_others() {
     again rm -r "$folder/iter_0000030" "$folder/iter_0000020" "$folder/latest_checkpointed_iteration.txt"
-    refused 6 "write the iteration to go on from" "${run[@]}" --seed 7 --load "$folder" && there 23
+    refused 6 "write the iteration to go on from" "${run[@]}" --seed 7 --load "$folder" && there 18 23
 }
 check "no tracker and only another run's: refused" only_others
 piped_manifest() {

@@ -55,6 +55,7 @@ done
 # A rank that is alive but stuck: its own watchdog ends the job, or those who wait for it; the one line names it, wherever it is.
 stuck() { # FAULT RANK ITERATION WAIT RANKS FLAGS...: FAULT stall: before the wait; hang: in it, as in a device call that never returns
     local since=$SECONDS
+    rm -rf "$work/stuck"
     SDP4BIT_FAULT=$1:$2:$3:$4 LIMIT=40 train "$5" --distributed-timeout-minutes 0.04 "${busy[@]}" "${@:6}"
     local rc=$?
     [ "$rc" -ne 0 ] || return 75  # it has no such wait
@@ -76,7 +77,6 @@ check "a fault that never comes" nowhere_else
 everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is
     local wait=0 rc
     while :; do
-        rm -rf "$work/stuck"
         stuck stall "$1" "$2" "$wait" 4
         rc=$?
         [ $rc -ne 75 ] || break
@@ -117,4 +117,22 @@ check "a task of srun that MPI starts alone" first_task PMI_RANK=0
 check "the other tasks say nothing" other_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
 check "nor do those that MPI starts alone" other_task PMI_RANK=1
 check "a shell inside an allocation may train alone" task SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0
+# torchrun, and the mpiexec of an MPI library that the program was not built with, start processes that MPI does not join.
+alone() { # TEXT VARIABLES...
+    task "${@:2}"
+    error_names 3 "$1" $? && [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"
+}
+silent() {
+    task "$@"
+    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another process"
+}
+check "a process of torchrun" alone "torchrun started 4 processes" TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=0
+check "torchrun's other processes say nothing" silent TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=3
+check "torchrun's only process may train" task TORCHELASTIC_RUN_ID=none WORLD_SIZE=1 RANK=0
+check "WORLD_SIZE alone says nothing of torchrun" task WORLD_SIZE=4 RANK=0
+check "a process of another MPI's mpiexec" alone "mpiexec started 4 processes" PMI_RANK=0 PMI_SIZE=4
+check "mpiexec's other processes say nothing" silent PMI_RANK=1 PMI_SIZE=4
+check "mpiexec's only process may train" task PMI_RANK=0 PMI_SIZE=1
+inside() { TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=0 PMI_RANK=0 PMI_SIZE=4 trains 1 --train-iters 3; }
+check "an mpirun inside one of them may train" inside
 finish

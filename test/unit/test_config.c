@@ -115,6 +115,7 @@ static void good_lines(void **state) {
         {SMALL "--quantized-gradients --gq-group-size-intra 32 --gq-group-size-inter 4096 --gradient-quantization-bits-intra 4", "\"gq_group_size_inter\":4096"},
         {SMALL "--tokenizer-type NullTokenizer --vocab-size 127", "\"padded_vocab_size\":128,\"unpadded_vocab_size\":128,\"eod\":127"},
         {SMALL "--wandb-project p --wandb-exp-name e --wandb-save-dir d", "\"log_jsonl\":\"d/e.jsonl\""},
+        {SMALL "--check-weight-hash-across-dp-replicas-interval 50", "\"verify_replicas_interval\":50"},
         {SMALL "--wandb-project p --wandb-exp-name e --save s --save-interval 5", "\"log_jsonl\":\"s/wandb/e.jsonl\""},
         {SMALL "--wandb-project p --wandb-exp-name e --log-jsonl mine", "\"log_jsonl\":\"mine\""},
         {SMALL "--sample-prompt=--seed --sample-tokens 5", "\"sample_prompt\":\"--seed\""},
@@ -180,7 +181,16 @@ static void bad_words(void **state) {
         {"--num_layers 2", "did you mean --num-layers?"},
         {"--quantised-weights", "did you mean --quantized-weights?"},
         {"--hadamard", "did you mean --hadamard-transform?"},
-        {"--qqqqqqqq=1", "unknown flag --qqqqqqqq;"},
+        {"--weight-quant-bits 4", "did you mean --weight-quantization-bits?"},
+        {"--qqqqqqqq=1", "unknown flag --qqqqqqqq; --help lists all"},
+        {"--gradient-clipping 1", "unknown flag --gradient-clipping; --help lists all"},
+        {"--learning-rate 1e-3", "--learning-rate is refused: here it is --lr"},
+        {"--batch-size 8", "--global-batch-size"},
+        {"--warmup 8", "--lr-warmup-iters"},
+        {"--max-steps 8", "--train-iters"},
+        {"--check-for-nan-in-loss-and-grad", "--check-for-nan-in-loss-and-grad is the default, drop it"},
+        {"--delay-grad-reduce", "--delay-grad-reduce is the default, drop it"},
+        {"--gradient-accumulation-fusion", "--gradient-accumulation-fusion is the default, drop it"},
         {"--", "unknown flag --;"},
         {"--=", "unknown flag --;"},
         {"-h", "unexpected argument '-h'"},
@@ -195,8 +205,9 @@ static void bad_words(void **state) {
         {"--seed 1.0", "not a whole number"},
         {"--seed 0x10", "not a whole number"},
         {"--seed 1e3", "not a whole number"},
-        {"--seed -1", "--seed -1: must be at least 0"},
+        {"--seed -1", "--seed -1: must be at least 0 and at most 4294967295"},
         {"--seed 4294967296", "at most 4294967295"},
+        {"--eval-seed -1", "at least 0 and at most 4294967295"},
         {"--seed 99999999999999999999", "fits 64 bits"},
         {"--num-layers 4294967297", "--num-layers 4294967297: must be at least 1 and at most 10000"},
         {"--num-layers 0", "must be at least 1"},
@@ -224,6 +235,8 @@ static void bad_words(void **state) {
         {"--position-embedding-type rope", "rope is not supported"},
         {"--swiglu", "SwiGLU"},
         {"--normalization RMSNorm", "RMSNorm is not supported"},
+        {"--attention-backend unfused", "not one of auto|flash|fused"},
+        {"--num-distributed-optimizer-instances 2", "must be 1; "},
         {"--context-parallel-size 2", "--context-parallel-size 2: must be 1; context parallelism"},
         {"--expert-model-parallel-size 2", "must be 1"},
         {"--group-query-attention", "grouped-query"},
@@ -285,12 +298,17 @@ static void bad_combinations(void **state) {
         {"--wq-group-size 32768", 0, "at most 16384"},
         {"--gq-group-size-intra 130", 0, "multiple of 32"},
         {"--gq-group-size-intra 8192", 0, "at most 4096"},
+        {"--gq-group-size-inter 16", 0, "--gq-group-size-inter 16: must be a multiple of 32, at least 32 and at most 4096"},
         {"--gq-group-size-intra 4064 --gq-group-size-inter 128", 0, "least common multiple 16256"},
         {"--weight-quantization-bits 5", 0, "--weight-quantization-bits 5: must be 4 or 8"},
         {"--gradient-quantization-bits-inter 6", 0, "must be 4 or 8"},
-        {"--gradient-quantization-bits-intra 2", 0, "at least 4"},
+        {"--gradient-quantization-bits-intra 2", 0, "must be 4 or 8"},
+        {"--weight-quantization-bits 3", 0, "--weight-quantization-bits 3: must be 4 or 8"},
+        {"--weight-quantization-bits 9999999999", 0, "must be 4 or 8"},
         {"--gradient-alltoall-pipeline -1", 0, "at least 0"},
         {"--save c", 0, "--save needs --save-interval"},
+        {"--finetune", 0, "--finetune needs --load FOLDER"},
+        {"--exit-on-missing-checkpoint", 0, "--exit-on-missing-checkpoint needs --load FOLDER"},
         {"--emulate-nodes", 0, "--emulate-nodes needs --gpus-per-node"},
         {"--on-nan skip --no-check-for-nan-in-loss-and-grad", 0, "keep one"},
         {"--plan-world-size 8", 0, "--plan-world-size needs --plan"},
@@ -300,6 +318,7 @@ static void bad_combinations(void **state) {
         {"--tokenizer-type GPT2BPETokenizer --vocab-file v", 0, "--vocab-file without --merge-file"},
         {"--tokenizer-type SentencePieceTokenizer", 0, "not one of GPT2BPETokenizer|Byte|NullTokenizer"},
         {"--tokenizer-type NullTokenizer --vocab-size 1073741825", 0, "at most 1073741824"},
+        {"--tokenizer-type NullTokenizer --vocab-size 0", 0, "at most 1073741824"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char line[2048];
@@ -341,6 +360,14 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--async-save", "--async-save has no effect without --save\n"},
         {"--keep-last-checkpoints 2", "--keep-last-checkpoints has no effect without --save\n"},
         {"--no-save-optim", "--no-save-optim has no effect without --save\n"},
+        {"--save-interval 5", "--save-interval has no effect without --save\n"},
+        {"--log-progress", "--log-progress has no effect without --save\n"},
+        {"--no-load-optim", "--no-load-optim has no effect without --load\n"},
+        {"--load c --no-load-optim --finetune --exit-on-missing-checkpoint", NULL},
+        {"--log-timers-to-tensorboard", "--log-timers-to-tensorboard has no effect without --tensorboard-dir\n"},
+        {"--log-memory-to-tensorboard", "--log-memory-to-tensorboard has no effect without --tensorboard-dir\n"},
+        {"--tensorboard-log-interval 5", "--tensorboard-log-interval has no effect without --tensorboard-dir\n"},
+        {"--tensorboard-dir t --log-timers-to-tensorboard --tensorboard-log-interval 5", NULL},
         {"--sample-tokens 5", "--sample-tokens has no effect without --sample-prompt\n"},
         {"--profile --profile-ranks 0 1 --profile-step-start 3 --profile", "--profile has no effect: start the program under a profiler instead"},
         {"--recompute-granularity full --recompute-method block", "--recompute-method has no effect: full recomputation goes layer by layer"},
@@ -349,6 +376,11 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--vocab-size 5", "only NullTokenizer reads it"},
         {"--vocab-file v", "only GPT2BPETokenizer reads them"},
         {"--bf16 --use-flash-attn --use-mcore-models --sequence-parallel --num-workers 2 --dataloader-type single --hysteresis 2 --loss-scale 0.0", NULL},
+        // Megatron-LM of late 2024
+        {"--attention-backend flash --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --auto-detect-ckpt-format --dist-ckpt-format torch_dist --no-rope-fusion "
+         "--no-bias-swiglu-fusion --num-distributed-optimizer-instances 1 --no-align-grad-reduce --align-grad-reduce --align-param-gather --no-align-param-gather "
+         "--data-impl mmap --log-loss-scale-to-tensorboard --train-sync-interval 5 --ckpt-assume-constant-structure --check-weight-hash-across-dp-replicas-interval 50", NULL},
+        {"--log-straggler", "--log-straggler has no effect: "},
     };
     for (size_t i = 0; i < sizeof notes / sizeof notes[0]; i++) {
         char line[2048];
@@ -635,8 +667,8 @@ static void checkpoints_must_match(void **state) {
     assert_false(resume(&run, SMALL, SMALL "--num-layers 3"));
     assert_int_equal(run.err.code, EXIT_CHECKPOINT);
     assert_non_null(strstr(run.err.what, "num_layers 2, this run has 3"));
-    assert_false(resume(&run, SMALL, SMALL "--num-layers 3 --finetune"));
-    assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --finetune"));
+    assert_false(resume(&run, SMALL, SMALL "--num-layers 3 --load c --finetune"));
+    assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --load c --finetune"));
     config_free(&run.config);
     assert_false(resume(&run, SMALL, SMALL "--lr 2e-3"));
     assert_non_null(strstr(run.err.what, "lr 0.001, this run's 0.002; add --override-opt_param-scheduler"));

@@ -315,6 +315,26 @@ static void pipes(void **state) {
     free(manifest);
 }
 
+// What --load may name by mistake: one checkpoint instead of the folder that holds it, or a file. Neither is a folder that is yet to be filled.
+static void not_a_folder_of_checkpoints(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    char note[1400];
+    save(f, -1, 5, 0, NULL);
+    char *one = text_format("%s/iter_0000005", f->path), *empty = text_format("%s/empty", f->path);
+    assert_int_equal(checkpoint_find(one, note, sizeof note, &err), -2);
+    assert_int_equal(err.code, EXIT_CHECKPOINT);
+    assert_non_null(strstr(err.what, "is one checkpoint; give the folder above it"));
+    assert_int_equal(checkpoint_find(f->list, note, sizeof note, &err), -2);
+    assert_int_equal(err.code, EXIT_CHECKPOINT);
+    assert_non_null(strstr(err.what, "checkpoints_of_run.txt is not a folder"));
+    assert_int_equal(checkpoint_find(empty, note, sizeof note, &err), -1);
+    assert_int_equal(mkdir(empty, 0777), 0);
+    assert_int_equal(checkpoint_find(empty, note, sizeof note, &err), -1);
+    free(one);
+    free(empty);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hostile_lists, make_folder, remove_folder),
@@ -325,6 +345,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(back_along_the_line, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(lost_trackers, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(pipes, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(not_a_folder_of_checkpoints, make_folder, remove_folder),
     };
     MPI_Init(&argc, &argv);
     int failed = cmocka_run_group_tests_name("lineage", tests, NULL, NULL);
