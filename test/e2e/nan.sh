@@ -53,7 +53,7 @@ one_rank() { # RANK FLAGS...
     SDP4BIT_FAULT=$fault LIMIT=30 train "${run[@]}"
     error_names 4 "iteration 3 update: loss" $? || return 1
     [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 2 ] && [ ! -e "$work/$name/iter_0000003" ] || { why="the bad step was saved"; return 1; }
-    rm -r "$work/$name"
+    rm -r "${work:?}/$name"
     SDP4BIT_FAULT=$fault logged "$name" "${run[@]}" --on-nan skip --verify-replicas-interval 1 || return 1
     [ "$(field "$name" skipped | tr '\n' ' ')" = "1 false 2 false 3 true 4 false 5 false " ] || { why="skipped: $(field "$name" skipped | tr '\n' ' ')"; return 1; }
     shards "$work/$name" 2 | cmp -s - <(shards "$work/$name" 3) || { why="the skipped step changed weights or moments"; return 1; }
