@@ -70,6 +70,7 @@ stuck() { # FAULT RANK ITERATION WAIT RANKS PHASE FLAGS...: FAULT stall: before 
 # Everything that waits, in one iteration.
 busy=(--train-iters 6 --gpus-per-node 2 --log-interval 2 --log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2 --verify-replicas-interval 2
     --timing-log-level 2 --eval-interval 2 --eval-iters 1 --sample-prompt "the quick" --sample-tokens 3 --sample-interval 2 --save "$work/stuck" --save-interval 2)
+check "a rank is stuck before its first wait" stuck stall 2 0 0 4 start
 check "a rank is stuck in setup: exit code 7 and one line that names it" stuck stall 2 0 3 4 setup
 check "a rank is stuck in loading" stuck stall 0 0 20 4 "load data"
 check "a rank is stuck in a step" stuck stall 3 2 2 4 "forward and backward" "${paper[@]}"
@@ -83,7 +84,7 @@ everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is
     local wait=0 rc
     while :; do
         rm -rf "$work/stuck"
-        stuck stall "$1" "$2" "$wait" 4 "$([ "$2" = 0 ] && echo "(setup|load data)" || echo "$phases")"
+        stuck stall "$1" "$2" "$wait" 4 "$([ "$2" = 0 ] && echo "(start|setup|load data)" || echo "$phases")"
         rc=$?
         [ $rc -ne 75 ] || break
         [ $rc -eq 0 ] || { why="wait $wait: $why"; return 1; }
