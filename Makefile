@@ -77,27 +77,38 @@ tools: $(TOOLS)
 bench: $(CPU_BENCHES)
 test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(BUILD)/test/fault/mpi_shim.so $(CPU_BENCHES) all
 
-$(BUILD)/obj/%.o: %.c
+# $(call stamp,FILE,TEXT): a file that holds the text, and is written when it holds another. Compared while make reads this, so that -n and -q tell the truth.
+define stamp
+ifneq ($$(strip $$(shell cat $(1) 2>/dev/null)),$$(strip $(2)))
+$(1): FORCE
+endif
+$(1):
+	@mkdir -p $$(@D)
+	@printf '%s\n' '$$(subst ','\'',$(2))' > $$@
+endef
+# What objects were compiled with: they are compiled anew when it changes. WERROR, which changes no object, is not asked.
+OBJ_FLAGS = $(MPICC) $(filter-out -Werror,$(CFLAGS)) $(BLAS_CFLAGS)
+$(eval $(call stamp,$(BUILD)/flags,$$(OBJ_FLAGS)))
+
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(MPICC) $(CFLAGS) -c $< -o $@
 
 # The one file that names the commit is rebuilt when the commit changes.
 $(BUILD)/obj/llmc/version.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"' -DLLMC_VERSION='"$(VERSION)"'
 $(BUILD)/obj/llmc/version.o: $(BUILD)/commit
-$(BUILD)/commit: FORCE
-	@mkdir -p $(@D)
-	@echo '$(COMMIT) $(VERSION)' | cmp -s - $@ || echo '$(COMMIT) $(VERSION)' > $@
+$(eval $(call stamp,$(BUILD)/commit,$$(COMMIT) $$(VERSION)))
 .PHONY: FORCE
 FORCE:
 
 $(BUILD)/obj/llmc/cpu/%.o: CFLAGS += $(BLAS_CFLAGS)
 
 # train_gpt.cu is written in the common subset of C11 and CUDA C++: as C for CPU ranks.
-$(BUILD)/obj/train_gpt_cpu.o: train_gpt.cu
+$(BUILD)/obj/train_gpt_cpu.o: train_gpt.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(MPICC) $(CFLAGS) -x c -c $< -o $@
 # The same file without its main, for tests of the model.
-$(BUILD)/obj/train_gpt_test.o: train_gpt.cu
+$(BUILD)/obj/train_gpt_test.o: train_gpt.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(MPICC) $(CFLAGS) -Dmain=train_gpt_main -x c -c $< -o $@
 
@@ -276,11 +287,13 @@ $(FRONTEND_FETCHED)/cudnn_frontend.h:
 	cd $(BUILD)/cudnn-frontend && $(PYTHON) -m zipfile -e nvidia_cudnn_frontend-*.whl .
 	@touch $@
 
-$(CUDA_DIR)/%.o: %.cu
+CUDA_FLAGS = $(NVCC) $(CUDA_OPTIMIZE) $(CUDA_OPTIMIZE_HOST) $(filter-out -Werror all-warnings -Xcompiler,$(NVCCFLAGS))
+$(eval $(call stamp,$(CUDA_DIR)/flags,$$(CUDA_FLAGS)))
+$(CUDA_DIR)/%.o: %.cu $(CUDA_DIR)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -MMD -MP -x cu -c $< -o $@
 # C++ without device code: cudnn-frontend's headers take most of a minute, as CUDA that long once per architecture.
-$(CUDA_DIR)/%.o: %.cpp | $(FRONTEND_INCLUDE)/cudnn_frontend.h
+$(CUDA_DIR)/%.o: %.cpp $(CUDA_DIR)/flags | $(FRONTEND_INCLUDE)/cudnn_frontend.h
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE_HOST) $(NVCCFLAGS) -MMD -MP -x c++ -c $< -o $@
 
@@ -321,7 +334,7 @@ $(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/test_sdp4bit_mpi.o $(B
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o
-$(CUDA_DIR)/train_gpt_test.o: train_gpt.cu
+$(CUDA_DIR)/train_gpt_test.o: train_gpt.cu $(CUDA_DIR)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -Dmain=train_gpt_main -x cu -c $< -o $@
 $(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/%.o $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)

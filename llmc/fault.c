@@ -12,8 +12,13 @@ static bool parse_fault(const char *word, Fault *fault) {
         size_t length = strlen(names[kind]);
         int used = 0;
         if (strncmp(word, names[kind], length) != 0) continue;
+        word += length;
         fault->kind = (FaultKind)kind;
-        return sscanf(word + length, ":%d:%" SCNd64 ":%" SCNd64 "%n", &fault->rank, &fault->iteration, &fault->at, &used) == 3 && word[length + (size_t)used] == '\0';
+        if (sscanf(word, ":%d:%" SCNd64 ":%" SCNd64 "%n", &fault->rank, &fault->iteration, &fault->at, &used) != 3) return false;
+        fault->bit = fault->rank % 8;
+        word += used;
+        if (kind <= FAULT_MESSAGE && sscanf(word, ":%" SCNd64 "%n", &fault->bit, &used) == 1) word += used;
+        return *word == '\0';
     }
     return false;
 }
@@ -33,10 +38,10 @@ bool faults_from_environment(Faults *faults, int rank, Error *err) {
     return ok || error_set(err, EXIT_USAGE, "SDP4BIT_FAULT=%.200s is not understood; it is for tests of this program: unset it", wanted);
 }
 
-bool fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at) {
+const Fault *fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at) {
     for (int i = 0; i < faults->count; i++) {
         const Fault *f = &faults->fault[i];
-        if (f->kind == kind && f->iteration == iteration && f->at == at) return true;
+        if (f->kind == kind && f->iteration == iteration && f->at == at) return f;
     }
-    return false;
+    return NULL;
 }

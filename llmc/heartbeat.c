@@ -135,7 +135,7 @@ static void end_job(Heartbeat *h, const char *what) {
     char phase[8 * PHASE_WORDS];
     heartbeat_take_floor(&h->site);
     where(&h->slots[h->own], &h->site.iteration, phase);
-    h->site.phase = phase;
+    h->site.phase = *phase ? phase : "start";
     error_print(&h->site, what);
     _exit(EXIT_COMMUNICATION);
 }

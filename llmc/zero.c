@@ -249,7 +249,8 @@ static void update_bucket(Zero *zero, const QwdStep *step, int b) {
 
 static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     Stream *middle = zero->lanes->middle;
-    floatX *weights = zero->weights + zero->plan.bucket[b].arena;
+    const Bucket *bucket = &zero->plan.bucket[b];
+    floatX *weights = zero->weights + bucket->arena;
     uint8_t *buffer = zero->gather[qwd_slot(b)];
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
     lanes_after(zero->lanes, middle, zero->traffic);  // the timer's spans begin with the shard, or with the predecessor's end
@@ -257,7 +258,7 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     qwd_gather_bucket(step, b, buffer, zero->comm, zero->lanes);
     qwd_apply_bucket(step, b, weights, buffer, zero->comm, zero->lanes);
     timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
-    if (fault_due(&zero->faults, FAULT_REPLICA, zero->step, b)) fault_flip(middle, weights, zero->topology->dp_rank);
+    fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights, (bucket->matrix + bucket->tail) * (int64_t)sizeof(floatX));
     event_record(zero->done[b], middle);
     zero->pending[b] = true;
     if (zero->config->no_overlap) lanes_synchronize(zero->lanes);

@@ -150,7 +150,6 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
     zero->wire_check.sealed = config->verify_wire && zero->plan.dp > 1;
     zero->wire_check.faults = &zero->faults;
-    zero->wire_check.rank = topology->dp_rank;
     if (zero->wire_check.sealed) plan_seal(&zero->plan);
     size_t buckets = (size_t)zero->plan.buckets;
     zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");

@@ -11,9 +11,9 @@ static uint64_t message_key(const Wire *wire, bool weights, int b, int k) {
 
 static bool sealed(const Wire *wire, const MessageLayout *message) { return wire->sealed && message->check; }
 
-// For tests: a bit of the message in `slot` is wrong on arrival.
-static void inject(Wire *wire, uint8_t *message, Stream *stream) {
-    if (fault_due(wire->faults, FAULT_MESSAGE, wire->step, wire->exchange++)) fault_flip(stream, message, wire->rank);
+// For tests: a bit of what was sent in the message at `arrived` is wrong. The checksum is left alone: half of its section is unused.
+static void inject(Wire *wire, uint8_t *arrived, const MessageLayout *message, Stream *stream) {
+    fault_flip(fault_due(wire->faults, FAULT_MESSAGE, wire->step, wire->exchange++), stream, arrived, message->check ? message->check : message->bytes);
 }
 
 static CommScope scope_of(WireHop hop) { return hop == HOP_GRAD_NODE ? COMM_NODE : COMM_RAIL; }
@@ -30,7 +30,7 @@ void wire_seal(Wire *wire, WireHop hop, int b, int k, const MessageLayout *messa
 void wire_all_to_all(Wire *wire, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream) {
     CommScope scope = scope_of(hop);
     comm_all_to_all(comm, scope, send, recv, (size_t)message->bytes, stream);
-    inject(wire, recv + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * message->bytes, stream);
+    inject(wire, recv + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * message->bytes, message, stream);
 }
 
 void wire_check(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Comm *comm, Stream *stream) {
@@ -49,7 +49,7 @@ void wire_seal_own(Wire *wire, int b, int slot, const MessageLayout *message, ui
 void wire_all_gather(Wire *wire, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
     uint8_t *row = buffer + first * message->bytes;
     comm_all_gather(comm, scope, row, (size_t)(run * message->bytes), stream);
-    inject(wire, row + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * run * message->bytes, stream);
+    inject(wire, row + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * run * message->bytes, message, stream);
 }
 
 void wire_check_gathered(Wire *wire, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {

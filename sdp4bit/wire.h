@@ -17,7 +17,6 @@ typedef struct Wire {
     const Faults *faults;  // for tests
     int64_t step;          // iteration
     int exchange;          // number of the next exchange in this step
-    int rank;              // dp rank
 } Wire;
 
 // comm_all_to_all of one message per peer, for chunk k of bucket b. wire_seal before it, on the stream that wrote the messages; wire_check after it, on the

@@ -6,7 +6,7 @@
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer] [--part ops|runs|shapes|promises|exact|sanitizer]...
 #
-#   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of nodes; what README's promises name (resume, NaN, signals,
+#   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of nodes; what README's promises name (resume, NaN, spikes, signals,
 #          flipped bits); the exact regime and collectives in every shape; compute-sanitizer [all]
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
@@ -284,7 +284,7 @@ check_shapes() {
 
 check_promises() {
     local script
-    for script in e2e/resume_arms e2e/nan e2e/signals fault/bits; do promised $script; done
+    for script in e2e/resume_arms e2e/nan e2e/spikes e2e/signals fault/bits; do promised $script; done
 }
 
 check_exact() {

@@ -4,6 +4,8 @@
 #pragma once
 #include <mpi.h>
 
+#include "llmc/launch.h"
+
 void __lsan_disable(void) __attribute__((weak));
 void __lsan_enable(void) __attribute__((weak));
 int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
@@ -24,6 +26,12 @@ static inline void leaks_of_mpi_end(void) {
 static inline void leaks_start_mpi(int *argc, char ***argv) {
     leaks_of_mpi_begin();
     MPI_Init(argc, argv);
+    leaks_of_mpi_end();
+}
+// launch_init, unwatched.
+static inline void leaks_launch(Launch *launch, int *argc, char ***argv) {
+    leaks_of_mpi_begin();
+    launch_init(launch, argc, argv);
     leaks_of_mpi_end();
 }
 // 1 when this process has lost memory (which has then been reported), else 0. Before MPI_Finalize.

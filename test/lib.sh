@@ -204,6 +204,14 @@ same_training() {
     [ -s "$work/left" ] || { why="no train lines in $1"; return 1; }
     cmp -s "$work/left" "$work/right" || { why="train lines differ: $(diff "$work/left" "$work/right" | sed -n '2p')"; return 1; }
 }
+# same_loss A B ITERATION: the loss of that iteration, which weights and samples alone make, but for the order of summation: other samples move it by ten-thousandths and more.
+# On GPUs other shapes may have other kernels, which round to bf16 elsewhere.
+same_loss() {
+    local a b limit=1e-6
+    [ "${DEVICE:-cpu}" = cpu ] || limit=1e-4
+    a=$(field "$1" loss | sed -n "s/^$3 //p") b=$(field "$2" loss | sed -n "s/^$3 //p")
+    awk -v a="$a" -v b="$b" -v limit=$limit 'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d <= limit && d >= -limit) }' || { why="loss of iteration $3: $a in $1, $b in $2"; return 1; }
+}
 # mean_loss NAME FIRST LAST: mean of the losses of these iterations.
 mean_loss() {
     field "$1" loss | awk -v first="$2" -v last="$3" '$1 >= first && $1 <= last { sum += $2; n++ } END { if (n) printf "%.6f", sum / n; else print "none" }'

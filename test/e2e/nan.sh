@@ -44,6 +44,23 @@ late() { # the verdict is read a step late when nothing is logged or saved in be
     error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] || return 1
 }
 check "without log lines in between: exit code 4" late
+# One rank alone sees what is not finite: after the last hop of the gradients an exponent is wrong in the shard that it owns, which no other rank holds. All must
+# follow its verdict: its shard would be poisoned, or the replicas part.
+one_rank() { # RANK FLAGS...
+    local rank=$1 name=one$1$#
+    shift
+    local fault=message:$rank:3:1:-2 run=(4 --gpus-per-node 2 --gradient-alltoall-pipeline 1 --save "$work/$name" --save-interval 1 --eval-iters 0 --train-iters 5 "$@")
+    SDP4BIT_FAULT=$fault LIMIT=30 train "${run[@]}"
+    error_names 4 "iteration 3 update: loss" $? || return 1
+    [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 2 ] && [ ! -e "$work/$name/iter_0000003" ] || { why="the bad step was saved"; return 1; }
+    rm -r "${work:?}/$name"
+    SDP4BIT_FAULT=$fault logged "$name" "${run[@]}" --on-nan skip --verify-replicas-interval 1 || return 1
+    [ "$(field "$name" skipped | tr '\n' ' ')" = "1 false 2 false 3 true 4 false 5 false " ] || { why="skipped: $(field "$name" skipped | tr '\n' ' ')"; return 1; }
+    shards "$work/$name" 2 | cmp -s - <(shards "$work/$name" 3) || { why="the skipped step changed weights or moments"; return 1; }
+    ! grep -q '^{"kind":"repair"' "$work/$name.jsonl" || { why="replicas differ"; return 1; }
+}
+check "rank 1 alone, baseline: all ranks end, or skip" one_rank 1
+check "rank 3 alone, SDP4Bit: all ranks end, or skip" one_rank 3 "${paper[@]}"
 last_good() { # what was saved before still loads
     LIMIT=30 trains 4 --gpus-per-node 2 "${paper[@]}" --load "$work/sdp4bit" --finetune --lr 0 --min-lr 0 --lr-warmup-iters 0 --no-check-for-nan-in-loss-and-grad --train-iters 1 --eval-iters 0
 }

@@ -50,10 +50,11 @@ close_to() { # NAME REFERENCE PERCENT: mean loss of iterations 9 to 16
     awk -v a="$(mean_loss "$1" 9 16)" -v b="$(mean_loss "$2" 9 16)" -v p="$3" 'BEGIN { d = a / b - 1; exit !(a + 0 > 0 && d < p / 100 && d > -p / 100) }' ||
         { why="mean loss $(mean_loss "$1" 9 16), at the same size $(mean_loss "$2" 9 16)"; return 1; }
 }
-resize() { # NAME REFERENCE FOLDER NP PERCENT FLAGS...
+resize() { # NAME REFERENCE FOLDER NP PERCENT FLAGS...: the first step has the same weights and samples, later ones other roundings
     local name=$1 reference=$2 folder=$3 np=$4 percent=$5
     shift 5
-    logged "$name" "$np" --train-iters 16 --eval-interval 4 "${dropout[@]}" --load "$work/$folder" "$@" && [ "$(train_lines "$name" | wc -l)" -eq 8 ] && close_to "$name" "$reference" "$percent"
+    logged "$name" "$np" --train-iters 16 --eval-interval 4 "${dropout[@]}" --load "$work/$folder" "$@" && [ "$(train_lines "$name" | wc -l)" -eq 8 ] && same_loss "$name" "$reference" 9 &&
+        close_to "$name" "$reference" "$percent"
 }
 check "baseline, from 4 ranks to 1" resize to1 baseline load 1 0.1
 check "baseline, from 4 ranks to 2" resize to2 baseline load 2 0.1 --gpus-per-node 1
@@ -71,7 +72,7 @@ finetune() {
 check "--finetune takes the weights and starts at iteration 1" finetune
 no_load_optim() {
     logged no_load_optim 4 "${half[@]}" "${dropout[@]}" --load "$work/load" --no-load-optim --no-load-rng && [ "$(first_iteration no_load_optim)" = 9 ] || return 1
-    ! same_training baseline no_load_optim 8 && why= && close_to no_load_optim baseline 15
+    ! same_training baseline no_load_optim 8 && why= && same_loss no_load_optim baseline 9 && close_to no_load_optim baseline 15
 }
 check "--no-load-optim goes on with fresh moments" no_load_optim
 no_save_optim() {

@@ -15,19 +15,25 @@ run=(--gpus-per-node 2 --train-iters "$last" --save-interval 7 --eval-interval 1
 
 # A line of every iteration, the newest one where a resume repeated some.
 stitched() { cat "$@" | awk '/^{"kind":"train"/ { split($0, p, /[:,]/); line[p[4] + 0] = $0; if (p[4] > most) most = p[4] } END { for (i = 1; i <= most; i++) print line[i] }'; }
-# killed_once NAME: starts the run, kills it at a random iteration, and starts it again.
+# killed_once NAME: starts the run, kills it at a random iteration, and starts it again, which must go on from the checkpoint that was the newest.
+# In the first round there is one. The run never reaches its end: a rank would stop before, if the kill came late on a busy machine.
 killed_once() {
-    local name=$1 at pid
+    local name=$1 at pid pids saved
     shift
     rm -rf "${work:?}/$name.saved" "$work/$name".first.jsonl "$work/$name".rest.jsonl
-    at=$((1 + RANDOM % (last - 10)))
-    in_background "$name.first" 4 "${run[@]}" "$@" --save "$work/$name.saved" --load "$work/$name.saved"
-    wait_for_iteration "$name.first" $at || { say "killed before iteration $at"; return 1; }
-    for pid in $(rank_pids); do kill -KILL "$pid" 2>/dev/null; done
+    at=$(((round ? 1 : 15) + RANDOM % (last - 25)))
+    SDP4BIT_FAULT=stall:3:$((last - 3)):0 in_background "$name.first" 4 "${run[@]}" "$@" --save "$work/$name.saved" --load "$work/$name.saved"
+    wait_for_iteration "$name.first" 1 && mapfile -t pids < <(rank_pids) && wait_for_iteration "$name.first" $at || { say "killed before iteration $at"; return 1; }
+    for pid in "${pids[@]}"; do kill -KILL "$pid" 2>/dev/null; done
     wait "$job" 2>/dev/null
+    saved=$(cat "$work/$name.saved/latest_checkpointed_iteration.txt" 2>/dev/null)
+    [ "$round" -gt 0 ] || [ "${saved:-0}" -gt 0 ] || { why="killed after iteration $at: nothing was saved"; return 1; }
     # What was not written to the end is no line.
     sed -i -n '/}$/p' "$work/$name.first.jsonl"
     logged "$name.rest" 4 "${run[@]}" "$@" --save "$work/$name.saved" --load "$work/$name.saved" || return 1
+    [ -z "$saved" ] || grep -q "successfully loaded checkpoint from $work/$name.saved at iteration $saved\$" "$work/out" || { why="iteration $saved was saved, but not loaded"; return 1; }
+    [ "$(field "$name.rest" loss | head -n 1 | cut -d ' ' -f 1)" = $((${saved:-0} + 1)) ] || { why="goes on at $(field "$name.rest" loss | head -n 1) after $saved"; return 1; }
+    [ "$(field "$name.first" loss | tail -n 1 | cut -d ' ' -f 1)" -lt $last ] || { why="the run ended before it was killed"; return 1; }
     stitched "$work/$name.first.jsonl" "$work/$name.rest.jsonl" >"$work/left"
     train_lines "$name" >"$work/right"
     [ "$(wc -l <"$work/right")" -eq $last ] && cmp -s "$work/left" "$work/right" || { why="killed after iteration $at: $(diff "$work/left" "$work/right" | sed -n 2p)"; return 1; }
@@ -59,12 +65,13 @@ sdp=("${tlq[@]}" --hadamard-transform --quantized-weights)
 whole() { logged whole 4 "${half[@]}" "${sdp[@]}" --save "$work/half"; }
 check "16 iterations of SDP4Bit" whole
 echo 8 >"$work/half/latest_checkpointed_iteration.txt"
-# changed NAME NP PERCENT FLAGS...: goes on at iteration 9, with the samples that the whole run saw there and a loss near its.
+# changed NAME NP PERCENT FLAGS...: goes on at iteration 9, with the samples that the whole run saw there: its loss is the same, those of later steps are near.
 changed() {
     local name=$1 np=$2 percent=$3
     shift 3
     logged "$name" "$np" "${half[@]}" --load "$work/half" --save "$work/$name.saved" "$@" || return 1
     [ "$(field "$name" consumed_samples)" = "$(field whole consumed_samples | tail -n 8)" ] || { why="samples $(field "$name" consumed_samples | tr '\n' ' ')"; return 1; }
+    same_loss "$name" whole 9 || return 1
     awk -v a="$(mean_loss "$name" 9 16)" -v b="$(mean_loss whole 9 16)" -v p="$percent" 'BEGIN { d = a / b - 1; exit !(a + 0 > 0 && d < p / 100 && d > -p / 100) }' ||
         { why="mean loss $(mean_loss "$name" 9 16), undisturbed $(mean_loss whole 9 16)"; return 1; }
 }

@@ -25,6 +25,8 @@ repaired() { # ARM FAULT EXPECTED FLAGS...: the JSON line, and the same training
 }
 check "baseline: rank 2 in the minority" repaired baseline replica:2:5:0 '{"iteration":5,"bucket":0,"ranks":"2","from":0}'
 check "SDP4Bit: rank 2 in the minority" repaired sdp4bit replica:2:5:1 '{"iteration":5,"bucket":1,"ranks":"2","from":0}' "${several[@]}"
+check "SDP4Bit: in the midst of a bucket" repaired sdp4bit replica:1:5:1:60007 '{"iteration":5,"bucket":1,"ranks":"1","from":0}' "${several[@]}"
+check "SDP4Bit: at the end of a bucket" repaired sdp4bit replica:1:5:0:-1 '{"iteration":5,"bucket":0,"ranks":"1","from":0}' "${several[@]}"
 check "SDP4Bit: rank 0 in the minority" repaired sdp4bit replica:0:12:0 '{"iteration":12,"bucket":0,"ranks":"0","from":1}' "${several[@]}"
 check "SDP4Bit: two buckets, two iterations" repaired sdp4bit replica:3:4:0,replica:3:4:1,replica:1:7:1 '{"iteration":4,"bucket":0,"ranks":"3","from":0}
 {"iteration":4,"bucket":1,"ranks":"3","from":0}
@@ -60,15 +62,18 @@ unseen() { # the control: without looking it is never found
 }
 check "not found with --verify-replicas-interval 0" unseen
 misspelt() {
-    SDP4BIT_FAULT=replica:2:5 train 4 "${run[@]}"
-    error_names 2 "SDP4BIT_FAULT=replica:2:5 is not understood" $?
+    local fault
+    for fault in replica:2:5 replica:2:5:0: message:2:5:0:1:1 stall:2:5:0:1; do
+        SDP4BIT_FAULT=$fault train 4 "${run[@]}"
+        error_names 2 "SDP4BIT_FAULT=$fault is not understood" $? || return 1
+    done
 }
 check "a fault that is not understood" misspelt
 
 # --- messages ---
 # Exchanges of a step on 2 x 2 ranks with three buckets: for each bucket in backward order a level inside the node and one between nodes; then for each in
 # forward order the weights between nodes and inside. Every bucket in one chunk: the exchanges are counted.
-found() { # NUMBER TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in that exchange of iteration 6
+found() { # NUMBER[:BIT] TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in that exchange of iteration 6
     rm -rf "$work/wire"
     SDP4BIT_FAULT=message:1:6:$1 LIMIT=30 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" --save-interval "$3"
     error_names 7 "message from $2: it did not arrive as it was sent" $? || return 1
@@ -76,9 +81,9 @@ found() { # NUMBER TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in tha
     logged after 4 "${run[@]}" "${several[@]}" --load "$work/wire" && same_training sdp4bit after 5
 }
 check "--verify-wire: gradients inside the node" found 0 "rank 0 to rank 1, gradients inside the node, bucket 2" 5
-check "--verify-wire: gradients between nodes" found 5 "rank 3 to rank 1, gradients between nodes, bucket 0" 5
-check "--verify-wire: weights between nodes" found 8 "rank 3 to rank 1, weights between nodes, bucket 1" 5
-check "--verify-wire: weights inside the node" found 7 "rank 0 to rank 1, weights inside the node, bucket 0" 5
+check "--verify-wire: gradients between nodes, the message's end" found 5:-1 "rank 3 to rank 1, gradients between nodes, bucket 0" 5
+check "--verify-wire: weights between nodes, in the midst" found 8:2001 "rank 3 to rank 1, weights between nodes, bucket 1" 5
+check "--verify-wire: weights inside the node, the message's end" found 7:-1 "rank 0 to rank 1, weights inside the node, bucket 0" 5
 check "--verify-wire: weights, found by the save that follows" found 8 "rank 3 to rank 1, weights between nodes, bucket 1" 1
 last_step() { # nothing follows whose verdict could tell
     SDP4BIT_FAULT=message:2:12:11 LIMIT=30 train 4 "${run[@]}" "${several[@]}" --verify-wire

@@ -39,10 +39,16 @@ told() { # the launcher sees a rank end before the others can: its one line name
 }
 if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" told; fi
 
-# A rank that hangs: the others end the job after the time limit, and the one line names it, not one that waits for it.
+phases="(read data|forward and backward|update|evaluate|save checkpoint|sample)"
+# says REGEX: the one error line does.
+says() { grep '^error: ' "$work/err" | grep -qE -- "$1" || say "the error line does not say '$1'"; }
+# A rank that hangs: the others end the job after the time limit, and the one line names it, not one that waits for it, with the step and phase that it was in.
 hanging() { # RANK FLAGS...
     ends_after "hanging$1" signal_rank STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" && [ "$seconds" -le 15 ] || { why="${why:-it took $seconds seconds}"; return 1; }
-    error_names 7 "rank $1 has shown no sign of life for" "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc"
+    error_names 7 "rank $1 has shown no sign of life for" "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc" && says "last seen at iteration [0-9]+, $phases\\)" || return 1
+    local seen logged_last
+    seen=$(sed -n 's/.*last seen at iteration \([0-9]*\),.*/\1/p' "$work/err") logged_last=$(field "hanging$1" loss | tail -n 1 | cut -d ' ' -f 1)
+    [ "$seen" -ge $((logged_last - 1)) ] && [ "$seen" -le $((logged_last + 2)) ] || { why="last seen at iteration $seen, the log ends at $logged_last"; return 1; }
 }
 check "rank 0 hangs: exit code 7 and one line that names it after --distributed-timeout-minutes" hanging 0
 check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
@@ -53,31 +59,32 @@ check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
     done
 done
 # A rank that is alive but stuck: its own watchdog ends the job, or those who wait for it; the one line names it, wherever it is.
-stuck() { # FAULT RANK ITERATION WAIT RANKS FLAGS...: FAULT stall: before the wait; hang: in it, as in a device call that never returns
+stuck() { # FAULT RANK ITERATION WAIT RANKS PHASE FLAGS...: FAULT stall: before the wait; hang: in it, as in a device call that never returns; PHASE: a regular expression
     local since=$SECONDS
     rm -rf "$work/stuck"
-    SDP4BIT_FAULT=$1:$2:$3:$4 LIMIT=40 train "$5" --distributed-timeout-minutes 0.04 "${busy[@]}" "${@:6}"
+    SDP4BIT_FAULT=$1:$2:$3:$4 LIMIT=40 train "$5" --distributed-timeout-minutes 0.04 "${busy[@]}" "${@:7}"
     local rc=$?
     [ "$rc" -ne 0 ] || return 75  # it has no such wait
     [ $((SECONDS - since)) -le 25 ] || { why="after $((SECONDS - since)) s"; return 1; }
-    error_names 7 "rank $2 " "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc"
+    error_names 7 "rank $2 " "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc" && if [ "$3" -gt 0 ]; then says "iteration $3,? $6[:)]"; else says " $6[:)]"; fi
 }
 # Everything that waits, in one iteration.
 busy=(--train-iters 6 --gpus-per-node 2 --log-interval 2 --log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2 --verify-replicas-interval 2
     --timing-log-level 2 --eval-interval 2 --eval-iters 1 --sample-prompt "the quick" --sample-tokens 3 --sample-interval 2 --save "$work/stuck" --save-interval 2)
-check "a rank is stuck in setup: exit code 7 and one line that names it" stuck stall 2 0 3 4
-check "a rank is stuck in loading" stuck stall 0 0 20 4
-check "a rank is stuck in a step" stuck stall 3 2 2 4 "${paper[@]}"
-check "a rank is stuck in what follows a step" stuck stall 1 2 40 4
-check "a rank is stuck in a wait" stuck hang 2 3 2 4
-check "a rank alone is stuck in a wait" stuck hang 0 3 1 1 --gpus-per-node 1
-check "a rank alone is stuck" stuck stall 0 3 1 1 --gpus-per-node 1
-nowhere_else() { stuck stall 2 2 100000 4; [ $? -eq 75 ] || { why="a fault that never comes has stopped the run: $why"; return 1; }; }
+check "a rank is stuck before its first wait" stuck stall 2 0 0 4 start
+check "a rank is stuck in setup: exit code 7 and one line that names it" stuck stall 2 0 3 4 setup
+check "a rank is stuck in loading" stuck stall 0 0 20 4 "load data"
+check "a rank is stuck in a step" stuck stall 3 2 2 4 "forward and backward" "${paper[@]}"
+check "a rank is stuck in what follows a step" stuck stall 1 2 40 4 sample
+check "a rank is stuck in a wait" stuck hang 2 3 2 4 update
+check "a rank alone is stuck in a wait" stuck hang 0 3 1 1 update --gpus-per-node 1
+check "a rank alone is stuck" stuck stall 0 3 1 1 update --gpus-per-node 1
+nowhere_else() { stuck stall 2 2 100000 4 ""; [ $? -eq 75 ] || { why="a fault that never comes has stopped the run: $why"; return 1; }; }
 check "a fault that never comes" nowhere_else
 everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is
     local wait=0 rc
     while :; do
-        stuck stall "$1" "$2" "$wait" 4
+        stuck stall "$1" "$2" "$wait" 4 "$([ "$2" = 0 ] && echo "(start|setup|load checkpoint|load data)" || echo "$phases")"
         rc=$?
         [ $rc -ne 75 ] || break
         [ $rc -eq 0 ] || { why="wait $wait: $why"; return 1; }

@@ -25,7 +25,7 @@ list_files() {
     fi | while IFS= read -r path; do [ ! -f "$path" ] || echo "$path"; done
 }
 mapfile -t files < <(list_files)
-mapfile -t sources < <(printf '%s\n' "${files[@]}" | grep -E '\.(c|h|cu|cuh)$')
+mapfile -t sources < <(printf '%s\n' "${files[@]}" | grep -E '\.(c|h|cu|cuh|cpp)$')
 mapfile -t scripts < <(for path in "${files[@]}"; do head -c 64 "$path" | head -n 1 | grep -qaE '^#!.*(bash|/sh)\b|^# shellcheck shell=' && echo "$path"; done)
 [ ${#sources[@]} -gt 20 ] || report "source files are found" "only ${#sources[@]}"
 

@@ -12,42 +12,25 @@
 
 #include "llmc/base.h"
 #include "llmc/ops.h"
+#include "test/random.h"
 
 static const Dropout NO_DROPOUT = {0};
 
-// --- random numbers: splitmix64, unrelated to the project's own generators ---------------------------------------------------------
-
-typedef struct TestRng {
-    uint64_t state;
-} TestRng;
-
-static inline uint64_t test_u64(TestRng *rng) {
-    uint64_t z = rng->state += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-static inline double test_uniform(TestRng *rng) { return (double)(test_u64(rng) >> 11) * 0x1p-53; }
-// Sum of four uniforms: mean 0, standard deviation 1, at most 3.5 in size.
-static inline double test_normal(TestRng *rng) {
-    return (test_uniform(rng) + test_uniform(rng) + test_uniform(rng) + test_uniform(rng) - 2.0) * 1.7320508;
-}
-
 // --- buffers of exactly the size asked for, so that a sanitizer sees one element too many -------------------------------------------
 
-static inline floatX *random_floatX(TestRng *rng, int64_t n, double mean, double deviation) {
+static inline floatX *random_floatX(Random *rng, int64_t n, double mean, double deviation) {
     floatX *x = xmalloc((size_t)n * sizeof(floatX), "a test tensor");
-    for (int64_t i = 0; i < n; i++) x[i] = floatX_from_float((float)(mean + deviation * test_normal(rng)));
+    for (int64_t i = 0; i < n; i++) x[i] = floatX_from_float((float)(mean + deviation * random_normal(rng)));
     return x;
 }
-static inline float *random_floats(TestRng *rng, int64_t n, double deviation) {
+static inline float *random_floats(Random *rng, int64_t n, double deviation) {
     float *x = xmalloc((size_t)n * sizeof(float), "a test tensor");
-    for (int64_t i = 0; i < n; i++) x[i] = (float)(deviation * test_normal(rng));
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(deviation * random_normal(rng));
     return x;
 }
-static inline int32_t *random_ids(TestRng *rng, int64_t n, int limit) {
+static inline int32_t *random_ids(Random *rng, int64_t n, int limit) {
     int32_t *x = xmalloc((size_t)n * sizeof(int32_t), "test ids");
-    for (int64_t i = 0; i < n; i++) x[i] = (int32_t)(test_u64(rng) % (uint64_t)limit);
+    for (int64_t i = 0; i < n; i++) x[i] = (int32_t)(random_u64(rng) % (uint64_t)limit);
     return x;
 }
 // A buffer filled with 0xFF, NaN in both precisions: an element that an op forgets to write, or reads before writing, shows.
@@ -73,12 +56,12 @@ static inline void free_all(void *first, ...) {
 
 // --- document starts: random borders, never decreasing ------------------------------------------------------------------------------
 
-static inline int32_t *random_doc_start(TestRng *rng, int B, int T) {
+static inline int32_t *random_doc_start(Random *rng, int B, int T) {
     int32_t *start = xmalloc((size_t)B * (size_t)T * sizeof(int32_t), "document starts");
     for (int b = 0; b < B; b++) {
         int32_t current = 0;
         for (int t = 0; t < T; t++) {
-            if (t > 0 && test_u64(rng) % 7 == 0) current = t;
+            if (t > 0 && random_u64(rng) % 7 == 0) current = t;
             start[b * T + t] = current;
         }
     }

@@ -23,6 +23,7 @@
 
 #include "test/checkpoint_calls.h"
 #include "test/leaks.h"
+#include "test/unit/folder.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Faults
@@ -243,8 +244,7 @@ typedef struct Folder {
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
     if (!f) return -1;
-    strcpy(f->path, "/tmp/test_checkpoint_XXXXXX");
-    if (!mkdtemp(f->path)) return -1;
+    if (folder_make(f->path, sizeof f->path, "test_checkpoint")) return -1;
     snprintf(f->save, sizeof f->save, "%s/a/b", f->path);
     snprintf(f->shard, sizeof f->shard, "%s/iter_0000005/mp_rank_00/shard_00000_of_00001.safetensors", f->save);
     snprintf(f->manifest, sizeof f->manifest, "%s/iter_0000005/manifest.json", f->save);
@@ -259,10 +259,8 @@ static int make_folder(void **state) {
 
 static int remove_folder(void **state) {
     Folder *f = (Folder *)*state;
-    char command[128];
     memset(&faults, 0, sizeof faults);
-    snprintf(command, sizeof command, "rm -rf '%s'", f->path);
-    int result = system(command);
+    int result = folder_remove(f->path);
     free(f);
     return result;
 }
@@ -748,9 +746,7 @@ static int fail_every_call(Folder *f, int64_t iteration, int number) {
         snprintf(final, sizeof final, "%s/iter_%07" PRId64, f->save, iteration);
         assert_true(ok || iteration == 5 || access(final, F_OK) != 0);
         if (iteration != 5 && ok) {  // back to one checkpoint
-            char command[200];
-            snprintf(command, sizeof command, "rm -rf '%s'", f->save);
-            assert_int_equal(system(command), 0);
+            assert_int_equal(folder_remove(f->save), 0);
         }
     }
     return n - 1;

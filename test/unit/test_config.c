@@ -12,6 +12,7 @@
 
 #include "llmc/config.h"
 #include "llmc/json.h"
+#include "test/unit/folder.h"
 
 // A complete small run; what a test appends comes later and wins.
 #define SMALL                                                                                                             \
@@ -406,7 +407,7 @@ static void notes_name_what_has_no_effect(void **state) {
 
 // --- argument files --------------------------------------------------------------------------------------------------------------
 
-static char folder[] = "/tmp/test_config_XXXXXX";
+static char folder[64];
 
 static void write_file(const char *name, const char *text, size_t bytes) {
     char path[128];
@@ -499,13 +500,8 @@ static void files_nest_and_later_words_win(void **state) {
     assert_non_null(strstr(err.what, "nest more than 8 deep"));
 }
 
-static int make_folder(void **state) { return mkdtemp(folder) ? 0 : -1; }
-
-static int remove_folder(void **state) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return system(command);
-}
+static int make_folder(void **state) { return folder_make(folder, sizeof folder, "test_config"); }
+static int remove_folder(void **state) { return folder_remove(folder); }
 
 // --- help, dump, JSON ------------------------------------------------------------------------------------------------------------
 

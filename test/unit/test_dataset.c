@@ -11,6 +11,7 @@
 
 #include "llmc/dataset.h"
 #include "llmc/rng.h"
+#include "test/unit/folder.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Generator and sums
@@ -170,15 +171,12 @@ typedef struct Folder {
 
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
-    strcpy(f->path, "/tmp/test_dataset_XXXXXX");
     *state = f;
-    return mkdtemp(f->path) ? 0 : -1;
+    return folder_make(f->path, sizeof f->path, "test_dataset");
 }
 
 static int remove_folder(void **state) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", ((Folder *)*state)->path);
-    int rc = system(command);
+    int rc = folder_remove(((Folder *)*state)->path);
     free(*state);
     return rc;
 }

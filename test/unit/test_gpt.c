@@ -337,9 +337,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_evaluation_has_no_dropout),
     };
     Launch launch;
-    leaks_of_mpi_begin();
-    launch_init(&launch, &argc, &argv);
-    leaks_of_mpi_end();
+    leaks_launch(&launch, &argc, &argv);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     failed += leaks_found();
     launch_finalize(&launch);

@@ -15,6 +15,7 @@
 #include "llmc/checkpoint.h"
 #include "llmc/durable.h"
 #include "llmc/lineage.h"
+#include "test/unit/folder.h"
 
 typedef struct Folder {
     char path[64], list[128], tracker[128];
@@ -23,8 +24,7 @@ typedef struct Folder {
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
     if (!f) return -1;
-    strcpy(f->path, "/tmp/test_lineage_XXXXXX");
-    if (!mkdtemp(f->path)) return -1;
+    if (folder_make(f->path, sizeof f->path, "test_lineage")) return -1;
     snprintf(f->list, sizeof f->list, "%s/checkpoints_of_run.txt", f->path);
     snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->path);
     alarm(60);  // a load that waits for a pipe's other end would wait for ever
@@ -34,11 +34,10 @@ static int make_folder(void **state) {
 
 static int remove_folder(void **state) {
     Folder *f = (Folder *)*state;
-    Error err;
     alarm(0);
-    bool ok = durable_remove_tree(f->path, &err);
+    int rc = folder_remove(f->path);
     free(f);
-    return ok ? 0 : -1;
+    return rc;
 }
 
 static void write_bytes(const char *path, const void *data, size_t bytes) {

@@ -10,6 +10,7 @@
 
 #include "llmc/loader.h"
 #include "test/leaks.h"
+#include "test/unit/folder.h"
 
 typedef struct Folder {
     char path[64], prefix[96], other[96];
@@ -43,9 +44,8 @@ static void write_random_shard(const char *prefix, int dtype, int n, uint64_t se
 
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
-    strcpy(f->path, "/tmp/test_loader_XXXXXX");
     *state = f;
-    if (!mkdtemp(f->path)) return -1;
+    if (folder_make(f->path, sizeof f->path, "test_loader")) return -1;
     snprintf(f->prefix, sizeof f->prefix, "%s/x", f->path);
     snprintf(f->other, sizeof f->other, "%s/y", f->path);
     write_random_shard(f->prefix, SHARD_U16, 80, 1);
@@ -54,9 +54,7 @@ static int make_folder(void **state) {
 }
 
 static int remove_folder(void **state) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", ((Folder *)*state)->path);
-    int rc = system(command);
+    int rc = folder_remove(((Folder *)*state)->path);
     free(*state);
     return rc;
 }

@@ -12,6 +12,7 @@
 
 #include "llmc/json.h"
 #include "llmc/log.h"
+#include "test/unit/folder.h"
 
 // Stands in for the options module: an argument object over several lines, as a pretty printer gives it.
 char *config_to_json(const Config *config) {
@@ -28,8 +29,7 @@ typedef struct Folder {
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
     if (!f) return -1;
-    snprintf(f->path, sizeof f->path, "%s/test_log_XXXXXX", P_tmpdir);
-    if (!mkdtemp(f->path)) return -1;
+    if (folder_make(f->path, sizeof f->path, "test_log")) return -1;
     snprintf(f->json, sizeof f->json, "%s/runs/a.jsonl", f->path);
     snprintf(f->events, sizeof f->events, "%s/tb", f->path);
     snprintf(f->printed, sizeof f->printed, "%s/stdout", f->path);
@@ -56,9 +56,7 @@ static void release(Folder *f) {
 static int remove_folder(void **state) {
     Folder *f = (Folder *)*state;
     release(f);
-    char command[300];
-    snprintf(command, sizeof command, "rm -rf '%s'", f->path);
-    int rc = system(command);
+    int rc = folder_remove(f->path);
     free(f);
     return rc;
 }

@@ -97,7 +97,7 @@ static void test_dropout_statistics(void **state) {
 // --- embedding ----------------------------------------------------------------------------------------------------------------------
 
 static void check_embedding(int B, int T, int C, Dropout d) {
-    TestRng rng = {1};
+    Random rng = {1};
     enum { VOCABULARY = 11, POSITIONS = 40 };
     int64_t n = (int64_t)B * T * C;
     floatX *wte = random_floatX(&rng, VOCABULARY * C, 0, 1), *wpe = random_floatX(&rng, POSITIONS * C, 0, 1);
@@ -157,7 +157,7 @@ static void layernorm_reference(LayerNorm *ln, double epsilon) {
     }
 }
 
-static LayerNorm layernorm_make(TestRng *rng, int B, int T, int C) {
+static LayerNorm layernorm_make(Random *rng, int B, int T, int C) {
     LayerNorm ln = {.B = B, .T = T, .C = C, .N = (int64_t)B * T, .n = (int64_t)B * T * C};
     ln.x = random_floatX(rng, ln.n, 3, 1);
     ln.gamma = random_floatX(rng, C, 1, 0.3);
@@ -167,7 +167,7 @@ static LayerNorm layernorm_make(TestRng *rng, int B, int T, int C) {
 static void layernorm_free(LayerNorm *ln) { free_all(ln->x, ln->gamma, ln->beta, ln->y, ln->mean, ln->rstd, NULL); }
 
 static void check_layernorm_forward(int B, int T, int C) {
-    TestRng rng = {2};
+    Random rng = {2};
     LayerNorm ln = layernorm_make(&rng, B, T, C);
     layernorm_reference(&ln, 1e-5);
     floatX *y = poisoned_floatX(ln.n);
@@ -182,7 +182,7 @@ static void check_layernorm_forward(int B, int T, int C) {
 
 // alias: residual_out is residual itself, as ops.h allows.
 static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias) {
-    TestRng rng = {3};
+    Random rng = {3};
     LayerNorm ln = layernorm_make(&rng, B, T, C);  // ln.x: the residual, then the sum
     floatX *branch = random_floatX(&rng, ln.n, 0, 1), *y = poisoned_floatX(ln.n);
     floatX *sum = alias ? copy_of(ln.x, (size_t)ln.n * sizeof(floatX)) : poisoned_floatX(ln.n);
@@ -202,7 +202,7 @@ static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias)
 }
 
 static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch) {
-    TestRng rng = {4};
+    Random rng = {4};
     LayerNorm ln = layernorm_make(&rng, B, T, C);
     layernorm_reference(&ln, 1e-5);
     floatX *dy = random_floatX(&rng, ln.n, 0, 1), *dresidual = random_floatX(&rng, ln.n, 0, 1), *dbranch = poisoned_floatX(ln.n);
@@ -258,7 +258,7 @@ static void test_layernorm(void **state) {
 // --- linear layers ------------------------------------------------------------------------------------------------------------------
 
 static void check_linear(int N, int C, int OC, bool with_bias, bool with_gelu) {
-    TestRng rng = {5};
+    Random rng = {5};
     floatX *x = random_floatX(&rng, N * C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 1 / sqrt(C)), *bias = random_floatX(&rng, OC, 0, 1);
     floatX *y = poisoned_floatX(N * OC), *pre = poisoned_floatX(N * OC);
     double *x64 = doubles_of(x, N * C), *w64 = doubles_of(w, OC * C), *bias64 = doubles_of(bias, OC), *sum = zero_doubles(N * OC);
@@ -275,7 +275,7 @@ static void check_linear(int N, int C, int OC, bool with_bias, bool with_gelu) {
 }
 
 static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_dbias, bool with_pre, bool overwrite) {
-    TestRng rng = {6};
+    Random rng = {6};
     floatX *x = random_floatX(&rng, N * C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 1 / sqrt(OC)), *dy = random_floatX(&rng, N * OC, 0, 1);
     floatX *pre = random_floatX(&rng, N * C, 0, 1.5), *dx = poisoned_floatX(N * C);
     float *dw = random_floats(&rng, OC * C, 1), *dbias = random_floats(&rng, OC, 1);
@@ -365,7 +365,7 @@ static void attention_reference_row(const Attention *a, int b, int head, int t, 
 }
 
 static Attention attention_make(int B, int T, int NH, int HD, bool documents, Dropout dropout) {
-    TestRng rng = {7};
+    Random rng = {7};
     Attention a = {.B = B, .T = T, .NH = NH, .HD = HD, .dropout = dropout, .n = (int64_t)B * T * NH * HD};
     a.qkv = random_floatX(&rng, 3 * a.n, 0, 1);
     a.dout = random_floatX(&rng, a.n, 0, 1);
@@ -413,7 +413,7 @@ static void test_attention_split(void **state) {
     enum { T = 70, NH = 3, HD = 16, ROW = T * NH * HD };
     Dropout dropout = {0.2f, 11, DROPOUT_ATTENTION, 40}, second = dropout;
     second.first_sample = 41;
-    TestRng rng = {8};
+    Random rng = {8};
     floatX *qkv = random_floatX(&rng, 2 * 3 * ROW, 0, 1), *whole = poisoned_floatX(2 * ROW), *parts = poisoned_floatX(2 * ROW);
     void *saved = poisoned(op_attention_saved_bytes(2, T, NH, HD)), *workspace = poisoned(op_attention_workspace_bytes(2, T, NH, HD));
     op_attention_forward(NULL, whole, saved, qkv, NULL, 2, T, NH, HD, dropout, workspace);
@@ -426,7 +426,7 @@ static void test_attention_split(void **state) {
 // Scores in the hundreds would overflow exp without the maximum taken out; and a NaN must come through, for the sentry to see.
 static void test_attention_extremes(void **state) {
     enum { T = 9, HD = 8 };
-    TestRng rng = {9};
+    Random rng = {9};
     floatX *qkv = random_floatX(&rng, T * 3 * HD, 0, 30), *out = poisoned_floatX(T * HD), *dqkv = poisoned_floatX(T * 3 * HD);
     void *saved = poisoned(op_attention_saved_bytes(1, T, 1, HD)), *workspace = poisoned(op_attention_workspace_bytes(1, T, 1, HD));
     op_attention_forward(NULL, out, saved, qkv, NULL, 1, T, 1, HD, NO_DROPOUT, workspace);
@@ -472,7 +472,7 @@ static void head_reference_row(HeadCase *h, int64_t row, const double *x, const 
 }
 
 static HeadCase head_make(int64_t N, int C, int Vp, bool masked, float scale) {
-    TestRng rng = {10};
+    Random rng = {10};
     HeadCase h = {.N = N, .C = C, .Vp = Vp, .loss_sum = 2.0};
     h.x = random_floatX(&rng, N * C, 0, 1);
     h.wte = random_floatX(&rng, (int64_t)Vp * C, 0, 1 / sqrt(C));
@@ -522,7 +522,7 @@ static void test_head(void **state) {
     check_head(29, 40, 128, true, false, false);
     // The loss masked out on every row: no loss, no gradient.
     enum { N = 4, C = 8, VP = 16 };
-    TestRng rng = {11};
+    Random rng = {11};
     floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, VP * C, 0, 1), dx[N * C];
     float mask[N] = {0}, losses[N], sum = 0, dwte[VP * C] = {0};
     int32_t targets[N] = {0, 3, 15, 7};
@@ -543,7 +543,7 @@ static void test_head_chunks(void **state) {
     int64_t chunk = op_head_chunk_rows(1 << 20, VP), N = 2 * chunk + 5;
     assert_true(chunk >= 1 && op_head_chunk_rows(3, VP) == 3);
     assert_true(op_head_workspace_bytes(N, C, VP) == op_head_workspace_bytes(100 * N, C, VP));
-    TestRng rng = {12};
+    Random rng = {12};
     floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, VP * C, 0, 0.5), *dx = poisoned_floatX(N * C), *dx_parts = poisoned_floatX(N * C);
     int32_t *targets = random_ids(&rng, N, VP);
     float *mask = random_floats(&rng, N, 1);  // any weights will do

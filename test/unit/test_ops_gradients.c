@@ -36,7 +36,7 @@ static double derivative(Forward forward, void *context, const Input *in, const 
 }
 
 // tolerance: relative to the gradient's L2 norm for directions, to its largest element for coordinates.
-static void check_gradient(Forward forward, void *context, Input in, TestRng *rng) {
+static void check_gradient(Forward forward, void *context, Input in, Random *rng) {
     const double tolerance = 1e-3, h = 1e-2;
     double squares = 0;
     int64_t largest = 0;
@@ -49,13 +49,13 @@ static void check_gradient(Forward forward, void *context, Input in, TestRng *rn
     for (int trial = 0; trial < 3; trial++) {
         double analytic = 0;
         for (int64_t i = 0; i < in.n; i++) {
-            direction[i] = test_u64(rng) & 1 ? 1.0f : -1.0f;
+            direction[i] = random_u64(rng) & 1 ? 1.0f : -1.0f;
             analytic += (double)in.gradient[i] * (double)direction[i];
         }
         check_close(in.name, analytic, derivative(forward, context, &in, direction, 0, h), tolerance, tolerance * sqrt(squares), -1 - trial);
     }
     for (int trial = 0; trial < 4; trial++) {
-        int64_t at = trial == 0 ? largest : (int64_t)(test_u64(rng) % (uint64_t)in.n);
+        int64_t at = trial == 0 ? largest : (int64_t)(random_u64(rng) % (uint64_t)in.n);
         double numeric = derivative(forward, context, &in, NULL, at, 2 * h);
         check_close(in.name, (double)in.gradient[at], numeric, tolerance, tolerance * (double)fabsf(in.gradient[largest]), at);
     }
@@ -98,7 +98,7 @@ static double embedding_forward(void *context) {
 }
 
 static void check_embedding(int B, int T, int C, Dropout dropout) {
-    TestRng rng = {21};
+    Random rng = {21};
     int64_t n = (int64_t)B * T * C;
     Embedding e = {.B = B, .T = T, .C = C, .dropout = dropout};
     e.wte = random_floatX(&rng, VOCABULARY * C, 0, 1);
@@ -138,7 +138,7 @@ static double norm_forward(void *context) {
 }
 
 static void check_norm(int B, int T, int C, Dropout dropout) {
-    TestRng rng = {22};
+    Random rng = {22};
     int64_t N = (int64_t)B * T, n = N * C;
     Norm m = {.B = B, .T = T, .C = C, .dropout = dropout};
     m.residual = random_floatX(&rng, n, 0.5, 1);
@@ -187,7 +187,7 @@ static double mlp_forward(void *context) {
 }
 
 static void check_mlp(int64_t N, int C, int F) {
-    TestRng rng = {23};
+    Random rng = {23};
     int64_t n_w = (int64_t)C * F;
     Mlp m = {.N = N, .C = C, .F = F, .x = random_floatX(&rng, N * C, 0, 1)};
     m.w1 = random_floatX(&rng, n_w, 0, 1 / sqrt(C));
@@ -237,7 +237,7 @@ static double attention_forward(void *context) {
 }
 
 static void check_attention(int B, int T, int NH, int HD, bool documents, Dropout dropout) {
-    TestRng rng = {24};
+    Random rng = {24};
     int64_t n = (int64_t)B * T * NH * HD;
     Attention a = {.B = B, .T = T, .NH = NH, .HD = HD, .dropout = dropout};
     a.qkv = random_floatX(&rng, 3 * n, 0, 0.8);
@@ -290,7 +290,7 @@ static double lm_head_forward(void *context) {
 }
 
 static void check_lm_head(int64_t N, int C, int Vp, bool masked) {
-    TestRng rng = {25};
+    Random rng = {25};
     LmHead h = {.N = N, .C = C, .Vp = Vp, .scale = 0.5f};
     h.x = random_floatX(&rng, N * C, 0, 1);
     h.wte = random_floatX(&rng, (int64_t)Vp * C, 0, 1 / sqrt(C));

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "llmc/progress.h"
+#include "test/unit/folder.h"
 
 typedef struct Folder {
     char path[256], save[280], file[300];
@@ -18,8 +19,7 @@ typedef struct Folder {
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
     if (!f) return -1;
-    snprintf(f->path, sizeof f->path, "%s/test_progress_XXXXXX", P_tmpdir);
-    if (!mkdtemp(f->path)) return -1;
+    if (folder_make(f->path, sizeof f->path, "test_progress")) return -1;
     snprintf(f->save, sizeof f->save, "%s/a/b", f->path);
     snprintf(f->file, sizeof f->file, "%s/progress.txt", f->save);
     unsetenv("SLURM_JOB_ID");
@@ -29,9 +29,7 @@ static int make_folder(void **state) {
 
 static int remove_folder(void **state) {
     Folder *f = (Folder *)*state;
-    char command[300];
-    snprintf(command, sizeof command, "rm -rf '%s'", f->path);
-    int rc = system(command);
+    int rc = folder_remove(f->path);
     free(f);
     return rc;
 }

@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "llmc/safetensors.h"
+#include "test/unit/folder.h"
 
 typedef struct Folder {
     char path[64], file[96];
@@ -23,8 +24,7 @@ typedef struct Folder {
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
     if (!f) return -1;
-    strcpy(f->path, "/tmp/test_safetensors_XXXXXX");
-    if (!mkdtemp(f->path)) return -1;
+    if (folder_make(f->path, sizeof f->path, "test_safetensors")) return -1;
     snprintf(f->file, sizeof f->file, "%s/x.safetensors", f->path);
     *state = f;
     return 0;

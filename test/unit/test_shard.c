@@ -15,6 +15,7 @@
 
 #include "llmc/mapped.h"
 #include "llmc/shard.h"
+#include "test/unit/folder.h"
 
 // The documents [5,6,50256], [], [7,50256] as Megatron-LM writes them in u16.
 static const uint8_t GOLDEN_BIN[10] = {0x05, 0, 0x06, 0, 0x50, 0xc4, 0x07, 0, 0x50, 0xc4};
@@ -32,8 +33,7 @@ typedef struct Folder {
 
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
-    strcpy(f->path, "/tmp/test_shard_XXXXXX");
-    if (!f || !mkdtemp(f->path)) return -1;
+    if (!f || folder_make(f->path, sizeof f->path, "test_shard")) return -1;
     snprintf(f->prefix, sizeof f->prefix, "%s/x", f->path);
     *state = f;
     return 0;
@@ -41,9 +41,7 @@ static int make_folder(void **state) {
 
 static int remove_folder(void **state) {
     Folder *f = (Folder *)*state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", f->path);
-    int rc = system(command);
+    int rc = folder_remove(f->path);
     free(f);
     return rc;
 }

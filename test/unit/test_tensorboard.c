@@ -15,6 +15,7 @@
 
 #include "llmc/append.h"
 #include "llmc/tensorboard.h"
+#include "test/unit/folder.h"
 
 typedef struct Folder {
     char path[256];
@@ -23,17 +24,14 @@ typedef struct Folder {
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
     if (!f) return -1;
-    snprintf(f->path, sizeof f->path, "%s/test_tensorboard_XXXXXX", P_tmpdir);
-    if (!mkdtemp(f->path)) return -1;
+    if (folder_make(f->path, sizeof f->path, "test_tensorboard")) return -1;
     *state = f;
     return 0;
 }
 
 static int remove_folder(void **state) {
     Folder *f = (Folder *)*state;
-    char command[300];
-    snprintf(command, sizeof command, "rm -rf '%s'", f->path);
-    int rc = system(command);
+    int rc = folder_remove(f->path);
     free(f);
     return rc;
 }
