@@ -8,8 +8,10 @@
 #
 #   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of nodes; what README's promises name (resume, NaN, signals,
 #          flipped bits); the exact regime and collectives in every shape; compute-sanitizer [all]
+# shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
+help_if_asked test/gpu.sh "$@"
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 BUILD=${BUILD:-build} CPU_BUILD=${CPU_BUILD:-${BUILD:-build}}
 wrong() { echo "error: $1; see the head of test/gpu.sh" >&2; exit 2; }
 build=1 sanitizer=1 parts=''

@@ -28,6 +28,7 @@
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/comm.sh "$@"
 set -euo pipefail
 
 COMMAND_LINE="dev/bench/comm.sh${*:+ ${*@Q}}"

@@ -18,6 +18,7 @@
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/save.sh "$@"
 set -euo pipefail
 
 COMMAND_LINE="dev/bench/save.sh${*:+ ${*@Q}}"

@@ -4,8 +4,10 @@
 # one table, writes one JSON file. Needs build/train_gpt and a GPU.
 #
 #   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30] [--pytorch "bf16 fp32"|none] [--out FILE.json]
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/single_gpu.sh "$@"
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 models="125m:32 350m:16 1.3b:8" iterations=30 pytorch=bf16 out=dev/bench/results/single_gpu.json
 while [ $# -gt 0 ]; do

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# What scripts have in common: --help and -h before any work, paths that are the caller's, one clear line for what cannot be.
+# Prints "ok NAME" and "not ok NAME: why" lines.
+# shellcheck disable=SC2015,SC2317 # check calls the functions
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+root=$PWD
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+failures=0
+check() {
+    local name=$1
+    shift
+    why=
+    if "$@"; then echo "ok $name"; else
+        echo "not ok $name: ${why:-failed}; $(head -n 1 "$work/err")"
+        failures=$((failures + 1))
+    fi
+}
+# error_line CODE TEXT RC: ended with CODE and one line of error, which holds TEXT.
+error_line() {
+    [ "$3" -eq "$1" ] || { why="exit code $3 instead of $1"; return 1; }
+    [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^error: ' "$work/err" && grep -qF -- "$2" "$work/err" || { why="not one line of error with '$2'"; return 1; }
+}
+
+# Commands that would be work: they leave a mark and fail.
+mkdir "$work/bin" "$work/none"
+for command in make mpirun nvcc nvidia-smi tc curl apt-get; do
+    printf '#!/bin/sh\ntouch "%s"\nexit 1\n' "$work/worked" >"$work/bin/$command"
+    chmod +x "$work/bin/$command"
+done
+
+# --- help ---------------------------------------------------------------------------------------------------------------------------------------------
+helps() { # SCRIPT FLAG: from a folder that is not the repository's
+    rm -f "$work/worked"
+    (cd "$work/none" && PATH=$work/bin:$PATH timeout 60 "$root/$1" "$2") >"$work/out" 2>"$work/err" </dev/null || { why="exit code $?"; return 1; }
+    grep -qF "${1##*/}" "$work/out" || { why="it does not say how it is called"; return 1; }
+    ! grep -qE '^#|shellcheck' "$work/out" || { why="marks of a comment"; return 1; }
+    [ ! -s "$work/err" ] && [ ! -e "$work/worked" ] && [ -z "$(ls "$work/none")" ] || { why="it did something else"; return 1; }
+}
+for script in scripts/{doctor,emulate_network,quickstart,run_until_done,test,train_125m,train_18b}.sh dev/bench/{codec,comm,save,single_gpu,tokenizer}.sh \
+    dev/data/{get_gpt2_vocab,linux_source,pile}.sh test/gpu.sh; do
+    check "${script##*/} --help" helps "$script" --help
+    check "${script##*/} -h" helps "$script" -h
+done
+unknown() { # an argument is still no request for help
+    dev/data/get_gpt2_vocab.sh --hepl >"$work/out" 2>"$work/err"
+    error_line 2 "--help" $?
+}
+check "an unknown flag of get_gpt2_vocab.sh" unknown
+
+# --- paths ---------------------------------------------------------------------------------------------------------------------------------------------
+quickstart_in() { # up to the build, which fails here
+    (cd "$work" && BUILD=$work/build PATH=$work/bin:$PATH "$root/scripts/quickstart.sh" --no-install --out "$1") >"$work/out" 2>"$work/err" </dev/null
+}
+callers_folder() {
+    quickstart_in scripts_test_out
+    local rc=$?
+    [ -d "$work/scripts_test_out" ] && [ ! -e scripts_test_out ] || { why="exit code $rc, not in the caller's folder"; rmdir scripts_test_out 2>/dev/null; return 1; }
+}
+check "quickstart.sh --out is the caller's" callers_folder
+not_made() {
+    quickstart_in /proc/nowhere
+    error_line 3 "/proc/nowhere" $?
+}
+check "quickstart.sh --out that cannot be made" not_made
+
+# --- no GPU --------------------------------------------------------------------------------------------------------------------------------------------
+no_gpu() {
+    rm -f "$work/worked"
+    printf '#!/bin/sh\nexit 9\n' >"$work/bin/nvidia-smi"
+    PATH=$work/bin:$PATH dev/bench/codec.sh >"$work/out" 2>"$work/err" </dev/null
+    error_line 3 "no GPU" $? && [ ! -e "$work/worked" ] || { why=${why:-it built}; return 1; }
+}
+check "codec.sh without a GPU builds nothing" no_gpu
+
+exit $((failures > 0))
