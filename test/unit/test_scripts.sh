@@ -74,4 +74,24 @@ no_gpu() {
 }
 check "codec.sh without a GPU builds nothing" no_gpu
 
+# --- dev/checkpoint_info on what is no checkpoint ---------------------------------------------------------------------------------------------------
+info() { # TEXT PATH
+    dev/checkpoint_info "$2" >"$work/out" 2>"$work/err"
+    error_line 6 "$1" $?
+}
+no_advice() { info "$@" && ! grep -qE 'Errno|restore' "$work/err" || { why=${why:-Errno, or advice for a damaged checkpoint}; return 1; }; }
+mkdir -p "$work/runs/other" "$work/gone/iter_0000004" "$work/damaged"
+echo 12 >"$work/gone/latest_checkpointed_iteration.txt"
+echo '{' >"$work/damaged/manifest.json"
+check "checkpoint_info: a path that is not there" no_advice "$work/nix: no such folder" "$work/nix"
+check "checkpoint_info: a file" no_advice "$work/damaged/manifest.json: no folder" "$work/damaged/manifest.json"
+check "checkpoint_info: a folder without checkpoints" no_advice "$work/runs holds no checkpoint; give a --save folder or an iter_ folder" "$work/runs"
+check "checkpoint_info: a tracker that names what is not there" no_advice "names iteration 12, but there is no $work/gone/iter_0000012" "$work/gone"
+check "checkpoint_info: a manifest cut short" info "restore it from a copy" "$work/damaged"
+unnamed() { # a tracker is lost: the newest is named, as the trainer goes on from it
+    mkdir -p "$work/lost/iter_0000004" "$work/lost/iter_0000008" && echo '{}' >"$work/lost/iter_0000004/manifest.json" && cp "$work/lost/iter_0000004/manifest.json" "$work/lost/iter_0000008"
+    no_advice "$work/lost has no latest_checkpointed_iteration.txt; give one of its iter_ folders, the newest is iter_0000008" "$work/lost"
+}
+check "checkpoint_info: a tracker that is lost" unnamed
+
 exit $((failures > 0))
