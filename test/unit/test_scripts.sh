@@ -93,5 +93,14 @@ unnamed() { # a tracker is lost: the newest is named, as the trainer goes on fro
     no_advice "$work/lost has no latest_checkpointed_iteration.txt; give one of its iter_ folders, the newest is iter_0000008" "$work/lost"
 }
 check "checkpoint_info: a tracker that is lost" unnamed
+read_in_part() { # more arguments than a pipe holds
+    mkdir -p "$work/long"
+    python3 -c 'import json; print(json.dumps({"program": "p", "commit": "c", "libraries": "l", "world_size": 1, "kinds": [], "weight_dtype": "BF16", "state": {}, "tensors": [], "files": [],
+        "arguments": {f"flag_{i}": i for i in range(20000)}}))' >"$work/long/manifest.json"
+    dev/checkpoint_info "$work/long" --arguments >"$work/out" 2>"$work/err" && [ "$(wc -l <"$work/out")" -gt 20000 ] || { why="it is not listed"; return 1; }
+    dev/checkpoint_info "$work/long" --arguments 2>"$work/err" | head -n 1 >"$work/out"
+    grep -q '0 parameters' "$work/out" && [ ! -s "$work/err" ]
+}
+check "checkpoint_info: a reader that has seen enough" read_in_part
 
 exit $((failures > 0))
