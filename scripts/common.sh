@@ -11,6 +11,9 @@ die() { # code, what; what to do
     exit "$1"
 }
 
+# make_folder FOLDER: for output; asked for before the work, not hours later.
+make_folder() { mkdir -p "$1" 2>/dev/null && [ -w "$1" ] || die 3 "the folder $1 cannot be made or written; choose another one"; }
+
 # help_if_asked SCRIPT WORDS...: with --help or -h among the words prints the comment that heads the script, a path from the root, and leaves.
 help_if_asked() {
     local script=$1 word

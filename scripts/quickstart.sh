@@ -44,9 +44,8 @@ install_missing $no_install run
 clock_start=$SECONDS
 
 step "build"
-for folder in "$BUILD" "$out"; do
-    mkdir -p "$folder" 2>/dev/null && [ -w "$folder" ] || die 3 "the folder $folder cannot be made or written; choose another one"
-done
+make_folder "$BUILD"
+make_folder "$out"
 if ! make -j "$(core_count)" BUILD="$BUILD" >"$BUILD/quickstart-make.log" 2>&1; then
     tail -n 30 "$BUILD/quickstart-make.log" >&2
     die 3 "the build failed; see $BUILD/quickstart-make.log"

@@ -13,7 +13,7 @@
 help_if_asked test/gpu.sh "$@"
 set -uo pipefail
 BUILD=${BUILD:-build} CPU_BUILD=${CPU_BUILD:-${BUILD:-build}}
-wrong() { echo "error: $1; see the head of test/gpu.sh" >&2; exit 2; }
+wrong() { echo "error: $1; see test/gpu.sh --help" >&2; exit 2; }
 build=1 sanitizer=1 parts=''
 while [ $# -gt 0 ]; do
     case $1 in

@@ -36,7 +36,7 @@ COMMAND_LINE="dev/bench/comm.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
 models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0 device=${DEVICE:-gpu}
 while [ $# -gt 0 ]; do
-    [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/comm.sh"
+    [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/comm.sh --help"
     case $1 in
     --models) models=$2; shift ;;
     --networks) networks=$2; shift ;;
@@ -49,7 +49,7 @@ while [ $# -gt 0 ]; do
     --logs) logs=$2; shift ;;
     --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac; shift ;;
     --sync-only) sync_only=1 ;;
-    *) die 2 "unknown argument $1; see the head of dev/bench/comm.sh" ;;
+    *) die 2 "unknown argument $1; see dev/bench/comm.sh --help" ;;
     esac
     shift
 done
@@ -63,6 +63,7 @@ if [ $sync_only = 1 ]; then
 else
     models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside sockets 25 10} arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-$results/comm$made.json}
 fi
+make_folder "$(dirname "$out")"
 [[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--iters and --time-limit want positive numbers"
 
 # --- ranks, programs, arms -------------------------------------------------------------------------------------------------------------------

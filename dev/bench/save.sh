@@ -28,7 +28,7 @@ model='' ranks='' iters=30 interval=10 ways='none async sync' folder='' logs='' 
 flags=(--quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform)
 from_caller() { case $1 in /*) say "$1" ;; *) say "$caller/$1" ;; esac; }
 while [ $# -gt 0 ]; do
-    [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/save.sh"
+    [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/save.sh --help"
     case $1 in
     --model) model=$2 ;;
     --ranks) ranks=$2 ;;
@@ -39,7 +39,7 @@ while [ $# -gt 0 ]; do
     --folder) folder=$(from_caller "$2") ;;
     --logs) logs=$(from_caller "$2") ;;
     --out) out=$(from_caller "$2") ;;
-    *) die 2 "unknown argument $1; see the head of dev/bench/save.sh" ;;
+    *) die 2 "unknown argument $1; see dev/bench/save.sh --help" ;;
     esac
     shift 2
 done
@@ -49,6 +49,7 @@ gpu) trainer=$BUILD/train_gpt model=${model:-1.3b:8} out=${out:-dev/bench/result
 cpu) trainer=$BUILD/train_gpt_cpu ranks=${ranks:-2} model=${model:-small:2} out=${out:-runs/save_cpu.json} ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
+make_folder "$(dirname "$out")"
 [ -x "$trainer" ] || die 3 "$trainer is missing; run make$([ "$device" = cpu ] || say ' gpu')"
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die 3 "no GPU was found; name the number of ranks with --ranks"
 [[ $iters =~ ^[1-9][0-9]*$ && $interval =~ ^[1-9][0-9]*$ ]] && [ $((iters % interval)) = 0 ] && [ "$iters" -ge $((2 * interval)) ] ||

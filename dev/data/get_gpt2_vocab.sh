@@ -35,8 +35,8 @@ fetch() {
     exit 3
 }
 
+make_folder "$folder"
 command -v curl >/dev/null || { echo "error: curl is missing; apt-get install curl" >&2; exit 3; }
-mkdir -p "$folder" || die 3 "the folder $folder cannot be made; name another one"
 fetch vocab.json 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783 \
     https://huggingface.co/openai-community/gpt2/resolve/main/vocab.json https://s3.amazonaws.com/models.huggingface.co/bert/gpt2-vocab.json
 fetch merges.txt 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5 \

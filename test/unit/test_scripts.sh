@@ -23,12 +23,13 @@ error_line() {
     [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^error: ' "$work/err" && grep -qF -- "$2" "$work/err" || { why="not one line of error with '$2'"; return 1; }
 }
 
-# Commands that would be work: they leave a mark and fail.
+# Commands that would be work: they leave a mark and fail. And a machine without a GPU.
 mkdir "$work/bin" "$work/none"
-for command in make mpirun nvcc nvidia-smi tc curl apt-get; do
+for command in make mpirun nvcc tc curl apt-get; do
     printf '#!/bin/sh\ntouch "%s"\nexit 1\n' "$work/worked" >"$work/bin/$command"
     chmod +x "$work/bin/$command"
 done
+printf '#!/bin/sh\nexit 9\n' >"$work/bin/nvidia-smi" && chmod +x "$work/bin/nvidia-smi"
 
 # --- help ---------------------------------------------------------------------------------------------------------------------------------------------
 helps() { # SCRIPT FLAG: from a folder that is not the repository's
@@ -65,10 +66,27 @@ not_made() {
 }
 check "quickstart.sh --out that cannot be made" not_made
 
+output_not_made() { # SCRIPT: known before anything runs
+    rm -f "$work/worked"
+    PATH=$work/bin:$PATH "$1" --out /proc/nowhere/made.json >"$work/out" 2>"$work/err" </dev/null
+    error_line 3 "/proc/nowhere" $? && [ ! -e "$work/worked" ] || { why=${why:-it worked first}; return 1; }
+}
+bench_folder() { # the programs are missing; the folder of the results is there
+    (cd "$work" && BUILD=$work/build "$root/dev/bench/single_gpu.sh" --out scripts_test_bench/made.json) >"$work/out" 2>"$work/err" </dev/null
+    local rc=$?
+    error_line 3 "is missing" $rc && [ -d "$work/scripts_test_bench" ] && [ ! -e scripts_test_bench ] || { why="${why:-not in the folder of the caller}"; rmdir scripts_test_bench 2>/dev/null; return 1; }
+}
+check "single_gpu.sh --out is the caller's" bench_folder
+for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} --out that cannot be made" output_not_made "$script"; done
+vocabulary_not_made() {
+    PATH=$work/bin:$PATH dev/data/get_gpt2_vocab.sh /proc/nowhere >"$work/out" 2>"$work/err"
+    error_line 3 "/proc/nowhere" $?
+}
+check "get_gpt2_vocab.sh: a folder that cannot be made" vocabulary_not_made
+
 # --- no GPU --------------------------------------------------------------------------------------------------------------------------------------------
 no_gpu() {
     rm -f "$work/worked"
-    printf '#!/bin/sh\nexit 9\n' >"$work/bin/nvidia-smi"
     PATH=$work/bin:$PATH dev/bench/codec.sh >"$work/out" 2>"$work/err" </dev/null
     error_line 3 "no GPU" $? && [ ! -e "$work/worked" ] || { why=${why:-it built}; return 1; }
 }
