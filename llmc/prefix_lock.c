@@ -10,6 +10,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/append.h"
+
+// The folder that the shard will lie in.
+static bool make_folder_of(const char *prefix, Error *err) {
+    char *folder = xstrdup(prefix), *slash = strrchr(folder, '/');
+    if (slash) *slash = 0;
+    bool made = !slash || slash == folder || append_make_folders(folder, err);
+    free(folder);
+    return made;
+}
+
 static char *temporary_index(const char *prefix) {
     size_t bytes = strlen(prefix) + sizeof ".idx.tmp";
     char *path = xmalloc(bytes, "a path");
@@ -18,6 +29,8 @@ static char *temporary_index(const char *prefix) {
 }
 
 bool prefix_lock(const char *prefix, int *lock, Error *err) {
+    *lock = -1;
+    if (!make_folder_of(prefix, err)) return false;
     char *path = temporary_index(prefix);
     *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     free(path);

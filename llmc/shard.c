@@ -282,11 +282,15 @@ static bool out_failed(const OutFile *f, const char *doing, Error *err) {
 static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *err) {
     f->path = text_format("%s%s", prefix, suffix);
     f->temporary = text_format("%s%s.tmp", prefix, suffix);
+    struct stat status;
+    if (stat(f->path, &status) == 0 && S_ISDIR(status.st_mode)) {  // else known only when all is written, by the rename
+        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot create: a folder has this name; remove it or choose another output name", f->path);
+    }
     f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (f->fd < 0) {
         int cause = errno;
         if (cause == ENOSPC || cause == EDQUOT) return out_failed(f, "create", err);
-        return error_set(err, EXIT_DATA, "%s: cannot create: %s; check the output folder", f->temporary, strerror(cause));
+        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot create: %s; check the output folder", f->temporary, strerror(cause));
     }
     f->buffer = (uint8_t *)xmalloc(WRITE_BUFFER_BYTES, "a shard's write buffer");
     return true;
@@ -460,7 +464,7 @@ static void sync_folder_of(const char *path) {
 // The old index goes first: whenever the job dies, a valid index stands beside its own .bin or there is none.
 static bool publish(ShardWriter *w, Error *err) {
     if (unlink(w->idx.path) != 0 && errno != ENOENT) {
-        return error_set(err, EXIT_DATA, "%s: cannot replace: %s; check the output folder", w->idx.path, strerror(errno));
+        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot replace: %s; check the output folder", w->idx.path, strerror(errno));
     }
     if (rename(w->bin.temporary, w->bin.path) != 0) return out_failed(&w->bin, "rename", err);
     if (rename(w->idx.temporary, w->idx.path) != 0) return out_failed(&w->idx, "rename", err);

@@ -49,7 +49,7 @@ void shard_read(const Shard *shard, int64_t position, int64_t count, int32_t *ou
 // Writer: constant memory except for one 4-byte length per sequence and one 8-byte boundary per document.
 typedef struct ShardWriter ShardWriter;
 // Opens <prefix>.bin.tmp / .idx.tmp; shard_writer_close writes the index and renames both, so a torn run leaves no half shard under
-// the final name. Errors: EXIT_DATA for paths, EXIT_ENVIRONMENT for a full disk.
+// the final name. Errors: EXIT_ENVIRONMENT for files that cannot be created, EXIT_USAGE for a dtype that is none.
 ShardWriter *shard_writer_open(const char *prefix, int dtype, Error *err);
 // Adds one sequence (count 0 is legal). Errors: EXIT_DATA for an id that the dtype cannot hold, EXIT_ENVIRONMENT for a full disk.
 bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *err);

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Shell functions shared by quickstart.sh, train.sh, run_until_done.sh, test.sh and doctor.sh, which source this file: what the programs need and how to
-# install it, how many cores there are, the flags of a command, how to start ranks. Sourcing it goes to the root of the repository.
+# Shell functions shared by the scripts here, in dev/ and in test/, which source this file: help, what the programs need and how to install it, how many cores
+# there are, the flags of a command, how to start ranks. Sourcing it goes to the root of the repository.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 BUILD=${BUILD:-build}
@@ -9,6 +9,21 @@ say() { printf '%s\n' "$*"; }
 die() { # code, what; what to do
     printf 'error: %s\n' "$2" >&2
     exit "$1"
+}
+
+# make_folder FOLDER: for output; asked for before the work, not hours later.
+make_folder() { mkdir -p "$1" 2>/dev/null && [ -w "$1" ] || die 3 "the folder $1 cannot be made or written; choose another one"; }
+
+# help_if_asked SCRIPT WORDS...: with --help or -h among the words prints the comment that heads the script, a path from the root, and leaves.
+help_if_asked() {
+    local script=$1 word
+    shift
+    for word; do
+        case $word in --help | -h)
+            sed -n '2,/^[^#]/{/^# shellcheck /d; /^#/!d; s/^# \{0,1\}//p}' "$script"
+            exit 0 ;;
+        esac
+    done
 }
 
 # --- what is needed ------------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
 # Looks at this machine: what the CPU program, the tests and the GPU program need, one line each, as a report to paste into a bug report. Changes
 # nothing. Exit code 0 when the CPU program can be built and started, 3 when not.
+#
+#   scripts/doctor.sh
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-if [ $# -gt 0 ]; then
-    sed -n '2,3s/^# //p' "scripts/doctor.sh"
-    [ "$1" = --help ] && exit 0
-    die 2 "unknown argument $1; doctor.sh takes none"
-fi
+help_if_asked scripts/doctor.sh "$@"
+[ $# = 0 ] || die 2 "unknown argument $1; doctor.sh takes none"
 
 broken=0
 line() { printf '%-24s %s\n' "$1" "$2"; } # name, verdict

@@ -10,6 +10,9 @@
 #   scripts/emulate_network.sh NODES GBIT_PER_NODE    e.g. 2 25
 #   scripts/emulate_network.sh NODES unlimited        as fast as this machine's processors copy
 #   scripts/emulate_network.sh restore
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_if_asked scripts/emulate_network.sh "$@"
 set -euo pipefail
 usage() { echo "error: $1; usage: scripts/emulate_network.sh NODES GBIT_PER_NODE (or unlimited), or restore" >&2; exit 2; }
 # Lines "QUEUE BEFORE OURS" of masks of processors. Of this network namespace: each has a loopback of its own.

@@ -4,6 +4,7 @@
 # bf16 gradients and once with SDP4Bit, on the same data from the same seed, and compares the two. Writes only to build/ and the folder
 # of --out. Exit codes: 0 both goals met (loss within 1 %, at least 3.5x fewer bytes between nodes), 1 a goal missed, else what failed.
 # shellcheck source-path=SCRIPTDIR source=common.sh
+caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 set -euo pipefail
 
@@ -24,7 +25,7 @@ iterations=400 out=runs/quickstart no_install=0
 while [ $# -gt 0 ]; do
     case $1 in
     --iters) iterations=${2-}; shift ;;
-    --out) out=${2-}; shift ;;
+    --out) case ${2-} in '' | /*) out=${2-} ;; *) out=$caller/$2 ;; esac; shift ;;
     --no-install) no_install=1 ;;
     --help | -h) usage; exit 0 ;;
     *) die 2 "unknown argument $1; see scripts/quickstart.sh --help" ;;
@@ -43,7 +44,8 @@ install_missing $no_install run
 clock_start=$SECONDS
 
 step "build"
-mkdir -p "$BUILD" "$out"
+make_folder "$BUILD"
+make_folder "$out"
 if ! make -j "$(core_count)" BUILD="$BUILD" >"$BUILD/quickstart-make.log" 2>&1; then
     tail -n 30 "$BUILD/quickstart-make.log" >&2
     die 3 "the build failed; see $BUILD/quickstart-make.log"

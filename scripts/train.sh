@@ -309,7 +309,7 @@ run_and_forward() {
 # --- together --------------------------------------------------------------------------------------------------------------------------------
 
 read_words "$@"
-if has_flag --help; then
+if has_flag --help || has_flag -h; then
     usage
     exit 0
 fi

@@ -8,10 +8,12 @@
 #
 #   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of nodes; what README's promises name (resume, NaN, spikes, signals,
 #          flipped bits); the exact regime and collectives in every shape; compute-sanitizer [all]
+# shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
+help_if_asked test/gpu.sh "$@"
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 BUILD=${BUILD:-build} CPU_BUILD=${CPU_BUILD:-${BUILD:-build}}
-wrong() { echo "error: $1; see the head of test/gpu.sh" >&2; exit 2; }
+wrong() { echo "error: $1; see test/gpu.sh --help" >&2; exit 2; }
 build=1 sanitizer=1 parts=''
 while [ $# -gt 0 ]; do
     case $1 in
@@ -236,7 +238,7 @@ promised() {
 }
 # ended NAME SIGNAL CODE WORDS: a rank of two gets the signal in mid-training; the job ends in time, with that exit code and one line of these words.
 ended() {
-    local name=$1 signal=$2 code=$3 words=$4 shape=(--gpus-per-node 2) job rc pid=''
+    local name=$1 signal=$2 code=$3 said=$4 shape=(--gpus-per-node 2) job rc pid=''
     [ "$gpus" -ge 2 ] || shape=(--gpus-per-node 1 --emulate-nodes)
     timeout -k 5 200 mpirun --oversubscribe --bind-to none -np 2 "$gpu" "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.4 \
         >"$work/log" 2>&1 </dev/null &
@@ -252,7 +254,7 @@ ended() {
     wait $job
     rc=$?
     [ -z "$pid" ] || kill -s KILL "$pid" 2>/dev/null
-    if [ $rc -eq "$code" ] && [ $((SECONDS - since)) -le 60 ] && grep -q "$words" "$work/log"; then ok "$name"
+    if [ $rc -eq "$code" ] && [ $((SECONDS - since)) -le 60 ] && grep -q "$said" "$work/log"; then ok "$name"
     else not_ok "$name" "exit code $rc after $((SECONDS - since)) s: $(grep -m 1 '^error' "$work/log" || tail -n 1 "$work/log")"; fi
 }
 

@@ -5,9 +5,12 @@
 #   dev/bench/codec.sh [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 #
 # BUILD names the folder of the program, ARCH the architecture to build for (default native).
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/codec.sh "$@"
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-build=${BUILD:-build} out=()
+build=$BUILD out=()
+nvidia-smi >/dev/null 2>&1 || die 3 "no GPU was found (nvidia-smi does not answer): there is nothing to measure"
 case " $* " in *" --out "*) ;; *) out=(--out dev/bench/results/codec.json) ;; esac
 # The Makefile's rule for GPU test programs serves any source that its stem leads to.
 make -j "$(nproc)" BUILD="$build" ARCH="${ARCH:-native}" "$build/test/gpu/../../dev/bench/codec" >&2

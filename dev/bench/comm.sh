@@ -7,7 +7,7 @@
 #                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--plain-mb 256]
 #                     [--sync-only]
 #
-#   models     NAME:MICRO_BATCH of configs/gpt_NAME.args; global batch = micro-batch x ranks
+#   models     NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file; global batch = micro-batch x ranks
 #   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as fast as the
 #              processors copy (about 100 Gb/s a node). A number: the same, shaped to that many Gb/s per node; 25 and 10 are met, of 100
 #              NCCL gets less than half. Both need root and tc, and are taken away at the end
@@ -24,17 +24,19 @@
 #
 # TCP's congestion control is this machine's; the results here are of cubic (sysctl net.ipv4.tcp_congestion_control).
 #
-# Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside and logical only). BUILD: folder of the programs.
+# Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside and logical only), by default a small model, small:2, with
+# the results in runs/: for a look at the scripts, no measurement. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/comm.sh "$@"
 set -euo pipefail
 
 COMMAND_LINE="dev/bench/comm.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
 models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0 device=${DEVICE:-gpu}
 while [ $# -gt 0 ]; do
-    [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/comm.sh"
+    [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/comm.sh --help"
     case $1 in
     --models) models=$2; shift ;;
     --networks) networks=$2; shift ;;
@@ -47,15 +49,21 @@ while [ $# -gt 0 ]; do
     --logs) logs=$2; shift ;;
     --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac; shift ;;
     --sync-only) sync_only=1 ;;
-    *) die 2 "unknown argument $1; see the head of dev/bench/comm.sh" ;;
+    *) die 2 "unknown argument $1; see dev/bench/comm.sh --help" ;;
     esac
     shift
 done
-if [ $sync_only = 1 ]; then
-    models=${models:-1.3b:1} networks=${networks:-inside logical sockets} arms=${arms:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit} out=${out:-dev/bench/results/sync.json}
+if [ "$device" = cpu ]; then
+    models=${models:-small:2} networks=${networks:-inside logical} results=runs made=_cpu
 else
-    models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside sockets 25 10} arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-dev/bench/results/comm.json}
+    results=dev/bench/results made=
 fi
+if [ $sync_only = 1 ]; then
+    models=${models:-1.3b:1} networks=${networks:-inside logical sockets} arms=${arms:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit} out=${out:-$results/sync$made.json}
+else
+    models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside sockets 25 10} arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-$results/comm$made.json}
+fi
+make_folder "$(dirname "$out")"
 [[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--iters and --time-limit want positive numbers"
 
 # --- ranks, programs, arms -------------------------------------------------------------------------------------------------------------------
@@ -86,11 +94,14 @@ for network in $networks; do
         [ "$device" = gpu ] || die 2 "networks with a speed are for GPUs: CPU ranks send nothing through sockets" ;;
     esac
 done
+card() { # NAME
+    local path
+    for path in "configs/gpt_$1.args" "dev/bench/$1.args" "$caller/$1"; do [ ! -f "$path" ] || { say "$path"; return; }; done
+}
 for model in $models; do
-    [ -f "configs/gpt_${model%:*}.args" ] || [ -f "$caller/${model%:*}" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
+    [ -n "$(card "${model%:*}")" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
     [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
 done
-card() { if [ -f "configs/gpt_$1.args" ]; then say "configs/gpt_$1.args"; else say "$caller/$1"; fi; }
 name_of() { basename "${1%:*}" .args; } # MODEL:ROWS
 
 weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic)

@@ -5,7 +5,7 @@
 #   dev/bench/save.sh [--model 1.3b:8] [--ranks N] [--iters 30] [--save-interval 10] [--ways "none async sync"] [--flags "FLAGS"] [--folder FOLDER]
 #                     [--logs FOLDER] [--out FILE.json]
 #
-#   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, made-up data; global batch = micro-batch x ranks
+#   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file, made-up data; global batch = micro-batch x ranks
 #   ranks          in one node [all GPUs]
 #   iters          steps of each run, a multiple of save-interval: a run saves at its end too
 #   save-interval  steps that take longer than writing a checkpoint: the figures of a step after a save are those of saves that need not wait for the one
@@ -14,19 +14,21 @@
 #   folder         on the disk to be measured [a temporary one]; room for two checkpoints is needed: 14 bytes per parameter each, 18.4 GB at 1.3B
 #   logs           keeps the logs of the runs there
 #
-# Needs make gpu. DEVICE=cpu runs on ranks of processors instead. BUILD: folder of the programs.
+# Needs make gpu. DEVICE=cpu runs on ranks of processors instead, by default a small model, small:2, with the results in runs/: for a look at the script, no
+# measurement. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/save.sh "$@"
 set -euo pipefail
 
 COMMAND_LINE="dev/bench/save.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
-model=1.3b:8 ranks='' iters=30 interval=10 ways='none async sync' folder='' logs='' out=dev/bench/results/save.json device=${DEVICE:-gpu}
+model='' ranks='' iters=30 interval=10 ways='none async sync' folder='' logs='' out='' device=${DEVICE:-gpu}
 flags=(--quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform)
 from_caller() { case $1 in /*) say "$1" ;; *) say "$caller/$1" ;; esac; }
 while [ $# -gt 0 ]; do
-    [ $# -ge 2 ] || die 2 "$1 wants a value; see the head of dev/bench/save.sh"
+    [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/save.sh --help"
     case $1 in
     --model) model=$2 ;;
     --ranks) ranks=$2 ;;
@@ -37,22 +39,24 @@ while [ $# -gt 0 ]; do
     --folder) folder=$(from_caller "$2") ;;
     --logs) logs=$(from_caller "$2") ;;
     --out) out=$(from_caller "$2") ;;
-    *) die 2 "unknown argument $1; see the head of dev/bench/save.sh" ;;
+    *) die 2 "unknown argument $1; see dev/bench/save.sh --help" ;;
     esac
     shift 2
 done
 case $device in
-gpu) trainer=$BUILD/train_gpt
+gpu) trainer=$BUILD/train_gpt model=${model:-1.3b:8} out=${out:-dev/bench/results/save.json}
     [ -n "$ranks" ] || ranks=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true; fi) ;;
-cpu) trainer=$BUILD/train_gpt_cpu ranks=${ranks:-2} ;;
+cpu) trainer=$BUILD/train_gpt_cpu ranks=${ranks:-2} model=${model:-small:2} out=${out:-runs/save_cpu.json} ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
+make_folder "$(dirname "$out")"
 [ -x "$trainer" ] || die 3 "$trainer is missing; run make$([ "$device" = cpu ] || say ' gpu')"
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die 3 "no GPU was found; name the number of ranks with --ranks"
 [[ $iters =~ ^[1-9][0-9]*$ && $interval =~ ^[1-9][0-9]*$ ]] && [ $((iters % interval)) = 0 ] && [ "$iters" -ge $((2 * interval)) ] ||
     die 2 "--iters wants a multiple of --save-interval, twice as much at least"
 [[ $model =~ ^(.+):([1-9][0-9]*)$ ]] || die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
 card=configs/gpt_${BASH_REMATCH[1]}.args rows=${BASH_REMATCH[2]}
+[ -f "$card" ] || card=dev/bench/${BASH_REMATCH[1]}.args
 [ -f "$card" ] || card=$(from_caller "${BASH_REMATCH[1]}")
 [ -f "$card" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
 for way in $ways; do case $way in none | async | sync) ;; *) die 2 "the way $way is unknown; use none, async or sync" ;; esac; done

@@ -4,8 +4,11 @@
 # one table, writes one JSON file. Needs build/train_gpt and a GPU.
 #
 #   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30] [--pytorch "bf16 fp32"|none] [--out FILE.json]
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+caller=$PWD
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/single_gpu.sh "$@"
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 models="125m:32 350m:16 1.3b:8" iterations=30 pytorch=bf16 out=dev/bench/results/single_gpu.json
 while [ $# -gt 0 ]; do
@@ -13,13 +16,14 @@ while [ $# -gt 0 ]; do
     --models) models=$2; shift ;;
     --iters) iterations=$2; shift ;;
     --pytorch) pytorch=$2; shift ;;
-    --out) out=$2; shift ;;
-    *) echo "error: unknown argument $1; see the head of dev/bench/single_gpu.sh" >&2; exit 2 ;;
+    --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac; shift ;;
+    *) die 2 "unknown argument $1; see dev/bench/single_gpu.sh --help" ;;
     esac
     shift
 done
-program=${BUILD:-build}/train_gpt
-[ -x "$program" ] || { echo "error: $program is missing; run make gpu" >&2; exit 3; }
+make_folder "$(dirname "$out")"
+program=$BUILD/train_gpt
+[ -x "$program" ] || die 3 "$program is missing; run make gpu"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -40,5 +44,4 @@ if [ "$pytorch" != none ] && python3 -c 'import torch' 2>/dev/null; then
         python3 dev/bench/pytorch_gpt.py $models --weights "$weights" >>"$folder/pytorch.json" || true
     done
 fi
-mkdir -p "$(dirname "$out")"
 python3 dev/bench/single_gpu_table.py "$folder" "$out"

@@ -7,8 +7,10 @@
 # machine, one document each: manual pages (English prose with markup; unpacked) and C headers. preprocess_data is timed from the first read to
 # the finished shard on disk, `tokenizers` for its encode calls alone, in batches of 256 documents already in memory; neither counts loading the
 # vocabulary. Each runs three times, the best counts. BUILD names the folder of the program, PYTHON an interpreter with the `tokenizers` package.
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/tokenizer.sh "$@"
 set -euo pipefail
-cd "$(dirname "$0")/../.."
 build=${BUILD:-build} python=${PYTHON:-python3}
 vocab=data/gpt2 max_mb=50 threads="1 2"
 while [ $# -gt 0 ]; do
@@ -16,7 +18,7 @@ while [ $# -gt 0 ]; do
         --vocab) vocab=$2 ;;
         --max-mb) max_mb=$2 ;;
         --threads) threads=$2 ;;
-        *) echo "unknown flag $1; known are --vocab --max-mb --threads" >&2; exit 2 ;;
+        *) die 2 "unknown flag $1; known are --vocab --max-mb --threads" ;;
     esac
     shift 2
 done

@@ -2,10 +2,15 @@
 # Downloads GPT-2's vocab.json and merges.txt (for --vocab-file and --merge-file) and checks that they are the originals.
 #
 #   dev/data/get_gpt2_vocab.sh [FOLDER]        # default data/gpt2
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+caller=$PWD
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/data/get_gpt2_vocab.sh "$@"
 set -euo pipefail
-[ $# -le 1 ] || { echo "usage: $0 [FOLDER]" >&2; exit 2; }
-case ${1:-} in -*) echo "usage: $0 [FOLDER]" >&2; exit 2 ;; esac
-folder=${1:-$(dirname "$0")/../../data/gpt2}
+[ $# -le 1 ] || die 2 "one folder at most is wanted; see dev/data/get_gpt2_vocab.sh --help"
+case ${1:-} in -*) die 2 "unknown flag $1; see dev/data/get_gpt2_vocab.sh --help" ;; esac
+folder=${1:-$PWD/data/gpt2}
+cd "$caller" # relative paths are the caller's
 
 # fetch FILE SHA256 ADDRESS...: tries the addresses in turn; what is already there and right is kept.
 fetch() {
@@ -30,8 +35,8 @@ fetch() {
     exit 3
 }
 
+make_folder "$folder"
 command -v curl >/dev/null || { echo "error: curl is missing; apt-get install curl" >&2; exit 3; }
-mkdir -p "$folder"
 fetch vocab.json 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783 \
     https://huggingface.co/openai-community/gpt2/resolve/main/vocab.json https://s3.amazonaws.com/models.huggingface.co/bert/gpt2-vocab.json
 fetch merges.txt 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5 \

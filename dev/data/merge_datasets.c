@@ -24,7 +24,7 @@ static const Option table[] = {
     {.help = "flags"},
     {"input", .kind = OPTION_WORDS, .offset = FIELD(input), .value = "PREFIX...|FOLDER",
      .help = "Shards without .bin/.idx, merged in this order; a folder stands for all its shards, sorted by name."},
-    {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH", .help = "The merged shard, without .bin/.idx."},
+    {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH", .help = "The merged shard, without .bin/.idx. Its folder is made."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
 };
 enum { TABLE_ROWS = sizeof table / sizeof *table };
@@ -131,6 +131,9 @@ static bool run(const Settings *settings, Error *err) {
     if (!settings->input.count) return error_set(err, EXIT_USAGE, "--input is missing; --help lists the flags");
     if (!settings->output_prefix) return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
     const char *output = settings->output_prefix;
+    if (output[strlen(output) - 1] == '/') {
+        return error_set(err, EXIT_USAGE, "--output-prefix %s ends in '/'; put the beginning of the files' name behind it", output);
+    }
     Prefixes list = {0};
     int lock = -1;
     bool good = list_shards(&settings->input, &list, err) && refuse_output_among_inputs(&list, output, err) && prefix_lock(output, &lock, err) &&

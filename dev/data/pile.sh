@@ -24,7 +24,7 @@ fail() { echo "error: $2" >&2; exit "$1"; }
 flags="--output-prefix --max-files --vocab --workers --work --local --files-per-part --help"
 while [ $# -gt 0 ]; do
     case $1 in
-        --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+        --help | -h) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
         --output-prefix | --max-files | --vocab | --workers | --work | --local | --files-per-part)
             [ $# -ge 2 ] || fail 2 "$1 needs a value" ;;&
         --output-prefix) output=$2 ;;

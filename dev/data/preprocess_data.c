@@ -50,7 +50,7 @@ static const Option table[] = {
     {"append-eod", .kind = OPTION_FLAG, .offset = FIELD(append_eod), .help = "End every document that is not empty with the end-of-document token."},
     {.help = "output and speed"},
     {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH",
-     .help = "Path of the output without its ending: PATH_KEY_document.bin and .idx (PATH_text_document with --text)."},
+     .help = "Path of the output without its ending: PATH_KEY_document.bin and .idx (PATH_text_document with --text). Its folder is made."},
     {"workers", .kind = OPTION_INT, .offset = FIELD(workers), .low = 1, .high = 4096, .value = "N",
      .help = "Threads that tokenise (default: one per processor). The output does not depend on it."},
     {"log-interval", .kind = OPTION_INT64, .offset = FIELD(log_interval), .initial = "1000", .low = 1, .high = OPTION_ANY, .value = "N",
@@ -82,6 +82,9 @@ enum { TABLE_ROWS = sizeof table / sizeof *table };
 static bool check_settings(Settings *s, Error *err) {
     if (!s->input.count && !s->input_list) return error_set(err, EXIT_USAGE, "--input or --input-list is missing; --help lists the flags");
     if (!s->output_prefix) return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+    if (s->output_prefix[strlen(s->output_prefix) - 1] == '/') {
+        return error_set(err, EXIT_USAGE, "--output-prefix %s ends in '/'; put the beginning of the files' name behind it", s->output_prefix);
+    }
     if (s->text && s->json_keys.count) return error_set(err, EXIT_USAGE, "--json-keys does not go with --text; leave one of them out");
     if (s->json_keys.count > 1) return error_set(err, EXIT_USAGE, "--json-keys has %d keys; run once for each", s->json_keys.count);
     if (!s->workers) s->workers = (int)sysconf(_SC_NPROCESSORS_ONLN);
@@ -327,6 +330,12 @@ static char *output_name(const Settings *s, const char *key) {
     return name;
 }
 
+// What feeds a pipe may have failed: a shard of nothing would hide it. Frees the writer.
+static bool no_document(ShardWriter *writer, Error *err) {
+    shard_writer_discard(writer);
+    return error_set(err, EXIT_DATA, "the input holds no document; nothing was written");
+}
+
 static bool write_shard(const Settings *s, Job *job, Error *err) {
     char *prefix = output_name(s, job->key ? job->key : "text");
     int dtype = shard_dtype_for_vocab(tokenizer_vocab_size(job->tokenizer));
@@ -338,7 +347,7 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
     int lock = -1;
     ShardWriter *writer = prefix_lock(prefix, &lock, err) ? shard_writer_open(prefix, dtype, err) : NULL;
     if (writer) run_threads(job, s->workers, writer, &totals);
-    bool good = writer && shard_writer_close(writer, err);
+    bool good = writer && (totals.documents || no_document(writer, err)) && shard_writer_close(writer, err);
     prefix_unlock(prefix, lock);
     pthread_sigmask(SIG_UNBLOCK, &ending, NULL);
     if (good) print_totals(&totals, prefix, dtype);
@@ -347,6 +356,9 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
 }
 
 static bool preprocess(const Settings *s, Error *err) {
+    if (s->tokenizer_type == TOKENIZER_BYTE && (s->vocab_file || s->merge_file)) {
+        fprintf(stderr, "--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them\n");
+    }
     Job job = {.key = s->text ? NULL : s->json_keys.count ? s->json_keys.items[0] : "text"};
     job.corpus = corpus_open(s->input.items, s->input.count, s->input_list, s->text, err);
     if (!job.corpus) return false;

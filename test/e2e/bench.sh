@@ -274,6 +274,19 @@ END
 )
 }
 if [ -e "$BUILD/test/fault/shim.so" ]; then check "save.sh: what saves cost on a slow disk" saving; else skip "save.sh" "$BUILD/test/fault/shim.so is not built"; fi
+# With DEVICE=cpu alone both end within a minute or two on any machine, and leave the results of GPUs in dev/bench alone.
+by_default() {
+    DEVICE=cpu timeout -k 5 300 dev/bench/comm.sh --out "$work/default.json" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    why=$(python3 - "$work/default.json" 2>&1 <<'END'
+import json, sys
+rows = {(r["network"], r["arm"]) for r in json.load(open(sys.argv[1]))["rows"]}
+if rows != {(n, a) for n in ("inside", "logical") for a in ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit")}:
+    sys.exit(f"rows {sorted(rows)}")
+END
+) || return 1
+    DEVICE=cpu timeout -k 5 100 dev/bench/save.sh --folder "$work" --out "$work/save_default.json" >"$work/out" 2>"$work/err" </dev/null && [ -s "$work/save_default.json" ] || say "save.sh: exit code $?"
+}
+check "DEVICE=cpu comm.sh and save.sh by default" by_default
 wrong() { # TEXT WORDS...
     local text=$1
     shift

@@ -184,6 +184,16 @@ fails() {
     ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" && [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
 }
 check "a run that fails is told and leaves no result" fails
+fails_alike() { # CODE OPTIONS...: usage or environment, which is the same for all runs: one line for the run, one that says what is left
+    local code=$1
+    shift
+    extra=()
+    ERRORS=0 runs 1 baseline,qwd,tlq 4 "$@" || return 1
+    [ "$(grep -c ": exit code $code: error: " "$work/err")" -eq 1 ] && grep -qx "stopped: exit code $code is most likely that of the others too; 2 of 3 runs were not started" "$work/err" || say "it went on"
+}
+check "a usage error ends the study at its first run" fails_alike 2 --micro-batch-size 3
+no_program() { BUILD=$work/none fails_alike 3; }
+check "so does what the machine lacks" no_program
 claimed_elsewhere() { # a run that another call is making is left to it
     extra=()
     mkdir -p "$work/study/raw/125m"

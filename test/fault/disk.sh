@@ -128,5 +128,5 @@ if small_disk shards 1000k; then
 else
     skip "preprocess_data on a full disk" "this user may not mount a small file system"
 fi
-if [ -d "$work/locked" ]; then check "preprocess_data into a read-only folder" preprocess_full 5 "$work/locked"; fi
+if [ -d "$work/locked" ]; then check "preprocess_data into a read-only folder" preprocess_full 3 "$work/locked"; fi
 finish

@@ -98,7 +98,13 @@ pre --input "$work/golden.jsonl" --vocab-file "$work/wider.json" --merge-file "$
 report "ids of four bytes for a large vocabulary" $?
 refused "merge of different dtypes" 5 "dtype" merge --input "$work/golden_text_document" "$work/wide_text_document" --output-prefix "$work/bad_text_document"
 refused "merge without input" 2 "--input is missing" merge --output-prefix "$work/bad_text_document"
-refused "merge into an unknown folder" 5 "nowhere" merge --input "$work/folder" --output-prefix "$work/nowhere/x"
+merge --input "$work/folder" --output-prefix "$work/made/of/merging/x" && same_shard "$work/w1_text_document" "$work/made/of/merging/x"
+report "merge into a folder that is not there yet" $?
+refused "merge into a folder that cannot be made" 3 "/proc/nowhere" merge --input "$work/folder" --output-prefix /proc/nowhere/x
+refused "merge into a folder that cannot be written" 3 "/proc/x.bin" merge --input "$work/folder" --output-prefix /proc/x
+mkdir "$work/taken.idx"
+refused "merge onto a folder" 3 "$work/taken.idx" merge --input "$work/folder" --output-prefix "$work/taken"
+refused "merge to a folder for a name" 2 "ends in '/'" merge --input "$work/folder" --output-prefix "$work/"
 
 # --- plain text, the byte tokenizer, another key ---
 printf 'ab' >"$work/1.txt"
@@ -113,10 +119,18 @@ report "plain text totals" $?
 printf '{"text":"no","content":"ab"}\n' >"$work/key.jsonl"
 pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --output-prefix "$work/key" && [ "$(hex "$work/key_content_document.bin")" = 61006200 ]
 report "another key, no end of document" $?
-pre --input "$work/2.txt" --tokenizer-type Byte --output-prefix "$work/empty" && [ "$(stat -c %s "$work/empty_text_document.idx")" -eq 42 ]
-report "an input without documents" $?
+pre --text --input "$work/2.txt" --tokenizer-type Byte --output-prefix "$work/empty" && [ "$(stat -c %s "$work/empty_text_document.idx")" -eq 50 ]
+report "an empty text is a document" $?
 pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --keep-newlines --partitions 1 --keep-sequential-samples --dataset-impl mmap --output-prefix "$work/flags"
 report "Megatron's flags that change nothing" $?
+noted() { [ "$(grep -c 'have no effect' "$work/err")" -eq "$1" ]; }
+pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --merge-file "$golden/merges.txt" --output-prefix "$work/flags" && noted 1 &&
+    grep -q '^--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them$' "$work/err"
+report "a vocabulary that is not read is pointed out" $?
+small --input "$work/key.jsonl" --json-keys content --output-prefix "$work/flags" && noted 0
+report "one that is read is not" $?
+pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --output-prefix "$work/made/of/key" && same_shard "$work/key_content_document" "$work/made/of/key_content_document"
+report "a folder that is not there yet is made" $?
 
 # --- bad command lines ---
 bad() { pre --output-prefix "$work/bad" "$@"; }
@@ -124,6 +138,7 @@ byte() { bad --tokenizer-type Byte "$@"; }
 refused "unknown flag" 2 "did you mean --append-eod" bad --input "$work/a.jsonl" --append-eos
 refused "no input" 2 "--input or --input-list is missing" bad --append-eod
 refused "no output" 2 "--output-prefix is missing" pre --input "$work/a.jsonl"
+refused "a folder for a name" 2 "ends in '/'" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix "$work/"
 refused "no vocabulary" 2 "--vocab-file" bad --input "$work/a.jsonl"
 refused "unknown tokenizer" 2 "GPT2BPETokenizer|Byte" bad --input "$work/a.jsonl" --tokenizer-type Bytes
 refused "no workers" 2 "--workers" byte --input "$work/a.jsonl" --workers 0
@@ -154,7 +169,16 @@ gzip -c "$work/a.jsonl" >"$work/a.gz"
 refused "compressed input" 5 "compressed with gzip" byte --input "$work/a.gz"
 refused "compressed plain text" 5 "compressed with gzip" byte --text --input "$work/1.txt" "$work/a.gz"
 refused "a malformed merge list" 5 "$work/a.jsonl line 1" bad --input "$work/a.jsonl" --vocab-file "$golden/vocab.json" --merge-file "$work/a.jsonl"
-refused "an unknown output folder" 5 "nowhere" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix "$work/nowhere/x"
+refused "an input without documents" 5 "no document" byte --input "$work/2.txt"
+from_nothing() { : | byte --input -; }
+refused "standard input without documents" 5 "no document" from_nothing
+
+# --- output that cannot be made is the environment's fault, and is known before anything is read ---
+refused "a folder that cannot be made" 3 "/proc/nowhere" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix /proc/nowhere/x
+refused "a folder that cannot be written" 3 "/proc/x_text_document" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix /proc/x
+refused "a file where a folder should be" 3 "$work/a.jsonl" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix "$work/a.jsonl/x"
+mkdir "$work/folder_text_document.bin"
+refused "a folder of the output's name" 3 "$work/folder_text_document.bin" pre --input "$work/bad.jsonl" --tokenizer-type Byte --output-prefix "$work/folder"
 
 # --- a full disk (a limit on the file size stands for it) and an interruption leave nothing behind ---
 limited() { (ulimit -f 512 && byte --input "$work/big.jsonl" --workers 2); }

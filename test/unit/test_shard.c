@@ -352,7 +352,7 @@ static void missing(void **state) {
     char nowhere[160];
     snprintf(nowhere, sizeof nowhere, "%s/no/such", f->path);
     assert_null(shard_writer_open(nowhere, SHARD_U16, &err));
-    assert_int_equal(err.code, EXIT_DATA);
+    assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_null(shard_writer_open(f->prefix, 7, &err));
     assert_int_equal(err.code, EXIT_USAGE);
 }
