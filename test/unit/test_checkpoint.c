@@ -309,8 +309,7 @@ static void what_is_saved_is_loaded(void **state) {
     // Megatron's tracker has no newline.
     size_t bytes;
     char *tracker = read_bytes(f->tracker, &bytes);
-    assert_int_equal(bytes, 1);
-    assert_int_equal(tracker[0], '5');
+    assert_true(bytes == 1 && tracker[0] == '5');
     free(tracker);
 
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
@@ -604,24 +603,17 @@ static void manifest_against_shard(void **state) {
     free(text);
 }
 
-// A checkpoint of a program that did not keep this number yet.
-static void state_without_younger_field(void **state) {
+static void state_without_younger_field(void **state) {  // of a program that did not keep it yet
     Folder *f = (Folder *)*state;
     Error err = {0};
     size_t bytes;
     assert_true(save(f->save, 5, 1, &err));
     char *text = read_bytes(f->manifest, &bytes);
-    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    assert_non_null(c);
-    assert_int_equal(checkpoint_state(c)->data_samples, 77);
-    checkpoint_close(c);
     edit_manifest(f->manifest, text, bytes, ", \"data_samples\": 77", "");
-    c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    assert_non_null(c);
-    assert_int_equal(checkpoint_state(c)->data_samples, 0);
-    assert_int_equal(checkpoint_state(c)->consumed_valid_samples, 33);
-    checkpoint_close(c);
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     free(text);
+    assert_true(c && checkpoint_state(c)->data_samples == 0 && checkpoint_state(c)->consumed_valid_samples == 33);
+    checkpoint_close(c);
 }
 
 static void damaged_shard(void **state) {
