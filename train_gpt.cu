@@ -360,7 +360,7 @@ typedef struct Run {
     Schedule schedule;
     // counters of the whole run, saved in checkpoints
     int64_t iteration, consumed_train, consumed_valid;
-    int64_t data_samples;     // of the training split as built
+    int64_t split_samples[2];  // of SPLIT_TRAIN and SPLIT_VALID as built; 0: not known
     int64_t scheduled;        // samples of applied steps: what the schedule counts
     Sentry sentry;
     double flops_so_far;
@@ -687,7 +687,8 @@ static CheckpointState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     sentry_save(&run->sentry, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
-    state.data_samples = run->data_samples;
+    state.train_split_samples = run->split_samples[SPLIT_TRAIN];
+    state.valid_split_samples = run->split_samples[SPLIT_VALID];
     return state;
 }
 
@@ -735,7 +736,8 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     run->iteration = state->iteration;
     run->consumed_train = state->consumed_train_samples;
     run->consumed_valid = c->skip_train ? 0 : state->consumed_valid_samples;
-    run->data_samples = state->data_samples;
+    run->split_samples[SPLIT_TRAIN] = state->train_split_samples;
+    run->split_samples[SPLIT_VALID] = state->valid_split_samples;
     sentry_restore(&run->sentry, &run->last, state);
     run->flops_so_far = state->flops_so_far;
     if (!optimizer) return true;  // Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up
@@ -981,13 +983,17 @@ static bool open_data(Run *run) {
 }
 
 static bool setup_data(Run *run) {
+    static const char *const names[] = {"training", "validation"};
     timer_start(run->timers, TIMER_DATA_SETUP, NULL);
     if (!agreed(run, open_data(run))) return false;
     if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
-    int64_t samples = run->config.mock_data ? 0 : loader_samples(run->loader, SPLIT_TRAIN), before = run->data_samples;
-    if (samples && before && samples != before) log_line(run->log, "the training split has %lld samples and had %lld in the checkpoint: the data go on in another order",
-                                                         (long long)samples, (long long)before);
-    if (samples) run->data_samples = samples;
+    for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++) {
+        int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
+        if (samples && before && samples != before) log_line(run->log, "the %s split has %lld samples and had %lld in the checkpoint: the data go on in another order",
+                                                             names[split], (long long)samples, (long long)before);
+        if (samples) run->split_samples[split] = samples;
+    }
+    run->site.phase = "setup";
     timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
     return true;
 }

@@ -45,7 +45,8 @@ typedef struct CheckpointState {
     // the sentry's: sdp4bit/spikes.h
     int64_t spikes, spikes_seen, skipped_in_a_row;
     int64_t repairs;                // of replicas: llmc/replicas.h
-    int64_t data_samples;           // of the training split as built: how often its data are read, and so their order, follows from it. 0: not known
+    // of the training and validation splits as built: how often their data are read, and so their order, follows from it. 0: not known
+    int64_t train_split_samples, valid_split_samples;
     double loss_mean, loss_deviation, norm_mean, norm_deviation;
 } CheckpointState;
 

@@ -177,7 +177,7 @@ static bool check_file(const Checkpoint *c, int file, const Site *site, Error *e
     return ok;
 }
 
-// Each rank checks every size-th file. Those who have done theirs wait without a limit: a rank that hashes shows progress, and one that hangs ends the job itself.
+// Each rank checks every size-th file. Those who have done theirs wait: a rank that hashes shows progress, and one that hangs ends the job itself.
 static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     int rank, ranks;
     MPI_Comm_rank(peers.comm, &rank);
@@ -187,7 +187,7 @@ static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
         ok = check_file(c, file, peers.site, err);
         heartbeat_moves(peers.site);
     }
-    peers.limit = 0;
+    peers.limit = PATIENT;
     return peers_agree(peers, ok, err, NULL);
 }
 

@@ -419,18 +419,24 @@ int config_global_batch_size(const Config *config, int64_t consumed_samples) {
     return (int)(config->rampup_start + config->rampup_increment * rampup_step(config, consumed_samples, &steps));
 }
 
-// Iterations that --train-samples gives once `consumed` of them are taken: Megatron counts the ramp iteration by iteration, then whole global batches. The iterations of one step are
-// counted at once, but the last few singly, so that rounding at the border of a step is the same as in the loop itself.
+static bool in_rampup(const Config *c, int64_t consumed) { return c->rampup_start && consumed <= c->rampup_samples; }
+
+// Inside the ramp, on by `most` iterations at most: those of one of its steps at once, but the last few singly, so that rounding at the border of a step is the same
+// as in training itself.
+static void rampup_on(const Config *c, int64_t most, int64_t *consumed, int64_t *iterations) {
+    int64_t steps, step = rampup_step(c, *consumed, &steps), batch = config_global_batch_size(c, *consumed);
+    double border = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps) : (double)c->rampup_samples;
+    int64_t at_once = ((int64_t)border - 2 - *consumed) / batch;
+    if (at_once < 1) at_once = 1;
+    if (at_once > most) at_once = most;
+    *consumed += at_once * batch;
+    *iterations += at_once;
+}
+
+// Iterations that --train-samples gives once `consumed` of them are taken: Megatron counts the ramp iteration by iteration, then whole global batches.
 static int64_t iterations_of_samples(const Config *c, int64_t consumed) {
     int64_t iterations = 0;
-    while (c->rampup_start && consumed <= c->rampup_samples) {
-        int64_t steps, step = rampup_step(c, consumed, &steps), batch = config_global_batch_size(c, consumed);
-        double border = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps) : (double)c->rampup_samples;
-        int64_t at_once = ((int64_t)border - 2 - consumed) / batch;
-        if (at_once < 1) at_once = 1;
-        consumed += at_once * batch;
-        iterations += at_once;
-    }
+    while (in_rampup(c, consumed)) rampup_on(c, INT64_MAX, &consumed, &iterations);
     int64_t left = c->train_samples - consumed;
     return iterations + (left > 0 ? left / c->global_batch_size : 0);
 }
@@ -446,8 +452,8 @@ void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, c
 }
 
 int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples) {
-    for (; config->rampup_start && consumed_samples <= config->rampup_samples && iteration < config->train_iters; iteration++)
-        consumed_samples += config_global_batch_size(config, consumed_samples);
+    while (in_rampup(config, consumed_samples) && iteration < config->train_iters)
+        rampup_on(config, config->train_iters - iteration, &consumed_samples, &iteration);
     int64_t left = config->train_iters > iteration ? config->train_iters - iteration : 0;
     return consumed_samples + left * config->global_batch_size;
 }

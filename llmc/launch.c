@@ -124,8 +124,8 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     for (int polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
         if (done || polls % 1024) continue;
-        if (peers.limit <= 0) heartbeat_moves(peers.site);  // without a limit, waiting is no fault of this rank
-        else if (deadline_passed(&deadline)) no_answer(peers, request, &done, what);
+        if (peers.limit == PATIENT) heartbeat_moves(peers.site);
+        else if (peers.limit > 0 && deadline_passed(&deadline)) no_answer(peers, request, &done, what);
     }
     heartbeat_waits(peers.site, false);
 }

@@ -30,10 +30,13 @@ double launch_rank_delay(int rank);
 // their errors, and an operation that failed has left nothing that may be looked at, its request neither.
 void mpi_check(const Site *site, int rc, const char *what, const char *where);
 
+// For waits in which other ranks may work for hours: this one's waiting is no fault, and one that hangs is found by its own watchdog.
+enum { PATIENT = -1 };
+
 // Ranks that act together, and how long one waits for another: a rank that died or hangs must end the job, not stop it for ever.
 typedef struct Peers {
     MPI_Comm comm;
-    double limit;      // seconds; 0: for ever
+    double limit;      // seconds; 0: none but the heartbeat's, which ends a wait that nobody on this host can explain; PATIENT: none at all
     const Site *site;  // for messages, and the heartbeat that is told of waits; may be NULL
 } Peers;
 
@@ -53,7 +56,7 @@ void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Dataty
 // Every rank's bytes on rank 0: length[r] of rank r at all + start[r]. all, length and start are read there alone.
 void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start);
 // New communicators, for MPI_Comm_free: of the same ranks; of those with the same color, in the order of key; of those that can share memory. The latter two know
-// no limit but the heartbeat's.
+// the heartbeat's limit alone.
 MPI_Comm peers_duplicate(Peers peers);
 MPI_Comm peers_split(Peers peers, int color, int key);
 MPI_Comm peers_of_host(Peers peers);

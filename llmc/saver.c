@@ -14,8 +14,9 @@ static int count_checkpoints(const Saver *saver) {
     return count;
 }
 
-// The first checkpoint in the folder whose place a run that stands at `iteration` will take by its save interval or at its end; -1: none.
-static int64_t first_in_the_way(const Saver *saver, int64_t iteration) {
+// The first checkpoint in the folder, of those that are not `listed`, whose place a run that stands at `iteration` will take by its save interval or at its end;
+// -1: none.
+static int64_t first_in_the_way(const Saver *saver, int64_t iteration, const Lineage *listed) {
     const Config *c = saver->config;
     int64_t last = c->train_iters, found = -1;
     if (c->exit_interval > 0 && last / c->exit_interval > iteration / c->exit_interval) last = (iteration / c->exit_interval + 1) * c->exit_interval;
@@ -23,6 +24,7 @@ static int64_t first_in_the_way(const Saver *saver, int64_t iteration) {
     int count;
     int64_t *there = save_folder_list(c->save, &count);
     for (int i = 0; i < count && found < 0; i++) {
+        if (lineage_holds(listed, there[i])) continue;
         bool by_interval = there[i] > iteration && there[i] < last && there[i] % c->save_interval == 0;
         if (by_interval || there[i] == last) found = there[i];
     }
@@ -30,12 +32,18 @@ static int64_t first_in_the_way(const Saver *saver, int64_t iteration) {
     return found;
 }
 
-// A run that goes on from a checkpoint in the folder may replace what comes after it: a branch that was given up, or what a killed save left unlisted. To one
-// that goes on from none there, all are another run's.
+// To a run that goes on from no checkpoint in the folder, all there are another run's. One that does may replace what comes behind it: a branch that was given up,
+// or what a killed save left unlisted, which cannot be told from another run's and is named.
 static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
-    int64_t first = saver->before >= 0 || c->skip_train ? -1 : first_in_the_way(saver, iteration);
-    if (first < 0) return true;
+    Lineage listed = {NULL, 0, false, ""};
+    if (c->skip_train || (saver->before >= 0 && !lineage_read(c->save, &listed, NULL))) return true;
+    int64_t first = first_in_the_way(saver, iteration, &listed);
+    lineage_free(&listed);
+    if (first >= 0 && saver->before >= 0) {
+        log_line(saver->log, "WARNING: %.600s holds a checkpoint of iteration %lld that its " LINEAGE_NAME " does not name; this run will replace it", c->save, (long long)first);
+    }
+    if (first < 0 || saver->before >= 0) return true;
     return error_set(err, EXIT_CHECKPOINT, "%.600s holds a checkpoint of iteration %lld, which this run would replace without going on from it; load it with --load of the same "
                      "folder%s, give another --save folder, or remove what is there", c->save, (long long)first, c->finetune ? " and without --finetune" : "");
 }

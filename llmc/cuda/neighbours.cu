@@ -197,7 +197,9 @@ Neighbours *neighbours_open(Device *device, MPI_Comm node) {
     Neighbours *n = (Neighbours *)xcalloc(1, sizeof *n, "the node's ranks");
     n->device = device;
     n->node = {node, 0, NULL};
+    heartbeat_waits(device_site(device), true);
     n->node.comm = peers_duplicate(n->node);
+    heartbeat_waits(device_site(device), false);
     MPI_Comm_rank(node, &n->rank);
     MPI_Comm_size(node, &n->size);
     return n;

@@ -69,6 +69,11 @@ branch() {
     trains "${run[@]}" --train-iters 32 --load "$folder" --lr 1e-3 --override-opt_param-scheduler && loaded 30 && there 30 32 37 && tracked 32
 }
 check "back to an older one by hand: the branch that was left stays and does not count" branch
+named() { # one of another run, in the way of a run that goes on from its own
+    first_run && trains "${run[@]}" --seed 7 --exit-interval 20 && listed 10 20 || return 1
+    trains "${run[@]}" --seed 7 --load "$folder" --exit-interval 23 && loaded 20 && warned 1 "holds a checkpoint of iteration 23 that its checkpoints_of_run.txt does not name; this run will replace it" && listed 10 20 23
+}
+check "another run's checkpoint that will be replaced is named before training" named
 finetunes() { # a line of its own, also from the same folder
     again true
     trains "${run[@]}" --load "$folder" --finetune --train-iters 8 --lr-decay-iters 8 && listed 8 && there 8 18 20 23 30 && warned 1 "(iterations 18, 20, 23 and 30)"

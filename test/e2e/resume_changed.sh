@@ -59,6 +59,11 @@ as_it_was() { logged as_it_was 2 "${whole[@]}" --load "$work/as_it_was" && silen
 check "a run that goes on as it began says nothing of its data" as_it_was
 longer() { logged longer 2 "${whole[@]}" --train-iters 80 --load "$work/as_it_was" && says "$order" && ! same_training whole longer 20 && why=; }
 check "a longer run reads the data in another order, and says so" longer
+more_evaluations() { # more validation samples than before, so read another number of times
+    trains 2 "${whole[@]}" --load "$work/as_it_was" && silent "the validation split" || return 1
+    trains 2 "${whole[@]}" --eval-interval 2 --eval-iters 20 --load "$work/as_it_was" && says "the validation split has" && silent "the training split has"
+}
+check "more evaluations read the validation data in another order, and that is said" more_evaluations
 lasts() { # 60 iterations of 64, then 540 of 8: more than the 4800 samples that 600 iterations of 8 would want
     trains 2 "${whole[@]}" --train-iters 60 --save "$work/lasts" --save-interval 60 --eval-iters 0 &&
         logged lasts 2 "${whole[@]}" --train-iters 600 --global-batch-size 8 --load "$work/lasts" --eval-iters 0 --override-opt_param-scheduler && last_line lasts "600 8160"

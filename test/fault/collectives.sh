@@ -43,6 +43,23 @@ while read -r call count <&3; do
     if [ "$call" = MPI_Test ]; then count=$((count < 200 ? count / 2 : 100)); fi
     check "$call fails on one of two ranks" each "$call" "$count"
 done 3<"$work/calls"
+# Ranks that see nothing of each other but what MPI carries, as on two hosts: the one that waits must not take its own waiting for life. (The first process of a
+# namespace cannot be stopped from inside it.)
+on_two_hosts() {
+    rm -rf "$work/save"
+    OMPI_MCA_btl=tcp,self timeout -k 5 60 "${launcher[@]}" -np 1 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" : -np 1 unshare -p -f --mount-proc \
+        sh -c '"$@"; exit $?' _ env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL=MPI_Comm_idup MPI_FAULT_AT="$at" MPI_FAULT_STOP=1 \
+        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
+}
+stopped_on_another_host() {
+    local at=0
+    on_two_hosts --train-iters 4 || { say "a run in which nothing stops ends with $?"; return 1; }
+    at=1
+    on_two_hosts --train-iters 4 --distributed-timeout-minutes 0.05
+    error_names 7 "waited" $?
+}
+if unshare -p -f --mount-proc true 2>/dev/null; then check "a rank of another host stops where communicators are made" stopped_on_another_host
+else skip "a rank of another host stops where communicators are made" "no PID namespaces for this user"; fi
 for call in MPI_Comm_split MPI_Comm_split_type MPI_Comm_idup MPI_Ibarrier MPI_Ibcast MPI_Iallreduce MPI_Iallgather MPI_Igatherv MPI_Test; do
     check "$call is used" grep -q "^$call " "$work/calls"
 done

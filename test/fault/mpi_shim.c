@@ -3,8 +3,10 @@
 //   MPI_FAULT_RANK    the rank
 //   MPI_FAULT_CALL    the function, such as MPI_Iallreduce
 //   MPI_FAULT_AT      which of its calls fails, from 1; 0: none
+//   MPI_FAULT_STOP    set: the process is stopped there instead
 //   MPI_FAULT_COUNT   file that gets a line "function calls" per function at the end
 #include <mpi.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +31,10 @@ static bool fails(const char *name) {
     function[i].name = name;
     function[i].calls++;
     const char *call = getenv("MPI_FAULT_CALL"), *at = getenv("MPI_FAULT_AT");
-    return call && at && strcmp(call, name) == 0 && function[i].calls == atol(at);
+    bool here = call && at && strcmp(call, name) == 0 && function[i].calls == atol(at);
+    if (!here || !getenv("MPI_FAULT_STOP")) return here;
+    raise(SIGSTOP);
+    return false;
 }
 
 __attribute__((destructor)) static void finish(void) {

@@ -138,7 +138,7 @@ static CheckpointState state_of(int64_t iteration) {
                              .skipped_iterations = 1,
                              .nan_iterations = 2,
                              .flops_so_far = 1.2345678901234567e21,
-                             .data_samples = 77};
+                             .train_split_samples = 77};
 }
 
 // All kinds of all tensors, each cut into pieces of `piece` elements (the last one is shorter); some empty slices among them.
@@ -609,10 +609,10 @@ static void state_without_younger_field(void **state) {  // of a program that di
     size_t bytes;
     assert_true(save(f->save, 5, 1, &err));
     char *text = read_bytes(f->manifest, &bytes);
-    edit_manifest(f->manifest, text, bytes, ", \"data_samples\": 77", "");
+    edit_manifest(f->manifest, text, bytes, ", \"train_split_samples\": 77", "");
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     free(text);
-    assert_true(c && checkpoint_state(c)->data_samples == 0 && checkpoint_state(c)->consumed_valid_samples == 33);
+    assert_true(c && checkpoint_state(c)->train_split_samples == 0 && checkpoint_state(c)->consumed_valid_samples == 33);
     checkpoint_close(c);
 }
 
