@@ -149,7 +149,7 @@ void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, St
         return;
     }
     nccl_begin(comm);
-    // Between nodes a message to each rank: over sockets NCCL's own all-gather made a step of 1.3B at micro-batch 1 a quarter longer (dev/bench/NOTES.md).
+    // Between nodes a message to each rank: over sockets NCCL's own all-gather made a step of 1.3B at micro-batch 1 longer by 21 to 33 % (dev/bench/NOTES.md).
     ncclResult_t result = scope == COMM_RAIL ? one_message_each(comm, scope, own, 0, (uint8_t *)buffer, bytes, stream)
                                              : ncclAllGather(own, buffer, bytes, ncclUint8, comm->scope[scope], stream_handle(stream));
     nccl_end(comm, result, scope, "all-gather");
