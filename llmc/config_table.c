@@ -124,7 +124,7 @@ static const Option table[] = {
     INT("pipeline-model-parallel-size", pipeline_model_parallel_size, "1", 1, 1 << 20, "only 1 so far"),
     FLAG("use-distributed-optimizer", use_distributed_optimizer, "shard the optimiser (always so here); the quantisation flags ask for it"),
     INT("gpus-per-node", gpus_per_node, "0", 0, 1 << 20, "ranks per node, which must divide the number of ranks; 0: the real hosts"),
-    FLAG("emulate-nodes", emulate_nodes, "borders of --gpus-per-node are real for NCCL: traffic between nodes of one machine goes through sockets, and nodes may share GPUs (GPUs only)"),
+    FLAG("emulate-nodes", emulate_nodes, "borders of --gpus-per-node are real for NCCL: traffic between nodes of one machine goes through sockets, and ranks may share GPUs (GPUs only)"),
     CHOICE("node-exchange", NodeExchange, node_exchange, "auto", "auto|nccl|copies",
            "how messages travel inside a node: through NCCL's kernels, or fetched by the GPUs' copy engines, which leave the multiprocessors to the model (GPUs only); the same bits; auto: copies where they can be had"),
     COUNT("ddp-bucket-size", ddp_bucket_size, "25000000", 1, "elements per communication bucket, about: buckets hold whole layers"),

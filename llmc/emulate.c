@@ -6,7 +6,8 @@
 
 void emulate_nodes(const Topology *topology, const Launch *launch) {
     char id[300];
-    snprintf(id, sizeof id, "%s-node%d", launch->host_name, topology->node);
+    int end = snprintf(id, sizeof id, "%s-node%d", launch->host_name, topology->node);
+    if (topology->device_turn) snprintf(id + end, sizeof id - (size_t)end, "-%d", topology->device_turn);
     setenv("NCCL_HOSTID", id, 1);
     // No way around the sockets: no plugin, no InfiniBand, no neighbour's NVLink, no fabric that spans machines. Several sockets and threads per connection, without
     // which one core's copying limits what a node sends; a message is cut into 64 KiB for each socket, so NCCL's chunk of 128 KiB would keep two of sixteen busy.

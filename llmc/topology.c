@@ -63,13 +63,15 @@ bool topology_build(Topology *t, int world_rank, int world_size, const int *host
     t->local = t->dp_rank % t->per_node;
     t->emulated = gpus_per_node != 0;
     t->device_sharers = 1;
+    t->device_turn = 0;
     host_place(host_of_rank, world_size, world_rank, &t->device, &t->host_ranks);
     return true;
 }
 
 void topology_share_devices(Topology *t, int devices, bool emulated_nodes) {
-    if (!emulated_nodes || t->host_ranks <= devices) return;
-    if (t->per_node > devices || devices % t->per_node) return;
+    if (!emulated_nodes || t->host_ranks <= devices || devices < 1) return;
+    if (devices % t->per_node && t->per_node % devices) return;
+    t->device_turn = t->local / devices;
     t->device %= devices;
     t->device_sharers = (t->host_ranks - t->device + devices - 1) / devices;
 }

@@ -13,6 +13,7 @@ typedef struct Topology {
     int host_ranks;                 // ranks on this rank's real host
     int device;                     // local device index on the real host: its place among them, or topology_share_devices'
     int device_sharers;             // ranks that use this device
+    int device_turn;                // of its own node's: this rank's place among them, 0 unless a node has more ranks than devices
     bool emulated;                  // node borders were set by --gpus-per-node, not by hosts
 } Topology;
 
@@ -20,8 +21,8 @@ typedef struct Topology {
 // Errors: EXIT_USAGE for sizes that do not divide; EXIT_ENVIRONMENT for an uneven number of ranks per node or a node whose ranks are not consecutive.
 bool topology_build(Topology *topology, int world_rank, int world_size, const int *host_of_rank, int gpus_per_node, int tp_size,
                     int pp_size, Error *err);
-// Where a host has more ranks than devices: emulated nodes (emulate.h), which NCCL takes for separate machines, may share devices in turn, if nodes fill
-// the devices evenly and the ranks of a node are on different ones. Otherwise nothing changes, and device_open says what is wrong.
+// Where a host has more ranks than devices: those of emulated nodes (emulate.h) may share devices in turn, if nodes fill the devices evenly or devices a node.
+// Otherwise nothing changes, and device_open says what is wrong.
 void topology_share_devices(Topology *topology, int devices, bool emulated_nodes);
 
 LLMC_END

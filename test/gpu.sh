@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything about GPUs that a test can tell: device, GEMMs, collectives, every op against the CPU backend, every kernel of the exact
-# regime bit for bit, whole training runs against the CPU program and against themselves, ranks on one GPU or more (where mpirun is), in every shape of nodes
-# that the GPUs allow, against the one-process simulator and with overlap against without, compute-sanitizer on a short run.
+# regime bit for bit, whole training runs against the CPU program and against themselves, ranks on one GPU or more (where mpirun is), up to four on each, in every
+# shape of nodes that the GPUs allow, against the one-process simulator and with overlap against without, compute-sanitizer on a short run.
 # Builds first (--no-build: uses what is in $BUILD and $CPU_BUILD, for programs carried from another machine). Ends with "N passed, N failed, N skipped".
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer] [--part ops|runs|shapes|promises|exact|sanitizer]...
@@ -180,15 +180,15 @@ END
 gpus=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi --list-gpus | wc -l; fi)
 mpi=(mpirun --oversubscribe --bind-to none)
 mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && mpi+=(-q)
-# fits NODES PER_NODE: on GPUs of their own, or shared by emulated nodes (topology_share_devices).
+# fits NODES PER_NODE: on GPUs of their own, or shared (topology_share_devices).
 fits() {
-    [ $(($1 * $2)) -le "$gpus" ] || { [ "$1" -gt 1 ] && [ $(($1 * $2)) -le $((4 * gpus)) ] && [ "$2" -le "$gpus" ] && [ $((gpus % $2)) -eq 0 ]; }
+    [ $(($1 * $2)) -le "$gpus" ] || { [ $(($1 * $2)) -le $((4 * gpus)) ] && { [ $((gpus % $2)) -eq 0 ] || [ $(($2 % gpus)) -eq 0 ]; }; }
 }
 # trained NAME NODES PER_NODE FLAGS...: iteration, loss and norm of every step in $work/NAME; no replica was repaired, and rank 0 holds the memory that was planned.
 trained() {
     local name=$1 nodes=$2 per_node=$3 emulate=()
     shift 3
-    [ "$nodes" -gt 1 ] && emulate=(--emulate-nodes)
+    if [ "$nodes" -gt 1 ] || [ "$per_node" -gt "$gpus" ]; then emulate=(--emulate-nodes); fi
     rm -f "$work/jsonl" "$work/$name"
     timeout -k 5 300 "${mpi[@]}" -np $((nodes * per_node)) "$gpu" "${model[@]}" --micro-batch-size 1 --global-batch-size 16 --log-interval 1 --ddp-bucket-size 500000 \
         --gpus-per-node "$per_node" ${emulate[@]+"${emulate[@]}"} --distributed-timeout-minutes 2 "$@" --log-jsonl "$work/jsonl" >"$work/log" 2>&1 </dev/null ||
@@ -290,15 +290,15 @@ check_promises() {
 }
 
 check_exact() {
-    local ranks nodes per_node
+    local ranks nodes per_node share
     for ranks in 1 2 4 8; do
-        if [ $ranks -le "$gpus" ]; then
-            exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"
-            for ((nodes = 1; ranks > 1 && nodes <= ranks; nodes *= 2)); do counted "collectives, $nodes x $((ranks / nodes)) ranks" "${mpi[@]}" -np $ranks "$BUILD/test/gpu/test_comm_gpu" --nodes $nodes; done
-            continue
-        fi
-        for ((per_node = 1; per_node < ranks; per_node *= 2)); do
-            fits $((ranks / per_node)) $per_node && exact "$((ranks / per_node)) x $per_node ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi" --emulate-nodes $per_node
+        share=()
+        if [ $ranks -le "$gpus" ]; then exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"; else share=(--emulate-nodes); fi
+        for ((nodes = 1; ranks > 1 && nodes <= ranks; nodes *= 2)); do
+            per_node=$((ranks / nodes))
+            fits $nodes $per_node || { skip "$nodes x $per_node ranks, the exact regime" "$gpus GPUs"; continue; }
+            counted "collectives, $nodes x $per_node ranks" "${mpi[@]}" -np $ranks "$BUILD/test/gpu/test_comm_gpu" --nodes $nodes ${share[@]+"${share[@]}"}
+            [ ${#share[@]} = 0 ] || exact "$nodes x $per_node ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi" --emulate-nodes $per_node
         done
     done
 }

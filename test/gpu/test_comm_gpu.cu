@@ -1,12 +1,13 @@
 // The collectives over NCCL, at any number of ranks: alone (nothing is sent, no communicator made) or under mpirun, one GPU per rank.
 // With --nodes n the ranks are split into n nodes, so that all three scopes have work: mpirun -n 4 test_comm_gpu --nodes 2. Inside a node also through memory that
-// its ranks have opened to each other (comm_share).
+// its ranks have opened to each other (comm_share). A fourth word, --emulate-nodes, lets ranks share GPUs (emulate.h).
 #include <mpi.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
+#include "llmc/emulate.h"
 #include "test/gpu/check.h"
 
 // What rank `from` of the group sends to rank `to` in a round, and what fills slots that must stay.
@@ -160,12 +161,16 @@ static void test_disagreement(Checks *c, Device *device, const Topology *t) {
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     int rank = 0, size = 1, nodes = argc > 2 && strcmp(argv[1], "--nodes") == 0 ? atoi(argv[2]) : 1;
+    bool emulate = argc > 3 && strcmp(argv[3], "--emulate-nodes") == 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     int *host_of_rank = (int *)calloc((size_t)size, sizeof(int));
     Error err = {};
     Topology topology;
     if (nodes < 1 || !topology_build(&topology, rank, size, host_of_rank, size / nodes, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+    topology_share_devices(&topology, device_count(), emulate);
+    Launch launch = {rank, size, host_of_rank, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
+    if (emulate) emulate_nodes(&topology, &launch);
     Device *device = device_open(topology.device, NULL, &err);
     if (!device) fatal(NULL, err.code, "%s", err.what);
     Checks checks = {"test_comm_gpu", 0, 0};

@@ -107,11 +107,15 @@ static void emulated_nodes_have_names(void **state) {
     t.node = 0;
     emulate_nodes(&t, &launch);
     assert_string_equal(getenv("NCCL_HOSTID"), "machine-node0");
+    t.device_turn = 3;
+    emulate_nodes(&t, &launch);
+    assert_string_equal(getenv("NCCL_HOSTID"), "machine-node0-3");
     assert_string_equal(getenv("NCCL_SOCKET_IFNAME"), "lo");
 }
 
-// Ranks r of `ranks` on one host with this many devices, in nodes of per_node: which device each takes, and how many share it.
-static void check_devices(int ranks, int per_node, int devices, bool emulate, const int *expected, const int *sharers) {
+// Ranks r of `ranks` on one host with this many devices, in nodes of per_node: which device each takes, how many share it, and which of its own node's ranks there
+// it is.
+static void check_devices(int ranks, int per_node, int devices, bool emulate, const int *expected, const int *sharers, const int *turns) {
     int *hosts = calloc((size_t)ranks, sizeof *hosts);
     for (int r = 0; r < ranks; r++) {
         Topology t;
@@ -120,6 +124,7 @@ static void check_devices(int ranks, int per_node, int devices, bool emulate, co
         assert_int_equal(t.host_ranks, ranks);
         assert_int_equal(t.device, expected[r]);
         assert_int_equal(t.device_sharers, sharers[r]);
+        assert_int_equal(t.device_turn, turns[r]);
     }
     free(hosts);
 }
@@ -127,18 +132,23 @@ static void check_devices(int ranks, int per_node, int devices, bool emulate, co
 static void emulated_nodes_share_devices(void **state) {
     static const int own[8] = {0, 1, 2, 3, 4, 5, 6, 7}, ones[8] = {1, 1, 1, 1, 1, 1, 1, 1}, twos[8] = {2, 2, 2, 2, 2, 2, 2, 2}, fours[8] = {4, 4, 4, 4, 4, 4, 4, 4};
     static const int in_turn[8] = {0, 1, 0, 1, 0, 1, 0, 1}, zeros[8] = {0}, three[3] = {0, 1, 0}, uneven[3] = {2, 1, 2};
-    check_devices(4, 2, 2, true, in_turn, twos);   // 2 x 2
-    check_devices(4, 1, 2, true, in_turn, twos);   // 4 x 1
-    check_devices(8, 2, 2, true, in_turn, fours);  // 4 x 2
-    check_devices(2, 1, 1, true, zeros, twos);
-    check_devices(4, 1, 1, true, zeros, fours);
-    check_devices(3, 1, 2, true, three, uneven);
-    check_devices(4, 2, 2, false, own, ones);      // not emulated: NCCL refuses two ranks of one machine on one device
-    check_devices(4, 2, 1, true, own, ones);       // the ranks of a node would meet on a device
-    check_devices(4, 2, 3, true, own, ones);       // nodes would not fill the devices
-    check_devices(4, 2, 0, true, own, ones);       // no device: device_open says so
-    check_devices(8, 4, 8, true, own, ones);
-    check_devices(8, 4, INT_MAX, true, own, ones); // CPU ranks
+    static const int second[8] = {0, 0, 1, 1, 0, 0, 1, 1}, four[4] = {0, 1, 2, 3};
+    check_devices(4, 2, 2, true, in_turn, twos, zeros);   // 2 x 2
+    check_devices(4, 1, 2, true, in_turn, twos, zeros);   // 4 x 1
+    check_devices(8, 2, 2, true, in_turn, fours, zeros);  // 4 x 2
+    check_devices(2, 1, 1, true, zeros, twos, zeros);
+    check_devices(4, 1, 1, true, zeros, fours, zeros);
+    check_devices(3, 1, 2, true, three, uneven, zeros);
+    check_devices(4, 4, 2, true, in_turn, twos, second);  // 1 x 4: a node's ranks meet on a device
+    check_devices(8, 4, 2, true, in_turn, fours, second); // 2 x 4
+    check_devices(4, 2, 1, true, zeros, fours, in_turn);
+    check_devices(4, 4, 1, true, zeros, fours, four);
+    check_devices(4, 2, 2, false, own, ones, zeros);      // not emulated: NCCL refuses two ranks of one machine on one device
+    check_devices(4, 2, 3, true, own, ones, zeros);       // nodes would not fill the devices
+    check_devices(6, 3, 2, true, own, ones, zeros);
+    check_devices(4, 2, 0, true, own, ones, zeros);       // no device: device_open says so
+    check_devices(8, 4, 8, true, own, ones, zeros);
+    check_devices(8, 4, INT_MAX, true, own, ones, zeros); // CPU ranks
 }
 
 int main(void) {
