@@ -31,6 +31,8 @@ killed_once() {
     # What was not written to the end is no line.
     sed -i -n '/}$/p' "$work/$name.first.jsonl"
     logged "$name.rest" 4 "${run[@]}" "$@" --save "$work/$name.saved" --load "$work/$name.saved" || return 1
+    # Killed between the renames of the first checkpoint's folder and of the tracker: it is whole, and found without one.
+    [ -n "$saved" ] || saved=$(sed -n "s|^WARNING: $work/$name.saved/latest_checkpointed_iteration.txt is missing beside checkpoints;.*|7|p" "$work/out")
     [ -z "$saved" ] || grep -q "successfully loaded checkpoint from $work/$name.saved at iteration $saved\$" "$work/out" || { why="iteration $saved was saved, but not loaded"; return 1; }
     [ "$(field "$name.rest" loss | head -n 1 | cut -d ' ' -f 1)" = $((${saved:-0} + 1)) ] || { why="goes on at $(field "$name.rest" loss | head -n 1) after $saved"; return 1; }
     [ "$(field "$name.first" loss | tail -n 1 | cut -d ' ' -f 1)" -lt $last ] || { why="the run ended before it was killed"; return 1; }
