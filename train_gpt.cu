@@ -14,6 +14,7 @@
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/memory.h"      // the memory plan against the memory that is there
 #include "llmc/parallel.h"    // initial weights on all cores
+#include "llmc/placement.h"   // each rank its device
 #include "llmc/plan_report.h" // --plan
 #include "llmc/progress.h"    // --log-progress
 #include "llmc/replicas.h"    // the ranks' weights compared and repaired
@@ -956,7 +957,8 @@ static bool plan_run(Run *run) {
     if (hosts != run->launch.host_of_rank) free(hosts);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
     run->site.node = run->topology.node;
-    topology_share_devices(&run->topology, device_count(), c->emulate_nodes);
+    if (c->plan_world_size) topology_share_devices(&run->topology, device_count(), c->emulate_nodes);
+    else placement_choose_device(peers_of(run, run->launch.host), &run->topology, c->emulate_nodes);
     run->site.gpu = run->topology.device;
     gpt_describe(&run->gpt, c);
     if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
@@ -998,12 +1000,17 @@ static bool setup_data(Run *run) {
     return true;
 }
 
+// Collective: a node that cannot do what the others do slows all.
 static void print_node_exchange(Run *run) {
-    const Error *not_shared = &run->zero.not_shared;
+    Error why = run->zero.not_shared;
     bool asked = run->config.node_exchange == NODE_EXCHANGE_COPIES;
-    if (not_shared->code && asked) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", not_shared->what);
-    else if (not_shared->code && !device_is_host()) log_line(run->log, "inside a node messages travel through NCCL: %s", not_shared->what);
-    else if (!not_shared->code && run->zero.node_flags) log_line(run->log, "inside a node messages are fetched by the GPUs' copy engines");
+    int without = why.code != 0, all = run->launch.size;
+    peers_reduce(peers_of(run, run->launch.world), &without, 1, MPI_INT, MPI_SUM);
+    peers_agree(peers_of(run, run->launch.world), !why.code, &why, NULL);
+    if (without > 0 && without < all) log_line(run->log, "WARNING: inside a node messages are fetched by the GPUs' copy engines, but on %d of %d ranks travel through NCCL: %s", without, all, why.what);
+    else if (without && asked) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", why.what);
+    else if (without && !device_is_host()) log_line(run->log, "inside a node messages travel through NCCL: %s", why.what);
+    else if (!without && run->zero.node_flags) log_line(run->log, "inside a node messages are fetched by the GPUs' copy engines");
 }
 
 static void print_start(Run *run) {
@@ -1017,6 +1024,8 @@ static void print_start(Run *run) {
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
     if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
     print_node_exchange(run);
+    device_environment(backend, sizeof backend);
+    if (*backend && run->topology.dp_size > 1) log_line(run->log, "WARNING: %s", backend);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
     log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);
@@ -1048,7 +1057,7 @@ static bool open_device(Run *run) {
 // In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of one host draw on the same memory.
 static bool allocate(Run *run) {
     if (!agreed(run, open_device(run))) return false;
-    memory_measure(&run->memory, &run->arena, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers);
+    memory_measure(&run->memory, &run->arena, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers, run->launch.size);
     return agreed(run, true) && agreed(run, memory_allocate(&run->memory, &run->arena, &run->config, gpt_planned_bytes, &run->error));
 }
 

@@ -10,6 +10,10 @@ typedef struct Event Event;
 
 // GPUs of this machine that the program can see, 0 without a driver; INT_MAX for CPU ranks, which need none.
 int device_count(void);
+// The name of device `index` on its host, whatever a process sees of them (a GPU's PCI address); empty for CPU ranks and where there is no such device.
+void device_identity(int index, char *text, size_t bytes);
+// What of this process's environment keeps the backend from working as it should, as one line; empty: nothing.
+void device_environment(char *text, size_t bytes);
 // Opens local device `index` (the CPU backend accepts any) and checks that the floating-point environment is the one the exact regime
 // assumes (no flush-to-zero, round to nearest). site is kept for fatal errors. Error: EXIT_ENVIRONMENT.
 Device *device_open(int index, const Site *site, Error *err);

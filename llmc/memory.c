@@ -74,7 +74,12 @@ static bool host_failed(const Arena *arena) {
     return false;
 }
 
-void memory_measure(Memory *memory, const Arena *arena, Device *device, int sharers) {
+// What libraries take of a GPU beside the plan once they are used: 0.5 GB cuBLAS, cuDNN and the kernels' code, up to 1.2 GB with NCCL (dev/bench/results/comm_2gpu.json,
+// beside_plan_bytes). Where a plan leaves less, they would fail in the first step, in words of their own.
+enum { LIBRARIES_MIB = 512, LIBRARIES_AND_NCCL_MIB = 1280 };
+
+void memory_measure(Memory *memory, const Arena *arena, Device *device, int sharers, int ranks) {
+    memory->beside = device_is_host() ? 0 : (size_t)(ranks > 1 ? LIBRARIES_AND_NCCL_MIB : LIBRARIES_MIB) << 20;
     memory->device = device;
     memory->sharers = sharers;
     memory->planned = arena_needed(arena);
@@ -83,12 +88,15 @@ void memory_measure(Memory *memory, const Arena *arena, Device *device, int shar
 }
 
 bool memory_allocate(Memory *memory, Arena *arena, const Config *config, ModelBytes model_bytes, Error *err) {
-    if (arena_allocate_within(arena, memory->device, memory->share_before, memory->sharers, err)) return true;
+    size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
+    if (arena_allocate_within(arena, memory->device, share, memory->sharers, err)) return true;
     if (arena->count > 0 && arena->entries[0].memory && host_failed(arena)) return false;
-    // What is free may still be refused, in pieces too small: then a smaller plan is wanted all the same.
-    size_t share = memory->share_before < memory->planned ? memory->share_before : memory->planned - 1, length = strlen(err->what);
-    snprintf(err->what + length, sizeof err->what - length, "; ");
+    size_t length = strlen(err->what);
+    if (memory->beside) snprintf(err->what + length, sizeof err->what - length, " beside %zu MiB kept for libraries; ", memory->beside >> 20);
+    else snprintf(err->what + length, sizeof err->what - length, "; ");
     length = strlen(err->what);
+    // What is free may still be refused, in pieces too small: then a smaller plan is wanted all the same.
+    if (share >= memory->planned) share = memory->planned - 1;
     memory_advice(err->what + length, sizeof err->what - length, config, memory->planned, share, model_bytes);
     return false;
 }

@@ -13,13 +13,15 @@ typedef struct Memory {
     Device *device;
     int sharers;
     size_t planned;
+    size_t beside;        // kept for libraries
     size_t taken_before;  // of the device when the plan was still to be allocated: context, other processes
     size_t share_before;  // free for this rank then
     bool reported;
 } Memory;
 
-// Looks at what is free for each of `sharers` ranks that draw on the same memory (CPU ranks of a host; ranks that share a GPU). Before any of them allocates.
-void memory_measure(Memory *memory, const Arena *arena, Device *device, int sharers);
+// Looks at what is free for each of `sharers` ranks that draw on the same memory (CPU ranks of a host; ranks that share a GPU). Before any of them allocates. ranks:
+// of the run; of a GPU's memory something is kept for what the libraries will take, more where ranks send to each other.
+void memory_measure(Memory *memory, const Arena *arena, Device *device, int sharers, int ranks);
 // Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or recompute setting that does (memory_advice).
 bool memory_allocate(Memory *memory, Arena *arena, const Config *config, ModelBytes model_bytes, Error *err);
 // What to change so that a run, whose plan takes `planned` bytes under config, fits `share` bytes: the largest smaller micro-batch, more recomputation,

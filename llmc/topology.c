@@ -2,6 +2,7 @@
 #include "llmc/topology.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 // Ranks of rank r's host, and r's place among them.
 static void host_place(const int *host_of_rank, int size, int rank, int *place, int *on_host) {
@@ -66,6 +67,16 @@ bool topology_build(Topology *t, int world_rank, int world_size, const int *host
     t->device_turn = 0;
     host_place(host_of_rank, world_size, world_rank, &t->device, &t->host_ranks);
     return true;
+}
+
+void topology_take_own_device(Topology *t, const VisibleDevices *of_rank) {
+    for (int a = 0; a < t->host_ranks; a++) {
+        if (of_rank[a].count != 1 || !of_rank[a].first[0]) return;
+        for (int b = 0; b < a; b++) {
+            if (!strcmp(of_rank[a].first, of_rank[b].first)) return;
+        }
+    }
+    t->device = 0;
 }
 
 void topology_share_devices(Topology *t, int devices, bool emulated_nodes) {

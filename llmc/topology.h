@@ -25,4 +25,13 @@ bool topology_build(Topology *topology, int world_rank, int world_size, const in
 // Otherwise nothing changes, and device_open says what is wrong.
 void topology_share_devices(Topology *topology, int devices, bool emulated_nodes);
 
+// What a rank sees of its host's devices: a launcher (srun --gpus-per-task=1, a wrapper that sets CUDA_VISIBLE_DEVICES) may show each rank its own only.
+typedef struct VisibleDevices {
+    int count;
+    char first[32];  // device 0's name on its host (device_identity), empty: unknown
+} VisibleDevices;
+
+// of_rank: (host_ranks) what the ranks of this host see. Where each sees a single device, and no two the same, a rank takes the one it sees.
+void topology_take_own_device(Topology *topology, const VisibleDevices *of_rank);
+
 LLMC_END

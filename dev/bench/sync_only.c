@@ -18,6 +18,7 @@
 #include "llmc/emulate.h"
 #include "llmc/heartbeat.h"
 #include "llmc/launch.h"
+#include "llmc/placement.h"
 #include "llmc/version.h"
 #include "train_gpt.h"
 
@@ -188,7 +189,8 @@ static bool plan_arm(const Bench *bench, Config *config, Topology *topology, con
     if (!config_parse(config, arm->argc, arm->argv, NULL, 0, err)) return false;
     config->timing_log_level = 2;
     if (!topology_build(topology, bench->launch.rank, bench->launch.size, bench->launch.host_of_rank, config->gpus_per_node, 1, 1, err)) return false;
-    topology_share_devices(topology, device_count(), config->emulate_nodes);
+    Peers host = {bench->launch.host, 0, NULL};
+    placement_choose_device(host, topology, config->emulate_nodes);
     return config_finish(config, bench->launch.size, 0, 0, err);
 }
 

@@ -81,6 +81,8 @@ static void warm_up_blas(void) {
 }
 
 int device_count(void) { return INT_MAX; }
+void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
+void device_environment(char *text, size_t bytes) { *text = '\0'; }
 
 Device *device_open(int index, const Site *site, Error *err) {
     if (!denormals_are_kept()) {

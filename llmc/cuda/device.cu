@@ -27,14 +27,22 @@ void cuda_check(const Site *site, cudaError_t status, const char *what) {
 
 void check_launch(Stream *stream, const char *kernel) {
     cudaError_t status = cudaGetLastError();
+    const Site *site = stream->device->site;
     if (status == cudaSuccess) return;
-    fatal(stream->device->site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s; was the program built for this GPU (make gpu ARCH=...)?",
-          kernel, stream->name, cudaGetErrorString(status));
+    if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction || status == cudaErrorUnsupportedPtxVersion)
+        fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s; build the program for this GPU (make gpu ARCH=...)", kernel, stream->name,
+              cudaGetErrorString(status));
+    if (status == cudaErrorInvalidConfiguration || status == cudaErrorLaunchOutOfResources || status == cudaErrorMemoryAllocation)
+        fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s", kernel, stream->name, cudaGetErrorString(status));
+    // A launch also returns what went wrong in work that is under way, on any stream.
+    fatal(site, EXIT_ENVIRONMENT, "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); see dmesg for errors of the GPU (Xid), or run again with "
+          "CUDA_LAUNCH_BLOCKING=1 to see where it began", kernel, stream->name, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 // --- what the machine is ---------------------------------------------------------------------------------------------------------
 
 enum { OLDEST_MAJOR = 8 };  // Ampere: bf16 tensor cores
+enum { FEWEST_QUEUES = 8 };  // of CUDA_DEVICE_MAX_CONNECTIONS: what CUDA takes when nothing is set. Megatron-LM's scripts set 1
 
 static int version_major(int version) { return version / 1000; }
 static int version_minor(int version) { return version % 1000 / 10; }
@@ -57,6 +65,19 @@ int device_count(void) {
     return gpus;
 }
 
+void device_identity(int index, char *text, size_t bytes) {
+    if (cudaDeviceGetPCIBusId(text, (int)bytes, index) == cudaSuccess) return;
+    cudaGetLastError();
+    *text = '\0';
+}
+
+void device_environment(char *text, size_t bytes) {
+    const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    *text = '\0';
+    if (!queues || atoi(queues) >= FEWEST_QUEUES) return;
+    snprintf(text, bytes, "CUDA_DEVICE_MAX_CONNECTIONS=%s leaves the streams of the model and of communication few queues of the GPU, in which they wait for each other; unset it", queues);
+}
+
 static bool gpu_exists(int index, Error *err) {
     int gpus = 0;
     cudaError_t status = cudaGetDeviceCount(&gpus);
@@ -65,7 +86,8 @@ static bool gpu_exists(int index, Error *err) {
                          status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
     }
     if (index >= 0 && index < gpus) return true;
-    return error_set(err, EXIT_ENVIRONMENT, "GPU %d does not exist: this machine shows %d; start as many ranks per machine as it has GPUs", index, gpus);
+    return error_set(err, EXIT_ENVIRONMENT, "GPU %d does not exist: this machine shows %d; start as many ranks per machine as it has GPUs, and let each rank see all of them or one of its own "
+                     "(CUDA_VISIBLE_DEVICES)", index, gpus);
 }
 
 static bool device_describe(Device *device, Error *err) {

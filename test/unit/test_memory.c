@@ -189,13 +189,24 @@ static void test_what_does_not_fit(void **state) {
     void *target;
     // As much as is there for one rank: too much for each of four.
     arena_reserve(&arena, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
-    memory_measure(&memory, &arena, b.device, 4);
+    memory_measure(&memory, &arena, b.device, 4, 4);
     assert_false(memory_allocate(&memory, &arena, &b.config, gpt_planned_bytes, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
     assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));
     assert_non_null(strstr(err.what, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
     assert_null(target);
+    arena_free(&arena, b.device);
+    // What would fit alone, but not with what libraries will take.
+    arena_reserve(&arena, "test", "a page", 4096, &target);
+    memory_measure(&memory, &arena, b.device, 1, 4);
+    assert_int_equal(memory.beside, 0);  // CPU ranks
+    memory.beside = memory.share_before - 1024;
+    assert_false(memory_allocate(&memory, &arena, &b.config, gpt_planned_bytes, &err));
+    assert_int_equal(err.code, EXIT_ENVIRONMENT);
+    assert_non_null(strstr(err.what, "MiB kept for libraries; "));
+    memory.beside = memory.share_before - 4096;
+    assert_true(memory_allocate(&memory, &arena, &b.config, gpt_planned_bytes, &err));
     arena_free(&arena, b.device);
     bench_close(&b);
 }

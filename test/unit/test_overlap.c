@@ -111,6 +111,8 @@ static void writes(Stream *s, const void *memory, int64_t bytes) { use(s->device
 static const Site site;
 bool device_is_host(void) { return false; }
 const Site *device_site(const Device *device) { return &site; }
+void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
+void device_environment(char *text, size_t bytes) { *text = '\0'; }
 void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "none"); }
 size_t device_share(const Device *device, int sharers) { return SIZE_MAX; }
 size_t device_taken(const Device *device) { return 0; }

@@ -151,9 +151,25 @@ static void emulated_nodes_share_devices(void **state) {
     check_devices(8, 4, INT_MAX, true, own, ones, zeros); // CPU ranks
 }
 
+// A launcher may show each rank one device only, which is that rank's device 0; anything else stays as it was.
+static void ranks_that_see_one_device_take_it(void **state) {
+    const int hosts[4] = {0, 0, 0, 0};
+    const VisibleDevices own[4] = {{1, "0000:17:00.0"}, {1, "0000:2A:00.0"}, {1, "0000:3B:00.0"}, {1, "0000:5D:00.0"}}, all[4] = {{4, "a"}, {4, "a"}, {4, "a"}, {4, "a"}};
+    const VisibleDevices same[4] = {{1, "a"}, {1, "b"}, {1, "c"}, {1, "a"}}, unknown[4] = {{1, "a"}, {1, "b"}, {1, ""}, {1, "d"}}, mixed[4] = {{1, "a"}, {2, "b"}, {1, "c"}, {1, "d"}};
+    const VisibleDevices *const others[4] = {all, same, unknown, mixed};
+    Topology t;
+    assert_true(topology_build(&t, 2, 4, hosts, 0, 1, 1, NULL));
+    for (int i = 0; i < 4; i++) {
+        topology_take_own_device(&t, others[i]);
+        assert_int_equal(t.device, 2);
+    }
+    topology_take_own_device(&t, own);
+    assert_int_equal(t.device, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(emulated_nodes_share_devices),
+        cmocka_unit_test(emulated_nodes_share_devices), cmocka_unit_test(ranks_that_see_one_device_take_it),
         cmocka_unit_test(nodes_follow_hosts), cmocka_unit_test(gpus_per_node_sets_the_borders), cmocka_unit_test(megatron_rank_order),
         cmocka_unit_test(tensor_parallel_fills_a_node), cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(emulated_nodes_have_names),
