@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include "llmc/durable.h"
-#include "llmc/heartbeat.h"
 #include "llmc/lineage.h"
 #include "llmc/manifest.h"
 #include "llmc/safetensors.h"
@@ -156,7 +155,9 @@ static char *file_path(const Checkpoint *c, int file) {
     return text_format("%s/%s/%s", c->folder, f->folder, f->name);
 }
 
-static bool check_file(const Checkpoint *c, int file, const Site *site, Error *err) {
+static bool hashing_goes_on(void *work) { return peers_work_goes_on((PeersWork *)work); }
+
+static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *err) {
     const ManifestFile *f = &c->manifest.files[file];
     char *path = file_path(c, file);
     struct stat status;
@@ -167,7 +168,7 @@ static bool check_file(const Checkpoint *c, int file, const Site *site, Error *e
                        "%s is damaged: it has %lld bytes instead of %" PRIu64 "; restore it from a copy or load another checkpoint", path,
                        (long long)status.st_size, f->bytes);
     }
-    ok = ok && durable_hash_file(path, &xxh3, site, err);
+    ok = ok && durable_hash_file(path, &xxh3, hashing_goes_on, work, err);
     if (ok && xxh3 != f->xxh3) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64 "; restore it from a copy or load another checkpoint", path,
@@ -177,18 +178,15 @@ static bool check_file(const Checkpoint *c, int file, const Site *site, Error *e
     return ok;
 }
 
-// Each rank checks every size-th file. Those who have done theirs wait: a rank that hashes shows progress, and one that hangs ends the job itself.
+// Each rank checks every size-th file.
 static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     int rank, ranks;
     MPI_Comm_rank(peers.comm, &rank);
     MPI_Comm_size(peers.comm, &ranks);
     bool ok = true;
-    for (int file = rank; ok && file < c->manifest.file_count; file += ranks) {
-        ok = check_file(c, file, peers.site, err);
-        heartbeat_moves(peers.site);
-    }
-    peers.limit = PATIENT;
-    return peers_agree(peers, ok, err, NULL);
+    PeersWork work = peers_work(peers);
+    for (int file = rank; ok && file < c->manifest.file_count; file += ranks) ok = check_file(c, file, &work, err) && peers_work_goes_on(&work);
+    return peers_work_agree(&work, ok, err);
 }
 
 // The manifest must be of the iteration that was asked for: a renamed folder is an error, except Megatron's "release".

@@ -12,8 +12,6 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "llmc/heartbeat.h"
-
 enum { CHUNK_BYTES = 1 << 30, HASH_BUFFER_BYTES = 4 << 20, TREE_DESCRIPTORS = 16 };
 
 static const char *advice(int number) {
@@ -184,29 +182,32 @@ char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, E
     return text;
 }
 
-static bool hash_all(int fd, uint64_t *xxh3, const Site *site) {
+// stopped: goes_on said no.
+static bool hash_all(int fd, uint64_t *xxh3, bool (*goes_on)(void *context), void *context, bool *stopped) {
     XXH3_state_t *state = XXH3_createState();
     char *buffer = (char *)xmalloc(HASH_BUFFER_BYTES, "a hash buffer");
     ssize_t done;
     if (!state) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash; use a larger machine");
     XXH3_64bits_reset(state);
-    while ((done = read(fd, buffer, HASH_BUFFER_BYTES)) != 0) {
+    *stopped = false;
+    while (!*stopped && (done = read(fd, buffer, HASH_BUFFER_BYTES)) != 0) {
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) break;
         XXH3_64bits_update(state, buffer, (size_t)done);
-        heartbeat_moves(site);
+        *stopped = !goes_on(context);
     }
     *xxh3 = XXH3_64bits_digest(state);
     XXH3_freeState(state);
     free(buffer);
-    return done == 0;
+    return !*stopped && done == 0;
 }
 
-bool durable_hash_file(const char *path, uint64_t *xxh3, const Site *site, Error *err) {
+bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*goes_on)(void *context), void *context, Error *err) {
+    bool stopped;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return durable_error(err, "open", path);
-    bool ok = hash_all(fd, xxh3, site);
-    if (!ok) durable_error(err, "read", path);
+    bool ok = hash_all(fd, xxh3, goes_on, context, &stopped);
+    if (!ok && !stopped) durable_error(err, "read", path);
     close(fd);
     return ok;
 }

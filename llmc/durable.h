@@ -24,8 +24,8 @@ bool durable_write_file(const char *path, const void *data, uint64_t bytes, Erro
 // The whole file, malloc'ed and terminated with a 0 that *bytes does not count. NULL with err: also when it holds more than max_bytes
 // or is not a plain file.
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err);
-// xxh3-64 of a whole file. site: whose progress it is (heartbeat.h).
-bool durable_hash_file(const char *path, uint64_t *xxh3, const Site *site, Error *err);
+// xxh3-64 of a whole file. goes_on(context) is asked after every piece of some megabytes; where it says no the rest is left unread: false, err as it was.
+bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*goes_on)(void *context), void *context, Error *err);
 // rm -r; links are removed, not followed. True when nothing is left under the path.
 bool durable_remove_tree(const char *path, Error *err);
 bool durable_exists(const char *path);

@@ -123,9 +123,7 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     heartbeat_waits(peers.site, true);
     for (int polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
-        if (done || polls % 1024) continue;
-        if (peers.limit == PATIENT) heartbeat_moves(peers.site);
-        else if (peers.limit > 0 && deadline_passed(&deadline)) no_answer(peers, request, &done, what);
+        if (!done && polls % 1024 == 0 && peers.limit > 0 && deadline_passed(&deadline)) no_answer(peers, request, &done, what);
     }
     heartbeat_waits(peers.site, false);
 }
@@ -172,6 +170,35 @@ void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Dataty
 void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start) {
     MPI_Request request;
     complete(peers, MPI_Igatherv(own, bytes, MPI_BYTE, all, length, start, MPI_BYTE, 0, peers.comm, &request), &request, "gather");
+}
+
+enum { WORK_DONE, WORK_GOES_ON, WORK_FAILED };  // in the order of what counts for all
+
+// Well below the limit, from which the wait for a rank that works takes that much away.
+static double next_meeting(Peers peers) { return monotonic_seconds() + (peers.limit > 0 && peers.limit < 4 ? peers.limit / 4 : 1); }
+
+PeersWork peers_work(Peers peers) {
+    PeersWork work = {peers, next_meeting(peers), WORK_GOES_ON};
+    return work;
+}
+
+// Every rank brings its state, and all go on with the same news: as many meetings for each.
+static void meet_at_work(PeersWork *work, int state) {
+    peers_reduce(work->peers, &state, 1, MPI_INT, MPI_MAX);
+    work->news = state;
+    work->next = next_meeting(work->peers);
+}
+
+bool peers_work_goes_on(PeersWork *work) {
+    heartbeat_moves(work->peers.site);
+    if (work->news == WORK_GOES_ON && monotonic_seconds() >= work->next) meet_at_work(work, WORK_GOES_ON);
+    return work->news == WORK_GOES_ON;
+}
+
+bool peers_work_agree(PeersWork *work, bool ok, Error *err) {
+    bool cut_short = work->news == WORK_FAILED;
+    while (work->news == WORK_GOES_ON) meet_at_work(work, ok ? WORK_DONE : WORK_FAILED);
+    return work->news == WORK_DONE || peers_agree(work->peers, ok || cut_short, err, NULL);
 }
 
 MPI_Comm peers_duplicate(Peers peers) {

@@ -30,13 +30,10 @@ double launch_rank_delay(int rank);
 // their errors, and an operation that failed has left nothing that may be looked at, its request neither.
 void mpi_check(const Site *site, int rc, const char *what, const char *where);
 
-// For waits in which other ranks may work for hours: this one's waiting is no fault, and one that hangs is found by its own watchdog.
-enum { PATIENT = -1 };
-
 // Ranks that act together, and how long one waits for another: a rank that died or hangs must end the job, not stop it for ever.
 typedef struct Peers {
     MPI_Comm comm;
-    double limit;      // seconds; 0: none but the heartbeat's, which ends a wait that nobody on this host can explain; PATIENT: none at all
+    double limit;      // seconds; 0: none but the heartbeat's, which ends a wait that nobody on this host can explain
     const Site *site;  // for messages, and the heartbeat that is told of waits; may be NULL
 } Peers;
 
@@ -55,6 +52,19 @@ void peers_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_O
 void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type);
 // Every rank's bytes on rank 0: length[r] of rank r at all + start[r]. all, length and start are read there alone.
 void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start);
+// Long work, of which ranks have shares that take unequal times, hours at most, such as hashing a checkpoint's files. Who is done must neither take the others' work for a
+// fault nor wait for ever for one that is stopped, whose own watchdog is stopped too: so the ranks meet every second or so until all are done, within the usual
+// limit. peers_work on all ranks; then peers_work_goes_on between pieces that take less than the limit; peers_work_agree when a rank has done its share, or failed.
+typedef struct PeersWork {
+    Peers peers;
+    double next;  // meeting, in monotonic_seconds
+    int news;     // what the last one brought
+} PeersWork;
+PeersWork peers_work(Peers peers);
+// Progress for the heartbeat. False: another rank has failed, leave the rest and agree.
+bool peers_work_goes_on(PeersWork *work);
+// peers_agree for the whole work. A share that peers_work_goes_on has cut short has not failed, whatever ok says.
+bool peers_work_agree(PeersWork *work, bool ok, Error *err);
 // New communicators, for MPI_Comm_free: of the same ranks; of those with the same color, in the order of key; of those that can share memory. The latter two know
 // the heartbeat's limit alone.
 MPI_Comm peers_duplicate(Peers peers);

@@ -99,6 +99,21 @@ all_damaged() { # the first one's error is told
 }
 check "all damaged: the newest one's error" all_damaged
 
+# --- a disk on which one rank hashes for longer than others may wait for a rank that does nothing ---
+slow_reads() { # RANK FOLDER COMMAND...: a read takes that rank 2.5 s there
+    local shim=$BUILD/test/fault/shim.so launcher=("${launcher[@]}")
+    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 -x SHIM_SLOW_READ_MS=2500)
+    "${@:3}" --distributed-timeout-minutes 0.06
+}
+check "a slow disk does not end a load" slow_reads 2 "$work/good" trains "${run[@]}" --load "$work/good"
+cut_short() { # the damage that another rank has found ends the slow one's hashing
+    rm -rf "$bad"
+    cp -r "$work/good" "$bad"
+    find "$bad" -name 'shard_00001_of_00004*' -exec truncate -s -1 {} +
+    slow_reads 2 "$bad" refused 6 "$latest/mp_rank_00/shard_00001_of_00004.safetensors is damaged" "${run[@]}" --load "$bad"
+}
+check "a damaged file is named while a slow disk is read" cut_short
+
 # --- a save that is killed: whatever the moment, the folder loads, and the next save cleans up ---
 killed_saving() {
     local pid last rounds=3 round

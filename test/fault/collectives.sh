@@ -45,21 +45,30 @@ while read -r call count <&3; do
 done 3<"$work/calls"
 # Ranks that see nothing of each other but what MPI carries, as on two hosts: the one that waits must not take its own waiting for life. (The first process of a
 # namespace cannot be stopped from inside it.)
-on_two_hosts() {
-    rm -rf "$work/save"
-    OMPI_MCA_btl=tcp,self timeout -k 5 60 "${launcher[@]}" -np 1 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" : -np 1 unshare -p -f --mount-proc \
-        sh -c '"$@"; exit $?' _ env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL=MPI_Comm_idup MPI_FAULT_AT="$at" MPI_FAULT_STOP=1 \
-        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
+on_two_hosts() { # CALL AT FLAGS...: rank 1 stops at this call
+    OMPI_MCA_btl=tcp,self timeout -k 5 60 "${launcher[@]}" -np 1 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:3}" : -np 1 unshare -p -f --mount-proc \
+        sh -c '"$@"; exit $?' _ env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 \
+        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
 }
-stopped_on_another_host() {
-    local at=0
-    on_two_hosts --train-iters 4 || { say "a run in which nothing stops ends with $?"; return 1; }
-    at=1
-    on_two_hosts --train-iters 4 --distributed-timeout-minutes 0.05
+stopped_on_another_host() { # CALL AT FLAGS...
+    on_two_hosts "$1" 0 --train-iters 4 "${@:3}" || { say "a run in which nothing stops ends with $?"; return 1; }
+    on_two_hosts "$1" "$2" --train-iters 4 --distributed-timeout-minutes 0.05 "${@:3}"
     error_names 7 "waited" $?
 }
-if unshare -p -f --mount-proc true 2>/dev/null; then check "a rank of another host stops where communicators are made" stopped_on_another_host
-else skip "a rank of another host stops where communicators are made" "no PID namespaces for this user"; fi
+# Around the hashing of a checkpoint's files, in which those who have done theirs wait for one that may take long.
+stopped_in_loading() {
+    local at
+    rm -rf "$work/save"
+    on_two_hosts none 0 --train-iters 4 --save "$work/save" --save-interval 4 || { say "the run that saves ends with $?"; return 1; }
+    for at in 11 12 13; do
+        on_two_hosts MPI_Iallreduce "$at" --train-iters 4 --distributed-timeout-minutes 0.05 --load "$work/save"
+        error_names 7 "load checkpoint: waited" $? || { why="call $at: $why"; return 1; }
+    done
+}
+if unshare -p -f --mount-proc true 2>/dev/null; then
+    check "a rank of another host stops where communicators are made" stopped_on_another_host MPI_Comm_idup 1
+    check "a rank of another host stops where a checkpoint is opened" stopped_in_loading
+else skip "a rank of another host stops" "no PID namespaces for this user"; fi
 for call in MPI_Comm_split MPI_Comm_split_type MPI_Comm_idup MPI_Ibarrier MPI_Ibcast MPI_Iallreduce MPI_Iallgather MPI_Igatherv MPI_Test; do
     check "$call is used" grep -q "^$call " "$work/calls"
 done

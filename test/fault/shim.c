@@ -7,6 +7,7 @@
 //   SHIM_ERRNO    what it fails with; 0: the process is killed there
 //   SHIM_MARK     a file into which the spoiled operation is written, so that the test knows that there was one
 //   SHIM_SLOW_MS  every sync takes this much longer, as on a slow disk
+//   SHIM_SLOW_READ_MS  every read() there
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -63,8 +64,9 @@ static bool spoiled_fd(const char *what, int fd) {
     return spoiled(what, path);
 }
 
-static void be_slow(int fd) {
-    struct timespec delay = {setting("SHIM_SLOW_MS") / 1000, setting("SHIM_SLOW_MS") % 1000 * 1000000};
+static void be_slow(int fd, long milliseconds) {
+    struct timespec delay = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+    if (milliseconds == 0) return;
     char link[64], path[PATH_MAX];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
@@ -82,8 +84,13 @@ int open(const char *path, int flags, ...) {
 
 ssize_t write(int fd, const void *data, size_t bytes) { return spoiled_fd("write", fd) ? -1 : syscall(SYS_write, fd, data, bytes); }
 
+ssize_t read(int fd, void *data, size_t bytes) {
+    be_slow(fd, setting("SHIM_SLOW_READ_MS"));
+    return syscall(SYS_read, fd, data, bytes);
+}
+
 int fsync(int fd) {
-    be_slow(fd);
+    be_slow(fd, setting("SHIM_SLOW_MS"));
     return spoiled_fd("fsync", fd) ? -1 : (int)syscall(SYS_fsync, fd);
 }
 
