@@ -15,7 +15,7 @@
 #include "llmc/launch.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
-enum { MOST_CALLERS = 4 };  // ranks whose collectives are told
+enum { MOST_CALLERS = 4 };  // ranks whose last collective is told
 enum { MOST_TURNS = 10 };  // of hosts that speak one after the other
 
 // One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
@@ -37,6 +37,7 @@ struct Heartbeat {
     atomic_llong moves;  // signs of progress of the main thread
     long long moves_seen, moves_since;  // the thread's
     long long *seen;     // (2, size) the thread's: the others' beats, and since when they are the same. Not allocated there: that takes an arena of its own
+    long long *calls;    // (size) the thread's, while it tells them; as above
     Faults faults;       // for tests
     int64_t fault_iteration, fault_number;
     Site site;           // the thread's own copy of what does not change
@@ -95,20 +96,49 @@ static bool list_busy(const Heartbeat *h, char *text, size_t bytes) {
     return found > 0;
 }
 
-// "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 1 ..." of this host's first ranks: who has issued fewer is late, and where all have
-// issued the same the devices stand still. Empty when there were none.
+// The rank of the host that has issued the fewest of those in h->calls; -1: there is none.
+static int furthest_behind(const Heartbeat *h) {
+    int found = -1;
+    for (int i = 0; i < h->size; i++) {
+        if (h->calls[i] >= 0 && (found < 0 || h->calls[i] < h->calls[found])) found = i;
+    }
+    return found;
+}
+
+// "; 4 others 52 to 53" of those in h->calls, empty when there are none.
+static void list_rest(const Heartbeat *h, char *text, size_t bytes) {
+    int count = 0;
+    long long least = 0, most = 0;
+    *text = '\0';
+    for (int i = 0; i < h->size; i++) {
+        if (h->calls[i] < 0) continue;
+        if (!count || h->calls[i] < least) least = h->calls[i];
+        if (!count++ || h->calls[i] > most) most = h->calls[i];
+    }
+    if (!count) return;
+    int used = snprintf(text, bytes, "; %d other%s %lld", count, count > 1 ? "s" : "", least);
+    if (most > least && (size_t)used < bytes) snprintf(text + used, bytes - (size_t)used, " to %lld", most);
+}
+
+// "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 6 51 ...; 4 others 52" of this host's ranks, this one first, then those with the fewest:
+// who has issued fewer is late, and where all have issued the same the devices stand still. Empty when there were none.
 static void list_calls(const Heartbeat *h, char *text, size_t bytes) {
-    int found = 0;
+    long long most = 0;
     size_t used = 0;
     *text = '\0';
-    for (int i = 0; i < h->size && found < MOST_CALLERS && used < bytes; i++) {
-        const Slot *slot = &h->slots[i];
-        char last[8 * CALL_WORDS];
-        long long calls = atomic_load(&slot->calls);
-        if (!calls || atomic_load(&slot->beats) < 0) continue;
-        load_text(last, slot->call, CALL_WORDS);
-        used += (size_t)snprintf(text + used, bytes - used, "%srank %d %lld collectives, the last %s", found++ ? "; " : "; issued: ", atomic_load(&slot->rank), calls, last);
+    for (int i = 0; i < h->size; i++) {
+        h->calls[i] = atomic_load(&h->slots[i].beats) < 0 ? -1 : atomic_load(&h->slots[i].calls);
+        if (h->calls[i] > most) most = h->calls[i];
     }
+    if (most == 0) return;
+    for (int told = 0, i = h->own; told < MOST_CALLERS && i >= 0 && used < bytes; told++, i = furthest_behind(h)) {
+        char last[8 * CALL_WORDS];
+        load_text(last, h->slots[i].call, CALL_WORDS);
+        used += (size_t)snprintf(text + used, bytes - used, "%srank %d %lld collectives%s%s", told ? "; " : "; issued: ", atomic_load(&h->slots[i].rank), h->calls[i],
+                                 *last ? ", the last " : "", last);
+        h->calls[i] = -1;
+    }
+    if (used < bytes) list_rest(h, text + used, bytes - used);
 }
 
 // --- the watchdog ----------------------------------------------------------------------------------------------------------------
@@ -232,6 +262,7 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     h->own = rank;
     h->size = size;
     h->seen = (long long *)xcalloc(2 * (size_t)size, sizeof *h->seen, "the heartbeat");
+    h->calls = (long long *)xcalloc((size_t)size, sizeof *h->calls, "the heartbeat");
     h->other_hosts = other_hosts;
     h->limit = limit;
     h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
@@ -268,6 +299,7 @@ void heartbeat_close(Site *site) {
     munmap(h->slots - 1, (size_t)(h->size + 1) * sizeof(Slot));
     pthread_cond_destroy(&h->wake);
     pthread_mutex_destroy(&h->lock);
+    free(h->calls);
     free(h->seen);
     free(h);
 }

@@ -21,8 +21,8 @@ void heartbeat_close(Site *site);
 void heartbeat_waits(const Site *site, bool waits);
 // Progress alone, from any thread: in work that neither waits nor ends soon.
 void heartbeat_moves(const Site *site);
-// This rank issues a collective, such as "all-to-all", "between nodes": a watchdog that ends a job whose devices stand still tells what each rank of the host
-// issued last. Called by the main thread.
+// This rank issues a collective, such as "all-to-all", "between nodes": a watchdog that ends a job whose devices stand still tells how many its rank and those of
+// the host that are furthest behind have issued, and which the last was. Called by the main thread.
 void heartbeat_issues(const Site *site, const char *what, const char *scope);
 // Called when a wait has taken too long: gives the watchdogs a moment to find a rank that is stopped or dead (they end the job), then looks for ranks of this host
 // that are alive but do not wait. True: text names them, as in "rank 3 is still busy (last seen at iteration 12, read data)". False: there is none; hosts

@@ -79,6 +79,18 @@ check "a rank is stuck in what follows a step" stuck stall 1 2 40 4 sample
 check "a rank is stuck in a wait" stuck hang 2 3 2 4 update
 check "a rank alone is stuck in a wait" stuck hang 0 3 1 1 update --gpus-per-node 1
 check "a rank alone is stuck" stuck stall 0 3 1 1 update --gpus-per-node 1
+# However many ranks the host has, the line tells how far the one is that speaks, and those that are furthest behind.
+stuck_of_eight() {
+    SDP4BIT_FAULT=stall:6:3:6 LIMIT=40 train 8 --gpus-per-node 8 --global-batch-size 16 --distributed-timeout-minutes 0.1 --train-iters 6
+    error_names 7 "rank 6 " $? && says "; issued: rank 6 [0-9]+ collectives, the last [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; 4 others [0-9]+( to [0-9]+)? \("
+}
+check "a rank of eight is stuck: how far it is" stuck_of_eight
+behind() {
+    timeout -k 5 60 "${launcher[@]}" -np 8 "$BUILD/test/mpi/test_heartbeat" "far behind" >"$work/out" 2>"$work/err" </dev/null
+    error_names 7 "; issued: rank 0 10 collectives, the last all-gather between nodes; rank 7 8 collectives, the last all-gather between nodes; rank 5 9 " $? &&
+        says "; rank 1 10 collectives, the last all-gather between nodes; 4 others 10 to 11 \("
+}
+check "the ranks that are furthest behind" behind
 nowhere_else() { stuck stall 2 2 100000 4 ""; [ $? -eq 75 ] || { why="a fault that never comes has stopped the run: $why"; return 1; }; }
 check "a fault that never comes" nowhere_else
 everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is

@@ -11,6 +11,7 @@
 #include "llmc/launch.h"
 
 #define STALLS "stalls"
+#define BEHIND "far behind"
 #define NO_MEMORY "no memory"
 
 static int failures = 0;
@@ -97,6 +98,17 @@ static int lack_memory(void) {
     return 0;
 }
 
+// The program started as test_heartbeat BEHIND by test/fault/ranks.sh: ranks whose devices stand still, two of which have issued fewer collectives.
+static int fall_behind(const Launch *launch) {
+    Site site = {launch->rank, 0, 0, 3, "update", NULL};
+    heartbeat_open(&site, launch->host, launch->size, 3);
+    for (int i = launch->rank == 7 ? 2 : launch->rank == 5 ? 1 : 0; i < 10; i++) heartbeat_issues(&site, i % 2 ? "all-gather" : "all-to-all", "between nodes");
+    if (launch->rank == 2) heartbeat_issues(&site, "all-to-all", "inside the node");
+    heartbeat_waits(&site, true);
+    sleep(30);
+    return 0;
+}
+
 // The environment without what makes a process one of this job's ranks; malloc'ed, the words are those of environ.
 static char **environment_of_one(void) {
     const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_", "SLURM_", NULL};
@@ -167,6 +179,7 @@ int main(int argc, char **argv) {
     launch_init(&launch, &argc, &argv);
     if (argc > 1 && !strcmp(argv[1], STALLS)) return stall();
     if (argc > 1 && !strcmp(argv[1], NO_MEMORY)) return lack_memory();
+    if (argc > 1 && !strcmp(argv[1], BEHIND)) return fall_behind(&launch);
     Site site = {launch.rank, 0, 0, 0, "test", NULL};
     heartbeat_open(&site, launch.host, launch.size, 10);
     report(site.rank, "ranks of a host share memory", site.heartbeat != NULL);
