@@ -16,7 +16,7 @@ typedef struct Comm Comm;
 Comm *comm_create(Device *device, const Topology *topology, MPI_Comm dp_group, Error *err);
 void comm_destroy(Comm *comm);
 // CPU ranks: a collective that takes longer than this ends the job and names the rank that did not answer; 0 (the default) waits for ever. On GPUs
-// collectives are asynchronous, and the watchdog of heartbeat.h limits what waits for them.
+// collectives are asynchronous: the watchdog of heartbeat.h limits what waits for them, and asks NCCL meanwhile whether its threads have met an error.
 void comm_set_timeout(Comm *comm, double seconds);
 
 // Device memory out of which messages leave inside a node.

@@ -44,7 +44,9 @@ struct Heartbeat {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;  // closing must not wait for the next beat
-    bool closing;
+    bool closing;         // the lock's, as what follows
+    HeartbeatLook look;   // NULL: nothing
+    void *look_context;
 };
 
 static void nap(double seconds) {
@@ -160,14 +162,18 @@ void heartbeat_take_turn(const Site *site) {
     if (site && site->heartbeat) nap(turn(site->heartbeat));
 }
 
-// MPI belongs to the main thread, which is blocked anyway: leaving with a code of its own makes the launcher end the other ranks.
-static void end_job(Heartbeat *h, const char *what) {
+// Of who has the floor. MPI belongs to the main thread, which is blocked anyway: leaving with a code of its own makes the launcher end the other ranks.
+static void speak_and_leave(Heartbeat *h, const char *what) {
     char phase[8 * PHASE_WORDS];
-    heartbeat_take_floor(&h->site);
     where(&h->slots[h->own], &h->site.iteration, phase);
     h->site.phase = *phase ? phase : "start";
     error_print(&h->site, what);
     _exit(EXIT_COMMUNICATION);
+}
+
+static void end_job(Heartbeat *h, const char *what) {
+    heartbeat_take_floor(&h->site);
+    speak_and_leave(h, what);
 }
 
 static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
@@ -193,6 +199,17 @@ static void watch_own(Heartbeat *h, long long now) {
     list_calls(h, calls, sizeof calls);
     snprintf(what, sizeof what, "%s%s (--distributed-timeout-minutes sets the limit)", who, calls);
     end_job(h, what);
+}
+
+// What went wrong behind the main thread's back. The lock is for the asking alone: nobody waits for it while the hosts before this one speak.
+static void look_behind(Heartbeat *h) {
+    char what[1000];
+    pthread_mutex_lock(&h->lock);
+    bool wrong = h->look && h->look(h->look_context, what, sizeof what);
+    pthread_mutex_unlock(&h->lock);
+    if (!wrong) return;
+    heartbeat_take_turn(&h->site);  // it goes wrong on several hosts at once
+    speak_and_leave(h, what);
 }
 
 // False once the heartbeat is being closed.
@@ -227,6 +244,7 @@ static void *watch(void *context) {
             if (!dead && beats >= 0 && i < h->own) lowest = false;
         }
         if (silent && lowest && h->limit > 0) end_silence(h, silent, seconds);
+        look_behind(h);
         watch_own(h, now);
         atomic_fetch_add(&h->slots[h->own].beats, 1);
     }
@@ -346,6 +364,17 @@ void heartbeat_issues(const Site *site, const char *what, const char *scope) {
     snprintf(call, sizeof call, "%s %s", what, scope);
     store_text(slot->call, CALL_WORDS, call);
     atomic_fetch_add_explicit(&slot->calls, 1, memory_order_relaxed);
+}
+
+void heartbeat_watch(const Site *site, HeartbeatLook look, void *context) {
+    Heartbeat *h = site ? site->heartbeat : NULL;
+    if (!h) return;
+    pthread_mutex_lock(&h->lock);
+    if (look || h->look_context == context) {
+        h->look = look;
+        h->look_context = look ? context : NULL;
+    }
+    pthread_mutex_unlock(&h->lock);
 }
 
 bool heartbeat_blames(const Site *site, char *text, size_t bytes) {

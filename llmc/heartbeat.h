@@ -24,6 +24,14 @@ void heartbeat_moves(const Site *site);
 // This rank issues a collective, such as "all-to-all", "between nodes": a watchdog that ends a job whose devices stand still tells how many its rank and those of
 // the host that are furthest behind have issued, and which the last was. Called by the main thread.
 void heartbeat_issues(const Site *site, const char *what, const char *scope);
+// From here on the watchdog asks look(context, what, bytes) once a beat, a second at most: for what has gone wrong behind the main thread's back, as in a library's
+// own threads, while that one is blocked. True: the job ends with the line `what` (EXIT_COMMUNICATION), hosts in turn. look NULL: no longer; nothing where another
+// context has been given since. There is one at a time. Called by the main thread; nothing without a heartbeat.
+//
+// look runs on the watchdog's thread beside the main thread, with the heartbeat's lock held: it must not wait for anything, nor call this header. Once this function
+// has returned, the context that was there before is not looked at any more and may be freed.
+typedef bool (*HeartbeatLook)(void *context, char *what, size_t bytes);
+void heartbeat_watch(const Site *site, HeartbeatLook look, void *context);
 // Called when a wait has taken too long: gives the watchdogs a moment to find a rank that is stopped or dead (they end the job), then looks for ranks of this host
 // that are alive but do not wait. True: text names them, as in "rank 3 is still busy (last seen at iteration 12, read data)". False: there is none; hosts
 // without one come back later, one after the other, so that the host that has one speaks first.

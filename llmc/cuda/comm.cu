@@ -21,11 +21,30 @@ struct Comm {
 
 static const char *const scope_name[COMM_SCOPES] = {"inside the node", "between nodes", "in the data-parallel group"};
 
-static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
+static void describe_failure(const Comm *comm, ncclResult_t result, CommScope scope, const char *what, char *text, size_t bytes) {
     const char *detail = ncclGetLastError(comm->scope[scope]);
+    snprintf(text, bytes, "%s %s failed: %s (%.600s); see whether another rank or its node died, and run again with NCCL_DEBUG=INFO", what, scope_name[scope],
+             ncclGetErrorString(result), detail && *detail ? detail : "no detail");
+}
+
+static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
+    char text[1000];
+    describe_failure(comm, result, scope, what, text, sizeof text);
     heartbeat_take_turn(device_site(comm->device));  // a lost rank fails the collectives of all
-    fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s failed: %s (%s); see whether another rank or its node died, and run again with NCCL_DEBUG=INFO", what,
-          scope_name[scope], ncclGetErrorString(result), detail && *detail ? detail : "no detail");
+    fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s", text);
+}
+
+// What NCCL's threads have met, such as a link that broke, asked by the watchdog: the host may be blocked until the limit, by a device that waits for what will not
+// come. Beside the host's own calls on the communicator: NCCL answers from words that its threads write atomically, and takes no lock. In progress is no error.
+static bool broken_behind(void *context, char *what, size_t bytes) {
+    const Comm *comm = (const Comm *)context;
+    for (int s = 0; s < COMM_SCOPES; s++) {
+        ncclResult_t behind = ncclSuccess;
+        if (!comm->scope[s] || ncclCommGetAsyncError(comm->scope[s], &behind) != ncclSuccess || behind == ncclSuccess || behind == ncclInProgress) continue;
+        describe_failure(comm, behind, (CommScope)s, "NCCL", what, bytes);
+        return true;
+    }
+    return false;
 }
 
 // Around every call: it may hold the host until the other ranks come, which the watchdog of heartbeat.h limits.
@@ -74,6 +93,8 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
         if (agrees) scope_create(comm, (CommScope)s, group[s]);
         MPI_Comm_free(&group[s].comm);
     }
+    // From here on the pointers stay as they are, until the watchdog is told to leave them alone.
+    if (agrees) heartbeat_watch(device_site(device), broken_behind, comm);
     if (agrees) return comm;
     error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
     comm_destroy(comm);
@@ -82,6 +103,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
 
 void comm_destroy(Comm *comm) {
     if (!comm) return;
+    heartbeat_watch(device_site(comm->device), NULL, comm);
     if (comm->neighbours) neighbours_close(comm->neighbours);
     for (int s = 0; s < COMM_SCOPES; s++) {
         if (!comm->scope[s]) continue;

@@ -1,5 +1,6 @@
 // Signs of life between real processes: who is named when a wait takes too long.
 // ranks: 2 4
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #define STALLS "stalls"
 #define BEHIND "far behind"
 #define NO_MEMORY "no memory"
+#define BREAKS "breaks"
 
 static int failures = 0;
 static bool refuse_memory = false;
@@ -109,6 +111,53 @@ static int fall_behind(const Launch *launch) {
     return 0;
 }
 
+// What a library might know of its connections: from the third time it is asked on.
+typedef struct Looks {
+    atomic_int asked;
+    bool breaks;
+} Looks;
+static bool look(void *context, char *what, size_t bytes) {
+    Looks *looks = (Looks *)context;
+    if (atomic_fetch_add(&looks->asked, 1) < 2 || !looks->breaks) return false;
+    snprintf(what, bytes, "a collective between nodes failed behind the host's back: link lost");
+    return true;
+}
+
+// The program started as test_heartbeat BREAKS: a rank alone whose device waits for a message that will not come, long before the limit.
+static int break_behind(void) {
+    Site site = {0, 0, 0, 3, "update", NULL};
+    Looks looks = {0, true};
+    heartbeat_open(&site, MPI_COMM_SELF, 1, 20);
+    heartbeat_watch(&site, look, &looks);
+    heartbeat_waits(&site, true);
+    sleep(15);
+    return 0;
+}
+
+// As long as it is wanted the watchdog asks, and not a moment longer; without a limit too.
+static bool asks_once_a_beat(void) {
+    Site site = {0, 0, 0, 3, "update", NULL};
+    Looks looks = {0}, others = {0};
+    heartbeat_watch(&site, look, &looks);  // there is no heartbeat yet
+    heartbeat_open(&site, MPI_COMM_SELF, 1, 2);
+    if (!site.heartbeat) return false;
+    heartbeat_watch(&site, look, &looks);
+    for (int i = 0; i < 10; i++) {
+        heartbeat_moves(&site);
+        usleep(50000);
+    }
+    heartbeat_watch(&site, NULL, &others);  // not theirs
+    int asked = atomic_load(&looks.asked);
+    usleep(400000);
+    bool ok = asked >= 3 && atomic_load(&looks.asked) > asked;
+    heartbeat_watch(&site, NULL, &looks);
+    asked = atomic_load(&looks.asked);
+    usleep(400000);
+    ok = ok && atomic_load(&looks.asked) == asked;
+    heartbeat_close(&site);
+    return ok;
+}
+
 // The environment without what makes a process one of this job's ranks; malloc'ed, the words are those of environ.
 static char **environment_of_one(void) {
     const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_", "SLURM_", NULL};
@@ -153,6 +202,13 @@ static bool collectives_are_told(char *text, size_t bytes) {
            strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
 }
 
+// What went wrong behind the main thread's back ends the job at once, not when the limit has passed.
+static bool looking_ends_the_job(char *text, size_t bytes) {
+    double start = monotonic_seconds();
+    return alone(BREAKS, text, bytes) == EXIT_COMMUNICATION && monotonic_seconds() - start < 13 &&
+           strstr(text, "iteration 3 update: a collective between nodes failed behind the host's back: link lost\n");
+}
+
 // A rank must not go on without a heartbeat that the others of its host wait for.
 static bool ends_without_memory(char *text, size_t bytes) {
     return alone(NO_MEMORY, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "out of memory: ") && strstr(text, "for the heartbeat");
@@ -179,6 +235,7 @@ int main(int argc, char **argv) {
     launch_init(&launch, &argc, &argv);
     if (argc > 1 && !strcmp(argv[1], STALLS)) return stall();
     if (argc > 1 && !strcmp(argv[1], NO_MEMORY)) return lack_memory();
+    if (argc > 1 && !strcmp(argv[1], BREAKS)) return break_behind();
     if (argc > 1 && !strcmp(argv[1], BEHIND)) return fall_behind(&launch);
     Site site = {launch.rank, 0, 0, 0, "test", NULL};
     heartbeat_open(&site, launch.host, launch.size, 10);
@@ -198,6 +255,10 @@ int main(int argc, char **argv) {
     bool ok = site.rank > 0 || collectives_are_told(told, sizeof told);
     if (!ok) printf("# %s\n", told);
     report(site.rank, "the watchdog tells the collectives", ok);
+    ok = site.rank > 0 || looking_ends_the_job(told, sizeof told);
+    if (!ok) printf("# %s\n", told);
+    report(site.rank, "what is seen behind the main thread's back ends the job", ok);
+    report(site.rank, "the watchdog looks as long as it is told to", asks_once_a_beat());
     ok = site.rank > 0 || ends_without_memory(told, sizeof told);
     if (!ok) printf("# %s\n", told);
     report(site.rank, "a rank without memory for it ends the job", ok);
