@@ -227,6 +227,7 @@ bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pi
             n->regions += ok;
         }
         ok = ok && try_meeting(n, err);
+        heartbeat_waits(site, true);  // a stream that ends takes it back
         if (!ok) let_go(n);
     }
     heartbeat_waits(site, false);
@@ -266,6 +267,13 @@ static void meet_or_end(Neighbours *n, Stream *stream) {
     fatal(device_site(n->device), EXIT_COMMUNICATION, "cuStreamBatchMemOp failed: the driver's error %d; run again with --node-exchange nccl", (int)status);
 }
 
+// As where messages travel by NCCL: another try may find the link, or the GPU behind it, sound again.
+static void copy_failed(const Neighbours *n, int from, cudaError_t status) {
+    heartbeat_take_turn(device_site(n->device));  // all that reach for the same memory fail
+    fatal(device_site(n->device), EXIT_COMMUNICATION, "copying from the GPU of the node's rank %d failed: %s (%s); see nvidia-smi and dmesg, or run again with --node-exchange nccl",
+          from, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
 // Out of each rank's memory that corresponds to `memory` here one slot comes into that rank's slot of `to`: this slot, or with -1 the rank's own. Each begins with its
 // successor, so that no GPU is read by several at once. One stream: copies from several peers at the same time were slower alone and beside products.
 static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
@@ -276,7 +284,8 @@ static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, 
     for (int i = 1; i < n->size; i++) {
         int from = (n->rank + i) % n->size;
         const uint8_t *theirs = region->of[from] + place + (size_t)(slot < 0 ? from : slot) * bytes;
-        cuda_check(device_site(n->device), cudaMemcpyAsync(to + (size_t)from * bytes, theirs, bytes, cudaMemcpyDeviceToDevice, stream_handle(stream)), "copying from another GPU");
+        cudaError_t status = cudaMemcpyAsync(to + (size_t)from * bytes, theirs, bytes, cudaMemcpyDeviceToDevice, stream_handle(stream));
+        if (status != cudaSuccess) copy_failed(n, from, status);
     }
     meet_or_end(n, stream);
     heartbeat_waits(device_site(n->device), false);
