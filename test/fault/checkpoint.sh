@@ -75,7 +75,7 @@ falls_back_to() {
     "${@:3}"
     rm -f "$work/back.jsonl"
     trains "${run[@]}" --load "$bad" --save "$bad" --save-interval 4 --log-jsonl "$work/back.jsonl" || return 1
-    [ "$(grep -c '^WARNING: the checkpoint of iteration' "$work/out")" -eq 1 ] && grep '^WARNING: the checkpoint' "$work/out" | grep -qF -- "$text" || { why="not one warning with '$text'"; return 1; }
+    [ "$(grep -c '^WARNING: .*; going on from ' "$work/out")" -eq 1 ] && grep '^WARNING: .*; going on from ' "$work/out" | grep -qF -- "$text" || { why="not one warning with '$text'"; return 1; }
     grep -q "successfully loaded checkpoint from $bad at iteration $iteration" "$work/out" || { why="not loaded at $iteration"; return 1; }
     [ "$iteration" = 12 ] || [ "$(train_lines back | wc -l)" -eq $((12 - iteration)) ] || { why="trained $(train_lines back | wc -l) iterations"; return 1; }
     [ "$(cat "$bad/latest_checkpointed_iteration.txt")" = 12 ] && cmp -s "$work/good/$latest/$shard" "$bad/$latest/$shard" || { why="the end of the run differs"; return 1; }
@@ -86,10 +86,13 @@ two_damaged() {
 }
 falls_back "back to the one before: a flipped bit in a shard" 8 "shard_00002_of_00004.safetensors is damaged" flip "$bad/$latest/$shard" "$middle"
 falls_back "back to the one before: no manifest" 8 "$latest/manifest.json" rm "$bad/$latest/manifest.json"
-falls_back "back to the one before: a missing folder" 8 "$latest" rm -r "$bad/$latest"
 falls_back "back to the second before: two damaged" 4 "shard_00002_of_00004.safetensors is damaged" two_damaged
-falls_back "back to the newest: a tracker with a flipped bit" 12 iter_0000052 flip "$bad/latest_checkpointed_iteration.txt" 0
-falls_back "back to the newest: a tracker that names what is not there" 12 iter_0000099 put "$bad/latest_checkpointed_iteration.txt" "99"
+# A tracker that names what is not there is a damaged one, whichever side of the sound ones its number lies.
+for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
+    falls_back "the newest: a tracker that says ${named% *}" 12 "names iteration ${named#* }, of which no checkpoint is there; going on from the newest" put "$bad/latest_checkpointed_iteration.txt" "${named% *}"
+done
+falls_back "the newest: a tracker cut short" 12 "names iteration 1, of which" truncate -s 1 "$bad/latest_checkpointed_iteration.txt"
+falls_back "back to the one before: a missing folder" 8 "names iteration 12, of which" rm -r "$bad/$latest"
 all_damaged() { # the first one's error is told
     local i
     rm -rf "$bad"
