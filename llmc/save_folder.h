@@ -12,6 +12,11 @@ bool save_folder_lock(const char *directory, double seconds, int *lock, Error *e
 void save_folder_unlock(int lock);
 // Removes what killed saves and killed deletions left, and puts back a checkpoint that was moved aside while it was being replaced.
 bool save_folder_clear(const char *directory, Error *err);
+// That no folder lies under a name that every save gives to a small file: the tracker's, the list's (lineage.h) and those under which they are written first. What
+// else lies there a save replaces. Error: EXIT_CHECKPOINT.
+bool save_folder_names_free(const char *directory, Error *err);
+// That this process may write a file of this many bytes (ulimit -f). Error: EXIT_CHECKPOINT.
+bool save_folder_allows_file(uint64_t bytes, Error *err);
 // That a checkpoint of this many bytes fits. What killed saves left makes way if it must. True where the file system does not say.
 bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err);
 // The iterations that this program saved here, sound or not, of whichever run, oldest first (malloc'ed; NULL when there are none).

@@ -20,7 +20,8 @@ typedef struct Saver {
 
 // All of these are collective and give the same result, and the same error, on every rank.
 
-// Asked before the first step: that the disk holds a checkpoint, and that those of this run take, at its save or exit interval or its end, no place of one that it
+// Asked before the first step: that the disk holds a checkpoint, no rank's limit on the size of files is below its part of it, no folder lies where a save puts a
+// file, and that those of this run take, at its save or exit interval or its end, no place of one that it
 // does not go on from (EXIT_CHECKPOINT); a log line where it goes on from one and replaces one that may be another run's, and
 // one when the disk will not hold all that are to come after `iteration`.
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
