@@ -48,6 +48,22 @@ void save_folder_unlock(int lock) {
     if (lock >= 0) close(lock);
 }
 
+// A path that cannot be looked at is no other folder: the save itself will tell what is wrong with it.
+static bool is_elsewhere(const char *directory, int lock) {
+    struct stat held, named;
+    if (stat(directory, &named) != 0) return errno == ENOENT || errno == ENOTDIR;
+    return fstat(lock, &held) != 0 || held.st_dev != named.st_dev || held.st_ino != named.st_ino;
+}
+
+bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err) {
+    *moved = *lock >= 0 && is_elsewhere(directory, *lock);
+    if (!*moved) return true;
+    // Left first: a file system that gives one folder two numbers must not let a job meet its own lock.
+    save_folder_unlock(*lock);
+    *lock = -1;
+    return durable_make_folders(directory, err) && save_folder_lock(directory, 0, lock, err);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Leftovers
 

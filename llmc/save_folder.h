@@ -10,6 +10,10 @@ LLMC_BEGIN
 bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err);
 // Lets another job save there; -1 is allowed.
 void save_folder_unlock(int lock);
+// Before each save: saves go by the folder's path, but the lock is on the folder itself, which may have been moved away or removed since, and another job may have
+// begun in one that was made in its place. *moved: it is another folder now; it is made where it is missing, *lock is on it, and the old one is left. A lock of
+// -1 follows nothing. Error: EXIT_CHECKPOINT when another process holds the new one (*lock is -1 then), or it cannot be made.
+bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err);
 // Removes what killed saves and killed deletions left, and puts back a checkpoint that was moved aside while it was being replaced.
 bool save_folder_clear(const char *directory, Error *err);
 // That no folder lies under a name that every save gives to a small file: the tracker's, the list's (lineage.h) and those under which they are written first. What

@@ -72,6 +72,21 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     return true;
 }
 
+// Rank 0 before each save: that the folder is still the one which is locked for this run. In another one the run has saved nothing: its checkpoints are others'.
+static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
+    const Config *c = saver->config;
+    const Lineage none = {NULL, 0, false, ""};
+    bool moved;
+    if (!save_folder_follow(c->save, saver->lock, &moved, err)) return false;
+    if (!moved) return true;
+    log_line(saver->log, "WARNING: %.600s was moved or removed and is another folder now; this run goes on saving there, and counts what it finds as another run's", c->save);
+    saver->before = -1;
+    saver->saved = false;
+    int64_t first = save_folder_holds(c->save, iteration) ? iteration : first_in_the_way(saver, iteration, &none);
+    return first < 0 || error_set(err, EXIT_CHECKPOINT, "another folder was put in the place of %.600s, and holds a checkpoint of iteration %lld, which this run would replace; put "
+                                  "the run's own folder back, or remove what is there", c->save, (long long)first);
+}
+
 static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Error *err) {
     const Config *c = saver->config;
     char *arguments = config_to_json(c);
@@ -101,7 +116,9 @@ static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Er
 
 bool saver_save(Saver *saver, const CheckpointState *state, Error *err) {
     const Config *c = saver->config;
-    if (!saver_advance(saver, true, err)) return false;
+    int rank;
+    MPI_Comm_rank(saver->peers.comm, &rank);
+    if (!saver_advance(saver, true, err) || !peers_agree(saver->peers, rank != 0 || holds_folder(saver, state->iteration, err), err, NULL)) return false;
     log_line(saver->log, "saving checkpoint at iteration %7lld to %s", (long long)state->iteration, c->save);
     saver->job = begin(saver, state, err);
     if (!saver->job || !saver->zero->staging) return saver->job && saver_advance(saver, true, err);

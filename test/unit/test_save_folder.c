@@ -1,9 +1,11 @@
-// The --save folder under a run: names that are taken by folders, a limit on the size of files; and small files put in the place of whatever lies there.
+// The --save folder under a run: whose lock it is once it was moved or removed, names that are taken by folders, a limit on the size of files; and small files put in
+// the place of whatever lies there.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,13 +17,14 @@
 #include "test/unit/folder.h"
 
 typedef struct Folder {
-    char path[64], save[80];
+    char path[64], save[80], moved[80];
 } Folder;
 
 static int make_folder(void **state) {
     Folder *f = (Folder *)calloc(1, sizeof *f);
     if (!f || folder_make(f->path, sizeof f->path, "test_save_folder")) return -1;
     snprintf(f->save, sizeof f->save, "%s/a/save", f->path);
+    snprintf(f->moved, sizeof f->moved, "%s/moved", f->path);
     alarm(60);  // opening a pipe would wait for its other end
     *state = f;
     return durable_make_folders(f->save, NULL) ? 0 : -1;
@@ -40,6 +43,98 @@ static void assert_one_line(const Error *err, const char *holds) {
     assert_null(strchr(err->what, '\n'));
     assert_non_null(strchr(err->what, ';'));
     if (!strstr(err->what, holds)) fail_msg("'%s' is not in '%s'", holds, err->what);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The lock
+
+static int locked_folder(const Folder *f) {
+    Error err = {0};
+    int lock = -1;
+    assert_true(save_folder_lock(f->save, 0, &lock, &err));
+    assert_true(lock >= 0);
+    return lock;
+}
+
+// Whether another job may save there.
+static bool is_free(const char *path) {
+    Error err = {0};
+    int other = -1;
+    bool free_for_all = save_folder_lock(path, 0, &other, &err);
+    if (!free_for_all) assert_one_line(&err, "another job is saving into");
+    save_folder_unlock(other);
+    return free_for_all;
+}
+
+static void nothing_has_moved(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    bool moved = true;
+    int lock = locked_folder(f), before = lock;
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock == before);
+    // Another path to it, also by a link: the same folder.
+    char *parent = text_format("%s/a", f->path), *link_to = text_format("%s/b", f->path), *through = text_format("%s/b/save/", f->path);
+    assert_int_equal(rename(parent, link_to), 0);
+    assert_int_equal(symlink("b", parent), 0);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock == before);
+    assert_true(save_folder_follow(through, &lock, &moved, &err) && !moved && lock == before);
+    assert_false(is_free(f->save));
+    save_folder_unlock(lock);
+    assert_true(is_free(f->save));
+    free(parent);
+    free(link_to);
+    free(through);
+}
+
+static void moved_or_removed(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    bool moved = false;
+    int lock = locked_folder(f);
+    assert_int_equal(rename(f->save, f->moved), 0);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock >= 0);
+    assert_false(is_free(f->save));
+    assert_true(is_free(f->moved));
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved);
+    // Removed with its parent, and made again by somebody else.
+    char *parent = text_format("%s/a", f->path);
+    assert_int_equal(folder_remove(parent), 0);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock >= 0);
+    assert_int_equal(rmdir(f->save), 0);
+    assert_int_equal(mkdir(f->save, 0777), 0);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock >= 0);
+    assert_false(is_free(f->save));
+    save_folder_unlock(lock);
+    free(parent);
+}
+
+static void taken_meanwhile(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    bool moved;
+    int lock = locked_folder(f);
+    assert_int_equal(rename(f->save, f->moved), 0);
+    assert_int_equal(mkdir(f->save, 0777), 0);
+    int other = locked_folder(f);
+    assert_false(save_folder_follow(f->save, &lock, &moved, &err));
+    assert_one_line(&err, "another job is saving into");
+    assert_int_equal(lock, -1);
+    save_folder_unlock(other);
+    // A file in its place.
+    lock = locked_folder(f);
+    assert_int_equal(rmdir(f->save), 0);
+    assert_true(durable_write_file(f->save, "x", 1, &err));
+    assert_false(save_folder_follow(f->save, &lock, &moved, &err));
+    assert_one_line(&err, "a file is in the way");
+}
+
+static void no_lock_to_follow(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    bool moved = true;
+    int none = -1;
+    assert_int_equal(rename(f->save, f->moved), 0);
+    assert_true(save_folder_follow(f->save, &none, &moved, &err) && !moved && none == -1);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -112,6 +207,10 @@ static void small_files_replace(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(nothing_has_moved, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(moved_or_removed, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(taken_meanwhile, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(no_lock_to_follow, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(names_taken, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(file_size_limit, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(small_files_replace, make_folder, remove_folder),
