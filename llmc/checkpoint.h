@@ -97,8 +97,8 @@ enum {
     NO_CHECKPOINT = -1,          // none there
     CHECKPOINT_UNREADABLE = -2,  // what should say which one is damaged: an error tells more
 };
-// The iteration that the tracker file names; Megatron-LM's tracker word "release" (a checkpoint in <directory>/release) counts as 0. Beside a tracker that is damaged or
-// not there the run's newest checkpoint in the folder, and note is a line that says so (empty otherwise). NO_CHECKPOINT only for a folder without any checkpoint of
+// The iteration that the tracker file names; Megatron-LM's tracker word "release" (a checkpoint in <directory>/release) counts as 0. Beside a tracker that is damaged,
+// not there or names what is not there the run's newest checkpoint in the folder, and note is a line that says so (empty otherwise). NO_CHECKPOINT only for a folder without any checkpoint of
 // this program, or one that is not there: nothing else would tell a fresh start from the end of a long run. CHECKPOINT_UNREADABLE with err when there is a tracker, or
 // are checkpoints, and none that could be gone on from; also for a file, and for the folder of a single checkpoint. Not collective: one rank asks and tells the others.
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);

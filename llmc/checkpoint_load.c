@@ -80,7 +80,7 @@ static bool folder_exists(const char *directory, int64_t iteration) {
     return there;
 }
 
-// The newest of the run's checkpoints, sound or not; NO_CHECKPOINT: there is none of any run; CHECKPOINT_UNREADABLE with err: there are others only.
+// The newest of the run's checkpoints that are there, sound or not; NO_CHECKPOINT: there is none of any run; CHECKPOINT_UNREADABLE with err: there are others only.
 static int64_t newest_of_run(const char *directory, Error *err) {
     Lineage lineage;
     int others;
@@ -127,7 +127,11 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
             if (newest >= 0) break;
             if (err) *err = lost;
             return CHECKPOINT_UNREADABLE;
-        default: return tracked;
+        default:
+            // Cut short, or of a checkpoint that was deleted meanwhile: what lies below that number says nothing about where the run stood.
+            newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
+            if (newest < 0) return tracked;
+            error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64 ", of which no checkpoint is there;", directory, tracked);
     }
     snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there", (int)strcspn(lost.what, ";"), lost.what);
     return newest;

@@ -19,7 +19,7 @@ bool durable_make_folders(const char *path, Error *err);
 bool durable_writable_folder(const char *path, Error *err);
 // Makes a folder's entries durable.
 bool durable_sync_folder(const char *path, Error *err);
-// Creates or replaces a file with these bytes and fsyncs it; on failure it is removed.
+// Creates or replaces a file with these bytes and fsyncs it; on failure it is removed. A link or pipe of that name is replaced too, a folder is an error.
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err);
 // The whole file, malloc'ed and terminated with a 0 that *bytes does not count. NULL with err: also when it holds more than max_bytes
 // or is not a plain file.

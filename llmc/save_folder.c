@@ -10,12 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "llmc/durable.h"
+#include "llmc/lineage.h"
 #include "llmc/manifest.h"
 
 enum { SPACE_MARGIN_BYTES = 1 << 20, MAX_DIGITS = 15 };
@@ -44,6 +46,22 @@ bool save_folder_lock(const char *directory, double seconds, int *lock, Error *e
 
 void save_folder_unlock(int lock) {
     if (lock >= 0) close(lock);
+}
+
+// A path that cannot be looked at is no other folder: the save itself will tell what is wrong with it.
+static bool is_elsewhere(const char *directory, int lock) {
+    struct stat held, named;
+    if (stat(directory, &named) != 0) return errno == ENOENT || errno == ENOTDIR;
+    return fstat(lock, &held) != 0 || held.st_dev != named.st_dev || held.st_ino != named.st_ino;
+}
+
+bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err) {
+    *moved = *lock >= 0 && is_elsewhere(directory, *lock);
+    if (!*moved) return true;
+    // Left first: a file system that gives one folder two numbers must not let a job meet its own lock.
+    save_folder_unlock(*lock);
+    *lock = -1;
+    return durable_make_folders(directory, err) && save_folder_lock(directory, 0, lock, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -85,6 +103,19 @@ bool save_folder_clear(const char *directory, Error *err) {
     return ok;
 }
 
+bool save_folder_names_free(const char *directory, Error *err) {
+    static const char *const names[] = {CHECKPOINT_TRACKER, "." CHECKPOINT_TRACKER ".tmp", LINEAGE_NAME, "." LINEAGE_NAME ".tmp"};
+    bool ok = true;
+    for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
+        struct stat status;
+        char *path = text_format("%s/%s", directory, names[i]);
+        bool taken = lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
+        ok = !taken || error_set(err, EXIT_CHECKPOINT, "%s is a folder and in the way of a file that every save writes; remove it", path);
+        free(path);
+    }
+    return ok;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Free space
 
@@ -107,6 +138,14 @@ static const char *size_text(uint64_t bytes, char *text) {
     double scale = bytes >= 1000000000 ? 1e9 : bytes >= 1000000 ? 1e6 : 1e3;
     snprintf(text, SIZE_TEXT, "%.3f %s", (double)bytes / scale, unit);
     return text;
+}
+
+bool save_folder_allows_file(uint64_t bytes, Error *err) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) return true;
+    char size[SIZE_TEXT], most[SIZE_TEXT];
+    return error_set(err, EXIT_CHECKPOINT, "this rank's file of a checkpoint takes %s, and it may write files of %s at most; raise the file size limit (ulimit -f)",
+                     size_text(bytes, size), size_text(limit.rlim_cur, most));
 }
 
 bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err) {

@@ -10,8 +10,17 @@ LLMC_BEGIN
 bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err);
 // Lets another job save there; -1 is allowed.
 void save_folder_unlock(int lock);
+// Before each save: saves go by the folder's path, but the lock is on the folder itself, which may have been moved away or removed since, and another job may have
+// begun in one that was made in its place. *moved: it is another folder now; it is made where it is missing, *lock is on it, and the old one is left. A lock of
+// -1 follows nothing. Error: EXIT_CHECKPOINT when another process holds the new one (*lock is -1 then), or it cannot be made.
+bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err);
 // Removes what killed saves and killed deletions left, and puts back a checkpoint that was moved aside while it was being replaced.
 bool save_folder_clear(const char *directory, Error *err);
+// That no folder lies under a name that every save gives to a small file: the tracker's, the list's (lineage.h) and those under which they are written first. What
+// else lies there a save replaces. Error: EXIT_CHECKPOINT.
+bool save_folder_names_free(const char *directory, Error *err);
+// That this process may write a file of this many bytes (ulimit -f). Error: EXIT_CHECKPOINT.
+bool save_folder_allows_file(uint64_t bytes, Error *err);
 // That a checkpoint of this many bytes fits. What killed saves left makes way if it must. True where the file system does not say.
 bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err);
 // The iterations that this program saved here, sound or not, of whichever run, oldest first (malloc'ed; NULL when there are none).

@@ -48,18 +48,43 @@ static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err
                      "folder%s, give another --save folder, or remove what is there", c->save, (long long)first, c->finetune ? " and without --finetune" : "");
 }
 
+// Of this rank's file, but for its header.
+static uint64_t own_bytes(const Saver *saver) {
+    ZeroSlices slices = zero_slices(saver->zero, saver->tensors, !saver->config->no_save_optim);
+    uint64_t bytes = 0;
+    for (int i = 0; i < slices.count; i++) bytes += (uint64_t)(slices.slices[i].hi - slices.slices[i].lo) * (uint64_t)slice_kind_bytes(slices.slices[i].kind);
+    free(slices.slices);
+    return bytes;
+}
+
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     uint64_t bytes = zero_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of all ranks: they see one file system
     int rank;
     char line[1400];
     MPI_Comm_rank(saver->peers.comm, &rank);
-    if (!peers_agree(saver->peers, rank != 0 || (replaces_no_others(saver, iteration, err) && save_folder_has_room(c->save, bytes, err)), err, NULL)) return false;
+    bool ok = rank != 0 || (save_folder_names_free(c->save, err) && replaces_no_others(saver, iteration, err) && save_folder_has_room(c->save, bytes, err));
+    if (!peers_agree(saver->peers, ok && save_folder_allows_file(own_bytes(saver), err), err, NULL)) return false;
     Retention keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval};
     if (rank == 0)
         save_folder_forecast(c->save, bytes, c->train_iters / c->save_interval - iteration / c->save_interval, count_checkpoints(saver), &keep, line, sizeof line);
     if (rank == 0 && *line) log_line(saver->log, "%s", line);
     return true;
+}
+
+// Rank 0 before each save: that the folder is still the one which is locked for this run. In another one the run has saved nothing: its checkpoints are others'.
+static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
+    const Config *c = saver->config;
+    const Lineage none = {NULL, 0, false, ""};
+    bool moved;
+    if (!save_folder_follow(c->save, saver->lock, &moved, err)) return false;
+    if (!moved) return true;
+    log_line(saver->log, "WARNING: %.600s was moved or removed and is another folder now; this run goes on saving there, and counts what it finds as another run's", c->save);
+    saver->before = -1;
+    saver->saved = false;
+    int64_t first = save_folder_holds(c->save, iteration) ? iteration : first_in_the_way(saver, iteration, &none);
+    return first < 0 || error_set(err, EXIT_CHECKPOINT, "another folder was put in the place of %.600s, and holds a checkpoint of iteration %lld, which this run would replace; put "
+                                  "the run's own folder back, or remove what is there", c->save, (long long)first);
 }
 
 static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Error *err) {
@@ -91,7 +116,9 @@ static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Er
 
 bool saver_save(Saver *saver, const CheckpointState *state, Error *err) {
     const Config *c = saver->config;
-    if (!saver_advance(saver, true, err)) return false;
+    int rank;
+    MPI_Comm_rank(saver->peers.comm, &rank);
+    if (!saver_advance(saver, true, err) || !peers_agree(saver->peers, rank != 0 || holds_folder(saver, state->iteration, err), err, NULL)) return false;
     log_line(saver->log, "saving checkpoint at iteration %7lld to %s", (long long)state->iteration, c->save);
     saver->job = begin(saver, state, err);
     if (!saver->job || !saver->zero->staging) return saver->job && saver_advance(saver, true, err);

@@ -15,16 +15,19 @@ typedef struct Saver {
     Peers peers;
     int64_t before;      // the checkpoint in the folder that this run went on from, or saved last; -1: none
     CheckpointJob *job;  // on its way to the disk; NULL: none
-    bool saved;          // by this process
+    bool saved;          // by this process, into the folder as it is
+    int *lock;           // on the folder (save_folder.h), of rank 0; elsewhere -1
 } Saver;
 
 // All of these are collective and give the same result, and the same error, on every rank.
 
-// Asked before the first step: that the disk holds a checkpoint, and that those of this run take, at its save or exit interval or its end, no place of one that it
+// Asked before the first step: that the disk holds a checkpoint, no rank's limit on the size of files is below its part of it, no folder lies where a save puts a
+// file, and that those of this run take, at its save or exit interval or its end, no place of one that it
 // does not go on from (EXIT_CHECKPOINT); a log line where it goes on from one and replaces one that may be another run's, and
 // one when the disk will not hold all that are to come after `iteration`.
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
-// Saves; with --async-save it only begins to, once the save before is done.
+// Saves; with --async-save it only begins to, once the save before is done. A folder that was moved or removed since the last one is made again, with a log line,
+// and the run begins a line of checkpoints there; refused (EXIT_CHECKPOINT) where another job saves there by now, or a checkpoint of others would be replaced.
 bool saver_save(Saver *saver, const CheckpointState *state, Error *err);
 // Whether this rank still writes in the background.
 bool saver_busy(const Saver *saver);

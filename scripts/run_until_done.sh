@@ -40,22 +40,31 @@ done
 [ $# -gt 0 ] || usage "no command is given; see --help"
 [ "$fruitless" -gt 0 ] || usage "--max-without-progress wants 1 or more"
 
-# The folder of --save: the last one counts, as in the program; it may stand in an argument file. scripts/train_*.sh save to and load from CHECKPOINT_PATH when
-# the command says nothing else.
-folder='' loads=0
+# The folders of --save and --load: the last ones count, as in the program; they may stand in an argument file. scripts/train_*.sh save to and load from
+# CHECKPOINT_PATH when the command says nothing else.
+folder='' from=''
 find_folder() {
     local word words value
     if [ -n "${CHECKPOINT_PATH:-}" ] && [ "${SPEED:-}" != 1 ]; then
-        for word; do case ${word##*/} in train_*.sh) folder=$CHECKPOINT_PATH loads=1 ;; esac; done
+        for word; do case ${word##*/} in train_*.sh) folder=$CHECKPOINT_PATH from=$CHECKPOINT_PATH ;; esac; done
     fi
     read_words "$@"
     last_value --save
     [ -z "$value" ] || folder=$value
-    if has_flag --load; then loads=1; fi
+    last_value --load
+    [ -z "$value" ] || from=$value
 }
+# same_folder A B: also by another path, and before it is made.
+same_folder() { [ "$1" = "$2" ] || [ "$1" -ef "$2" ] || [ "$(realpath -m -- "$1" 2>/dev/null)" = "$(realpath -m -- "$2" 2>/dev/null)" ]; }
 find_folder "$@"
-[ -n "$folder" ] && [ $loads = 1 ] || usage "the command has no --save or no --load: a restart would begin anew"
-saved() { cat "$folder/latest_checkpointed_iteration.txt" 2>/dev/null || echo none; }
+[ -n "$folder" ] && [ -n "$from" ] || usage "the command has no --save or no --load: a restart would begin anew"
+same_folder "$folder" "$from" ||
+    usage "the command has --save $folder and --load $from: every restart would go back to what is there; give both the same folder (a run that begins with another one's checkpoint goes without this script until its first save)"
+# A pipe in the tracker's place would never end, and what is damaged may be of any size.
+saved() {
+    local tracker=$folder/latest_checkpointed_iteration.txt
+    if [ -f "$tracker" ] && [ -r "$tracker" ]; then head -c 64 "$tracker" | tr -d '\000'; else echo none; fi
+}
 
 # Exit codes that a start from the last checkpoint may mend: saved and left, a lost rank, one that was killed by a signal (128 and its number). SIGINT and SIGTERM
 # were meant to end the run; SIGUSR1 (138: the ranks were not there yet) to save it, as with 75.

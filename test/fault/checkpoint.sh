@@ -75,7 +75,7 @@ falls_back_to() {
     "${@:3}"
     rm -f "$work/back.jsonl"
     trains "${run[@]}" --load "$bad" --save "$bad" --save-interval 4 --log-jsonl "$work/back.jsonl" || return 1
-    [ "$(grep -c '^WARNING: the checkpoint of iteration' "$work/out")" -eq 1 ] && grep '^WARNING: the checkpoint' "$work/out" | grep -qF -- "$text" || { why="not one warning with '$text'"; return 1; }
+    [ "$(grep -c '^WARNING: .*; going on from ' "$work/out")" -eq 1 ] && grep '^WARNING: .*; going on from ' "$work/out" | grep -qF -- "$text" || { why="not one warning with '$text'"; return 1; }
     grep -q "successfully loaded checkpoint from $bad at iteration $iteration" "$work/out" || { why="not loaded at $iteration"; return 1; }
     [ "$iteration" = 12 ] || [ "$(train_lines back | wc -l)" -eq $((12 - iteration)) ] || { why="trained $(train_lines back | wc -l) iterations"; return 1; }
     [ "$(cat "$bad/latest_checkpointed_iteration.txt")" = 12 ] && cmp -s "$work/good/$latest/$shard" "$bad/$latest/$shard" || { why="the end of the run differs"; return 1; }
@@ -86,10 +86,13 @@ two_damaged() {
 }
 falls_back "back to the one before: a flipped bit in a shard" 8 "shard_00002_of_00004.safetensors is damaged" flip "$bad/$latest/$shard" "$middle"
 falls_back "back to the one before: no manifest" 8 "$latest/manifest.json" rm "$bad/$latest/manifest.json"
-falls_back "back to the one before: a missing folder" 8 "$latest" rm -r "$bad/$latest"
 falls_back "back to the second before: two damaged" 4 "shard_00002_of_00004.safetensors is damaged" two_damaged
-falls_back "back to the newest: a tracker with a flipped bit" 12 iter_0000052 flip "$bad/latest_checkpointed_iteration.txt" 0
-falls_back "back to the newest: a tracker that names what is not there" 12 iter_0000099 put "$bad/latest_checkpointed_iteration.txt" "99"
+# A tracker that names what is not there is a damaged one, whichever side of the sound ones its number lies.
+for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
+    falls_back "the newest: a tracker that says ${named% *}" 12 "names iteration ${named#* }, of which no checkpoint is there; going on from the newest" put "$bad/latest_checkpointed_iteration.txt" "${named% *}"
+done
+falls_back "the newest: a tracker cut short" 12 "names iteration 1, of which" truncate -s 1 "$bad/latest_checkpointed_iteration.txt"
+falls_back "back to the one before: a missing folder" 8 "names iteration 12, of which" rm -r "$bad/$latest"
 all_damaged() { # the first one's error is told
     local i
     rm -rf "$bad"
@@ -145,6 +148,63 @@ two_jobs() {
     [ $? = 75 ] && trains 2 "${shared[@]}" --load "$work/shared" --exit-interval $(($(cat "$work/shared/latest_checkpointed_iteration.txt") + 1))
 }
 check "a second job in the same folder" two_jobs
+# --- the folder is moved away or removed under a run: saves go by its path, where another job may be saving by now ---
+moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 1000 --save-interval 300 --save "$work/moving")
+begin_moving() { # FLAGS...: a run that has saved, and will not save again at once
+    rm -rf "$work"/moving "$work"/moved "$work"/next
+    LIMIT=60 in_background moving "${moving[@]}" "$@"
+    wait_for_iteration moving 380 && [ -e "$work/moving/latest_checkpointed_iteration.txt" ] || { say "no iteration 380, or no checkpoint"; return 1; }
+}
+end_moving() { # CODE: SIGUSR1 in case it is not the save that ends it
+    local pid rc
+    [ "$1" != 75 ] || for pid in $(running_pids); do kill -s USR1 "$pid"; done
+    wait "$job"
+    rc=$?
+    [ $rc = "$1" ] || say "exit code $rc instead of $1"
+}
+moved_away() { # FLAGS...: another job has taken the place, here by its lock alone
+    begin_moving "$@" || return 1
+    mkdir "$work/next"
+    exec 9<"$work/next"
+    flock -x 9
+    python3 -c 'import os, sys; os.rename(sys.argv[1], sys.argv[2]); os.rename(sys.argv[3], sys.argv[1])' "$work/moving" "$work/moved" "$work/next"
+    end_moving 6 || { exec 9<&-; return 1; }
+    exec 9<&-
+    error_names 6 "another job is saving into $work/moving" 6 || return 1
+    [ -z "$(ls -A "$work/moving")" ] || { why="it saved $(ls -A "$work/moving" | tr '\n' ' ')"; return 1; }
+}
+goes_on_there() { # saved anew, and said once
+    [ "$(grep -c "^WARNING: $work/moving was moved or removed" "$work/out")" = 1 ] && [ "$(grep -c "^WARNING: $work" "$work/out")" = 1 ] || { why="$(grep WARNING "$work/out")"; return 1; }
+    [ -e "$work/moving/$(printf 'iter_%07d' "$(cat "$work/moving/latest_checkpointed_iteration.txt")")" ] || { why="nothing was saved"; return 1; }
+}
+removed() { # FLAGS...
+    local tries=400
+    begin_moving "$@" || return 1
+    mv "$work/moving" "$work/moved"
+    until [ -e "$work/moving/latest_checkpointed_iteration.txt" ]; do
+        sleep 0.05
+        [ $((tries -= 1)) -gt 0 ] && kill -0 "$job" 2>/dev/null || { say "no new checkpoint"; return 1; }
+    done
+    ! flock -n "$work/moving" true || { why="the new folder is not locked"; kill "$job"; return 1; }
+    flock -n "$work/moved" true || { why="the old folder is still locked"; kill "$job"; return 1; }
+    end_moving 75 && goes_on_there
+}
+in_the_place() { # what another run has saved there is neither counted, nor replaced
+    begin_moving || return 1
+    mkdir -p "$work/next/iter_0100000"
+    touch "$work/next/iter_0100000/manifest.json"
+    mv "$work/moving" "$work/moved" && mv "$work/next" "$work/moving"
+    end_moving 6 && error_names 6 "holds a checkpoint of iteration 100000, which this run would replace" 6
+}
+if command -v flock >/dev/null; then
+    check "another job in the place of a moved folder" moved_away
+    check "another job in the place of a moved folder, in the background" moved_away --async-save
+    check "the folder is moved away: saved in a new one" removed
+    check "the folder is moved away: saved in a new one, in the background" removed --async-save
+else
+    skip "folders moved under a run" "no flock"
+fi
+check "another run's checkpoint in the place of a moved folder" in_the_place
 elsewhere() { # two machines without a common file system: only rank 0 finds the checkpoint
     local flags=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 1 --load good)
     mkdir -p "$work/elsewhere"

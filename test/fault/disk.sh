@@ -85,6 +85,27 @@ before_training() { # CODE FOLDER FLAGS...
     ! grep -q '^ iteration' "$work/out" || { why="it trained first"; return 1; }
 }
 check "a file in place of the --save folder" before_training 6 "$work/file" --save "$work/file" --save-interval 4
+# Names that every save needs, taken by a folder; what a killed save or a careless hand left under those of its temporary files makes way.
+in_the_way() { # NAME
+    rm -rf "$work/way" && mkdir -p "$work/way/$1"
+    before_training 6 "$work/way/$1 is a folder" --save "$work/way" --save-interval 4
+}
+for name in latest_checkpointed_iteration.txt checkpoints_of_run.txt .latest_checkpointed_iteration.txt.tmp .checkpoints_of_run.txt.tmp; do check "a folder in place of $name" in_the_way $name; done
+makes_way() { # NAME COMMAND...
+    rm -rf "$work/way" && mkdir "$work/way" && : >"$work/untouched"
+    "${@:2}" "$work/way/$1"
+    trains "${four[@]}" --save "$work/way" --save-interval 6 || return 1
+    [ "$(ls -A "$work/way" | tr '\n' ' ')" = "checkpoints_of_run.txt iter_0000006 iter_0000012 latest_checkpointed_iteration.txt " ] && [ ! -s "$work/untouched" ] || { why="left $(ls -A "$work/way" | tr '\n' ' ')"; return 1; }
+}
+check "a pipe in place of a temporary file" makes_way .latest_checkpointed_iteration.txt.tmp mkfifo
+check "a link in place of a temporary file" makes_way .checkpoints_of_run.txt.tmp ln -s "$work/untouched"
+file_limit() { # on one rank of four
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 bash -c '[ "$OMPI_COMM_WORLD_RANK" != 2 ] || ulimit -f 8; exec "$0" "$@"' "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" "${four[@]:1}" \
+        --save "$work/small" --save-interval 4 >"$work/out" 2>"$work/err" </dev/null
+    error_names 6 "raise the file size limit (ulimit -f)" $? || return 1
+    ! grep -q '^ iteration' "$work/out" && [ ! -e "$work/small/latest_checkpointed_iteration.txt" ] || { why="it trained first"; return 1; }
+}
+check "a file size limit smaller than a shard" file_limit
 check "a file in place of the --tensorboard-dir" before_training 3 "$work/file" --tensorboard-dir "$work/file/logs"
 check "a file in place of the folder of --log-jsonl" before_training 3 "$work/file" --log-jsonl "$work/file/run.jsonl"
 read_only() {

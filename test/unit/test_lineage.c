@@ -289,6 +289,31 @@ static void lost_trackers(void **state) {
     free(aside);
 }
 
+// A tracker that names a checkpoint which is not there (cut short, or of one that was deleted meanwhile) is a damaged one: from the newest, not from what lies below
+// the number, which may be nothing.
+static void trackers_of_nothing(void **state) {
+    Folder *f = (Folder *)*state;
+    char note[1400];
+    static const char *const names[] = {"0", "1", "2", "release", "6", "999999999999999"};
+    for (int i = 3; i <= 5; i++) save(f, i - 1, i, 0, NULL);
+    for (int i = 0; i < 6; i++) {
+        write_text(f->tracker, names[i]);
+        write_text(f->list, "3\n4\n5\n");
+        assert_int_equal(found(f, note, sizeof note), 5);
+        assert_non_null(strstr(note, ", of which no checkpoint is there; going on from the newest sound checkpoint there"));
+        write_text(f->list, "3\n4\n9\n");
+        assert_int_equal(found(f, note, sizeof note), 4);
+        write_text(f->list, "8\n");  // others' only: the number stands, and opening it says what is missing
+        assert_int_equal(found(f, note, sizeof note), i == 3 ? 0 : atoll(names[i]));
+        assert_string_equal(note, "");
+    }
+    // What is there and damaged is not passed over: what came before it is gone back to.
+    spoil_manifest(f, 4);
+    write_text(f->tracker, "4");
+    assert_int_equal(found(f, note, sizeof note), 4);
+    assert_string_equal(note, "");
+}
+
 // A pipe that nobody writes to is no manifest, tracker or list.
 static void pipes(void **state) {
     Folder *f = (Folder *)*state;
@@ -343,6 +368,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(without_a_list, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(back_along_the_line, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(lost_trackers, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(trackers_of_nothing, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(pipes, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(not_a_folder_of_checkpoints, make_folder, remove_folder),
     };

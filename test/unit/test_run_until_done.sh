@@ -117,6 +117,33 @@ checkpoint_path() { # scripts/train_*.sh take the folder from the environment; t
     done
 }
 check "CHECKPOINT_PATH of scripts/train_*.sh" checkpoint_path
+two_folders() { # a restart would go back to where the command loads
+    local words rc home="$work/run"
+    rm -rf "$home" && mkdir "$home" && echo "7+ 0" >"$home/play" && echo "--load $work/from" >"$work/args" && ln -sfn run "$work/also"
+    for words in "--save $home --load $work/from" "--save=$home --load=$work/from" "--save $home --load $home @$work/args" "--load $home --save $work/from --save $home --load $work/from"; do
+        # shellcheck disable=SC2086  # several words
+        timeout -k 1 20 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err"
+        rc=$?
+        [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] && grep -q "$work/from" "$work/err" && [ ! -e "$home/starts" ] || { why="'$words': exit code $rc, $(cat "$work/err")"; return 1; }
+    done
+    for words in "--save $home/ --load $work/./run" "--save $home --load $work/also" "--save $work/new/run --load $work//new/run/"; do
+        rm -f "$home/starts"
+        # shellcheck disable=SC2086  # several words
+        timeout -k 1 20 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err" || { why="'$words': $(cat "$work/err")"; return 1; }
+    done
+}
+check "--save and --load of two folders" two_folders
+odd_trackers() { # none of them holds up the loop
+    local tracker="$work/run/latest_checkpointed_iteration.txt" rc kind
+    for kind in "mkfifo" "mkdir" "ln -s /dev/zero" "truncate -s 100M"; do
+        rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 7 0" >"$work/run/play"
+        $kind "$tracker"
+        timeout -k 1 20 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err"
+        rc=$?
+        [ $rc = 7 ] && ! grep -qv '^run_until_done: ' "$work/err" || { why="$kind: exit code $rc, $(head -c 300 "$work/err")"; return 1; }
+    done
+}
+check "a tracker that is no plain file" odd_trackers
 usage() {
     local rc
     for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" "--max-without-progress 0 -- true --save a --load a" "-- true --save a"; do
