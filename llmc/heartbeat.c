@@ -13,6 +13,7 @@
 #include "llmc/fault.h"
 #include "llmc/host_memory.h"
 #include "llmc/launch.h"
+#include "llmc/small_thread.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };  // ranks whose collectives are told
@@ -250,9 +251,13 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     site->heartbeat = h;
     heartbeat_waits(site, false);
     peers_meet(peers);  // every slot says who it is
-    if (pthread_create(&h->thread, NULL, watch, h) == 0) return;
+    int reason = small_thread_start(&h->thread, watch, h);
+    if (reason == 0) return;
     atomic_store(&slots[rank].beats, -1);  // without a thread this rank is watched by nobody, and watches nobody
     h->thread = pthread_self();
+    if (limit <= 0) return;
+    heartbeat_take_turn(site);
+    small_thread_missing(site, reason);
 }
 
 void heartbeat_close(Site *site) {

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# The start and the end of a job, and the log in between: ranks that are stopped where there is no heartbeat yet, or none any more; files that never answer; too
+# little address space; logs that nobody reads. An end within the time limit and a few seconds, the documented exit code, one line.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 1
+data=$work/text_text_document
+LIMIT=30
+says() { grep '^error: ' "$work/err" | grep -qF -- "$1" || say "the error line does not say '$1'"; }
+
+# --- ranks that are stopped while MPI starts or ends: all at once, since they wait for the most part ---
+shim=$BUILD/test/fault/mpi_shim.so
+begin() { # CALL RANK: that rank of three is stopped before this call
+    mkdir "$work/$1.$2"
+    timeout -k 5 120 "${launcher[@]}" -np 3 env LD_PRELOAD="$shim" MPI_FAULT_RANK="$2" MPI_FAULT_CALL="$1" MPI_FAULT_STOP=1 "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" \
+        --global-batch-size 6 --gpus-per-node 1 --train-iters 3 --distributed-timeout-minutes 0.04 >"$work/$1.$2/out" 2>"$work/$1.$2/err" </dev/null
+    echo $? >"$work/$1.$2/rc"
+}
+ends() { # CALL RANK TEXT
+    cp "$work/$1.$2/out" "$work/$1.$2/err" "$work"
+    error_names 7 "$3" "$(cat "$work/$1.$2/rc")" && says "(--distributed-timeout-minutes sets the limit)" || return 1
+    [ "$1" != MPI_Finalize ] || grep -q 'after training is done' "$work/out" || { why="it did not train to its end"; return 1; }
+}
+if [ ! -e "$shim" ]; then
+    not_ok "$shim" "not built; run make BUILD=$BUILD test-programs"
+elif ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
+    skip "ranks that are stopped while MPI starts or ends" "sanitizers want to be loaded first"
+else
+    jobs=()
+    for place in MPI_Init_thread:2 MPI_Init_thread:0 MPI_Comm_dup:1 MPI_Finalize:2 MPI_Finalize:0; do
+        begin "${place%:*}" "${place#*:}" &
+        jobs+=($!)
+    done
+    wait "${jobs[@]}"
+    check "rank 2 is stopped before MPI starts" ends MPI_Init_thread 2 "for all ranks to start"
+    check "rank 0 is stopped before MPI starts" ends MPI_Init_thread 0 "for all ranks to start"
+    check "a rank is stopped right after it" ends MPI_Comm_dup 1 "for all ranks to start"
+    check "rank 2 is stopped as MPI ends" ends MPI_Finalize 2 "for all ranks to end"
+    check "rank 0 is stopped as MPI ends" ends MPI_Finalize 0 "for all ranks to end"
+    gone() { [ -z "$(rank_pids)" ] || { why="ranks still run"; return 1; }; }
+    check "no rank is left" gone
+fi
+
+finish
