@@ -41,4 +41,12 @@ else
     check "no rank is left" gone
 fi
 
+# --- files that never answer ---
+mkfifo "$work/pipe"
+touch "$work/empty"
+bpe=(--tokenizer-type GPT2BPETokenizer)
+check "a vocabulary that is a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" --vocab-file "$work/pipe" --merge-file "$work/empty"
+check "merges that are a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" --vocab-file test/golden/tokenizer/vocab.json --merge-file "$work/pipe"
+check "an argument file that is a pipe" refused 2 "@$work/pipe: not a plain file" 2 "@$work/pipe"
+
 finish
