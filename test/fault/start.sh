@@ -49,4 +49,26 @@ check "a vocabulary that is a pipe" refused 5 "$work/pipe is not a plain file" 2
 check "merges that are a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" --vocab-file test/golden/tokenizer/vocab.json --merge-file "$work/pipe"
 check "an argument file that is a pipe" refused 2 "@$work/pipe: not a plain file" 2 "@$work/pipe"
 
+# --- little address space: whatever it is, the run ends well or with one line ---
+within() { # KIB: of address space
+    timeout -k 5 30 bash -c 'ulimit -v "$0" && exec "$@"' "$1" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
+        --distributed-timeout-minutes 0.2 >"$work/out" 2>"$work/err" </dev/null
+}
+little_space() { # what MPI makes of even less is not ours
+    local kib rc found=0
+    for kib in 220000 250000 280000 310000 340000; do
+        within $kib
+        rc=$?
+        [ $rc -ne 124 ] && [ $rc -ne 137 ] || { say "$kib KiB: it hangs"; return 1; }
+        [ $rc -ne 3 ] || error_names 3 "out of memory" 3 || { why="$kib KiB: $why"; return 1; }
+        if grep -q '^error: .*OpenBLAS' "$work/err"; then found=$((found + 1)); fi
+    done
+    [ $found -gt 0 ] || { why="OpenBLAS's buffer had room everywhere"; return 1; }
+}
+if [ "$trainer" != "$BUILD/train_gpt_cpu" ] || ldd "$trainer" | grep -qE 'lib[at]san'; then
+    skip "too little address space" "only of the plain CPU program it is known how much is little"
+else
+    check "too little address space for OpenBLAS's buffer" little_space
+fi
+
 finish
