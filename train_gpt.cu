@@ -1042,7 +1042,7 @@ static bool open_device(Run *run) {
     run->compute = stream_create(run->device, "compute");
     lanes_open(&run->lanes, run->device, run->topology.dp_size > 1 && !run->config.no_overlap);
     run->timers = timers_create(run->device, run->config.timing_log_level);
-    run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->error);
+    run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->site, &run->error);
     return run->log != NULL && probe_folder(&run->config, &run->error);
 }
 

@@ -149,6 +149,13 @@ static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
     end_job(h, what);
 }
 
+static bool writes_log(const Slot *slot) {
+    int64_t iteration;
+    char phase[8 * PHASE_WORDS];
+    where(slot, &iteration, phase);
+    return !strcmp(phase, PHASE_WRITE_LOG);
+}
+
 // The main thread of this rank is stuck, or waits for what does not come.
 static void watch_own(Heartbeat *h, long long now) {
     char who[512], what[1000], calls[400];  // together within what error_print prints
@@ -158,7 +165,8 @@ static void watch_own(Heartbeat *h, long long now) {
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->moves_since) * h->period;
     if (idle <= h->limit + (waits ? h->patience : 0)) return;
-    if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what it does there", idle);
+    if (!waits && writes_log(&h->slots[h->own])) snprintf(who, sizeof who, "no progress for %.0f s: nobody reads this rank's log (its standard output); see what stopped its reader", idle);
+    else if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what it does there", idle);
     else if (list_busy(h, what, sizeof who - 64)) snprintf(who, sizeof who, "waited %.0f s: %.440s; see what stopped it", idle, what);
     else snprintf(who, sizeof who, "waited %.0f s for the device or another host, no rank of this host is busy; see whether a GPU hangs (nvidia-smi, dmesg)", idle);
     list_calls(h, calls, sizeof calls);

@@ -19,6 +19,8 @@ void heartbeat_close(Site *site);
 // This rank begins (ends) to wait for others or its device, at the site's iteration and phase; either is progress. Called by the main thread. Nothing
 // without a heartbeat.
 void heartbeat_waits(const Site *site, bool waits);
+// The phase of a rank that writes its log: a pipe stops it whose reader has stopped, which its watchdog then says.
+#define PHASE_WRITE_LOG "write log"
 // Progress alone, from any thread: in work that neither waits nor ends soon.
 void heartbeat_moves(const Site *site);
 // This rank issues a collective, such as "all-to-all", "between nodes": a watchdog that ends a job whose devices stand still tells what each rank of the host

@@ -71,4 +71,18 @@ else
     check "too little address space for OpenBLAS's buffer" little_space
 fi
 
+# --- logs that nobody reads ---
+mkfifo "$work/json"
+unread_json() { # a pipe holds some 60 kB
+    LIMIT=60 trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
+    [ "$(grep -c "^warning: cannot write $work/json: .*nobody reads" "$work/err")" -eq 1 ] || { say "not one warning"; return 1; }
+    grep -q 'after training is done' "$work/out" || say "it did not train to its end"
+}
+check "JSON lines into a pipe that nobody reads: one warning, training goes on" unread_json
+unread_log() {
+    { timeout -k 5 40 env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 2>"$work/err"
+        echo $? >"$work/rc"; } | until [ -s "$work/rc" ]; do sleep 0.1; done
+    error_names 7 "write log: " "$(cat "$work/rc")" && says "nobody reads this rank's log"
+}
+check "a log that nobody reads any more: the line says so" unread_log
 finish
