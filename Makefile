@@ -142,9 +142,9 @@ $(FUZZ_TARGETS): LDFLAGS += -fsanitize=fuzzer
 else
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/replay.o
 endif
-# Its pthread_create may refuse, its mmap.
+# Their pthread_create may refuse, their mmap.
 $(BUILD)/test/unit/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
-$(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap
+$(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
 $(BUILD)/test/fuzz/fuzz_options: $(BUILD)/obj/train_gpt_test.o
 fuzz-targets: $(FUZZ_TARGETS)

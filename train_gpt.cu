@@ -11,6 +11,7 @@
 #include "llmc/emulate.h"     // nodes inside one machine
 #include "llmc/heartbeat.h"   // ranks that hang are named
 #include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
+#include "llmc/limit_timer.h" // ranks that hang before and after the heartbeat
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/memory.h"      // the memory plan against the memory that is there
 #include "llmc/parallel.h"    // initial weights on all cores
@@ -1050,7 +1051,7 @@ static bool open_device(Run *run) {
     run->compute = stream_create(run->device, "compute");
     lanes_open(&run->lanes, run->device, run->topology.dp_size > 1 && !run->config.no_overlap);
     run->timers = timers_create(run->device, run->config.timing_log_level);
-    run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->error);
+    run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->site, &run->error);
     return run->log != NULL && probe_folder(&run->config, &run->error);
 }
 
@@ -1172,13 +1173,16 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error of write(2), which is told in words
     signal(SIGPIPE, SIG_IGN);  // nobody reads the log lines any more: no reason to lose a run
     setvbuf(stdout, NULL, _IOLBF, 0);  // lines come whole and at once, into a pipe or file too
+    double limit = trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0;
+    LimitTimer *timer = limit_timer_starting(limit);
     launch_init(&run.launch, &argc, &argv);
     bool ok = agreed(&run, parsed);
     if (ok && run.launch.rank == 0) fputs(notes, stdout);
     ok = ok && agreed(&run, plan_run(&run));
     run.site.rank = run.launch.rank;
     site_of_thread(&run.site);
-    if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0);
+    if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, limit);
+    limit_timer_off(timer);
     if (ok && run.config.plan) {
         if (run.launch.rank == 0) plan_report(&run.zero, &run.arena, stdout);
     } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {
@@ -1191,6 +1195,8 @@ int main(int argc, char **argv) {
     close_run(&run);
     heartbeat_close(&run.site);
     site_of_thread(NULL);
+    timer = limit_timer_ending(limit, code);
     launch_finalize(&run.launch);
+    limit_timer_off(timer);
     return code;
 }

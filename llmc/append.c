@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,8 +18,8 @@ static bool environment_error(Error *err) {
 }
 
 bool append_open(Append *file, const char *path, bool exclusive, Error *err) {
-    // O_RDWR: append_end_line looks at the last byte.
-    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | (exclusive ? O_EXCL : 0), 0666);
+    // O_RDWR: append_end_line looks at the last byte. O_NONBLOCK: of pipes and terminals, whose readers may have stopped; plain files know no other way.
+    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | (exclusive ? O_EXCL : 0), 0666);
     if (fd < 0) {
         int reason = errno;
         durable_error(err, "open", path);
@@ -37,18 +38,39 @@ void append_end_line(Append *file) {
     if (pread(file->fd, &last, 1, info.st_size - 1) == 1 && last != '\n') append_record(file, "\n", 1);
 }
 
+// Into a pipe or terminal, with what is left of half a second for its reader. False with errno.
+static bool write_in_time(Append *file, const char *record, size_t bytes) {
+    double end = monotonic_seconds() + (file->failing ? 0 : 0.5);
+    for (size_t at = 0; at < bytes;) {
+        ssize_t done = write(file->fd, record + at, bytes - at);
+        if (done > 0) file->torn = (at += (size_t)done) < bytes;
+        if (done > 0 || (done < 0 && errno == EINTR)) continue;
+        if (done == 0) errno = ENOSPC;  // as write_all
+        if (errno != EAGAIN) return false;
+        struct pollfd room = {file->fd, POLLOUT, 0};
+        double left = end - monotonic_seconds();
+        if (left <= 0 || poll(&room, 1, (int)(1e3 * left) + 1) <= 0) {
+            errno = EAGAIN;
+            return false;
+        }
+    }
+    return true;
+}
+
 bool append_record(Append *file, const void *record, size_t bytes) {
     struct stat before;
     bool regular = fstat(file->fd, &before) == 0 && S_ISREG(before.st_mode);
     errno = 0;
-    if (write_all(file->fd, (const char *)record, bytes)) {
+    bool ended = !file->torn || write_in_time(file, "\n", 1);
+    if (ended && (regular ? write_all(file->fd, (const char *)record, bytes) : write_in_time(file, (const char *)record, bytes))) {
         file->failing = false;
         return true;
     }
     int reason = errno;
     bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
     if (!file->failing) {
-        warning_print(NULL, "cannot write %s: %s; training goes on, records are missing from this file until it can be written%s", file->path, strerror(reason),
+        warning_print(NULL, "cannot write %s: %s; training goes on, records are missing from this file until it can be written%s", file->path,
+                      reason == EAGAIN ? "nobody reads it" : strerror(reason),
                       cut || !regular ? "" : ", and the last one is torn");
     }
     file->failing = true;

@@ -185,6 +185,17 @@ char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, E
     return text;
 }
 
+FILE *durable_open_plain(const char *path) {
+    struct stat status;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // as above
+    bool known = fd >= 0 && fstat(fd, &status) == 0, plain = known && S_ISREG(status.st_mode);
+    FILE *file = plain ? fdopen(fd, "rb") : NULL;
+    int reason = known && !plain ? (S_ISDIR(status.st_mode) ? EISDIR : 0) : errno;
+    if (!file && fd >= 0) close(fd);
+    errno = reason;
+    return file;
+}
+
 // stopped: goes_on said no.
 static bool hash_all(int fd, uint64_t *xxh3, bool (*goes_on)(void *context), void *context, bool *stopped) {
     XXH3_state_t *state = XXH3_createState();

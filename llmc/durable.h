@@ -1,6 +1,8 @@
-// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c, shard.c
-// and train_gpt.cu. All errors are EXIT_CHECKPOINT and read "cannot <verb> <path>: <reason>; <what to do>".
+// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c, shard.c,
+// vocabulary.c, options.c and train_gpt.cu. All errors are EXIT_CHECKPOINT and read "cannot <verb> <path>: <reason>; <what to do>".
 #pragma once
+#include <stdio.h>
+
 #include "llmc/base.h"
 LLMC_BEGIN
 
@@ -24,6 +26,8 @@ bool durable_write_file(const char *path, const void *data, uint64_t bytes, Erro
 // The whole file, malloc'ed and terminated with a 0 that *bytes does not count. NULL with err: also when it holds more than max_bytes
 // or is not a plain file.
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err);
+// A plain file for reading, as fopen gives it. NULL with errno; 0: it is no plain file. Nothing else is waited for: a pipe's other end may never come.
+FILE *durable_open_plain(const char *path);
 // xxh3-64 of a whole file. goes_on(context) is asked after every piece of some megabytes; where it says no the rest is left unread: false, err as it was.
 bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*goes_on)(void *context), void *context, Error *err);
 // rm -r; links are removed, not followed. True when nothing is left under the path.

@@ -13,6 +13,7 @@
 #include "llmc/fault.h"
 #include "llmc/host_memory.h"
 #include "llmc/launch.h"
+#include "llmc/small_thread.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };  // ranks whose last collective is told
@@ -184,6 +185,13 @@ static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
     end_job(h, what);
 }
 
+static bool writes_log(const Slot *slot) {
+    int64_t iteration;
+    char phase[8 * PHASE_WORDS];
+    where(slot, &iteration, phase);
+    return !strcmp(phase, PHASE_WRITE_LOG);
+}
+
 // The main thread of this rank is stuck, or waits for what does not come.
 static void watch_own(Heartbeat *h, long long now) {
     char who[512], what[1000], calls[400];  // together within what error_print prints
@@ -193,7 +201,8 @@ static void watch_own(Heartbeat *h, long long now) {
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->moves_since) * h->period;
     if (idle <= h->limit + (waits ? h->patience : 0)) return;
-    if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what it does there", idle);
+    if (!waits && writes_log(&h->slots[h->own])) snprintf(who, sizeof who, "no progress for %.0f s: nobody reads this rank's log (its standard output); see what stopped its reader", idle);
+    else if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what it does there", idle);
     else if (list_busy(h, what, sizeof who - 64)) snprintf(who, sizeof who, "waited %.0f s: %.440s; see what stopped it", idle, what);
     else snprintf(who, sizeof who, "waited %.0f s for the device or another host, no rank of this host is busy; see whether a GPU hangs (nvidia-smi, dmesg)", idle);
     list_calls(h, calls, sizeof calls);
@@ -299,9 +308,13 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     site->heartbeat = h;
     heartbeat_waits(site, false);
     peers_meet(peers);  // every slot says who it is
-    if (pthread_create(&h->thread, NULL, watch, h) == 0) return;
+    int reason = small_thread_start(&h->thread, watch, h);
+    if (reason == 0) return;
     atomic_store(&slots[rank].beats, -1);  // without a thread this rank is watched by nobody, and watches nobody
     h->thread = pthread_self();
+    if (limit <= 0) return;
+    heartbeat_take_turn(site);
+    small_thread_missing(site, reason);
 }
 
 void heartbeat_close(Site *site) {

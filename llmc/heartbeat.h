@@ -9,7 +9,7 @@
 LLMC_BEGIN
 
 // Collective over host (the ranks of one host, in world order). Sets site->heartbeat. Where the ranks cannot share memory each watches itself alone.
-// Without memory for that the job ends (EXIT_ENVIRONMENT).
+// Without memory for that, or with a limit and without a thread, the job ends (EXIT_ENVIRONMENT).
 // A rank that shows no sign of life for `limit` seconds (0: none is looked for) ends the job: the lowest rank of the host that is alive
 // prints one line and leaves with EXIT_COMMUNICATION. So does a rank whose own main thread makes no progress for that long, or a little longer when it waits:
 // waits that know their limit (launch.h) come first. ranks: how many there are on all hosts. site is read by the calling thread alone.
@@ -19,6 +19,8 @@ void heartbeat_close(Site *site);
 // This rank begins (ends) to wait for others or its device, at the site's iteration and phase; either is progress. Called by the main thread. Nothing
 // without a heartbeat.
 void heartbeat_waits(const Site *site, bool waits);
+// The phase of a rank that writes its log: a pipe stops it whose reader has stopped, which its watchdog then says.
+#define PHASE_WRITE_LOG "write log"
 // Progress alone, from any thread: in work that neither waits nor ends soon.
 void heartbeat_moves(const Site *site);
 // This rank issues a collective, such as "all-to-all", "between nodes": a watchdog that ends a job whose devices stand still tells how many its rank and those of

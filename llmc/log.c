@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "llmc/append.h"
+#include "llmc/heartbeat.h"
 #include "llmc/json.h"
 #include "llmc/short_line.h"
 #include "llmc/tensorboard.h"
@@ -19,6 +20,7 @@ struct Log {
     const Config *config;
     int world_size;
     bool active;
+    const Site *site;  // may be NULL
     bool has_json;
     Append json;
     Tensorboard *tensorboard;  // NULL: off
@@ -70,11 +72,21 @@ static void add_scientific(Text *line, const char *label, int digits, double val
     }
 }
 
+// Tells the heartbeat that a write to standard output begins, which ends when its reader lets it (ends: and where this rank is again).
+static void tell_write(const Log *log, bool begins) {
+    if (!log->site) return;
+    Site here = *log->site;
+    if (begins) here.phase = PHASE_WRITE_LOG;
+    heartbeat_waits(&here, false);
+}
+
 // Prints the text and a newline in one write, so that lines of several processes do not interleave, and frees it.
-static void print_text(Text *text) {
+static void print_text(const Log *log, Text *text) {
     text_add(text, "\n");
+    tell_write(log, true);
     fwrite(text->data, 1, text->length, stdout);
     fflush(stdout);
+    tell_write(log, false);
     free(text->data);
     *text = (Text){0};
 }
@@ -170,9 +182,9 @@ static bool open_json(Log *log, const char *path, Error *err) {
     return true;
 }
 
-Log *log_open(const Config *config, int world_size, bool active, Error *err) {
+Log *log_open(const Config *config, int world_size, bool active, const Site *site, Error *err) {
     Log *log = (Log *)xcalloc(1, sizeof *log, "log");
-    *log = (Log){.config = config, .world_size = world_size, .active = active, .json = {.fd = -1}};
+    *log = (Log){.config = config, .world_size = world_size, .active = active, .site = site, .json = {.fd = -1}};
     if (!active) return log;
     bool opened = !config->log_jsonl || open_json(log, config->log_jsonl, err);
     if (opened && config->tensorboard_dir) {
@@ -195,10 +207,12 @@ void log_line(Log *log, const char *format, ...) {
     if (!log->active) return;
     va_list args;
     va_start(args, format);
+    tell_write(log, true);
     vfprintf(stdout, format, args);
-    va_end(args);
     fputc('\n', stdout);
     fflush(stdout);
+    tell_write(log, false);
+    va_end(args);
 }
 
 void log_idle_flags(Log *log) {
@@ -396,7 +410,7 @@ void log_iteration(Log *log, const IterationReport *report) {
         add_megatron_fields(&line, log->config, report);
         add_own_fields(&line, report);
     }
-    print_text(&line);
+    print_text(log, &line);
     note_epoch(log, report->epoch);
     if (log->has_json) write_interval_json(log, report);
     if (log->tensorboard) write_interval_scalars(log, report);
@@ -493,7 +507,7 @@ static void print_timers(Log *log, const Timer *which, int count, const TimerSta
         any = true;
     }
     if (any) {
-        print_text(&table);
+        print_text(log, &table);
     } else {
         free(table.data);
     }

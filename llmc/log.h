@@ -55,9 +55,10 @@ typedef struct IterationReport {
 
 typedef struct Log Log;
 
-// active: rank 0. Opens <config->tensorboard_dir> and config->log_jsonl (append) when set, making their folders. config is kept.
+// active: rank 0. Opens <config->tensorboard_dir> and config->log_jsonl (append) when set, making their folders. config is kept,
+// and site (may be NULL), whose heartbeat is told while standard output is written.
 // Error: NULL and EXIT_ENVIRONMENT. When a file cannot be written later, one warning is printed and training goes on (append.h).
-Log *log_open(const Config *config, int world_size, bool active, Error *err);
+Log *log_open(const Config *config, int world_size, bool active, const Site *site, Error *err);
 void log_close(Log *log);
 // printf and a newline to stdout by rank 0 only, flushed.
 void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/durable.h"
+
 // --- words: argv and argument files ----------------------------------------------------------------------------------------------
 
 enum { MAX_DEPTH = 8, MAX_FILES = 64, MAX_FILE_BYTES = 1 << 20, MAX_WORDS = 1 << 16 };
@@ -32,9 +34,9 @@ static bool add_word(Reader *reader, const char *text, size_t length, Error *err
 
 // The whole file as text with a final NUL, malloc'ed.
 static char *read_text(const char *path, size_t *bytes, Error *err) {
-    FILE *file = fopen(path, "rb");
+    FILE *file = durable_open_plain(path);
     if (!file) {
-        error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, strerror(errno));
+        error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, errno ? strerror(errno) : "not a plain file");
         return NULL;
     }
     char *text = (char *)xmalloc(MAX_FILE_BYTES + 2, "argument file");

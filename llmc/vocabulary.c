@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/durable.h"
 #include "llmc/utf8.h"
 
 // Larger files are no vocabulary (GPT-2's two have 1.0 and 0.5 MB).
@@ -121,7 +122,11 @@ static int64_t line_of(const char *text, const char *where) {
 
 // The whole file, NUL-terminated; NULL and err on failure.
 static char *read_file(const char *path, size_t *bytes, Error *err) {
-    FILE *file = fopen(path, "rb");
+    FILE *file = durable_open_plain(path);
+    if (!file && errno == 0) {
+        error_set(err, EXIT_DATA, "%s is not a plain file; check the path", path);
+        return NULL;
+    }
     if (!file) {
         error_set(err, EXIT_DATA, "cannot open %s: %s; dev/data/get_gpt2_vocab.sh downloads GPT-2's files", path, strerror(errno));
         return NULL;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -72,12 +73,18 @@ static void read_cpu_name(char *name, size_t bytes) {
     fclose(file);
 }
 
-// OpenBLAS maps its working buffer at the first product that is large enough, and waits for ever when it gets none: now, before free memory is looked at.
-static void warm_up_blas(void) {
+// OpenBLAS maps its working buffer at the first product that is large enough, and waits for ever when it gets none: now, before free memory is looked at, and
+// only where there is room for it.
+static bool warm_up_blas(Error *err) {
     enum { N = 128 };
+    const size_t buffer = (size_t)(128 + 16) << 20;  // what a thread of it maps on x86-64, and a margin
+    void *room = mmap(NULL, buffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED) return error_set(err, EXIT_ENVIRONMENT, "out of memory: no room for the %zu bytes that OpenBLAS works in; raise ulimit -v or use a larger machine", buffer);
+    munmap(room, buffer);
     float *matrices = xcalloc(3 * N * N, sizeof *matrices, "a first matrix product");
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0f, matrices, N, matrices + N * N, N, 0.0f, matrices + 2 * N * N, N);
     free(matrices);
+    return true;
 }
 
 int device_count(void) { return INT_MAX; }
@@ -100,8 +107,9 @@ Device *device_open(int index, const Site *site, Error *err) {
     read_cpu_name(device->name, sizeof device->name);
     // Ranks are the unit of parallelism, and one thread per rank keeps GEMM's order of summation fixed.
     openblas_set_num_threads(1);
-    warm_up_blas();
-    return device;
+    if (warm_up_blas(err)) return device;
+    free(device);
+    return NULL;
 }
 
 void device_close(Device *device) { free(device); }

@@ -1,5 +1,7 @@
 // Signs of life between real processes: who is named when a wait takes too long.
 // ranks: 2 4
+#include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,19 +12,29 @@
 
 #include "llmc/heartbeat.h"
 #include "llmc/launch.h"
+#include "llmc/limit_timer.h"
 
 #define STALLS "stalls"
 #define BEHIND "far behind"
 #define NO_MEMORY "no memory"
 #define BREAKS "breaks"
+#define NO_THREAD "no thread"
+#define NO_TIMER "no timer"
+#define NO_LIMIT "no limit"
 
 static int failures = 0;
-static bool refuse_memory = false;
+static bool refuse_memory = false, refuse_threads = false;
 
 // In front of the library's (linker option --wrap): memory that the system refuses.
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
     return refuse_memory ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
+}
+// Threads that it refuses.
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) {
+    return refuse_threads ? EAGAIN : __real_pthread_create(thread, attributes, start, argument);
 }
 
 static void report(int rank, const char *name, bool ok) {
@@ -158,6 +170,17 @@ static bool asks_once_a_beat(void) {
     return ok;
 }
 
+// The program started as test_heartbeat NO_THREAD, NO_TIMER or NO_LIMIT.
+static int lack_threads(const char *which) {
+    Site site = {0, 0, 0, 0, "start", NULL};
+    refuse_threads = true;
+    if (!strcmp(which, NO_TIMER)) limit_timer_off(limit_timer_starting(10));
+    heartbeat_open(&site, MPI_COMM_SELF, 1, strcmp(which, NO_LIMIT) ? 10 : 0);
+    heartbeat_close(&site);
+    limit_timer_off(limit_timer_ending(10, 0));
+    return 0;
+}
+
 // The environment without what makes a process one of this job's ranks; malloc'ed, the words are those of environ.
 static char **environment_of_one(void) {
     const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_", "SLURM_", NULL};
@@ -214,6 +237,13 @@ static bool ends_without_memory(char *text, size_t bytes) {
     return alone(NO_MEMORY, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "out of memory: ") && strstr(text, "for the heartbeat");
 }
 
+// With a limit nobody trains unwatched; without one there is nothing to watch for.
+static bool ends_without_threads(char *text, size_t bytes) {
+    const char *says = "cannot start the watchdog's thread: Resource temporarily unavailable; raise ulimit -u";
+    return alone(NO_THREAD, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "error: rank 0 (node 0, gpu 0) start: ") && strstr(text, says) &&
+           alone(NO_TIMER, text, bytes) == EXIT_ENVIRONMENT && strstr(text, says) && alone(NO_LIMIT, text, bytes) == 0 && !*text;
+}
+
 // Every rank as a host of its own, its node that of its rank: they speak one after the other. Of one host alone nobody waits for others.
 static bool hosts_take_turns(int rank, int size) {
     if (rank > 1) return true;  // two are enough
@@ -237,6 +267,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], NO_MEMORY)) return lack_memory();
     if (argc > 1 && !strcmp(argv[1], BREAKS)) return break_behind();
     if (argc > 1 && !strcmp(argv[1], BEHIND)) return fall_behind(&launch);
+    if (argc > 1) return lack_threads(argv[1]);
     Site site = {launch.rank, 0, 0, 0, "test", NULL};
     heartbeat_open(&site, launch.host, launch.size, 10);
     report(site.rank, "ranks of a host share memory", site.heartbeat != NULL);
@@ -262,6 +293,9 @@ int main(int argc, char **argv) {
     ok = site.rank > 0 || ends_without_memory(told, sizeof told);
     if (!ok) printf("# %s\n", told);
     report(site.rank, "a rank without memory for it ends the job", ok);
+    ok = site.rank > 0 || ends_without_threads(told, sizeof told);
+    if (!ok) printf("# %s\n", told);
+    report(site.rank, "a rank without a thread for it ends the job", ok);
     heartbeat_open(&site, launch.host, launch.size, 0);  // again, and without a limit
     report(site.rank, "opened again without a limit", site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
     heartbeat_close(&site);

@@ -94,7 +94,7 @@ static void test_table(Timers *timers, Stream *stream, int rank, int world, Timi
     int file = mkstemp(path), kept = dup(1);
     CHECK(file >= 0 && kept >= 0);
     const Config config = {.timing_log_option = option};
-    Log *log = log_open(&config, world, rank == 0, NULL);
+    Log *log = log_open(&config, world, rank == 0, NULL, NULL);
     spend_all(timers, stream, rank);
     fflush(stdout);
     dup2(file, 1);
@@ -118,7 +118,7 @@ static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
     const Config config = {.timing_log_option = TIMING_MINMAX, .log_jsonl = path};
     const Timer which[2] = {TIMER_SETUP, TIMER_EVALUATE};
     FILE *null = fopen("/dev/null", "w");
-    Log *log = log_open(&config, world, rank == 0, NULL);
+    Log *log = log_open(&config, world, rank == 0, NULL, NULL);
     spend(timers, TIMER_EVALUATE, stream, 3.0 + rank);
     fflush(stdout);
     dup2(fileno(null), 1);

@@ -256,7 +256,7 @@ static void bad_words(void **state) {
         {"@", "@ names no file"},
         {"@no/such/file.args", "@no/such/file.args: No such file"},
         {"@configs", "Is a directory"},
-        {"@/dev/zero", "larger than 1 MiB"},
+        {"@/dev/zero", "not a plain file"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char line[2048];
@@ -465,8 +465,10 @@ static void argument_files(void **state) {
     file_fails("--a @f.args @f.args", 19, "does a file include itself?");
     file_fails("@missing.args", 13, "missing.args: No such file");
     file_fails("@", 1, "@ names no file");
-    size_t many = 200000;
-    char *text = malloc(2 * many);
+    size_t many = 200000, large = (1 << 20) + 1;
+    char *text = malloc(large);
+    memset(text, ' ', large);
+    file_fails(text, large, "larger than 1 MiB");
     for (size_t i = 0; i < many; i++) memcpy(text + 2 * i, "a ", 2);
     file_fails(text, 2 * many, "more than 65536 words");
     free(text);

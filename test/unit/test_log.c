@@ -1,15 +1,18 @@
 // Log lines against Megatron-LM's own, JSON lines parsed back, the golden FLOPs table, inactive ranks, full disks.
 #include <cjson/cJSON.h>
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "llmc/append.h"
 #include "llmc/json.h"
 #include "llmc/log.h"
 #include "test/unit/folder.h"
@@ -91,7 +94,7 @@ static IterationReport example(void) {
 
 static Log *open_plain(const Config *config) {
     Error err = {0};
-    Log *log = log_open(config, 8, true, &err);
+    Log *log = log_open(config, 8, true, NULL, &err);
     assert_non_null(log);
     return log;
 }
@@ -354,7 +357,7 @@ static void inactive_rank(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {.log_jsonl = f->json, .tensorboard_dir = f->events};
     Error err = {0};
-    Log *log = log_open(&config, 8, false, &err);
+    Log *log = log_open(&config, 8, false, NULL, &err);
     assert_non_null(log);
     IterationReport r = example();
     capture(f);
@@ -375,12 +378,50 @@ static void inactive_rank(void **state) {
 static void bad_paths(void **state) {
     Config json = {.log_jsonl = "/dev/null/x.jsonl"}, events = {.tensorboard_dir = "/dev/null/y"};
     Error err = {0};
-    assert_null(log_open(&json, 1, true, &err));
+    assert_null(log_open(&json, 1, true, NULL, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "/dev/null"));
     memset(&err, 0, sizeof err);
-    assert_null(log_open(&events, 1, true, &err));
+    assert_null(log_open(&events, 1, true, NULL, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
+}
+
+// All that is in a pipe now, at most `room` bytes of it.
+static size_t drain(int fd, char *text, size_t room) {
+    size_t used = 0;
+    for (ssize_t got; used < room && (got = read(fd, text + used, room - used)) > 0;) used += (size_t)got;
+    return used;
+}
+
+// Nobody reads: records are lost and nobody waits for long. Somebody reads again: whole records follow, on lines of their own.
+static void unread_pipe(void **state) {
+    Folder *f = (Folder *)*state;
+    enum { RECORD = 5000, ROOM = 4 << 20 };  // longer than what a pipe takes whole or not at all
+    char record[RECORD], path[300], *text = (char *)calloc(1, ROOM);
+    Append file = {.fd = -1};
+    Error err = {0};
+    memset(record, 'a', RECORD);
+    record[RECORD - 1] = '\n';
+    snprintf(path, sizeof path, "%s/pipe", f->path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_true(append_open(&file, path, false, &err));
+    double start = monotonic_seconds();
+    int written = 0;
+    while (written < ROOM / RECORD && append_record(&file, record, RECORD)) written++;
+    for (int i = 0; i < 20; i++) assert_false(append_record(&file, record, RECORD));
+    assert_true(written > 0 && written < ROOM / RECORD && monotonic_seconds() - start < 5);
+    int reader = open(path, O_RDONLY | O_NONBLOCK);
+    size_t bytes = drain(reader, text, ROOM);
+    assert_true(bytes >= (size_t)written * RECORD);
+    assert_true(append_record(&file, "{}\n", 3));
+    assert_true(append_record(&file, record, RECORD));
+    bytes += drain(reader, text + bytes, ROOM - bytes);
+    const char *last = text + bytes - RECORD - 4;
+    assert_int_equal(memcmp(last, "\n{}\n", 4), 0);
+    assert_int_equal(memcmp(last + 4, record, RECORD), 0);
+    close(reader);
+    append_close(&file);
+    free(text);
 }
 
 static void other_lines(void **state) {
@@ -551,6 +592,7 @@ int main(void) {
         cmocka_unit_test(escapes),
         cmocka_unit_test_setup_teardown(inactive_rank, make_folder, remove_folder),
         cmocka_unit_test(bad_paths),
+        cmocka_unit_test_setup_teardown(unread_pipe, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(other_lines, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(tensorboard_tags, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(warnings, make_folder, remove_folder),

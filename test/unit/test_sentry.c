@@ -157,7 +157,7 @@ static Config config_of(OnNan on_nan, int64_t limit) {
 // n NaN losses after `applied` good steps; returns at which of them the run ends, 0: it does not.
 static int ends_at(const Config *c, int applied, int n, Sentry *sentry, Error *err) {
     Bench b = bench_of(10, 10, false);
-    Log *log = log_open(c, 1, false, err);
+    Log *log = log_open(c, 1, false, NULL, err);
     Sentry fresh = {.config = c};
     *sentry = fresh;
     memset(err, 0, sizeof *err);

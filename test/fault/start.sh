@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The start and the end of a job, and the log in between: ranks that are stopped where there is no heartbeat yet, or none any more; files that never answer; too
+# little address space; logs that nobody reads. An end within the time limit and a few seconds, the documented exit code, one line.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 1
+data=$work/text_text_document
+LIMIT=30
+says() { grep '^error: ' "$work/err" | grep -qF -- "$1" || say "the error line does not say '$1'"; }
+
+# --- ranks that are stopped while MPI starts or ends: all at once, since they wait for the most part ---
+shim=$BUILD/test/fault/mpi_shim.so
+begin() { # CALL RANK: that rank of three is stopped before this call
+    mkdir "$work/$1.$2"
+    timeout -k 5 120 "${launcher[@]}" -np 3 env LD_PRELOAD="$shim" MPI_FAULT_RANK="$2" MPI_FAULT_CALL="$1" MPI_FAULT_STOP=1 "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" \
+        --global-batch-size 6 --gpus-per-node 1 --train-iters 3 --distributed-timeout-minutes 0.04 >"$work/$1.$2/out" 2>"$work/$1.$2/err" </dev/null
+    echo $? >"$work/$1.$2/rc"
+}
+ends() { # CALL RANK TEXT
+    cp "$work/$1.$2/out" "$work/$1.$2/err" "$work"
+    error_names 7 "$3" "$(cat "$work/$1.$2/rc")" && says "(--distributed-timeout-minutes sets the limit)" || return 1
+    [ "$1" != MPI_Finalize ] || grep -q 'after training is done' "$work/out" || { why="it did not train to its end"; return 1; }
+}
+if [ ! -e "$shim" ]; then
+    not_ok "$shim" "not built; run make BUILD=$BUILD test-programs"
+elif ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
+    skip "ranks that are stopped while MPI starts or ends" "sanitizers want to be loaded first"
+else
+    jobs=()
+    for place in MPI_Init_thread:2 MPI_Init_thread:0 MPI_Comm_dup:1 MPI_Finalize:2 MPI_Finalize:0; do
+        begin "${place%:*}" "${place#*:}" &
+        jobs+=($!)
+    done
+    wait "${jobs[@]}"
+    check "rank 2 is stopped before MPI starts" ends MPI_Init_thread 2 "for all ranks to start"
+    check "rank 0 is stopped before MPI starts" ends MPI_Init_thread 0 "for all ranks to start"
+    check "a rank is stopped right after it" ends MPI_Comm_dup 1 "for all ranks to start"
+    check "rank 2 is stopped as MPI ends" ends MPI_Finalize 2 "for all ranks to end"
+    check "rank 0 is stopped as MPI ends" ends MPI_Finalize 0 "for all ranks to end"
+    gone() { [ -z "$(rank_pids)" ] || { why="ranks still run"; return 1; }; }
+    check "no rank is left" gone
+fi
+
+# --- files that never answer ---
+mkfifo "$work/pipe"
+touch "$work/empty"
+bpe=(--tokenizer-type GPT2BPETokenizer)
+check "a vocabulary that is a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" --vocab-file "$work/pipe" --merge-file "$work/empty"
+check "merges that are a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" --vocab-file test/golden/tokenizer/vocab.json --merge-file "$work/pipe"
+check "an argument file that is a pipe" refused 2 "@$work/pipe: not a plain file" 2 "@$work/pipe"
+
+# --- little address space: whatever it is, the run ends well or with one line ---
+within() { # KIB: of address space
+    timeout -k 5 30 bash -c 'ulimit -v "$0" && exec "$@"' "$1" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
+        --distributed-timeout-minutes 0.2 >"$work/out" 2>"$work/err" </dev/null
+}
+little_space() { # what MPI makes of even less is not ours
+    local kib rc found=0
+    for kib in 220000 250000 280000 310000 340000; do
+        within $kib
+        rc=$?
+        [ $rc -ne 124 ] && [ $rc -ne 137 ] || { say "$kib KiB: it hangs"; return 1; }
+        [ $rc -ne 3 ] || error_names 3 "out of memory" 3 || { why="$kib KiB: $why"; return 1; }
+        if grep -q '^error: .*OpenBLAS' "$work/err"; then found=$((found + 1)); fi
+    done
+    [ $found -gt 0 ] || { why="OpenBLAS's buffer had room everywhere"; return 1; }
+}
+if [ "$trainer" != "$BUILD/train_gpt_cpu" ] || ldd "$trainer" | grep -qE 'lib[at]san'; then
+    skip "too little address space" "only of the plain CPU program it is known how much is little"
+else
+    check "too little address space for OpenBLAS's buffer" little_space
+fi
+
+# --- logs that nobody reads ---
+mkfifo "$work/json"
+unread_json() { # a pipe holds some 60 kB
+    LIMIT=60 trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
+    [ "$(grep -c "^warning: cannot write $work/json: .*nobody reads" "$work/err")" -eq 1 ] || { say "not one warning"; return 1; }
+    grep -q 'after training is done' "$work/out" || say "it did not train to its end"
+}
+check "JSON lines into a pipe that nobody reads: one warning, training goes on" unread_json
+unread_log() {
+    { timeout -k 5 40 env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 2>"$work/err"
+        echo $? >"$work/rc"; } | until [ -s "$work/rc" ]; do sleep 0.1; done
+    error_names 7 "write log: " "$(cat "$work/rc")" && says "nobody reads this rank's log"
+}
+check "a log that nobody reads any more: the line says so" unread_log
+finish
