@@ -15,7 +15,7 @@
 #              NAME, a line says what the checksums cost: dev/bench/comm.sh --networks inside --models 1.3b:8 --arms "sdp4bit sdp4bit+sums" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
 #   iters      steps measured, after as many to warm up [4]: at least, where steps are short and about a second holds more (up to 30); fewer where steps take
-#              longer than 3 s in all. A line below the table names what was measured with fewer than 3
+#              longer than 3 s in all, but never fewer than 2. A line below the table names what was measured with fewer than 3
 #   time-limit seconds: arms that would not fit what is left are named and left out
 #   flags      more flags of the trainer, for every arm
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]

@@ -30,8 +30,8 @@ def printed(function, *arguments):
 
 
 # --- steps of an interval ---
-for seconds, most, fewest, full in ((0.05, 4, 4, 20), (0.01, 4, 4, 30), (0.12, 4, 4, 8), (0.26, 4, 4, 4), (0.6, 4, 4, 4), (0.9, 4, 3, 3), (2, 4, 2, 2), (9, 4, 1, 1),
-                                    (0.05, 40, 40, 40), (0.5, 40, 6, 6), (0.3, 1, 1, 3)):
+for seconds, most, fewest, full in ((0.05, 4, 4, 20), (0.01, 4, 4, 30), (0.12, 4, 4, 8), (0.26, 4, 4, 4), (0.6, 4, 4, 4), (0.9, 4, 3, 3), (2, 4, 2, 2), (9, 4, 2, 2),
+                                    (0.05, 40, 40, 40), (0.5, 40, 6, 6), (0.3, 1, 2, 3), (2, 1, 2, 2)):
     same(f"steps of {seconds} s, --iters {most}", (table.fewest_steps(seconds, most), table.full_steps(seconds, most)), (fewest, full))
 
 RATES = {name: 1.0 for name in table.PLAIN.values()}  # GB/s: a megabyte takes 1 ms
