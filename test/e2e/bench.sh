@@ -295,5 +295,13 @@ wrong() { # TEXT WORDS...
 }
 check "comm.sh: a network for GPUs" wrong "networks with a speed are for GPUs" --networks 25
 check "comm.sh: an unknown arm" wrong "the arm nosuch is unknown" --networks inside --arms "fp32 nosuch"
+built() { # of nothing: what DEVICE=cpu wants of comm.sh and save.sh
+    local program
+    make -n bench BUILD="$work/nothing" >"$work/out" 2>"$work/err" || { say "make -n bench failed"; return 1; }
+    for program in train_gpt_cpu dev/bench/train_arms_cpu dev/bench/sync_only_cpu; do
+        grep -q -- " -o $work/nothing/$program\$" "$work/out" || { why="$program would not be built"; return 1; }
+    done
+}
+check "make bench builds all that the scripts start on CPU ranks" built
 check "comm.sh: an unknown model" wrong "there is no model card" --networks inside --models nosuch:1
 finish
