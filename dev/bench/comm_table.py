@@ -5,7 +5,7 @@
     comm_table.py sync LOGS OUT.json                     of synchronisation alone
     comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST ARM...   lines "ARM STEPS" or "ARM 0", then "seconds SUM"
 
-LOGS/sync/MODEL/NETWORK.jsonl     sync_only's lines
+LOGS/sync/MODEL/NETWORK.jsonl     sync_only's lines, of one call or several
 LOGS/one/MODEL/ROWS/RUN.jsonl     one rank: RUN is full-1, full-2, half-1, half-2 (layers, micro-batches per step)
 LOGS/train/MODEL/ROWS/NETWORK/ARM.jsonl, loopback   the trainer's lines, and train_arms's
 """
@@ -29,8 +29,14 @@ INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
 def lines(path):
     if not os.path.exists(path):
         return []
+    found = []
     with open(path) as file:
-        return [json.loads(line) for line in file if line.strip()]
+        for line in file:
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # cut short by a call that was ended, or empty
+                pass
+    return found
 
 
 def folders(path):
@@ -47,10 +53,14 @@ def network_order(network):
 
 
 def read_sync(logs, model, network):
-    """(plain collectives, {arm: its line}); (None, {}) when it did not run."""
-    found = lines(os.path.join(logs, "sync", model, network + ".jsonl"))
-    plain = next((r for r in found if r["kind"] == "plain"), None)
-    return plain, {r["arm"]: r for r in found if r["kind"] == "arm"}
+    """{arm: its newest line, and as "plain" the plain collectives of the same call}: several calls add theirs to one file, perhaps on several machines."""
+    plain, found = None, {}
+    for r in lines(os.path.join(logs, "sync", model, network + ".jsonl")):
+        if r["kind"] == "plain":
+            plain = r
+        elif plain:
+            found[r["arm"]] = {**r, "plain": plain}
+    return found
 
 
 def last_run(path):
@@ -111,15 +121,15 @@ def step_seconds(plain, buckets, computing):
 def plan_steps(logs, model, rows, network, left, start, most, arms):
     """Steps of each arm's interval (it runs two) within the time that is left, and the seconds they take; 0: left out. Intervals get longer than the fewest steps
     take in what is left when every arm has those: no arm is left out for another's sake."""
-    plain, synced = read_sync(logs, model, network)
+    synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0
     chosen, seconds, spent = {}, {}, 0.0
     for arm in arms:
         chosen[arm] = 0
-        if arm not in synced or not plain:
+        if arm not in synced:
             continue
-        seconds[arm] = step_seconds(plain, synced[arm]["buckets"], computing)
+        seconds[arm] = step_seconds(synced[arm]["plain"], synced[arm]["buckets"], computing)
         steps = fewest_steps(seconds[arm], most)
         if spent + start + 2 * steps * seconds[arm] <= left:
             chosen[arm] = steps
@@ -147,24 +157,24 @@ def row_of(logs, model, rows, network, arm):
     intervals = [r for r in run if r["kind"] == "interval"]
     if len(intervals) < INTERVALS:  # the arm has not run to its end
         return None
-    plain, synced = read_sync(logs, model, network)
+    synced = read_sync(logs, model, network).get(arm)
     last, start = intervals[-1], run[0]
     timing = last["timing"]
     row = {"model": model, "micro_batch": int(rows), "network": network, "arm": arm, "ranks": start["world_size"], "nodes": start["nodes"], "commit": start["commit"],
            "device": start["device"], "parameters": start["parameters"], "steps_measured": last["iterations"], "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
            "tflops_per_gpu": timing["tflops_per_gpu"], "node_bytes": last["inter_node_bytes"], "inside_bytes": last["intra_node_bytes"], "loss": last.get("loss"),
            "exposed_gradients_ms": timing["exposed_gradients_ms"], "exposed_weights_ms": timing["exposed_weights_ms"], "exposed_most_ms": timing.get("exposed_most_ms")}
-    row["plain"] = {name: plain[name] for name in PLAIN.values()} if plain else None
+    row["plain"] = {name: synced["plain"][name] for name in PLAIN.values()} if synced else None
     passed = loopback_of(folder, arm)
     if passed is not None and start["nodes"] > 1 and start["arguments"]["emulate_nodes"] and last["inter_node_bytes"]:
         steps = sum(r["iterations"] for r in intervals)
         row["loopback_bytes"] = passed / steps / start["nodes"]  # per step and node, what NCCL's start sends included
         row["loopback_ratio"] = row["loopback_bytes"] / last["inter_node_bytes"]
     one = one_rank(logs, model, rows)
-    if one and plain and arm in synced:
+    if one and synced:
         layers, times, update = one
         row["compute_ms"] = compute_ms(one)
-        row["bound_ms"] = step_bound(layers, times, update, start["world_size"], synced[arm]["buckets"], plain)
+        row["bound_ms"] = step_bound(layers, times, update, start["world_size"], synced["buckets"], synced["plain"])
         row["over_bound"] = row["ms"] / row["bound_ms"]
     return row
 
@@ -278,7 +288,7 @@ def memory_rows(logs):
     for model in folders(os.path.join(logs, "sync")):
         seen = set()
         for network in sorted((name[:-len(".jsonl")] for name in folders(os.path.join(logs, "sync", model))), key=network_order):
-            for arm, r in read_sync(logs, model, network)[1].items():
+            for arm, r in read_sync(logs, model, network).items():
                 shape = (arm, r["nodes"], r["per_node"])
                 if shape in seen:
                     continue
@@ -320,9 +330,10 @@ def sync_rows(logs):
     rows = []
     for model in folders(os.path.join(logs, "sync")):
         for network in sorted((name[:-len(".jsonl")] for name in folders(os.path.join(logs, "sync", model))), key=network_order):
-            plain, arms = read_sync(logs, model, network)
+            arms = read_sync(logs, model, network)
             for arm in sorted((a for a in arms if "gradients_ms" in arms[a]), key=ARMS.index):
-                r = {k: v for k, v in arms[arm].items() if k not in ("kind", "buckets", "memory")}
+                plain = arms[arm]["plain"]
+                r = {k: v for k, v in arms[arm].items() if k not in ("kind", "buckets", "memory", "plain")}
                 sent = {hop: sum(b[hop] for b in arms[arm]["buckets"]) for hop in HOPS}
                 floor = {hop: sent[hop] / (1e6 * plain[PLAIN[hop]]) if sent[hop] else 0.0 for hop in HOPS}
                 rows.append({"model": model, "network": network, **r, "sent": sent, "gradients_floor_ms": max(floor["grad_node"], floor["grad_rail"]),

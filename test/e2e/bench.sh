@@ -107,6 +107,26 @@ END
 )
 }
 check "synchronisation alone: times, bytes of every bucket and memory as planned" sync_alone
+sync_again() { # a second call adds its arms to the file: each keeps the bandwidths of its own call, and an arm that is measured again the newer line
+    local file=$work/adds/sync/m/inside.jsonl plain i
+    mkdir -p "${file%/*}"
+    for i in "--arm bf16 --grad-reduce-in-bf16 --arm fp32" "--arm fp32 --arm sdp4bit ${paper[*]}"; do
+        # shellcheck disable=SC2086 # words
+        start 2 "$synchronise" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i || { say "exit code $?"; return 1; }
+        printf '{"kind":"arm","arm":"cut sho' >>"$file"  # what a call that is killed leaves
+    done
+    plain=$(grep -c '"kind":"plain"' "$file")
+    why=$(PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=dev/bench:dev python3 - "$work/adds" "$plain" 2>&1 <<'END'
+import json, sys
+import comm_table
+found = comm_table.read_sync(sys.argv[1], "m", "inside")
+rates = [json.loads(line)["all_to_all_node"] for line in open(sys.argv[1] + "/sync/m/inside.jsonl") if '"plain"' in line]
+if sys.argv[2] != "2" or {arm: rates.index(r["plain"]["all_to_all_node"]) for arm, r in found.items()} != {"bf16": 0, "fp32": 1, "sdp4bit": 1}:
+    sys.exit(f"{sys.argv[2]} calls in the file, arms {sorted(found)}")
+END
+)
+}
+check "synchronisation alone: a second call adds its arms to the first's" sync_again
 
 # Ranks that are stopped, or stuck: 40 arms of 100 steps are more than they live to see. The plain collectives' line says that all have begun.
 sync_hangs() { # PATTERN of the error that ends the run; COMMAND...: what makes a rank hang once it runs

@@ -80,6 +80,21 @@ same("few steps are named", printed(table.print_few_steps, rows), "measured with
 write(at + "fp32.jsonl", start(), interval(9.0), interval(7.0, 3))
 same("three are enough", printed(table.print_few_steps, table.read_rows(logs)), "")
 
+# --- bandwidths ---
+def bandwidth(rate):
+    return {"kind": "plain", "device": "d", "commit": "c", **{name: rate for name in table.PLAIN.values()}}
+
+
+write("sync/m/sockets.jsonl", bandwidth(1.0), synced("fp32", 1), synced("bf16", 2), bandwidth(2.0), synced("bf16", 3))
+same("an arm's newest line, with the bandwidths of its own call", {arm: (r["plain"]["all_to_all_node"], r["buckets"][0]["grad_node"]) for arm, r in table.read_sync(logs, "m", "sockets").items()},
+     {"fp32": (1.0, 1e6), "bf16": (2.0, 3e6)})
+write("sync/m/sockets.jsonl", synced("fp32", 1))
+same("an arm without bandwidths was not measured", table.read_sync(logs, "m", "sockets"), {})
+with open(os.path.join(logs, "sync/m/sockets.jsonl"), "w") as file:
+    file.write('{"kind": "plain", "dev' + json.dumps(bandwidth(9.0)) + "\n\n" + json.dumps(bandwidth(3.0)) + "\n" + json.dumps(synced("fp32", 1)) + '\n{"kind": "arm", "arm": "bf')
+same("a line cut short by a call that was killed is no line", {arm: r["plain"]["all_to_all_node"] for arm, r in table.read_sync(logs, "m", "sockets").items()}, {"fp32": 3.0})
+os.remove(os.path.join(logs, "sync/m/sockets.jsonl"))
+
 # --- memory ---
 def memory(planned, before, taken):
     return {"kind": "memory", "iteration": 4, "planned_bytes": planned, "allocated_bytes": planned, "timing": {"free_before_bytes": 1 << 30, "taken_before_bytes": before,
