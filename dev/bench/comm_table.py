@@ -400,11 +400,12 @@ def plot(rows, path):
 
 
 def write_json(path, what, content):
-    """comm.sh hands over its command line."""
+    """comm.sh hands over its command line. Whole or not at all: a call may be ended at any time."""
     command = os.environ.get("COMMAND_LINE", "dev/bench/comm.sh")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "w") as file:
+    with open(path + ".part", "w") as file:
         json.dump({"what": what, "command": command, **content}, file, indent=1)
+    os.replace(path + ".part", path)
 
 
 def main():
