@@ -23,6 +23,8 @@
 #   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
 #              layers' times are taken from there too. An arm that is run again loses its old row, whatever becomes of the new run
 #
+# Arms of a model and network share a process. Where one takes it along, those without a row are run once more without it.
+#
 # TCP's congestion control is this machine's; the results here are of cubic (sysctl net.ipv4.tcp_congestion_control).
 #
 # Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside and logical only), by default a small model, small:2, with
@@ -303,10 +305,19 @@ train_once() {
     [ $start -ge 1 ] || start=1
 }
 
-# train MODEL NETWORK: all arms.
+# train MODEL NETWORK: all arms; those that went down with another one a second time, without that one.
 train() {
+    local lost=()
     # shellcheck disable=SC2086 # arms are words
-    train_once "$1" "$2" $arms || say "warning: not every arm of $1, $2 ran to its end" >&2
+    train_once "$1" "$2" $arms && return
+    # In the order in which they ran: the first without a row is the one that failed.
+    mapfile -t lost < <(python3 dev/bench/comm_table.py unfinished "$logs" "$(name_of "$1")" "${1##*:}" "$2" "${begun[@]}")
+    if [ ${#lost[@]} -lt 2 ] || [ "$(time_for "$limit")" = 0 ]; then
+        say "warning: not every arm of $1, $2 ran to its end${lost[0]:+: ${lost[*]}}" >&2
+        return
+    fi
+    say "warning: $1, $2, ${lost[0]} did not run to its end; without it once more: ${lost[*]:1}" >&2
+    train_once "$1" "$2" "${lost[@]:1}" || say "warning: not every arm of $1, $2 ran to its end" >&2
 }
 
 sizes=$(for model in $models; do say "${model%:*}"; done | sort -u)

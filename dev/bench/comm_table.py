@@ -4,6 +4,7 @@
     comm_table.py table LOGS OUT.json [OUT.svg]          of whole training steps
     comm_table.py sync LOGS OUT.json                     of synchronisation alone
     comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST ARM...   lines "ARM STEPS" or "ARM 0", then "seconds SUM"
+    comm_table.py unfinished LOGS MODEL ROWS NETWORK ARM...               those of the arms that have no row, a line each
 
 LOGS/sync/MODEL/NETWORK.jsonl     sync_only's lines, of one call or several
 LOGS/one/MODEL/ROWS/RUN.jsonl     one rank: RUN is full-1, full-2, half-1, half-2 (layers, micro-batches per step)
@@ -151,21 +152,27 @@ def loopback_of(folder, arm):
     return found[-1] if found else None
 
 
-def row_of(logs, model, rows, network, arm):
-    folder = os.path.join(logs, "train", model, rows, network)
-    run = last_run(os.path.join(folder, arm + ".jsonl"))
+def finished(logs, model, rows, network, arm):
+    """(start, intervals) of an arm's newest run; None when that has not come to its end."""
+    run = last_run(os.path.join(logs, "train", model, rows, network, arm + ".jsonl"))
     intervals = [r for r in run if r["kind"] == "interval"]
-    if len(intervals) < INTERVALS:  # the arm has not run to its end
+    return (run[0], intervals) if len(intervals) >= INTERVALS else None
+
+
+def row_of(logs, model, rows, network, arm):
+    run = finished(logs, model, rows, network, arm)
+    if not run:
         return None
+    start, intervals = run
     synced = read_sync(logs, model, network).get(arm)
-    last, start = intervals[-1], run[0]
+    last = intervals[-1]
     timing = last["timing"]
     row = {"model": model, "micro_batch": int(rows), "network": network, "arm": arm, "ranks": start["world_size"], "nodes": start["nodes"], "commit": start["commit"],
            "device": start["device"], "parameters": start["parameters"], "steps_measured": last["iterations"], "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
            "tflops_per_gpu": timing["tflops_per_gpu"], "node_bytes": last["inter_node_bytes"], "inside_bytes": last["intra_node_bytes"], "loss": last.get("loss"),
            "exposed_gradients_ms": timing["exposed_gradients_ms"], "exposed_weights_ms": timing["exposed_weights_ms"], "exposed_most_ms": timing.get("exposed_most_ms")}
     row["plain"] = {name: synced["plain"][name] for name in PLAIN.values()} if synced else None
-    passed = loopback_of(folder, arm)
+    passed = loopback_of(os.path.join(logs, "train", model, rows, network), arm)
     if passed is not None and start["nodes"] > 1 and start["arguments"]["emulate_nodes"] and last["inter_node_bytes"]:
         steps = sum(r["iterations"] for r in intervals)
         row["loopback_bytes"] = passed / steps / start["nodes"]  # per step and node, what NCCL's start sends included
@@ -435,6 +442,10 @@ def main():
         for arm, steps in chosen:
             print(arm, steps)
         print("seconds %.1f" % seconds)
+    elif command == "unfinished":
+        for arm in sys.argv[6:]:
+            if not finished(*sys.argv[2:6], arm):
+                print(arm)
     else:
         sys.exit(__doc__)
 
