@@ -21,7 +21,7 @@
 #   flags      more flags of the trainer, for every arm
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
 #   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
-#              layers' times are taken from there too. An arm that is run again loses its old row, whatever becomes of the new run
+#              layers' times are taken from there too, which a line says. An arm that is run again loses its old row, whatever becomes of the new run
 #
 # Arms of a model and network share a process. Where one takes it along, those without a row are run once more without it.
 #
@@ -228,22 +228,35 @@ synchronise() {
         say "warning: synchronisation of $1, $2 failed" >&2
 }
 
-# compute_alone MODEL GPU: begins to take times of layers on one rank, at full and at half depth, with one and with two micro-batches.
+of_card() { sed -n "s/^--$2[ =]*\([0-9]*\).*/\1/p" "$1" | tail -n 1; } # FILE NAME: a number
+# second_of LAYERS MODEL MICRO_BATCHES: steps that last about a second on a GPU of 400 TFLOP/s, or four.
+second_of() {
+    local file hidden length steps=10
+    file=$(card "${2%:*}")
+    hidden=$(of_card "$file" hidden-size) length=$(of_card "$file" seq-length)
+    [ "${hidden:-0}" = 0 ] || [ "${length:-0}" = 0 ] || steps=$((400000000000000 / (72 * $1 * hidden * hidden * length * ${2##*:} * $3) + 1))
+    [ $steps -ge 4 ] || steps=4
+    [ $steps -le 200 ] || steps=200
+    say $steps
+}
+# compute_alone MODEL GPU: begins to take times of layers on one rank, at full and at half depth, with one and with two micro-batches, each after two seconds of
+# the same steps: only then a GPU is at the clock that it keeps, which the steps of all ranks are measured at.
 alone_pid=() alone_model=() alone_at=() alone_out=() # of those that run
 compute_alone() {
-    local depth words=() k at layers steps=$((most > 10 ? most : 10)) seconds # a GPU is at the clock that it keeps after a second or two
-    [ "$device" = gpu ] || steps=$most
+    local depth words=() k at layers steps warm=2 seconds
+    [ "$device" = gpu ] || warm=1
     at=$logs/one/$(name_of "$1")/${1##*:}
-    [ ! -e "$at/done" ] || return 0
+    [ ! -e "$at/done" ] || { say "layers' times of $1 are those of an earlier call in $at; without that folder they are taken anew, as another machine wants" >&2; return; }
     seconds=$(time_for 200)
     [ "$seconds" -gt 0 ] || { say "left out for want of time: layers of $1: no bound" >&2; return; }
     mkdir -p "$at"
-    layers=$(sed -n 's/^--num-layers[ =]*\([0-9]*\).*/\1/p' "$(card "${1%:*}")")
+    layers=$(of_card "$(card "${1%:*}")" num-layers)
     for depth in full half; do
         [ $depth = full ] || layers=$((layers / 2))
         for k in 1 2; do
             model_flags "$1" 1 $k
-            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$steps" --exit-interval $((2 * steps)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
+            if [ "$device" = gpu ]; then steps=$(second_of "$layers" "$1" "$k"); else steps=$most; fi
+            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$steps" --exit-interval $(((warm + 1) * steps)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
             [ $depth = full ] || words+=(--num-layers "$layers")
         done
     done

@@ -179,8 +179,10 @@ comparison() {
     printf '{"arm":"%s","loopback_bytes":-1}\n' sdp4bit sdp4bit+sums >"$at/loopback"
     printf '{"kind":"start"}\n' >"$at/sdp4bit.jsonl"
     compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?"; return 1; }
+    ! grep -q "^layers' times of" "$work/err" || { why="layers' times were not measured"; return 1; }
     [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback") $(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = "1 1 1" ] || { why="lines of an earlier run are left"; return 1; }
     compare --networks inside --arms "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?, second call"; return 1; }
+    grep -q "^layers' times of tiny.args:2 are those of an earlier call in $work/logs/one/tiny/2; " "$work/err" || { why="it does not say whose layers' times it takes"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys, xml.dom.minidom
 made = json.load(open(sys.argv[1] + "/comm.json"))
@@ -228,9 +230,10 @@ on_pretended() { # COMMAND: of the shell, in $work, whose process it takes
 export -f on_pretended
 export work pretended
 networks_in_turn() {
-    timeout -k 5 120 bash -c 'on_pretended "$1"' bash "'$root/dev/bench/comm.sh' --models tiny.args:1 --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --out comm3.json && tc qdisc show dev lo" ||
+    timeout -k 5 120 bash -c 'on_pretended "$1"' bash "'$root/dev/bench/comm.sh' --models tiny.args:1 --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --logs turn --out comm3.json && tc qdisc show dev lo" ||
         { say "exit code $?"; return 1; }
     grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" && ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
+    [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] || { why="layers were not timed after two seconds, or the most steps taken for them"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys
 rows = json.load(open(sys.argv[1] + "/comm3.json"))["rows"]
