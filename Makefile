@@ -74,7 +74,7 @@ FUZZ_TARGETS := $(patsubst test/fuzz/%.c,$(BUILD)/test/fuzz/%,$(wildcard test/fu
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu
 tools: $(TOOLS)
-bench: $(CPU_BENCHES)
+bench: cpu $(CPU_BENCHES)  # dev/bench/save.sh starts the trainer itself
 test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(BUILD)/test/fault/mpi_shim.so $(CPU_BENCHES) all
 
 # $(call stamp,FILE,TEXT): a file that holds the text, and is written when it holds another. Compared while make reads this, so that -n and -q tell the truth.
@@ -360,7 +360,7 @@ help:
 	@echo "make                 CPU trainer and tools in $(BUILD)/"
 	@echo "make test-programs   everything plus the test programs"
 	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt; make gpu-test-programs its tests; make gpu-check compiles only"
-	@echo "make bench           benchmarks of communication for CPU ranks, in $(BUILD)/dev/bench/; make gpu-bench for GPUs"
+	@echo "make bench           the CPU trainer, and benchmarks for CPU ranks in $(BUILD)/dev/bench/; make gpu-bench for GPUs"
 	@echo "make SAN=1 BUILD=build-san ...   with AddressSanitizer and UBSan"
 	@echo "make SAN=thread BUILD=build-tsan ...   with ThreadSanitizer"
 	@echo "make fuzz            the fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer; test/fuzz/run.sh starts them"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Whole training steps on several GPUs, arm by arm, inside one node and over networks of several speeds that are emulated on this machine; beside each the
 # best possible schedule (comm_bound.py) from layers' times and plain collectives' bandwidth of the same run. Prints a table of steps and one of memory (the
-# plan, and what the trainer found taken), writes JSON and a plot. --sync-only: synchronisation alone.
+# plan, and what the trainer found taken), writes JSON and a plot, both after every network: a call that a signal ends leaves what it has. --sync-only:
+# synchronisation alone.
 #
 #   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"] [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
 #                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--plain-mb 256]
@@ -10,17 +11,19 @@
 #   models     NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file; global batch = micro-batch x ranks
 #   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as fast as the
 #              processors copy (about 100 Gb/s a node). A number: the same, shaped to that many Gb/s per node; 25 and 10 are met, of 100
-#              NCCL gets less than half. Both need root and tc, and are taken away at the end
+#              NCCL gets less than half. Both need root and tc, and are taken away at the end; what cannot be had is named at the beginning and left out
 #   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw. NAME+sums: the same with --verify-wire; beside
 #              NAME, a line says what the checksums cost: dev/bench/comm.sh --networks inside --models 1.3b:8 --arms "sdp4bit sdp4bit+sums" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
 #   iters      steps measured, after as many to warm up [4]: at least, where steps are short and about a second holds more (up to 30); fewer where steps take
-#              longer than 3 s in all. A line below the table names what was measured with fewer than 3
-#   time-limit seconds: arms that would not fit what is left are named and left out
+#              longer than 3 s in all, but never fewer than 2. A line below the table names what was measured with fewer than 3
+#   time-limit seconds until everything ends, the last ten of them kept for that: arms that would not fit what is left are named and left out
 #   flags      more flags of the trainer, for every arm
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
 #   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
-#              layers' times are taken from there too. An arm that is run again loses its old row, whatever becomes of the new run
+#              layers' times are taken from there too, which a line says. An arm that is run again loses its old row, whatever becomes of the new run
+#
+# Arms of a model and network share a process. Where one takes it along, those without a row are run once more without it.
 #
 # TCP's congestion control is this machine's; the results here are of cubic (sysctl net.ipv4.tcp_congestion_control).
 #
@@ -138,45 +141,81 @@ model_flags() {
 
 # --- running -----------------------------------------------------------------------------------------------------------------------------------
 
+grace=5 ending=5 # seconds that a command may take to end when it is told to, and that the table and the loopback may take
 folder=$(mktemp -d) shaped=0
+end_jobs() { # what runs in the background
+    local running
+    running=$(jobs -p)
+    # shellcheck disable=SC2086 # process ids are words
+    [ -z "$running" ] || { kill -TERM $running 2>/dev/null || true; wait; }
+}
 clean_up() {
+    trap '' HUP INT TERM # a second Ctrl-C must not leave the loopback as it is
+    end_jobs
     [ $shaped = 0 ] || scripts/emulate_network.sh restore >&2 || true
     rm -rf "$folder"
 }
-trap clean_up EXIT
-trap 'exit 1' HUP INT TERM
+stopped() { # by a signal
+    trap '' HUP INT TERM
+    end_jobs
+    if write_table 2>/dev/null; then say "stopped; what was measured before is in $out" >&2; else say "stopped before anything was measured" >&2; fi
+    exit 1
+}
 case $logs in '') logs=$folder ;; /*) ;; *) logs=$caller/$logs ;; esac
+if [ $sync_only = 1 ]; then table=(sync "$logs" "$out"); else table=(table "$logs" "$out" "${out%.json}.svg"); fi
+write_table() { python3 dev/bench/comm_table.py "${table[@]}" >"$folder/table"; }
+trap clean_up EXIT
+trap stopped HUP INT TERM
 mkdir -p "$logs"
 
-shape_network() { # NETWORK
+# shape_network NETWORK: false, with a line, when this machine does not let it.
+shape_network() {
+    local words=(restore) how=0
     case $1 in
-    inside | logical)
-        [ $shaped = 0 ] || scripts/emulate_network.sh restore >&2
-        shaped=0 ;;
-    *)
-        shaped=1
-        scripts/emulate_network.sh "$nodes" "${1/sockets/unlimited}" >&2 ;;
+    inside | logical) [ $shaped = 1 ] || return 0 ;;
+    *) words=("$nodes" "${1/sockets/unlimited}") how=1 ;;
     esac
+    [ $how = 0 ] || shaped=1 # from now on there is something to restore, also when this fails half-way
+    if scripts/emulate_network.sh "${words[@]}" >"$folder/shape" 2>&1; then
+        shaped=$how
+        cat "$folder/shape" >&2
+    else
+        say "warning: the network $1 is left out: $(tail -n 1 "$folder/shape")" >&2
+        return 1
+    fi
 }
 left() { say $((limit - SECONDS)); }
-# started COMMAND...: its output goes to a file of which the end is shown when it fails; --logs keeps all of it then.
+# time_for SECONDS: so many, or those that a command may take for all to end in time; 0 when there are none, which timeout would take for no limit.
+time_for() {
+    local most=$((limit - SECONDS - grace - ending))
+    [ $most -le "$1" ] || most=$1
+    [ $most -ge 0 ] || most=0
+    say $most
+}
+# started COMMAND...: its output goes to a file of which the end is shown when it fails; --logs keeps all of it then. In the background: the shell heeds a signal
+# only when what runs in front of it has ended, and Ctrl-C does not reach the process group of timeout.
 started() {
-    "$@" >"$folder/out" 2>"$folder/err" && return
+    "$@" >"$folder/out" 2>"$folder/err" &
+    wait $! && return
     cp "$folder/out" "$logs/failed.$SECONDS.out" && cp "$folder/err" "$logs/failed.$SECONDS.err"
     grep -v '^--\|^$' "$folder/err" | tail -n 5 >&2
     tail -n 1 "$folder/out" >&2
     return 1
 }
 export -f launch one_machine without_banners say say_signal
-in_time() { # SECONDS RANKS COMMAND...
+# in_time SECONDS RANKS COMMAND...: takes the place of the shell, so that timeout is what a signal ends. The shell inside outlives SIGTERM, so that timeout waits
+# for mpirun, which gets it too and ends its ranks.
+in_time() {
     local seconds=$1
     shift
-    timeout -k 10 "$seconds" bash -c 'launch "$@"' launch "$@"
+    exec timeout -k $grace "$seconds" bash -c 'trap : TERM; launch "$@"' launch "$@"
 }
 
 # synchronise MODEL NETWORK REPETITIONS: plain bandwidths, what each arm's buckets send and, with repetitions, how long that takes.
 synchronise() {
-    local name words=() file
+    local name words=() file seconds
+    seconds=$(time_for "$limit")
+    [ "$seconds" -gt 0 ] || { say "left out for want of time: synchronisation of $1, $2" >&2; return; }
     file=$logs/sync/$(name_of "$1")/$2.jsonl
     mkdir -p "$(dirname "$file")"
     network_flags "$2"
@@ -185,31 +224,56 @@ synchronise() {
         arm_flags "$name"
         words+=(--arm "$name" ${arm[@]+"${arm[@]}"})
     done
-    started in_time $(($(left) > 20 ? $(left) + 30 : 50)) $ranks "$synchroniser" --out "$file" --repetitions "$3" --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
+    started in_time "$seconds" $ranks "$synchroniser" --out "$file" --repetitions "$3" --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
         say "warning: synchronisation of $1, $2 failed" >&2
 }
 
-# compute_alone MODEL GPU: times of layers on one rank, at full and at half depth, with one and with two micro-batches.
+of_card() { sed -n "s/^--$2[ =]*\([0-9]*\).*/\1/p" "$1" | tail -n 1; } # FILE NAME: a number
+# second_of LAYERS MODEL MICRO_BATCHES: steps that last about a second on a GPU of 400 TFLOP/s, or four.
+second_of() {
+    local file hidden length steps=10
+    file=$(card "${2%:*}")
+    hidden=$(of_card "$file" hidden-size) length=$(of_card "$file" seq-length)
+    [ "${hidden:-0}" = 0 ] || [ "${length:-0}" = 0 ] || steps=$((400000000000000 / (72 * $1 * hidden * hidden * length * ${2##*:} * $3) + 1))
+    [ $steps -ge 4 ] || steps=4
+    [ $steps -le 200 ] || steps=200
+    say $steps
+}
+# compute_alone MODEL GPU: begins to take times of layers on one rank, at full and at half depth, with one and with two micro-batches, each after two seconds of
+# the same steps: only then a GPU is at the clock that it keeps, which the steps of all ranks are measured at.
+alone_pid=() alone_model=() alone_at=() alone_out=() # of those that run
 compute_alone() {
-    local depth words=() k at layers warm=$((most > 10 ? most : 10)) # a GPU is at the clock that it keeps after a second or two
-    [ "$device" = gpu ] || warm=$most
+    local depth words=() k at layers steps warm=2 seconds
+    [ "$device" = gpu ] || warm=1
     at=$logs/one/$(name_of "$1")/${1##*:}
-    [ ! -e "$at/done" ] || return 0
+    [ ! -e "$at/done" ] || { say "layers' times of $1 are those of an earlier call in $at; without that folder they are taken anew, as another machine wants" >&2; return; }
+    seconds=$(time_for 200)
+    [ "$seconds" -gt 0 ] || { say "left out for want of time: layers of $1: no bound" >&2; return; }
     mkdir -p "$at"
-    layers=$(sed -n 's/^--num-layers[ =]*\([0-9]*\).*/\1/p' "$(card "${1%:*}")")
+    layers=$(of_card "$(card "${1%:*}")" num-layers)
     for depth in full half; do
+        [ $depth = full ] || layers=$((layers / 2))
         for k in 1 2; do
             model_flags "$1" 1 $k
-            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$warm" --exit-interval $((2 * warm)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
-            [ $depth = full ] || words+=(--num-layers $((layers / 2)))
+            if [ "$device" = gpu ]; then steps=$(second_of "$layers" "$1" "$k"); else steps=$most; fi
+            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$steps" --exit-interval $(((warm + 1) * steps)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
+            [ $depth = full ] || words+=(--num-layers "$layers")
         done
     done
     # One rank needs no launcher.
-    if env OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k 10 200 "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1; then
-        : >"$at/done"
-    else
-        { tail -n 3 "$folder/one.$2.out"; say "warning: $1 on one rank failed: no bound"; } >&2
-    fi
+    env OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k $grace "$seconds" "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1 &
+    alone_pid+=($!) alone_model+=("$1") alone_at+=("$at") alone_out+=("$folder/one.$2.out")
+}
+layers_timed() { # waits for those that run
+    local i
+    for ((i = 0; i < ${#alone_pid[@]}; i++)); do
+        if wait "${alone_pid[i]}"; then
+            : >"${alone_at[i]}/done"
+        else
+            { tail -n 3 "${alone_out[i]}"; say "warning: ${alone_model[i]} on one rank failed: no bound"; } >&2
+        fi
+    done
+    alone_pid=() alone_model=() alone_at=() alone_out=()
 }
 
 # forget FOLDER ARM...: what earlier runs of these arms left there. Their bytes on the loopback must not be taken for those of a run that has none.
@@ -222,65 +286,80 @@ forget() {
     done
 }
 
-# train MODEL NETWORK: all arms that fit into the time.
-train() {
-    local name steps words=() names=() count=0 planned=0 before=$SECONDS at
-    at=$logs/train/$(name_of "$1")/${1##*:}/$2
-    network_flags "$2"
-    model_flags "$1" $ranks 1
-    # shellcheck disable=SC2086 # arms are words
-    python3 dev/bench/comm_table.py steps "$logs" "$(name_of "$1")" "${1##*:}" "$2" "$(left)" "$start" "$most" $arms >"$folder/steps"
+# train_once MODEL NETWORK ARM...: those that fit into the time, in one process, named in $begun. False when a rank ended badly.
+begun=()
+train_once() {
+    local model=$1 network=$2 name steps words=() planned=0 before=$SECONDS at seconds count
+    shift 2
+    at=$logs/train/$(name_of "$model")/${model##*:}/$network begun=()
+    network_flags "$network"
+    model_flags "$model" $ranks 1
+    seconds=$(time_for "$limit")
+    python3 dev/bench/comm_table.py steps "$logs" "$(name_of "$model")" "${model##*:}" "$network" "$seconds" "$start" "$most" "$@" >"$folder/steps"
     while read -r name steps; do
         if [ "$name" = seconds ]; then
             planned=${steps%.*}
         elif [ "$steps" = 0 ]; then
-            say "left out for want of time or of what sends: $1, $2, $name ($(left) s left)" >&2
+            say "left out for want of time or of what sends: $model, $network, $name ($(left) s left)" >&2
         else
             arm_flags "$name"
             words+=(--arm "$name" ${arm[@]+"${arm[@]}"} --log-interval "$steps" --exit-interval $((2 * steps)) --log-jsonl "$at/$name.jsonl")
-            names+=("$name")
-            count=$((count + 1))
+            begun+=("$name")
         fi
     done <"$folder/steps"
-    [ $count -gt 0 ] || return 0
+    count=${#begun[@]}
+    [ "$count" -gt 0 ] || return 0
     mkdir -p "$at"
-    forget "$at" "${names[@]}"
-    say "$SECONDS s: $1, $2, $count arms, about $planned s" >&2
-    started in_time $(($(left) + 30)) $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" "${words[@]}" || say "warning: not every arm of $1, $2 ran to its end" >&2
+    forget "$at" "${begun[@]}"
+    say "$SECONDS s: $model, $network, $count arms, about $planned s" >&2
+    started in_time "$seconds" $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" "${words[@]}" || return 1
     # What an arm's start takes is learned from the last ones.
     start=$(((SECONDS - before - planned + start * count + count - 1) / count))
     [ $start -ge 1 ] || start=1
 }
 
+# train MODEL NETWORK: all arms; those that went down with another one a second time, without that one.
+train() {
+    local lost=()
+    # shellcheck disable=SC2086 # arms are words
+    train_once "$1" "$2" $arms && return
+    # In the order in which they ran: the first without a row is the one that failed.
+    mapfile -t lost < <(python3 dev/bench/comm_table.py unfinished "$logs" "$(name_of "$1")" "${1##*:}" "$2" "${begun[@]}")
+    if [ ${#lost[@]} -lt 2 ] || [ "$(time_for "$limit")" = 0 ]; then
+        say "warning: not every arm of $1, $2 ran to its end${lost[0]:+: ${lost[*]}}" >&2
+        return
+    fi
+    say "warning: $1, $2, ${lost[0]} did not run to its end; without it once more: ${lost[*]:1}" >&2
+    train_once "$1" "$2" "${lost[@]:1}" || say "warning: not every arm of $1, $2 ran to its end" >&2
+}
+
 sizes=$(for model in $models; do say "${model%:*}"; done | sort -u)
 first_of() { for model in $models; do [ "${model%:*}" != "$1" ] || { say "$model"; return; }; done; }
-if [ $sync_only = 1 ]; then
-    for network in $networks; do
-        shape_network "$network"
-        for size in $sizes; do
-            if [ "$(left)" -gt 0 ]; then synchronise "$(first_of "$size")" "$network" "$((most + 1))"; else say "left out for want of time: $size, $network" >&2; fi
-        done
+# Every speed is tried before anything is measured.
+had=''
+for network in $networks; do ! shape_network "$network" || had+=" $network"; done
+networks=$had
+[ -n "$networks" ] || die 3 "no network is left to measure"
+shape_network inside || true
+
+if [ $sync_only = 0 ]; then
+    k=0
+    for model in $models; do
+        if [ "$device" = gpu ]; then
+            compute_alone "$model" "${visible[k]:-$k}" # each on a GPU of its own
+            k=$(((k + 1) % gpus))
+        else
+            compute_alone "$model" ''
+        fi
+        [ $k -gt 0 ] || layers_timed
     done
-    python3 dev/bench/comm_table.py sync "$logs" "$out"
-    exit
+    layers_timed
+    say "$SECONDS s: layers are timed" >&2
 fi
-k=0
-for model in $models; do
-    if [ "$device" = gpu ]; then
-        compute_alone "$model" "${visible[k]:-$k}" & # each on a GPU of its own
-        k=$(((k + 1) % gpus))
-        [ $k -gt 0 ] || wait
-    else
-        compute_alone "$model" ''
-    fi
-done
-wait
-say "$SECONDS s: layers are timed" >&2
 for network in $networks; do
-    shape_network "$network"
-    for size in $sizes; do
-        if [ "$(left)" -gt 0 ]; then synchronise "$(first_of "$size")" "$network" 0; fi
-    done
-    for model in $models; do train "$model" "$network"; done
+    shape_network "$network" || continue
+    for size in $sizes; do synchronise "$(first_of "$size")" "$network" "$((sync_only * (most + 1)))"; done
+    if [ $sync_only = 0 ]; then for model in $models; do train "$model" "$network"; done; fi
+    write_table 2>/dev/null || true # without a row yet
 done
-python3 dev/bench/comm_table.py table "$logs" "$out" "${out%.json}.svg"
+write_table && cat "$folder/table"

@@ -4,8 +4,9 @@
     comm_table.py table LOGS OUT.json [OUT.svg]          of whole training steps
     comm_table.py sync LOGS OUT.json                     of synchronisation alone
     comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST ARM...   lines "ARM STEPS" or "ARM 0", then "seconds SUM"
+    comm_table.py unfinished LOGS MODEL ROWS NETWORK ARM...               those of the arms that have no row, a line each
 
-LOGS/sync/MODEL/NETWORK.jsonl     sync_only's lines
+LOGS/sync/MODEL/NETWORK.jsonl     sync_only's lines, of one call or several
 LOGS/one/MODEL/ROWS/RUN.jsonl     one rank: RUN is full-1, full-2, half-1, half-2 (layers, micro-batches per step)
 LOGS/train/MODEL/ROWS/NETWORK/ARM.jsonl, loopback   the trainer's lines, and train_arms's
 """
@@ -29,8 +30,14 @@ INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
 def lines(path):
     if not os.path.exists(path):
         return []
+    found = []
     with open(path) as file:
-        return [json.loads(line) for line in file if line.strip()]
+        for line in file:
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # cut short by a call that was ended, or empty
+                pass
+    return found
 
 
 def folders(path):
@@ -47,10 +54,14 @@ def network_order(network):
 
 
 def read_sync(logs, model, network):
-    """(plain collectives, {arm: its line}); (None, {}) when it did not run."""
-    found = lines(os.path.join(logs, "sync", model, network + ".jsonl"))
-    plain = next((r for r in found if r["kind"] == "plain"), None)
-    return plain, {r["arm"]: r for r in found if r["kind"] == "arm"}
+    """{arm: its newest line, and as "plain" the plain collectives of the same call}: several calls add theirs to one file, perhaps on several machines."""
+    plain, found = None, {}
+    for r in lines(os.path.join(logs, "sync", model, network + ".jsonl")):
+        if r["kind"] == "plain":
+            plain = r
+        elif plain:
+            found[r["arm"]] = {**r, "plain": plain}
+    return found
 
 
 def last_run(path):
@@ -87,11 +98,15 @@ def compute_ms(one):
 FULL = 1.0        # seconds that an interval of short steps lasts: the one before it, as long, brings a GPU near the clock that it keeps
 FULL_STEPS = 30   # at most, where --iters does not ask for more
 LONG = 3.0        # seconds beyond which an interval has fewer steps than --iters
+# An interval begins and ends behind a synchronisation of the compute stream, which does not wait for the gathers under way. Where the interval that warms up had one
+# step, an unknown part of that first step's weights has travelled before the clock starts, and of one step nothing makes up for it: fp32 gradients at 1.3B and
+# 10 Gb/s a node showed 126 ms of 3.17 s too little. Intervals of two steps wait as long for the same bytes as longer ones.
+FEWEST = 2
 
 
 def fewest_steps(step, most):
     """Of an interval, for steps of so many seconds."""
-    return max(1, min(most, round(LONG / step)))
+    return max(FEWEST, min(most, round(LONG / step)))
 
 
 def full_steps(step, most):
@@ -107,15 +122,15 @@ def step_seconds(plain, buckets, computing):
 def plan_steps(logs, model, rows, network, left, start, most, arms):
     """Steps of each arm's interval (it runs two) within the time that is left, and the seconds they take; 0: left out. Intervals get longer than the fewest steps
     take in what is left when every arm has those: no arm is left out for another's sake."""
-    plain, synced = read_sync(logs, model, network)
+    synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0
     chosen, seconds, spent = {}, {}, 0.0
     for arm in arms:
         chosen[arm] = 0
-        if arm not in synced or not plain:
+        if arm not in synced:
             continue
-        seconds[arm] = step_seconds(plain, synced[arm]["buckets"], computing)
+        seconds[arm] = step_seconds(synced[arm]["plain"], synced[arm]["buckets"], computing)
         steps = fewest_steps(seconds[arm], most)
         if spent + start + 2 * steps * seconds[arm] <= left:
             chosen[arm] = steps
@@ -137,30 +152,36 @@ def loopback_of(folder, arm):
     return found[-1] if found else None
 
 
-def row_of(logs, model, rows, network, arm):
-    folder = os.path.join(logs, "train", model, rows, network)
-    run = last_run(os.path.join(folder, arm + ".jsonl"))
+def finished(logs, model, rows, network, arm):
+    """(start, intervals) of an arm's newest run; None when that has not come to its end."""
+    run = last_run(os.path.join(logs, "train", model, rows, network, arm + ".jsonl"))
     intervals = [r for r in run if r["kind"] == "interval"]
-    if len(intervals) < INTERVALS:  # the arm has not run to its end
+    return (run[0], intervals) if len(intervals) >= INTERVALS else None
+
+
+def row_of(logs, model, rows, network, arm):
+    run = finished(logs, model, rows, network, arm)
+    if not run:
         return None
-    plain, synced = read_sync(logs, model, network)
-    last, start = intervals[-1], run[0]
+    start, intervals = run
+    synced = read_sync(logs, model, network).get(arm)
+    last = intervals[-1]
     timing = last["timing"]
     row = {"model": model, "micro_batch": int(rows), "network": network, "arm": arm, "ranks": start["world_size"], "nodes": start["nodes"], "commit": start["commit"],
            "device": start["device"], "parameters": start["parameters"], "steps_measured": last["iterations"], "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
            "tflops_per_gpu": timing["tflops_per_gpu"], "node_bytes": last["inter_node_bytes"], "inside_bytes": last["intra_node_bytes"], "loss": last.get("loss"),
            "exposed_gradients_ms": timing["exposed_gradients_ms"], "exposed_weights_ms": timing["exposed_weights_ms"], "exposed_most_ms": timing.get("exposed_most_ms")}
-    row["plain"] = {name: plain[name] for name in PLAIN.values()} if plain else None
-    passed = loopback_of(folder, arm)
+    row["plain"] = {name: synced["plain"][name] for name in PLAIN.values()} if synced else None
+    passed = loopback_of(os.path.join(logs, "train", model, rows, network), arm)
     if passed is not None and start["nodes"] > 1 and start["arguments"]["emulate_nodes"] and last["inter_node_bytes"]:
         steps = sum(r["iterations"] for r in intervals)
         row["loopback_bytes"] = passed / steps / start["nodes"]  # per step and node, what NCCL's start sends included
         row["loopback_ratio"] = row["loopback_bytes"] / last["inter_node_bytes"]
     one = one_rank(logs, model, rows)
-    if one and plain and arm in synced:
+    if one and synced:
         layers, times, update = one
         row["compute_ms"] = compute_ms(one)
-        row["bound_ms"] = step_bound(layers, times, update, start["world_size"], synced[arm]["buckets"], plain)
+        row["bound_ms"] = step_bound(layers, times, update, start["world_size"], synced["buckets"], synced["plain"])
         row["over_bound"] = row["ms"] / row["bound_ms"]
     return row
 
@@ -274,7 +295,7 @@ def memory_rows(logs):
     for model in folders(os.path.join(logs, "sync")):
         seen = set()
         for network in sorted((name[:-len(".jsonl")] for name in folders(os.path.join(logs, "sync", model))), key=network_order):
-            for arm, r in read_sync(logs, model, network)[1].items():
+            for arm, r in read_sync(logs, model, network).items():
                 shape = (arm, r["nodes"], r["per_node"])
                 if shape in seen:
                     continue
@@ -316,9 +337,10 @@ def sync_rows(logs):
     rows = []
     for model in folders(os.path.join(logs, "sync")):
         for network in sorted((name[:-len(".jsonl")] for name in folders(os.path.join(logs, "sync", model))), key=network_order):
-            plain, arms = read_sync(logs, model, network)
+            arms = read_sync(logs, model, network)
             for arm in sorted((a for a in arms if "gradients_ms" in arms[a]), key=ARMS.index):
-                r = {k: v for k, v in arms[arm].items() if k not in ("kind", "buckets", "memory")}
+                plain = arms[arm]["plain"]
+                r = {k: v for k, v in arms[arm].items() if k not in ("kind", "buckets", "memory", "plain")}
                 sent = {hop: sum(b[hop] for b in arms[arm]["buckets"]) for hop in HOPS}
                 floor = {hop: sent[hop] / (1e6 * plain[PLAIN[hop]]) if sent[hop] else 0.0 for hop in HOPS}
                 rows.append({"model": model, "network": network, **r, "sent": sent, "gradients_floor_ms": max(floor["grad_node"], floor["grad_rail"]),
@@ -385,11 +407,12 @@ def plot(rows, path):
 
 
 def write_json(path, what, content):
-    """comm.sh hands over its command line."""
+    """comm.sh hands over its command line. Whole or not at all: a call may be ended at any time."""
     command = os.environ.get("COMMAND_LINE", "dev/bench/comm.sh")
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "w") as file:
+    with open(path + ".part", "w") as file:
         json.dump({"what": what, "command": command, **content}, file, indent=1)
+    os.replace(path + ".part", path)
 
 
 def main():
@@ -419,6 +442,10 @@ def main():
         for arm, steps in chosen:
             print(arm, steps)
         print("seconds %.1f" % seconds)
+    elif command == "unfinished":
+        for arm in sys.argv[6:]:
+            if not finished(*sys.argv[2:6], arm):
+                print(arm)
     else:
         sys.exit(__doc__)
 

@@ -2,14 +2,14 @@
 # What saving costs a run: the same steps without saves, with --async-save, and with saves that training waits for. Prints a table and writes JSON; see
 # dev/bench/save_table.py for what the columns mean. The aim: the step after a save in the background is at most 5 % slower.
 #
-#   dev/bench/save.sh [--model 1.3b:8] [--ranks N] [--iters 30] [--save-interval 10] [--ways "none async sync"] [--flags "FLAGS"] [--folder FOLDER]
+#   dev/bench/save.sh [--model 1.3b:8] [--ranks N] [--iters 400] [--save-interval 100] [--ways "none async sync"] [--flags "FLAGS"] [--folder FOLDER]
 #                     [--logs FOLDER] [--out FILE.json]
 #
 #   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file, made-up data; global batch = micro-batch x ranks
 #   ranks          in one node [all GPUs]
-#   iters          steps of each run, a multiple of save-interval: a run saves at its end too
-#   save-interval  steps that take longer than writing a checkpoint: the figures of a step after a save are those of saves that need not wait for the one
-#                  before. At 1.3B on a disk of 2 GB/s: --iters 120 --save-interval 40
+#   iters          steps of each run, a multiple of save-interval: a run saves at its end too [400; CPU ranks 30]
+#   save-interval  steps that take longer than writing a checkpoint, which the figures of a step after a save want: a save that waits for the one before is left
+#                  out of them. The default, 25 s, is for 1.3B, of which a checkpoint takes 12 to 19 s at 2 GB/s [100; CPU ranks 10]
 #   flags          what travels, or anything else [SDP4Bit]
 #   folder         on the disk to be measured [a temporary one]; room for two checkpoints is needed: 14 bytes per parameter each, 18.4 GB at 1.3B
 #   logs           keeps the logs of the runs there
@@ -24,7 +24,7 @@ set -euo pipefail
 
 COMMAND_LINE="dev/bench/save.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
-model='' ranks='' iters=30 interval=10 ways='none async sync' folder='' logs='' out='' device=${DEVICE:-gpu}
+model='' ranks='' iters='' interval='' ways='none async sync' folder='' logs='' out='' device=${DEVICE:-gpu}
 flags=(--quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform)
 from_caller() { case $1 in /*) say "$1" ;; *) say "$caller/$1" ;; esac; }
 while [ $# -gt 0 ]; do
@@ -44,9 +44,9 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 case $device in
-gpu) trainer=$BUILD/train_gpt model=${model:-1.3b:8} out=${out:-dev/bench/results/save.json}
+gpu) trainer=$BUILD/train_gpt model=${model:-1.3b:8} iters=${iters:-400} interval=${interval:-100} out=${out:-dev/bench/results/save.json}
     [ -n "$ranks" ] || ranks=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true; fi) ;;
-cpu) trainer=$BUILD/train_gpt_cpu ranks=${ranks:-2} model=${model:-small:2} out=${out:-runs/save_cpu.json} ;;
+cpu) trainer=$BUILD/train_gpt_cpu ranks=${ranks:-2} model=${model:-small:2} iters=${iters:-30} interval=${interval:-10} out=${out:-runs/save_cpu.json} ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
 make_folder "$(dirname "$out")"

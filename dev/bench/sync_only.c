@@ -3,12 +3,12 @@
 //
 //   mpirun -np N build/dev/bench/sync_only [--out FILE] [--repetitions 5] [--plain-mb 256] COMMON FLAGS --arm NAME FLAGS --arm NAME FLAGS ...
 //
-// Flags are the trainer's. One JSON line per arm goes to FILE (default: standard output), medians over the repetitions of the slowest rank, in ms:
+// Flags are the trainer's. One JSON line per arm is added to FILE (default: standard output), medians over the repetitions of the slowest rank, in ms:
 //   gradients   from the first bucket's readiness (all are ready at once, the last layer's first) until the verdict stands
 //   weights     from the verdict until every bucket's weights are applied, less adamw
 //   adamw       AdamW with its quantisation alone: an update of the same layout with a communicator of one rank, where gathers do nothing
 //   apply       what else that update takes: dequantisation and sum into the replica, without a network
-// and memory by purpose, and what each bucket sends. The first line has the plain collectives' GB/s sent by each rank. With --repetitions 0 nothing is timed.
+// and memory by purpose, and what each bucket sends. The first line of a call has the plain collectives' GB/s sent by each rank. With --repetitions 0 nothing is timed.
 // A rank that hangs ends the run and is named, after the first arm's --distributed-timeout-minutes.
 #include <math.h>
 #include <stdio.h>
@@ -378,7 +378,8 @@ static bool read_options(Bench *bench, int argc, char **argv, int *first) {
         return error_set(&bench->error, EXIT_USAGE, "--repetitions wants 0 to %d, --plain-mb 1 to 65536", MOST_REPETITIONS);
     }
     bench->plain_bytes = megabytes << 20;
-    if (bench->launch.rank == 0) bench->out = path ? fopen(path, "w") : stdout;
+    if (bench->launch.rank == 0) bench->out = path ? fopen(path, "a") : stdout;  // arms of an earlier call keep their lines
+    if (bench->out && path && !fseek(bench->out, 0, SEEK_END) && ftell(bench->out) > 0) fprintf(bench->out, "\n");  // it may have been ended within one
     return bench->launch.rank != 0 || bench->out || error_set(&bench->error, EXIT_ENVIRONMENT, "cannot write %s", path);
 }
 

@@ -107,6 +107,26 @@ END
 )
 }
 check "synchronisation alone: times, bytes of every bucket and memory as planned" sync_alone
+sync_again() { # a second call adds its arms to the file: each keeps the bandwidths of its own call, and an arm that is measured again the newer line
+    local file=$work/adds/sync/m/inside.jsonl plain i
+    mkdir -p "${file%/*}"
+    for i in "--arm bf16 --grad-reduce-in-bf16 --arm fp32" "--arm fp32 --arm sdp4bit ${paper[*]}"; do
+        # shellcheck disable=SC2086 # words
+        start 2 "$synchronise" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i || { say "exit code $?"; return 1; }
+        printf '{"kind":"arm","arm":"cut sho' >>"$file"  # what a call that is killed leaves
+    done
+    plain=$(grep -c '"kind":"plain"' "$file")
+    why=$(PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=dev/bench:dev python3 - "$work/adds" "$plain" 2>&1 <<'END'
+import json, sys
+import comm_table
+found = comm_table.read_sync(sys.argv[1], "m", "inside")
+rates = [json.loads(line)["all_to_all_node"] for line in open(sys.argv[1] + "/sync/m/inside.jsonl") if '"plain"' in line]
+if sys.argv[2] != "2" or {arm: rates.index(r["plain"]["all_to_all_node"]) for arm, r in found.items()} != {"bf16": 0, "fp32": 1, "sdp4bit": 1}:
+    sys.exit(f"{sys.argv[2]} calls in the file, arms {sorted(found)}")
+END
+)
+}
+check "synchronisation alone: a second call adds its arms to the first's" sync_again
 
 # Ranks that are stopped, or stuck: 40 arms of 100 steps are more than they live to see. The plain collectives' line says that all have begun.
 sync_hangs() { # PATTERN of the error that ends the run; COMMAND...: what makes a rank hang once it runs
@@ -159,8 +179,10 @@ comparison() {
     printf '{"arm":"%s","loopback_bytes":-1}\n' sdp4bit sdp4bit+sums >"$at/loopback"
     printf '{"kind":"start"}\n' >"$at/sdp4bit.jsonl"
     compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?"; return 1; }
+    ! grep -q "^layers' times of" "$work/err" || { why="layers' times were not measured"; return 1; }
     [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback") $(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = "1 1 1" ] || { why="lines of an earlier run are left"; return 1; }
     compare --networks inside --arms "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?, second call"; return 1; }
+    grep -q "^layers' times of tiny.args:2 are those of an earlier call in $work/logs/one/tiny/2; " "$work/err" || { why="it does not say whose layers' times it takes"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys, xml.dom.minidom
 made = json.load(open(sys.argv[1] + "/comm.json"))
@@ -196,16 +218,22 @@ END
 }
 check "comm.sh: table, JSON and plot, of two calls together" comparison
 # The same with the programs of CPU ranks in the place of the GPU's, in a network namespace whose loopback nobody else uses: 4 pretended GPUs as 2 nodes.
+pretended=$work/pretended
+mkdir -p "$pretended/build/dev/bench" "$pretended/bin"
+ln -sf "$arms" "$pretended/build/dev/bench/train_arms"
+ln -sf "$synchronise" "$pretended/build/dev/bench/sync_only"
+printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$pretended/bin/nvidia-smi"
+chmod +x "$pretended/bin/nvidia-smi"
+on_pretended() { # COMMAND: of the shell, in $work, whose process it takes
+    cd "$work" && PATH=$pretended/bin:$PATH BUILD=$pretended/build exec unshare -n -m bash -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && $1" >"$work/out" 2>"$work/err" </dev/null
+}
+export -f on_pretended
+export work pretended
 networks_in_turn() {
-    local folder=$work/pretended
-    mkdir -p "$folder/build/dev/bench" "$folder/bin"
-    ln -sf "$arms" "$folder/build/dev/bench/train_arms"
-    ln -sf "$synchronise" "$folder/build/dev/bench/sync_only"
-    printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$folder/bin/nvidia-smi"
-    chmod +x "$folder/bin/nvidia-smi"
-    (cd "$work" && PATH=$folder/bin:$PATH BUILD=$folder/build timeout -k 5 120 unshare -n -m bash -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && '$root/dev/bench/comm.sh' --models tiny.args:1 \
-        --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --out comm3.json && tc qdisc show dev lo") >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    timeout -k 5 120 bash -c 'on_pretended "$1"' bash "'$root/dev/bench/comm.sh' --models tiny.args:1 --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --logs turn --out comm3.json && tc qdisc show dev lo" ||
+        { say "exit code $?"; return 1; }
     grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" && ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
+    [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] || { why="layers were not timed after two seconds, or the most steps taken for them"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys
 rows = json.load(open(sys.argv[1] + "/comm3.json"))["rows"]
@@ -216,16 +244,98 @@ if not all(0 <= r["loopback_ratio"] < 1 for r in rows):  # CPU ranks send nothin
 END
 )
 }
+# A shaper that refuses one speed: the others are measured all the same, and the refusal is known before anything is.
+network_refused() {
+    mkdir -p "$work/refusing"
+    # shellcheck disable=SC2016 # for the script
+    printf '#!/bin/sh\ncase "$*" in *"rate 20000mbit"*) echo "Error: refused" >&2; exit 2 ;; esac\nexec %s "$@"\n' "$(command -v tc)" >"$work/refusing/tc"
+    chmod +x "$work/refusing/tc"
+    timeout -k 5 120 bash -c 'on_pretended "$1"' bash "PATH=$work/refusing:\$PATH '$root/dev/bench/comm.sh' --models tiny.args:1 --networks '10 100' --arms fp32 --iters 1 --plain-mb 1 --out comm4.json && tc qdisc show dev lo" ||
+        { say "exit code $?"; return 1; }
+    [ "$(grep -c '^warning: the network 10 is left out: error: tc could not shape the loopback' "$work/err")" -eq 1 ] || { why="no line about 10 Gb/s"; return 1; }
+    sed '/layers are timed/q' "$work/err" | grep -q '^warning: the network 10 ' || { why="it was not tried before layers were timed"; return 1; }
+    ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
+    why=$(python3 -c 'import json, sys; rows = [(r["network"], r["arm"]) for r in json.load(open(sys.argv[1]))["rows"]]; sys.exit(rows != [("100", "fp32")] and str(rows))' "$work/comm4.json" 2>&1)
+}
+# signalled SIGNAL FILE COMMAND...: waits for FILE, sends the signal to the command alone; it has to end with 1 soon, without ranks.
+signalled() {
+    local signal=$1 file=$2 since tries=600 rc
+    shift 2
+    rm -f "$file"
+    # A shell that is told to ignore SIGINT, as what runs in the background is, cannot heed it.
+    python3 -c 'import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])' "$@" &
+    job=$!
+    until [ -s "$file" ] || [ $((tries -= 1)) -eq 0 ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.05; done
+    since=$SECONDS
+    kill -"$signal" "$job"
+    job_ended comm.sh
+    rc=$?
+    [ $rc -eq 1 ] && [ $((SECONDS - since)) -le 10 ] || { say "SIG$signal: exit code $rc after $((SECONDS - since)) s"; return 1; }
+    [ -z "$(rank_pids)" ] || say "SIG$signal: ranks are left"
+}
+# Eight arms of 600 steps each last longer than a signal may take.
+loopback_restored() {
+    local signal
+    for signal in INT TERM; do
+        signalled $signal "$work/signalled/train/tiny/1/100/fp32.jsonl" bash -c 'on_pretended "$1"' bash \
+            "exec '$root/dev/bench/comm.sh' --models tiny.args:1 --networks 100 --arms 'fp32 bf16 qwd qw tlq tlq-hs ulq sdp4bit' --iters 300 --plain-mb 1 --logs $work/signalled --out comm5.json" || return 1
+        [ "$(grep -c '^loopback: unlimited$' "$work/err")" -eq 2 ] || { why="SIG$signal: the loopback was not restored, or nobody said so"; return 1; }
+    done
+}
 if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' 2>/dev/null; then
-    skip "comm.sh: networks of several speeds" "tc, ip or the right to make a network namespace is missing"
+    for name in "networks of several speeds" "a network that is refused is left out" "a signal ends it soon, with the loopback restored"; do
+        skip "comm.sh: $name" "tc, ip or the right to make a network namespace is missing"
+    done
 else
     check "comm.sh: networks of several speeds" networks_in_turn
+    check "comm.sh: a network that is refused is left out" network_refused
+    check "comm.sh: a signal ends it soon, with the loopback restored" loopback_restored
 fi
 too_late() {
     compare --networks inside --arms "fp32 bf16" --time-limit 1 --out "$work/late.json"
     [ $? -eq 1 ] && grep -q '^left out for want of time.*tiny.args:2, inside, bf16' "$work/err" && grep -qx 'error: no arm has run to its end; see above' "$work/err" || say "nothing was left out"
 }
 check "comm.sh: what does not fit the time is left out and named" too_late
+# On SIGINT and SIGTERM what was measured before is there: the first network's row, in a file that is written whole.
+what_it_has() {
+    local signal
+    for signal in INT TERM; do
+        rm -rf "$work/had" "$work/had.json"
+        signalled $signal "$work/had/train/tiny/2/logical/fp32.jsonl" bash -c 'cd "$1" && DEVICE=cpu exec "$2" --models tiny.args:2 --shape 2x2 --networks "inside logical" --arms fp32 --iters 300 --plain-mb 1 \
+            --logs had --out had.json >"$1/out" 2>"$1/err" </dev/null' bash "$work" "$root/dev/bench/comm.sh" || return 1
+        why=$(python3 -c 'import json, sys; rows = [r["network"] for r in json.load(open(sys.argv[1]))["rows"]]; sys.exit(rows != ["inside"] and str(rows))' "$work/had.json" 2>&1) || return 1
+        grep -qx "stopped; what was measured before is in $work/had.json" "$work/err" || { why="SIG$signal: nothing says where it is"; return 1; }
+    done
+}
+check "comm.sh: a signal ends it soon, and leaves what it has" what_it_has
+# Whatever its programs do, it ends within --time-limit: arms that hang, and do not heed SIGTERM.
+impostor() { # FOLDER LINE...: programs of which train_arms_cpu does this on several ranks
+    local folder=$work/$1/dev/bench
+    shift
+    mkdir -p "$folder"
+    ln -sf "$synchronise" "$folder/"
+    { printf '%s\n' '#!/bin/bash' "real=$arms work=$work" '[ "${OMPI_COMM_WORLD_SIZE:-1}" -gt 1 ] || exec "$real" "$@"' "$@"; } >"$folder/train_arms_cpu"
+    chmod +x "$folder/train_arms_cpu"
+}
+hard_end() {
+    local since=$SECONDS
+    impostor hangs 'trap "" TERM' ': >"$work/hung"' 'while :; do sleep 1; done'
+    BUILD=$work/hangs compare --networks inside --arms "fp32 bf16" --time-limit 30 --out "$work/hangs.json"
+    [ $((SECONDS - since)) -le 31 ] || { why="it took $((SECONDS - since)) s of 30"; return 1; }
+    [ -e "$work/hung" ] && grep -q '^warning: not every arm of tiny.args:2, inside ran to its end: fp32 bf16$' "$work/err" || { say "it did not come to the arms"; return 1; }
+    [ -z "$(rank_pids)" ] || say "ranks are left"
+}
+check "comm.sh: the time limit is one" hard_end
+# The rank 1 that trains bf16 is lost: the arms behind it are run again, those before it are not.
+lost_rank() {
+    impostor loses 'echo "$*" >>"$work/called.${OMPI_COMM_WORLD_RANK:-0}"' '[ "$OMPI_COMM_WORLD_RANK" = 1 ] || exec "$real" "$@"' \
+        'case "$*" in *"--arm bf16"*) (until grep -qs "\"interval\"" "$work/lost/train/tiny/2/inside/bf16.jsonl"; do sleep 0.05; done; kill -KILL $$) & ;; esac' 'exec "$real" "$@"'
+    BUILD=$work/loses compare --networks inside --arms "fp32 bf16 qwd sdp4bit" --iters 300 --logs "$work/lost" --out "$work/lost.json" || { say "exit code $?"; return 1; }
+    grep -qx 'warning: tiny.args:2, inside, bf16 did not run to its end; without it once more: qwd sdp4bit' "$work/err" || { say "no line about bf16"; return 1; }
+    [ "$(grep -c -- '--arm fp32' "$work/called.0") $(grep -c -- '--arm bf16' "$work/called.0") $(grep -c -- '--arm sdp4bit' "$work/called.0")" = "1 1 2" ] || { why="not the arms without a row were run again"; return 1; }
+    why=$(python3 -c 'import json, sys; rows = [r["arm"] for r in json.load(open(sys.argv[1]))["rows"]]; sys.exit(rows != ["fp32", "qwd", "sdp4bit"] and str(rows))' "$work/lost.json" 2>&1)
+}
+check "comm.sh: arms that a lost rank takes along are run once more" lost_rank
 sync_table() {
     compare --sync-only --networks logical --arms "bf16 tlq-hs tlq-hs+sums" --out "$work/sync.json" || { say "exit code $?"; return 1; }
     why=$(python3 - "$work/sync.json" "$work/out" 2>&1 <<'END'
@@ -295,5 +405,13 @@ wrong() { # TEXT WORDS...
 }
 check "comm.sh: a network for GPUs" wrong "networks with a speed are for GPUs" --networks 25
 check "comm.sh: an unknown arm" wrong "the arm nosuch is unknown" --networks inside --arms "fp32 nosuch"
+built() { # of nothing: what DEVICE=cpu wants of comm.sh and save.sh
+    local program
+    make -n bench BUILD="$work/nothing" >"$work/out" 2>"$work/err" || { say "make -n bench failed"; return 1; }
+    for program in train_gpt_cpu dev/bench/train_arms_cpu dev/bench/sync_only_cpu; do
+        grep -q -- " -o $work/nothing/$program\$" "$work/out" || { why="$program would not be built"; return 1; }
+    done
+}
+check "make bench builds all that the scripts start on CPU ranks" built
 check "comm.sh: an unknown model" wrong "there is no model card" --networks inside --models nosuch:1
 finish

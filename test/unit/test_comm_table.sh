@@ -30,8 +30,8 @@ def printed(function, *arguments):
 
 
 # --- steps of an interval ---
-for seconds, most, fewest, full in ((0.05, 4, 4, 20), (0.01, 4, 4, 30), (0.12, 4, 4, 8), (0.26, 4, 4, 4), (0.6, 4, 4, 4), (0.9, 4, 3, 3), (2, 4, 2, 2), (9, 4, 1, 1),
-                                    (0.05, 40, 40, 40), (0.5, 40, 6, 6), (0.3, 1, 1, 3)):
+for seconds, most, fewest, full in ((0.05, 4, 4, 20), (0.01, 4, 4, 30), (0.12, 4, 4, 8), (0.26, 4, 4, 4), (0.6, 4, 4, 4), (0.9, 4, 3, 3), (2, 4, 2, 2), (9, 4, 2, 2),
+                                    (0.05, 40, 40, 40), (0.5, 40, 6, 6), (0.3, 1, 2, 3), (2, 1, 2, 2)):
     same(f"steps of {seconds} s, --iters {most}", (table.fewest_steps(seconds, most), table.full_steps(seconds, most)), (fewest, full))
 
 RATES = {name: 1.0 for name in table.PLAIN.values()}  # GB/s: a megabyte takes 1 ms
@@ -79,6 +79,21 @@ same("an arm that ended while it warmed up has no row, whatever ran before", [(r
 same("few steps are named", printed(table.print_few_steps, rows), "measured with fewer than 3 steps (how many): m 1 one node fp32 gradients (2)\n")
 write(at + "fp32.jsonl", start(), interval(9.0), interval(7.0, 3))
 same("three are enough", printed(table.print_few_steps, table.read_rows(logs)), "")
+
+# --- bandwidths ---
+def bandwidth(rate):
+    return {"kind": "plain", "device": "d", "commit": "c", **{name: rate for name in table.PLAIN.values()}}
+
+
+write("sync/m/sockets.jsonl", bandwidth(1.0), synced("fp32", 1), synced("bf16", 2), bandwidth(2.0), synced("bf16", 3))
+same("an arm's newest line, with the bandwidths of its own call", {arm: (r["plain"]["all_to_all_node"], r["buckets"][0]["grad_node"]) for arm, r in table.read_sync(logs, "m", "sockets").items()},
+     {"fp32": (1.0, 1e6), "bf16": (2.0, 3e6)})
+write("sync/m/sockets.jsonl", synced("fp32", 1))
+same("an arm without bandwidths was not measured", table.read_sync(logs, "m", "sockets"), {})
+with open(os.path.join(logs, "sync/m/sockets.jsonl"), "w") as file:
+    file.write('{"kind": "plain", "dev' + json.dumps(bandwidth(9.0)) + "\n\n" + json.dumps(bandwidth(3.0)) + "\n" + json.dumps(synced("fp32", 1)) + '\n{"kind": "arm", "arm": "bf')
+same("a line cut short by a call that was killed is no line", {arm: r["plain"]["all_to_all_node"] for arm, r in table.read_sync(logs, "m", "sockets").items()}, {"fp32": 3.0})
+os.remove(os.path.join(logs, "sync/m/sockets.jsonl"))
 
 # --- memory ---
 def memory(planned, before, taken):
