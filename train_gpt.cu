@@ -15,7 +15,7 @@
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/memory.h"      // the memory plan against the memory that is there
 #include "llmc/parallel.h"    // initial weights on all cores
-#include "llmc/placement.h"   // each rank its device
+#include "llmc/placement.h"   // each rank its device, and its way to the others of its node
 #include "llmc/plan_report.h" // --plan
 #include "llmc/progress.h"    // --log-progress
 #include "llmc/replicas.h"    // the ranks' weights compared and repaired
@@ -1001,19 +1001,6 @@ static bool setup_data(Run *run) {
     return true;
 }
 
-// Collective: a node that cannot do what the others do slows all.
-static void print_node_exchange(Run *run) {
-    Error why = run->zero.not_shared;
-    bool asked = run->config.node_exchange == NODE_EXCHANGE_COPIES;
-    int without = why.code != 0, all = run->launch.size;
-    peers_reduce(peers_of(run, run->launch.world), &without, 1, MPI_INT, MPI_SUM);
-    peers_agree(peers_of(run, run->launch.world), !why.code, &why, NULL);
-    if (without > 0 && without < all) log_line(run->log, "WARNING: inside a node messages are fetched by the GPUs' copy engines, but on %d of %d ranks travel through NCCL: %s", without, all, why.what);
-    else if (without && asked) log_line(run->log, "WARNING: --node-exchange copies has no effect: %s", why.what);
-    else if (without && !device_is_host()) log_line(run->log, "inside a node messages travel through NCCL: %s", why.what);
-    else if (!without && run->zero.node_flags) log_line(run->log, "inside a node messages are fetched by the GPUs' copy engines");
-}
-
 static void print_start(Run *run) {
     const Config *c = &run->config;
     char libraries[512], backend[512];
@@ -1024,7 +1011,7 @@ static void print_start(Run *run) {
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
     if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
-    print_node_exchange(run);
+    placement_report_exchange(run->log, peers_of(run, run->launch.world), &run->zero.not_shared, run->zero.node_flags != NULL, c->node_exchange == NODE_EXCHANGE_COPIES);
     device_environment(backend, sizeof backend);
     if (*backend && run->topology.dp_size > 1) log_line(run->log, "WARNING: %s", backend);
     log_line(run->log, "using torch.bfloat16 for parameters ...");

@@ -16,6 +16,7 @@ struct Comm {
     ncclComm_t scope[COMM_SCOPES];  // NULL where the scope is this rank alone
     int size[COMM_SCOPES], rank[COMM_SCOPES];
     Neighbours *neighbours;         // of COMM_NODE; NULL where that is this rank alone
+    bool complete;                  // all scopes are made
     CommTraffic traffic;
 };
 
@@ -27,11 +28,18 @@ static void describe_failure(const Comm *comm, ncclResult_t result, CommScope sc
              ncclGetErrorString(result), detail && *detail ? detail : "no detail");
 }
 
+// Until all scopes are made, what NCCL finds wrong with this machine or its settings (memory of the GPU that is gone, no network, a variable of its own) would be
+// wrong after a restart too.
+static int exit_code_of(const Comm *comm, ncclResult_t result) {
+    bool of_this_machine = result == ncclUnhandledCudaError || result == ncclInvalidUsage || result == ncclInvalidArgument;
+    return of_this_machine && !comm->complete ? EXIT_ENVIRONMENT : EXIT_COMMUNICATION;
+}
+
 static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
     char text[1000];
     describe_failure(comm, result, scope, what, text, sizeof text);
     heartbeat_take_turn(device_site(comm->device));  // a lost rank fails the collectives of all
-    fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s", text);
+    fatal(device_site(comm->device), exit_code_of(comm, result), "%s", text);
 }
 
 // What NCCL's threads have met, such as a link that broke, asked by the watchdog: the host may be blocked until the limit, by a device that waits for what will not
@@ -93,6 +101,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
         if (agrees) scope_create(comm, (CommScope)s, group[s]);
         MPI_Comm_free(&group[s].comm);
     }
+    comm->complete = agrees;
     // From here on the pointers stay as they are, until the watchdog is told to leave them alone.
     if (agrees) heartbeat_watch(device_site(device), broken_behind, comm);
     if (agrees) return comm;
