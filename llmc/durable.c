@@ -200,7 +200,7 @@ FILE *durable_open_plain(const char *path) {
 static bool hash_all(int fd, uint64_t *xxh3, bool (*goes_on)(void *context), void *context, bool *stopped) {
     XXH3_state_t *state = XXH3_createState();
     char *buffer = (char *)xmalloc(HASH_BUFFER_BYTES, "a hash buffer");
-    ssize_t done;
+    ssize_t done = -1;
     if (!state) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash; use a larger machine");
     XXH3_64bits_reset(state);
     *stopped = false;
