@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-enum { STACK_BYTES = 256 << 10 };
+enum { STACK_BYTES = 512 << 10 };  // a library may be asked from it
 
 int small_thread_start(pthread_t *thread, void *(*run)(void *), void *context) {
     pthread_attr_t small;

@@ -5,7 +5,7 @@
 #include "llmc/base.h"
 LLMC_BEGIN
 
-// pthread_create with a stack of 256 KiB, where the thread-local memory of the libraries leaves that much of it; else with the usual one. Returns what
+// pthread_create with a stack of 512 KiB, where the thread-local memory of the libraries leaves that much of it; else with the usual one. Returns what
 // pthread_create returns.
 int small_thread_start(pthread_t *thread, void *(*run)(void *), void *context);
 // Ends the job (EXIT_ENVIRONMENT) because there is no thread to watch it. reason: what small_thread_start has returned. site may be NULL.
