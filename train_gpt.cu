@@ -958,8 +958,6 @@ static bool plan_run(Run *run) {
     if (hosts != run->launch.host_of_rank) free(hosts);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
     run->site.node = run->topology.node;
-    if (c->plan_world_size) topology_share_devices(&run->topology, device_count(), c->emulate_nodes);
-    else placement_choose_device(peers_of(run, run->launch.host), &run->topology, c->emulate_nodes);
     run->site.gpu = run->topology.device;
     gpt_describe(&run->gpt, c);
     if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
@@ -1032,6 +1030,8 @@ static void print_start(Run *run) {
 
 static bool open_device(Run *run) {
     run->site.phase = "setup";
+    placement_choose_device(peers_of(run, run->launch.host), &run->topology, run->config.emulate_nodes);
+    if (run->topology.device_sharers > 1) run->site.gpu = run->topology.device;  // else its place on the host, also where it sees no other
     run->device = device_open(run->topology.device, &run->site, &run->error);
     if (!run->device) return false;
     device_set_deterministic(run->device, run->config.deterministic_mode);

@@ -38,9 +38,11 @@ void append_end_line(Append *file) {
     if (pread(file->fd, &last, 1, info.st_size - 1) == 1 && last != '\n') append_record(file, "\n", 1);
 }
 
-// Into a pipe or terminal, with what is left of half a second for its reader. False with errno.
+enum { QUIET_SECONDS = 60 };  // after a record that a pipe's reader had no room for
+
+// Into a pipe or terminal, with half a second for its reader. False with errno.
 static bool write_in_time(Append *file, const char *record, size_t bytes) {
-    double end = monotonic_seconds() + (file->failing ? 0 : 0.5);
+    double now = monotonic_seconds(), end = now + (now < file->quiet_until ? 0 : 0.5);
     for (size_t at = 0; at < bytes;) {
         ssize_t done = write(file->fd, record + at, bytes - at);
         if (done > 0) file->torn = (at += (size_t)done) < bytes;
@@ -68,12 +70,13 @@ bool append_record(Append *file, const void *record, size_t bytes) {
     }
     int reason = errno;
     bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
-    if (!file->failing) {
+    if (!file->failing && (regular || monotonic_seconds() >= file->quiet_until)) {
         warning_print(NULL, "cannot write %s: %s; training goes on, records are missing from this file until it can be written%s", file->path,
-                      reason == EAGAIN ? "nobody reads it" : strerror(reason),
+                      reason == EAGAIN ? "its reader does not keep up" : strerror(reason),
                       cut || !regular ? "" : ", and the last one is torn");
     }
     file->failing = true;
+    if (!regular) file->quiet_until = monotonic_seconds() + QUIET_SECONDS;
     return false;
 }
 

@@ -54,14 +54,19 @@ static void read_earlier_jobs(Progress *p, const char *path) {
     if (file) fclose(file);
 }
 
+static char *path_in(const char *save) {
+    size_t bytes = strlen(save) + 16;
+    char *path = (char *)xmalloc(bytes, "a path");
+    snprintf(path, bytes, "%s/progress.txt", save);
+    return path;
+}
+
 Progress *progress_open(const char *save, int world_size, double flops_so_far, bool active, Error *err) {
     Progress *p = (Progress *)xcalloc(1, sizeof *p, "progress log");
     double now = wall_seconds();
     *p = (Progress){.active = active, .file = {.fd = -1}, .world_size = world_size, .job_start_s = now, .job_start_flops = flops_so_far};
     if (!active) return p;
-    size_t bytes = strlen(save) + 16;
-    char *path = (char *)xmalloc(bytes, "a path");
-    snprintf(path, bytes, "%s/progress.txt", save);
+    char *path = path_in(save);
     bool opened = append_make_folders(save, err) && append_open(&p->file, path, false, err);
     if (opened) {
         read_earlier_jobs(p, path);
@@ -76,6 +81,16 @@ Progress *progress_open(const char *save, int world_size, double flops_so_far, b
     if (opened) return p;
     progress_close(p);
     return NULL;
+}
+
+bool progress_follow(Progress *progress, const char *save, Error *err) {
+    if (!progress->active) return true;
+    char *path = path_in(save);
+    append_close(&progress->file);
+    bool opened = append_open(&progress->file, path, false, err);
+    if (opened) append_end_line(&progress->file);
+    free(path);
+    return opened;
 }
 
 // FLOPs over seconds as TFLOP/s per GPU.

@@ -82,6 +82,7 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
     log_line(saver->log, "WARNING: %.600s was moved or removed and is another folder now; this run goes on saving there, and counts what it finds as another run's", c->save);
     saver->before = -1;
     saver->saved = false;
+    if (!progress_follow(saver->progress, c->save, err)) return false;
     int64_t first = save_folder_holds(c->save, iteration) ? iteration : first_in_the_way(saver, iteration, &none);
     return first < 0 || error_set(err, EXIT_CHECKPOINT, "another folder was put in the place of %.600s, and holds a checkpoint of iteration %lld, which this run would replace; put "
                                   "the run's own folder back, or remove what is there", c->save, (long long)first);

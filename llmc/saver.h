@@ -26,7 +26,7 @@ typedef struct Saver {
 // does not go on from (EXIT_CHECKPOINT); a log line where it goes on from one and replaces one that may be another run's, and
 // one when the disk will not hold all that are to come after `iteration`.
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
-// Saves; with --async-save it only begins to, once the save before is done. A folder that was moved or removed since the last one is made again, with a log line,
+// Saves; with --async-save it only begins to, once the save before is done. A folder that was moved or removed since the last one was complete is made again, with a log line,
 // and the run begins a line of checkpoints there; refused (EXIT_CHECKPOINT) where another job saves there by now, or a checkpoint of others would be replaced.
 bool saver_save(Saver *saver, const CheckpointState *state, Error *err);
 // Whether this rank still writes in the background.

@@ -5,8 +5,8 @@
 #include "llmc/base.h"
 LLMC_BEGIN
 
-// pthread_create with a stack of 512 KiB, where the thread-local memory of the libraries leaves that much of it; else with the usual one. Returns what
-// pthread_create returns.
+// pthread_create with a stack of 512 KiB, of which the thread-local memory of the libraries takes its part (some 70 KiB with OpenBLAS and MPI); with the usual one
+// where that part is larger than all. Returns what pthread_create returns.
 int small_thread_start(pthread_t *thread, void *(*run)(void *), void *context);
 // Ends the job (EXIT_ENVIRONMENT) because there is no thread to watch it. reason: what small_thread_start has returned. site may be NULL.
 void small_thread_missing(const Site *site, int reason) __attribute__((noreturn));

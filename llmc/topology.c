@@ -77,6 +77,8 @@ void topology_take_own_device(Topology *t, const VisibleDevices *of_rank) {
         }
     }
     t->device = 0;
+    t->device_sharers = 1;
+    t->device_turn = 0;
 }
 
 void topology_share_devices(Topology *t, int devices, bool emulated_nodes) {

@@ -31,7 +31,8 @@ typedef struct VisibleDevices {
     char first[32];  // device 0's name on its host (device_identity), empty: unknown
 } VisibleDevices;
 
-// of_rank: (host_ranks) what the ranks of this host see. Where each sees a single device, and no two the same, a rank takes the one it sees.
+// of_rank: (host_ranks) what the ranks of this host see. Where each sees a single device, and no two the same, a rank takes the one it sees, for itself. After
+// topology_share_devices, which takes what one rank sees for all that there is.
 void topology_take_own_device(Topology *topology, const VisibleDevices *of_rank);
 
 LLMC_END

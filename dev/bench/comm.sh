@@ -234,7 +234,7 @@ second_of() {
     local file hidden length steps=10
     file=$(card "${2%:*}")
     hidden=$(of_card "$file" hidden-size) length=$(of_card "$file" seq-length)
-    [ "${hidden:-0}" = 0 ] || [ "${length:-0}" = 0 ] || steps=$((400000000000000 / (72 * $1 * hidden * hidden * length * ${2##*:} * $3) + 1))
+    [ "$1" -lt 1 ] || [ "${hidden:-0}" = 0 ] || [ "${length:-0}" = 0 ] || steps=$((400000000000000 / (72 * $1 * hidden * hidden * length * ${2##*:} * $3) + 1))
     [ $steps -ge 4 ] || steps=4
     [ $steps -le 200 ] || steps=200
     say $steps

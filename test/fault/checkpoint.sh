@@ -103,9 +103,9 @@ all_damaged() { # the first one's error is told
 check "all damaged: the newest one's error" all_damaged
 
 # --- a disk on which one rank hashes for longer than others may wait for a rank that does nothing ---
-slow_reads() { # RANK FOLDER COMMAND...: a read takes that rank 2.5 s there
+slow_reads() { # RANK FOLDER COMMAND...: a read takes that rank 2 s there, a file two of them
     local shim=$BUILD/test/fault/shim.so launcher=("${launcher[@]}")
-    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 -x SHIM_SLOW_READ_MS=2500)
+    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 -x SHIM_SLOW_READ_MS=2000)
     "${@:3}" --distributed-timeout-minutes 0.06
 }
 check "a slow disk does not end a load" slow_reads 2 "$work/good" trains "${run[@]}" --load "$work/good"
@@ -149,11 +149,15 @@ two_jobs() {
 }
 check "a second job in the same folder" two_jobs
 # --- the folder is moved away or removed under a run: saves go by its path, where another job may be saving by now ---
-moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 1000 --save-interval 300 --save "$work/moving")
+moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000 --save-interval 1500 --save "$work/moving")
 begin_moving() { # FLAGS...: a run that has saved, and will not save again at once
     rm -rf "$work"/moving "$work"/moved "$work"/next
+    local tries=800
     LIMIT=60 in_background moving "${moving[@]}" "$@"
-    wait_for_iteration moving 380 && [ -e "$work/moving/latest_checkpointed_iteration.txt" ] || { say "no iteration 380, or no checkpoint"; return 1; }
+    until grep -q 'successfully saved checkpoint' "$work/out"; do
+        sleep 0.02
+        [ $((tries -= 1)) -gt 0 ] || { say "no checkpoint"; return 1; }
+    done
 }
 end_moving() { # CODE: SIGUSR1 in case it is not the save that ends it
     local pid rc
@@ -176,10 +180,11 @@ moved_away() { # FLAGS...: another job has taken the place, here by its lock alo
 goes_on_there() { # saved anew, and said once
     [ "$(grep -c "^WARNING: $work/moving was moved or removed" "$work/out")" = 1 ] && [ "$(grep -c "^WARNING: $work" "$work/out")" = 1 ] || { why="$(grep WARNING "$work/out")"; return 1; }
     [ -e "$work/moving/$(printf 'iter_%07d' "$(cat "$work/moving/latest_checkpointed_iteration.txt")")" ] || { why="nothing was saved"; return 1; }
+    grep -q 'Saved checkpoint' "$work/moving/progress.txt" || { why="no progress.txt there"; return 1; }
 }
 removed() { # FLAGS...
     local tries=400
-    begin_moving "$@" || return 1
+    begin_moving --log-progress "$@" || return 1
     mv "$work/moving" "$work/moved"
     until [ -e "$work/moving/latest_checkpointed_iteration.txt" ]; do
         sleep 0.05

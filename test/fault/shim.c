@@ -7,7 +7,7 @@
 //   SHIM_ERRNO    what it fails with; 0: the process is killed there
 //   SHIM_MARK     a file into which the spoiled operation is written, so that the test knows that there was one
 //   SHIM_SLOW_MS  every sync takes this much longer, as on a slow disk
-//   SHIM_SLOW_READ_MS  every read() there
+//   SHIM_SLOW_READ_MS  every read() there; pread() is as fast as ever
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -60,7 +60,10 @@ little_space() { # what MPI makes of even less is not ours
         within $kib
         rc=$?
         [ $rc -ne 124 ] && [ $rc -ne 137 ] || { say "$kib KiB: it hangs"; return 1; }
-        [ $rc -ne 3 ] || error_names 3 "out of memory" 3 || { why="$kib KiB: $why"; return 1; }
+        # What Open MPI makes of its own lack of memory on the way out is not ours either.
+        if grep -q '^error: ' "$work/err" && ! grep -q 'out of dynamic memory' "$work/err"; then
+            [ $rc -eq 3 ] && [ "$(grep -c '^error: ' "$work/err")" -eq 1 ] && grep -qE '^error: .*(out of memory|cannot start the watchdog)' "$work/err" || { say "$kib KiB: exit code $rc"; return 1; }
+        fi
         if grep -q '^error: .*OpenBLAS' "$work/err"; then found=$((found + 1)); fi
     done
     [ $found -gt 0 ] || { why="OpenBLAS's buffer had room everywhere"; return 1; }
@@ -75,7 +78,7 @@ fi
 mkfifo "$work/json"
 unread_json() { # a pipe holds some 60 kB
     LIMIT=60 trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
-    [ "$(grep -c "^warning: cannot write $work/json: .*nobody reads" "$work/err")" -eq 1 ] || { say "not one warning"; return 1; }
+    [ "$(grep -c "^warning: cannot write $work/json: .*does not keep up" "$work/err")" -eq 1 ] || { say "not one warning"; return 1; }
     grep -q 'after training is done' "$work/out" || say "it did not train to its end"
 }
 check "JSON lines into a pipe that nobody reads: one warning, training goes on" unread_json

@@ -419,6 +419,13 @@ static void unread_pipe(void **state) {
     const char *last = text + bytes - RECORD - 4;
     assert_int_equal(memcmp(last, "\n{}\n", 4), 0);
     assert_int_equal(memcmp(last + 4, record, RECORD), 0);
+    // A reader that falls behind again is waited for no more, soon after, though records have fitted in between.
+    start = monotonic_seconds();
+    for (int i = 0; i < 4; i++) {
+        while (append_record(&file, record, RECORD)) continue;
+        drain(reader, text, ROOM);
+    }
+    assert_true(monotonic_seconds() - start < 1);
     close(reader);
     append_close(&file);
     free(text);

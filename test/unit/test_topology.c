@@ -165,6 +165,14 @@ static void ranks_that_see_one_device_take_it(void **state) {
     }
     topology_take_own_device(&t, own);
     assert_int_equal(t.device, 0);
+    // Emulated nodes of two, which would share the one device that each rank sees.
+    assert_true(topology_build(&t, 3, 4, hosts, 2, 1, 1, NULL));
+    topology_share_devices(&t, 1, true);
+    assert_int_equal(t.device_sharers, 4);
+    topology_take_own_device(&t, own);
+    assert_int_equal(t.device, 0);
+    assert_int_equal(t.device_sharers, 1);
+    assert_int_equal(t.device_turn, 0);
 }
 
 int main(void) {
