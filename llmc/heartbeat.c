@@ -221,25 +221,11 @@ static void look_behind(Heartbeat *h) {
     speak_and_leave(h, what);
 }
 
-// False once the heartbeat is being closed.
-static bool rest(Heartbeat *h) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t nanoseconds = until.tv_nsec + (int64_t)(1e9 * h->period);
-    until.tv_sec += nanoseconds / 1000000000;
-    until.tv_nsec = nanoseconds % 1000000000;
-    pthread_mutex_lock(&h->lock);
-    while (!h->closing && pthread_cond_timedwait(&h->wake, &h->lock, &until) == 0) continue;
-    bool goes_on = !h->closing;
-    pthread_mutex_unlock(&h->lock);
-    return goes_on;
-}
-
 // Beats, and counts in its own beats how long others have not: a whole job that is stopped and goes on later is no fault.
 static void *watch(void *context) {
     Heartbeat *h = (Heartbeat *)context;
     long long *seen = h->seen, *since = h->seen + h->size;
-    for (long long now = 1; rest(h); now++) {
+    for (long long now = 1; small_thread_rest(&h->lock, &h->wake, &h->closing, h->period); now++) {
         bool lowest = true;  // of the living
         const Slot *silent = NULL;
         double seconds = 0;
@@ -298,11 +284,7 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     h->site = *site;
     h->site.heartbeat = h;
     h->fault_iteration = -1;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&h->wake, &clock);
-    pthread_condattr_destroy(&clock);
+    small_thread_clock(&h->wake);
     pthread_mutex_init(&h->lock, NULL);
     atomic_store(&slots[rank].rank, site->rank);
     site->heartbeat = h;

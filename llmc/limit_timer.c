@@ -1,11 +1,9 @@
 // A limit on starting and ending MPI: see limit_timer.h.
 #include "llmc/limit_timer.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "llmc/launch.h"
@@ -40,24 +38,10 @@ static void end_process(const LimitTimer *t) {
     _exit(t->code);
 }
 
-// False once it is switched off.
-static bool rest(LimitTimer *t) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t nanoseconds = until.tv_nsec + (int64_t)(1e9 * t->period);
-    until.tv_sec += nanoseconds / 1000000000;
-    until.tv_nsec = nanoseconds % 1000000000;
-    pthread_mutex_lock(&t->lock);
-    while (!t->off && pthread_cond_timedwait(&t->wake, &t->lock, &until) != ETIMEDOUT) continue;
-    bool goes_on = !t->off;
-    pthread_mutex_unlock(&t->lock);
-    return goes_on;
-}
-
 // Counts its own rests, not the clock: a job that is stopped as a whole and goes on later is no fault.
 static void *watch(void *context) {
     LimitTimer *t = (LimitTimer *)context;
-    for (long long rests = 1; rest(t); rests++) {
+    for (long long rests = 1; small_thread_rest(&t->lock, &t->wake, &t->off, t->period); rests++) {
         if ((double)rests * t->period >= t->seconds) end_process(t);
     }
     return NULL;
@@ -74,11 +58,7 @@ static LimitTimer *start(LimitTimer like, int *reason) {
     LimitTimer *t = (LimitTimer *)xcalloc(1, sizeof *t, "a limit");
     *t = like;
     t->period = t->seconds < 200 ? t->seconds / 200 : 1;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->wake, &clock);
-    pthread_condattr_destroy(&clock);
+    small_thread_clock(&t->wake);
     pthread_mutex_init(&t->lock, NULL);
     *reason = small_thread_start(&t->thread, watch, t);
     if (*reason == 0) return t;
