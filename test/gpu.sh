@@ -238,18 +238,19 @@ promised() {
 }
 # ended NAME SIGNAL CODE WORDS: a rank of two gets the signal in mid-training; the job ends in time, with that exit code and one line of these words.
 ended() {
-    local name=$1 signal=$2 code=$3 said=$4 shape=(--gpus-per-node 2) job rc pid=''
+    local name=$1 signal=$2 code=$3 said=$4 shape=(--gpus-per-node 2) job rc ours pid=''
     [ "$gpus" -ge 2 ] || shape=(--gpus-per-node 1 --emulate-nodes)
-    timeout -k 5 200 mpirun --oversubscribe --bind-to none -np 2 "$gpu" "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.4 \
-        >"$work/log" 2>&1 </dev/null &
+    SDP4BIT_TEST_FOLDER=$work timeout -k 5 200 mpirun --oversubscribe --bind-to none -np 2 "$gpu" "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 \
+        --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.4 >"$work/log" 2>&1 </dev/null &
     job=$!
     for ((i = 0; i < 600; i++)); do
         if grep -q '^ iteration  *10/' "$work/log" || ! kill -0 $job 2>/dev/null; then break; fi
         sleep 0.1
     done
-    for pid in $(pgrep -f "^$gpu .*--lr-decay-iters 100"); do
-        if tr '\0' '\n' <"/proc/$pid/environ" | grep -qx OMPI_COMM_WORLD_RANK=1; then kill -s "$signal" "$pid"; break; fi
-    done
+    # By what this job's processes alone have in their environment: other runs of the program may train beside it.
+    mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
+    [ ${#ours[@]} -eq 0 ] || pid=$(grep -lzx OMPI_COMM_WORLD_RANK=1 "${ours[@]}" 2>/dev/null | cut -d / -f 3 | head -n 1)
+    [ -z "$pid" ] || kill -s "$signal" "$pid"
     local since=$SECONDS
     wait $job
     rc=$?
