@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sdp4bit/codec.h"
+
 // What the checks of the command line share.
 typedef struct Parsed {
     const Config *config;
@@ -209,9 +211,9 @@ static bool check_quantisation(const Parsed *p) {
         options_note(p->notes, p->notes_bytes, "the optimiser is sharded over the ranks although --use-distributed-optimizer was not given: there is no other");
     }
     int64_t common = lcm64(c->gq_group_size_intra, c->gq_group_size_inter);
-    if (common > 4096) {
-        return error_set(p->err, EXIT_USAGE, "--gq-group-size-intra %d and --gq-group-size-inter %d have the least common multiple %lld; it must be at most 4096",
-                         c->gq_group_size_intra, c->gq_group_size_inter, (long long)common);
+    if (common > LARGEST_GRAD_GROUP) {
+        return error_set(p->err, EXIT_USAGE, "--gq-group-size-intra %d and --gq-group-size-inter %d have the least common multiple %lld; it must be at most %d",
+                         c->gq_group_size_intra, c->gq_group_size_inter, (long long)common, LARGEST_GRAD_GROUP);
     }
     note_idle_quantisation(p);
     return true;

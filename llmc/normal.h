@@ -4,9 +4,9 @@
 #pragma once
 #include "sdp4bit/codec.h"
 
-// The 128 random bits number `index` of stream (seed, stream).
-HD_FN Philox4 counter_bits(uint64_t seed, uint32_t stream, uint64_t index) {
-    return philox4x32_10((uint32_t)seed, (uint32_t)(seed >> 32) ^ PURPOSE_INIT, (uint32_t)index, (uint32_t)(index >> 32), stream, 0);
+// The 128 random bits number `index` of one of the streams that a seed has for a purpose (PURPOSE_*).
+HD_FN Philox4 counter_bits(uint64_t seed, uint32_t purpose, uint32_t stream, uint64_t index) {
+    return philox4x32_10((uint32_t)seed, (uint32_t)(seed >> 32) ^ purpose, (uint32_t)index, (uint32_t)(index >> 32), stream, 0);
 }
 
 // An integer below 2^52 as a double, exact: put into the mantissa of 2^52, which is then taken away.

@@ -3,7 +3,7 @@
 
 #include "llmc/normal.h"
 
-double rng_uniform(uint64_t seed, uint32_t stream, uint64_t index) {
-    Philox4 bits = counter_bits(seed, stream, index);
+double rng_uniform(uint64_t seed, uint32_t purpose, uint64_t index) {
+    Philox4 bits = counter_bits(seed, purpose, 0, index);
     return uniform53(bits.v[0], bits.v[1]);
 }

@@ -19,7 +19,7 @@ uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max);
 void mt19937_shuffle_i32(Mt19937 *rng, int32_t *x, int64_t n);
 void mt19937_shuffle_u32(Mt19937 *rng, uint32_t *x, int64_t n);
 
-// Uniform in [0, 1) with 53 bits, number `index` of stream (seed, stream).
-double rng_uniform(uint64_t seed, uint32_t stream, uint64_t index);
+// Uniform in [0, 1) with 53 bits, number `index` of those that a seed has for a purpose (PURPOSE_* of sdp4bit/codec.h).
+double rng_uniform(uint64_t seed, uint32_t purpose, uint64_t index);
 
 LLMC_END

@@ -84,16 +84,22 @@ typedef struct Philox4 {
     uint32_t v[4];
 } Philox4;
 
+// Multipliers of the rounds, and what the key gains in each (its Weyl sequence).
+#define PHILOX_M0 0xD2511F53u
+#define PHILOX_M1 0xCD9E8D57u
+#define PHILOX_W0 0x9E3779B9u
+#define PHILOX_W1 0xBB67AE85u
+
 HD_FN Philox4 philox4x32(int rounds, uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
     for (int round = 0; round < rounds; round++) {
-        uint32_t hi0 = mul_hi32(0xD2511F53u, c0), lo0 = 0xD2511F53u * c0;
-        uint32_t hi1 = mul_hi32(0xCD9E8D57u, c2), lo1 = 0xCD9E8D57u * c2;
+        uint32_t hi0 = mul_hi32(PHILOX_M0, c0), lo0 = PHILOX_M0 * c0;
+        uint32_t hi1 = mul_hi32(PHILOX_M1, c2), lo1 = PHILOX_M1 * c2;
         c0 = hi1 ^ c1 ^ key0;
         c1 = lo1;
         c2 = hi0 ^ c3 ^ key1;
         c3 = lo0;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
+        key0 += PHILOX_W0;
+        key1 += PHILOX_W1;
     }
     Philox4 out = {{c0, c1, c2, c3}};
     return out;
@@ -103,8 +109,8 @@ HD_FN Philox4 philox4x32_10(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t 
     return philox4x32(10, key0, key1, c0, c1, c2, c3);
 }
 
-// What a stream of rounding bits is for: part of the key, so that no two uses share bits.
-enum { PURPOSE_GRAD_LEVEL1 = 1, PURPOSE_GRAD_LEVEL2 = 2, PURPOSE_WEIGHT = 3, PURPOSE_DROPOUT = 4, PURPOSE_INIT = 5, PURPOSE_SAMPLE = 6, PURPOSE_DATA = 7 };
+// What random bits are for: part of Philox's key, so that no two uses share bits. Rounding at three places, dropout, initial weights, sampling of text.
+enum { PURPOSE_GRAD_LEVEL1 = 1, PURPOSE_GRAD_LEVEL2 = 2, PURPOSE_WEIGHT = 3, PURPOSE_DROPOUT = 4, PURPOSE_INIT = 5, PURPOSE_SAMPLE = 6 };
 
 // Names one stream of rounding bits. source: the dp rank at level 1, the node at level 2, 0 for weights. Without the source the
 // ranks' rounding errors would correlate and not average out.
@@ -139,8 +145,10 @@ HD_FN void hadamard32(float *x) {
 
 // --- codecs ----------------------------------------------------------------------------------------------------------------------
 
-// What travels for one element. FP32 and BF16 have no groups and no scales. A further codec is one more row here and in codec_info.
+// What travels for one element. FP32 and BF16 have no groups and no scales. A further codec is a row here and in codec_info, its store and decode
+// in kernels_cpu.c and in the kernels of the GPU (all that names CODEC_INT4), and its flag's values in config_table.c.
 typedef enum Codec { CODEC_FP32 = 0, CODEC_BF16 = 1, CODEC_INT8 = 2, CODEC_INT4 = 3, CODECS = 4 } Codec;
+enum { LARGEST_GROUP = 16384, LARGEST_GRAD_GROUP = 4096 };  // values per scale: of weights; of gradients, also of both hops' common multiple
 typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 
 typedef struct CodecInfo {
@@ -159,6 +167,8 @@ HD_FN CodecInfo codec_info(int codec) {
 
 // Symmetric absmax quantiser of one group (paper section 2.2; fp32 scale m/L). `largest` is the group's max |x| as bits:
 // the unsigned maximum of f32_bits(x) & 0x7FFFFFFF, which orders finite values, infinities and NaNs correctly.
+#define LIFT_BELOW 0x0D800000u  // the bits of 2^-100
+#define LIFT 16777216.0f         // 2^24
 typedef struct GroupScale {
     float scale;   // sent: m / L; 0 for a group below the normal range; NaN (0x7FC00000) for a group with a non-finite value
     float lift;    // v = (x * lift) * inverse lies in [-L, L]; lift is 1, or 2^24 where L / m would overflow
@@ -174,7 +184,7 @@ HD_FN GroupScale group_scale(uint32_t largest, int levels) {
     if (largest < 0x00800000u) return g;
     float m = f32_from_bits(largest);
     g.scale = f32_div(m, (float)levels);
-    if (largest < 0x0D800000u) g.lift = 16777216.0f;  // m < 2^-100
+    if (largest < LIFT_BELOW) g.lift = LIFT;
     g.inverse = f32_div((float)levels, f32_mul(m, g.lift));
     return g;
 }

@@ -5,7 +5,7 @@
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/kernels.h"
 
-enum { BLOCK = HADAMARD_ORDER, MAX_GROUP = 16384 };  // config_table.c and config.c refuse larger groups
+enum { BLOCK = HADAMARD_ORDER };
 
 // --- codes of one group ----------------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ static void decode(float *x, const uint8_t *codes, const float *scales, int code
 
 // acc = the sources' values added in source order, partition i of each message.
 static void sum_sources(float *acc, const uint8_t *received, int sources, const MessageLayout *in, int codec, int group, int i, int64_t offset, int n) {
-    float x[MAX_GROUP];
+    float x[LARGEST_GROUP];
     for (int source = 0; source < sources; source++) {
         uint8_t *message = (uint8_t *)received + source * in->bytes;
         decode(source ? x : acc, message_codes(message, in, i), message_scales(message, in, i), codec, group, offset, n);
@@ -135,7 +135,7 @@ static int piece_size(int codec, int group) { return codec_info(codec).levels ? 
 static void quantize_partition(const QuantizePartitions *a, uint8_t *message, int i, int64_t partition) {
     SliceWriter w = {message_codes(message, &a->message, i), message_scales(message, &a->message, i), a->codec, a->group, a->rounding, a->key};
     int n = piece_size(a->codec, a->group);
-    float x[MAX_GROUP];
+    float x[LARGEST_GROUP];
     for (int64_t at = a->lo; at < a->hi; at += n) {
         int64_t position = partition * a->bucket.matrix_shard + at;
         for (int j = 0; j < n; j++) x[j] = f32_mul(a->grads[position + j], a->scale);
@@ -161,7 +161,7 @@ static void requantize_partition(const SumRequantize *a, uint8_t *message, int n
     SliceWriter w = {message_codes(message, &a->out, 0), message_scales(message, &a->out, 0), a->codec, a->group, a->rounding, a->key};
     int64_t partition = (int64_t)node * a->per_node + a->local;
     int n = piece_size(a->codec, a->group);
-    float acc[MAX_GROUP];
+    float acc[LARGEST_GROUP];
     for (int64_t at = a->lo; at < a->hi; at += n) {
         sum_sources(acc, a->received, a->sources, &a->in, a->in_codec, a->in_group, node, at - a->lo, n);
         int64_t position = partition * a->bucket.matrix_shard + at;
@@ -243,7 +243,7 @@ static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const f
 static void update_group(const UpdateShard *a, int64_t at, int n) {
     SliceWriter w = {a->codes, a->scales, a->codec, a->group, a->rounding, a->key};
     int64_t position = a->rank * a->bucket.matrix_shard + at;
-    float x[MAX_GROUP];
+    float x[LARGEST_GROUP];
     bool quantised = codec_info(a->codec).levels != 0;
     if (!quantised && !a->control->applied) return;
     for (int j = 0; j < n; j++) {

@@ -112,7 +112,7 @@ static __device__ __forceinline__ bool run_live(int elements, int v) {
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
-// Calls launch(Shape) with the shape that serves a group of 1024, of more, or of another size than a power of two; sizes above 16384 are refused by the options.
+// Calls launch(Shape) with the shape that serves a group of 1024, of more, or of another size than a power of two; sizes above LARGEST_GROUP are refused by the options.
 template <class Launch>
 static void with_wide_group(int group, Launch launch) {
     if (group == 1024) launch(Shape<4, PACKED, 128>());
@@ -276,7 +276,7 @@ static __device__ __forceinline__ void group_scales(GroupScale (&scale)[GROUPS],
     bool odd = threadIdx.x & 1;
     uint32_t mine = threadIdx.x & 2 ? largest[GROUPS - 1] : largest[0];
     float m = mine - 0x00800000u < 0x7F000000u ? f32_from_bits(mine) : 1.0f;  // neither below the normal range nor infinite or NaN
-    float lifted = mine < 0x0D800000u ? f32_mul(m, 16777216.0f) : m;          // m < 2^-100
+    float lifted = mine < LIFT_BELOW ? f32_mul(m, LIFT) : m;
     float quotient = f32_div(odd ? (float)levels : m, odd ? lifted : (float)levels);
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
@@ -284,7 +284,7 @@ static __device__ __forceinline__ void group_scales(GroupScale (&scale)[GROUPS],
         bool finite = largest[g] < 0x7F800000u, normal = finite && largest[g] >= 0x00800000u;
         scale[g].scale = normal ? sent : finite ? 0.0f : f32_from_bits(0x7FC00000u);
         scale[g].inverse = normal ? inverse : 0.0f;
-        scale[g].lift = largest[g] >= 0x0D800000u ? finite ? 1.0f : 0.0f : normal ? 16777216.0f : 1.0f;
+        scale[g].lift = largest[g] >= LIFT_BELOW ? finite ? 1.0f : 0.0f : normal ? LIFT : 1.0f;
     }
 }
 // The same for a lane that shares its group with no other.
@@ -461,21 +461,21 @@ struct RoundingSchedule {
 };
 static inline RoundingSchedule rounding_schedule(RoundingKey key) {
     RoundingSchedule r;
-    r.first0 = mul_hi32(0xCD9E8D57u, key.step) ^ key.seed;
-    r.first1 = 0xCD9E8D57u * key.step;
+    r.first0 = mul_hi32(PHILOX_M1, key.step) ^ key.seed;
+    r.first1 = PHILOX_M1 * key.step;
     r.first2 = key.source ^ key.purpose;
     for (uint32_t round = 1; round < ROUNDING_ROUNDS; round++) {
-        r.key0[round - 1] = key.seed + round * 0x9E3779B9u;
-        r.key1[round - 1] = key.purpose + round * 0xBB67AE85u;
+        r.key0[round - 1] = key.seed + round * PHILOX_W0;
+        r.key1[round - 1] = key.purpose + round * PHILOX_W1;
     }
     return r;
 }
 static __device__ __forceinline__ Philox4 scheduled_bits(const RoundingSchedule &r, uint64_t block) {
-    uint64_t product = (uint64_t)0xD2511F53u * (uint32_t)block;
+    uint64_t product = (uint64_t)PHILOX_M0 * (uint32_t)block;
     uint32_t c0 = r.first0 ^ (uint32_t)(block >> 32), c1 = r.first1, c2 = (uint32_t)(product >> 32) ^ r.first2, c3 = (uint32_t)product;
 #pragma unroll
     for (int round = 0; round < ROUNDING_ROUNDS - 1; round++) {
-        uint64_t product0 = (uint64_t)0xD2511F53u * c0, product1 = (uint64_t)0xCD9E8D57u * c2;
+        uint64_t product0 = (uint64_t)PHILOX_M0 * c0, product1 = (uint64_t)PHILOX_M1 * c2;
         c0 = (uint32_t)(product1 >> 32) ^ c1 ^ r.key0[round];
         c1 = (uint32_t)product1;
         c2 = (uint32_t)(product0 >> 32) ^ c3 ^ r.key1[round];
@@ -595,7 +595,7 @@ static __device__ __forceinline__ void write_tile(const TileWriter &w, float (&x
     uint32_t largest[S::GROUPS];
     GroupScale scale[S::GROUPS];
     group_maxima<S>(largest, x, t, shared, turn);
-    group_scales(scale, largest, w.int4 ? 7 : 127);
+    group_scales(scale, largest, codec_info(w.int4 ? CODEC_INT4 : CODEC_INT8).levels);
     // Groups of tiny values, or with a value that is not finite, are rare: all others are spared the multiplication and the mask.
     if (__any_sync(ALL_LANES, scale[0].lift != 1.0f || scale[S::GROUPS - 1].lift != 1.0f)) {
 #pragma unroll

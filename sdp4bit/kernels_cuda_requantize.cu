@@ -86,7 +86,7 @@ static __device__ __forceinline__ float recode_scale(const float (&x)[1][S::RUN]
     uint32_t largest[1];
     group_maxima<S>(largest, x, Tiles(), nullptr, 0);
     *lift = 1.0f;
-    if (S::LANES > 1 && __all_sync(ALL_LANES, largest[0] - 0x0D800000u < 0x7F800000u - 0x0D800000u)) {
+    if (S::LANES > 1 && __all_sync(ALL_LANES, largest[0] - LIFT_BELOW < 0x7F800000u - LIFT_BELOW)) {
         bool odd = threadIdx.x & 1;
         float m = f32_from_bits(largest[0]);
         *sent = f32_div(odd ? levels : m, odd ? m : levels);

@@ -17,7 +17,7 @@ typedef struct Drawing {
 static void draw_pairs(float *values, const Drawing *d, uint64_t pair) {
     uint32_t words[4][DRAW_PAIRS];
     for (int i = 0; i < DRAW_PAIRS; i++) {
-        Philox4 bits = counter_bits(d->seed, d->tensor, pair + (uint64_t)i);
+        Philox4 bits = counter_bits(d->seed, PURPOSE_INIT, d->tensor, pair + (uint64_t)i);
         for (int w = 0; w < 4; w++) words[w][i] = bits.v[w];
     }
     for (int i = 0; i < DRAW_PAIRS; i++) {

@@ -9,7 +9,7 @@ enum { INIT_THREADS = 256, BLOCKS_PER_PROCESSOR = 16 };
 __global__ void __launch_bounds__(INIT_THREADS) init_weights_kernel(floatX *weights, int64_t n, double std, uint64_t seed, uint32_t tensor) {
     for (int64_t pair = (int64_t)blockIdx.x * INIT_THREADS + threadIdx.x; 2 * pair < n; pair += (int64_t)gridDim.x * INIT_THREADS) {
         double normal[2];
-        normal_pair(counter_bits(seed, tensor, (uint64_t)pair), normal);
+        normal_pair(counter_bits(seed, PURPOSE_INIT, tensor, (uint64_t)pair), normal);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             float value = std < 0 ? 1.0f : __double2float_rn(f64_mul(std, normal[e]));

@@ -20,7 +20,7 @@ static_assert(sizeof(Drawn) == PARTS * sizeof(double), "Drawn is an array of dou
 // The first draws take their words from the ends and middles of their range; the others from the stream.
 static __host__ __device__ Philox4 words_of(uint64_t i) {
     const uint32_t corner[CORNERS] = {0, 2048, 0x40000000u, 0x7FFFFFFFu, 0x80000000u, 0xC0000000u, 0xFFFFFFFFu};
-    Philox4 bits = counter_bits(SEED, STREAM, i);
+    Philox4 bits = counter_bits(SEED, PURPOSE_INIT, STREAM, i);
     for (int w = 0; i < CORNERS * CORNERS * CORNERS * CORNERS && w < 4; w++, i /= CORNERS) bits.v[w] = corner[i % CORNERS];
     return bits;
 }
@@ -65,7 +65,7 @@ static void test_functions(Checks *c, Device *device, Stream *stream) {
 static floatX expected_weight(int64_t j, double std) {
     double normal[2];
     if (std <= 0) return floatX_from_float(std < 0 ? 1.0f : 0.0f);
-    normal_pair(counter_bits(SEED, STREAM, (uint64_t)j / 2), normal);
+    normal_pair(counter_bits(SEED, PURPOSE_INIT, STREAM, (uint64_t)j / 2), normal);
     return floatX_from_float((float)f64_mul(std, normal[j % 2]));
 }
 

@@ -10,6 +10,7 @@
 
 #include "llmc/normal.h"
 #include "llmc/ops.h"
+#include "llmc/rng.h"
 
 #define TWO_PI 6.283185307179586476925286766559005768L
 
@@ -20,7 +21,7 @@ static double relative_error(double ours, long double exact) { return exact == 0
 static void logarithm_is_accurate(void **state) {
     double worst = 0;
     for (uint64_t i = 0; i < 2000000; i++) {
-        Philox4 bits = counter_bits(5, 6, i);
+        Philox4 bits = counter_bits(5, PURPOSE_INIT, 6, i);
         double x = 1.0 - uniform53(bits.v[0], bits.v[1]);
         double near_zero = ldexp(x, -(int)(i % 11)), near_one = 1.0 - ldexp(1.0 - x, -(int)(i % 53));
         worst = fmax(worst, relative_error(log_unit(x), logl(x)));
@@ -49,7 +50,7 @@ static double circle_error(double u) {
 static void circle_is_accurate(void **state) {
     double worst = 0;
     for (uint64_t i = 0; i < 2000000; i++) {
-        Philox4 bits = counter_bits(5, 7, i);
+        Philox4 bits = counter_bits(5, PURPOSE_INIT, 7, i);
         worst = fmax(worst, circle_error(uniform53(bits.v[2], bits.v[3])));
     }
     // Close to every eighth of a turn, from both sides.
@@ -74,7 +75,7 @@ static void uniforms_are_exact(void **state) {
     assert_true(uniform53(0, 2048) == 0x1p-53);
     assert_true(uniform53(UINT32_MAX, UINT32_MAX) == 1.0 - 0x1p-53);
     for (uint64_t i = 0; i < 100000; i++) {
-        Philox4 bits = counter_bits(8, 9, i);
+        Philox4 bits = counter_bits(8, PURPOSE_INIT, 9, i);
         uint64_t integer = ((uint64_t)bits.v[0] << 32 | bits.v[1]) >> 11;
         assert_true(uniform53(bits.v[0], bits.v[1]) == (double)integer * 0x1p-53);
     }
@@ -84,7 +85,7 @@ static void uniforms_are_exact(void **state) {
 
 static double number(uint64_t seed, uint32_t stream, uint64_t index) {
     double pair[2];
-    normal_pair(counter_bits(seed, stream, index / 2), pair);
+    normal_pair(counter_bits(seed, PURPOSE_INIT, stream, index / 2), pair);
     return pair[index % 2];
 }
 
@@ -182,12 +183,23 @@ static void constants(void **state) {
     }
 }
 
+// Sampling's stream 0 and all streams of initial weights, that of PURPOSE_SAMPLE's own number among them.
+static void purposes_share_no_bits(void **state) {
+    for (uint64_t i = 0; i < 1000; i++) {
+        double sampled = rng_uniform(5, PURPOSE_SAMPLE, i);
+        for (uint32_t stream = 0; stream < 10; stream++) {
+            Philox4 bits = counter_bits(5, PURPOSE_INIT, stream, i);
+            assert_true(sampled != uniform53(bits.v[0], bits.v[1]));
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logarithm_is_accurate), cmocka_unit_test(circle_is_accurate), cmocka_unit_test(uniforms_are_exact),
         cmocka_unit_test(corners_are_finite),    cmocka_unit_test(golden_bits),        cmocka_unit_test(normals_are_normal),
         cmocka_unit_test(streams_do_not_depend_on_order_and_differ),
-        cmocka_unit_test(weights_are_the_stream), cmocka_unit_test(constants),
+        cmocka_unit_test(weights_are_the_stream), cmocka_unit_test(constants),           cmocka_unit_test(purposes_share_no_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
