@@ -220,71 +220,62 @@ static Dropout dropout_site(const GPT *gpt, int l, int where, float p, int64_t f
     return d;
 }
 
-// One forward or backward pass: its shape and what its dropout needs.
-typedef struct Pass {
-    int B, T;
-    int64_t N, first_sample;
-    const int32_t *doc_start;  // (B, T) or NULL
-    bool training;
-    bool first;                // backward: the step's first micro-batch, which overwrites the matrices' gradients of the step before
-} Pass;
+static int64_t rows_of(const Pass *p) { return (int64_t)p->B * p->T; }
+static const int32_t *doc_start_of(const GPT *gpt, const Pass *p) { return p->has_doc_start ? gpt->doc_start : NULL; }
 
-static Pass make_pass(const GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool training) {
-    Pass p = {B, T, (int64_t)B * T, first_sample, has_doc_start ? gpt->doc_start : NULL, training, false};
-    return p;
-}
-
-// A layer from its first LayerNorm's output to the input of its second linear of the MLP; what is left adds gpt->branch to the residual stream.
+// Layer l from its first LayerNorm's output to GELU's. The MLP's second linear and its sum into the residual stream are gpt_forward's, which fuses that sum with
+// the next LayerNorm; a layer that is computed again needs nothing beyond GELU.
 static void layer_forward(GPT *gpt, int l, const Pass *p) {
     LayerActs *a = layer_acts(gpt, l);
     Stream *s = gpt->stream;
     Dropout attention = dropout_site(gpt, l, DROPOUT_ATTENTION, gpt->attention_dropout, p->first_sample, p->training);
     Dropout projection = dropout_site(gpt, l, DROPOUT_PROJECTION, gpt->hidden_dropout, p->first_sample, p->training);
-    op_linear_forward(s, a->qkv, NULL, a->ln1, weight(gpt, l, QKV_W), weight(gpt, l, QKV_B), p->N, gpt->C, 3 * gpt->A, gpt->workspace);
-    op_attention_forward(s, a->att, a->att_saved, a->qkv, p->doc_start, p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
-    op_linear_forward(s, gpt->branch, NULL, a->att, weight(gpt, l, PROJ_W), weight(gpt, l, PROJ_B), p->N, gpt->A, gpt->C, gpt->workspace);
+    op_linear_forward(s, a->qkv, NULL, a->ln1, weight(gpt, l, QKV_W), weight(gpt, l, QKV_B), rows_of(p), gpt->C, 3 * gpt->A, gpt->workspace);
+    op_attention_forward(s, a->att, a->att_saved, a->qkv, doc_start_of(gpt, p), p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
+    op_linear_forward(s, gpt->branch, NULL, a->att, weight(gpt, l, PROJ_W), weight(gpt, l, PROJ_B), rows_of(p), gpt->A, gpt->C, gpt->workspace);
     op_residual_layernorm_forward(s, a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, gpt->residual[l], gpt->branch, weight(gpt, l, LN2_W),
                                   weight(gpt, l, LN2_B), p->B, p->T, gpt->C, gpt->epsilon, projection);
-    op_linear_forward(s, a->gelu, a->pre, a->ln2, weight(gpt, l, FC1_W), weight(gpt, l, FC1_B), p->N, gpt->C, gpt->F, gpt->workspace);
+    op_linear_forward(s, a->gelu, a->pre, a->ln2, weight(gpt, l, FC1_W), weight(gpt, l, FC1_B), rows_of(p), gpt->C, gpt->F, gpt->workspace);
 }
 
-void gpt_forward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool training) {
-    Pass p = make_pass(gpt, B, T, first_sample, has_doc_start, training);
+void gpt_forward(GPT *gpt, const Pass *p) {
     Stream *s = gpt->stream;
     zero_weights_wait(gpt->zero, 0);
-    op_embedding_forward(s, gpt->residual[0], gpt->tokens, gpt->positions, zero_weight(gpt->zero, GPT_WTE), zero_weight(gpt->zero, GPT_WPE), B, T,
-                         gpt->C, dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, first_sample, training));
+    op_embedding_forward(s, gpt->residual[0], gpt->tokens, gpt->positions, zero_weight(gpt->zero, GPT_WTE), zero_weight(gpt->zero, GPT_WPE), p->B,
+                         p->T, gpt->C, dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, p->first_sample, p->training));
     zero_weights_wait(gpt->zero, 1);
     LayerActs *first = layer_acts(gpt, 0);
-    op_layernorm_forward(s, first->ln1, first->ln1_mean, first->ln1_rstd, gpt->residual[0], weight(gpt, 0, LN1_W), weight(gpt, 0, LN1_B), p.N, gpt->C,
+    op_layernorm_forward(s, first->ln1, first->ln1_mean, first->ln1_rstd, gpt->residual[0], weight(gpt, 0, LN1_W), weight(gpt, 0, LN1_B), rows_of(p), gpt->C,
                          gpt->epsilon);
     for (int l = 0; l < gpt->L; l++) {
-        layer_forward(gpt, l, &p);
+        layer_forward(gpt, l, p);
         LayerActs *a = layer_acts(gpt, l), *next = l + 1 < gpt->L ? layer_acts(gpt, l + 1) : NULL;
-        op_linear_forward(s, gpt->branch, NULL, a->gelu, weight(gpt, l, FC2_W), weight(gpt, l, FC2_B), p.N, gpt->F, gpt->C, gpt->workspace);
+        op_linear_forward(s, gpt->branch, NULL, a->gelu, weight(gpt, l, FC2_W), weight(gpt, l, FC2_B), rows_of(p), gpt->F, gpt->C, gpt->workspace);
         if (next) zero_weights_wait(gpt->zero, l + 2);
         // The MLP's sum is fused with the LayerNorm that follows it: the next layer's first, or the final one.
         op_residual_layernorm_forward(s, gpt->residual[l + 1], next ? next->ln1 : gpt->lnf, next ? next->ln1_mean : gpt->lnf_mean,
                                       next ? next->ln1_rstd : gpt->lnf_rstd, a->residual2, gpt->branch,
-                                      next ? weight(gpt, l + 1, LN1_W) : final_norm(gpt, 0), next ? weight(gpt, l + 1, LN1_B) : final_norm(gpt, 1), B, T,
-                                      gpt->C, gpt->epsilon, dropout_site(gpt, l, DROPOUT_FFN, gpt->hidden_dropout, first_sample, training));
+                                      next ? weight(gpt, l + 1, LN1_W) : final_norm(gpt, 0), next ? weight(gpt, l + 1, LN1_B) : final_norm(gpt, 1), p->B,
+                                      p->T, gpt->C, gpt->epsilon, dropout_site(gpt, l, DROPOUT_FFN, gpt->hidden_dropout, p->first_sample, p->training));
     }
 }
 
-void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool backward, bool first) {
-    op_head(gpt->stream, gpt->losses, gpt->zero->loss_sum, backward ? gpt->dx : NULL, backward ? zero_grad(gpt->zero, GPT_WTE) : NULL, gpt->lnf,
-            zero_weight(gpt->zero, GPT_WTE), gpt->targets, has_mask ? gpt->loss_mask : NULL, loss_scale, (int64_t)B * T, gpt->C, gpt->V, first, gpt->workspace);
+void gpt_head(GPT *gpt, const Pass *p) {
+    op_head(gpt->stream, gpt->losses, gpt->zero->loss_sum, p->backward ? gpt->dx : NULL, p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL, gpt->lnf,
+            zero_weight(gpt->zero, GPT_WTE), gpt->targets, p->has_loss_mask ? gpt->loss_mask : NULL, p->loss_scale, rows_of(p), gpt->C, gpt->V, p->first,
+            gpt->workspace);
 }
 
 static void layer_recompute(GPT *gpt, int l, const Pass *p) {
     LayerActs *a = layer_acts(gpt, l);
-    op_layernorm_forward(gpt->stream, a->ln1, a->ln1_mean, a->ln1_rstd, gpt->residual[l], weight(gpt, l, LN1_W), weight(gpt, l, LN1_B), p->N, gpt->C,
+    op_layernorm_forward(gpt->stream, a->ln1, a->ln1_mean, a->ln1_rstd, gpt->residual[l], weight(gpt, l, LN1_W), weight(gpt, l, LN1_B), rows_of(p), gpt->C,
                          gpt->epsilon);
     layer_forward(gpt, l, p);
 }
 
-// dbranch enters the MLP's output; on return dresidual is the gradient of the layer's input and dbranch of the MLP below. A bias gradient is a sum over
-// rows: it is taken where those rows are written, by the op of the layer above.
+// One layer, its last op first. In: dbranch, the gradient of the MLP's output, and gpt->dresidual, that of the layer's output (the same without dropout). Out:
+// the same two for the layer below. A bias gradient is a column sum, taken by the op that writes those columns: of FC2_B by the LayerNorm above, of FC1_B by the
+// second linear, of PROJ_B by the second LayerNorm; of QKV_B alone by its own linear.
 static void layer_backward(GPT *gpt, int l, const Pass *p, const floatX *dbranch) {
     LayerActs *a = layer_acts(gpt, l);
     Stream *s = gpt->stream;
@@ -292,40 +283,38 @@ static void layer_backward(GPT *gpt, int l, const Pass *p, const floatX *dbranch
     Dropout attention = dropout_site(gpt, l, DROPOUT_ATTENTION, gpt->attention_dropout, p->first_sample, true);
     Dropout projection = dropout_site(gpt, l, DROPOUT_PROJECTION, gpt->hidden_dropout, p->first_sample, true);
     Dropout below = dropout_site(gpt, l - 1, DROPOUT_FFN, gpt->hidden_dropout, p->first_sample, l > 0);
-    op_linear_backward(s, gpt->dwide, grad(gpt, l, FC2_W), NULL, dbranch, a->gelu, weight(gpt, l, FC2_W), a->pre, grad(gpt, l, FC1_B), p->N, gpt->F,
+    op_linear_backward(s, gpt->dwide, grad(gpt, l, FC2_W), NULL, dbranch, a->gelu, weight(gpt, l, FC2_W), a->pre, grad(gpt, l, FC1_B), rows_of(p), gpt->F,
                        gpt->C, p->first, gpt->workspace);
-    op_linear_backward(s, gpt->dx, grad(gpt, l, FC1_W), NULL, gpt->dwide, a->ln2, weight(gpt, l, FC1_W), NULL, NULL, p->N, gpt->C, gpt->F, p->first,
+    op_linear_backward(s, gpt->dx, grad(gpt, l, FC1_W), NULL, gpt->dwide, a->ln2, weight(gpt, l, FC1_W), NULL, NULL, rows_of(p), gpt->C, gpt->F, p->first,
                        gpt->workspace);
     op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, grad(gpt, l, LN2_W), grad(gpt, l, LN2_B), grad(gpt, l, PROJ_B), gpt->dx,
                           a->residual2, weight(gpt, l, LN2_W), a->ln2_mean, a->ln2_rstd, p->B, p->T, gpt->C, projection);
     op_linear_backward(s, gpt->datt, grad(gpt, l, PROJ_W), NULL, dropping ? gpt->dbranch : gpt->dresidual, a->att, weight(gpt, l, PROJ_W), NULL, NULL,
-                       p->N, gpt->A, gpt->C, p->first, gpt->workspace);
-    op_attention_backward(s, gpt->dwide, gpt->datt, a->att, a->att_saved, a->qkv, p->doc_start, p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
-    op_linear_backward(s, gpt->dx, grad(gpt, l, QKV_W), grad(gpt, l, QKV_B), gpt->dwide, a->ln1, weight(gpt, l, QKV_W), NULL, NULL, p->N, gpt->C,
+                       rows_of(p), gpt->A, gpt->C, p->first, gpt->workspace);
+    op_attention_backward(s, gpt->dwide, gpt->datt, a->att, a->att_saved, a->qkv, doc_start_of(gpt, p), p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
+    op_linear_backward(s, gpt->dx, grad(gpt, l, QKV_W), grad(gpt, l, QKV_B), gpt->dwide, a->ln1, weight(gpt, l, QKV_W), NULL, NULL, rows_of(p), gpt->C,
                        3 * gpt->A, p->first, gpt->workspace);
     op_layernorm_backward(s, gpt->dresidual, dropping && l > 0 ? gpt->dbranch : NULL, grad(gpt, l, LN1_W), grad(gpt, l, LN1_B),
                           l > 0 ? grad(gpt, l - 1, FC2_B) : NULL, gpt->dx, gpt->residual[l], weight(gpt, l, LN1_W), a->ln1_mean, a->ln1_rstd, p->B, p->T,
                           gpt->C, below);
 }
 
-void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool first, bool last) {
-    Pass p = make_pass(gpt, B, T, first_sample, has_doc_start, true);
-    p.first = first;
+void gpt_backward(GPT *gpt, const Pass *p) {
     Stream *s = gpt->stream;
     bool dropping = gpt->hidden_dropout > 0;
-    Dropout ffn = dropout_site(gpt, gpt->L - 1, DROPOUT_FFN, gpt->hidden_dropout, first_sample, true);
-    set_zero(s, gpt->dresidual, (size_t)p.N * (size_t)gpt->C * sizeof(floatX));
+    Dropout ffn = dropout_site(gpt, gpt->L - 1, DROPOUT_FFN, gpt->hidden_dropout, p->first_sample, true);
+    set_zero(s, gpt->dresidual, (size_t)rows_of(p) * (size_t)gpt->C * sizeof(floatX));
     op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, final_norm_grad(gpt, 0), final_norm_grad(gpt, 1), grad(gpt, gpt->L - 1, FC2_B), gpt->dx,
-                          gpt->residual[gpt->L], final_norm(gpt, 0), gpt->lnf_mean, gpt->lnf_rstd, B, T, gpt->C, ffn);
+                          gpt->residual[gpt->L], final_norm(gpt, 0), gpt->lnf_mean, gpt->lnf_rstd, p->B, p->T, gpt->C, ffn);
     for (int l = gpt->L - 1; l >= 0; l--) {
-        if (gpt->recompute_full) layer_recompute(gpt, l, &p);
-        layer_backward(gpt, l, &p, dropping ? gpt->dbranch : gpt->dresidual);
-        if (last) zero_grads_ready(gpt->zero, l + 1);
+        if (gpt->recompute_full) layer_recompute(gpt, l, p);
+        layer_backward(gpt, l, p, dropping ? gpt->dbranch : gpt->dresidual);
+        if (p->last) zero_grads_ready(gpt->zero, l + 1);
     }
-    if (first) set_zero(s, zero_grad(gpt->zero, GPT_WPE), (size_t)gpt->P * (size_t)gpt->C * sizeof(float));
-    op_embedding_backward(s, zero_grad(gpt->zero, GPT_WTE), zero_grad(gpt->zero, GPT_WPE), gpt->dresidual, gpt->tokens, gpt->positions, B, T, gpt->C,
-                          dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, first_sample, true));
-    if (last) zero_grads_ready(gpt->zero, 0);
+    if (p->first) set_zero(s, zero_grad(gpt->zero, GPT_WPE), (size_t)gpt->P * (size_t)gpt->C * sizeof(float));
+    op_embedding_backward(s, zero_grad(gpt->zero, GPT_WTE), zero_grad(gpt->zero, GPT_WPE), gpt->dresidual, gpt->tokens, gpt->positions, p->B, p->T, gpt->C,
+                          dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, p->first_sample, true));
+    if (p->last) zero_grads_ready(gpt->zero, 0);
 }
 
 // ===== a run =====================================================================================================================
@@ -368,7 +357,7 @@ typedef struct Run {
     double flops_so_far;
     // the step whose verdict the host has not read yet
     bool unsettled;
-    int unsettled_batch;
+    int step_batch;           // samples of the latest step launched: the one that is settled next, or was last
     StepControl last;         // the newest verdict read
     Interval interval;
     double started;           // wall clock of the process's start
@@ -457,17 +446,32 @@ static float loss_scale_of(const Run *run, const Batch *batch, int64_t parts) {
     return tokens > 0 ? (float)(1.0 / (tokens * (double)parts)) : 0.0f;
 }
 
-static void micro_batch(Run *run, int64_t consumed, int micro_batches, bool first, bool last) {
-    GPT *gpt = &run->gpt;
+// Over an uploaded batch, one of `parts` whose losses are averaged; without dropout and gradients as yet.
+static Pass pass_over(const Run *run, const Batch *batch, int64_t parts) {
+    Pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.B = run->gpt.B;
+    pass.T = run->gpt.T;
+    pass.first_sample = batch->first_sample;
+    pass.has_doc_start = batch->doc_start != NULL;
+    pass.has_loss_mask = batch->loss_mask != NULL;
+    pass.loss_scale = loss_scale_of(run, batch, parts);
+    return pass;
+}
+
+// Micro-batch k of a step, which begins with global sample `consumed`.
+static void micro_batch(Run *run, int64_t consumed, int k, int micro_batches) {
     Batch batch = next_batch(run, SPLIT_TRAIN, consumed);
-    bool has_mask = batch.loss_mask != NULL, has_doc_start = batch.doc_start != NULL;
-    float scale = loss_scale_of(run, &batch, micro_batches);
+    Pass pass = pass_over(run, &batch, micro_batches);
+    pass.training = pass.backward = true;
+    pass.first = k == 0;
+    pass.last = k == micro_batches - 1;
     timer_start(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
-    gpt_forward(gpt, gpt->B, gpt->T, batch.first_sample, has_doc_start, true);
-    gpt_head(gpt, gpt->B, gpt->T, has_mask, scale, true, first);
+    gpt_forward(&run->gpt, &pass);
+    gpt_head(&run->gpt, &pass);
     timer_stop(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
     timer_start(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
-    gpt_backward(gpt, gpt->B, gpt->T, batch.first_sample, has_doc_start, first, last);
+    gpt_backward(&run->gpt, &pass);
     timer_stop(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
 }
 
@@ -479,7 +483,7 @@ static void settle(Run *run, int which) {
     run->last = zero_verdict(&run->zero, which);
     run->unsettled = false;
     if (run->last.applied) {
-        run->scheduled += run->unsettled_batch;
+        run->scheduled += run->step_batch;
         run->interval.loss_sum += run->last.loss;
     }
     int64_t iteration = run->iteration - which, nan = run->sentry.nan;
@@ -499,18 +503,18 @@ static void train_step(Run *run) {
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
     zero_begin(&run->zero, run->iteration);
     for (int k = 0; k < micro_batches; k++) {
-        micro_batch(run, run->consumed_train + (int64_t)k * row, micro_batches, k == 0, k == micro_batches - 1);
-        if (k == 0) zero_copy_staged(&run->zero);  // of the save before: the device has work for a while
+        micro_batch(run, run->consumed_train + (int64_t)k * row, k, micro_batches);
+        if (k == 0) zero_copy_staged(&run->zero);  // the copies of the last --async-save: the device has work for a while beside them
     }
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
-    int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->unsettled_batch : 0);
+    int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->step_batch : 0);
     zero_update(&run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
                 schedule_weight_decay(&run->schedule, run->consumed_train));  // a ramp of the decay does not pause for skipped steps
     settle(run, 1);
     run->unsettled = true;
-    run->unsettled_batch = batch;
+    run->step_batch = batch;
     run->consumed_train += batch;
     run->interval.iterations++;
     run->interval.samples += batch;
@@ -529,7 +533,7 @@ static void begin_interval(Run *run) {
 }
 
 // Takes the time since `since` out of the interval.
-static void leave_out(Run *run, double since) {
+static void exclude_since(Run *run, double since) {
     stream_synchronize(run->compute);
     meet(run);
     run->interval.seconds_start += monotonic_seconds() - since;
@@ -566,7 +570,7 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.train_iters = c->train_iters;
     r.consumed_samples = run->consumed_train;
     r.learning_rate = schedule_lr(&run->schedule, run->scheduled);
-    r.global_batch_size = run->unsettled_batch;
+    r.global_batch_size = run->step_batch;
     r.last_loss = r.lm_loss = run->last.loss;
     r.last_skipped = !run->last.applied;
     r.grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
@@ -631,11 +635,10 @@ static double mean_loss(Run *run) {
     return sum / run->topology.dp_size;
 }
 
-// Loss over eval_iters global batches, whose verdict has been read (the loss is free); the validation iterator goes on where it stopped, as
-// Megatron's does. False when it was interrupted: run->stop says why.
+// Mean loss over eval_iters global batches. The latest step's verdict must have been read, for its zero.loss_sum is used again. The validation iterator goes on
+// where it stopped, as Megatron's does. False when it was interrupted: run->stop says why.
 static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, double *loss) {
     const Config *c = &run->config;
-    GPT *gpt = &run->gpt;
     int row = c->micro_batch_size * run->topology.dp_size, micro_batches = c->global_batch_size / row;
     run->site.phase = "evaluate";
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
@@ -647,8 +650,9 @@ static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, doubl
         if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", (long long)i + 1, (long long)c->eval_iters);
         for (int k = 0; k < micro_batches; k++) {
             Batch batch = next_batch(run, split, at + (int64_t)k * row);
-            gpt_forward(gpt, gpt->B, gpt->T, batch.first_sample, batch.doc_start != NULL, false);
-            gpt_head(gpt, gpt->B, gpt->T, batch.loss_mask != NULL, loss_scale_of(run, &batch, c->eval_iters * micro_batches), false, false);
+            Pass pass = pass_over(run, &batch, c->eval_iters * micro_batches);
+            gpt_forward(&run->gpt, &pass);
+            gpt_head(&run->gpt, &pass);
         }
         at += c->global_batch_size;
         poll_stop(run);
@@ -791,7 +795,7 @@ static bool load_checkpoint(Run *run) {
     if (checkpoint) checkpoint_close(checkpoint);
     timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", c->load, (long long)iteration);
-    // Saved again even when no step is left, where the tracker is not right.
+    // Counts as saved only where it lies in --save and the tracker names it; else the end of the run saves again, which puts the tracker right.
     run->last_saved = c->save && !strcmp(c->save, c->load) && !*lost && !*fallback ? run->iteration : 0;
     run->went_on_from = c->save && !c->finetune && save_folder_same(c->save, c->load) ? iteration : -1;
     return ok;
@@ -811,18 +815,22 @@ static TokenBuffer prompt_ids(const Run *run) {
     return ids;
 }
 
-// The token after ids[0..n), drawn from its logits (V): the last T tokens are the context.
+// The token after ids[0..n), drawn from its logits (V, the pads left out): the last T tokens are the context.
 static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *positions, floatX *logits) {
     GPT *gpt = &run->gpt;
-    int T = (int)(n < gpt->T ? n : gpt->T), V = run->config.vocab_size_unpadded;
+    int T = (int)(n < gpt->T ? n : gpt->T), words = run->config.vocab_size_unpadded;
+    Pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.B = 1;
+    pass.T = T;
     copy_to_device(run->compute, gpt->tokens, ids + n - T, (size_t)T * sizeof(int32_t));
     copy_to_device(run->compute, gpt->positions, positions, (size_t)T * sizeof(int32_t));
-    gpt_forward(gpt, 1, T, 0, false, false);
+    gpt_forward(gpt, &pass);
     op_linear_forward(run->compute, gpt->logits, NULL, gpt->lnf + (int64_t)(T - 1) * gpt->C, zero_weight(&run->zero, GPT_WTE), NULL, 1, gpt->C, gpt->V,
                       gpt->workspace);
-    copy_to_host(run->compute, logits, gpt->logits, (size_t)V * sizeof(floatX));
+    copy_to_host(run->compute, logits, gpt->logits, (size_t)words * sizeof(floatX));
     stream_synchronize(run->compute);
-    return sample_token(logits, V, run->config.sample_temperature, (uint64_t)run->config.seed, n);
+    return sample_token(logits, words, run->config.sample_temperature, (uint64_t)run->config.seed, n);
 }
 
 // --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal. Needs no random state and no batch: training goes on as without.
@@ -840,7 +848,7 @@ static void write_sample(Run *run) {
     for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
     for (; n < total; n++) {
         if (run->launch.rank == 0) ids[n] = next_token(run, ids, n, positions, logits);
-        meet(run);  // each token for itself: waits have a limit
+        meet(run);  // at each token: the others wait for rank 0, and a single wait has a limit
     }
     if (run->launch.rank == 0) sample_log(run->log, run->iteration, run->tokenizer, ids, n);
     free(ids);
@@ -853,7 +861,8 @@ static void write_sample(Run *run) {
 
 static bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
 
-static bool diverged(Run *run) {
+// After a step that the sentry ends the run for: losses or gradients not finite, too many skipped steps, a message that did not arrive as it was sent.
+static bool verdict_ends_run(Run *run) {
     if (!run->sentry.ended_at) return false;
     run->exit_code = run->error.code;
     run->site.iteration = run->sentry.ended_at;
@@ -862,13 +871,11 @@ static bool diverged(Run *run) {
     return true;
 }
 
-static bool stop_and_save(Run *run, const char *why, int exit_code) {
+static void save_and_leave(Run *run, const char *why, int exit_code) {
     settle(run, 0);
-    if (diverged(run)) return true;
+    if (verdict_ends_run(run)) return;
     run->exit_code = exit_code;
-    if (!save_checkpoint(run) || !advance_save(run, true)) return true;
-    log_datetime(run->log, "%s", why);
-    return true;
+    if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
 }
 
 // What Megatron checks after each iteration, in its order: evaluation, signal, save, duration, exit interval. True: leave the loop.
@@ -879,7 +886,7 @@ static bool after_step(Run *run) {
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
     bool probing = probe_due(&run->zero);
-    // First what is wrong is put right, then it is measured.
+    // Replicas are repaired before anything measures them or writes with them.
     if (verifying && !replicas_sound(run)) return true;
     if (probing) probe_report(&run->zero, run->tensors, run->log, peers_of(run, run->dp_group));
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
@@ -887,18 +894,21 @@ static bool after_step(Run *run) {
     if (sampling) write_sample(run);
     if (run->stop.reason == STOP_SIGNAL) {
         snprintf(why, sizeof why, "exiting program after receiving %s.", stop_signal_name(&run->stop));
-        return stop_and_save(run, why, EXIT_STOPPED);
+        save_and_leave(run, why, EXIT_STOPPED);
+        return true;
     }
     if (saving && !save_checkpoint(run)) return true;
     if (run->stop.reason == STOP_DURATION) {
         snprintf(why, sizeof why, "exiting program after %.1f minutes", (monotonic_seconds() - run->started) / 60.0);
-        return stop_and_save(run, why, EXIT_DONE);
+        save_and_leave(run, why, EXIT_DONE);
+        return true;
     }
     if (due(run->iteration, c->exit_interval)) {
         snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
-        return stop_and_save(run, why, EXIT_DONE);
+        save_and_leave(run, why, EXIT_DONE);
+        return true;
     }
-    if (evaluating || saving || verifying || probing || sampling) leave_out(run, since);
+    if (evaluating || saving || verifying || probing || sampling) exclude_since(run, since);
     return false;
 }
 
@@ -923,7 +933,7 @@ static bool train(Run *run) {
         poll_stop(run);
         if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
         if (needs_verdict(run)) settle(run, 0);
-        if (diverged(run)) return false;
+        if (verdict_ends_run(run)) return false;
         if (due(run->iteration, c->log_interval)) end_interval(run);
         if (after_step(run)) return false;
     }
@@ -967,7 +977,6 @@ static bool plan_run(Run *run) {
     if (!ok) return false;
     gpt_reserve(&run->gpt, &run->arena);
     run->tensors = gpt_checkpoint_tensors(&run->gpt);
-    run->schedule = schedule_from_config(c);
     run->sentry.config = c;
     run->sentry.topology = &run->topology;
     return true;
@@ -1031,7 +1040,8 @@ static void print_start(Run *run) {
 static bool open_device(Run *run) {
     run->site.phase = "setup";
     placement_choose_device(peers_of(run, run->launch.host), &run->topology, run->config.emulate_nodes);
-    if (run->topology.device_sharers > 1) run->site.gpu = run->topology.device;  // else its place on the host, also where it sees no other
+    // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU alone would say 0; by its index where ranks share GPUs.
+    if (run->topology.device_sharers > 1) run->site.gpu = run->topology.device;
     run->device = device_open(run->topology.device, &run->site, &run->error);
     if (!run->device) return false;
     device_set_deterministic(run->device, run->config.deterministic_mode);
@@ -1072,7 +1082,7 @@ static bool start_run(Run *run) {
     timer_stop(run->timers, TIMER_SETUP, NULL);
     if (!setup_data(run)) return false;
     timer_start(run->timers, TIMER_SETUP, NULL);
-    run->schedule = schedule_from_config(&run->config);
+    run->schedule = schedule_from_config(&run->config);  // only now: a loaded checkpoint may bring its own
     const Config *c = &run->config;
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
     if (!agreed(run, run->progress != NULL)) return false;
@@ -1110,15 +1120,15 @@ static void close_run(Run *run) {
 static const char *decode_token(const void *tokenizer, int id, size_t *bytes) { return tokenizer_decode((const Tokenizer *)tokenizer, id, bytes); }
 
 // --inspect-data and --check-data: rank 0 looks at the data, nobody trains.
-static bool look_at_data(Run *run) {
-    if (!agreed(run, open_data(run))) return false;
+static void look_at_data(Run *run) {
+    if (!agreed(run, open_data(run))) return;
     bool ok = true;
     if (run->launch.rank == 0) {
         const Config *c = &run->config;
         if (c->check_data) ok = loader_check(run->loader, stdout, &run->error);
         if (ok && c->inspect_data >= 0) ok = loader_inspect(run->loader, c->inspect_data, stdout, run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error);
     }
-    return agreed(run, ok);
+    agreed(run, ok);
 }
 
 static void run_training(Run *run) {
@@ -1176,7 +1186,7 @@ int main(int argc, char **argv) {
         look_at_data(&run);
     } else if (ok) {
         run_training(&run);
-        advance_save(&run, true);
+        advance_save(&run, true);  // one that is still being written in the background, whatever ended the run
     }
     int code = run.exit_code;
     close_run(&run);

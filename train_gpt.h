@@ -15,7 +15,7 @@ typedef struct GPTTensor {
     char name[96];     // "encoder.layers.3.mlp.dense_h_to_4h.weight"
     int dims;          // 1 or 2
     int64_t shape[2];
-    int split_dim;     // the dimension that tensor parallelism cuts, -1: replicated
+    int split_dim;     // the dimension that tensor parallelism would cut, -1: replicated; nothing reads it while only size 1 is accepted
     int unit;          // 0 the embeddings, l + 1 layer l; the final LayerNorm shares the last layer's
     double std;        // initial N(0, std); 0: zeros; -1: ones
 } GPTTensor;
@@ -60,6 +60,18 @@ typedef struct GPT {
     void *scratch;           // (op_scratch_bytes)
 } GPT;
 
+// One forward or backward pass over the uploaded micro-batch.
+typedef struct Pass {
+    int B, T;               // rows and tokens of each, at most the planned ones
+    int64_t first_sample;   // global number of the first row's sample, which keys dropout
+    bool has_doc_start, has_loss_mask;  // uploaded with the batch
+    bool training;          // dropout is on
+    bool backward;          // gpt_head begins the gradients
+    bool first, last;       // of the step's micro-batches: with the first one the matrices' gradients are written over those of the step before, with the
+                            // others they are added; with the last one ZeRO is told as layers complete
+    float loss_scale;       // of each target's loss, in loss_sum and in the gradients
+} Pass;
+
 enum { GPT_WTE = 0, GPT_WPE = 1 };
 int gpt_layer_tensor(int layer, enum LayerTensor which);
 
@@ -77,13 +89,12 @@ size_t gpt_planned_bytes(const Config *config);
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
 // Uploads a micro-batch of B rows of T tokens (B, T at most the planned ones).
 void gpt_upload(GPT *gpt, const Batch *batch);
-// Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf. first_sample keys dropout; training false switches it off.
-void gpt_forward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool training);
-// Loss of the uploaded targets; *zero->loss_sum += loss_scale * sum. backward: also the gradients of the head. first: the step's first micro-batch, which
-// overwrites what the matrices' gradients hold of the step before; the later ones accumulate.
-void gpt_head(GPT *gpt, int B, int T, bool has_mask, float loss_scale, bool backward, bool first);
-// Gradients of everything below the head, accumulated in the arena. first: as above. last: the step's last micro-batch, tell ZeRO as layers complete.
-void gpt_backward(GPT *gpt, int B, int T, int64_t first_sample, bool has_doc_start, bool first, bool last);
+// Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf.
+void gpt_forward(GPT *gpt, const Pass *pass);
+// Loss of the uploaded targets; *zero->loss_sum += loss_scale * sum. pass->backward: also the gradients of the head.
+void gpt_head(GPT *gpt, const Pass *pass);
+// Gradients of everything below the head, in the gradient arena.
+void gpt_backward(GPT *gpt, const Pass *pass);
 void gpt_free(GPT *gpt);
 // The trainer's main() where it was compiled with -Dmain=train_gpt_main. May be called again and again: every call is a run of its own. MPI is started and
 // ended by the call, unless it runs already.

@@ -175,9 +175,10 @@ static void upload_tokens(Model *m, uint32_t step) {
 static void backward(Model *m, uint32_t step, bool overlapped) {
     GPT *g = &m->gpt;
     zero_begin(&m->zero, step);
-    gpt_forward(g, g->B, g->T, 0, false, true);
-    gpt_head(g, g->B, g->T, false, 1.0f / (float)(g->B * g->T), true, true);
-    gpt_backward(g, g->B, g->T, 0, false, true, overlapped);
+    Pass pass = {.B = g->B, .T = g->T, .training = true, .backward = true, .first = true, .last = overlapped, .loss_scale = 1.0f / (float)(g->B * g->T)};
+    gpt_forward(g, &pass);
+    gpt_head(g, &pass);
+    gpt_backward(g, &pass);
 }
 
 static void collect(Model *m) {

@@ -92,9 +92,10 @@ static inline int64_t bench_numel(const Bench *b, int tensor) { return b->gpt.te
 // Forward and, when wanted, backward of the uploaded micro-batch, the step's first, last, both or neither; returns the loss accumulated so far.
 static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool first, bool last) {
     GPT *g = &b->gpt;
-    gpt_forward(g, g->B, g->T, 0, false, true);
-    gpt_head(g, g->B, g->T, false, loss_scale, backward, first);
-    if (backward) gpt_backward(g, g->B, g->T, 0, false, first, last);
+    Pass pass = {.B = g->B, .T = g->T, .training = true, .backward = backward, .first = first, .last = last, .loss_scale = loss_scale};
+    gpt_forward(g, &pass);
+    gpt_head(g, &pass);
+    if (backward) gpt_backward(g, &pass);
     float loss;
     copy_to_host(b->compute, &loss, b->zero.loss_sum, sizeof loss);
     stream_synchronize(b->compute);

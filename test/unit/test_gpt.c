@@ -296,13 +296,13 @@ static void test_evaluation_has_no_dropout(void **state) {
     Bench b;
     open_small(&b, false);
     zero_begin(&b.zero, 1);
-    gpt_forward(&b.gpt, 2, 12, 0, false, false);
+    gpt_forward(&b.gpt, &(Pass){.B = 2, .T = 12});
     floatX first[24 * 24], second[24 * 24];
     memcpy(first, b.gpt.lnf, sizeof first);
-    gpt_forward(&b.gpt, 2, 12, 99, false, false);
+    gpt_forward(&b.gpt, &(Pass){.B = 2, .T = 12, .first_sample = 99});
     memcpy(second, b.gpt.lnf, sizeof second);
     assert_memory_equal(first, second, sizeof first);
-    gpt_forward(&b.gpt, 2, 12, 99, false, true);
+    gpt_forward(&b.gpt, &(Pass){.B = 2, .T = 12, .first_sample = 99, .training = true});
     assert_memory_not_equal(first, b.gpt.lnf, sizeof first);
     bench_close(&b);
 }
