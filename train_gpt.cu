@@ -1086,8 +1086,7 @@ static bool start_run(Run *run) {
     const Config *c = &run->config;
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
     if (!agreed(run, run->progress != NULL)) return false;
-    Saver saver = {c, &run->zero, run->tensors, run->log, run->progress, peers_of(run, run->launch.world), run->went_on_from, NULL, false, &run->save_lock};
-    run->saver = saver;
+    run->saver = saver_open(c, &run->zero, run->tensors, run->log, run->progress, peers_of(run, run->launch.world), run->went_on_from, &run->save_lock);
     if (c->save && !agreed(run, saver_has_room(&run->saver, run->iteration, &run->error))) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
     const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};

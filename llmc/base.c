@@ -167,7 +167,7 @@ Deadline deadline_in(double seconds) {
 }
 
 bool deadline_passed(Deadline *d) {
-    const double pause = 5.0;  // longer between two polls of a rank that runs: never
+    const double pause = 5.0;  // a rank that runs polls far more often: a longer gap means that the process was stopped, and does not count
     double now = monotonic_seconds();
     if (now - d->polled > pause) d->at += now - d->polled;
     d->polled = now;

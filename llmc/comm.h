@@ -26,10 +26,11 @@ typedef struct CommPiece {
 } CommPiece;
 // COMM_GRAIN: processes share a GPU's memory in blocks of so many bytes; smaller pieces may not be shareable one by one.
 enum { COMM_PIECES = 4, COMM_GRAIN = 2 << 20, COMM_FLAG_BYTES = COMM_GRAIN };
-// From now on the node's ranks fetch messages out of these pieces themselves, by copies that take no multiprocessor from other work: comm_all_to_all's whose send lies
-// in one, and comm_all_gather's whose buffer does, each at the same place of it on every rank, and all on one stream. Pieces without bytes are left out; the first
-// bytes of the others are cleared. flags: COMM_FLAG_BYTES of device memory for the backend. Collective over the node; every rank's pieces are as long. False on
-// all of its ranks, with why in err, where one cannot reach another's memory: messages travel as before. CPU ranks cannot.
+// From now on the node's ranks read messages straight out of these pieces of each other's memory, by copy engines, which take no multiprocessor from other work.
+// Serves, in COMM_NODE, every comm_all_to_all whose whole send buffer lies in a piece and every comm_all_gather whose whole buffer does, at the same offset on
+// every rank; all such calls are on one stream. Pieces of 0 bytes are left out; the first bytes of the others are overwritten here, then cleared. flags:
+// COMM_FLAG_BYTES of device memory for the backend. Collective over the node; every rank's pieces are as long. False on all of its ranks, with why in err, where
+// one cannot reach another's memory: messages travel as before. CPU ranks cannot.
 bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err);
 // Ends that; all of it may then be freed. Collective over the node; no collective is under way. Nothing where nothing was shared.
 void comm_unshare(Comm *comm);

@@ -1,5 +1,5 @@
-// Everything a run is told, as one plain struct: filled from the command line by config_parse, completed and checked by config_finish, then
-// read-only. Field names are the flags' names with underscores. Read by every module that has settings; saved whole in checkpoints.
+// Everything a run is told, as one plain struct: filled from the command line by config_parse, completed and checked by config_finish. A
+// loaded checkpoint may still change the schedule and train_iters (config_match_checkpoint, config_go_on), before the first step; read-only from then on. Field names are the flags' names with underscores. Read by every module that has settings; saved whole in checkpoints.
 #pragma once
 #include <stdio.h>
 

@@ -194,7 +194,7 @@ bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, int split, int64
         mt19937_seed(&rng, seed);
         fill_document_index(dataset, &rng);
     }
-    m->agree(m->context, true, NULL);  // waits have a limit: one for each index
+    m->agree(m->context, true, NULL);  // a barrier for each index, not one for both: the others wait for the builder, and a single wait has a limit
     if (builds) fill_sample_index(dataset);
     m->agree(m->context, true, NULL);
     if (builds) fill_shuffle_index(dataset, &rng);

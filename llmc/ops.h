@@ -99,7 +99,7 @@ void op_linear_backward(Stream *s,
                         const floatX *pre,   // (N, C) or NULL
                         float *dpre_bias,    // (C) accumulates, or NULL; with pre only: sum over the rows of dx: the bias gradient of the linear before GELU
                         int64_t N, int C, int OC, bool overwrite, void *workspace);
-// Recomputes y = GELU_tanh(pre) elementwise, n values: for recomputed activations.
+// y = GELU_tanh(pre) elementwise, n values: the second half of op_linear_forward with pre, here for the tests of both backends.
 void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n);
 // Bytes of workspace the linear ops want for sizes up to these.
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);

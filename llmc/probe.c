@@ -95,7 +95,8 @@ static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
 static bool is_matrix_of(const Piece *piece, const Bucket *bucket) { return piece->arena >= bucket->arena && piece->arena < bucket->arena + bucket->matrix; }
 
 // The gradient as the first level of the reduction takes it, 1/dp of the local one, and what Hadamard makes of it, kept orthonormal so that both have the same
-// norm. Groups of 32 begin where tensors and shards do; the last one of a tensor ends in pads, which are zeros before and count after.
+// norm. Blocks of 32 begin where tensors and shards do; a tensor's last one is filled with pads, zeros before the transform, so the
+// histogram after it counts them too.
 static void gradient_histograms(Zero *zero, int b) {
     float scale = 1.0f / (float)zero->plan.dp, orthonormal = 1.0f / sqrtf((float)HADAMARD_ORDER);
     for (int i = 0; i < zero->piece_count; i++) {

@@ -5,6 +5,12 @@
 
 #include "llmc/lineage.h"
 
+Saver saver_open(const Config *config, Zero *zero, const CheckpointTensor *tensors, Log *log, Progress *progress, Peers peers, int64_t before, int *lock) {
+    return (Saver){
+        .config = config, .zero = zero, .tensors = tensors, .log = log, .progress = progress, .peers = peers, .before = before, .lock = lock,
+    };
+}
+
 // How many of the run's checkpoints are there already; a folder that cannot be read shows in the first save.
 static int count_checkpoints(const Saver *saver) {
     Lineage lineage;

@@ -19,12 +19,14 @@ typedef struct Saver {
     int *lock;           // on the folder (save_folder.h), of rank 0; elsewhere -1
 } Saver;
 
-// All of these are collective and give the same result, and the same error, on every rank.
+// What saves need: all of it must live as long as they do. before: the checkpoint in the folder that the run goes on from, -1: none. lock: of rank 0 on the folder.
+Saver saver_open(const Config *config, Zero *zero, const CheckpointTensor *tensors, Log *log, Progress *progress, Peers peers, int64_t before, int *lock);
 
-// Asked before the first step: that the disk holds a checkpoint, no rank's limit on the size of files is below its part of it, no folder lies where a save puts a
-// file, and that those of this run take, at its save or exit interval or its end, no place of one that it
-// does not go on from (EXIT_CHECKPOINT); a log line where it goes on from one and replaces one that may be another run's, and
-// one when the disk will not hold all that are to come after `iteration`.
+// All of the following are collective and give the same result, and the same error, on every rank.
+
+// Asked before the first step. Errors (EXIT_CHECKPOINT): the disk does not hold one checkpoint; a rank's limit on the size of files is below its shard; a folder
+// lies where every save puts a file; the run goes on from no checkpoint of the folder, and would replace one there at its save or exit interval or its end. Log
+// lines: the run goes on from one and will replace one that its list does not name; the disk will not hold all that are to come after `iteration`.
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
 // Saves; with --async-save it only begins to, once the save before is done. A folder that was moved or removed since the last one was complete is made again, with a log line,
 // and the run begins a line of checkpoints there; refused (EXIT_CHECKPOINT) where another job saves there by now, or a checkpoint of others would be replaced.

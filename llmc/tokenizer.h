@@ -15,7 +15,7 @@ typedef struct Tokenizer Tokenizer;      // immutable after opening, shared by t
 typedef struct Encoder Encoder;          // one per thread: PCRE2 match data, the BPE scratch and the word cache
 
 // type GPT2_BPE wants vocab_file and merge_file; NULL wants null_vocab_size (V = n + 1, EOD = n, as Megatron's NullTokenizer).
-// Errors: EXIT_DATA for a missing or malformed file, naming file and line.
+// Errors: EXIT_DATA for a missing or malformed file, naming file and line; EXIT_USAGE for a null_vocab_size that cannot be, or GPT2_BPE without its files.
 // merges.txt: a first line that begins with "#version" is skipped; the last merge counts even where the final newline is missing
 // (Megatron-LM drops it then, Hugging Face's tokenizers does not).
 Tokenizer *tokenizer_open(TokenizerType type, const char *vocab_file, const char *merge_file, int64_t null_vocab_size, Error *err);

@@ -21,7 +21,8 @@ typedef struct Topology {
 // Errors: EXIT_USAGE for sizes that do not divide; EXIT_ENVIRONMENT for an uneven number of ranks per node or a node whose ranks are not consecutive.
 bool topology_build(Topology *topology, int world_rank, int world_size, const int *host_of_rank, int gpus_per_node, int tp_size,
                     int pp_size, Error *err);
-// Where a host has more ranks than devices: those of emulated nodes (emulate.h) may share devices in turn, if nodes fill the devices evenly or devices a node.
+// Where a host has more ranks than devices: those of emulated nodes (emulate.h) may share devices in turn, if one of the two numbers, the host's devices and a
+// node's ranks, is a multiple of the other.
 // Otherwise nothing changes, and device_open says what is wrong.
 void topology_share_devices(Topology *topology, int devices, bool emulated_nodes);
 

@@ -100,7 +100,8 @@ void zero_masters_from_weights(Zero *zero) {
 //   shards     traffic -> rail -> node -> middle, and back when a gather buffer has served: qwd.c
 //   done[b]    middle -> compute            a bucket's weights are new and its gradients have served: its layers may run
 //   the last done, middle -> traffic        at the end of zero_update: what follows on traffic sees the new replica and every finding of the wire's checks
-//   joint      traffic -> copies            a checkpoint's copies begin behind that
+//   joint      traffic -> copies, middle, first   lanes_after: a checkpoint's copies begin behind that; so does middle's timer of a gather (its data have their own
+//                                           events), and a probe's exact reduction behind its copy of the gradient
 //   staged     copies -> traffic            and have read the shard and the replica: AdamW of the next step may write
 // Memory by memory:
 //   gradients   written by compute's backward after done[b]; read by first after ready[b]: chunk k reads the windows of chunk k of all ranks; the own window of
@@ -253,7 +254,7 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     floatX *weights = zero->weights + bucket->arena;
     uint8_t *buffer = zero->gather[qwd_slot(b)];
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
-    lanes_after(zero->lanes, middle, zero->traffic);  // the timer's spans begin with the shard, or with the predecessor's end
+    lanes_after(zero->lanes, middle, zero->traffic);  // for the timer alone, whose spans are to begin with the shard: the data wait by the hops' events
     timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
     qwd_gather_bucket(step, b, buffer, zero->comm, zero->lanes);
     qwd_apply_bucket(step, b, weights, buffer, zero->comm, zero->lanes);
@@ -296,7 +297,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         probe_updated(zero, b);
         gather_bucket(zero, &step, b);
     }
-    // Costs nothing: the next on traffic is the end of the next step's first reduction.
+    // What follows on traffic must see the new replica. Costs nothing: that is the end of the next step's first reduction at the earliest.
     if (zero->lanes->apart) stream_wait(zero->traffic, zero->done[zero->plan.buckets - 1]);
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->traffic);
 }
