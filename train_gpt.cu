@@ -20,6 +20,7 @@
 #include "llmc/progress.h"    // --log-progress
 #include "llmc/replicas.h"    // the ranks' weights compared and repaired
 #include "llmc/sample.h"      // tokens from logits, text from tokens
+#include "llmc/same_run.h"    // one program, one set of flags, one set of data on all machines
 #include "llmc/saver.h"       // checkpoints, in the background or not
 #include "llmc/schedule.h"    // learning rate in samples
 #include "llmc/sentry.h"      // verdicts: what was skipped, what ends the run
@@ -524,8 +525,7 @@ static void train_step(Run *run) {
 // ===== logs ======================================================================================================================
 
 static void begin_interval(Run *run) {
-    Interval fresh = {0};
-    run->interval = fresh;
+    memset(&run->interval, 0, sizeof run->interval);
     run->interval.traffic = probe_traffic(&run->zero);
     stream_synchronize(run->compute);
     meet(run);
@@ -787,6 +787,7 @@ static bool load_checkpoint(Run *run) {
         return false;
     }
     if (*lost) log_line(run->log, "%s", lost);
+    if (!agreed(run, same_checkpoint(c->load, iteration, peers, &run->error))) return false;
     log_line(run->log, " loading checkpoint from %s at iteration %lld", c->load, (long long)iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
     Checkpoint *checkpoint = checkpoint_open_sound(c->load, &iteration, peers, fallback, sizeof fallback, &run->error);
@@ -995,7 +996,7 @@ static bool open_data(Run *run) {
 static bool setup_data(Run *run) {
     static const char *const names[] = {"training", "validation"};
     timer_start(run->timers, TIMER_DATA_SETUP, NULL);
-    if (!agreed(run, open_data(run))) return false;
+    if (!agreed(run, open_data(run)) || !agreed(run, same_data(run->loader, peers_of(run, run->launch.world), &run->error))) return false;
     if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
     for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++) {
         int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
@@ -1065,7 +1066,7 @@ static bool start_run(Run *run) {
     bool writes = run->config.save && run->launch.rank == 0;
     double limit = time_limit(run), patience = limit > 0 ? fmin(0.5 * limit, 20.0) : 20.0;
     bool ok = !writes || (durable_writable_folder(run->config.save, &run->error) && save_folder_lock(run->config.save, patience, &run->save_lock, &run->error));
-    if (!agreed(run, ok)) return false;
+    if (!agreed(run, ok) || (run->config.save && !agreed(run, same_save_folder(run->config.save, peers_of(run, run->launch.world), &run->error)))) return false;
     run->dp_group = peers_split(peers_of(run, run->launch.world), run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank);
     if (run->config.emulate_nodes) emulate_nodes(&run->topology, &run->launch);
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
@@ -1177,6 +1178,7 @@ int main(int argc, char **argv) {
     ok = ok && agreed(&run, plan_run(&run));
     run.site.rank = run.launch.rank;
     site_of_thread(&run.site);
+    ok = ok && agreed(&run, same_flags(&run.config, peers_of(&run, run.launch.world), &run.error));
     if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, limit);
     limit_timer_off(timer);
     if (ok && run.config.plan) {

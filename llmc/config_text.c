@@ -273,6 +273,43 @@ static const char *next_difference(const cJSON *saved, const cJSON *now, const c
     return NULL;
 }
 
+// --- comparison with rank 0 ------------------------------------------------------------------------------------------------------
+
+static bool is_path(const Option *row) { return row->kind == OPTION_WORDS || (row->kind == OPTION_TEXT && (!strcmp(row->value, "PATH") || !strcmp(row->value, "FOLDER"))); }
+
+static bool counts_everywhere(const Option *row) {
+    return is_setting(row) && row->use == OPTION_USED && strcmp(row->name, "log-jsonl") != 0 && strcmp(row->name, "tensorboard-dir") != 0;
+}
+
+bool config_same(const char *own_json, const char *first_json, Error *err) {
+    int rows;
+    const Option *table = config_options(&rows);
+    cJSON *own = json_parse_object(own_json, strlen(own_json)), *first = json_parse_object(first_json, strlen(first_json));
+    bool ok = own && first;
+    if (!ok) error_set(err, EXIT_COMMUNICATION, "rank 0's flags did not arrive as they were sent; see what is wrong with the network");
+    for (int i = 0; i < rows && ok; i++) {
+        char name[96], here[EXCERPT_BYTES], there[EXCERPT_BYTES];
+        const char *const names[] = {name};
+        size_t at = 0;
+        if (!counts_everywhere(&table[i])) continue;
+        dump_name(&table[i], name, sizeof name);
+        const cJSON *mine = cJSON_GetObjectItemCaseSensitive(own, name), *theirs = cJSON_GetObjectItemCaseSensitive(first, name);
+        if (is_path(&table[i]) && cJSON_IsNull(mine) == cJSON_IsNull(theirs) && cJSON_GetArraySize(mine) == cJSON_GetArraySize(theirs)) continue;
+        if (!next_difference(own, first, names, 1, &at, here, there)) continue;
+        ok = error_set(err, EXIT_USAGE, "--%s is %s here and %s on rank 0; start all ranks with the same flags", table[i].name, here, there);
+    }
+    const char *const vocabulary[] = {"padded_vocab_size", "unpadded_vocab_size"};
+    char here[EXCERPT_BYTES], there[EXCERPT_BYTES];
+    size_t at = 0;
+    const char *name = ok ? next_difference(own, first, vocabulary, COUNT_OF(vocabulary), &at, here, there) : NULL;
+    if (name) ok = error_set(err, EXIT_USAGE, "%s is %s here and %s on rank 0; copy one vocabulary to all machines", name, here, there);
+    cJSON_Delete(own);
+    cJSON_Delete(first);
+    return ok;
+}
+
+// --- what a checkpoint brings ----------------------------------------------------------------------------------------------------
+
 static void adopt_real(const cJSON *saved, const char *name, double *field) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(saved, name);
     if (cJSON_IsNumber(item)) *field = item->valuedouble;

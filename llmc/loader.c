@@ -175,6 +175,27 @@ int64_t loader_samples(const Loader *loader, int split) {
     return loader->options.mock_data ? INT64_MAX : loader->data[split].samples;
 }
 
+uint64_t *loader_fingerprints(const Loader *loader, int *shards) {
+    *shards = 0;
+    for (int s = 0; s < SPLITS; s++) *shards += loader->source[s].shards;
+    uint64_t *prints = (uint64_t *)xcalloc((size_t)*shards + 1, sizeof *prints, "the shards' fingerprints"), *next = prints;
+    for (int s = 0; s < SPLITS; s++) {
+        for (int i = 0; i < loader->source[s].shards; i++) {
+            const DataSource *source = &loader->source[s];
+            uint64_t weight = 0;
+            if (source->weights) memcpy(&weight, &source->weights[i], sizeof weight);
+            *next++ = shard_fingerprint(&source->shard[i]) + weight;
+        }
+    }
+    return prints;
+}
+
+const char *loader_shard_prefix(const Loader *loader, int place) {
+    int s = 0;
+    for (; place >= loader->source[s].shards; s++) place -= loader->source[s].shards;
+    return loader->source[s].shard[place].prefix;
+}
+
 double loader_epoch(const Loader *loader, int64_t consumed) {
     const BlendedDataset *d = &loader->data[SPLIT_TRAIN];
     double tokens = 0;

@@ -55,6 +55,11 @@ void loader_close(Loader *loader);
 bool loader_has_split(const Loader *loader, int split);
 // Number of samples of a split: at least as many as requested; INT64_MAX for mock data, 0 without the split.
 int64_t loader_samples(const Loader *loader, int split);
+// A number for each shard, split by split (malloc'ed), equal where machines have the same data: of its sizes, the two ends of both its files and its
+// weight in the blend.
+uint64_t *loader_fingerprints(const Loader *loader, int *shards);
+// The prefix of the shard with that place among them.
+const char *loader_shard_prefix(const Loader *loader, int place);
 // How often the training data has been read after `consumed` samples: tokens consumed / tokens of all its shards; for a blend
 // that is the mean over its shards (--inspect-data tells them apart). -1 for mock data or without a training split.
 double loader_epoch(const Loader *loader, int64_t consumed);

@@ -19,6 +19,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "llmc/durable.h"
 #include "llmc/mapped.h"
@@ -200,6 +201,19 @@ bool shard_open(Shard *shard, const char *prefix, Error *err) {
     size_t n = last_bytes(shard);
     if (n) memcpy(shard->last, shard->data + shard->data_bytes - n, n);
     return true;
+}
+
+uint64_t shard_fingerprint(const Shard *s) {
+    enum { END = 64 << 10 };
+    const uint8_t *files[2] = {s->index, s->data};
+    size_t bytes[2] = {s->index_bytes, s->data_bytes};
+    uint64_t parts[5] = {bytes[0], bytes[1]};  // the .idx begins with its other sizes
+    for (int i = 0; i < 2; i++) {
+        size_t end = bytes[i] < END ? bytes[i] : END;
+        parts[2 + i] = end ? XXH3_64bits(files[i], end) : 0;
+        parts[4] ^= end ? XXH3_64bits_withSeed(files[i] + bytes[i] - end, end, (uint64_t)i) : 0;
+    }
+    return XXH3_64bits(parts, sizeof parts);
 }
 
 void shard_check_whole(const Shard *s) {

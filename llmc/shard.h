@@ -40,6 +40,8 @@ int64_t shard_position(const Shard *shard, int64_t sequence);
 // Ends the job (mapped.h) when one of the two files is no longer what was opened. Called after reads that must not go unnoticed: of a file that is cut short
 // whole pages vanish, which is a SIGBUS, but the rest of the last page reads as zeros; so the ends of both files are looked at, in memory.
 void shard_check_whole(const Shard *shard);
+// A number that is equal for copies of one shard and, most likely, for these alone: of its sizes and the first and last 64 KiB of both files.
+uint64_t shard_fingerprint(const Shard *shard);
 // Asks for the cache line of that length: for those who read lengths in random order.
 void shard_prefetch_length(const Shard *shard, int64_t sequence);
 // Copies count tokens starting at token position (in the .bin) to out, widened to i64-safe int32 (ids above INT32_MAX become -1,

@@ -356,7 +356,7 @@ check "Ctrl-C saves" interrupted INT
 # ---- batch files, with stand-ins for Slurm ------------------------------------------------------------------------------------------------------
 # shellcheck disable=SC2016  # to be expanded by the stand-ins
 {
-    printf '#!/bin/bash\n[ "$1" = --mpi=pmix ] || exit 9\nwhile [[ $1 = -* ]]; do shift; done\nexec %s -np 2 "$@"\n' "${launcher[*]}" >"$work/bin/srun"
+    printf '#!/bin/bash\n[ "$1" = --mpi=pmix ] && [ "$SRUN_CPUS_PER_TASK" = 8 ] || exit 9\nwhile [[ $1 = -* ]]; do shift; done\nexec %s -np 2 "$@"\n' "${launcher[*]}" >"$work/bin/srun"
     printf '#!/bin/bash\necho "$@" >>"$REQUEUED"\n' >"$work/bin/scontrol"
 }
 chmod +x "$work/bin/srun" "$work/bin/scontrol"
@@ -366,7 +366,7 @@ batch_job() {
     shift 3
     rm -rf "$work/slurm" "$work/save" "$work/requeued"
     : >"$work/requeued"
-    PATH=$work/bin:$PATH REQUEUED=$work/requeued SLURM_JOB_ID=77 SLURM_JOB_NUM_NODES=1 SLURM_SUBMIT_DIR=$root MODEL=125m ARM=tlq DEVICE=cpu RANKS=2 DATA_PATH=$data \
+    PATH=$work/bin:$PATH REQUEUED=$work/requeued SLURM_JOB_ID=77 SLURM_JOB_NUM_NODES=1 SLURM_CPUS_PER_TASK=8 SLURM_SUBMIT_DIR=$root MODEL=125m ARM=tlq DEVICE=cpu RANKS=2 DATA_PATH=$data \
         LOG_DIR=$work/slurm CHECKPOINT_PATH=$work/save bash "scripts/slurm/$file" "${tiny[@]}" "$@" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     if [ "$signal" != none ]; then
