@@ -969,7 +969,7 @@ static bool plan_run(Run *run) {
     if (hosts != run->launch.host_of_rank) free(hosts);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
     run->site.node = run->topology.node;
-    run->site.gpu = run->topology.device;
+    run->site.gpu = device_is_host() ? -1 : run->topology.device;
     gpt_describe(&run->gpt, c);
     if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
     PlanTensor *tensors = gpt_plan_tensors(&run->gpt);
@@ -1042,7 +1042,7 @@ static bool open_device(Run *run) {
     run->site.phase = "setup";
     placement_choose_device(peers_of(run, run->launch.host), &run->topology, run->config.emulate_nodes);
     // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU alone would say 0; by its index where ranks share GPUs.
-    if (run->topology.device_sharers > 1) run->site.gpu = run->topology.device;
+    if (run->topology.device_sharers > 1 && !device_is_host()) run->site.gpu = run->topology.device;
     run->device = device_open(run->topology.device, &run->site, &run->error);
     if (!run->device) return false;
     device_set_deterministic(run->device, run->config.deterministic_mode);

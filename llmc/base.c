@@ -54,10 +54,10 @@ static void print_line(const char *kind, const Site *site, const char *what) {
     finish_log(!site || site->rank >= 0);  // before a rank knows its number there is no log
     char where[160] = "";
     if (site && site->rank >= 0) {
-        int used = snprintf(where, sizeof where, "rank %d (node %d, gpu %d)", site->rank, site->node, site->gpu);
-        if (site->iteration > 0) {
-            snprintf(where + used, sizeof where - (size_t)used, " iteration %lld", (long long)site->iteration);
-        }
+        char gpu[24] = "", iteration[40] = "";
+        if (site->gpu >= 0) snprintf(gpu, sizeof gpu, ", gpu %d", site->gpu);
+        if (site->iteration > 0) snprintf(iteration, sizeof iteration, " iteration %lld", (long long)site->iteration);
+        snprintf(where, sizeof where, "rank %d (node %d%s)%s", site->rank, site->node, gpu, iteration);
     }
     const char *phase = site && site->phase ? site->phase : "";
     // Names out of damaged files may hold anything: one line stays one line, and a terminal gets no commands.

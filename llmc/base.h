@@ -42,7 +42,7 @@ typedef struct Heartbeat Heartbeat;  // llmc/heartbeat.h
 typedef struct Site {
     int rank;           // -1 before MPI is up: no "rank" in the message
     int node;           // node index inside the data-parallel group
-    int gpu;            // local device index
+    int gpu;            // local device index, -1 on a rank that computes on processors
     int64_t iteration;  // 0 before training
     const char *phase;  // "load data", "reduce gradients", ... a string literal
     Heartbeat *heartbeat;  // signs of life between the ranks of this host; NULL: none

@@ -98,6 +98,9 @@ static void errors_stay_on_one_line(void **state) {
     char text[2048], longest[3000];
     printed_error(&site, "it broke; mend it", text, sizeof text);
     assert_string_equal(text, "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; mend it\n");
+    site.gpu = -1;
+    printed_error(&site, "it broke", text, sizeof text);
+    assert_string_equal(text, "error: rank 3 (node 1) iteration 1841 reduce gradients: it broke\n");
     // A name out of a damaged file: a second line that looks like one of ours, and a command to the terminal.
     printed_error(NULL, "tensor 'a\nerror: \033[2J\177\xC3\xA9'", text, sizeof text);
     assert_string_equal(text, "error: tensor 'a?error: ?[2J?\xC3\xA9'\n");
