@@ -86,8 +86,11 @@ void warning_print(const Site *site, const char *format, ...) {
 
 // Another thread than the main one must call neither MPI nor what exit() runs: its process leaves alone, and the launcher ends the others.
 static void end_job(int code) {
+    const useconds_t moment = 200000;
+    bool in_job = mpi_is_up();
+    if (in_job) usleep(moment);  // the launcher of Open MPI 5 often loses what a rank has just written when it aborts
     if (gettid() != getpid()) _exit(code);
-    if (mpi_is_up()) MPI_Abort(MPI_COMM_WORLD, code);
+    if (in_job) MPI_Abort(MPI_COMM_WORLD, code);
     exit(code);
 }
 

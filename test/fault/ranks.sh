@@ -35,7 +35,7 @@ check "a rank that crashes" killed SEGV 1
 told() { # the launcher sees a rank end before the others can: its one line names the rank
     local launcher=(mpirun --oversubscribe)
     [ "$(id -u)" -ne 0 ] || launcher+=(--allow-run-as-root)
-    killed KILL 1 && { grep -qi 'rank 1 .*signal 9' "$work/err" || { why="rank 1 is not named: $(tail -n 3 "$work/err" | tr '\n' ' ')"; return 1; }; }
+    killed KILL 1 && { tr '\n' ' ' <"$work/err" | grep -qi 'rank 1 .*signal 9' || { why="rank 1 is not named: $(tail -n 3 "$work/err" | tr '\n' ' ')"; return 1; }; }
 }
 if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" told; fi
 
