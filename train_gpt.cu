@@ -10,7 +10,7 @@
 #include "llmc/durable.h"     // the folder of --save is tried before training
 #include "llmc/emulate.h"     // nodes inside one machine
 #include "llmc/heartbeat.h"   // ranks that hang are named
-#include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
+#include "llmc/launch.h"      // MPI start and end
 #include "llmc/limit_timer.h" // ranks that hang before and after the heartbeat
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/memory.h"      // the memory plan against the memory that is there
@@ -27,7 +27,7 @@
 #include "llmc/stop.h"        // signals and time limits, polled
 #include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
 #include "llmc/version.h"
-#include "train_gpt.h"        // GPT, Zero, Loader, ops
+#include "train_gpt.h"        // GPT, Zero, Loader, Peers, ops
 
 // ===== the GPT ===================================================================================================================
 // GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows, tanh GELU, tied head.

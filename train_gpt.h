@@ -5,6 +5,7 @@
 #pragma once
 #include "llmc/loader.h"
 #include "llmc/ops.h"
+#include "llmc/peers.h"
 #include "llmc/zero.h"
 LLMC_BEGIN
 

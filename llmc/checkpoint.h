@@ -11,7 +11,7 @@
 //   <save>/.iter_0000100.old/         only on file systems that cannot exchange two names, while iteration 100 is being replaced
 //   <save>/.iter_0000050.del/         an old checkpoint while it is being deleted (save_folder.h)
 #pragma once
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/save_folder.h"
 LLMC_BEGIN
 

@@ -13,6 +13,7 @@
 #include "llmc/fault.h"
 #include "llmc/host_memory.h"
 #include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/small_thread.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };

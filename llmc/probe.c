@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "llmc/append.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/zero.h"
 
 enum { EXACT_CHUNKS = 8 };  // the exact reduction goes in pieces, so that its fp32 messages stay small; any number gives the same sums

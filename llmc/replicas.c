@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair
 

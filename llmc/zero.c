@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 // --- start and end ---------------------------------------------------------------------------------------------------------------
 

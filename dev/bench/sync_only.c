@@ -18,6 +18,7 @@
 #include "llmc/emulate.h"
 #include "llmc/heartbeat.h"
 #include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/placement.h"
 #include "llmc/version.h"
 #include "train_gpt.h"

@@ -9,7 +9,7 @@
 #include "llmc/comm.h"
 #include "llmc/cuda/neighbours.h"
 #include "llmc/heartbeat.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 struct Comm {
     Device *device;

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "llmc/launch.h"
 #include "llmc/memory.h"
 #include "model_bench.h"
 

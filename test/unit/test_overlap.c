@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/zero.h"
 #include "test/leaks.h"
 
