@@ -64,11 +64,11 @@ static void print_wire(const Zero *zero, FILE *out) {
     }
 }
 
-void plan_report(const Zero *zero, const Arena *arena, FILE *out) {
+void plan_report(const Zero *zero, const MemoryPlan *memory_plan, FILE *out) {
     print_model(zero->config, &zero->plan, out);
     print_layout(&zero->plan, &zero->wire, out);
     fprintf(out, "memory per rank\n");
-    arena_print(arena, zero->plan.parameters, out);
+    memory_plan_print(memory_plan, zero->plan.parameters, out);
     bool host = device_is_host();
     fprintf(out, "  on top, told by a run's log: %s\n", host ? "the program, MPI's buffers and the data at hand" : "the CUDA context and what cuBLAS, cuDNN and NCCL take");
     if (host) fprintf(out, "  (for CPU ranks; build/train_gpt --plan tells what GPUs need, whose ops want other workspaces)\n");

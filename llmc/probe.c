@@ -35,7 +35,7 @@ static GradWire exact_wire(void) {
     return wire;
 }
 
-void probe_reserve(Zero *zero, Arena *arena) {
+void probe_reserve(Zero *zero, MemoryPlan *memory_plan) {
     if (!zero->config->log_quantization_error_interval || zero->plan.dp == 1) return;
     Probe *probe = &zero->probe;
     GradWire wire = exact_wire();
@@ -47,11 +47,11 @@ void probe_reserve(Zero *zero, Arena *arena) {
     TlqWorkspace *w = &probe->workspace;
     tlq_workspace(w, &zero->plan, &wire);
     const char *group = "quantisation error";
-    arena_reserve(arena, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
-    arena_reserve(arena, group, "sent inside the node", w->send1_bytes, (void **)&w->send1);
-    arena_reserve(arena, group, "received inside the node", w->recv1_bytes, (void **)&w->recv1);
-    arena_reserve(arena, group, "sent between nodes", w->send2_bytes, (void **)&w->send2);
-    arena_reserve(arena, group, "received between nodes", w->recv2_bytes, (void **)&w->recv2);
+    memory_plan_reserve(memory_plan, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
+    memory_plan_reserve(memory_plan, group, "sent inside the node", w->send1_bytes, (void **)&w->send1);
+    memory_plan_reserve(memory_plan, group, "received inside the node", w->recv1_bytes, (void **)&w->recv1);
+    memory_plan_reserve(memory_plan, group, "sent between nodes", w->send2_bytes, (void **)&w->send2);
+    memory_plan_reserve(memory_plan, group, "received between nodes", w->recv2_bytes, (void **)&w->recv2);
 }
 
 void probe_free(Probe *probe) {

@@ -2,11 +2,11 @@
 // gradients as soon as they are complete, judges the step, runs AdamW on the own shard and brings every replica up to date, baseline or SDP4Bit.
 // Called by train_gpt.cu; uses sdp4bit/tlq_hs.h and qwd.h for what travels. zero_plan.c sets it up, zero.c makes the steps, zero_slices.c saves and restores.
 #pragma once
-#include "llmc/arena.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/config.h"
 #include "llmc/fault.h"
+#include "llmc/memory_plan.h"
 #include "llmc/probe.h"
 #include "llmc/timers.h"
 #include "sdp4bit/qwd.h"
@@ -81,8 +81,8 @@ typedef struct Zero {
 } Zero;
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
-bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err);
-// After arena_allocate: uploads tables, creates events. weights must be filled next, then zero_masters_from_weights or zero_restore.
+bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, MemoryPlan *memory_plan, Error *err);
+// After memory_plan_allocate: uploads tables, creates events. weights must be filled next, then zero_masters_from_weights or zero_restore.
 // lanes outlive the Zero. Collective over comm.
 void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers);
 // After the last step, before the memory plan is freed: all work has ended, and no other rank reaches into this one's memory. Collective over comm. Nothing without zero_start.

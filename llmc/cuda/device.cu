@@ -1,4 +1,4 @@
-// The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into train_gpt; called by arena.c, zero.c, checkpoint.c and
+// The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into train_gpt; called by memory_plan.c, zero.c, checkpoint.c and
 // train_gpt.cu, and by the other files of this folder through internal.h.
 //
 // Copies: a caller's host memory is ordinary, pageable memory, which the driver copies synchronously. So both directions pass through a ring of

@@ -63,7 +63,7 @@ typedef struct Model {
     const ModelRank *rank;
     const ModelArm *arm;
     Config config;
-    Arena arena;
+    MemoryPlan memory_plan;
     Zero zero;
     GPT gpt;
     Timers *timers;
@@ -101,9 +101,9 @@ static bool build_model(Model *m, Error *err) {
     int sharers = device_is_host() ? rank->topology->dp_size : rank->topology->device_sharers;
     gpt_describe(&m->gpt, &m->config);
     m->tensors = gpt_plan_tensors(&m->gpt);
-    if (!zero_plan(&m->zero, &m->config, rank->topology, m->tensors, m->gpt.tensors, &m->arena, err)) return false;
-    gpt_reserve(&m->gpt, &m->arena);
-    if (!arena_allocate(&m->arena, rank->device, sharers, err)) return false;
+    if (!zero_plan(&m->zero, &m->config, rank->topology, m->tensors, m->gpt.tensors, &m->memory_plan, err)) return false;
+    gpt_reserve(&m->gpt, &m->memory_plan);
+    if (!memory_plan_allocate(&m->memory_plan, rank->device, sharers, err)) return false;
     device_set_deterministic(rank->device, true);
     m->compute = stream_create(rank->device, "compute");
     m->timers = timers_create(rank->device, 0);
@@ -137,7 +137,7 @@ static void build_simulator(Model *m) {
 static void close_model(Model *m) {
     simulator_free(&m->sim);
     zero_stop(&m->zero);
-    arena_free(&m->arena, m->rank->device);
+    memory_plan_free(&m->memory_plan, m->rank->device);
     zero_free(&m->zero);
     gpt_free(&m->gpt);
     timers_destroy(m->timers);

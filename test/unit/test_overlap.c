@@ -333,7 +333,7 @@ typedef struct Recording {
     Config config;
     Topology topology;
     PlanTensor tensors[TENSORS];
-    Arena arena;
+    MemoryPlan memory_plan;
     Lanes lanes;
     Stream *compute;
     Timers *timers;
@@ -373,21 +373,21 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
         r->tensors[PER_UNIT * u] = matrix;
         r->tensors[PER_UNIT * u + 1] = tail;
     }
-    if (!zero_plan(&r->zero, &r->config, &r->topology, r->tensors, TENSORS, &r->arena, &err)) fail_msg("%s", err.what);
+    if (!zero_plan(&r->zero, &r->config, &r->topology, r->tensors, TENSORS, &r->memory_plan, &err)) fail_msg("%s", err.what);
     assert_int_equal(r->zero.plan.buckets, UNITS);
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !shape.no_overlap);
     r->timers = timers_create(&r->device, 0);
     r->comm.device = &r->device;
     r->comm.topology = &r->topology;
-    assert_true(arena_allocate(&r->arena, &r->device, 1, &err));
+    assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
     zero_start(&r->zero, &r->device, &r->comm, r->compute, &r->lanes, r->timers);
     copy_to_device(r->compute, r->zero.weights, NULL, (size_t)r->zero.plan.arena_elements * X);
     zero_masters_from_weights(&r->zero);
 }
 
 static void close_recording(Recording *r) {
-    arena_free(&r->arena, &r->device);
+    memory_plan_free(&r->memory_plan, &r->device);
     zero_free(&r->zero);
     lanes_close(&r->lanes);
     timers_destroy(r->timers);
