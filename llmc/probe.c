@@ -67,19 +67,19 @@ CommTraffic probe_traffic(const Zero *zero) {
 
 // --- in the step ---------------------------------------------------------------------------------------------------------------------------
 
-// n device values as floats on the host, in the order of the traffic stream.
+// n device values as floats on the host, in the order of the lane `last`.
 static float *fetch(Zero *zero, const float *values, int64_t n) {
     float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
-    copy_to_host(zero->traffic, host, values, (size_t)n * sizeof(float));
-    stream_synchronize(zero->traffic);
+    copy_to_host(zero->lanes->last, host, values, (size_t)n * sizeof(float));
+    stream_synchronize(zero->lanes->last);
     return host;
 }
 
 static float *fetch_weights(Zero *zero, const floatX *values, int64_t n) {
     floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "figures on quantisation");
     float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
-    copy_to_host(zero->traffic, narrow, values, (size_t)n * sizeof(floatX));
-    stream_synchronize(zero->traffic);
+    copy_to_host(zero->lanes->last, narrow, values, (size_t)n * sizeof(floatX));
+    stream_synchronize(zero->lanes->last);
     for (int64_t i = 0; i < n; i++) host[i] = floatX_to_float(narrow[i]);
     free(narrow);
     return host;
@@ -123,8 +123,8 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     exact.workspace = probe->workspace;
     float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
     CommTraffic before = comm_traffic(zero->comm);
-    copy_on_device(zero->traffic, probe->exact, zero->grads + bucket->arena, (size_t)(bucket->matrix + bucket->tail) * sizeof(float));
-    lanes_after(zero->lanes, zero->lanes->first, zero->traffic);
+    copy_on_device(zero->lanes->last, probe->exact, zero->grads + bucket->arena, (size_t)(bucket->matrix + bucket->tail) * sizeof(float));
+    lanes_after(zero->lanes, zero->lanes->first, zero->lanes->last);
     tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_shard / HADAMARD_ORDER, zero->comm, zero->lanes);
     CommTraffic after = comm_traffic(zero->comm);
     for (int s = 0; s < COMM_SCOPES; s++) probe->sent[s] += after.sent[s] - before.sent[s];

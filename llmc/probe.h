@@ -31,7 +31,7 @@ typedef struct Probe {
 bool probe_folder(const Config *config, Error *err);
 // After zero_plan has built the layout: scratch, when the flags want it.
 void probe_reserve(struct Zero *zero, MemoryPlan *memory_plan);
-// A bucket's gradients, local and complete; then reduced; then its masters updated and the replica not yet. All in the order of zero->traffic.
+// A bucket's gradients, local and complete; then reduced; then its masters updated and the replica not yet. All in the order of zero->lanes->last.
 void probe_gradients(struct Zero *zero, const TlqStep *step, int bucket);
 void probe_reduced(struct Zero *zero, int bucket);
 void probe_updated(struct Zero *zero, int bucket);

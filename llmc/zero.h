@@ -37,8 +37,7 @@ typedef struct Zero {
     Comm *comm;
     Timers *timers;
     Stream *compute;                // forward and backward
-    Lanes *lanes;                   // reductions and gathers
-    Stream *traffic;                // the last lane: final sums, verdict, AdamW, whatever looks at the shard
+    Lanes *lanes;                   // reductions and gathers; on `last` also final sums, verdict, AdamW, whatever looks at the shard
     Stream *copies;                 // of a checkpoint into staging (--async-save)
     Event **ready, **done;          // (buckets) gradients complete / gathered weights applied
     Event *computed;                // the compute stream's last word of a step: its loss

@@ -47,11 +47,11 @@ void zero_fetch_slice(void *context, int i, void *host) {
     stream_synchronize(zero->compute);
 }
 
-// Behind the applies of the step that is saved (zero_update's last wait on traffic), before the update of the next one, whose forward, backward and reductions
-// run meanwhile: a stream of their own, because the sums of the reductions on traffic would wait for gigabytes.
+// Behind the applies of the step that is saved (zero_update's final wait on `last`), before the update of the next one, whose forward, backward and reductions
+// run meanwhile: a stream of their own, because the sums of the reductions on `last` would wait for gigabytes.
 void zero_stage_slice(void *context, int i, void *pinned) {
     Zero *zero = (Zero *)context;
-    if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->traffic);
+    if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->lanes->last);
     if (zero->to_copy_count == zero->to_copy_room) {
         zero->to_copy_room = 2 * zero->to_copy_room + 256;
         zero->to_copy = (StagedCopy *)xrealloc(zero->to_copy, (size_t)zero->to_copy_room * sizeof *zero->to_copy, "a checkpoint's copies");
