@@ -46,7 +46,7 @@ static void print_wire(const Zero *zero, FILE *out) {
     const Plan *plan = &zero->plan;
     bool late = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
     for (int pass = late ? 0 : 1; pass < 2; pass++) {
-        const GradWire *grad = pass ? &zero->wire : &zero->plain_wire;
+        const GradWire *grad = pass ? &zero->grad_wire : &zero->plain_grad_wire;
         WireBytes bytes = plan_wire_bytes(plan, grad, &zero->weight_wire);
         WireFormula formula = plan_wire_formula(plan, grad, &zero->weight_wire);
         fprintf(out, "bytes sent per step and rank%s\n", late ? (pass ? ", once gradients are quantised" : ", before gradients are quantised") : "");
@@ -66,7 +66,7 @@ static void print_wire(const Zero *zero, FILE *out) {
 
 void plan_report(const Zero *zero, const MemoryPlan *memory_plan, FILE *out) {
     print_model(zero->config, &zero->plan, out);
-    print_layout(&zero->plan, &zero->wire, out);
+    print_layout(&zero->plan, &zero->grad_wire, out);
     fprintf(out, "memory per rank\n");
     memory_plan_print(memory_plan, zero->plan.parameters, out);
     bool host = device_is_host();

@@ -119,7 +119,7 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     if (histograms_due(zero)) gradient_histograms(zero, b);
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     TlqStep exact = *step;
-    exact.wire = exact_wire();
+    exact.grad_wire = exact_wire();
     exact.workspace = probe->workspace;
     float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
     CommTraffic before = comm_traffic(zero->comm);

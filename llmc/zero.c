@@ -146,12 +146,12 @@ Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
 static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
     // Megatron's iteration counter is 0-based when the flag is compared.
     bool quantise = zero->config->quantized_gradients && iteration - 1 >= zero->config->gradients_quantization_start_iteration;
-    return quantise ? &zero->wire : &zero->plain_wire;
+    return quantise ? &zero->grad_wire : &zero->plain_grad_wire;
 }
 
 void zero_begin(Zero *zero, int64_t iteration) {
-    zero->step = zero->wire_check.step = iteration;
-    zero->wire_check.exchange = 0;
+    zero->step = zero->wire_checks.step = iteration;
+    zero->wire_checks.exchange = 0;
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
@@ -160,9 +160,9 @@ static void reduce_bucket(Zero *zero, int b) {
     TlqStep step = {0};
     step.plan = &zero->plan;
     step.topology = zero->topology;
-    step.wire = *wire_at(zero, zero->step);
+    step.grad_wire = *wire_at(zero, zero->step);
     step.workspace = zero->tlq;
-    step.check = &zero->wire_check;
+    step.checks = &zero->wire_checks;
     step.segments = zero->segments;
     step.seed = (uint32_t)zero->config->seed;
     step.step = (uint32_t)zero->step;
@@ -195,7 +195,7 @@ void zero_grads_ready(Zero *zero, int unit) {
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     int rank = zero->topology->dp_rank;
     kernel_step_record(zero->lanes->last, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
-    if (zero->wire_check.sealed) copy_on_device(zero->lanes->last, &zero->records[rank].wire_fault, zero->wire_check.fault, sizeof(uint64_t));
+    if (zero->wire_checks.sealed) copy_on_device(zero->lanes->last, &zero->records[rank].wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
     comm_all_gather(zero->comm, COMM_GROUP, zero->records, sizeof(StepRecord), zero->lanes->last);
     Judge j = {0};
     j.records = zero->records;
@@ -216,8 +216,8 @@ static QwdStep qwd_step(Zero *zero, double weight_decay) {
     QwdStep step = {0};
     step.plan = &zero->plan;
     step.topology = zero->topology;
-    step.wire = zero->weight_wire;
-    step.check = &zero->wire_check;
+    step.weight_wire = zero->weight_wire;
+    step.checks = &zero->wire_checks;
     step.segments = zero->segments;
     step.control = zero->control;
     step.beta1 = (float)zero->config->adam_beta1;
@@ -359,9 +359,9 @@ int64_t zero_zeros(Zero *zero, Peers group) {
 bool zero_wire_sound(Zero *zero, Peers group, Error *err) {
     StepControl found;
     StepRecord own = {0};
-    if (!zero->wire_check.sealed) return true;
+    if (!zero->wire_checks.sealed) return true;
     StepRecord *records = (StepRecord *)xcalloc((size_t)zero->plan.dp, sizeof *records, "the ranks' findings");
-    copy_to_host(zero->lanes->last, &own.wire_fault, zero->wire_check.fault, sizeof(uint64_t));
+    copy_to_host(zero->lanes->last, &own.wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
     stream_synchronize(zero->lanes->last);
     peers_gather(group, &own, records, (int)sizeof own, MPI_BYTE);
     bool sound = !judge_wire(&found, records, zero->plan.dp);

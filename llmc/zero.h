@@ -30,8 +30,8 @@ typedef struct Zero {
     const Config *config;
     const Topology *topology;
     Plan plan;
-    GradWire plain_wire;   // before --gradients-quantization-start-iteration, and when gradients are not quantised
-    GradWire wire;         // as the flags say
+    GradWire plain_grad_wire;  // before --gradients-quantization-start-iteration, and when gradients are not quantised
+    GradWire grad_wire;        // as the flags say
     WeightWire weight_wire;
     Device *device;
     Comm *comm;
@@ -75,7 +75,7 @@ typedef struct Zero {
     StepControl *landed;            // (2) host copies of the last two steps' verdicts
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
-    Wire wire_check;                // --verify-wire
+    WireChecks wire_checks;         // --verify-wire
     Error not_shared;               // why the node's ranks do not fetch messages from each other; code 0: they do, or should not
 } Zero;
 

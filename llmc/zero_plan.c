@@ -12,9 +12,9 @@ static void choose_wires(Zero *zero) {
     plain.intra_group = plain.inter_group = HADAMARD_ORDER;
     plain.chunks = c->gradient_alltoall_pipeline;
     plain.rounding = c->gq_rounding;
-    zero->plain_wire = zero->wire = plain;
+    zero->plain_grad_wire = zero->grad_wire = plain;
     if (c->quantized_gradients) {
-        GradWire *w = &zero->wire;
+        GradWire *w = &zero->grad_wire;
         w->intra_codec = codec_of_bits(c->gradient_quantization_bits_intra);
         w->inter_codec = codec_of_bits(c->gradient_quantization_bits_inter);
         w->intra_group = c->gq_group_size_intra;
@@ -54,8 +54,8 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     TlqWorkspace plain, *w = &zero->tlq;
-    tlq_workspace(w, &zero->plan, &zero->wire);
-    tlq_workspace(&plain, &zero->plan, &zero->plain_wire);
+    tlq_workspace(w, &zero->plan, &zero->grad_wire);
+    tlq_workspace(&plain, &zero->plan, &zero->plain_grad_wire);
     bool late_start = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
     if (late_start) {
         w->send1_bytes = w->recv1_bytes = larger(w->send1_bytes, plain.send1_bytes);
@@ -95,9 +95,9 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     memory_plan_reserve(memory_plan, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
     memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
     memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
-    if (zero->wire_check.sealed) {
-        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_check.sums);
-        memory_plan_reserve(memory_plan, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_check.fault);
+    if (zero->wire_checks.sealed) {
+        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_checks.sums);
+        memory_plan_reserve(memory_plan, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_checks.fault);
     }
     memory_plan_reserve(memory_plan, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
     reserve_communication(zero, memory_plan);
@@ -148,9 +148,9 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     choose_wires(zero);
     PlanOptions options = plan_options(zero);
     if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
-    zero->wire_check.sealed = config->verify_wire && zero->plan.dp > 1;
-    zero->wire_check.faults = &zero->faults;
-    if (zero->wire_check.sealed) plan_seal(&zero->plan);
+    zero->wire_checks.sealed = config->verify_wire && zero->plan.dp > 1;
+    zero->wire_checks.faults = &zero->faults;
+    if (zero->wire_checks.sealed) plan_seal(&zero->plan);
     size_t buckets = (size_t)zero->plan.buckets;
     zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     zero->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");

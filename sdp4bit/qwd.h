@@ -14,12 +14,12 @@ int qwd_slot(int b);
 typedef struct QwdStep {
     const Plan *plan;
     const Topology *topology;
-    WeightWire wire;
+    WeightWire weight_wire;
     const Segment *segments;      // device copy of plan->segments
     const StepControl *control;   // device
     float beta1, beta2, epsilon, weight_decay;
     uint32_t seed, step;          // of the rounding bits
-    Wire *check;                  // of the messages: whether they carry a checksum
+    WireChecks *checks;           // of the messages: whether they carry a checksum
 } QwdStep;
 
 // Updates the own shard of bucket b and writes its message to its slot of `buffer`. grads, weights: the bucket's (matrix + tail); master, exp_avg,

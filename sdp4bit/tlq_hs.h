@@ -20,11 +20,11 @@ void tlq_workspace(TlqWorkspace *workspace, const Plan *plan, const GradWire *wi
 typedef struct TlqStep {
     const Plan *plan;
     const Topology *topology;
-    GradWire wire;
+    GradWire grad_wire;
     TlqWorkspace workspace;
     const Segment *segments;  // device copy of plan->segments
     uint32_t seed, step;      // of the rounding bits
-    Wire *check;              // of the messages: whether they carry a checksum
+    WireChecks *checks;       // of the messages: whether they carry a checksum
 } TlqStep;
 
 // Reduces bucket b: this rank's windows of `grads` (bucket->matrix + bucket->tail, fp32, device) become the mean over the dp ranks; the rest of the bucket is

@@ -232,7 +232,7 @@ static bool measure(Bench *bench, const Config *config, const Topology *topology
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, topology));
-    if (alone) lab.zero.wire_check.sealed = false;  // nobody sends what would be checked
+    if (alone) lab.zero.wire_checks.sealed = false;  // nobody sends what would be checked
     int sharers = device_is_host() ? bench->launch.size : topology->device_sharers;
     ok = ok && start_lab(bench, &lab, alone ? &ONE : topology, sharers, alone ? MPI_COMM_SELF : bench->launch.world);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
@@ -264,7 +264,7 @@ static void write_buckets(Bench *bench, const Zero *zero) {
     const Plan *plan = &zero->plan;
     fprintf(bench->out, ",\"buckets\":[");
     for (int b = 0; b < plan->buckets; b++) {
-        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &zero->wire, &zero->weight_wire);
+        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &zero->grad_wire, &zero->weight_wire);
         fprintf(bench->out, "%s{\"first\":%d,\"end\":%d,\"elements\":%lld,\"grad_node\":%lld,\"grad_rail\":%lld,\"weight_rail\":%lld,\"weight_node\":%lld}", b ? "," : "",
                 plan->bucket[b].first_unit, plan->bucket[b].end_unit, (long long)(plan->bucket[b].matrix + plan->bucket[b].tail), (long long)bytes.grad_intra,
                 (long long)bytes.grad_inter, (long long)bytes.weight_inter, (long long)bytes.weight_intra);
