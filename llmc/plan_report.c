@@ -23,7 +23,7 @@ static void print_layout(const Plan *plan, const GradWire *grad, FILE *out) {
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
         fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld", b, bucket->first_unit, bucket->end_unit - 1,
-                (long long)bucket->matrix, (long long)bucket->tail);
+                (long long)bucket->matrix_elements, (long long)bucket->tail_elements);
         if (plan->dp > 1) fprintf(out, "  chunks of gradients %3d", plan_chunks(plan, bucket, grad));
         fputc('\n', out);
     }

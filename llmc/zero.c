@@ -84,7 +84,7 @@ float *zero_grad(const Zero *zero, int tensor) { return zero->grads + zero->plan
 void zero_masters_from_weights(Zero *zero) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        kernel_widen(zero->compute, zero->master + piece->state, zero->weights + piece->arena, piece->hi - piece->lo);
+        kernel_widen(zero->compute, zero->master + piece->state_at, zero->weights + piece->arena_at, piece->hi - piece->lo);
     }
 }
 
@@ -168,12 +168,12 @@ static void reduce_bucket(Zero *zero, int b) {
     step.step = (uint32_t)zero->step;
     const Bucket *bucket = &zero->plan.bucket[b];
     float *matrix_leaves = zero->leaves + zero->leaf_start[b];
-    float *tail_leaves = matrix_leaves + bucket->matrix_shard / HADAMARD_ORDER;
+    float *tail_leaves = matrix_leaves + bucket->matrix_per_rank / HADAMARD_ORDER;
     probe_gradients(zero, &step, b);
-    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena, matrix_leaves, tail_leaves, zero->comm, zero->lanes);
+    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves, zero->comm, zero->lanes);
     probe_reduced(zero, b);
-    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_shard / HADAMARD_ORDER);
-    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, HADAMARD_ORDER));
+    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_per_rank / HADAMARD_ORDER);
+    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER));
 }
 
 void zero_grads_ready(Zero *zero, int unit) {
@@ -233,7 +233,7 @@ static void count_zeros(Zero *zero) {
     set_zero(zero->lanes->last, zero->zeros, sizeof(int64_t));
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        kernel_count_zeros(zero->lanes->last, zero->zeros, zero->grads + piece->arena, piece->hi - piece->lo);
+        kernel_count_zeros(zero->lanes->last, zero->zeros, zero->grads + piece->arena_at, piece->hi - piece->lo);
     }
 }
 
@@ -241,16 +241,16 @@ static void count_zeros(Zero *zero) {
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
-    qwd_update_bucket(step, b, zero->grads + bucket->arena, zero->weights + bucket->arena, zero->master + bucket->shard,
-                      zero->exp_avg + bucket->shard, zero->exp_avg_sq + bucket->shard, zero->gather[qwd_slot(b)], zero->lanes);
-    set_zero(zero->lanes->last, zero->grads + bucket->arena + bucket->matrix, (size_t)bucket->tail * sizeof(float));
+    qwd_update_bucket(step, b, zero->grads + bucket->arena_start, zero->weights + bucket->arena_start, zero->master + bucket->state_start,
+                      zero->exp_avg + bucket->state_start, zero->exp_avg_sq + bucket->state_start, zero->gather[qwd_slot(b)], zero->lanes);
+    set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
     timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
 }
 
 static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     Stream *middle = zero->lanes->middle;
     const Bucket *bucket = &zero->plan.bucket[b];
-    floatX *weights = zero->weights + bucket->arena;
+    floatX *weights = zero->weights + bucket->arena_start;
     uint8_t *buffer = zero->gather[qwd_slot(b)];
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
     lanes_after(zero->lanes, middle, zero->lanes->last);  // for the timer alone, whose spans are to begin with the shard: the data wait by the hops' events
@@ -258,7 +258,7 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     qwd_gather_bucket(step, b, buffer, zero->comm, zero->lanes);
     qwd_apply_bucket(step, b, weights, buffer, zero->comm, zero->lanes);
     timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
-    fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights, (bucket->matrix + bucket->tail) * (int64_t)sizeof(floatX));
+    fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights, (bucket->matrix_elements + bucket->tail_elements) * (int64_t)sizeof(floatX));
     event_record(zero->done[b], middle);
     zero->pending[b] = true;
     if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
@@ -337,7 +337,7 @@ double zero_params_norm(Zero *zero, Peers group) {
         const Piece *piece = &zero->pieces[i];
         int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
         float sum = 0.0f;
-        kernel_square_leaves(zero->compute, zero->leaves, zero->master + piece->state, piece->hi - piece->lo);
+        kernel_square_leaves(zero->compute, zero->leaves, zero->master + piece->state_at, piece->hi - piece->lo);
         kernel_tree_sum(zero->compute, zero->piece_sums, zero->leaves, leaves);
         copy_to_host(zero->compute, &sum, zero->piece_sums, sizeof sum);
         stream_synchronize(zero->compute);

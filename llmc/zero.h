@@ -13,10 +13,10 @@
 #include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
 
-// A run of elements of one tensor in this rank's shard: tensor elements [lo, hi) lie at arena position `arena` and at state position `state`.
+// A run of elements of one tensor in this rank's shard: tensor elements [lo, hi) lie at arena position arena_at and at state position state_at.
 typedef struct Piece {
     int tensor;
-    int64_t lo, hi, arena, state;
+    int64_t lo, hi, arena_at, state_at;
 } Piece;
 
 // A slice of a checkpoint on its way to the host.

@@ -47,7 +47,7 @@ static PlanOptions plan_options(const Zero *zero) {
 }
 
 static int64_t bucket_leaves(const Bucket *bucket) {
-    return bucket->matrix_shard / HADAMARD_ORDER + ceil_div64(bucket->tail_shard, HADAMARD_ORDER);
+    return bucket->matrix_per_rank / HADAMARD_ORDER + ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER);
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -113,7 +113,7 @@ static void list_pieces(Zero *zero) {
         for (int i = 0; i < bucket->segments + bucket->tails; i++) {
             const Segment *segment = &plan->segments[bucket->first_segment + i];
             bool matrix = i < bucket->segments;
-            int64_t shard = matrix ? bucket->matrix_shard : bucket->tail_shard;
+            int64_t shard = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
             int64_t window = rank * shard, from = segment->start, to = segment->start + segment->numel;
             if (from < window) from = window;
             if (to > window + shard) to = window + shard;
@@ -122,8 +122,8 @@ static void list_pieces(Zero *zero) {
             piece.tensor = (int)segment->tensor;
             piece.lo = from - segment->start;
             piece.hi = to - segment->start;
-            piece.arena = bucket->arena + (matrix ? 0 : bucket->matrix) + from;
-            piece.state = bucket->shard + (matrix ? 0 : bucket->matrix_shard) + from - window;
+            piece.arena_at = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements) + from;
+            piece.state_at = bucket->state_start + (matrix ? 0 : bucket->matrix_per_rank) + from - window;
             zero->pieces[zero->piece_count++] = piece;
         }
     }

@@ -27,10 +27,10 @@ ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool o
 static void *slice_memory(const Zero *zero, const Piece *piece, SliceKind kind, size_t *bytes) {
     *bytes = (size_t)(piece->hi - piece->lo) * (size_t)slice_kind_bytes(kind);
     switch (kind) {
-        case SLICE_MASTER: return zero->master + piece->state;
-        case SLICE_EXP_AVG: return zero->exp_avg + piece->state;
-        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state;
-        default: return zero->weights + piece->arena;
+        case SLICE_MASTER: return zero->master + piece->state_at;
+        case SLICE_EXP_AVG: return zero->exp_avg + piece->state_at;
+        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state_at;
+        default: return zero->weights + piece->arena_at;
     }
 }
 

@@ -42,7 +42,7 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.key.purpose = PURPOSE_WEIGHT;
     u.codes = alone(step) ? (uint8_t *)weights : own;
     u.scales = alone(step) ? NULL : (float *)(void *)(own + m.scales);
-    u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix) : own + m.tail;
+    u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix_elements) : own + m.tail;
     if (!alone(step)) lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
     kernel_update_shard(lanes->last, &u);
     if (!alone(step)) wire_seal_own(step->checks, b, (int)row, &m, buffer, lanes->last);

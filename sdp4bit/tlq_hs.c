@@ -169,8 +169,8 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
 void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
     if (step->plan->dp == 1) {
-        kernel_square_leaves(lanes->last, matrix_leaves, grads, bucket->matrix_shard);
-        kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix, bucket->tail_shard);
+        kernel_square_leaves(lanes->last, matrix_leaves, grads, bucket->matrix_per_rank);
+        kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix_elements, bucket->tail_per_rank);
         return;
     }
     for (int k = 0; k < plan_chunks(step->plan, bucket, &step->grad_wire); k++) {

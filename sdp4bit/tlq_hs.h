@@ -27,8 +27,8 @@ typedef struct TlqStep {
     WireChecks *checks;       // of the messages: whether they carry a checksum
 } TlqStep;
 
-// Reduces bucket b: this rank's windows of `grads` (bucket->matrix + bucket->tail, fp32, device) become the mean over the dp ranks; the rest of the bucket is
-// left as it was. Leaves of the norm go to matrix_leaves (matrix_shard / 32) and tail_leaves (ceil(tail_shard / 32)). dp = 1: the gradient stays exact.
+// Reduces bucket b: this rank's windows of `grads` (bucket->matrix_elements + bucket->tail_elements, fp32, device) become the mean over the dp ranks; the rest of the bucket is
+// left as it was. Leaves of the norm go to matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). dp = 1: the gradient stays exact.
 // `grads` must be complete for lanes->first and lanes->last; the result is in the order of lanes->last.
 void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Lanes *lanes);
 

@@ -266,7 +266,7 @@ static void write_buckets(Bench *bench, const Zero *zero) {
     for (int b = 0; b < plan->buckets; b++) {
         WireBytes bytes = plan_bucket_wire_bytes(plan, b, &zero->grad_wire, &zero->weight_wire);
         fprintf(bench->out, "%s{\"first\":%d,\"end\":%d,\"elements\":%lld,\"grad_node\":%lld,\"grad_rail\":%lld,\"weight_rail\":%lld,\"weight_node\":%lld}", b ? "," : "",
-                plan->bucket[b].first_unit, plan->bucket[b].end_unit, (long long)(plan->bucket[b].matrix + plan->bucket[b].tail), (long long)bytes.grad_intra,
+                plan->bucket[b].first_unit, plan->bucket[b].end_unit, (long long)(plan->bucket[b].matrix_elements + plan->bucket[b].tail_elements), (long long)bytes.grad_intra,
                 (long long)bytes.grad_inter, (long long)bytes.weight_inter, (long long)bytes.weight_intra);
     }
     fprintf(bench->out, "]");

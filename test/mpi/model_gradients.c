@@ -199,7 +199,7 @@ static void reduce(Model *m, uint32_t step, bool overlapped) {
     // The 1-D tensors' gradients accumulate: what the first backward left goes, as zero_update clears it.
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        set_zero(m->compute, m->zero.grads + bucket->arena + bucket->matrix, (size_t)bucket->tail * sizeof(float));
+        set_zero(m->compute, m->zero.grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
     }
     backward(m, step, true);
 }
@@ -257,10 +257,10 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     memcpy(expected, m->local, arena_bytes(m));
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        int64_t matrix = bucket->arena + rank * bucket->matrix_shard, tails = bucket->arena + bucket->matrix, tail = tails + rank * bucket->tail_shard;
-        memcpy(expected + matrix, m->sim.reduced + matrix, (size_t)bucket->matrix_shard * sizeof *expected);
-        memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_shard * sizeof *expected);
-        if (updated) memset(expected + tails, 0, (size_t)bucket->tail * sizeof *expected);
+        int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank, tails = bucket->arena_start + bucket->matrix_elements, tail = tails + rank * bucket->tail_per_rank;
+        memcpy(expected + matrix, m->sim.reduced + matrix, (size_t)bucket->matrix_per_rank * sizeof *expected);
+        memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
+        if (updated) memset(expected + tails, 0, (size_t)bucket->tail_elements * sizeof *expected);
     }
     download(m, m->found, m->zero.grads, arena_bytes(m));
     bool ok = same_bits(m, step, "another gradient", m->found, expected, 0, plan->arena_elements);
@@ -274,9 +274,9 @@ static bool same_shards(const Model *m, uint32_t step, const char *what, const f
     download(m, m->found, device, (size_t)m->zero.plan.shard_elements * sizeof(float));
     for (int b = 0; ok && b < m->zero.plan.buckets; b++) {
         const Bucket *bucket = &m->zero.plan.bucket[b];
-        const float *matrix = m->found + bucket->shard, *tail = matrix + bucket->matrix_shard;
-        ok = same_bits(m, step, what, matrix, whole + bucket->arena + rank * bucket->matrix_shard, 0, bucket->matrix_shard) &&
-             same_bits(m, step, what, tail, whole + bucket->arena + bucket->matrix + rank * bucket->tail_shard, 0, bucket->tail_shard);
+        const float *matrix = m->found + bucket->state_start, *tail = matrix + bucket->matrix_per_rank;
+        ok = same_bits(m, step, what, matrix, whole + bucket->arena_start + rank * bucket->matrix_per_rank, 0, bucket->matrix_per_rank) &&
+             same_bits(m, step, what, tail, whole + bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank, 0, bucket->tail_per_rank);
     }
     return ok;
 }

@@ -273,10 +273,10 @@ static void build_state(Trial *t) {
     free(weights);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        const floatX *matrix = t->weights + bucket->arena + t->topology.dp_rank * bucket->matrix_shard;
-        const floatX *tail = t->weights + bucket->arena + bucket->matrix + t->topology.dp_rank * bucket->tail_shard;
-        kernel_widen(t->machine->stream, t->master + bucket->shard, matrix, bucket->matrix_shard);
-        kernel_widen(t->machine->stream, t->master + bucket->shard + bucket->matrix_shard, tail, bucket->tail_shard);
+        const floatX *matrix = t->weights + bucket->arena_start + t->topology.dp_rank * bucket->matrix_per_rank;
+        const floatX *tail = t->weights + bucket->arena_start + bucket->matrix_elements + t->topology.dp_rank * bucket->tail_per_rank;
+        kernel_widen(t->machine->stream, t->master + bucket->state_start, matrix, bucket->matrix_per_rank);
+        kernel_widen(t->machine->stream, t->master + bucket->state_start + bucket->matrix_per_rank, tail, bucket->tail_per_rank);
     }
 }
 
@@ -333,10 +333,10 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     upload(t, t->loss, &loss, sizeof loss);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        float *tail_leaves = t->leaves + bucket->matrix_shard / 32;
-        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena, t->leaves, tail_leaves, t->comm, t->machine->lanes);
-        kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_shard / 32);
-        kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, 32));
+        float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
+        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves, t->comm, t->machine->lanes);
+        kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_per_rank / 32);
+        kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, 32));
     }
     kernel_step_record(s, t->records + t->topology.dp_rank, t->piece_sums, 2 * t->plan.buckets, t->loss);
     comm_all_gather(t->comm, COMM_GROUP, t->records, sizeof(StepRecord), s);
@@ -347,9 +347,9 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
 static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        floatX *weights = t->weights + bucket->arena;
-        qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena, weights, t->master + bucket->shard, t->exp_avg + bucket->shard,
-                          t->exp_avg_sq + bucket->shard, t->gather[b], t->machine->lanes);
+        floatX *weights = t->weights + bucket->arena_start;
+        qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena_start, weights, t->master + bucket->state_start, t->exp_avg + bucket->state_start,
+                          t->exp_avg_sq + bucket->state_start, t->gather[b], t->machine->lanes);
         qwd_gather_bucket(&t->qwd, b, t->gather[b], t->comm, t->machine->lanes);
         qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->comm, t->machine->lanes);
     }
@@ -397,9 +397,9 @@ static bool same_gradients(const Trial *t, uint32_t step) {
     memcpy(expected, t->local, (size_t)arena * sizeof *expected);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        int64_t matrix = bucket->arena + rank * bucket->matrix_shard, tail = bucket->arena + bucket->matrix + rank * bucket->tail_shard;
-        memcpy(expected + matrix, t->sim.reduced + matrix, (size_t)bucket->matrix_shard * sizeof *expected);
-        memcpy(expected + tail, t->sim.reduced + tail, (size_t)bucket->tail_shard * sizeof *expected);
+        int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank, tail = bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
+        memcpy(expected + matrix, t->sim.reduced + matrix, (size_t)bucket->matrix_per_rank * sizeof *expected);
+        memcpy(expected + tail, t->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
     }
     float *grads = (float *)download(t, t->grads, (size_t)arena * sizeof *grads);
     bool ok = same_floats(t, step, "gradient", grads, expected, arena);
@@ -414,10 +414,10 @@ static bool same_shards(const Trial *t, uint32_t step, const char *what, const f
     bool ok = true;
     for (int b = 0; ok && b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        const float *matrix = whole + bucket->arena + rank * bucket->matrix_shard;
-        const float *tail = whole + bucket->arena + bucket->matrix + rank * bucket->tail_shard;
-        ok = memcmp(shard + bucket->shard, matrix, (size_t)bucket->matrix_shard * sizeof *shard) == 0 &&
-             memcmp(shard + bucket->shard + bucket->matrix_shard, tail, (size_t)bucket->tail_shard * sizeof *shard) == 0;
+        const float *matrix = whole + bucket->arena_start + rank * bucket->matrix_per_rank;
+        const float *tail = whole + bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
+        ok = memcmp(shard + bucket->state_start, matrix, (size_t)bucket->matrix_per_rank * sizeof *shard) == 0 &&
+             memcmp(shard + bucket->state_start + bucket->matrix_per_rank, tail, (size_t)bucket->tail_per_rank * sizeof *shard) == 0;
         if (!ok) complain(t, step, what, b);
     }
     free(shard);

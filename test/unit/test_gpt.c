@@ -182,7 +182,7 @@ static void test_masters_match_pytorch(void **state) {
         double squares = 0, reference = 0;
         for (int64_t i = 0; i < n; i++) {
             if (noise(&b, piece->tensor, i)) continue;
-            double expected = bf16_to_float(change[i]), ours = (double)b.zero.master[piece->state + i] - bf16_to_float(before[i]);
+            double expected = bf16_to_float(change[i]), ours = (double)b.zero.master[piece->state_at + i] - bf16_to_float(before[i]);
             squares += (ours - expected) * (ours - expected);
             reference += expected * expected;
         }

@@ -221,8 +221,8 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     begin_on(s, "quantise");
     reads_table(s, a->table);
     for (int p = 0; p < a->slots * a->message.partitions; p++) {
-        reads(s, a->grads + p * a->bucket.matrix_shard + a->lo, 4 * (a->hi - a->lo));
-        reads(s, a->grads + a->bucket.matrix + p * a->bucket.tail_shard, 4 * a->message.tail_elements);
+        reads(s, a->grads + p * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
+        reads(s, a->grads + a->bucket.matrix_elements + p * a->bucket.tail_per_rank, 4 * a->message.tail_elements);
     }
     for (int slot = 0; slot < a->slots; slot++) writes(s, slot == a->self ? a->self_slot : a->send + slot * a->message.bytes, a->message.bytes);
 }
@@ -238,9 +238,9 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
     begin_on(s, "final sum");
     reads_table(s, a->table);
     reads(s, a->received, a->sources * a->in.bytes);
-    writes(s, a->grads + a->rank * a->bucket.matrix_shard + a->lo, 4 * (a->hi - a->lo));
+    writes(s, a->grads + a->rank * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
     writes(s, a->matrix_leaves + a->lo / 32, (a->hi - a->lo) / 8);
-    writes(s, a->grads + a->bucket.matrix + a->rank * a->bucket.tail_shard, 4 * a->in.tail_elements);
+    writes(s, a->grads + a->bucket.matrix_elements + a->rank * a->bucket.tail_per_rank, 4 * a->in.tail_elements);
     writes(s, a->tail_leaves, 4 * ceil_div64(a->in.tail_elements, 32));
 }
 
@@ -267,12 +267,12 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
 }
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) {
-    int64_t matrix = a->bucket.matrix_shard, tail = a->bucket.tail_shard;
+    int64_t matrix = a->bucket.matrix_per_rank, tail = a->bucket.tail_per_rank;
     begin_on(s, "AdamW");
     reads_table(s, a->table);
     reads(s, a->control, sizeof *a->control);
     reads(s, a->grads + a->rank * matrix, 4 * matrix);
-    reads(s, a->grads + a->bucket.matrix + a->rank * tail, 4 * tail);
+    reads(s, a->grads + a->bucket.matrix_elements + a->rank * tail, 4 * tail);
     reads(s, a->weights + a->rank * matrix, X * matrix);
     float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
     for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
@@ -285,7 +285,7 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     begin_on(s, "apply");
     reads(s, a->control, sizeof *a->control);
     reads(s, a->messages, a->nodes * a->per_node * a->message.bytes);
-    writes(s, a->weights, X * (a->bucket.matrix + a->bucket.tail));
+    writes(s, a->weights, X * (a->bucket.matrix_elements + a->bucket.tail_elements));
 }
 
 void kernel_seal_messages(Stream *s, const SealMessages *a) {
@@ -466,7 +466,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
             zero_weights_wait_all(zero);
             for (int b = 0; b < zero->plan.buckets; b++) {
                 const Bucket *bucket = &zero->plan.bucket[b];
-                kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena, bucket->arena, bucket->matrix + bucket->tail);
+                kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start, bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
             }
         }
     }
