@@ -1017,7 +1017,7 @@ static void print_start(Run *run) {
     log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(), device_name(run->device), backend, libraries);
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
-    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
+    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.borders_by_flag ? " (--gpus-per-node)" : "");
     if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
     placement_report_exchange(run->log, peers_of(run, run->launch.world), &run->zero.not_shared, run->zero.node_flags != NULL, c->node_exchange == NODE_EXCHANGE_COPIES);
     device_environment(backend, sizeof backend);
