@@ -68,6 +68,8 @@ void *xmalloc(size_t bytes, const char *purpose);
 void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);
 char *xstrdup(const char *text);
+// printf into malloc'ed text; ends the process likewise.
+char *text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // Seconds of a clock that never jumps, for durations.
 double monotonic_seconds(void);
