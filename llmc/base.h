@@ -1,5 +1,5 @@
 // What every module shares: C linkage, exit codes, the Error a fallible call fills, the Site a fatal error names.
-// Included by every header of the host library.
+// Every other header of the host library stands on it, most of them through another one.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

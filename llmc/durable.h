@@ -1,4 +1,4 @@
-// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c, shard.c,
+// Files that survive a crash: written whole, fsynced, renamed into place. Used by append.c, safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c, shard.c,
 // vocabulary.c, options.c and train_gpt.cu. All errors are EXIT_CHECKPOINT and read "cannot <verb> <path>: <reason>; <what to do>".
 #pragma once
 #include <stdio.h>

@@ -1,7 +1,7 @@
 // Looks at what quantisation does while a run trains, without touching it:
 //   --log-quantization-error-interval   the reduced gradient against the exact reduction of the same step, and the replica against the masters
 //   --dump-distributions-interval       histograms of weights, weight differences, and gradients before and after Hadamard, of the own shard
-// zero.c calls it at four places of a step that is due; train_gpt.cu asks for the report afterwards. Figures are computed on the host: a step that is due
+// zero.c calls it at three places of a step that is due; train_gpt.cu asks for the report afterwards. Figures are computed on the host: a step that is due
 // takes longer, the others cost nothing.
 #pragma once
 #include "llmc/checkpoint.h"

@@ -1,5 +1,5 @@
 // Who is where: ranks, nodes and the groups that communication runs in. Pure, given the hosts of all ranks. Megatron's rank order:
-// rank = pp * T * D + dp * T + tp. Built once by main; read by comm, zero, the loader and the logs.
+// rank = pp * T * D + dp * T + tp. Built once by main; read by comm, zero, placement.c, emulate.c, sentry.c.
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN

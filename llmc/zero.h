@@ -1,6 +1,6 @@
 // ZeRO-1: every rank holds all weights and gradients but the optimiser state of 1/dp of each bucket. This module owns the arenas, reduces a bucket's
 // gradients as soon as they are complete, judges the step, runs AdamW on the own shard and brings every replica up to date, baseline or SDP4Bit.
-// Called by train_gpt.cu; uses sdp4bit/tlq_hs.h and qwd.h for what travels. zero_plan.c sets it up, zero.c makes the steps, zero_slices.c saves and restores.
+// Called by train_gpt.cu, saver.c, replicas.c and probe.c; uses sdp4bit/tlq_hs.h and qwd.h for what travels. zero_plan.c sets it up, zero.c makes the steps, zero_slices.c saves and restores.
 #pragma once
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
