@@ -10,7 +10,7 @@
 #include "llmc/durable.h"     // the folder of --save is tried before training
 #include "llmc/emulate.h"     // nodes inside one machine
 #include "llmc/heartbeat.h"   // ranks that hang are named
-#include "llmc/launch.h"      // MPI start and end, one error instead of one per rank
+#include "llmc/launch.h"      // MPI start and end
 #include "llmc/limit_timer.h" // ranks that hang before and after the heartbeat
 #include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
 #include "llmc/memory.h"      // the memory plan against the memory that is there
@@ -27,7 +27,7 @@
 #include "llmc/stop.h"        // signals and time limits, polled
 #include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
 #include "llmc/version.h"
-#include "train_gpt.h"        // GPT, Zero, Loader, ops
+#include "train_gpt.h"        // GPT, Zero, Loader, Peers, ops
 
 // ===== the GPT ===================================================================================================================
 // GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows, tanh GELU, tied head.
@@ -117,21 +117,21 @@ CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt) {
     return out;
 }
 
-static void reserve_layer(GPT *gpt, LayerActs *a, Arena *arena) {
+static void reserve_layer(GPT *gpt, LayerActs *a, MemoryPlan *memory_plan) {
     size_t N = (size_t)gpt->B * (size_t)gpt->T, X = sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A, F = (size_t)gpt->F;
     const char *group = "activations";
-    arena_reserve(arena, group, "first LayerNorm", N * C * X, (void **)&a->ln1);
-    arena_reserve(arena, group, "first LayerNorm means", N * sizeof(float), (void **)&a->ln1_mean);
-    arena_reserve(arena, group, "first LayerNorm deviations", N * sizeof(float), (void **)&a->ln1_rstd);
-    arena_reserve(arena, group, "queries, keys, values", N * 3 * A * X, (void **)&a->qkv);
-    arena_reserve(arena, group, "attention statistics", op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD), &a->att_saved);
-    arena_reserve(arena, group, "attention output", N * A * X, (void **)&a->att);
-    arena_reserve(arena, group, "residual after attention", N * C * X, (void **)&a->residual2);
-    arena_reserve(arena, group, "second LayerNorm", N * C * X, (void **)&a->ln2);
-    arena_reserve(arena, group, "second LayerNorm means", N * sizeof(float), (void **)&a->ln2_mean);
-    arena_reserve(arena, group, "second LayerNorm deviations", N * sizeof(float), (void **)&a->ln2_rstd);
-    arena_reserve(arena, group, "before GELU", N * F * X, (void **)&a->pre);
-    arena_reserve(arena, group, "after GELU", N * F * X, (void **)&a->gelu);
+    memory_plan_reserve(memory_plan, group, "first LayerNorm", N * C * X, (void **)&a->ln1);
+    memory_plan_reserve(memory_plan, group, "first LayerNorm means", N * sizeof(float), (void **)&a->ln1_mean);
+    memory_plan_reserve(memory_plan, group, "first LayerNorm deviations", N * sizeof(float), (void **)&a->ln1_rstd);
+    memory_plan_reserve(memory_plan, group, "queries, keys, values", N * 3 * A * X, (void **)&a->qkv);
+    memory_plan_reserve(memory_plan, group, "attention statistics", op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD), &a->att_saved);
+    memory_plan_reserve(memory_plan, group, "attention output", N * A * X, (void **)&a->att);
+    memory_plan_reserve(memory_plan, group, "residual after attention", N * C * X, (void **)&a->residual2);
+    memory_plan_reserve(memory_plan, group, "second LayerNorm", N * C * X, (void **)&a->ln2);
+    memory_plan_reserve(memory_plan, group, "second LayerNorm means", N * sizeof(float), (void **)&a->ln2_mean);
+    memory_plan_reserve(memory_plan, group, "second LayerNorm deviations", N * sizeof(float), (void **)&a->ln2_rstd);
+    memory_plan_reserve(memory_plan, group, "before GELU", N * F * X, (void **)&a->pre);
+    memory_plan_reserve(memory_plan, group, "after GELU", N * F * X, (void **)&a->gelu);
 }
 
 static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
@@ -145,40 +145,40 @@ static size_t workspace_bytes(const GPT *gpt) {
     return largest(bytes, op_head_workspace_bytes(N, gpt->C, gpt->V));
 }
 
-void gpt_reserve(GPT *gpt, Arena *arena) {
+void gpt_reserve(GPT *gpt, MemoryPlan *memory_plan) {
     size_t N = (size_t)gpt->B * (size_t)gpt->T, X = sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A, F = (size_t)gpt->F;
-    arena_reserve(arena, "batch", "tokens", N * sizeof(int32_t), (void **)&gpt->tokens);
-    arena_reserve(arena, "batch", "targets", N * sizeof(int32_t), (void **)&gpt->targets);
-    arena_reserve(arena, "batch", "positions", N * sizeof(int32_t), (void **)&gpt->positions);
-    arena_reserve(arena, "batch", "document starts", N * sizeof(int32_t), (void **)&gpt->doc_start);
-    arena_reserve(arena, "batch", "loss mask", N * sizeof(float), (void **)&gpt->loss_mask);
+    memory_plan_reserve(memory_plan, "batch", "tokens", N * sizeof(int32_t), (void **)&gpt->tokens);
+    memory_plan_reserve(memory_plan, "batch", "targets", N * sizeof(int32_t), (void **)&gpt->targets);
+    memory_plan_reserve(memory_plan, "batch", "positions", N * sizeof(int32_t), (void **)&gpt->positions);
+    memory_plan_reserve(memory_plan, "batch", "document starts", N * sizeof(int32_t), (void **)&gpt->doc_start);
+    memory_plan_reserve(memory_plan, "batch", "loss mask", N * sizeof(float), (void **)&gpt->loss_mask);
     int layers = gpt->recompute_full ? 1 : gpt->L;
     gpt->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
     gpt->acts = (LayerActs *)xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
-    for (int l = 0; l <= gpt->L; l++) arena_reserve(arena, "activations", "residual stream", N * C * X, (void **)&gpt->residual[l]);
-    for (int l = 0; l < layers; l++) reserve_layer(gpt, &gpt->acts[l], arena);
-    arena_reserve(arena, "activations", "final LayerNorm", N * C * X, (void **)&gpt->lnf);
-    arena_reserve(arena, "activations", "final LayerNorm means", N * sizeof(float), (void **)&gpt->lnf_mean);
-    arena_reserve(arena, "activations", "final LayerNorm deviations", N * sizeof(float), (void **)&gpt->lnf_rstd);
-    arena_reserve(arena, "activations", "losses", N * sizeof(float), (void **)&gpt->losses);
-    arena_reserve(arena, "scratch", "branch of the residual stream", N * C * X, (void **)&gpt->branch);
-    arena_reserve(arena, "scratch", "gradient of the residual stream", N * C * X, (void **)&gpt->dresidual);
-    arena_reserve(arena, "scratch", "gradient of a branch", gpt->hidden_dropout > 0 ? N * C * X : 0, (void **)&gpt->dbranch);
-    arena_reserve(arena, "scratch", "gradient of a LayerNorm output", N * C * X, (void **)&gpt->dx);
-    arena_reserve(arena, "scratch", "gradient of the wide tensors", N * largest(F, 3 * A) * X, (void **)&gpt->dwide);
-    arena_reserve(arena, "scratch", "gradient of the attention output", N * A * X, (void **)&gpt->datt);
-    arena_reserve(arena, "scratch", "logits of one position", (size_t)gpt->V * X, (void **)&gpt->logits);
-    arena_reserve(arena, "scratch", "workspace of the ops", workspace_bytes(gpt), &gpt->workspace);
-    arena_reserve(arena, "scratch", "of ops without a workspace", op_scratch_bytes(), &gpt->scratch);
+    for (int l = 0; l <= gpt->L; l++) memory_plan_reserve(memory_plan, "activations", "residual stream", N * C * X, (void **)&gpt->residual[l]);
+    for (int l = 0; l < layers; l++) reserve_layer(gpt, &gpt->acts[l], memory_plan);
+    memory_plan_reserve(memory_plan, "activations", "final LayerNorm", N * C * X, (void **)&gpt->lnf);
+    memory_plan_reserve(memory_plan, "activations", "final LayerNorm means", N * sizeof(float), (void **)&gpt->lnf_mean);
+    memory_plan_reserve(memory_plan, "activations", "final LayerNorm deviations", N * sizeof(float), (void **)&gpt->lnf_rstd);
+    memory_plan_reserve(memory_plan, "activations", "losses", N * sizeof(float), (void **)&gpt->losses);
+    memory_plan_reserve(memory_plan, "scratch", "branch of the residual stream", N * C * X, (void **)&gpt->branch);
+    memory_plan_reserve(memory_plan, "scratch", "gradient of the residual stream", N * C * X, (void **)&gpt->dresidual);
+    memory_plan_reserve(memory_plan, "scratch", "gradient of a branch", gpt->hidden_dropout > 0 ? N * C * X : 0, (void **)&gpt->dbranch);
+    memory_plan_reserve(memory_plan, "scratch", "gradient of a LayerNorm output", N * C * X, (void **)&gpt->dx);
+    memory_plan_reserve(memory_plan, "scratch", "gradient of the wide tensors", N * largest(F, 3 * A) * X, (void **)&gpt->dwide);
+    memory_plan_reserve(memory_plan, "scratch", "gradient of the attention output", N * A * X, (void **)&gpt->datt);
+    memory_plan_reserve(memory_plan, "scratch", "logits of one position", (size_t)gpt->V * X, (void **)&gpt->logits);
+    memory_plan_reserve(memory_plan, "scratch", "workspace of the ops", workspace_bytes(gpt), &gpt->workspace);
+    memory_plan_reserve(memory_plan, "scratch", "of ops without a workspace", op_scratch_bytes(), &gpt->scratch);
 }
 
 size_t gpt_planned_bytes(const Config *config) {
     GPT gpt;
-    Arena arena = {0};
+    MemoryPlan memory_plan = {0};
     gpt_describe(&gpt, config);
-    gpt_reserve(&gpt, &arena);
-    size_t bytes = arena_total(&arena);
-    arena_free(&arena, NULL);
+    gpt_reserve(&gpt, &memory_plan);
+    size_t bytes = memory_plan_total(&memory_plan);
+    memory_plan_free(&memory_plan, NULL);
     gpt_free(&gpt);
     return bytes;
 }
@@ -342,7 +342,7 @@ typedef struct Run {
     MPI_Comm dp_group;
     Comm *comm;
     Timers *timers;
-    Arena arena;
+    MemoryPlan memory_plan;
     Zero zero;
     GPT gpt;
     CheckpointTensor *tensors;
@@ -580,7 +580,7 @@ static IterationReport step_report(Run *run, int64_t iteration) {
     r.skipped_iterations = run->sentry.skipped;
     r.nan_iterations = run->sentry.nan;
     r.epoch = loader_epoch(run->loader, run->consumed_train);
-    r.reserved_bytes = r.allocated_bytes = (double)arena_total(&run->arena);
+    r.reserved_bytes = r.allocated_bytes = (double)memory_plan_total(&run->memory_plan);
     return r;
 }
 
@@ -973,10 +973,10 @@ static bool plan_run(Run *run) {
     gpt_describe(&run->gpt, c);
     if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
     PlanTensor *tensors = gpt_plan_tensors(&run->gpt);
-    ok = zero_plan(&run->zero, c, &run->topology, tensors, run->gpt.tensors, &run->arena, &run->error);
+    ok = zero_plan(&run->zero, c, &run->topology, tensors, run->gpt.tensors, &run->memory_plan, &run->error);
     free(tensors);
     if (!ok) return false;
-    gpt_reserve(&run->gpt, &run->arena);
+    gpt_reserve(&run->gpt, &run->memory_plan);
     run->tensors = gpt_checkpoint_tensors(&run->gpt);
     run->sentry.config = c;
     run->sentry.topology = &run->topology;
@@ -1017,7 +1017,7 @@ static void print_start(Run *run) {
     log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(), device_name(run->device), backend, libraries);
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
-    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.emulated ? " (--gpus-per-node)" : "");
+    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.borders_by_flag ? " (--gpus-per-node)" : "");
     if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
     placement_report_exchange(run->log, peers_of(run, run->launch.world), &run->zero.not_shared, run->zero.node_flags != NULL, c->node_exchange == NODE_EXCHANGE_COPIES);
     device_environment(backend, sizeof backend);
@@ -1056,8 +1056,8 @@ static bool open_device(Run *run) {
 // In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of one host draw on the same memory.
 static bool allocate(Run *run) {
     if (!agreed(run, open_device(run))) return false;
-    memory_measure(&run->memory, &run->arena, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers, run->launch.size);
-    return agreed(run, true) && agreed(run, memory_allocate(&run->memory, &run->arena, &run->config, gpt_planned_bytes, &run->error));
+    memory_measure(&run->memory, &run->memory_plan, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers, run->launch.size);
+    return agreed(run, true) && agreed(run, memory_allocate(&run->memory, &run->memory_plan, &run->config, gpt_planned_bytes, &run->error));
 }
 
 // Device, weights, data: everything up to the first iteration.
@@ -1098,7 +1098,7 @@ static bool start_run(Run *run) {
 static void close_run(Run *run) {
     zero_stop(&run->zero);
     if (run->loader) loader_close(run->loader);
-    arena_free(&run->arena, run->device);  // before the owners of the addresses it clears
+    memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
     zero_free(&run->zero);
     gpt_free(&run->gpt);
     if (run->comm) comm_destroy(run->comm);
@@ -1182,7 +1182,7 @@ int main(int argc, char **argv) {
     if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, limit);
     limit_timer_off(timer);
     if (ok && run.config.plan) {
-        if (run.launch.rank == 0) plan_report(&run.zero, &run.arena, stdout);
+        if (run.launch.rank == 0) plan_report(&run.zero, &run.memory_plan, stdout);
     } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {
         look_at_data(&run);
     } else if (ok) {

@@ -5,6 +5,7 @@
 #pragma once
 #include "llmc/loader.h"
 #include "llmc/ops.h"
+#include "llmc/peers.h"
 #include "llmc/zero.h"
 LLMC_BEGIN
 
@@ -81,7 +82,7 @@ void gpt_describe(GPT *gpt, const Config *config);
 PlanTensor *gpt_plan_tensors(const GPT *gpt);
 CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt);
 // Reserves activations and scratch in the memory plan.
-void gpt_reserve(GPT *gpt, Arena *arena);
+void gpt_reserve(GPT *gpt, MemoryPlan *memory_plan);
 // Bytes that gpt_reserve reserves under this configuration.
 size_t gpt_planned_bytes(const Config *config);
 // Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks and on every backend. The ranks of group, which call it

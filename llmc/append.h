@@ -1,5 +1,5 @@
 // Append-only record files, for logs: a record goes in whole or not at all, and neither a full disk nor a pipe that nobody reads stops training. Used by log.c (JSON
-// lines), progress.c and tensorboard.c (event files).
+// lines), probe.c (histograms), progress.c and tensorboard.c (event files); prefix_lock.c has it make a folder.
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN

@@ -144,6 +144,16 @@ char *xstrdup(const char *text) {
     return (char *)memcpy(xmalloc(bytes, "a string"), text, bytes);
 }
 
+char *text_format(const char *format, ...) {
+    char *text = NULL;
+    va_list args;
+    va_start(args, format);
+    int length = vasprintf(&text, format, args);
+    va_end(args);
+    if (length < 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a line of text; use a larger machine");
+    return text;
+}
+
 static double clock_seconds(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);

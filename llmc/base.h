@@ -1,5 +1,5 @@
 // What every module shares: C linkage, exit codes, the Error a fallible call fills, the Site a fatal error names.
-// Included by every header of the host library.
+// Every other header of the host library stands on it, most of them through another one.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -68,6 +68,8 @@ void *xmalloc(size_t bytes, const char *purpose);
 void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);
 char *xstrdup(const char *text);
+// printf into malloc'ed text; ends the process likewise.
+char *text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // Seconds of a clock that never jumps, for durations.
 double monotonic_seconds(void);

@@ -1,7 +1,7 @@
 // Saving and loading a run. Megatron's directory names and tracker file; per-rank safetensors shards, a manifest with sizes and xxh3 hashes;
 // written to a temporary folder, fsynced, renamed, tracker last. Records are slices (tensor, lo, hi) by name, so that a checkpoint
-// loads at another data-parallel size or with other group sizes. Called by train_gpt.cu with what zero_slices.c hands it. checkpoint.c saves,
-// checkpoint_load.c loads, manifest.h describes the manifest, safetensors.h the shards, durable.h the care taken with files.
+// loads at another data-parallel size or with other group sizes. saver.c saves through it and train_gpt.cu loads, with zero_slices.c for what is in
+// memory. checkpoint.c saves, checkpoint_load.c loads, manifest.h describes the manifest, safetensors.h the shards, durable.h the care taken with files.
 //
 //   <save>/latest_checkpointed_iteration.txt             the tracker
 //   <save>/checkpoints_of_run.txt                         which of the checkpoints here are of the run that the tracker's is of (lineage.h)
@@ -11,7 +11,7 @@
 //   <save>/.iter_0000100.old/         only on file systems that cannot exchange two names, while iteration 100 is being replaced
 //   <save>/.iter_0000050.del/         an old checkpoint while it is being deleted (save_folder.h)
 #pragma once
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/save_folder.h"
 LLMC_BEGIN
 

@@ -1,5 +1,6 @@
 // The backend boundary, part 3: collectives among the data-parallel ranks, in stream order on device memory. llmc/cpu/comm.c implements them with MPI;
-// a CUDA file with NCCL. Called by sdp4bit/tlq_hs.c, sdp4bit/qwd.c and zero.c. Failures end the job through fatal() with EXIT_COMMUNICATION.
+// a CUDA file with NCCL. Opened by train_gpt.cu; gradients and weights go through sdp4bit/wire.c, the records of a step are
+// zero.c's. Failures end the job through fatal() with EXIT_COMMUNICATION.
 #pragma once
 #include <mpi.h>
 

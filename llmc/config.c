@@ -286,9 +286,7 @@ static void replace_wandb(Config *config, char *notes, size_t notes_bytes) {
     if (!config->log_jsonl) {
         bool own = config->wandb_save_dir && *config->wandb_save_dir;
         const char *folder = own ? config->wandb_save_dir : config->save ? config->save : ".";
-        size_t bytes = strlen(folder) + strlen(config->wandb_exp_name) + sizeof "/wandb/.jsonl";
-        config->wandb_jsonl = (char *)xmalloc(bytes, "path of JSON lines");
-        snprintf(config->wandb_jsonl, bytes, "%s%s/%s.jsonl", folder, own ? "" : "/wandb", config->wandb_exp_name);
+        config->wandb_jsonl = text_format("%s%s/%s.jsonl", folder, own ? "" : "/wandb", config->wandb_exp_name);
         config->log_jsonl = config->wandb_jsonl;
     }
     options_note(notes, notes_bytes, "--wandb-project: Weights & Biases is not used; JSON lines go to %s", config->log_jsonl);

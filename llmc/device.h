@@ -1,5 +1,6 @@
 // The backend boundary, part 1: memory and streams. llmc/cpu/device.c implements it for CPU ranks (a stream is the calling thread,
-// an event is nothing); a CUDA file implements it for GPUs. Chosen at link time. Used by arena.c, zero.c, train_gpt.cu and checkpoint.c.
+// an event is nothing); a CUDA file implements it for GPUs. Chosen at link time. Used wherever device memory or a stream is touched, most of all
+// by memory_plan.c, zero.c and train_gpt.cu.
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,16 +34,6 @@ static const char *advice(int number) {
 bool durable_error(Error *err, const char *verb, const char *path) {
     int number = errno;
     return error_set(err, EXIT_CHECKPOINT, "cannot %s %s: %s; %s", verb, path, number ? strerror(number) : "the file ended early", advice(number));
-}
-
-char *text_format(const char *format, ...) {
-    char *text = NULL;
-    va_list args;
-    va_start(args, format);
-    int length = vasprintf(&text, format, args);
-    va_end(args);
-    if (length < 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a line of text; use a larger machine");
-    return text;
 }
 
 bool write_all(int fd, const void *data, uint64_t bytes) {

@@ -1,4 +1,4 @@
-// Files that survive a crash: written whole, fsynced, renamed into place. Used by safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c, shard.c,
+// Files that survive a crash: written whole, fsynced, renamed into place. Used by append.c, safetensors.c, checkpoint.c, checkpoint_load.c, save_folder.c, lineage.c, shard.c,
 // vocabulary.c, options.c and train_gpt.cu. All errors are EXIT_CHECKPOINT and read "cannot <verb> <path>: <reason>; <what to do>".
 #pragma once
 #include <stdio.h>
@@ -8,8 +8,6 @@ LLMC_BEGIN
 
 // Fills err from errno (0: the file ended early): "cannot <verb> <path>: <strerror>; <advice for this errno>". Returns false.
 bool durable_error(Error *err, const char *verb, const char *path);
-// printf into malloc'ed text.
-char *text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // write(2) and pread(2) until all bytes are through; EINTR and short counts are handled. pread_all: false with errno 0 at the end of the file.
 bool write_all(int fd, const void *data, uint64_t bytes);

@@ -1,6 +1,7 @@
 // Nodes inside one machine that are real for NCCL: --emulate-nodes. Called by train_gpt.cu before the first use of NCCL.
 #pragma once
 #include "llmc/launch.h"
+#include "llmc/topology.h"
 LLMC_BEGIN
 
 // Sets this process's environment so that NCCL takes the topology's nodes for separate machines, whose traffic goes through sockets: NCCL_HOSTID names host and

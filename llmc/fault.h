@@ -1,5 +1,6 @@
 // Faults made on purpose, so that tests can see them found: single bits flipped where cosmic rays and cables do it, ranks that live on but stand still.
-// Named by the environment variable SDP4BIT_FAULT, which this module alone reads; without it nothing happens. Asked by zero.c, sdp4bit/wire.c and heartbeat.c.
+// Named by the environment variable SDP4BIT_FAULT, which this module alone reads; without it nothing happens. Opened by zero_plan.c and heartbeat.c; asked by
+// heartbeat.c, zero.c and sdp4bit/wire.c.
 //
 //   SDP4BIT_FAULT=replica:RANK:ITERATION:BUCKET[:BIT][,...]  one bit of this bucket's weights in the replica of dp rank RANK, after the iteration's update
 //   SDP4BIT_FAULT=message:RANK:ITERATION:NUMBER[:BIT][,...]  one bit of a message that RANK has received: that of its NUMBER-th exchange in the iteration, from 0

@@ -13,6 +13,7 @@
 #include "llmc/fault.h"
 #include "llmc/host_memory.h"
 #include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/small_thread.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
@@ -263,7 +264,7 @@ static Slot *map_slots(Peers host, int *rank, int *size) {
 
 void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     int rank, size, on_host;
-    Error ignored;  // zero.c reports faults that are not understood
+    Error ignored;  // zero_plan.c reports faults that are not understood
     site->heartbeat = NULL;
     Site unwatched = *site;  // of ranks that are yet to come nothing is known
     Peers peers = {host, limit > 0 ? limit + launch_rank_delay(site->rank) : 0, &unwatched};

@@ -1,7 +1,7 @@
 // Signs of life of the ranks of one host, in memory that they share: a watchdog thread in every rank shows that its process runs, the main thread whether it waits
 // for others, and where it is. So whoever ends a job that stands still can name the rank that does not come, and not one that only waits for it. The thread
 // sees stopped and dead ranks whatever the main thread is blocked in, and a main thread of its own that makes no progress: a call that never returns.
-// Opened by train_gpt.cu; told by launch.c and the backends, which wait, and by what takes long.
+// Opened by train_gpt.cu; told by peers.c and the backends, which wait, and by what takes long.
 #pragma once
 #include <mpi.h>
 
@@ -12,7 +12,7 @@ LLMC_BEGIN
 // Without memory for that, or with a limit and without a thread, the job ends (EXIT_ENVIRONMENT).
 // A rank that shows no sign of life for `limit` seconds (0: none is looked for) ends the job: the lowest rank of the host that is alive
 // prints one line and leaves with EXIT_COMMUNICATION. So does a rank whose own main thread makes no progress for that long, or a little longer when it waits:
-// waits that know their limit (launch.h) come first. ranks: how many there are on all hosts. site is read by the calling thread alone.
+// waits that know their limit (peers.h) come first. ranks: how many there are on all hosts. site is read by the calling thread alone.
 void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit);
 // From here on this rank's silence means nothing.
 void heartbeat_close(Site *site);

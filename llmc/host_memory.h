@@ -1,7 +1,7 @@
 // Memory that the ranks of one host share: an anonymous file (memfd) of the first rank that the others open through /proc, not an MPI shared window: Open MPI
 // puts windows in /dev/shm, which a container often limits to 64 MB, and hangs when it is too small. Called by heartbeat.c and node_memory.c.
 #pragma once
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 LLMC_BEGIN
 
 // Collective over host (ranks of one host): the same zeroed bytes in every rank's address space, for munmap, which all may write, or the first rank alone. NULL on

@@ -1,4 +1,4 @@
-// Strict helpers around cJSON: see json.h. Used by safetensors.c and manifest.c.
+// Strict helpers around cJSON: see json.h.
 #include "llmc/json.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 
 #include "llmc/config.h"
 #include "llmc/dataset.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 LLMC_BEGIN
 
 typedef struct LoaderOptions {

@@ -1,5 +1,6 @@
 // What the user sees: Megatron-LM's log lines with this program's fields appended, JSON lines, TensorBoard events. Printed by rank 0
-// (Megatron's last rank prints the loss lines; ours is always rank 0). Called by train_gpt.cu; every other rank holds a Log that prints nothing.
+// (Megatron's last rank prints the loss lines; ours is always rank 0). Called by train_gpt.cu and those to whom it hands the Log; every other rank
+// holds a Log that prints nothing.
 //
 // JSON lines (--log-jsonl): one object per line, "kind" first. Numbers are written so that reading them back gives the same bits; NaN and
 // infinity, which JSON lacks, are null, with the word in "<name>_text". Everything that depends on the clock or the machine's speed stands inside

@@ -8,7 +8,6 @@
 #include <xxhash.h>
 
 #include "llmc/dtype.h"
-#include "llmc/durable.h"
 #include "llmc/json.h"
 #include "llmc/safetensors.h"
 #include "llmc/version.h"

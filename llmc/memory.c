@@ -66,9 +66,9 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
 }
 
 // Was it memory of the host, beside a device with its own, that could not be had? No size of the model's changes that.
-static bool host_failed(const Arena *arena) {
-    for (int i = 0; i < arena->count; i++) {
-        const ArenaEntry *entry = &arena->entries[i];
+static bool host_failed(const MemoryPlan *memory_plan) {
+    for (int i = 0; i < memory_plan->count; i++) {
+        const MemoryPlanEntry *entry = &memory_plan->entries[i];
         if (entry->bytes && !entry->memory) return entry->host && !device_is_host();
     }
     return false;
@@ -78,19 +78,19 @@ static bool host_failed(const Arena *arena) {
 // beside_plan_bytes). Where a plan leaves less, they would fail in the first step, in words of their own.
 enum { LIBRARIES_MIB = 512, LIBRARIES_AND_NCCL_MIB = 1280 };
 
-void memory_measure(Memory *memory, const Arena *arena, Device *device, int sharers, int ranks) {
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks) {
     memory->beside = device_is_host() ? 0 : (size_t)(ranks > 1 ? LIBRARIES_AND_NCCL_MIB : LIBRARIES_MIB) << 20;
     memory->device = device;
     memory->sharers = sharers;
-    memory->planned = arena_needed(arena);
+    memory->planned = memory_plan_needed(memory_plan);
     memory->taken_before = device_taken(device);
     memory->share_before = device_share(device, sharers);
 }
 
-bool memory_allocate(Memory *memory, Arena *arena, const Config *config, ModelBytes model_bytes, Error *err) {
+bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes, Error *err) {
     size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
-    if (arena_allocate_within(arena, memory->device, share, memory->sharers, err)) return true;
-    if (arena->count > 0 && arena->entries[0].memory && host_failed(arena)) return false;
+    if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
+    if (memory_plan->count > 0 && memory_plan->entries[0].memory && host_failed(memory_plan)) return false;
     size_t length = strlen(err->what);
     if (memory->beside) snprintf(err->what + length, sizeof err->what - length, " beside %zu MiB kept for libraries; ", memory->beside >> 20);
     else snprintf(err->what + length, sizeof err->what - length, "; ");

@@ -1,7 +1,7 @@
 // Memory at run time: does the plan fit what is free, and if not, what would; and what the program then took beside the plan (CUDA context, libraries).
-// The plan itself is arena.h. Called by train_gpt.cu.
+// The plan itself is memory_plan.h. Called by train_gpt.cu.
 #pragma once
-#include "llmc/arena.h"
+#include "llmc/memory_plan.h"
 #include "llmc/config.h"
 #include "llmc/log.h"
 LLMC_BEGIN
@@ -21,9 +21,9 @@ typedef struct Memory {
 
 // Looks at what is free for each of `sharers` ranks that draw on the same memory (CPU ranks of a host; ranks that share a GPU). Before any of them allocates. ranks:
 // of the run; of a GPU's memory something is kept for what the libraries will take, more where ranks send to each other.
-void memory_measure(Memory *memory, const Arena *arena, Device *device, int sharers, int ranks);
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks);
 // Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or recompute setting that does (memory_advice).
-bool memory_allocate(Memory *memory, Arena *arena, const Config *config, ModelBytes model_bytes, Error *err);
+bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes, Error *err);
 // What to change so that a run, whose plan takes `planned` bytes under config, fits `share` bytes: the largest smaller micro-batch, more recomputation,
 // or both. A micro-batch divides the sequences per rank and step, and the steps of a batch ramp-up.
 void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share, ModelBytes model_bytes);

@@ -4,12 +4,12 @@
 #include <mpi.h>
 
 #include "llmc/dataset.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 LLMC_BEGIN
 
 typedef struct NodeMemory NodeMemory;
 
-// Collective over node, whose communicator is duplicated; here and later a rank that does not come ends the job (launch.h). share false: a copy per
+// Collective over node, whose communicator is duplicated; here and later a rank that does not come ends the job (peers.h). share false: a copy per
 // rank from the start (for tests).
 NodeMemory *node_memory_open(Peers node, bool share);
 // All memory must have been freed before. Collective.

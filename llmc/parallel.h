@@ -1,7 +1,7 @@
 // Host work spread over threads: what is independent of its neighbours, such as drawing initial weights, takes the cores that this rank may use. Results
 // must not depend on who does what. Called by train_gpt.cu (gpt_init_weights) and llmc/cpu/ops_init.c.
 #pragma once
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 LLMC_BEGIN
 
 // Works on [lo, hi); called from several threads at once, for pieces that do not overlap.

@@ -1,7 +1,8 @@
 // Which of its host's devices a rank takes, and how it reaches those of the other ranks of its node. Called by train_gpt.cu and dev/bench/sync_only.c.
 #pragma once
-#include "llmc/launch.h"
 #include "llmc/log.h"
+#include "llmc/peers.h"
+#include "llmc/topology.h"
 LLMC_BEGIN
 
 // Sets topology->device: this rank's place among its host's ranks, if those of emulated nodes do not share devices (topology_share_devices) and no launcher shows

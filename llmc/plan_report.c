@@ -23,7 +23,7 @@ static void print_layout(const Plan *plan, const GradWire *grad, FILE *out) {
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
         fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld", b, bucket->first_unit, bucket->end_unit - 1,
-                (long long)bucket->matrix, (long long)bucket->tail);
+                (long long)bucket->matrix_elements, (long long)bucket->tail_elements);
         if (plan->dp > 1) fprintf(out, "  chunks of gradients %3d", plan_chunks(plan, bucket, grad));
         fputc('\n', out);
     }
@@ -46,7 +46,7 @@ static void print_wire(const Zero *zero, FILE *out) {
     const Plan *plan = &zero->plan;
     bool late = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
     for (int pass = late ? 0 : 1; pass < 2; pass++) {
-        const GradWire *grad = pass ? &zero->wire : &zero->plain_wire;
+        const GradWire *grad = pass ? &zero->grad_wire : &zero->plain_grad_wire;
         WireBytes bytes = plan_wire_bytes(plan, grad, &zero->weight_wire);
         WireFormula formula = plan_wire_formula(plan, grad, &zero->weight_wire);
         fprintf(out, "bytes sent per step and rank%s\n", late ? (pass ? ", once gradients are quantised" : ", before gradients are quantised") : "");
@@ -64,11 +64,11 @@ static void print_wire(const Zero *zero, FILE *out) {
     }
 }
 
-void plan_report(const Zero *zero, const Arena *arena, FILE *out) {
+void plan_report(const Zero *zero, const MemoryPlan *memory_plan, FILE *out) {
     print_model(zero->config, &zero->plan, out);
-    print_layout(&zero->plan, &zero->wire, out);
+    print_layout(&zero->plan, &zero->grad_wire, out);
     fprintf(out, "memory per rank\n");
-    arena_print(arena, zero->plan.parameters, out);
+    memory_plan_print(memory_plan, zero->plan.parameters, out);
     bool host = device_is_host();
     fprintf(out, "  on top, told by a run's log: %s\n", host ? "the program, MPI's buffers and the data at hand" : "the CUDA context and what cuBLAS, cuDNN and NCCL take");
     if (host) fprintf(out, "  (for CPU ranks; build/train_gpt --plan tells what GPUs need, whose ops want other workspaces)\n");

@@ -4,6 +4,6 @@
 
 #include "llmc/zero.h"
 LLMC_BEGIN
-// Parameters, topology, buckets, memory by purpose (the arena's entries are exactly what the program allocates), bytes per step and level, FLOPs.
-void plan_report(const Zero *zero, const Arena *arena, FILE *out);
+// Parameters, topology, buckets, memory by purpose (the memory plan's entries are exactly what the program allocates), bytes per step and level, FLOPs.
+void plan_report(const Zero *zero, const MemoryPlan *memory_plan, FILE *out);
 LLMC_END

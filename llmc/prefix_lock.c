@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -21,12 +20,7 @@ static bool make_folder_of(const char *prefix, Error *err) {
     return made;
 }
 
-static char *temporary_index(const char *prefix) {
-    size_t bytes = strlen(prefix) + sizeof ".idx.tmp";
-    char *path = xmalloc(bytes, "a path");
-    snprintf(path, bytes, "%s.idx.tmp", prefix);
-    return path;
-}
+static char *temporary_index(const char *prefix) { return text_format("%s.idx.tmp", prefix); }
 
 bool prefix_lock(const char *prefix, int *lock, Error *err) {
     *lock = -1;

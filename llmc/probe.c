@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "llmc/append.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/zero.h"
 
 enum { EXACT_CHUNKS = 8 };  // the exact reduction goes in pieces, so that its fp32 messages stay small; any number gives the same sums
@@ -35,23 +35,23 @@ static GradWire exact_wire(void) {
     return wire;
 }
 
-void probe_reserve(Zero *zero, Arena *arena) {
+void probe_reserve(Zero *zero, MemoryPlan *memory_plan) {
     if (!zero->config->log_quantization_error_interval || zero->plan.dp == 1) return;
     Probe *probe = &zero->probe;
     GradWire wire = exact_wire();
     int64_t largest = 0;
     for (int b = 0; b < zero->plan.buckets; b++) {
-        int64_t elements = zero->plan.bucket[b].matrix + zero->plan.bucket[b].tail;
+        int64_t elements = zero->plan.bucket[b].matrix_elements + zero->plan.bucket[b].tail_elements;
         if (elements > largest) largest = elements;
     }
     TlqWorkspace *w = &probe->workspace;
     tlq_workspace(w, &zero->plan, &wire);
     const char *group = "quantisation error";
-    arena_reserve(arena, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
-    arena_reserve(arena, group, "sent inside the node", w->send1_bytes, (void **)&w->send1);
-    arena_reserve(arena, group, "received inside the node", w->recv1_bytes, (void **)&w->recv1);
-    arena_reserve(arena, group, "sent between nodes", w->send2_bytes, (void **)&w->send2);
-    arena_reserve(arena, group, "received between nodes", w->recv2_bytes, (void **)&w->recv2);
+    memory_plan_reserve(memory_plan, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
+    memory_plan_reserve(memory_plan, group, "sent inside the node", w->send1_bytes, (void **)&w->send1);
+    memory_plan_reserve(memory_plan, group, "received inside the node", w->recv1_bytes, (void **)&w->recv1);
+    memory_plan_reserve(memory_plan, group, "sent between nodes", w->send2_bytes, (void **)&w->send2);
+    memory_plan_reserve(memory_plan, group, "received between nodes", w->recv2_bytes, (void **)&w->recv2);
 }
 
 void probe_free(Probe *probe) {
@@ -67,19 +67,19 @@ CommTraffic probe_traffic(const Zero *zero) {
 
 // --- in the step ---------------------------------------------------------------------------------------------------------------------------
 
-// n device values as floats on the host, in the order of the traffic stream.
+// n device values as floats on the host, in the order of the lane `last`.
 static float *fetch(Zero *zero, const float *values, int64_t n) {
     float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
-    copy_to_host(zero->traffic, host, values, (size_t)n * sizeof(float));
-    stream_synchronize(zero->traffic);
+    copy_to_host(zero->lanes->last, host, values, (size_t)n * sizeof(float));
+    stream_synchronize(zero->lanes->last);
     return host;
 }
 
 static float *fetch_weights(Zero *zero, const floatX *values, int64_t n) {
     floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "figures on quantisation");
     float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
-    copy_to_host(zero->traffic, narrow, values, (size_t)n * sizeof(floatX));
-    stream_synchronize(zero->traffic);
+    copy_to_host(zero->lanes->last, narrow, values, (size_t)n * sizeof(floatX));
+    stream_synchronize(zero->lanes->last);
     for (int64_t i = 0; i < n; i++) host[i] = floatX_to_float(narrow[i]);
     free(narrow);
     return host;
@@ -92,7 +92,7 @@ static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
 }
 
 // Is the piece one of a matrix in this bucket? (1-D tensors are never quantised.)
-static bool is_matrix_of(const Piece *piece, const Bucket *bucket) { return piece->arena >= bucket->arena && piece->arena < bucket->arena + bucket->matrix; }
+static bool is_matrix_of(const Piece *piece, const Bucket *bucket) { return piece->arena_at >= bucket->arena_start && piece->arena_at < bucket->arena_start + bucket->matrix_elements; }
 
 // The gradient as the first level of the reduction takes it, 1/dp of the local one, and what Hadamard makes of it, kept orthonormal so that both have the same
 // norm. Blocks of 32 begin where tensors and shards do; a tensor's last one is filled with pads, zeros before the transform, so the
@@ -103,7 +103,7 @@ static void gradient_histograms(Zero *zero, int b) {
         const Piece *piece = &zero->pieces[i];
         if (!is_matrix_of(piece, &zero->plan.bucket[b])) continue;
         int64_t n = piece->hi - piece->lo, whole = round_up64(n, HADAMARD_ORDER);
-        float *x = fetch(zero, zero->grads + piece->arena, whole);
+        float *x = fetch(zero, zero->grads + piece->arena_at, whole);
         for (int64_t j = 0; j < whole; j++) x[j] *= scale;
         histogram_add(histogram_of(zero, piece->tensor, PROBE_GRADIENT), x, n);
         for (int64_t j = 0; j < whole; j += HADAMARD_ORDER) hadamard32(x + j);
@@ -119,20 +119,20 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     if (histograms_due(zero)) gradient_histograms(zero, b);
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     TlqStep exact = *step;
-    exact.wire = exact_wire();
+    exact.grad_wire = exact_wire();
     exact.workspace = probe->workspace;
     float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
     CommTraffic before = comm_traffic(zero->comm);
-    copy_on_device(zero->traffic, probe->exact, zero->grads + bucket->arena, (size_t)(bucket->matrix + bucket->tail) * sizeof(float));
-    lanes_after(zero->lanes, zero->lanes->first, zero->traffic);
-    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_shard / HADAMARD_ORDER, zero->comm, zero->lanes);
+    copy_on_device(zero->lanes->last, probe->exact, zero->grads + bucket->arena_start, (size_t)(bucket->matrix_elements + bucket->tail_elements) * sizeof(float));
+    lanes_after(zero->lanes, zero->lanes->first, zero->lanes->last);
+    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_per_rank / HADAMARD_ORDER, zero->comm, zero->lanes);
     CommTraffic after = comm_traffic(zero->comm);
     for (int s = 0; s < COMM_SCOPES; s++) probe->sent[s] += after.sent[s] - before.sent[s];
 }
 
 // Adds the squares of reduced - exact and of exact over n values of the own shard at this place of the bucket.
 static void compare_window(Zero *zero, const Bucket *bucket, int64_t at, int64_t n) {
-    float *reduced = fetch(zero, zero->grads + bucket->arena + at, n), *exact = fetch(zero, zero->probe.exact + at, n);
+    float *reduced = fetch(zero, zero->grads + bucket->arena_start + at, n), *exact = fetch(zero, zero->probe.exact + at, n);
     for (int64_t i = 0; i < n; i++) {
         double error = (double)reduced[i] - exact[i];
         zero->probe.error_squares += error * error;
@@ -146,8 +146,8 @@ void probe_reduced(Zero *zero, int b) {
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     const Bucket *bucket = &zero->plan.bucket[b];
     int64_t rank = zero->topology->dp_rank;
-    compare_window(zero, bucket, rank * bucket->matrix_shard, bucket->matrix_shard);
-    compare_window(zero, bucket, bucket->matrix + rank * bucket->tail_shard, bucket->tail_shard);
+    compare_window(zero, bucket, rank * bucket->matrix_per_rank, bucket->matrix_per_rank);
+    compare_window(zero, bucket, bucket->matrix_elements + rank * bucket->tail_per_rank, bucket->tail_per_rank);
 }
 
 void probe_updated(Zero *zero, int b) {
@@ -156,10 +156,10 @@ void probe_updated(Zero *zero, int b) {
         const Piece *piece = &zero->pieces[i];
         if (!is_matrix_of(piece, &zero->plan.bucket[b])) continue;
         int64_t n = piece->hi - piece->lo;
-        float *master = fetch(zero, zero->master + piece->state, n);
+        float *master = fetch(zero, zero->master + piece->state_at, n);
         histogram_add(histogram_of(zero, piece->tensor, PROBE_WEIGHT), master, n);
         if (zero->plan.dp > 1) {  // one rank sends nothing: its replica is new already
-            float *replica = fetch_weights(zero, zero->weights + piece->arena, n);
+            float *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
             for (int64_t j = 0; j < n; j++) replica[j] = master[j] - replica[j];
             histogram_add(histogram_of(zero, piece->tensor, PROBE_DIFFERENCE), replica, n);
             free(replica);
@@ -175,7 +175,7 @@ static void replica_squares(Zero *zero, double squares[2]) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
         int64_t n = piece->hi - piece->lo;
-        float *master = fetch(zero, zero->master + piece->state, n), *replica = fetch_weights(zero, zero->weights + piece->arena, n);
+        float *master = fetch(zero, zero->master + piece->state_at, n), *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
         for (int64_t j = 0; j < n; j++) {
             double error = (double)replica[j] - master[j], rounding = (double)floatX_to_float(floatX_from_float(master[j])) - master[j];
             squares[0] += error * error;

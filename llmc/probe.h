@@ -1,15 +1,15 @@
 // Looks at what quantisation does while a run trains, without touching it:
 //   --log-quantization-error-interval   the reduced gradient against the exact reduction of the same step, and the replica against the masters
 //   --dump-distributions-interval       histograms of weights, weight differences, and gradients before and after Hadamard, of the own shard
-// zero.c calls it at four places of a step that is due; train_gpt.cu asks for the report afterwards. Figures are computed on the host: a step that is due
+// zero.c calls it at three places of a step that is due; train_gpt.cu asks for the report afterwards. Figures are computed on the host: a step that is due
 // takes longer, the others cost nothing.
 #pragma once
-#include "llmc/arena.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/config.h"
 #include "llmc/histogram.h"
 #include "llmc/log.h"
+#include "llmc/memory_plan.h"
 #include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
 
@@ -30,8 +30,8 @@ typedef struct Probe {
 // Error: EXIT_ENVIRONMENT, as for the other logs.
 bool probe_folder(const Config *config, Error *err);
 // After zero_plan has built the layout: scratch, when the flags want it.
-void probe_reserve(struct Zero *zero, Arena *arena);
-// A bucket's gradients, local and complete; then reduced; then its masters updated and the replica not yet. All in the order of zero->traffic.
+void probe_reserve(struct Zero *zero, MemoryPlan *memory_plan);
+// A bucket's gradients, local and complete; then reduced; then its masters updated and the replica not yet. All in the order of zero->lanes->last.
 void probe_gradients(struct Zero *zero, const TlqStep *step, int bucket);
 void probe_reduced(struct Zero *zero, int bucket);
 void probe_updated(struct Zero *zero, int bucket);

@@ -54,12 +54,7 @@ static void read_earlier_jobs(Progress *p, const char *path) {
     if (file) fclose(file);
 }
 
-static char *path_in(const char *save) {
-    size_t bytes = strlen(save) + 16;
-    char *path = (char *)xmalloc(bytes, "a path");
-    snprintf(path, bytes, "%s/progress.txt", save);
-    return path;
-}
+static char *path_in(const char *save) { return text_format("%s/progress.txt", save); }
 
 Progress *progress_open(const char *save, int world_size, double flops_so_far, bool active, Error *err) {
     Progress *p = (Progress *)xcalloc(1, sizeof *p, "progress log");

@@ -1,5 +1,5 @@
 // <save>/progress.txt of --log-progress, as Megatron-LM writes it: one line when a job starts, one per saved checkpoint, over all jobs of a run.
-// Called by train_gpt.cu.
+// Called by train_gpt.cu and saver.c.
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN

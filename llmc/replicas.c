@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair
 
@@ -28,7 +28,7 @@ static void gather_hashes(Check *c) {
     set_zero(zero->compute, zero->hash, (size_t)c->buckets * sizeof(uint64_t));
     for (int b = 0; b < c->buckets; b++) {
         const Bucket *bucket = bucket_of(c, b);
-        kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena, bucket->arena, bucket->matrix + bucket->tail);
+        kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start, bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
     }
     copy_to_host(zero->compute, own, zero->hash, (size_t)c->buckets * sizeof(uint64_t));
     stream_synchronize(zero->compute);
@@ -58,10 +58,10 @@ static void broadcast(const Check *c, int64_t n, int root) { peers_broadcast(c->
 static void take_from(const Check *c, int b, int root) {
     const Bucket *bucket = bucket_of(c, b);
     Zero *zero = c->zero;
-    int64_t all = bucket->matrix + bucket->tail;
+    int64_t all = bucket->matrix_elements + bucket->tail_elements;
     for (int64_t at = 0; at < all; at += PIECE) {
         int64_t n = all - at < PIECE ? all - at : PIECE;
-        floatX *weights = zero->weights + bucket->arena + at;
+        floatX *weights = zero->weights + bucket->arena_start + at;
         if (c->rank == root) copy_to_host(zero->compute, c->weights, weights, (size_t)n * sizeof(floatX));
         stream_synchronize(zero->compute);
         broadcast(c, n, root);
@@ -89,8 +89,8 @@ static void take_masters(const Check *c, int owner, int64_t arena, int64_t state
 static void refresh(const Check *c, int b) {
     const Bucket *bucket = bucket_of(c, b);
     for (int owner = 0; owner < c->size; owner++) {
-        take_masters(c, owner, bucket->arena + owner * bucket->matrix_shard, bucket->shard, bucket->matrix_shard);
-        take_masters(c, owner, bucket->arena + bucket->matrix + owner * bucket->tail_shard, bucket->shard + bucket->matrix_shard, bucket->tail_shard);
+        take_masters(c, owner, bucket->arena_start + owner * bucket->matrix_per_rank, bucket->state_start, bucket->matrix_per_rank);
+        take_masters(c, owner, bucket->arena_start + bucket->matrix_elements + owner * bucket->tail_per_rank, bucket->state_start + bucket->matrix_per_rank, bucket->tail_per_rank);
     }
 }
 

@@ -1,6 +1,6 @@
 // Random numbers. MT19937 reproduces numpy's legacy RandomState, which fixes Megatron's sample order; the counter-based
 // generator (Philox4x32-10, defined in sdp4bit/codec.h because the wire uses it too, with 7 rounds) serves initialisation (normal.h), dropout and sampling.
-// Used by dataset.c (shuffles) and sample.c.
+// Used by dataset.c (shuffles), loader.c (mock data) and sample.c.
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN

@@ -3,8 +3,8 @@
 // world, whose rank 0 is what the others are compared with. Each returns this rank's own finding: the caller lets the ranks agree.
 #pragma once
 #include "llmc/config.h"
-#include "llmc/launch.h"
 #include "llmc/loader.h"
+#include "llmc/peers.h"
 LLMC_BEGIN
 
 // Before anything follows from the flags. Errors: EXIT_ENVIRONMENT for another version, commit or backend; EXIT_USAGE for the first flag that differs. Paths may

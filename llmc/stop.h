@@ -1,7 +1,7 @@
 // Leaving a run early: signals, the time limit, data found broken. Signals are kept and polled, so that a step is never cut in two; every rank reaches the same
 // answer. Called by train_gpt.cu after each step and between the parts of an evaluation.
 #pragma once
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 LLMC_BEGIN
 
 // In order of weight: the weightiest reason of any rank counts.

@@ -4,7 +4,6 @@
 #include "llmc/tensorboard.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -159,10 +158,7 @@ static void append_and_free(Tensorboard *tb, Bytes record) {
 static char *event_path(const char *dir, int n) {
     char host[256] = "localhost";
     gethostname(host, sizeof host - 1);
-    size_t bytes = strlen(dir) + strlen(host) + 96;
-    char *path = (char *)xmalloc(bytes, "a path");
-    snprintf(path, bytes, "%s/events.out.tfevents.%lld.%s.%ld.%d", dir, (long long)time(NULL), host, (long)getpid(), n);
-    return path;
+    return text_format("%s/events.out.tfevents.%lld.%s.%ld.%d", dir, (long long)time(NULL), host, (long)getpid(), n);
 }
 
 Tensorboard *tensorboard_open(const char *dir, Error *err) {

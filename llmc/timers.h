@@ -5,7 +5,7 @@
 // that it should show.)
 #pragma once
 #include "llmc/device.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 LLMC_BEGIN
 
 // In Megatron's print order. Level 0..2 of --timing-log-level decides which exist (see timer_info in timers.c).

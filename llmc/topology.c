@@ -62,7 +62,7 @@ bool topology_build(Topology *t, int world_rank, int world_size, const int *host
     t->nodes = t->dp_size / t->per_node;
     t->node = t->dp_rank / t->per_node;
     t->local = t->dp_rank % t->per_node;
-    t->emulated = gpus_per_node != 0;
+    t->borders_by_flag = gpus_per_node != 0;
     t->device_sharers = 1;
     t->device_turn = 0;
     host_place(host_of_rank, world_size, world_rank, &t->device, &t->host_ranks);

@@ -1,5 +1,5 @@
 // Who is where: ranks, nodes and the groups that communication runs in. Pure, given the hosts of all ranks. Megatron's rank order:
-// rank = pp * T * D + dp * T + tp. Built once by main; read by comm, zero, the loader and the logs.
+// rank = pp * T * D + dp * T + tp. Built once by main; read by comm, zero, placement.c, emulate.c, sentry.c.
 #pragma once
 #include "llmc/base.h"
 LLMC_BEGIN
@@ -14,7 +14,7 @@ typedef struct Topology {
     int device;                     // local device index on the real host: its place among them, or topology_share_devices'
     int device_sharers;             // ranks that use this device
     int device_turn;                // of its own node's: this rank's place among them, 0 unless a node has more ranks than devices
-    bool emulated;                  // node borders were set by --gpus-per-node, not by hosts
+    bool borders_by_flag;           // node borders were set by --gpus-per-node, not by hosts
 } Topology;
 
 // host_of_rank: (world_size) an integer naming each rank's host. gpus_per_node: ranks per node, 0 = the real hosts.

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 // --- start and end ---------------------------------------------------------------------------------------------------------------
 
@@ -27,9 +27,8 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *
     zero->comm = comm;
     zero->compute = compute;
     zero->lanes = lanes;
-    zero->traffic = lanes->last;
     bool copies_apart = lanes->apart && zero->staging;
-    zero->copies = copies_apart ? stream_create(device, "checkpoint copies") : zero->traffic;
+    zero->copies = copies_apart ? stream_create(device, "checkpoint copies") : lanes->last;
     zero->timers = timers;
     for (int b = 0; b < zero->plan.buckets; b++) {
         zero->ready[b] = event_create(device);
@@ -63,7 +62,7 @@ void zero_free(Zero *zero) {
         event_destroy(zero->judged);
         event_destroy(zero->staged);
         for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
-        if (zero->copies != zero->traffic) stream_destroy(zero->copies);
+        if (zero->copies != zero->lanes->last) stream_destroy(zero->copies);
     }
     free(zero->leaf_start);
     free(zero->units_missing);
@@ -85,40 +84,40 @@ float *zero_grad(const Zero *zero, int tensor) { return zero->grads + zero->plan
 void zero_masters_from_weights(Zero *zero) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        kernel_widen(zero->compute, zero->master + piece->state, zero->weights + piece->arena, piece->hi - piece->lo);
+        kernel_widen(zero->compute, zero->master + piece->state_at, zero->weights + piece->arena_at, piece->hi - piece->lo);
     }
 }
 
 // --- the step --------------------------------------------------------------------------------------------------------------------
 
-// Compute runs forward and backward. The lanes (sdp4bit/lanes.h) run what travels; the last of them, `traffic`, also the verdict, AdamW and what looks at the
+// Compute runs forward and backward. The lanes (sdp4bit/lanes.h) run what travels; `last` also the verdict, AdamW and what looks at the
 // shard: probes, counts, copies of a checkpoint. What orders the streams, and with that every two uses of one memory of which one writes:
-//   ready[b]   compute -> first, traffic    a bucket's gradients are complete
-//   chunks     first -> node -> middle -> rail -> traffic, and back when a slot of the buffers has served: tlq_hs.c
-//   computed   compute -> traffic           the loss is complete; compute has then waited for every done[b] of the step before (each layer ran)
-//   judged     traffic -> compute           the verdict may go to the host and the loss be cleared: the step is over
-//   shards     traffic -> rail -> node -> middle, and back when a gather buffer has served: qwd.c
+//   ready[b]   compute -> first, last       a bucket's gradients are complete
+//   chunks     first -> node -> middle -> rail -> last, and back when a slot of the buffers has served: tlq_hs.c
+//   computed   compute -> last              the loss is complete; compute has then waited for every done[b] of the step before (each layer ran)
+//   judged     last -> compute              the verdict may go to the host and the loss be cleared: the step is over
+//   shards     last -> rail -> node -> middle, and back when a gather buffer has served: qwd.c
 //   done[b]    middle -> compute            a bucket's weights are new and its gradients have served: its layers may run
-//   the last done, middle -> traffic        at the end of zero_update: what follows on traffic sees the new replica and every finding of the wire's checks
-//   joint      traffic -> copies, middle, first   lanes_after: a checkpoint's copies begin behind that; so does middle's timer of a gather (its data have their own
+//   the final done, middle -> last          at the end of zero_update: what follows on `last` sees the new replica and every finding of the wire's checks
+//   joint      last -> copies, middle, first   lanes_after: a checkpoint's copies begin behind that; so does middle's timer of a gather (its data have their own
 //                                           events), and a probe's exact reduction behind its copy of the gradient
-//   staged     copies -> traffic            and have read the shard and the replica: AdamW of the next step may write
+//   staged     copies -> last               and have read the shard and the replica: AdamW of the next step may write
 // Memory by memory:
 //   gradients   written by compute's backward after done[b]; read by first after ready[b]: chunk k reads the windows of chunk k of all ranks; the own window of
-//               chunk k is written by traffic (the final sum) after that chunk has passed first, and no other chunk reads it. The tail is chunk 0's. AdamW,
-//               the zero count and the clearing of the tail follow on traffic, before the shard is handed on, so before done[b].
-//   weights     read by compute after done[b], by AdamW on traffic after computed, by probes on traffic after the last done, by copies before staged; written by
-//               middle alone, after traffic has handed on the shard, which is after computed, the probes and staged. With one rank traffic writes them.
-//   gather[s]   written by traffic after the slot's last apply, then by rail and node, read by middle.
-//   messages    of slot s: filled by first (middle), the own one straight into the receive buffer, after the slot's last sum on middle (traffic).
-//   masters, moments, leaves, piece_sums, records: traffic; on compute (norms, repairs, saves) only after every done[b] and before the next computed or ready.
-//   control     written by the verdict, on traffic after computed; read by AdamW on traffic, by the applies on middle before done[b], by compute after judged.
+//               chunk k is written by `last` (the final sum) after that chunk has passed first, and no other chunk reads it. The tail is chunk 0's. AdamW,
+//               the zero count and the clearing of the tail follow on `last`, before the shard is handed on, so before done[b].
+//   weights     read by compute after done[b], by AdamW on `last` after computed, by probes on `last` after the final done, by copies before staged; written by
+//               middle alone, after `last` has handed on the shard, which is after computed, the probes and staged. With one rank `last` writes them.
+//   gather[s]   written by `last` after the slot's latest apply, then by rail and node, read by middle.
+//   messages    of slot s: filled by first (middle), the own one straight into the receive buffer, after the slot's latest sum on middle (`last`).
+//   masters, moments, leaves, piece_sums, records: `last`; on compute (norms, repairs, saves) only after every done[b] and before the next computed or ready.
+//   control     written by the verdict, on `last` after computed; read by AdamW on `last`, by the applies on middle before done[b], by compute after judged.
 //   loss_sum    compute; read by the verdict between computed and judged.
-//   wire fault  written by checks on middle and traffic (atomically); copied on traffic after the gradients' checks, which come before the chunks' final sums,
-//               and after the last done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
+//   wire fault  written by checks on middle and `last` (atomically); copied on `last` after the gradients' checks, which come before the chunks' final sums,
+//               and after the final done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
 //   staging     written by copies; read by the host after `staged`.
-// Each communicator is used on one stream: the node's on node, the rail's on rail, the group's on traffic. With one rank, or under --no-overlap, all lanes and
-// copies are traffic. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
+// Each communicator is used on one stream: the node's on node, the rail's on rail, the group's on `last`. With one rank, or under --no-overlap, all lanes and
+// copies are `last`. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
 // all streams are the calling thread, so the work itself is what it waits for.
 
 Exposed zero_exposed_of(const double *ms, int world) {
@@ -147,12 +146,12 @@ Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
 static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
     // Megatron's iteration counter is 0-based when the flag is compared.
     bool quantise = zero->config->quantized_gradients && iteration - 1 >= zero->config->gradients_quantization_start_iteration;
-    return quantise ? &zero->wire : &zero->plain_wire;
+    return quantise ? &zero->grad_wire : &zero->plain_grad_wire;
 }
 
 void zero_begin(Zero *zero, int64_t iteration) {
-    zero->step = zero->wire_check.step = iteration;
-    zero->wire_check.exchange = 0;
+    zero->step = zero->wire_checks.step = iteration;
+    zero->wire_checks.exchange = 0;
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
@@ -161,20 +160,20 @@ static void reduce_bucket(Zero *zero, int b) {
     TlqStep step = {0};
     step.plan = &zero->plan;
     step.topology = zero->topology;
-    step.wire = *wire_at(zero, zero->step);
+    step.grad_wire = *wire_at(zero, zero->step);
     step.workspace = zero->tlq;
-    step.check = &zero->wire_check;
+    step.checks = &zero->wire_checks;
     step.segments = zero->segments;
     step.seed = (uint32_t)zero->config->seed;
     step.step = (uint32_t)zero->step;
     const Bucket *bucket = &zero->plan.bucket[b];
     float *matrix_leaves = zero->leaves + zero->leaf_start[b];
-    float *tail_leaves = matrix_leaves + bucket->matrix_shard / HADAMARD_ORDER;
+    float *tail_leaves = matrix_leaves + bucket->matrix_per_rank / HADAMARD_ORDER;
     probe_gradients(zero, &step, b);
-    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena, matrix_leaves, tail_leaves, zero->comm, zero->lanes);
+    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves, zero->comm, zero->lanes);
     probe_reduced(zero, b);
-    kernel_tree_sum(zero->traffic, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_shard / HADAMARD_ORDER);
-    kernel_tree_sum(zero->traffic, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, HADAMARD_ORDER));
+    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_per_rank / HADAMARD_ORDER);
+    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER));
 }
 
 void zero_grads_ready(Zero *zero, int unit) {
@@ -183,11 +182,11 @@ void zero_grads_ready(Zero *zero, int unit) {
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     event_record(zero->ready[b], zero->compute);
     if (zero->lanes->apart) stream_wait(zero->lanes->first, zero->ready[b]);
-    stream_wait(zero->traffic, zero->ready[b]);
+    stream_wait(zero->lanes->last, zero->ready[b]);
     // From the bucket's readiness, or its predecessor's end, to its own end: spans of one stream, so that what overlaps counts once.
-    timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
+    timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
     reduce_bucket(zero, b);
-    timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->traffic);
+    timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
     if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
     timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
 }
@@ -195,9 +194,9 @@ void zero_grads_ready(Zero *zero, int unit) {
 // Every rank adds the same records in the same order, so all reach the same verdict.
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     int rank = zero->topology->dp_rank;
-    kernel_step_record(zero->traffic, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
-    if (zero->wire_check.sealed) copy_on_device(zero->traffic, &zero->records[rank].wire_fault, zero->wire_check.fault, sizeof(uint64_t));
-    comm_all_gather(zero->comm, COMM_GROUP, zero->records, sizeof(StepRecord), zero->traffic);
+    kernel_step_record(zero->lanes->last, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
+    if (zero->wire_checks.sealed) copy_on_device(zero->lanes->last, &zero->records[rank].wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
+    comm_all_gather(zero->comm, COMM_GROUP, zero->records, sizeof(StepRecord), zero->lanes->last);
     Judge j = {0};
     j.records = zero->records;
     j.dp = zero->plan.dp;
@@ -210,15 +209,15 @@ static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     j.skip_spikes = zero->config->on_spike == ON_SPIKE_SKIP;
     j.loss_spike_factor = (float)zero->config->loss_spike_factor;
     j.norm_spike_factor = (float)zero->config->norm_spike_factor;
-    kernel_judge(zero->traffic, zero->control, &j);
+    kernel_judge(zero->lanes->last, zero->control, &j);
 }
 
 static QwdStep qwd_step(Zero *zero, double weight_decay) {
     QwdStep step = {0};
     step.plan = &zero->plan;
     step.topology = zero->topology;
-    step.wire = zero->weight_wire;
-    step.check = &zero->wire_check;
+    step.weight_wire = zero->weight_wire;
+    step.checks = &zero->wire_checks;
     step.segments = zero->segments;
     step.control = zero->control;
     step.beta1 = (float)zero->config->adam_beta1;
@@ -231,35 +230,35 @@ static QwdStep qwd_step(Zero *zero, double weight_decay) {
 }
 
 static void count_zeros(Zero *zero) {
-    set_zero(zero->traffic, zero->zeros, sizeof(int64_t));
+    set_zero(zero->lanes->last, zero->zeros, sizeof(int64_t));
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        kernel_count_zeros(zero->traffic, zero->zeros, zero->grads + piece->arena, piece->hi - piece->lo);
+        kernel_count_zeros(zero->lanes->last, zero->zeros, zero->grads + piece->arena_at, piece->hi - piece->lo);
     }
 }
 
 // AdamW on the own shard; the bucket's gradients have served. The tail's are cleared for the next step, the matrices' are overwritten by it.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
-    timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
-    qwd_update_bucket(step, b, zero->grads + bucket->arena, zero->weights + bucket->arena, zero->master + bucket->shard,
-                      zero->exp_avg + bucket->shard, zero->exp_avg_sq + bucket->shard, zero->gather[qwd_slot(b)], zero->lanes);
-    set_zero(zero->traffic, zero->grads + bucket->arena + bucket->matrix, (size_t)bucket->tail * sizeof(float));
-    timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->traffic);
+    timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
+    qwd_update_bucket(step, b, zero->grads + bucket->arena_start, zero->weights + bucket->arena_start, zero->master + bucket->state_start,
+                      zero->exp_avg + bucket->state_start, zero->exp_avg_sq + bucket->state_start, zero->gather[qwd_slot(b)], zero->lanes);
+    set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
+    timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
 }
 
 static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     Stream *middle = zero->lanes->middle;
     const Bucket *bucket = &zero->plan.bucket[b];
-    floatX *weights = zero->weights + bucket->arena;
+    floatX *weights = zero->weights + bucket->arena_start;
     uint8_t *buffer = zero->gather[qwd_slot(b)];
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
-    lanes_after(zero->lanes, middle, zero->traffic);  // for the timer alone, whose spans are to begin with the shard: the data wait by the hops' events
+    lanes_after(zero->lanes, middle, zero->lanes->last);  // for the timer alone, whose spans are to begin with the shard: the data wait by the hops' events
     timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
     qwd_gather_bucket(step, b, buffer, zero->comm, zero->lanes);
     qwd_apply_bucket(step, b, weights, buffer, zero->comm, zero->lanes);
     timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
-    fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights, (bucket->matrix + bucket->tail) * (int64_t)sizeof(floatX));
+    fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights, (bucket->matrix_elements + bucket->tail_elements) * (int64_t)sizeof(floatX));
     event_record(zero->done[b], middle);
     zero->pending[b] = true;
     if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
@@ -267,7 +266,7 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
 }
 
 // Compute waits for the verdict: what it waits is the gradients' exposed time, of this step's interval. It also takes the verdict to the host, for which the host
-// must work, so that traffic goes straight on to AdamW; compute waits for weights then anyway.
+// must work, so that `last` goes straight on to AdamW; compute waits for weights then anyway.
 static void send_verdict(Zero *zero, int slot) {
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     stream_wait(zero->compute, zero->judged);
@@ -278,17 +277,17 @@ static void send_verdict(Zero *zero, int slot) {
 
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay) {
     int slot = (int)(zero->step % 2);
-    timer_start(zero->timers, TIMER_OPTIMIZER, zero->traffic);
+    timer_start(zero->timers, TIMER_OPTIMIZER, zero->lanes->last);
     event_record(zero->computed, zero->compute);
-    stream_wait(zero->traffic, zero->computed);
-    timer_start(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->traffic);
+    stream_wait(zero->lanes->last, zero->computed);
+    timer_start(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->lanes->last);
     judge(zero, lr_if_applied, lr_if_skipped);
-    timer_stop(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->traffic);
-    event_record(zero->judged, zero->traffic);
+    timer_stop(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->lanes->last);
+    event_record(zero->judged, zero->lanes->last);
     send_verdict(zero, slot);
     if (zero->config->log_num_zeros_in_grad) count_zeros(zero);
     zero_copy_staged(zero);
-    if (zero->copying && zero->copies != zero->traffic) stream_wait(zero->traffic, zero->staged);
+    if (zero->copying && zero->copies != zero->lanes->last) stream_wait(zero->lanes->last, zero->staged);
     zero->copying = false;
     QwdStep step = qwd_step(zero, weight_decay);
     // Forward order: the first layers' weights are needed first.
@@ -297,9 +296,9 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         probe_updated(zero, b);
         gather_bucket(zero, &step, b);
     }
-    // What follows on traffic must see the new replica. Costs nothing: that is the end of the next step's first reduction at the earliest.
-    if (zero->lanes->apart) stream_wait(zero->traffic, zero->done[zero->plan.buckets - 1]);
-    timer_stop(zero->timers, TIMER_OPTIMIZER, zero->traffic);
+    // What follows on `last` must see the new replica. Costs nothing: that is the end of the next step's first reduction at the earliest.
+    if (zero->lanes->apart) stream_wait(zero->lanes->last, zero->done[zero->plan.buckets - 1]);
+    timer_stop(zero->timers, TIMER_OPTIMIZER, zero->lanes->last);
 }
 
 StepControl zero_verdict(Zero *zero, int which) {
@@ -338,7 +337,7 @@ double zero_params_norm(Zero *zero, Peers group) {
         const Piece *piece = &zero->pieces[i];
         int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
         float sum = 0.0f;
-        kernel_square_leaves(zero->compute, zero->leaves, zero->master + piece->state, piece->hi - piece->lo);
+        kernel_square_leaves(zero->compute, zero->leaves, zero->master + piece->state_at, piece->hi - piece->lo);
         kernel_tree_sum(zero->compute, zero->piece_sums, zero->leaves, leaves);
         copy_to_host(zero->compute, &sum, zero->piece_sums, sizeof sum);
         stream_synchronize(zero->compute);
@@ -360,10 +359,10 @@ int64_t zero_zeros(Zero *zero, Peers group) {
 bool zero_wire_sound(Zero *zero, Peers group, Error *err) {
     StepControl found;
     StepRecord own = {0};
-    if (!zero->wire_check.sealed) return true;
+    if (!zero->wire_checks.sealed) return true;
     StepRecord *records = (StepRecord *)xcalloc((size_t)zero->plan.dp, sizeof *records, "the ranks' findings");
-    copy_to_host(zero->traffic, &own.wire_fault, zero->wire_check.fault, sizeof(uint64_t));
-    stream_synchronize(zero->traffic);
+    copy_to_host(zero->lanes->last, &own.wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
+    stream_synchronize(zero->lanes->last);
     peers_gather(group, &own, records, (int)sizeof own, MPI_BYTE);
     bool sound = !judge_wire(&found, records, zero->plan.dp);
     free(records);

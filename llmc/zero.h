@@ -1,22 +1,22 @@
 // ZeRO-1: every rank holds all weights and gradients but the optimiser state of 1/dp of each bucket. This module owns the arenas, reduces a bucket's
 // gradients as soon as they are complete, judges the step, runs AdamW on the own shard and brings every replica up to date, baseline or SDP4Bit.
-// Called by train_gpt.cu; uses sdp4bit/tlq_hs.h and qwd.h for what travels. zero_plan.c sets it up, zero.c makes the steps, zero_slices.c saves and restores.
+// Called by train_gpt.cu, saver.c, replicas.c and probe.c; uses sdp4bit/tlq_hs.h and qwd.h for what travels. zero_plan.c sets it up, zero.c makes the steps, zero_slices.c saves and restores.
 #pragma once
-#include "llmc/arena.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/config.h"
 #include "llmc/fault.h"
+#include "llmc/memory_plan.h"
 #include "llmc/probe.h"
 #include "llmc/timers.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
 
-// A run of elements of one tensor in this rank's shard: tensor elements [lo, hi) lie at arena position `arena` and at state position `state`.
+// A run of elements of one tensor in this rank's shard: tensor elements [lo, hi) lie at arena position arena_at and at state position state_at.
 typedef struct Piece {
     int tensor;
-    int64_t lo, hi, arena, state;
+    int64_t lo, hi, arena_at, state_at;
 } Piece;
 
 // A slice of a checkpoint on its way to the host.
@@ -30,15 +30,14 @@ typedef struct Zero {
     const Config *config;
     const Topology *topology;
     Plan plan;
-    GradWire plain_wire;   // before --gradients-quantization-start-iteration, and when gradients are not quantised
-    GradWire wire;         // as the flags say
+    GradWire plain_grad_wire;  // before --gradients-quantization-start-iteration, and when gradients are not quantised
+    GradWire grad_wire;        // as the flags say
     WeightWire weight_wire;
     Device *device;
     Comm *comm;
     Timers *timers;
     Stream *compute;                // forward and backward
-    Lanes *lanes;                   // reductions and gathers
-    Stream *traffic;                // the last lane: final sums, verdict, AdamW, whatever looks at the shard
+    Lanes *lanes;                   // reductions and gathers; on `last` also final sums, verdict, AdamW, whatever looks at the shard
     Stream *copies;                 // of a checkpoint into staging (--async-save)
     Event **ready, **done;          // (buckets) gradients complete / gathered weights applied
     Event *computed;                // the compute stream's last word of a step: its loss
@@ -76,13 +75,13 @@ typedef struct Zero {
     StepControl *landed;            // (2) host copies of the last two steps' verdicts
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
-    Wire wire_check;                // --verify-wire
+    WireChecks wire_checks;         // --verify-wire
     Error not_shared;               // why the node's ranks do not fetch messages from each other; code 0: they do, or should not
 } Zero;
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
-bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err);
-// After arena_allocate: uploads tables, creates events. weights must be filled next, then zero_masters_from_weights or zero_restore.
+bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, MemoryPlan *memory_plan, Error *err);
+// After memory_plan_allocate: uploads tables, creates events. weights must be filled next, then zero_masters_from_weights or zero_restore.
 // lanes outlive the Zero. Collective over comm.
 void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers);
 // After the last step, before the memory plan is freed: all work has ended, and no other rank reaches into this one's memory. Collective over comm. Nothing without zero_start.

@@ -12,9 +12,9 @@ static void choose_wires(Zero *zero) {
     plain.intra_group = plain.inter_group = HADAMARD_ORDER;
     plain.chunks = c->gradient_alltoall_pipeline;
     plain.rounding = c->gq_rounding;
-    zero->plain_wire = zero->wire = plain;
+    zero->plain_grad_wire = zero->grad_wire = plain;
     if (c->quantized_gradients) {
-        GradWire *w = &zero->wire;
+        GradWire *w = &zero->grad_wire;
         w->intra_codec = codec_of_bits(c->gradient_quantization_bits_intra);
         w->inter_codec = codec_of_bits(c->gradient_quantization_bits_inter);
         w->intra_group = c->gq_group_size_intra;
@@ -47,15 +47,15 @@ static PlanOptions plan_options(const Zero *zero) {
 }
 
 static int64_t bucket_leaves(const Bucket *bucket) {
-    return bucket->matrix_shard / HADAMARD_ORDER + ceil_div64(bucket->tail_shard, HADAMARD_ORDER);
+    return bucket->matrix_per_rank / HADAMARD_ORDER + ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER);
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-static void reserve_communication(Zero *zero, Arena *arena) {
+static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     TlqWorkspace plain, *w = &zero->tlq;
-    tlq_workspace(w, &zero->plan, &zero->wire);
-    tlq_workspace(&plain, &zero->plan, &zero->plain_wire);
+    tlq_workspace(w, &zero->plan, &zero->grad_wire);
+    tlq_workspace(&plain, &zero->plan, &zero->plain_grad_wire);
     bool late_start = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
     if (late_start) {
         w->send1_bytes = w->recv1_bytes = larger(w->send1_bytes, plain.send1_bytes);
@@ -65,42 +65,42 @@ static void reserve_communication(Zero *zero, Arena *arena) {
     const char *group = "communication";
     bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->topology->per_node > 1;
     int64_t grain = copies ? COMM_GRAIN : 1;  // of what the node's ranks reach into
-    arena_reserve(arena, group, "gradients, sent inside the node", (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
-    arena_reserve(arena, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
-    arena_reserve(arena, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
-    arena_reserve(arena, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
+    memory_plan_reserve(memory_plan, group, "gradients, sent inside the node", (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
+    memory_plan_reserve(memory_plan, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
+    memory_plan_reserve(memory_plan, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
+    memory_plan_reserve(memory_plan, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
     // Two buffers for all buckets, which use them in turn: one is gathered while another shard is updated.
     size_t *gather = zero->gather_bytes;
     for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
-    for (int slot = 0; slot < LANE_SLOTS; slot++) arena_reserve(arena, group, "weights, gathered", (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
-    if (copies) arena_reserve(arena, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
+    for (int slot = 0; slot < LANE_SLOTS; slot++) memory_plan_reserve(memory_plan, group, "weights, gathered", (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
+    if (copies) memory_plan_reserve(memory_plan, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
 }
 
-static void reserve_memory(Zero *zero, Arena *arena) {
+static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     const Plan *plan = &zero->plan;
     size_t elements = (size_t)plan->arena_elements, shard = (size_t)plan->shard_elements, leaves = 0;
     for (int b = 0; b < plan->buckets; b++) {
         zero->leaf_start[b] = (int64_t)leaves;
         leaves += (size_t)bucket_leaves(&plan->bucket[b]);
     }
-    arena_reserve(arena, "weights", FLOATX_NAME " replica", elements * sizeof(floatX), (void **)&zero->weights);
-    arena_reserve(arena, "gradients", "fp32 accumulated", elements * sizeof(float), (void **)&zero->grads);
-    arena_reserve(arena, "optimizer state", "fp32 masters, own shard", shard * sizeof(float), (void **)&zero->master);
-    arena_reserve(arena, "optimizer state", "first moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg);
-    arena_reserve(arena, "optimizer state", "second moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg_sq);
-    arena_reserve(arena, "norm and verdict", "segment table", (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
-    arena_reserve(arena, "norm and verdict", "leaves of the norm", leaves * sizeof(float), (void **)&zero->leaves);
-    arena_reserve(arena, "norm and verdict", "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
-    arena_reserve(arena, "norm and verdict", "records of all ranks", (size_t)plan->dp * sizeof(StepRecord), (void **)&zero->records);
-    arena_reserve(arena, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
-    arena_reserve(arena, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
-    arena_reserve(arena, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
-    if (zero->wire_check.sealed) {
-        arena_reserve(arena, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_check.sums);
-        arena_reserve(arena, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_check.fault);
+    memory_plan_reserve(memory_plan, "weights", FLOATX_NAME " replica", elements * sizeof(floatX), (void **)&zero->weights);
+    memory_plan_reserve(memory_plan, "gradients", "fp32 accumulated", elements * sizeof(float), (void **)&zero->grads);
+    memory_plan_reserve(memory_plan, "optimizer state", "fp32 masters, own shard", shard * sizeof(float), (void **)&zero->master);
+    memory_plan_reserve(memory_plan, "optimizer state", "first moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg);
+    memory_plan_reserve(memory_plan, "optimizer state", "second moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg_sq);
+    memory_plan_reserve(memory_plan, "norm and verdict", "segment table", (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
+    memory_plan_reserve(memory_plan, "norm and verdict", "leaves of the norm", leaves * sizeof(float), (void **)&zero->leaves);
+    memory_plan_reserve(memory_plan, "norm and verdict", "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
+    memory_plan_reserve(memory_plan, "norm and verdict", "records of all ranks", (size_t)plan->dp * sizeof(StepRecord), (void **)&zero->records);
+    memory_plan_reserve(memory_plan, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
+    memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
+    memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
+    if (zero->wire_checks.sealed) {
+        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_checks.sums);
+        memory_plan_reserve(memory_plan, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_checks.fault);
     }
-    arena_reserve(arena, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
-    reserve_communication(zero, arena);
+    memory_plan_reserve(memory_plan, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
+    reserve_communication(zero, memory_plan);
 }
 
 // Cuts each tensor against this rank's window of its bucket's part.
@@ -113,7 +113,7 @@ static void list_pieces(Zero *zero) {
         for (int i = 0; i < bucket->segments + bucket->tails; i++) {
             const Segment *segment = &plan->segments[bucket->first_segment + i];
             bool matrix = i < bucket->segments;
-            int64_t shard = matrix ? bucket->matrix_shard : bucket->tail_shard;
+            int64_t shard = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
             int64_t window = rank * shard, from = segment->start, to = segment->start + segment->numel;
             if (from < window) from = window;
             if (to > window + shard) to = window + shard;
@@ -122,8 +122,8 @@ static void list_pieces(Zero *zero) {
             piece.tensor = (int)segment->tensor;
             piece.lo = from - segment->start;
             piece.hi = to - segment->start;
-            piece.arena = bucket->arena + (matrix ? 0 : bucket->matrix) + from;
-            piece.state = bucket->shard + (matrix ? 0 : bucket->matrix_shard) + from - window;
+            piece.arena_at = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements) + from;
+            piece.state_at = bucket->state_start + (matrix ? 0 : bucket->matrix_per_rank) + from - window;
             zero->pieces[zero->piece_count++] = piece;
         }
     }
@@ -139,7 +139,7 @@ static uint64_t staging_bytes(const Zero *zero) {
 
 uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer) { return (uint64_t)zero->plan.parameters * element_bytes(optimizer); }
 
-bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, Arena *arena, Error *err) {
+bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, MemoryPlan *memory_plan, Error *err) {
     Zero fresh = {0};
     *zero = fresh;
     zero->config = config;
@@ -148,9 +148,9 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     choose_wires(zero);
     PlanOptions options = plan_options(zero);
     if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
-    zero->wire_check.sealed = config->verify_wire && zero->plan.dp > 1;
-    zero->wire_check.faults = &zero->faults;
-    if (zero->wire_check.sealed) plan_seal(&zero->plan);
+    zero->wire_checks.sealed = config->verify_wire && zero->plan.dp > 1;
+    zero->wire_checks.faults = &zero->faults;
+    if (zero->wire_checks.sealed) plan_seal(&zero->plan);
     size_t buckets = (size_t)zero->plan.buckets;
     zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     zero->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
@@ -158,13 +158,13 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     zero->ready = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
     zero->done = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
     zero->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the verdicts");
-    reserve_memory(zero, arena);
-    probe_reserve(zero, arena);
+    reserve_memory(zero, memory_plan);
+    probe_reserve(zero, memory_plan);
     list_pieces(zero);
     // At least a byte, so that it is there on every rank, also on one that owns nothing.
     if (config->save && config->async_save) {
         zero->staging_bytes = staging_bytes(zero);
-        arena_reserve_host(arena, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)zero->staging_bytes, 1), &zero->staging);
+        memory_plan_reserve_host(memory_plan, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)zero->staging_bytes, 1), &zero->staging);
     }
     return true;
 }

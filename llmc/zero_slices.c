@@ -27,10 +27,10 @@ ZeroSlices zero_slices(const Zero *zero, const CheckpointTensor *tensors, bool o
 static void *slice_memory(const Zero *zero, const Piece *piece, SliceKind kind, size_t *bytes) {
     *bytes = (size_t)(piece->hi - piece->lo) * (size_t)slice_kind_bytes(kind);
     switch (kind) {
-        case SLICE_MASTER: return zero->master + piece->state;
-        case SLICE_EXP_AVG: return zero->exp_avg + piece->state;
-        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state;
-        default: return zero->weights + piece->arena;
+        case SLICE_MASTER: return zero->master + piece->state_at;
+        case SLICE_EXP_AVG: return zero->exp_avg + piece->state_at;
+        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state_at;
+        default: return zero->weights + piece->arena_at;
     }
 }
 
@@ -47,11 +47,11 @@ void zero_fetch_slice(void *context, int i, void *host) {
     stream_synchronize(zero->compute);
 }
 
-// Behind the applies of the step that is saved (zero_update's last wait on traffic), before the update of the next one, whose forward, backward and reductions
-// run meanwhile: a stream of their own, because the sums of the reductions on traffic would wait for gigabytes.
+// Behind the applies of the step that is saved (zero_update's final wait on `last`), before the update of the next one, whose forward, backward and reductions
+// run meanwhile: a stream of their own, because the sums of the reductions on `last` would wait for gigabytes.
 void zero_stage_slice(void *context, int i, void *pinned) {
     Zero *zero = (Zero *)context;
-    if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->traffic);
+    if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->lanes->last);
     if (zero->to_copy_count == zero->to_copy_room) {
         zero->to_copy_room = 2 * zero->to_copy_room + 256;
         zero->to_copy = (StagedCopy *)xrealloc(zero->to_copy, (size_t)zero->to_copy_room * sizeof *zero->to_copy, "a checkpoint's copies");

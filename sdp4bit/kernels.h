@@ -18,7 +18,7 @@ typedef struct SegmentTable {
 // `slot` as its i-th partition: slots = D, i = node at two levels; slots = dp and one partition per slot at a single level.
 // The message to oneself is written to self_slot and never sent.
 typedef struct QuantizePartitions {
-    const float *grads;       // (bucket->matrix + bucket->tail) the rank's local gradients
+    const float *grads;       // (bucket->matrix_elements + bucket->tail_elements) the rank's local gradients
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;           // chunk of every partition's matrix piece
@@ -64,9 +64,9 @@ typedef struct SumFinal {
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
-    float *grads;             // (bucket->matrix + bucket->tail): the rank's windows are overwritten
-    float *matrix_leaves;     // (matrix_shard / 32) the norm's leaves of the matrix piece
-    float *tail_leaves;       // (ceil(tail_shard / 32)) written with the chunk that carries the tail
+    float *grads;             // (bucket->matrix_elements + bucket->tail_elements): the rank's windows are overwritten
+    float *matrix_leaves;     // (matrix_per_rank / 32) the norm's leaves of the matrix piece
+    float *tail_leaves;       // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail
 } SumFinal;
 void kernel_sum_final(Stream *s, const SumFinal *a);
 
@@ -89,15 +89,15 @@ typedef struct UpdateShard {
     int rank;
     Bucket bucket;
     SegmentTable table;
-    const float *grads;                      // (bucket->matrix + bucket->tail) reduced in this rank's windows
-    const floatX *weights;                   // (bucket->matrix + bucket->tail) the replica
-    float *master, *exp_avg, *exp_avg_sq;    // (matrix_shard + tail_shard)
+    const float *grads;                      // (bucket->matrix_elements + bucket->tail_elements) reduced in this rank's windows
+    const floatX *weights;                   // (bucket->matrix_elements + bucket->tail_elements) the replica
+    float *master, *exp_avg, *exp_avg_sq;    // (matrix_per_rank + tail_per_rank)
     int codec, group, rounding;
     bool difference;
     RoundingKey key;
     uint8_t *codes;                          // (message.codes_stride) codes or rounded weights
     float *scales;                           // (message.groups)
-    uint8_t *tail;                           // (tail_shard) floatX
+    uint8_t *tail;                           // (tail_per_rank) floatX
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
 
@@ -111,7 +111,7 @@ typedef struct ApplyWeights {
     MessageLayout message;
     int codec, group;
     bool difference;
-    floatX *weights;          // (bucket->matrix + bucket->tail)
+    floatX *weights;          // (bucket->matrix_elements + bucket->tail_elements)
 } ApplyWeights;
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 

@@ -137,13 +137,13 @@ static void quantize_partition(const QuantizePartitions *a, uint8_t *message, in
     int n = piece_size(a->codec, a->group);
     float x[LARGEST_GROUP];
     for (int64_t at = a->lo; at < a->hi; at += n) {
-        int64_t position = partition * a->bucket.matrix_shard + at;
+        int64_t position = partition * a->bucket.matrix_per_rank + at;
         for (int j = 0; j < n; j++) x[j] = f32_mul(a->grads[position + j], a->scale);
         for (int j = 0; a->hadamard && j < n; j += BLOCK) hadamard32(x + j);
         const Segment *segment = segment_of(a->table, position);
         write_slice(&w, at - a->lo, x, n, segment->logical + position - segment->start);
     }
-    const float *tail = a->grads + a->bucket.matrix + partition * a->bucket.tail_shard;
+    const float *tail = a->grads + a->bucket.matrix_elements + partition * a->bucket.tail_per_rank;
     for (int64_t j = 0; j < a->message.tail_elements; j++) {
         float scaled = f32_mul(tail[j], a->scale);
         store_plain(message_tail(message, &a->message, i), a->tail_codec, j, &scaled, 1);
@@ -164,7 +164,7 @@ static void requantize_partition(const SumRequantize *a, uint8_t *message, int n
     float acc[LARGEST_GROUP];
     for (int64_t at = a->lo; at < a->hi; at += n) {
         sum_sources(acc, a->received, a->sources, &a->in, a->in_codec, a->in_group, node, at - a->lo, n);
-        int64_t position = partition * a->bucket.matrix_shard + at;
+        int64_t position = partition * a->bucket.matrix_per_rank + at;
         const Segment *segment = segment_of(a->table, position);
         write_slice(&w, at - a->lo, acc, n, segment->logical + position - segment->start);
     }
@@ -195,7 +195,7 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
             hadamard32(x);
             for (int j = 0; j < BLOCK; j++) x[j] = f32_mul(x[j], HADAMARD_INVERSE);
         }
-        int64_t position = a->rank * a->bucket.matrix_shard + at;
+        int64_t position = a->rank * a->bucket.matrix_per_rank + at;
         const Segment *segment = segment_of(a->table, position);
         for (int j = 0; j < BLOCK; j++) {
             if (position + j - segment->start >= segment->numel) x[j] = 0.0f;
@@ -203,7 +203,7 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
         }
         a->matrix_leaves[at / BLOCK] = square_leaf(x, BLOCK);
     }
-    float *tail = a->grads + a->bucket.matrix + a->rank * a->bucket.tail_shard;
+    float *tail = a->grads + a->bucket.matrix_elements + a->rank * a->bucket.tail_per_rank;
     for (int64_t at = 0; at < a->in.tail_elements; at += BLOCK) {
         int n = a->in.tail_elements - at < BLOCK ? (int)(a->in.tail_elements - at) : BLOCK;
         sum_tails(tail + at, a->received, a->sources, &a->in, a->tail_codec, 0, at, n);
@@ -242,7 +242,7 @@ static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const f
 
 static void update_group(const UpdateShard *a, int64_t at, int n) {
     SliceWriter w = {a->codes, a->scales, a->codec, a->group, a->rounding, a->key};
-    int64_t position = a->rank * a->bucket.matrix_shard + at;
+    int64_t position = a->rank * a->bucket.matrix_per_rank + at;
     float x[LARGEST_GROUP];
     bool quantised = codec_info(a->codec).levels != 0;
     if (!quantised && !a->control->applied) return;
@@ -256,13 +256,13 @@ static void update_group(const UpdateShard *a, int64_t at, int n) {
 }
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) {
-    int64_t matrix_shard = a->bucket.matrix_shard, tail_shard = a->bucket.tail_shard;
-    adamw(a, adam_scalars(a, a->weight_decay), 0, a->grads + a->rank * matrix_shard, matrix_shard);
+    int64_t matrix_per_rank = a->bucket.matrix_per_rank, tail_per_rank = a->bucket.tail_per_rank;
+    adamw(a, adam_scalars(a, a->weight_decay), 0, a->grads + a->rank * matrix_per_rank, matrix_per_rank);
     int n = piece_size(a->codec, a->group);
-    for (int64_t at = 0; at < matrix_shard; at += n) update_group(a, at, n);
+    for (int64_t at = 0; at < matrix_per_rank; at += n) update_group(a, at, n);
 
-    adamw(a, adam_scalars(a, 0.0f), matrix_shard, a->grads + a->bucket.matrix + a->rank * tail_shard, tail_shard);
-    if (a->control->applied) store_plain(a->tail, FLOATX_CODEC, 0, a->master + matrix_shard, tail_shard);
+    adamw(a, adam_scalars(a, 0.0f), matrix_per_rank, a->grads + a->bucket.matrix_elements + a->rank * tail_per_rank, tail_per_rank);
+    if (a->control->applied) store_plain(a->tail, FLOATX_CODEC, 0, a->master + matrix_per_rank, tail_per_rank);
 }
 
 // n replica weights at w take the values (or differences) decoded from codes.
@@ -284,10 +284,10 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
         for (int node = 0; node < a->nodes; node++) {
             uint8_t *message = (uint8_t *)a->messages + ((int64_t)local * a->nodes + node) * a->message.bytes;
             int64_t partition = (int64_t)node * a->per_node + local;
-            apply_slice(a, a->weights + partition * a->bucket.matrix_shard, message, message_scales(message, &a->message, 0), a->codec,
-                        a->bucket.matrix_shard);
-            apply_slice(a, a->weights + a->bucket.matrix + partition * a->bucket.tail_shard, message_tail(message, &a->message, 0), NULL,
-                        FLOATX_CODEC, a->bucket.tail_shard);
+            apply_slice(a, a->weights + partition * a->bucket.matrix_per_rank, message, message_scales(message, &a->message, 0), a->codec,
+                        a->bucket.matrix_per_rank);
+            apply_slice(a, a->weights + a->bucket.matrix_elements + partition * a->bucket.tail_per_rank, message_tail(message, &a->message, 0), NULL,
+                        FLOATX_CODEC, a->bucket.tail_per_rank);
         }
     }
 }

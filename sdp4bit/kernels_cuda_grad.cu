@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
     __shared__ BlockMaxima maxima;
     int partition = blockIdx.y, i = partition / a.slots;
     uint8_t *message = partition_message(a, partition), *codes = message + i * a.message.codes_stride;
-    int64_t position = partition * a.bucket.matrix_shard + a.lo, tile = worker_start<S>(t);
+    int64_t position = partition * a.bucket.matrix_per_rank + a.lo, tile = worker_start<S>(t);
     TileWriter writer = make_writer<S>(codes, message_scales(message, a.message, i), a.codec, a.rounding, position, t, tile);
     const float *grads = a.grads + position + tile + thread_start<S>();
     SegmentCursor segment = no_segment();
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) quantize_tail_kernel(const __gr
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (at >= a.message.tail_elements) return;
     uint8_t *tail = partition_message(a, partition) + a.message.tail + i * a.message.tail_stride;
-    float grad = a.grads[a.bucket.matrix + partition * a.bucket.tail_shard + at];
+    float grad = a.grads[a.bucket.matrix_elements + partition * a.bucket.tail_per_rank + at];
     store_plain_value(tail, a.tail_codec, at, scale_plain(grad, a.scale));
 }
 
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3)
     final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
     typedef FinalShape S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
-    int64_t position = a.rank * a.bucket.matrix_shard + a.lo;  // of the chunk's first element in the bucket
+    int64_t position = a.rank * a.bucket.matrix_per_rank + a.lo;  // of the chunk's first element in the bucket
     SegmentCursor segment = no_segment();
     int64_t tile = worker_start<S>(t);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += tile_size<S>(t)) {
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_
     float sum = 0.0f;
     if (live) {
         sum = sum_tail(a.received + a.in.tail, a.in.bytes, a.sources, a.tail_codec, at);
-        a.grads[a.bucket.matrix + a.rank * a.bucket.tail_shard + at] = sum;
+        a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + at] = sum;
     }
     float leaf = f32_mul(sum, sum);
     for (int stride = 1; stride < WARP; stride *= 2) leaf = f32_add(leaf, __shfl_xor_sync(ALL_LANES, leaf, stride));

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIP
     __shared__ BlockMaxima maxima;
     int node = blockIdx.y;
     uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
-    int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, tile = worker_start<S>(t);
+    int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo, tile = worker_start<S>(t);
     TileWriter writer = make_writer<S>(message, message_scales(message, a.out, 0), a.codec, a.rounding, position, t, tile);
     Received received = partition_received(a.received, a.in, a.sources, in_index, node);
     SegmentCursor segment = no_segment();
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
         }
         const uint32_t at = min(run, spans.runs - 1);
         const bool live = run < spans.runs;
-        if constexpr (STOCHASTIC) seek_blocks<S::RUN>(blocks, a.table, ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_shard + a.lo, at);
+        if constexpr (STOCHASTIC) seek_blocks<S::RUN>(blocks, a.table, ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo, at);
         if (live && run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
         uint8_t *codes = slice.message + (uint64_t)at * (S::RUN * (INT4 ? 4 : 8) / 8);
         code_values<INT4, STOCHASTIC>(codes, x[0], inverse, blocks.first + (uint64_t)at * (S::RUN / PACKED), schedule, live, [&] {

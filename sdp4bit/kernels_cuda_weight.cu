@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     update_kernel(const __grid_constant__ UpdateShard a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule) {
     __shared__ BlockMaxima maxima;
     bool applied = a.control->applied != 0, difference = a.difference;
-    int64_t position = a.rank * a.bucket.matrix_shard, tile = worker_start<S>(t);
+    int64_t position = a.rank * a.bucket.matrix_per_rank, tile = worker_start<S>(t);
     TileWriter writer = make_writer<S>(a.codes, a.scales, a.codec, a.rounding, position, t, tile);
     AdamScalars scalars = adam_scalars(&a, a.weight_decay);
     SegmentCursor segment = no_segment();
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
 enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
 __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS) update_plain_kernel(const __grid_constant__ UpdateShard a) {
     int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;  // a shard is whole groups of 32
-    if (at >= a.bucket.matrix_shard || !a.control->applied) return;
-    float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.grads + a.rank * a.bucket.matrix_shard + at));
+    if (at >= a.bucket.matrix_per_rank || !a.control->applied) return;
+    float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.grads + a.rank * a.bucket.matrix_per_rank + at));
     float4 p = *reinterpret_cast<const float4 *>(a.master + at), m = *reinterpret_cast<const float4 *>(a.exp_avg + at);
     float4 v = *reinterpret_cast<const float4 *>(a.exp_avg_sq + at);
     AdamScalars scalars = adam_scalars(&a, a.weight_decay);
@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS) update_plain_kern
 // One tail element per thread.
 __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid_constant__ UpdateShard a) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
-    if (i >= a.bucket.tail_shard || !a.control->applied) return;
-    int64_t at = a.bucket.matrix_shard + i;
-    float grad = a.grads[a.bucket.matrix + a.rank * a.bucket.tail_shard + i], m = a.exp_avg[at], v = a.exp_avg_sq[at];
+    if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
+    int64_t at = a.bucket.matrix_per_rank + i;
+    float grad = a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + i], m = a.exp_avg[at], v = a.exp_avg_sq[at];
     float master = adamw_element(a.master[at], &m, &v, grad, adam_scalars(&a, 0.0f));
     a.master[at] = master;
     a.exp_avg[at] = m;
@@ -111,19 +111,19 @@ __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid
 }
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) {
-    if (a->bucket.matrix_shard > 0 && !codec_info(a->codec).levels) {
-        update_plain_kernel<<<(unsigned)ceil_div64(a->bucket.matrix_shard, CODEC_THREADS * PLAIN_VALUES), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+    if (a->bucket.matrix_per_rank > 0 && !codec_info(a->codec).levels) {
+        update_plain_kernel<<<(unsigned)ceil_div64(a->bucket.matrix_per_rank, CODEC_THREADS * PLAIN_VALUES), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         check_launch(s, "update");
-    } else if (a->bucket.matrix_shard > 0) {
+    } else if (a->bucket.matrix_per_rank > 0) {
         with_update_shape(a->group, [&](auto shape) {
             using S = decltype(shape);
-            Tiles t = make_tiles<S>(stream_device(s), a->bucket.matrix_shard, 1, a->group);
+            Tiles t = make_tiles<S>(stream_device(s), a->bucket.matrix_per_rank, 1, a->group);
             update_kernel<S><<<tile_grid<S>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
         });
         check_launch(s, "update");
     }
-    if (a->bucket.tail_shard > 0) {
-        update_tail_kernel<<<(unsigned)ceil_div64(a->bucket.tail_shard, CODEC_THREADS), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+    if (a->bucket.tail_per_rank > 0) {
+        update_tail_kernel<<<(unsigned)ceil_div64(a->bucket.tail_per_rank, CODEC_THREADS), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         check_launch(s, "update the tail");
     }
 }
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_const
     int64_t rank;
     const uint8_t *message = gathered_message(a, blockIdx.y, &rank);
     const float *scales = reinterpret_cast<const float *>(message + a.message.scales);
-    floatX *weights = a.weights + rank * a.bucket.matrix_shard;
+    floatX *weights = a.weights + rank * a.bucket.matrix_per_rank;
     const bool add = a.difference && Raw<CODEC>::QUANTISED;
     const int64_t first = (int64_t)blockIdx.x * APPLY_SPAN + threadIdx.x * PACKED;
     Raw<CODEC> raw[APPLY_VECTORS];
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_const
 #pragma unroll
     for (int v = 0; v < APPLY_VECTORS; v++) {
         int64_t at = first + v * BLOCK_SPAN;
-        if (at >= a.bucket.matrix_shard) continue;
+        if (at >= a.bucket.matrix_per_rank) continue;
         raw[v] = load_raw<CODEC>(message + at * Raw<CODEC>::BITS / 8);
         if (Raw<CODEC>::QUANTISED) scale[v] = __ldg(scales + group_of(index, at));
         if (add) replica[v] = load_packed(weights + at);
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_const
 #pragma unroll
     for (int v = 0; v < APPLY_VECTORS; v++) {
         int64_t at = first + v * BLOCK_SPAN;
-        if (at >= a.bucket.matrix_shard) continue;
+        if (at >= a.bucket.matrix_per_rank) continue;
         float x[PACKED], w[PACKED];
         uint32_t word[PACKED / 2];
         decode_raw(x, raw[v]);
@@ -181,29 +181,29 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_const
 // blockIdx.y: the message. The tail holds the weights themselves; a NaN among them becomes the NaN that floatX_from_float makes.
 __global__ void __launch_bounds__(CODEC_THREADS) apply_tail_kernel(const __grid_constant__ ApplyWeights a) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
-    if (i >= a.bucket.tail_shard || !a.control->applied) return;
+    if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
     int64_t rank;
     const uint8_t *message = gathered_message(a, blockIdx.y, &rank);
     floatX weight = __ldg(reinterpret_cast<const floatX *>(message + a.message.tail) + i);
-    a.weights[a.bucket.matrix + rank * a.bucket.tail_shard + i] = floatX_from_float(floatX_to_float(weight));
+    a.weights[a.bucket.matrix_elements + rank * a.bucket.tail_per_rank + i] = floatX_from_float(floatX_to_float(weight));
 }
 
 template <int CODEC>
 static void launch_apply(Stream *s, const ApplyWeights *a) {
-    dim3 grid((unsigned)ceil_div64(a->bucket.matrix_shard, APPLY_SPAN), (unsigned)(a->nodes * a->per_node));
+    dim3 grid((unsigned)ceil_div64(a->bucket.matrix_per_rank, APPLY_SPAN), (unsigned)(a->nodes * a->per_node));
     apply_kernel<CODEC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, group_index(a->group));
 }
 
 void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
-    if (a->bucket.matrix_shard > 0) {
+    if (a->bucket.matrix_per_rank > 0) {
         if (a->codec == CODEC_INT4) launch_apply<CODEC_INT4>(s, a);
         else if (a->codec == CODEC_INT8) launch_apply<CODEC_INT8>(s, a);
         else if (a->codec == CODEC_BF16) launch_apply<CODEC_BF16>(s, a);
         else launch_apply<CODEC_FP32>(s, a);
         check_launch(s, "apply weights");
     }
-    if (a->bucket.tail_shard > 0) {
-        dim3 grid((unsigned)ceil_div64(a->bucket.tail_shard, CODEC_THREADS), (unsigned)(a->nodes * a->per_node));
+    if (a->bucket.tail_per_rank > 0) {
+        dim3 grid((unsigned)ceil_div64(a->bucket.tail_per_rank, CODEC_THREADS), (unsigned)(a->nodes * a->per_node));
         apply_tail_kernel<<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         check_launch(s, "apply the tail's weights");
     }

@@ -73,22 +73,22 @@ static void place_bucket(Plan *plan, const PlanTensor *tensors, const int64_t *l
     bucket->first_segment = *next;
     int64_t end = place_part(plan, tensors, logical, b, true, plan->options.border, next);
     bucket->segments = *next - bucket->first_segment;
-    bucket->matrix = round_up64(end, plan->dp * plan->options.border);
-    bucket->matrix_shard = bucket->matrix / plan->dp;
+    bucket->matrix_elements = round_up64(end, plan->dp * plan->options.border);
+    bucket->matrix_per_rank = bucket->matrix_elements / plan->dp;
 
     bucket->first_tail = *next;
     end = place_part(plan, tensors, logical, b, false, TAIL_ALIGN, next);
     bucket->tails = *next - bucket->first_tail;
-    bucket->tail = round_up64(end, (int64_t)plan->dp * TAIL_ALIGN);
-    bucket->tail_shard = bucket->tail / plan->dp;
+    bucket->tail_elements = round_up64(end, (int64_t)plan->dp * TAIL_ALIGN);
+    bucket->tail_per_rank = bucket->tail_elements / plan->dp;
 
-    bucket->arena = plan->arena_elements;
-    bucket->shard = plan->shard_elements;
-    plan->arena_elements += round_up64(bucket->matrix + bucket->tail, 128);  // buckets start on 256 bytes of bf16
-    plan->shard_elements += round_up64(bucket->matrix_shard + bucket->tail_shard, 64);
+    bucket->arena_start = plan->arena_elements;
+    bucket->state_start = plan->shard_elements;
+    plan->arena_elements += round_up64(bucket->matrix_elements + bucket->tail_elements, 128);  // buckets start on 256 bytes of bf16
+    plan->shard_elements += round_up64(bucket->matrix_per_rank + bucket->tail_per_rank, 64);
     for (int i = 0; i < bucket->segments + bucket->tails; i++) {
         const Segment *segment = &plan->segments[bucket->first_segment + i];
-        plan->tensor_arena[segment->tensor] = bucket->arena + (i < bucket->segments ? 0 : bucket->matrix) + segment->start;
+        plan->tensor_arena[segment->tensor] = bucket->arena_start + (i < bucket->segments ? 0 : bucket->matrix_elements) + segment->start;
     }
 }
 
@@ -158,20 +158,20 @@ MessageLayout message_layout(int codec, int group, int64_t elements, int partiti
 static int64_t ordinary_bucket(const Plan *plan) {
     int64_t size = plan->options.bucket_elements > least_bucket(plan) ? plan->options.bucket_elements : least_bucket(plan);
     for (int b = 1; b < plan->buckets; b++) {
-        if (plan->bucket[b].matrix > size) size = plan->bucket[b].matrix;
+        if (plan->bucket[b].matrix_elements > size) size = plan->bucket[b].matrix_elements;
     }
     return size;
 }
 
 int plan_chunks(const Plan *plan, const Bucket *bucket, const GradWire *wire) {
     if (wire->chunks) return wire->chunks;
-    int64_t size = ordinary_bucket(plan), chunks = (bucket->matrix + size / 2) / size;
+    int64_t size = ordinary_bucket(plan), chunks = (bucket->matrix_elements + size / 2) / size;
     return chunks < 1 ? 1 : chunks > MOST_CHUNKS ? MOST_CHUNKS : (int)chunks;
 }
 
 void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi) {
     int64_t unit = plan->options.chunk_border;
-    int64_t units = bucket->matrix_shard / unit;
+    int64_t units = bucket->matrix_per_rank / unit;
     *lo = units * k / chunks * unit;
     *hi = units * (k + 1) / chunks * unit;
 }
@@ -186,7 +186,7 @@ static MessageLayout sealed_layout(const Bucket *bucket, MessageLayout m) {
 void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k, MessageLayout *level1, MessageLayout *level2) {
     MessageLayout none = {0};
     int nodes = plan->options.nodes, per_node = plan->options.per_node;
-    int64_t lo, hi, tail = k == 0 ? bucket->tail_shard : 0;
+    int64_t lo, hi, tail = k == 0 ? bucket->tail_per_rank : 0;
     plan_chunk(plan, bucket, plan_chunks(plan, bucket, wire), k, &lo, &hi);
     *level1 = *level2 = none;
     if (per_node > 1) *level1 = sealed_layout(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes, wire->tail_codec, tail));
@@ -194,7 +194,7 @@ void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *
 }
 
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) {
-    return sealed_layout(bucket, message_layout(wire->codec, wire->group, bucket->matrix_shard, 1, FLOATX_CODEC, bucket->tail_shard));
+    return sealed_layout(bucket, message_layout(wire->codec, wire->group, bucket->matrix_per_rank, 1, FLOATX_CODEC, bucket->tail_per_rank));
 }
 
 WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight) {

@@ -30,14 +30,14 @@ typedef struct Segment {
 } Segment;
 
 typedef struct Bucket {
-    int first_unit, end_unit;            // layers [first, end)
-    int64_t arena;                       // first element in the arenas; the tail starts at arena + matrix
-    int64_t matrix, tail;                // padded lengths of the two parts
-    int64_t matrix_shard, tail_shard;    // a rank's piece of each
-    int64_t shard;                       // first element in a rank's optimiser-state arena: matrix piece, then tail piece
-    int first_segment, segments;         // plan->segments, matrices
-    int first_tail, tails;               // plan->segments, 1-D tensors
-    bool sealed;                         // its messages end with a checksum: plan_seal
+    int first_unit, end_unit;                // layers [first, end)
+    int64_t arena_start;                     // first element in the arenas; the tail starts at arena_start + matrix_elements
+    int64_t matrix_elements, tail_elements;  // padded lengths of the two parts
+    int64_t matrix_per_rank, tail_per_rank;  // a rank's piece of each
+    int64_t state_start;                     // first element in a rank's optimiser state: matrix piece, then tail piece
+    int first_segment, segments;             // plan->segments, matrices
+    int first_tail, tails;                   // plan->segments, 1-D tensors
+    bool sealed;                             // its messages end with a checksum: plan_seal
 } Bucket;
 
 typedef struct PlanOptions {

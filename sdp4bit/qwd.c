@@ -15,7 +15,7 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
                        uint8_t *buffer, const Lanes *lanes) {
     const Topology *topology = step->topology;
     const Bucket *bucket = &step->plan->bucket[b];
-    MessageLayout m = plan_weight_message(bucket, &step->wire);
+    MessageLayout m = plan_weight_message(bucket, &step->weight_wire);
     int64_t row = (int64_t)topology->local * topology->nodes + topology->node;
     uint8_t *own = alone(step) ? NULL : buffer + row * m.bytes;
     UpdateShard u = {0};
@@ -33,36 +33,36 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.master = master;
     u.exp_avg = exp_avg;
     u.exp_avg_sq = exp_avg_sq;
-    u.codec = alone(step) ? FLOATX_CODEC : step->wire.codec;
-    u.group = step->wire.group;
-    u.rounding = step->wire.rounding;
-    u.difference = step->wire.difference;
+    u.codec = alone(step) ? FLOATX_CODEC : step->weight_wire.codec;
+    u.group = step->weight_wire.group;
+    u.rounding = step->weight_wire.rounding;
+    u.difference = step->weight_wire.difference;
     u.key.seed = step->seed;
     u.key.step = step->step;
     u.key.purpose = PURPOSE_WEIGHT;
     u.codes = alone(step) ? (uint8_t *)weights : own;
     u.scales = alone(step) ? NULL : (float *)(void *)(own + m.scales);
-    u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix) : own + m.tail;
+    u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix_elements) : own + m.tail;
     if (!alone(step)) lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
     kernel_update_shard(lanes->last, &u);
-    if (!alone(step)) wire_seal_own(step->check, b, (int)row, &m, buffer, lanes->last);
+    if (!alone(step)) wire_seal_own(step->checks, b, (int)row, &m, buffer, lanes->last);
 }
 
 void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, Comm *comm, const Lanes *lanes) {
     if (alone(step)) return;
     const Topology *topology = step->topology;
-    MessageLayout m = plan_weight_message(&step->plan->bucket[b], &step->wire);
+    MessageLayout m = plan_weight_message(&step->plan->bucket[b], &step->weight_wire);
     int nodes = topology->nodes, slot = qwd_slot(b);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
     // Between nodes first: each rank fetches its rail's shards into its own row, then the rows travel inside the node as they are.
     if (nodes > 1) {
         lane_wait(lanes, LANE_UPDATED, slot, lanes->rail);
-        wire_all_gather(step->check, topology->local * nodes, 1, &m, buffer, COMM_RAIL, comm, lanes->rail);
+        wire_all_gather(step->checks, topology->local * nodes, 1, &m, buffer, COMM_RAIL, comm, lanes->rail);
         lane_done(lanes, LANE_RAIL_GATHERED, slot, lanes->rail);
     }
     if (topology->per_node > 1) {
         lane_wait(lanes, nodes > 1 ? LANE_RAIL_GATHERED : LANE_UPDATED, slot, lanes->node);
-        wire_all_gather(step->check, 0, nodes, &m, buffer, COMM_NODE, comm, lanes->node);
+        wire_all_gather(step->checks, 0, nodes, &m, buffer, COMM_NODE, comm, lanes->node);
         lane_done(lanes, LANE_NODE_GATHERED, slot, lanes->node);
     }
 }
@@ -76,15 +76,15 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buff
     a.messages = buffer;
     a.nodes = topology->nodes;
     a.per_node = topology->per_node;
-    a.message = plan_weight_message(&a.bucket, &step->wire);
-    a.codec = step->wire.codec;
-    a.group = step->wire.group;
-    a.difference = step->wire.difference;
+    a.message = plan_weight_message(&a.bucket, &step->weight_wire);
+    a.codec = step->weight_wire.codec;
+    a.group = step->weight_wire.group;
+    a.difference = step->weight_wire.difference;
     a.weights = weights;
     lane_wait(lanes, a.per_node > 1 ? LANE_NODE_GATHERED : LANE_RAIL_GATHERED, qwd_slot(b), lanes->middle);
     // The first hop's row first: what it brought wrong, the second has passed on.
-    if (a.nodes > 1) wire_check_gathered(step->check, HOP_WEIGHT_RAIL, b, topology->local * a.nodes, 1, &a.message, buffer, COMM_RAIL, comm, lanes->middle);
-    if (a.per_node > 1) wire_check_gathered(step->check, HOP_WEIGHT_NODE, b, 0, a.nodes, &a.message, buffer, COMM_NODE, comm, lanes->middle);
+    if (a.nodes > 1) wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, topology->local * a.nodes, 1, &a.message, buffer, COMM_RAIL, comm, lanes->middle);
+    if (a.per_node > 1) wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, a.nodes, &a.message, buffer, COMM_NODE, comm, lanes->middle);
     kernel_apply_weights(lanes->middle, &a);
     lane_done(lanes, LANE_APPLIED, qwd_slot(b), lanes->middle);
 }

@@ -14,16 +14,16 @@ int qwd_slot(int b);
 typedef struct QwdStep {
     const Plan *plan;
     const Topology *topology;
-    WeightWire wire;
+    WeightWire weight_wire;
     const Segment *segments;      // device copy of plan->segments
     const StepControl *control;   // device
     float beta1, beta2, epsilon, weight_decay;
     uint32_t seed, step;          // of the rounding bits
-    Wire *check;                  // of the messages: whether they carry a checksum
+    WireChecks *checks;           // of the messages: whether they carry a checksum
 } QwdStep;
 
-// Updates the own shard of bucket b and writes its message to its slot of `buffer`. grads, weights: the bucket's (matrix + tail); master, exp_avg,
-// exp_avg_sq: its (matrix_shard + tail_shard). dp = 1: the weights become the rounded masters at once, and gather and apply do nothing. Runs on lanes->last.
+// Updates the own shard of bucket b and writes its message to its slot of `buffer`. grads, weights: the bucket's (matrix_elements + tail_elements); master, exp_avg,
+// exp_avg_sq: its (matrix_per_rank + tail_per_rank). dp = 1: the weights become the rounded masters at once, and gather and apply do nothing. Runs on lanes->last.
 void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *weights, float *master, float *exp_avg, float *exp_avg_sq,
                        uint8_t *buffer, const Lanes *lanes);
 // Gathers what lanes->last has made, on the lanes of the hops; everything that lanes->last was given before comes before it.

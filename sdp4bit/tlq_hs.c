@@ -41,10 +41,10 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, Comm *comm, const Lanes
     c.b = b;
     c.k = k;
     c.slot = (int)(lanes->chunks % LANE_SLOTS);
-    plan_chunk(step->plan, c.bucket, plan_chunks(step->plan, c.bucket, &step->wire), k, &c.lo, &c.hi);
+    plan_chunk(step->plan, c.bucket, plan_chunks(step->plan, c.bucket, &step->grad_wire), k, &c.lo, &c.hi);
     c.node_hop = step->plan->options.per_node > 1;
     c.rail_hop = step->plan->options.nodes > 1;
-    plan_grad_messages(step->plan, c.bucket, &step->wire, k, &c.level1, &c.level2);
+    plan_grad_messages(step->plan, c.bucket, &step->grad_wire, k, &c.level1, &c.level2);
     size_t slot = (size_t)c.slot;
     if (c.node_hop) c.send1 = w->send1 + slot * (w->send1_bytes / LANE_SLOTS);
     if (c.node_hop) c.recv1 = w->recv1 + slot * (w->recv1_bytes / LANE_SLOTS);
@@ -73,11 +73,11 @@ static void quantize(const Chunk *c, const float *grads) {
     q.lo = c->lo;
     q.hi = c->hi;
     q.scale = 1.0f / (float)step->plan->dp;
-    q.hadamard = step->wire.hadamard;
-    q.codec = c->node_hop ? step->wire.intra_codec : step->wire.inter_codec;
-    q.group = c->node_hop ? step->wire.intra_group : step->wire.inter_group;
-    q.tail_codec = step->wire.tail_codec;
-    q.rounding = step->wire.rounding;
+    q.hadamard = step->grad_wire.hadamard;
+    q.codec = c->node_hop ? step->grad_wire.intra_codec : step->grad_wire.inter_codec;
+    q.group = c->node_hop ? step->grad_wire.intra_group : step->grad_wire.inter_group;
+    q.tail_codec = step->grad_wire.tail_codec;
+    q.rounding = step->grad_wire.rounding;
     q.key = c->node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, step->topology->dp_rank) : rounding_key(step, PURPOSE_GRAD_LEVEL2, step->topology->node);
     q.slots = comm_size(c->comm, scope);
     q.self = comm_rank(c->comm, scope);
@@ -86,14 +86,14 @@ static void quantize(const Chunk *c, const float *grads) {
     q.message = *message;
     lane_wait(c->lanes, c->node_hop ? LANE_NODE_FREE : LANE_RAIL_FREE, c->slot, stream);
     kernel_quantize_partitions(stream, &q);
-    wire_seal(step->check, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, message, q.send, c->comm, stream);
+    wire_seal(step->checks, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, message, q.send, c->comm, stream);
     lane_done(c->lanes, LANE_QUANTISED, c->slot, stream);
 }
 
 static void cross_node(const Chunk *c) {
     Stream *stream = c->lanes->node;
     lane_wait(c->lanes, LANE_QUANTISED, c->slot, stream);
-    wire_all_to_all(c->step->check, HOP_GRAD_NODE, &c->level1, c->send1, c->recv1, c->comm, stream);
+    wire_all_to_all(c->step->checks, HOP_GRAD_NODE, &c->level1, c->send1, c->recv1, c->comm, stream);
     lane_done(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
 }
 
@@ -105,18 +105,18 @@ static void requantize(const Chunk *c) {
     r.received = c->recv1;
     r.sources = step->topology->per_node;
     r.in = c->level1;
-    r.in_codec = step->wire.intra_codec;
-    r.in_group = step->wire.intra_group;
+    r.in_codec = step->grad_wire.intra_codec;
+    r.in_group = step->grad_wire.intra_group;
     r.local = step->topology->local;
     r.per_node = step->topology->per_node;
     r.bucket = *c->bucket;
     r.table = c->table;
     r.lo = c->lo;
     r.hi = c->hi;
-    r.codec = step->wire.inter_codec;
-    r.group = step->wire.inter_group;
-    r.tail_codec = step->wire.tail_codec;
-    r.rounding = step->wire.rounding;
+    r.codec = step->grad_wire.inter_codec;
+    r.group = step->grad_wire.inter_group;
+    r.tail_codec = step->grad_wire.tail_codec;
+    r.rounding = step->grad_wire.rounding;
     // Level 2's source is the node: its D ranks hold disjoint shards, so their logical offsets keep the bits apart.
     r.key = rounding_key(step, PURPOSE_GRAD_LEVEL2, step->topology->node);
     r.self = step->topology->node;
@@ -125,17 +125,17 @@ static void requantize(const Chunk *c) {
     r.out = c->level2;
     lane_wait(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
     lane_wait(c->lanes, LANE_RAIL_FREE, c->slot, stream);
-    wire_check(step->check, HOP_GRAD_NODE, c->b, c->k, &c->level1, c->recv1, c->comm, stream);
+    wire_check(step->checks, HOP_GRAD_NODE, c->b, c->k, &c->level1, c->recv1, c->comm, stream);
     kernel_sum_requantize(stream, &r);
     lane_done(c->lanes, LANE_NODE_FREE, c->slot, stream);
-    wire_seal(step->check, HOP_GRAD_RAIL, c->b, c->k, &c->level2, c->send2, c->comm, stream);
+    wire_seal(step->checks, HOP_GRAD_RAIL, c->b, c->k, &c->level2, c->send2, c->comm, stream);
     lane_done(c->lanes, LANE_REQUANTISED, c->slot, stream);
 }
 
 static void cross_rail(const Chunk *c) {
     Stream *stream = c->lanes->rail;
     lane_wait(c->lanes, c->node_hop ? LANE_REQUANTISED : LANE_QUANTISED, c->slot, stream);
-    wire_all_to_all(c->step->check, HOP_GRAD_RAIL, &c->level2, c->send2, c->recv2, c->comm, stream);
+    wire_all_to_all(c->step->checks, HOP_GRAD_RAIL, &c->level2, c->send2, c->recv2, c->comm, stream);
     lane_done(c->lanes, LANE_RAIL_ARRIVED, c->slot, stream);
 }
 
@@ -148,10 +148,10 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
     f.received = received;
     f.sources = comm_size(c->comm, c->rail_hop ? COMM_RAIL : COMM_NODE);
     f.in = c->rail_hop ? c->level2 : c->level1;
-    f.codec = c->rail_hop ? step->wire.inter_codec : step->wire.intra_codec;
-    f.group = c->rail_hop ? step->wire.inter_group : step->wire.intra_group;
-    f.tail_codec = step->wire.tail_codec;
-    f.hadamard = step->wire.hadamard;
+    f.codec = c->rail_hop ? step->grad_wire.inter_codec : step->grad_wire.intra_codec;
+    f.group = c->rail_hop ? step->grad_wire.inter_group : step->grad_wire.intra_group;
+    f.tail_codec = step->grad_wire.tail_codec;
+    f.hadamard = step->grad_wire.hadamard;
     f.rank = step->topology->dp_rank;
     f.bucket = *c->bucket;
     f.table = c->table;
@@ -161,7 +161,7 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
     f.matrix_leaves = matrix_leaves;
     f.tail_leaves = tail_leaves;
     lane_wait(c->lanes, c->rail_hop ? LANE_RAIL_ARRIVED : LANE_NODE_ARRIVED, c->slot, stream);
-    wire_check(step->check, c->rail_hop ? HOP_GRAD_RAIL : HOP_GRAD_NODE, c->b, c->k, &f.in, received, c->comm, stream);
+    wire_check(step->checks, c->rail_hop ? HOP_GRAD_RAIL : HOP_GRAD_NODE, c->b, c->k, &f.in, received, c->comm, stream);
     kernel_sum_final(stream, &f);
     lane_done(c->lanes, c->rail_hop ? LANE_RAIL_FREE : LANE_NODE_FREE, c->slot, stream);
 }
@@ -169,11 +169,11 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
 void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
     if (step->plan->dp == 1) {
-        kernel_square_leaves(lanes->last, matrix_leaves, grads, bucket->matrix_shard);
-        kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix, bucket->tail_shard);
+        kernel_square_leaves(lanes->last, matrix_leaves, grads, bucket->matrix_per_rank);
+        kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix_elements, bucket->tail_per_rank);
         return;
     }
-    for (int k = 0; k < plan_chunks(step->plan, bucket, &step->wire); k++) {
+    for (int k = 0; k < plan_chunks(step->plan, bucket, &step->grad_wire); k++) {
         Chunk c = chunk_at(step, b, k, comm, lanes);
         if (c.level1.bytes + c.level2.bytes == 0) continue;  // more chunks than borders: this one is empty
         quantize(&c, grads);

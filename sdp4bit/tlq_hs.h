@@ -1,6 +1,6 @@
 // Gradients: the two-level reduce-scatter of the paper's sections 3.2 and 3.3 (TLq-HS), with every other arm as a choice of codecs:
 //   scale 1/dp, Hadamard, quantise -> all-to-all inside the node -> sum, quantise -> all-to-all between nodes -> sum, inverse Hadamard
-// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/zero.c, bucket by bucket; uses kernels.h and comm.h.
+// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/zero.c, bucket by bucket, and by llmc/probe.c; uses kernels.h and comm.h.
 #pragma once
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"
@@ -20,15 +20,15 @@ void tlq_workspace(TlqWorkspace *workspace, const Plan *plan, const GradWire *wi
 typedef struct TlqStep {
     const Plan *plan;
     const Topology *topology;
-    GradWire wire;
+    GradWire grad_wire;
     TlqWorkspace workspace;
     const Segment *segments;  // device copy of plan->segments
     uint32_t seed, step;      // of the rounding bits
-    Wire *check;              // of the messages: whether they carry a checksum
+    WireChecks *checks;       // of the messages: whether they carry a checksum
 } TlqStep;
 
-// Reduces bucket b: this rank's windows of `grads` (bucket->matrix + bucket->tail, fp32, device) become the mean over the dp ranks; the rest of the bucket is
-// left as it was. Leaves of the norm go to matrix_leaves (matrix_shard / 32) and tail_leaves (ceil(tail_shard / 32)). dp = 1: the gradient stays exact.
+// Reduces bucket b: this rank's windows of `grads` (bucket->matrix_elements + bucket->tail_elements, fp32, device) become the mean over the dp ranks; the rest of the bucket is
+// left as it was. Leaves of the norm go to matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). dp = 1: the gradient stays exact.
 // `grads` must be complete for lanes->first and lanes->last; the result is in the order of lanes->last.
 void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Lanes *lanes);
 

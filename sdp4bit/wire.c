@@ -5,57 +5,57 @@
 static uint64_t fault_code(WireHop hop, int b) { return (uint64_t)1 << 63 | (uint64_t)hop << 56 | (uint64_t)(b & 0xFFFFFFFF) << 24; }
 
 // What tells a message from all others: one that was never sent, and its slot still holds that of an earlier step, must not pass.
-static uint64_t message_key(const Wire *wire, bool weights, int b, int k) {
-    return replica_mix((uint64_t)wire->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32;
+static uint64_t message_key(const WireChecks *checks, bool weights, int b, int k) {
+    return replica_mix((uint64_t)checks->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32;
 }
 
-static bool sealed(const Wire *wire, const MessageLayout *message) { return wire->sealed && message->check; }
+static bool sealed(const WireChecks *checks, const MessageLayout *message) { return checks->sealed && message->check; }
 
 // For tests: a bit of what was sent in the message at `arrived` is wrong. The checksum is left alone: half of its section is unused.
-static void inject(Wire *wire, uint8_t *arrived, const MessageLayout *message, Stream *stream) {
-    fault_flip(fault_due(wire->faults, FAULT_MESSAGE, wire->step, wire->exchange++), stream, arrived, message->check ? message->check : message->bytes);
+static void inject(WireChecks *checks, uint8_t *arrived, const MessageLayout *message, Stream *stream) {
+    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived, message->check ? message->check : message->bytes);
 }
 
 static CommScope scope_of(WireHop hop) { return hop == HOP_GRAD_NODE ? COMM_NODE : COMM_RAIL; }
 
-static uint64_t *sums_of(const Wire *wire, WireHop hop, const Comm *comm) { return wire->sums + (int)hop * comm_size(comm, COMM_GROUP); }
+static uint64_t *sums_of(const WireChecks *checks, WireHop hop, const Comm *comm) { return checks->sums + (int)hop * comm_size(comm, COMM_GROUP); }
 
-void wire_seal(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Comm *comm, Stream *stream) {
-    if (!sealed(wire, message)) return;
+void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Comm *comm, Stream *stream) {
+    if (!sealed(checks, message)) return;
     int size = comm_size(comm, scope_of(hop)), self = comm_rank(comm, scope_of(hop));
-    SealMessages s = {send, size, self, message->bytes, message_key(wire, false, b, k), (uint32_t)self << 16, 1};  // from self to i
+    SealMessages s = {send, size, self, message->bytes, message_key(checks, false, b, k), (uint32_t)self << 16, 1};  // from self to i
     kernel_seal_messages(stream, &s);
 }
 
-void wire_all_to_all(Wire *wire, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream) {
+void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream) {
     CommScope scope = scope_of(hop);
     comm_all_to_all(comm, scope, send, recv, (size_t)message->bytes, stream);
-    inject(wire, recv + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * message->bytes, message, stream);
+    inject(checks, recv + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * message->bytes, message, stream);
 }
 
-void wire_check(Wire *wire, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Comm *comm, Stream *stream) {
-    if (!sealed(wire, message)) return;
+void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Comm *comm, Stream *stream) {
+    if (!sealed(checks, message)) return;
     int size = comm_size(comm, scope_of(hop)), self = comm_rank(comm, scope_of(hop));
-    SealMessages s = {recv, size, self, message->bytes, message_key(wire, false, b, k), (uint32_t)self, 1u << 16};  // from i to self
-    kernel_check_messages(stream, &s, sums_of(wire, hop, comm), wire->fault, fault_code(hop, b));
+    SealMessages s = {recv, size, self, message->bytes, message_key(checks, false, b, k), (uint32_t)self, 1u << 16};  // from i to self
+    kernel_check_messages(stream, &s, sums_of(checks, hop, comm), checks->fault, fault_code(hop, b));
 }
 
-void wire_seal_own(Wire *wire, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
-    if (!sealed(wire, message)) return;
-    SealMessages s = {buffer + slot * message->bytes, 1, -1, message->bytes, message_key(wire, true, b, 0), (uint32_t)slot, 1};
+void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
+    if (!sealed(checks, message)) return;
+    SealMessages s = {buffer + slot * message->bytes, 1, -1, message->bytes, message_key(checks, true, b, 0), (uint32_t)slot, 1};
     kernel_seal_messages(stream, &s);
 }
 
-void wire_all_gather(Wire *wire, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
+void wire_all_gather(WireChecks *checks, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
     uint8_t *row = buffer + first * message->bytes;
     comm_all_gather(comm, scope, row, (size_t)(run * message->bytes), stream);
-    inject(wire, row + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * run * message->bytes, message, stream);
+    inject(checks, row + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * run * message->bytes, message, stream);
 }
 
-void wire_check_gathered(Wire *wire, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
-    if (!sealed(wire, message)) return;
-    SealMessages s = {buffer + first * message->bytes, comm_size(comm, scope) * run, -1, message->bytes, message_key(wire, true, b, 0), (uint32_t)first, 1};
-    kernel_check_messages(stream, &s, sums_of(wire, hop, comm), wire->fault, fault_code(hop, b) | (uint64_t)first);
+void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
+    if (!sealed(checks, message)) return;
+    SealMessages s = {buffer + first * message->bytes, comm_size(comm, scope) * run, -1, message->bytes, message_key(checks, true, b, 0), (uint32_t)first, 1};
+    kernel_check_messages(stream, &s, sums_of(checks, hop, comm), checks->fault, fault_code(hop, b) | (uint64_t)first);
 }
 
 bool wire_error(uint64_t fault, int receiver, const Topology *t, Error *err) {

@@ -24,6 +24,7 @@
 #include "llmc/heartbeat.h"
 #include "llmc/json.h"
 #include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/version.h"
 
 static const WayForm FORMS[] = {{"nccl", WAY_NCCL, 0},           {"nccl, 8 blocks", WAY_NCCL, 8},           {"nccl, 16 blocks", WAY_NCCL, 16},

@@ -6,7 +6,7 @@
 #include "dev/bench/node_hop.h"
 #include "llmc/cuda/neighbours.h"
 #include "llmc/heartbeat.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 enum { SYMMETRIC = 1 /* NCCL_WIN_COLL_SYMMETRIC */, NO_BLOCKS = 2 /* NCCL_CTA_POLICY_ZERO */ };
 

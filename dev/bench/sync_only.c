@@ -14,10 +14,11 @@
 #include <stdio.h>
 
 #include "dev/bench/arms.h"
-#include "llmc/arena.h"
 #include "llmc/emulate.h"
 #include "llmc/heartbeat.h"
 #include "llmc/launch.h"
+#include "llmc/memory_plan.h"
+#include "llmc/peers.h"
 #include "llmc/placement.h"
 #include "llmc/version.h"
 #include "train_gpt.h"
@@ -45,7 +46,7 @@ typedef struct Lab {
     bool alone;            // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
     Lanes lanes;
     Zero zero;
-    Arena arena;
+    MemoryPlan memory_plan;
     Timers *timers;
     Comm *comm;
 } Lab;
@@ -198,7 +199,7 @@ static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Topolog
     GPT gpt;
     gpt_describe(&gpt, config);
     PlanTensor *tensors = gpt_plan_tensors(&gpt);
-    bool ok = zero_plan(&lab->zero, config, topology, tensors, gpt.tensors, &lab->arena, &bench->error);
+    bool ok = zero_plan(&lab->zero, config, topology, tensors, gpt.tensors, &lab->memory_plan, &bench->error);
     free(tensors);
     gpt_free(&gpt);
     return ok;
@@ -206,7 +207,7 @@ static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Topolog
 
 static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int sharers, MPI_Comm group) {
     lab->comm = comm_create(bench->device, topology, group, &bench->error);
-    if (!agreed(bench, lab->comm && arena_allocate(&lab->arena, bench->device, sharers, &bench->error))) return false;
+    if (!agreed(bench, lab->comm && memory_plan_allocate(&lab->memory_plan, bench->device, sharers, &bench->error))) return false;
     comm_set_timeout(lab->comm, bench->limit);
     lab->timers = timers_create(bench->device, 2);
     lanes_open(&lab->lanes, bench->device, !lab->alone && topology->dp_size > 1 && !lab->zero.config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
@@ -218,7 +219,7 @@ static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int shar
 
 static void close_lab(Bench *bench, Lab *lab) {
     zero_stop(&lab->zero);
-    arena_free(&lab->arena, bench->device);
+    memory_plan_free(&lab->memory_plan, bench->device);
     zero_free(&lab->zero);
     lanes_close(&lab->lanes);
     if (lab->timers) timers_destroy(lab->timers);
@@ -231,7 +232,7 @@ static bool measure(Bench *bench, const Config *config, const Topology *topology
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, topology));
-    if (alone) lab.zero.wire_check.sealed = false;  // nobody sends what would be checked
+    if (alone) lab.zero.wire_checks.sealed = false;  // nobody sends what would be checked
     int sharers = device_is_host() ? bench->launch.size : topology->device_sharers;
     ok = ok && start_lab(bench, &lab, alone ? &ONE : topology, sharers, alone ? MPI_COMM_SELF : bench->launch.world);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
@@ -243,17 +244,17 @@ static bool measure(Bench *bench, const Config *config, const Topology *topology
 
 static void write_memory(Bench *bench, const Lab *lab) {
     fprintf(bench->out, ",\"memory\":{");
-    const Arena *arena = &lab->arena;
+    const MemoryPlan *memory_plan = &lab->memory_plan;
     bool first = true;
-    for (int i = 0; i < arena->count; i++) {
+    for (int i = 0; i < memory_plan->count; i++) {
         size_t bytes = 0;
         bool seen = false;
-        for (int k = 0; k < arena->count; k++) {
-            bool same = !arena->entries[k].host && !strcmp(arena->entries[k].group, arena->entries[i].group);
+        for (int k = 0; k < memory_plan->count; k++) {
+            bool same = !memory_plan->entries[k].host && !strcmp(memory_plan->entries[k].group, memory_plan->entries[i].group);
             seen = seen || (same && k < i);
-            bytes += same ? arena->entries[k].bytes : 0;
+            bytes += same ? memory_plan->entries[k].bytes : 0;
         }
-        if (!seen && bytes) fprintf(bench->out, "%s\"%s\":%zu", first ? "" : ",", arena->entries[i].group, bytes);
+        if (!seen && bytes) fprintf(bench->out, "%s\"%s\":%zu", first ? "" : ",", memory_plan->entries[i].group, bytes);
         first = first && (seen || !bytes);
     }
     fprintf(bench->out, "}");
@@ -263,9 +264,9 @@ static void write_buckets(Bench *bench, const Zero *zero) {
     const Plan *plan = &zero->plan;
     fprintf(bench->out, ",\"buckets\":[");
     for (int b = 0; b < plan->buckets; b++) {
-        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &zero->wire, &zero->weight_wire);
+        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &zero->grad_wire, &zero->weight_wire);
         fprintf(bench->out, "%s{\"first\":%d,\"end\":%d,\"elements\":%lld,\"grad_node\":%lld,\"grad_rail\":%lld,\"weight_rail\":%lld,\"weight_node\":%lld}", b ? "," : "",
-                plan->bucket[b].first_unit, plan->bucket[b].end_unit, (long long)(plan->bucket[b].matrix + plan->bucket[b].tail), (long long)bytes.grad_intra,
+                plan->bucket[b].first_unit, plan->bucket[b].end_unit, (long long)(plan->bucket[b].matrix_elements + plan->bucket[b].tail_elements), (long long)bytes.grad_intra,
                 (long long)bytes.grad_inter, (long long)bytes.weight_inter, (long long)bytes.weight_intra);
     }
     fprintf(bench->out, "]");

@@ -10,6 +10,7 @@
 
 #include "dev/bench/arms.h"
 #include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/stop.h"
 #include "train_gpt.h"
 

@@ -41,9 +41,7 @@ static void add_prefix(Prefixes *list, const char *folder, const char *name, siz
         list->capacity = list->capacity ? 2 * list->capacity : 64;
         list->items = xrealloc(list->items, (size_t)list->capacity * sizeof *list->items, "the list of shards");
     }
-    size_t bytes = strlen(folder) + length + 2;
-    char *prefix = list->items[list->count++] = xmalloc(bytes, "the list of shards");
-    snprintf(prefix, bytes, "%s%s%.*s", folder, *folder ? "/" : "", (int)length, name);
+    list->items[list->count++] = text_format("%s%s%.*s", folder, *folder ? "/" : "", (int)length, name);
 }
 
 static void free_prefixes(Prefixes *list) {
@@ -82,9 +80,7 @@ static bool list_shards(const Words *input, Prefixes *list, Error *err) {
 // ---- merging ----
 
 static bool stat_index(const char *prefix, struct stat *status) {
-    size_t bytes = strlen(prefix) + sizeof ".idx";
-    char *path = xmalloc(bytes, "a path");
-    snprintf(path, bytes, "%s.idx", prefix);
+    char *path = text_format("%s.idx", prefix);
     bool exists = stat(path, status) == 0;
     free(path);
     return exists;

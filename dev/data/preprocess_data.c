@@ -323,12 +323,7 @@ static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *tota
 }
 
 // <output-prefix>_<key>_document
-static char *output_name(const Settings *s, const char *key) {
-    size_t bytes = strlen(s->output_prefix) + strlen(key) + sizeof "__document";
-    char *name = xmalloc(bytes, "the output's name");
-    snprintf(name, bytes, "%s_%s_document", s->output_prefix, key);
-    return name;
-}
+static char *output_name(const Settings *s, const char *key) { return text_format("%s_%s_document", s->output_prefix, key); }
 
 // What feeds a pipe may have failed: a shard of nothing would hide it. Frees the writer.
 static bool no_document(ShardWriter *writer, Error *err) {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "llmc/heartbeat.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 struct Comm {
     Device *device;

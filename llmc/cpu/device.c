@@ -1,5 +1,5 @@
 // The CPU backend of device.h: memory and streams of a CPU rank. A Stream is the calling thread, so everything is complete when a call
-// returns; an Event records the monotonic clock. Linked into train_gpt_cpu and the tests; called by arena.c, zero.c, checkpoint.c and train_gpt.cu.
+// returns; an Event records the monotonic clock. Linked into train_gpt_cpu and the tests; called by those whom device.h names.
 #include "llmc/device.h"
 
 #include <cblas.h>

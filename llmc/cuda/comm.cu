@@ -1,7 +1,7 @@
 // Collectives over NCCL for GPU ranks: see comm.h. Every scope of more than one rank has its own communicator. They are blocking: a call puts its work on the
 // stream and returns, but may hold the host while connections are made, for as long as the watchdog (heartbeat.h) allows. In non-blocking mode each call
 // makes NCCL start a thread, about 100 us in which the next cannot be issued: a step's worth is milliseconds. Inside the node the ranks may fetch messages out of each
-// other's memory instead (neighbours.h). Linked into train_gpt only; called by sdp4bit/tlq_hs.c, sdp4bit/qwd.c and zero.c.
+// other's memory instead (neighbours.h). Linked into train_gpt only.
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "llmc/comm.h"
 #include "llmc/cuda/neighbours.h"
 #include "llmc/heartbeat.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 struct Comm {
     Device *device;

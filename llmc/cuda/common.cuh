@@ -1,5 +1,5 @@
 // What the kernels of the CUDA backend share: 16-byte accesses to bf16 and fp32, reductions over a warp and a block, GELU, dropout's multipliers.
-// Device code only. Included by llmc/cuda/*.cu. CUDA-version shims belong here, one of the four places where the design allows a preprocessor conditional.
+// Device code only. Used by the kernels here and, through kernels_cuda.cuh, in sdp4bit/. CUDA-version shims belong here, one of the four places where the design allows a preprocessor conditional.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

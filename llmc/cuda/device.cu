@@ -1,5 +1,5 @@
-// The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into train_gpt; called by arena.c, zero.c, checkpoint.c and
-// train_gpt.cu, and by the other files of this folder through internal.h.
+// The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into train_gpt; called by those whom device.h names, and by the
+// other files of this folder through internal.h.
 //
 // Copies: a caller's host memory is ordinary, pageable memory, which the driver copies synchronously. So both directions pass through a ring of
 // pinned slots per stream. An upload is copied into a slot at once and travels later; a download lands in a slot and a host function in stream order

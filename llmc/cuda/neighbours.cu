@@ -13,7 +13,7 @@
 
 #include "llmc/cuda/neighbours.h"
 #include "llmc/heartbeat.h"
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 
 enum { MOST_NEIGHBOURS = 16 };
 #define PATIENCE_SECONDS 2.0  // for the first flags: a write may still be under way when its stream has ended

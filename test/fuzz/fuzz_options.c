@@ -2,22 +2,22 @@
 // as text again.
 #include <math.h>
 
-#include "llmc/arena.h"
 #include "llmc/config.h"
 #include "llmc/dataset.h"
+#include "llmc/memory_plan.h"
 #include "llmc/plan_report.h"
 #include "llmc/topology.h"
 #include "test/fuzz/fuzz.h"
 #include "train_gpt.h"
 
 // Bytes are computed in integers: they must not have run over.
-static void check_sizes(const GPT *gpt, const Arena *arena) {
+static void check_sizes(const GPT *gpt, const MemoryPlan *memory_plan) {
     double sum = 0, widest = 0;
-    for (int i = 0; i < arena->count; i++) {
-        sum += (double)arena->entries[i].bytes;
-        if ((double)arena->entries[i].bytes > widest) widest = (double)arena->entries[i].bytes;
+    for (int i = 0; i < memory_plan->count; i++) {
+        sum += (double)memory_plan->entries[i].bytes;
+        if ((double)memory_plan->entries[i].bytes > widest) widest = (double)memory_plan->entries[i].bytes;
     }
-    PROMISE(fabs(sum - (double)arena_total(arena)) <= 1e-9 * sum);
+    PROMISE(fabs(sum - (double)memory_plan_total(memory_plan)) <= 1e-9 * sum);
     double tokens = (double)gpt->B * gpt->T;
     PROMISE(widest >= tokens * 3 * gpt->A * sizeof(floatX) && widest >= tokens * gpt->F * sizeof(floatX));
     PROMISE(widest >= (double)gpt->V * gpt->C * sizeof(floatX) && widest >= (double)gpt->P * gpt->C * sizeof(floatX));
@@ -26,18 +26,18 @@ static void check_sizes(const GPT *gpt, const Arena *arena) {
 static void plan(const Config *c, int ranks, FILE *out) {
     Error err = {0};
     Topology topology;
-    Arena arena = {0};
+    MemoryPlan memory_plan = {0};
     GPT gpt;
     Zero zero;
     int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
     if (topology_build(&topology, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &err)) {
         gpt_describe(&gpt, c);
         PlanTensor *tensors = gpt_plan_tensors(&gpt);
-        if (zero_plan(&zero, c, &topology, tensors, gpt.tensors, &arena, &err)) {
-            gpt_reserve(&gpt, &arena);
-            check_sizes(&gpt, &arena);
-            plan_report(&zero, &arena, out);
-            arena_free(&arena, NULL);
+        if (zero_plan(&zero, c, &topology, tensors, gpt.tensors, &memory_plan, &err)) {
+            gpt_reserve(&gpt, &memory_plan);
+            check_sizes(&gpt, &memory_plan);
+            plan_report(&zero, &memory_plan, out);
+            memory_plan_free(&memory_plan, NULL);
             zero_free(&zero);
         } else {
             fuzz_check_error(&err);

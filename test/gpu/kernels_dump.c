@@ -192,7 +192,7 @@ static void build_plan(Run *r, int64_t values) {
     Error err;
     if (!plan_build(&r->plan, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
     r->bucket = r->plan.bucket[0];
-    r->elements = r->bucket.matrix + r->bucket.tail;
+    r->elements = r->bucket.matrix_elements + r->bucket.tail_elements;
     GradWire wire = {c->intra, c->inter, c->group_intra, c->group_inter, c->tail, c->hadamard, c->rounding, c->chunks};
     WeightWire weight = {c->weight, c->group_weight, c->difference, c->weight_rounding};
     r->wire = wire;
@@ -312,7 +312,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
     f.grads = grads;
     f.matrix_leaves = leaves;
-    f.tail_leaves = leaves + r->bucket.matrix_shard / HADAMARD_ORDER;
+    f.tail_leaves = leaves + r->bucket.matrix_per_rank / HADAMARD_ORDER;
     kernel_sum_final(r->d->stream, &f);
 }
 
@@ -320,7 +320,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
 static void reduce(Run *r) {
     Dump *d = r->d;
     const Case *c = &r->c;
-    int64_t leaf_count = r->bucket.matrix_shard / HADAMARD_ORDER + ceil_div64(r->bucket.tail_shard, HADAMARD_ORDER);
+    int64_t leaf_count = r->bucket.matrix_per_rank / HADAMARD_ORDER + ceil_div64(r->bucket.tail_per_rank, HADAMARD_ORDER);
     float *grads = (float *)reserve(d, r->elements * 4), *leaves = (float *)reserve(d, leaf_count * 4), *sums = (float *)reserve(d, 8);
     for (int k = 0; k < c->chunks; k++) {
         MessageLayout level1, level2;
@@ -340,7 +340,7 @@ static void reduce(Run *r) {
     }
     result(d, FP32, grads, r->elements * 4, "reduced");
     result(d, FP32, leaves, leaf_count * 4, "leaves");
-    int64_t matrix_leaves = r->bucket.matrix_shard / HADAMARD_ORDER;
+    int64_t matrix_leaves = r->bucket.matrix_per_rank / HADAMARD_ORDER;
     kernel_tree_sum(d->stream, sums, leaves, matrix_leaves);
     kernel_tree_sum(d->stream, sums + 1, leaves + matrix_leaves, leaf_count - matrix_leaves);
     result(d, FP32, sums, 8, "sums");
@@ -363,7 +363,7 @@ typedef struct Weights {
 // Replica weights near the masters: bf16 of values of the size of GPT weights, pads included.
 static void start_weights(Run *r, Weights *w, bool finite) {
     Dump *d = r->d;
-    int64_t shard = r->bucket.matrix_shard + r->bucket.tail_shard, states = shard * r->plan.dp;
+    int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank, states = shard * r->plan.dp;
     floatX *host = (floatX *)xmalloc((size_t)r->elements * sizeof *host, "test data");
     float *values = (float *)xmalloc((size_t)(states > r->elements ? states : r->elements) * sizeof *values, "test data");
     fill(values, r->elements, r->inputs + 900, true);
@@ -375,8 +375,8 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     for (int64_t i = 0; i < states; i++) {
         // Rank by rank: masters within a percent of their weights, exactly equal here and there.
         int64_t rank = i / shard, at = i % shard;
-        int64_t position = at < r->bucket.matrix_shard ? rank * r->bucket.matrix_shard + at
-                                                       : r->bucket.matrix + rank * r->bucket.tail_shard + at - r->bucket.matrix_shard;
+        int64_t position = at < r->bucket.matrix_per_rank ? rank * r->bucket.matrix_per_rank + at
+                                                       : r->bucket.matrix_elements + rank * r->bucket.tail_per_rank + at - r->bucket.matrix_per_rank;
         float near = floatX_to_float(host[position]);
         uint32_t random = philox4x32_10(SEED, PURPOSE_DATA, (uint32_t)i, 3, 0, 0).v[0];
         values[i] = random % 8 ? near * (1.0f + 0.01f * (float)(random >> 8) / 16777216.0f) : near;
@@ -419,7 +419,7 @@ static uint8_t *message_of(const Run *r, const Weights *w, int rank) {
 // One step of every rank in turn: AdamW, codes, gather; then every shard is applied.
 static void weight_step(Run *r, Weights *w, const char *name) {
     Dump *d = r->d;
-    int64_t shard = r->bucket.matrix_shard + r->bucket.tail_shard;
+    int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank;
     set_zero(d->stream, w->messages, (size_t)(w->message.bytes * r->plan.dp));
     for (int rank = 0; rank < r->plan.dp; rank++) {
         UpdateShard u = {0};
@@ -486,7 +486,7 @@ static void weights_alone(Run *r) {
     u.group = r->c.group_weight;
     u.difference = true;
     u.codes = (uint8_t *)w.weights;
-    u.tail = (uint8_t *)(w.weights + r->bucket.matrix);
+    u.tail = (uint8_t *)(w.weights + r->bucket.matrix_elements);
     kernel_update_shard(d->stream, &u);
     result(d, RAW, w.weights, r->elements * (int64_t)sizeof(floatX), "alone weights");
     set_applied(r, &w, 0);

@@ -88,8 +88,8 @@ int main(int argc, char **argv) {
     float loss = bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true, true);
     FILE *file = fopen(argv[2], "wb");
     if (!file || !write_file(&b, file) || fclose(file) != 0) die("cannot write", argv[2]);
-    printf("%s: loss %.6f, %zu bytes allocated, %zu planned\n", device_name(b.device), loss, device_allocated(b.device), arena_total(&b.arena));
-    bool planned = device_allocated(b.device) == arena_total(&b.arena);
+    printf("%s: loss %.6f, %zu bytes allocated, %zu planned\n", device_name(b.device), loss, device_allocated(b.device), memory_plan_total(&b.memory_plan));
+    bool planned = device_allocated(b.device) == memory_plan_total(&b.memory_plan);
     golden_close(&g);
     bench_close(&b);
     launch_finalize(&launch);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "test/mpi/simulator.h"
 #include "train_gpt.h"
 
@@ -63,7 +63,7 @@ typedef struct Model {
     const ModelRank *rank;
     const ModelArm *arm;
     Config config;
-    Arena arena;
+    MemoryPlan memory_plan;
     Zero zero;
     GPT gpt;
     Timers *timers;
@@ -101,9 +101,9 @@ static bool build_model(Model *m, Error *err) {
     int sharers = device_is_host() ? rank->topology->dp_size : rank->topology->device_sharers;
     gpt_describe(&m->gpt, &m->config);
     m->tensors = gpt_plan_tensors(&m->gpt);
-    if (!zero_plan(&m->zero, &m->config, rank->topology, m->tensors, m->gpt.tensors, &m->arena, err)) return false;
-    gpt_reserve(&m->gpt, &m->arena);
-    if (!arena_allocate(&m->arena, rank->device, sharers, err)) return false;
+    if (!zero_plan(&m->zero, &m->config, rank->topology, m->tensors, m->gpt.tensors, &m->memory_plan, err)) return false;
+    gpt_reserve(&m->gpt, &m->memory_plan);
+    if (!memory_plan_allocate(&m->memory_plan, rank->device, sharers, err)) return false;
     device_set_deterministic(rank->device, true);
     m->compute = stream_create(rank->device, "compute");
     m->timers = timers_create(rank->device, 0);
@@ -137,7 +137,7 @@ static void build_simulator(Model *m) {
 static void close_model(Model *m) {
     simulator_free(&m->sim);
     zero_stop(&m->zero);
-    arena_free(&m->arena, m->rank->device);
+    memory_plan_free(&m->memory_plan, m->rank->device);
     zero_free(&m->zero);
     gpt_free(&m->gpt);
     timers_destroy(m->timers);
@@ -199,7 +199,7 @@ static void reduce(Model *m, uint32_t step, bool overlapped) {
     // The 1-D tensors' gradients accumulate: what the first backward left goes, as zero_update clears it.
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        set_zero(m->compute, m->zero.grads + bucket->arena + bucket->matrix, (size_t)bucket->tail * sizeof(float));
+        set_zero(m->compute, m->zero.grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
     }
     backward(m, step, true);
 }
@@ -257,10 +257,10 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     memcpy(expected, m->local, arena_bytes(m));
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        int64_t matrix = bucket->arena + rank * bucket->matrix_shard, tails = bucket->arena + bucket->matrix, tail = tails + rank * bucket->tail_shard;
-        memcpy(expected + matrix, m->sim.reduced + matrix, (size_t)bucket->matrix_shard * sizeof *expected);
-        memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_shard * sizeof *expected);
-        if (updated) memset(expected + tails, 0, (size_t)bucket->tail * sizeof *expected);
+        int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank, tails = bucket->arena_start + bucket->matrix_elements, tail = tails + rank * bucket->tail_per_rank;
+        memcpy(expected + matrix, m->sim.reduced + matrix, (size_t)bucket->matrix_per_rank * sizeof *expected);
+        memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
+        if (updated) memset(expected + tails, 0, (size_t)bucket->tail_elements * sizeof *expected);
     }
     download(m, m->found, m->zero.grads, arena_bytes(m));
     bool ok = same_bits(m, step, "another gradient", m->found, expected, 0, plan->arena_elements);
@@ -274,9 +274,9 @@ static bool same_shards(const Model *m, uint32_t step, const char *what, const f
     download(m, m->found, device, (size_t)m->zero.plan.shard_elements * sizeof(float));
     for (int b = 0; ok && b < m->zero.plan.buckets; b++) {
         const Bucket *bucket = &m->zero.plan.bucket[b];
-        const float *matrix = m->found + bucket->shard, *tail = matrix + bucket->matrix_shard;
-        ok = same_bits(m, step, what, matrix, whole + bucket->arena + rank * bucket->matrix_shard, 0, bucket->matrix_shard) &&
-             same_bits(m, step, what, tail, whole + bucket->arena + bucket->matrix + rank * bucket->tail_shard, 0, bucket->tail_shard);
+        const float *matrix = m->found + bucket->state_start, *tail = matrix + bucket->matrix_per_rank;
+        ok = same_bits(m, step, what, matrix, whole + bucket->arena_start + rank * bucket->matrix_per_rank, 0, bucket->matrix_per_rank) &&
+             same_bits(m, step, what, tail, whole + bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank, 0, bucket->tail_per_rank);
     }
     return ok;
 }

@@ -143,9 +143,9 @@ static void fill_records(Simulator *sim, const float *losses) {
         double sum = 0;
         for (int b = 0; b < plan->buckets; b++) {
             const Bucket *bucket = &plan->bucket[b];
-            const float *matrices = sim->reduced + bucket->arena, *tails = matrices + bucket->matrix;
-            sum += (double)tree_of_squares(matrices + rank * bucket->matrix_shard, bucket->matrix_shard);
-            sum += (double)tree_of_squares(tails + rank * bucket->tail_shard, bucket->tail_shard);
+            const float *matrices = sim->reduced + bucket->arena_start, *tails = matrices + bucket->matrix_elements;
+            sum += (double)tree_of_squares(matrices + rank * bucket->matrix_per_rank, bucket->matrix_per_rank);
+            sum += (double)tree_of_squares(tails + rank * bucket->tail_per_rank, bucket->tail_per_rank);
         }
         sim->records[rank].sum_squares = sum;
         sim->records[rank].loss = (double)losses[rank];

@@ -13,6 +13,7 @@
 #include "llmc/heartbeat.h"
 #include "llmc/launch.h"
 #include "llmc/limit_timer.h"
+#include "llmc/peers.h"
 
 #define STALLS "stalls"
 #define BEHIND "far behind"

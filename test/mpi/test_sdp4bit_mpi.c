@@ -150,7 +150,7 @@ typedef struct Trial {
     Comm *comm;
     TlqStep tlq;
     QwdStep qwd;
-    Wire wire;                               // every other trial seals its messages
+    WireChecks checks;                       // every other trial seals its messages
     // device memory
     Faults faults;
     Segment *segments;
@@ -201,34 +201,34 @@ static void build_plan(Trial *t) {
     options.bucket_elements = 1;
     t->count = arm_tensors(arm->shape, t->machine->size, options.border, t->tensors);
     if (!plan_build(&t->plan, t->tensors, t->count, &options, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
-    t->wire.sealed = t->number % 2 == 1 && arm->shape != ALIGNED;
-    if (t->wire.sealed) plan_seal(&t->plan);
+    t->checks.sealed = t->number % 2 == 1 && arm->shape != ALIGNED;
+    if (t->checks.sealed) plan_seal(&t->plan);
 }
 
 // For comm_share.
 static void *allocate_shared(Trial *t, size_t bytes) { return allocate(t, device_is_host() ? bytes : (size_t)round_up64((int64_t)bytes, COMM_GRAIN)); }
 
 static void build_steps(Trial *t, int chunks) {
-    t->wire.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->plan.dp * sizeof(uint64_t));
-    t->wire.fault = (uint64_t *)allocate(t, sizeof(uint64_t));
-    t->wire.faults = &t->faults;
-    t->tlq.check = t->qwd.check = &t->wire;
+    t->checks.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->plan.dp * sizeof(uint64_t));
+    t->checks.fault = (uint64_t *)allocate(t, sizeof(uint64_t));
+    t->checks.faults = &t->faults;
+    t->tlq.checks = t->qwd.checks = &t->checks;
     t->tlq.plan = t->qwd.plan = &t->plan;
     t->tlq.topology = t->qwd.topology = &t->topology;
-    t->tlq.wire = t->arm->grad;
-    t->tlq.wire.chunks = chunks;
+    t->tlq.grad_wire = t->arm->grad;
+    t->tlq.grad_wire.chunks = chunks;
     size_t table = (size_t)t->plan.segments_total * sizeof(Segment);
     t->segments = (Segment *)allocate(t, table);
     upload(t, t->segments, t->plan.segments, table);
     t->tlq.segments = t->qwd.segments = t->segments;
     t->tlq.seed = t->qwd.seed = SEED;
-    t->qwd.wire = t->arm->weight;
+    t->qwd.weight_wire = t->arm->weight;
     t->qwd.beta1 = BETA1;
     t->qwd.beta2 = BETA2;
     t->qwd.epsilon = EPSILON;
     t->qwd.weight_decay = WEIGHT_DECAY;
     TlqWorkspace *w = &t->tlq.workspace;
-    tlq_workspace(w, &t->plan, &t->tlq.wire);
+    tlq_workspace(w, &t->plan, &t->tlq.grad_wire);
     w->send1 = (uint8_t *)allocate_shared(t, w->send1_bytes);
     w->recv1 = (uint8_t *)allocate(t, w->recv1_bytes);
     w->send2 = (uint8_t *)allocate(t, w->send2_bytes);
@@ -273,10 +273,10 @@ static void build_state(Trial *t) {
     free(weights);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        const floatX *matrix = t->weights + bucket->arena + t->topology.dp_rank * bucket->matrix_shard;
-        const floatX *tail = t->weights + bucket->arena + bucket->matrix + t->topology.dp_rank * bucket->tail_shard;
-        kernel_widen(t->machine->stream, t->master + bucket->shard, matrix, bucket->matrix_shard);
-        kernel_widen(t->machine->stream, t->master + bucket->shard + bucket->matrix_shard, tail, bucket->tail_shard);
+        const floatX *matrix = t->weights + bucket->arena_start + t->topology.dp_rank * bucket->matrix_per_rank;
+        const floatX *tail = t->weights + bucket->arena_start + bucket->matrix_elements + t->topology.dp_rank * bucket->tail_per_rank;
+        kernel_widen(t->machine->stream, t->master + bucket->state_start, matrix, bucket->matrix_per_rank);
+        kernel_widen(t->machine->stream, t->master + bucket->state_start + bucket->matrix_per_rank, tail, bucket->tail_per_rank);
     }
 }
 
@@ -294,7 +294,7 @@ static void build_simulator(Trial *t) {
 
 static void free_trial(Trial *t) {
     comm_unshare(t->comm);
-    void *memory[] = {t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->wire.sums, t->wire.fault,
+    void *memory[] = {t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault,
                       t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2, t->flags};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
     for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
@@ -328,15 +328,15 @@ static void poison_buffers(Trial *t) {
 static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     Stream *s = t->machine->stream;
     t->tlq.step = t->qwd.step = step;
-    t->wire.step = step;
+    t->checks.step = step;
     upload(t, t->grads, t->local, (size_t)t->plan.arena_elements * sizeof(float));
     upload(t, t->loss, &loss, sizeof loss);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        float *tail_leaves = t->leaves + bucket->matrix_shard / 32;
-        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena, t->leaves, tail_leaves, t->comm, t->machine->lanes);
-        kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_shard / 32);
-        kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_shard, 32));
+        float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
+        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves, t->comm, t->machine->lanes);
+        kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_per_rank / 32);
+        kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, 32));
     }
     kernel_step_record(s, t->records + t->topology.dp_rank, t->piece_sums, 2 * t->plan.buckets, t->loss);
     comm_all_gather(t->comm, COMM_GROUP, t->records, sizeof(StepRecord), s);
@@ -347,9 +347,9 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
 static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        floatX *weights = t->weights + bucket->arena;
-        qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena, weights, t->master + bucket->shard, t->exp_avg + bucket->shard,
-                          t->exp_avg_sq + bucket->shard, t->gather[b], t->machine->lanes);
+        floatX *weights = t->weights + bucket->arena_start;
+        qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena_start, weights, t->master + bucket->state_start, t->exp_avg + bucket->state_start,
+                          t->exp_avg_sq + bucket->state_start, t->gather[b], t->machine->lanes);
         qwd_gather_bucket(&t->qwd, b, t->gather[b], t->comm, t->machine->lanes);
         qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->comm, t->machine->lanes);
     }
@@ -377,7 +377,7 @@ static void simulate(Trial *t, uint32_t step) {
 
 static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at) {
     fprintf(stderr, "rank %d, %d x %d, %s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank, t->topology.nodes, t->topology.per_node,
-            t->arm->name, t->tlq.wire.chunks, step, what, (long long)at);
+            t->arm->name, t->tlq.grad_wire.chunks, step, what, (long long)at);
     return false;
 }
 
@@ -397,9 +397,9 @@ static bool same_gradients(const Trial *t, uint32_t step) {
     memcpy(expected, t->local, (size_t)arena * sizeof *expected);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        int64_t matrix = bucket->arena + rank * bucket->matrix_shard, tail = bucket->arena + bucket->matrix + rank * bucket->tail_shard;
-        memcpy(expected + matrix, t->sim.reduced + matrix, (size_t)bucket->matrix_shard * sizeof *expected);
-        memcpy(expected + tail, t->sim.reduced + tail, (size_t)bucket->tail_shard * sizeof *expected);
+        int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank, tail = bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
+        memcpy(expected + matrix, t->sim.reduced + matrix, (size_t)bucket->matrix_per_rank * sizeof *expected);
+        memcpy(expected + tail, t->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
     }
     float *grads = (float *)download(t, t->grads, (size_t)arena * sizeof *grads);
     bool ok = same_floats(t, step, "gradient", grads, expected, arena);
@@ -414,10 +414,10 @@ static bool same_shards(const Trial *t, uint32_t step, const char *what, const f
     bool ok = true;
     for (int b = 0; ok && b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        const float *matrix = whole + bucket->arena + rank * bucket->matrix_shard;
-        const float *tail = whole + bucket->arena + bucket->matrix + rank * bucket->tail_shard;
-        ok = memcmp(shard + bucket->shard, matrix, (size_t)bucket->matrix_shard * sizeof *shard) == 0 &&
-             memcmp(shard + bucket->shard + bucket->matrix_shard, tail, (size_t)bucket->tail_shard * sizeof *shard) == 0;
+        const float *matrix = whole + bucket->arena_start + rank * bucket->matrix_per_rank;
+        const float *tail = whole + bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
+        ok = memcmp(shard + bucket->state_start, matrix, (size_t)bucket->matrix_per_rank * sizeof *shard) == 0 &&
+             memcmp(shard + bucket->state_start + bucket->matrix_per_rank, tail, (size_t)bucket->tail_per_rank * sizeof *shard) == 0;
         if (!ok) complain(t, step, what, b);
     }
     free(shard);
@@ -446,7 +446,7 @@ static bool same_control(const Trial *t, uint32_t step, StepControl a) {
 
 static bool same_verdict(const Trial *t, uint32_t step) {
     StepRecord *records = (StepRecord *)download(t, t->records, (size_t)t->plan.dp * sizeof *records);
-    uint64_t *fault = (uint64_t *)download(t, t->wire.fault, sizeof *fault);
+    uint64_t *fault = (uint64_t *)download(t, t->checks.fault, sizeof *fault);
     StepControl *control = (StepControl *)download(t, t->control, sizeof *control);
     bool ok = same_records(t, step, records, *fault) && same_control(t, step, *control);
     free(records);
@@ -505,14 +505,14 @@ static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Trial *t, uint32_t step, CommTraffic before) {
     CommTraffic after = comm_traffic(t->comm);
-    WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.wire, &t->arm->weight);
+    WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
     uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
     if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
     if (after.sent[COMM_NODE] - before.sent[COMM_NODE] != (uint64_t)(plan.grad_intra + plan.weight_intra)) return complain(t, step, "bytes inside the node", 0);
     if (after.sent[COMM_RAIL] - before.sent[COMM_RAIL] != (uint64_t)(plan.grad_inter + plan.weight_inter)) return complain(t, step, "bytes between nodes", 0);
     if (after.sent[COMM_GROUP] - before.sent[COMM_GROUP] != records) return complain(t, step, "bytes of the records", 0);
-    if (t->arm->shape != ALIGNED || t->tlq.wire.chunks != 1) return true;
-    WireFormula f = plan_wire_formula(&t->plan, &t->tlq.wire, &t->arm->weight);
+    if (t->arm->shape != ALIGNED || t->tlq.grad_wire.chunks != 1) return true;
+    WireFormula f = plan_wire_formula(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
     bool same = (double)plan.grad_intra == f.grad_intra && (double)plan.grad_inter == f.grad_inter && (double)plan.weight_intra == f.weight_intra &&
                 (double)plan.weight_inter == f.weight_inter;
     return same || complain(t, step, "the formula of the bytes", 0);

@@ -16,7 +16,7 @@ typedef struct Bench {
     Lanes lanes;
     Timers *timers;
     Comm *comm;
-    Arena arena;
+    MemoryPlan memory_plan;
     Zero zero;
     GPT gpt;
 } Bench;
@@ -50,10 +50,10 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     b->comm = comm_create(b->device, &b->topology, MPI_COMM_SELF, &err);
     gpt_describe(&b->gpt, &b->config);
     PlanTensor *tensors = gpt_plan_tensors(&b->gpt);
-    ok = zero_plan(&b->zero, &b->config, &b->topology, tensors, b->gpt.tensors, &b->arena, &err);
+    ok = zero_plan(&b->zero, &b->config, &b->topology, tensors, b->gpt.tensors, &b->memory_plan, &err);
     free(tensors);
-    gpt_reserve(&b->gpt, &b->arena);
-    ok = ok && arena_allocate(&b->arena, b->device, 1, &err);
+    gpt_reserve(&b->gpt, &b->memory_plan);
+    ok = ok && memory_plan_allocate(&b->memory_plan, b->device, 1, &err);
     if (!ok) fprintf(stderr, "bench: %s\n", err.what);
     zero_start(&b->zero, b->device, b->comm, b->compute, &b->lanes, b->timers);
     b->gpt.zero = &b->zero;
@@ -63,7 +63,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
 }
 
 static inline void bench_close(Bench *b) {
-    arena_free(&b->arena, b->device);
+    memory_plan_free(&b->memory_plan, b->device);
     zero_free(&b->zero);
     gpt_free(&b->gpt);
     comm_destroy(b->comm);

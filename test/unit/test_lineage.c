@@ -13,7 +13,6 @@
 #include <cmocka.h>
 
 #include "llmc/checkpoint.h"
-#include "llmc/durable.h"
 #include "llmc/lineage.h"
 #include "test/unit/folder.h"
 

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "llmc/launch.h"
 #include "llmc/memory.h"
 #include "model_bench.h"
 
@@ -38,7 +39,7 @@ static void expect_plan(int count, const char *const *flags) {
         assert_int_equal(zero_verdict(&b.zero, 0).applied, 1);
     }
     bench_pass(&b, 0.1f, false, false, true);  // evaluation
-    assert_int_equal(device_allocated(b.device), arena_total(&b.arena));
+    assert_int_equal(device_allocated(b.device), memory_plan_total(&b.memory_plan));
     bench_close(&b);
 }
 
@@ -129,14 +130,14 @@ static void test_advice_on_a_model(void **state) {
     static const int divisors[] = {12, 8, 6, 4, 3, 2, 1};
     Bench b;
     assert_true(bench_open(&b, COUNT(flags), flags, 31));
-    size_t planned = arena_total(&b.arena), total[COUNT(divisors)];
+    size_t planned = memory_plan_total(&b.memory_plan), total[COUNT(divisors)];
     for (int i = 0; i < COUNT(divisors); i++) {
         Bench smaller;
         char size[8];
         snprintf(size, sizeof size, "%d", divisors[i]);
         const char *other[] = {MODEL, "--micro-batch-size", size, "--global-batch-size", "24"};
         assert_true(bench_open(&smaller, COUNT(other), other, 31));
-        total[i] = arena_total(&smaller.arena);
+        total[i] = memory_plan_total(&smaller.memory_plan);
         assert_int_equal(planned - total[i], gpt_planned_bytes(&b.config) - gpt_planned_bytes(&smaller.config));
         bench_close(&smaller);
     }
@@ -184,30 +185,30 @@ static void test_what_does_not_fit(void **state) {
     Bench b;
     assert_true(bench_open(&b, COUNT(flags), flags, 31));
     Memory memory = {0};
-    Arena arena = {0};
+    MemoryPlan memory_plan = {0};
     Error err = {0};
     void *target;
     // As much as is there for one rank: too much for each of four.
-    arena_reserve(&arena, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
-    memory_measure(&memory, &arena, b.device, 4, 4);
-    assert_false(memory_allocate(&memory, &arena, &b.config, gpt_planned_bytes, &err));
+    memory_plan_reserve(&memory_plan, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
+    memory_measure(&memory, &memory_plan, b.device, 4, 4);
+    assert_false(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
     assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));
     assert_non_null(strstr(err.what, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
     assert_null(target);
-    arena_free(&arena, b.device);
+    memory_plan_free(&memory_plan, b.device);
     // What would fit alone, but not with what libraries will take.
-    arena_reserve(&arena, "test", "a page", 4096, &target);
-    memory_measure(&memory, &arena, b.device, 1, 4);
+    memory_plan_reserve(&memory_plan, "test", "a page", 4096, &target);
+    memory_measure(&memory, &memory_plan, b.device, 1, 4);
     assert_int_equal(memory.beside, 0);  // CPU ranks
     memory.beside = memory.share_before - 1024;
-    assert_false(memory_allocate(&memory, &arena, &b.config, gpt_planned_bytes, &err));
+    assert_false(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB kept for libraries; "));
     memory.beside = memory.share_before - 4096;
-    assert_true(memory_allocate(&memory, &arena, &b.config, gpt_planned_bytes, &err));
-    arena_free(&arena, b.device);
+    assert_true(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
+    memory_plan_free(&memory_plan, b.device);
     bench_close(&b);
 }
 

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/launch.h"
+#include "llmc/peers.h"
 #include "llmc/zero.h"
 #include "test/leaks.h"
 
@@ -221,8 +221,8 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     begin_on(s, "quantise");
     reads_table(s, a->table);
     for (int p = 0; p < a->slots * a->message.partitions; p++) {
-        reads(s, a->grads + p * a->bucket.matrix_shard + a->lo, 4 * (a->hi - a->lo));
-        reads(s, a->grads + a->bucket.matrix + p * a->bucket.tail_shard, 4 * a->message.tail_elements);
+        reads(s, a->grads + p * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
+        reads(s, a->grads + a->bucket.matrix_elements + p * a->bucket.tail_per_rank, 4 * a->message.tail_elements);
     }
     for (int slot = 0; slot < a->slots; slot++) writes(s, slot == a->self ? a->self_slot : a->send + slot * a->message.bytes, a->message.bytes);
 }
@@ -238,9 +238,9 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
     begin_on(s, "final sum");
     reads_table(s, a->table);
     reads(s, a->received, a->sources * a->in.bytes);
-    writes(s, a->grads + a->rank * a->bucket.matrix_shard + a->lo, 4 * (a->hi - a->lo));
+    writes(s, a->grads + a->rank * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
     writes(s, a->matrix_leaves + a->lo / 32, (a->hi - a->lo) / 8);
-    writes(s, a->grads + a->bucket.matrix + a->rank * a->bucket.tail_shard, 4 * a->in.tail_elements);
+    writes(s, a->grads + a->bucket.matrix_elements + a->rank * a->bucket.tail_per_rank, 4 * a->in.tail_elements);
     writes(s, a->tail_leaves, 4 * ceil_div64(a->in.tail_elements, 32));
 }
 
@@ -267,12 +267,12 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
 }
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) {
-    int64_t matrix = a->bucket.matrix_shard, tail = a->bucket.tail_shard;
+    int64_t matrix = a->bucket.matrix_per_rank, tail = a->bucket.tail_per_rank;
     begin_on(s, "AdamW");
     reads_table(s, a->table);
     reads(s, a->control, sizeof *a->control);
     reads(s, a->grads + a->rank * matrix, 4 * matrix);
-    reads(s, a->grads + a->bucket.matrix + a->rank * tail, 4 * tail);
+    reads(s, a->grads + a->bucket.matrix_elements + a->rank * tail, 4 * tail);
     reads(s, a->weights + a->rank * matrix, X * matrix);
     float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
     for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
@@ -285,7 +285,7 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     begin_on(s, "apply");
     reads(s, a->control, sizeof *a->control);
     reads(s, a->messages, a->nodes * a->per_node * a->message.bytes);
-    writes(s, a->weights, X * (a->bucket.matrix + a->bucket.tail));
+    writes(s, a->weights, X * (a->bucket.matrix_elements + a->bucket.tail_elements));
 }
 
 void kernel_seal_messages(Stream *s, const SealMessages *a) {
@@ -333,7 +333,7 @@ typedef struct Recording {
     Config config;
     Topology topology;
     PlanTensor tensors[TENSORS];
-    Arena arena;
+    MemoryPlan memory_plan;
     Lanes lanes;
     Stream *compute;
     Timers *timers;
@@ -373,21 +373,21 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
         r->tensors[PER_UNIT * u] = matrix;
         r->tensors[PER_UNIT * u + 1] = tail;
     }
-    if (!zero_plan(&r->zero, &r->config, &r->topology, r->tensors, TENSORS, &r->arena, &err)) fail_msg("%s", err.what);
+    if (!zero_plan(&r->zero, &r->config, &r->topology, r->tensors, TENSORS, &r->memory_plan, &err)) fail_msg("%s", err.what);
     assert_int_equal(r->zero.plan.buckets, UNITS);
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !shape.no_overlap);
     r->timers = timers_create(&r->device, 0);
     r->comm.device = &r->device;
     r->comm.topology = &r->topology;
-    assert_true(arena_allocate(&r->arena, &r->device, 1, &err));
+    assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
     zero_start(&r->zero, &r->device, &r->comm, r->compute, &r->lanes, r->timers);
     copy_to_device(r->compute, r->zero.weights, NULL, (size_t)r->zero.plan.arena_elements * X);
     zero_masters_from_weights(&r->zero);
 }
 
 static void close_recording(Recording *r) {
-    arena_free(&r->arena, &r->device);
+    memory_plan_free(&r->memory_plan, &r->device);
     zero_free(&r->zero);
     lanes_close(&r->lanes);
     timers_destroy(r->timers);
@@ -466,7 +466,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
             zero_weights_wait_all(zero);
             for (int b = 0; b < zero->plan.buckets; b++) {
                 const Bucket *bucket = &zero->plan.bucket[b];
-                kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena, bucket->arena, bucket->matrix + bucket->tail);
+                kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start, bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
             }
         }
     }

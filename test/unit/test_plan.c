@@ -88,7 +88,7 @@ static void check_tensors(const Case *c) {
             const Segment *segment = &plan->segments[bucket->first_segment + s];
             const PlanTensor *tensor = &c->tensors[segment->tensor];
             bool matrix = s < bucket->segments;
-            int64_t length = matrix ? bucket->matrix : bucket->tail, base = bucket->arena + (matrix ? 0 : bucket->matrix);
+            int64_t length = matrix ? bucket->matrix_elements : bucket->tail_elements, base = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements);
             seen[segment->tensor]++;
             assert_int_equal(tensor->matrix, matrix);
             assert_int_equal(tensor->numel, segment->numel);
@@ -127,7 +127,7 @@ static void check_groups(const Case *c) {
     for (int b = 0; b < c->plan.buckets; b++) {
         const Bucket *bucket = &c->plan.bucket[b];
         for (int k = 0; k < 3; k++) {
-            assert_int_equal(bucket->matrix_shard % sizes[k], 0);
+            assert_int_equal(bucket->matrix_per_rank % sizes[k], 0);
             int64_t last = -1;
             for (int s = 0; s < bucket->segments; s++) {
                 const Segment *segment = &c->plan.segments[bucket->first_segment + s];
@@ -147,14 +147,14 @@ static void check_buckets(const Case *c) {
         const Bucket *bucket = &plan->bucket[b];
         assert_int_equal(bucket->first_unit, unit);
         unit = bucket->end_unit;
-        assert_true(bucket->arena >= arena && bucket->arena % 128 == 0);
-        assert_true(bucket->shard >= shard && bucket->shard % 64 == 0);
-        assert_int_equal(bucket->matrix, bucket->matrix_shard * plan->dp);
-        assert_int_equal(bucket->tail, bucket->tail_shard * plan->dp);
-        assert_int_equal(bucket->matrix_shard % c->options.border, 0);
-        assert_int_equal(bucket->tail_shard % TAIL_ALIGN, 0);
-        arena = bucket->arena + bucket->matrix + bucket->tail;
-        shard = bucket->shard + bucket->matrix_shard + bucket->tail_shard;
+        assert_true(bucket->arena_start >= arena && bucket->arena_start % 128 == 0);
+        assert_true(bucket->state_start >= shard && bucket->state_start % 64 == 0);
+        assert_int_equal(bucket->matrix_elements, bucket->matrix_per_rank * plan->dp);
+        assert_int_equal(bucket->tail_elements, bucket->tail_per_rank * plan->dp);
+        assert_int_equal(bucket->matrix_per_rank % c->options.border, 0);
+        assert_int_equal(bucket->tail_per_rank % TAIL_ALIGN, 0);
+        arena = bucket->arena_start + bucket->matrix_elements + bucket->tail_elements;
+        shard = bucket->state_start + bucket->matrix_per_rank + bucket->tail_per_rank;
     }
     assert_int_equal(unit, plan->units);
     assert_true(plan->arena_elements >= arena && plan->arena_elements < arena + 128);
@@ -226,7 +226,7 @@ static void test_chunks_cover_the_shard_once(void **state) {
                     largest = hi - lo > largest ? hi - lo : largest;
                     at = hi;
                 }
-                assert_int_equal(at, c->plan.bucket[b].matrix_shard);
+                assert_int_equal(at, c->plan.bucket[b].matrix_per_rank);
                 assert_true(largest - smallest <= c->options.chunk_border);
             }
         }
@@ -242,12 +242,12 @@ static void test_automatic_chunks(void **state) {
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
         int64_t ranks = c->plan.dp, least = 16 * ranks * c->options.border, target = c->options.bucket_elements > least ? c->options.bucket_elements : least;
-        for (int b = 1; b < c->plan.buckets; b++) target = c->plan.bucket[b].matrix > target ? c->plan.bucket[b].matrix : target;
+        for (int b = 1; b < c->plan.buckets; b++) target = c->plan.bucket[b].matrix_elements > target ? c->plan.bucket[b].matrix_elements : target;
         for (int b = 0; b < c->plan.buckets; b++) {
             const Bucket *bucket = &c->plan.bucket[b];
             int chunks = plan_chunks(&c->plan, bucket, &left);
             assert_int_equal(plan_chunks(&c->plan, bucket, &given), 3);
-            assert_true(chunks >= 1 && (chunks == 1 || 2 * bucket->matrix >= (2 * chunks - 1) * (target - 1)));
+            assert_true(chunks >= 1 && (chunks == 1 || 2 * bucket->matrix_elements >= (2 * chunks - 1) * (target - 1)));
             assert_true(b == 0 || chunks == 1);
             cut += chunks > 1;
             for (int k = 0; k < chunks; k++) {
@@ -307,7 +307,7 @@ static void test_message_layouts(void **state) {
             int chunks = plan_chunks(&c->plan, bucket, &c->grad);
             for (int k = 0; k < chunks; k++) {
                 MessageLayout one, two, none = {0};
-                int64_t lo, hi, tail = k == 0 ? bucket->tail_shard : 0;
+                int64_t lo, hi, tail = k == 0 ? bucket->tail_per_rank : 0;
                 plan_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
                 plan_grad_messages(&c->plan, bucket, &c->grad, k, &one, &two);
                 if (c->options.per_node > 1) {
@@ -321,8 +321,8 @@ static void test_message_layouts(void **state) {
                     assert_memory_equal(&two, &none, sizeof none);
                 }
             }
-            check_layout(plan_weight_message(bucket, &c->weight), c->weight.codec, c->weight.group, bucket->matrix_shard, 1, FLOATX_CODEC,
-                         bucket->tail_shard);
+            check_layout(plan_weight_message(bucket, &c->weight), c->weight.codec, c->weight.group, bucket->matrix_per_rank, 1, FLOATX_CODEC,
+                         bucket->tail_per_rank);
         }
         free_case(c);
     }
@@ -346,8 +346,8 @@ static int64_t expected_chunks(const Case *c, int b) {
     int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.border, chunks = 1;
     if (c->grad.chunks) return c->grad.chunks;
     if (size < c->options.bucket_elements) size = c->options.bucket_elements;
-    for (int other = 1; other < c->plan.buckets; other++) size = c->plan.bucket[other].matrix > size ? c->plan.bucket[other].matrix : size;
-    while (b == 0 && (2 * chunks + 1) * size + size % 2 <= 2 * c->plan.bucket[b].matrix) chunks++;
+    for (int other = 1; other < c->plan.buckets; other++) size = c->plan.bucket[other].matrix_elements > size ? c->plan.bucket[other].matrix_elements : size;
+    while (b == 0 && (2 * chunks + 1) * size + size % 2 <= 2 * c->plan.bucket[b].matrix_elements) chunks++;
     return chunks;
 }
 
@@ -355,7 +355,7 @@ static WireBytes expected_bytes(const Case *c) {
     WireBytes sum = {0};
     int64_t nodes = c->options.nodes, per_node = c->options.per_node, ranks = nodes * per_node;
     for (int b = 0; b < c->plan.buckets; b++) {
-        int64_t matrix = c->plan.bucket[b].matrix / ranks, tail = c->plan.bucket[b].tail / ranks, units = matrix / c->options.chunk_border;
+        int64_t matrix = c->plan.bucket[b].matrix_elements / ranks, tail = c->plan.bucket[b].tail_elements / ranks, units = matrix / c->options.chunk_border;
         int64_t chunks = expected_chunks(c, b);
         for (int64_t k = 0; k < chunks; k++) {
             int64_t n = ((k + 1) * units / chunks - k * units / chunks) * c->options.chunk_border, t = k ? 0 : tail;

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/arena.h"
+#include "llmc/memory_plan.h"
 #include "llmc/rng.h"
 #include "llmc/sample.h"
 #include "llmc/version.h"
@@ -52,29 +52,29 @@ static void the_memory_plan_is_what_is_allocated(void **state) {
     Site site = {.rank = -1, .phase = "test"};
     Error err = {0};
     Device *device = device_open(0, &site, &err);
-    Arena arena = {0};
+    MemoryPlan memory_plan = {0};
     void *a, *b, *none = (void *)1, *host;
-    arena_reserve(&arena, "one", "first", 1000, &a);
-    arena_reserve(&arena, "two", "second", 24, &b);
-    arena_reserve(&arena, "two", "nothing", 0, &none);
-    arena_reserve_host(&arena, "host", "copy", 77, &host);  // is allocated, but lies elsewhere
-    assert_int_equal(arena_total(&arena), 1024);
+    memory_plan_reserve(&memory_plan, "one", "first", 1000, &a);
+    memory_plan_reserve(&memory_plan, "two", "second", 24, &b);
+    memory_plan_reserve(&memory_plan, "two", "nothing", 0, &none);
+    memory_plan_reserve_host(&memory_plan, "host", "copy", 77, &host);  // is allocated, but lies elsewhere
+    assert_int_equal(memory_plan_total(&memory_plan), 1024);
     assert_null(none);
-    assert_true(arena_allocate(&arena, device, 1, &err));
+    assert_true(memory_plan_allocate(&memory_plan, device, 1, &err));
     assert_true(a && b && host && !none);
     memset(host, 1, 77);
     for (int i = 0; i < 1000; i++) assert_int_equal(((char *)a)[i], 0);
-    arena_free(&arena, device);
+    memory_plan_free(&memory_plan, device);
     assert_true(!a && !host);
 
-    arena_reserve_host(&arena, "huge", "more than there is", (size_t)1 << 60, &host);  // here the host's memory is the device's
-    assert_false(arena_allocate(&arena, device, 1, &err));
-    arena_free(&arena, device);
-    arena_reserve(&arena, "huge", "more than there is", (size_t)1 << 60, &a);
-    assert_false(arena_allocate(&arena, device, 1, &err));
+    memory_plan_reserve_host(&memory_plan, "huge", "more than there is", (size_t)1 << 60, &host);  // here the host's memory is the device's
+    assert_false(memory_plan_allocate(&memory_plan, device, 1, &err));
+    memory_plan_free(&memory_plan, device);
+    memory_plan_reserve(&memory_plan, "huge", "more than there is", (size_t)1 << 60, &a);
+    assert_false(memory_plan_allocate(&memory_plan, device, 1, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "too much"));
-    arena_free(&arena, device);
+    memory_plan_free(&memory_plan, device);
     device_close(device);
 }
 

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "llmc/launch.h"
 #include "llmc/stop.h"
 
 static void nap(void) {

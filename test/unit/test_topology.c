@@ -24,7 +24,7 @@ static void nodes_follow_hosts(void **state) {
         assert_int_equal(t.local, r % 4);
         assert_int_equal(t.device, r % 4);
         assert_int_equal(t.dp_rank, r);
-        assert_false(t.emulated);
+        assert_false(t.borders_by_flag);
     }
 }
 
@@ -39,7 +39,7 @@ static void gpus_per_node_sets_the_borders(void **state) {
             assert_int_equal(t.nodes, shapes[s][1]);
             assert_int_equal(t.node * t.per_node + t.local, t.dp_rank);
             assert_int_equal(t.device, r);  // one real host holds them all
-            assert_true(t.emulated);
+            assert_true(t.borders_by_flag);
         }
     }
 }

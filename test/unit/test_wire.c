@@ -28,7 +28,7 @@ static void example_build(Example *e, bool hadamard) {
     assert_true(plan_build(&e->plan, tensors, 2, &options, NULL));
     plan_grad_messages(&e->plan, &e->plan.bucket[0], &wire, 0, &unused, &e->message);
     for (int i = 0; i < 40; i++) e->grads[i] = (float)(i - 10) / 8.0f;
-    for (int i = 0; i < 9; i++) e->grads[e->plan.bucket[0].matrix + i] = (float)(i + 1) / 4.0f;
+    for (int i = 0; i < 9; i++) e->grads[e->plan.bucket[0].matrix_elements + i] = (float)(i + 1) / 4.0f;
 }
 
 static SegmentTable table_of(const Plan *plan) {
@@ -42,7 +42,7 @@ static void example_encode(const Example *e, int rank, uint8_t *slots) {
     q.grads = e->grads;
     q.bucket = e->plan.bucket[0];
     q.table = table_of(&e->plan);
-    q.hi = q.bucket.matrix_shard;
+    q.hi = q.bucket.matrix_per_rank;
     q.scale = 0.5f;
     q.hadamard = e->wire.hadamard;
     q.codec = e->wire.inter_codec;
@@ -62,8 +62,8 @@ static void example_encode(const Example *e, int rank, uint8_t *slots) {
 static void test_message_layout(void **state) {
     Example e;
     example_build(&e, false);
-    assert_int_equal(e.plan.bucket[0].matrix, 64);
-    assert_int_equal(e.plan.bucket[0].tail, 16);
+    assert_int_equal(e.plan.bucket[0].matrix_elements, 64);
+    assert_int_equal(e.plan.bucket[0].tail_elements, 16);
     assert_int_equal(e.message.scales, 16);
     assert_int_equal(e.message.tail, 32);
     assert_int_equal(e.message.bytes, 48);
@@ -105,7 +105,7 @@ static void example_decode(Example *e, int rank, const uint8_t *message, float *
     f.rank = rank;
     f.bucket = e->plan.bucket[0];
     f.table = table_of(&e->plan);
-    f.hi = f.bucket.matrix_shard;
+    f.hi = f.bucket.matrix_per_rank;
     f.grads = e->grads;
     f.matrix_leaves = leaves;
     f.tail_leaves = tail_leaves;
