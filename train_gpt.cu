@@ -598,7 +598,7 @@ static void end_interval(Run *run) {
     IterationReport r = step_report(run, run->iteration);
     r.iterations = n;
     r.elapsed_ms = 1000.0 * seconds;
-    r.lm_loss = applied > 0 ? run->interval.loss_sum / (double)applied : run->last.loss;
+    r.lm_loss = applied > 0 ? run->interval.loss_sum / (double)applied : isfinite(run->last.loss) ? 0.0 : run->last.loss;  // skipped steps have no mean; a NaN is shown
     r.skipped_iterations = run->interval.skipped;
     r.nan_iterations = run->interval.nan;
     double batch = (double)run->interval.samples / (double)n, ranks = run->launch.size;  // the interval's mean: --rampup-batch-size changes it

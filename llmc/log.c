@@ -315,8 +315,7 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
 
 // ---- the iteration line -----------------------------------------------------------------------------------------------------------------
 
-// False when every step of the interval was skipped. Megatron-LM also drops a NaN (NaN > 0 is false), just when it matters most.
-static bool has_loss(const IterationReport *r) { return r->lm_loss > 0 || isnan(r->lm_loss); }
+bool report_has_loss(const IterationReport *r) { return r->lm_loss > 0 || !isfinite(r->lm_loss); }
 
 // Megatron-LM's fields, in its order and formats: other tools parse them.
 static void add_megatron_fields(Text *line, const Config *config, const IterationReport *r) {
@@ -326,7 +325,7 @@ static void add_megatron_fields(Text *line, const Config *config, const Iteratio
     if (config->log_throughput) add_fixed(line, "throughput per GPU (TFLOP/s/GPU)", 1, r->tflops_per_gpu, "");
     add_scientific(line, "learning rate", 3, r->learning_rate);
     text_add(line, " global batch size: %5d |", r->global_batch_size);
-    if (has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
+    if (report_has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
     add_fixed(line, "loss scale", 1, 1.0, "");  // bf16 needs none; parsers expect the field
     if (!(r->grad_norm < 0)) add_fixed(line, "grad norm", 3, r->grad_norm, "");
     if (config->log_num_zeros_in_grad && !(r->num_zeros < 0)) add_fixed(line, "num zeros", 1, r->num_zeros, "");
@@ -352,7 +351,7 @@ static void write_interval_json(Log *log, const IterationReport *r) {
     json_integer(&json, "iteration", r->iteration);
     json_integer(&json, "iterations", r->iterations);
     json_integer(&json, "consumed_samples", r->consumed_samples);
-    if (has_loss(r)) json_number(&json, "loss", r->lm_loss);
+    if (report_has_loss(r)) json_number(&json, "loss", r->lm_loss);
     if (!(r->grad_norm < 0)) json_number(&json, "grad_norm", r->grad_norm);
     json_number(&json, "lr", r->learning_rate);
     json_integer(&json, "global_batch_size", r->global_batch_size);

@@ -7,8 +7,8 @@
 // lines have none). A resumed run appends; the later line of an iteration is the valid one.
 //   start     version, commit, libraries, device, world_size, nodes, parameters, arguments {...}; timing {datetime, unix_s, host, pid}
 //   train     every iteration: iteration, consumed_samples, loss, grad_norm, lr, global_batch_size, skipped
-//   interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean), grad_norm, lr, global_batch_size, skipped, nan,
-//             inter_node_bytes, intra_node_bytes (per step), epoch; timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms, its parts
+//   interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean over applied steps; none: left out, or what is not finite), grad_norm, lr, global_batch_size,
+//             skipped, nan, inter_node_bytes, intra_node_bytes (per step), epoch; timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms, its parts
 //             exposed_gradients_ms and exposed_weights_ms (of the rank that waited least), exposed_most_ms (of the one that waited most), seconds_left}
 //   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 //   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
@@ -34,7 +34,7 @@ typedef struct IterationReport {
     double elapsed_ms;               // per iteration
     double learning_rate;            // what the next iteration will use, as Megatron prints it
     int global_batch_size;
-    double lm_loss;                  // mean over the interval; NaN is printed as nan; 0 (no step was taken): left out
+    double lm_loss;                  // mean over the interval's applied steps; 0, where every step was skipped: left out; what is not finite is shown, also of a skipped step
     double last_loss;                // this iteration's, for JSON and TensorBoard
     bool last_skipped;               // this iteration's step was skipped
     double grad_norm;                // pre-clip, last iteration; < 0: clipping is off, field left out
@@ -52,6 +52,9 @@ typedef struct IterationReport {
     double epoch;                    // of the training data, fractional; < 0: unknown
     double reserved_bytes, allocated_bytes;  // device memory, for --log-memory-to-tensorboard; 0: unknown
 } IterationReport;
+
+// Is there a loss to show? As in Megatron-LM none where every step was skipped. That drops a NaN too (NaN > 0 is false), just when it matters most; here it is shown.
+bool report_has_loss(const IterationReport *report);
 
 typedef struct Log Log;
 

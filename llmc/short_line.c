@@ -35,7 +35,7 @@ void short_line(char *out, size_t bytes, const IterationReport *r) {
     char text[64];
     size_t at = 0;
     append(out, bytes, &at, "step %6lld/%lld", (long long)r->iteration, (long long)r->train_iters);
-    if (r->lm_loss > 0 || isnan(r->lm_loss)) append(out, bytes, &at, " | loss %.4f", isnan(r->lm_loss) ? NAN : r->lm_loss);
+    if (report_has_loss(r)) append(out, bytes, &at, " | loss %.4f", isnan(r->lm_loss) ? NAN : r->lm_loss);
     if (!(r->grad_norm < 0)) append(out, bytes, &at, " | norm %.3f", isnan(r->grad_norm) ? NAN : r->grad_norm);
     append(out, bytes, &at, " | lr %.2e", r->learning_rate);
     if (r->tokens_per_second > 0) {
