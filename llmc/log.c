@@ -11,7 +11,6 @@
 
 #include "llmc/append.h"
 #include "llmc/heartbeat.h"
-#include "llmc/json.h"
 #include "llmc/short_line.h"
 #include "llmc/tensorboard.h"
 #include "llmc/version.h"
@@ -27,33 +26,7 @@ struct Log {
     int64_t skipped, epoch;    // skipped steps, and the latest epoch that was told
 };
 
-// ---- text under construction ----------------------------------------------------------------------------------------------------------
-
-typedef struct Text {
-    char *data;
-    size_t length, capacity;
-} Text;
-
-static void text_add(Text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void text_add(Text *text, const char *format, ...) {
-    for (;;) {
-        va_list args;
-        va_start(args, format);
-        size_t room = text->capacity - text->length;
-        int n = vsnprintf(text->data ? text->data + text->length : NULL, room, format, args);
-        va_end(args);
-        if (n < 0) return;
-        if ((size_t)n < room) {
-            text->length += (size_t)n;
-            return;
-        }
-        text->capacity = 2 * (text->length + (size_t)n + 64);
-        text->data = (char *)xrealloc(text->data, text->capacity, "a log line");
-    }
-}
-
-static const char *non_finite(double value) { return isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
+// ---- plain lines and JSON lines -------------------------------------------------------------------------------------------------------
 
 // " <label>: <value> |" with %.<digits>f or %.<digits>E, and nan or inf in lower case without a stray sign.
 static void add_fixed(Text *line, const char *label, int digits, double value, const char *unit) {
@@ -87,75 +60,15 @@ static void print_text(const Log *log, Text *text) {
     fwrite(text->data, 1, text->length, stdout);
     fflush(stdout);
     tell_write(log, false);
-    free(text->data);
-    *text = (Text){0};
+    text_free(text);
 }
 
-// ---- JSON members: each adds ",\"name\":value"; the line's first member is its kind ------------------------------------------------------
-
-static void json_name(Text *json, const char *name) {
-    char last = json->length ? json->data[json->length - 1] : '{';
-    text_add(json, "%s\"%s\":", last == '{' || last == '[' ? "" : ",", name);
-}
-
-static void json_text(Text *json, const char *name, const char *value) {
-    size_t bytes = 6 * strlen(value) + 3;
-    char *escaped = (char *)xmalloc(bytes, "a log line");
-    json_escape(escaped, bytes, value);
-    json_name(json, name);
-    text_add(json, "%s", escaped);
-    free(escaped);
-}
-
-static void json_integer(Text *json, const char *name, int64_t value) {
-    json_name(json, name);
-    text_add(json, "%lld", (long long)value);
-}
-
-// The shortest decimal form that reads back as the same double.
-static void add_round_trip(Text *json, double value) {
-    char form[40];
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(form, sizeof form, "%.*g", digits, value);
-        if (strtod(form, NULL) == value) break;
+void log_json(Log *log, Text *json) {
+    if (log->active && log->has_json) {
+        text_add(json, "}\n");
+        append_record(&log->json, json->data, json->length);
     }
-    text_add(json, "%s", form);
-}
-
-static void json_number(Text *json, const char *name, double value) {
-    json_name(json, name);
-    if (isfinite(value)) {
-        add_round_trip(json, value);
-    } else {
-        text_add(json, "null,\"%s_text\":\"%s\"", name, non_finite(value));
-    }
-}
-
-static void json_truth(Text *json, const char *name, bool value) {
-    json_name(json, name);
-    text_add(json, "%s", value ? "true" : "false");
-}
-
-static Text json_begin(const char *kind) {
-    Text json = {0};
-    text_add(&json, "{");
-    json_text(&json, "kind", kind);
-    return json;
-}
-
-// Closes the object, appends it to the file as one line and frees it.
-static void json_end(Log *log, Text *json) {
-    text_add(json, "}\n");
-    append_record(&log->json, json->data, json->length);
-    free(json->data);
-    *json = (Text){0};
-}
-
-void log_json(Log *log, const char *kind, const char *inside) {
-    if (!log->active || !log->has_json) return;
-    Text json = json_begin(kind);
-    if (*inside) text_add(&json, ",%s", inside);
-    json_end(log, &json);
+    text_free(json);
 }
 
 void log_text(Log *log, const char *tag, int64_t step, const char *text) {
@@ -277,14 +190,13 @@ static void write_start_json(Log *log, int64_t parameters, int nodes, const char
     json_integer(&json, "parameters", parameters);
     json_name(&json, "arguments");
     text_add(&json, "%s", arguments);
-    json_name(&json, "timing");
-    text_add(&json, "{");
+    json_open(&json, "timing");
     json_text(&json, "datetime", when);
     json_integer(&json, "unix_s", (int64_t)time(NULL));
     json_text(&json, "host", host);
     json_integer(&json, "pid", (int64_t)getpid());
-    text_add(&json, "}");
-    json_end(log, &json);
+    json_close(&json);
+    log_json(log, &json);
 }
 
 // Takes line breaks out of JSON text: inside its strings they are escaped, outside they mean nothing.
@@ -360,8 +272,7 @@ static void write_interval_json(Log *log, const IterationReport *r) {
     json_number(&json, "inter_node_bytes", r->inter_node_bytes);
     json_number(&json, "intra_node_bytes", r->intra_node_bytes);
     if (r->epoch >= 0) json_number(&json, "epoch", r->epoch);
-    json_name(&json, "timing");
-    text_add(&json, "{");
+    json_open(&json, "timing");
     json_number(&json, "elapsed_ms", r->elapsed_ms);
     json_number(&json, "tokens_per_second", r->tokens_per_second);
     json_number(&json, "tflops_per_gpu", r->tflops_per_gpu);
@@ -373,8 +284,8 @@ static void write_interval_json(Log *log, const IterationReport *r) {
         json_number(&json, "exposed_most_ms", r->exposed_most_ms);
     }
     if (r->seconds_left >= 0) json_number(&json, "seconds_left", r->seconds_left);
-    text_add(&json, "}");
-    json_end(log, &json);
+    json_close(&json);
+    log_json(log, &json);
 }
 
 static void write_interval_scalars(Log *log, const IterationReport *r) {
@@ -450,7 +361,7 @@ static void write_train_json(Log *log, const IterationReport *r) {
     json_number(&json, "lr", r->learning_rate);
     json_integer(&json, "global_batch_size", r->global_batch_size);
     json_truth(&json, "skipped", r->last_skipped);
-    json_end(log, &json);
+    log_json(log, &json);
 }
 
 // Of a skipped step whose loss and norm are finite the sentry has said why.
@@ -508,7 +419,7 @@ static void print_timers(Log *log, const Timer *which, int count, const TimerSta
     if (any) {
         print_text(log, &table);
     } else {
-        free(table.data);
+        text_free(&table);
     }
 }
 
@@ -516,15 +427,18 @@ static void print_timers(Log *log, const Timer *which, int count, const TimerSta
 static void write_timers_json(Log *log, const char *kind, int64_t iteration, const Timer *which, int count, const TimerStats *stats) {
     Text json = json_begin(kind);
     if (iteration >= 0) json_integer(&json, "iteration", iteration);
-    json_name(&json, "timing");
-    text_add(&json, "{");
+    json_open(&json, "timing");
     for (int i = 0; i < count; i++) {
         if (!stats[i].recorded) continue;
         json_name(&json, timer_name(which[i]));
-        text_add(&json, "[%.6g,%.6g]", stats[i].min_ms, stats[i].max_ms);
+        text_add(&json, "[");
+        json_value(&json, stats[i].min_ms);
+        text_add(&json, ",");
+        json_value(&json, stats[i].max_ms);
+        text_add(&json, "]");
     }
-    text_add(&json, "}");
-    json_end(log, &json);
+    json_close(&json);
+    log_json(log, &json);
 }
 
 // Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count), out.
@@ -589,7 +503,7 @@ static void write_validation_json(Log *log, const IterationReport *at, bool test
     json_text(&json, "where", where);
     json_number(&json, "loss", loss);
     json_number(&json, "ppl", perplexity(loss));
-    json_end(log, &json);
+    log_json(log, &json);
 }
 
 void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss) {
@@ -603,8 +517,8 @@ void log_validation(Log *log, const char *where, int64_t iteration, int64_t cons
     text_add(&line, " ");
     for (size_t i = 0; i < line.length + 1; i++) text_add(&frame, "-");
     log_line(log, "%s\n%s\n%s", frame.data, line.data, frame.data);
-    free(line.data);
-    free(frame.data);
+    text_free(&line);
+    text_free(&frame);
     if (log->has_json) write_validation_json(log, &at, test, where, loss);
     if (log->tensorboard) write_validation_scalars(log, &at, test, loss);
 }

@@ -1,7 +1,7 @@
 // What the user sees: Megatron-LM's log lines with this program's fields appended, JSON lines, TensorBoard events. Printed by rank 0
 // (Megatron's last rank prints the loss lines; ours is always rank 0). Called by train_gpt.cu; every other rank holds a Log that prints nothing.
 //
-// JSON lines (--log-jsonl): one object per line, "kind" first. Numbers are written so that reading them back gives the same bits; NaN and
+// JSON lines (--log-jsonl, built by json_line.h): one object per line, "kind" first. Numbers are written so that reading them back gives the same bits; NaN and
 // infinity, which JSON lacks, are null, with the word in "<name>_text". Everything that depends on the clock or the machine's speed stands inside
 // the object "timing" and nowhere else: two runs that computed the same have equal lines once "timing" is removed (and "train" and "valid"
 // lines have none). A resumed run appends; the later line of an iteration is the valid one.
@@ -23,6 +23,7 @@
 
 #include "llmc/config.h"
 #include "llmc/flops.h"
+#include "llmc/json_line.h"
 #include "llmc/timers.h"
 LLMC_BEGIN
 
@@ -90,8 +91,8 @@ void log_validation(Log *log, const char *where, int64_t iteration, int64_t cons
 // A TensorBoard text (its tag ends in "/text_summary") and a scalar of any name.
 void log_text(Log *log, const char *tag, int64_t step, const char *text);
 void log_scalar(Log *log, const char *tag, int64_t step, double value);
-// A JSON line of a kind that the caller's module owns ("memory", "sample", "spike", ...): `json` is the object's inside, e.g. "\"iteration\":5,\"path\":\"x\"".
-// Clock-dependent values belong into a "timing" object.
-void log_json(Log *log, const char *kind, const char *json);
+// Closes a JSON line that json_begin (json_line.h) began, appends it to the file (rank 0, with --log-jsonl) and frees it. For the kinds that the caller's module
+// owns ("memory", "sample", "spike", ...). Clock-dependent values belong into a "timing" object.
+void log_json(Log *log, Text *json);
 
 LLMC_END

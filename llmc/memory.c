@@ -110,8 +110,15 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     double plans = device_is_host() ? allocated : allocated * memory->sharers, beside = taken - before - plans;
     log_memory(log, iterations, allocated, allocated, allocated, allocated);
     log_line(log, "memory beside the plan (MB) | before it (context, other processes): %.1f | since then (libraries, buffers of the host): %.1f", before / MB, beside / MB);
-    char json[400];
-    snprintf(json, sizeof json, "\"iteration\":%lld,\"planned_bytes\":%zu,\"allocated_bytes\":%.0f,\"timing\":{\"free_before_bytes\":%zu,\"taken_before_bytes\":%.0f,"
-             "\"taken_bytes\":%.0f,\"beside_plan_bytes\":%.0f}", (long long)iterations, memory->planned, allocated, memory->share_before, before, taken, beside);
-    log_json(log, "memory", json);
+    Text json = json_begin("memory");
+    json_integer(&json, "iteration", iterations);
+    json_integer(&json, "planned_bytes", (int64_t)memory->planned);
+    json_integer(&json, "allocated_bytes", (int64_t)allocated);
+    json_open(&json, "timing");
+    json_integer(&json, "free_before_bytes", (int64_t)memory->share_before);
+    json_integer(&json, "taken_before_bytes", (int64_t)before);
+    json_integer(&json, "taken_bytes", (int64_t)taken);
+    json_integer(&json, "beside_plan_bytes", (int64_t)beside);
+    json_close(&json);
+    log_json(log, &json);
 }
