@@ -360,6 +360,7 @@ typedef struct Run {
     bool unsettled;
     int step_batch;           // samples of the latest step launched: the one that is settled next, or was last
     StepControl last;         // the newest verdict read
+    StepReport report;        // what was told of it
     Interval interval;
     double started;           // wall clock of the process's start
     int64_t last_saved;
@@ -561,46 +562,40 @@ static void node_traffic(Run *run, double *inter, double *intra) {
     free(all);
 }
 
-// What is known of every iteration once it is settled.
-static IterationReport step_report(Run *run, int64_t iteration) {
-    const Config *c = &run->config;
-    IterationReport r;
-    memset(&r, 0, sizeof r);
-    r.iteration = iteration;
-    r.train_iters = c->train_iters;
-    r.consumed_samples = run->consumed_train;
-    r.learning_rate = schedule_lr(&run->schedule, run->scheduled);
-    r.global_batch_size = run->step_batch;
-    r.last_loss = r.lm_loss = run->last.loss;
-    r.last_skipped = !run->last.applied;
-    r.grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
-    r.num_zeros = r.params_norm = -1.0;
-    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, peers_of(run, run->dp_group));
-    if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, peers_of(run, run->dp_group));
-    r.skipped_iterations = run->sentry.skipped;
-    r.nan_iterations = run->sentry.nan;
-    r.epoch = loader_epoch(run->loader, run->consumed_train);
-    r.reserved_bytes = r.allocated_bytes = (double)arena_total(&run->arena);
-    return r;
-}
-
+// What is known of every iteration once it is settled. Collective, and synchronises, where zeros or norms are wanted: once per iteration.
 static void report_step(Run *run, int64_t iteration) {
-    IterationReport r = step_report(run, iteration);
-    log_step_scalars(run->log, &r);
+    const Config *c = &run->config;
+    StepReport *r = &run->report;
+    r->iteration = iteration;
+    r->consumed_samples = run->consumed_train;
+    r->learning_rate = schedule_lr(&run->schedule, run->scheduled);
+    r->global_batch_size = run->step_batch;
+    r->loss = run->last.loss;
+    r->skipped = !run->last.applied;
+    r->grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
+    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(&run->zero, peers_of(run, run->dp_group)) : -1.0;
+    r->params_norm = c->log_params_norm ? zero_params_norm(&run->zero, peers_of(run, run->dp_group)) : -1.0;
+    r->reserved_bytes = r->allocated_bytes = (double)arena_total(&run->arena);
+    log_step_scalars(run->log, r);
 }
 
+// After the verdict of the interval's last iteration.
 static void end_interval(Run *run) {
     const Config *c = &run->config;
     stream_synchronize(run->compute);
     meet(run);
     int64_t n = run->interval.iterations, applied = n - run->interval.skipped;
     double seconds = (monotonic_seconds() - run->interval.seconds_start) / (double)n;
-    IterationReport r = step_report(run, run->iteration);
+    IntervalReport r;
+    memset(&r, 0, sizeof r);
+    r.last = run->report;
+    r.train_iters = c->train_iters;
     r.iterations = n;
     r.elapsed_ms = 1000.0 * seconds;
     r.lm_loss = applied > 0 ? run->interval.loss_sum / (double)applied : isfinite(run->last.loss) ? 0.0 : run->last.loss;  // skipped steps have no mean; a NaN is shown
-    r.skipped_iterations = run->interval.skipped;
-    r.nan_iterations = run->interval.nan;
+    r.skipped = run->interval.skipped;
+    r.nan = run->interval.nan;
+    r.epoch = loader_epoch(run->loader, run->consumed_train);
     double batch = (double)run->interval.samples / (double)n, ranks = run->launch.size;  // the interval's mean: --rampup-batch-size changes it
     r.tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
     double peak = device_peak_flops(run->device);

@@ -27,20 +27,27 @@
 #include "llmc/timers.h"
 LLMC_BEGIN
 
-// Means or sums over the iterations since the last report; all ranks' numbers already combined. Counts, rates and times that
-// are 0 because nobody knows them are left out of the line where the comment says so.
-typedef struct IterationReport {
-    int64_t iteration, train_iters, consumed_samples;
-    int64_t iterations;              // in this interval
-    double elapsed_ms;               // per iteration
+// A single iteration, once its verdict is known. All ranks' numbers already combined, as in the next one.
+typedef struct StepReport {
+    int64_t iteration, consumed_samples;
     double learning_rate;            // what the next iteration will use, as Megatron prints it
     int global_batch_size;
-    double lm_loss;                  // mean over the interval's applied steps; 0, where every step was skipped: left out; what is not finite is shown, also of a skipped step
-    double last_loss;                // this iteration's, for JSON and TensorBoard
-    bool last_skipped;               // this iteration's step was skipped
-    double grad_norm;                // pre-clip, last iteration; < 0: clipping is off, field left out
+    double loss;
+    bool skipped;                    // its step was not applied
+    double grad_norm;                // pre-clip; < 0: clipping is off, field left out
     double num_zeros, params_norm;   // < 0: left out
-    int64_t skipped_iterations, nan_iterations;
+    double reserved_bytes, allocated_bytes;  // device memory, for --log-memory-to-tensorboard; 0: unknown
+} StepReport;
+
+// Means or sums over the iterations since the last report. Counts, rates and times that are 0 because nobody knows them are left out of
+// the line where the comment says so.
+typedef struct IntervalReport {
+    StepReport last;                 // the interval's last iteration
+    int64_t train_iters;
+    int64_t iterations;              // in this interval
+    double elapsed_ms;               // per iteration
+    double lm_loss;                  // mean over the applied steps; 0, where every step was skipped: left out; what is not finite is shown, also of a skipped step
+    int64_t skipped, nan;            // iterations not applied, not finite
     double tflops_per_gpu;           // Megatron's formula
     double mfu;                      // 0..1, <= 0: peak unknown, field left out
     double tokens_per_second;        // of the whole job; <= 0: left out
@@ -51,11 +58,10 @@ typedef struct IterationReport {
     double exposed_most_ms;          // on the rank that waited most
     double seconds_left;             // < 0: unknown, left out
     double epoch;                    // of the training data, fractional; < 0: unknown
-    double reserved_bytes, allocated_bytes;  // device memory, for --log-memory-to-tensorboard; 0: unknown
-} IterationReport;
+} IntervalReport;
 
 // Is there a loss to show? As in Megatron-LM none where every step was skipped. That drops a NaN too (NaN > 0 is false), just when it matters most; here it is shown.
-bool report_has_loss(const IterationReport *report);
+bool report_has_loss(const IntervalReport *report);
 
 typedef struct Log Log;
 
@@ -75,11 +81,10 @@ void log_memory(Log *log, int64_t iterations, double allocated, double max_alloc
 // The "start" JSON line, and every argument as a TensorBoard text. parameters: trainable, of the whole model. device: its name.
 void log_start(Log *log, int64_t parameters, int nodes, const char *device);
 // Megatron-LM's iteration line + appended fields, or the short one (--log-line); a note when the data begin again; JSON line {"kind":"interval",...}; TensorBoard scalars for interval values.
-void log_iteration(Log *log, const IterationReport *report);
+void log_iteration(Log *log, const IntervalReport *report);
 // TensorBoard scalars and a JSON line {"kind":"train",...} of a single iteration, when due by --tensorboard-log-interval (JSON: every
-// iteration). Warns when a step was skipped for a loss or norm that is not finite (the sentry tells of spikes). Reads iteration, consumed_samples, learning_rate,
-// global_batch_size, last_loss, last_skipped, grad_norm, num_zeros, params_norm and the memory fields.
-void log_step_scalars(Log *log, const IterationReport *report);
+// iteration). Warns when a step was skipped for a loss or norm that is not finite (the sentry tells of spikes).
+void log_step_scalars(Log *log, const StepReport *report);
 // The timer table after the iteration line, as Megatron-LM prints it: times per iteration. Collective over peers, called by all of them; prints on
 // rank 0; TensorBoard with --log-timers-to-tensorboard.
 void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers);
