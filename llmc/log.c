@@ -153,10 +153,10 @@ void log_datetime(Log *log, const char *format, ...) {
     log_line(log, "[%s] datetime: %s ", what, when);
 }
 
-void log_memory(Log *log, int64_t iterations, double allocated, double max_allocated, double reserved, double max_reserved) {
-    const double MB = 1048576.0;
+void log_memory(Log *log, int64_t iterations, double bytes) {
+    double mb = bytes / 0x1p20;
     log_line(log, "[Rank 0] (after %lld iterations) memory (MB) | allocated: %f | max allocated: %f | reserved: %f | max reserved: %f",
-             (long long)iterations, allocated / MB, max_allocated / MB, reserved / MB, max_reserved / MB);
+             (long long)iterations, mb, mb, mb, mb);
 }
 
 // ---- start ------------------------------------------------------------------------------------------------------------------------------

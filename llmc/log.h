@@ -76,8 +76,9 @@ void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2
 void log_idle_flags(Log *log);
 // Megatron's "[<what>] datetime: YYYY-MM-DD HH:MM:SS ", as in "before the start of training step", "exiting program at iteration 200".
 void log_datetime(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// Megatron's memory line, printed once after the first iteration line. All in bytes; printed in MB (2^20).
-void log_memory(Log *log, int64_t iterations, double allocated, double max_allocated, double reserved, double max_reserved);
+// Megatron's memory line, printed once after the first iteration line. bytes: the plan is allocated once, before training, so that Megatron's four figures
+// (allocated, reserved, and the most of both so far) are one; printed in MB (2^20).
+void log_memory(Log *log, int64_t iterations, double bytes);
 // The "start" JSON line, and every argument as a TensorBoard text. parameters: trainable, of the whole model. device: its name.
 void log_start(Log *log, int64_t parameters, int nodes, const char *device);
 // Megatron-LM's iteration line + appended fields, or the short one (--log-line); a note when the data begin again; JSON line {"kind":"interval",...}; TensorBoard scalars for interval values.

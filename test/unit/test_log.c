@@ -370,7 +370,7 @@ static void inactive_rank(void **state) {
     capture(f);
     log_line(log, "%s", "x");
     log_datetime(log, "%s", "x");
-    log_memory(log, 1, 1, 1, 1, 1);
+    log_memory(log, 1, 1);
     log_start(log, 1, 1, "x");
     log_iteration(log, &r);
     log_step_scalars(log, &r.last);
@@ -444,14 +444,14 @@ static void other_lines(void **state) {
     Log *log = open_plain(&config);
     capture(f);
     log_line(log, "> %s: %d", "x", 7);
-    log_memory(log, 1, 1048576, 2097152, 524288, 0);
+    log_memory(log, 1, 1572864);
     log_datetime(log, "exiting program at iteration %d", 200);
     log_close(log);
     release(f);
     char *text = slurp(f->printed);
     const char *head =
-        "> x: 7\n[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.000000 | max allocated: 2.000000 | reserved: 0.500000 | max "
-        "reserved: 0.000000\n[exiting program at iteration 200] datetime: 20";
+        "> x: 7\n[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.500000 | max allocated: 1.500000 | reserved: 1.500000 | max "
+        "reserved: 1.500000\n[exiting program at iteration 200] datetime: 20";
     assert_int_equal(strncmp(text, head, strlen(head)), 0);
     int parts[6], used = 0;
     assert_int_equal(sscanf(strstr(text, "datetime:"), "datetime: %4d-%2d-%2d %2d:%2d:%2d \n%n", &parts[0], &parts[1], &parts[2], &parts[3],
