@@ -855,8 +855,6 @@ static void write_sample(Run *run) {
 
 // ===== the loop ==================================================================================================================
 
-static bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
-
 // After a step that the sentry ends the run for: losses or gradients not finite, too many skipped steps, a message that did not arrive as it was sent.
 static bool verdict_ends_run(Run *run) {
     if (!run->sentry.ended_at) return false;
@@ -989,14 +987,13 @@ static bool open_data(Run *run) {
 }
 
 static bool setup_data(Run *run) {
-    static const char *const names[] = {"training", "validation"};
     timer_start(run->timers, TIMER_DATA_SETUP, NULL);
     if (!agreed(run, open_data(run)) || !agreed(run, same_data(run->loader, peers_of(run, run->launch.world), &run->error))) return false;
     if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
     for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++) {
         int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
         if (samples && before && samples != before) log_line(run->log, "the %s split has %lld samples and had %lld in the checkpoint: the data go on in another order",
-                                                             names[split], (long long)samples, (long long)before);
+                                                             split_name(split), (long long)samples, (long long)before);
         if (samples) run->split_samples[split] = samples;
     }
     run->site.phase = "setup";

@@ -174,6 +174,8 @@ bool deadline_passed(Deadline *d) {
     return now > d->at;
 }
 
+bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
+
 int64_t round_up64(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }

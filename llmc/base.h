@@ -81,6 +81,9 @@ typedef struct Deadline {
 Deadline deadline_in(double seconds);
 bool deadline_passed(Deadline *deadline);
 
+// Is this one of the iterations that something is done at, every `interval` of them? 0: never.
+bool due(int64_t iteration, int64_t interval);
+
 // Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a/b rounded up.
 int64_t lcm64(int64_t a, int64_t b);
 int64_t round_up64(int64_t a, int64_t b);

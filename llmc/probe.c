@@ -13,7 +13,6 @@
 
 enum { EXACT_CHUNKS = 8 };  // the exact reduction goes in pieces, so that its fp32 messages stay small; any number gives the same sums
 
-static bool due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 static bool errors_due(const Zero *zero) { return due(zero->step, zero->config->log_quantization_error_interval); }
 static bool histograms_due(const Zero *zero) { return due(zero->step, zero->config->dump_distributions_interval); }
 bool probe_due(const Zero *zero) { return errors_due(zero) || histograms_due(zero); }
