@@ -47,10 +47,7 @@ void probe_reserve(Zero *zero, Arena *arena) {
     tlq_workspace(w, &zero->plan, &wire);
     const char *group = "quantisation error";
     arena_reserve(arena, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
-    arena_reserve(arena, group, "sent inside the node", w->send1_bytes, (void **)&w->send1);
-    arena_reserve(arena, group, "received inside the node", w->recv1_bytes, (void **)&w->recv1);
-    arena_reserve(arena, group, "sent between nodes", w->send2_bytes, (void **)&w->send2);
-    arena_reserve(arena, group, "received between nodes", w->recv2_bytes, (void **)&w->recv2);
+    tlq_reserve(arena, group, w, 1);
 }
 
 void probe_free(Probe *probe) {
