@@ -360,6 +360,7 @@ typedef struct Run {
     bool unsettled;
     int step_batch;           // samples of the latest step launched: the one that is settled next, or was last
     StepControl last;         // the newest verdict read
+    StepReport report;        // what was told of it
     Interval interval;
     double started;           // wall clock of the process's start
     int64_t last_saved;
@@ -385,12 +386,13 @@ static Peers peers_of(Run *run, MPI_Comm comm) {
 // A barrier of all ranks, with that limit.
 static void meet(Run *run) { peers_meet(peers_of(run, run->launch.world)); }
 
-// True when ok on every rank; else run->error holds the first failing rank's error, on every rank.
+// True when ok on every rank; else run->error holds the first failing rank's error, on every rank, and that rank prints it.
 static bool agreed(Run *run, bool ok) {
     int who = 0;
     if (peers_agree(peers_of(run, run->launch.world), ok, &run->error, &who)) return true;
     run->exit_code = run->error.code;
-    if (run->launch.rank == who) error_print(&run->site, run->error.what);
+    int origin = run->error.rank >= 0 ? run->error.rank : who;  // what some ranks had agreed on before is one rank's all the same
+    if (run->launch.rank == origin) error_print(&run->site, run->error.what);
     return false;
 }
 
@@ -561,46 +563,40 @@ static void node_traffic(Run *run, double *inter, double *intra) {
     free(all);
 }
 
-// What is known of every iteration once it is settled.
-static IterationReport step_report(Run *run, int64_t iteration) {
-    const Config *c = &run->config;
-    IterationReport r;
-    memset(&r, 0, sizeof r);
-    r.iteration = iteration;
-    r.train_iters = c->train_iters;
-    r.consumed_samples = run->consumed_train;
-    r.learning_rate = schedule_lr(&run->schedule, run->scheduled);
-    r.global_batch_size = run->step_batch;
-    r.last_loss = r.lm_loss = run->last.loss;
-    r.last_skipped = !run->last.applied;
-    r.grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
-    r.num_zeros = r.params_norm = -1.0;
-    if (c->log_num_zeros_in_grad) r.num_zeros = (double)zero_zeros(&run->zero, peers_of(run, run->dp_group));
-    if (c->log_params_norm) r.params_norm = zero_params_norm(&run->zero, peers_of(run, run->dp_group));
-    r.skipped_iterations = run->sentry.skipped;
-    r.nan_iterations = run->sentry.nan;
-    r.epoch = loader_epoch(run->loader, run->consumed_train);
-    r.reserved_bytes = r.allocated_bytes = (double)memory_plan_total(&run->memory_plan);
-    return r;
-}
-
+// What is known of every iteration once it is settled. Collective, and synchronises, where zeros or norms are wanted: once per iteration.
 static void report_step(Run *run, int64_t iteration) {
-    IterationReport r = step_report(run, iteration);
-    log_step_scalars(run->log, &r);
+    const Config *c = &run->config;
+    StepReport *r = &run->report;
+    r->iteration = iteration;
+    r->consumed_samples = run->consumed_train;
+    r->learning_rate = schedule_lr(&run->schedule, run->scheduled);
+    r->global_batch_size = run->step_batch;
+    r->loss = run->last.loss;
+    r->skipped = !run->last.applied;
+    r->grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
+    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(&run->zero, peers_of(run, run->dp_group)) : -1.0;
+    r->params_norm = c->log_params_norm ? zero_params_norm(&run->zero, peers_of(run, run->dp_group)) : -1.0;
+    r->reserved_bytes = r->allocated_bytes = (double)memory_plan_total(&run->memory_plan);
+    log_step_scalars(run->log, r);
 }
 
+// After the verdict of the interval's last iteration.
 static void end_interval(Run *run) {
     const Config *c = &run->config;
     stream_synchronize(run->compute);
     meet(run);
     int64_t n = run->interval.iterations, applied = n - run->interval.skipped;
     double seconds = (monotonic_seconds() - run->interval.seconds_start) / (double)n;
-    IterationReport r = step_report(run, run->iteration);
+    IntervalReport r;
+    memset(&r, 0, sizeof r);
+    r.last = run->report;
+    r.train_iters = c->train_iters;
     r.iterations = n;
     r.elapsed_ms = 1000.0 * seconds;
-    r.lm_loss = applied > 0 ? run->interval.loss_sum / (double)applied : run->last.loss;
-    r.skipped_iterations = run->interval.skipped;
-    r.nan_iterations = run->interval.nan;
+    r.lm_loss = applied > 0 ? run->interval.loss_sum / (double)applied : isfinite(run->last.loss) ? 0.0 : run->last.loss;  // skipped steps have no mean; a NaN is shown
+    r.skipped = run->interval.skipped;
+    r.nan = run->interval.nan;
+    r.epoch = loader_epoch(run->loader, run->consumed_train);
     double batch = (double)run->interval.samples / (double)n, ranks = run->launch.size;  // the interval's mean: --rampup-batch-size changes it
     r.tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
     double peak = device_peak_flops(run->device);
@@ -860,8 +856,6 @@ static void write_sample(Run *run) {
 
 // ===== the loop ==================================================================================================================
 
-static bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
-
 // After a step that the sentry ends the run for: losses or gradients not finite, too many skipped steps, a message that did not arrive as it was sent.
 static bool verdict_ends_run(Run *run) {
     if (!run->sentry.ended_at) return false;
@@ -994,14 +988,13 @@ static bool open_data(Run *run) {
 }
 
 static bool setup_data(Run *run) {
-    static const char *const names[] = {"training", "validation"};
     timer_start(run->timers, TIMER_DATA_SETUP, NULL);
     if (!agreed(run, open_data(run)) || !agreed(run, same_data(run->loader, peers_of(run, run->launch.world), &run->error))) return false;
     if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
     for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++) {
         int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
         if (samples && before && samples != before) log_line(run->log, "the %s split has %lld samples and had %lld in the checkpoint: the data go on in another order",
-                                                             names[split], (long long)samples, (long long)before);
+                                                             split_name(split), (long long)samples, (long long)before);
         if (samples) run->split_samples[split] = samples;
     }
     run->site.phase = "setup";

@@ -19,6 +19,7 @@ bool error_set(Error *err, int code, const char *format, ...) {
         vsnprintf(err->what, sizeof err->what, format, args);
         va_end(args);
         err->code = code;
+        err->rank = -1;
     }
     return false;
 }
@@ -186,6 +187,8 @@ bool deadline_passed(Deadline *d) {
     d->polled = now;
     return now > d->at;
 }
+
+bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
 
 int64_t round_up64(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 

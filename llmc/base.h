@@ -30,6 +30,7 @@ enum {
 // Filled by a fallible call that returned false: the exit code it deserves, and one line "<what>; <what to do>".
 typedef struct Error {
     int code;
+    int rank;         // of the world: whose error it is, where ranks have agreed on one (peers_agree); -1: this rank's own
     char what[1024];
 } Error;
 
@@ -82,6 +83,9 @@ typedef struct Deadline {
 } Deadline;
 Deadline deadline_in(double seconds);
 bool deadline_passed(Deadline *deadline);
+
+// Is this one of the iterations that something is done at, every `interval` of them? 0: never.
+bool due(int64_t iteration, int64_t interval);
 
 // Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a/b rounded up.
 int64_t lcm64(int64_t a, int64_t b);

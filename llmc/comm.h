@@ -14,6 +14,7 @@ typedef enum CommScope { COMM_NODE, COMM_RAIL, COMM_GROUP, COMM_SCOPES } CommSco
 typedef struct Comm Comm;
 
 // Collective over dp_group, whose rank order is the dp rank.
+// NULL and EXIT_ENVIRONMENT where its ranks do not stand as the topology says (comm_disagreement).
 Comm *comm_create(Device *device, const Topology *topology, MPI_Comm dp_group, Error *err);
 void comm_destroy(Comm *comm);
 // CPU ranks: a collective that takes longer than this ends the job and names the rank that did not answer; 0 (the default) waits for ever. On GPUs
@@ -48,5 +49,10 @@ typedef struct CommTraffic {
     uint64_t sent[COMM_SCOPES];
 } CommTraffic;
 CommTraffic comm_traffic(const Comm *comm);
+
+// For the backends. A scope in words: "inside the node", "between nodes", "in the data-parallel group".
+const char *comm_scope_name(CommScope scope);
+// False, with the error of comm_create where groups are not as the topology says: the ranks were started with different flags.
+bool comm_disagreement(Error *err);
 
 LLMC_END

@@ -12,7 +12,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Splits
 
-static const char *const SPLIT_NAME[SPLITS] = {"training", "validation", "test"};
+const char *split_name(int split) {
+    static const char *const names[SPLITS] = {"training", "validation", "test"};
+    return names[split];
+}
 
 // The numbers of "969, 30, 1": maximal runs of digits and dots, as Megatron's pattern [.0-9]+ finds them.
 static bool parse_weights(const char *text, double weight[SPLITS], Error *err) {
@@ -95,7 +98,7 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
         return error_set(err, EXIT_DATA,
                          "%s: %" PRId64 " samples of %d tokens from the %" PRId64 " tokens of the %s split are more than the index counts "
                          "(2^33 documents, 2^32 samples); ask for fewer or give more data",
-                         d->shard->prefix, requested, d->seq_length, per_epoch, SPLIT_NAME[d->split]);
+                         d->shard->prefix, requested, d->seq_length, per_epoch, split_name(d->split));
     }
     d->samples = (all - 1) / s;
     d->samples_before_final = d->samples;
@@ -108,7 +111,7 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
 }
 
 static bool plan(GptDataset *d, int64_t requested, Error *err) {
-    const char *prefix = d->shard->prefix, *name = SPLIT_NAME[d->split];
+    const char *prefix = d->shard->prefix, *name = split_name(d->split);
     if (d->seq_length < 1 || requested < 0) {
         return error_set(err, EXIT_USAGE, "%s: %" PRId64 " samples of %d tokens asked for; give positive sizes", prefix, requested, d->seq_length);
     }
@@ -175,7 +178,7 @@ static bool allocate(GptDataset *d, Error *err) {
     if (d->sample_index) d->shuffle_index = (uint32_t *)m->alloc(m->context, shuffled, "shuffle index");
     if (d->shuffle_index) return true;
     return error_set(err, EXIT_ENVIRONMENT, "%s: no memory for the index of the %s split (%zu MB); ask for fewer samples or use a larger machine",
-                     d->shard->prefix, SPLIT_NAME[d->split], (documents + entries + shuffled) >> 20);
+                     d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
 }
 
 bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, int split, int64_t first, int64_t end, int64_t samples,

@@ -47,6 +47,8 @@ typedef struct TokenPlace {
     int64_t offset;    // in that sequence
 } TokenPlace;
 
+// "training", "validation" or "test".
+const char *split_name(int split);
 // Parses --split ("969, 30, 1": any separators) into cumulative bounds 0..1. Error (EXIT_USAGE) when no weight is positive, a
 // weight is not a number or there are more than three.
 bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err);

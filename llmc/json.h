@@ -1,5 +1,5 @@
 // Strict helpers around cJSON for JSON that comes from outside: whole-text parsing, integers that really are integers, escaped strings.
-// Used by safetensors.c (file headers), manifest.c, config_text.c, log.c, sample.c, launch.c and the tools that write or read JSON (dev/data, dev/bench).
+// Used by safetensors.c (file headers), manifest.c, config_text.c, json_line.c, launch.c and the tools that write or read JSON (dev/data, dev/bench).
 #pragma once
 #include <cjson/cJSON.h>
 #include <stdio.h>

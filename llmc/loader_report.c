@@ -4,8 +4,6 @@
 
 #include "llmc/loader_state.h"
 
-static const char *const SPLIT_NAME[SPLITS] = {"train", "validation", "test"};
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Summary
 
@@ -37,12 +35,12 @@ void loader_print_summary(const Loader *loader, FILE *out) {
     for (int s = 0; s < SPLITS; s++) {
         const BlendedDataset *d = &loader->data[s];
         if (!loader->has[s]) {
-            fprintf(out, " > %s: no data\n", SPLIT_NAME[s]);
+            fprintf(out, " > %s: no data\n", split_name(s));
         } else if (o->mock_data) {
-            fprintf(out, " > %s: mock data, %d samples of %d tokens, repeated\n", SPLIT_NAME[s], MOCK_SAMPLES, o->seq_length);
+            fprintf(out, " > %s: mock data, %d samples of %d tokens, repeated\n", split_name(s), MOCK_SAMPLES, o->seq_length);
         } else {
             fprintf(out,
-                    " > %s: %" PRId64 " samples of %d tokens from %d shard%s\n", SPLIT_NAME[s], d->samples, o->seq_length, d->shards,
+                    " > %s: %" PRId64 " samples of %d tokens from %d shard%s\n", split_name(s), d->samples, o->seq_length, d->shards,
                     d->shards == 1 ? "" : "s");
             for (int i = 0; i < d->shards; i++) print_part(d, i, out);
         }

@@ -11,7 +11,6 @@
 
 #include "llmc/append.h"
 #include "llmc/heartbeat.h"
-#include "llmc/json.h"
 #include "llmc/short_line.h"
 #include "llmc/tensorboard.h"
 #include "llmc/version.h"
@@ -27,33 +26,7 @@ struct Log {
     int64_t skipped, epoch;    // skipped steps, and the latest epoch that was told
 };
 
-// ---- text under construction ----------------------------------------------------------------------------------------------------------
-
-typedef struct Text {
-    char *data;
-    size_t length, capacity;
-} Text;
-
-static void text_add(Text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void text_add(Text *text, const char *format, ...) {
-    for (;;) {
-        va_list args;
-        va_start(args, format);
-        size_t room = text->capacity - text->length;
-        int n = vsnprintf(text->data ? text->data + text->length : NULL, room, format, args);
-        va_end(args);
-        if (n < 0) return;
-        if ((size_t)n < room) {
-            text->length += (size_t)n;
-            return;
-        }
-        text->capacity = 2 * (text->length + (size_t)n + 64);
-        text->data = (char *)xrealloc(text->data, text->capacity, "a log line");
-    }
-}
-
-static const char *non_finite(double value) { return isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
+// ---- plain lines and JSON lines -------------------------------------------------------------------------------------------------------
 
 // " <label>: <value> |" with %.<digits>f or %.<digits>E, and nan or inf in lower case without a stray sign.
 static void add_fixed(Text *line, const char *label, int digits, double value, const char *unit) {
@@ -87,75 +60,15 @@ static void print_text(const Log *log, Text *text) {
     fwrite(text->data, 1, text->length, stdout);
     fflush(stdout);
     tell_write(log, false);
-    free(text->data);
-    *text = (Text){0};
+    text_free(text);
 }
 
-// ---- JSON members: each adds ",\"name\":value"; the line's first member is its kind ------------------------------------------------------
-
-static void json_name(Text *json, const char *name) {
-    char last = json->length ? json->data[json->length - 1] : '{';
-    text_add(json, "%s\"%s\":", last == '{' || last == '[' ? "" : ",", name);
-}
-
-static void json_text(Text *json, const char *name, const char *value) {
-    size_t bytes = 6 * strlen(value) + 3;
-    char *escaped = (char *)xmalloc(bytes, "a log line");
-    json_escape(escaped, bytes, value);
-    json_name(json, name);
-    text_add(json, "%s", escaped);
-    free(escaped);
-}
-
-static void json_integer(Text *json, const char *name, int64_t value) {
-    json_name(json, name);
-    text_add(json, "%lld", (long long)value);
-}
-
-// The shortest decimal form that reads back as the same double.
-static void add_round_trip(Text *json, double value) {
-    char form[40];
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(form, sizeof form, "%.*g", digits, value);
-        if (strtod(form, NULL) == value) break;
+void log_json(Log *log, Text *json) {
+    if (log->active && log->has_json) {
+        text_add(json, "}\n");
+        append_record(&log->json, json->data, json->length);
     }
-    text_add(json, "%s", form);
-}
-
-static void json_number(Text *json, const char *name, double value) {
-    json_name(json, name);
-    if (isfinite(value)) {
-        add_round_trip(json, value);
-    } else {
-        text_add(json, "null,\"%s_text\":\"%s\"", name, non_finite(value));
-    }
-}
-
-static void json_truth(Text *json, const char *name, bool value) {
-    json_name(json, name);
-    text_add(json, "%s", value ? "true" : "false");
-}
-
-static Text json_begin(const char *kind) {
-    Text json = {0};
-    text_add(&json, "{");
-    json_text(&json, "kind", kind);
-    return json;
-}
-
-// Closes the object, appends it to the file as one line and frees it.
-static void json_end(Log *log, Text *json) {
-    text_add(json, "}\n");
-    append_record(&log->json, json->data, json->length);
-    free(json->data);
-    *json = (Text){0};
-}
-
-void log_json(Log *log, const char *kind, const char *inside) {
-    if (!log->active || !log->has_json) return;
-    Text json = json_begin(kind);
-    if (*inside) text_add(&json, ",%s", inside);
-    json_end(log, &json);
+    text_free(json);
 }
 
 void log_text(Log *log, const char *tag, int64_t step, const char *text) {
@@ -240,10 +153,10 @@ void log_datetime(Log *log, const char *format, ...) {
     log_line(log, "[%s] datetime: %s ", what, when);
 }
 
-void log_memory(Log *log, int64_t iterations, double allocated, double max_allocated, double reserved, double max_reserved) {
-    const double MB = 1048576.0;
+void log_memory(Log *log, int64_t iterations, double bytes) {
+    double mb = bytes / 0x1p20;
     log_line(log, "[Rank 0] (after %lld iterations) memory (MB) | allocated: %f | max allocated: %f | reserved: %f | max reserved: %f",
-             (long long)iterations, allocated / MB, max_allocated / MB, reserved / MB, max_reserved / MB);
+             (long long)iterations, mb, mb, mb, mb);
 }
 
 // ---- start ------------------------------------------------------------------------------------------------------------------------------
@@ -277,14 +190,13 @@ static void write_start_json(Log *log, int64_t parameters, int nodes, const char
     json_integer(&json, "parameters", parameters);
     json_name(&json, "arguments");
     text_add(&json, "%s", arguments);
-    json_name(&json, "timing");
-    text_add(&json, "{");
+    json_open(&json, "timing");
     json_text(&json, "datetime", when);
     json_integer(&json, "unix_s", (int64_t)time(NULL));
     json_text(&json, "host", host);
     json_integer(&json, "pid", (int64_t)getpid());
-    text_add(&json, "}");
-    json_end(log, &json);
+    json_close(&json);
+    log_json(log, &json);
 }
 
 // Takes line breaks out of JSON text: inside its strings they are escaped, outside they mean nothing.
@@ -315,27 +227,26 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
 
 // ---- the iteration line -----------------------------------------------------------------------------------------------------------------
 
-// False when every step of the interval was skipped. Megatron-LM also drops a NaN (NaN > 0 is false), just when it matters most.
-static bool has_loss(const IterationReport *r) { return r->lm_loss > 0 || isnan(r->lm_loss); }
+bool report_has_loss(const IntervalReport *r) { return r->lm_loss > 0 || !isfinite(r->lm_loss); }
 
 // Megatron-LM's fields, in its order and formats: other tools parse them.
-static void add_megatron_fields(Text *line, const Config *config, const IterationReport *r) {
-    text_add(line, " iteration %8lld/%8lld |", (long long)r->iteration, (long long)r->train_iters);
-    text_add(line, " consumed samples: %12lld |", (long long)r->consumed_samples);
+static void add_megatron_fields(Text *line, const Config *config, const IntervalReport *r) {
+    text_add(line, " iteration %8lld/%8lld |", (long long)r->last.iteration, (long long)r->train_iters);
+    text_add(line, " consumed samples: %12lld |", (long long)r->last.consumed_samples);
     add_fixed(line, "elapsed time per iteration (ms)", 1, r->elapsed_ms, "");
     if (config->log_throughput) add_fixed(line, "throughput per GPU (TFLOP/s/GPU)", 1, r->tflops_per_gpu, "");
-    add_scientific(line, "learning rate", 3, r->learning_rate);
-    text_add(line, " global batch size: %5d |", r->global_batch_size);
-    if (has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
+    add_scientific(line, "learning rate", 3, r->last.learning_rate);
+    text_add(line, " global batch size: %5d |", r->last.global_batch_size);
+    if (report_has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
     add_fixed(line, "loss scale", 1, 1.0, "");  // bf16 needs none; parsers expect the field
-    if (!(r->grad_norm < 0)) add_fixed(line, "grad norm", 3, r->grad_norm, "");
-    if (config->log_num_zeros_in_grad && !(r->num_zeros < 0)) add_fixed(line, "num zeros", 1, r->num_zeros, "");
-    if (config->log_params_norm && !(r->params_norm < 0)) add_fixed(line, "params norm", 3, r->params_norm, "");
-    text_add(line, " number of skipped iterations: %3lld |", (long long)r->skipped_iterations);
-    text_add(line, " number of nan iterations: %3lld |", (long long)r->nan_iterations);
+    if (!(r->last.grad_norm < 0)) add_fixed(line, "grad norm", 3, r->last.grad_norm, "");
+    if (config->log_num_zeros_in_grad && !(r->last.num_zeros < 0)) add_fixed(line, "num zeros", 1, r->last.num_zeros, "");
+    if (config->log_params_norm && !(r->last.params_norm < 0)) add_fixed(line, "params norm", 3, r->last.params_norm, "");
+    text_add(line, " number of skipped iterations: %3lld |", (long long)r->skipped);
+    text_add(line, " number of nan iterations: %3lld |", (long long)r->nan);
 }
 
-static void add_own_fields(Text *line, const IterationReport *r) {
+static void add_own_fields(Text *line, const IntervalReport *r) {
     char left[32];
     if (r->tokens_per_second > 0) add_fixed(line, "tokens/s", 0, r->tokens_per_second, "");
     if (r->mfu > 0) add_fixed(line, "MFU", 1, 100 * r->mfu, "%");
@@ -347,22 +258,21 @@ static void add_own_fields(Text *line, const IterationReport *r) {
     if (r->epoch >= 0) add_fixed(line, "epoch", 3, r->epoch, "");
 }
 
-static void write_interval_json(Log *log, const IterationReport *r) {
+static void write_interval_json(Log *log, const IntervalReport *r) {
     Text json = json_begin("interval");
-    json_integer(&json, "iteration", r->iteration);
+    json_integer(&json, "iteration", r->last.iteration);
     json_integer(&json, "iterations", r->iterations);
-    json_integer(&json, "consumed_samples", r->consumed_samples);
-    if (has_loss(r)) json_number(&json, "loss", r->lm_loss);
-    if (!(r->grad_norm < 0)) json_number(&json, "grad_norm", r->grad_norm);
-    json_number(&json, "lr", r->learning_rate);
-    json_integer(&json, "global_batch_size", r->global_batch_size);
-    json_integer(&json, "skipped", r->skipped_iterations);
-    json_integer(&json, "nan", r->nan_iterations);
+    json_integer(&json, "consumed_samples", r->last.consumed_samples);
+    if (report_has_loss(r)) json_number(&json, "loss", r->lm_loss);
+    if (!(r->last.grad_norm < 0)) json_number(&json, "grad_norm", r->last.grad_norm);
+    json_number(&json, "lr", r->last.learning_rate);
+    json_integer(&json, "global_batch_size", r->last.global_batch_size);
+    json_integer(&json, "skipped", r->skipped);
+    json_integer(&json, "nan", r->nan);
     json_number(&json, "inter_node_bytes", r->inter_node_bytes);
     json_number(&json, "intra_node_bytes", r->intra_node_bytes);
     if (r->epoch >= 0) json_number(&json, "epoch", r->epoch);
-    json_name(&json, "timing");
-    text_add(&json, "{");
+    json_open(&json, "timing");
     json_number(&json, "elapsed_ms", r->elapsed_ms);
     json_number(&json, "tokens_per_second", r->tokens_per_second);
     json_number(&json, "tflops_per_gpu", r->tflops_per_gpu);
@@ -374,22 +284,22 @@ static void write_interval_json(Log *log, const IterationReport *r) {
         json_number(&json, "exposed_most_ms", r->exposed_most_ms);
     }
     if (r->seconds_left >= 0) json_number(&json, "seconds_left", r->seconds_left);
-    text_add(&json, "}");
-    json_end(log, &json);
+    json_close(&json);
+    log_json(log, &json);
 }
 
-static void write_interval_scalars(Log *log, const IterationReport *r) {
+static void write_interval_scalars(Log *log, const IntervalReport *r) {
     Tensorboard *tb = log->tensorboard;
     if (log->config->log_timers_to_tensorboard) {
-        tensorboard_scalar(tb, "iteration-time", r->iteration, r->elapsed_ms / 1e3);
-        if (log->config->log_throughput) tensorboard_scalar(tb, "throughput", r->iteration, r->tflops_per_gpu);
+        tensorboard_scalar(tb, "iteration-time", r->last.iteration, r->elapsed_ms / 1e3);
+        if (log->config->log_throughput) tensorboard_scalar(tb, "throughput", r->last.iteration, r->tflops_per_gpu);
     }
-    if (r->tokens_per_second > 0) tensorboard_scalar(tb, "tokens-per-second", r->iteration, r->tokens_per_second);
-    if (r->mfu > 0) tensorboard_scalar(tb, "mfu", r->iteration, r->mfu);
-    tensorboard_scalar(tb, "inter-node-bytes-per-step", r->iteration, r->inter_node_bytes);
-    tensorboard_scalar(tb, "intra-node-bytes-per-step", r->iteration, r->intra_node_bytes);
-    if (r->exposed_comm_ms >= 0) tensorboard_scalar(tb, "exposed-comm-ms", r->iteration, r->exposed_comm_ms);
-    if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->iteration, r->epoch);
+    if (r->tokens_per_second > 0) tensorboard_scalar(tb, "tokens-per-second", r->last.iteration, r->tokens_per_second);
+    if (r->mfu > 0) tensorboard_scalar(tb, "mfu", r->last.iteration, r->mfu);
+    tensorboard_scalar(tb, "inter-node-bytes-per-step", r->last.iteration, r->inter_node_bytes);
+    tensorboard_scalar(tb, "intra-node-bytes-per-step", r->last.iteration, r->intra_node_bytes);
+    if (r->exposed_comm_ms >= 0) tensorboard_scalar(tb, "exposed-comm-ms", r->last.iteration, r->exposed_comm_ms);
+    if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->last.iteration, r->epoch);
 }
 
 // Once for every time that the data begin again: losses of tokens that were seen before are no losses of unseen text.
@@ -399,7 +309,7 @@ static void note_epoch(Log *log, double epoch) {
     log_line(log, "NOTE: the training data begin again (epoch %lld)", (long long)log->epoch);
 }
 
-void log_iteration(Log *log, const IterationReport *report) {
+void log_iteration(Log *log, const IntervalReport *report) {
     if (!log->active) return;
     Text line = {0};
     if (log->config->log_line == LINE_SHORT) {
@@ -419,51 +329,52 @@ void log_iteration(Log *log, const IterationReport *report) {
 // ---- a single iteration -----------------------------------------------------------------------------------------------------------------
 
 // Megatron-LM writes most values twice, over iterations and over samples.
-static void scalar_twice(Log *log, const IterationReport *r, const char *tag, double value) {
+static void scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samples, double value) {
     char versus[64];
     snprintf(versus, sizeof versus, "%s vs samples", tag);
-    tensorboard_scalar(log->tensorboard, tag, r->iteration, value);
-    tensorboard_scalar(log->tensorboard, versus, r->consumed_samples, value);
+    tensorboard_scalar(log->tensorboard, tag, iteration, value);
+    tensorboard_scalar(log->tensorboard, versus, samples, value);
 }
 
-static void write_step_scalars(Log *log, const IterationReport *r) {
+static void write_step_scalars(Log *log, const StepReport *r) {
     const Config *config = log->config;
-    scalar_twice(log, r, "learning-rate", r->learning_rate);
-    if (config->log_batch_size_to_tensorboard) scalar_twice(log, r, "batch-size", r->global_batch_size);
-    scalar_twice(log, r, "lm loss", r->last_loss);
-    scalar_twice(log, r, "loss-scale", 1.0);
-    if (config->log_world_size_to_tensorboard) scalar_twice(log, r, "world-size", log->world_size);
-    if (!(r->grad_norm < 0)) scalar_twice(log, r, "grad-norm", r->grad_norm);
-    if (config->log_num_zeros_in_grad && !(r->num_zeros < 0)) scalar_twice(log, r, "num-zeros", r->num_zeros);
-    if (config->log_params_norm && !(r->params_norm < 0)) scalar_twice(log, r, "params-norm", r->params_norm);
+    int64_t i = r->iteration, samples = r->consumed_samples;
+    scalar_twice(log, "learning-rate", i, samples, r->learning_rate);
+    if (config->log_batch_size_to_tensorboard) scalar_twice(log, "batch-size", i, samples, r->global_batch_size);
+    scalar_twice(log, "lm loss", i, samples, r->loss);
+    scalar_twice(log, "loss-scale", i, samples, 1.0);
+    if (config->log_world_size_to_tensorboard) scalar_twice(log, "world-size", i, samples, log->world_size);
+    if (!(r->grad_norm < 0)) scalar_twice(log, "grad-norm", i, samples, r->grad_norm);
+    if (config->log_num_zeros_in_grad && !(r->num_zeros < 0)) scalar_twice(log, "num-zeros", i, samples, r->num_zeros);
+    if (config->log_params_norm && !(r->params_norm < 0)) scalar_twice(log, "params-norm", i, samples, r->params_norm);
     if (config->log_memory_to_tensorboard && r->reserved_bytes > 0) {
         tensorboard_scalar(log->tensorboard, "mem-reserved-bytes", r->iteration, r->reserved_bytes);
         tensorboard_scalar(log->tensorboard, "mem-allocated-bytes", r->iteration, r->allocated_bytes);
     }
 }
 
-static void write_train_json(Log *log, const IterationReport *r) {
+static void write_train_json(Log *log, const StepReport *r) {
     Text json = json_begin("train");
     json_integer(&json, "iteration", r->iteration);
     json_integer(&json, "consumed_samples", r->consumed_samples);
-    json_number(&json, "loss", r->last_loss);
+    json_number(&json, "loss", r->loss);
     if (!(r->grad_norm < 0)) json_number(&json, "grad_norm", r->grad_norm);
     json_number(&json, "lr", r->learning_rate);
     json_integer(&json, "global_batch_size", r->global_batch_size);
-    json_truth(&json, "skipped", r->last_skipped);
-    json_end(log, &json);
+    json_truth(&json, "skipped", r->skipped);
+    log_json(log, &json);
 }
 
 // Of a skipped step whose loss and norm are finite the sentry has said why.
-static void warn_of_step(Log *log, const IterationReport *r) {
-    if (!r->last_skipped || (isfinite(r->last_loss) && isfinite(r->grad_norm))) return;
+static void warn_of_step(Log *log, const StepReport *r) {
+    if (!r->skipped || (isfinite(r->loss) && isfinite(r->grad_norm))) return;
     log->skipped++;
     if (log->skipped & (log->skipped - 1)) return;  // the 1st, 2nd, 4th, 8th ... are told
     log_line(log, "WARNING: iteration %lld was skipped, its loss or gradient norm is not finite (%lld since the start of this run)", (long long)r->iteration,
              (long long)log->skipped);
 }
 
-void log_step_scalars(Log *log, const IterationReport *report) {
+void log_step_scalars(Log *log, const StepReport *report) {
     if (!log->active) return;
     warn_of_step(log, report);
     if (log->has_json) write_train_json(log, report);
@@ -509,7 +420,7 @@ static void print_timers(Log *log, const Timer *which, int count, const TimerSta
     if (any) {
         print_text(log, &table);
     } else {
-        free(table.data);
+        text_free(&table);
     }
 }
 
@@ -517,15 +428,18 @@ static void print_timers(Log *log, const Timer *which, int count, const TimerSta
 static void write_timers_json(Log *log, const char *kind, int64_t iteration, const Timer *which, int count, const TimerStats *stats) {
     Text json = json_begin(kind);
     if (iteration >= 0) json_integer(&json, "iteration", iteration);
-    json_name(&json, "timing");
-    text_add(&json, "{");
+    json_open(&json, "timing");
     for (int i = 0; i < count; i++) {
         if (!stats[i].recorded) continue;
         json_name(&json, timer_name(which[i]));
-        text_add(&json, "[%.6g,%.6g]", stats[i].min_ms, stats[i].max_ms);
+        text_add(&json, "[");
+        json_value(&json, stats[i].min_ms);
+        text_add(&json, ",");
+        json_value(&json, stats[i].max_ms);
+        text_add(&json, "]");
     }
-    text_add(&json, "}");
-    json_end(log, &json);
+    json_close(&json);
+    log_json(log, &json);
 }
 
 // Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count), out.
@@ -571,31 +485,25 @@ void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, P
 // exp(loss), with the loss capped at 20 as Megatron-LM does; a NaN stays one.
 static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
 
-static void write_validation_scalars(Log *log, const IterationReport *at, bool test, double loss) {
-    const char *tag = test ? "lm loss test" : "lm loss validation";
-    scalar_twice(log, at, tag, loss);
+static void write_validation_scalars(Log *log, int64_t iteration, int64_t samples, bool test, double loss) {
+    scalar_twice(log, test ? "lm loss test" : "lm loss validation", iteration, samples, loss);
     if (!log->config->log_validation_ppl_to_tensorboard) return;
-    char with_ppl[64], versus[64];
-    snprintf(with_ppl, sizeof with_ppl, "%s ppl", tag);
-    snprintf(versus, sizeof versus, "%s ppl vs samples", tag);
-    tensorboard_scalar(log->tensorboard, with_ppl, at->iteration, perplexity(loss));
-    tensorboard_scalar(log->tensorboard, versus, at->consumed_samples, perplexity(loss));
+    scalar_twice(log, test ? "lm loss test ppl" : "lm loss validation ppl", iteration, samples, perplexity(loss));
 }
 
-static void write_validation_json(Log *log, const IterationReport *at, bool test, const char *where, double loss) {
+static void write_validation_json(Log *log, int64_t iteration, int64_t samples, bool test, const char *where, double loss) {
     Text json = json_begin("valid");
-    json_integer(&json, "iteration", at->iteration);
-    json_integer(&json, "consumed_samples", at->consumed_samples);
+    json_integer(&json, "iteration", iteration);
+    json_integer(&json, "consumed_samples", samples);
     json_text(&json, "split", test ? "test" : "valid");
     json_text(&json, "where", where);
     json_number(&json, "loss", loss);
     json_number(&json, "ppl", perplexity(loss));
-    json_end(log, &json);
+    log_json(log, &json);
 }
 
 void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss) {
     if (!log->active) return;
-    const IterationReport at = {.iteration = iteration, .consumed_samples = consumed_samples};
     bool test = strstr(where, "test set") != NULL;
     Text line = {0}, frame = {0};
     text_add(&line, " validation loss at %s |", where);
@@ -604,8 +512,8 @@ void log_validation(Log *log, const char *where, int64_t iteration, int64_t cons
     text_add(&line, " ");
     for (size_t i = 0; i < line.length + 1; i++) text_add(&frame, "-");
     log_line(log, "%s\n%s\n%s", frame.data, line.data, frame.data);
-    free(line.data);
-    free(frame.data);
-    if (log->has_json) write_validation_json(log, &at, test, where, loss);
-    if (log->tensorboard) write_validation_scalars(log, &at, test, loss);
+    text_free(&line);
+    text_free(&frame);
+    if (log->has_json) write_validation_json(log, iteration, consumed_samples, test, where, loss);
+    if (log->tensorboard) write_validation_scalars(log, iteration, consumed_samples, test, loss);
 }

@@ -32,35 +32,32 @@ static int largest_micro_batch(const Config *config, size_t planned, size_t shar
     return 0;
 }
 
-// The mildest stronger recomputation that fits with the configured micro-batch; the configured one when none does.
-static Recompute fitting_recompute(const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
-    for (int r = (int)config->recompute_granularity + 1; r <= RECOMPUTE_FULL; r++) {
-        Setting setting = {config->micro_batch_size, (Recompute)r};
-        if (bytes_with(config, planned, setting, model_bytes) <= share) return (Recompute)r;
-    }
-    return config->recompute_granularity;
+// Would full recomputation fit with the configured micro-batch? There is nothing milder: attention is recomputed always.
+static bool full_fits(const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
+    Setting setting = {config->micro_batch_size, RECOMPUTE_FULL};
+    return config->recompute_granularity != RECOMPUTE_FULL && bytes_with(config, planned, setting, model_bytes) <= share;
 }
 
-static const char *recompute_flag(const Config *config, Recompute recompute) {
-    if (recompute == RECOMPUTE_SELECTIVE) return "--recompute-activations";
+static const char *full_flag(const Config *config) {
     return config->recompute_activations ? "--recompute-granularity full instead of --recompute-activations" : "--recompute-granularity full";
 }
 
 void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
-    Recompute now = config->recompute_granularity, stronger = fitting_recompute(config, planned, share, model_bytes);
+    Recompute now = config->recompute_granularity;
+    bool full = full_fits(config, planned, share, model_bytes);
     int smaller = largest_micro_batch(config, planned, share, config->micro_batch_size, now, model_bytes);
-    const char *flag = recompute_flag(config, stronger);
-    if (smaller && stronger != now) {
+    const char *flag = full_flag(config);
+    if (smaller && full) {
         snprintf(text, bytes, "--micro-batch-size %d fits, and so does %s", smaller, flag);
     } else if (smaller) {
         snprintf(text, bytes, "--micro-batch-size %d fits", smaller);
-    } else if (stronger != now) {
+    } else if (full) {
         snprintf(text, bytes, "%s fits", flag);
     } else {
         int both = now == RECOMPUTE_FULL ? 0 : largest_micro_batch(config, planned, share, config->micro_batch_size, RECOMPUTE_FULL, model_bytes);
         Setting least = {1, RECOMPUTE_FULL};
         double missing = (double)bytes_with(config, planned, least, model_bytes) - (double)share;
-        if (both) snprintf(text, bytes, "--micro-batch-size %d with %s fits", both, recompute_flag(config, RECOMPUTE_FULL));
+        if (both) snprintf(text, bytes, "--micro-batch-size %d with %s fits", both, flag);
         else snprintf(text, bytes, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks %.1f MiB; use more ranks with memory of their own, or a smaller model", missing / 0x1p20);
     }
 }
@@ -108,10 +105,17 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before, taken = (double)device_taken(memory->device);
     // A GPU's memory is seen as a whole: the plans of the ranks that share it are equal. The CPU's is this process's.
     double plans = device_is_host() ? allocated : allocated * memory->sharers, beside = taken - before - plans;
-    log_memory(log, iterations, allocated, allocated, allocated, allocated);
+    log_memory(log, iterations, allocated);
     log_line(log, "memory beside the plan (MB) | before it (context, other processes): %.1f | since then (libraries, buffers of the host): %.1f", before / MB, beside / MB);
-    char json[400];
-    snprintf(json, sizeof json, "\"iteration\":%lld,\"planned_bytes\":%zu,\"allocated_bytes\":%.0f,\"timing\":{\"free_before_bytes\":%zu,\"taken_before_bytes\":%.0f,"
-             "\"taken_bytes\":%.0f,\"beside_plan_bytes\":%.0f}", (long long)iterations, memory->planned, allocated, memory->share_before, before, taken, beside);
-    log_json(log, "memory", json);
+    Text json = json_begin("memory");
+    json_integer(&json, "iteration", iterations);
+    json_integer(&json, "planned_bytes", (int64_t)memory->planned);
+    json_integer(&json, "allocated_bytes", (int64_t)allocated);
+    json_open(&json, "timing");
+    json_integer(&json, "free_before_bytes", (int64_t)memory->share_before);
+    json_integer(&json, "taken_before_bytes", (int64_t)before);
+    json_integer(&json, "taken_bytes", (int64_t)taken);
+    json_integer(&json, "beside_plan_bytes", (int64_t)beside);
+    json_close(&json);
+    log_json(log, &json);
 }

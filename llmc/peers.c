@@ -48,7 +48,10 @@ bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
     peers_reduce(peers, &first, 1, MPI_INT, MPI_MIN);
     if (who) *who = first;
     if (first == size) return true;
-    if (err && first == rank) shared = *err;
+    if (err && first == rank) {
+        shared = *err;
+        if (shared.rank < 0 && peers.site) shared.rank = peers.site->rank;
+    }
     peers_broadcast(peers, &shared, sizeof shared, first);
     if (err) *err = shared;
     return false;

@@ -13,7 +13,6 @@
 
 enum { EXACT_CHUNKS = 8 };  // the exact reduction goes in pieces, so that its fp32 messages stay small; any number gives the same sums
 
-static bool due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 static bool errors_due(const Zero *zero) { return due(zero->step, zero->config->log_quantization_error_interval); }
 static bool histograms_due(const Zero *zero) { return due(zero->step, zero->config->dump_distributions_interval); }
 bool probe_due(const Zero *zero) { return errors_due(zero) || histograms_due(zero); }
@@ -48,10 +47,7 @@ void probe_reserve(Zero *zero, MemoryPlan *memory_plan) {
     tlq_workspace(w, &zero->plan, &wire);
     const char *group = "quantisation error";
     memory_plan_reserve(memory_plan, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
-    memory_plan_reserve(memory_plan, group, "sent inside the node", w->send1_bytes, (void **)&w->send1);
-    memory_plan_reserve(memory_plan, group, "received inside the node", w->recv1_bytes, (void **)&w->recv1);
-    memory_plan_reserve(memory_plan, group, "sent between nodes", w->send2_bytes, (void **)&w->send2);
-    memory_plan_reserve(memory_plan, group, "received between nodes", w->recv2_bytes, (void **)&w->recv2);
+    tlq_reserve(memory_plan, group, w, 1);
 }
 
 void probe_free(Probe *probe) {
@@ -189,11 +185,6 @@ static void replica_squares(Zero *zero, double squares[2]) {
 // sqrt(a / b); `none` where both are 0.
 static double root_ratio(double a, double b, double none) { return a == 0.0 && b == 0.0 ? none : sqrt(a / b); }
 
-static void json_figure(FILE *out, const char *name, double value) {
-    if (isfinite(value)) fprintf(out, ",\"%s\":%.9g", name, value);
-    else fprintf(out, ",\"%s\":null", name);
-}
-
 static void report_errors(Zero *zero, Log *log, Peers group) {
     Probe *probe = &zero->probe;
     double squares[4] = {probe->error_squares, probe->exact_squares, 0.0, 0.0};
@@ -204,17 +195,12 @@ static void report_errors(Zero *zero, Log *log, Peers group) {
     log_line(log, " quantization error at iteration %lld | reduced gradient: %.3E | replica over bf16 rounding: %.4f |", (long long)zero->step, gradient, replica);
     log_scalar(log, "quantization-error gradient", zero->step, gradient);
     log_scalar(log, "quantization-error replica over bf16", zero->step, replica);
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
-    if (!out) return;
-    fprintf(out, "\"iteration\":%lld", (long long)zero->step);
-    json_figure(out, "gradient_error", gradient);
-    if (zero->plan.dp > 1) json_figure(out, "exact_gradient_norm", norm);
-    json_figure(out, "replica_error", replica);
-    fclose(out);
-    log_json(log, "quantization_error", text);
-    free(text);
+    Text json = json_begin("quantization_error");
+    json_integer(&json, "iteration", zero->step);
+    json_number(&json, "gradient_error", gradient);
+    if (zero->plan.dp > 1) json_number(&json, "exact_gradient_norm", norm);
+    json_number(&json, "replica_error", replica);
+    log_json(log, &json);
 }
 
 // One file's text: what the bins are, then a line per tensor and kind that has values in this shard.

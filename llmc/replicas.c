@@ -105,20 +105,28 @@ static void list_ranks(const Check *c, int b, int root, char *text, size_t bytes
 }
 
 static void report(const Check *c, int b, int root, int64_t repairs, Log *log) {
-    char ranks[256], json[512], source[32] = "null";
+    char ranks[256];
     long long iteration = c->zero->step;
     const Bucket *bucket = bucket_of(c, b);
     list_ranks(c, b, root, ranks, sizeof ranks);
     if (root >= 0) {
         log_line(log, "WARNING: iteration %lld: the weights of rank %s differ from those of %d of %d ranks in bucket %d (layers %d to %d): taken from rank %d (repair %lld of this run)",
                  iteration, ranks, ranks_like(c, root, b), c->size, b, bucket->first_unit, bucket->end_unit - 1, root, (long long)repairs);
-        snprintf(source, sizeof source, "%d", root);
     } else {
         log_line(log, "WARNING: iteration %lld: the weights of ranks %s differ in bucket %d (layers %d to %d), and no version is that of most: all take the masters, rounded "
                  "(repair %lld of this run)", iteration, ranks, b, bucket->first_unit, bucket->end_unit - 1, (long long)repairs);
     }
-    snprintf(json, sizeof json, "\"iteration\":%lld,\"bucket\":%d,\"ranks\":\"%s\",\"from\":%s", iteration, b, ranks, source);
-    log_json(log, "repair", json);
+    Text json = json_begin("repair");
+    json_integer(&json, "iteration", iteration);
+    json_integer(&json, "bucket", b);
+    json_text(&json, "ranks", ranks);
+    if (root >= 0) {
+        json_integer(&json, "from", root);
+    } else {
+        json_name(&json, "from");
+        text_add(&json, "null");
+    }
+    log_json(log, &json);
 }
 
 static bool equal_everywhere(const Check *c, int b) { return ranks_like(c, 0, b) == c->size; }

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/json.h"
 #include "llmc/rng.h"
 #include "llmc/utf8.h"
 
@@ -54,13 +53,11 @@ char *sample_text(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
 
 void sample_log(Log *log, int64_t iteration, const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
     char *text = sample_text(tokenizer, ids, n);
-    size_t bytes = 6 * strlen(text) + 64;
-    char *json = (char *)xmalloc(bytes, "the sample");
     log_line(log, "sample at iteration %lld:\n%s", (long long)iteration, text);
     log_text(log, "sample/text_summary", iteration, text);
-    int head = snprintf(json, bytes, "\"iteration\":%lld,\"text\":", (long long)iteration);
-    json_escape(json + head, bytes - (size_t)head, text);
-    log_json(log, "sample", json);
-    free(json);
+    Text json = json_begin("sample");
+    json_integer(&json, "iteration", iteration);
+    json_text(&json, "text", text);
+    log_json(log, &json);
     free(text);
 }

@@ -54,23 +54,15 @@ static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err
                      "folder%s, give another --save folder, or remove what is there", c->save, (long long)first, c->finetune ? " and without --finetune" : "");
 }
 
-// Of this rank's file, but for its header.
-static uint64_t own_bytes(const Saver *saver) {
-    ZeroSlices slices = zero_slices(saver->zero, saver->tensors, !saver->config->no_save_optim);
-    uint64_t bytes = 0;
-    for (int i = 0; i < slices.count; i++) bytes += (uint64_t)(slices.slices[i].hi - slices.slices[i].lo) * (uint64_t)slice_kind_bytes(slices.slices[i].kind);
-    free(slices.slices);
-    return bytes;
-}
-
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
-    uint64_t bytes = zero_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of all ranks: they see one file system
+    uint64_t bytes = zero_checkpoint_bytes(saver->zero, !c->no_save_optim);    // of all ranks: they see one file system
+    uint64_t own = zero_own_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of this rank's file, but for its header
     int rank;
     char line[1400];
     MPI_Comm_rank(saver->peers.comm, &rank);
     bool ok = rank != 0 || (save_folder_names_free(c->save, err) && replaces_no_others(saver, iteration, err) && save_folder_has_room(c->save, bytes, err));
-    if (!peers_agree(saver->peers, ok && save_folder_allows_file(own_bytes(saver), err), err, NULL)) return false;
+    if (!peers_agree(saver->peers, ok && save_folder_allows_file(own, err), err, NULL)) return false;
     Retention keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval};
     if (rank == 0)
         save_folder_forecast(c->save, bytes, c->train_iters / c->save_interval - iteration / c->save_interval, count_checkpoints(saver), &keep, line, sizeof line);

@@ -2,17 +2,20 @@
 #include "llmc/sentry.h"
 
 #include <math.h>
-#include <stdio.h>
 
 // printf shows the sign of a NaN, which means nothing.
 static double shown(float x) { return isnan(x) ? NAN : (double)x; }
 
 static void report_spike(const Sentry *s, const StepControl *v, int64_t iteration, const char *what, double value, double limit, double factor, Log *log) {
-    char json[256];
     log_line(log, "WARNING: iteration %lld: spike: %s %.6E lies above %.6E, its running mean plus %g deviations; the step was %s (spike %lld)", (long long)iteration, what, value,
              limit, factor, v->applied ? "applied" : "skipped", (long long)s->spikes);
-    snprintf(json, sizeof json, "\"iteration\":%lld,\"what\":\"%s\",\"value\":%.9g,\"limit\":%.9g,\"skipped\":%s", (long long)iteration, what, value, limit, v->applied ? "false" : "true");
-    log_json(log, "spike", json);
+    Text json = json_begin("spike");
+    json_integer(&json, "iteration", iteration);
+    json_text(&json, "what", what);
+    json_number(&json, "value", value);
+    json_number(&json, "limit", limit);
+    json_truth(&json, "skipped", !v->applied);
+    log_json(log, &json);
 }
 
 static void report_spikes(Sentry *s, const StepControl *v, int64_t iteration, Log *log) {

@@ -31,13 +31,13 @@ static void with_commas(char *out, size_t bytes, double value) {
     for (int i = 0; i < n; i++) append(out, bytes, &at, i && (n - i) % 3 == 0 ? ",%c" : "%c", digits[i]);
 }
 
-void short_line(char *out, size_t bytes, const IterationReport *r) {
+void short_line(char *out, size_t bytes, const IntervalReport *r) {
     char text[64];
     size_t at = 0;
-    append(out, bytes, &at, "step %6lld/%lld", (long long)r->iteration, (long long)r->train_iters);
-    if (r->lm_loss > 0 || isnan(r->lm_loss)) append(out, bytes, &at, " | loss %.4f", isnan(r->lm_loss) ? NAN : r->lm_loss);
-    if (!(r->grad_norm < 0)) append(out, bytes, &at, " | norm %.3f", isnan(r->grad_norm) ? NAN : r->grad_norm);
-    append(out, bytes, &at, " | lr %.2e", r->learning_rate);
+    append(out, bytes, &at, "step %6lld/%lld", (long long)r->last.iteration, (long long)r->train_iters);
+    if (report_has_loss(r)) append(out, bytes, &at, " | loss %.4f", isnan(r->lm_loss) ? NAN : r->lm_loss);
+    if (!(r->last.grad_norm < 0)) append(out, bytes, &at, " | norm %.3f", isnan(r->last.grad_norm) ? NAN : r->last.grad_norm);
+    append(out, bytes, &at, " | lr %.2e", r->last.learning_rate);
     if (r->tokens_per_second > 0) {
         with_commas(text, sizeof text, r->tokens_per_second);
         append(out, bytes, &at, " | %s tokens/s", text);
@@ -45,5 +45,5 @@ void short_line(char *out, size_t bytes, const IterationReport *r) {
     if (r->mfu > 0) append(out, bytes, &at, " | MFU %.1f %%", 100 * r->mfu);
     short_duration(text, sizeof text, r->seconds_left);
     if (*text) append(out, bytes, &at, " | ETA %s", text);
-    if (r->skipped_iterations > 0) append(out, bytes, &at, " | %lld skipped", (long long)r->skipped_iterations);
+    if (r->skipped > 0) append(out, bytes, &at, " | %lld skipped", (long long)r->skipped);
 }

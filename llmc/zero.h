@@ -136,8 +136,9 @@ void zero_fetch_slice(void *zero, int i, void *host);  // context for Checkpoint
 void zero_stage_slice(void *zero, int i, void *pinned);
 void zero_copy_staged(Zero *zero);
 void zero_staged(void *zero);
-// Bytes of a checkpoint's slices over all ranks.
+// Bytes of a checkpoint's slices: over all ranks, and of this rank alone (zero_slices). From zero_plan on.
 uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer);
+uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer);
 // Loads replicas, and masters and moments when `optimizer`; otherwise masters become float(replica) and moments 0.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, const CheckpointTensor *tensors, bool optimizer, Error *err);
 // What a verdict hands to the next: Adam's counters and the sentry's state. zero_start sets those of a fresh run.

@@ -65,10 +65,7 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     const char *group = "communication";
     bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->topology->per_node > 1;
     int64_t grain = copies ? COMM_GRAIN : 1;  // of what the node's ranks reach into
-    memory_plan_reserve(memory_plan, group, "gradients, sent inside the node", (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
-    memory_plan_reserve(memory_plan, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
-    memory_plan_reserve(memory_plan, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
-    memory_plan_reserve(memory_plan, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
+    tlq_reserve(memory_plan, group, w, grain);
     // Two buffers for all buckets, which use them in turn: one is gathered while another shard is updated.
     size_t *gather = zero->gather_bytes;
     for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
@@ -131,10 +128,10 @@ static void list_pieces(Zero *zero) {
 
 static uint64_t element_bytes(bool optimizer) { return sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0); }
 
-static uint64_t staging_bytes(const Zero *zero) {
+uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
     uint64_t elements = 0;
     for (int i = 0; i < zero->piece_count; i++) elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
-    return elements * element_bytes(!zero->config->no_save_optim);
+    return elements * element_bytes(optimizer);
 }
 
 uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer) { return (uint64_t)zero->plan.parameters * element_bytes(optimizer); }
@@ -163,7 +160,7 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
     list_pieces(zero);
     // At least a byte, so that it is there on every rank, also on one that owns nothing.
     if (config->save && config->async_save) {
-        zero->staging_bytes = staging_bytes(zero);
+        zero->staging_bytes = zero_own_checkpoint_bytes(zero, !config->no_save_optim);
         memory_plan_reserve_host(memory_plan, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)zero->staging_bytes, 1), &zero->staging);
     }
     return true;

@@ -17,6 +17,13 @@ void tlq_workspace(TlqWorkspace *w, const Plan *plan, const GradWire *wire) {
     w->send2_bytes = w->recv2_bytes = LANE_SLOTS * (size_t)round_up64(largest2 * plan->options.nodes, SLOT_ALIGN);
 }
 
+void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *w, int64_t grain) {
+    memory_plan_reserve(memory_plan, group, "gradients, sent inside the node", (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
+    memory_plan_reserve(memory_plan, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
+    memory_plan_reserve(memory_plan, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
+    memory_plan_reserve(memory_plan, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
+}
+
 // Chunk k of bucket b on its way: its messages and the slot of the buffers that they travel in.
 typedef struct Chunk {
     const TlqStep *step;

@@ -2,6 +2,7 @@
 //   scale 1/dp, Hadamard, quantise -> all-to-all inside the node -> sum, quantise -> all-to-all between nodes -> sum, inverse Hadamard
 // The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/zero.c, bucket by bucket, and by llmc/probe.c; uses kernels.h and comm.h.
 #pragma once
+#include "llmc/memory_plan.h"
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/lanes.h"
@@ -16,6 +17,8 @@ typedef struct TlqWorkspace {
 } TlqWorkspace;
 // Fills the sizes for this plan and wire; the caller allocates.
 void tlq_workspace(TlqWorkspace *workspace, const Plan *plan, const GradWire *wire);
+// Reserves buffers of these sizes in the memory plan, under `group`. grain: bytes that send1, which the node's ranks may reach into (comm_share), is a multiple of.
+void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *workspace, int64_t grain);
 
 typedef struct TlqStep {
     const Plan *plan;

@@ -18,10 +18,8 @@ struct Comm {
     CommTraffic traffic;
 };
 
-static const char *const scope_name[COMM_SCOPES] = {"inside the node", "between nodes", "in the data-parallel group"};
-
 static void check(const Comm *comm, int rc, CommScope scope, const char *what) {
-    mpi_check(device_site(comm->device), rc, what, scope_name[scope]);
+    mpi_check(device_site(comm->device), rc, what, comm_scope_name(scope));
 }
 
 Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
@@ -37,7 +35,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
         MPI_Comm_rank(comm->scope[s], &comm->rank[s]);
     }
     if (comm->size[COMM_NODE] != t->per_node || comm->size[COMM_RAIL] != t->nodes || comm->rank[COMM_GROUP] != t->dp_rank) {
-        error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
+        comm_disagreement(err);
         comm_destroy(comm);
         return NULL;
     }
@@ -93,18 +91,18 @@ static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
     heartbeat_take_floor(device_site(comm->device));
     if (blames) {
         fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
-              scope_name[scope], comm->timeout_seconds, who);
+              comm_scope_name(scope), comm->timeout_seconds, who);
     }
     for (int i = 0; i < used && done; i++) {
         late = i;
         MPI_Test(&comm->requests[i], &done, MPI_STATUS_IGNORE);
     }
     fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)",
-          what, scope_name[scope], group_rank(comm, scope, comm->peers[late]), comm->timeout_seconds);
+          what, comm_scope_name(scope), group_rank(comm, scope, comm->peers[late]), comm->timeout_seconds);
 }
 
 static void wait_all(Comm *comm, CommScope scope, int used, const char *what) {
-    if (used > 0) heartbeat_issues(device_site(comm->device), what, scope_name[scope]);
+    if (used > 0) heartbeat_issues(device_site(comm->device), what, comm_scope_name(scope));
     Deadline deadline = deadline_in(comm->timeout_seconds);
     heartbeat_waits(device_site(comm->device), true);
     for (int done = 0, polls = 1; !done; polls++) {

@@ -20,11 +20,9 @@ struct Comm {
     CommTraffic traffic;
 };
 
-static const char *const scope_name[COMM_SCOPES] = {"inside the node", "between nodes", "in the data-parallel group"};
-
 static void describe_failure(const Comm *comm, ncclResult_t result, CommScope scope, const char *what, char *text, size_t bytes) {
     const char *detail = ncclGetLastError(comm->scope[scope]);
-    snprintf(text, bytes, "%s %s failed: %s (%.600s); see whether another rank or its node died, and run again with NCCL_DEBUG=INFO", what, scope_name[scope],
+    snprintf(text, bytes, "%s %s failed: %s (%.600s); see whether another rank or its node died, and run again with NCCL_DEBUG=INFO", what, comm_scope_name(scope),
              ncclGetErrorString(result), detail && *detail ? detail : "no detail");
 }
 
@@ -105,7 +103,7 @@ Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *e
     // From here on the pointers stay as they are, until the watchdog is told to leave them alone.
     if (agrees) heartbeat_watch(device_site(device), broken_behind, comm);
     if (agrees) return comm;
-    error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with the same flags");
+    comm_disagreement(err);
     comm_destroy(comm);
     return NULL;
 }
@@ -159,7 +157,7 @@ static ncclResult_t one_message_each(const Comm *comm, CommScope scope, const ui
 void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, size_t bytes, Stream *stream) {
     int size = comm->size[scope];
     if (size == 1 || bytes == 0) return;
-    heartbeat_issues(device_site(comm->device), "all-to-all", scope_name[scope]);
+    heartbeat_issues(device_site(comm->device), "all-to-all", comm_scope_name(scope));
     comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;
     if (fetched(comm, scope, send, (size_t)size * bytes)) {
         neighbours_all_to_all(comm->neighbours, send, recv, bytes, stream);
@@ -173,7 +171,7 @@ void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, St
     int size = comm->size[scope];
     if (size == 1 || bytes == 0) return;
     const uint8_t *own = (const uint8_t *)buffer + (size_t)comm->rank[scope] * bytes;
-    heartbeat_issues(device_site(comm->device), "all-gather", scope_name[scope]);
+    heartbeat_issues(device_site(comm->device), "all-gather", comm_scope_name(scope));
     comm->traffic.sent[scope] += (uint64_t)(size - 1) * bytes;
     if (fetched(comm, scope, buffer, (size_t)size * bytes)) {
         neighbours_all_gather(comm->neighbours, buffer, bytes, stream);

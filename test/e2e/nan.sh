@@ -72,6 +72,10 @@ skips() { # NAME FLAGS...
     logged "$name" 4 "${wild[@]}" --on-nan skip --train-iters 7 --log-interval 3 --save "$work/$name" --save-interval 3 --eval-iters 0 "$@" || return 1
     grep -q 'iteration        3/ .* number of skipped iterations:   2 | number of nan iterations:   2 |' "$work/out" && \
         grep -q 'iteration        6/ .* number of skipped iterations:   3 | number of nan iterations:   3 |' "$work/out" || { why="not 2, then 3 skipped iterations"; return 1; }
+    grep -q 'iteration        6/ .* lm loss: nan |' "$work/out" && grep -q '^{"kind":"interval","iteration":6,.*"loss":null,"loss_text":"nan"' "$work/$name.jsonl" || {
+        why="a line of skipped steps alone does not show nan"
+        return 1
+    }
     [ "$(grep -c '"skipped":true' "$work/$name.jsonl")" -eq 6 ] && [ "$(grep -c '"skipped":false' "$work/$name.jsonl")" -eq 1 ] || { why="the JSON lines do not say skipped"; return 1; }
     shards "$work/$name" 3 | cmp -s - <(shards "$work/$name" 6) || { why="skipped steps changed weights or moments"; return 1; }
     [ "$(field "$name" lr | tail -n 6 | cut -d ' ' -f 2 | sort -u | wc -l)" -eq 1 ] || { why="skipped steps advanced the schedule"; return 1; }

@@ -26,6 +26,15 @@ reported() {
     same_training report off
 }
 check "--on-spike report changes no number" reported
+no_mean() { # a line's loss is the mean over applied steps: where every step was skipped there is none, least of all the spike itself
+    local skipped applied
+    logged none "${tight[@]}" --on-spike skip --log-interval 1 || return 1
+    skipped=$(grep -c 'number of skipped iterations:   1 |' "$work/out") applied=$(grep -c 'lm loss: .* number of skipped iterations:   0 |' "$work/out")
+    [ "$skipped" -ge 3 ] && [ "$applied" -eq $((64 - skipped)) ] || { why="$skipped steps skipped, $applied applied, of 64"; return 1; }
+    ! grep -q 'lm loss: .* number of skipped iterations:   1 |' "$work/out" || { why="the line of a skipped spike names its loss"; return 1; }
+    [ "$(field none loss interval | wc -l)" -eq "$applied" ] || { why="the JSON line of a skipped spike names its loss"; return 1; }
+}
+check "a log line of skipped spikes alone has no loss" no_mean
 jumps() { # NAME FLAGS...: a good run goes on at an absurd learning rate
     local name=$1
     shift

@@ -409,7 +409,7 @@ static void reports(void **state) {
     fflush(out);
     const char *targets = " > datasets target sizes (minimum size):\n    train:      1\n    validation: 24\n    test:       8\n";
     assert_int_equal(strncmp(text, targets, strlen(targets)), 0);
-    assert_says(text, " > train: 1 samples of 8 tokens from 1 shard\n");
+    assert_says(text, " > training: 1 samples of 8 tokens from 1 shard\n");
     assert_says(text, "/x: 1 sequences, 9 tokens, 1 epoch, 1 samples\n");
     assert_says(text, " > validation: no data\n");
     assert_true(loader_epoch(l, 0) == 0 && loader_epoch(l, 9) == 8);

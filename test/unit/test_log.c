@@ -84,11 +84,10 @@ static void assert_printed(Folder *f, const char *expected) {
 }
 
 // The example of Megatron-LM's documentation of its line: iteration 100 of a 125M run.
-static IterationReport example(void) {
-    return (IterationReport){
-        .iteration = 100, .train_iters = 80000, .consumed_samples = 25600, .iterations = 100, .elapsed_ms = 512.34,
-        .learning_rate = 8.5714e-5, .global_batch_size = 256, .lm_loss = 9.123456, .last_loss = 9.1, .grad_norm = 1.2341,
-        .num_zeros = -1, .params_norm = -1, .tflops_per_gpu = 98.71, .mfu = -1, .exposed_comm_ms = -1, .seconds_left = -1, .epoch = -1,
+static IntervalReport example(void) {
+    return (IntervalReport){
+        .last = {.iteration = 100, .consumed_samples = 25600, .learning_rate = 8.5714e-5, .global_batch_size = 256, .loss = 9.1, .grad_norm = 1.2341, .num_zeros = -1, .params_norm = -1},
+        .train_iters = 80000, .iterations = 100, .elapsed_ms = 512.34, .lm_loss = 9.123456, .tflops_per_gpu = 98.71, .mfu = -1, .exposed_comm_ms = -1, .seconds_left = -1, .epoch = -1,
     };
 }
 
@@ -108,7 +107,7 @@ static void megatron_line(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {.log_throughput = true};
     Log *log = open_plain(&config);
-    IterationReport r = example();
+    IntervalReport r = example();
     capture(f);
     log_iteration(log, &r);
     log_close(log);
@@ -120,9 +119,9 @@ static void real_line(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {.log_throughput = true};
     Log *log = open_plain(&config);
-    IterationReport r = example();
-    r.iteration = 200, r.consumed_samples = 800, r.elapsed_ms = 733.7, r.learning_rate = 200 / 700.0 * 2e-4, r.global_batch_size = 4;
-    r.lm_loss = 8.118460e-3, r.grad_norm = 0.053, r.tflops_per_gpu = 25.3;
+    IntervalReport r = example();
+    r.last.iteration = 200, r.last.consumed_samples = 800, r.elapsed_ms = 733.7, r.last.learning_rate = 200 / 700.0 * 2e-4, r.last.global_batch_size = 4;
+    r.lm_loss = 8.118460e-3, r.last.grad_norm = 0.053, r.tflops_per_gpu = 25.3;
     capture(f);
     log_iteration(log, &r);
     log_close(log);
@@ -137,7 +136,7 @@ static void appended_fields(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {.log_throughput = true};
     Log *log = open_plain(&config);
-    IterationReport r = example();
+    IntervalReport r = example();
     r.tokens_per_second = 1023345.6, r.mfu = 0.4987, r.inter_node_bytes = 128.5e6, r.intra_node_bytes = 257.0625e6;
     r.exposed_comm_ms = 12.34, r.seconds_left = 3725, r.epoch = 0.8125;
     capture(f);
@@ -151,13 +150,13 @@ static void optional_fields(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {.log_num_zeros_in_grad = true, .log_params_norm = true};
     Log *log = open_plain(&config);
-    IterationReport r = example();
-    r.lm_loss = -NAN, r.grad_norm = -1, r.num_zeros = 17, r.params_norm = 123.4567, r.skipped_iterations = 3, r.nan_iterations = 2;
+    IntervalReport r = example();
+    r.lm_loss = -NAN, r.last.grad_norm = -1, r.last.num_zeros = 17, r.last.params_norm = 123.4567, r.skipped = 3, r.nan = 2;
     capture(f);
     log_iteration(log, &r);
-    r.lm_loss = 0, r.grad_norm = -NAN, r.num_zeros = r.params_norm = -1;  // all steps skipped: no mean
+    r.lm_loss = 0, r.last.grad_norm = -NAN, r.last.num_zeros = r.last.params_norm = -1;  // all steps skipped: no mean
     log_iteration(log, &r);
-    r.lm_loss = INFINITY, r.grad_norm = INFINITY;
+    r.lm_loss = INFINITY, r.last.grad_norm = INFINITY;
     log_iteration(log, &r);
     log_close(log);
 #define HEAD " iteration      100/   80000 | consumed samples:        25600 | elapsed time per iteration (ms): 512.3 | learning rate: 8.571E-05 | global batch size:   256 |"
@@ -176,7 +175,7 @@ static void eta_forms(void **state) {
     Config config = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Log *log = open_plain(&config);
-        IterationReport r = example();
+        IntervalReport r = example();
         r.seconds_left = cases[i].seconds;
         capture(f);
         log_iteration(log, &r);
@@ -234,6 +233,14 @@ static void assert_number(const cJSON *json, const char *name, double expected) 
     assert_true(member(json, name)->valuedouble == expected);  // the same bits
 }
 
+// A line of another module's kind. iteration 0: none.
+static void write_line(Log *log, const char *kind, int64_t iteration) {
+    Text json = json_begin(kind);
+    if (iteration) json_integer(&json, "iteration", iteration);
+    log_json(log, &json);
+    assert_null(json.data);  // freed, written or not
+}
+
 static void json_lines(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {.log_jsonl = f->json, .seq_length = 2048};
@@ -242,19 +249,19 @@ static void json_lines(void **state) {
     Device *device = device_open(0, &site, &err);
     assert_non_null(device);
     Log *log = open_plain(&config);
-    IterationReport r = example();
-    r.last_loss = 10.0 / 3, r.grad_norm = (double)0.1f, r.learning_rate = 0.1 + 0.2, r.last_skipped = true, r.exposed_comm_ms = 1.5, r.exposed_gradients_ms = 1.0, r.exposed_weights_ms = 0.5;
+    IntervalReport r = example();
+    r.last.loss = 10.0 / 3, r.last.grad_norm = (double)0.1f, r.last.learning_rate = 0.1 + 0.2, r.last.skipped = true, r.exposed_comm_ms = 1.5, r.exposed_gradients_ms = 1.0, r.exposed_weights_ms = 0.5;
     r.exposed_most_ms = 2.5;
     capture(f);
     log_start(log, 124475904, 2, device_name(device));
-    log_step_scalars(log, &r);
-    r.last_loss = -NAN, r.grad_norm = -1, r.last_skipped = false;
-    log_step_scalars(log, &r);
+    log_step_scalars(log, &r.last);
+    r.last.loss = -NAN, r.last.grad_norm = -1, r.last.skipped = false;
+    log_step_scalars(log, &r.last);
     r.mfu = 0.5, r.inter_node_bytes = 1e6 + 1;
     log_iteration(log, &r);
     log_validation(log, "iteration 100", 100, 25600, 7.25);
-    log_json(log, "checkpoint", "\"iteration\":100,\"path\":\"x\"");
-    log_json(log, "end", "");
+    write_line(log, "checkpoint", 100);
+    write_line(log, "end", 0);
     log_close(log);
     release(f);
     char *text = slurp(f->json);
@@ -315,7 +322,7 @@ static void json_lines(void **state) {
     assert_number(valid, "loss", 7.25);
     assert_number(valid, "ppl", exp(7.25));
     cJSON_Delete(valid);
-    const char *end = strstr(text, "{\"kind\":\"checkpoint\",\"iteration\":100,\"path\":\"x\"}\n{\"kind\":\"end\"}\n");
+    const char *end = strstr(text, "{\"kind\":\"checkpoint\",\"iteration\":100}\n{\"kind\":\"end\"}\n");
     assert_non_null(end);
     free(text);
 }
@@ -325,14 +332,14 @@ static void torn_line_is_ended(void **state) {
     Config config = {.log_jsonl = f->json};
     for (int run = 0; run < 2; run++) {
         Log *log = open_plain(&config);
-        log_json(log, "x", "\"run\":1");
+        write_line(log, "x", 1);
         log_close(log);
         FILE *file = fopen(f->json, "a");
         assert_true(fputs("{\"kind\":\"tr", file) > 0);
         fclose(file);
     }
     char *text = slurp(f->json);
-    assert_string_equal(text, "{\"kind\":\"x\",\"run\":1}\n{\"kind\":\"tr\n{\"kind\":\"x\",\"run\":1}\n{\"kind\":\"tr");
+    assert_string_equal(text, "{\"kind\":\"x\",\"iteration\":1}\n{\"kind\":\"tr\n{\"kind\":\"x\",\"iteration\":1}\n{\"kind\":\"tr");
     free(text);
 }
 
@@ -359,16 +366,16 @@ static void inactive_rank(void **state) {
     Error err = {0};
     Log *log = log_open(&config, 8, false, NULL, &err);
     assert_non_null(log);
-    IterationReport r = example();
+    IntervalReport r = example();
     capture(f);
     log_line(log, "%s", "x");
     log_datetime(log, "%s", "x");
-    log_memory(log, 1, 1, 1, 1, 1);
+    log_memory(log, 1, 1);
     log_start(log, 1, 1, "x");
     log_iteration(log, &r);
-    log_step_scalars(log, &r);
+    log_step_scalars(log, &r.last);
     log_validation(log, "iteration 1", 1, 1, 1);
-    log_json(log, "x", "");
+    write_line(log, "x", 0);
     log_close(log);
     assert_printed(f, "");
     assert_int_not_equal(access(f->json, F_OK), 0);
@@ -437,14 +444,14 @@ static void other_lines(void **state) {
     Log *log = open_plain(&config);
     capture(f);
     log_line(log, "> %s: %d", "x", 7);
-    log_memory(log, 1, 1048576, 2097152, 524288, 0);
+    log_memory(log, 1, 1572864);
     log_datetime(log, "exiting program at iteration %d", 200);
     log_close(log);
     release(f);
     char *text = slurp(f->printed);
     const char *head =
-        "> x: 7\n[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.000000 | max allocated: 2.000000 | reserved: 0.500000 | max "
-        "reserved: 0.000000\n[exiting program at iteration 200] datetime: 20";
+        "> x: 7\n[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.500000 | max allocated: 1.500000 | reserved: 1.500000 | max "
+        "reserved: 1.500000\n[exiting program at iteration 200] datetime: 20";
     assert_int_equal(strncmp(text, head, strlen(head)), 0);
     int parts[6], used = 0;
     assert_int_equal(sscanf(strstr(text, "datetime:"), "datetime: %4d-%2d-%2d %2d:%2d:%2d \n%n", &parts[0], &parts[1], &parts[2], &parts[3],
@@ -474,15 +481,15 @@ static void write_all_scalars(Folder *f, const char *events, bool on) {
                      .log_timers_to_tensorboard = on, .log_throughput = on, .log_validation_ppl_to_tensorboard = on,
                      .tensorboard_log_interval = 10};
     Log *log = open_plain(&config);
-    IterationReport r = example();
-    r.num_zeros = 1, r.params_norm = 2, r.reserved_bytes = 4096, r.allocated_bytes = 2048;
+    IntervalReport r = example();
+    r.last.num_zeros = 1, r.last.params_norm = 2, r.last.reserved_bytes = 4096, r.last.allocated_bytes = 2048;
     capture(f);
     log_start(log, 1, 1, "x");
-    log_step_scalars(log, &r);
+    log_step_scalars(log, &r.last);
     size_t before, after;
     free(slurp_events(events, &before));
-    r.iteration = 101;  // not due
-    log_step_scalars(log, &r);
+    r.last.iteration = 101;  // not due
+    log_step_scalars(log, &r.last);
     free(slurp_events(events, &after));
     assert_int_equal(before, after);
     log_iteration(log, &r);
@@ -561,16 +568,16 @@ static void warnings(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {0};
     Log *log = open_plain(&config);
-    IterationReport r = example();
+    IntervalReport r = example();
     capture(f);
-    r.iteration = 150;
-    log_step_scalars(log, &r);
-    r.last_skipped = true;
-    log_step_scalars(log, &r);
-    r.last_loss = NAN;
+    r.last.iteration = 150;
+    log_step_scalars(log, &r.last);
+    r.last.skipped = true;
+    log_step_scalars(log, &r.last);
+    r.last.loss = NAN;
     for (int i = 0; i < 5; i++) {
-        r.iteration++;
-        log_step_scalars(log, &r);
+        r.last.iteration++;
+        log_step_scalars(log, &r.last);
     }
     for (int i = 0; i < 6; i++) {
         r.epoch = 0.5 * i;

@@ -8,39 +8,39 @@
 
 #include "llmc/short_line.h"
 
-static IterationReport report(void) {
-    IterationReport r = {.iteration = 1200, .train_iters = 80000, .learning_rate = 5.98e-4, .lm_loss = 3.12344, .grad_norm = 0.512, .tokens_per_second = 105234.4, .mfu = 0.4512,
+static IntervalReport report(void) {
+    IntervalReport r = {.last = {.iteration = 1200, .learning_rate = 5.98e-4, .grad_norm = 0.512}, .train_iters = 80000, .lm_loss = 3.12344, .tokens_per_second = 105234.4, .mfu = 0.4512,
                          .seconds_left = 3725};
     return r;
 }
 
-static void assert_line(const IterationReport *r, const char *expected) {
+static void assert_line(const IntervalReport *r, const char *expected) {
     char line[512];
     short_line(line, sizeof line, r);
     assert_string_equal(line, expected);
 }
 
 static void the_line(void **state) {
-    IterationReport r = report();
+    IntervalReport r = report();
     assert_line(&r, "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 | 105,234 tokens/s | MFU 45.1 % | ETA 1h02m");
-    r.skipped_iterations = 2;
+    r.skipped = 2;
     r.tokens_per_second = 999.0;
     r.mfu = 0;
     r.seconds_left = -1;
     assert_line(&r, "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 | 999 tokens/s | 2 skipped");
-    r.grad_norm = -1;
+    r.last.grad_norm = -1;
     r.lm_loss = 0;
     r.tokens_per_second = 12345678;
     assert_line(&r, "step   1200/80000 | lr 5.98e-04 | 12,345,678 tokens/s | 2 skipped");
     r.lm_loss = -NAN;
-    r.grad_norm = INFINITY;
+    r.last.grad_norm = INFINITY;
     r.tokens_per_second = 0;
     assert_line(&r, "step   1200/80000 | loss nan | norm inf | lr 5.98e-04 | 2 skipped");
 }
 
 // A buffer that is too small holds the beginning.
 static void cut(void **state) {
-    IterationReport r = report();
+    IntervalReport r = report();
     char line[24];
     memset(line, 'x', sizeof line);
     short_line(line, 20, &r);
