@@ -130,6 +130,8 @@ in_background() {
     local log=$work/$1.jsonl np=$2
     shift 2
     rm -f "$log"
+    : >"$work/out"  # not only once the job begins: who waits for a line must not find the last run's
+    : >"$work/err"
     timeout -k 5 $((${LIMIT:-60} * patience)) "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
