@@ -9,14 +9,16 @@ make_shard short 300 7
 data=$work/text_text_document
 LIMIT=30
 common=("${model[@]}" "${batch[@]}" --gpus-per-node 2)
-# apart "FLAGS" "FLAGS": ranks 0 and 1 get the first ones, 2 and 3 the second ones.
-apart() {
-    local first second
-    read -ra first <<<"$1"
-    read -ra second <<<"$2"
-    timeout -k 5 $LIMIT "${launcher[@]}" -np 2 "$trainer" "${common[@]}" ${first[@]+"${first[@]}"} : -np 2 "$trainer" "${common[@]}" ${second[@]+"${second[@]}"} \
-        >"$work/out" 2>"$work/err" </dev/null
-}
+# Each rank picks its own: mpirun of Open MPI 5.0.7 crashes where it is given two programs.
+cat >"$work/rank.sh" <<'END'
+half=$1 first=$2 second=$3
+shift 3
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" -lt "$half" ]; then exec $first "$@"; else exec $second "$@"; fi
+END
+# of_two "COMMAND" "COMMAND" FLAGS...: ranks 0 and 1 run the first one, 2 and 3 the second one; blanks part words.
+of_two() { timeout -k 5 $LIMIT "${launcher[@]}" -np 4 bash "$work/rank.sh" 2 "$@" >"$work/out" 2>"$work/err" </dev/null; }
+# apart "FLAGS" "FLAGS": the trainer with these beside the common ones.
+apart() { of_two "$trainer ${common[*]} $1" "$trainer ${common[*]} $2"; }
 # differ CODE TEXT "FLAGS" "FLAGS": one error line, of rank 2, before a step was taken.
 differ() {
     local code=$1 text=$2 rc
@@ -37,7 +39,7 @@ other_build() { # rank 2 and 3 run a program that says another commit
     commit=$("$trainer" --version | sed -n 's/.* commit \([0-9a-f]\{7,\}\).*/\1/p')
     sed "s/$commit/${commit//?/0}/g" "$trainer" >"$work/old_build"
     chmod +x "$work/old_build"
-    timeout -k 5 $LIMIT "${launcher[@]}" -np 2 "$trainer" "${common[@]}" --data-path "$data" : -np 2 "$work/old_build" "${common[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
+    of_two "$trainer" "$work/old_build" "${common[@]}" --data-path "$data"
     local rc=$?
     [ $rc -eq 3 ] && [ "$(grep -c '^error: ' "$work/err")" -eq 1 ] && grep -q "^error: rank 2 .*commit ${commit//?/0}.*, but rank 0's is .*$commit" "$work/err" || say "exit code $rc"
 }

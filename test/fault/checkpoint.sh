@@ -213,8 +213,8 @@ check "another run's checkpoint in the place of a moved folder" in_the_place
 elsewhere() { # two machines without a common file system: only rank 0 finds the checkpoint
     local flags=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 1 --load good)
     mkdir -p "$work/elsewhere"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 1 --wdir "$work" "$BUILD/train_gpt_cpu" "${flags[@]}" : -np 1 --wdir "$work/elsewhere" "$BUILD/train_gpt_cpu" "${flags[@]}" \
-        >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 bash -c 'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then cd "$0"; else cd "$0/elsewhere"; fi; exec "$@"' \
+        "$work" "$BUILD/train_gpt_cpu" "${flags[@]}" >"$work/out" 2>"$work/err" </dev/null
     error_names 6 "is not in good on this machine" $?
 }
 check "ranks that do not see the same folder" elsewhere

@@ -46,9 +46,9 @@ done 3<"$work/calls"
 # Ranks that see nothing of each other but what MPI carries, as on two hosts: the one that waits must not take its own waiting for life. (The first process of a
 # namespace cannot be stopped from inside it.)
 on_two_hosts() { # CALL AT FLAGS...: rank 1 stops at this call
-    OMPI_MCA_btl=tcp,self timeout -k 5 60 "${launcher[@]}" -np 1 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:3}" : -np 1 unshare -p -f --mount-proc \
-        sh -c '"$@"; exit $?' _ env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 \
-        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
+    OMPI_MCA_btl=tcp,self MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 timeout -k 5 60 "${launcher[@]}" -np 2 \
+        sh -c 'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then exec "$@"; fi; exec unshare -p -f --mount-proc sh -c '"'"'LD_PRELOAD=$0 "$@"; exit $?'"'"' "$0" "$@"' \
+        "$shim" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
 }
 stopped_on_another_host() { # CALL AT FLAGS...
     on_two_hosts "$1" 0 --train-iters 4 "${@:3}" || { say "a run in which nothing stops ends with $?"; return 1; }
