@@ -131,8 +131,8 @@ void config_help(const char *program, FILE *file);
 void config_print(const Config *config, FILE *file);
 // All flags and derived fields as one JSON object (malloc'ed text): Megatron's names with underscores, null for what was not given.
 char *config_to_json(const Config *config);
-// That two such texts, this rank's and rank 0's, are of one run: all flags that have an effect are equal, and the sizes of the vocabularies. Of paths, which may differ from machine to machine, it
-// counts how many there are; those that only rank 0 writes do not count. Error (EXIT_USAGE): the first flag that differs, with both values.
+// That two such texts, this rank's and rank 0's, are of one run: all flags that have an effect are equal, and the vocabularies' sizes and ends of documents. Of paths, which may differ from machine to machine, it
+// counts how many there are; what only rank 0 writes, and its flags, do not count. Error (EXIT_USAGE): the first flag that differs, with both values.
 bool config_same(const char *own_json, const char *first_json, Error *err);
 // Called when a checkpoint is loaded, after config_finish, with the config_to_json text saved in it. Error (EXIT_CHECKPOINT): text that is no JSON
 // object; a model flag that differs; a schedule flag that differs (learning rates, warm-up and decay in samples, weight decay), unless

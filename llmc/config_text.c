@@ -275,10 +275,18 @@ static const char *next_difference(const cJSON *saved, const cJSON *now, const c
 
 // --- comparison with rank 0 ------------------------------------------------------------------------------------------------------
 
-static bool is_path(const Option *row) { return row->kind == OPTION_WORDS || (row->kind == OPTION_TEXT && (!strcmp(row->value, "PATH") || !strcmp(row->value, "FOLDER"))); }
+// A file, a folder, or a list of shards.
+static bool is_path(const Option *row) {
+    if (row->kind == OPTION_WORDS) return strstr(row->name, "data-path") != NULL;
+    return row->kind == OPTION_TEXT && (!strcmp(row->value, "PATH") || !strcmp(row->value, "FOLDER"));
+}
 
 static bool counts_everywhere(const Option *row) {
-    return is_setting(row) && row->use == OPTION_USED && strcmp(row->name, "log-jsonl") != 0 && strcmp(row->name, "tensorboard-dir") != 0;
+    static const char *const of_first_rank[] = {"log-jsonl", "log-line", "log-progress", "tensorboard"};  // its own files and lines
+    for (size_t i = 0; i < COUNT_OF(of_first_rank); i++) {
+        if (strstr(row->name ? row->name : "", of_first_rank[i])) return false;
+    }
+    return is_setting(row) && row->use == OPTION_USED;
 }
 
 bool config_same(const char *own_json, const char *first_json, Error *err) {
@@ -296,9 +304,10 @@ bool config_same(const char *own_json, const char *first_json, Error *err) {
         const cJSON *mine = cJSON_GetObjectItemCaseSensitive(own, name), *theirs = cJSON_GetObjectItemCaseSensitive(first, name);
         if (is_path(&table[i]) && cJSON_IsNull(mine) == cJSON_IsNull(theirs) && cJSON_GetArraySize(mine) == cJSON_GetArraySize(theirs)) continue;
         if (!next_difference(own, first, names, 1, &at, here, there)) continue;
-        ok = error_set(err, EXIT_USAGE, "--%s is %s here and %s on rank 0; start all ranks with the same flags", table[i].name, here, there);
+        ok = error_set(err, EXIT_USAGE, "%s%s is %s here and %s on rank 0; start all ranks with the same flags", table[i].negative ? "" : "--",
+                       table[i].negative ? name : table[i].name, here, there);
     }
-    const char *const vocabulary[] = {"padded_vocab_size", "unpadded_vocab_size"};
+    const char *const vocabulary[] = {"padded_vocab_size", "unpadded_vocab_size", "eod"};
     char here[EXCERPT_BYTES], there[EXCERPT_BYTES];
     size_t at = 0;
     const char *name = ok ? next_difference(own, first, vocabulary, COUNT_OF(vocabulary), &at, here, there) : NULL;

@@ -49,9 +49,15 @@ check "a learning rate" differ 2 "--lr is 0.1 here and 0.003 on rank 0" "$d" "$d
 check "a flag on some ranks only" differ 2 "--hadamard-transform is true here and false on rank 0" "$d --quantized-gradients" "$d --quantized-gradients --hadamard-transform"
 check "the shape of the model" differ 2 "--hidden-size is 64 here and 32 on rank 0" "$d" "$d --hidden-size 64"
 check "seeds" differ 2 "--seed is 99 here and 1234 on rank 0" "$d" "$d --seed 99"
+ramps() {
+    local common=("${model[@]}" --gpus-per-node 2 --micro-batch-size 1 --global-batch-size 16 --lr 1e-3 --train-samples 200 --eval-iters 0 --split 90,5,5)
+    differ 2 "--rampup-batch-size is " "$d --rampup-batch-size 4 4 16" "$d --rampup-batch-size 8 4 16"
+}
+check "a ramp of batch sizes" ramps
+check "a flag that switches something off" differ 2 "check_for_nan_in_loss_and_grad is false here and true on rank 0" "$d" "$d --no-check-for-nan-in-loss-and-grad"
 check "saving on some ranks only" differ 2 "--save is null here" "$d --save $work/save --save-interval 5" "$d --save-interval 5"
 check "numbers told in other words" same "$d --lr 3e-3" "$d --lr 0.003"
-check "a log of the first rank alone" same "$d --log-jsonl $work/log.jsonl" "$d"
+check "a log of the first rank alone" same "$d --log-jsonl $work/log.jsonl --tensorboard-dir $work/events --log-timers-to-tensorboard" "$d"
 cp "$work/text_text_document.bin" "$work/copy.bin"
 cp "$work/text_text_document.idx" "$work/copy.idx"
 check "the same data at another path" same "$d" "--data-path $work/copy"
