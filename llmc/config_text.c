@@ -301,6 +301,8 @@ bool config_same(const char *own_json, const char *first_json, Error *err) {
         size_t at = 0;
         if (!counts_everywhere(&table[i])) continue;
         dump_name(&table[i], name, sizeof name);
+        // Follows from the samples and the batch sizes, which are flags of their own.
+        if (!strcmp(name, "train_iters") && cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(own, "train_samples"))) continue;
         const cJSON *mine = cJSON_GetObjectItemCaseSensitive(own, name), *theirs = cJSON_GetObjectItemCaseSensitive(first, name);
         if (is_path(&table[i]) && cJSON_IsNull(mine) == cJSON_IsNull(theirs) && cJSON_GetArraySize(mine) == cJSON_GetArraySize(theirs)) continue;
         if (!next_difference(own, first, names, 1, &at, here, there)) continue;
