@@ -47,7 +47,6 @@ bool same_flags(const Config *config, Peers world, Error *err) {
 
 bool same_data(const Loader *loader, Peers world, Error *err) {
     int count;
-    const char *prefix = NULL;
     uint64_t *own = loader_fingerprints(loader, &count);
     int64_t first_count = count;
     peers_broadcast(world, &first_count, sizeof first_count, 0);
@@ -58,8 +57,7 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     if (!ok) error_set(err, EXIT_DATA, "there are other data here than where rank 0 reads: %d shards, not %lld; give all machines the same", count, (long long)first_count);
     for (int i = 0; i < count && ok; i++) {
         if (own[i] == first[i]) continue;
-        prefix = loader_shard_prefix(loader, i);
-        ok = error_set(err, EXIT_DATA, "%s is another shard here than where rank 0 reads it; copy one to all machines", prefix);
+        ok = error_set(err, EXIT_DATA, "%s is another shard here than where rank 0 reads it; copy one to all machines", loader_shard_prefix(loader, i));
     }
     free(first);
     free(own);
@@ -76,7 +74,8 @@ static void name_marker(char *name, size_t bytes) {
 bool same_save_folder(const char *directory, Peers world, Error *err) {
     enum { TRIES = 50 };
     const struct timespec pause = {0, 100000000};
-    char name[96], made = false;
+    char name[96];
+    bool made = false;
     name_marker(name, sizeof name);
     peers_broadcast(world, name, sizeof name, 0);
     char *marker = text_format("%s/%s", directory, name);
