@@ -7,8 +7,8 @@
 #include "llmc/peers.h"
 LLMC_BEGIN
 
-// Before anything follows from the flags. Errors: EXIT_ENVIRONMENT for another version, commit or backend; EXIT_USAGE for the first flag that differs. Paths may
-// differ from machine to machine; how many there are may not, but for those that rank 0 alone writes.
+// Once every rank has made its plan, before memory is taken or data are read. Errors: EXIT_ENVIRONMENT for another version, commit or backend; EXIT_USAGE for the
+// first flag that differs. Paths may differ from machine to machine; how many there are may not, but for what rank 0 alone writes.
 bool same_flags(const Config *config, Peers world, Error *err);
 // The shards of every split, by their sizes, the two ends of their files and their weights. Error: EXIT_DATA. Mock data are the same everywhere.
 bool same_data(const Loader *loader, Peers world, Error *err);
