@@ -13,7 +13,7 @@ typedef enum CommScope { COMM_NODE, COMM_RAIL, COMM_GROUP, COMM_SCOPES } CommSco
 
 typedef struct Comm Comm;
 
-// Collective over dp_group, whose rank order is the dp rank.
+// Collective over dp_group, whose rank order is the dp rank. Nothing can be sent before comm_connect.
 // NULL and EXIT_ENVIRONMENT where its ranks do not stand as the topology says (comm_disagreement).
 Comm *comm_create(Device *device, const Topology *topology, MPI_Comm dp_group, Error *err);
 void comm_destroy(Comm *comm);
@@ -36,6 +36,10 @@ enum { COMM_PIECES = 4, COMM_GRAIN = 2 << 20, COMM_FLAG_BYTES = COMM_GRAIN };
 bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err);
 // Ends that; all of it may then be freed. Collective over the node; no collective is under way. Nothing where nothing was shared.
 void comm_unshare(Comm *comm);
+// Makes all connections that are wanted and not there yet, and sends a first small message through each, so that a network that lets nothing pass, or too little memory for its
+// buffers, ends the job before training (EXIT_ENVIRONMENT) and no connection is made in a step. Collective over the group, after comm_share, which spares
+// the node's ranks theirs; again when that has ended, or failed, since. CPU ranks: nothing, MPI has connected them.
+void comm_connect(Comm *comm);
 int comm_size(const Comm *comm, CommScope scope);
 int comm_rank(const Comm *comm, CommScope scope);
 

@@ -47,7 +47,7 @@ void probe_reserve(Zero *zero, MemoryPlan *memory_plan) {
     tlq_workspace(w, &zero->plan, &wire);
     const char *group = "quantisation error";
     memory_plan_reserve(memory_plan, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
-    tlq_reserve(memory_plan, group, w, 1);
+    tlq_reserve(memory_plan, group, w, zero_grain(zero));
 }
 
 void probe_free(Probe *probe) {

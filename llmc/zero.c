@@ -17,9 +17,10 @@ void zero_set_counters(Zero *zero, const StepControl *start) {
 
 // What leaves this rank inside its node may be fetched by the others.
 static void share_messages(Zero *zero) {
-    CommPiece piece[1 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes}};
-    for (int slot = 0; slot < LANE_SLOTS; slot++) piece[1 + slot] = (CommPiece){zero->gather[slot], zero->gather_bytes[slot]};
-    comm_share(zero->comm, zero->node_flags, piece, 1 + LANE_SLOTS, &zero->not_shared);
+    const TlqWorkspace *probe = &zero->probe.workspace;
+    CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes}, {probe->send1, probe->send1_bytes}};
+    for (int slot = 0; slot < LANE_SLOTS; slot++) piece[2 + slot] = (CommPiece){zero->gather[slot], zero->gather_bytes[slot]};
+    comm_share(zero->comm, zero->node_flags, piece, 2 + LANE_SLOTS, &zero->not_shared);
 }
 
 void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers) {
@@ -44,6 +45,7 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *
     zero_set_counters(zero, &start);
     stream_synchronize(compute);
     if (zero->node_flags) share_messages(zero);
+    comm_connect(comm);
 }
 
 void zero_stop(Zero *zero) {

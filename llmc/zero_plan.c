@@ -52,6 +52,11 @@ static int64_t bucket_leaves(const Bucket *bucket) {
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
+int64_t zero_grain(const Zero *zero) {
+    bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->topology->per_node > 1;
+    return copies ? COMM_GRAIN : 1;
+}
+
 static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     TlqWorkspace plain, *w = &zero->tlq;
     tlq_workspace(w, &zero->plan, &zero->grad_wire);
@@ -63,14 +68,13 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     }
     if (zero->plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
     const char *group = "communication";
-    bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->topology->per_node > 1;
-    int64_t grain = copies ? COMM_GRAIN : 1;  // of what the node's ranks reach into
+    int64_t grain = zero_grain(zero);
     tlq_reserve(memory_plan, group, w, grain);
     // Two buffers for all buckets, which use them in turn: one is gathered while another shard is updated.
     size_t *gather = zero->gather_bytes;
     for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
     for (int slot = 0; slot < LANE_SLOTS; slot++) memory_plan_reserve(memory_plan, group, "weights, gathered", (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
-    if (copies) memory_plan_reserve(memory_plan, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
+    if (grain > 1) memory_plan_reserve(memory_plan, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
 }
 
 static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {

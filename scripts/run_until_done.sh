@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a training command again and again until it is done: after exit code 75 (stopped by a signal, saved) at once, after 7 (a rank or a network was lost) and
+# Runs a training command again and again until it is done: after exit code 75 (stopped by a signal, saved) at once, after 7 (a rank, a network or a GPU was lost) and
 # after a rank that was killed by a signal (SIGKILL for want of memory, SIGBUS, SIGSEGV ...) with a growing pause. The command must have --save and --load of one
 # folder, so that every start goes on from the last checkpoint. Gives up when starts bring no new checkpoint, since what ends a run twice at the same place will end
 # it again.

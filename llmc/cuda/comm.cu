@@ -1,10 +1,11 @@
-// Collectives over NCCL for GPU ranks: see comm.h. Every scope of more than one rank has its own communicator. They are blocking: a call puts its work on the
-// stream and returns, but may hold the host while connections are made, for as long as the watchdog (heartbeat.h) allows. In non-blocking mode each call
-// makes NCCL start a thread, about 100 us in which the next cannot be issued: a step's worth is milliseconds. Inside the node the ranks may fetch messages out of each
-// other's memory instead (neighbours.h). Linked into train_gpt only.
+// Collectives over NCCL for GPU ranks: see comm.h. Every scope of more than one rank has its own communicator, but for the node whose ranks fetch messages out of each
+// other's memory instead (neighbours.h). Communicators are blocking: a call puts its work on the stream and returns, but may hold the host while connections are made,
+// for as long as the watchdog (heartbeat.h) allows. In non-blocking mode each call makes NCCL start a thread, about 100 us in which the next cannot be issued: a
+// step's worth is milliseconds. Linked into train_gpt only.
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "llmc/comm.h"
 #include "llmc/cuda/neighbours.h"
@@ -13,10 +14,11 @@
 
 struct Comm {
     Device *device;
-    ncclComm_t scope[COMM_SCOPES];  // NULL where the scope is this rank alone
+    Peers group[COMM_SCOPES];       // over which communicators are made
+    ncclComm_t scope[COMM_SCOPES];  // NULL where the scope is this rank alone or NCCL is not needed (comm_connect)
     int size[COMM_SCOPES], rank[COMM_SCOPES];
     Neighbours *neighbours;         // of COMM_NODE; NULL where that is this rank alone
-    bool complete;                  // all scopes are made
+    bool connected;
     CommTraffic traffic;
 };
 
@@ -26,16 +28,20 @@ static void describe_failure(const Comm *comm, ncclResult_t result, CommScope sc
              ncclGetErrorString(result), detail && *detail ? detail : "no detail");
 }
 
-// Until all scopes are made, what NCCL finds wrong with this machine or its settings (memory of the GPU that is gone, no network, a variable of its own) would be
-// wrong after a restart too.
+// Until all ranks have spoken to each other once, what NCCL finds wrong with this machine or its settings (memory that is gone, no network, a variable of its
+// own) would be wrong after a restart too.
 static int exit_code_of(const Comm *comm, ncclResult_t result) {
-    bool of_this_machine = result == ncclUnhandledCudaError || result == ncclInvalidUsage || result == ncclInvalidArgument;
-    return of_this_machine && !comm->complete ? EXIT_ENVIRONMENT : EXIT_COMMUNICATION;
+    bool of_this_machine = result == ncclUnhandledCudaError || result == ncclSystemError || result == ncclInvalidUsage || result == ncclInvalidArgument;
+    return of_this_machine && !comm->connected ? EXIT_ENVIRONMENT : EXIT_COMMUNICATION;
 }
+
+enum { AFTER_THE_CAUSE = 25 };  // seconds: longer than all hosts' turns
 
 static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
     char text[1000];
     describe_failure(comm, result, scope, what, text, sizeof text);
+    // Another rank gave up: as NCCL connects, the one whose machine is at fault knows why, and its exit code counts.
+    if (result == ncclRemoteError && !comm->connected) sleep(AFTER_THE_CAUSE);
     heartbeat_take_turn(device_site(comm->device));  // a lost rank fails the collectives of all
     fatal(device_site(comm->device), exit_code_of(comm, result), "%s", text);
 }
@@ -66,46 +72,74 @@ static void nccl_end(const Comm *comm, ncclResult_t result, CommScope scope, con
 
 // --- communicators ---------------------------------------------------------------------------------------------------------------
 
-// Collective over group, whose order becomes the communicator's.
-static void scope_create(Comm *comm, CommScope scope, Peers group) {
-    MPI_Comm_size(group.comm, &comm->size[scope]);
-    MPI_Comm_rank(group.comm, &comm->rank[scope]);
-    if (comm->size[scope] == 1) return;
-    ncclUniqueId id = {};
-    ncclResult_t result = comm->rank[scope] == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
-    if (result != ncclSuccess) nccl_failed(comm, result, scope, "finding a network for NCCL");
-    peers_broadcast(group, &id, sizeof id, 0);
-    nccl_begin(comm);
-    result = ncclCommInitRank(&comm->scope[scope], comm->size[scope], id, comm->rank[scope]);
-    nccl_end(comm, result, scope, "making the NCCL communicator");
-}
-
+// Sizes, ranks and, where the topology is as believed, who can reach whose memory.
 Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
     Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
     comm->device = device;
-    Peers all = {dp_group, 0, device_site(device)}, group[COMM_SCOPES] = {all, all, all};
-    group[COMM_NODE].comm = peers_split(all, t->node, t->local);
-    group[COMM_RAIL].comm = peers_split(all, t->local, t->node);
-    group[COMM_GROUP].comm = peers_duplicate(all);
-    int node_size = 0, rail_size = 0, rank = 0;
-    MPI_Comm_size(group[COMM_NODE].comm, &node_size);
-    MPI_Comm_size(group[COMM_RAIL].comm, &rail_size);
-    MPI_Comm_rank(dp_group, &rank);
-    // All ranks must see a disagreement, or those that do not would wait for the others.
-    int agrees = node_size == t->per_node && rail_size == t->nodes && rank == t->dp_rank;
-    peers_reduce(all, &agrees, 1, MPI_INT, MPI_MIN);
-    if (agrees && t->per_node > 1) comm->neighbours = neighbours_open(device, group[COMM_NODE].comm);
+    Peers all = {dp_group, 0, device_site(device)};
+    for (int s = 0; s < COMM_SCOPES; s++) comm->group[s] = all;
+    comm->group[COMM_NODE].comm = peers_split(all, t->node, t->local);
+    comm->group[COMM_RAIL].comm = peers_split(all, t->local, t->node);
+    comm->group[COMM_GROUP].comm = peers_duplicate(all);
     for (int s = 0; s < COMM_SCOPES; s++) {
-        if (agrees) scope_create(comm, (CommScope)s, group[s]);
-        MPI_Comm_free(&group[s].comm);
+        MPI_Comm_size(comm->group[s].comm, &comm->size[s]);
+        MPI_Comm_rank(comm->group[s].comm, &comm->rank[s]);
     }
-    comm->complete = agrees;
-    // From here on the pointers stay as they are, until the watchdog is told to leave them alone.
-    if (agrees) heartbeat_watch(device_site(device), broken_behind, comm);
+    // All ranks must see a disagreement, or those that do not would wait for the others.
+    int agrees = comm->size[COMM_NODE] == t->per_node && comm->size[COMM_RAIL] == t->nodes && comm->rank[COMM_GROUP] == t->dp_rank;
+    peers_reduce(all, &agrees, 1, MPI_INT, MPI_MIN);
+    if (agrees && t->per_node > 1) comm->neighbours = neighbours_open(device, comm->group[COMM_NODE].comm);
     if (agrees) return comm;
     comm_disagreement(err);
     comm_destroy(comm);
     return NULL;
+}
+
+// The group's communicator moves the verdict's few bytes: one channel is enough, whose buffers are a small part of all of NCCL's.
+static void scope_create(Comm *comm, CommScope scope) {
+    ncclUniqueId id = {};
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (scope == COMM_GROUP) config.maxCTAs = 1;
+    ncclResult_t result = comm->rank[scope] == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
+    if (result != ncclSuccess) nccl_failed(comm, result, scope, "finding a network for NCCL");
+    peers_broadcast(comm->group[scope], &id, sizeof id, 0);
+    nccl_begin(comm);
+    result = ncclCommInitRankConfig(&comm->scope[scope], comm->size[scope], id, comm->rank[scope], &config);
+    nccl_end(comm, result, scope, "making the NCCL communicator");
+}
+
+// NCCL connects ranks as the first message passes between them: a small one of each kind that training sends, whose bytes do not count.
+static void scope_try(Comm *comm, CommScope scope) {
+    enum { BYTES = 64 };
+    const Site *site = device_site(comm->device);
+    uint8_t *memory = NULL;  // (2, size, BYTES)
+    size_t half = (size_t)comm->size[scope] * BYTES;
+    CommTraffic before = comm->traffic;
+    Stream *stream = stream_create(comm->device, "first messages");
+    cuda_check(site, cudaMalloc((void **)&memory, 2 * half), "allocating GPU memory");
+    if (scope == COMM_NODE) comm_all_to_all(comm, scope, memory, memory + half, BYTES, stream);
+    comm_all_gather(comm, scope, memory, BYTES, stream);  // between nodes by the same connections as an all-to-all
+    stream_destroy(stream);  // once it has ended
+    cuda_check(site, cudaFree(memory), "freeing GPU memory");
+    comm->traffic = before;
+}
+
+static bool needs_nccl(const Comm *comm, CommScope scope) {
+    bool copies = scope == COMM_NODE && comm->neighbours && neighbours_sharing(comm->neighbours);
+    return comm->size[scope] > 1 && !copies;
+}
+
+void comm_connect(Comm *comm) {
+    heartbeat_watch(device_site(comm->device), NULL, comm);
+    for (int s = 0; s < COMM_SCOPES; s++) {
+        if (comm->scope[s] || !needs_nccl(comm, (CommScope)s)) continue;
+        scope_create(comm, (CommScope)s);
+        scope_try(comm, (CommScope)s);
+    }
+    // Nobody is connected before all are. From here on the pointers stay as they are while the watchdog looks at them.
+    peers_meet(comm->group[COMM_GROUP]);
+    comm->connected = true;
+    heartbeat_watch(device_site(comm->device), broken_behind, comm);
 }
 
 void comm_destroy(Comm *comm) {
@@ -113,6 +147,7 @@ void comm_destroy(Comm *comm) {
     heartbeat_watch(device_site(comm->device), NULL, comm);
     if (comm->neighbours) neighbours_close(comm->neighbours);
     for (int s = 0; s < COMM_SCOPES; s++) {
+        MPI_Comm_free(&comm->group[s].comm);
         if (!comm->scope[s]) continue;
         nccl_begin(comm);
         nccl_end(comm, ncclCommFinalize(comm->scope[s]), (CommScope)s, "closing the NCCL communicator");

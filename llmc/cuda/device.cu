@@ -19,9 +19,18 @@
 
 // --- errors ----------------------------------------------------------------------------------------------------------------------
 
+enum { ERROR_CONTAINED = 226 };  // cudaErrorContained, which older toolkits do not name: a fault of the hardware, or of a peer's memory, that ended this process's work alone
+
+// A GPU or a link that fails in mid-training has failed this rank, as where NCCL notices it: another try may find it sound. Before that it is a machine not to be used.
+static int exit_code_of(const Site *site, cudaError_t status) {
+    bool hardware = status == cudaErrorECCUncorrectable || status == cudaErrorNvlinkUncorrectable || status == cudaErrorHardwareStackError || status == cudaErrorLaunchFailure ||
+                    status == cudaErrorUnknown || (int)status == ERROR_CONTAINED;
+    return hardware && site && site->iteration > 0 ? EXIT_COMMUNICATION : EXIT_ENVIRONMENT;
+}
+
 void cuda_check(const Site *site, cudaError_t status, const char *what) {
     if (status == cudaSuccess) return;
-    fatal(site, EXIT_ENVIRONMENT, "%s failed: %s (%s); run again with CUDA_LAUNCH_BLOCKING=1 to see where it began", what, cudaGetErrorString(status),
+    fatal(site, exit_code_of(site, status), "%s failed: %s (%s); run again with CUDA_LAUNCH_BLOCKING=1 to see where it began", what, cudaGetErrorString(status),
           cudaGetErrorName(status));
 }
 
@@ -35,7 +44,7 @@ void check_launch(Stream *stream, const char *kernel) {
     if (status == cudaErrorInvalidConfiguration || status == cudaErrorLaunchOutOfResources || status == cudaErrorMemoryAllocation)
         fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s", kernel, stream->name, cudaGetErrorString(status));
     // A launch also returns what went wrong in work that is under way, on any stream.
-    fatal(site, EXIT_ENVIRONMENT, "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); see dmesg for errors of the GPU (Xid), or run again with "
+    fatal(site, exit_code_of(site, status), "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); see dmesg for errors of the GPU (Xid), or run again with "
           "CUDA_LAUNCH_BLOCKING=1 to see where it began", kernel, stream->name, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 

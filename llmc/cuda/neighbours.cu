@@ -189,7 +189,7 @@ static bool can_share(Neighbours *n, int pieces, Error *err) {
     bool ok = on_one_host(n) || error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
     if (ok && n->size > MOST_NEIGHBOURS) ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MOST_NEIGHBOURS);
     if (ok && !(n->batch && n->address_range)) ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
-    if (ok && (pieces > COMM_PIECES || n->flags.bytes)) ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
+    if (ok && (pieces > COMM_PIECES || neighbours_sharing(n))) ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
     return peers_agree(n->node, ok, err, NULL);
 }
 
@@ -234,8 +234,10 @@ bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pi
     return ok;
 }
 
+bool neighbours_sharing(const Neighbours *n) { return n->flags.bytes > 0; }
+
 void neighbours_unshare(Neighbours *n) {
-    if (n->flags.bytes == 0) return;
+    if (!neighbours_sharing(n)) return;
     heartbeat_waits(device_site(n->device), true);
     let_go(n);
     heartbeat_waits(device_site(n->device), false);
@@ -264,6 +266,7 @@ bool neighbours_hold(const Neighbours *n, const void *memory, size_t bytes) { re
 static void meet_or_end(Neighbours *n, Stream *stream) {
     CUresult status = meet(n, stream_handle(stream));
     if (status == CUDA_SUCCESS) return;
+    heartbeat_take_turn(device_site(n->device));  // what breaks the link to one GPU breaks the meetings of all
     fatal(device_site(n->device), EXIT_COMMUNICATION, "cuStreamBatchMemOp failed: the driver's error %d; run again with --node-exchange nccl", (int)status);
 }
 

@@ -16,6 +16,8 @@ void neighbours_close(Neighbours *neighbours);
 // comm_share and comm_unshare (llmc/comm.h). Error: EXIT_ENVIRONMENT, when the ranks are on several hosts, the GPUs are not connected, CUDA IPC is refused.
 bool neighbours_share(Neighbours *neighbours, void *flags, const CommPiece *piece, int pieces, Error *err);
 void neighbours_unshare(Neighbours *neighbours);
+// Whether anything is shared now.
+bool neighbours_sharing(const Neighbours *neighbours);
 // Whether this memory was shared.
 bool neighbours_hold(const Neighbours *neighbours, const void *memory, size_t bytes);
 

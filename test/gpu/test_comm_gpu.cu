@@ -131,6 +131,7 @@ static void test_scopes(Checks *c, Device *device, const Topology *t) {
     Comm *comm = comm_create(device, t, MPI_COMM_WORLD, &err);
     if (!check(c, comm != NULL, "%s", err.what)) return;
     comm_set_timeout(comm, 60);
+    comm_connect(comm);
     check(c, comm_size(comm, COMM_NODE) == t->per_node && comm_size(comm, COMM_RAIL) == t->nodes && comm_size(comm, COMM_GROUP) == t->dp_size, "the scopes' sizes are wrong");
     check(c, comm_rank(comm, COMM_NODE) == t->local && comm_rank(comm, COMM_RAIL) == t->node && comm_rank(comm, COMM_GROUP) == t->dp_rank, "the scopes' ranks are wrong");
     const size_t sizes[] = {0, 16, 1000, (size_t)1 << 20};
