@@ -24,8 +24,8 @@ struct Comm {
 
 static void describe_failure(const Comm *comm, ncclResult_t result, CommScope scope, const char *what, char *text, size_t bytes) {
     const char *detail = ncclGetLastError(comm->scope[scope]);
-    snprintf(text, bytes, "%s %s failed: %s (%.600s); see whether another rank or its node died, and run again with NCCL_DEBUG=INFO", what, comm_scope_name(scope),
-             ncclGetErrorString(result), detail && *detail ? detail : "no detail");
+    snprintf(text, bytes, "%s %s failed: %s (%.600s); %srun again with NCCL_DEBUG=INFO", what, comm_scope_name(scope), ncclGetErrorString(result),
+             detail && *detail ? detail : "no detail", comm->connected ? "see whether another rank or its node died, and " : "");
 }
 
 // Until all ranks have spoken to each other once, what NCCL finds wrong with this machine or its settings (memory that is gone, no network, a variable of its
