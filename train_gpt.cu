@@ -1049,7 +1049,8 @@ static bool open_device(Run *run) {
 // In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of one host draw on the same memory.
 static bool allocate(Run *run) {
     if (!agreed(run, open_device(run))) return false;
-    memory_measure(&run->memory, &run->memory_plan, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers, run->launch.size);
+    bool nccl_in_node = run->config.node_exchange == NODE_EXCHANGE_NCCL && run->topology.per_node > 1;
+    memory_measure(&run->memory, &run->memory_plan, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers, run->launch.size, nccl_in_node);
     return agreed(run, true) && agreed(run, memory_allocate(&run->memory, &run->memory_plan, &run->config, gpt_planned_bytes, &run->error));
 }
 

@@ -39,7 +39,9 @@ void comm_unshare(Comm *comm);
 // Makes all connections that are wanted and not there yet, and sends a first small message through each, so that a network that lets nothing pass, or too little memory for its
 // buffers, ends the job before training (EXIT_ENVIRONMENT) and no connection is made in a step. Collective over the group, after comm_share, which spares
 // the node's ranks theirs; again when that has ended, or failed, since. CPU ranks: nothing, MPI has connected them.
-void comm_connect(Comm *comm);
+// memory: COMM_TRIAL_BYTES of device memory for every rank of the group, overwritten.
+enum { COMM_TRIAL_BYTES = 16 };
+void comm_connect(Comm *comm, void *memory);
 int comm_size(const Comm *comm, CommScope scope);
 int comm_rank(const Comm *comm, CommScope scope);
 

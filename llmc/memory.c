@@ -71,12 +71,13 @@ static bool host_failed(const MemoryPlan *memory_plan) {
     return false;
 }
 
-// What libraries take of a GPU beside the plan once they are used: 0.5 GB cuBLAS, cuDNN and the kernels' code, up to 1.2 GB with NCCL (dev/bench/results/comm_2gpu.json,
-// beside_plan_bytes). Where a plan leaves less, they would fail in the first step, in words of their own.
-enum { LIBRARIES_MIB = 512, LIBRARIES_AND_NCCL_MIB = 1280 };
+// What libraries take of a GPU beside the plan once they are used. Measured (dev/bench/NOTES.md): 414 MiB cuBLAS, cuDNN, the kernels' code and NCCL's for the verdict, 485 as
+// two nodes of one, 1347 where two ranks of a node send through NCCL; more ranks want more. Where a plan leaves less, they would fail later, in words of their own.
+enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
 
-void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks) {
-    memory->beside = device_is_host() ? 0 : (size_t)(ranks > 1 ? LIBRARIES_AND_NCCL_MIB : LIBRARIES_MIB) << 20;
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks, bool nccl_in_node) {
+    int mib = ranks == 1 ? LIBRARIES_MIB : nccl_in_node ? AND_NCCL_IN_NODE_MIB : AND_NCCL_MIB;
+    memory->beside = device_is_host() ? 0 : (size_t)mib << 20;
     memory->device = device;
     memory->sharers = sharers;
     memory->planned = memory_plan_needed(memory_plan);

@@ -321,7 +321,7 @@ static bool measure_plain(Bench *bench, const Topology *topology, bool copies) {
     void *flags = receive ? device_alloc(bench->device, COMM_FLAG_BYTES, "flags", &bench->error) : NULL;
     bool ok = agreed(bench, flags != NULL);
     if (ok) comm_set_timeout(comm, bench->limit);
-    if (ok) comm_connect(comm);
+    if (ok) comm_connect(comm, send);
     double rate[4] = {0, 0, 0, 0};
     for (int i = 0; ok && i < 4; i++) rate[i] = plain_rate(bench, comm, i % 2 ? COMM_RAIL : COMM_NODE, i >= 2, send, receive);
     CommPiece piece[] = {{send, (size_t)bench->plain_bytes}, {receive, (size_t)bench->plain_bytes}};

@@ -52,7 +52,7 @@ void comm_destroy(Comm *comm) {
 
 bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err) { return error_set(err, EXIT_ENVIRONMENT, "CPU ranks send everything through MPI"); }
 void comm_unshare(Comm *comm) {}
-void comm_connect(Comm *comm) {}
+void comm_connect(Comm *comm, void *memory) {}
 int comm_size(const Comm *comm, CommScope scope) { return comm->size[scope]; }
 int comm_rank(const Comm *comm, CommScope scope) { return comm->rank[scope]; }
 CommTraffic comm_traffic(const Comm *comm) { return comm->traffic; }

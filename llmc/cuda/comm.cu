@@ -109,18 +109,14 @@ static void scope_create(Comm *comm, CommScope scope) {
 }
 
 // NCCL connects ranks as the first message passes between them: a small one of each kind that training sends, whose bytes do not count.
-static void scope_try(Comm *comm, CommScope scope) {
-    enum { BYTES = 64 };
-    const Site *site = device_site(comm->device);
-    uint8_t *memory = NULL;  // (2, size, BYTES)
-    size_t half = (size_t)comm->size[scope] * BYTES;
+// memory: (2, ranks, bytes).
+static void scope_try(Comm *comm, CommScope scope, uint8_t *memory) {
+    const size_t bytes = COMM_TRIAL_BYTES / 2;
     CommTraffic before = comm->traffic;
     Stream *stream = stream_create(comm->device, "first messages");
-    cuda_check(site, cudaMalloc((void **)&memory, 2 * half), "allocating GPU memory");
-    if (scope == COMM_NODE) comm_all_to_all(comm, scope, memory, memory + half, BYTES, stream);
-    comm_all_gather(comm, scope, memory, BYTES, stream);  // between nodes by the same connections as an all-to-all
+    if (scope == COMM_NODE) comm_all_to_all(comm, scope, memory, memory + (size_t)comm->size[scope] * bytes, bytes, stream);
+    comm_all_gather(comm, scope, memory, bytes, stream);  // between nodes by the same connections as an all-to-all
     stream_destroy(stream);  // once it has ended
-    cuda_check(site, cudaFree(memory), "freeing GPU memory");
     comm->traffic = before;
 }
 
@@ -129,17 +125,17 @@ static bool needs_nccl(const Comm *comm, CommScope scope) {
     return comm->size[scope] > 1 && !copies;
 }
 
-void comm_connect(Comm *comm) {
-    heartbeat_watch(device_site(comm->device), NULL, comm);
+void comm_connect(Comm *comm, void *memory) {
+    const Site *site = device_site(comm->device);
     for (int s = 0; s < COMM_SCOPES; s++) {
         if (comm->scope[s] || !needs_nccl(comm, (CommScope)s)) continue;
+        heartbeat_watch(site, NULL, comm);  // while it looks, the pointers stay as they are
         scope_create(comm, (CommScope)s);
-        scope_try(comm, (CommScope)s);
+        heartbeat_watch(site, broken_behind, comm);
+        scope_try(comm, (CommScope)s, (uint8_t *)memory);
     }
-    // Nobody is connected before all are. From here on the pointers stay as they are while the watchdog looks at them.
-    peers_meet(comm->group[COMM_GROUP]);
+    peers_meet(comm->group[COMM_GROUP]);  // nobody is connected before all are
     comm->connected = true;
-    heartbeat_watch(device_site(comm->device), broken_behind, comm);
 }
 
 void comm_destroy(Comm *comm) {

@@ -131,12 +131,12 @@ static void test_scopes(Checks *c, Device *device, const Topology *t) {
     Comm *comm = comm_create(device, t, MPI_COMM_WORLD, &err);
     if (!check(c, comm != NULL, "%s", err.what)) return;
     comm_set_timeout(comm, 60);
-    comm_connect(comm);
     check(c, comm_size(comm, COMM_NODE) == t->per_node && comm_size(comm, COMM_RAIL) == t->nodes && comm_size(comm, COMM_GROUP) == t->dp_size, "the scopes' sizes are wrong");
     check(c, comm_rank(comm, COMM_NODE) == t->local && comm_rank(comm, COMM_RAIL) == t->node && comm_rank(comm, COMM_GROUP) == t->dp_rank, "the scopes' ranks are wrong");
     const size_t sizes[] = {0, 16, 1000, (size_t)1 << 20};
     size_t most = (size_t)t->dp_size * sizes[3];
     Buffers m = {(uint8_t *)device_alloc(device, most, "a test", &err), (uint8_t *)device_alloc(device, most, "a test", &err), (uint8_t *)malloc(most), stream_create(device, "communication")};
+    comm_connect(comm, m.send);
     for (int scope = 0; scope < COMM_SCOPES; scope++) {
         for (int i = 0; i < 4; i++) {
             test_all_to_all(c, comm, t, (CommScope)scope, &m, sizes[i]);

@@ -595,7 +595,9 @@ static int run_shape(Machine *machine, int per_node, bool emulate) {
     machine->stream = lanes.last;
     Comm *comm = comm_create(machine->device, &topology, MPI_COMM_WORLD, &err);
     if (!comm) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
-    comm_connect(comm);
+    void *trial = device_alloc(machine->device, (size_t)machine->size * COMM_TRIAL_BYTES, "the test", &err);
+    comm_connect(comm, trial);
+    device_free(machine->device, trial);
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = true;
         for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) ok = run_trial(machine, &topology, comm, arm, chunk_counts[c]);

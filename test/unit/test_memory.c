@@ -190,7 +190,7 @@ static void test_what_does_not_fit(void **state) {
     void *target;
     // As much as is there for one rank: too much for each of four.
     memory_plan_reserve(&memory_plan, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
-    memory_measure(&memory, &memory_plan, b.device, 4, 4);
+    memory_measure(&memory, &memory_plan, b.device, 4, 4, false);
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
@@ -200,7 +200,7 @@ static void test_what_does_not_fit(void **state) {
     memory_plan_free(&memory_plan, b.device);
     // What would fit alone, but not with what libraries will take.
     memory_plan_reserve(&memory_plan, "test", "a page", 4096, &target);
-    memory_measure(&memory, &memory_plan, b.device, 1, 4);
+    memory_measure(&memory, &memory_plan, b.device, 1, 4, true);
     assert_int_equal(memory.beside, 0);  // CPU ranks
     memory.beside = memory.share_before - 1024;
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));

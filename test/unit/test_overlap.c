@@ -191,7 +191,7 @@ CommTraffic comm_traffic(const Comm *comm) {
 
 bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err) { return true; }
 void comm_unshare(Comm *comm) {}
-void comm_connect(Comm *comm) {}
+void comm_connect(Comm *comm, void *memory) {}
 
 static const char *const exchange_names[] = {"exchange inside the node", "exchange between nodes", "exchange in the group"};
 static const char *const gather_names[] = {"gather inside the node", "gather between nodes", "gather in the group"};
