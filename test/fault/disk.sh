@@ -99,13 +99,16 @@ makes_way() { # NAME COMMAND...
 }
 check "a pipe in place of a temporary file" makes_way .latest_checkpointed_iteration.txt.tmp mkfifo
 check "a link in place of a temporary file" makes_way .checkpoints_of_run.txt.tmp ln -s "$work/untouched"
-file_limit() { # on one rank of four
+limited() { # FLAGS...: one rank of four may write files of 8 KiB
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 bash -c '[ "$OMPI_COMM_WORLD_RANK" != 2 ] || ulimit -f 8; exec "$0" "$@"' "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" "${four[@]:1}" \
-        --save "$work/small" --save-interval 4 >"$work/out" 2>"$work/err" </dev/null
+        "$@" >"$work/out" 2>"$work/err" </dev/null
+}
+file_limit() {
+    limited --save "$work/small" --save-interval 4
     error_names 6 "raise the file size limit (ulimit -f)" $? || return 1
     ! grep -q '^ iteration' "$work/out" && [ ! -e "$work/small/latest_checkpointed_iteration.txt" ] || { why="it trained first"; return 1; }
 }
-check "a file size limit smaller than a shard" file_limit
+if limited; then check "a file size limit smaller than a shard" file_limit; else skip "a file size limit smaller than a shard" "MPI does not start under it: its own shared files are longer"; fi
 check "a file in place of the --tensorboard-dir" before_training 3 "$work/file" --tensorboard-dir "$work/file/logs"
 check "a file in place of the folder of --log-jsonl" before_training 3 "$work/file" --log-jsonl "$work/file/run.jsonl"
 read_only() {
