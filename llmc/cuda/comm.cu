@@ -22,10 +22,11 @@ struct Comm {
     CommTraffic traffic;
 };
 
-static void describe_failure(const Comm *comm, ncclResult_t result, CommScope scope, const char *what, char *text, size_t bytes) {
+// in_training: another rank may be what is wrong.
+static void describe_failure(const Comm *comm, ncclResult_t result, CommScope scope, const char *what, bool in_training, char *text, size_t bytes) {
     const char *detail = ncclGetLastError(comm->scope[scope]);
     snprintf(text, bytes, "%s %s failed: %s (%.600s); %srun again with NCCL_DEBUG=INFO", what, comm_scope_name(scope), ncclGetErrorString(result),
-             detail && *detail ? detail : "no detail", comm->connected ? "see whether another rank or its node died, and " : "");
+             detail && *detail ? detail : "no detail", in_training ? "see whether another rank or its node died, and " : "");
 }
 
 // Until all ranks have spoken to each other once, what NCCL finds wrong with this machine or its settings (memory that is gone, no network, a variable of its
@@ -39,7 +40,7 @@ enum { AFTER_THE_CAUSE = 25 };  // seconds: longer than all hosts' turns
 
 static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
     char text[1000];
-    describe_failure(comm, result, scope, what, text, sizeof text);
+    describe_failure(comm, result, scope, what, comm->connected, text, sizeof text);
     // Another rank gave up: as NCCL connects, the one whose machine is at fault knows why, and its exit code counts.
     if (result == ncclRemoteError && !comm->connected) sleep(AFTER_THE_CAUSE);
     heartbeat_take_turn(device_site(comm->device));  // a lost rank fails the collectives of all
@@ -53,7 +54,7 @@ static bool broken_behind(void *context, char *what, size_t bytes) {
     for (int s = 0; s < COMM_SCOPES; s++) {
         ncclResult_t behind = ncclSuccess;
         if (!comm->scope[s] || ncclCommGetAsyncError(comm->scope[s], &behind) != ncclSuccess || behind == ncclSuccess || behind == ncclInProgress) continue;
-        describe_failure(comm, behind, (CommScope)s, "NCCL", what, bytes);
+        describe_failure(comm, behind, (CommScope)s, "NCCL", true, what, bytes);
         return true;
     }
     return false;
