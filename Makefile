@@ -357,14 +357,15 @@ $(BUILD)/test/gpu/%: $(CUDA_DIR)/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 endif
 
 help:
-	@echo "make                 CPU trainer and tools in $(BUILD)/"
-	@echo "make test-programs   everything plus the test programs"
+	@echo "make                 CPU trainer and tools in $(BUILD)/ (make cpu, make tools: one of them)"
+	@echo "make test-programs   the same and the test programs"
 	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt; make gpu-test-programs its tests; make gpu-check compiles only"
 	@echo "make bench           the CPU trainer, and benchmarks for CPU ranks in $(BUILD)/dev/bench/; make gpu-bench for GPUs"
 	@echo "make SAN=1 BUILD=build-san ...   with AddressSanitizer and UBSan"
 	@echo "make SAN=thread BUILD=build-tsan ...   with ThreadSanitizer"
 	@echo "make fuzz            the fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer; test/fuzz/run.sh starts them"
 	@echo "make clean           remove $(BUILD)/"
+	@echo "Variables: BUILD=folder, WERROR=1, CC, MPICC, ARCH_CFLAGS; for GPUs ARCH=native or \"sm_90 ...\", CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND, STATIC_DEPS=1"
 clean:
 	rm -rf $(BUILD)
 

@@ -1,6 +1,6 @@
 // The backend boundary, part 3: collectives among the data-parallel ranks, in stream order on device memory. llmc/cpu/comm.c implements them with MPI;
 // a CUDA file with NCCL. Opened by train_gpt.cu; gradients and weights go through sdp4bit/wire.c, the records of a step are
-// zero.c's. Failures end the job through fatal() with EXIT_COMMUNICATION.
+// zero.c's. Failures end the job through fatal() with EXIT_COMMUNICATION, those of comm_connect with EXIT_ENVIRONMENT.
 #pragma once
 #include <mpi.h>
 
@@ -32,13 +32,14 @@ enum { COMM_PIECES = 4, COMM_GRAIN = 2 << 20, COMM_FLAG_BYTES = COMM_GRAIN };
 // Serves, in COMM_NODE, every comm_all_to_all whose whole send buffer lies in a piece and every comm_all_gather whose whole buffer does, at the same offset on
 // every rank; all such calls are on one stream. Pieces of 0 bytes are left out; the first bytes of the others are overwritten here, then cleared. flags:
 // COMM_FLAG_BYTES of device memory for the backend. Collective over the node; every rank's pieces are as long. False on all of its ranks, with why in err, where
-// one cannot reach another's memory: messages travel as before. CPU ranks cannot.
+// one cannot reach another's memory: messages travel as between nodes. CPU ranks cannot.
 bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err);
 // Ends that; all of it may then be freed. Collective over the node; no collective is under way. Nothing where nothing was shared.
 void comm_unshare(Comm *comm);
-// Makes all connections that are wanted and not there yet, and sends a first small message through each, so that a network that lets nothing pass, or too little memory for its
-// buffers, ends the job before training (EXIT_ENVIRONMENT) and no connection is made in a step. Collective over the group, after comm_share, which spares
-// the node's ranks theirs; again when that has ended, or failed, since. CPU ranks: nothing, MPI has connected them.
+// Makes all connections that are wanted and not there yet, and sends a first small message through each, so that what a restart would meet again (a network that is
+// missing or refuses, too little memory for its buffers) ends the job before training. What NCCL's own threads meet meanwhile, or nobody notices until the time
+// limit, still is EXIT_COMMUNICATION. Collective over the group, after comm_share, which spares the node's ranks theirs; again when that has ended, or failed,
+// since. CPU ranks: nothing, MPI has connected them.
 // memory: COMM_TRIAL_BYTES of device memory for every rank of the group, overwritten.
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(Comm *comm, void *memory);

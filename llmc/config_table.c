@@ -214,7 +214,7 @@ static const Option table[] = {
 
     HEADING("Instead of training"),
     FLAG("plan", plan, "print the memory and communication plan of the run and leave; needs no data and no GPU"),
-    INT("plan-world-size", plan_world_size, "0", 0, 1 << 20, "plan for this many ranks without starting them; 0: as many as there are"),
+    INT("plan-world-size", plan_world_size, "0", 0, 1 << 20, "plan for this many ranks without starting them, one node unless --gpus-per-node says otherwise; 0: as many as there are"),
     FLAG("version", version, "print the version, the commit and the libraries"),
     FLAG("help", help, "print this"),
 

@@ -20,7 +20,7 @@ typedef struct Memory {
 } Memory;
 
 // Looks at what is free for each of `sharers` ranks that draw on the same memory (CPU ranks of a host; ranks that share a GPU). Before any of them allocates. ranks:
-// of the run; of a GPU's memory something is kept for what the libraries will take, more where ranks send to each other, and most where those of a node do through NCCL.
+// of the run; of a GPU's memory something is kept for what the libraries will take, more where ranks send to each other. nccl_in_node: most, for those of a node are to do so through NCCL.
 void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks, bool nccl_in_node);
 // Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or recompute setting that does (memory_advice).
 bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes, Error *err);

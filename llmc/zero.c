@@ -119,7 +119,7 @@ void zero_masters_from_weights(Zero *zero) {
 //   wire fault  written by checks on middle and `last` (atomically); copied on `last` after the gradients' checks, which come before the chunks' final sums,
 //               and after the final done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
 //   staging     written by copies; read by the host after `staged`.
-// Each communicator is used on one stream: the node's on node, the rail's on rail, the group's on `last`. With one rank, or under --no-overlap, all lanes and
+// Each communicator is used on one stream, after its first message: the node's on node, the rail's on rail, the group's on `last`. With one rank, or under --no-overlap, all lanes and
 // copies are `last`. test/unit/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
 // all streams are the calling thread, so the work itself is what it waits for.
 

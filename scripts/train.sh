@@ -96,8 +96,8 @@ choose_flags() {
 say_what_is_missing() {
     local per_rank
     case $card in
-    13b) per_rank="92 GiB" ;;
-    18b) per_rank="129 GiB" ;;
+    13b) per_rank="94 GiB" ;;
+    18b) per_rank="131 GiB" ;;
     *) return 0 ;;
     esac
     die 2 "$card: the paper's runs want tensor parallel size 8, which this program does not have yet. At size 1 each of 64 ranks takes $per_rank (--plan says how \

@@ -160,7 +160,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Medians of the slowest rank. The first step, which makes connections, is left out. False when a step was skipped: then it was not the work of a step.
+// Medians of the slowest rank. The first step, which loads kernels and warms up, is left out. False when a step was skipped: then it was not the work of a step.
 static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     double ms[FIGURES][MOST_REPETITIONS], one[FIGURES];
     Marks marks = {event_create_timed(bench->device), event_create_timed(bench->device), event_create_timed(bench->device), event_create_timed(bench->device)};

@@ -264,6 +264,7 @@ SliceStart slice_start(const Attention *a, Slice slice, int i) {
 
 void check(Stream *stream, const Attention *a, bool good, const std::string &message, const char *what) {
     if (good) return;
+    cuda_check_gpu(stream_site(stream));
     fatal(stream_site(stream), EXIT_ENVIRONMENT, "%s: %s failed: %s; see whether cuDNN's version fits the GPU and the driver (--version names them)", describe(a).c_str(), what,
           message.c_str());
 }

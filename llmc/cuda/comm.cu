@@ -29,22 +29,25 @@ static void describe_failure(const Comm *comm, ncclResult_t result, CommScope sc
              detail && *detail ? detail : "no detail", in_training ? "see whether another rank or its node died, and " : "");
 }
 
-// Until all ranks have spoken to each other once, what NCCL finds wrong with this machine or its settings (memory that is gone, no network, a variable of its
-// own) would be wrong after a restart too.
-static int exit_code_of(const Comm *comm, ncclResult_t result) {
-    bool of_this_machine = result == ncclUnhandledCudaError || result == ncclSystemError || result == ncclInvalidUsage || result == ncclInvalidArgument;
-    return of_this_machine && !comm->connected ? EXIT_ENVIRONMENT : EXIT_COMMUNICATION;
-}
-
 enum { AFTER_THE_CAUSE = 25 };  // seconds: longer than all hosts' turns
 
+// Another rank does not answer, while NCCL connects. Either it met an error, which it tells itself, or it died, of which the launcher ends the job: both before this
+// returns. Else it is the network that lets nothing pass.
+static void leave_word_to_others(const Comm *comm) {
+    const Site *site = device_site(comm->device);
+    heartbeat_watch(site, NULL, (void *)comm);
+    heartbeat_waits(site, true);
+    sleep(AFTER_THE_CAUSE);
+    heartbeat_waits(site, false);
+}
+
+// Until all ranks have spoken to each other once, what NCCL finds wrong (memory that is gone, no network, a variable of its own) would be wrong after a restart too.
 static void nccl_failed(const Comm *comm, ncclResult_t result, CommScope scope, const char *what) {
     char text[1000];
     describe_failure(comm, result, scope, what, comm->connected, text, sizeof text);
-    // Another rank gave up: as NCCL connects, the one whose machine is at fault knows why, and its exit code counts.
-    if (result == ncclRemoteError && !comm->connected) sleep(AFTER_THE_CAUSE);
+    if (result == ncclRemoteError && !comm->connected) leave_word_to_others(comm);
     heartbeat_take_turn(device_site(comm->device));  // a lost rank fails the collectives of all
-    fatal(device_site(comm->device), exit_code_of(comm, result), "%s", text);
+    fatal(device_site(comm->device), comm->connected ? EXIT_COMMUNICATION : EXIT_ENVIRONMENT, "%s", text);
 }
 
 // What NCCL's threads have met, such as a link that broke, asked by the watchdog: the host may be blocked until the limit, by a device that waits for what will not

@@ -34,6 +34,11 @@ void cuda_check(const Site *site, cudaError_t status, const char *what) {
           cudaGetErrorName(status));
 }
 
+void cuda_check_gpu(const Site *site) {
+    cudaError_t status = cudaStreamQuery(cudaStreamLegacy);
+    if (status != cudaErrorNotReady) cuda_check(site, status, "the GPU's work");
+}
+
 void check_launch(Stream *stream, const char *kernel) {
     cudaError_t status = cudaGetLastError();
     const Site *site = stream->device->site;

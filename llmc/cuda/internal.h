@@ -60,6 +60,8 @@ static inline Device *stream_device(Stream *stream) { return stream->device; }
 // Ends the job when a CUDA call failed: EXIT_ENVIRONMENT, or EXIT_COMMUNICATION for what hardware does to a run that trains already. what: the call, as in "copying
 // to the device".
 void cuda_check(const Site *site, cudaError_t status, const char *what);
+// The same where the GPU itself has failed, which any library then reports as its own failure: to be asked before that is believed.
+void cuda_check_gpu(const Site *site);
 // After every kernel launch: ends the job when the launch was refused. Errors inside the kernel show up at a later call.
 void check_launch(Stream *stream, const char *kernel);
 

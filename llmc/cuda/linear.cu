@@ -38,6 +38,7 @@ typedef struct LinearState {
 
 static void blas_check(const Site *site, cublasStatus_t status, const char *what) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
+    cuda_check_gpu(site);
     fatal(site, EXIT_ENVIRONMENT, "cuBLASLt: %s failed: %s; see whether its version fits the GPU and the driver (--version names it)", what, cublasLtGetStatusString(status));
 }
 

@@ -108,7 +108,8 @@ file_limit() {
     error_names 6 "raise the file size limit (ulimit -f)" $? || return 1
     ! grep -q '^ iteration' "$work/out" && [ ! -e "$work/small/latest_checkpointed_iteration.txt" ] || { why="it trained first"; return 1; }
 }
-if limited; then check "a file size limit smaller than a shard" file_limit; else skip "a file size limit smaller than a shard" "MPI does not start under it: its own shared files are longer"; fi
+if limited || grep -q '^error: ' "$work/err"; then check "a file size limit smaller than a shard" file_limit
+else skip "a file size limit smaller than a shard" "MPI does not start under it: its own shared files are longer"; fi
 check "a file in place of the --tensorboard-dir" before_training 3 "$work/file" --tensorboard-dir "$work/file/logs"
 check "a file in place of the folder of --log-jsonl" before_training 3 "$work/file" --log-jsonl "$work/file/run.jsonl"
 read_only() {
