@@ -664,7 +664,7 @@ static bool evaluate_and_log(Run *run, int split, const char *suffix, bool verbo
     int64_t test_consumed = 0;
     double loss;
     if (!evaluate(run, split, split == SPLIT_TEST ? &test_consumed : &run->consumed_valid, verbose, &loss)) {
-        log_line(run->log, "Exiting during evaluation, %s", run->stop.reason == STOP_DURATION ? "timelimit reached" : "a signal or broken data");
+        log_line(run->log, "Exiting during evaluation, %s", run->stop.reason == STOP_DURATION ? "timelimit reached" : run->stop.reason == STOP_SIGNAL ? "a signal came" : "data are broken");
         return data_sound(run);
     }
     char where[80];

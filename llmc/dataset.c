@@ -120,7 +120,7 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
     }
     if (d->first_sequence >= d->end_sequence) {
         return error_set(err, EXIT_DATA,
-                         "%s: the %s split holds none of the %" PRId64 " sequences; give it more weight with --split, or more data",
+                         "%s: the %s split holds none of the %" PRId64 " sequences; give it more weight with --split, or 0 to do without it, or more data",
                          prefix, name,
                          d->shard->sequences);
     }

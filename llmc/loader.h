@@ -74,8 +74,8 @@ void loader_print_summary(const Loader *loader, FILE *out);
 // (NULL: ids only), the epoch it lies in, samples and tokens per blend part. Errors: EXIT_USAGE for a k that is not there.
 bool loader_inspect(const Loader *loader, int64_t k, FILE *out,
                     const char *(*decode)(const void *context, int id, size_t *bytes), const void *context, Error *err);
-// --check-data: reads every token of every shard once; reports sequences, documents, tokens, lengths and ids per shard; EXIT_DATA on
-// the first id out of range. Not collective: one rank calls it.
+// --check-data: reads every token of every shard once; reports sequences, documents, tokens, lengths and ids per shard, and warns where
+// documents end as in another vocabulary; EXIT_DATA on the first id out of range. Not collective: one rank calls it.
 bool loader_check(const Loader *loader, FILE *out, Error *err);
 
 LLMC_END

@@ -182,6 +182,23 @@ static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, E
     return ok;
 }
 
+// Says so where several sequences all end alike, but not with this vocabulary's end of a document: then the ids are another vocabulary's, however valid. Those of a
+// shard that was made without such ends end in many ways.
+static void check_ends(const Shard *shard, int eod, FILE *out) {
+    int32_t end = -1, id = 0;
+    int64_t ended = 0;
+    for (int64_t i = 0; i < shard->sequences; i++) {
+        int64_t length = shard_length(shard, i);
+        if (length == 0) continue;
+        shard_read(shard, shard_position(shard, i) + length - 1, 1, &id);
+        if (id == eod || (ended > 0 && id != end)) return;
+        end = id;
+        ended++;
+    }
+    if (ended > 1) fprintf(out, " > WARNING: every sequence of %s ends with id %d, none with %d, this vocabulary's end of a document; see whether the shard was made with another one\n",
+                           shard->prefix, end, eod);
+}
+
 static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *err) {
     int64_t empty = 0, shortest = INT64_MAX, longest = 0;
     for (int64_t i = 0; i < shard->sequences; i++) {
@@ -205,6 +222,7 @@ bool loader_check(const Loader *loader, FILE *out, Error *err) {
         const DataSource *source = &loader->source[s];
         for (int i = 0; i < source->shards; i++) {
             if (!check_shard(&source->shard[i], loader->options.vocab_size, out, err)) return false;
+            if (loader->options.eod >= 0) check_ends(&source->shard[i], loader->options.eod, out);
             fflush(out);
         }
     }

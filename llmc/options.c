@@ -393,7 +393,7 @@ static bool is_default(const Option *table, int rows, const char *name, size_t l
 
 static bool unknown(const Option *table, int rows, const char *word, size_t length, Error *err) {
     if (!is_flag(word)) {
-        return error_set(err, EXIT_USAGE, "unexpected argument '%s'; flags begin with --, a value follows its flag, --help lists them", word);
+        return error_set(err, EXIT_USAGE, "unexpected argument '%s'; flags begin with --, a value follows its flag, @FILE reads flags from a file, --help lists them", word);
     }
     if (is_default(table, rows, word + 2, length - 2)) {
         return error_set(err, EXIT_USAGE, "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)", (int)length, word, (int)length, word, (int)length - 2,

@@ -79,7 +79,7 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     *bytes = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        return error_set(err, EXIT_DATA, "%s: cannot open: %s; give the shard's prefix, without .bin or .idx", path, strerror(errno));
+        return error_set(err, EXIT_DATA, "%s: cannot open: %s; give the shard's prefix, without .bin or .idx (preprocess_data --output-prefix P makes P_text_document)", path, strerror(errno));
     }
     struct stat status;
     bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);

@@ -280,7 +280,7 @@ bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const 
     SymbolMap map;
     bool good;
     if (!root) {
-        good = error_set(err, EXIT_DATA, "%s line %lld is not valid JSON; download it again", vocab_file, (long long)line_of(text, stop));
+        good = error_set(err, EXIT_DATA, "%s line %lld is not valid JSON; give vocab.json, and merges.txt as --merge-file, or download it again", vocab_file, (long long)line_of(text, stop));
     } else {
         good = parse_vocab(root, bytes, table, bpe->byte_id, &map, vocab_file, err);
         if (good && !read_merges(&map, bpe, vocab_file, merge_file, err)) {

@@ -430,6 +430,39 @@ static void reports(void **state) {
     loader_close(l);
 }
 
+// What --check-data prints of a shard of two sequences that end with these ids, for a vocabulary whose documents end with 9.
+static char *checked_ends(const char *prefix, int32_t first, int32_t second) {
+    const int32_t tokens[] = {5, first, 6, second}, lengths[] = {2, 2};
+    write_shard(prefix, SHARD_U16, tokens, lengths, 2);
+    LoaderOptions o = one_shard(&prefix);
+    o.split = "1,0,0";
+    o.samples[0] = o.seq_length = 1;
+    o.samples[1] = o.samples[2] = 0;
+    o.vocab_size = 10;
+    o.eod = 9;
+    Loader *l = open_loader(&o);
+    char *text = NULL;
+    size_t bytes = 0;
+    Error err = {0};
+    FILE *out = open_memstream(&text, &bytes);
+    assert_true(loader_check(l, out, &err));
+    fclose(out);
+    loader_close(l);
+    return text;
+}
+
+// Ids of another vocabulary may all be valid here; the ends of documents give them away.
+static void ends_of_another_vocabulary(void **state) {
+    const char *prefix = ((Folder *)*state)->prefix;
+    const int32_t ends[4][2] = {{7, 7}, {9, 9}, {7, 9}, {7, 8}};
+    for (int i = 0; i < 4; i++) {
+        char *text = checked_ends(prefix, ends[i][0], ends[i][1]);
+        assert_says(text, ": good\n");
+        assert_int_equal(strstr(text, " ends with id 7, none with 9, ") != NULL, i == 0);
+        free(text);
+    }
+}
+
 int main(int argc, char **argv) {
     leaks_start_mpi(&argc, &argv);
     const struct CMUnitTest tests[] = {
@@ -437,6 +470,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(sampler_order, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(resume, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(masks, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(ends_of_another_vocabulary, make_folder, remove_folder),
         cmocka_unit_test(mock_data),
         cmocka_unit_test_setup_teardown(bad_ids, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(beyond_the_end, make_folder, remove_folder),
