@@ -81,11 +81,11 @@ typedef struct Zero {
 
 // Builds the layout and reserves every buffer in the memory plan; needs no device. tensors: the model's, in forward order.
 bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, MemoryPlan *memory_plan, Error *err);
+// For who reserves memory that the ranks of a node may reach into (comm_share): bytes that it comes in multiples of, COMM_GRAIN, or 1 where nobody is to.
+int64_t zero_grain(const Zero *zero);
 // After memory_plan_allocate: uploads tables, creates events. weights must be filled next, then zero_masters_from_weights or zero_restore.
 // lanes outlive the Zero. Collective over comm, whose connections are made here.
 void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers);
-// Bytes that memory is reserved in multiples of where the node's ranks are to reach into it (comm_share): COMM_GRAIN, or 1 where they are not.
-int64_t zero_grain(const Zero *zero);
 // After the last step, before the memory plan is freed: all work has ended, and no other rank reaches into this one's memory. Collective over comm. Nothing without zero_start.
 void zero_stop(Zero *zero);
 void zero_free(Zero *zero);
