@@ -42,7 +42,7 @@ CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link $(FUZZ_FLAG
 LDFLAGS += $(FUZZ_FLAGS)
 endif
 CFLAGS += $(CFLAGS_BASE)
-# fp32 weights and activations, for finite-difference tests of the same code (llmc/dtype.h): make PRECISION=fp32 BUILD=build/fp32 ...
+# fp32 weights and activations, for finite-difference tests of the same code (llmc/base/dtype.h): make PRECISION=fp32 BUILD=build/fp32 ...
 ifeq ($(PRECISION),fp32)
 CFLAGS += -DPRECISION_FP32
 endif
@@ -54,7 +54,8 @@ CFLAGS        += $(CJSON_CFLAGS)
 LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
 
 # Host code, compiled once and linked into every program; the CPU backend is a separate set of objects chosen at link time.
-HOST_SRC := $(wildcard llmc/*.c) $(filter-out sdp4bit/kernels_cpu.c,$(wildcard sdp4bit/*.c))
+ROOMS    := base ranks data config log state checkpoint run
+HOST_SRC := $(wildcard $(ROOMS:%=llmc/%/*.c)) $(filter-out sdp4bit/kernels_cpu.c,$(wildcard sdp4bit/*.c))
 CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c
 TOOL_SRC := $(wildcard dev/data/*.c)
 
@@ -64,7 +65,7 @@ HOST_LIB := $(BUILD)/libllmc.a
 CPU_LIB  := $(BUILD)/libllmc_cpu.a
 TOOLS    := $(TOOL_SRC:dev/data/%.c=$(BUILD)/%)
 
-UNIT_TESTS := $(patsubst test/unit/%.c,$(BUILD)/test/unit/%,$(wildcard test/unit/test_*.c))
+UNIT_TESTS := $(patsubst test/unit/%.c,$(BUILD)/test/unit/%,$(wildcard test/unit/*/test_*.c))
 MPI_TESTS  := $(patsubst test/mpi/%.c,$(BUILD)/test/mpi/%,$(wildcard test/mpi/test_*.c))
 # Benchmarks that run on either backend: $(BUILD)/dev/bench/NAME_cpu, and with CUDA $(BUILD)/dev/bench/NAME. They link the trainer's own file.
 BENCHES     := train_arms sync_only
@@ -96,8 +97,8 @@ $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	$(MPICC) $(CFLAGS) -c $< -o $@
 
 # The one file that names the commit is rebuilt when the commit changes.
-$(BUILD)/obj/llmc/version.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"' -DLLMC_VERSION='"$(VERSION)"'
-$(BUILD)/obj/llmc/version.o: $(BUILD)/commit
+$(BUILD)/obj/llmc/base/version.o: CFLAGS += -DLLMC_COMMIT='"$(COMMIT)"' -DLLMC_VERSION='"$(VERSION)"'
+$(BUILD)/obj/llmc/base/version.o: $(BUILD)/commit
 $(eval $(call stamp,$(BUILD)/commit,$$(COMMIT) $$(VERSION)))
 .PHONY: FORCE
 FORCE:
@@ -130,10 +131,10 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) $< $(filter-out $<,$(filter %.o,$^)) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group -lcmocka $(BLAS_LIBS) $(LIBS) -o $@
 # The one-process simulator of the exact regime serves two programs.
-$(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
+$(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/sdp4bit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
 
 # Tests of the model link the trainer's own file.
-$(BUILD)/test/unit/test_gpt $(BUILD)/test/unit/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/test/unit/model/test_gpt $(BUILD)/test/unit/state/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/train_gpt_test.o
 $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
 # Fuzz targets run given inputs (replay.c), or search for inputs when libFuzzer brings main(). mmap: see fuzz_shard.c.
@@ -144,7 +145,7 @@ else
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/replay.o
 endif
 # Their pthread_create may refuse, their mmap.
-$(BUILD)/test/unit/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
+$(BUILD)/test/unit/ranks/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
 $(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
 $(BUILD)/test/fuzz/fuzz_options: $(BUILD)/obj/train_gpt_test.o

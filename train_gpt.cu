@@ -7,26 +7,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/durable.h"     // the folder of --save is tried before training
-#include "llmc/emulate.h"     // nodes inside one machine
-#include "llmc/heartbeat.h"   // ranks that hang are named
-#include "llmc/launch.h"      // MPI start and end
-#include "llmc/limit_timer.h" // ranks that hang before and after the heartbeat
-#include "llmc/log.h"         // Megatron's log lines, JSON lines, TensorBoard
-#include "llmc/memory.h"      // the memory plan against the memory that is there
-#include "llmc/parallel.h"    // initial weights on all cores
-#include "llmc/placement.h"   // each rank its device, and its way to the others of its node
-#include "llmc/plan_report.h" // --plan
-#include "llmc/progress.h"    // --log-progress
-#include "llmc/replicas.h"    // the ranks' weights compared and repaired
-#include "llmc/sample.h"      // tokens from logits, text from tokens
-#include "llmc/same_run.h"    // one program, one set of flags, one set of data on all machines
-#include "llmc/saver.h"       // checkpoints, in the background or not
-#include "llmc/schedule.h"    // learning rate in samples
-#include "llmc/sentry.h"      // verdicts: what was skipped, what ends the run
-#include "llmc/stop.h"        // signals and time limits, polled
-#include "llmc/tokenizer.h"   // vocabulary size, EOD, decoding
-#include "llmc/version.h"
+#include "llmc/run/data_options.h"
+#include "llmc/base/durable.h"     // the folder of --save is tried before training
+#include "llmc/ranks/emulate.h"     // nodes inside one machine
+#include "llmc/ranks/heartbeat.h"   // ranks that hang are named
+#include "llmc/ranks/launch.h"      // MPI start and end
+#include "llmc/ranks/limit_timer.h" // ranks that hang before and after the heartbeat
+#include "llmc/log/log.h"         // Megatron's log lines, JSON lines, TensorBoard
+#include "llmc/state/memory.h"      // the memory plan against the memory that is there
+#include "llmc/ranks/parallel.h"    // initial weights on all cores
+#include "llmc/ranks/placement.h"
+#include "llmc/run/node_exchange.h"   // each rank its device, and its way to the others of its node
+#include "llmc/run/plan_report.h" // --plan
+#include "llmc/log/progress.h"    // --log-progress
+#include "llmc/state/replicas.h"    // the ranks' weights compared and repaired
+#include "llmc/run/sample.h"      // tokens from logits, text from tokens
+#include "llmc/run/same_run.h"    // one program, one set of flags, one set of data on all machines
+#include "llmc/checkpoint/saver.h"       // checkpoints, in the background or not
+#include "llmc/config/schedule.h"    // learning rate in samples
+#include "llmc/state/sentry.h"      // verdicts: what was skipped, what ends the run
+#include "llmc/ranks/stop.h"        // signals and time limits, polled
+#include "llmc/data/tokenizer.h"   // vocabulary size, EOD, decoding
+#include "llmc/base/version.h"
 #include "train_gpt.h"        // GPT, Zero, Loader, Peers, ops
 
 // ===== the GPT ===================================================================================================================
@@ -1012,7 +1014,7 @@ static void print_start(Run *run) {
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.borders_by_flag ? " (--gpus-per-node)" : "");
     if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
-    placement_report_exchange(run->log, peers_of(run, run->launch.world), &run->zero.not_shared, run->zero.node_flags != NULL, c->node_exchange == NODE_EXCHANGE_COPIES);
+    node_exchange_report(run->log, peers_of(run, run->launch.world), &run->zero.not_shared, run->zero.node_flags != NULL, c->node_exchange == NODE_EXCHANGE_COPIES);
     device_environment(backend, sizeof backend);
     if (*backend && run->topology.dp_size > 1) log_line(run->log, "WARNING: %s", backend);
     log_line(run->log, "using torch.bfloat16 for parameters ...");

@@ -3,10 +3,10 @@
 // Letters in shape comments: B micro-batch, T sequence length, C hidden size, NH heads, HD head size (A = NH*HD), F ffn size, L layers,
 // V padded vocabulary, P position table.
 #pragma once
-#include "llmc/loader.h"
+#include "llmc/data/loader.h"
 #include "llmc/ops.h"
-#include "llmc/peers.h"
-#include "llmc/zero.h"
+#include "llmc/ranks/peers.h"
+#include "llmc/state/zero.h"
 LLMC_BEGIN
 
 // The tensors of one layer, in Megatron's module order.

@@ -5,7 +5,7 @@
 #include <mpi.h>
 
 #include "llmc/device.h"
-#include "llmc/topology.h"
+#include "llmc/ranks/topology.h"
 LLMC_BEGIN
 
 // A node's ranks (ordered by local index), the rail of ranks with the same local index (ordered by node), or the whole group (ordered by dp rank).

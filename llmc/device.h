@@ -2,7 +2,7 @@
 // an event is nothing); a CUDA file implements it for GPUs. Chosen at link time. Used wherever device memory or a stream is touched, most of all
 // by memory_plan.c, zero.c and train_gpt.cu.
 #pragma once
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 LLMC_BEGIN
 
 typedef struct Device Device;

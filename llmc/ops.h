@@ -1,14 +1,14 @@
 // The backend boundary, part 2: the fused ops of the GPT. Granularity is what a GPU wants to fuse; the CPU backend composes each op from naive
 // parts and is the reference. All pointers are device memory; all ops are asynchronous on their stream, allocate nothing and synchronise nothing.
-// floatX is bf16 (llmc/dtype.h); "accumulates" means +=. Called by train_gpt.cu only.
+// floatX is bf16 (llmc/base/dtype.h); "accumulates" means +=. Called by train_gpt.cu only.
 //
 // Letters: B micro-batch, T sequence length, C hidden size, NH heads, HD head size, F ffn size, Vp padded vocabulary, N = B*T rows.
 // Rounding points (the same on every backend): every floatX tensor is rounded once when stored; sums are fp32; weight, bias and
 // LayerNorm gradients accumulate in fp32 without rounding; the large matrices' can be overwritten instead, which spares clearing and reading them.
 #pragma once
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 #include "llmc/device.h"
-#include "llmc/dtype.h"
+#include "llmc/base/dtype.h"
 LLMC_BEGIN
 
 // Device memory for ops that sum in two stages but get no workspace: the caller reserves these bytes in the memory plan and hands them over before the first
@@ -30,7 +30,7 @@ typedef struct Dropout {
 } Dropout;
 enum { DROPOUT_EMBEDDING = 0, DROPOUT_ATTENTION = 1, DROPOUT_PROJECTION = 2, DROPOUT_FFN = 3 };
 
-// Initial weights. std above 0: numbers 0 .. n - 1 of normal(0, std), drawn by llmc/normal.h from stream (seed, tensor), numbers 2i and 2i + 1 as a pair, and
+// Initial weights. std above 0: numbers 0 .. n - 1 of normal(0, std), drawn by llmc/base/normal.h from stream (seed, tensor), numbers 2i and 2i + 1 as a pair, and
 // rounded once to fp32 and once to floatX: the same bits on every backend. std 0: zeros; below 0: ones. threads: of the host, for a backend that draws there.
 void op_init_weights(Stream *s,
                      floatX *weights,  // (n) out

@@ -129,7 +129,7 @@ core_count() {
 
 # --- flags ---------------------------------------------------------------------------------------------------------------------------
 
-# read_words WORDS...: sets $words to them, the words of its file in place of each @file, as the trainer reads them (llmc/options.c): blanks part words, # begins a
+# read_words WORDS...: sets $words to them, the words of its file in place of each @file, as the trainer reads them (llmc/config/options.c): blanks part words, # begins a
 # comment where a word could, quotes and backslashes as in a shell, a file inside a file is relative to its folder. What the trainer refuses is left to it: a file
 # that cannot be read gives no words, and one ends at a quote that is not closed.
 read_words() {

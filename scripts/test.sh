@@ -3,7 +3,7 @@
 # tests, house rules, tests over MPI ranks, faults and whole runs. Ends with "N passed, N failed, N skipped"; exit code 1 when any failed.
 #
 # How tests are found and counted:
-#   test/unit/test_*.c   cmocka programs, each run plainly and with AddressSanitizer and UBSan; each of their tests counts. Those whose
+#   test/unit/*/test_*.c   cmocka programs, each run plainly and with AddressSanitizer and UBSan; each of their tests counts. Those whose
 #                        source speaks of PRECISION=fp32 are run a third time in that build
 #   test/mpi/test_*.c    run under mpirun at the numbers of ranks that a line "// ranks: 1 2 4 8" states (without it 1 2 4), and with
 #                        sanitizers at the largest of them up to 4
@@ -93,7 +93,7 @@ fail_one() { # name, reason
 
 # --- building ----------------------------------------------------------------------------------------------------------------------------
 
-unit_tests=(test/unit/test_*.c) mpi_tests=(test/mpi/test_*.c)
+unit_tests=(test/unit/*/test_*.c) mpi_tests=(test/mpi/test_*.c)
 [ -e "${unit_tests[0]}" ] || unit_tests=()
 [ -e "${mpi_tests[0]}" ] || mpi_tests=()
 mapfile -t fp32_tests < <(grep -l 'PRECISION=fp32' "${unit_tests[@]}" /dev/null)
@@ -112,7 +112,7 @@ build() {
     grep -E 'error|warning|\*\*\*|undefined' "$log" | head -n 40
     while IFS= read -r program; do
         make -q WERROR=1 BUILD="$folder" "$variable" "$program" >/dev/null 2>&1 || rm -f "$program"
-    done < <(find "$folder" -maxdepth 3 -type f -perm -u+x)
+    done < <(find "$folder" -maxdepth 4 -type f -perm -u+x)
 }
 
 # built PROGRAM: one that could not be built counts as failed.
@@ -130,7 +130,7 @@ programs() { # folder, sources
 
 mapfile -t san_targets < <(programs "$san" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
 # Threads run in preprocess_data and where weights are drawn; with --long everything that can run is watched, for threads that nobody knows of.
-tsan_targets=("$tsan/preprocess_data" "$tsan/merge_datasets" "$tsan/test/unit/test_parallel")
+tsan_targets=("$tsan/preprocess_data" "$tsan/merge_datasets" "$tsan/test/unit/ranks/test_parallel")
 [ -z "${LONG:-}" ] || mapfile -t -O 3 tsan_targets < <(programs "$tsan" ${unit_tests[@]+"${unit_tests[@]}"} ${mpi_tests[@]+"${mpi_tests[@]}"})
 mapfile -t fp32_targets < <(programs "$fp32" ${fp32_tests[@]+"${fp32_tests[@]}"})
 build "programs and tests" "$plain" SAN= all test-programs
@@ -160,16 +160,16 @@ done
 for source in ${fp32_tests[@]+"${fp32_tests[@]}"}; do
     if built "$fp32/${source%.c}"; then run "unit $(basename "$source" .c), fp32" "$fp32/${source%.c}"; fi
 done
-for script in test/unit/*.sh; do
+for script in test/unit/*.sh test/unit/*/*.sh; do
     [ ! -e "$script" ] || run "unit $(basename "$script")" env BUILD="$plain" bash "$script"
 done
-# A tool that gives up ends the process without waiting for its threads, which may wait for a pipe: no leak. The handler of llmc/mapped.c may call what a thread may.
+# A tool that gives up ends the process without waiting for its threads, which may wait for a pipe: no leak. The handler of llmc/data/mapped.c may call what a thread may.
 # Open MPI's hook in munmap and madvise takes a lock of libfabric as a thread ends, when ThreadSanitizer has forgotten the thread: its segmentation fault.
 export TSAN_OPTIONS="report_thread_leaks=0 report_signal_unsafe=0"
 watched=(env OMPI_MCA_memory=^patcher ${steady[@]+"${steady[@]}"})
-run "unit test_preprocess.sh, threads watched" "${watched[@]}" env BUILD="$tsan" bash test/unit/test_preprocess.sh
+run "unit test_preprocess.sh, threads watched" "${watched[@]}" env BUILD="$tsan" bash test/unit/data/test_preprocess.sh
 for source in ${unit_tests[@]+"${unit_tests[@]}"}; do
-    [ -n "${LONG:-}" ] || [ "$source" = test/unit/test_parallel.c ] || continue
+    [ -n "${LONG:-}" ] || [ "$source" = test/unit/ranks/test_parallel.c ] || continue
     if built "$tsan/${source%.c}"; then run "unit $(basename "$source" .c), threads watched" "${watched[@]}" "$tsan/${source%.c}"; fi
 done
 

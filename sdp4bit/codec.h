@@ -1,6 +1,6 @@
 // THE definition of SDP4Bit's numbers: quantise, dequantise, the Hadamard transform, the random bits, the summation tree of the norm.
 // Inline for host and device, so that CPU ranks and GPUs compute the same bits. Everything on the wire follows from this file and
-// plan.h; sdp4bit/README.md explains it with a worked example. Included by plan.h, spikes.h, llmc/dtype.h, llmc/normal.h and the tests,
+// plan.h; sdp4bit/README.md explains it with a worked example. Included by plan.h, spikes.h, llmc/base/dtype.h, llmc/base/normal.h and the tests,
 // through the former by every kernel.
 //
 // Exact regime: every operation below is an IEEE-754 operation, nearly always fp32, rounded to nearest even, never contracted into an FMA, with

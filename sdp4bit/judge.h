@@ -1,7 +1,7 @@
 // The verdict of a step, inline for host and device, part of the exact regime: what a rank contributes, what all ranks decide from the gathered records, with
-// the same bits on every rank, CPU or GPU. Included by kernels.h; called by the kernels of both backends, and judge_wire by llmc/zero.c.
+// the same bits on every rank, CPU or GPU. Included by kernels.h; called by the kernels of both backends, and judge_wire by llmc/state/zero.c.
 #pragma once
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 #include "sdp4bit/spikes.h"
 LLMC_BEGIN
 

@@ -1,9 +1,9 @@
 // The fused kernels of the exact regime: everything between a rank's local gradients and the replicas' weights, defined to the bit by codec.h and plan.h.
 // kernels_cpu.c implements them for CPU ranks and is the reference; the kernels_cuda files implement them for GPUs with the same bits. Called by
-// tlq_hs.c, qwd.c, wire.c, llmc/zero.c and llmc/replicas.c. All pointers are device memory unless marked host; all calls are asynchronous on their stream.
+// tlq_hs.c, qwd.c, wire.c, llmc/state/zero.c and llmc/state/replicas.c. All pointers are device memory unless marked host; all calls are asynchronous on their stream.
 #pragma once
 #include "llmc/device.h"
-#include "llmc/dtype.h"
+#include "llmc/base/dtype.h"
 #include "sdp4bit/judge.h"
 #include "sdp4bit/plan.h"
 LLMC_BEGIN

@@ -1,5 +1,5 @@
 // The exact regime on GPUs, what is neither gradients on the wire (kernels_cuda_grad.cu, kernels_cuda_requantize.cu) nor weights (kernels_cuda_weight.cu): the norm's leaves and tree, the
-// verdict of a step, counts. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and llmc/zero.c.
+// verdict of a step, counts. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and llmc/state/zero.c.
 #include "sdp4bit/kernels_cuda.cuh"
 
 // --- the norm --------------------------------------------------------------------------------------------------------------------------

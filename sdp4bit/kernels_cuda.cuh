@@ -301,7 +301,7 @@ static __device__ __forceinline__ void group_scale_alone(GroupScale &scale, uint
 #define CODE_SHIFT 12582912.0f
 
 // Clamping to -L..L is left out because it never acts: |v| <= L or one step of fp32 above it (|x| <= m, and L / m is off by at most 2^-24 of itself),
-// where rint gives L, and v + u rounds to the grid of u, below L + 1. test/unit/test_codec_bounds.c tries every mantissa.
+// where rint gives L, and v + u rounds to the grid of u, below L + 1. test/unit/sdp4bit/test_codec_bounds.c tries every mantissa.
 static __device__ __forceinline__ void code_vector_nearest(uint32_t code[PACKED], const float v[PACKED]) {
 #pragma unroll
     for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], CODE_SHIFT));

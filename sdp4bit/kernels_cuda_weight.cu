@@ -1,5 +1,5 @@
 // The weight half of the exact regime on GPUs: AdamW fused with the difference and its codes, applying gathered codes on a replica, the replica hash, the first
-// masters. The bits are kernels_cpu.c's. Called by qwd.c, llmc/zero.c and llmc/replicas.c.
+// masters. The bits are kernels_cpu.c's. Called by qwd.c, llmc/state/zero.c and llmc/state/replicas.c.
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/kernels_cuda.cuh"
 

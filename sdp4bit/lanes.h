@@ -4,7 +4,7 @@
 //   gradients, chunk by chunk   first: quantise -> node: all-to-all -> middle: sum, quantise -> rail: all-to-all -> last: sum, norm
 //   weights, bucket by bucket   last: AdamW, quantise -> rail: gather -> node: gather -> middle: apply
 //
-// Every buffer between stages exists twice (its slots): a stage fills one while the next still reads the other. Opened by train_gpt.cu, held by llmc/zero.c.
+// Every buffer between stages exists twice (its slots): a stage fills one while the next still reads the other. Opened by train_gpt.cu, held by llmc/state/zero.c.
 #pragma once
 #include "llmc/device.h"
 LLMC_BEGIN

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "llmc/dtype.h"
+#include "llmc/base/dtype.h"
 
 int64_t plan_border(int group_a, int group_b, int group_c) {
     int64_t border = HADAMARD_ORDER;

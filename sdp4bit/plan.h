@@ -8,7 +8,7 @@
 //
 // Rank r owns the r-th of dp equal pieces of each part of every bucket (ZeRO-1). With N nodes of D ranks, rank r = node * D + local.
 #pragma once
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 #include "sdp4bit/codec.h"
 LLMC_BEGIN
 

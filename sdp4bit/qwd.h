@@ -1,5 +1,5 @@
 // Weights: AdamW on the own shard fused with the quantisation of what changed (qWD, paper section 3.1), the hierarchical all-gather (between nodes first,
-// then inside the node) and the update of every replica. qW and the bf16 baseline are choices of WeightWire. Called by llmc/zero.c, bucket by bucket.
+// then inside the node) and the update of every replica. qW and the bf16 baseline are choices of WeightWire. Called by llmc/state/zero.c, bucket by bucket.
 #pragma once
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"

@@ -1,8 +1,8 @@
 // Gradients: the two-level reduce-scatter of the paper's sections 3.2 and 3.3 (TLq-HS), with every other arm as a choice of codecs:
 //   scale 1/dp, Hadamard, quantise -> all-to-all inside the node -> sum, quantise -> all-to-all between nodes -> sum, inverse Hadamard
-// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/zero.c, bucket by bucket, and by llmc/probe.c; uses kernels.h and comm.h.
+// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/state/zero.c, bucket by bucket, and by llmc/state/probe.c; uses kernels.h and comm.h.
 #pragma once
-#include "llmc/memory_plan.h"
+#include "llmc/base/memory_plan.h"
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/lanes.h"

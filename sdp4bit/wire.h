@@ -1,9 +1,9 @@
 // Exchanges of messages, with a checksum on each under --verify-wire: sealed by the sender on its device, checked by the receiver on its own, and the finding
 // travels with the next verdict, so nothing waits for the host. Seals and checks are kernels and run on the lanes of kernels (lanes.h), the exchanges between
-// them on those of the hops. Called by tlq_hs.c and qwd.c instead of comm.h; set up by llmc/zero_plan.c.
+// them on those of the hops. Called by tlq_hs.c and qwd.c instead of comm.h; set up by llmc/state/zero_plan.c.
 #pragma once
 #include "llmc/comm.h"
-#include "llmc/fault.h"
+#include "llmc/base/fault.h"
 #include "sdp4bit/kernels.h"
 LLMC_BEGIN
 

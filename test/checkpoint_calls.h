@@ -2,7 +2,7 @@
 #pragma once
 #include <stdlib.h>
 
-#include "llmc/checkpoint.h"
+#include "llmc/checkpoint/checkpoint.h"
 
 // A save from its beginning to its end.
 static inline bool save_whole(const CheckpointSave *save, Error *err) {

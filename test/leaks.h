@@ -4,7 +4,7 @@
 #pragma once
 #include <mpi.h>
 
-#include "llmc/launch.h"
+#include "llmc/ranks/launch.h"
 
 void __lsan_disable(void) __attribute__((weak));
 void __lsan_enable(void) __attribute__((weak));

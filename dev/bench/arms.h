@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 
 typedef struct Arm {
     const char *name;

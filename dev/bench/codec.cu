@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "llmc/cuda/internal.h"
-#include "llmc/version.h"
+#include "llmc/base/version.h"
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/plan.h"
 

@@ -21,11 +21,11 @@
 #include <string.h>
 
 #include "dev/bench/node_hop.h"
-#include "llmc/heartbeat.h"
-#include "llmc/json.h"
-#include "llmc/launch.h"
-#include "llmc/peers.h"
-#include "llmc/version.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/base/json.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/ranks/peers.h"
+#include "llmc/base/version.h"
 
 static const WayForm FORMS[] = {{"nccl", WAY_NCCL, 0},           {"nccl, 8 blocks", WAY_NCCL, 8},           {"nccl, 16 blocks", WAY_NCCL, 16},
                                 {"symmetric", WAY_SYMMETRIC, 0}, {"symmetric, engines", WAY_ENGINES, 0}, {"copies", WAY_COPIES, 0}};

@@ -5,8 +5,8 @@
 
 #include "dev/bench/node_hop.h"
 #include "llmc/cuda/neighbours.h"
-#include "llmc/heartbeat.h"
-#include "llmc/peers.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/peers.h"
 
 enum { SYMMETRIC = 1 /* NCCL_WIN_COLL_SYMMETRIC */, NO_BLOCKS = 2 /* NCCL_CTA_POLICY_ZERO */ };
 

@@ -14,13 +14,13 @@
 #include <stdio.h>
 
 #include "dev/bench/arms.h"
-#include "llmc/emulate.h"
-#include "llmc/heartbeat.h"
-#include "llmc/launch.h"
-#include "llmc/memory_plan.h"
-#include "llmc/peers.h"
-#include "llmc/placement.h"
-#include "llmc/version.h"
+#include "llmc/ranks/emulate.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/base/memory_plan.h"
+#include "llmc/ranks/peers.h"
+#include "llmc/ranks/placement.h"
+#include "llmc/base/version.h"
 #include "train_gpt.h"
 
 enum { MOST_REPETITIONS = 100, PATTERN = 1 << 22 };

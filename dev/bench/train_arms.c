@@ -9,9 +9,9 @@
 #include <stdio.h>
 
 #include "dev/bench/arms.h"
-#include "llmc/launch.h"
-#include "llmc/peers.h"
-#include "llmc/stop.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/ranks/peers.h"
+#include "llmc/ranks/stop.h"
 #include "train_gpt.h"
 
 // Bytes received on the loopback since the machine started, or -1.

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "llmc/options.h"
-#include "llmc/prefix_lock.h"
-#include "llmc/shard.h"
+#include "llmc/config/options.h"
+#include "llmc/data/prefix_lock.h"
+#include "llmc/data/shard.h"
 
 typedef struct Settings {
     Words input;

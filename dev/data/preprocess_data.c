@@ -12,15 +12,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "llmc/corpus.h"
-#include "llmc/json.h"
-#include "llmc/jsonl.h"
-#include "llmc/options.h"
-#include "llmc/pipeline.h"
-#include "llmc/prefix_lock.h"
-#include "llmc/shard.h"
-#include "llmc/tokenizer.h"
-#include "llmc/version.h"
+#include "llmc/data/corpus.h"
+#include "llmc/base/json.h"
+#include "llmc/data/jsonl.h"
+#include "llmc/config/options.h"
+#include "llmc/data/pipeline.h"
+#include "llmc/data/prefix_lock.h"
+#include "llmc/data/shard.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/base/version.h"
 
 // ---- command line ----
 
@@ -100,7 +100,7 @@ static void print_help(void) {
 
 static void print_version(void) {
     char unicode[64];
-    tokenizer_unicode_version(unicode, sizeof unicode);
+    version_unicode(unicode, sizeof unicode);
     printf("preprocess_data %s (commit %s), %s\n", version_number(), version_commit(), unicode);
 }
 

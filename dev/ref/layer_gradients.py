@@ -55,7 +55,7 @@ def errors(ours, reference):
 
 
 def compare(name, ours, bf16, reference):
-    """True when ours is within the rule. The additions are what test/unit/test_gpt.c grants: fp32's own rounding, and one unlucky element among many."""
+    """True when ours is within the rule. The additions are what test/unit/model/test_gpt.c grants: fp32's own rounding, and one unlucky element among many."""
     scale = reference.abs().max().item()
     (rms, worst), (rms_bf16, worst_bf16) = errors(ours, reference), errors(bf16, reference)
     good = rms <= 2 * rms_bf16 + 1e-6 * scale and worst <= 2 * worst_bf16 + 1e-3 * scale  # false for NaN

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes test/golden/tokenizer: a small byte-level BPE vocabulary trained for the tests, and the ids that Hugging Face's `tokenizers` gives for
-hard texts with it and with GPT-2's own vocabulary. Read by test/unit/test_tokenizer.c.
+hard texts with it and with GPT-2's own vocabulary. Read by test/unit/data/test_tokenizer.c.
 
     pip install tokenizers
     dev/ref/make_tokenizer_golden.py --gpt2 FOLDER     # FOLDER holds GPT-2's vocab.json and merges.txt

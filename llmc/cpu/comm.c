@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
-#include "llmc/heartbeat.h"
-#include "llmc/peers.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/peers.h"
 
 struct Comm {
     Device *device;

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "llmc/heartbeat.h"
+#include "llmc/ranks/heartbeat.h"
 
 struct Device {
     int index;

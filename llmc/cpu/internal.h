@@ -3,9 +3,9 @@
 #pragma once
 #include <cblas.h>
 
-#include "llmc/base.h"
-#include "llmc/dtype.h"
-#include "llmc/heartbeat.h"
+#include "llmc/base/base.h"
+#include "llmc/base/dtype.h"
+#include "llmc/ranks/heartbeat.h"
 #include "llmc/ops.h"
 LLMC_BEGIN
 

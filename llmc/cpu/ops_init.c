@@ -1,7 +1,7 @@
 // The CPU backend of ops.h: initial weights, drawn on the threads that the rank may use. Called by train_gpt.cu (gpt_init_weights) through ops.h.
 #include "llmc/cpu/internal.h"
-#include "llmc/normal.h"
-#include "llmc/parallel.h"
+#include "llmc/base/normal.h"
+#include "llmc/ranks/parallel.h"
 
 // Pairs drawn at once: loops over arrays of words and numbers are what the compiler can vectorise. PIECE: values that a thread takes at a time.
 enum { DRAW_PAIRS = 64, PIECE = 1 << 16 };

@@ -9,8 +9,8 @@
 
 #include "llmc/comm.h"
 #include "llmc/cuda/neighbours.h"
-#include "llmc/heartbeat.h"
-#include "llmc/peers.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/peers.h"
 
 struct Comm {
     Device *device;

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "llmc/cuda/common.cuh"
-#include "llmc/heartbeat.h"
+#include "llmc/ranks/heartbeat.h"
 
 // --- errors ----------------------------------------------------------------------------------------------------------------------
 

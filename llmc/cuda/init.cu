@@ -1,7 +1,7 @@
 // The CUDA backend of ops.h: initial weights, drawn where they live; a thread draws a pair of numbers at a time. Called by train_gpt.cu (gpt_init_weights)
 // through ops.h.
 #include "llmc/cuda/common.cuh"
-#include "llmc/normal.h"
+#include "llmc/base/normal.h"
 
 enum { INIT_THREADS = 256, BLOCKS_PER_PROCESSOR = 16 };
 

@@ -4,9 +4,9 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 #include "llmc/device.h"
-#include "llmc/dtype.h"
+#include "llmc/base/dtype.h"
 LLMC_BEGIN
 
 // State that one file of the backend keeps per device, made when first used and freed by device_close: the file that fills a slot also

@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "llmc/cuda/neighbours.h"
-#include "llmc/heartbeat.h"
-#include "llmc/peers.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/peers.h"
 
 enum { MOST_NEIGHBOURS = 16 };
 #define PATIENCE_SECONDS 2.0  // for the first flags: a write may still be under way when its stream has ended

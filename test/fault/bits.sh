@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Single bits flipped in a replica, in a message, in a checkpoint: each is found and named; replicas are repaired, and the run goes on as if nothing had been.
-# SDP4BIT_FAULT (llmc/fault.h) flips the bits.
+# SDP4BIT_FAULT (llmc/base/fault.h) flips the bits.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8

@@ -1,5 +1,5 @@
 // The command line that a checkpoint holds as JSON, compared with this run's in each of the ways the flags choose.
-#include "llmc/config.h"
+#include "llmc/config/config.h"
 #include "test/fuzz/fuzz.h"
 
 static void match(const char *json, const char *choice) {

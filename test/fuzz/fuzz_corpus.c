@@ -1,5 +1,5 @@
 // The input of preprocess_data: a file as JSON lines, as plain text, and as a list of files.
-#include "llmc/corpus.h"
+#include "llmc/data/corpus.h"
 #include "test/fuzz/fuzz.h"
 
 static void read_all(const char *path, bool plain_text, const uint8_t *data, size_t size) {

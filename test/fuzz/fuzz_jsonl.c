@@ -1,5 +1,5 @@
 // One line of JSON: the value of "text".
-#include "llmc/jsonl.h"
+#include "llmc/data/jsonl.h"
 #include "test/fuzz/fuzz.h"
 
 static void try_key(JsonText *json, const char *line, size_t bytes, const char *key) {

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <xxhash.h>
 
-#include "llmc/manifest.h"
+#include "llmc/checkpoint/manifest.h"
 #include "test/fuzz/fuzz.h"
 
 static bool plain(const char *name) { return *name && *name != '.' && !strchr(name, '/'); }

@@ -2,11 +2,11 @@
 // as text again.
 #include <math.h>
 
-#include "llmc/config.h"
-#include "llmc/dataset.h"
-#include "llmc/memory_plan.h"
-#include "llmc/plan_report.h"
-#include "llmc/topology.h"
+#include "llmc/config/config.h"
+#include "llmc/data/dataset.h"
+#include "llmc/base/memory_plan.h"
+#include "llmc/run/plan_report.h"
+#include "llmc/ranks/topology.h"
 #include "test/fuzz/fuzz.h"
 #include "train_gpt.h"
 

@@ -1,5 +1,5 @@
 // progress.txt, which a later job reads to go on counting.
-#include "llmc/progress.h"
+#include "llmc/log/progress.h"
 #include "test/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "llmc/safetensors.h"
+#include "llmc/checkpoint/safetensors.h"
 #include "test/fuzz/fuzz.h"
 
 // Of the first tensor of that name: no name is there twice.

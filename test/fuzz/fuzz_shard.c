@@ -2,8 +2,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "llmc/dataset.h"
-#include "llmc/shard.h"
+#include "llmc/data/dataset.h"
+#include "llmc/data/shard.h"
 #include "test/fuzz/fuzz.h"
 
 enum { MARK_BYTES = 8, MOST_SAMPLES = 32 };

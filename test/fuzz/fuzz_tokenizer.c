@@ -1,7 +1,7 @@
 // Text as the tokenizers meet it: any bytes. Pieces cut by hand must be those that PCRE2 cuts; what is encoded must decode to the (repaired) text.
-#include "llmc/pretokenize.h"
-#include "llmc/tokenizer.h"
-#include "llmc/utf8.h"
+#include "llmc/data/pretokenize.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/base/utf8.h"
 #include "test/fuzz/fuzz.h"
 
 typedef struct Opened {

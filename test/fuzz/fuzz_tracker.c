@@ -1,5 +1,5 @@
 // The tracker file beside the checkpoints, latest_checkpointed_iteration.txt.
-#include "llmc/manifest.h"
+#include "llmc/checkpoint/manifest.h"
 #include "test/checkpoint_calls.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,7 +1,7 @@
 // vocab.json and merges.txt, in front of and behind the first 0xFF. A first byte M: the vocabulary is a sound one and all else is merges.txt. A first byte
 // V: what stands before the 0xFF is added to a sound vocabulary's entries. Tokenizers that open must give every text back.
-#include "llmc/tokenizer.h"
-#include "llmc/utf8.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/base/utf8.h"
 #include "test/fuzz/fuzz.h"
 
 static bool itself(uint32_t byte) { return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF); }

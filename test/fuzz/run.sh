@@ -36,7 +36,7 @@ dictionary() { # target
     tokenizer | corpus) echo test/fuzz/text.dict ;;
     shard) echo test/fuzz/shard.dict ;;
     options)
-        { cat test/fuzz/options.dict; grep -oE 'HEADING|"[a-z][a-zA-Z0-9_-]+"' llmc/config_table.c | grep '"' | sed 's/^"/"--/' | sort -u; } >"$work/options.dict"
+        { cat test/fuzz/options.dict; grep -oE 'HEADING|"[a-z][a-zA-Z0-9_-]+"' llmc/config/config_table.c | grep '"' | sed 's/^"/"--/' | sort -u; } >"$work/options.dict"
         echo "$work/options.dict" ;;
     esac
 }

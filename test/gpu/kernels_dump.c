@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 #include "llmc/device.h"
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/plan.h"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
 #include "test/random.h"

@@ -7,7 +7,7 @@
 
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
-#include "llmc/emulate.h"
+#include "llmc/ranks/emulate.h"
 #include "test/gpu/check.h"
 
 // What rank `from` of the group sends to rank `to` in a round, and what fills slots that must stay.

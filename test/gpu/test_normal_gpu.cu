@@ -1,11 +1,11 @@
-// The normal numbers of llmc/normal.h and what they are made of: computed on the GPU and on the host, in double, before any rounding hides a last bit; and
+// The normal numbers of llmc/base/normal.h and what they are made of: computed on the GPU and on the host, in double, before any rounding hides a last bit; and
 // op_init_weights against the host's numbers, tensors of the real sizes.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "llmc/cuda/internal.h"
-#include "llmc/normal.h"
+#include "llmc/base/normal.h"
 #include "llmc/ops.h"
 #include "test/gpu/check.h"
 

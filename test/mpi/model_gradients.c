@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/peers.h"
+#include "llmc/ranks/peers.h"
 #include "test/mpi/simulator.h"
 #include "train_gpt.h"
 

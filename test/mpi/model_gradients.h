@@ -1,8 +1,8 @@
-// The exact regime on a GPT's own gradients: llmc/zero.c as the trainer drives it against the one-process simulator, to the bit. The synthetic tensors of
+// The exact regime on a GPT's own gradients: llmc/state/zero.c as the trainer drives it against the one-process simulator, to the bit. The synthetic tensors of
 // test_sdp4bit_mpi.c, which calls this, know nothing of real layouts, of the sizes that real gradients have, and of what follows from a weight a step later.
 #pragma once
 #include "llmc/comm.h"
-#include "llmc/topology.h"
+#include "llmc/ranks/topology.h"
 #include "sdp4bit/lanes.h"
 LLMC_BEGIN
 

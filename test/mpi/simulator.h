@@ -1,9 +1,9 @@
 // A one-process simulator of everything after the ranks' local gradients: reduction, norm, verdict, AdamW, weight differences, replicas.
 // Written from sdp4bit/README.md and the primitives of codec.h, tensor by tensor and element by element, without messages, shards, chunks or kernels:
 // it knows which rank owns an element only where the norm's order of additions needs it. The distributed program must equal it to the bit.
-// Used by test/mpi/test_sdp4bit_mpi.c, test/mpi/model_gradients.c and test/unit/test_simulator.c.
+// Used by test/mpi/test_sdp4bit_mpi.c, test/mpi/model_gradients.c and test/unit/sdp4bit/test_simulator.c.
 #pragma once
-#include "llmc/dtype.h"
+#include "llmc/base/dtype.h"
 #include "sdp4bit/kernels.h"  // the types StepControl and StepRecord
 #include "sdp4bit/plan.h"
 LLMC_BEGIN

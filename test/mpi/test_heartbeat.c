@@ -10,10 +10,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "llmc/heartbeat.h"
-#include "llmc/launch.h"
-#include "llmc/limit_timer.h"
-#include "llmc/peers.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/ranks/limit_timer.h"
+#include "llmc/ranks/peers.h"
 
 #define STALLS "stalls"
 #define BEHIND "far behind"

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "llmc/loader.h"
-#include "llmc/node_memory.h"
+#include "llmc/data/loader.h"
+#include "llmc/data/node_memory.h"
 #include "test/leaks.h"
 
 static int rank, ranks;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/emulate.h"
+#include "llmc/ranks/emulate.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
 #include "test/mpi/model_gradients.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "llmc/log.h"
+#include "llmc/log/log.h"
 #include "test/leaks.h"
 
 // A device whose time the test sets. It stands in for the backend's at link time.

@@ -30,11 +30,11 @@ mapfile -t scripts < <(for path in "${files[@]}"; do head -c 64 "$path" | head -
 [ ${#sources[@]} -gt 20 ] || report "source files are found" "only ${#sources[@]}"
 
 # --- preprocessor conditionals -------------------------------------------------------------------------------------------------------------
-# Allowed: extern "C" in llmc/base.h, host/device markers in sdp4bit/codec.h, the precision in llmc/dtype.h, CUDA versions in llmc/cuda/common.cuh.
+# Allowed: extern "C" in llmc/base/base.h, host/device markers in sdp4bit/codec.h, the precision in llmc/base/dtype.h, CUDA versions in llmc/cuda/common.cuh.
 conditionals=$(grep -nE '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif)\b' "${sources[@]}" /dev/null | grep -vE \
-    -e '^llmc/base\.h:[0-9]+:#ifdef __cplusplus$' \
+    -e '^llmc/base/base\.h:[0-9]+:#ifdef __cplusplus$' \
     -e '^sdp4bit/codec\.h:[0-9]+:#ifdef __CUDA(CC|_ARCH)__$' \
-    -e '^llmc/dtype\.h:[0-9]+:#ifdef PRECISION_FP32$' \
+    -e '^llmc/base/dtype\.h:[0-9]+:#ifdef PRECISION_FP32$' \
     -e '^llmc/cuda/common\.cuh:[0-9]+:#if (CUDART_VERSION|CUDNN_VERSION|NCCL_VERSION_CODE) ')
 report "preprocessor conditionals only in the four places" "$conditionals"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/launch.h"
+#include "llmc/ranks/launch.h"
 #include "train_gpt.h"
 
 typedef struct Bench {

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "llmc/base.h"
+#include "llmc/base/base.h"
 #include "llmc/ops.h"
 #include "test/random.h"
 

@@ -1,0 +1,91 @@
+// Append-only record files: see append.h.
+#include "llmc/base/append.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/durable.h"
+
+// A log's file that cannot be made is the machine's or the path's fault, not a checkpoint's.
+static bool environment_error(Error *err) {
+    if (err) err->code = EXIT_ENVIRONMENT;
+    return false;
+}
+
+bool append_open(Append *file, const char *path, bool exclusive, Error *err) {
+    // O_RDWR: append_end_line looks at the last byte. O_NONBLOCK: of pipes and terminals, whose readers may have stopped; plain files know no other way.
+    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | (exclusive ? O_EXCL : 0), 0666);
+    if (fd < 0) {
+        int reason = errno;
+        durable_error(err, "open", path);
+        errno = reason;
+        return environment_error(err);
+    }
+    *file = (Append){.fd = fd, .path = xstrdup(path)};
+    return true;
+}
+
+void append_end_line(Append *file) {
+    char last = '\n';
+    struct stat info;
+    // A pipe or terminal has no last byte to look at.
+    if (fstat(file->fd, &info) || !S_ISREG(info.st_mode) || info.st_size == 0) return;
+    if (pread(file->fd, &last, 1, info.st_size - 1) == 1 && last != '\n') append_record(file, "\n", 1);
+}
+
+enum { QUIET_SECONDS = 60 };  // after a record that a pipe's reader had no room for
+
+// Into a pipe or terminal, with half a second for its reader. False with errno.
+static bool write_in_time(Append *file, const char *record, size_t bytes) {
+    double now = monotonic_seconds(), end = now + (now < file->quiet_until ? 0 : 0.5);
+    for (size_t at = 0; at < bytes;) {
+        ssize_t done = write(file->fd, record + at, bytes - at);
+        if (done > 0) file->torn = (at += (size_t)done) < bytes;
+        if (done > 0 || (done < 0 && errno == EINTR)) continue;
+        if (done == 0) errno = ENOSPC;  // as write_all
+        if (errno != EAGAIN) return false;
+        struct pollfd room = {file->fd, POLLOUT, 0};
+        double left = end - monotonic_seconds();
+        if (left <= 0 || poll(&room, 1, (int)(1e3 * left) + 1) <= 0) {
+            errno = EAGAIN;
+            return false;
+        }
+    }
+    return true;
+}
+
+bool append_record(Append *file, const void *record, size_t bytes) {
+    struct stat before;
+    bool regular = fstat(file->fd, &before) == 0 && S_ISREG(before.st_mode);
+    errno = 0;
+    bool ended = !file->torn || write_in_time(file, "\n", 1);
+    if (ended && (regular ? write_all(file->fd, (const char *)record, bytes) : write_in_time(file, (const char *)record, bytes))) {
+        file->failing = false;
+        return true;
+    }
+    int reason = errno;
+    bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
+    if (!file->failing && (regular || monotonic_seconds() >= file->quiet_until)) {
+        warning_print(NULL, "cannot write %s: %s; training goes on, records are missing from this file until it can be written%s", file->path,
+                      reason == EAGAIN ? "its reader does not keep up" : strerror(reason),
+                      cut || !regular ? "" : ", and the last one is torn");
+    }
+    file->failing = true;
+    if (!regular) file->quiet_until = monotonic_seconds() + QUIET_SECONDS;
+    return false;
+}
+
+void append_close(Append *file) {
+    if (file->fd >= 0 && file->path) close(file->fd);
+    free(file->path);
+    *file = (Append){.fd = -1};
+}
+
+bool append_make_folders(const char *path, Error *err) {
+    return durable_make_folders(path, err) || environment_error(err);
+}

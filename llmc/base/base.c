@@ -1,0 +1,195 @@
+// Errors, allocation and integer helpers: see base.h. Linked into every program.
+#include "llmc/base/base.h"
+
+#include <mpi.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+bool error_set(Error *err, int code, const char *format, ...) {
+    if (err) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(err->what, sizeof err->what, format, args);
+        va_end(args);
+        err->code = code;
+        err->rank = -1;
+    }
+    return false;
+}
+
+static bool mpi_is_up(void) {
+    int up = 0, down = 0;
+    MPI_Initialized(&up);
+    if (up) MPI_Finalized(&down);
+    return up && !down;
+}
+
+// What would block stays, as does what another thread is writing: a watchdog that waits for a log that nobody reads would end no job.
+static void flush_log(void) {
+    struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
+    if (poll(&out, 1, 0) != 1 || out.revents != POLLOUT || ftrylockfile(stdout) != 0) return;
+    fflush_unlocked(stdout);
+    funlockfile(stdout);
+}
+
+// An error comes after the log lines that led to it, also in a file of both streams. A launcher reads each stream by itself, and the log in blocks that end
+// anywhere (Open MPI: 4095 bytes, through a terminal of its own, of which nobody can ask whether it was read): while it is behind with the first rank's start it would
+// put an error of any rank into the middle of a log line. So a rank gives it a moment.
+static void finish_log(bool logs) {
+    const useconds_t moment = 200000;
+    struct stat out, err;
+    flush_log();
+    if (!logs || !mpi_is_up() || fstat(STDOUT_FILENO, &out) != 0 || fstat(STDERR_FILENO, &err) != 0) return;
+    bool together = out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+    if (!together && !S_ISREG(out.st_mode)) usleep(moment);
+}
+
+static void print_line(const char *kind, const Site *site, const char *what) {
+    finish_log(!site || site->rank >= 0);  // before a rank knows its number there is no log
+    char where[160] = "";
+    if (site && site->rank >= 0) {
+        char gpu[24] = "", iteration[40] = "";
+        if (site->gpu >= 0) snprintf(gpu, sizeof gpu, ", gpu %d", site->gpu);
+        if (site->iteration > 0) snprintf(iteration, sizeof iteration, " iteration %lld", (long long)site->iteration);
+        snprintf(where, sizeof where, "rank %d (node %d%s)%s", site->rank, site->node, gpu, iteration);
+    }
+    const char *phase = site && site->phase ? site->phase : "";
+    // Names out of damaged files may hold anything: one line stays one line, and a terminal gets no commands.
+    char line[64 + sizeof where + sizeof(((Error *)0)->what)];
+    int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%s%.*s", kind, where, *where && *phase ? " " : "", phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
+    if (length > (int)sizeof line - 2) length = (int)sizeof line - 2;
+    for (int i = 0; i < length; i++) {
+        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';
+    }
+    line[length++] = '\n';
+    // One write, so that lines of several ranks do not interleave: newer C libraries cut what fprintf sends to an unbuffered stream into pieces of 128 bytes.
+    fwrite(line, 1, (size_t)length, stderr);
+    fflush(stderr);
+}
+
+void error_print(const Site *site, const char *what) { print_line("error", site, what); }
+
+void warning_print(const Site *site, const char *format, ...) {
+    char what[sizeof((Error *)0)->what];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    print_line("warning", site, what);
+}
+
+// Another thread than the main one must call neither MPI nor what exit() runs: its process leaves alone, and the launcher ends the others.
+static void end_job(int code) {
+    const useconds_t moment = 200000;
+    bool in_job = mpi_is_up();
+    if (in_job) usleep(moment);  // the launcher of Open MPI 5 often loses what a rank has just written when it aborts
+    if (gettid() != getpid()) _exit(code);
+    if (in_job) MPI_Abort(MPI_COMM_WORLD, code);
+    exit(code);
+}
+
+// Of several threads that fail at once the first speaks and ends the job; the others wait for that.
+static void one_thread_only(int code) {
+    static atomic_flag taken = ATOMIC_FLAG_INIT;
+    static _Thread_local bool ours;
+    if (ours) _exit(code);  // a second failure on the way out
+    if (atomic_flag_test_and_set(&taken)) {
+        for (;;) pause();
+    }
+    ours = true;
+}
+
+static _Thread_local const Site *thread_site;
+
+void site_of_thread(const Site *site) { thread_site = site; }
+
+void fatal(const Site *site, int code, const char *format, ...) {
+    one_thread_only(code);
+    char what[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    error_print(site ? site : thread_site, what);
+    end_job(code);
+    abort();  // not reached; tells the compiler so
+}
+
+static void *checked(void *p, size_t bytes, const char *purpose) {
+    if (!p && bytes) {
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory: %zu bytes for %s; use a smaller configuration or a larger machine", bytes,
+              purpose);
+    }
+    return p;
+}
+
+void *xmalloc(size_t bytes, const char *purpose) { return checked(malloc(bytes), bytes, purpose); }
+
+void *xcalloc(size_t count, size_t bytes, const char *purpose) {
+    size_t total;
+    if (__builtin_mul_overflow(count, bytes, &total)) total = SIZE_MAX;
+    return checked(calloc(count, bytes), total, purpose);
+}
+
+void *xrealloc(void *old, size_t bytes, const char *purpose) { return checked(realloc(old, bytes), bytes, purpose); }
+
+char *xstrdup(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    return (char *)memcpy(xmalloc(bytes, "a string"), text, bytes);
+}
+
+char *text_format(const char *format, ...) {
+    char *text = NULL;
+    va_list args;
+    va_start(args, format);
+    int length = vasprintf(&text, format, args);
+    va_end(args);
+    if (length < 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a line of text; use a larger machine");
+    return text;
+}
+
+static double clock_seconds(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+double monotonic_seconds(void) { return clock_seconds(CLOCK_MONOTONIC); }
+double wall_seconds(void) { return clock_seconds(CLOCK_REALTIME); }
+
+int64_t lcm64(int64_t a, int64_t b) {
+    int64_t x = a, y = b;
+    while (y) {
+        int64_t r = x % y;
+        x = y;
+        y = r;
+    }
+    return a / x * b;
+}
+
+Deadline deadline_in(double seconds) {
+    double now = monotonic_seconds();
+    Deadline d = {now + seconds, now};
+    return d;
+}
+
+bool deadline_passed(Deadline *d) {
+    const double pause = 5.0;  // a rank that runs polls far more often: a longer gap means that the process was stopped, and does not count
+    double now = monotonic_seconds();
+    if (now - d->polled > pause) d->at += now - d->polled;
+    d->polled = now;
+    return now > d->at;
+}
+
+bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
+
+int64_t round_up64(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }

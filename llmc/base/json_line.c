@@ -1,0 +1,87 @@
+// Building JSON lines: see json_line.h.
+#include "llmc/base/json_line.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/json.h"
+
+void text_add(Text *text, const char *format, ...) {
+    for (;;) {
+        va_list args;
+        va_start(args, format);
+        size_t room = text->capacity - text->length;
+        int n = vsnprintf(text->data ? text->data + text->length : NULL, room, format, args);
+        va_end(args);
+        if (n < 0) return;
+        if ((size_t)n < room) {
+            text->length += (size_t)n;
+            return;
+        }
+        text->capacity = 2 * (text->length + (size_t)n + 64);
+        text->data = (char *)xrealloc(text->data, text->capacity, "a log line");
+    }
+}
+
+void text_free(Text *text) {
+    free(text->data);
+    *text = (Text){0};
+}
+
+const char *non_finite(double value) { return isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
+
+Text json_begin(const char *kind) {
+    Text json = {0};
+    text_add(&json, "{");
+    json_text(&json, "kind", kind);
+    return json;
+}
+
+void json_name(Text *json, const char *name) {
+    char last = json->length ? json->data[json->length - 1] : '{';
+    text_add(json, "%s\"%s\":", last == '{' || last == '[' ? "" : ",", name);
+}
+
+void json_value(Text *json, double value) {
+    char form[40] = "null";
+    for (int digits = 6; isfinite(value) && digits <= 17; digits++) {
+        snprintf(form, sizeof form, "%.*g", digits, value);
+        if (strtod(form, NULL) == value) break;
+    }
+    text_add(json, "%s", form);
+}
+
+void json_number(Text *json, const char *name, double value) {
+    json_name(json, name);
+    json_value(json, value);
+    if (!isfinite(value)) text_add(json, ",\"%s_text\":\"%s\"", name, non_finite(value));
+}
+
+void json_integer(Text *json, const char *name, int64_t value) {
+    json_name(json, name);
+    text_add(json, "%lld", (long long)value);
+}
+
+void json_truth(Text *json, const char *name, bool value) {
+    json_name(json, name);
+    text_add(json, "%s", value ? "true" : "false");
+}
+
+void json_text(Text *json, const char *name, const char *value) {
+    size_t bytes = 6 * strlen(value) + 3;
+    char *escaped = (char *)xmalloc(bytes, "a log line");
+    json_escape(escaped, bytes, value);
+    json_name(json, name);
+    text_add(json, "%s", escaped);
+    free(escaped);
+}
+
+void json_open(Text *json, const char *name) {
+    json_name(json, name);
+    text_add(json, "{");
+}
+
+void json_close(Text *json) { text_add(json, "}"); }

@@ -1,0 +1,433 @@
+// Saving a checkpoint: see checkpoint.h. Called by train_gpt.cu. First this rank collects what goes into its shard, in which order. Then three phases that
+// touch files and call no MPI, so that a thread can do them while training goes on: prepare (rank 0: the folder), write (all: the shard), publish (rank 0:
+// manifest, renames, list of the run's checkpoints, tracker, old checkpoints). Between them, on the caller's thread, the ranks agree and rank 0 gathers what
+// the manifest says.
+#include "llmc/checkpoint/checkpoint.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/checkpoint/lineage.h"
+#include "llmc/checkpoint/manifest.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/base/version.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Names
+
+// A file of a few bytes that is replaced by its successor, and put back when the save fails after all.
+typedef struct SmallFile {
+    char *path, *fresh;
+    char *before;  // its text; NULL: there was none, or nothing that could be put back
+    uint64_t before_bytes;
+    bool switched;
+} SmallFile;
+
+// Where a save writes and what it becomes. All under the save folder.
+typedef struct Names {
+    const char *directory;
+    char *fresh, *final, *aside;  // folders: .iter_0000100.tmp, iter_0000100, .iter_0000100.old
+    char *shard_folder;           // .iter_0000100.tmp/mp_rank_00
+    char *shard_name, *shard;     // this rank's file, without and with the folder
+    char *manifest;
+    SmallFile lineage, tracker;
+} Names;
+
+// The folder of tensor rank 0, in Megatron's naming; --tensor-model-parallel-size above 1 is refused.
+#define MODEL_FOLDER "mp_rank_00"
+
+static Names make_names(const CheckpointSave *save, int rank, int ranks) {
+    Names n = {.directory = save->directory};
+    long long iteration = save->state.iteration;
+    n.fresh = text_format("%s/.iter_%07lld.tmp", n.directory, iteration);
+    n.final = text_format("%s/iter_%07lld", n.directory, iteration);
+    n.aside = text_format("%s/.iter_%07lld.old", n.directory, iteration);
+    n.shard_folder = text_format("%s/" MODEL_FOLDER, n.fresh);
+    n.shard_name = text_format("shard_%05d_of_%05d.safetensors", rank, ranks);
+    n.shard = text_format("%s/%s", n.shard_folder, n.shard_name);
+    n.manifest = text_format("%s/" MANIFEST_NAME, n.fresh);
+    n.lineage.path = text_format("%s/" LINEAGE_NAME, n.directory);
+    n.lineage.fresh = text_format("%s/." LINEAGE_NAME ".tmp", n.directory);
+    n.tracker.path = text_format("%s/" CHECKPOINT_TRACKER, n.directory);
+    n.tracker.fresh = text_format("%s/." CHECKPOINT_TRACKER ".tmp", n.directory);
+    return n;
+}
+
+static void free_names(Names *n) {
+    char *all[] = {n->fresh, n->final, n->aside, n->shard_folder, n->shard_name, n->shard, n->manifest, n->lineage.path, n->lineage.fresh, n->lineage.before,
+                   n->tracker.path, n->tracker.fresh, n->tracker.before};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Collect
+
+// What this rank's shard will hold.
+typedef struct ShardPlan {
+    int count;            // slices that are not empty
+    int *order;           // indices into save->slices, in the order of the file
+    SafeTensor *tensors;  // the same, as the file names them
+    uint64_t bytes;       // of data
+    uint64_t largest;     // slice, bytes
+} ShardPlan;
+
+static uint64_t slice_bytes(const Slice *s) { return (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind); }
+
+static bool check_slice(const CheckpointSave *save, const Slice *s, int *hint, Error *err) {
+    int tries = 0;
+    for (; tries < save->tensor_count && strcmp(save->tensors[*hint].name, s->tensor) != 0; tries++) *hint = (*hint + 1) % save->tensor_count;
+    int64_t elements = tries < save->tensor_count ? checkpoint_tensor_elements(&save->tensors[*hint]) : 0;
+    if (elements > 0 && (unsigned)s->kind < SLICE_KINDS && s->lo >= 0 && s->lo <= s->hi && s->hi <= elements) return true;
+    return error_set(err, EXIT_CHECKPOINT,
+                     "cannot save %" PRId64 "..%" PRId64 " of tensor '%.200s': there is no such tensor or range; this is a fault of the program",
+                     s->lo, s->hi, s->tensor);
+}
+
+static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i) {
+    const Slice *s = &save->slices[i];
+    SafeTensor *t = &shard->tensors[shard->count];
+    uint64_t bytes = slice_bytes(s);
+    t->name = slice_name(s->tensor, s->kind, s->lo);
+    strcpy(t->dtype, slice_kind_dtype(s->kind));
+    t->dims = 1;
+    t->shape[0] = s->hi - s->lo;
+    shard->order[shard->count++] = i;
+    shard->bytes += bytes;
+    if (bytes > shard->largest) shard->largest = bytes;
+}
+
+// Lists the slices, wide elements first. Whoever made room for a copy of them counted on their own: what does not fit must not be written there.
+static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
+    int hint = 0;
+    memset(shard, 0, sizeof *shard);
+    shard->order = (int *)xcalloc((size_t)save->slice_count + 1, sizeof *shard->order, "a checkpoint's slices");
+    shard->tensors = (SafeTensor *)xcalloc((size_t)save->slice_count + 1, sizeof *shard->tensors, "a checkpoint's slices");
+    for (int width = 4; width >= 2; width -= 2) {
+        for (int i = 0; i < save->slice_count; i++) {
+            if (!check_slice(save, &save->slices[i], &hint, err)) return false;
+            if (save->slices[i].lo < save->slices[i].hi && slice_kind_bytes(save->slices[i].kind) == width) add_slice(shard, save, i);
+        }
+    }
+    if (!save->staging || shard->bytes <= save->staging_bytes) return true;
+    return error_set(err, EXIT_CHECKPOINT, "the slices of a checkpoint take %" PRIu64 " bytes, the memory for their copy holds %" PRIu64 "; this is a fault of the program",
+                     shard->bytes, save->staging_bytes);
+}
+
+static void free_shard(ShardPlan *shard) {
+    for (int i = 0; i < shard->count; i++) free(shard->tensors[i].name);
+    free(shard->tensors);
+    free(shard->order);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Prepare: rank 0 clears what a killed save left, checks the free space and makes the temporary folder
+
+static bool prepare(const Names *n, uint64_t bytes, Error *err) {
+    return durable_make_folders(n->directory, err) && save_folder_clear(n->directory, err) && save_folder_has_room(n->directory, bytes, err) &&
+           durable_make_folders(n->shard_folder, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Write
+
+static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
+    return text_format("{\"program\":\"sdp4bit.c %s %s\",\"iteration\":\"%" PRId64 "\",\"shard\":\"%d of %d\"}", version_number(), version_commit(),
+                       save->state.iteration, rank, ranks);
+}
+
+// Writes this rank's shard: from the staging memory, or slice by slice through a buffer. No communication, and nothing of the model is touched but
+// through fetch.
+static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, const Names *n, const char *metadata, uint64_t *bytes, uint64_t *xxh3,
+                        Error *err) {
+    SafeWriter *writer = safe_writer_open(n->shard, shard->tensors, shard->count, metadata, err);
+    if (!writer) return false;
+    bool ok = true;
+    if (save->staging) {
+        const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait for this one: it sees progress
+        for (uint64_t at = 0; ok && at < shard->bytes; at += piece) {
+            ok = safe_writer_append(writer, (const char *)save->staging + at, shard->bytes - at < piece ? shard->bytes - at : piece, err);
+            heartbeat_moves(save->peers.site);
+        }
+    } else {
+        void *buffer = xmalloc((size_t)shard->largest, "a checkpoint's copy buffer");
+        for (int i = 0; ok && i < shard->count; i++) {
+            save->fetch(save->context, shard->order[i], buffer);
+            ok = safe_writer_append(writer, buffer, slice_bytes(&save->slices[shard->order[i]]), err);
+            heartbeat_moves(save->peers.site);
+        }
+        free(buffer);
+    }
+    if (ok) return safe_writer_close(writer, bytes, xxh3, err) && durable_sync_folder(n->shard_folder, err);
+    safe_writer_discard(writer);
+    return false;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Publish
+
+// Reads the manifest as a load would: nothing is published that could not be loaded.
+static bool check_manifest(const char *text, size_t bytes, const char *path, Error *err) {
+    Manifest manifest;
+    if (bytes > MANIFEST_MAX_BYTES)
+        return error_set(err, EXIT_CHECKPOINT, "%s would take %zu bytes, more than can be read back; save with fewer ranks", path, bytes);
+    if (!manifest_parse(&manifest, text, bytes, path, err)) return false;
+    bool ok = manifest_check_complete(&manifest, path, err);
+    manifest_free(&manifest);
+    return ok;
+}
+
+// What a small file holds before it is replaced. A damaged one, which nothing could be learnt from, is as good as none.
+static bool remember(SmallFile *f, uint64_t max_bytes, Error *err) {
+    if (!durable_plain_file(f->path, max_bytes)) return true;
+    f->before = durable_read_file(f->path, max_bytes, &f->before_bytes, err);
+    return f->before != NULL;
+}
+
+static bool switch_file(SmallFile *f, const char *directory, Error *err) {
+    f->switched = rename(f->fresh, f->path) == 0;
+    return f->switched ? durable_sync_folder(directory, err) : durable_error(err, "rename to", f->path);
+}
+
+static void put_back(const SmallFile *f) {
+    Error ignored;  // the caller already has an error to report
+    if (!f->switched) return;
+    if (!f->before) {
+        unlink(f->path);
+    } else if (durable_write_file(f->fresh, f->before, f->before_bytes, &ignored) && rename(f->fresh, f->path) != 0) {
+        unlink(f->fresh);
+    }
+}
+
+// The renames. Everything they need is on the disk already. The folder's name is made durable before the list and the tracker name it, and the list before
+// the tracker: the checkpoint that the tracker names is always in the list.
+static bool switch_over(Names *n, Replacement *folder, Error *err) {
+    if (!remember(&n->lineage, LINEAGE_MAX_BYTES, err) || !remember(&n->tracker, CHECKPOINT_TRACKER_MAX_BYTES, err) || !durable_replace(folder, err)) return false;
+    bool ok = durable_sync_folder(n->directory, err) && switch_file(&n->lineage, n->directory, err) && switch_file(&n->tracker, n->directory, err);
+    if (ok) return true;
+    put_back(&n->tracker);
+    put_back(&n->lineage);
+    durable_replace_undo(folder);
+    return false;
+}
+
+// Rank 0, after all shards are on the disk: manifest, renames, list, tracker. Replaces an older checkpoint of the same iteration.
+static bool publish(const CheckpointSave *save, Names *n, const char *manifest, size_t bytes, const Lineage *lineage, Error *err) {
+    char number[32];
+    Replacement folder = {.fresh = n->fresh, .final = n->final, .aside = n->aside};
+    int digits = snprintf(number, sizeof number, "%" PRId64, save->state.iteration);
+    uint64_t list_bytes;
+    char *list = lineage_text(lineage, &list_bytes);
+    bool ok = durable_write_file(n->manifest, manifest, bytes, err) && durable_sync_folder(n->fresh, err) &&
+              durable_write_file(n->lineage.fresh, list, list_bytes, err) && durable_write_file(n->tracker.fresh, number, (uint64_t)digits, err) &&
+              switch_over(n, &folder, err);
+    free(list);
+    if (!ok) unlink(n->lineage.fresh);
+    if (!ok) unlink(n->tracker.fresh);
+    Error ignored;  // an old copy that stays is removed by the next save
+    if (ok && folder.replaced) durable_remove_tree(folder.exchanged ? n->fresh : n->aside, &ignored);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The job
+
+// Rank 0's result: all ranks' manifest entries, one after another with ",\n" between them (malloc'ed); NULL elsewhere.
+static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, size_t *bytes) {
+    int rank, ranks, mine = (int)entry_bytes;
+    MPI_Comm_rank(peers.comm, &rank);
+    MPI_Comm_size(peers.comm, &ranks);
+    int *lengths = (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries");
+    int *starts = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
+    char *all = NULL;
+    *bytes = 0;
+    peers_gather(peers, &mine, lengths, 1, MPI_INT);
+    for (int r = 0; rank == 0 && r < ranks; r++) {
+        starts[r] = (int)*bytes;
+        *bytes += (size_t)lengths[r] + (r + 1 < ranks ? 2 : 0);
+    }
+    if (rank == 0) all = (char *)xmalloc(*bytes + 1, "manifest entries");
+    peers_collect(peers, entry, mine, all, lengths, starts);
+    for (int r = 0; rank == 0 && r + 1 < ranks; r++) memcpy(all + starts[r] + lengths[r], ",\n", 2);
+    free(lengths);
+    free(starts);
+    return all;
+}
+
+typedef enum Phase { PREPARE, WRITE, PUBLISH } Phase;
+
+struct CheckpointJob {
+    CheckpointSave save;   // slices and arguments are the job's own
+    int rank, ranks;
+    Site here;             // the thread's own copy: the caller's goes on with training
+    ShardPlan shard;
+    Names names;
+    char *metadata;
+    uint64_t total;                  // bytes of all ranks' slices
+    uint64_t file_bytes, file_xxh3;  // of this rank's shard, once written
+    char *entries;                   // all ranks' manifest entries, on rank 0 before it publishes
+    size_t entries_bytes;
+    Phase phase;
+    bool ok;                         // what came of this rank's part of the phase
+    Error error;
+    pthread_t thread;
+    bool threaded;                   // a thread is at work, or has been and is to be joined
+    atomic_bool working;
+    char damage[1400], others[1400], stays[1400];  // lines for the user, on rank 0
+};
+
+// What the user should know about the folder.
+static void describe_folder(CheckpointJob *job, const Lineage *lineage) {
+    char others[120];
+    const char *directory = job->save.directory;
+    if (*lineage->damage) {
+        snprintf(job->damage, sizeof job->damage, "WARNING: %.900s/" LINEAGE_NAME " was damaged: %s; the run's earlier checkpoints were taken by their folders' names",
+                 directory, lineage->damage);
+    }
+    lineage_others(directory, lineage, others, sizeof others);
+    if (*others) {
+        snprintf(job->others, sizeof job->others, "WARNING: %.900s also holds checkpoints of another run or branch (iterations %s), which are neither counted nor removed",
+                 directory, others);
+    }
+}
+
+static bool publish_job(CheckpointJob *job) {
+    const CheckpointSave *save = &job->save;
+    size_t bytes;
+    Lineage lineage = {NULL, 0, false, ""};
+    Error left;
+    char *text = manifest_text(save, job->ranks, job->entries, job->entries_bytes, &bytes);
+    bool ok = check_manifest(text, bytes, job->names.manifest, &job->error) &&
+              lineage_extend(save->directory, save->before, save->state.iteration, &lineage, &job->error) &&
+              publish(save, &job->names, text, bytes, &lineage, &job->error);
+    free(text);
+    if (ok) describe_folder(job, &lineage);
+    // The new checkpoint stands; an old one that cannot be deleted takes space and does no harm.
+    if (ok && !save_folder_prune(save->directory, lineage.iterations, lineage.count, &save->keep, &left))
+        snprintf(job->stays, sizeof job->stays, "WARNING: old checkpoints stay: %s", left.what);
+    lineage_free(&lineage);
+    return ok;
+}
+
+// This rank's part of a phase. Files only: it may run on a thread of its own.
+static void work(CheckpointJob *job) {
+    switch (job->phase) {
+        case PREPARE: job->ok = prepare(&job->names, job->total, &job->error); break;
+        case WRITE:
+            job->ok = write_shard(&job->save, &job->shard, &job->names, job->metadata, &job->file_bytes, &job->file_xxh3, &job->error);
+            break;
+        case PUBLISH: job->ok = publish_job(job); break;
+    }
+    atomic_store(&job->working, false);
+}
+
+static void *work_on_thread(void *argument) {
+    CheckpointJob *job = (CheckpointJob *)argument;
+    site_of_thread(&job->here);
+    work(job);
+    return NULL;
+}
+
+// Ranks other than 0 have no part in the first phase and in the last. Without a thread to be had the work is done at once.
+static void start_phase(CheckpointJob *job, Phase phase) {
+    job->phase = phase;
+    job->ok = true;
+    if (phase != WRITE && job->rank != 0) return;
+    atomic_store(&job->working, true);
+    job->threaded = job->save.staging && pthread_create(&job->thread, NULL, work_on_thread, job) == 0;
+    if (!job->threaded) work(job);
+}
+
+static void finish_phase(CheckpointJob *job) {
+    if (job->threaded) pthread_join(job->thread, NULL);
+    job->threaded = false;
+}
+
+// Copies the slices into the staging memory, in the order of the file.
+static void stage(const CheckpointJob *job) {
+    char *at = (char *)job->save.staging;
+    for (int i = 0; at && i < job->shard.count; i++) {
+        job->save.fetch(job->save.context, job->shard.order[i], at);
+        at += slice_bytes(&job->save.slices[job->shard.order[i]]);
+    }
+}
+
+// Collective: rank 0 gets what the manifest is to say of all shards.
+static bool gather(CheckpointJob *job) {
+    size_t bytes;
+    char *entry = manifest_file_entry(&job->save, MODEL_FOLDER, job->names.shard_name, job->shard.order, job->shard.count, job->file_bytes, job->file_xxh3,
+                                      &bytes);
+    bool ok = bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
+    if (!ok) error_set(&job->error, EXIT_CHECKPOINT, "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets", bytes);
+    ok = peers_agree(job->save.peers, ok, &job->error, NULL);
+    if (ok) job->entries = gather_entries(job->save.peers, entry, bytes, &job->entries_bytes);
+    free(entry);
+    return ok;
+}
+
+CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
+    CheckpointJob *job = (CheckpointJob *)xcalloc(1, sizeof *job, "a checkpoint");
+    Slice *slices = (Slice *)xcalloc((size_t)save->slice_count + 1, sizeof *slices, "a checkpoint's slices");
+    memcpy(slices, save->slices, (size_t)save->slice_count * sizeof *slices);
+    job->save = *save;
+    job->save.slices = slices;
+    job->save.arguments_json = save->arguments_json ? xstrdup(save->arguments_json) : NULL;
+    job->here = save->peers.site ? *save->peers.site : (Site){.rank = -1};
+    MPI_Comm_rank(save->peers.comm, &job->rank);
+    MPI_Comm_size(save->peers.comm, &job->ranks);
+    job->names = make_names(&job->save, job->rank, job->ranks);
+    job->metadata = shard_metadata(&job->save, job->rank, job->ranks);
+    if (!peers_agree(save->peers, collect(&job->shard, &job->save, &job->error), &job->error, NULL)) {
+        if (err) *err = job->error;
+        checkpoint_job_free(job);
+        return NULL;
+    }
+    job->total = job->shard.bytes;
+    peers_reduce(save->peers, &job->total, 1, MPI_UINT64_T, MPI_SUM);
+    stage(job);
+    start_phase(job, PREPARE);
+    return job;
+}
+
+bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->working); }
+const CheckpointState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
+const char *checkpoint_job_damage(const CheckpointJob *job) { return job->damage; }
+const char *checkpoint_job_others(const CheckpointJob *job) { return job->others; }
+const char *checkpoint_job_stays(const CheckpointJob *job) { return job->stays; }
+
+bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
+    heartbeat_waits(job->save.peers.site, false);  // from here on this rank is busy with the save
+    finish_phase(job);
+    *done = job->phase == PUBLISH;
+    bool ok = peers_agree(job->save.peers, job->ok, &job->error, NULL);
+    if (ok && job->phase == PREPARE) {
+        if (job->save.staging && job->save.fetched) job->save.fetched(job->save.context);
+        start_phase(job, WRITE);
+    } else if (ok && job->phase == WRITE) {
+        ok = gather(job);
+        if (ok) start_phase(job, PUBLISH);
+    }
+    if (ok) return true;
+    Error ignored;  // there is an error to report already
+    if (job->rank == 0) durable_remove_tree(job->names.fresh, &ignored);
+    if (err) *err = job->error;
+    return false;
+}
+
+void checkpoint_job_free(CheckpointJob *job) {
+    if (!job) return;
+    finish_phase(job);
+    free_shard(&job->shard);
+    free_names(&job->names);
+    free(job->metadata);
+    free(job->entries);
+    free((char *)job->save.arguments_json);
+    free((Slice *)job->save.slices);
+    free(job);
+}

@@ -1,0 +1,422 @@
+// Loading a checkpoint: see checkpoint.h. Called by train_gpt.cu. The manifest says where every slice lies; shards are opened when they are
+// first read, and stay open as long as there are not too many of them.
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/checkpoint/lineage.h"
+#include "llmc/checkpoint/manifest.h"
+#include "llmc/checkpoint/safetensors.h"
+
+enum { TRACKER_MAX_DIGITS = 15, OPEN_SHARDS = 256 };
+
+// The shards as far as they have been needed. Only a cache: a Checkpoint that is read from stays the same to its users.
+typedef struct ShardCache {
+    SafeFile *files;        // one per file of the manifest; path NULL until the first use, fd -1 while closed
+    int open[OPEN_SHARDS];  // ring of the files that are open
+    int count, oldest;
+} ShardCache;
+
+struct Checkpoint {
+    char *folder;
+    Manifest manifest;
+    ShardCache *cache;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tracker
+
+static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error *err) {
+    char *end = text + strlen(text);
+    bool whole = end == text + bytes;  // no 0 within
+    while (end > text && strchr(" \t\r\n", end[-1])) *--end = 0;
+    if (whole && strcmp(text, "release") == 0) return 0;
+    size_t length = strlen(text);
+    if (whole && length > 0 && length <= TRACKER_MAX_DIGITS && strspn(text, "0123456789") == length) return strtoll(text, NULL, 10);
+    error_set(err, EXIT_CHECKPOINT, "%s holds '%.40s', which is not an iteration; write the number of an iter_ folder into it", path, text);
+    return CHECKPOINT_UNREADABLE;
+}
+
+// The folder of an iteration. ".old": the save that was replacing it died half-way (durable_replace). "release": Megatron's name.
+static char *find_folder(const char *directory, int64_t iteration) {
+    char *candidates[] = {text_format("%s/iter_%07" PRId64, directory, iteration), text_format("%s/.iter_%07" PRId64 ".old", directory, iteration),
+                          text_format("%s/release", directory)};
+    int count = iteration == 0 ? 3 : 2, found = 0;
+    for (int i = count - 1; i >= 0; i--) {
+        if (durable_exists(candidates[i])) found = i;
+    }
+    char *folder = xstrdup(candidates[found]);
+    for (int i = 0; i < 3; i++) free(candidates[i]);
+    return folder;
+}
+
+// The iteration that the tracker names, NO_CHECKPOINT without one, CHECKPOINT_UNREADABLE with err; then *damaged: it was read, or is no file, and does not name an iteration.
+static int64_t read_tracker(const char *directory, bool *damaged, Error *err) {
+    char *path = text_format("%s/" CHECKPOINT_TRACKER, directory), *text = NULL;
+    uint64_t bytes;
+    int64_t iteration = NO_CHECKPOINT;
+    *damaged = false;
+    // Only its absence means that there is none: a tracker that cannot be read must not start a run afresh.
+    struct stat status;
+    if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
+        bool plain = durable_plain_file(path, CHECKPOINT_TRACKER_MAX_BYTES);
+        text = durable_read_file(path, CHECKPOINT_TRACKER_MAX_BYTES, &bytes, err);
+        iteration = text ? parse_tracker(text, bytes, path, err) : CHECKPOINT_UNREADABLE;
+        *damaged = iteration == CHECKPOINT_UNREADABLE && (text || !plain);
+    }
+    free(text);
+    free(path);
+    return iteration;
+}
+
+static bool folder_exists(const char *directory, int64_t iteration) {
+    char *folder = find_folder(directory, iteration);
+    bool there = durable_exists(folder);
+    free(folder);
+    return there;
+}
+
+// The newest of the run's checkpoints that are there, sound or not; NO_CHECKPOINT: there is none of any run; CHECKPOINT_UNREADABLE with err: there are others only.
+static int64_t newest_of_run(const char *directory, Error *err) {
+    Lineage lineage;
+    int others;
+    if (!lineage_read(directory, &lineage, err)) return CHECKPOINT_UNREADABLE;
+    int64_t newest = lineage_before(&lineage, INT64_MAX);
+    while (newest >= 0 && !folder_exists(directory, newest)) newest = lineage_before(&lineage, newest);
+    lineage_free(&lineage);
+    if (newest >= 0) return newest;
+    free(save_folder_list(directory, &others));
+    if (others == 0) return NO_CHECKPOINT;
+    error_set(err, EXIT_CHECKPOINT, "%s has checkpoints, but none of those that its " LINEAGE_NAME " lists; write the iteration to go on from into " CHECKPOINT_TRACKER,
+              directory);
+    return CHECKPOINT_UNREADABLE;
+}
+
+// That a folder in which nothing was found may be a run's: not one checkpoint of it, and no file. One that is not there is yet to be made.
+static bool may_hold_a_run(const char *directory, Error *err) {
+    struct stat status;
+    if (stat(directory, &status) == 0 && !S_ISDIR(status.st_mode)) {
+        return error_set(err, EXIT_CHECKPOINT, "--load %s is not a folder; give one that a run saved into", directory);
+    }
+    char *manifest = text_format("%s/" MANIFEST_NAME, directory);
+    bool one = durable_exists(manifest);
+    free(manifest);
+    return !one || error_set(err, EXIT_CHECKPOINT, "--load %s is one checkpoint; give the folder above it, whose " CHECKPOINT_TRACKER " names the one to load", directory);
+}
+
+int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err) {
+    bool damaged;
+    Error lost;
+    int64_t newest;
+    *note = 0;
+    int64_t tracked = read_tracker(directory, &damaged, &lost);
+    switch (tracked) {
+        case NO_CHECKPOINT:
+            newest = newest_of_run(directory, err);
+            if (newest == NO_CHECKPOINT && !may_hold_a_run(directory, err)) return CHECKPOINT_UNREADABLE;
+            if (newest < 0) return newest;
+            error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;", directory);
+            break;
+        case CHECKPOINT_UNREADABLE:
+            // One that the disk does not give up may be sound: the next attempt may read it.
+            newest = damaged ? newest_of_run(directory, NULL) : NO_CHECKPOINT;
+            if (newest >= 0) break;
+            if (err) *err = lost;
+            return CHECKPOINT_UNREADABLE;
+        default:
+            // Cut short, or of a checkpoint that was deleted meanwhile: what lies below that number says nothing about where the run stood.
+            newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
+            if (newest < 0) return tracked;
+            error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64 ", of which no checkpoint is there;", directory, tracked);
+    }
+    snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there", (int)strcspn(lost.what, ";"), lost.what);
+    return newest;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Opening
+
+// Rank 0 reads the file; all get its text (malloc'ed). NULL on all ranks on failure.
+static char *share_file(const char *path, uint64_t *bytes, Peers peers, Error *err) {
+    int rank;
+    char *text = NULL;
+    *bytes = 0;
+    MPI_Comm_rank(peers.comm, &rank);
+    if (rank == 0) text = durable_read_file(path, MANIFEST_MAX_BYTES, bytes, err);
+    if (!peers_agree(peers, rank != 0 || text, err, NULL)) return NULL;
+    peers_broadcast(peers, bytes, sizeof *bytes, 0);
+    if (rank != 0) text = (char *)xmalloc((size_t)*bytes + 1, "a checkpoint's manifest");
+    peers_broadcast(peers, text, (size_t)*bytes, 0);
+    return text;
+}
+
+static char *file_path(const Checkpoint *c, int file) {
+    const ManifestFile *f = &c->manifest.files[file];
+    return text_format("%s/%s/%s", c->folder, f->folder, f->name);
+}
+
+static bool hashing_goes_on(void *work) { return peers_work_goes_on((PeersWork *)work); }
+
+static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *err) {
+    const ManifestFile *f = &c->manifest.files[file];
+    char *path = file_path(c, file);
+    struct stat status;
+    uint64_t xxh3 = f->xxh3;
+    bool ok = stat(path, &status) == 0 || durable_error(err, "find", path);
+    if (ok && (!S_ISREG(status.st_mode) || (uint64_t)status.st_size != f->bytes)) {
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "%s is damaged: it has %lld bytes instead of %" PRIu64 "; restore it from a copy or load another checkpoint", path,
+                       (long long)status.st_size, f->bytes);
+    }
+    ok = ok && durable_hash_file(path, &xxh3, hashing_goes_on, work, err);
+    if (ok && xxh3 != f->xxh3) {
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64 "; restore it from a copy or load another checkpoint", path,
+                       xxh3, f->xxh3);
+    }
+    free(path);
+    return ok;
+}
+
+// Each rank checks every size-th file.
+static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
+    int rank, ranks;
+    MPI_Comm_rank(peers.comm, &rank);
+    MPI_Comm_size(peers.comm, &ranks);
+    bool ok = true;
+    PeersWork work = peers_work(peers);
+    for (int file = rank; ok && file < c->manifest.file_count; file += ranks) ok = check_file(c, file, &work, err) && peers_work_goes_on(&work);
+    return peers_work_agree(&work, ok, err);
+}
+
+// The manifest must be of the iteration that was asked for: a renamed folder is an error, except Megatron's "release".
+static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *path, Error *err) {
+    if (c->manifest.state.iteration == iteration || iteration == 0) return true;
+    return error_set(err, EXIT_CHECKPOINT, "%s is of iteration %" PRId64 ", its folder says %" PRId64 "; give the folder its name back", path,
+                     c->manifest.state.iteration, iteration);
+}
+
+static bool read_manifest(Checkpoint *c, int64_t iteration, Peers peers, Error *err) {
+    uint64_t bytes;
+    char *path = text_format("%s/" MANIFEST_NAME, c->folder);
+    char *text = share_file(path, &bytes, peers, err);
+    // All ranks parse the same text and come to the same result.
+    bool ok = text && manifest_parse(&c->manifest, text, (size_t)bytes, path, err) && check_iteration(c, iteration, path, err);
+    free(text);
+    free(path);
+    return ok;
+}
+
+static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers peers, Error *err) {
+    Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c, "a checkpoint");
+    c->folder = find_folder(directory, iteration);
+    c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
+    if (read_manifest(c, iteration, peers, err) && check_files(c, peers, err)) {
+        c->cache->files = (SafeFile *)xcalloc((size_t)c->manifest.file_count + 1, sizeof(SafeFile), "a checkpoint's open files");
+        return c;
+    }
+    checkpoint_close(c);
+    return NULL;
+}
+
+// What rank 0 found for all ranks.
+typedef struct Older {
+    int64_t iteration;  // NO_CHECKPOINT: none
+    char damage[200];   // of the list of the run's checkpoints
+} Older;
+
+// The checkpoint before `iteration` in the line of the one that was asked for. A checkpoint that is there and not in the list has a line that nobody knows.
+static void find_older(const char *directory, int64_t asked, int64_t iteration, Older *older) {
+    Lineage lineage;
+    memset(older, 0, sizeof *older);
+    older->iteration = NO_CHECKPOINT;
+    if (!lineage_read(directory, &lineage, NULL)) return;
+    memcpy(older->damage, lineage.damage, sizeof older->damage);
+    if (!lineage.listed || lineage_holds(&lineage, asked) || !folder_exists(directory, asked)) older->iteration = lineage_before(&lineage, iteration);
+    lineage_free(&lineage);
+}
+
+static Older share_older(const char *directory, int64_t asked, int64_t iteration, Peers peers) {
+    int rank;
+    Older older;
+    MPI_Comm_rank(peers.comm, &rank);
+    if (rank == 0) find_older(directory, asked, iteration, &older);
+    peers_broadcast(peers, &older, sizeof older, 0);
+    return older;
+}
+
+Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note, size_t note_bytes, Error *err) {
+    Error first;
+    Older older = {*iteration, ""};
+    *note = 0;
+    Checkpoint *c = open_exact(directory, *iteration, peers, &first);
+    while (!c && (older = share_older(directory, *iteration, older.iteration, peers)).iteration >= 0) c = open_exact(directory, older.iteration, peers, NULL);
+    if (c && older.iteration != *iteration) {
+        int used = snprintf(note, note_bytes, "WARNING: the checkpoint of iteration %" PRId64 " cannot be used: %.*s; going on from iteration %" PRId64 " instead",
+                            *iteration, (int)strcspn(first.what, ";"), first.what, older.iteration);
+        if (*older.damage && (size_t)used < note_bytes) {
+            snprintf(note + used, note_bytes - (size_t)used, "\nWARNING: " LINEAGE_NAME " is damaged: %s; the checkpoint before was found by its folder's name",
+                     older.damage);
+        }
+        *iteration = older.iteration;
+    }
+    if (!c && err) *err = first;
+    return c;
+}
+
+void checkpoint_close(Checkpoint *c) {
+    if (!c) return;
+    for (int i = 0; c->cache->files && i < c->manifest.file_count; i++) {
+        if (c->cache->files[i].path) safe_close(&c->cache->files[i]);
+    }
+    free(c->cache->files);
+    free(c->cache);
+    manifest_free(&c->manifest);
+    free(c->folder);
+    free(c);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+const CheckpointState *checkpoint_state(const Checkpoint *c) { return &c->manifest.state; }
+const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
+
+bool checkpoint_has(const Checkpoint *c, SliceKind kind) {
+    for (int i = 0; i < c->manifest.slice_count; i++) {
+        if (c->manifest.slices[i].kind == kind) return true;
+    }
+    return false;
+}
+
+// "'wte' (64, 32)", or "nothing" behind the end of a table.
+static void describe(char *text, size_t bytes, const CheckpointTensor *tensors, int count, int i) {
+    if (i >= count) {
+        snprintf(text, bytes, "nothing");
+        return;
+    }
+    const CheckpointTensor *t = &tensors[i];
+    int used = snprintf(text, bytes, "'%.200s' (", t->name);
+    for (int d = 0; d < t->dims; d++) used += snprintf(text + used, bytes - (size_t)used, "%s%" PRId64, d ? ", " : "", t->shape[d]);
+    snprintf(text + used, bytes - (size_t)used, ")");
+}
+
+bool checkpoint_check_tensors(const Checkpoint *c, const CheckpointTensor *tensors, int count, Error *err) {
+    const Manifest *m = &c->manifest;
+    int longer = count > m->tensor_count ? count : m->tensor_count;
+    for (int i = 0; i < longer; i++) {
+        bool equal = i < count && i < m->tensor_count && strcmp(m->tensors[i].name, tensors[i].name) == 0 && m->tensors[i].dims == tensors[i].dims;
+        for (int d = 0; equal && d < tensors[i].dims; d++) equal = m->tensors[i].shape[d] == tensors[i].shape[d];
+        if (equal) continue;
+        char saved[320], ours[320];
+        describe(saved, sizeof saved, m->tensors, m->tensor_count, i);
+        describe(ours, sizeof ours, tensors, count, i);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s is of another model: its parameter %d is %s, this model's is %s; use the flags it was saved with or another --load",
+                         c->folder, i, saved, ours);
+    }
+    return true;
+}
+
+// That a shard's header says what the manifest says: the same slices in the same order, with the same types and places.
+static bool compare_header(const Manifest *m, int file, const SafeFile *safe, Error *err) {
+    const ManifestFile *f = &m->files[file];
+    bool equal = safe->file_bytes == f->bytes && safe->count == f->count;
+    for (int i = 0; equal && i < f->count; i++) {
+        const ManifestSlice *s = &m->slices[f->first + i];
+        const SafeTensor *t = &safe->tensors[i];
+        char *name = slice_name(m->tensors[s->tensor].name, s->kind, s->lo);
+        equal = strcmp(t->name, name) == 0 && strcmp(t->dtype, s->kind == SLICE_WEIGHT ? m->weight_dtype : "F32") == 0 && t->dims == 1 &&
+                t->shape[0] == s->hi - s->lo && t->begin == s->begin;
+        free(name);
+    }
+    if (equal) return true;
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s is damaged: its header does not say what the manifest says; restore it from a copy or load another checkpoint", safe->path);
+}
+
+static bool open_first_time(const Checkpoint *c, int file, Error *err) {
+    SafeFile opened;
+    char *path = file_path(c, file);
+    bool ok = safe_open(&opened, path, err);
+    free(path);
+    if (!ok) return false;
+    if (!compare_header(&c->manifest, file, &opened, err)) {
+        safe_close(&opened);
+        return false;
+    }
+    safe_drop_tensors(&opened);  // the manifest holds the same, for all files
+    c->cache->files[file] = opened;
+    return true;
+}
+
+// The shard, open. The one opened longest ago is closed when there are too many.
+static const SafeFile *open_shard(const Checkpoint *c, int file, Error *err) {
+    ShardCache *cache = c->cache;
+    SafeFile *f = &cache->files[file];
+    if (f->path && f->fd >= 0) return f;
+    if (cache->count == OPEN_SHARDS) {
+        safe_suspend(&cache->files[cache->open[cache->oldest]]);
+        cache->oldest = (cache->oldest + 1) % OPEN_SHARDS;
+        cache->count--;
+    }
+    if (!(f->path ? safe_resume(f, err) : open_first_time(c, file, err))) return NULL;
+    cache->open[(cache->oldest + cache->count++) % OPEN_SHARDS] = file;
+    return f;
+}
+
+static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *err) {
+    if (tensor < 0)
+        return error_set(err, EXIT_CHECKPOINT, "%s holds no tensor '%.200s'; use the flags it was saved with or another --load", c->folder,
+                         s->tensor);
+    int64_t elements = checkpoint_tensor_elements(&c->manifest.tensors[tensor]);
+    if (s->lo < 0 || s->lo > s->hi || s->hi > elements) {
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s: elements %" PRId64 "..%" PRId64 " asked of tensor '%.200s', which has %" PRId64 "; this is a fault of the program",
+                         c->folder, s->lo, s->hi, s->tensor, elements);
+    }
+    if (s->kind == SLICE_WEIGHT && strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
+        return error_set(err, EXIT_CHECKPOINT, "%s holds weights in %s, this program keeps them in %s; load it with a program of the same precision",
+                         c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
+    }
+    return true;
+}
+
+// The slice that holds element `at` of s's tensor, or NULL; *i is its position in the manifest's order.
+static const ManifestSlice *slice_at(const Manifest *m, int tensor, const Slice *s, int i, int64_t at) {
+    if (i >= m->slice_count) return NULL;
+    const ManifestSlice *found = &m->slices[m->order[i]];
+    return found->tensor == tensor && found->kind == s->kind && found->lo <= at && found->hi > at ? found : NULL;
+}
+
+static bool read_part(const Checkpoint *c, const ManifestSlice *from, const Slice *s, int64_t lo, int64_t hi, char *host, Error *err) {
+    uint64_t width = (uint64_t)slice_kind_bytes(s->kind);
+    const SafeFile *shard = open_shard(c, from->file, err);
+    SafeTensor where = {.name = (char *)s->tensor, .begin = from->begin, .end = from->begin + (uint64_t)(from->hi - from->lo) * width};
+    return shard &&
+           safe_read(shard, &where, (uint64_t)(lo - from->lo) * width, host + (uint64_t)(lo - s->lo) * width, (uint64_t)(hi - lo) * width, err);
+}
+
+bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err) {
+    const Manifest *m = &c->manifest;
+    int tensor = manifest_find_tensor(m, s->tensor);
+    if (!check_range(c, tensor, s, err)) return false;
+    int i = manifest_first_slice(m, tensor, s->kind, s->lo);
+    for (int64_t at = s->lo; at < s->hi; i++) {
+        const ManifestSlice *from = slice_at(m, tensor, s, i, at);
+        if (!from) {
+            return error_set(err, EXIT_CHECKPOINT,
+                             "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64 "..%" PRId64
+                             "); load another checkpoint",
+                             c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
+        }
+        int64_t end = from->hi < s->hi ? from->hi : s->hi;
+        if (!read_part(c, from, s, at, end, (char *)host, err)) return false;
+        at = end;
+    }
+    return true;
+}

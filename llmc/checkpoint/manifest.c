@@ -1,0 +1,412 @@
+// manifest.json: see manifest.h. Written by checkpoint.c, read by checkpoint_load.c.
+#include "llmc/checkpoint/manifest.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "llmc/base/dtype.h"
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/base/version.h"
+
+#define FORMAT "sdp4bit.c checkpoint"
+enum { FORMAT_VERSION = 1, TAIL_BYTES = 29 };
+#define MAX_ELEMENTS ((int64_t)1 << 48)
+
+static const char *const KIND_NAMES[SLICE_KINDS] = {"master", "exp_avg", "exp_avg_sq", "weight"};
+
+// The state's fields, for writing and reading alike. A field left out here would be lost at resume: the table's size is checked below.
+typedef struct StateField {
+    const char *name;
+    size_t offset;
+    bool real;
+    bool younger;  // than the format: 0 in a checkpoint without it
+} StateField;
+#define INTEGER(field) \
+    { #field, offsetof(CheckpointState, field), false, false }
+#define YOUNGER_INTEGER(field) \
+    { #field, offsetof(CheckpointState, field), false, true }
+#define REAL(field) \
+    { #field, offsetof(CheckpointState, field), true, false }
+static const StateField STATE[] = {
+    INTEGER(iteration),
+    INTEGER(consumed_train_samples),
+    INTEGER(consumed_valid_samples),
+    INTEGER(scheduler_samples),
+    INTEGER(adam_steps),
+    REAL(beta1_power),
+    REAL(beta2_power),
+    INTEGER(skipped_iterations),
+    INTEGER(nan_iterations),
+    REAL(flops_so_far),
+    INTEGER(spikes),
+    INTEGER(spikes_seen),
+    INTEGER(skipped_in_a_row),
+    INTEGER(repairs),
+    YOUNGER_INTEGER(train_split_samples),
+    YOUNGER_INTEGER(valid_split_samples),
+    REAL(loss_mean),
+    REAL(loss_deviation),
+    REAL(norm_mean),
+    REAL(norm_deviation),
+};
+enum { STATE_FIELDS = sizeof STATE / sizeof *STATE };
+_Static_assert(sizeof(CheckpointState) == 8 * STATE_FIELDS, "every field of CheckpointState must be in STATE");
+
+const char *slice_kind_name(SliceKind kind) { return KIND_NAMES[kind]; }
+int slice_kind_bytes(SliceKind kind) { return kind == SLICE_WEIGHT ? (int)sizeof(floatX) : 4; }
+const char *slice_kind_dtype(SliceKind kind) { return slice_kind_bytes(kind) == 4 ? "F32" : "BF16"; }
+
+char *slice_name(const char *tensor, SliceKind kind, int64_t lo) { return text_format("%s|%s|%" PRId64, tensor, KIND_NAMES[kind], lo); }
+
+int64_t checkpoint_tensor_elements(const CheckpointTensor *t) {
+    int64_t product = 1;
+    if (t->dims < 1 || t->dims > MANIFEST_DIMS) return 0;
+    for (int i = 0; i < t->dims; i++) {
+        if (t->shape[i] < 1 || __builtin_mul_overflow(product, t->shape[i], &product) || product > MAX_ELEMENTS) return 0;
+    }
+    return product;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Writing
+
+static FILE *open_text(char **text, size_t *bytes) {
+    FILE *out = open_memstream(text, bytes);
+    if (!out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
+    return out;
+}
+
+static void close_text(FILE *out) {
+    if (fclose(out) != 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
+}
+
+char *manifest_file_entry(const CheckpointSave *save, const char *folder, const char *name, const int *order, int count, uint64_t file_bytes,
+                          uint64_t xxh3, size_t *bytes) {
+    char *text = NULL;
+    FILE *out = open_text(&text, bytes);
+    int tensor = 0;
+    fprintf(out, "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64 "\", \"slices\": [", folder, name,
+            file_bytes, xxh3);
+    for (int i = 0; i < count; i++) {
+        const Slice *s = &save->slices[order[i]];
+        // Slices come in the order of the table, mostly: the search goes on where it ended, and round.
+        while (strcmp(save->tensors[tensor].name, s->tensor) != 0) tensor = (tensor + 1) % save->tensor_count;
+        fprintf(out, "%s[%d,%d,%" PRId64 ",%" PRId64 "]", i ? "," : "", tensor, s->kind, s->lo, s->hi);
+    }
+    fprintf(out, "]}");
+    close_text(out);
+    return text;
+}
+
+static void write_state(FILE *out, const CheckpointState *state) {
+    fprintf(out, "\"state\": {");
+    for (int i = 0; i < STATE_FIELDS; i++) {
+        const char *field = (const char *)state + STATE[i].offset;
+        fprintf(out, "%s\"%s\": ", i ? ", " : "", STATE[i].name);
+        if (STATE[i].real) {
+            fprintf(out, "\"%a\"", *(const double *)field);
+        } else {
+            fprintf(out, "%" PRId64, *(const int64_t *)field);
+        }
+    }
+    fprintf(out, "},\n");
+}
+
+static void write_tensors(FILE *out, const CheckpointSave *save) {
+    fprintf(out, "\"tensors\": [\n");
+    for (int i = 0; i < save->tensor_count; i++) {
+        const CheckpointTensor *t = &save->tensors[i];
+        fprintf(out, "{\"name\": ");
+        json_write_string(out, t->name);
+        fprintf(out, ", \"shape\": [");
+        for (int d = 0; d < t->dims; d++) fprintf(out, "%s%" PRId64, d ? ", " : "", t->shape[d]);
+        fprintf(out, "]}%s\n", i + 1 < save->tensor_count ? "," : "");
+    }
+    fprintf(out, "],\n\"kinds\": [");
+    for (int k = 0; k < SLICE_KINDS; k++) fprintf(out, "%s\"%s\"", k ? ", " : "", KIND_NAMES[k]);
+    fprintf(out, "],\n");
+}
+
+// The last line: exactly TAIL_BYTES characters.
+static void tail_text(char tail[TAIL_BYTES + 1], const void *text, size_t bytes) {
+    snprintf(tail, TAIL_BYTES + 1, "\"xxh3\": \"%016" PRIx64 "\"\n}\n", XXH3_64bits(text, bytes));
+}
+
+char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes, size_t *bytes) {
+    char *text = NULL, libraries[512], tail[TAIL_BYTES + 1];
+    FILE *out = open_text(&text, bytes);
+    version_libraries(libraries, sizeof libraries);
+    fprintf(out, "{\n\"format\": \"%s\", \"version\": %d,\n\"program\": \"sdp4bit.c %s\", \"commit\": ", FORMAT, FORMAT_VERSION, version_number());
+    json_write_string(out, version_commit());
+    fprintf(out, ", \"libraries\": ");
+    json_write_string(out, libraries);
+    fprintf(out, ",\n\"world_size\": %d, \"weight_dtype\": \"%s\",\n", world_size, slice_kind_dtype(SLICE_WEIGHT));
+    write_state(out, &save->state);
+    fprintf(out, "\"arguments\": %s,\n", save->arguments_json ? save->arguments_json : "{}");
+    write_tensors(out, save);
+    fprintf(out, "\"files\": [\n");
+    fwrite(entries, 1, entries_bytes, out);
+    fprintf(out, "\n],\n");
+    fflush(out);
+    tail_text(tail, text, *bytes);
+    fwrite(tail, 1, TAIL_BYTES, out);
+    close_text(out);
+    return text;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+
+static bool damaged(Error *err, const char *path, const char *fault) {
+    return error_set(err, EXIT_CHECKPOINT, "%s is damaged: %s; restore it from a copy or load another checkpoint", path, fault);
+}
+
+static const char *parse_state(const cJSON *state, CheckpointState *out) {
+    for (int i = 0; i < STATE_FIELDS; i++) {
+        char *field = (char *)out + STATE[i].offset, *end = NULL;
+        if (STATE[i].younger && !cJSON_HasObjectItem(state, STATE[i].name)) {
+            *(int64_t *)field = 0;
+            continue;
+        }
+        if (!STATE[i].real) {
+            if (!json_member_int64(state, STATE[i].name, 0, JSON_INT_MAX, (int64_t *)field))
+                return "a counter in \"state\" is missing or out of range";
+            continue;
+        }
+        const char *text = json_member_string(state, STATE[i].name);
+        double value = text ? strtod(text, &end) : 0;
+        if (!text || !*text || *end || !isfinite(value)) return "a number in \"state\" is missing or malformed";
+        *(double *)field = value;
+    }
+    return NULL;
+}
+
+static int compare_tensor_names(const void *a, const void *b) {
+    return strcmp((*(const CheckpointTensor *const *)a)->name, (*(const CheckpointTensor *const *)b)->name);
+}
+
+static bool tensor_names_differ(const Manifest *m) {
+    const CheckpointTensor **sorted = (const CheckpointTensor **)xcalloc((size_t)m->tensor_count + 1, sizeof *sorted, "parameter names");
+    for (int i = 0; i < m->tensor_count; i++) sorted[i] = &m->tensors[i];
+    qsort(sorted, (size_t)m->tensor_count, sizeof *sorted, compare_tensor_names);
+    bool differ = true;
+    for (int i = 1; i < m->tensor_count && differ; i++) differ = compare_tensor_names(&sorted[i - 1], &sorted[i]) != 0;
+    free(sorted);
+    return differ;
+}
+
+static const char *parse_tensors(const cJSON *list, Manifest *m) {
+    if (!cJSON_IsArray(list)) return "it has no list of tensors";
+    m->tensors = (CheckpointTensor *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->tensors, "a checkpoint's parameter table");
+    for (const cJSON *item = list->child; item; item = item->next) {
+        const char *name = json_member_string(item, "name");
+        const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape"), *size;
+        CheckpointTensor *t = &m->tensors[m->tensor_count];
+        if (!name || !cJSON_IsArray(shape)) return "a tensor has no name or shape";
+        t->name = xstrdup(name);
+        m->tensor_count++;
+        cJSON_ArrayForEach(size, shape) {
+            if (t->dims == MANIFEST_DIMS || !json_int64(size, 1, JSON_INT_MAX, &t->shape[t->dims++])) return "a tensor's shape is malformed";
+        }
+        if (checkpoint_tensor_elements(t) == 0) return "a tensor's shape is impossible";
+    }
+    return tensor_names_differ(m) ? NULL : "two tensors have the same name";
+}
+
+static const char *parse_kinds(const cJSON *list) {
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != SLICE_KINDS) return "its kinds of slices are not known to this program";
+    const cJSON *item = list->child;
+    for (int k = 0; k < SLICE_KINDS; k++, item = item->next) {
+        if (!cJSON_IsString(item) || strcmp(item->valuestring, KIND_NAMES[k]) != 0) return "its kinds of slices are not known to this program";
+    }
+    return NULL;
+}
+
+// A name that cannot lead out of the checkpoint's folder.
+static bool plain_name(const char *name) { return name && *name && *name != '.' && !strchr(name, '/') && strlen(name) <= 200; }
+
+static bool parse_hash(const char *text, uint64_t *hash) {
+    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) return false;
+    *hash = strtoull(text, NULL, 16);
+    return true;
+}
+
+static const char *parse_slices(const cJSON *list, Manifest *m, int file, int weight_bytes) {
+    ManifestFile *f = &m->files[file];
+    uint64_t begin = 0;
+    int64_t tensor, kind, range[2];
+    f->first = m->slice_count;
+    for (const cJSON *item = list->child; item; item = item->next) {
+        if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 4) return "a slice is not [tensor, kind, lo, hi]";
+        const cJSON *number = item->child;
+        if (!json_int64(number, 0, m->tensor_count - 1, &tensor)) return "a slice is of an unknown tensor";
+        if (!json_int64(number = number->next, 0, SLICE_KINDS - 1, &kind)) return "a slice is of an unknown kind";
+        int64_t elements = checkpoint_tensor_elements(&m->tensors[tensor]);
+        if (!json_int64(number = number->next, 0, elements - 1, &range[0]) || !json_int64(number->next, range[0] + 1, elements, &range[1]))
+            return "a slice's range lies outside its tensor";
+        m->slices[m->slice_count++] = (ManifestSlice){(int)tensor, file, (SliceKind)kind, range[0], range[1], begin};
+        begin += (uint64_t)(range[1] - range[0]) * (uint64_t)(kind == SLICE_WEIGHT ? weight_bytes : 4);
+        if (begin > f->bytes) return "a file is too small for its slices";
+    }
+    f->count = m->slice_count - f->first;
+    return NULL;
+}
+
+static const char *parse_file(const cJSON *item, Manifest *m, int weight_bytes) {
+    const char *folder = json_member_string(item, "folder"), *name = json_member_string(item, "name");
+    const cJSON *slices = cJSON_GetObjectItemCaseSensitive(item, "slices");
+    ManifestFile *f = &m->files[m->file_count];
+    int64_t bytes;
+    if (!plain_name(folder) || !plain_name(name)) return "a file's name is not a plain name";
+    f->folder = xstrdup(folder);
+    f->name = xstrdup(name);
+    m->file_count++;
+    if (!json_member_int64(item, "bytes", 0, JSON_INT_MAX, &bytes)) return "a file has no size";
+    if (!parse_hash(json_member_string(item, "xxh3"), &f->xxh3)) return "a file has no hash";
+    f->bytes = (uint64_t)bytes;
+    return cJSON_IsArray(slices) ? parse_slices(slices, m, m->file_count - 1, weight_bytes) : "a file has no slices";
+}
+
+static const char *parse_files(const cJSON *list, Manifest *m) {
+    int weight_bytes = safe_dtype_bytes(m->weight_dtype);
+    if (!cJSON_IsArray(list)) return "it has no list of files";
+    int64_t slices = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list) slices += cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(item, "slices"));
+    m->files = (ManifestFile *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->files, "a checkpoint's file table");
+    m->slices = (ManifestSlice *)xcalloc((size_t)slices + 1, sizeof *m->slices, "a checkpoint's slice table");
+    cJSON_ArrayForEach(item, list) {
+        const char *fault = parse_file(item, m, weight_bytes);
+        if (fault) return fault;
+    }
+    return NULL;
+}
+
+static int compare_slices(const void *a, const void *b, void *context) {
+    const ManifestSlice *slices = (const ManifestSlice *)context, *x = &slices[*(const int *)a], *y = &slices[*(const int *)b];
+    if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    return (x->lo > y->lo) - (x->lo < y->lo);
+}
+
+static const char *sort_slices(Manifest *m) {
+    m->order = (int *)xcalloc((size_t)m->slice_count + 1, sizeof *m->order, "a checkpoint's slice order");
+    for (int i = 0; i < m->slice_count; i++) m->order[i] = i;
+    qsort_r(m->order, (size_t)m->slice_count, sizeof *m->order, compare_slices, m->slices);
+    for (int i = 1; i < m->slice_count; i++) {
+        const ManifestSlice *x = &m->slices[m->order[i - 1]], *y = &m->slices[m->order[i]];
+        if (x->tensor == y->tensor && x->kind == y->kind && y->lo < x->hi) return "two slices overlap";
+    }
+    return NULL;
+}
+
+static const char *parse_members(Manifest *m, const cJSON *object) {
+    const char *dtype = json_member_string(object, "weight_dtype");
+    const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(object, "arguments");
+    if (!dtype || (strcmp(dtype, "BF16") != 0 && strcmp(dtype, "F32") != 0)) return "its weight_dtype is neither BF16 nor F32";
+    strcpy(m->weight_dtype, dtype);
+    if (!cJSON_IsObject(arguments)) return "it has no arguments";
+    char *text = cJSON_PrintUnformatted(arguments);
+    if (!text) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's arguments; use a larger machine");
+    m->arguments = xstrdup(text);
+    cJSON_free(text);
+    const char *fault = parse_state(cJSON_GetObjectItemCaseSensitive(object, "state"), &m->state);
+    if (!fault) fault = parse_tensors(cJSON_GetObjectItemCaseSensitive(object, "tensors"), m);
+    if (!fault) fault = parse_kinds(cJSON_GetObjectItemCaseSensitive(object, "kinds"));
+    if (!fault) fault = parse_files(cJSON_GetObjectItemCaseSensitive(object, "files"), m);
+    return fault ? fault : sort_slices(m);
+}
+
+// Who wrote it: told apart from damage, so that the user knows which program to use.
+static bool check_format(const cJSON *object, const char *path, Error *err) {
+    const char *format = json_member_string(object, "format");
+    int64_t version;
+    if (!format || strcmp(format, FORMAT) != 0 || !json_member_int64(object, "version", 1, JSON_INT_MAX, &version))
+        return damaged(err, path, "it is not a manifest of this program");
+    if (version <= FORMAT_VERSION) return true;
+    return error_set(err, EXIT_CHECKPOINT, "%s has format version %" PRId64 ", this program reads up to %d; use the newer program that wrote it",
+                     path, version, FORMAT_VERSION);
+}
+
+bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const char *path, Error *err) {
+    char tail[TAIL_BYTES + 1];
+    memset(manifest, 0, sizeof *manifest);
+    if (bytes < TAIL_BYTES) return damaged(err, path, "it ends early");
+    tail_text(tail, text, bytes - TAIL_BYTES);
+    if (memcmp(tail, text + bytes - TAIL_BYTES, TAIL_BYTES) != 0) return damaged(err, path, "its text does not match its own hash");
+    cJSON *object = json_parse_object(text, bytes);
+    if (!object) return damaged(err, path, "it is not a JSON object");
+    bool ok = check_format(object, path, err);
+    const char *fault = ok ? parse_members(manifest, object) : NULL;
+    cJSON_Delete(object);
+    if (ok && !fault) return true;
+    if (fault) damaged(err, path, fault);
+    manifest_free(manifest);
+    return false;
+}
+
+void manifest_free(Manifest *m) {
+    for (int i = 0; i < m->tensor_count; i++) free((char *)m->tensors[i].name);
+    for (int i = 0; i < m->file_count; i++) {
+        free(m->files[i].folder);
+        free(m->files[i].name);
+    }
+    free(m->tensors);
+    free(m->files);
+    free(m->slices);
+    free(m->order);
+    free(m->arguments);
+    memset(m, 0, sizeof *m);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Looking up
+
+int manifest_find_tensor(const Manifest *m, const char *name) {
+    for (int i = 0; i < m->tensor_count; i++) {
+        if (strcmp(m->tensors[i].name, name) == 0) return i;
+    }
+    return -1;
+}
+
+int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int64_t lo) {
+    int low = 0, high = m->slice_count;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        const ManifestSlice *s = &m->slices[m->order[middle]];
+        bool before = s->tensor != tensor ? s->tensor < tensor : s->kind != kind ? s->kind < kind : s->hi <= lo;
+        if (before) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+bool manifest_check_complete(const Manifest *m, const char *path, Error *err) {
+    bool there[SLICE_KINDS] = {false};
+    for (int i = 0; i < m->slice_count; i++) there[m->slices[i].kind] = true;
+    for (int t = 0; t < m->tensor_count; t++) {
+        int64_t elements = checkpoint_tensor_elements(&m->tensors[t]);
+        for (int k = 0; k < SLICE_KINDS; k++) {
+            int64_t next = 0;
+            int i = manifest_first_slice(m, t, (SliceKind)k, 0);
+            for (; there[k] && i < m->slice_count && next < elements; i++) {
+                const ManifestSlice *s = &m->slices[m->order[i]];
+                if (s->tensor != t || (int)s->kind != k || s->lo != next) break;
+                next = s->hi;
+            }
+            if (there[k] && next < elements) {
+                return error_set(err, EXIT_CHECKPOINT,
+                                 "%s: no rank's slices hold %s of '%.200s' from element %" PRId64 " of %" PRId64 "; this is a fault of the program",
+                                 path, KIND_NAMES[k], m->tensors[t].name, next, elements);
+            }
+        }
+    }
+    return true;
+}

@@ -1,0 +1,246 @@
+// What lies in a --save folder: see save_folder.h. Called by one rank.
+#include "llmc/checkpoint/save_folder.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/checkpoint/lineage.h"
+#include "llmc/checkpoint/manifest.h"
+
+enum { SPACE_MARGIN_BYTES = 1 << 20, MAX_DIGITS = 15 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One job at a time
+
+// The folder itself is locked, so that no file for it lies about, by the kernel, so that a killed job leaves no lock.
+bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err) {
+    const struct timespec pause = {0, 100000000};
+    *lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (double waited = 0; *lock >= 0; waited += 0.1) {
+        if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
+        if (errno != EWOULDBLOCK) break;
+        if (waited >= seconds) {
+            close(*lock);
+            *lock = -1;
+            return error_set(err, EXIT_CHECKPOINT, "another job is saving into %s; end it, or give this one another --save folder", directory);
+        }
+        nanosleep(&pause, NULL);
+    }
+    if (*lock >= 0) close(*lock);
+    *lock = -1;
+    return true;
+}
+
+void save_folder_unlock(int lock) {
+    if (lock >= 0) close(lock);
+}
+
+// A path that cannot be looked at is no other folder: the save itself will tell what is wrong with it.
+static bool is_elsewhere(const char *directory, int lock) {
+    struct stat held, named;
+    if (stat(directory, &named) != 0) return errno == ENOENT || errno == ENOTDIR;
+    return fstat(lock, &held) != 0 || held.st_dev != named.st_dev || held.st_ino != named.st_ino;
+}
+
+bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err) {
+    *moved = *lock >= 0 && is_elsewhere(directory, *lock);
+    if (!*moved) return true;
+    // Left first: a file system that gives one folder two numbers must not let a job meet its own lock.
+    save_folder_unlock(*lock);
+    *lock = -1;
+    return durable_make_folders(directory, err) && save_folder_lock(directory, 0, lock, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Leftovers
+
+// True for ".iter_<digits><suffix>".
+static bool is_leftover(const char *name, const char *suffix) {
+    if (strncmp(name, ".iter_", 6) != 0) return false;
+    const char *p = name + 6;
+    while (isdigit((unsigned char)*p)) p++;
+    return p > name + 6 && strcmp(p, suffix) == 0;
+}
+
+// ".iter_N.old" is the only copy of iteration N when the save that replaced it died between its two renames: it goes back to its place.
+static bool settle_aside(const char *directory, const char *name, Error *err) {
+    char *aside = text_format("%s/%s", directory, name);
+    char *final = text_format("%s/%.*s", directory, (int)(strlen(name) - 1 - strlen(".old")), name + 1);
+    bool ok = durable_exists(final) ? durable_remove_tree(aside, err) : rename(aside, final) == 0 || durable_error(err, "rename to", final);
+    free(aside);
+    free(final);
+    return ok;
+}
+
+bool save_folder_clear(const char *directory, Error *err) {
+    DIR *folder = opendir(directory);
+    if (!folder) return durable_error(err, "open folder", directory);
+    bool ok = true;
+    struct dirent *entry;
+    while (ok && (entry = readdir(folder))) {
+        if (is_leftover(entry->d_name, ".old")) {
+            ok = settle_aside(directory, entry->d_name, err);
+        } else if (is_leftover(entry->d_name, ".tmp") || is_leftover(entry->d_name, ".del")) {
+            char *path = text_format("%s/%s", directory, entry->d_name);
+            ok = durable_remove_tree(path, err);
+            free(path);
+        }
+    }
+    closedir(folder);
+    return ok;
+}
+
+bool save_folder_names_free(const char *directory, Error *err) {
+    static const char *const names[] = {CHECKPOINT_TRACKER, "." CHECKPOINT_TRACKER ".tmp", LINEAGE_NAME, "." LINEAGE_NAME ".tmp"};
+    bool ok = true;
+    for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
+        struct stat status;
+        char *path = text_format("%s/%s", directory, names[i]);
+        bool taken = lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
+        ok = !taken || error_set(err, EXIT_CHECKPOINT, "%s is a folder and in the way of a file that every save writes; remove it", path);
+        free(path);
+    }
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Free space
+
+// Bytes that checkpoints may still take, and what one needs; false where the file system does not say: a full disk then shows when it is
+// written to, as on some network file systems.
+static bool free_space(const char *directory, uint64_t bytes, uint64_t *available, uint64_t *needed) {
+    struct statvfs fs;
+    if (statvfs(directory, &fs) != 0 || fs.f_blocks == 0) return false;
+    uint64_t left = (uint64_t)fs.f_bavail * fs.f_frsize;
+    *available = left > SPACE_MARGIN_BYTES ? left - SPACE_MARGIN_BYTES : 0;
+    *needed = bytes + bytes / 1000;  // with headers and manifest
+    return true;
+}
+
+enum { SIZE_TEXT = 32 };
+
+// "1.234 GB", "1.234 MB" or "1.234 kB": three decimals of the largest unit that is not below one; text: SIZE_TEXT bytes.
+static const char *size_text(uint64_t bytes, char *text) {
+    const char *unit = bytes >= 1000000000 ? "GB" : bytes >= 1000000 ? "MB" : "kB";
+    double scale = bytes >= 1000000000 ? 1e9 : bytes >= 1000000 ? 1e6 : 1e3;
+    snprintf(text, SIZE_TEXT, "%.3f %s", (double)bytes / scale, unit);
+    return text;
+}
+
+bool save_folder_allows_file(uint64_t bytes, Error *err) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) return true;
+    char size[SIZE_TEXT], most[SIZE_TEXT];
+    return error_set(err, EXIT_CHECKPOINT, "this rank's file of a checkpoint takes %s, and it may write files of %s at most; raise the file size limit (ulimit -f)",
+                     size_text(bytes, size), size_text(limit.rlim_cur, most));
+}
+
+bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err) {
+    uint64_t available, needed;
+    if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
+    if (!save_folder_clear(directory, err)) return false;
+    if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
+    char size[SIZE_TEXT], left[SIZE_TEXT];
+    return error_set(err, EXIT_CHECKPOINT, "a checkpoint of %s does not fit into %s, which has %s left; free some space or choose another folder with --save",
+                     size_text(needed, size), directory, size_text(available, left));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Older checkpoints
+
+// The iteration of a folder named as checkpoint.c names them, else -1.
+static int64_t iteration_of(const char *name) {
+    char canonical[40];
+    const char *digits = name + 5;
+    if (strncmp(name, "iter_", 5) != 0 || strlen(digits) > MAX_DIGITS || strspn(digits, "0123456789") != strlen(digits)) return -1;
+    int64_t iteration = strtoll(digits, NULL, 10);
+    snprintf(canonical, sizeof canonical, "iter_%07" PRId64, iteration);
+    return strcmp(name, canonical) == 0 ? iteration : -1;
+}
+
+bool save_folder_holds(const char *directory, int64_t iteration) {
+    char *manifest = text_format("%s/iter_%07" PRId64 "/" MANIFEST_NAME, directory, iteration);
+    bool there = durable_exists(manifest);
+    free(manifest);
+    return there;
+}
+
+bool save_folder_same(const char *a, const char *b) {
+    struct stat one, other;
+    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+static int oldest_first(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+int64_t *save_folder_list(const char *directory, int *count) {
+    DIR *folder = opendir(directory);
+    int64_t *list = NULL;
+    int room = 0;
+    *count = 0;
+    if (!folder) return NULL;
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        int64_t iteration = iteration_of(entry->d_name);
+        if (iteration < 0 || !save_folder_holds(directory, iteration)) continue;
+        if (*count == room) list = (int64_t *)xrealloc(list, (size_t)(room = 2 * room + 16) * sizeof *list, "the list of checkpoints");
+        list[(*count)++] = iteration;
+    }
+    closedir(folder);
+    if (list) qsort(list, (size_t)*count, sizeof *list, oldest_first);
+    return list;
+}
+
+static bool stays(const Retention *keep, int64_t iteration, int64_t rank) {
+    return rank < keep->last || (keep->interval > 0 && iteration % keep->interval == 0);
+}
+
+// iter_N to .iter_N.del, or that away.
+static bool retire(const char *directory, int64_t iteration, bool renamed, Error *err) {
+    char *final = text_format("%s/iter_%07" PRId64, directory, iteration), *away = text_format("%s/.iter_%07" PRId64 ".del", directory, iteration);
+    bool ok = renamed ? durable_remove_tree(away, err) : rename(final, away) == 0 || durable_error(err, "rename", final);
+    free(final);
+    free(away);
+    return ok;
+}
+
+bool save_folder_prune(const char *directory, const int64_t *iterations, int count, const Retention *keep, Error *err) {
+    bool ok = true;
+    if (keep->last <= 0) return true;
+    for (int renamed = 0; ok && renamed < 2; renamed++) {
+        // The names are gone from the disk before what they named is: a power cut leaves no half checkpoint under a whole one's name.
+        if (renamed) ok = durable_sync_folder(directory, err);
+        for (int i = 0; ok && i < count; i++) ok = stays(keep, iterations[i], count - 1 - i) || retire(directory, iterations[i], renamed, err);
+    }
+    return ok;
+}
+
+void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, int there, const Retention *keep, char *line, size_t line_bytes) {
+    uint64_t available, needed;
+    *line = 0;
+    if (!free_space(directory, bytes, &available, &needed)) return;
+    int64_t wanted = saves, room = (int64_t)(available / needed);
+    // Without a multiple to keep, there are never more than the last ones and the one being written.
+    if (keep->last > 0 && keep->interval <= 0) {
+        int64_t most = keep->last + 1 - there;
+        if (wanted > most) wanted = most > 1 ? most : 1;
+    }
+    if (wanted <= room) return;
+    char size[SIZE_TEXT], left[SIZE_TEXT];
+    snprintf(line, line_bytes, "WARNING: %s has %s left: room for %" PRId64 " more checkpoints of %s, but this run will want %" PRId64
+             "; free some space, or see --keep-last-checkpoints", directory, size_text(available, left), room, size_text(needed, size), wanted);
+}

@@ -1,0 +1,154 @@
+// Everything a run is told, as one plain struct: filled from the command line by config_parse, completed and checked by config_finish. A
+// loaded checkpoint may still change the schedule and train_iters (config_match_checkpoint, config_go_on), before the first step; read-only from then on. Field names are the flags' names with underscores. Read by every module that has settings; saved whole in checkpoints.
+#pragma once
+#include <stdio.h>
+
+#include "llmc/base/base.h"
+#include "llmc/config/options.h"
+#include "llmc/data/tokenizer.h"
+LLMC_BEGIN
+
+// Enums whose values are in the order of their flag's words (config_table.c); TokenizerType is one of them.
+typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT } LrStyle;
+typedef enum WeightDecayStyle { WEIGHT_DECAY_CONSTANT, WEIGHT_DECAY_LINEAR, WEIGHT_DECAY_COSINE } WeightDecayStyle;
+typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
+typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
+typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
+typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
+typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;
+typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
+
+typedef struct Config {
+    // model (Megatron's names)
+    int num_layers, hidden_size, ffn_hidden_size, num_attention_heads, kv_channels;
+    int seq_length, max_position_embeddings, make_vocab_size_divisible_by;
+    double init_method_std, norm_epsilon, attention_dropout, hidden_dropout;
+    // batch and length of the run
+    int micro_batch_size, global_batch_size;
+    int64_t train_iters, train_samples;
+    Words rampup_batch_size;  // start, increment, samples
+    bool skip_train;
+    // optimiser and schedule
+    double lr, min_lr, lr_warmup_fraction, lr_warmup_init;
+    int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
+    LrStyle lr_decay_style;
+    double weight_decay, start_weight_decay, end_weight_decay;
+    WeightDecayStyle weight_decay_incr_style;
+    double adam_beta1, adam_beta2, adam_eps, clip_grad;
+    bool override_opt_param_scheduler, use_checkpoint_opt_param_scheduler;
+    // data
+    Words data_path, train_data_path, valid_data_path, test_data_path;
+    const char *split, *vocab_file, *merge_file;
+    TokenizerType tokenizer_type;
+    int64_t vocab_size;  // NullTokenizer's --vocab-size
+    bool mock_data, eod_mask_loss, reset_position_ids, reset_attention_mask, check_data;
+    int64_t inspect_data;  // sample index, -1 = off
+    // distributed
+    int tensor_model_parallel_size, pipeline_model_parallel_size;
+    int gpus_per_node;  // ranks per node; 0 = the real hosts
+    bool emulate_nodes; // their borders are real for NCCL
+    NodeExchange node_exchange;
+    bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap, grad_reduce_in_bf16;
+    int64_t ddp_bucket_size;  // elements
+    double distributed_timeout_minutes;
+    // SDP4Bit
+    bool quantized_weights, quantized_gradients, hadamard_transform;
+    int weight_quantization_bits, wq_group_size;
+    WeightMethod weight_quantization_method;
+    int gradient_quantization_bits_inter, gradient_quantization_bits_intra, gq_group_size_inter, gq_group_size_intra;
+    int gradient_alltoall_pipeline;
+    int64_t gradients_quantization_start_iteration;
+    int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
+    int64_t verify_replicas_interval;
+    bool verify_wire;
+    // memory and determinism
+    bool recompute_activations, deterministic_mode;
+    Recompute recompute_granularity;
+    // evaluation, logs
+    int64_t log_interval, eval_interval, eval_iters;
+    int timing_log_level;
+    TimingLogOption timing_log_option;
+    LogLine log_line;
+    bool log_throughput, log_timers_to_tensorboard, log_validation_ppl_to_tensorboard, log_params_norm, log_num_zeros_in_grad,
+        log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard, log_progress;
+    const char *tensorboard_dir, *log_jsonl;
+    int64_t tensorboard_log_interval;
+    const char *dump_distributions;
+    int64_t dump_distributions_interval, log_quantization_error_interval;  // 0: off
+    const char *wandb_project, *wandb_exp_name, *wandb_save_dir;  // accepted; JSON lines are written instead
+    // sampling of text, during and after training
+    const char *sample_prompt;
+    int sample_tokens;
+    int64_t sample_interval;  // 0: only after training
+    double sample_temperature;
+    // checkpoints and leaving
+    const char *save, *load;
+    int64_t save_interval, exit_interval;
+    bool async_save;
+    int64_t keep_last_checkpoints, keep_checkpoint_interval;  // 0: all; 0: none but the last
+    double exit_duration_in_mins;
+    bool exit_on_missing_checkpoint, finetune, no_load_optim, no_save_optim;
+    OnNan on_nan;
+    OnSpike on_spike;
+    double loss_spike_factor, norm_spike_factor;
+    int64_t max_skipped_in_a_row;
+    bool check_for_nan_in_loss_and_grad;
+    int64_t seed, eval_seed;  // eval_seed 0: seed
+    // actions instead of training
+    bool plan, help, version;
+    int plan_world_size;  // with --plan only: the number of ranks to plan for (0: the real one)
+
+    // --- derived by config_finish ---
+    int vocab_size_unpadded, vocab_size_padded;  // V, Vp
+    int eod;
+    int dp_size;
+    int micro_batches;         // per iteration at the full global batch size
+    int64_t rampup_start, rampup_increment, rampup_samples;  // 0 when not ramping
+    int64_t total_samples;     // of the whole run: --train-samples, or train_iters * global_batch_size
+    double warmup_samples_wn;  // Wn, may be fractional
+    int64_t decay_samples_dn;  // Dn
+    int64_t weight_decay_samples;  // over which weight decay ramps from start_weight_decay to end_weight_decay
+    char **words;              // every word of the command line and its argument files: the text fields point into them
+    int words_count;
+    char *wandb_jsonl;         // backing store of log_jsonl when --wandb-project implied it
+} Config;
+
+// Parses argv and checks everything that depends on the flags alone: syntax, ranges, required flags, flags that exclude each other.
+// "@file" anywhere is replaced by the file's words (options.h). Error: EXIT_USAGE naming the flag: unknown flags (with the nearest known
+// name), missing, malformed or out-of-range values, flags that this program refuses on purpose (with the reason), torchrun's launcher options.
+// Flags without effect that a user would want to know of are listed in notes (one line each, to be printed once by rank 0; may be NULL).
+// --help or --version anywhere: only that field is set and nothing is checked. On failure nothing needs freeing.
+bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err);
+// Completes derived fields and checks what depends on the number of ranks and on the vocabulary. world_size: ranks, as topology_build has accepted them
+// (--plan-world-size when it is given, else those that were started); vocab_size and eod from the tokenizer, or vocab_size 0 for what the tokenizer type
+// implies (GPT-2's 50257, EOD 50256, when no files were opened). Error: EXIT_USAGE.
+bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
+void config_free(Config *config);
+// --help: grouped, complete, every flag with its default; what has no effect or is refused says why.
+void config_help(const char *program, FILE *file);
+// Megatron's argument dump ("------------------------ arguments ------------------------", names dotted to column 48, sorted).
+void config_print(const Config *config, FILE *file);
+// All flags and derived fields as one JSON object (malloc'ed text): Megatron's names with underscores, null for what was not given.
+char *config_to_json(const Config *config);
+// That two such texts, this rank's and rank 0's, are of one run: all flags that have an effect are equal, and the vocabularies' sizes and ends of documents. Of paths, which may differ from machine to machine, it
+// counts how many there are; what only rank 0 writes, and its flags, do not count. Error (EXIT_USAGE): the first flag that differs, with both values.
+bool config_same(const char *own_json, const char *first_json, Error *err);
+// Called when a checkpoint is loaded, after config_finish, with the config_to_json text saved in it. Error (EXIT_CHECKPOINT): text that is no JSON
+// object; a model flag that differs; a schedule flag that differs (learning rates, warm-up and decay in samples, weight decay), unless
+// --override-opt_param-scheduler (the command line wins) or --use-checkpoint-opt_param-scheduler (the saved schedule is copied into config).
+// Differences that change the order of the data become notes. --finetune compares the model only.
+bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes, Error *err);
+// Global batch size of the iteration that starts after `consumed_samples` (Megatron's batch ramp-up):
+// start + increment * floor(consumed / (ramp samples / steps)) while consumed <= ramp samples, then the full size. config_finish makes sure that start
+// and increment are multiples of micro-batch size x data-parallel size, so every size it passes is one.
+int config_global_batch_size(const Config *config, int64_t consumed_samples);
+// Called when a checkpoint is loaded: --train-samples counts the samples of all runs, so what is left of them decides train_iters, whatever the batch sizes before
+// were (Megatron-LM counts as if they had been this run's). A note where that moves the end.
+void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, char *notes, size_t notes_bytes);
+// Samples taken when iteration train_iters is done, by a run that stands at `iteration` with `consumed_samples` taken.
+int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples);
+// The option table, for tests and documentation. Rows without a name are headings.
+const Option *config_options(int *rows);
+
+LLMC_END

@@ -1,0 +1,14 @@
+// Floating-point operations of an iteration: see flops.h.
+#include "llmc/config/flops.h"
+
+double megatron_flops(const Config *config, double batch_sequences) {
+    double L = config->num_layers, S = config->seq_length, h = config->hidden_size, F = config->ffn_hidden_size;
+    double a = (double)config->kv_channels * config->num_attention_heads;  // width of the attention, h in these models
+    double attention = (2 + S / h) * a / h;                                // QKV and output projections, scores and their product with V
+    return 12 * batch_sequences * S * L * h * h * (attention + F / h + config->vocab_size_padded / (2 * L * h));
+}
+
+double causal_flops(const Config *config, double batch_sequences, double parameters) {
+    double T = config->seq_length, a = (double)config->kv_channels * config->num_attention_heads;
+    return batch_sequences * T * (6 * parameters + 6.0 * config->num_layers * a * T);
+}

@@ -1,0 +1,524 @@
+// Long options from a table: see options.h. Called by config.c for the trainer and by tools that bring their own table.
+#include "llmc/config/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+
+// --- words: argv and argument files ----------------------------------------------------------------------------------------------
+
+enum { MAX_DEPTH = 8, MAX_FILES = 64, MAX_FILE_BYTES = 1 << 20, MAX_WORDS = 1 << 16 };
+
+typedef struct Reader {
+    char **words;
+    int count, capacity;
+    int files;  // read so far: bounds what files that include each other can cost
+} Reader;
+
+static bool add_word(Reader *reader, const char *text, size_t length, Error *err) {
+    if (reader->count == MAX_WORDS) return error_set(err, EXIT_USAGE, "more than %d words on the command line; use fewer", (int)MAX_WORDS);
+    if (reader->count == reader->capacity) {
+        reader->capacity = reader->capacity ? 2 * reader->capacity : 64;
+        reader->words = (char **)xrealloc(reader->words, (size_t)reader->capacity * sizeof *reader->words, "command line");
+    }
+    char *word = (char *)xmalloc(length + 1, "command line");
+    memcpy(word, text, length);
+    word[length] = 0;
+    reader->words[reader->count++] = word;
+    return true;
+}
+
+// The whole file as text with a final NUL, malloc'ed.
+static char *read_text(const char *path, size_t *bytes, Error *err) {
+    FILE *file = durable_open_plain(path);
+    if (!file) {
+        error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, errno ? strerror(errno) : "not a plain file");
+        return NULL;
+    }
+    char *text = (char *)xmalloc(MAX_FILE_BYTES + 2, "argument file");
+    *bytes = fread(text, 1, MAX_FILE_BYTES + 1, file);
+    bool failed = ferror(file) != 0;
+    int reason = errno;
+    fclose(file);
+    if (failed) error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, strerror(reason));
+    else if (*bytes > MAX_FILE_BYTES) error_set(err, EXIT_USAGE, "@%s: larger than 1 MiB; that is no argument file", path);
+    else if (memchr(text, 0, *bytes)) error_set(err, EXIT_USAGE, "@%s: holds zero bytes; that is no argument file", path);
+    else {
+        text[*bytes] = 0;
+        return text;
+    }
+    free(text);
+    return NULL;
+}
+
+// A place in the text of an argument file.
+typedef struct Cursor {
+    const char *path, *at;  // at: into a NUL-terminated text
+    int line;
+} Cursor;
+
+static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+static void skip_blanks_and_comments(Cursor *cursor) {
+    for (;; cursor->at++) {
+        if (*cursor->at == '#') cursor->at += strcspn(cursor->at, "\n");
+        bool joined_line = cursor->at[0] == '\\' && (!cursor->at[1] || cursor->at[1] == '\n' || (cursor->at[1] == '\r' && cursor->at[2] == '\n'));
+        if (*cursor->at == '\n') cursor->line++;
+        if (!is_space(*cursor->at) && !joined_line) return;
+    }
+}
+
+// Reads the quoted part that begins at the cursor, appending its characters to word. False when the quote never ends.
+static bool read_quoted(Cursor *cursor, char *word, size_t *length, Error *err) {
+    char quote = *cursor->at++;
+    int first_line = cursor->line;
+    for (; *cursor->at != quote; cursor->at++) {
+        if (!*cursor->at) return error_set(err, EXIT_USAGE, "@%s line %d: a quote is not closed; add the closing %c", cursor->path, first_line, quote);
+        if (quote == '"' && cursor->at[0] == '\\' && (cursor->at[1] == '"' || cursor->at[1] == '\\')) cursor->at++;
+        if (*cursor->at == '\n') cursor->line++;
+        word[(*length)++] = *cursor->at;
+    }
+    cursor->at++;
+    return true;
+}
+
+// Reads the word at the cursor, which stands on no blank. word has room for the whole file. quoted_first: it began with a quote or a backslash.
+static bool read_word(Cursor *cursor, char *word, size_t *length, bool *quoted_first, Error *err) {
+    *length = 0;
+    *quoted_first = *cursor->at == '"' || *cursor->at == '\'' || *cursor->at == '\\';
+    while (*cursor->at && !is_space(*cursor->at)) {
+        if (*cursor->at == '"' || *cursor->at == '\'') {
+            if (!read_quoted(cursor, word, length, err)) return false;
+            continue;
+        }
+        if (*cursor->at == '\\') {
+            cursor->at++;
+            if (*cursor->at == '\r' && cursor->at[1] == '\n') cursor->at++;
+            if (*cursor->at == '\n') break;  // joined lines: the blank loop goes on behind it
+            if (!*cursor->at) break;
+        }
+        word[(*length)++] = *cursor->at++;
+    }
+    return true;
+}
+
+static bool add_file(Reader *reader, const char *path, int depth, Error *err);
+
+static bool no_name(Error *err) {
+    return error_set(err, EXIT_USAGE, "@ names no file; write @path, or --flag=@value for a value that begins with @");
+}
+
+// "@name" found in the file `from` means a path relative to that file's folder.
+static bool add_nested_file(Reader *reader, const char *from, const char *name, int depth, Error *err) {
+    if (!*name) return no_name(err);
+    const char *slash = strrchr(from, '/');
+    size_t folder = slash && name[0] != '/' ? (size_t)(slash - from) + 1 : 0;
+    size_t length = strlen(name);
+    char *path = (char *)xmalloc(folder + length + 1, "argument file");
+    memcpy(path, from, folder);
+    memcpy(path + folder, name, length + 1);
+    bool ok = add_file(reader, path, depth, err);
+    free(path);
+    return ok;
+}
+
+static bool add_text(Reader *reader, const char *path, const char *text, char *word, int depth, Error *err) {
+    Cursor cursor = {path, text, 1};
+    if (strncmp(text, "\xEF\xBB\xBF", 3) == 0) cursor.at += 3;  // byte-order mark
+    for (;;) {
+        skip_blanks_and_comments(&cursor);
+        if (!*cursor.at) return true;
+        size_t length;
+        bool quoted_first;
+        if (!read_word(&cursor, word, &length, &quoted_first, err)) return false;
+        if (word[0] == '@' && length && !quoted_first) {
+            word[length] = 0;
+            if (!add_nested_file(reader, path, word + 1, depth + 1, err)) return false;
+        } else if (!add_word(reader, word, length, err)) {
+            return false;
+        }
+    }
+}
+
+static bool add_file(Reader *reader, const char *path, int depth, Error *err) {
+    if (!*path) return no_name(err);
+    if (depth > MAX_DEPTH || reader->files == MAX_FILES) {
+        return error_set(err, EXIT_USAGE, "@%s: argument files nest more than %d deep or are more than %d; does a file include itself?", path,
+                         (int)MAX_DEPTH, (int)MAX_FILES);
+    }
+    reader->files++;
+    size_t bytes;
+    char *text = read_text(path, &bytes, err);
+    if (!text) return false;
+    char *word = (char *)xcalloc(bytes + 1, 1, "argument file");
+    bool ok = add_text(reader, path, text, word, depth, err);
+    free(word);
+    free(text);
+    return ok;
+}
+
+bool options_read_words(int argc, char *const *argv, char ***words, int *count, Error *err) {
+    Reader reader = {NULL, 0, 0, 0};
+    bool ok = true;
+    for (int i = 1; ok && i < argc; i++) {
+        ok = argv[i][0] == '@' ? add_file(&reader, argv[i] + 1, 1, err) : add_word(&reader, argv[i], strlen(argv[i]), err);
+    }
+    if (!ok) {
+        options_free_words(reader.words, reader.count);
+        reader.words = NULL;
+        reader.count = 0;
+    }
+    *words = reader.words;
+    *count = reader.count;
+    return ok;
+}
+
+void options_free_words(char **words, int count) {
+    for (int i = 0; i < count; i++) free(words[i]);
+    free(words);
+}
+
+// --- names -----------------------------------------------------------------------------------------------------------------------
+
+static bool same_name(const char *known, const char *name, size_t length) {
+    return known && strlen(known) == length && memcmp(known, name, length) == 0;
+}
+
+static bool is_pattern(const char *known) { return known[strlen(known) - 1] == '*'; }
+
+const Option *options_find(const Option *table, int rows, const char *name, size_t length) {
+    for (int i = 0; i < rows; i++) {
+        if (!table[i].name || is_pattern(table[i].name)) continue;
+        if (same_name(table[i].name, name, length) || same_name(table[i].alias, name, length)) return &table[i];
+    }
+    for (int i = 0; i < rows; i++) {
+        if (!table[i].name || !is_pattern(table[i].name)) continue;
+        size_t stem = strlen(table[i].name) - 1;
+        if (length > stem && memcmp(table[i].name, name, stem) == 0) return &table[i];
+    }
+    return NULL;
+}
+
+static int min3(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+
+// Levenshtein distance of the first length (at most 64) bytes of name to known.
+static int edit_distance(const char *known, const char *name, size_t length) {
+    enum { LONGEST = 64 };
+    int row[LONGEST + 1];
+    size_t columns = length < LONGEST ? length : LONGEST;
+    for (size_t j = 0; j <= columns; j++) row[j] = (int)j;
+    for (size_t i = 1; known[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= columns; j++) {
+            int replace = diagonal + (known[i - 1] != name[j - 1]);
+            diagonal = row[j];
+            row[j] = min3(replace, row[j] + 1, row[j - 1] + 1);
+        }
+    }
+    return row[columns];
+}
+
+const char *options_nearest(const Option *table, int rows, const char *name, size_t length) {
+    const char *best = NULL;
+    int least = 0;
+    for (int i = 0; i < rows; i++) {
+        if (!table[i].name || is_pattern(table[i].name) || table[i].use == OPTION_REFUSED) continue;
+        bool abbreviated = length >= 3 && strncmp(table[i].name, name, length) == 0;
+        int distance = abbreviated ? 0 : edit_distance(table[i].name, name, length), known = (int)strlen(table[i].name);
+        bool alike = 3 * distance <= (known > (int)length ? known : (int)length);
+        if (alike && (!best || distance < least)) {
+            best = table[i].name;
+            least = distance;
+        }
+    }
+    return best;
+}
+
+// --- values ----------------------------------------------------------------------------------------------------------------------
+
+int options_choice(const char *choices, const char *word) {
+    size_t length = strlen(word);
+    for (int index = 0;; index++) {
+        size_t choice = strcspn(choices, "|");
+        if (choice == length && memcmp(choices, word, length) == 0) return index;
+        if (!choices[choice]) return -1;
+        choices += choice + 1;
+    }
+}
+
+// Decimal digits with an optional sign and nothing else.
+static bool read_integer(const char *word, int64_t *value) {
+    const char *digits = word + (*word == '-' || *word == '+');
+    if (!*digits || digits[strspn(digits, "0123456789")]) return false;
+    errno = 0;
+    *value = strtoll(word, NULL, 10);
+    return errno == 0;
+}
+
+// A finite decimal number and nothing else: no blanks, no hexadecimal, no inf, no nan.
+static bool read_real(const char *word, double *value) {
+    if (!*word || word[strspn(word, "0123456789+-.eE")]) return false;
+    char *end;
+    *value = strtod(word, &end);
+    return !*end && isfinite(*value);
+}
+
+// "first or second"
+static void describe_choices(const char *choices, char *text, size_t bytes) {
+    *text = 0;
+    while (*choices) {
+        size_t length = strcspn(choices, "|"), used = strlen(text);
+        snprintf(text + used, bytes - used, "%.*s%s", (int)length, choices, choices[length] ? " or " : "");
+        choices += length + (choices[length] != 0);
+    }
+}
+
+// "must be ..." for the range of a row.
+static void describe_range(const Option *row, char *text, size_t bytes) {
+    char low[96] = "", high[48];
+    if (row->choices) {
+        describe_choices(row->choices, text, bytes);
+        return;
+    }
+    int used = row->multiple ? snprintf(low, sizeof low, "a multiple of %d, ", row->multiple) : 0;
+    if (row->low == OPTION_ABOVE_ZERO) snprintf(low + used, sizeof low - (size_t)used, "above 0");
+    else snprintf(low + used, sizeof low - (size_t)used, "at least %.10g", row->low);
+    if (row->high == OPTION_BELOW_ONE) snprintf(high, sizeof high, "below 1");
+    else snprintf(high, sizeof high, "at most %.10g", row->high);
+    if (row->low == row->high) snprintf(text, bytes, "%.10g", row->low);
+    else if (row->high >= OPTION_ANY) snprintf(text, bytes, "%s", low);
+    else if (row->low <= -OPTION_ANY) snprintf(text, bytes, "%s", high);
+    else snprintf(text, bytes, "%s and %s", low, high);
+}
+
+static bool out_of_range(const Option *row, const char *word, Error *err) {
+    char range[176];
+    describe_range(row, range, sizeof range);
+    bool say_why = row->use == OPTION_NO_EFFECT;
+    return error_set(err, EXIT_USAGE, "--%s %s: must be %s%s%s", row->name, word, range, say_why ? "; " : "", say_why ? row->help : "");
+}
+
+static void put(const Option *row, void *settings, const void *value, size_t bytes) {
+    if (row->offset != OPTION_NO_FIELD) memcpy((char *)settings + row->offset, value, bytes);
+}
+
+static bool store_integer(const Option *row, const char *word, void *settings, Error *err) {
+    int64_t value;
+    if (!read_integer(word, &value)) {
+        return error_set(err, EXIT_USAGE, "--%s %s: not a whole number that fits 64 bits; give digits only, as in --%s %s", row->name, word,
+                         row->name, row->initial ? row->initial : "1");
+    }
+    int narrow = (int)value;
+    bool fits = row->kind == OPTION_INT64 || narrow == value;
+    if (!fits || (double)value < row->low || (double)value > row->high || (row->multiple && value % row->multiple)) return out_of_range(row, word, err);
+    char digits[24];
+    snprintf(digits, sizeof digits, "%d", narrow);
+    if (row->choices && options_choice(row->choices, digits) < 0) return out_of_range(row, word, err);
+    if (row->kind == OPTION_INT) put(row, settings, &narrow, sizeof narrow);
+    else put(row, settings, &value, sizeof value);
+    return true;
+}
+
+static bool store_real(const Option *row, const char *word, void *settings, Error *err) {
+    double value;
+    if (!read_real(word, &value)) {
+        return error_set(err, EXIT_USAGE, "--%s %s: not a finite number; give one such as %s", row->name, word,
+                         row->initial ? row->initial : "0.5");
+    }
+    if (value < row->low || value > row->high) return out_of_range(row, word, err);
+    put(row, settings, &value, sizeof value);
+    return true;
+}
+
+static bool store_choice(const Option *row, const char *word, void *settings, Error *err) {
+    int index = options_choice(row->choices, word);
+    if (index < 0) {
+        bool say_why = row->use == OPTION_NO_EFFECT;
+        return error_set(err, EXIT_USAGE, "--%s %s: not one of %s%s%s", row->name, word, row->choices, say_why ? "; " : "", say_why ? row->help : "");
+    }
+    put(row, settings, &index, sizeof index);
+    return true;
+}
+
+// Stores one value; for OPTION_FLAG the word is "true" or "false".
+static bool store(const Option *row, const char *word, void *settings, Error *err) {
+    switch (row->kind) {
+        case OPTION_FLAG: {
+            bool on = strcmp(word, "true") == 0;
+            put(row, settings, &on, sizeof on);
+            return true;
+        }
+        case OPTION_INT:
+        case OPTION_INT64: return store_integer(row, word, settings, err);
+        case OPTION_REAL: return store_real(row, word, settings, err);
+        case OPTION_CHOICE: return store_choice(row, word, settings, err);
+        case OPTION_TEXT:
+            if (row->low >= 1 && !*word) return error_set(err, EXIT_USAGE, "--%s: the value is empty; give one or drop the flag", row->name);
+            put(row, settings, &word, sizeof word);
+            return true;
+        case OPTION_WORDS: break;  // by store_words
+    }
+    return true;
+}
+
+static void store_words(const Option *row, char **words, int count, void *settings) {
+    Words list = {(const char **)words, count};
+    put(row, settings, &list, sizeof list);
+}
+
+void options_defaults(const Option *table, int rows, void *settings) {
+    Error err;
+    for (int i = 0; i < rows; i++) {
+        if (!table[i].name || !table[i].initial || table[i].offset == OPTION_NO_FIELD) continue;
+        if (!store(&table[i], table[i].initial, settings, &err)) fatal(NULL, EXIT_USAGE, "option table: default of %s", err.what);
+    }
+}
+
+// --- the command line ------------------------------------------------------------------------------------------------------------
+
+static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-'; }
+
+// Whether the table has "no-<name>" for a name that is not in it.
+static bool is_default(const Option *table, int rows, const char *name, size_t length) {
+    for (int i = 0; i < rows; i++) {
+        if (table[i].name && strncmp(table[i].name, "no-", 3) == 0 && same_name(table[i].name + 3, name, length)) return true;
+    }
+    return false;
+}
+
+static bool unknown(const Option *table, int rows, const char *word, size_t length, Error *err) {
+    if (!is_flag(word)) {
+        return error_set(err, EXIT_USAGE, "unexpected argument '%s'; flags begin with --, a value follows its flag, @FILE reads flags from a file, --help lists them", word);
+    }
+    if (is_default(table, rows, word + 2, length - 2)) {
+        return error_set(err, EXIT_USAGE, "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)", (int)length, word, (int)length, word, (int)length - 2,
+                         word + 2);
+    }
+    const char *near = options_nearest(table, rows, word + 2, length - 2);
+    if (!near) return error_set(err, EXIT_USAGE, "unknown flag %.*s; --help lists all", (int)length, word);
+    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length, word, near);
+}
+
+// Reads the flag at words[*at] with its values and moves *at behind them.
+static bool parse_one(const Option *table, int rows, char **words, int count, int *at, void *settings, const Option **found, Error *err) {
+    char *word = words[*at];
+    size_t length = strcspn(word, "=");
+    const Option *row = is_flag(word) ? options_find(table, rows, word + 2, length - 2) : NULL;
+    if (!row) return unknown(table, rows, word, length, err);
+    *found = row;
+    if (row->use == OPTION_REFUSED) return error_set(err, EXIT_USAGE, "%.*s is refused: %s", (int)length, word, row->help);
+    char *inline_value = word[length] == '=' ? word + length + 1 : NULL;
+    ++*at;
+    if (row->kind == OPTION_FLAG) {
+        if (inline_value) return error_set(err, EXIT_USAGE, "--%s takes no value; drop '=%s'", row->name, inline_value);
+        return store(row, row->negative ? "false" : "true", settings, err);
+    }
+    if (row->kind == OPTION_WORDS && inline_value) {
+        memmove(word, inline_value, strlen(inline_value) + 1);  // the value takes the word's place, so that the list can point at it
+        store_words(row, &words[*at - 1], 1, settings);
+        return true;
+    }
+    if (row->kind == OPTION_WORDS) {
+        int first = *at;
+        while (*at < count && !is_flag(words[*at])) ++*at;
+        store_words(row, &words[first], *at - first, settings);
+        return true;
+    }
+    if (inline_value) return store(row, inline_value, settings, err);
+    if (*at == count || is_flag(words[*at])) {
+        return error_set(err, EXIT_USAGE, "--%s needs a value (%s); --%s=VALUE takes one that begins with --", row->name, row->value, row->name);
+    }
+    return store(row, words[(*at)++], settings, err);
+}
+
+bool options_parse(const Option *table, int rows, char **words, int count, void *settings, bool *given, char *notes, size_t notes_bytes,
+                   Error *err) {
+    bool *seen = given ? given : (bool *)xcalloc((size_t)rows, sizeof *seen, "options");
+    bool ok = true;
+    for (int at = 0; ok && at < count;) {
+        const Option *row = NULL;
+        ok = parse_one(table, rows, words, count, &at, settings, &row, err);
+        if (!ok) break;
+        if (row->note && !seen[row - table]) options_note(notes, notes_bytes, "--%s has no effect: %s", row->name, row->help);
+        seen[row - table] = true;
+    }
+    if (!given) free(seen);
+    return ok;
+}
+
+// --- help and text ---------------------------------------------------------------------------------------------------------------
+
+// Prints text from column `indent` on, wrapped at column 120; the line already holds `used` columns.
+static void print_wrapped(const char *text, int indent, int used, FILE *file) {
+    int column = used;
+    while (*text) {
+        int word = (int)strcspn(text, " ");
+        if (column > indent && column + 1 + word > 120) {
+            fputc('\n', file);
+            column = 0;
+        }
+        if (column < indent) column += fprintf(file, "%*s", indent - column, "");
+        else if (column > indent) column += fprintf(file, " ");
+        column += fprintf(file, "%.*s", word, text);
+        text += word;
+        text += strspn(text, " ");
+    }
+    fputc('\n', file);
+}
+
+static void print_row(const Option *row, FILE *file) {
+    enum { INDENT = 34 };
+    int used = fprintf(file, "  --%s", row->name);
+    if (row->value) used += fprintf(file, " %s", row->value);
+    if (used >= INDENT - 1) {
+        fputc('\n', file);
+        used = 0;
+    }
+    char text[1024];
+    int n = 0;
+    if (row->alias) n += snprintf(text + n, sizeof text - (size_t)n, "(or --%s) ", row->alias);
+    if (row->choices) n += snprintf(text + n, sizeof text - (size_t)n, "%s: ", row->choices);
+    n += snprintf(text + n, sizeof text - (size_t)n, "%s", row->help);
+    bool show_default = row->initial && row->kind != OPTION_FLAG;
+    if (show_default && n < (int)sizeof text) snprintf(text + n, sizeof text - (size_t)n, " [%s]", row->initial);
+    print_wrapped(text, INDENT, used, file);
+}
+
+void options_help(const Option *table, int rows, FILE *file) {
+    for (int i = 0; i < rows; i++) {
+        if (table[i].name) print_row(&table[i], file);
+        else fprintf(file, "\n%s\n", table[i].help);
+    }
+}
+
+void options_note(char *notes, size_t notes_bytes, const char *format, ...) {
+    if (!notes || !notes_bytes) return;
+    size_t used = strlen(notes);
+    if (used + 2 > notes_bytes) return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(notes + used, notes_bytes - used - 1, format, args);  // one byte stays free for the newline
+    va_end(args);
+    used += strlen(notes + used);
+    notes[used] = '\n';
+    notes[used + 1] = 0;
+}
+
+void format_real(double x, char *text, size_t bytes) {
+    char digits[40];
+    int precision = 1;
+    do snprintf(digits, sizeof digits, "%.*e", precision - 1, x);
+    while (precision++ < 17 && strtod(digits, NULL) != x);
+    precision--;
+    const char *mark = strchr(digits, 'e');
+    int exponent = mark ? atoi(mark + 1) : 0;
+    if (!mark) snprintf(text, bytes, "%s", digits);  // inf or nan
+    else if (exponent < -4 || exponent >= 16) snprintf(text, bytes, "%s", digits);
+    else if (precision - 1 <= exponent) snprintf(text, bytes, "%.1f", x);
+    else snprintf(text, bytes, "%.*f", precision - 1 - exponent, x);
+}

@@ -1,0 +1,42 @@
+// Learning rate and weight decay over the run: see schedule.h. Megatron-LM's OptimizerParamScheduler, restated in double precision.
+#include "llmc/config/schedule.h"
+
+#include <math.h>
+
+static const double PI = 3.14159265358979323846;
+
+Schedule schedule_from_config(const Config *config) {
+    Schedule schedule = {
+        .style = config->lr_decay_style,
+        .lr = config->lr,
+        .min_lr = config->min_lr,
+        .lr_init = config->lr_warmup_init,
+        .warmup_samples = config->warmup_samples_wn,
+        .decay_samples = (double)config->decay_samples_dn,
+        .start_weight_decay = config->start_weight_decay,
+        .end_weight_decay = config->end_weight_decay,
+        .weight_decay_style = config->weight_decay_incr_style,
+        .weight_decay_samples = (double)config->weight_decay_samples,
+    };
+    return schedule;
+}
+
+double schedule_lr(const Schedule *s, int64_t n) {
+    double samples = (double)n;
+    // The branches are tried in Megatron's order: warm-up comes before everything, also for a constant rate.
+    if (s->warmup_samples > 0 && samples <= s->warmup_samples) return s->lr_init + (s->lr - s->lr_init) * samples / s->warmup_samples;
+    if (s->style == LR_CONSTANT) return s->lr;
+    if (samples > s->decay_samples) return s->min_lr;
+    if (s->style == LR_INVERSE_SQUARE_ROOT) return fmax(s->min_lr, s->lr * sqrt(fmax(s->warmup_samples, 1)) / sqrt(fmax(samples, 1)));
+    double progress = (samples - s->warmup_samples) / (s->decay_samples - s->warmup_samples);
+    double weight = s->style == LR_LINEAR ? 1 - progress : 0.5 * (cos(PI * progress) + 1);
+    return s->min_lr + weight * (s->lr - s->min_lr);
+}
+
+double schedule_weight_decay(const Schedule *s, int64_t n) {
+    double samples = (double)n;
+    if (s->weight_decay_style == WEIGHT_DECAY_CONSTANT || samples > s->weight_decay_samples) return s->end_weight_decay;
+    double progress = samples / s->weight_decay_samples;
+    double weight = s->weight_decay_style == WEIGHT_DECAY_LINEAR ? progress : 0.5 * (cos(PI * (1 - progress)) + 1);
+    return s->start_weight_decay + weight * (s->end_weight_decay - s->start_weight_decay);
+}

@@ -1,0 +1,168 @@
+// Byte-pair merging: see bpe.h. Short pieces (nearly all) are merged in place by rescanning a small array; long ones with a heap over a linked
+// list, so that a megabyte without a space costs n log n and not n^2.
+#include "llmc/data/bpe.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHORT_PIECE = 48, NO_RANK = INT32_MAX };
+
+static size_t pair_slot(int32_t left, int32_t right, size_t slots) {
+    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    key *= 0x9E3779B97F4A7C15u;  // Fibonacci hashing: the high bits depend on all
+    return (size_t)(key >> 32) & (slots - 1);
+}
+
+void bpe_init(Bpe *bpe, int64_t merges) {
+    bpe->slots = 64;
+    while (bpe->slots < 2 * (size_t)merges + 1) bpe->slots *= 2;
+    bpe->merges = xmalloc(bpe->slots * sizeof *bpe->merges, "the table of merges");
+    for (size_t i = 0; i < bpe->slots; i++) bpe->merges[i].left = -1;
+}
+
+void bpe_free(Bpe *bpe) {
+    free(bpe->merges);
+    bpe->merges = NULL;
+}
+
+void bpe_add(Bpe *bpe, BpeMerge merge) {
+    size_t i = pair_slot(merge.left, merge.right, bpe->slots);
+    for (; bpe->merges[i].left >= 0; i = (i + 1) & (bpe->slots - 1)) {
+        if (bpe->merges[i].left == merge.left && bpe->merges[i].right == merge.right) break;
+    }
+    bpe->merges[i] = merge;
+}
+
+// The merge of a pair, NULL when there is none.
+static const BpeMerge *find_merge(const Bpe *bpe, int32_t left, int32_t right) {
+    for (size_t i = pair_slot(left, right, bpe->slots);; i = (i + 1) & (bpe->slots - 1)) {
+        const BpeMerge *merge = &bpe->merges[i];
+        if (merge->left == left && merge->right == right) return merge;
+        if (merge->left < 0) return NULL;
+    }
+}
+
+// Rank of a pair (NO_RANK: never merged) and what it becomes.
+static int32_t pair_rank(const Bpe *bpe, int32_t left, int32_t right, int32_t *merged) {
+    const BpeMerge *merge = find_merge(bpe, left, right);
+    *merged = merge ? merge->merged : -1;
+    return merge ? merge->rank : NO_RANK;
+}
+
+static size_t encode_short(const Bpe *bpe, const char *piece, size_t bytes, int32_t *ids) {
+    int32_t rank[SHORT_PIECE], merged[SHORT_PIECE];  // of the pair (i, i + 1)
+    size_t count = bytes;
+    for (size_t i = 0; i < bytes; i++) ids[i] = bpe->byte_id[(uint8_t)piece[i]];
+    for (size_t i = 0; i + 1 < bytes; i++) rank[i] = pair_rank(bpe, ids[i], ids[i + 1], &merged[i]);
+    while (count > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < count; i++) {
+            if (rank[i] < rank[best]) best = i;
+        }
+        if (rank[best] == NO_RANK) break;
+        ids[best] = merged[best];
+        count--;
+        for (size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
+        for (size_t i = best + 1; i + 1 < count; i++) {
+            rank[i] = rank[i + 1];
+            merged[i] = merged[i + 1];
+        }
+        if (best > 0) rank[best - 1] = pair_rank(bpe, ids[best - 1], ids[best], &merged[best - 1]);
+        if (best + 1 < count) rank[best] = pair_rank(bpe, ids[best], ids[best + 1], &merged[best]);
+    }
+    return count;
+}
+
+// Candidates of a long piece: rank in the high half, position of the left symbol in the low half, so that the smallest key is the next merge.
+typedef struct Heap {
+    uint64_t *keys;
+    size_t count;
+} Heap;
+
+static void heap_push(Heap *heap, uint64_t key) {
+    size_t i = heap->count++;
+    while (i > 0 && heap->keys[(i - 1) / 2] > key) {
+        heap->keys[i] = heap->keys[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    heap->keys[i] = key;
+}
+
+static uint64_t heap_pop(Heap *heap) {
+    uint64_t smallest = heap->keys[0], last = heap->keys[--heap->count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < heap->count; i = child) {
+        if (child + 1 < heap->count && heap->keys[child + 1] < heap->keys[child]) child++;
+        if (heap->keys[child] >= last) break;
+        heap->keys[i] = heap->keys[child];
+    }
+    heap->keys[i] = last;
+    return smallest;
+}
+
+// A long piece: its symbols as a doubly linked list over positions. A symbol swallowed by its left neighbour has id -1.
+typedef struct LongPiece {
+    const Bpe *bpe;
+    Heap heap;
+    int32_t *ids;
+    uint32_t *next, *previous;  // `bytes` ends the list; previous of the first is `bytes` too
+    uint32_t bytes;
+} LongPiece;
+
+static LongPiece long_piece(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *ids) {
+    // n - 1 first candidates and at most two more for each of at most n - 1 merges.
+    size_t heap_bytes = 3 * bytes * sizeof(uint64_t), need = heap_bytes + 2 * bytes * sizeof(uint32_t);
+    if (scratch->bytes < need) {
+        free(scratch->memory);
+        scratch->memory = xmalloc(need, "merging a long piece of text");
+        scratch->bytes = need;
+    }
+    LongPiece p = {bpe, {scratch->memory, 0}, ids, NULL, NULL, (uint32_t)bytes};
+    p.next = (uint32_t *)((char *)scratch->memory + heap_bytes);
+    p.previous = p.next + bytes;
+    for (uint32_t i = 0; i < p.bytes; i++) {
+        ids[i] = bpe->byte_id[(uint8_t)piece[i]];
+        p.next[i] = i + 1;
+        p.previous[i] = i ? i - 1 : p.bytes;
+    }
+    return p;
+}
+
+static void push_candidate(LongPiece *p, uint32_t left) {
+    int32_t merged;
+    if (left == p->bytes || p->next[left] == p->bytes) return;
+    int32_t rank = pair_rank(p->bpe, p->ids[left], p->ids[p->next[left]], &merged);
+    if (rank != NO_RANK) heap_push(&p->heap, (uint64_t)(uint32_t)rank << 32 | left);
+}
+
+// Applies a candidate unless one of its symbols has changed since it was pushed.
+static void merge_candidate(LongPiece *p, uint64_t key) {
+    uint32_t left = (uint32_t)key, right;
+    int32_t merged;
+    if (p->ids[left] < 0 || (right = p->next[left]) == p->bytes) return;
+    if (pair_rank(p->bpe, p->ids[left], p->ids[right], &merged) != (int32_t)(key >> 32)) return;
+    p->ids[left] = merged;
+    p->ids[right] = -1;
+    p->next[left] = p->next[right];
+    if (p->next[right] != p->bytes) p->previous[p->next[right]] = left;
+    push_candidate(p, p->previous[left]);
+    push_candidate(p, left);
+}
+
+static size_t encode_long(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *ids) {
+    LongPiece p = long_piece(bpe, scratch, piece, bytes, ids);
+    for (uint32_t i = 0; i < p.bytes; i++) push_candidate(&p, i);
+    while (p.heap.count) merge_candidate(&p, heap_pop(&p.heap));
+    size_t count = 0;
+    for (uint32_t i = 0; i < p.bytes; i = p.next[i]) ids[count++] = ids[i];
+    return count;
+}
+
+size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *out) {
+    return bytes <= SHORT_PIECE ? encode_short(bpe, piece, bytes, out) : encode_long(bpe, scratch, piece, bytes, out);
+}
+
+void bpe_scratch_free(BpeScratch *scratch) {
+    free(scratch->memory);
+    *scratch = (BpeScratch){NULL, 0};
+}

@@ -1,0 +1,249 @@
+// One split of one shard as training samples: document, sample and shuffle index in Megatron-LM's exact order (its GPTDataset):
+// see dataset.h. Blends of several shards stand in blend.c. Called by blend.c and loader.c.
+#include "llmc/data/dataset.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/rng.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Splits
+
+const char *split_name(int split) {
+    static const char *const names[SPLITS] = {"training", "validation", "test"};
+    return names[split];
+}
+
+// The numbers of "969, 30, 1": maximal runs of digits and dots, as Megatron's pattern [.0-9]+ finds them.
+static bool parse_weights(const char *text, double weight[SPLITS], Error *err) {
+    int count = 0;
+    for (const char *p = text + strcspn(text, ".0123456789"); *p; p += strcspn(p, ".0123456789")) {
+        size_t length = strspn(p, ".0123456789");
+        char number[64], *end;
+        if (length >= sizeof number) return error_set(err, EXIT_USAGE, "--split '%s': number too long; give three weights such as 969, 30, 1", text);
+        memcpy(number, p, length);
+        number[length] = 0;
+        double value = strtod(number, &end);
+        if (*end || end == number || !isfinite(value)) {
+            return error_set(err, EXIT_USAGE, "--split '%s': '%s' is not a number; give three weights such as 969, 30, 1", text, number);
+        }
+        if (count == SPLITS) return error_set(err, EXIT_USAGE, "--split '%s': more than three weights; give three such as 969, 30, 1", text);
+        weight[count++] = value;
+        p += length;
+    }
+    return true;
+}
+
+bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err) {
+    double weight[SPLITS] = {0, 0, 0};
+    if (!parse_weights(text, weight, err)) return false;
+    double sum = weight[0] + weight[1] + weight[2];
+    if (!(sum > 0) || !isfinite(sum)) return error_set(err, EXIT_USAGE, "--split '%s': no positive weight; give three such as 969, 30, 1", text);
+    bounds[0] = 0;
+    for (int i = 0; i < SPLITS; i++) bounds[i + 1] = bounds[i] + weight[i] / sum;
+    return true;
+}
+
+bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, int64_t *first, int64_t *end) {
+    *first = *end = 0;
+    if (bounds[split + 1] <= bounds[split]) return false;
+    // Half to even, like numpy's round; the sum of the weights may exceed 1 by a rounding error.
+    *first = (int64_t)nearbyint(bounds[split] * (double)sequences);
+    *end = (int64_t)nearbyint(bounds[split + 1] * (double)sequences);
+    if (*end > sequences) *end = sequences;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory of this process alone, for a NULL IndexMemory
+
+static void *own_alloc(void *context, size_t bytes, const char *purpose) { return calloc(bytes ? bytes : 1, 1); }
+static void own_free(void *context, void *memory) { free(memory); }
+static bool own_builder(void *context) { return true; }
+static void own_ready(void *context) {}
+static bool own_agree(void *context, bool ok, Error *err) { return ok; }
+
+IndexMemory index_memory_or_own(const IndexMemory *memory) {
+    if (memory) return *memory;
+    return (IndexMemory){own_alloc, own_free, own_builder, own_ready, own_agree, NULL};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sizes
+
+enum { OFFSET_BITS = 31 };  // a sequence has at most 2^31 - 1 tokens
+static const int64_t MOST_DOCUMENTS = (int64_t)1 << (64 - OFFSET_BITS), MOST_SAMPLES = (int64_t)1 << 32;
+
+static int64_t tokens_between(const Shard *shard, int64_t first, int64_t end) {
+    if (first >= end) return 0;
+    int64_t stop = end < shard->sequences ? shard_position(shard, end) : shard->tokens;
+    return stop - shard_position(shard, first);
+}
+
+// Epochs, and whether the last one is shuffled apart: so it is when less than 80 % of it is needed, lest its samples mix with
+// the others' and most of them are seen once less often than the rest.
+static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
+    const int64_t s = d->seq_length, per_epoch = d->tokens_per_epoch, sequences = d->end_sequence - d->first_sequence;
+    int64_t needed, all;
+    bool fits = !__builtin_mul_overflow(requested, s, &needed) && needed < INT64_MAX - per_epoch;
+    if (fits) {
+        d->epochs = requested > 0 ? ceil_div64(needed + 1, per_epoch) : 1;
+        fits = !__builtin_mul_overflow(d->epochs, per_epoch, &all) && !__builtin_mul_overflow(d->epochs, sequences, &d->documents) &&
+               d->documents <= MOST_DOCUMENTS && (all - 1) / s < MOST_SAMPLES;
+    }
+    if (!fits) {
+        return error_set(err, EXIT_DATA,
+                         "%s: %" PRId64 " samples of %d tokens from the %" PRId64 " tokens of the %s split are more than the index counts "
+                         "(2^33 documents, 2^32 samples); ask for fewer or give more data",
+                         d->shard->prefix, requested, d->seq_length, per_epoch, split_name(d->split));
+    }
+    d->samples = (all - 1) / s;
+    d->samples_before_final = d->samples;
+    if (d->epochs > 1) {
+        int64_t before = ((d->epochs - 1) * per_epoch - 1) / s, last = requested - before, whole = (per_epoch - 1) / s;
+        d->separate_final_epoch = last < (int64_t)(0.80 * (double)whole);
+        if (d->separate_final_epoch) d->samples_before_final = before;
+    }
+    return true;
+}
+
+static bool plan(GptDataset *d, int64_t requested, Error *err) {
+    const char *prefix = d->shard->prefix, *name = split_name(d->split);
+    if (d->seq_length < 1 || requested < 0) {
+        return error_set(err, EXIT_USAGE, "%s: %" PRId64 " samples of %d tokens asked for; give positive sizes", prefix, requested, d->seq_length);
+    }
+    if (d->end_sequence > INT32_MAX) {
+        return error_set(err, EXIT_DATA, "%s: more than 2^31 sequences; cut the shard into several and blend them", prefix);
+    }
+    if (d->first_sequence >= d->end_sequence) {
+        return error_set(err, EXIT_DATA,
+                         "%s: the %s split holds none of the %" PRId64 " sequences; give it more weight with --split, or 0 to do without it, or more data",
+                         prefix, name,
+                         d->shard->sequences);
+    }
+    d->tokens_per_epoch = tokens_between(d->shard, d->first_sequence, d->end_sequence);
+    if (d->tokens_per_epoch < 2) {
+        return error_set(err, EXIT_DATA,
+                         "%s: the %s split holds %" PRId64 " tokens, at least 2 are needed; give it more weight with --split, or more "
+                         "data", prefix,
+                         name, d->tokens_per_epoch);
+    }
+    return plan_epochs(d, requested, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The three indices. One generator serves them in this order; every split and every shard of a blend starts it anew.
+
+static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
+    const int64_t sequences = d->end_sequence - d->first_sequence;
+    int32_t *out = d->document_index;
+    for (int64_t e = 0; e < d->epochs; e++) {
+        for (int64_t i = 0; i < sequences; i++) *out++ = (int32_t)(d->first_sequence + i);
+    }
+    int64_t together = d->separate_final_epoch ? d->documents - sequences : d->documents;
+    mt19937_shuffle_i32(rng, d->document_index, together);
+    mt19937_shuffle_i32(rng, d->document_index + together, d->documents - together);
+}
+
+// Entry k names the place of stream token k * seq_length, the stream being the sequences in document-index order. Sample k
+// covers stream tokens k*S .. k*S+S, so its last token is also the first of sample k+1.
+static void fill_sample_index(const GptDataset *d) {
+    enum { AHEAD = 24 };  // lengths are fetched in random order: ask for them early
+    uint64_t *out = d->sample_index, *end = out + d->samples + 1;
+    *out++ = 0;  // by definition, even if the first sequence is empty
+    int64_t next = d->seq_length;  // wanted token's distance from the beginning of this sequence
+    for (int64_t p = 0; out < end && p < d->documents; p++) {  // there are enough, unless lengths vanish under our eyes
+        if (p + AHEAD < d->documents) shard_prefetch_length(d->shard, d->document_index[p + AHEAD]);
+        int64_t length = shard_length(d->shard, d->document_index[p]);
+        for (; next < length && out < end; next += d->seq_length) *out++ = (uint64_t)p << OFFSET_BITS | (uint64_t)next;
+        next -= length;
+    }
+    shard_check_whole(d->shard);
+}
+
+static void fill_shuffle_index(const GptDataset *d, Mt19937 *rng) {
+    for (int64_t i = 0; i < d->samples; i++) d->shuffle_index[i] = (uint32_t)i;
+    mt19937_shuffle_u32(rng, d->shuffle_index, d->samples_before_final);
+    mt19937_shuffle_u32(rng, d->shuffle_index + d->samples_before_final, d->samples - d->samples_before_final);
+}
+
+static bool allocate(GptDataset *d, Error *err) {
+    const IndexMemory *m = &d->memory;
+    size_t documents = 4 * (size_t)d->documents, entries = 8 * (size_t)(d->samples + 1), shuffled = 4 * (size_t)d->samples;
+    d->document_index = (int32_t *)m->alloc(m->context, documents, "document index");
+    if (d->document_index) d->sample_index = (uint64_t *)m->alloc(m->context, entries, "sample index");
+    if (d->sample_index) d->shuffle_index = (uint32_t *)m->alloc(m->context, shuffled, "shuffle index");
+    if (d->shuffle_index) return true;
+    return error_set(err, EXIT_ENVIRONMENT, "%s: no memory for the index of the %s split (%zu MB); ask for fewer samples or use a larger machine",
+                     d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
+}
+
+bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, int split, int64_t first, int64_t end, int64_t samples,
+                       int seq_length, uint32_t seed, const IndexMemory *memory, Error *err) {
+    *dataset = (GptDataset){.shard = shard, .split = split, .seq_length = seq_length, .first_sequence = first, .end_sequence = end};
+    dataset->memory = index_memory_or_own(memory);
+    const IndexMemory *m = &dataset->memory;
+    if (!m->agree(m->context, plan(dataset, samples, err), err)) return false;
+    if (!allocate(dataset, err)) {
+        gpt_dataset_free(dataset);
+        return false;
+    }
+    Mt19937 rng;
+    bool builds = m->builder(m->context);
+    if (builds) {
+        mt19937_seed(&rng, seed);
+        fill_document_index(dataset, &rng);
+    }
+    m->agree(m->context, true, NULL);  // a barrier for each index, not one for both: the others wait for the builder, and a single wait has a limit
+    if (builds) fill_sample_index(dataset);
+    m->agree(m->context, true, NULL);
+    if (builds) fill_shuffle_index(dataset, &rng);
+    m->ready(m->context);
+    return true;
+}
+
+void gpt_dataset_free(GptDataset *dataset) {
+    const IndexMemory *m = &dataset->memory;
+    if (dataset->shuffle_index) m->free(m->context, dataset->shuffle_index);
+    if (dataset->sample_index) m->free(m->context, dataset->sample_index);
+    if (dataset->document_index) m->free(m->context, dataset->document_index);
+    memset(dataset, 0, sizeof *dataset);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Samples
+
+void gpt_dataset_sample_entry(const GptDataset *dataset, int64_t k, int64_t *position, int64_t *offset) {
+    uint64_t entry = dataset->sample_index[k];
+    *position = (int64_t)(entry >> OFFSET_BITS);
+    *offset = (int64_t)(entry & (((uint64_t)1 << OFFSET_BITS) - 1));
+}
+
+void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens) {
+    const Shard *shard = dataset->shard;
+    int64_t position, offset, left = (int64_t)dataset->seq_length + 1;
+    gpt_dataset_sample_entry(dataset, dataset->shuffle_index[i], &position, &offset);
+    for (; left > 0 && position < dataset->documents; position++, offset = 0) {
+        int64_t sequence = dataset->document_index[position], take = shard_length(shard, sequence) - offset;
+        if (take > left) take = left;
+        if (take < 0) take = 0;  // only of an index that was cut short: told below
+        shard_read(shard, shard_position(shard, sequence) + offset, take, tokens);
+        tokens += take;
+        left -= take;
+    }
+    shard_check_whole(shard);
+}
+
+TokenPlace gpt_dataset_place(const GptDataset *dataset, int64_t i, int64_t t) {
+    TokenPlace place;
+    gpt_dataset_sample_entry(dataset, dataset->shuffle_index[i], &place.position, &place.offset);
+    for (place.offset += t;; place.position++) {
+        place.sequence = dataset->document_index[place.position];
+        int64_t length = shard_length(dataset->shard, place.sequence);
+        if (place.offset < length) return place;
+        place.offset -= length;
+    }
+}

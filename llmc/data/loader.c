@@ -1,0 +1,253 @@
+// Batches for the training loop: opens the data, builds the datasets per split, serves micro-batches in Megatron's order: see loader.h.
+// Reports (summary, --inspect-data, --check-data) stand in loader_report.c. Called by train_gpt.cu.
+#include "llmc/data/loader.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/data/loader_state.h"
+#include "llmc/data/mapped.h"
+#include "llmc/base/rng.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Opening
+
+static int path_count(const LoaderOptions *o, int split) {
+    const int counts[SPLITS] = {o->train_data_path_count, o->valid_data_path_count, o->test_data_path_count};
+    return counts[split];
+}
+
+static const char *const *path_words(const LoaderOptions *o, int split) {
+    const char *const *const words[SPLITS] = {o->train_data_path, o->valid_data_path, o->test_data_path};
+    return words[split];
+}
+
+static bool check_options(const LoaderOptions *o, Error *err) {
+    if (o->seq_length < 1 || o->vocab_size < 1 || o->micro_batch_size < 1 || o->dp_size < 1 || o->dp_rank < 0 || o->dp_rank >= o->dp_size) {
+        return error_set(err, EXIT_USAGE,
+                         "sequence length %d, vocabulary %d, micro-batch %d, data-parallel rank %d of %d; give positive sizes",
+                         o->seq_length,
+                         o->vocab_size, o->micro_batch_size, o->dp_rank, o->dp_size);
+    }
+    if (o->mock_data && o->vocab_size < 3) return error_set(err, EXIT_USAGE,
+                                                            "--mock-data needs a vocabulary of at least 3 ids, not %d", o->vocab_size);
+    bool needs_eod = o->eod_mask_loss || o->reset_position_ids || o->reset_attention_mask;
+    if (needs_eod && !o->mock_data && (o->eod < 0 || o->eod >= o->vocab_size)) {
+        return error_set(err, EXIT_USAGE,
+                         "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the tokenizer's EOD id; give the "
+                         "tokenizer");
+    }
+    return true;
+}
+
+// Opens one blend for all splits, or one per split.
+static bool open_sources(Loader *l, const LoaderOptions *o, Error *err) {
+    if (o->mock_data) return true;
+    if (o->data_path_count) return data_source_open(&l->source[0], o->data_path, o->data_path_count, err);
+    for (int s = 0; s < SPLITS; s++) {
+        if (path_count(o, s) && !data_source_open(&l->source[s], path_words(o, s), path_count(o, s), err)) return false;
+    }
+    return true;
+}
+
+// Which splits there are, and the bounds that cut them (only with --data-path).
+static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLITS + 1], Error *err) {
+    if (o->data_path_count && !o->mock_data && !split_parse(o->split ? o->split : "969, 30, 1", bounds, err)) return false;
+    for (int s = 0; s < SPLITS; s++) {
+        bool present = o->mock_data || (o->data_path_count ? bounds[s + 1] > bounds[s] : path_count(o, s) > 0);
+        l->has[s] = present && o->samples[s] > 0;
+    }
+    if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) return error_set(err, EXIT_USAGE,
+                                                                              "--split '%s' leaves no training data; give it a first "
+                                                                              "weight", o->split);
+    return true;
+}
+
+static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
+    double bounds[SPLITS + 1] = {0};
+    bool ok = check_options(o, err) && choose_splits(l, o, bounds, err) && open_sources(l, o, err);
+    if (!node_memory_agree(l->memory, ok, err)) return false;
+    IndexMemory hooks = node_memory_hooks(l->memory);
+    for (int s = 0; s < SPLITS && !o->mock_data; s++) {
+        if (!l->has[s]) continue;
+        const DataSource *source = &l->source[o->data_path_count ? 0 : s];
+        uint32_t seed = s == SPLIT_TRAIN || !o->eval_seed ? o->seed : o->eval_seed;
+        if (!blended_dataset_build(&l->data[s], source, s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, seed, &hooks, err)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void allocate_batch(Loader *l) {
+    const LoaderOptions *o = &l->options;
+    size_t elements = (size_t)o->micro_batch_size * (size_t)o->seq_length;
+    l->ids = (int32_t *)xmalloc(((size_t)o->seq_length + 1) * sizeof(int32_t), "sample ids");
+    l->batch.tokens = (int32_t *)xmalloc(elements * sizeof(int32_t), "batch tokens");
+    l->batch.targets = (int32_t *)xmalloc(elements * sizeof(int32_t), "batch targets");
+    l->batch.positions = (int32_t *)xmalloc(elements * sizeof(int32_t), "batch positions");
+    if (o->eod_mask_loss) l->batch.loss_mask = (float *)xmalloc(elements * sizeof(float), "loss mask");
+    if (o->reset_attention_mask) l->batch.doc_start = (int32_t *)xmalloc(elements * sizeof(int32_t), "document starts");
+}
+
+Loader *loader_open(const LoaderOptions *options, Peers node, Error *err) {
+    double start = monotonic_seconds();
+    Error local = {0};
+    Loader *l = (Loader *)xcalloc(1, sizeof *l, "the loader");
+    mapped_set_site(node.site);
+    l->memory = node_memory_open(node, true);
+    if (!build_datasets(l, options, &local)) {
+        if (err) *err = local;
+        loader_close(l);
+        return NULL;
+    }
+    l->options = *options;
+    l->options.data_path = l->options.train_data_path = l->options.valid_data_path = l->options.test_data_path = NULL;
+    l->options.split = NULL;
+    l->eod = options->mock_data ? 0 : options->eod;
+    allocate_batch(l);
+    l->open_seconds = monotonic_seconds() - start;
+    return l;
+}
+
+void loader_close(Loader *loader) {
+    if (!loader) return;
+    mapped_set_site(NULL);
+    for (int s = 0; s < SPLITS; s++) {
+        if (loader->data[s].parts) blended_dataset_free(&loader->data[s]);
+        data_source_close(&loader->source[s]);
+    }
+    node_memory_close(loader->memory);
+    Batch *b = &loader->batch;
+    free(b->tokens);
+    free(b->targets);
+    free(b->positions);
+    free(b->loss_mask);
+    free(b->doc_start);
+    free(loader->ids);
+    free(loader);
+}
+
+bool loader_has_split(const Loader *loader, int split) { return loader->has[split]; }
+
+int64_t loader_samples(const Loader *loader, int split) {
+    if (!loader->has[split]) return 0;
+    return loader->options.mock_data ? INT64_MAX : loader->data[split].samples;
+}
+
+uint64_t *loader_fingerprints(const Loader *loader, int *shards) {
+    *shards = 0;
+    for (int s = 0; s < SPLITS; s++) *shards += loader->source[s].shards;
+    uint64_t *prints = (uint64_t *)xcalloc((size_t)*shards + 1, sizeof *prints, "the shards' fingerprints"), *next = prints;
+    for (int s = 0; s < SPLITS; s++) {
+        for (int i = 0; i < loader->source[s].shards; i++) {
+            const DataSource *source = &loader->source[s];
+            uint64_t weight = 0;
+            if (source->weights) memcpy(&weight, &source->weights[i], sizeof weight);
+            *next++ = shard_fingerprint(&source->shard[i]) + weight;
+        }
+    }
+    return prints;
+}
+
+const char *loader_shard_prefix(const Loader *loader, int place) {
+    int s = 0;
+    for (; place >= loader->source[s].shards; s++) place -= loader->source[s].shards;
+    return loader->source[s].shard[place].prefix;
+}
+
+double loader_epoch(const Loader *loader, int64_t consumed) {
+    const BlendedDataset *d = &loader->data[SPLIT_TRAIN];
+    double tokens = 0;
+    for (int i = 0; i < d->shards; i++) tokens += (double)d->parts[i].tokens_per_epoch;
+    return tokens > 0 ? (double)consumed * loader->options.seq_length / tokens : -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Samples
+
+// Megatron's mock sample: a random length l, then l ones, one EOD (0), twos up to the end. ids: (T + 1).
+static void mock_sample(const LoaderOptions *o, int split, int64_t sample, int32_t *ids) {
+    Mt19937 rng;
+    int64_t index = sample % MOCK_SAMPLES;
+    mt19937_seed(&rng, (uint32_t)(split * (MOCK_SAMPLES + 1) + index));
+    int ones = (int)mt19937_bounded(&rng, (uint64_t)o->seq_length - 1);
+    ids[0] = ones % o->vocab_size;
+    for (int t = 1; t <= o->seq_length; t++) ids[t] = t <= ones ? 1 : t == ones + 1 ? 0 : 2;
+}
+
+bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t id, int vocab_size, Error *err) {
+    return error_set(err, EXIT_DATA,
+                     "%s: sequence %" PRId64 ", position %" PRId64 ": token id %d is outside the vocabulary of %d; "
+                     "prepare the data with this tokenizer or give the tokenizer it was prepared with",
+                     shard->prefix, sequence, offset, id, vocab_size);
+}
+
+// Names the first bad one of a sample's ids.
+static bool bad_id(const Loader *l, int split, int64_t sample, const int32_t *ids, Error *err) {
+    int t = 0;
+    while (ids[t] >= 0 && ids[t] < l->options.vocab_size) t++;
+    int64_t part_sample;
+    const GptDataset *part = &l->data[split].parts[blended_dataset_shard(&l->data[split], sample, &part_sample)];
+    TokenPlace place = gpt_dataset_place(part, part_sample, t);
+    return loader_bad_id(part->shard, place.sequence, place.offset, ids[t], l->options.vocab_size, err);
+}
+
+bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err) {
+    const LoaderOptions *o = &l->options;
+    if (!l->has[split]) return error_set(err, EXIT_USAGE, "a split without data was asked for sample %" PRId64, sample);
+    if (o->mock_data) {
+        mock_sample(o, split, sample, ids);
+        return true;
+    }
+    if (sample < 0 || sample >= l->data[split].samples) {
+        return error_set(err, EXIT_DATA,
+                         "sample %" PRId64 " is beyond the %" PRId64 " samples of its split; raise --train-iters or --train-samples so "
+                         "that they cover the run",
+                         sample, l->data[split].samples);
+    }
+    blended_dataset_sample(&l->data[split], sample, ids);
+    uint32_t outside = 0;
+    for (int t = 0; t <= o->seq_length; t++) outside |= (uint32_t)ids[t] >= (uint32_t)o->vocab_size;
+    return !outside || bad_id(l, split, sample, ids, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Batches
+
+// Positions, loss mask and document starts of one row, from its input tokens: (T).
+static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens, int32_t *positions, float *loss_mask, int32_t *doc_start) {
+    int start = 0;  // first token after the last EOD
+    for (int t = 0; t < o->seq_length; t++) {
+        positions[t] = o->reset_position_ids ? t - start : t;
+        if (doc_start) doc_start[t] = start;
+        if (loss_mask) loss_mask[t] = tokens[t] == eod ? 0.0f : 1.0f;
+        if (tokens[t] == eod) start = t + 1;  // the EOD itself still belongs to the document that it ends
+    }
+}
+
+static bool fill_batch(Loader *l, int split, int64_t first_sample, Error *err) {
+    const LoaderOptions *o = &l->options;
+    Batch *b = &l->batch;
+    const size_t length = (size_t)o->seq_length;
+    b->first_sample = first_sample;
+    for (int j = 0; j < o->micro_batch_size; j++) {
+        if (!loader_sample(l, split, first_sample + j, l->ids, err)) return false;
+        size_t row = (size_t)j * length;
+        memcpy(b->tokens + row, l->ids, length * sizeof(int32_t));
+        memcpy(b->targets + row, l->ids + 1, length * sizeof(int32_t));
+        float *loss_mask = b->loss_mask ? b->loss_mask + row : NULL;
+        int32_t *doc_start = b->doc_start ? b->doc_start + row : NULL;
+        describe_row(o, l->eod, b->tokens + row, b->positions + row, loss_mask, doc_start);
+    }
+    return true;
+}
+
+bool loader_batch(Loader *loader, int split, int64_t consumed, Batch *batch, Error *err) {
+    const LoaderOptions *o = &loader->options;
+    int64_t first_sample = consumed + (int64_t)o->dp_rank * o->micro_batch_size;
+    if (!fill_batch(loader, split, first_sample, err)) return false;
+    *batch = loader->batch;
+    return true;
+}

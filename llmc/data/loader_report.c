@@ -1,0 +1,230 @@
+// What the loader tells the user: the start-up summary, --inspect-data and --check-data. See loader.h.
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "llmc/data/loader_state.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Summary
+
+// How many of the first `samples` draws of the split come from each part: drawn (shards).
+static void count_draws(const BlendedDataset *d, int64_t samples, int64_t *drawn) {
+    int64_t ignored;
+    for (int64_t i = 0; i < samples; i++) drawn[blended_dataset_shard(d, i, &ignored)]++;
+}
+
+static void print_part(const BlendedDataset *d, int i, FILE *out) {
+    const GptDataset *p = &d->parts[i];
+    fprintf(out, "    %s:", p->shard->prefix);
+    if (d->weights) fprintf(out, " weight %.4f,", d->weights[i]);
+    fprintf(out,
+            " %" PRId64 " sequences, %" PRId64 " tokens, %" PRId64 " epoch%s, %" PRId64 " samples", p->end_sequence - p->first_sequence,
+            p->tokens_per_epoch,
+            p->epochs, p->epochs == 1 ? "" : "s", p->samples);
+    if (p->epochs > 1) fprintf(out, ", last epoch %s", p->separate_final_epoch ? "shuffled separately" : "shuffled with the others");
+    fprintf(out, "\n");
+}
+
+void loader_print_summary(const Loader *loader, FILE *out) {
+    const LoaderOptions *o = &loader->options;
+    fprintf(out, " > datasets target sizes (minimum size):\n");
+    fprintf(out,
+            "    train:      %" PRId64 "\n    validation: %" PRId64 "\n    test:       %" PRId64 "\n", o->samples[SPLIT_TRAIN],
+            o->samples[SPLIT_VALID],
+            o->samples[SPLIT_TEST]);
+    for (int s = 0; s < SPLITS; s++) {
+        const BlendedDataset *d = &loader->data[s];
+        if (!loader->has[s]) {
+            fprintf(out, " > %s: no data\n", split_name(s));
+        } else if (o->mock_data) {
+            fprintf(out, " > %s: mock data, %d samples of %d tokens, repeated\n", split_name(s), MOCK_SAMPLES, o->seq_length);
+        } else {
+            fprintf(out,
+                    " > %s: %" PRId64 " samples of %d tokens from %d shard%s\n", split_name(s), d->samples, o->seq_length, d->shards,
+                    d->shards == 1 ? "" : "s");
+            for (int i = 0; i < d->shards; i++) print_part(d, i, out);
+        }
+    }
+    bool copied;
+    double megabytes = (double)node_memory_bytes(loader->memory, &copied) / 1e6;
+    fprintf(out,
+            " > sample index: %.1f MB per %s, built in %.2f s\n", megabytes, copied ? "rank (the ranks of this node cannot share memory)"
+            : "node",
+            loader->open_seconds);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// --inspect-data
+
+static void print_spans(const GptDataset *p, int64_t part_sample, FILE *out) {
+    for (int64_t t = 0; t <= p->seq_length;) {
+        TokenPlace at = gpt_dataset_place(p, part_sample, t);
+        int64_t length = shard_length(p->shard, at.sequence), take = length - at.offset, left = p->seq_length + 1 - t;
+        if (take > left) take = left;
+        fprintf(out,
+                "    tokens %" PRId64 "..%" PRId64 ": sequence %" PRId64 " (%" PRId64 " tokens), from %" PRId64 " to %" PRId64 "\n", t, t
+                + take - 1, at.sequence,
+                length, at.offset, at.offset + take - 1);
+        t += take;
+    }
+}
+
+static void print_epoch(const GptDataset *p, int64_t part_sample, FILE *out) {
+    int64_t sequences = p->end_sequence - p->first_sequence, epoch = gpt_dataset_place(p, part_sample, 0).position / sequences + 1;
+    if (p->epochs > 1 && !p->separate_final_epoch) {
+        fprintf(out, "  epoch: one of %" PRId64 ", all shuffled together\n", p->epochs);
+    } else if (p->epochs > 2 && epoch < p->epochs) {
+        fprintf(out, "  epoch: one of the first %" PRId64 " of %" PRId64 ", shuffled together\n", p->epochs - 1, p->epochs);
+    } else {
+        fprintf(out, "  epoch: %" PRId64 " of %" PRId64 "\n", epoch, p->epochs);
+    }
+}
+
+static void print_origin(const BlendedDataset *d, int64_t k, FILE *out) {
+    int64_t part_sample;
+    int i = blended_dataset_shard(d, k, &part_sample);
+    const GptDataset *p = &d->parts[i];
+    fprintf(out, "  shard: %s (part %d of %d), its sample %" PRId64 " of %" PRId64 "\n", p->shard->prefix, i + 1, d->shards, part_sample, p->samples);
+    print_epoch(p, part_sample, out);
+    print_spans(p, part_sample, out);
+    int64_t *drawn = (int64_t *)xcalloc((size_t)d->shards, sizeof(int64_t), "draws per part");
+    int64_t run = d->requested < d->samples ? d->requested : d->samples;
+    count_draws(d, run, drawn);
+    fprintf(out, "  the run's %" PRId64 " samples by part:\n", run);
+    for (i = 0; i < d->shards; i++) {
+        p = &d->parts[i];
+        fprintf(out,
+                "    %s: %" PRId64 " samples, %" PRId64 " tokens, %.3f epochs of %" PRId64 " tokens\n", p->shard->prefix, drawn[i],
+                drawn[i] * p->seq_length,
+                (double)drawn[i] * p->seq_length / (double)p->tokens_per_epoch, p->tokens_per_epoch);
+    }
+    free(drawn);
+}
+
+static void print_text(const int32_t *ids, int count, FILE *out,
+                       const char *(*decode)(const void *context, int id, size_t *bytes), const void *context) {
+    fprintf(out, "  text:\n");
+    for (int t = 0; t < count; t++) {
+        size_t bytes = 0;
+        const char *text = decode(context, ids[t], &bytes);
+        if (text) {
+            fwrite(text, 1, bytes, out);
+        } else {
+            fprintf(out, "<%d>", ids[t]);
+        }
+    }
+    fprintf(out, "\n");
+}
+
+bool loader_inspect(const Loader *loader, int64_t k, FILE *out, const char *(*decode)(const void *context, int id, size_t *bytes),
+                    const void *context, Error *err) {
+    int64_t samples = loader_samples(loader, SPLIT_TRAIN);
+    if (samples == 0) return error_set(err, EXIT_USAGE, "--inspect-data %" PRId64 ": there is no training split; give it data and samples", k);
+    if (k < 0 || k >= samples) {
+        return error_set(err, EXIT_USAGE,
+                         "--inspect-data %" PRId64 ": the training split has samples 0 to %" PRId64 "; choose one of them", k, samples - 1);
+    }
+    int count = loader->options.seq_length + 1;
+    int32_t *ids = (int32_t *)xmalloc((size_t)count * sizeof *ids, "sample ids");
+    bool mock = loader->options.mock_data, ok = loader_sample(loader, SPLIT_TRAIN, k, ids, err);
+    fprintf(out, "sample %" PRId64 " of the training split: %d ids, each but the last an input, each but the first a target\n", k, count);
+    if (mock) {
+        fprintf(out, "  mock data\n");
+    } else {
+        print_origin(&loader->data[SPLIT_TRAIN], k, out);
+    }
+    if (ok) {
+        fprintf(out, "  ids:");
+        for (int t = 0; t < count; t++) fprintf(out, " %d", ids[t]);
+        fprintf(out, "\n");
+        if (decode && !mock) print_text(ids, count, out, decode, context);
+    }
+    free(ids);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// --check-data
+
+// Names the sequence that holds the id at this position of the .bin.
+static bool bad_token(const Shard *shard, int64_t position, int32_t id, int vocab_size, Error *err) {
+    int64_t low = 0, high = shard->sequences;  // the last sequence that begins at or before position; empty ones begin there too
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (shard_position(shard, middle) <= position) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return loader_bad_id(shard, low, position - shard_position(shard, low), id, vocab_size, err);
+}
+
+static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, Error *err) {
+    enum { CHUNK = 1 << 16 };
+    int32_t *ids = (int32_t *)xmalloc(CHUNK * sizeof *ids, "ids to check");
+    bool ok = true;
+    *largest = -1;
+    for (int64_t at = 0; ok && at < shard->tokens; at += CHUNK) {
+        int64_t count = shard->tokens - at < CHUNK ? shard->tokens - at : CHUNK;
+        shard_read(shard, at, count, ids);
+        uint32_t most = 0;  // a negative id is a huge one
+        for (int64_t i = 0; i < count; i++) most = (uint32_t)ids[i] > most ? (uint32_t)ids[i] : most;
+        if (most >= (uint32_t)vocab_size) {
+            int64_t i = 0;
+            while ((uint32_t)ids[i] < (uint32_t)vocab_size) i++;
+            ok = bad_token(shard, at + i, ids[i], vocab_size, err);
+        } else if ((int32_t)most > *largest) {
+            *largest = (int32_t)most;
+        }
+    }
+    free(ids);
+    return ok;
+}
+
+// Says so where several sequences all end alike, but not with this vocabulary's end of a document: then the ids are another vocabulary's, however valid. Those of a
+// shard that was made without such ends end in many ways.
+static void check_ends(const Shard *shard, int eod, FILE *out) {
+    int32_t end = -1, id = 0;
+    int64_t ended = 0;
+    for (int64_t i = 0; i < shard->sequences; i++) {
+        int64_t length = shard_length(shard, i);
+        if (length == 0) continue;
+        shard_read(shard, shard_position(shard, i) + length - 1, 1, &id);
+        if (id == eod || (ended > 0 && id != end)) return;
+        end = id;
+        ended++;
+    }
+    if (ended > 1) fprintf(out, " > WARNING: every sequence of %s ends with id %d, none with %d, this vocabulary's end of a document; see whether the shard was made with another one\n",
+                           shard->prefix, end, eod);
+}
+
+static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *err) {
+    int64_t empty = 0, shortest = INT64_MAX, longest = 0;
+    for (int64_t i = 0; i < shard->sequences; i++) {
+        int64_t length = shard_length(shard, i);
+        empty += length == 0;
+        if (length < shortest) shortest = length;
+        if (length > longest) longest = length;
+    }
+    int32_t largest;
+    if (!check_tokens(shard, vocab_size, &largest, err)) return false;
+    fprintf(out, " > %s: %" PRId64 " sequences, %" PRId64 " documents, %" PRId64 " tokens of %d bytes, ", shard->prefix, shard->sequences,
+            shard->documents, shard->tokens, shard_dtype_size(shard->dtype));
+    fprintf(out, "lengths %" PRId64 " to %" PRId64 " (%" PRId64 " empty), largest id %d of %d: good\n", shard->sequences ? shortest : 0, longest, empty,
+            largest, vocab_size);
+    return true;
+}
+
+bool loader_check(const Loader *loader, FILE *out, Error *err) {
+    if (loader->options.mock_data) fprintf(out, " > mock data: nothing to check\n");
+    for (int s = 0; s < SPLITS; s++) {
+        const DataSource *source = &loader->source[s];
+        for (int i = 0; i < source->shards; i++) {
+            if (!check_shard(&source->shard[i], loader->options.vocab_size, out, err)) return false;
+            if (loader->options.eod >= 0) check_ends(&source->shard[i], loader->options.eod, out);
+            fflush(out);
+        }
+    }
+    return true;
+}

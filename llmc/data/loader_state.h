@@ -1,0 +1,26 @@
+// Inside of the loader, shared by loader.c (batches) and loader_report.c (summary, --inspect-data, --check-data) only.
+#pragma once
+#include "llmc/data/loader.h"
+#include "llmc/data/node_memory.h"
+LLMC_BEGIN
+
+enum { MOCK_SAMPLES = 32767 };  // length of Megatron's mock dataset; ours begins again after it
+
+struct Loader {
+    LoaderOptions options;         // without the paths and the split text
+    NodeMemory *memory;            // where the indices live
+    DataSource source[SPLITS];     // one per split; with --data-path only the first
+    BlendedDataset data[SPLITS];   // empty without the split and for mock data
+    bool has[SPLITS];
+    int eod;
+    double open_seconds;
+    int32_t *ids;                  // (T + 1) scratch of loader_batch
+    Batch batch;
+};
+
+// The T + 1 checked ids of one sample. Errors as loader_batch.
+bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err);
+// Fills the error (EXIT_DATA) for an id outside the vocabulary: offset is its position in the sequence. Returns false.
+bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t id, int vocab_size, Error *err);
+
+LLMC_END

@@ -1,0 +1,92 @@
+// Mapped files that are lost while they are read: see mapped.h.
+//
+// The handler runs on the thread that reads, at one of our own loads: nothing is half done there, no lock is held, so it may do what that thread may do, and
+// calls fatal(). Every other SIGBUS goes where it went before. A signal handler is told nothing: the table and the site are this file's static variables.
+#include "llmc/data/mapped.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/ranks/heartbeat.h"
+
+typedef struct Mapped {
+    const uint8_t *start;
+    size_t bytes;
+    char *path;
+    struct Mapped *next;
+} Mapped;
+
+static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
+static Mapped *_Atomic all_mapped;
+static const Site *_Atomic reader;
+static struct sigaction before;  // ours: who took SIGBUS until then
+
+static const Mapped *mapped_at(const void *address) {
+    const uint8_t *at = (const uint8_t *)address;
+    for (const Mapped *m = atomic_load(&all_mapped); m; m = m->next) {
+        if (at >= m->start && at < m->start + m->bytes) return m;
+    }
+    return NULL;
+}
+
+void mapped_lost(const void *address) {
+    const Mapped *m = mapped_at(address);
+    const Site *site = atomic_load(&reader);
+    Site here = {.rank = -1};
+    if (site) here = *site;
+    here.phase = "read data";
+    heartbeat_take_floor(&here);
+    if (!m) fatal(&here, EXIT_DATA, "a mapped file was lost; this is a fault of the program");
+    struct stat status;
+    long long now = stat(m->path, &status) == 0 ? (long long)status.st_size : -1;
+    if (now >= 0 && (uint64_t)now < m->bytes) {
+        fatal(&here, EXIT_DATA, "%s: cut short while it was read, from %zu bytes to %lld; put the whole file back, and leave it alone while it is in use", m->path, m->bytes, now);
+    }
+    fatal(&here, EXIT_DATA, "%s: changed while it was read, or cannot be read any more; see whether somebody writes to it or its disk fails", m->path);
+}
+
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+    bool memory = info->si_code == BUS_ADRERR || info->si_code == BUS_OBJERR;
+    if (memory && mapped_at(info->si_addr)) mapped_lost(info->si_addr);
+    sigaction(SIGBUS, &before, NULL);
+    raise(number);  // delivered when this handler returns
+}
+
+void mapped_guard(const void *start, size_t bytes, const char *path) {
+    if (!bytes) return;
+    Mapped *m = (Mapped *)xcalloc(1, sizeof *m, "the table of mapped files");
+    *m = (Mapped){(const uint8_t *)start, bytes, xstrdup(path), NULL};
+    pthread_mutex_lock(&changing);
+    m->next = atomic_load(&all_mapped);
+    if (!m->next) {
+        struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+        sigemptyset(&ours.sa_mask);
+        sigaction(SIGBUS, &ours, &before);
+    }
+    atomic_store(&all_mapped, m);
+    pthread_mutex_unlock(&changing);
+}
+
+void mapped_release(const void *start) {
+    pthread_mutex_lock(&changing);
+    Mapped *gone = atomic_load(&all_mapped);
+    if (gone && gone->start == start) {
+        atomic_store(&all_mapped, gone->next);
+    } else {
+        Mapped *previous = gone;
+        while (previous && previous->next && previous->next->start != start) previous = previous->next;
+        gone = previous ? previous->next : NULL;
+        if (gone) previous->next = gone->next;
+    }
+    if (gone && !atomic_load(&all_mapped)) sigaction(SIGBUS, &before, NULL);
+    pthread_mutex_unlock(&changing);
+    if (!gone) return;
+    free(gone->path);
+    free(gone);
+}
+
+void mapped_set_site(const Site *site) { atomic_store(&reader, site); }

@@ -1,0 +1,258 @@
+// Tokenizers and encoders: see tokenizer.h. An encoder repairs the UTF-8, cuts the text into pieces (pretokenize.c), and merges each piece's
+// bytes (bpe.c) unless it has met the same piece lately.
+#include "llmc/data/tokenizer.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/data/bpe.h"
+#include "llmc/data/pretokenize.h"
+#include "llmc/base/utf8.h"
+#include "llmc/data/vocabulary.h"
+
+struct Tokenizer {
+    TokenizerType type;
+    TokenTable table;
+    Bpe bpe;                // GPT2_BPE only
+    PiecePattern *pattern;  // GPT2_BPE only
+};
+
+// ---- opening ----
+
+static void fill_byte_table(TokenTable *table) {
+    token_table_init(table, 257, 256 + strlen(END_OF_TEXT));
+    for (int id = 0; id < 256; id++) token_table_append(table, id, (char[]){(char)id}, 1);
+    token_table_append(table, 256, END_OF_TEXT, strlen(END_OF_TEXT));
+    table->eod = 256;
+}
+
+static bool fill_null_table(TokenTable *table, int64_t null_vocab_size, Error *err) {
+    if (null_vocab_size < 1 || null_vocab_size >= INT32_MAX - 1) {
+        return error_set(err, EXIT_USAGE, "NullTokenizer cannot have %" PRId64 " ids; give --vocab-size a positive number", null_vocab_size);
+    }
+    int eod = (int)null_vocab_size;
+    token_table_init(table, eod + 1, 11 * (size_t)eod + strlen(END_OF_TEXT));
+    for (int id = 0; id < eod; id++) {
+        char word[16];
+        int length = snprintf(word, sizeof word, " %d", id);
+        token_table_append(table, id, word, (size_t)length);
+    }
+    token_table_append(table, eod, END_OF_TEXT, strlen(END_OF_TEXT));
+    table->eod = eod;
+    return true;
+}
+
+static bool open_bpe(Tokenizer *tokenizer, const char *vocab_file, const char *merge_file, Error *err) {
+    if (!vocab_file || !merge_file) {
+        return error_set(err, EXIT_USAGE, "GPT2BPETokenizer needs --vocab-file and --merge-file; dev/data/get_gpt2_vocab.sh downloads GPT-2's");
+    }
+    if (!vocabulary_read(&tokenizer->table, &tokenizer->bpe, vocab_file, merge_file, err)) return false;
+    tokenizer->pattern = piece_pattern_compile();
+    return true;
+}
+
+Tokenizer *tokenizer_open(TokenizerType type, const char *vocab_file, const char *merge_file, int64_t null_vocab_size, Error *err) {
+    Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer, "the tokenizer");
+    tokenizer->type = type;
+    bool good = true;
+    switch (type) {
+        case TOKENIZER_GPT2_BPE: good = open_bpe(tokenizer, vocab_file, merge_file, err); break;
+        case TOKENIZER_BYTE: fill_byte_table(&tokenizer->table); break;
+        case TOKENIZER_NULL: good = fill_null_table(&tokenizer->table, null_vocab_size, err); break;
+    }
+    if (good) return tokenizer;
+    free(tokenizer);
+    return NULL;
+}
+
+void tokenizer_close(Tokenizer *tokenizer) {
+    if (!tokenizer) return;
+    piece_pattern_free(tokenizer->pattern);
+    bpe_free(&tokenizer->bpe);
+    token_table_free(&tokenizer->table);
+    free(tokenizer);
+}
+
+int tokenizer_vocab_size(const Tokenizer *tokenizer) { return tokenizer->table.size; }
+
+int tokenizer_eod(const Tokenizer *tokenizer) { return tokenizer->table.eod; }
+
+const char *tokenizer_decode(const Tokenizer *tokenizer, int id, size_t *bytes) {
+    const TokenTable *table = &tokenizer->table;
+    *bytes = 0;
+    if (id < 0 || id >= table->size) return "";
+    *bytes = table->start[id + 1] - table->start[id];
+    return table->bytes + table->start[id];
+}
+
+// ---- the word cache: direct-mapped, a newer piece displaces an older one ----
+
+// Nearly every piece of running text is at most 16 bytes and 3 ids: half a cache line each.
+enum { CACHED_BYTES = 16, CACHED_IDS = 3, CACHE_SLOTS = 1 << 15 };
+
+typedef struct CachedPiece {
+    uint64_t head, tail;  // the bytes, see piece_key
+    uint8_t bytes, count;
+    int32_t ids[CACHED_IDS];
+} CachedPiece;
+
+// Two words that, with the length, hold all bytes of a piece of 1..16 bytes. They overlap where it is shorter than both.
+static void piece_key(const char *piece, size_t bytes, uint64_t *head, uint64_t *tail) {
+    if (bytes >= 8) {
+        memcpy(head, piece, 8);
+        memcpy(tail, piece + bytes - 8, 8);
+    } else if (bytes >= 4) {
+        uint32_t first, last;
+        memcpy(&first, piece, 4);
+        memcpy(&last, piece + bytes - 4, 4);
+        *head = first;
+        *tail = last;
+    } else {
+        *head = (uint8_t)piece[0] | (uint64_t)(uint8_t)piece[bytes / 2] << 8;
+        *tail = (uint8_t)piece[bytes - 1];
+    }
+}
+
+static size_t cache_slot(uint64_t head, uint64_t tail, size_t bytes) {
+    uint64_t hash = (head ^ tail << 29 ^ tail >> 35 ^ bytes) * 0x9E3779B97F4A7C15u;
+    hash = (hash ^ hash >> 32) * 0xD6E8FEB86659FD93u;
+    return (size_t)(hash >> 40) & (CACHE_SLOTS - 1);
+}
+
+// ---- encoding ----
+
+struct Encoder {
+    const Tokenizer *tokenizer;
+    PieceSplitter *splitter;  // GPT2_BPE only
+    CachedPiece *cache;       // (CACHE_SLOTS), GPT2_BPE only
+    BpeScratch scratch;
+    char *repaired;           // the text with U+FFFD, when it needs any
+    size_t repaired_bytes;
+};
+
+Encoder *encoder_create(const Tokenizer *tokenizer) {
+    Encoder *encoder = xcalloc(1, sizeof *encoder, "an encoder");
+    encoder->tokenizer = tokenizer;
+    if (tokenizer->type == TOKENIZER_GPT2_BPE) {
+        encoder->splitter = piece_splitter_create(tokenizer->pattern);
+        encoder->cache = xcalloc(CACHE_SLOTS, sizeof *encoder->cache, "the cache of words");
+    }
+    return encoder;
+}
+
+void encoder_free(Encoder *encoder) {
+    if (!encoder) return;
+    piece_splitter_free(encoder->splitter);
+    bpe_scratch_free(&encoder->scratch);
+    free(encoder->cache);
+    free(encoder->repaired);
+    free(encoder);
+}
+
+// Room for `more` ids after those in the buffer.
+static int32_t *reserve(TokenBuffer *buffer, size_t more) {
+    if (!buffer->ids || buffer->capacity - buffer->count < (int64_t)more) {
+        int64_t grown = buffer->capacity + buffer->capacity / 2 + 1024;
+        buffer->capacity = grown > buffer->count + (int64_t)more ? grown : buffer->count + (int64_t)more;
+        buffer->ids = xrealloc(buffer->ids, (size_t)buffer->capacity * sizeof *buffer->ids, "token ids");
+    }
+    return buffer->ids + buffer->count;
+}
+
+void token_buffer_append(TokenBuffer *buffer, int32_t id) {
+    *reserve(buffer, 1) = id;
+    buffer->count++;
+}
+
+void token_buffer_free(TokenBuffer *buffer) {
+    free(buffer->ids);
+    *buffer = (TokenBuffer){0};
+}
+
+static void encode_piece(Encoder *encoder, const char *piece, size_t bytes, TokenBuffer *out) {
+    const Bpe *bpe = &encoder->tokenizer->bpe;
+    int32_t *ids = reserve(out, bytes > CACHED_IDS ? bytes : CACHED_IDS);
+    if (bytes > CACHED_BYTES) {
+        out->count += (int64_t)bpe_encode(bpe, &encoder->scratch, piece, bytes, ids);
+        return;
+    }
+    uint64_t head, tail;
+    piece_key(piece, bytes, &head, &tail);
+    CachedPiece *cached = &encoder->cache[cache_slot(head, tail, bytes)];
+    if (cached->head == head && cached->tail == tail && cached->bytes == bytes) {
+        memcpy(ids, cached->ids, sizeof cached->ids);  // all of them: a constant size is one move
+        out->count += cached->count;
+        return;
+    }
+    size_t count = bpe_encode(bpe, &encoder->scratch, piece, bytes, ids);
+    out->count += (int64_t)count;
+    if (count > CACHED_IDS) return;
+    *cached = (CachedPiece){head, tail, (uint8_t)bytes, (uint8_t)count, {0}};
+    memcpy(cached->ids, ids, count * sizeof *ids);
+}
+
+static void encode_bpe(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out) {
+    for (size_t start = 0, end; start < bytes; start = end) {
+        end = piece_end(encoder->splitter, text, bytes, start);
+        encode_piece(encoder, text + start, end - start, out);
+    }
+}
+
+static void encode_bytes(const char *text, size_t bytes, TokenBuffer *out) {
+    int32_t *ids = reserve(out, bytes);
+    for (size_t i = 0; i < bytes; i++) ids[i] = (uint8_t)text[i];
+    out->count += (int64_t)bytes;
+}
+
+static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+// The id that a word of decimal digits means, -1 when it is none of the vocabulary.
+static int64_t number_id(const char *word, size_t length, int vocab_size) {
+    int64_t id = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (word[i] < '0' || word[i] > '9') return -1;
+        id = 10 * id + (word[i] - '0');
+        if (id >= vocab_size) return -1;
+    }
+    return id;
+}
+
+// NullTokenizer. Returns how many words were no ids.
+static int64_t encode_numbers(int vocab_size, const char *text, size_t bytes, TokenBuffer *out) {
+    int64_t refused = 0;
+    for (size_t start = 0, end; start < bytes; start = end) {
+        while (start < bytes && is_space(text[start])) start++;
+        for (end = start; end < bytes && !is_space(text[end]); end++) {}
+        if (end == start) break;
+        int64_t id = number_id(text + start, end - start, vocab_size);
+        if (id < 0) {
+            refused++;
+            continue;
+        }
+        token_buffer_append(out, (int32_t)id);
+    }
+    return refused;
+}
+
+// The text itself when it is well-formed, else a repaired copy that lives until the next call.
+static const char *well_formed(Encoder *encoder, const char *text, size_t *bytes, int64_t *replaced) {
+    if (utf8_valid_prefix(text, *bytes) == *bytes) return text;
+    if (encoder->repaired_bytes < UTF8_REPLACEMENT_BYTES * *bytes) {
+        free(encoder->repaired);
+        encoder->repaired_bytes = UTF8_REPLACEMENT_BYTES * *bytes;
+        encoder->repaired = xmalloc(encoder->repaired_bytes, "repairing invalid UTF-8");
+    }
+    *bytes = utf8_repair(text, *bytes, encoder->repaired, replaced);
+    return encoder->repaired;
+}
+
+void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced) {
+    text = well_formed(encoder, text, &bytes, replaced);
+    switch (encoder->tokenizer->type) {
+        case TOKENIZER_GPT2_BPE: encode_bpe(encoder, text, bytes, out); break;
+        case TOKENIZER_BYTE: encode_bytes(text, bytes, out); break;
+        case TOKENIZER_NULL: *replaced += encode_numbers(encoder->tokenizer->table.size, text, bytes, out); break;
+    }
+}

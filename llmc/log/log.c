@@ -1,0 +1,519 @@
+// Log lines, JSON lines, TensorBoard: see log.h.
+#include "llmc/log/log.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/base/append.h"
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/log/short_line.h"
+#include "llmc/log/tensorboard.h"
+#include "llmc/base/version.h"
+
+struct Log {
+    const Config *config;
+    int world_size;
+    bool active;
+    const Site *site;  // may be NULL
+    bool has_json;
+    Append json;
+    Tensorboard *tensorboard;  // NULL: off
+    int64_t skipped, epoch;    // skipped steps, and the latest epoch that was told
+};
+
+// ---- plain lines and JSON lines -------------------------------------------------------------------------------------------------------
+
+// " <label>: <value> |" with %.<digits>f or %.<digits>E, and nan or inf in lower case without a stray sign.
+static void add_fixed(Text *line, const char *label, int digits, double value, const char *unit) {
+    if (!isfinite(value)) {
+        text_add(line, " %s: %s |", label, non_finite(value));
+    } else {
+        text_add(line, " %s: %.*f%s |", label, digits, value, unit);
+    }
+}
+
+static void add_scientific(Text *line, const char *label, int digits, double value) {
+    if (!isfinite(value)) {
+        text_add(line, " %s: %s |", label, non_finite(value));
+    } else {
+        text_add(line, " %s: %.*E |", label, digits, value);
+    }
+}
+
+// Tells the heartbeat that a write to standard output begins, which ends when its reader lets it (ends: and where this rank is again).
+static void tell_write(const Log *log, bool begins) {
+    if (!log->site) return;
+    Site here = *log->site;
+    if (begins) here.phase = PHASE_WRITE_LOG;
+    heartbeat_waits(&here, false);
+}
+
+// Prints the text and a newline in one write, so that lines of several processes do not interleave, and frees it.
+static void print_text(const Log *log, Text *text) {
+    text_add(text, "\n");
+    tell_write(log, true);
+    fwrite(text->data, 1, text->length, stdout);
+    fflush(stdout);
+    tell_write(log, false);
+    text_free(text);
+}
+
+void log_json(Log *log, Text *json) {
+    if (log->active && log->has_json) {
+        text_add(json, "}\n");
+        append_record(&log->json, json->data, json->length);
+    }
+    text_free(json);
+}
+
+void log_text(Log *log, const char *tag, int64_t step, const char *text) {
+    if (log->active && log->tensorboard) tensorboard_text(log->tensorboard, tag, step, text);
+}
+
+void log_scalar(Log *log, const char *tag, int64_t step, double value) {
+    if (log->active && log->tensorboard) tensorboard_scalar(log->tensorboard, tag, step, value);
+}
+
+// ---- opening and plain lines ----------------------------------------------------------------------------------------------------------
+
+static bool open_json(Log *log, const char *path, Error *err) {
+    char *folder = xstrdup(path), *slash = strrchr(folder, '/');
+    bool made = true;
+    if (slash && slash != folder) {
+        *slash = 0;
+        made = append_make_folders(folder, err);
+    }
+    free(folder);
+    if (!made || !append_open(&log->json, path, false, err)) return false;
+    append_end_line(&log->json);  // a killed run may have left half a line
+    log->has_json = true;
+    return true;
+}
+
+Log *log_open(const Config *config, int world_size, bool active, const Site *site, Error *err) {
+    Log *log = (Log *)xcalloc(1, sizeof *log, "log");
+    *log = (Log){.config = config, .world_size = world_size, .active = active, .site = site, .json = {.fd = -1}};
+    if (!active) return log;
+    bool opened = !config->log_jsonl || open_json(log, config->log_jsonl, err);
+    if (opened && config->tensorboard_dir) {
+        log->tensorboard = tensorboard_open(config->tensorboard_dir, err);
+        opened = log->tensorboard != NULL;
+    }
+    if (opened) return log;
+    log_close(log);
+    return NULL;
+}
+
+void log_close(Log *log) {
+    if (!log) return;
+    append_close(&log->json);
+    tensorboard_close(log->tensorboard);
+    free(log);
+}
+
+void log_line(Log *log, const char *format, ...) {
+    if (!log->active) return;
+    va_list args;
+    va_start(args, format);
+    tell_write(log, true);
+    vfprintf(stdout, format, args);
+    fputc('\n', stdout);
+    fflush(stdout);
+    tell_write(log, false);
+    va_end(args);
+}
+
+void log_idle_flags(Log *log) {
+    const Config *c = log->config;
+    const char *none = "WARNING: one data-parallel rank";
+    if (c->quantized_weights || c->quantized_gradients) log_line(log, "%s sends nothing: the quantisation flags have no effect", none);
+    if (c->verify_wire) log_line(log, "%s sends nothing: --verify-wire has no effect", none);
+}
+
+static void local_datetime(char *text, size_t bytes) {
+    time_t now = time(NULL);
+    struct tm parts;
+    localtime_r(&now, &parts);
+    strftime(text, bytes, "%Y-%m-%d %H:%M:%S", &parts);
+}
+
+void log_datetime(Log *log, const char *format, ...) {
+    if (!log->active) return;
+    char what[512], when[32];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    local_datetime(when, sizeof when);
+    log_line(log, "[%s] datetime: %s ", what, when);
+}
+
+void log_memory(Log *log, int64_t iterations, double bytes) {
+    double mb = bytes / 0x1p20;
+    log_line(log, "[Rank 0] (after %lld iterations) memory (MB) | allocated: %f | max allocated: %f | reserved: %f | max reserved: %f",
+             (long long)iterations, mb, mb, mb, mb);
+}
+
+// ---- start ------------------------------------------------------------------------------------------------------------------------------
+
+static void write_arguments_to_tensorboard(Log *log, const char *arguments) {
+    cJSON *all = cJSON_Parse(arguments);
+    for (const cJSON *item = all ? all->child : NULL; item; item = item->next) {
+        char tag[256];
+        char *value = cJSON_IsString(item) ? xstrdup(item->valuestring) : cJSON_PrintUnformatted(item);
+        snprintf(tag, sizeof tag, "%s/text_summary", item->string);  // the Text tab's naming
+        tensorboard_text(log->tensorboard, tag, 0, value ? value : "");
+        free(value);
+    }
+    cJSON_Delete(all);
+}
+
+static void write_start_json(Log *log, int64_t parameters, int nodes, const char *device, const char *arguments) {
+    char host_libraries[512], device_libs[512], libraries[1028], when[32], host[256] = "";
+    version_libraries(host_libraries, sizeof host_libraries);
+    device_libraries(device_libs, sizeof device_libs);
+    snprintf(libraries, sizeof libraries, "%s, %s", host_libraries, device_libs);
+    local_datetime(when, sizeof when);
+    gethostname(host, sizeof host - 1);
+    Text json = json_begin("start");
+    json_text(&json, "version", version_number());
+    json_text(&json, "commit", version_commit());
+    json_text(&json, "libraries", libraries);
+    json_text(&json, "device", device);
+    json_integer(&json, "world_size", log->world_size);
+    json_integer(&json, "nodes", nodes);
+    json_integer(&json, "parameters", parameters);
+    json_name(&json, "arguments");
+    text_add(&json, "%s", arguments);
+    json_open(&json, "timing");
+    json_text(&json, "datetime", when);
+    json_integer(&json, "unix_s", (int64_t)time(NULL));
+    json_text(&json, "host", host);
+    json_integer(&json, "pid", (int64_t)getpid());
+    json_close(&json);
+    log_json(log, &json);
+}
+
+// Takes line breaks out of JSON text: inside its strings they are escaped, outside they mean nothing.
+static void to_one_line(char *json) {
+    for (; *json; json++) {
+        if (*json == '\n' || *json == '\t' || *json == '\r') *json = ' ';
+    }
+}
+
+// Flags that do less than they seem to.
+static void warn_of_flags(Log *log, int nodes) {
+    const Config *c = log->config;
+    int ranks = log->world_size;
+    if (!c->quantized_gradients || ranks == 1 || !log->active) return;
+    if (nodes == 1) log_line(log, "WARNING: one node: gradients travel in %d bits only, --gradient-quantization-bits-inter has no effect", c->gradient_quantization_bits_intra);
+    if (nodes == ranks) log_line(log, "WARNING: one rank per node: gradients travel in %d bits only, --gradient-quantization-bits-intra has no effect", c->gradient_quantization_bits_inter);
+}
+
+void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
+    warn_of_flags(log, nodes);
+    if (!log->active || (!log->has_json && !log->tensorboard)) return;
+    char *arguments = config_to_json(log->config);
+    to_one_line(arguments);
+    if (log->has_json) write_start_json(log, parameters, nodes, device, arguments);
+    if (log->tensorboard) write_arguments_to_tensorboard(log, arguments);
+    free(arguments);
+}
+
+// ---- the iteration line -----------------------------------------------------------------------------------------------------------------
+
+bool report_has_loss(const IntervalReport *r) { return r->lm_loss > 0 || !isfinite(r->lm_loss); }
+
+// Megatron-LM's fields, in its order and formats: other tools parse them.
+static void add_megatron_fields(Text *line, const Config *config, const IntervalReport *r) {
+    text_add(line, " iteration %8lld/%8lld |", (long long)r->last.iteration, (long long)r->train_iters);
+    text_add(line, " consumed samples: %12lld |", (long long)r->last.consumed_samples);
+    add_fixed(line, "elapsed time per iteration (ms)", 1, r->elapsed_ms, "");
+    if (config->log_throughput) add_fixed(line, "throughput per GPU (TFLOP/s/GPU)", 1, r->tflops_per_gpu, "");
+    add_scientific(line, "learning rate", 3, r->last.learning_rate);
+    text_add(line, " global batch size: %5d |", r->last.global_batch_size);
+    if (report_has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
+    add_fixed(line, "loss scale", 1, 1.0, "");  // bf16 needs none; parsers expect the field
+    if (!(r->last.grad_norm < 0)) add_fixed(line, "grad norm", 3, r->last.grad_norm, "");
+    if (config->log_num_zeros_in_grad && !(r->last.num_zeros < 0)) add_fixed(line, "num zeros", 1, r->last.num_zeros, "");
+    if (config->log_params_norm && !(r->last.params_norm < 0)) add_fixed(line, "params norm", 3, r->last.params_norm, "");
+    text_add(line, " number of skipped iterations: %3lld |", (long long)r->skipped);
+    text_add(line, " number of nan iterations: %3lld |", (long long)r->nan);
+}
+
+static void add_own_fields(Text *line, const IntervalReport *r) {
+    char left[32];
+    if (r->tokens_per_second > 0) add_fixed(line, "tokens/s", 0, r->tokens_per_second, "");
+    if (r->mfu > 0) add_fixed(line, "MFU", 1, 100 * r->mfu, "%");
+    add_fixed(line, "inter-node MB/step", 3, r->inter_node_bytes / 1e6, "");
+    add_fixed(line, "intra-node MB/step", 3, r->intra_node_bytes / 1e6, "");
+    if (r->exposed_comm_ms >= 0) add_fixed(line, "exposed comm (ms)", 1, r->exposed_comm_ms, "");
+    short_duration(left, sizeof left, r->seconds_left);
+    if (*left) text_add(line, " ETA: %s |", left);
+    if (r->epoch >= 0) add_fixed(line, "epoch", 3, r->epoch, "");
+}
+
+static void write_interval_json(Log *log, const IntervalReport *r) {
+    Text json = json_begin("interval");
+    json_integer(&json, "iteration", r->last.iteration);
+    json_integer(&json, "iterations", r->iterations);
+    json_integer(&json, "consumed_samples", r->last.consumed_samples);
+    if (report_has_loss(r)) json_number(&json, "loss", r->lm_loss);
+    if (!(r->last.grad_norm < 0)) json_number(&json, "grad_norm", r->last.grad_norm);
+    json_number(&json, "lr", r->last.learning_rate);
+    json_integer(&json, "global_batch_size", r->last.global_batch_size);
+    json_integer(&json, "skipped", r->skipped);
+    json_integer(&json, "nan", r->nan);
+    json_number(&json, "inter_node_bytes", r->inter_node_bytes);
+    json_number(&json, "intra_node_bytes", r->intra_node_bytes);
+    if (r->epoch >= 0) json_number(&json, "epoch", r->epoch);
+    json_open(&json, "timing");
+    json_number(&json, "elapsed_ms", r->elapsed_ms);
+    json_number(&json, "tokens_per_second", r->tokens_per_second);
+    json_number(&json, "tflops_per_gpu", r->tflops_per_gpu);
+    if (r->mfu > 0) json_number(&json, "mfu", r->mfu);
+    if (r->exposed_comm_ms >= 0) {
+        json_number(&json, "exposed_comm_ms", r->exposed_comm_ms);
+        json_number(&json, "exposed_gradients_ms", r->exposed_gradients_ms);
+        json_number(&json, "exposed_weights_ms", r->exposed_weights_ms);
+        json_number(&json, "exposed_most_ms", r->exposed_most_ms);
+    }
+    if (r->seconds_left >= 0) json_number(&json, "seconds_left", r->seconds_left);
+    json_close(&json);
+    log_json(log, &json);
+}
+
+static void write_interval_scalars(Log *log, const IntervalReport *r) {
+    Tensorboard *tb = log->tensorboard;
+    if (log->config->log_timers_to_tensorboard) {
+        tensorboard_scalar(tb, "iteration-time", r->last.iteration, r->elapsed_ms / 1e3);
+        if (log->config->log_throughput) tensorboard_scalar(tb, "throughput", r->last.iteration, r->tflops_per_gpu);
+    }
+    if (r->tokens_per_second > 0) tensorboard_scalar(tb, "tokens-per-second", r->last.iteration, r->tokens_per_second);
+    if (r->mfu > 0) tensorboard_scalar(tb, "mfu", r->last.iteration, r->mfu);
+    tensorboard_scalar(tb, "inter-node-bytes-per-step", r->last.iteration, r->inter_node_bytes);
+    tensorboard_scalar(tb, "intra-node-bytes-per-step", r->last.iteration, r->intra_node_bytes);
+    if (r->exposed_comm_ms >= 0) tensorboard_scalar(tb, "exposed-comm-ms", r->last.iteration, r->exposed_comm_ms);
+    if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->last.iteration, r->epoch);
+}
+
+// Once for every time that the data begin again: losses of tokens that were seen before are no losses of unseen text.
+static void note_epoch(Log *log, double epoch) {
+    if (epoch < 1 || (int64_t)epoch <= log->epoch) return;
+    log->epoch = (int64_t)epoch;
+    log_line(log, "NOTE: the training data begin again (epoch %lld)", (long long)log->epoch);
+}
+
+void log_iteration(Log *log, const IntervalReport *report) {
+    if (!log->active) return;
+    Text line = {0};
+    if (log->config->log_line == LINE_SHORT) {
+        char text[512];
+        short_line(text, sizeof text, report);
+        text_add(&line, "%s", text);
+    } else {
+        add_megatron_fields(&line, log->config, report);
+        add_own_fields(&line, report);
+    }
+    print_text(log, &line);
+    note_epoch(log, report->epoch);
+    if (log->has_json) write_interval_json(log, report);
+    if (log->tensorboard) write_interval_scalars(log, report);
+}
+
+// ---- a single iteration -----------------------------------------------------------------------------------------------------------------
+
+// Megatron-LM writes most values twice, over iterations and over samples.
+static void scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samples, double value) {
+    char versus[64];
+    snprintf(versus, sizeof versus, "%s vs samples", tag);
+    tensorboard_scalar(log->tensorboard, tag, iteration, value);
+    tensorboard_scalar(log->tensorboard, versus, samples, value);
+}
+
+static void write_step_scalars(Log *log, const StepReport *r) {
+    const Config *config = log->config;
+    int64_t i = r->iteration, samples = r->consumed_samples;
+    scalar_twice(log, "learning-rate", i, samples, r->learning_rate);
+    if (config->log_batch_size_to_tensorboard) scalar_twice(log, "batch-size", i, samples, r->global_batch_size);
+    scalar_twice(log, "lm loss", i, samples, r->loss);
+    scalar_twice(log, "loss-scale", i, samples, 1.0);
+    if (config->log_world_size_to_tensorboard) scalar_twice(log, "world-size", i, samples, log->world_size);
+    if (!(r->grad_norm < 0)) scalar_twice(log, "grad-norm", i, samples, r->grad_norm);
+    if (config->log_num_zeros_in_grad && !(r->num_zeros < 0)) scalar_twice(log, "num-zeros", i, samples, r->num_zeros);
+    if (config->log_params_norm && !(r->params_norm < 0)) scalar_twice(log, "params-norm", i, samples, r->params_norm);
+    if (config->log_memory_to_tensorboard && r->reserved_bytes > 0) {
+        tensorboard_scalar(log->tensorboard, "mem-reserved-bytes", r->iteration, r->reserved_bytes);
+        tensorboard_scalar(log->tensorboard, "mem-allocated-bytes", r->iteration, r->allocated_bytes);
+    }
+}
+
+static void write_train_json(Log *log, const StepReport *r) {
+    Text json = json_begin("train");
+    json_integer(&json, "iteration", r->iteration);
+    json_integer(&json, "consumed_samples", r->consumed_samples);
+    json_number(&json, "loss", r->loss);
+    if (!(r->grad_norm < 0)) json_number(&json, "grad_norm", r->grad_norm);
+    json_number(&json, "lr", r->learning_rate);
+    json_integer(&json, "global_batch_size", r->global_batch_size);
+    json_truth(&json, "skipped", r->skipped);
+    log_json(log, &json);
+}
+
+// Of a skipped step whose loss and norm are finite the sentry has said why.
+static void warn_of_step(Log *log, const StepReport *r) {
+    if (!r->skipped || (isfinite(r->loss) && isfinite(r->grad_norm))) return;
+    log->skipped++;
+    if (log->skipped & (log->skipped - 1)) return;  // the 1st, 2nd, 4th, 8th ... are told
+    log_line(log, "WARNING: iteration %lld was skipped, its loss or gradient norm is not finite (%lld since the start of this run)", (long long)r->iteration,
+             (long long)log->skipped);
+}
+
+void log_step_scalars(Log *log, const StepReport *report) {
+    if (!log->active) return;
+    warn_of_step(log, report);
+    if (log->has_json) write_train_json(log, report);
+    int64_t every = log->config->tensorboard_log_interval;
+    if (log->tensorboard && (every <= 1 || report->iteration % every == 0)) write_step_scalars(log, report);
+}
+
+// ---- timers -------------------------------------------------------------------------------------------------------------------------------
+
+// "    forward-backward ...............................:": the name and a blank, then dots to 48 characters.
+static void add_timer_label(Text *table, const char *name) {
+    int dots = 47 - (int)strlen(name);
+    text_add(table, "\n    %s ", name);
+    while (dots-- > 0) text_add(table, ".");
+    text_add(table, ":");
+}
+
+static void add_timer(Text *table, TimingLogOption option, const char *name, const TimerStats *stats, int world) {
+    if (option == TIMING_MAX) {
+        add_timer_label(table, name);
+        text_add(table, " %.2f", stats->max_ms);
+    } else if (option == TIMING_MINMAX) {
+        add_timer_label(table, name);
+        text_add(table, " (%.2f, %.2f)", stats->min_ms, stats->max_ms);
+    } else {
+        text_add(table, "\n  %s:", name);
+        for (int rank = 0; rank < world; rank++) {
+            if (stats->rank_ms[rank] > 0) text_add(table, "\n     rank %2d: %.2f", rank, stats->rank_ms[rank]);
+        }
+    }
+}
+
+static void print_timers(Log *log, const Timer *which, int count, const TimerStats *stats, int world) {
+    TimingLogOption option = log->config->timing_log_option;
+    Text table = {0};
+    bool any = false;
+    text_add(&table, "%s", option == TIMING_ALL ? "times across ranks (ms):" : "(min, max) time across ranks (ms):");
+    for (int i = 0; i < count; i++) {
+        if (!stats[i].recorded) continue;
+        add_timer(&table, option, timer_name(which[i]), &stats[i], world);
+        any = true;
+    }
+    if (any) {
+        print_text(log, &table);
+    } else {
+        text_free(&table);
+    }
+}
+
+// iteration < 0: none.
+static void write_timers_json(Log *log, const char *kind, int64_t iteration, const Timer *which, int count, const TimerStats *stats) {
+    Text json = json_begin(kind);
+    if (iteration >= 0) json_integer(&json, "iteration", iteration);
+    json_open(&json, "timing");
+    for (int i = 0; i < count; i++) {
+        if (!stats[i].recorded) continue;
+        json_name(&json, timer_name(which[i]));
+        text_add(&json, "[");
+        json_value(&json, stats[i].min_ms);
+        text_add(&json, ",");
+        json_value(&json, stats[i].max_ms);
+        text_add(&json, "]");
+    }
+    json_close(&json);
+    log_json(log, &json);
+}
+
+// Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count), out.
+static void collect_and_print(Log *log, const char *kind, Timers *timers, const Timer *which, int count, int64_t iteration,
+                              double divisor, Peers peers, TimerStats *stats) {
+    int world = 1;
+    MPI_Comm_size(peers.comm, &world);
+    double *rank_ms = (double *)xmalloc((size_t)count * (size_t)world * sizeof *rank_ms, "timer values");
+    timers_collect(timers, which, count, divisor, peers, stats, rank_ms);
+    if (log->active) {
+        bool any = false;
+        for (int i = 0; i < count; i++) any = any || stats[i].recorded;
+        print_timers(log, which, count, stats, world);
+        if (any && log->has_json) write_timers_json(log, kind, iteration, which, count, stats);
+    }
+    for (int i = 0; i < count; i++) stats[i].rank_ms = NULL;
+    free(rank_ms);
+}
+
+void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers) {
+    Timer which[TIMERS];
+    TimerStats stats[TIMERS];
+    int count = 0;
+    for (int t = TIMER_FORWARD_BACKWARD; t <= TIMER_OPTIMIZER; t++) which[count++] = (Timer)t;
+    collect_and_print(log, "timers", timers, which, count, iteration, (double)(iterations > 0 ? iterations : 1), peers, stats);
+    if (!log->active || !log->tensorboard || !log->config->log_timers_to_tensorboard) return;
+    for (int i = 0; i < count; i++) {
+        char tag[64];
+        if (!stats[i].recorded) continue;
+        snprintf(tag, sizeof tag, "%s-time", timer_name(which[i]));
+        tensorboard_scalar(log->tensorboard, tag, iteration, stats[i].max_ms / 1e3);
+    }
+}
+
+void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers) {
+    TimerStats stats[TIMERS];
+    if (count > TIMERS) count = TIMERS;
+    collect_and_print(log, "phases", timers, which, count, -1, 1.0, peers, stats);
+}
+
+// ---- validation -----------------------------------------------------------------------------------------------------------------------------
+
+// exp(loss), with the loss capped at 20 as Megatron-LM does; a NaN stays one.
+static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
+
+static void write_validation_scalars(Log *log, int64_t iteration, int64_t samples, bool test, double loss) {
+    scalar_twice(log, test ? "lm loss test" : "lm loss validation", iteration, samples, loss);
+    if (!log->config->log_validation_ppl_to_tensorboard) return;
+    scalar_twice(log, test ? "lm loss test ppl" : "lm loss validation ppl", iteration, samples, perplexity(loss));
+}
+
+static void write_validation_json(Log *log, int64_t iteration, int64_t samples, bool test, const char *where, double loss) {
+    Text json = json_begin("valid");
+    json_integer(&json, "iteration", iteration);
+    json_integer(&json, "consumed_samples", samples);
+    json_text(&json, "split", test ? "test" : "valid");
+    json_text(&json, "where", where);
+    json_number(&json, "loss", loss);
+    json_number(&json, "ppl", perplexity(loss));
+    log_json(log, &json);
+}
+
+void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss) {
+    if (!log->active) return;
+    bool test = strstr(where, "test set") != NULL;
+    Text line = {0}, frame = {0};
+    text_add(&line, " validation loss at %s |", where);
+    add_scientific(&line, "lm loss value", 6, loss);
+    add_scientific(&line, "lm loss PPL", 6, perplexity(loss));
+    text_add(&line, " ");
+    for (size_t i = 0; i < line.length + 1; i++) text_add(&frame, "-");
+    log_line(log, "%s\n%s\n%s", frame.data, line.data, frame.data);
+    text_free(&line);
+    text_free(&frame);
+    if (log->has_json) write_validation_json(log, iteration, consumed_samples, test, where, loss);
+    if (log->tensorboard) write_validation_scalars(log, iteration, consumed_samples, test, loss);
+}

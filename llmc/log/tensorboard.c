@@ -1,0 +1,194 @@
+// TensorBoard event files: see tensorboard.h. A file is a sequence of TFRecords, each one Event message of TensorFlow's event.proto:
+//   Event   { 1: double wall_time, 2: int64 step, 3: string file_version, 5: Summary }
+//   Summary { 1: Value { 1: string tag, 2: float simple_value | 8: TensorProto, 9: SummaryMetadata } }
+#include "llmc/log/tensorboard.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/base/append.h"
+
+// Bytes under construction; grows as needed.
+typedef struct Bytes {
+    uint8_t *data;
+    size_t length, capacity;
+} Bytes;
+
+struct Tensorboard {
+    Append file;
+};
+
+enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };  // protobuf wire types
+
+static void put(Bytes *b, const void *data, size_t bytes) {
+    if (b->length + bytes > b->capacity) {
+        b->capacity = 2 * (b->length + bytes);
+        b->data = (uint8_t *)xrealloc(b->data, b->capacity, "a TensorBoard record");
+    }
+    if (bytes) memcpy(b->data + b->length, data, bytes);
+    b->length += bytes;
+}
+
+static void put_little_endian(Bytes *b, uint64_t value, int bytes) {
+    uint8_t out[8];
+    for (int i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
+    put(b, out, (size_t)bytes);
+}
+
+static void put_varint(Bytes *b, uint64_t value) {
+    do {
+        uint8_t byte = (uint8_t)((value & 0x7f) | (value > 0x7f ? 0x80 : 0));
+        put(b, &byte, 1);
+        value >>= 7;
+    } while (value);
+}
+
+static void put_key(Bytes *b, int field, int wire) { put_varint(b, (uint64_t)(field << 3 | wire)); }
+
+static void put_string(Bytes *b, int field, const char *text) {
+    put_key(b, field, WIRE_BYTES);
+    put_varint(b, strlen(text));
+    put(b, text, strlen(text));
+}
+
+// Appends a finished message as a field of `b` and frees it.
+static void put_message(Bytes *b, int field, Bytes *message) {
+    put_key(b, field, WIRE_BYTES);
+    put_varint(b, message->length);
+    put(b, message->data, message->length);
+    free(message->data);
+    *message = (Bytes){0};
+}
+
+// CRC-32C (Castagnoli), masked as TFRecord wants it. Bit by bit: records are tens of bytes.
+static uint32_t masked_crc(const uint8_t *data, size_t bytes) {
+    uint32_t crc = 0xffffffffu;
+    for (size_t i = 0; i < bytes; i++) {
+        crc ^= data[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+    }
+    crc = ~crc;
+    return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+// TFRecord: u64 length, its CRC, the payload, its CRC. Frees the payload.
+static Bytes frame(Bytes *payload) {
+    Bytes record = {0};
+    put_little_endian(&record, payload->length, 8);
+    put_little_endian(&record, masked_crc(record.data, 8), 4);
+    put(&record, payload->data, payload->length);
+    put_little_endian(&record, masked_crc(payload->data, payload->length), 4);
+    free(payload->data);
+    *payload = (Bytes){0};
+    return record;
+}
+
+static Bytes begin_event(double wall_time, int64_t step) {
+    Bytes event = {0};
+    uint64_t bits;
+    memcpy(&bits, &wall_time, sizeof bits);
+    put_key(&event, 1, WIRE_64);
+    put_little_endian(&event, bits, 8);
+    if (step) {  // protobuf leaves zeros out
+        put_key(&event, 2, WIRE_VARINT);
+        put_varint(&event, (uint64_t)step);
+    }
+    return event;
+}
+
+static Bytes version_record(double wall_time) {
+    Bytes event = begin_event(wall_time, 0);
+    put_string(&event, 3, "brain.Event:2");
+    return frame(&event);
+}
+
+// Wraps one Value into Summary and Event. Frees the value.
+static Bytes value_record(double wall_time, int64_t step, Bytes *value) {
+    Bytes event = begin_event(wall_time, step), summary = {0};
+    put_message(&summary, 1, value);
+    put_message(&event, 5, &summary);
+    return frame(&event);
+}
+
+static Bytes scalar_record(double wall_time, int64_t step, const char *tag, float number) {
+    Bytes value = {0};
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    put_string(&value, 1, tag);
+    put_key(&value, 2, WIRE_32);
+    put_little_endian(&value, bits, 4);
+    return value_record(wall_time, step, &value);
+}
+
+// The text plugin's form: a string tensor of shape (1), and metadata that names the plugin.
+static Bytes text_record(double wall_time, int64_t step, const char *tag, const char *text) {
+    Bytes value = {0}, dim = {0}, shape = {0}, tensor = {0}, plugin = {0}, metadata = {0};
+    put_key(&dim, 1, WIRE_VARINT);  // TensorShapeProto.Dim { 1: size }
+    put_varint(&dim, 1);
+    put_message(&shape, 2, &dim);   // TensorShapeProto { 2: dim }
+    put_key(&tensor, 1, WIRE_VARINT);  // TensorProto { 1: dtype, 2: tensor_shape, 8: string_val }
+    put_varint(&tensor, 7);            // DT_STRING
+    put_message(&tensor, 2, &shape);
+    put_string(&tensor, 8, text);
+    put_string(&plugin, 1, "text");    // SummaryMetadata { 1: plugin_data { 1: plugin_name } }
+    put_message(&metadata, 1, &plugin);
+    put_string(&value, 1, tag);
+    put_message(&value, 8, &tensor);
+    put_message(&value, 9, &metadata);
+    return value_record(wall_time, step, &value);
+}
+
+size_t tensorboard_encode(uint8_t *out, size_t capacity, double wall_time, int64_t step, const char *tag, float value) {
+    Bytes record = tag ? scalar_record(wall_time, step, tag, value) : version_record(wall_time);
+    size_t length = record.length;
+    if (length <= capacity) memcpy(out, record.data, length);
+    free(record.data);
+    return length;
+}
+
+static void append_and_free(Tensorboard *tb, Bytes record) {
+    append_record(&tb->file, record.data, record.length);
+    free(record.data);
+}
+
+// events.out.tfevents.<unix_s>.<host>.<pid>.<n>, with the first n that is free. Freed by the caller.
+static char *event_path(const char *dir, int n) {
+    char host[256] = "localhost";
+    gethostname(host, sizeof host - 1);
+    return text_format("%s/events.out.tfevents.%lld.%s.%ld.%d", dir, (long long)time(NULL), host, (long)getpid(), n);
+}
+
+Tensorboard *tensorboard_open(const char *dir, Error *err) {
+    if (!append_make_folders(dir, err)) return NULL;
+    Tensorboard *tb = (Tensorboard *)xcalloc(1, sizeof *tb, "TensorBoard writer");
+    bool opened = false, taken = true;
+    for (int n = 0; taken && n < 1000; n++) {
+        char *path = event_path(dir, n);
+        opened = append_open(&tb->file, path, true, err);
+        taken = !opened && errno == EEXIST;
+        free(path);
+    }
+    if (!opened) {
+        free(tb);
+        return NULL;
+    }
+    append_and_free(tb, version_record(wall_seconds()));
+    return tb;
+}
+
+void tensorboard_close(Tensorboard *tb) {
+    if (!tb) return;
+    append_close(&tb->file);
+    free(tb);
+}
+
+void tensorboard_scalar(Tensorboard *tb, const char *tag, int64_t step, double value) {
+    append_and_free(tb, scalar_record(wall_seconds(), step, tag, (float)value));
+}
+
+void tensorboard_text(Tensorboard *tb, const char *tag, int64_t step, const char *text) {
+    append_and_free(tb, text_record(wall_seconds(), step, tag, text));
+}

@@ -1,0 +1,190 @@
+// Phase timers: see timers.h. Every start/stop pair is a span: two device events, or two readings of the host's clock. Spans wait in their
+// timer's list until somebody asks for the sum; their events are reused.
+#include "llmc/log/timers.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Span {
+    Event *start, *stop;  // made at the span's first use on a stream
+    bool on_host;
+    double start_s, stop_s;  // host clock, when on_host
+} Span;
+
+typedef struct Recorder {
+    Span *spans;          // (capacity); the first `used` are recorded, the others keep their events for reuse
+    int used, capacity;
+    bool running;         // spans[used] is open
+    uint64_t range;       // of the open span, for profilers: at every level
+    Stream *stream;       // of the open span
+    double seconds;       // already read
+} Recorder;
+
+struct Timers {
+    Device *device;
+    int level;
+    Recorder recorders[TIMERS];
+};
+
+// Spans that may wait before the older half is read: a log interval of 1000 iterations must not hold 100 000 events. The older half lies
+// hundreds of micro-batches back, so reading it does not wait.
+enum { MOST_WAITING = 1024 };
+
+static const struct {
+    const char *name;
+    int level;
+} timer_info[TIMERS] = {
+    [TIMER_FORWARD_BACKWARD] = {"forward-backward", 1},
+    [TIMER_FORWARD_COMPUTE] = {"forward-compute", 2},
+    [TIMER_BACKWARD_COMPUTE] = {"backward-compute", 2},
+    [TIMER_BATCH_GENERATOR] = {"batch-generator", 2},
+    [TIMER_ALL_GRADS_SYNC] = {"all-grads-sync", 1},
+    [TIMER_PARAMS_ALL_GATHER] = {"params-all-gather", 1},
+    [TIMER_OPTIMIZER_CLIP_MAIN_GRAD] = {"optimizer-clip-main-grad", 1},
+    [TIMER_OPTIMIZER_INNER_STEP] = {"optimizer-inner-step", 1},
+    [TIMER_OPTIMIZER] = {"optimizer", 1},
+    [TIMER_EVALUATE] = {"evaluate", 0},
+    [TIMER_SAVE_CHECKPOINT] = {"save-checkpoint", 0},
+    [TIMER_LOAD_CHECKPOINT] = {"load-checkpoint", 0},
+    [TIMER_SETUP] = {"model-and-optimizer-setup", 0},
+    [TIMER_DATA_SETUP] = {"train/valid/test-data-iterators-setup", 0},
+    [TIMER_EXPOSED_GRADIENTS] = {"exposed-gradients", 0},
+    [TIMER_EXPOSED_WEIGHTS] = {"exposed-weights", 0},
+};
+
+const char *timer_name(Timer timer) { return timer_info[timer].name; }
+
+Timers *timers_create(Device *device, int level) {
+    Timers *timers = (Timers *)xcalloc(1, sizeof *timers, "timers");
+    timers->device = device;
+    timers->level = level;
+    return timers;
+}
+
+void timers_destroy(Timers *timers) {
+    if (!timers) return;
+    for (int t = 0; t < TIMERS; t++) {
+        Recorder *r = &timers->recorders[t];
+        for (int i = 0; i < r->capacity; i++) {
+            if (r->spans[i].start) event_destroy(r->spans[i].start);
+            if (r->spans[i].stop) event_destroy(r->spans[i].stop);
+        }
+        free(r->spans);
+    }
+    free(timers);
+}
+
+// Adds the first n recorded spans to the sum and moves them behind the others, so that their events are reused.
+static void read_spans(Recorder *r, int n) {
+    if (n == 0) return;
+    for (int i = 0; i < n; i++) {
+        Span *span = &r->spans[i];
+        if (span->on_host) {
+            r->seconds += span->stop_s - span->start_s;
+        } else {
+            event_synchronize(span->stop);
+            r->seconds += 1e-3 * event_elapsed_ms(span->start, span->stop);
+        }
+    }
+    if (n < r->used) {
+        Span *read = (Span *)xmalloc((size_t)n * sizeof *read, "timer spans");
+        memcpy(read, r->spans, (size_t)n * sizeof *read);
+        memmove(r->spans, r->spans + n, (size_t)(r->used - n) * sizeof *read);
+        memcpy(r->spans + r->used - n, read, (size_t)n * sizeof *read);
+        free(read);
+    }
+    r->used -= n;
+}
+
+static void grow(Recorder *r) {
+    int capacity = r->capacity ? 2 * r->capacity : 4;
+    r->spans = (Span *)xrealloc(r->spans, (size_t)capacity * sizeof *r->spans, "timer spans");
+    memset(r->spans + r->capacity, 0, (size_t)(capacity - r->capacity) * sizeof *r->spans);
+    r->capacity = capacity;
+}
+
+static const Site *site_of(const Timers *timers) { return timers->device ? device_site(timers->device) : NULL; }
+
+void timer_start(Timers *timers, Timer timer, Stream *stream) {
+    Recorder *r = &timers->recorders[timer];
+    if (!r->running) r->range = profile_range_start(timer_name(timer));
+    if (timer_info[timer].level > timers->level) return;
+    if (r->running) {
+        fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s started twice; this is a fault of the program, please report it", timer_name(timer));
+    }
+    if (r->used == MOST_WAITING) read_spans(r, MOST_WAITING / 2);
+    if (r->used == r->capacity) grow(r);
+    Span *span = &r->spans[r->used];
+    r->running = true;
+    r->stream = stream;
+    span->on_host = !stream;
+    if (span->on_host) {
+        span->start_s = monotonic_seconds();
+        return;
+    }
+    if (!span->start) span->start = event_create_timed(timers->device);
+    if (!span->stop) span->stop = event_create_timed(timers->device);
+    event_record(span->start, stream);
+}
+
+void timer_stop(Timers *timers, Timer timer, Stream *stream) {
+    Recorder *r = &timers->recorders[timer];
+    profile_range_end(r->range);
+    if (timer_info[timer].level > timers->level) return;
+    if (!r->running || r->stream != stream) {
+        fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s stopped %s; this is a fault of the program, please report it",
+              timer_name(timer), r->running ? "on another stream than it was started on" : "without a start");
+    }
+    Span *span = &r->spans[r->used++];
+    r->running = false;
+    if (span->on_host) {
+        span->stop_s = monotonic_seconds();
+    } else {
+        event_record(span->stop, stream);
+    }
+}
+
+double timer_take_seconds(Timers *timers, Timer timer) {
+    Recorder *r = &timers->recorders[timer];
+    Stream *stream = r->stream;
+    bool goes_on = r->running;
+    if (goes_on) timer_stop(timers, timer, stream);
+    read_spans(r, r->used);
+    double seconds = r->seconds;
+    r->seconds = 0;
+    if (goes_on) timer_start(timers, timer, stream);
+    return seconds;
+}
+
+// min and max over the ranks that have time. row: (world).
+static TimerStats combine(const double *row, int world) {
+    TimerStats stats = {0};
+    for (int rank = 0; rank < world; rank++) {
+        if (!(row[rank] > 0)) continue;
+        if (!stats.recorded || row[rank] < stats.min_ms) stats.min_ms = row[rank];
+        if (!stats.recorded || row[rank] > stats.max_ms) stats.max_ms = row[rank];
+        stats.recorded = true;
+    }
+    return stats;
+}
+
+void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers, TimerStats *stats, double *rank_ms) {
+    int world = 1;
+    MPI_Comm_size(peers.comm, &world);
+    double *mine = (double *)xmalloc((size_t)count * sizeof *mine, "timer values");
+    double *gathered = (double *)xmalloc((size_t)count * (size_t)world * sizeof *gathered, "timer values");  // (world, count)
+    double *row = (double *)xmalloc((size_t)world * sizeof *row, "timer values");
+    for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, which[i]) / divisor;
+    peers_gather(peers, mine, gathered, count, MPI_DOUBLE);
+    for (int i = 0; i < count; i++) {
+        for (int rank = 0; rank < world; rank++) row[rank] = gathered[(size_t)rank * (size_t)count + (size_t)i];
+        stats[i] = combine(row, world);
+        if (rank_ms) {
+            stats[i].rank_ms = rank_ms + (size_t)i * (size_t)world;
+            memcpy(stats[i].rank_ms, row, (size_t)world * sizeof *row);
+        }
+    }
+    free(mine);
+    free(gathered);
+    free(row);
+}

@@ -1,0 +1,93 @@
+// Job start and end: see launch.h.
+#include "llmc/ranks/launch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/json.h"
+#include "llmc/ranks/peers.h"
+
+int launch_rank_guess(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};  // Open MPI's mpirun, PMIx, MPICH and PMI-2
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *rank = getenv(names[i]);
+        if (rank) return atoi(rank);
+    }
+    return -1;
+}
+
+double launch_rank_delay(int rank) { return rank < 30 ? 2.0 * rank : 60.0; }
+
+// Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in containers: neither is worth a failed first run.
+// Set only where the user has set nothing.
+static void prepare_environment(void) {
+    if (launch_rank_guess() < 0) setenv("OMPI_MCA_plm", "isolated", 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
+}
+
+// What starts several processes without a word to MPI, where MPI does not know it.
+typedef struct Starter {
+    const char *sign, *size, *rank;  // environment: that it was this one, how many processes, which of them
+    const char *name, *processes, *advice;
+} Starter;
+
+static const Starter starters[] = {
+    {"TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "torchrun", "processes", "start this program with mpirun -np RANKS instead"},
+    {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "tasks",
+     "use srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun inside the allocation"},
+    {"PMI_RANK", "PMI_SIZE", "PMI_RANK", "mpiexec", "processes", "use the mpirun of the MPI library that this program was built with (--version names it)"},
+};
+
+// Such processes would each train alone. Asked before MPI starts, because Open MPI then ends a task of srun itself, with a page of text and exit code 1; and
+// after, for libraries that start a world of one. A shell inside an allocation is a step of one task.
+static void refuse_lonely(bool joined) {
+    for (size_t i = 0; i < sizeof starters / sizeof *starters && !joined; i++) {
+        const Starter *s = &starters[i];
+        const char *sign = getenv(s->sign), *size = getenv(s->size), *rank = getenv(s->rank);
+        if (!sign || !size || atoi(size) <= 1) continue;
+        Error err;
+        error_set(&err, EXIT_ENVIRONMENT, "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size, s->processes, s->advice);
+        // The first one speaks for all, and has the time to, whatever the starter does when one ends. Nobody is there to agree with, nothing to abort.
+        if (rank && atoi(rank) > 0) sleep(2);
+        else error_print(NULL, err.what);
+        exit(err.code);
+    }
+}
+
+static void find_hosts(Launch *launch) {
+    gethostname(launch->host_name, sizeof launch->host_name - 1);
+    Peers world = {launch->world, 0, NULL}, host = world;
+    host.comm = launch->host = peers_of_host(world);
+    int lowest = launch->rank;
+    peers_reduce(host, &lowest, 1, MPI_INT, MPI_MIN);
+    launch->host_of_rank = (int *)xcalloc((size_t)launch->size, sizeof(int), "the host table");
+    peers_gather(world, &lowest, launch->host_of_rank, 1, MPI_INT);
+}
+
+void launch_init(Launch *launch, int *argc, char ***argv) {
+    memset(launch, 0, sizeof *launch);
+    refuse_lonely(launch_rank_guess() >= 0);
+    prepare_environment();
+    json_use_checked_memory();
+    // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.
+    int provided, running = 0;
+    MPI_Initialized(&running);
+    if (!running) MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    launch->owns_mpi = !running;
+    MPI_Comm_dup(MPI_COMM_WORLD, &launch->world);
+    MPI_Comm_set_errhandler(launch->world, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(launch->world, &launch->rank);
+    MPI_Comm_size(launch->world, &launch->size);
+    find_hosts(launch);
+    refuse_lonely(launch->size > 1 || getenv("OMPI_COMM_WORLD_SIZE"));
+}
+
+void launch_finalize(Launch *launch) {
+    free(launch->host_of_rank);
+    MPI_Comm_free(&launch->host);
+    MPI_Comm_free(&launch->world);
+    if (launch->owns_mpi) MPI_Finalize();
+}

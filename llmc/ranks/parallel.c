@@ -1,0 +1,56 @@
+// Host work spread over threads: see parallel.h. Threads take the next piece from a common counter, so that one that is late, or was never started, costs
+// nothing but its speed.
+#include "llmc/ranks/parallel.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum { MOST_THREADS = 256 };
+
+typedef struct Ranges {
+    int64_t lo, hi, grain;
+    RangeWork work;
+    void *context;
+    atomic_llong next;  // first element that nobody has taken
+} Ranges;
+
+static void *take_pieces(void *context) {
+    Ranges *r = (Ranges *)context;
+    for (;;) {
+        int64_t from = atomic_fetch_add(&r->next, r->grain);
+        if (from >= r->hi) return NULL;
+        r->work(r->context, from, r->hi - from > r->grain ? from + r->grain : r->hi);
+    }
+}
+
+int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWork work, void *context) {
+    Ranges ranges = {.lo = lo, .hi = hi, .grain = grain, .work = work, .context = context};
+    atomic_init(&ranges.next, lo);
+    int64_t pieces = hi > lo ? ceil_div64(hi - lo, grain) : 0;
+    int wanted = threads < MOST_THREADS ? threads : MOST_THREADS, started = 0;
+    if (wanted > pieces) wanted = (int)pieces;
+    pthread_t thread[MOST_THREADS];
+    while (started + 1 < wanted && pthread_create(&thread[started], NULL, take_pieces, &ranges) == 0) started++;
+    take_pieces(&ranges);
+    for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
+    return started + 1;
+}
+
+int parallel_share(Peers group) {
+    cpu_set_t own, all;
+    CPU_ZERO(&own);
+    if (sched_getaffinity(0, sizeof own, &own) != 0) CPU_ZERO(&own);  // more processors than the set has room for: one thread
+    Peers host = group;
+    int ranks = 1;
+    host.comm = peers_of_host(group);
+    MPI_Comm_size(host.comm, &ranks);
+    // Ranks may be bound to cores of their own, or share all of them: the union tells.
+    all = own;
+    peers_reduce(host, &all, (int)sizeof all, MPI_BYTE, MPI_BOR);
+    MPI_Comm_free(&host.comm);
+    int share = CPU_COUNT(&all) / ranks;
+    if (share > CPU_COUNT(&own)) share = CPU_COUNT(&own);
+    return share > 1 ? share : 1;
+}

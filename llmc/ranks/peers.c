@@ -1,0 +1,139 @@
+// Collectives of ranks on the host: see peers.h.
+#include "llmc/ranks/peers.h"
+
+#include <stdio.h>
+
+#include "llmc/ranks/heartbeat.h"
+
+void mpi_check(const Site *site, int rc, const char *what, const char *where) {
+    if (rc == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(rc, text, &length);
+    heartbeat_take_turn(site);  // a lost rank fails the collectives of all
+    fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what, where, text);
+}
+
+static void check(Peers peers, int rc, const char *what) { mpi_check(peers.site, rc, what, "over MPI"); }
+
+// The limit has passed; whoever comes while the culprit is looked for is welcome.
+static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what) {
+    char who[512];
+    if (!heartbeat_blames(peers.site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
+    check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
+    if (*done) return;
+    heartbeat_take_floor(peers.site);
+    fatal(peers.site, EXIT_COMMUNICATION, "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", peers.limit, who);
+}
+
+// Completes a nonblocking operation. started: what the call that began it has returned.
+static void complete(Peers peers, int started, MPI_Request *request, const char *what) {
+    Deadline deadline = deadline_in(peers.limit);
+    int done = 0;
+    check(peers, started, what);
+    heartbeat_waits(peers.site, true);
+    for (int polls = 1; !done; polls++) {
+        check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
+        if (!done && polls % 1024 == 0 && peers.limit > 0 && deadline_passed(&deadline)) no_answer(peers, request, &done, what);
+    }
+    heartbeat_waits(peers.site, false);
+}
+
+bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
+    int rank, size;
+    Error shared = {0};
+    MPI_Comm_rank(peers.comm, &rank);
+    MPI_Comm_size(peers.comm, &size);
+    int first = ok ? size : rank;
+    peers_reduce(peers, &first, 1, MPI_INT, MPI_MIN);
+    if (who) *who = first;
+    if (first == size) return true;
+    if (err && first == rank) {
+        shared = *err;
+        if (shared.rank < 0 && peers.site) shared.rank = peers.site->rank;
+    }
+    peers_broadcast(peers, &shared, sizeof shared, first);
+    if (err) *err = shared;
+    return false;
+}
+
+void peers_meet(Peers peers) {
+    MPI_Request request;
+    complete(peers, MPI_Ibarrier(peers.comm, &request), &request, "barrier");
+}
+
+void peers_broadcast(Peers peers, void *bytes, size_t count, int root) {
+    const size_t most = (size_t)1 << 30;  // MPI counts are int
+    for (size_t at = 0; at < count; at += most) {
+        MPI_Request request;
+        int part = (int)(count - at < most ? count - at : most);
+        complete(peers, MPI_Ibcast((uint8_t *)bytes + at, part, MPI_BYTE, root, peers.comm, &request), &request, "broadcast");
+    }
+}
+
+void peers_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op) {
+    MPI_Request request;
+    complete(peers, MPI_Iallreduce(MPI_IN_PLACE, values, count, type, op, peers.comm, &request), &request, "all-reduce");
+}
+
+void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type) {
+    MPI_Request request;
+    complete(peers, MPI_Iallgather(own, count, type, all, count, type, peers.comm, &request), &request, "all-gather");
+}
+
+void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start) {
+    MPI_Request request;
+    complete(peers, MPI_Igatherv(own, bytes, MPI_BYTE, all, length, start, MPI_BYTE, 0, peers.comm, &request), &request, "gather");
+}
+
+enum { WORK_DONE, WORK_GOES_ON, WORK_FAILED };  // in the order of what counts for all
+
+// Well below the limit, from which the wait for a rank that works takes that much away.
+static double next_meeting(Peers peers) { return monotonic_seconds() + (peers.limit > 0 && peers.limit < 4 ? peers.limit / 4 : 1); }
+
+PeersWork peers_work(Peers peers) {
+    PeersWork work = {peers, next_meeting(peers), WORK_GOES_ON};
+    return work;
+}
+
+// Every rank brings its state, and all go on with the same news: as many meetings for each.
+static void meet_at_work(PeersWork *work, int state) {
+    peers_reduce(work->peers, &state, 1, MPI_INT, MPI_MAX);
+    work->news = state;
+    work->next = next_meeting(work->peers);
+}
+
+bool peers_work_goes_on(PeersWork *work) {
+    heartbeat_moves(work->peers.site);
+    if (work->news == WORK_GOES_ON && monotonic_seconds() >= work->next) meet_at_work(work, WORK_GOES_ON);
+    return work->news == WORK_GOES_ON;
+}
+
+bool peers_work_agree(PeersWork *work, bool ok, Error *err) {
+    bool cut_short = work->news == WORK_FAILED;
+    while (work->news == WORK_GOES_ON) meet_at_work(work, ok ? WORK_DONE : WORK_FAILED);
+    return work->news == WORK_DONE || peers_agree(work->peers, ok || cut_short, err, NULL);
+}
+
+MPI_Comm peers_duplicate(Peers peers) {
+    MPI_Comm made;
+    MPI_Request request;
+    complete(peers, MPI_Comm_idup(peers.comm, &made, &request), &request, "making a communicator");
+    return made;
+}
+
+MPI_Comm peers_split(Peers peers, int color, int key) {
+    MPI_Comm made;
+    heartbeat_waits(peers.site, true);
+    check(peers, MPI_Comm_split(peers.comm, color, key, &made), "making a communicator");
+    heartbeat_waits(peers.site, false);
+    return made;
+}
+
+MPI_Comm peers_of_host(Peers peers) {
+    MPI_Comm made;
+    heartbeat_waits(peers.site, true);
+    check(peers, MPI_Comm_split_type(peers.comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made), "making a communicator");
+    heartbeat_waits(peers.site, false);
+    return made;
+}

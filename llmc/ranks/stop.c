@@ -1,0 +1,55 @@
+// Polling for reasons to leave: see stop.h.
+//
+// Our own threads and MPI's are started with these signals blocked: none of their calls is cut short by one (EINTR), which waits for the poll. But a library may
+// start threads when it is loaded, before main can block anything (OpenBLAS's pool, wherever a rank may use more than one core), and the kernel gives a signal of
+// the process to any thread that lets it through: by default that ends the process. No mask set later reaches such a thread, and not every C library runs code
+// that comes before libraries' own (.preinit_array); a handler holds for all threads there are.
+#include "llmc/ranks/stop.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <time.h>
+
+static atomic_int handled;  // the last one that came on another thread, 0: none. A handler is told nothing: it is this file's
+
+static void on_signal(int number) { atomic_store(&handled, number); }
+
+static sigset_t stop_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGINT);
+    return set;
+}
+
+void stop_catch_signals(void) {
+    sigset_t set = stop_signals();
+    struct sigaction take = {.sa_handler = on_signal, .sa_mask = set, .sa_flags = SA_RESTART};
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    sigaction(SIGTERM, &take, NULL);
+    sigaction(SIGUSR1, &take, NULL);
+    sigaction(SIGINT, &take, NULL);
+}
+
+// The number of a signal that came since the last time, 0: none. Where several came, the next poll finds another.
+static int take_signal(void) {
+    sigset_t set = stop_signals();
+    struct timespec at_once = {0, 0};
+    int waiting = sigtimedwait(&set, NULL, &at_once);
+    return waiting > 0 ? waiting : atomic_exchange(&handled, 0);
+}
+
+void stop_poll(Stop *stop, StopReason own, Peers world) {
+    int caught = take_signal();
+    if (caught && own < STOP_SIGNAL) own = STOP_SIGNAL;
+    int found[3] = {(int)own, caught, stop->busy};
+    peers_reduce(world, found, 3, MPI_INT, MPI_MAX);
+    if (found[0] > (int)stop->reason) stop->reason = (StopReason)found[0];
+    if (found[1]) stop->signal_number = found[1];
+    stop->busy = found[2] != 0;
+}
+
+const char *stop_signal_name(const Stop *stop) {
+    return stop->signal_number == SIGTERM ? "SIGTERM" : stop->signal_number == SIGINT ? "SIGINT" : "SIGUSR1";
+}

@@ -1,0 +1,24 @@
+// Leaving a run early: signals, the time limit, data found broken. Signals are kept and polled, so that a step is never cut in two; every rank reaches the same
+// answer. Called by train_gpt.cu after each step and between the parts of an evaluation.
+#pragma once
+#include "llmc/ranks/peers.h"
+LLMC_BEGIN
+
+// In order of weight: the weightiest reason of any rank counts.
+typedef enum StopReason { GO_ON, STOP_DURATION, STOP_SIGNAL, STOP_DATA } StopReason;
+
+typedef struct Stop {
+    StopReason reason;
+    int signal_number;  // SIGTERM, SIGUSR1 or SIGINT, once one was caught on any rank
+    bool busy;          // this rank still does something in the background; after stop_poll: some rank does
+} Stop;
+
+// From here on SIGTERM, SIGUSR1 and SIGINT end nothing: they are blocked in this thread and those it starts, and a handler keeps what threads that were there
+// before are given. Before MPI starts its own. May be called again.
+void stop_catch_signals(void);
+// Collective over the world: adds this rank's reason (GO_ON: only a pending signal, if there is one) to those of the others.
+void stop_poll(Stop *stop, StopReason own, Peers world);
+// "SIGTERM", ...
+const char *stop_signal_name(const Stop *stop);
+
+LLMC_END

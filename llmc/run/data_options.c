@@ -1,0 +1,43 @@
+// From flags to what the loader is asked for: see data_options.h.
+#include "llmc/run/data_options.h"
+
+#include <string.h>
+
+LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
+    LoaderOptions o;
+    memset(&o, 0, sizeof o);
+    o.data_path = c->data_path.items;
+    o.data_path_count = c->data_path.count;
+    o.train_data_path = c->train_data_path.items;
+    o.train_data_path_count = c->train_data_path.count;
+    o.valid_data_path = c->valid_data_path.items;
+    o.valid_data_path_count = c->valid_data_path.count;
+    o.test_data_path = c->test_data_path.items;
+    o.test_data_path_count = c->test_data_path.count;
+    o.split = c->split;
+    o.mock_data = c->mock_data;
+    o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
+    o.samples[SPLIT_VALID] = c->eval_interval > 0 ? (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size : 0;
+    o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
+    o.seq_length = c->seq_length;
+    o.vocab_size = c->vocab_size_unpadded;
+    o.eod = c->eod;
+    o.eod_mask_loss = c->eod_mask_loss;
+    o.reset_position_ids = c->reset_position_ids;
+    o.reset_attention_mask = c->reset_attention_mask;
+    o.seed = (uint32_t)c->seed;
+    o.eval_seed = (uint32_t)c->eval_seed;
+    o.micro_batch_size = c->micro_batch_size;
+    o.dp_rank = dp_rank;
+    o.dp_size = dp_size;
+    return o;
+}
+
+void loader_options_go_on(LoaderOptions *o, const Config *c, int64_t iteration, int64_t consumed_train, int64_t consumed_valid) {
+    int64_t train = config_samples_at_end(c, iteration, consumed_train);
+    if (o->samples[SPLIT_TRAIN] > 0 && train > o->samples[SPLIT_TRAIN]) o->samples[SPLIT_TRAIN] = train;
+    // One more than in training: the one at the end.
+    int64_t evaluations = iteration < c->train_iters && !c->skip_train ? c->train_iters / c->eval_interval - iteration / c->eval_interval + 1 : 1;
+    int64_t valid = consumed_valid + evaluations * c->eval_iters * c->global_batch_size;
+    if (o->samples[SPLIT_VALID] > 0 && valid > o->samples[SPLIT_VALID]) o->samples[SPLIT_VALID] = valid;
+}

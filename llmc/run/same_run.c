@@ -1,0 +1,104 @@
+// What all ranks of a run must share: see same_run.h. Called by train_gpt.cu.
+#include "llmc/run/same_run.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/device.h"
+#include "llmc/base/durable.h"
+#include "llmc/checkpoint/save_folder.h"
+#include "llmc/base/version.h"
+
+static int rank_of(Peers world) {
+    int rank;
+    MPI_Comm_rank(world.comm, &rank);
+    return rank;
+}
+
+// Rank 0's text on every rank, malloc'ed.
+static char *text_of_first(const char *own, Peers world) {
+    int64_t bytes = (int64_t)strlen(own) + 1;
+    peers_broadcast(world, &bytes, sizeof bytes, 0);
+    char *text = (char *)xcalloc(1, (size_t)bytes, "what rank 0 was told");
+    if (rank_of(world) == 0) memcpy(text, own, (size_t)bytes);
+    peers_broadcast(world, text, (size_t)bytes, 0);
+    return text;
+}
+
+bool same_flags(const Config *config, Peers world, Error *err) {
+    char program[512];
+    snprintf(program, sizeof program, "%s commit %s (%s)", version_number(), version_commit(), device_backend());
+    char *arguments = config_to_json(config), *first_program = text_of_first(program, world), *first_arguments = text_of_first(arguments, world);
+    bool ok = true;
+    if (strcmp(program, first_program) != 0) {
+        ok = error_set(err, EXIT_ENVIRONMENT, "this is sdp4bit.c %s, but rank 0's is %s; install the same build on all machines", program, first_program);
+    } else {
+        ok = config_same(arguments, first_arguments, err);
+    }
+    free(first_arguments);
+    free(first_program);
+    free(arguments);
+    return ok;
+}
+
+bool same_data(const Loader *loader, Peers world, Error *err) {
+    int count;
+    uint64_t *own = loader_fingerprints(loader, &count);
+    int64_t first_count = count;
+    peers_broadcast(world, &first_count, sizeof first_count, 0);
+    uint64_t *first = (uint64_t *)xcalloc((size_t)first_count + 1, sizeof *first, "rank 0's data");
+    if (rank_of(world) == 0) memcpy(first, own, (size_t)count * sizeof *own);
+    peers_broadcast(world, first, (size_t)first_count * sizeof *first, 0);
+    bool ok = count == first_count;
+    if (!ok) error_set(err, EXIT_DATA, "there are other data here than where rank 0 reads: %d shards, not %lld; give all machines the same", count, (long long)first_count);
+    for (int i = 0; i < count && ok; i++) {
+        if (own[i] == first[i]) continue;
+        ok = error_set(err, EXIT_DATA, "%s is another shard here than where rank 0 reads it; copy one to all machines", loader_shard_prefix(loader, i));
+    }
+    free(first);
+    free(own);
+    return ok;
+}
+
+// A new name each time, for a network's file system may remember that an older one was not there; that of a killed save's leftover, which the next save removes.
+static void name_marker(char *name, size_t bytes) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(name, bytes, ".iter_%lld%09ld%d.tmp", (long long)now.tv_sec, now.tv_nsec, (int)getpid());
+}
+
+bool same_save_folder(const char *directory, Peers world, Error *err) {
+    enum { TRIES = 50 };
+    const struct timespec pause = {0, 100000000};
+    char name[96];
+    bool made = false;
+    name_marker(name, sizeof name);
+    peers_broadcast(world, name, sizeof name, 0);
+    char *marker = text_format("%s/%s", directory, name);
+    if (rank_of(world) == 0) {
+        int fd = open(marker, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (fd >= 0) made = close(fd) == 0;
+    }
+    peers_broadcast(world, &made, sizeof made, 0);
+    bool seen = !made;
+    for (int i = 0; i < TRIES && !seen; i++) {
+        if (i > 0) nanosleep(&pause, NULL);
+        seen = access(marker, F_OK) == 0;
+    }
+    bool all = peers_agree(world, seen, NULL, NULL);
+    if (rank_of(world) == 0 && made) unlink(marker);
+    free(marker);
+    return all || seen || error_set(err, EXIT_CHECKPOINT, "the --save folder %s is not the one that rank 0 sees: every rank writes its part of a checkpoint there; "
+                                    "give one on a file system that all machines share", directory);
+}
+
+bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Error *err) {
+    bool here = save_folder_holds(directory, iteration), first = here;
+    peers_broadcast(world, &first, sizeof first, 0);
+    return here || !first || error_set(err, EXIT_CHECKPOINT, "the checkpoint of iteration %lld, which rank 0 loads, is not in %s on this machine; give a --load folder that "
+                                       "all machines share", (long long)iteration, directory);
+}

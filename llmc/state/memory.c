@@ -1,0 +1,122 @@
+// Fitting the memory plan and telling what came on top of it: see memory.h.
+#include "llmc/state/memory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct Setting {
+    int micro_batch;
+    Recompute recompute;
+} Setting;
+
+// Bytes of the plan under another setting.
+static size_t bytes_with(const Config *config, size_t planned, Setting setting, ModelBytes model_bytes) {
+    Config other = *config;
+    other.micro_batch_size = setting.micro_batch;
+    other.recompute_granularity = setting.recompute;
+    return planned - model_bytes(config) + model_bytes(&other);
+}
+
+// May a micro-batch of this size replace the configured one, all else being equal?
+static bool divides(const Config *config, int micro_batch) {
+    int64_t unit = (int64_t)micro_batch * config->dp_size;
+    return config->global_batch_size % unit == 0 && config->rampup_start % unit == 0 && config->rampup_increment % unit == 0;
+}
+
+// The largest micro-batch below `limit` that fits with this recomputation; 0 when none does.
+static int largest_micro_batch(const Config *config, size_t planned, size_t share, int limit, Recompute recompute, ModelBytes model_bytes) {
+    for (int m = limit - 1; m > 0; m--) {
+        Setting setting = {m, recompute};
+        if (divides(config, m) && bytes_with(config, planned, setting, model_bytes) <= share) return m;
+    }
+    return 0;
+}
+
+// Would full recomputation fit with the configured micro-batch? There is nothing milder: attention is recomputed always.
+static bool full_fits(const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
+    Setting setting = {config->micro_batch_size, RECOMPUTE_FULL};
+    return config->recompute_granularity != RECOMPUTE_FULL && bytes_with(config, planned, setting, model_bytes) <= share;
+}
+
+static const char *full_flag(const Config *config) {
+    return config->recompute_activations ? "--recompute-granularity full instead of --recompute-activations" : "--recompute-granularity full";
+}
+
+void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
+    Recompute now = config->recompute_granularity;
+    bool full = full_fits(config, planned, share, model_bytes);
+    int smaller = largest_micro_batch(config, planned, share, config->micro_batch_size, now, model_bytes);
+    const char *flag = full_flag(config);
+    if (smaller && full) {
+        snprintf(text, bytes, "--micro-batch-size %d fits, and so does %s", smaller, flag);
+    } else if (smaller) {
+        snprintf(text, bytes, "--micro-batch-size %d fits", smaller);
+    } else if (full) {
+        snprintf(text, bytes, "%s fits", flag);
+    } else {
+        int both = now == RECOMPUTE_FULL ? 0 : largest_micro_batch(config, planned, share, config->micro_batch_size, RECOMPUTE_FULL, model_bytes);
+        Setting least = {1, RECOMPUTE_FULL};
+        double missing = (double)bytes_with(config, planned, least, model_bytes) - (double)share;
+        if (both) snprintf(text, bytes, "--micro-batch-size %d with %s fits", both, flag);
+        else snprintf(text, bytes, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks %.1f MiB; use more ranks with memory of their own, or a smaller model", missing / 0x1p20);
+    }
+}
+
+// Was it memory of the host, beside a device with its own, that could not be had? No size of the model's changes that.
+static bool host_failed(const MemoryPlan *memory_plan) {
+    for (int i = 0; i < memory_plan->count; i++) {
+        const MemoryPlanEntry *entry = &memory_plan->entries[i];
+        if (entry->bytes && !entry->memory) return entry->host && !device_is_host();
+    }
+    return false;
+}
+
+// What libraries take of a GPU beside the plan once they are used. Measured (dev/bench/NOTES.md): 414 MiB cuBLAS, cuDNN, the kernels' code and NCCL's for the verdict, 485 as
+// two nodes of one, 1347 where two ranks of a node send through NCCL; more ranks want more. Where a plan leaves less, they would fail later, in words of their own.
+enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
+
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks, bool nccl_in_node) {
+    int mib = ranks == 1 ? LIBRARIES_MIB : nccl_in_node ? AND_NCCL_IN_NODE_MIB : AND_NCCL_MIB;
+    memory->beside = device_is_host() ? 0 : (size_t)mib << 20;
+    memory->device = device;
+    memory->sharers = sharers;
+    memory->planned = memory_plan_needed(memory_plan);
+    memory->taken_before = device_taken(device);
+    memory->share_before = device_share(device, sharers);
+}
+
+bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes, Error *err) {
+    size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
+    if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
+    if (memory_plan->count > 0 && memory_plan->entries[0].memory && host_failed(memory_plan)) return false;
+    size_t length = strlen(err->what);
+    if (memory->beside) snprintf(err->what + length, sizeof err->what - length, " beside %zu MiB kept for libraries; ", memory->beside >> 20);
+    else snprintf(err->what + length, sizeof err->what - length, "; ");
+    length = strlen(err->what);
+    // What is free may still be refused, in pieces too small: then a smaller plan is wanted all the same.
+    if (share >= memory->planned) share = memory->planned - 1;
+    memory_advice(err->what + length, sizeof err->what - length, config, memory->planned, share, model_bytes);
+    return false;
+}
+
+void memory_report(Memory *memory, Log *log, int64_t iterations) {
+    if (memory->reported) return;
+    memory->reported = true;
+    const double MB = 0x1p20;
+    double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before, taken = (double)device_taken(memory->device);
+    // A GPU's memory is seen as a whole: the plans of the ranks that share it are equal. The CPU's is this process's.
+    double plans = device_is_host() ? allocated : allocated * memory->sharers, beside = taken - before - plans;
+    log_memory(log, iterations, allocated);
+    log_line(log, "memory beside the plan (MB) | before it (context, other processes): %.1f | since then (libraries, buffers of the host): %.1f", before / MB, beside / MB);
+    Text json = json_begin("memory");
+    json_integer(&json, "iteration", iterations);
+    json_integer(&json, "planned_bytes", (int64_t)memory->planned);
+    json_integer(&json, "allocated_bytes", (int64_t)allocated);
+    json_open(&json, "timing");
+    json_integer(&json, "free_before_bytes", (int64_t)memory->share_before);
+    json_integer(&json, "taken_before_bytes", (int64_t)before);
+    json_integer(&json, "taken_bytes", (int64_t)taken);
+    json_integer(&json, "beside_plan_bytes", (int64_t)beside);
+    json_close(&json);
+    log_json(log, &json);
+}

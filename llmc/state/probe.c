@@ -1,0 +1,264 @@
+// Figures on what quantisation does: see probe.h.
+#include "llmc/state/probe.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/append.h"
+#include "llmc/ranks/peers.h"
+#include "llmc/state/zero.h"
+
+enum { EXACT_CHUNKS = 8 };  // the exact reduction goes in pieces, so that its fp32 messages stay small; any number gives the same sums
+
+static bool errors_due(const Zero *zero) { return due(zero->step, zero->config->log_quantization_error_interval); }
+static bool histograms_due(const Zero *zero) { return due(zero->step, zero->config->dump_distributions_interval); }
+bool probe_due(const Zero *zero) { return errors_due(zero) || histograms_due(zero); }
+
+bool probe_folder(const Config *config, Error *err) {
+    const char *folder = config->dump_distributions;
+    if (!folder) return true;
+    if (!append_make_folders(folder, err)) return false;
+    if (access(folder, W_OK | X_OK) == 0) return true;
+    return error_set(err, EXIT_ENVIRONMENT, "cannot write to %s: %s; give another folder to --dump-distributions", folder, strerror(errno));
+}
+
+// Every hop in fp32: the mean of the local gradients, but for the rounding of fp32 sums.
+static GradWire exact_wire(void) {
+    GradWire wire = {0};
+    wire.intra_codec = wire.inter_codec = wire.tail_codec = CODEC_FP32;
+    wire.intra_group = wire.inter_group = HADAMARD_ORDER;
+    wire.chunks = EXACT_CHUNKS;
+    return wire;
+}
+
+void probe_reserve(Zero *zero, MemoryPlan *memory_plan) {
+    if (!zero->config->log_quantization_error_interval || zero->plan.dp == 1) return;
+    Probe *probe = &zero->probe;
+    GradWire wire = exact_wire();
+    int64_t largest = 0;
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        int64_t elements = zero->plan.bucket[b].matrix_elements + zero->plan.bucket[b].tail_elements;
+        if (elements > largest) largest = elements;
+    }
+    TlqWorkspace *w = &probe->workspace;
+    tlq_workspace(w, &zero->plan, &wire);
+    const char *group = "quantisation error";
+    memory_plan_reserve(memory_plan, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
+    tlq_reserve(memory_plan, group, w, zero_grain(zero));
+}
+
+void probe_free(Probe *probe) {
+    free(probe->histograms);
+    probe->histograms = NULL;
+}
+
+CommTraffic probe_traffic(const Zero *zero) {
+    CommTraffic traffic = comm_traffic(zero->comm);
+    for (int s = 0; s < COMM_SCOPES; s++) traffic.sent[s] -= zero->probe.sent[s];
+    return traffic;
+}
+
+// --- in the step ---------------------------------------------------------------------------------------------------------------------------
+
+// n device values as floats on the host, in the order of the lane `last`.
+static float *fetch(Zero *zero, const float *values, int64_t n) {
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
+    copy_to_host(zero->lanes->last, host, values, (size_t)n * sizeof(float));
+    stream_synchronize(zero->lanes->last);
+    return host;
+}
+
+static float *fetch_weights(Zero *zero, const floatX *values, int64_t n) {
+    floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "figures on quantisation");
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
+    copy_to_host(zero->lanes->last, narrow, values, (size_t)n * sizeof(floatX));
+    stream_synchronize(zero->lanes->last);
+    for (int64_t i = 0; i < n; i++) host[i] = floatX_to_float(narrow[i]);
+    free(narrow);
+    return host;
+}
+
+static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
+    Probe *probe = &zero->probe;
+    if (!probe->histograms) probe->histograms = (Histogram *)xcalloc((size_t)zero->plan.tensors * PROBE_KINDS, sizeof(Histogram), "histograms");
+    return &probe->histograms[tensor * PROBE_KINDS + (int)kind];
+}
+
+// Is the piece one of a matrix in this bucket? (1-D tensors are never quantised.)
+static bool is_matrix_of(const Piece *piece, const Bucket *bucket) { return piece->arena_at >= bucket->arena_start && piece->arena_at < bucket->arena_start + bucket->matrix_elements; }
+
+// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what Hadamard makes of it, kept orthonormal so that both have the same
+// norm. Blocks of 32 begin where tensors and shards do; a tensor's last one is filled with pads, zeros before the transform, so the
+// histogram after it counts them too.
+static void gradient_histograms(Zero *zero, int b) {
+    float scale = 1.0f / (float)zero->plan.dp, orthonormal = 1.0f / sqrtf((float)HADAMARD_ORDER);
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        if (!is_matrix_of(piece, &zero->plan.bucket[b])) continue;
+        int64_t n = piece->hi - piece->lo, whole = round_up64(n, HADAMARD_ORDER);
+        float *x = fetch(zero, zero->grads + piece->arena_at, whole);
+        for (int64_t j = 0; j < whole; j++) x[j] *= scale;
+        histogram_add(histogram_of(zero, piece->tensor, PROBE_GRADIENT), x, n);
+        for (int64_t j = 0; j < whole; j += HADAMARD_ORDER) hadamard32(x + j);
+        for (int64_t j = 0; j < whole; j++) x[j] *= orthonormal;
+        histogram_add(histogram_of(zero, piece->tensor, PROBE_HADAMARD), x, whole);
+        free(x);
+    }
+}
+
+void probe_gradients(Zero *zero, const TlqStep *step, int b) {
+    Probe *probe = &zero->probe;
+    const Bucket *bucket = &zero->plan.bucket[b];
+    if (histograms_due(zero)) gradient_histograms(zero, b);
+    if (!errors_due(zero) || zero->plan.dp == 1) return;
+    TlqStep exact = *step;
+    exact.grad_wire = exact_wire();
+    exact.workspace = probe->workspace;
+    float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
+    CommTraffic before = comm_traffic(zero->comm);
+    copy_on_device(zero->lanes->last, probe->exact, zero->grads + bucket->arena_start, (size_t)(bucket->matrix_elements + bucket->tail_elements) * sizeof(float));
+    lanes_after(zero->lanes, zero->lanes->first, zero->lanes->last);
+    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_per_rank / HADAMARD_ORDER, zero->comm, zero->lanes);
+    CommTraffic after = comm_traffic(zero->comm);
+    for (int s = 0; s < COMM_SCOPES; s++) probe->sent[s] += after.sent[s] - before.sent[s];
+}
+
+// Adds the squares of reduced - exact and of exact over n values of the own shard at this place of the bucket.
+static void compare_window(Zero *zero, const Bucket *bucket, int64_t at, int64_t n) {
+    float *reduced = fetch(zero, zero->grads + bucket->arena_start + at, n), *exact = fetch(zero, zero->probe.exact + at, n);
+    for (int64_t i = 0; i < n; i++) {
+        double error = (double)reduced[i] - exact[i];
+        zero->probe.error_squares += error * error;
+        zero->probe.exact_squares += (double)exact[i] * exact[i];
+    }
+    free(reduced);
+    free(exact);
+}
+
+void probe_reduced(Zero *zero, int b) {
+    if (!errors_due(zero) || zero->plan.dp == 1) return;
+    const Bucket *bucket = &zero->plan.bucket[b];
+    int64_t rank = zero->topology->dp_rank;
+    compare_window(zero, bucket, rank * bucket->matrix_per_rank, bucket->matrix_per_rank);
+    compare_window(zero, bucket, bucket->matrix_elements + rank * bucket->tail_per_rank, bucket->tail_per_rank);
+}
+
+void probe_updated(Zero *zero, int b) {
+    if (!histograms_due(zero)) return;
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        if (!is_matrix_of(piece, &zero->plan.bucket[b])) continue;
+        int64_t n = piece->hi - piece->lo;
+        float *master = fetch(zero, zero->master + piece->state_at, n);
+        histogram_add(histogram_of(zero, piece->tensor, PROBE_WEIGHT), master, n);
+        if (zero->plan.dp > 1) {  // one rank sends nothing: its replica is new already
+            float *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
+            for (int64_t j = 0; j < n; j++) replica[j] = master[j] - replica[j];
+            histogram_add(histogram_of(zero, piece->tensor, PROBE_DIFFERENCE), replica, n);
+            free(replica);
+        }
+        free(master);
+    }
+}
+
+// --- after the step ------------------------------------------------------------------------------------------------------------------------
+
+// Squares of replica - master and of bf16(master) - master over the own shard.
+static void replica_squares(Zero *zero, double squares[2]) {
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        int64_t n = piece->hi - piece->lo;
+        float *master = fetch(zero, zero->master + piece->state_at, n), *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
+        for (int64_t j = 0; j < n; j++) {
+            double error = (double)replica[j] - master[j], rounding = (double)floatX_to_float(floatX_from_float(master[j])) - master[j];
+            squares[0] += error * error;
+            squares[1] += rounding * rounding;
+        }
+        free(master);
+        free(replica);
+    }
+}
+
+// sqrt(a / b); `none` where both are 0.
+static double root_ratio(double a, double b, double none) { return a == 0.0 && b == 0.0 ? none : sqrt(a / b); }
+
+static void report_errors(Zero *zero, Log *log, Peers group) {
+    Probe *probe = &zero->probe;
+    double squares[4] = {probe->error_squares, probe->exact_squares, 0.0, 0.0};
+    replica_squares(zero, squares + 2);
+    probe->error_squares = probe->exact_squares = 0.0;
+    peers_reduce(group, squares, 4, MPI_DOUBLE, MPI_SUM);
+    double gradient = root_ratio(squares[0], squares[1], 0.0), norm = sqrt(squares[1]), replica = root_ratio(squares[2], squares[3], 1.0);
+    log_line(log, " quantization error at iteration %lld | reduced gradient: %.3E | replica over bf16 rounding: %.4f |", (long long)zero->step, gradient, replica);
+    log_scalar(log, "quantization-error gradient", zero->step, gradient);
+    log_scalar(log, "quantization-error replica over bf16", zero->step, replica);
+    Text json = json_begin("quantization_error");
+    json_integer(&json, "iteration", zero->step);
+    json_number(&json, "gradient_error", gradient);
+    if (zero->plan.dp > 1) json_number(&json, "exact_gradient_norm", norm);
+    json_number(&json, "replica_error", replica);
+    log_json(log, &json);
+}
+
+// One file's text: what the bins are, then a line per tensor and kind that has values in this shard.
+static void write_histograms(const Zero *zero, const CheckpointTensor *tensors, FILE *out) {
+    static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard"};
+    fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n", (long long)zero->step, zero->topology->dp_rank, zero->plan.dp,
+            HISTOGRAM_BINS, HISTOGRAM_SHIFT);
+    for (int t = 0; zero->probe.histograms && t < zero->plan.tensors; t++) {
+        for (int k = 0; k < PROBE_KINDS; k++) {
+            const Histogram *h = &zero->probe.histograms[t * PROBE_KINDS + k];
+            if (!h->count) continue;
+            fprintf(out, "{\"kind\":\"%s\",\"tensor\":\"%s\",", kinds[k], tensors[t].name);
+            histogram_write(h, out);
+            fprintf(out, "}\n");
+        }
+    }
+}
+
+// Whole or not at all, by renaming; a file of an earlier run of the same iteration is replaced.
+static bool save_text(const char *folder, const char *path, const char *text, size_t bytes, Error *err) {
+    char part[4200];
+    Append file = {.fd = -1};
+    snprintf(part, sizeof part, "%s.part", path);
+    unlink(part);
+    if (!append_make_folders(folder, err) || !append_open(&file, part, true, err)) return false;
+    bool written = append_record(&file, text, bytes);  // says itself what went wrong
+    append_close(&file);
+    if (written && rename(part, path)) return error_set(err, EXIT_ENVIRONMENT, "cannot rename %s", part);
+    return true;
+}
+
+static void histogram_path(const Zero *zero, int rank, char *path, size_t bytes) {
+    snprintf(path, bytes, "%s/iter_%07lld.rank_%03d.jsonl", zero->config->dump_distributions, (long long)zero->step, rank);
+}
+
+// Every rank writes a file, also one whose shard has no matrix: who reads them counts them.
+static void dump_histograms(Zero *zero, const CheckpointTensor *tensors) {
+    const char *folder = zero->config->dump_distributions;
+    char path[4096], *text = NULL;
+    size_t bytes = 0;
+    Error err;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) return;
+    write_histograms(zero, tensors, out);
+    fclose(out);
+    // Files of the same iteration that ranks left which this run does not have, before it was resumed on fewer, would be added to this run's.
+    for (int rank = zero->plan.dp; zero->topology->dp_rank == 0; rank++) {
+        histogram_path(zero, rank, path, sizeof path);
+        if (unlink(path)) break;
+    }
+    histogram_path(zero, zero->topology->dp_rank, path, sizeof path);
+    if (!save_text(folder, path, text, bytes, &err)) warning_print(device_site(zero->device), "%.900s; training goes on without these distributions", err.what);
+    free(text);
+}
+
+void probe_report(Zero *zero, const CheckpointTensor *tensors, Log *log, Peers group) {
+    zero_weights_wait_all(zero);
+    if (errors_due(zero)) report_errors(zero, log, group);
+    if (histograms_due(zero)) dump_histograms(zero, tensors);
+    probe_free(&zero->probe);
+}

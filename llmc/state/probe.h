@@ -1,0 +1,47 @@
+// Looks at what quantisation does while a run trains, without touching it:
+//   --log-quantization-error-interval   the reduced gradient against the exact reduction of the same step, and the replica against the masters
+//   --dump-distributions-interval       histograms of weights, weight differences, and gradients before and after Hadamard, of the own shard
+// zero.c calls it at three places of a step that is due; train_gpt.cu asks for the report afterwards. Figures are computed on the host: a step that is due
+// takes longer, the others cost nothing.
+#pragma once
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/comm.h"
+#include "llmc/config/config.h"
+#include "llmc/base/histogram.h"
+#include "llmc/log/log.h"
+#include "llmc/base/memory_plan.h"
+#include "sdp4bit/tlq_hs.h"
+LLMC_BEGIN
+
+struct Zero;
+
+enum ProbeKind { PROBE_WEIGHT, PROBE_DIFFERENCE, PROBE_GRADIENT, PROBE_HADAMARD, PROBE_KINDS };
+
+typedef struct Probe {
+    double error_squares, exact_squares;  // of the own shard, in the latest step that was due
+    uint64_t sent[COMM_SCOPES];           // bytes of exact reductions: no part of what training sends
+    Histogram *histograms;                // (tensors, PROBE_KINDS) of the step in progress, NULL when none is due
+    // device memory, reserved in the memory plan when errors are to be logged
+    float *exact;                         // (the largest bucket) a copy of its local gradients, reduced in fp32
+    TlqWorkspace workspace;
+} Probe;
+
+// Makes the folder of --dump-distributions, when there is one, and asks whether this process may write there: before a run, not once per interval. On every rank.
+// Error: EXIT_ENVIRONMENT, as for the other logs.
+bool probe_folder(const Config *config, Error *err);
+// After zero_plan has built the layout: scratch, when the flags want it.
+void probe_reserve(struct Zero *zero, MemoryPlan *memory_plan);
+// A bucket's gradients, local and complete; then reduced; then its masters updated and the replica not yet. All in the order of zero->lanes->last.
+void probe_gradients(struct Zero *zero, const TlqStep *step, int bucket);
+void probe_reduced(struct Zero *zero, int bucket);
+void probe_updated(struct Zero *zero, int bucket);
+// True when the step in progress is to be reported on after zero_update.
+bool probe_due(const struct Zero *zero);
+// Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars; every rank writes its histograms to a file of its own:
+// FOLDER/iter_0000100.rank_003.jsonl, one line per tensor and kind. A file that cannot be written then costs a warning, not the run.
+void probe_report(struct Zero *zero, const CheckpointTensor *tensors, Log *log, Peers group);
+// Bytes handed to the transport, without the probe's.
+CommTraffic probe_traffic(const struct Zero *zero);
+void probe_free(Probe *probe);
+
+LLMC_END

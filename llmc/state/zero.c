@@ -1,0 +1,373 @@
+// ZeRO-1 over buckets: see zero.h. Start and end, then the step in its order: begin, reduce, judge, update, gather, wait. Before it comes zero_plan.c;
+// checkpoints are zero_slices.c's.
+#include "llmc/state/zero.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "llmc/ranks/peers.h"
+
+// --- start and end ---------------------------------------------------------------------------------------------------------------
+
+void zero_set_counters(Zero *zero, const StepControl *start) {
+    StepControl control = *start;
+    control.applied = 1;
+    copy_to_device(zero->compute, zero->control, &control, sizeof control);
+}
+
+// What leaves this rank inside its node may be fetched by the others.
+static void share_messages(Zero *zero) {
+    const TlqWorkspace *probe = &zero->probe.workspace;
+    CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes}, {probe->send1, probe->send1_bytes}};
+    for (int slot = 0; slot < LANE_SLOTS; slot++) piece[2 + slot] = (CommPiece){zero->gather[slot], zero->gather_bytes[slot]};
+    comm_share(zero->comm, zero->node_flags, piece, 2 + LANE_SLOTS, &zero->not_shared);
+}
+
+void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers) {
+    zero->device = device;
+    zero->comm = comm;
+    zero->compute = compute;
+    zero->lanes = lanes;
+    bool copies_apart = lanes->apart && zero->staging;
+    zero->copies = copies_apart ? stream_create(device, "checkpoint copies") : lanes->last;
+    zero->timers = timers;
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        zero->ready[b] = event_create(device);
+        zero->done[b] = event_create(device);
+    }
+    zero->computed = event_create(device);
+    zero->judged = event_create(device);
+    zero->staged = event_create(device);
+    for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
+    copy_to_device(compute, zero->segments, zero->plan.segments, (size_t)zero->plan.segments_total * sizeof(Segment));
+    StepControl start = {0};
+    start.beta1_power = start.beta2_power = 1.0;
+    zero_set_counters(zero, &start);
+    stream_synchronize(compute);
+    if (zero->node_flags) share_messages(zero);
+    _Static_assert(sizeof(StepRecord) >= COMM_TRIAL_BYTES, "records serve as memory for the first messages");
+    comm_connect(comm, zero->records);
+}
+
+void zero_stop(Zero *zero) {
+    if (!zero->device) return;
+    zero_synchronize(zero);
+    comm_unshare(zero->comm);
+}
+
+void zero_free(Zero *zero) {
+    for (int b = 0; zero->device && b < zero->plan.buckets; b++) {
+        event_destroy(zero->ready[b]);
+        event_destroy(zero->done[b]);
+    }
+    if (zero->device) {
+        event_destroy(zero->computed);
+        event_destroy(zero->judged);
+        event_destroy(zero->staged);
+        for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
+        if (zero->copies != zero->lanes->last) stream_destroy(zero->copies);
+    }
+    free(zero->leaf_start);
+    free(zero->units_missing);
+    free(zero->pending);
+    free(zero->ready);
+    free(zero->done);
+    free(zero->landed);
+    free(zero->pieces);
+    free(zero->to_copy);
+    probe_free(&zero->probe);
+    plan_free(&zero->plan);
+    Zero empty = {0};
+    *zero = empty;
+}
+
+floatX *zero_weight(const Zero *zero, int tensor) { return zero->weights + zero->plan.tensor_arena[tensor]; }
+float *zero_grad(const Zero *zero, int tensor) { return zero->grads + zero->plan.tensor_arena[tensor]; }
+
+void zero_masters_from_weights(Zero *zero) {
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        kernel_widen(zero->compute, zero->master + piece->state_at, zero->weights + piece->arena_at, piece->hi - piece->lo);
+    }
+}
+
+// --- the step --------------------------------------------------------------------------------------------------------------------
+
+// Compute runs forward and backward. The lanes (sdp4bit/lanes.h) run what travels; `last` also the verdict, AdamW and what looks at the
+// shard: probes, counts, copies of a checkpoint. What orders the streams, and with that every two uses of one memory of which one writes:
+//   ready[b]   compute -> first, last       a bucket's gradients are complete
+//   chunks     first -> node -> middle -> rail -> last, and back when a slot of the buffers has served: tlq_hs.c
+//   computed   compute -> last              the loss is complete; compute has then waited for every done[b] of the step before (each layer ran)
+//   judged     last -> compute              the verdict may go to the host and the loss be cleared: the step is over
+//   shards     last -> rail -> node -> middle, and back when a gather buffer has served: qwd.c
+//   done[b]    middle -> compute            a bucket's weights are new and its gradients have served: its layers may run
+//   the final done, middle -> last          at the end of zero_update: what follows on `last` sees the new replica and every finding of the wire's checks
+//   joint      last -> copies, middle, first   lanes_after: a checkpoint's copies begin behind that; so does middle's timer of a gather (its data have their own
+//                                           events), and a probe's exact reduction behind its copy of the gradient
+//   staged     copies -> last               and have read the shard and the replica: AdamW of the next step may write
+// Memory by memory:
+//   gradients   written by compute's backward after done[b]; read by first after ready[b]: chunk k reads the windows of chunk k of all ranks; the own window of
+//               chunk k is written by `last` (the final sum) after that chunk has passed first, and no other chunk reads it. The tail is chunk 0's. AdamW,
+//               the zero count and the clearing of the tail follow on `last`, before the shard is handed on, so before done[b].
+//   weights     read by compute after done[b], by AdamW on `last` after computed, by probes on `last` after the final done, by copies before staged; written by
+//               middle alone, after `last` has handed on the shard, which is after computed, the probes and staged. With one rank `last` writes them.
+//   gather[s]   written by `last` after the slot's latest apply, then by rail and node, read by middle.
+//   messages    of slot s: filled by first (middle), the own one straight into the receive buffer, after the slot's latest sum on middle (`last`).
+//   masters, moments, leaves, piece_sums, records: `last`; on compute (norms, repairs, saves) only after every done[b] and before the next computed or ready.
+//   control     written by the verdict, on `last` after computed; read by AdamW on `last`, by the applies on middle before done[b], by compute after judged.
+//   loss_sum    compute; read by the verdict between computed and judged.
+//   wire fault  written by checks on middle and `last` (atomically); copied on `last` after the gradients' checks, which come before the chunks' final sums,
+//               and after the final done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
+//   staging     written by copies; read by the host after `staged`.
+// Each communicator is used on one stream, after its first message: the node's on node, the rail's on rail, the group's on `last`. With one rank, or under --no-overlap, all lanes and
+// copies are `last`. test/unit/state/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
+// all streams are the calling thread, so the work itself is what it waits for.
+
+Exposed zero_exposed_of(const double *ms, int world) {
+    const double *gradients = ms, *weights = ms + world;
+    int least = 0, most = 0;
+    for (int rank = 1; rank < world; rank++) {
+        double both = gradients[rank] + weights[rank];
+        if (both < gradients[least] + weights[least]) least = rank;
+        if (both > gradients[most] + weights[most]) most = rank;
+    }
+    return (Exposed){gradients[least], weights[least], gradients[most] + weights[most]};
+}
+
+Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
+    static const Timer parts[] = {TIMER_EXPOSED_GRADIENTS, TIMER_EXPOSED_WEIGHTS};
+    TimerStats stats[2];
+    int world = 1;
+    MPI_Comm_size(peers.comm, &world);
+    double *ms = (double *)xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
+    timers_collect(zero->timers, parts, 2, steps, peers, stats, ms);
+    Exposed e = zero_exposed_of(ms, world);
+    free(ms);
+    return e;
+}
+
+static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
+    // Megatron's iteration counter is 0-based when the flag is compared.
+    bool quantise = zero->config->quantized_gradients && iteration - 1 >= zero->config->gradients_quantization_start_iteration;
+    return quantise ? &zero->grad_wire : &zero->plain_grad_wire;
+}
+
+void zero_begin(Zero *zero, int64_t iteration) {
+    zero->step = zero->wire_checks.step = iteration;
+    zero->wire_checks.exchange = 0;
+    for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
+    set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
+}
+
+static void reduce_bucket(Zero *zero, int b) {
+    TlqStep step = {0};
+    step.plan = &zero->plan;
+    step.topology = zero->topology;
+    step.grad_wire = *wire_at(zero, zero->step);
+    step.workspace = zero->tlq;
+    step.checks = &zero->wire_checks;
+    step.segments = zero->segments;
+    step.seed = (uint32_t)zero->config->seed;
+    step.step = (uint32_t)zero->step;
+    const Bucket *bucket = &zero->plan.bucket[b];
+    float *matrix_leaves = zero->leaves + zero->leaf_start[b];
+    float *tail_leaves = matrix_leaves + bucket->matrix_per_rank / HADAMARD_ORDER;
+    probe_gradients(zero, &step, b);
+    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves, zero->comm, zero->lanes);
+    probe_reduced(zero, b);
+    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_per_rank / HADAMARD_ORDER);
+    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER));
+}
+
+void zero_grads_ready(Zero *zero, int unit) {
+    int b = zero->plan.unit_bucket[unit];
+    if (--zero->units_missing[b] > 0) return;
+    timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
+    event_record(zero->ready[b], zero->compute);
+    if (zero->lanes->apart) stream_wait(zero->lanes->first, zero->ready[b]);
+    stream_wait(zero->lanes->last, zero->ready[b]);
+    // From the bucket's readiness, or its predecessor's end, to its own end: spans of one stream, so that what overlaps counts once.
+    timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
+    reduce_bucket(zero, b);
+    timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
+    if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
+    timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
+}
+
+// Every rank adds the same records in the same order, so all reach the same verdict.
+static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
+    int rank = zero->topology->dp_rank;
+    kernel_step_record(zero->lanes->last, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
+    if (zero->wire_checks.sealed) copy_on_device(zero->lanes->last, &zero->records[rank].wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
+    comm_all_gather(zero->comm, COMM_GROUP, zero->records, sizeof(StepRecord), zero->lanes->last);
+    Judge j = {0};
+    j.records = zero->records;
+    j.dp = zero->plan.dp;
+    j.clip_grad = (float)zero->config->clip_grad;
+    j.beta1 = (float)zero->config->adam_beta1;
+    j.beta2 = (float)zero->config->adam_beta2;
+    j.lr_if_applied = (float)lr_if_applied;
+    j.lr_if_skipped = (float)lr_if_skipped;
+    j.skip_non_finite = zero->config->check_for_nan_in_loss_and_grad;
+    j.skip_spikes = zero->config->on_spike == ON_SPIKE_SKIP;
+    j.loss_spike_factor = (float)zero->config->loss_spike_factor;
+    j.norm_spike_factor = (float)zero->config->norm_spike_factor;
+    kernel_judge(zero->lanes->last, zero->control, &j);
+}
+
+static QwdStep qwd_step(Zero *zero, double weight_decay) {
+    QwdStep step = {0};
+    step.plan = &zero->plan;
+    step.topology = zero->topology;
+    step.weight_wire = zero->weight_wire;
+    step.checks = &zero->wire_checks;
+    step.segments = zero->segments;
+    step.control = zero->control;
+    step.beta1 = (float)zero->config->adam_beta1;
+    step.beta2 = (float)zero->config->adam_beta2;
+    step.epsilon = (float)zero->config->adam_eps;
+    step.weight_decay = (float)weight_decay;
+    step.seed = (uint32_t)zero->config->seed;
+    step.step = (uint32_t)zero->step;
+    return step;
+}
+
+static void count_zeros(Zero *zero) {
+    set_zero(zero->lanes->last, zero->zeros, sizeof(int64_t));
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        kernel_count_zeros(zero->lanes->last, zero->zeros, zero->grads + piece->arena_at, piece->hi - piece->lo);
+    }
+}
+
+// AdamW on the own shard; the bucket's gradients have served. The tail's are cleared for the next step, the matrices' are overwritten by it.
+static void update_bucket(Zero *zero, const QwdStep *step, int b) {
+    const Bucket *bucket = &zero->plan.bucket[b];
+    timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
+    qwd_update_bucket(step, b, zero->grads + bucket->arena_start, zero->weights + bucket->arena_start, zero->master + bucket->state_start,
+                      zero->exp_avg + bucket->state_start, zero->exp_avg_sq + bucket->state_start, zero->gather[qwd_slot(b)], zero->lanes);
+    set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
+    timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
+}
+
+static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
+    Stream *middle = zero->lanes->middle;
+    const Bucket *bucket = &zero->plan.bucket[b];
+    floatX *weights = zero->weights + bucket->arena_start;
+    uint8_t *buffer = zero->gather[qwd_slot(b)];
+    timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
+    lanes_after(zero->lanes, middle, zero->lanes->last);  // for the timer alone, whose spans are to begin with the shard: the data wait by the hops' events
+    timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
+    qwd_gather_bucket(step, b, buffer, zero->comm, zero->lanes);
+    qwd_apply_bucket(step, b, weights, buffer, zero->comm, zero->lanes);
+    timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
+    fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights, (bucket->matrix_elements + bucket->tail_elements) * (int64_t)sizeof(floatX));
+    event_record(zero->done[b], middle);
+    zero->pending[b] = true;
+    if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
+    timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
+}
+
+// Compute waits for the verdict: what it waits is the gradients' exposed time, of this step's interval. It also takes the verdict to the host, for which the host
+// must work, so that `last` goes straight on to AdamW; compute waits for weights then anyway.
+static void send_verdict(Zero *zero, int slot) {
+    timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
+    stream_wait(zero->compute, zero->judged);
+    timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
+    copy_to_host(zero->compute, &zero->landed[slot], zero->control, sizeof(StepControl));
+    event_record(zero->landing[slot], zero->compute);
+}
+
+void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay) {
+    int slot = (int)(zero->step % 2);
+    timer_start(zero->timers, TIMER_OPTIMIZER, zero->lanes->last);
+    event_record(zero->computed, zero->compute);
+    stream_wait(zero->lanes->last, zero->computed);
+    timer_start(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->lanes->last);
+    judge(zero, lr_if_applied, lr_if_skipped);
+    timer_stop(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->lanes->last);
+    event_record(zero->judged, zero->lanes->last);
+    send_verdict(zero, slot);
+    if (zero->config->log_num_zeros_in_grad) count_zeros(zero);
+    zero_copy_staged(zero);
+    if (zero->copying && zero->copies != zero->lanes->last) stream_wait(zero->lanes->last, zero->staged);
+    zero->copying = false;
+    QwdStep step = qwd_step(zero, weight_decay);
+    // Forward order: the first layers' weights are needed first.
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        update_bucket(zero, &step, b);
+        probe_updated(zero, b);
+        gather_bucket(zero, &step, b);
+    }
+    // What follows on `last` must see the new replica. Costs nothing: that is the end of the next step's first reduction at the earliest.
+    if (zero->lanes->apart) stream_wait(zero->lanes->last, zero->done[zero->plan.buckets - 1]);
+    timer_stop(zero->timers, TIMER_OPTIMIZER, zero->lanes->last);
+}
+
+StepControl zero_verdict(Zero *zero, int which) {
+    int slot = (int)((zero->step - which) % 2);
+    event_synchronize(zero->landing[slot]);
+    return zero->landed[slot];
+}
+
+void zero_weights_wait(Zero *zero, int unit) {
+    int b = zero->plan.unit_bucket[unit];
+    if (!zero->pending[b]) return;
+    timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
+    stream_wait(zero->compute, zero->done[b]);
+    timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
+    zero->pending[b] = false;
+}
+
+void zero_weights_wait_all(Zero *zero) {
+    for (int u = 0; u < zero->plan.units; u++) zero_weights_wait(zero, u);
+}
+
+void zero_synchronize(Zero *zero) {
+    if (!zero->device) return;  // never started
+    zero_weights_wait_all(zero);
+    lanes_synchronize(zero->lanes);
+    stream_synchronize(zero->copies);
+    stream_synchronize(zero->compute);
+}
+
+// --- figures over all ranks --------------------------------------------------------------------------------------------------------
+
+double zero_params_norm(Zero *zero, Peers group) {
+    double squares = 0.0;
+    zero_weights_wait_all(zero);  // the masters are as new as the weights
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
+        float sum = 0.0f;
+        kernel_square_leaves(zero->compute, zero->leaves, zero->master + piece->state_at, piece->hi - piece->lo);
+        kernel_tree_sum(zero->compute, zero->piece_sums, zero->leaves, leaves);
+        copy_to_host(zero->compute, &sum, zero->piece_sums, sizeof sum);
+        stream_synchronize(zero->compute);
+        squares += sum;
+    }
+    peers_reduce(group, &squares, 1, MPI_DOUBLE, MPI_SUM);
+    return sqrt(squares);
+}
+
+int64_t zero_zeros(Zero *zero, Peers group) {
+    int64_t zeros = 0;
+    zero_weights_wait_all(zero);
+    copy_to_host(zero->compute, &zeros, zero->zeros, sizeof zeros);
+    stream_synchronize(zero->compute);
+    peers_reduce(group, &zeros, 1, MPI_INT64_T, MPI_SUM);
+    return zeros;
+}
+
+bool zero_wire_sound(Zero *zero, Peers group, Error *err) {
+    StepControl found;
+    StepRecord own = {0};
+    if (!zero->wire_checks.sealed) return true;
+    StepRecord *records = (StepRecord *)xcalloc((size_t)zero->plan.dp, sizeof *records, "the ranks' findings");
+    copy_to_host(zero->lanes->last, &own.wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
+    stream_synchronize(zero->lanes->last);
+    peers_gather(group, &own, records, (int)sizeof own, MPI_BYTE);
+    bool sound = !judge_wire(&found, records, zero->plan.dp);
+    free(records);
+    return sound || wire_error(found.wire_fault, found.wire_rank, zero->topology, err);
+}

@@ -1,0 +1,171 @@
+// Setup of a Zero before there is a device: what travels in which form, the layout, every buffer in the memory plan, this rank's pieces of the tensors. See zero.h;
+// zero.c goes on from here.
+#include "llmc/state/zero.h"
+
+static int codec_of_bits(int bits) { return bits == 8 ? CODEC_INT8 : CODEC_INT4; }
+
+// The flags as choices of codecs (README, table of arms).
+static void choose_wires(Zero *zero) {
+    const Config *c = zero->config;
+    GradWire plain = {0};
+    plain.intra_codec = plain.inter_codec = plain.tail_codec = c->grad_reduce_in_bf16 ? CODEC_BF16 : CODEC_FP32;
+    plain.intra_group = plain.inter_group = HADAMARD_ORDER;
+    plain.chunks = c->gradient_alltoall_pipeline;
+    plain.rounding = c->gq_rounding;
+    zero->plain_grad_wire = zero->grad_wire = plain;
+    if (c->quantized_gradients) {
+        GradWire *w = &zero->grad_wire;
+        w->intra_codec = codec_of_bits(c->gradient_quantization_bits_intra);
+        w->inter_codec = codec_of_bits(c->gradient_quantization_bits_inter);
+        w->intra_group = c->gq_group_size_intra;
+        w->inter_group = c->gq_group_size_inter;
+        w->tail_codec = CODEC_BF16;
+        w->hadamard = c->hadamard_transform;
+    }
+    WeightWire weight = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
+    if (c->quantized_weights) {
+        weight.codec = codec_of_bits(c->weight_quantization_bits);
+        weight.group = c->wq_group_size;
+        weight.difference = c->weight_quantization_method == WEIGHT_DIFFERENCE;
+        weight.rounding = c->wq_rounding;
+    }
+    zero->weight_wire = weight;
+}
+
+static PlanOptions plan_options(const Zero *zero) {
+    const Config *c = zero->config;
+    PlanOptions o;
+    // One rank sends nothing, so the quantisation flags must not move a single number: no groups, no padding for them.
+    bool sends = zero->topology->dp_size > 1, gradients = sends && c->quantized_gradients, weights = sends && c->quantized_weights;
+    int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
+    o.nodes = zero->topology->nodes;
+    o.per_node = zero->topology->per_node;
+    o.chunk_border = plan_border(intra, inter, 0);
+    o.border = plan_border(intra, inter, weights ? c->wq_group_size : 0);
+    o.bucket_elements = c->ddp_bucket_size;
+    return o;
+}
+
+static int64_t bucket_leaves(const Bucket *bucket) {
+    return bucket->matrix_per_rank / HADAMARD_ORDER + ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER);
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+int64_t zero_grain(const Zero *zero) {
+    bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->topology->per_node > 1;
+    return copies ? COMM_GRAIN : 1;
+}
+
+static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
+    TlqWorkspace plain, *w = &zero->tlq;
+    tlq_workspace(w, &zero->plan, &zero->grad_wire);
+    tlq_workspace(&plain, &zero->plan, &zero->plain_grad_wire);
+    bool late_start = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
+    if (late_start) {
+        w->send1_bytes = w->recv1_bytes = larger(w->send1_bytes, plain.send1_bytes);
+        w->send2_bytes = w->recv2_bytes = larger(w->send2_bytes, plain.send2_bytes);
+    }
+    if (zero->plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
+    const char *group = "communication";
+    int64_t grain = zero_grain(zero);
+    tlq_reserve(memory_plan, group, w, grain);
+    // Two buffers for all buckets, which use them in turn: one is gathered while another shard is updated.
+    size_t *gather = zero->gather_bytes;
+    for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
+    for (int slot = 0; slot < LANE_SLOTS; slot++) memory_plan_reserve(memory_plan, group, "weights, gathered", (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
+    if (grain > 1) memory_plan_reserve(memory_plan, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
+}
+
+static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
+    const Plan *plan = &zero->plan;
+    size_t elements = (size_t)plan->arena_elements, shard = (size_t)plan->shard_elements, leaves = 0;
+    for (int b = 0; b < plan->buckets; b++) {
+        zero->leaf_start[b] = (int64_t)leaves;
+        leaves += (size_t)bucket_leaves(&plan->bucket[b]);
+    }
+    memory_plan_reserve(memory_plan, "weights", FLOATX_NAME " replica", elements * sizeof(floatX), (void **)&zero->weights);
+    memory_plan_reserve(memory_plan, "gradients", "fp32 accumulated", elements * sizeof(float), (void **)&zero->grads);
+    memory_plan_reserve(memory_plan, "optimizer state", "fp32 masters, own shard", shard * sizeof(float), (void **)&zero->master);
+    memory_plan_reserve(memory_plan, "optimizer state", "first moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg);
+    memory_plan_reserve(memory_plan, "optimizer state", "second moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg_sq);
+    memory_plan_reserve(memory_plan, "norm and verdict", "segment table", (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
+    memory_plan_reserve(memory_plan, "norm and verdict", "leaves of the norm", leaves * sizeof(float), (void **)&zero->leaves);
+    memory_plan_reserve(memory_plan, "norm and verdict", "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
+    memory_plan_reserve(memory_plan, "norm and verdict", "records of all ranks", (size_t)plan->dp * sizeof(StepRecord), (void **)&zero->records);
+    memory_plan_reserve(memory_plan, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
+    memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
+    memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
+    if (zero->wire_checks.sealed) {
+        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_checks.sums);
+        memory_plan_reserve(memory_plan, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_checks.fault);
+    }
+    memory_plan_reserve(memory_plan, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
+    reserve_communication(zero, memory_plan);
+}
+
+// Cuts each tensor against this rank's window of its bucket's part.
+static void list_pieces(Zero *zero) {
+    const Plan *plan = &zero->plan;
+    int rank = zero->topology->dp_rank;
+    zero->pieces = (Piece *)xcalloc((size_t)plan->segments_total, sizeof(Piece), "the shard's pieces");
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        for (int i = 0; i < bucket->segments + bucket->tails; i++) {
+            const Segment *segment = &plan->segments[bucket->first_segment + i];
+            bool matrix = i < bucket->segments;
+            int64_t shard = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
+            int64_t window = rank * shard, from = segment->start, to = segment->start + segment->numel;
+            if (from < window) from = window;
+            if (to > window + shard) to = window + shard;
+            if (from >= to) continue;
+            Piece piece;
+            piece.tensor = (int)segment->tensor;
+            piece.lo = from - segment->start;
+            piece.hi = to - segment->start;
+            piece.arena_at = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements) + from;
+            piece.state_at = bucket->state_start + (matrix ? 0 : bucket->matrix_per_rank) + from - window;
+            zero->pieces[zero->piece_count++] = piece;
+        }
+    }
+}
+
+static uint64_t element_bytes(bool optimizer) { return sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0); }
+
+uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
+    uint64_t elements = 0;
+    for (int i = 0; i < zero->piece_count; i++) elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
+    return elements * element_bytes(optimizer);
+}
+
+uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer) { return (uint64_t)zero->plan.parameters * element_bytes(optimizer); }
+
+bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, MemoryPlan *memory_plan, Error *err) {
+    Zero fresh = {0};
+    *zero = fresh;
+    zero->config = config;
+    zero->topology = topology;
+    if (!faults_from_environment(&zero->faults, topology->dp_rank, err)) return false;
+    choose_wires(zero);
+    PlanOptions options = plan_options(zero);
+    if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
+    zero->wire_checks.sealed = config->verify_wire && zero->plan.dp > 1;
+    zero->wire_checks.faults = &zero->faults;
+    if (zero->wire_checks.sealed) plan_seal(&zero->plan);
+    size_t buckets = (size_t)zero->plan.buckets;
+    zero->leaf_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
+    zero->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
+    zero->pending = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
+    zero->ready = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    zero->done = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    zero->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the verdicts");
+    reserve_memory(zero, memory_plan);
+    probe_reserve(zero, memory_plan);
+    list_pieces(zero);
+    // At least a byte, so that it is there on every rank, also on one that owns nothing.
+    if (config->save && config->async_save) {
+        zero->staging_bytes = zero_own_checkpoint_bytes(zero, !config->no_save_optim);
+        memory_plan_reserve_host(memory_plan, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)zero->staging_bytes, 1), &zero->staging);
+    }
+    return true;
+}

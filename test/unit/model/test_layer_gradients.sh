@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Gradients of one layer of the 125M model against PyTorch, where a Python with PyTorch is (PYTHON names another than python3). A short sequence and a
+# small vocabulary, for the CPU's sake; test/gpu.sh takes the real ones.
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+python=${PYTHON:-python3} program=${BUILD:-build}/test/layer_dump
+if ! "$python" -c 'import torch, numpy' 2>/dev/null; then
+    echo "skip gradients of a real layer: no PyTorch for $python"
+    exit 77
+fi
+[ -x "$program" ] || { echo "not ok $program is not built"; exit 1; }
+exec "$python" dev/ref/layer_gradients.py "$program" --seq-length 256 --rows 1 --vocab-size 4096

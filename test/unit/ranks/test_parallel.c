@@ -1,0 +1,91 @@
+// Work spread over threads (llmc/ranks/parallel.h): every element once, pieces on their borders, and done even when the system gives no threads.
+// The Makefile links this program so that pthread_create is the one below.
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/ranks/parallel.h"
+
+enum { N = 100003 };
+
+static int allowed_threads;  // that pthread_create may still start
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) {
+    if (allowed_threads-- <= 0) return 11;  // EAGAIN
+    return __real_pthread_create(thread, attributes, start, argument);
+}
+
+typedef struct Counts {
+    int64_t lo, hi, grain;
+    atomic_int astray;  // pieces off their borders
+    int seen[N];        // not atomic: pieces that overlap would be a race, which ThreadSanitizer tells
+} Counts;
+
+static void count(void *context, int64_t lo, int64_t hi) {
+    Counts *c = (Counts *)context;
+    if ((lo - c->lo) % c->grain || (hi != c->hi && hi - lo != c->grain) || lo >= hi || hi > c->hi) atomic_fetch_add(&c->astray, 1);
+    for (int64_t i = lo; i < hi; i++) c->seen[i]++;
+}
+
+static void check_counts(int threads, int64_t lo, int64_t hi, int64_t grain, int allowed, int took_part) {
+    Counts *c = (Counts *)calloc(1, sizeof *c);
+    c->lo = lo;
+    c->hi = hi;
+    c->grain = grain;
+    allowed_threads = allowed;
+    assert_int_equal(parallel_ranges(threads, lo, hi, grain, count, c), took_part);
+    assert_int_equal(c->astray, 0);
+    for (int64_t i = 0; i < N; i++) assert_int_equal(c->seen[i], i >= lo && i < hi);
+    free(c);
+}
+
+static void every_element_once(void **state) {
+    for (int threads = 1; threads <= 8; threads++) {
+        check_counts(threads, 0, N, 1000, 100, threads);
+        check_counts(threads, 7, N - 3, 64, 100, threads);
+    }
+}
+
+static void no_more_threads_than_pieces(void **state) {
+    check_counts(8, 0, 100, 64, 100, 2);
+    check_counts(8, 10, 11, 64, 100, 1);
+    check_counts(8, 10, 10, 64, 100, 1);
+    check_counts(0, 0, N, 1000, 100, 1);
+    check_counts(-3, 20, 10, 1000, 100, 1);
+}
+
+static void threads_that_are_refused_are_done_without(void **state) {
+    check_counts(8, 0, N, 1000, 0, 1);
+    check_counts(8, 0, N, 1000, 3, 4);
+}
+
+// Two threads must be inside at once, or this never ends.
+static void meet(void *context, int64_t lo, int64_t hi) {
+    atomic_int *inside = (atomic_int *)context;
+    atomic_fetch_add(inside, 1);
+    while (atomic_load(inside) < 2) continue;
+}
+
+static void threads_run_at_the_same_time(void **state) {
+    atomic_int inside = 0;
+    allowed_threads = 1;
+    assert_int_equal(parallel_ranges(2, 0, 2, 1, meet, &inside), 2);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_element_once),
+        cmocka_unit_test(no_more_threads_than_pieces),
+        cmocka_unit_test(threads_that_are_refused_are_done_without),
+        cmocka_unit_test(threads_run_at_the_same_time),
+    };
+    return cmocka_run_group_tests_name("parallel", tests, NULL, NULL);
+}

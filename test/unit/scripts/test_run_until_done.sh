@@ -1,0 +1,157 @@
+#!/usr/bin/env bash
+# scripts/run_until_done.sh: what it starts again, and when it gives up. The command is a stub that plays a list of exit codes, some with a new checkpoint.
+# shellcheck disable=SC2015,SC2317 # check calls the functions
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+failures=0
+check() {
+    local name=$1
+    shift
+    why=
+    if "$@"; then echo "ok $name"; else
+        echo "not ok $name: ${why:-failed}"
+        failures=$((failures + 1))
+    fi
+}
+
+# Each start takes a word of the play: an exit code, with + after a new checkpoint.
+cat >"$work/stub" <<'STUB'
+#!/usr/bin/env bash
+folder=$1 n=$(($(cat "$1/starts" 2>/dev/null || echo 0) + 1))
+echo $n >"$folder/starts"
+read -ra play <"$folder/play"
+word=${play[n - 1]:-0}
+case $word in
+*+) echo $((n * 10)) >"$folder/latest_checkpointed_iteration.txt" ;;
+wait) trap 'echo 5 >"$folder/latest_checkpointed_iteration.txt"; exit 75' USR1; touch "$folder/waiting"; for _ in $(seq 100); do sleep 0.1; done ;;
+deaf) # as an mpirun that hands no signals on: two ranks, of which only the second listens
+    trap : USR1
+    for rank in 0 1; do
+        OMPI_COMM_WORLD_RANK=$rank bash -c '[ $0 = 0 ] || trap "echo 5 >$1/latest_checkpointed_iteration.txt; exit 75" USR1; touch "$1/waiting$0"; for _ in $(seq 100); do sleep 0.1; done' $rank "$folder" &
+    done
+    until [ -e "$folder/waiting0" ] && [ -e "$folder/waiting1" ]; do sleep 0.1; done
+    touch "$folder/waiting"
+    while kill -0 $! 2>/dev/null; do wait $!; code=$?; done
+    exit $code ;;
+esac
+exit "${word%+}"
+STUB
+chmod +x "$work/stub"
+# plays "CODES" EXPECTED-CODE EXPECTED-STARTS FLAGS...
+plays() {
+    local play=$1 code=$2 starts=$3 rc
+    shift 3
+    rm -rf "$work/run" && mkdir "$work/run" && echo "$play" >"$work/run/play"
+    timeout 60 scripts/run_until_done.sh --pause 0 "$@" -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err"
+    rc=$?
+    [ $rc = "$code" ] || { why="exit code $rc instead of $code: $(tail -n 1 "$work/err")"; return 1; }
+    [ "$(cat "$work/run/starts")" = "$starts" ] || { why="$(cat "$work/run/starts") starts instead of $starts"; return 1; }
+}
+check "done at once" plays "0" 0 1
+check "7, 75 and killed ranks are started again" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
+check "whatever signal killed them" plays "129+ 131+ 132+ 133+ 135+ 136+ 138+ 141+ 152+ 159+ 192+ 0" 0 12
+for code in 1 2 3 4 5 6 127 128 130 143 193 255; do check "exit code $code is not" plays "$code" $code 1; done
+check "no progress: gives up" plays "7 7 7 7 7 7" 7 3
+check "no progress after some: gives up" plays "7+ 7 7+ 7 7 7 7 0" 7 6
+check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max-without-progress 2
+check "progress every other time" plays "7+ 7 7 7+ 7 7 0" 0 7
+check "--max-restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
+check "the first start counts as no restart" plays "7+ 0" 7 1 --max-restarts 0
+signalled() { # SIGNAL [PLAY]: handed on, waited for, and the end
+    rm -rf "$work/run" && mkdir "$work/run" && echo "${2:-wait} 0" >"$work/run/play"
+    # A shell without job control starts what runs in the background deaf to SIGINT.
+    env --default-signal=INT scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err" &
+    local job=$! tries=100 rc
+    until [ -e "$work/run/waiting" ]; do
+        sleep 0.1
+        [ $((tries -= 1)) -gt 0 ] || { why="the stub did not start"; return 1; }
+    done
+    kill -s "$1" $job
+    wait $job
+    rc=$?
+    [ $rc = 75 ] && [ "$(cat "$work/run/starts")" = 1 ] && [ "$(cat "$work/run/latest_checkpointed_iteration.txt")" = 5 ] || { why="exit code $rc after $(cat "$work/run/starts") starts"; return 1; }
+}
+check "SIGTERM stops the run and the loop" signalled TERM
+check "SIGUSR1 does" signalled USR1
+check "SIGHUP does" signalled HUP
+check "Ctrl-C does" signalled INT
+check "the ranks hear of it where the launcher hands nothing on" signalled TERM deaf
+pauses() { # 1 + 2 + 0 seconds: doubled without progress
+    local since=$SECONDS
+    rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 75+ 0" >"$work/run/play"
+    scripts/run_until_done.sh --pause 1 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err" || { why="exit code $?"; return 1; }
+    [ $((SECONDS - since)) -ge 3 ] && [ $((SECONDS - since)) -le 8 ] || { why="$((SECONDS - since)) s instead of 3"; return 1; }
+    [ "$(grep -c 'restart 2 from checkpoint none in 2 s' "$work/err")" = 1 ] || { why="$(cat "$work/err")"; return 1; }
+}
+check "the pause doubles" pauses
+folders() { # where --save may stand
+    local words home="$work/a run"
+    printf -- '--lr 1  # --save nowhere\n--save "%s" --load "%s"  # here\n' "$home" "$home" >"$work/args"
+    printf -- "# of another folder's own\n@args # not --save nowhere\n--tokens 'a --load b'" >"$work/outer"
+    for words in "--save=$home|--load=$home" "@$work/args" "--save|/nowhere|@$work/args" "@$work/outer"; do
+        rm -rf "$home" && mkdir "$home" && echo "7+ 7+ 7+ 7+ 0" >"$home/play"
+        IFS='|' read -ra words <<<"$words"
+        scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" "${words[@]}" 2>"$work/err" || { why="${words[*]}: $(tail -n 1 "$work/err")"; return 1; }
+    done
+}
+check "--save= and argument files" folders
+relative() { # paths are the caller's
+    rm -rf "$work/run" && mkdir "$work/run" && echo "7+ 7+ 7+ 7+ 0" >"$work/run/play"
+    echo '--save run --load run' >"$work/args"
+    (cd "$work" && "$OLDPWD/scripts/run_until_done.sh" --pause 0 -- ./stub run @args) 2>"$work/err" || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+}
+check "started from another folder" relative
+checkpoint_path() { # scripts/train_*.sh take the folder from the environment; the speed runs do not, and flags win
+    local rc other="$work/other"
+    cp "$work/stub" "$work/train_stub.sh"
+    rm -rf "$work/run" "$other" && mkdir "$work/run" "$other" && echo "7+ 7+ 7+ 7+ 0" | tee "$other/play" >"$work/run/play"
+    CHECKPOINT_PATH=$work/run scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$work/run" 2>"$work/err" || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+    CHECKPOINT_PATH=/nowhere scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$other" --save "$other" --load "$other" 2>"$work/err" || { why="a flag does not win"; return 1; }
+    for words in "SPEED=1 CHECKPOINT_PATH=$work/run $work/train_stub.sh" "CHECKPOINT_PATH= $work/train_stub.sh" "CHECKPOINT_PATH=$work/run $work/stub"; do
+        # shellcheck disable=SC2086  # several words
+        env ${words% *} scripts/run_until_done.sh -- ${words##* } "$work/run" 2>"$work/err"
+        rc=$?
+        [ $rc = 2 ] || { why="$words: exit code $rc"; return 1; }
+    done
+}
+check "CHECKPOINT_PATH of scripts/train_*.sh" checkpoint_path
+two_folders() { # a restart would go back to where the command loads
+    local words rc home="$work/run"
+    rm -rf "$home" && mkdir "$home" && echo "7+ 0" >"$home/play" && echo "--load $work/from" >"$work/args" && ln -sfn run "$work/also"
+    for words in "--save $home --load $work/from" "--save=$home --load=$work/from" "--save $home --load $home @$work/args" "--load $home --save $work/from --save $home --load $work/from"; do
+        # shellcheck disable=SC2086  # several words
+        timeout -k 1 20 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err"
+        rc=$?
+        [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] && grep -q "$work/from" "$work/err" && [ ! -e "$home/starts" ] || { why="'$words': exit code $rc, $(cat "$work/err")"; return 1; }
+    done
+    for words in "--save $home/ --load $work/./run" "--save $home --load $work/also" "--save $work/new/run --load $work//new/run/"; do
+        rm -f "$home/starts"
+        # shellcheck disable=SC2086  # several words
+        timeout -k 1 20 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err" || { why="'$words': $(cat "$work/err")"; return 1; }
+    done
+}
+check "--save and --load of two folders" two_folders
+odd_trackers() { # none of them holds up the loop
+    local tracker="$work/run/latest_checkpointed_iteration.txt" rc kind
+    for kind in "mkfifo" "mkdir" "ln -s /dev/zero" "truncate -s 100M"; do
+        rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 7 0" >"$work/run/play"
+        $kind "$tracker"
+        timeout -k 1 20 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err"
+        rc=$?
+        [ $rc = 7 ] && ! grep -qv '^run_until_done: ' "$work/err" || { why="$kind: exit code $rc, $(head -c 300 "$work/err")"; return 1; }
+    done
+}
+check "a tracker that is no plain file" odd_trackers
+usage() {
+    local rc
+    for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" "--max-without-progress 0 -- true --save a --load a" "-- true --save a"; do
+        # shellcheck disable=SC2086  # several words
+        scripts/run_until_done.sh $words 2>"$work/err"
+        rc=$?
+        [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] || { why="'$words': exit code $rc, $(cat "$work/err")"; return 1; }
+    done
+}
+check "usage" usage
+[ $failures = 0 ]

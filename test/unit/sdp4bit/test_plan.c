@@ -1,0 +1,506 @@
+// The layout arithmetic under many random tensor lists, data-parallel shapes and group sizes: nothing overlaps, groups never mix tensors,
+// shards and chunks cut where they may, messages hold what they must, and the byte counts equal independently derived ones.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/dtype.h"
+#include "sdp4bit/plan.h"
+
+enum { MOST_TENSORS = 24, TRIALS = 300 };
+
+// A reproducible stream of small integers in [low, high].
+typedef struct Dice {
+    uint32_t trial, drawn;
+} Dice;
+
+static int64_t roll(Dice *dice, int64_t low, int64_t high) {
+    Philox4 r = philox4x32_10(dice->trial, 5, dice->drawn++, 0, 0, 0);
+    uint64_t wide = (uint64_t)r.v[0] << 32 | r.v[1];
+    return low + (int64_t)(wide % (uint64_t)(high - low + 1));
+}
+
+typedef struct Case {
+    PlanTensor tensors[MOST_TENSORS];
+    int count;
+    PlanOptions options;
+    GradWire grad;
+    WeightWire weight;
+    Plan plan;
+} Case;
+
+static int roll_codec(Dice *dice) { return (int)roll(dice, CODEC_FP32, CODEC_INT4); }
+
+static void random_tensors(Case *c, Dice *dice) {
+    c->count = (int)roll(dice, 1, MOST_TENSORS);
+    int unit = 0;
+    for (int i = 0; i < c->count; i++) {
+        PlanTensor *t = &c->tensors[i];
+        t->matrix = roll(dice, 0, 2) > 0;
+        t->numel = t->matrix ? roll(dice, 1, 30000) : roll(dice, 1, 400);
+        unit += i > 0 && roll(dice, 0, 2) == 0;
+        t->unit = unit;
+    }
+}
+
+static Case *random_case(uint32_t trial) {
+    static const int groups[] = {32, 64, 96, 128, 160, 512};
+    Dice dice = {trial, 0};
+    Case *c = (Case *)xcalloc(1, sizeof *c, "a case");
+    random_tensors(c, &dice);
+    c->grad.intra_codec = roll_codec(&dice);
+    c->grad.inter_codec = roll_codec(&dice);
+    c->grad.tail_codec = (int)roll(&dice, CODEC_FP32, CODEC_BF16);
+    c->grad.intra_group = groups[roll(&dice, 0, 5)];
+    c->grad.inter_group = groups[roll(&dice, 0, 5)];
+    c->grad.chunks = (int)roll(&dice, 0, 9);  // 0: the plan's own choice
+    c->weight.codec = roll_codec(&dice);
+    c->weight.group = groups[roll(&dice, 0, 5)];
+    c->options.nodes = (int)roll(&dice, 1, 5);
+    c->options.per_node = (int)roll(&dice, 1, 5);
+    c->options.chunk_border = plan_border(c->grad.intra_group, c->grad.inter_group, 0);
+    c->options.border = plan_border(c->grad.intra_group, c->grad.inter_group, c->weight.group);
+    c->options.bucket_elements = roll(&dice, 1, 200000);
+    Error err;
+    assert_true(plan_build(&c->plan, c->tensors, c->count, &c->options, &err));
+    return c;
+}
+
+static void free_case(Case *c) {
+    plan_free(&c->plan);
+    free(c);
+}
+
+// --- where things lie ----------------------------------------------------------------------------------------------------------------
+
+// Every tensor lies in exactly one segment of its unit's bucket, in tensor order, and no arena element belongs to two tensors.
+static void check_tensors(const Case *c) {
+    const Plan *plan = &c->plan;
+    uint8_t *used = (uint8_t *)xcalloc((size_t)plan->arena_elements, 1, "a map");
+    int *seen = (int *)xcalloc((size_t)c->count, sizeof *seen, "a map");
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        assert_int_equal(bucket->first_tail, bucket->first_segment + bucket->segments);
+        for (int s = 0; s < bucket->segments + bucket->tails; s++) {
+            const Segment *segment = &plan->segments[bucket->first_segment + s];
+            const PlanTensor *tensor = &c->tensors[segment->tensor];
+            bool matrix = s < bucket->segments;
+            int64_t length = matrix ? bucket->matrix_elements : bucket->tail_elements, base = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements);
+            seen[segment->tensor]++;
+            assert_int_equal(tensor->matrix, matrix);
+            assert_int_equal(tensor->numel, segment->numel);
+            assert_int_equal(plan->tensor_bucket[segment->tensor], b);
+            assert_int_equal(plan->unit_bucket[tensor->unit], b);
+            assert_true(tensor->unit >= bucket->first_unit && tensor->unit < bucket->end_unit);
+            assert_int_equal(plan->tensor_arena[segment->tensor], base + segment->start);
+            assert_int_equal(segment->start % (matrix ? c->options.border : TAIL_ALIGN), 0);
+            assert_true(segment->start >= 0 && segment->start + segment->numel <= length);
+            for (int64_t i = 0; i < segment->numel; i++) assert_int_equal(used[base + segment->start + i]++, 0);
+        }
+    }
+    for (int i = 0; i < c->count; i++) assert_int_equal(seen[i], 1);
+    free(used);
+    free(seen);
+}
+
+// Logical offsets: tensor after tensor, each rounded up to 32, whatever the shape and the groups.
+static void check_logical(const Case *c) {
+    int64_t expected[MOST_TENSORS], at = 0, parameters = 0, tails = 0;
+    for (int i = 0; i < c->count; i++) {
+        expected[i] = at;
+        at += (c->tensors[i].numel + 31) / 32 * 32;
+        parameters += c->tensors[i].numel;
+        tails += c->tensors[i].matrix ? 0 : c->tensors[i].numel;
+    }
+    for (int s = 0; s < c->plan.segments_total; s++) assert_int_equal(c->plan.segments[s].logical, expected[c->plan.segments[s].tensor]);
+    assert_int_equal(c->plan.segments_total, c->count);
+    assert_int_equal(c->plan.parameters, parameters);
+    assert_int_equal(c->plan.tail_parameters, tails);
+}
+
+// No group of any of the three sizes holds elements of two tensors or of two ranks' shards.
+static void check_groups(const Case *c) {
+    int sizes[3] = {c->grad.intra_group, c->grad.inter_group, c->weight.group};
+    for (int b = 0; b < c->plan.buckets; b++) {
+        const Bucket *bucket = &c->plan.bucket[b];
+        for (int k = 0; k < 3; k++) {
+            assert_int_equal(bucket->matrix_per_rank % sizes[k], 0);
+            int64_t last = -1;
+            for (int s = 0; s < bucket->segments; s++) {
+                const Segment *segment = &c->plan.segments[bucket->first_segment + s];
+                assert_true(segment->start / sizes[k] > last);
+                last = (segment->start + segment->numel - 1) / sizes[k];
+            }
+        }
+    }
+}
+
+static void check_buckets(const Case *c) {
+    const Plan *plan = &c->plan;
+    int64_t arena = 0, shard = 0;
+    int unit = 0;
+    assert_int_equal(plan->dp, c->options.nodes * c->options.per_node);
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        assert_int_equal(bucket->first_unit, unit);
+        unit = bucket->end_unit;
+        assert_true(bucket->arena_start >= arena && bucket->arena_start % 128 == 0);
+        assert_true(bucket->state_start >= shard && bucket->state_start % 64 == 0);
+        assert_int_equal(bucket->matrix_elements, bucket->matrix_per_rank * plan->dp);
+        assert_int_equal(bucket->tail_elements, bucket->tail_per_rank * plan->dp);
+        assert_int_equal(bucket->matrix_per_rank % c->options.border, 0);
+        assert_int_equal(bucket->tail_per_rank % TAIL_ALIGN, 0);
+        arena = bucket->arena_start + bucket->matrix_elements + bucket->tail_elements;
+        shard = bucket->state_start + bucket->matrix_per_rank + bucket->tail_per_rank;
+    }
+    assert_int_equal(unit, plan->units);
+    assert_true(plan->arena_elements >= arena && plan->arena_elements < arena + 128);
+    assert_true(plan->shard_elements >= shard && plan->shard_elements < shard + 64);
+}
+
+// Whole units are merged up to the target; every bucket but an only one holds at least 16 x dp x border elements.
+static void check_bucket_sizes(const Case *c) {
+    const Plan *plan = &c->plan;
+    int64_t least = 16 * (int64_t)plan->dp * c->options.border;
+    for (int b = 0; b < plan->buckets; b++) {
+        int64_t elements = 0, last_unit = 0;
+        for (int i = 0; i < c->count; i++) {
+            if (plan->tensor_bucket[i] != b) continue;
+            elements += c->tensors[i].numel;
+            if (c->tensors[i].unit == plan->bucket[b].end_unit - 1) last_unit += c->tensors[i].numel;
+        }
+        if (plan->buckets > 1) assert_true(elements >= least);
+        // Before its last unit came, a bucket below the last one was either below the minimum or had room for it.
+        if (b < plan->buckets - 1) assert_true(elements - last_unit < least || elements <= c->options.bucket_elements);
+    }
+}
+
+static void test_layout(void **state) {
+    int several = 0, pads = 0;
+    for (uint32_t trial = 0; trial < TRIALS; trial++) {
+        Case *c = random_case(trial);
+        check_tensors(c);
+        check_logical(c);
+        check_groups(c);
+        check_buckets(c);
+        check_bucket_sizes(c);
+        several += c->plan.buckets > 1;
+        pads += c->plan.arena_elements > c->plan.parameters;
+        free_case(c);
+    }
+    assert_true(several > TRIALS / 20 && pads > TRIALS / 2);  // the cases are not all trivial
+}
+
+// The layout's order and the rounding bits' offsets do not depend on the data-parallel shape.
+static void test_logical_offsets_independent_of_shape(void **state) {
+    PlanTensor tensors[] = {{1000, true, 0}, {33, false, 0}, {64, true, 1}, {5, false, 1}};
+    static const int64_t expected[] = {0, 1024, 1088, 1152};
+    for (int nodes = 1; nodes <= 3; nodes++) {
+        PlanOptions options = {nodes, 2, 2048, 128, 1};
+        Plan plan;
+        assert_true(plan_build(&plan, tensors, 4, &options, NULL));
+        for (int s = 0; s < 4; s++) assert_int_equal(plan.segments[s].logical, expected[plan.segments[s].tensor]);
+        plan_free(&plan);
+    }
+}
+
+// --- chunks and messages -------------------------------------------------------------------------------------------------------------
+
+static void test_chunks_cover_the_shard_once(void **state) {
+    for (uint32_t trial = 0; trial < TRIALS; trial++) {
+        Case *c = random_case(trial);
+        for (int b = 0; b < c->plan.buckets; b++) {
+            for (int chunks = 1; chunks <= 70; chunks = chunks * 2 + 1) {
+                int64_t at = 0, smallest = INT64_MAX, largest = 0;
+                for (int k = 0; k < chunks; k++) {
+                    int64_t lo, hi;
+                    plan_chunk(&c->plan, &c->plan.bucket[b], chunks, k, &lo, &hi);
+                    assert_int_equal(lo, at);
+                    assert_true(hi >= lo);
+                    assert_int_equal(lo % c->options.chunk_border, 0);
+                    assert_int_equal(hi % c->options.chunk_border, 0);
+                    smallest = hi - lo < smallest ? hi - lo : smallest;
+                    largest = hi - lo > largest ? hi - lo : largest;
+                    at = hi;
+                }
+                assert_int_equal(at, c->plan.bucket[b].matrix_per_rank);
+                assert_true(largest - smallest <= c->options.chunk_border);
+            }
+        }
+        free_case(c);
+    }
+}
+
+// Left to the plan, the chunks of all buckets are about as large as an ordinary bucket, and never crumbs; a number that is given counts for every bucket.
+static void test_automatic_chunks(void **state) {
+    GradWire left = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 0}, given = left;
+    given.chunks = 3;
+    int cut = 0;
+    for (uint32_t trial = 0; trial < TRIALS; trial++) {
+        Case *c = random_case(trial);
+        int64_t ranks = c->plan.dp, least = 16 * ranks * c->options.border, target = c->options.bucket_elements > least ? c->options.bucket_elements : least;
+        for (int b = 1; b < c->plan.buckets; b++) target = c->plan.bucket[b].matrix_elements > target ? c->plan.bucket[b].matrix_elements : target;
+        for (int b = 0; b < c->plan.buckets; b++) {
+            const Bucket *bucket = &c->plan.bucket[b];
+            int chunks = plan_chunks(&c->plan, bucket, &left);
+            assert_int_equal(plan_chunks(&c->plan, bucket, &given), 3);
+            assert_true(chunks >= 1 && (chunks == 1 || 2 * bucket->matrix_elements >= (2 * chunks - 1) * (target - 1)));
+            assert_true(b == 0 || chunks == 1);
+            cut += chunks > 1;
+            for (int k = 0; k < chunks; k++) {
+                int64_t lo, hi;
+                plan_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
+                assert_true(2 * (hi - lo) * ranks <= 3 * target + 2 * ranks * c->options.chunk_border);
+            }
+        }
+        free_case(c);
+    }
+    assert_true(cut > 10);
+    // The 125M model on 2 x 2 ranks: the embeddings of 40.2 M elements go in two chunks, three layers of 21.2 M in one. Layers above the target stay whole too, as
+    // at 1.3B.
+    PlanTensor tensors[] = {{38633472, true, 0}, {1572864, true, 0}, {21233664, true, 1}, {29952, false, 1}};
+    PlanOptions options = {2, 2, plan_border(128, 128, 2048), plan_border(128, 128, 0), 25000000};
+    Plan plan;
+    assert_true(plan_build(&plan, tensors, 4, &options, NULL));
+    assert_int_equal(plan.buckets, 2);
+    assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), 2);
+    assert_int_equal(plan_chunks(&plan, &plan.bucket[1], &left), 1);
+    plan_free(&plan);
+    options.bucket_elements = 10000000;
+    assert_true(plan_build(&plan, tensors, 4, &options, NULL));
+    assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), 2);
+    assert_int_equal(plan_chunks(&plan, &plan.bucket[1], &left), 1);
+    plan_free(&plan);
+    // However small buckets are asked for, and however large the one tensor is.
+    PlanTensor huge = {(int64_t)1 << 40, true, 0};
+    options.bucket_elements = 1;
+    assert_true(plan_build(&plan, &huge, 1, &options, NULL));
+    assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), MOST_CHUNKS);
+    plan_free(&plan);
+}
+
+// Codes, scales and tails of all partitions: inside their sections, aligned for their type, sections apart and on MESSAGE_ALIGN.
+static void check_layout(MessageLayout m, int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements) {
+    static const int64_t bytes_of_8[CODECS] = {32, 16, 8, 4};
+    bool grouped = codec == CODEC_INT8 || codec == CODEC_INT4;
+    assert_int_equal(m.partitions, partitions);
+    assert_int_equal(m.elements, elements);
+    assert_int_equal(m.tail_elements, tail_elements);
+    assert_int_equal(m.groups, grouped ? elements / group : 0);
+    assert_int_equal(m.codes_stride, elements / 8 * bytes_of_8[codec]);
+    assert_int_equal(m.scales_stride, 4 * m.groups);
+    assert_int_equal(m.tail_stride, tail_elements / 8 * bytes_of_8[tail_codec]);
+    assert_true(m.codes_stride * partitions <= m.scales && m.scales < m.codes_stride * partitions + MESSAGE_ALIGN);
+    assert_true(m.scales + m.scales_stride * partitions <= m.tail && m.tail < m.scales + m.scales_stride * partitions + MESSAGE_ALIGN);
+    assert_true(m.tail + m.tail_stride * partitions <= m.bytes && m.bytes < m.tail + m.tail_stride * partitions + MESSAGE_ALIGN);
+    assert_int_equal((m.scales | m.tail | m.bytes) % MESSAGE_ALIGN, 0);
+}
+
+static void test_message_layouts(void **state) {
+    for (uint32_t trial = 0; trial < TRIALS; trial++) {
+        Case *c = random_case(trial);
+        for (int b = 0; b < c->plan.buckets; b++) {
+            const Bucket *bucket = &c->plan.bucket[b];
+            int chunks = plan_chunks(&c->plan, bucket, &c->grad);
+            for (int k = 0; k < chunks; k++) {
+                MessageLayout one, two, none = {0};
+                int64_t lo, hi, tail = k == 0 ? bucket->tail_per_rank : 0;
+                plan_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
+                plan_grad_messages(&c->plan, bucket, &c->grad, k, &one, &two);
+                if (c->options.per_node > 1) {
+                    check_layout(one, c->grad.intra_codec, c->grad.intra_group, hi - lo, c->options.nodes, c->grad.tail_codec, tail);
+                } else {
+                    assert_memory_equal(&one, &none, sizeof none);
+                }
+                if (c->options.nodes > 1) {
+                    check_layout(two, c->grad.inter_codec, c->grad.inter_group, hi - lo, 1, c->grad.tail_codec, tail);
+                } else {
+                    assert_memory_equal(&two, &none, sizeof none);
+                }
+            }
+            check_layout(plan_weight_message(bucket, &c->weight), c->weight.codec, c->weight.group, bucket->matrix_per_rank, 1, FLOATX_CODEC,
+                         bucket->tail_per_rank);
+        }
+        free_case(c);
+    }
+}
+
+// --- bytes on the wire -----------------------------------------------------------------------------------------------------------------
+
+static int64_t up16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
+
+// Bytes of one section triple, from the element counts alone.
+static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copies, int tail_bits, int64_t tail) {
+    int64_t groups = bits < 16 ? elements / group : 0;
+    return up16(copies * elements * bits / 8) + up16(copies * groups * 4) + up16(copies * tail * tail_bits / 8);
+}
+
+static int bits_of(int codec) { return codec == CODEC_FP32 ? 32 : codec == CODEC_BF16 ? 16 : codec == CODEC_INT8 ? 8 : 4; }
+
+// The number that was asked for; else one, but for the first bucket that which brings a chunk nearest to the largest other bucket, a bucket's target size or 16
+// borders of every rank, whichever is largest.
+static int64_t expected_chunks(const Case *c, int b) {
+    int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.border, chunks = 1;
+    if (c->grad.chunks) return c->grad.chunks;
+    if (size < c->options.bucket_elements) size = c->options.bucket_elements;
+    for (int other = 1; other < c->plan.buckets; other++) size = c->plan.bucket[other].matrix_elements > size ? c->plan.bucket[other].matrix_elements : size;
+    while (b == 0 && (2 * chunks + 1) * size + size % 2 <= 2 * c->plan.bucket[b].matrix_elements) chunks++;
+    return chunks;
+}
+
+static WireBytes expected_bytes(const Case *c) {
+    WireBytes sum = {0};
+    int64_t nodes = c->options.nodes, per_node = c->options.per_node, ranks = nodes * per_node;
+    for (int b = 0; b < c->plan.buckets; b++) {
+        int64_t matrix = c->plan.bucket[b].matrix_elements / ranks, tail = c->plan.bucket[b].tail_elements / ranks, units = matrix / c->options.chunk_border;
+        int64_t chunks = expected_chunks(c, b);
+        for (int64_t k = 0; k < chunks; k++) {
+            int64_t n = ((k + 1) * units / chunks - k * units / chunks) * c->options.chunk_border, t = k ? 0 : tail;
+            int tail_bits = bits_of(c->grad.tail_codec);
+            sum.grad_intra += (per_node - 1) * message_bytes(bits_of(c->grad.intra_codec), c->grad.intra_group, n, nodes, tail_bits, t);
+            sum.grad_inter += (nodes - 1) * message_bytes(bits_of(c->grad.inter_codec), c->grad.inter_group, n, 1, tail_bits, t);
+        }
+        int64_t own = message_bytes(bits_of(c->weight.codec), c->weight.group, matrix, 1, bits_of(FLOATX_CODEC), tail);
+        sum.weight_inter += (nodes - 1) * own;
+        sum.weight_intra += (per_node - 1) * nodes * own;
+    }
+    return sum;
+}
+
+static void test_wire_bytes(void **state) {
+    for (uint32_t trial = 0; trial < TRIALS; trial++) {
+        Case *c = random_case(trial);
+        WireBytes got = plan_wire_bytes(&c->plan, &c->grad, &c->weight), expected = expected_bytes(c);
+        assert_int_equal(got.grad_intra, expected.grad_intra);
+        assert_int_equal(got.grad_inter, expected.grad_inter);
+        assert_int_equal(got.weight_intra, expected.weight_intra);
+        assert_int_equal(got.weight_inter, expected.weight_inter);
+        // The formulas leave out tails and padding, so they are a lower bound.
+        WireFormula f = plan_wire_formula(&c->plan, &c->grad, &c->weight);
+        assert_true(f.grad_intra <= (double)got.grad_intra + 1e-6 && f.grad_inter <= (double)got.grad_inter + 1e-6);
+        assert_true(f.weight_intra <= (double)got.weight_intra + 1e-6 && f.weight_inter <= (double)got.weight_inter + 1e-6);
+        free_case(c);
+    }
+}
+
+// Tensors that fill their shards exactly and no tails: the bytes are the paper's formulas, byte for byte.
+static void test_wire_bytes_equal_formulas(void **state) {
+    for (int nodes = 1; nodes <= 4; nodes++) {
+        for (int per_node = 1; per_node <= 8; per_node *= 2) {
+            GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
+            WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
+            // 4 x 2048 elements per rank: every scale section is then a multiple of MESSAGE_ALIGN.
+            int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
+            PlanTensor tensors[] = {{unit, true, 0}, {3 * unit, true, 1}, {2 * unit, true, 2}};
+            PlanOptions options = {nodes, per_node, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1};
+            Plan plan;
+            assert_true(plan_build(&plan, tensors, 3, &options, NULL));
+            WireBytes bytes = plan_wire_bytes(&plan, &grad, &weight);
+            WireFormula formula = plan_wire_formula(&plan, &grad, &weight);
+            assert_true((double)bytes.grad_intra == formula.grad_intra && (double)bytes.grad_inter == formula.grad_inter);
+            assert_true((double)bytes.weight_intra == formula.weight_intra && (double)bytes.weight_inter == formula.weight_inter);
+            // 1 + 4/128, 1/2 + 4/512 and 1/2 + 4/2048 bytes per parameter, from the definition of the modes.
+            double n = (double)(6 * unit), d = per_node, m = nodes;
+            assert_true((double)bytes.grad_intra == n * 1.03125 * (d - 1) / d);
+            assert_true((double)bytes.grad_inter == n * 0.5078125 * (m - 1) / (m * d));
+            assert_true((double)bytes.weight_intra == n * 0.501953125 * (d - 1) / d);
+            assert_true((double)bytes.weight_inter == n * 0.501953125 * (m - 1) / (m * d));
+            plan_free(&plan);
+        }
+    }
+}
+
+// --verify-wire: each message that is sent at all grows by one section.
+static void test_sealed_messages(void **state) {
+    GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};  // more chunks than borders: some are empty
+    WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
+    PlanTensor tensors[] = {{70000, true, 0}, {100, false, 0}, {90000, true, 1}};
+    PlanOptions options = {2, 2, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1};
+    Plan plan;
+    assert_true(plan_build(&plan, tensors, 3, &options, NULL));
+    WireBytes open = plan_wire_bytes(&plan, &grad, &weight);
+    int64_t chunks = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int b = 0; b < plan.buckets; b++) {
+            for (int k = 0; k < grad.chunks; k++) {
+                MessageLayout one, two;
+                plan_grad_messages(&plan, &plan.bucket[b], &grad, k, &one, &two);
+                assert_true((one.bytes == 0) == (two.bytes == 0));
+                assert_true(one.check == (pass && one.bytes ? one.bytes - MESSAGE_ALIGN : 0) && two.check == (pass && two.bytes ? two.bytes - MESSAGE_ALIGN : 0));
+                chunks += pass && one.bytes;
+            }
+        }
+        if (!pass) plan_seal(&plan);
+    }
+    WireBytes closed = plan_wire_bytes(&plan, &grad, &weight);
+    assert_true(chunks > plan.buckets && chunks < (int64_t)plan.buckets * grad.chunks);
+    assert_true(closed.grad_intra - open.grad_intra == chunks * MESSAGE_ALIGN && closed.grad_inter - open.grad_inter == chunks * MESSAGE_ALIGN);
+    assert_true(closed.weight_inter - open.weight_inter == (int64_t)plan.buckets * MESSAGE_ALIGN);
+    assert_true(closed.weight_intra - open.weight_intra == (int64_t)plan.buckets * 2 * MESSAGE_ALIGN);
+    plan_free(&plan);
+}
+
+// The paper's claim at its own group sizes: between nodes, bf16 weights and fp32 gradients cost 5.8 times as much.
+static void test_reduction_between_nodes(void **state) {
+    int64_t unit = 4 * 4 * 2048;
+    PlanTensor tensors[] = {{unit * 8, true, 0}};
+    PlanOptions options = {4, 4, 2048, 128, 1};
+    Plan plan;
+    assert_true(plan_build(&plan, tensors, 1, &options, NULL));
+    GradWire quantised = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1}, fp32 = {0, 0, 128, 128, 0, false, 0, 1};
+    WeightWire difference = {CODEC_INT4, 2048, true, ROUND_NEAREST}, bf16 = {CODEC_BF16, 2048, false, ROUND_NEAREST};
+    WireBytes ours = plan_wire_bytes(&plan, &quantised, &difference), base = plan_wire_bytes(&plan, &fp32, &bf16);
+    double ratio = (double)(base.grad_inter + base.weight_inter) / (double)(ours.grad_inter + ours.weight_inter);
+    assert_true(ratio > 5.80 && ratio < 5.81);
+    plan_free(&plan);
+}
+
+// --- errors ------------------------------------------------------------------------------------------------------------------------------
+
+static void check_refused(PlanTensor *tensors, int count, PlanOptions options) {
+    Plan plan;
+    Error err = {0};
+    assert_false(plan_build(&plan, tensors, count, &options, &err));
+    assert_int_equal(err.code, EXIT_USAGE);
+    assert_true(strlen(err.what) > 0);
+}
+
+static void test_refusals(void **state) {
+    PlanTensor good[] = {{10, true, 0}, {10, true, 1}}, empty[] = {{0, true, 0}}, falling[] = {{10, true, 1}, {10, true, 0}};
+    PlanOptions options = {1, 1, 128, 128, 1}, bad;
+    check_refused(good, 0, options);
+    check_refused(empty, 1, options);
+    check_refused(falling, 2, options);
+    bad = options; bad.nodes = 0; check_refused(good, 2, bad);
+    bad = options; bad.per_node = 0; check_refused(good, 2, bad);
+    bad = options; bad.bucket_elements = 0; check_refused(good, 2, bad);
+    bad = options; bad.border = 0; check_refused(good, 2, bad);
+    bad = options; bad.chunk_border = 96; check_refused(good, 2, bad);  // does not divide the border
+}
+
+static void test_border(void **state) {
+    assert_int_equal(plan_border(0, 0, 0), 32);
+    assert_int_equal(plan_border(128, 512, 2048), 2048);
+    assert_int_equal(plan_border(96, 128, 0), 384);
+    assert_int_equal(plan_border(32, 0, 160), 160);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_logical_offsets_independent_of_shape),
+        cmocka_unit_test(test_chunks_cover_the_shard_once),
+        cmocka_unit_test(test_automatic_chunks),
+        cmocka_unit_test(test_message_layouts),
+        cmocka_unit_test(test_sealed_messages),
+        cmocka_unit_test(test_wire_bytes),
+        cmocka_unit_test(test_wire_bytes_equal_formulas),
+        cmocka_unit_test(test_reduction_between_nodes),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_border),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,225 @@
+// The memory plan at run time: a training step allocates what was planned and nothing else; a plan that does not fit ends in one line that says by how much
+// and what does fit, under artificial limits.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "llmc/ranks/launch.h"
+#include "llmc/state/memory.h"
+#include "test/unit/model_bench.h"
+
+#define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
+#define MODEL "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "16", "--max-position-embeddings", "16"
+
+static void upload_something(Bench *b) {
+    int N = b->gpt.B * b->gpt.T;
+    int32_t *ids = calloc((size_t)N, sizeof *ids);
+    for (int i = 0; i < N; i++) ids[i] = (i * 7 + 3) % 31;
+    bench_upload(b, ids, ids);
+    free(ids);
+}
+
+// --- what a step allocates -----------------------------------------------------------------------------------------------------------
+
+static void expect_plan(int count, const char *const *flags) {
+    Bench b;
+    assert_true(bench_open(&b, count, flags, 31));
+    gpt_init_weights(&b.gpt, 7, (Peers){MPI_COMM_SELF, 0, NULL});
+    zero_masters_from_weights(&b.zero);
+    upload_something(&b);
+    for (int step = 1; step <= 2; step++) {
+        zero_begin(&b.zero, step);
+        bench_pass(&b, 0.1f, true, true, true);
+        zero_update(&b.zero, 1e-3, 1e-3, 0.0);
+        assert_int_equal(zero_verdict(&b.zero, 0).applied, 1);
+    }
+    bench_pass(&b, 0.1f, false, false, true);  // evaluation
+    assert_int_equal(device_allocated(b.device), memory_plan_total(&b.memory_plan));
+    bench_close(&b);
+}
+
+static void test_a_run_allocates_its_plan(void **state) {
+    static const char *const plain[] = {MODEL, "--micro-batch-size", "2"};
+    static const char *const dropping[] = {MODEL, "--micro-batch-size", "3", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"};
+    static const char *const full[] = {MODEL, "--micro-batch-size", "2", "--recompute-granularity", "full"};
+    static const char *const quantised[] = {MODEL, "--micro-batch-size", "2", "--quantized-weights", "--quantized-gradients", "--hadamard-transform"};
+    expect_plan(COUNT(plain), plain);
+    expect_plan(COUNT(dropping), dropping);
+    expect_plan(COUNT(full), full);
+    expect_plan(COUNT(quantised), quantised);
+}
+
+// What device_alloc hands out is counted, freed or not: a buffer made beside the plan shows.
+static void test_allocations_are_counted(void **state) {
+    Error err = {0};
+    Device *device = device_open(0, NULL, &err);
+    assert_int_equal(device_allocated(device), 0);
+    for (int i = 0; i < 3; i++) device_free(device, device_alloc(device, 1000, "a test", &err));
+    assert_int_equal(device_allocated(device), 3000);
+    assert_null(device_alloc(device, (size_t)1 << 60, "a test", &err));
+    assert_int_equal(device_allocated(device), 3000);
+    device_close(device);
+}
+
+// --- what would fit ------------------------------------------------------------------------------------------------------------------
+
+enum { FIXED = 1000, PER_SEQUENCE = 100, PER_SEQUENCE_FULL = 20, KEPT_FULL = 50 };
+
+static size_t made_up_bytes(const Config *c) {
+    if (c->recompute_granularity == RECOMPUTE_FULL) return (size_t)(KEPT_FULL + PER_SEQUENCE_FULL * c->micro_batch_size);
+    return (size_t)(PER_SEQUENCE * c->micro_batch_size);
+}
+
+static Config batch_of(int micro_batch, int global_batch, int dp_size) {
+    Config c;
+    memset(&c, 0, sizeof c);
+    c.micro_batch_size = micro_batch;
+    c.global_batch_size = global_batch;
+    c.dp_size = dp_size;
+    return c;
+}
+
+static void expect_advice(const Config *config, size_t share, const char *expected) {
+    char text[512];
+    size_t planned = FIXED + made_up_bytes(config);
+    assert_true(planned > share);
+    memory_advice(text, sizeof text, config, planned, share, made_up_bytes);
+    assert_string_equal(text, expected);
+}
+
+static void test_advice(void **state) {
+    Config c = batch_of(12, 48, 2);  // 24 sequences per rank: divisors below 12 are 8, 6, 4, 3, 2, 1
+    expect_advice(&c, 2199, "--micro-batch-size 8 fits, and so does --recompute-granularity full");
+    expect_advice(&c, 1800, "--micro-batch-size 8 fits, and so does --recompute-granularity full");
+    expect_advice(&c, 1799, "--micro-batch-size 6 fits, and so does --recompute-granularity full");
+    expect_advice(&c, 1290, "--micro-batch-size 2 fits, and so does --recompute-granularity full");
+    expect_advice(&c, 1289, "--micro-batch-size 2 fits");
+    expect_advice(&c, 1100, "--micro-batch-size 1 fits");
+    expect_advice(&c, 1099, "--micro-batch-size 2 with --recompute-granularity full fits");
+    expect_advice(&c, 1070, "--micro-batch-size 1 with --recompute-granularity full fits");
+    expect_advice(&c, 1069, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks 0.0 MiB; use more ranks with memory of their own, or a smaller model");
+    c.recompute_granularity = RECOMPUTE_SELECTIVE;
+    c.recompute_activations = true;
+    expect_advice(&c, 1290, "--micro-batch-size 2 fits, and so does --recompute-granularity full instead of --recompute-activations");
+    c.recompute_activations = false;
+    c.recompute_granularity = RECOMPUTE_FULL;
+    expect_advice(&c, 1289, "--micro-batch-size 8 fits");
+    c = batch_of(1, 2, 2);
+    expect_advice(&c, 1080, "--recompute-granularity full fits");
+    c = batch_of(3, 12, 2);  // the next smaller one divides too
+    expect_advice(&c, 1200, "--micro-batch-size 2 fits, and so does --recompute-granularity full");
+    // Steps of a batch ramp-up are to stay whole micro-batches too: 4 divides the 24 sequences per rank, but not the 6 at the ramp's start or in its steps.
+    c = batch_of(6, 48, 2);
+    expect_advice(&c, 1450, "--micro-batch-size 4 fits, and so does --recompute-granularity full");
+    c.rampup_start = 12;
+    c.rampup_increment = 24;
+    expect_advice(&c, 1450, "--micro-batch-size 3 fits, and so does --recompute-granularity full");
+    c.rampup_start = 24;
+    c.rampup_increment = 12;
+    expect_advice(&c, 1450, "--micro-batch-size 3 fits, and so does --recompute-granularity full");
+}
+
+// Against the real plan: what is advised fits, and the next larger micro-batch would not.
+static void test_advice_on_a_model(void **state) {
+    static const char *const flags[] = {MODEL, "--micro-batch-size", "12", "--global-batch-size", "24"};
+    static const int divisors[] = {12, 8, 6, 4, 3, 2, 1};
+    Bench b;
+    assert_true(bench_open(&b, COUNT(flags), flags, 31));
+    size_t planned = memory_plan_total(&b.memory_plan), total[COUNT(divisors)];
+    for (int i = 0; i < COUNT(divisors); i++) {
+        Bench smaller;
+        char size[8];
+        snprintf(size, sizeof size, "%d", divisors[i]);
+        const char *other[] = {MODEL, "--micro-batch-size", size, "--global-batch-size", "24"};
+        assert_true(bench_open(&smaller, COUNT(other), other, 31));
+        total[i] = memory_plan_total(&smaller.memory_plan);
+        assert_int_equal(planned - total[i], gpt_planned_bytes(&b.config) - gpt_planned_bytes(&smaller.config));
+        bench_close(&smaller);
+    }
+    for (int i = 1; i < COUNT(divisors); i++) {
+        char text[512], expected[64];
+        for (int less = 0; less < 2; less++) {
+            memory_advice(text, sizeof text, &b.config, planned, less ? total[i - 1] - 1 : total[i], gpt_planned_bytes);
+            snprintf(expected, sizeof expected, "--micro-batch-size %d fits", divisors[i]);
+            assert_memory_equal(text, expected, strlen(expected));
+        }
+    }
+    bench_close(&b);
+}
+
+// --- limits --------------------------------------------------------------------------------------------------------------------------
+
+// A limit on the address space is each rank's own; the machine's memory is shared.
+static void test_share(void **state) {
+    Error err = {0};
+    Device *device = device_open(0, NULL, &err);
+    size_t available, total, one = device_share(device, 1);
+    device_memory(device, &available, &total);
+    assert_true(one > 0 && one <= total);
+    size_t taken = device_taken(device), pages = 0, GiB = (size_t)1 << 30;
+    assert_true(taken > 0 && taken < total);
+    struct rlimit old;
+    assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file && old.rlim_cur == RLIM_INFINITY) {
+        assert_true(device_share(device, 8) <= total / 8);
+        assert_int_equal(fscanf(file, "%zu", &pages), 1);
+        struct rlimit limit = {pages * (size_t)sysconf(_SC_PAGESIZE) + GiB, old.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+        size_t alone = device_share(device, 1), among_two = device_share(device, 2);
+        setrlimit(RLIMIT_AS, &old);
+        assert_true(alone <= GiB && (one < GiB || alone > GiB - GiB / 16));
+        assert_true(one < 3 * GiB || among_two > GiB - GiB / 16);  // not halved
+    }
+    if (file) fclose(file);
+    device_close(device);
+}
+
+static void test_what_does_not_fit(void **state) {
+    static const char *const flags[] = {MODEL, "--micro-batch-size", "4", "--global-batch-size", "8"};
+    Bench b;
+    assert_true(bench_open(&b, COUNT(flags), flags, 31));
+    Memory memory = {0};
+    MemoryPlan memory_plan = {0};
+    Error err = {0};
+    void *target;
+    // As much as is there for one rank: too much for each of four.
+    memory_plan_reserve(&memory_plan, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
+    memory_measure(&memory, &memory_plan, b.device, 4, 4, false);
+    assert_false(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
+    assert_int_equal(err.code, EXIT_ENVIRONMENT);
+    assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
+    assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));
+    assert_non_null(strstr(err.what, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
+    assert_null(target);
+    memory_plan_free(&memory_plan, b.device);
+    // What would fit alone, but not with what libraries will take.
+    memory_plan_reserve(&memory_plan, "test", "a page", 4096, &target);
+    memory_measure(&memory, &memory_plan, b.device, 1, 4, true);
+    assert_int_equal(memory.beside, 0);  // CPU ranks
+    memory.beside = memory.share_before - 1024;
+    assert_false(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
+    assert_int_equal(err.code, EXIT_ENVIRONMENT);
+    assert_non_null(strstr(err.what, "MiB kept for libraries; "));
+    memory.beside = memory.share_before - 4096;
+    assert_true(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
+    memory_plan_free(&memory_plan, b.device);
+    bench_close(&b);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_run_allocates_its_plan), cmocka_unit_test(test_allocations_are_counted), cmocka_unit_test(test_advice),
+        cmocka_unit_test(test_advice_on_a_model),        cmocka_unit_test(test_share),                   cmocka_unit_test(test_what_does_not_fit),
+    };
+    Launch launch;
+    launch_init(&launch, &argc, &argv);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    launch_finalize(&launch);
+    return failed;
+}

@@ -1,0 +1,681 @@
+// The order of the streams, which results on CPU ranks cannot show because every stream is the calling thread there. Device, collectives and kernels are
+// replaced at link time by functions that record which memory each one reads and writes on which stream; streams, events and the host carry vector
+// clocks. llmc/state/zero.c then runs steps as train_gpt.cu drives it, in several shapes, and every two uses of one memory of which one writes must be ordered
+// by the events, not by luck. Then each wait is taken out, one after the other: all but the ones known to be implied by others must be missed. And what is
+// meant to overlap must not be ordered.
+//
+// One rank is looked at: what other ranks do reaches it only through collectives, which write its receive buffers when they run on its own streams.
+#include <mpi.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/ranks/peers.h"
+#include "llmc/state/zero.h"
+#include "test/leaks.h"
+
+// --- clocks and accesses ---------------------------------------------------------------------------------------------------------------
+
+enum { HOST, MOST_STREAMS = 8, MOST_EVENTS = 256 };
+typedef struct Clock {
+    int at[MOST_STREAMS];
+} Clock;
+
+typedef enum Access { READ, WRITE, ATOMIC } Access;  // atomic updates of one word do not harm each other
+
+typedef struct Use {
+    uintptr_t lo, hi;
+    Access access;
+    int op;
+} Use;
+
+typedef struct Op {
+    const char *name;
+    int stream;
+    Clock clock;  // with itself counted
+} Op;
+
+struct Device {
+    Clock host, stream_clock[MOST_STREAMS];
+    Stream *stream[MOST_STREAMS];
+    int streams, events;
+    Op *ops;
+    Use *uses;
+    int op_count, op_room, use_count, use_room;
+    bool waits[MOST_STREAMS][MOST_EVENTS];  // what waited for what
+    int dropped_stream, dropped_event;      // waits of this stream for this event are left out
+    int races, misplaced;                   // races: 1 as soon as there is one
+    char first_race[300];
+};
+struct Stream {
+    Device *device;
+    int id;
+    const char *name;
+};
+struct Event {
+    Device *device;
+    int id;
+    Clock clock;
+};
+struct Comm {
+    Device *device;
+    const Topology *topology;
+    char scope[COMM_SCOPES];  // one byte each that its collectives write: they must be ordered
+};
+
+static void join(Clock *clock, const Clock *other) {
+    for (int i = 0; i < MOST_STREAMS; i++) clock->at[i] = clock->at[i] > other->at[i] ? clock->at[i] : other->at[i];
+}
+
+static bool before(const Op *a, const Op *b) { return b->clock.at[a->stream] >= a->clock.at[a->stream]; }
+
+static void begin(Device *d, int stream, const char *name) {
+    if (d->op_count == d->op_room) d->ops = (Op *)xrealloc(d->ops, (size_t)(d->op_room = 2 * d->op_room + 64) * sizeof(Op), "ops");
+    Clock *clock = stream == HOST ? &d->host : &d->stream_clock[stream];
+    join(clock, &d->host);  // what the host has waited for comes before what it starts
+    clock->at[stream]++;
+    Op op = {name, stream, *clock};
+    d->ops[d->op_count++] = op;
+}
+
+static void use(Device *d, Access access, const void *memory, int64_t bytes) {
+    if (bytes <= 0 || d->races) return;  // one is enough
+    Use u = {(uintptr_t)memory, (uintptr_t)memory + (uintptr_t)bytes, access, d->op_count - 1};
+    const Op *now = &d->ops[u.op];
+    for (int i = 0; i < d->use_count; i++) {
+        const Use *old = &d->uses[i];
+        if (old->lo >= u.hi || u.lo >= old->hi || (old->access == u.access && u.access != WRITE)) continue;
+        if (before(&d->ops[old->op], now)) continue;
+        const Op *was = &d->ops[old->op];
+        snprintf(d->first_race, sizeof d->first_race, "%s (op %d, stream %d) and %s (op %d, stream %d) are not ordered", was->name, old->op, was->stream, now->name, u.op,
+                 now->stream);
+        d->races = 1;
+        return;
+    }
+    if (d->use_count == d->use_room) d->uses = (Use *)xrealloc(d->uses, (size_t)(d->use_room = 2 * d->use_room + 256) * sizeof(Use), "uses");
+    d->uses[d->use_count++] = u;
+}
+
+static void begin_on(Stream *s, const char *name) {
+    begin(s->device, s->id, name);
+    if (strstr(s->name, " hop")) s->device->misplaced++;  // the lanes of the hops are for collectives
+}
+static void reads(Stream *s, const void *memory, int64_t bytes) { use(s->device, READ, memory, bytes); }
+static void writes(Stream *s, const void *memory, int64_t bytes) { use(s->device, WRITE, memory, bytes); }
+
+// --- device.h --------------------------------------------------------------------------------------------------------------------------
+
+static const Site site;
+bool device_is_host(void) { return false; }
+const Site *device_site(const Device *device) { return &site; }
+void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
+void device_environment(char *text, size_t bytes) { *text = '\0'; }
+void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "none"); }
+size_t device_share(const Device *device, int sharers) { return SIZE_MAX; }
+size_t device_taken(const Device *device) { return 0; }
+size_t device_allocated(const Device *device) { return 0; }
+void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) { return xcalloc(bytes + 1, 1, purpose); }
+void device_free(Device *device, void *memory) { free(memory); }
+void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) { return xcalloc(bytes + 1, 1, purpose); }
+void host_free(Device *device, void *memory) { free(memory); }
+
+Stream *stream_create(Device *device, const char *name) {
+    Stream *s = (Stream *)xcalloc(1, sizeof *s, "a stream");
+    s->device = device;
+    s->id = ++device->streams;
+    s->name = name;
+    device->stream[s->id] = s;
+    return s;
+}
+Stream *stream_create_urgent(Device *device, const char *name) { return stream_create(device, name); }
+void stream_destroy(Stream *stream) { free(stream); }
+const Site *stream_site(const Stream *stream) { return &site; }
+void stream_synchronize(Stream *s) { join(&s->device->host, &s->device->stream_clock[s->id]); }
+Event *event_create(Device *device) {
+    Event *e = (Event *)xcalloc(1, sizeof *e, "an event");
+    e->device = device;
+    e->id = device->events++;
+    return e;
+}
+Event *event_create_timed(Device *device) { return event_create(device); }
+void event_destroy(Event *event) { free(event); }
+uint64_t profile_range_start(const char *name) { return 0; }
+void profile_range_end(uint64_t range) {}
+void event_record(Event *e, Stream *s) { e->clock = s->device->stream_clock[s->id]; }
+void event_synchronize(Event *e) { join(&e->device->host, &e->clock); }
+double event_elapsed_ms(Event *start, Event *stop) { return 0.0; }
+// As on a GPU: a wait is for the latest record before it, and an event that was never recorded is complete.
+void stream_wait(Stream *s, Event *e) {
+    Device *d = s->device;
+    d->waits[s->id][e->id] = true;
+    if (s->id == d->dropped_stream && e->id == d->dropped_event) return;
+    join(&d->stream_clock[s->id], &e->clock);
+}
+
+void copy_to_device(Stream *s, void *device_memory, const void *host, size_t bytes) {
+    begin_on(s, "upload");
+    writes(s, device_memory, (int64_t)bytes);
+}
+void copy_to_host(Stream *s, void *host, const void *device_memory, size_t bytes) {
+    begin_on(s, "download");
+    reads(s, device_memory, (int64_t)bytes);
+    writes(s, host, (int64_t)bytes);
+    memset(host, 0, bytes);
+}
+void copy_to_pinned(Stream *s, void *pinned, const void *device_memory, size_t bytes) {
+    begin_on(s, "checkpoint copy");
+    reads(s, device_memory, (int64_t)bytes);
+    writes(s, pinned, (int64_t)bytes);
+}
+void copy_on_device(Stream *s, void *to, const void *from, size_t bytes) {
+    begin_on(s, "copy");
+    reads(s, from, (int64_t)bytes);
+    writes(s, to, (int64_t)bytes);
+}
+void set_zero(Stream *s, void *device_memory, size_t bytes) {
+    begin_on(s, "set_zero");
+    writes(s, device_memory, (int64_t)bytes);
+}
+
+// --- comm.h ----------------------------------------------------------------------------------------------------------------------------
+
+int comm_size(const Comm *c, CommScope scope) { return scope == COMM_NODE ? c->topology->per_node : scope == COMM_RAIL ? c->topology->nodes : c->topology->dp_size; }
+int comm_rank(const Comm *c, CommScope scope) { return scope == COMM_NODE ? c->topology->local : scope == COMM_RAIL ? c->topology->node : c->topology->dp_rank; }
+CommTraffic comm_traffic(const Comm *comm) {
+    CommTraffic none = {{0}};
+    return none;
+}
+
+bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err) { return true; }
+void comm_unshare(Comm *comm) {}
+void comm_connect(Comm *comm, void *memory) {}
+
+static const char *const exchange_names[] = {"exchange inside the node", "exchange between nodes", "exchange in the group"};
+static const char *const gather_names[] = {"gather inside the node", "gather between nodes", "gather in the group"};
+
+void comm_all_to_all(Comm *c, CommScope scope, const void *send, void *recv, size_t bytes, Stream *s) {
+    begin(s->device, s->id, exchange_names[scope]);
+    writes(s, &c->scope[scope], 1);
+    for (int i = 0; i < comm_size(c, scope); i++) {
+        if (i == comm_rank(c, scope)) continue;
+        reads(s, (const uint8_t *)send + (size_t)i * bytes, (int64_t)bytes);
+        writes(s, (uint8_t *)recv + (size_t)i * bytes, (int64_t)bytes);
+    }
+}
+
+void comm_all_gather(Comm *c, CommScope scope, void *buffer, size_t bytes, Stream *s) {
+    begin(s->device, s->id, gather_names[scope]);
+    writes(s, &c->scope[scope], 1);
+    for (int i = 0; i < comm_size(c, scope); i++) use(s->device, i == comm_rank(c, scope) ? READ : WRITE, (uint8_t *)buffer + (size_t)i * bytes, (int64_t)bytes);
+}
+
+// --- kernels.h -------------------------------------------------------------------------------------------------------------------------
+
+enum { X = sizeof(floatX) };
+
+static void reads_table(Stream *s, SegmentTable t) { reads(s, t.segment, t.count * (int64_t)sizeof(Segment)); }
+
+void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
+    begin_on(s, "quantise");
+    reads_table(s, a->table);
+    for (int p = 0; p < a->slots * a->message.partitions; p++) {
+        reads(s, a->grads + p * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
+        reads(s, a->grads + a->bucket.matrix_elements + p * a->bucket.tail_per_rank, 4 * a->message.tail_elements);
+    }
+    for (int slot = 0; slot < a->slots; slot++) writes(s, slot == a->self ? a->self_slot : a->send + slot * a->message.bytes, a->message.bytes);
+}
+
+void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
+    begin_on(s, "sum and requantise");
+    reads_table(s, a->table);
+    reads(s, a->received, a->sources * a->in.bytes);
+    for (int node = 0; node < a->in.partitions; node++) writes(s, node == a->self ? a->self_slot : a->send + node * a->out.bytes, a->out.bytes);
+}
+
+void kernel_sum_final(Stream *s, const SumFinal *a) {
+    begin_on(s, "final sum");
+    reads_table(s, a->table);
+    reads(s, a->received, a->sources * a->in.bytes);
+    writes(s, a->grads + a->rank * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
+    writes(s, a->matrix_leaves + a->lo / 32, (a->hi - a->lo) / 8);
+    writes(s, a->grads + a->bucket.matrix_elements + a->rank * a->bucket.tail_per_rank, 4 * a->in.tail_elements);
+    writes(s, a->tail_leaves, 4 * ceil_div64(a->in.tail_elements, 32));
+}
+
+void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
+    begin_on(s, "squares");
+    reads(s, x, 4 * n);
+    writes(s, leaves, 4 * ceil_div64(n, 32));
+}
+void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
+    begin_on(s, "tree sum");
+    writes(s, leaves, 4 * n);
+    writes(s, sum, 4);
+}
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
+    begin_on(s, "step record");
+    reads(s, piece_sums, 4 * pieces);
+    reads(s, loss, 4);
+    writes(s, record, sizeof *record);
+}
+void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
+    begin_on(s, "judge");
+    reads(s, a->records, a->dp * (int64_t)sizeof(StepRecord));
+    writes(s, control, sizeof *control);
+}
+
+void kernel_update_shard(Stream *s, const UpdateShard *a) {
+    int64_t matrix = a->bucket.matrix_per_rank, tail = a->bucket.tail_per_rank;
+    begin_on(s, "AdamW");
+    reads_table(s, a->table);
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->grads + a->rank * matrix, 4 * matrix);
+    reads(s, a->grads + a->bucket.matrix_elements + a->rank * tail, 4 * tail);
+    reads(s, a->weights + a->rank * matrix, X * matrix);
+    float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
+    for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
+    writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);  // the codes' section ends where the scales' begins
+    if (a->scales) writes(s, a->scales, 4 * (codec_info(a->codec).levels ? matrix / a->group : 0));
+    writes(s, a->tail, X * tail);
+}
+
+void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
+    begin_on(s, "apply");
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->messages, a->nodes * a->per_node * a->message.bytes);
+    writes(s, a->weights, X * (a->bucket.matrix_elements + a->bucket.tail_elements));
+}
+
+void kernel_seal_messages(Stream *s, const SealMessages *a) {
+    begin_on(s, "seal");
+    for (int i = 0; i < a->count; i++) {
+        if (i != a->skip) writes(s, a->messages + i * a->bytes, a->bytes);
+    }
+}
+void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code) {
+    begin_on(s, "check");
+    for (int i = 0; i < a->count; i++) {
+        if (i != a->skip) reads(s, a->messages + i * a->bytes, a->bytes);
+    }
+    writes(s, sums, 8 * a->count);
+    use(s->device, ATOMIC, fault, 8);
+}
+void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n) {
+    begin_on(s, "replica hash");
+    reads(s, weights, X * n);
+    writes(s, hash, 8);
+}
+void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n) {
+    begin_on(s, "widen");
+    reads(s, weights, X * n);
+    writes(s, master, 4 * n);
+}
+void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
+    begin_on(s, "count zeros");
+    reads(s, x, 4 * n);
+    writes(s, count, 8);
+}
+
+// --- a run -----------------------------------------------------------------------------------------------------------------------------
+
+enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 5, SAVES = 3 };
+
+typedef struct Shape {
+    int nodes, per_node, chunks;
+    bool quantised, no_overlap;
+} Shape;
+
+typedef struct Recording {
+    Shape shape;
+    Device device;
+    Config config;
+    Topology topology;
+    PlanTensor tensors[TENSORS];
+    MemoryPlan memory_plan;
+    Lanes lanes;
+    Stream *compute;
+    Timers *timers;
+    Comm comm;
+    Zero zero;
+} Recording;
+
+static void parse_flags(Recording *r) {
+    char chunks[8], batch[8];
+    int ranks = r->shape.nodes * r->shape.per_node;
+    const char *flags[56] = {"test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters", "10", "--tokenizer-type", "NullTokenizer",
+                             "--make-vocab-size-divisible-by", "1", "--vocab-size", "31", "--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4",
+                             "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1", "--ddp-bucket-size", "1", "--save", "nowhere", "--save-interval", "5", "--async-save",
+                             "--log-num-zeros-in-grad", "--log-quantization-error-interval", "3", "--verify-wire", "--gradient-alltoall-pipeline", chunks, "--global-batch-size", batch};
+    int count = 41;
+    snprintf(chunks, sizeof chunks, "%d", r->shape.chunks);
+    snprintf(batch, sizeof batch, "%d", 2 * ranks);
+    static const char *const quantised[] = {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients", "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"};
+    for (int i = 0; r->shape.quantised && i < 8; i++) flags[count++] = quantised[i];
+    if (r->shape.no_overlap) flags[count++] = "--no-overlap";
+    Error err = {0};
+    int hosts[64] = {0};
+    bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) && topology_build(&r->topology, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
+              config_finish(&r->config, ranks, 32, 31, &err);
+    if (!ok) fail_msg("%s", err.what);
+}
+
+static void open_recording(Recording *r, Shape shape, int dropped_stream, int dropped_event) {
+    memset(r, 0, sizeof *r);
+    r->shape = shape;
+    r->device.dropped_stream = dropped_stream;
+    r->device.dropped_event = dropped_event;
+    parse_flags(r);
+    Error err = {0};
+    for (int u = 0; u < UNITS; u++) {
+        PlanTensor matrix = {30000 + 700 * u, true, u}, tail = {100 + u, false, u};
+        r->tensors[PER_UNIT * u] = matrix;
+        r->tensors[PER_UNIT * u + 1] = tail;
+    }
+    if (!zero_plan(&r->zero, &r->config, &r->topology, r->tensors, TENSORS, &r->memory_plan, &err)) fail_msg("%s", err.what);
+    assert_int_equal(r->zero.plan.buckets, UNITS);
+    r->compute = stream_create(&r->device, "compute");
+    lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !shape.no_overlap);
+    r->timers = timers_create(&r->device, 0);
+    r->comm.device = &r->device;
+    r->comm.topology = &r->topology;
+    assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
+    zero_start(&r->zero, &r->device, &r->comm, r->compute, &r->lanes, r->timers);
+    copy_to_device(r->compute, r->zero.weights, NULL, (size_t)r->zero.plan.arena_elements * X);
+    zero_masters_from_weights(&r->zero);
+}
+
+static void close_recording(Recording *r) {
+    memory_plan_free(&r->memory_plan, &r->device);
+    zero_free(&r->zero);
+    lanes_close(&r->lanes);
+    timers_destroy(r->timers);
+    stream_destroy(r->compute);
+    free(r->device.ops);
+    free(r->device.uses);
+    config_free(&r->config);
+}
+
+// What train_gpt.cu does with the tensors of a unit.
+static void layer(Recording *r, int unit, const char *name, bool backward) {
+    begin_on(r->compute, name);
+    for (int i = PER_UNIT * unit; i < PER_UNIT * (unit + 1); i++) {
+        reads(r->compute, zero_weight(&r->zero, i), X * r->tensors[i].numel);
+        if (backward) writes(r->compute, zero_grad(&r->zero, i), 4 * r->tensors[i].numel);
+    }
+}
+
+static void micro_batch(Recording *r, bool last) {
+    for (int u = 0; u < UNITS; u++) {
+        zero_weights_wait(&r->zero, u);
+        layer(r, u, "forward", false);
+    }
+    layer(r, 0, "head", true);  // tied to the embedding
+    writes(r->compute, r->zero.loss_sum, 4);
+    for (int u = UNITS - 1; u >= 0; u--) {
+        layer(r, u, "backward", true);
+        if (last) zero_grads_ready(&r->zero, u);
+    }
+}
+
+static void read_verdict(Recording *r, int which) {
+    zero_verdict(&r->zero, which);
+    begin(&r->device, HOST, "the host reads the verdict");
+    use(&r->device, READ, &r->zero.landed[(r->zero.step - which) % 2], sizeof(StepControl));
+}
+
+// A checkpoint in the background: its copies are awaited a step later.
+static int stage(Recording *r) {
+    CheckpointTensor names[TENSORS] = {{0}};
+    ZeroSlices slices = zero_slices(&r->zero, names, true);
+    size_t at = 0;
+    for (int i = 0; i < slices.count; i++) {
+        zero_stage_slice(&r->zero, i, (uint8_t *)r->zero.staging + at);
+        at += (size_t)(slices.slices[i].hi - slices.slices[i].lo) * (size_t)slice_kind_bytes(slices.slices[i].kind);
+    }
+    free(slices.slices);
+    return (int)at;
+}
+
+// Steps of that many micro-batches, 1 or 2.
+static void run_steps_of(Recording *r, int micro_batches) {
+    Zero *zero = &r->zero;
+    Error err = {0};
+    Peers alone = {MPI_COMM_SELF, 0, NULL};
+    int staged = 0;
+    for (int step = 1; step <= STEPS; step++) {
+        zero_begin(zero, step);
+        if (micro_batches == 2) micro_batch(r, false);
+        if (step < STEPS) zero_copy_staged(zero);  // else the update begins what was asked for
+        micro_batch(r, true);
+        zero_update(zero, 1e-3, 1e-3, 0.1);
+        if (step > 1) read_verdict(r, 1);
+        if (staged) {
+            zero_staged(zero);
+            begin(&r->device, HOST, "the host writes the checkpoint");
+            use(&r->device, READ, zero->staging, staged);
+            staged = 0;
+        }
+        // The second step and the fourth end with copies behind the training's back, the fourth with all that looks at the weights and waits besides.
+        if (step == 2 || step == 4) staged = stage(r);
+        if (step == 4) {
+            assert_true(zero_wire_sound(zero, alone, &err));
+            zero_params_norm(zero, alone);
+            zero_zeros(zero, alone);
+            zero_weights_wait_all(zero);
+            for (int b = 0; b < zero->plan.buckets; b++) {
+                const Bucket *bucket = &zero->plan.bucket[b];
+                kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start, bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
+            }
+        }
+    }
+    // A run may end with a save, without a step behind it.
+    staged = stage(r);
+    zero_staged(zero);
+    begin(&r->device, HOST, "the host writes the last checkpoint");
+    use(&r->device, WRITE, zero->staging, staged);
+    zero_synchronize(zero);
+    begin(&r->device, HOST, "the memory goes");
+    use(&r->device, WRITE, zero->weights, zero->plan.arena_elements * X);
+    use(&r->device, WRITE, zero->grads, zero->plan.arena_elements * 4);
+    for (int slot = 0; slot < LANE_SLOTS; slot++) use(&r->device, WRITE, zero->gather[slot], zero->gather[slot] ? 1 : 0);
+}
+
+static void run_steps(Recording *r) { run_steps_of(r, 2); }
+
+// --- the tests -------------------------------------------------------------------------------------------------------------------------
+
+static const Shape shapes[] = {
+    {1, 1, 1, true, false}, {1, 2, 1, true, false},  {1, 4, 3, true, false},  {2, 1, 1, true, false},  {4, 1, 4, true, false},
+    {2, 2, 1, true, false}, {2, 2, 2, false, false},  {2, 2, 3, false, false}, {2, 2, 4, true, false},  {2, 4, 1, false, false},
+    {2, 4, 3, true, false}, {2, 4, 50, true, false}, {4, 2, 2, false, false}, {2, 2, 3, true, true},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void every_two_uses_are_ordered(void **state) {
+    for (int i = 0; i < 2 * SHAPES; i++) {
+        Recording r;
+        open_recording(&r, shapes[i % SHAPES], -1, -1);
+        run_steps_of(&r, 1 + i / SHAPES);
+        if (r.device.races) fail_msg("%d x %d, %d chunks: %s", r.topology.nodes, r.topology.per_node, shapes[i % SHAPES].chunks, r.device.first_race);
+        assert_int_equal(r.device.misplaced, 0);
+        assert_true(r.device.use_count > 500);
+        close_recording(&r);
+    }
+}
+
+static const char *lane_event_names[LANE_EVENTS] = {"quantised", "node arrived", "node free", "requantised", "rail arrived",
+                                                    "rail free", "updated",      "rail gathered", "node gathered", "applied"};
+
+static void event_name(const Recording *r, int id, char *name, size_t bytes) {
+    snprintf(name, bytes, "event %d", id);
+    for (int e = 0; r->lanes.apart && e < LANE_EVENTS; e++) {
+        for (int slot = 0; slot < LANE_SLOTS; slot++) {
+            if (r->lanes.event[e][slot]->id == id) snprintf(name, bytes, "%s", lane_event_names[e]);
+        }
+    }
+    if (r->lanes.apart && r->lanes.joint->id == id) snprintf(name, bytes, "joint");
+    for (int b = 0; b < r->zero.plan.buckets; b++) {
+        if (r->zero.ready[b]->id == id) snprintf(name, bytes, "ready");
+        if (r->zero.done[b]->id == id) snprintf(name, bytes, "done");
+    }
+    if (r->zero.computed->id == id) snprintf(name, bytes, "computed");
+    if (r->zero.judged->id == id) snprintf(name, bytes, "judged");
+}
+
+// The waits that others imply: with them taken out nothing may be found.
+static bool implied(const char *stream, const char *event) {
+    // The middle lane follows the shard at once, for the timer, where the hops bring the same order; the first layers' gradients are complete after the loss.
+    return (!strcmp(stream, "requantisation") && !strcmp(event, "joint")) || !strcmp(event, "computed");
+}
+
+// Takes out one wait after the other.
+static void every_wait_is_needed(void **state) {
+    int tried = 0, surprises = 0;
+    for (int i = 0; i < SHAPES; i++) {
+        const Shape *shape = &shapes[i];
+        Recording whole;
+        if (shape->chunks > 4 || !shape->quantised) continue;  // the same waits as others
+        open_recording(&whole, *shape, -1, -1);
+        run_steps(&whole);
+        for (int s = 1; whole.lanes.apart && s <= whole.device.streams; s++) {
+            for (int e = 0; e < whole.device.events; e++) {
+                if (!whole.device.waits[s][e]) continue;
+                char name[40];
+                Recording r;
+                event_name(&whole, e, name, sizeof name);
+                open_recording(&r, *shape, s, e);
+                run_steps(&r);
+                bool expected = !implied(whole.device.stream[s]->name, name);
+                if ((r.device.races > 0) != expected) {
+                    print_message("%d x %d, %d chunks: %s without its wait for %s (%d): %s\n", shape->nodes, shape->per_node, shape->chunks, whole.device.stream[s]->name, name, e,
+                                  r.device.races ? r.device.first_race : "nothing is found");
+                    surprises++;
+                }
+                tried++;
+                close_recording(&r);
+            }
+        }
+        close_recording(&whole);
+    }
+    assert_int_equal(surprises, 0);
+    print_message("%d waits taken out\n", tried);
+    assert_true(tried > 100);
+}
+
+// Ops of this name from the n-th on, in the order in which the host started them.
+static const Op *find(const Recording *r, const char *name, int n) {
+    for (int i = 0; i < r->device.op_count; i++) {
+        if (!strcmp(r->device.ops[i].name, name) && n-- == 0) return &r->device.ops[i];
+    }
+    return NULL;
+}
+
+static void overlaps(const Recording *r, const char *first, int i, const char *second, int j) {
+    const Op *a = find(r, first, i), *b = find(r, second, j);
+    assert_non_null(a);
+    assert_non_null(b);
+    if (before(a, b) || before(b, a)) fail_msg("%s %d and %s %d cannot overlap", first, i, second, j);
+}
+
+// Chunk k + 1 is quantised while chunk k crosses the node and chunk k - 1 the rail, over the borders of buckets too; and backward goes on meanwhile.
+static void stages_overlap(void **state) {
+    Shape shape = {2, 2, 3, true, false};
+    Recording r;
+    open_recording(&r, shape, -1, -1);
+    run_steps(&r);
+    int chunks = UNITS * shape.chunks;  // of the first step
+    for (int k = 0; k + 2 < chunks; k++) {
+        overlaps(&r, "quantise", k + 1, "exchange inside the node", k);
+        overlaps(&r, "exchange inside the node", k + 1, "exchange between nodes", k);
+        overlaps(&r, "quantise", k + 2, "exchange between nodes", k);
+        overlaps(&r, "exchange between nodes", k + 1, "final sum", k);
+    }
+    for (int u = 0; u + 1 < UNITS; u++) overlaps(&r, "backward", UNITS + u + 1, "exchange between nodes", shape.chunks * u);
+    for (int b = 0; b + 1 < UNITS; b++) {
+        overlaps(&r, "AdamW", b + 1, "gather between nodes", b);
+        overlaps(&r, "gather between nodes", b + 1, "gather inside the node", b);
+        overlaps(&r, "gather inside the node", b + 1, "apply", b);
+        overlaps(&r, "forward", 2 * UNITS + b, "gather between nodes", b + 1);  // of the next step
+    }
+    close_recording(&r);
+}
+
+// The host takes part in the verdict's way to it: AdamW does not wait for that. Nor does the next interval: compute has waited for the verdict when its step ends.
+static void the_verdict_is_read_beside_the_update(void **state) {
+    Recording r;
+    open_recording(&r, (Shape){2, 2, 3, true, false}, -1, -1);
+    run_steps(&r);
+    const Op *judged = find(&r, "judge", 0), *read = find(&r, "download", 0), *next = find(&r, "forward", 2 * UNITS);
+    assert_true(before(judged, read));
+    overlaps(&r, "download", 0, "AdamW", 0);
+    assert_true(before(read, next));
+    close_recording(&r);
+}
+
+// The copies of a checkpoint hold up neither layers nor reductions of the next step, only its update.
+static void a_save_overlaps_the_next_step(void **state) {
+    for (int i = 0; i < SHAPES; i++) {
+        Shape shape = shapes[i];
+        Recording r;
+        if (shape.no_overlap || shape.nodes * shape.per_node == 1) continue;
+        open_recording(&r, shape, -1, -1);
+        run_steps(&r);
+        int copies = 0, sums = 0, updates = 0;
+        while (find(&r, "checkpoint copy", copies)) copies++;
+        while (find(&r, "final sum", sums)) sums++;
+        while (find(&r, "AdamW", updates)) updates++;
+        assert_int_equal(updates, STEPS * UNITS);
+        CheckpointTensor names[TENSORS] = {{0}};
+        ZeroSlices slices = zero_slices(&r.zero, names, true);
+        assert_int_equal(copies, SAVES * slices.count);
+        copies = slices.count;
+        assert_true(copies > UNITS);
+        free(slices.slices);
+        int third = 2 * sums / STEPS;  // the save follows the second step
+        for (int k = 0; k < copies; k += copies - 1) {
+            for (int u = 0; u < 2 * UNITS; u++) {
+                overlaps(&r, "checkpoint copy", k, "forward", 4 * UNITS + u);
+                overlaps(&r, "checkpoint copy", k, "backward", 4 * UNITS + u);
+            }
+            for (int s = third; s < third + sums / STEPS; s++) overlaps(&r, "checkpoint copy", k, "final sum", s);
+            overlaps(&r, "checkpoint copy", k, "judge", 2);
+            assert_true(before(find(&r, "AdamW", 2 * UNITS - 1), find(&r, "checkpoint copy", k)));
+            assert_true(before(find(&r, "checkpoint copy", k), find(&r, "AdamW", 2 * UNITS)));
+            assert_true(before(find(&r, "AdamW", 4 * UNITS - 1), find(&r, "checkpoint copy", copies + k)));
+            assert_true(before(find(&r, "checkpoint copy", copies + k), find(&r, "AdamW", 4 * UNITS)));
+        }
+        close_recording(&r);
+    }
+}
+
+// One stream: everything in the order in which the host started it.
+static void no_overlap_is_serial(void **state) {
+    Shape shape = {2, 2, 3, true, true};
+    Recording r;
+    open_recording(&r, shape, -1, -1);
+    run_steps(&r);
+    const Op *a = find(&r, "quantise", 1), *b = find(&r, "exchange between nodes", 0);
+    assert_true(before(b, a) && !before(a, b));
+    assert_int_equal(r.device.streams, 2);
+    close_recording(&r);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_two_uses_are_ordered),
+        cmocka_unit_test(every_wait_is_needed),
+        cmocka_unit_test(stages_overlap),
+        cmocka_unit_test(the_verdict_is_read_beside_the_update),
+        cmocka_unit_test(a_save_overlaps_the_next_step),
+        cmocka_unit_test(no_overlap_is_serial),
+    };
+    Launch launch;
+    leaks_launch(&launch, &argc, &argv);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    failed += leaks_found();
+    launch_finalize(&launch);
+    return failed;
+}

@@ -1,0 +1,229 @@
+// The sentry: what kernel_judge calls a spike and what it remembers, and what the host makes of verdicts.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/state/sentry.h"
+
+// One rank's judge, step by step.
+typedef struct Bench {
+    StepControl control;
+    Judge judge;
+} Bench;
+
+static Bench bench_of(float loss_factor, float norm_factor, bool skip) {
+    Bench b;
+    memset(&b, 0, sizeof b);
+    b.control.applied = 1;
+    b.control.beta1_power = b.control.beta2_power = 1;
+    b.judge.dp = 1;
+    b.judge.beta1 = 0.9f;
+    b.judge.beta2 = 0.95f;
+    b.judge.skip_non_finite = true;
+    b.judge.skip_spikes = skip;
+    b.judge.loss_spike_factor = loss_factor;
+    b.judge.norm_spike_factor = norm_factor;
+    return b;
+}
+
+static int step(Bench *b, double loss, double norm) {
+    StepRecord record;
+    memset(&record, 0, sizeof record);
+    record.sum_squares = norm * norm;
+    record.loss = loss;
+    b->judge.records = &record;
+    kernel_judge(NULL, &b->control, &b->judge);
+    return b->control.spikes.found;
+}
+
+// A loss about 3 and a norm about 1, both with some noise.
+static double noise(int i) { return (double)(i * 37 % 101) / 50 - 1; }
+static int calm(Bench *b, int steps) {
+    int found = 0;
+    for (int i = 0; i < steps; i++) found |= step(b, 3 + 0.03 * noise(i), 1 + 0.1 * noise(7 * i));
+    return found;
+}
+
+// A message that arrived wrong is known also where it made the loss or the norm not finite, or a spike.
+static void wrong_messages_are_seen_first(void **state) {
+    for (int i = 0; i < 3; i++) {
+        Bench b = bench_of(10, 10, true);
+        calm(&b, 100);
+        StepRecord record = {i == 0 ? INFINITY : 1.0, i == 1 ? NAN : i == 2 ? 1e6 : 3.0, 77};
+        b.judge.records = &record;
+        kernel_judge(NULL, &b.control, &b.judge);
+        assert_false(b.control.applied);
+        assert_true(b.control.wire_fault == 77);
+    }
+}
+
+static void calm_runs_have_no_spikes(void **state) {
+    Bench b = bench_of(10, 10, true);
+    assert_int_equal(calm(&b, 1000), 0);
+    assert_true(b.control.adam_steps == 1000);
+    assert_true(fabs(b.control.spikes.loss.mean - 3) < 0.01 && fabs(b.control.spikes.norm.mean - 1) < 0.05);
+    // The mean distance from the mean of numbers spread evenly over [-a, a] is a / 2.
+    assert_true(fabs(b.control.spikes.loss.deviation - 0.015) < 0.003 && fabs(b.control.spikes.norm.deviation - 0.05) < 0.01);
+}
+
+static void spikes_are_found(void **state) {
+    Bench b = bench_of(10, 10, false);
+    calm(&b, 200);
+    assert_int_equal(step(&b, 3.5, 1), SPIKE_LOSS);
+    assert_int_equal(b.control.applied, 1);
+    assert_true(b.control.spikes.loss_limit > 3.2f && b.control.spikes.loss_limit < 3.5f);
+    assert_int_equal(step(&b, 3, 4), SPIKE_NORM);
+    assert_int_equal(step(&b, 9, 50), SPIKE_LOSS | SPIKE_NORM);
+    assert_int_equal(step(&b, 0.5, 0.01), 0);  // only upwards
+}
+
+static void skipped_only_when_asked(void **state) {
+    Bench b = bench_of(10, 10, true);
+    calm(&b, 200);
+    step(&b, 9, 1);
+    assert_int_equal(b.control.applied, 0);
+    assert_true(b.control.adam_steps == 200 && b.control.spikes.skipped_in_a_row == 1);
+    step(&b, NAN, 1);
+    assert_true(b.control.spikes.skipped_in_a_row == 2);
+    step(&b, 3, 1);
+    assert_true(b.control.applied && b.control.spikes.skipped_in_a_row == 0 && b.control.adam_steps == 201);
+}
+
+static void first_steps_and_zero_factors_are_not_measured(void **state) {
+    Bench b = bench_of(10, 10, true);
+    for (int i = 0; i < SPIKE_WARMUP; i++) assert_int_equal(step(&b, i == 20 ? 1e6 : 3, i == 25 ? 1e6 : 1), 0);
+    Bench off = bench_of(0, 10, true);
+    calm(&off, 200);
+    assert_int_equal(step(&off, 1e6, 1), 0);
+    assert_int_equal(step(&off, 3, 1e6), SPIKE_NORM);
+    off = bench_of(10, 0, true);
+    calm(&off, 200);
+    assert_int_equal(step(&off, 3, 1e6), 0);
+    assert_int_equal(step(&off, 1e6, 1), SPIKE_LOSS);
+}
+
+static void one_spike_hardly_moves_the_means(void **state) {
+    Bench b = bench_of(10, 10, false);
+    calm(&b, 200);
+    SpikeState before = b.control.spikes;
+    step(&b, 1e30, 1e15);
+    assert_true(b.control.spikes.loss.mean < before.loss.mean * 1.01 && b.control.spikes.norm.mean < before.norm.mean * 1.02);
+    calm(&b, 10);
+    assert_true(step(&b, 3.6, 1) == SPIKE_LOSS);  // the next one is still found
+}
+
+// A level that stays is no spike for ever: with --on-spike skip a run must not stand still.
+static void a_new_level_is_accepted(void **state) {
+    Bench b = bench_of(10, 10, true);
+    calm(&b, 200);
+    int skipped = 0;
+    for (int i = 0; i < 200; i++) {
+        step(&b, 4 + 0.03 * noise(i), 1);
+        skipped += !b.control.applied;
+    }
+    assert_in_range(skipped, 3, 20);
+    assert_int_equal(b.control.applied, 1);
+}
+
+static void what_is_not_finite_leaves_the_means(void **state) {
+    Bench b = bench_of(10, 10, true);
+    calm(&b, 100);
+    SpikeState before = b.control.spikes;
+    step(&b, NAN, 1);
+    step(&b, 3, INFINITY);
+    b.judge.skip_non_finite = false;
+    step(&b, INFINITY, NAN);
+    assert_int_equal(b.control.applied, 1);
+    assert_memory_equal(&before.loss, &b.control.spikes.loss, 2 * sizeof(SpikeTrack));
+    assert_true(b.control.spikes.seen == before.seen && b.control.spikes.found == 0);
+}
+
+// --- the host --------------------------------------------------------------------------------------------------------------------
+
+static Config config_of(OnNan on_nan, int64_t limit) {
+    Config c;
+    memset(&c, 0, sizeof c);
+    c.on_nan = on_nan;
+    c.check_for_nan_in_loss_and_grad = true;
+    c.max_skipped_in_a_row = limit;
+    return c;
+}
+
+// n NaN losses after `applied` good steps; returns at which of them the run ends, 0: it does not.
+static int ends_at(const Config *c, int applied, int n, Sentry *sentry, Error *err) {
+    Bench b = bench_of(10, 10, false);
+    Log *log = log_open(c, 1, false, NULL, err);
+    Sentry fresh = {.config = c};
+    *sentry = fresh;
+    memset(err, 0, sizeof *err);
+    int end = 0;
+    for (int i = 1; i <= applied + n && !end; i++) {
+        step(&b, i <= applied ? 3 : NAN, 1);
+        sentry_judge(sentry, &b.control, i, log, err);
+        if (err->code) end = i - applied;
+    }
+    log_close(log);
+    return end;
+}
+
+static void verdicts_end_the_run(void **state) {
+    Sentry s;
+    Error err;
+    Config c = config_of(ON_NAN_ABORT, 20);
+    assert_int_equal(ends_at(&c, 5, 3, &s, &err), 1);
+    assert_int_equal(err.code, EXIT_DIVERGED);
+    assert_true(s.ended_at == 6 && s.nan == 1 && s.skipped == 1 && strstr(err.what, "not finite"));
+    c = config_of(ON_NAN_SKIP, 4);
+    assert_int_equal(ends_at(&c, 5, 3, &s, &err), 0);
+    assert_true(s.nan == 3 && s.skipped == 3);
+    assert_int_equal(ends_at(&c, 5, 10, &s, &err), 4);
+    assert_int_equal(err.code, EXIT_DIVERGED);
+    assert_true(s.ended_at == 9 && strstr(err.what, "4 steps in a row"));
+    c = config_of(ON_NAN_SKIP, 0);
+    assert_int_equal(ends_at(&c, 5, 100, &s, &err), 0);
+}
+
+// Saved, restored, and on: the same verdicts and means as without the break, to the bit.
+static void state_survives_a_checkpoint(void **state) {
+    Bench whole = bench_of(2, 2, true), part = whole;
+    Config c = config_of(ON_NAN_SKIP, 0);
+    Sentry a = {&c, NULL, 1, 2, 3, 4, 0}, b = {&c, NULL, 0, 0, 0, 0, 0};
+    calm(&whole, 77);
+    step(&whole, NAN, 1);
+    CheckpointState saved;
+    memset(&saved, 0, sizeof saved);
+    sentry_save(&a, &whole.control, &saved);
+    part.control.adam_steps = whole.control.adam_steps;
+    part.control.beta1_power = whole.control.beta1_power;
+    part.control.beta2_power = whole.control.beta2_power;
+    sentry_restore(&b, &part.control, &saved);
+    assert_true(b.skipped == 1 && b.nan == 2 && b.spikes == 3 && b.repairs == 4 && part.control.spikes.skipped_in_a_row == 1);
+    int found = 0;
+    for (int i = 0; i < 100; i++) {
+        double loss = 3 + 0.03 * noise(i) + (i % 9 == 0), norm = 1 + 0.1 * noise(3 * i);
+        found += step(&whole, loss, norm) != 0;
+        step(&part, loss, norm);
+        assert_memory_equal(&whole.control.spikes, &part.control.spikes, sizeof(SpikeState));
+    }
+    assert_in_range(found, 5, 95);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_messages_are_seen_first), cmocka_unit_test(calm_runs_have_no_spikes),
+        cmocka_unit_test(spikes_are_found),
+        cmocka_unit_test(skipped_only_when_asked),
+        cmocka_unit_test(first_steps_and_zero_factors_are_not_measured),
+        cmocka_unit_test(one_spike_hardly_moves_the_means),
+        cmocka_unit_test(a_new_level_is_accepted),
+        cmocka_unit_test(what_is_not_finite_leaves_the_means),
+        cmocka_unit_test(verdicts_end_the_run),
+        cmocka_unit_test(state_survives_a_checkpoint),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,255 @@
+// Small host modules: counter-based uniforms, sampling from logits, the memory plan, error lines, integer helpers.
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/memory_plan.h"
+#include "llmc/base/rng.h"
+#include "llmc/run/sample.h"
+#include "llmc/base/version.h"
+#include "llmc/state/zero.h"
+
+static void uniforms_lie_below_one(void **state) {
+    for (uint64_t i = 0; i < 1000; i++) {
+        double u = rng_uniform(9, 1, i);
+        assert_true(u >= 0.0 && u < 1.0);
+    }
+}
+
+static void sampling_follows_the_softmax(void **state) {
+    enum { V = 4, DRAWS = 40000 };
+    const float p[V] = {0.1f, 0.2f, 0.3f, 0.4f};
+    floatX logits[V];
+    int counts[V] = {0};
+    double total = 0, exact[V];
+    for (int i = 0; i < V; i++) {
+        logits[i] = floatX_from_float(logf(p[i]));
+        total += exact[i] = exp(floatX_to_float(logits[i]));
+    }
+    for (int k = 0; k < DRAWS; k++) counts[sample_token(logits, V, 1.0, 7, k)]++;
+    for (int i = 0; i < V; i++) {
+        double expected = exact[i] / total;
+        assert_true(fabs(counts[i] / (double)DRAWS - expected) < 4 * sqrt(expected * (1 - expected) / DRAWS));
+    }
+    assert_int_equal(sample_token(logits, V, 0.0, 7, 0), 3);
+    for (int i = 0; i < V; i++) logits[i] = floatX_from_float(NAN);
+    int token = sample_token(logits, V, 1.0, 7, 0);
+    assert_true(token >= 0 && token < V);
+}
+
+static void the_memory_plan_is_what_is_allocated(void **state) {
+    Site site = {.rank = -1, .phase = "test"};
+    Error err = {0};
+    Device *device = device_open(0, &site, &err);
+    MemoryPlan memory_plan = {0};
+    void *a, *b, *none = (void *)1, *host;
+    memory_plan_reserve(&memory_plan, "one", "first", 1000, &a);
+    memory_plan_reserve(&memory_plan, "two", "second", 24, &b);
+    memory_plan_reserve(&memory_plan, "two", "nothing", 0, &none);
+    memory_plan_reserve_host(&memory_plan, "host", "copy", 77, &host);  // is allocated, but lies elsewhere
+    assert_int_equal(memory_plan_total(&memory_plan), 1024);
+    assert_null(none);
+    assert_true(memory_plan_allocate(&memory_plan, device, 1, &err));
+    assert_true(a && b && host && !none);
+    memset(host, 1, 77);
+    for (int i = 0; i < 1000; i++) assert_int_equal(((char *)a)[i], 0);
+    memory_plan_free(&memory_plan, device);
+    assert_true(!a && !host);
+
+    memory_plan_reserve_host(&memory_plan, "huge", "more than there is", (size_t)1 << 60, &host);  // here the host's memory is the device's
+    assert_false(memory_plan_allocate(&memory_plan, device, 1, &err));
+    memory_plan_free(&memory_plan, device);
+    memory_plan_reserve(&memory_plan, "huge", "more than there is", (size_t)1 << 60, &a);
+    assert_false(memory_plan_allocate(&memory_plan, device, 1, &err));
+    assert_int_equal(err.code, EXIT_ENVIRONMENT);
+    assert_non_null(strstr(err.what, "too much"));
+    memory_plan_free(&memory_plan, device);
+    device_close(device);
+}
+
+// What error_print writes, as text.
+static void printed_error(const Site *site, const char *what, char *text, size_t bytes) {
+    FILE *file = tmpfile();
+    fflush(stderr);
+    int kept = dup(STDERR_FILENO);
+    assert_non_null(file);
+    dup2(fileno(file), STDERR_FILENO);
+    error_print(site, what);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    rewind(file);
+    text[fread(text, 1, bytes - 1, file)] = 0;
+    fclose(file);
+}
+
+static void errors_stay_on_one_line(void **state) {
+    Site site = {3, 1, 2, 1841, "reduce gradients", NULL};
+    char text[2048], longest[3000];
+    printed_error(&site, "it broke; mend it", text, sizeof text);
+    assert_string_equal(text, "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; mend it\n");
+    site.gpu = -1;
+    printed_error(&site, "it broke", text, sizeof text);
+    assert_string_equal(text, "error: rank 3 (node 1) iteration 1841 reduce gradients: it broke\n");
+    // A name out of a damaged file: a second line that looks like one of ours, and a command to the terminal.
+    printed_error(NULL, "tensor 'a\nerror: \033[2J\177\xC3\xA9'", text, sizeof text);
+    assert_string_equal(text, "error: tensor 'a?error: ?[2J?\xC3\xA9'\n");
+    memset(longest, 'x', sizeof longest);
+    longest[sizeof longest - 1] = 0;
+    printed_error(NULL, longest, text, sizeof text);
+    assert_int_equal(strlen(text), strlen("error: ") + sizeof((Error *)0)->what);  // cut, with its newline
+}
+
+// One file for both streams: what was printed before an error comes before it, also when its end stands in the buffer still.
+static void errors_follow_the_log(void **state) {
+    enum { LINES = 300 };
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    fflush(stdout);
+    int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO), seen = 0;
+    dup2(fileno(file), STDOUT_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    for (int i = 0; i < LINES; i++) printf("  argument_%d ........................ None\n", i);
+    error_print(NULL, "it broke; mend it");
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    close(out);
+    close(err);
+    rewind(file);
+    char line[200], last[200] = "";
+    while (fgets(line, sizeof line, file)) {
+        seen += !strncmp(line, "  argument_", 11) && strstr(line, " None\n");
+        memcpy(last, line, sizeof last);
+    }
+    fclose(file);
+    assert_int_equal(seen, LINES);
+    assert_string_equal(last, "error: it broke; mend it\n");
+}
+
+// A pipe that nobody empties does not keep an error back: who ends a job may be a watchdog.
+static void errors_wait_for_no_reader(void **state) {
+    int ends[2], out;
+    char block[4096], text[200];
+    memset(block, 'x', sizeof block);
+    assert_int_equal(pipe(ends), 0);
+    fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    while (write(ends[1], block, sizeof block) > 0) continue;
+    fcntl(ends[1], F_SETFL, 0);
+    fflush(stdout);
+    out = dup(STDOUT_FILENO);
+    dup2(ends[1], STDOUT_FILENO);
+    fputs("unread", stdout);
+    printed_error(NULL, "it broke; mend it", text, sizeof text);
+    assert_string_equal(text, "error: it broke; mend it\n");
+    dup2(out, STDOUT_FILENO);  // the word comes out there
+    close(out);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void at_exit(void) { fputs("exit() was called\n", stderr); }
+
+static void *runs_out_of_memory(void *site) {
+    site_of_thread((const Site *)site);
+    fatal(NULL, EXIT_ENVIRONMENT, "out of memory; use a larger machine");
+}
+
+// Ends a child as a failed allocation does, on its main thread or on another. Returns its exit code; text is what it wrote to stderr.
+static int end_child(bool on_a_thread, char *text, size_t bytes) {
+    static const Site site = {3, 1, 2, 1841, "save checkpoint", NULL};
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        pthread_t thread;
+        dup2(fileno(file), STDERR_FILENO);
+        atexit(at_exit);
+        if (on_a_thread && pthread_create(&thread, NULL, runs_out_of_memory, (void *)&site) == 0) pthread_join(thread, NULL);
+        else runs_out_of_memory((void *)&site);
+        _exit(77);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    rewind(file);
+    text[fread(text, 1, bytes - 1, file)] = 0;
+    fclose(file);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// What exit() runs, and MPI, belong to the main thread.
+static void only_the_main_thread_runs_exit(void **state) {
+    char text[2048];
+    assert_int_equal(end_child(false, text, sizeof text), EXIT_ENVIRONMENT);
+    assert_non_null(strstr(text, "error: rank 3 (node 1, gpu 2) iteration 1841 save checkpoint: out of memory; "));
+    assert_non_null(strstr(text, "exit() was called\n"));
+    assert_int_equal(end_child(true, text, sizeof text), EXIT_ENVIRONMENT);
+    assert_non_null(strstr(text, "error: rank 3 (node 1, gpu 2) iteration 1841 save checkpoint: out of memory; "));
+    assert_null(strstr(text, "exit()"));
+}
+
+static void integer_helpers(void **state) {
+    assert_int_equal(lcm64(128, 96), 384);
+    assert_int_equal(lcm64(7, 7), 7);
+    assert_int_equal(round_up64(0, 8), 0);
+    assert_int_equal(round_up64(1, 8), 8);
+    assert_int_equal(round_up64(16, 8), 16);
+    assert_int_equal(ceil_div64(9, 4), 3);
+}
+
+// A limit passes while it is polled, and not by a pause in which nobody polled: the job was stopped.
+static void pauses_do_not_count_against_a_limit(void **state) {
+    double now = monotonic_seconds();
+    Deadline polled = {now - 1.0, now - 1.5}, paused = {now - 50.0, now - 100.0}, ahead = deadline_in(1000.0);
+    assert_true(deadline_passed(&polled));
+    assert_false(deadline_passed(&paused));
+    assert_true(paused.at > now + 40.0 && paused.at < now + 60.0);
+    assert_false(deadline_passed(&ahead));
+}
+
+static void exposed_time_is_the_least_waiting_ranks(void **state) {
+    const double ms[8] = {5, 1, 4, 9, 2, 3, 0.5, 1};  // (2, 4)
+    Exposed e = zero_exposed_of(ms, 4);
+    assert_true(e.gradients_ms == 1 && e.weights_ms == 3 && e.most_ms == 10);
+    const double other[4] = {2, 7, 6, 0};  // (2, 2): neither part is its own least
+    e = zero_exposed_of(other, 2);
+    assert_true(e.gradients_ms == 7 && e.weights_ms == 0 && e.most_ms == 8);
+    e = zero_exposed_of(ms, 1);
+    assert_true(e.gradients_ms == 5 && e.weights_ms == 1 && e.most_ms == 6);
+}
+
+// Every library that the program is linked with and whose version changes what it reads or writes.
+static void libraries_are_named(void **state) {
+    char text[512];
+    version_libraries(text, sizeof text);
+    const char *const names[] = {"xxHash ", "cJSON ", "PCRE2 ", "Unicode "};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (!strstr(text, names[i])) fail_msg("no %sin \"%s\"", names[i], text);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(uniforms_lie_below_one),
+        cmocka_unit_test(sampling_follows_the_softmax), cmocka_unit_test(the_memory_plan_is_what_is_allocated),
+        cmocka_unit_test(errors_stay_on_one_line),
+        cmocka_unit_test(libraries_are_named),
+        cmocka_unit_test(errors_follow_the_log),
+        cmocka_unit_test(errors_wait_for_no_reader),
+        cmocka_unit_test(only_the_main_thread_runs_exit),
+        cmocka_unit_test(pauses_do_not_count_against_a_limit),
+        cmocka_unit_test(integer_helpers),
+        cmocka_unit_test(exposed_time_is_the_least_waiting_ranks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
