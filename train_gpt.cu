@@ -20,6 +20,7 @@
 #include "llmc/run/node_exchange.h"   // each rank its device, and its way to the others of its node
 #include "llmc/run/plan_report.h" // --plan
 #include "llmc/log/progress.h"    // --log-progress
+#include "llmc/state/probe.h"       // figures on quantisation
 #include "llmc/state/replicas.h"    // the ranks' weights compared and repaired
 #include "llmc/run/sample.h"      // tokens from logits, text from tokens
 #include "llmc/run/same_run.h"    // one program, one set of flags, one set of data on all machines
@@ -36,21 +37,14 @@
 
 int gpt_layer_tensor(int layer, enum LayerTensor which) { return 2 + layer * LAYER_TENSORS + (int)which; }
 
-static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split_dim, int unit, double std) {
-    GPTTensor *t = &gpt->tensor[gpt->tensors++];
-    snprintf(t->name, sizeof t->name, "%s", name);
-    t->dims = columns ? 2 : 1;
-    t->shape[0] = rows;
-    t->shape[1] = columns ? columns : 1;
-    t->split_dim = split_dim;
-    t->unit = unit;
-    t->std = std;
+static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split, int unit, double std) {
+    gpt->tensor[gpt->tensors++] = tensor_row(name, rows, columns, split, unit, std);
 }
 
 static void add_layer(GPT *gpt, int l, double std) {
     int64_t C = gpt->C, A = gpt->A, F = gpt->F;
     double scaled = std / sqrt(2.0 * gpt->L);  // outputs onto the residual stream
-    struct { const char *name; int64_t rows, columns; int split_dim; double std; } row[LAYER_TENSORS] = {
+    struct { const char *name; int64_t rows, columns; int split; double std; } row[LAYER_TENSORS] = {
         {"input_norm.weight", C, 0, -1, -1},
         {"input_norm.bias", C, 0, -1, 0},
         {"self_attention.query_key_value.weight", 3 * A, C, 0, std},
@@ -67,7 +61,7 @@ static void add_layer(GPT *gpt, int l, double std) {
     for (int i = 0; i < LAYER_TENSORS; i++) {
         char name[96];
         snprintf(name, sizeof name, "encoder.layers.%d.%s", l, row[i].name);
-        add_tensor(gpt, name, row[i].rows, row[i].columns, row[i].split_dim, l + 1, row[i].std);
+        add_tensor(gpt, name, row[i].rows, row[i].columns, row[i].split, l + 1, row[i].std);
     }
 }
 
@@ -88,35 +82,13 @@ void gpt_describe(GPT *gpt, const Config *config) {
     gpt->hidden_dropout = (float)config->hidden_dropout;
     gpt->seed = (uint32_t)config->seed;
     gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
-    gpt->tensor = (GPTTensor *)xcalloc((size_t)(4 + gpt->L * LAYER_TENSORS), sizeof(GPTTensor), "the parameter table");
+    gpt->tensor = (Tensor *)xcalloc((size_t)(4 + gpt->L * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
     double std = config->init_method_std;
     add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
     add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
     for (int l = 0; l < gpt->L; l++) add_layer(gpt, l, std);
     add_tensor(gpt, "encoder.final_norm.weight", gpt->C, 0, -1, gpt->L, -1);
     add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, gpt->L, 0);
-}
-
-static int64_t tensor_numel(const GPTTensor *t) { return t->shape[0] * t->shape[1]; }
-
-PlanTensor *gpt_plan_tensors(const GPT *gpt) {
-    PlanTensor *out = (PlanTensor *)xcalloc((size_t)gpt->tensors, sizeof *out, "the parameter table");
-    for (int i = 0; i < gpt->tensors; i++) {
-        out[i].numel = tensor_numel(&gpt->tensor[i]);
-        out[i].matrix = gpt->tensor[i].dims > 1;
-        out[i].unit = gpt->tensor[i].unit;
-    }
-    return out;
-}
-
-CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt) {
-    CheckpointTensor *out = (CheckpointTensor *)xcalloc((size_t)gpt->tensors, sizeof *out, "the parameter table");
-    for (int i = 0; i < gpt->tensors; i++) {
-        out[i].name = gpt->tensor[i].name;
-        out[i].dims = gpt->tensor[i].dims;
-        memcpy(out[i].shape, gpt->tensor[i].shape, sizeof out[i].shape);
-    }
-    return out;
 }
 
 static void reserve_layer(GPT *gpt, LayerActs *a, MemoryPlan *memory_plan) {
@@ -196,8 +168,8 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
     // Every rank draws all of its replica: what a tensor's numbers are depends on the seed and the tensor alone.
     for (int i = 0; i < gpt->tensors; i++) {
-        const GPTTensor *t = &gpt->tensor[i];
-        op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_numel(t), t->std, seed, (uint32_t)i, threads);
+        const Tensor *t = &gpt->tensor[i];
+        op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_elements(t), t->std, seed, (uint32_t)i, threads);
     }
     stream_synchronize(gpt->stream);  // the other streams may read them
 }
@@ -264,7 +236,7 @@ void gpt_forward(GPT *gpt, const Pass *p) {
 }
 
 void gpt_head(GPT *gpt, const Pass *p) {
-    op_head(gpt->stream, gpt->losses, gpt->zero->loss_sum, p->backward ? gpt->dx : NULL, p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL, gpt->lnf,
+    op_head(gpt->stream, gpt->losses, zero_loss_sum(gpt->zero), p->backward ? gpt->dx : NULL, p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL, gpt->lnf,
             zero_weight(gpt->zero, GPT_WTE), gpt->targets, p->has_loss_mask ? gpt->loss_mask : NULL, p->loss_scale, rows_of(p), gpt->C, gpt->V, p->first,
             gpt->workspace);
 }
@@ -312,12 +284,12 @@ void gpt_backward(GPT *gpt, const Pass *p) {
     for (int l = gpt->L - 1; l >= 0; l--) {
         if (gpt->recompute_full) layer_recompute(gpt, l, p);
         layer_backward(gpt, l, p, dropping ? gpt->dbranch : gpt->dresidual);
-        if (p->last) zero_grads_ready(gpt->zero, l + 1);
+        if (p->last) zero_reduce_unit(gpt->zero, l + 1);
     }
     if (p->first) set_zero(s, zero_grad(gpt->zero, GPT_WPE), (size_t)gpt->P * (size_t)gpt->C * sizeof(float));
     op_embedding_backward(s, zero_grad(gpt->zero, GPT_WTE), zero_grad(gpt->zero, GPT_WPE), gpt->dresidual, gpt->tokens, gpt->positions, p->B, p->T, gpt->C,
                           dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, p->first_sample, true));
-    if (p->last) zero_grads_ready(gpt->zero, 0);
+    if (p->last) zero_reduce_unit(gpt->zero, 0);
 }
 
 // ===== a run =====================================================================================================================
@@ -345,9 +317,8 @@ typedef struct Run {
     Comm *comm;
     Timers *timers;
     MemoryPlan memory_plan;
-    Zero zero;
+    Zero *zero;
     GPT gpt;
-    CheckpointTensor *tensors;
     Loader *loader;
     Log *log;
     Progress *progress;
@@ -485,7 +456,7 @@ static void report_step(Run *run, int64_t iteration);
 // Reads the verdict of a step: `which` 0 for the latest one launched, 1 for the one before.
 static void settle(Run *run, int which) {
     if (!run->unsettled) return;
-    run->last = zero_verdict(&run->zero, which);
+    run->last = zero_verdict(run->zero, which);
     run->unsettled = false;
     if (run->last.applied) {
         run->scheduled += run->step_batch;
@@ -506,16 +477,16 @@ static void train_step(Run *run) {
     run->site.iteration = ++run->iteration;
     run->site.phase = "forward and backward";
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
-    zero_begin(&run->zero, run->iteration);
+    zero_step_begins(run->zero, run->iteration);
     for (int k = 0; k < micro_batches; k++) {
         micro_batch(run, run->consumed_train + (int64_t)k * row, k, micro_batches);
-        if (k == 0) zero_copy_staged(&run->zero);  // the copies of the last --async-save: the device has work for a while beside them
+        if (k == 0) zero_copy_staged(run->zero);  // the copies of the last --async-save: the device has work for a while beside them
     }
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
     int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->step_batch : 0);
-    zero_update(&run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
+    zero_update(run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
                 schedule_weight_decay(&run->schedule, run->consumed_train));  // a ramp of the decay does not pause for skipped steps
     settle(run, 1);
     run->unsettled = true;
@@ -530,7 +501,7 @@ static void train_step(Run *run) {
 
 static void begin_interval(Run *run) {
     memset(&run->interval, 0, sizeof run->interval);
-    run->interval.traffic = probe_traffic(&run->zero);
+    run->interval.traffic = probe_traffic(run->zero);
     stream_synchronize(run->compute);
     meet(run);
     run->interval.seconds_start = monotonic_seconds();
@@ -545,7 +516,7 @@ static void exclude_since(Run *run, double since) {
 
 // Bytes per step out of a node and inside one: each node's ranks together, the largest node.
 static void node_traffic(Run *run, double *inter, double *intra) {
-    CommTraffic now = probe_traffic(&run->zero);
+    CommTraffic now = probe_traffic(run->zero);
     double own[2] = {(double)(now.sent[COMM_RAIL] - run->interval.traffic.sent[COMM_RAIL]), (double)(now.sent[COMM_NODE] - run->interval.traffic.sent[COMM_NODE])};
     double *all = (double *)xcalloc(2 * (size_t)run->topology.dp_size, sizeof(double), "the traffic table");
     peers_gather(peers_of(run, run->dp_group), own, all, 2, MPI_DOUBLE);
@@ -576,8 +547,8 @@ static void report_step(Run *run, int64_t iteration) {
     r->loss = run->last.loss;
     r->skipped = !run->last.applied;
     r->grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
-    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(&run->zero, peers_of(run, run->dp_group)) : -1.0;
-    r->params_norm = c->log_params_norm ? zero_params_norm(&run->zero, peers_of(run, run->dp_group)) : -1.0;
+    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(run->zero, peers_of(run, run->dp_group)) : -1.0;
+    r->params_norm = c->log_params_norm ? zero_params_norm(run->zero, peers_of(run, run->dp_group)) : -1.0;
     r->reserved_bytes = r->allocated_bytes = (double)memory_plan_total(&run->memory_plan);
     log_step_scalars(run->log, r);
 }
@@ -602,10 +573,10 @@ static void end_interval(Run *run) {
     double batch = (double)run->interval.samples / (double)n, ranks = run->launch.size;  // the interval's mean: --rampup-batch-size changes it
     r.tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
     double peak = device_peak_flops(run->device);
-    r.mfu = peak > 0 ? causal_flops(c, batch, (double)run->zero.plan.parameters) / (seconds * ranks * peak) : -1.0;
+    r.mfu = peak > 0 ? causal_flops(c, batch, (double)zero_layout(run->zero)->parameters) / (seconds * ranks * peak) : -1.0;
     r.tokens_per_second = batch * c->seq_length / seconds;
     node_traffic(run, &r.inter_node_bytes, &r.intra_node_bytes);
-    Exposed exposed = zero_take_exposed(&run->zero, (double)n, peers_of(run, run->launch.world));
+    Exposed exposed = zero_take_exposed(run->zero, (double)n, peers_of(run, run->launch.world));
     r.exposed_gradients_ms = exposed.gradients_ms;
     r.exposed_weights_ms = exposed.weights_ms;
     r.exposed_comm_ms = r.exposed_gradients_ms + r.exposed_weights_ms;
@@ -623,7 +594,7 @@ static void end_interval(Run *run) {
 // The ranks' mean of loss_sum, added in rank order.
 static double mean_loss(Run *run) {
     float own = 0.0f;
-    copy_to_host(run->compute, &own, run->zero.loss_sum, sizeof own);
+    copy_to_host(run->compute, &own, zero_loss_sum(run->zero), sizeof own);
     stream_synchronize(run->compute);
     float *all = (float *)xcalloc((size_t)run->topology.dp_size, sizeof(float), "losses");
     peers_gather(peers_of(run, run->dp_group), &own, all, 1, MPI_FLOAT);
@@ -641,7 +612,7 @@ static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, doubl
     run->site.phase = "evaluate";
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
     if (verbose) log_line(run->log, "Evaluating on %lld samples", (long long)(c->eval_iters * c->global_batch_size));
-    set_zero(run->compute, run->zero.loss_sum, sizeof(float));
+    set_zero(run->compute, zero_loss_sum(run->zero), sizeof(float));
     int64_t at = *consumed;
     *consumed += c->eval_iters * c->global_batch_size;  // also when it is interrupted: a resumed run goes on with the same samples
     for (int64_t i = 0; i < c->eval_iters && !run->stop.reason; i++) {
@@ -679,8 +650,8 @@ static bool evaluate_and_log(Run *run, int split, const char *suffix, bool verbo
 
 // ===== checkpoints ===============================================================================================================
 
-static CheckpointState current_state(const Run *run) {
-    CheckpointState state;
+static RunState current_state(const Run *run) {
+    RunState state;
     memset(&state, 0, sizeof state);
     state.iteration = run->iteration;
     state.consumed_train_samples = run->consumed_train;
@@ -704,16 +675,16 @@ static bool advance_save(Run *run, bool to_the_end) {
 }
 
 // Compares all ranks' weights and repairs what differs.
-static bool replicas_sound(Run *run) { return agreed(run, replicas_verify(&run->zero, peers_of(run, run->dp_group), run->log, &run->sentry.repairs, &run->error)); }
+static bool replicas_sound(Run *run) { return agreed(run, replicas_verify(run->zero, peers_of(run, run->dp_group), run->log, &run->sentry.repairs, &run->error)); }
 
 static bool save_checkpoint(Run *run) {
     settle(run, 0);
-    if (!agreed(run, zero_wire_sound(&run->zero, peers_of(run, run->dp_group), &run->error))) return false;
+    if (!agreed(run, zero_wire_sound(run->zero, peers_of(run, run->dp_group), &run->error))) return false;
     if (!run->config.save || run->last_saved == run->iteration) return true;
     if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
     run->site.phase = "save checkpoint";
     timer_start(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
-    CheckpointState state = current_state(run);
+    RunState state = current_state(run);
     bool ok = agreed(run, saver_save(&run->saver, &state, &run->error));
     timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
     const Timer saved[] = {TIMER_SAVE_CHECKPOINT};
@@ -722,20 +693,28 @@ static bool save_checkpoint(Run *run) {
     return ok;
 }
 
+static bool tensors_match(Run *run, const Checkpoint *checkpoint) {
+    int count;
+    CheckpointTensor *tensors = zero_checkpoint_tensors(run->zero, &count);
+    bool ok = checkpoint_check_tensors(checkpoint, tensors, count, &run->error);
+    free(tensors);
+    return ok;
+}
+
 // Takes counters, schedule, weights and moments from an opened checkpoint, as the flags say.
 static bool restore(Run *run, const Checkpoint *checkpoint) {
     Config *c = &run->config;
-    const CheckpointState *state = checkpoint_state(checkpoint);
+    const RunState *state = checkpoint_state(checkpoint);
     bool optimizer = !c->finetune && !c->no_load_optim;
     char notes[2048] = "";
     if (!config_match_checkpoint(c, checkpoint_arguments(checkpoint), notes, sizeof notes, &run->error) ||
-        !checkpoint_check_tensors(checkpoint, run->tensors, run->gpt.tensors, &run->error)) return false;
+        !tensors_match(run, checkpoint)) return false;
     if (!c->finetune) config_go_on(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
     if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
         return error_set(&run->error, EXIT_CHECKPOINT, "the checkpoint in %s was saved without the optimizer; add --no-load-optim or --finetune", c->load);
     }
-    if (!zero_restore(&run->zero, checkpoint, run->tensors, optimizer, &run->error)) return false;
+    if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
     if (c->finetune) return true;
     run->iteration = state->iteration;
     run->consumed_train = state->consumed_train_samples;
@@ -749,13 +728,13 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     run->last.adam_steps = state->adam_steps;
     run->last.beta1_power = state->beta1_power;
     run->last.beta2_power = state->beta2_power;
-    zero_set_counters(&run->zero, &run->last);
+    zero_set_counters(run->zero, &run->last);
     return true;
 }
 
 static void fresh_weights(Run *run) {
     gpt_init_weights(&run->gpt, (uint64_t)run->config.seed, peers_of(run, run->dp_group));
-    zero_masters_from_weights(&run->zero);
+    zero_masters_from_weights(run->zero);
 }
 
 // Fills the weights. --load: Megatron's rules. No tracker and no checkpoints mean a fresh start, so that the same script starts and resumes a run.
@@ -825,7 +804,7 @@ static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *po
     copy_to_device(run->compute, gpt->tokens, ids + n - T, (size_t)T * sizeof(int32_t));
     copy_to_device(run->compute, gpt->positions, positions, (size_t)T * sizeof(int32_t));
     gpt_forward(gpt, &pass);
-    op_linear_forward(run->compute, gpt->logits, NULL, gpt->lnf + (int64_t)(T - 1) * gpt->C, zero_weight(&run->zero, GPT_WTE), NULL, 1, gpt->C, gpt->V,
+    op_linear_forward(run->compute, gpt->logits, NULL, gpt->lnf + (int64_t)(T - 1) * gpt->C, zero_weight(run->zero, GPT_WTE), NULL, 1, gpt->C, gpt->V,
                       gpt->workspace);
     copy_to_host(run->compute, logits, gpt->logits, (size_t)words * sizeof(floatX));
     stream_synchronize(run->compute);
@@ -836,7 +815,7 @@ static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *po
 static void write_sample(Run *run) {
     const Config *c = &run->config;
     if (!c->sample_prompt || !run->tokenizer) return;
-    zero_weights_wait_all(&run->zero);
+    zero_weights_wait_all(run->zero);
     run->site.phase = "sample";
     TokenBuffer prompt = prompt_ids(run);
     int64_t total = prompt.count + c->sample_tokens, n = prompt.count;
@@ -882,10 +861,10 @@ static bool after_step(Run *run) {
     double since = monotonic_seconds();
     bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
     bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
-    bool probing = probe_due(&run->zero);
+    bool probing = probe_due(run->zero);
     // Replicas are repaired before anything measures them or writes with them.
     if (verifying && !replicas_sound(run)) return true;
-    if (probing) probe_report(&run->zero, run->tensors, run->log, peers_of(run, run->dp_group));
+    if (probing) probe_report(run->zero, run->log, peers_of(run, run->dp_group));
     if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
     bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training
     if (sampling) write_sample(run);
@@ -968,12 +947,9 @@ static bool plan_run(Run *run) {
     run->site.gpu = device_is_host() ? -1 : run->topology.device;
     gpt_describe(&run->gpt, c);
     if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
-    PlanTensor *tensors = gpt_plan_tensors(&run->gpt);
-    ok = zero_plan(&run->zero, c, &run->topology, tensors, run->gpt.tensors, &run->memory_plan, &run->error);
-    free(tensors);
-    if (!ok) return false;
+    run->zero = zero_plan(c, &run->topology, run->gpt.tensor, run->gpt.tensors, &run->memory_plan, &run->error);
+    if (!run->zero) return false;
     gpt_reserve(&run->gpt, &run->memory_plan);
-    run->tensors = gpt_checkpoint_tensors(&run->gpt);
     run->sentry.config = c;
     run->sentry.topology = &run->topology;
     return true;
@@ -1007,6 +983,8 @@ static bool setup_data(Run *run) {
 static void print_start(Run *run) {
     const Config *c = &run->config;
     char libraries[512], backend[512];
+    Error why;
+    bool shared = zero_node_shares(run->zero, &why);
     version_libraries(libraries, sizeof libraries);
     device_libraries(backend, sizeof backend);
     log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(), device_name(run->device), backend, libraries);
@@ -1014,7 +992,7 @@ static void print_start(Run *run) {
              run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
     log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.borders_by_flag ? " (--gpus-per-node)" : "");
     if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
-    node_exchange_report(run->log, peers_of(run, run->launch.world), &run->zero.not_shared, run->zero.node_flags != NULL, c->node_exchange == NODE_EXCHANGE_COPIES);
+    node_exchange_report(run->log, peers_of(run, run->launch.world), &why, shared, c->node_exchange == NODE_EXCHANGE_COPIES);
     device_environment(backend, sizeof backend);
     if (*backend && run->topology.dp_size > 1) log_line(run->log, "WARNING: %s", backend);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
@@ -1029,7 +1007,7 @@ static void print_start(Run *run) {
     else log_line(run->log, "setting number of micro-batches to constant %d", c->micro_batches);
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded,
              c->vocab_size_padded);
-    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", (long long)run->zero.plan.parameters);
+    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", (long long)zero_layout(run->zero)->parameters);
     log_line(run->log, "memory plan: %.1f MiB per rank, %.1f MiB were free", (double)run->memory.planned / 0x1p20, (double)run->memory.share_before / 0x1p20);
 }
 
@@ -1068,12 +1046,12 @@ static bool start_run(Run *run) {
     run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
     if (!agreed(run, run->comm != NULL)) return false;
     comm_set_timeout(run->comm, time_limit(run));
-    zero_start(&run->zero, run->device, run->comm, run->compute, &run->lanes, run->timers);
-    run->gpt.zero = &run->zero;
+    zero_start(run->zero, run->device, run->comm, run->compute, &run->lanes, run->timers);
+    run->gpt.zero = run->zero;
     run->gpt.stream = run->compute;
     op_set_scratch(run->device, run->gpt.scratch);
     print_start(run);
-    log_start(run->log, run->zero.plan.parameters, run->topology.nodes, device_name(run->device));
+    log_start(run->log, zero_layout(run->zero)->parameters, run->topology.nodes, device_name(run->device));
     timer_start(run->timers, TIMER_SETUP, NULL);
     if (!load_checkpoint(run)) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
@@ -1083,7 +1061,7 @@ static bool start_run(Run *run) {
     const Config *c = &run->config;
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
     if (!agreed(run, run->progress != NULL)) return false;
-    run->saver = saver_open(c, &run->zero, run->tensors, run->log, run->progress, peers_of(run, run->launch.world), run->went_on_from, &run->save_lock);
+    run->saver = saver_open(c, run->zero, run->log, run->progress, peers_of(run, run->launch.world), run->went_on_from, &run->save_lock);
     if (c->save && !agreed(run, saver_has_room(&run->saver, run->iteration, &run->error))) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
     const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};
@@ -1092,10 +1070,11 @@ static bool start_run(Run *run) {
 }
 
 static void close_run(Run *run) {
-    zero_stop(&run->zero);
+    zero_stop(run->zero);
     if (run->loader) loader_close(run->loader);
     memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
-    zero_free(&run->zero);
+    zero_free(run->zero);
+    run->zero = NULL;
     gpt_free(&run->gpt);
     if (run->comm) comm_destroy(run->comm);
     if (run->dp_group != MPI_COMM_NULL) MPI_Comm_free(&run->dp_group);
@@ -1107,7 +1086,7 @@ static void close_run(Run *run) {
     if (run->log) log_close(run->log);
     if (run->tokenizer) tokenizer_close(run->tokenizer);
     save_folder_unlock(run->save_lock);
-    free(run->tensors);
+    saver_close(&run->saver);
     config_free(&run->config);
 }
 
@@ -1178,7 +1157,7 @@ int main(int argc, char **argv) {
     if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, limit);
     limit_timer_off(timer);
     if (ok && run.config.plan) {
-        if (run.launch.rank == 0) plan_report(&run.zero, &run.memory_plan, stdout);
+        if (run.launch.rank == 0) plan_report(&run.config, run.zero, &run.memory_plan, stdout);
     } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {
         look_at_data(&run);
     } else if (ok) {

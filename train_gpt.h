@@ -12,15 +12,6 @@ LLMC_BEGIN
 // The tensors of one layer, in Megatron's module order.
 enum LayerTensor { LN1_W, LN1_B, QKV_W, QKV_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC1_W, FC1_B, FC2_W, FC2_B, LAYER_TENSORS };
 
-typedef struct GPTTensor {
-    char name[96];     // "encoder.layers.3.mlp.dense_h_to_4h.weight"
-    int dims;          // 1 or 2
-    int64_t shape[2];
-    int split_dim;     // the dimension that tensor parallelism would cut, -1: replicated; nothing reads it while only size 1 is accepted
-    int unit;          // 0 the embeddings, l + 1 layer l; the final LayerNorm shares the last layer's
-    double std;        // initial N(0, std); 0: zeros; -1: ones
-} GPTTensor;
-
 // What one layer keeps for its backward.
 typedef struct LayerActs {
     floatX *ln1;                  // (B, T, C)
@@ -41,7 +32,7 @@ typedef struct GPT {
     uint32_t seed;
     bool recompute_full;     // layers keep only their input; the rest is computed again in backward
     int tensors;
-    GPTTensor *tensor;       // (tensors) WTE, WPE, layers in order, final LayerNorm
+    Tensor *tensor;          // (tensors) WTE, WPE, layers in order, final LayerNorm
     Zero *zero;              // owns weights and gradients
     Stream *stream;
     // device memory, reserved in the memory plan
@@ -78,9 +69,6 @@ int gpt_layer_tensor(int layer, enum LayerTensor which);
 
 // The parameter table of this configuration. Free with gpt_free.
 void gpt_describe(GPT *gpt, const Config *config);
-// Inputs of zero_plan and of checkpoints, made from the table; the caller frees them.
-PlanTensor *gpt_plan_tensors(const GPT *gpt);
-CheckpointTensor *gpt_checkpoint_tensors(const GPT *gpt);
 // Reserves activations and scratch in the memory plan.
 void gpt_reserve(GPT *gpt, MemoryPlan *memory_plan);
 // Bytes that gpt_reserve reserves under this configuration.
@@ -92,7 +80,7 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
 void gpt_upload(GPT *gpt, const Batch *batch);
 // Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf.
 void gpt_forward(GPT *gpt, const Pass *pass);
-// Loss of the uploaded targets; *zero->loss_sum += loss_scale * sum. pass->backward: also the gradients of the head.
+// Loss of the uploaded targets; *zero_loss_sum += loss_scale * sum. pass->backward: also the gradients of the head.
 void gpt_head(GPT *gpt, const Pass *pass);
 // Gradients of everything below the head, in the gradient arena.
 void gpt_backward(GPT *gpt, const Pass *pass);

@@ -21,6 +21,7 @@
 #include "llmc/ranks/peers.h"
 #include "llmc/ranks/placement.h"
 #include "llmc/base/version.h"
+#include "llmc/state/zero_inside.h"
 #include "train_gpt.h"
 
 enum { MOST_REPETITIONS = 100, PATTERN = 1 << 22 };
@@ -45,7 +46,7 @@ typedef struct Bench {
 typedef struct Lab {
     bool alone;            // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
     Lanes lanes;
-    Zero zero;
+    Zero *zero;
     MemoryPlan memory_plan;
     Timers *timers;
     Comm *comm;
@@ -136,16 +137,16 @@ typedef struct Marks {
 
 // On CPU ranks calls do their work at once: zero_update judges, and goes on. There the reductions end the gradients' part.
 static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *marks, double ms[FIGURES]) {
-    Zero *zero = &lab->zero;
+    Zero *zero = lab->zero;
     fill_gradients(bench, zero);
     meet(bench, &lab->lanes);
     timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
     event_record(marks->start, bench->compute);
-    for (int unit = zero->plan.units - 1; unit >= 0 && !lab->alone; unit--) zero_grads_ready(zero, unit);
+    for (int unit = zero->plan.units - 1; unit >= 0 && !lab->alone; unit--) zero_reduce_unit(zero, unit);
     event_record(marks->reduced, bench->compute);
     zero_update(zero, 1e-4, 1e-4, 0.1);  // at its end the compute stream waits for the verdict
     event_record(marks->judged, bench->compute);
-    zero_begin(zero, step + 1);
+    zero_step_begins(zero, step + 1);
     zero_weights_wait_all(zero);
     event_record(marks->applied, bench->compute);
     event_synchronize(marks->applied);
@@ -165,10 +166,10 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     double ms[FIGURES][MOST_REPETITIONS], one[FIGURES];
     Marks marks = {event_create_timed(bench->device), event_create_timed(bench->device), event_create_timed(bench->device), event_create_timed(bench->device)};
     bool applied = true;
-    zero_begin(&lab->zero, 1);
+    zero_step_begins(lab->zero, 1);
     for (int i = -1; i < bench->repetitions; i++) {
         step_once(bench, lab, i + 2, &marks, one);
-        applied = applied && zero_verdict(&lab->zero, 1).applied;
+        applied = applied && zero_verdict(lab->zero, 1).applied;
         slowest(bench, one, FIGURES);
         for (int f = 0; f < FIGURES && i >= 0; f++) ms[f][i] = one[f];
     }
@@ -198,11 +199,9 @@ static bool plan_arm(const Bench *bench, Config *config, Topology *topology, con
 static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Topology *topology) {
     GPT gpt;
     gpt_describe(&gpt, config);
-    PlanTensor *tensors = gpt_plan_tensors(&gpt);
-    bool ok = zero_plan(&lab->zero, config, topology, tensors, gpt.tensors, &lab->memory_plan, &bench->error);
-    free(tensors);
+    lab->zero = zero_plan(config, topology, gpt.tensor, gpt.tensors, &lab->memory_plan, &bench->error);
     gpt_free(&gpt);
-    return ok;
+    return lab->zero != NULL;
 }
 
 static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int sharers, MPI_Comm group) {
@@ -210,17 +209,17 @@ static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int shar
     if (!agreed(bench, lab->comm && memory_plan_allocate(&lab->memory_plan, bench->device, sharers, &bench->error))) return false;
     comm_set_timeout(lab->comm, bench->limit);
     lab->timers = timers_create(bench->device, 2);
-    lanes_open(&lab->lanes, bench->device, !lab->alone && topology->dp_size > 1 && !lab->zero.config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
-    zero_start(&lab->zero, bench->device, lab->comm, bench->compute, &lab->lanes, lab->timers);
-    bool as_asked = lab->alone || !lab->zero.not_shared.code || lab->zero.config->node_exchange != NODE_EXCHANGE_COPIES;
-    if (!as_asked) bench->error = lab->zero.not_shared;
+    lanes_open(&lab->lanes, bench->device, !lab->alone && topology->dp_size > 1 && !lab->zero->config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
+    zero_start(lab->zero, bench->device, lab->comm, bench->compute, &lab->lanes, lab->timers);
+    bool as_asked = lab->alone || !lab->zero->not_shared.code || lab->zero->config->node_exchange != NODE_EXCHANGE_COPIES;
+    if (!as_asked) bench->error = lab->zero->not_shared;
     return agreed(bench, as_asked);
 }
 
 static void close_lab(Bench *bench, Lab *lab) {
-    zero_stop(&lab->zero);
+    zero_stop(lab->zero);
     memory_plan_free(&lab->memory_plan, bench->device);
-    zero_free(&lab->zero);
+    zero_free(lab->zero);
     lanes_close(&lab->lanes);
     if (lab->timers) timers_destroy(lab->timers);
     if (lab->comm) comm_destroy(lab->comm);
@@ -232,7 +231,7 @@ static bool measure(Bench *bench, const Config *config, const Topology *topology
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, topology));
-    if (alone) lab.zero.wire_checks.sealed = false;  // nobody sends what would be checked
+    if (alone) lab.zero->wire_checks.sealed = false;  // nobody sends what would be checked
     int sharers = device_is_host() ? bench->launch.size : topology->device_sharers;
     ok = ok && start_lab(bench, &lab, alone ? &ONE : topology, sharers, alone ? MPI_COMM_SELF : bench->launch.world);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
@@ -274,7 +273,7 @@ static void write_buckets(Bench *bench, const Zero *zero) {
 
 static void write_arm(Bench *bench, const Lab *lab, const char *name, const Config *config, double all[FIGURES], double alone[FIGURES]) {
     if (!bench->out) return;
-    const Zero *zero = &lab->zero;
+    const Zero *zero = lab->zero;
     fprintf(bench->out, "{\"kind\":\"arm\",\"arm\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"layers\":%d,\"parameters\":%lld", name, zero->plan.options.nodes,
             zero->plan.options.per_node, config->num_layers, (long long)zero->plan.parameters);
     if (bench->repetitions) {

@@ -396,7 +396,7 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
 }
 
 bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->working); }
-const CheckpointState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
+const RunState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
 const char *checkpoint_job_damage(const CheckpointJob *job) { return job->damage; }
 const char *checkpoint_job_others(const CheckpointJob *job) { return job->others; }
 const char *checkpoint_job_stays(const CheckpointJob *job) { return job->stays; }

@@ -13,12 +13,9 @@
 #pragma once
 #include "llmc/ranks/peers.h"
 #include "llmc/checkpoint/save_folder.h"
+#include "llmc/state/run_state.h"
+#include "llmc/state/tensor.h"
 LLMC_BEGIN
-
-// What a slice holds. WEIGHT is the bf16 replica: under quantised weight differences it is state, not round(master).
-typedef enum SliceKind { SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ, SLICE_WEIGHT, SLICE_KINDS } SliceKind;
-const char *slice_kind_name(SliceKind kind);   // "master", "exp_avg", "exp_avg_sq", "weight"
-int slice_kind_bytes(SliceKind kind);          // per element: 4, 4, 4, sizeof(floatX)
 
 // Elements [lo, hi) of the flattened parameter `tensor`.
 typedef struct Slice {
@@ -33,26 +30,9 @@ typedef struct CheckpointTensor {
     int64_t shape[2];
 } CheckpointTensor;
 
-// Counters and small state, the same on every rank.
-typedef struct CheckpointState {
-    int64_t iteration;
-    int64_t consumed_train_samples, consumed_valid_samples;
-    int64_t scheduler_samples;      // n of the schedule
-    int64_t adam_steps;             // t
-    double beta1_power, beta2_power;  // running products of the betas, to the bit
-    int64_t skipped_iterations, nan_iterations;
-    double flops_so_far;
-    // the sentry's: sdp4bit/spikes.h
-    int64_t spikes, spikes_seen, skipped_in_a_row;
-    int64_t repairs;                // of replicas: llmc/state/replicas.h
-    // of the training and validation splits as built: how often their data are read, and so their order, follows from it. 0: not known
-    int64_t train_split_samples, valid_split_samples;
-    double loss_mean, loss_deviation, norm_mean, norm_deviation;
-} CheckpointState;
-
 typedef struct CheckpointSave {
     const char *directory;          // --save
-    CheckpointState state;
+    RunState state;
     const char *arguments_json;     // config_to_json
     const CheckpointTensor *tensors; int tensor_count;   // all parameters, logical order
     const Slice *slices; int slice_count;                // what this rank owns
@@ -82,7 +62,7 @@ bool checkpoint_busy(const CheckpointJob *job);
 // Collective: the next part. *done: the checkpoint is on the disk and the tracker names it; or false is returned and it failed, with the same error on every rank, and
 // nothing under the final names has changed. Errors: EXIT_CHECKPOINT (full disk, permissions).
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err);
-const CheckpointState *checkpoint_job_state(const CheckpointJob *job);
+const RunState *checkpoint_job_state(const CheckpointJob *job);
 // Once done, on rank 0: WARNING lines about the folder, each empty when there is nothing to say: that the list of the run's checkpoints was damaged; which
 // checkpoints are of another run or branch; that an old one could not be deleted.
 const char *checkpoint_job_damage(const CheckpointJob *job);
@@ -108,7 +88,7 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 // work of checking the shards' sizes and hashes. Shards are opened when they are first read, and their headers compared with the manifest.
 Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note, size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
-const CheckpointState *checkpoint_state(const Checkpoint *checkpoint);
+const RunState *checkpoint_state(const Checkpoint *checkpoint);
 const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
 // The checkpoint's parameters, to compare with the model's: names and shapes must be equal (one line naming the first difference).
 bool checkpoint_check_tensors(const Checkpoint *checkpoint, const CheckpointTensor *tensors, int count, Error *err);

@@ -283,7 +283,7 @@ void checkpoint_close(Checkpoint *c) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-const CheckpointState *checkpoint_state(const Checkpoint *c) { return &c->manifest.state; }
+const RunState *checkpoint_state(const Checkpoint *c) { return &c->manifest.state; }
 const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
 
 bool checkpoint_has(const Checkpoint *c, SliceKind kind) {

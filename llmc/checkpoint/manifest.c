@@ -26,11 +26,11 @@ typedef struct StateField {
     bool younger;  // than the format: 0 in a checkpoint without it
 } StateField;
 #define INTEGER(field) \
-    { #field, offsetof(CheckpointState, field), false, false }
+    { #field, offsetof(RunState, field), false, false }
 #define YOUNGER_INTEGER(field) \
-    { #field, offsetof(CheckpointState, field), false, true }
+    { #field, offsetof(RunState, field), false, true }
 #define REAL(field) \
-    { #field, offsetof(CheckpointState, field), true, false }
+    { #field, offsetof(RunState, field), true, false }
 static const StateField STATE[] = {
     INTEGER(iteration),
     INTEGER(consumed_train_samples),
@@ -54,10 +54,8 @@ static const StateField STATE[] = {
     REAL(norm_deviation),
 };
 enum { STATE_FIELDS = sizeof STATE / sizeof *STATE };
-_Static_assert(sizeof(CheckpointState) == 8 * STATE_FIELDS, "every field of CheckpointState must be in STATE");
+_Static_assert(sizeof(RunState) == 8 * STATE_FIELDS, "every field of RunState must be in STATE");
 
-const char *slice_kind_name(SliceKind kind) { return KIND_NAMES[kind]; }
-int slice_kind_bytes(SliceKind kind) { return kind == SLICE_WEIGHT ? (int)sizeof(floatX) : 4; }
 const char *slice_kind_dtype(SliceKind kind) { return slice_kind_bytes(kind) == 4 ? "F32" : "BF16"; }
 
 char *slice_name(const char *tensor, SliceKind kind, int64_t lo) { return text_format("%s|%s|%" PRId64, tensor, KIND_NAMES[kind], lo); }
@@ -102,7 +100,7 @@ char *manifest_file_entry(const CheckpointSave *save, const char *folder, const 
     return text;
 }
 
-static void write_state(FILE *out, const CheckpointState *state) {
+static void write_state(FILE *out, const RunState *state) {
     fprintf(out, "\"state\": {");
     for (int i = 0; i < STATE_FIELDS; i++) {
         const char *field = (const char *)state + STATE[i].offset;
@@ -165,7 +163,7 @@ static bool damaged(Error *err, const char *path, const char *fault) {
     return error_set(err, EXIT_CHECKPOINT, "%s is damaged: %s; restore it from a copy or load another checkpoint", path, fault);
 }
 
-static const char *parse_state(const cJSON *state, CheckpointState *out) {
+static const char *parse_state(const cJSON *state, RunState *out) {
     for (int i = 0; i < STATE_FIELDS; i++) {
         char *field = (char *)out + STATE[i].offset, *end = NULL;
         if (STATE[i].younger && !cJSON_HasObjectItem(state, STATE[i].name)) {

@@ -31,7 +31,7 @@ typedef struct ManifestFile {
 } ManifestFile;
 
 typedef struct Manifest {
-    CheckpointState state;
+    RunState state;
     char *arguments;        // JSON text
     char weight_dtype[8];   // "BF16" or "F32"
     CheckpointTensor *tensors; int tensor_count;

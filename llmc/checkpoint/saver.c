@@ -5,10 +5,15 @@
 
 #include "llmc/checkpoint/lineage.h"
 
-Saver saver_open(const Config *config, Zero *zero, const CheckpointTensor *tensors, Log *log, Progress *progress, Peers peers, int64_t before, int *lock) {
-    return (Saver){
-        .config = config, .zero = zero, .tensors = tensors, .log = log, .progress = progress, .peers = peers, .before = before, .lock = lock,
-    };
+Saver saver_open(const Config *config, Zero *zero, Log *log, Progress *progress, Peers peers, int64_t before, int *lock) {
+    Saver saver = {.config = config, .zero = zero, .log = log, .progress = progress, .peers = peers, .before = before, .lock = lock};
+    saver.tensors = zero_checkpoint_tensors(zero, &saver.tensor_count);
+    return saver;
+}
+
+void saver_close(Saver *saver) {
+    free(saver->tensors);
+    saver->tensors = NULL;
 }
 
 // How many of the run's checkpoints are there already; a folder that cannot be read shows in the first save.
@@ -86,23 +91,25 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
                                   "the run's own folder back, or remove what is there", c->save, (long long)first);
 }
 
-static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Error *err) {
+static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *err) {
     const Config *c = saver->config;
     char *arguments = config_to_json(c);
-    ZeroSlices slices = zero_slices(saver->zero, saver->tensors, !c->no_save_optim);
+    ZeroSlices slices = zero_slices(saver->zero, !c->no_save_optim);
+    uint64_t staging_bytes;
+    void *staging = zero_staging(saver->zero, &staging_bytes);
     CheckpointSave save = {
         .directory = c->save,
         .state = *state,
         .arguments_json = arguments,
         .tensors = saver->tensors,
-        .tensor_count = saver->zero->plan.tensors,
+        .tensor_count = saver->tensor_count,
         .slices = slices.slices,
         .slice_count = slices.count,
-        .fetch = saver->zero->staging ? zero_stage_slice : zero_fetch_slice,
+        .fetch = staging ? zero_stage_slice : zero_fetch_slice,
         .context = saver->zero,
-        .staging = saver->zero->staging,
-        .staging_bytes = saver->zero->staging_bytes,
-        .fetched = zero_staged,
+        .staging = staging,
+        .staging_bytes = staging_bytes,
+        .fetched = zero_slices_staged,
         .keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval},
         .before = saver->before,
         .peers = saver->peers,
@@ -113,14 +120,15 @@ static CheckpointJob *begin(const Saver *saver, const CheckpointState *state, Er
     return job;
 }
 
-bool saver_save(Saver *saver, const CheckpointState *state, Error *err) {
+bool saver_save(Saver *saver, const RunState *state, Error *err) {
     const Config *c = saver->config;
     int rank;
     MPI_Comm_rank(saver->peers.comm, &rank);
     if (!saver_advance(saver, true, err) || !peers_agree(saver->peers, rank != 0 || holds_folder(saver, state->iteration, err), err, NULL)) return false;
     log_line(saver->log, "saving checkpoint at iteration %7lld to %s", (long long)state->iteration, c->save);
     saver->job = begin(saver, state, err);
-    if (!saver->job || !saver->zero->staging) return saver->job && saver_advance(saver, true, err);
+    uint64_t staging_bytes;
+    if (!saver->job || !zero_staging(saver->zero, &staging_bytes)) return saver->job && saver_advance(saver, true, err);
     log_line(saver->log, "  scheduled an async checkpoint save at iteration %7lld to %s", (long long)state->iteration, c->save);
     return true;
 }
@@ -133,7 +141,7 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
     do ok = checkpoint_advance(saver->job, &done, err);
     while (ok && !done && to_the_end);
     if (ok && !done) return true;
-    CheckpointState state = *checkpoint_job_state(saver->job);
+    RunState state = *checkpoint_job_state(saver->job);
     if (ok && *checkpoint_job_damage(saver->job)) log_line(saver->log, "%s", checkpoint_job_damage(saver->job));
     if (ok && !saver->saved && *checkpoint_job_others(saver->job)) log_line(saver->log, "%s", checkpoint_job_others(saver->job));
     if (ok && *checkpoint_job_stays(saver->job)) log_line(saver->log, "%s", checkpoint_job_stays(saver->job));

@@ -3,13 +3,14 @@
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/log/progress.h"
-#include "llmc/state/zero.h"
+#include "llmc/checkpoint/zero_slices.h"
 LLMC_BEGIN
 
 typedef struct Saver {
     const Config *config;
     Zero *zero;
-    const CheckpointTensor *tensors;
+    CheckpointTensor *tensors;  // (tensor_count) owned
+    int tensor_count;
     Log *log;
     Progress *progress;
     Peers peers;
@@ -20,7 +21,9 @@ typedef struct Saver {
 } Saver;
 
 // What saves need: all of it must live as long as they do. before: the checkpoint in the folder that the run goes on from, -1: none. lock: of rank 0 on the folder.
-Saver saver_open(const Config *config, Zero *zero, const CheckpointTensor *tensors, Log *log, Progress *progress, Peers peers, int64_t before, int *lock);
+Saver saver_open(const Config *config, Zero *zero, Log *log, Progress *progress, Peers peers, int64_t before, int *lock);
+
+void saver_close(Saver *saver);
 
 // All of the following are collective and give the same result, and the same error, on every rank.
 
@@ -30,7 +33,7 @@ Saver saver_open(const Config *config, Zero *zero, const CheckpointTensor *tenso
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
 // Saves; with --async-save it only begins to, once the save before is done. A folder that was moved or removed since the last one was complete is made again, with a log line,
 // and the run begins a line of checkpoints there; refused (EXIT_CHECKPOINT) where another job saves there by now, or a checkpoint of others would be replaced.
-bool saver_save(Saver *saver, const CheckpointState *state, Error *err);
+bool saver_save(Saver *saver, const RunState *state, Error *err);
 // Whether this rank still writes in the background.
 bool saver_busy(const Saver *saver);
 // Takes a save in the background one part further, or waits for its end.

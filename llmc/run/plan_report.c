@@ -42,35 +42,37 @@ static void print_bucket_wire(const Plan *plan, const GradWire *grad, const Weig
     }
 }
 
-static void print_wire(const Zero *zero, FILE *out) {
-    const Plan *plan = &zero->plan;
-    bool late = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
+static void print_wire(const Config *config, const Zero *zero, FILE *out) {
+    const Plan *plan = zero_layout(zero);
+    const WeightWire *weight = zero_weight_wire(zero);
+    bool late = config->quantized_gradients && config->gradients_quantization_start_iteration > 0;
     for (int pass = late ? 0 : 1; pass < 2; pass++) {
-        const GradWire *grad = pass ? &zero->grad_wire : &zero->plain_grad_wire;
-        WireBytes bytes = plan_wire_bytes(plan, grad, &zero->weight_wire);
-        WireFormula formula = plan_wire_formula(plan, grad, &zero->weight_wire);
+        const GradWire *grad = zero_grad_wire(zero, pass);
+        WireBytes bytes = plan_wire_bytes(plan, grad, weight);
+        WireFormula formula = plan_wire_formula(plan, grad, weight);
         fprintf(out, "bytes sent per step and rank%s\n", late ? (pass ? ", once gradients are quantised" : ", before gradients are quantised") : "");
         if (plan->options.per_node > 1) fprintf(out, "  gradients inside a node: %s, between nodes: ", codec_info(grad->intra_codec).name);
         else fprintf(out, "  gradients between nodes: ");
-        fprintf(out, "%s; weights: %s%s\n", codec_info(grad->inter_codec).name, codec_info(zero->weight_wire.codec).name,
-                codec_info(zero->weight_wire.codec).levels ? (zero->weight_wire.difference ? " differences" : " direct") : "");
+        fprintf(out, "%s; weights: %s%s\n", codec_info(grad->inter_codec).name, codec_info(weight->codec).name,
+                codec_info(weight->codec).levels ? (weight->difference ? " differences" : " direct") : "");
         print_hop(out, "gradients, inside a node", formula.grad_intra, bytes.grad_intra);
         print_hop(out, "gradients, between nodes", formula.grad_inter, bytes.grad_inter);
         print_hop(out, "weights, inside a node", formula.weight_intra, bytes.weight_intra);
         print_hop(out, "weights, between nodes", formula.weight_inter, bytes.weight_inter);
-        print_bucket_wire(plan, grad, &zero->weight_wire, out);
+        print_bucket_wire(plan, grad, weight, out);
         int64_t egress = (bytes.grad_inter + bytes.weight_inter) * plan->options.per_node;
         fprintf(out, "  between nodes, out of each node    %16lld  = %.4f bytes per parameter\n", (long long)egress, (double)egress / (double)plan->parameters);
     }
 }
 
-void plan_report(const Zero *zero, const MemoryPlan *memory_plan, FILE *out) {
-    print_model(zero->config, &zero->plan, out);
-    print_layout(&zero->plan, &zero->grad_wire, out);
+void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memory_plan, FILE *out) {
+    const Plan *plan = zero_layout(zero);
+    print_model(config, plan, out);
+    print_layout(plan, zero_grad_wire(zero, true), out);
     fprintf(out, "memory per rank\n");
-    memory_plan_print(memory_plan, zero->plan.parameters, out);
+    memory_plan_print(memory_plan, plan->parameters, out);
     bool host = device_is_host();
     fprintf(out, "  on top, told by a run's log: %s\n", host ? "the program, MPI's buffers and the data at hand" : "the CUDA context and what cuBLAS, cuDNN and NCCL take");
     if (host) fprintf(out, "  (for CPU ranks; build/train_gpt --plan tells what GPUs need, whose ops want other workspaces)\n");
-    print_wire(zero, out);
+    print_wire(config, zero, out);
 }

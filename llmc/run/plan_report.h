@@ -5,5 +5,5 @@
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 // Parameters, topology, buckets, memory by purpose (the memory plan's entries are exactly what the program allocates), bytes per step and level, FLOPs.
-void plan_report(const Zero *zero, const MemoryPlan *memory_plan, FILE *out);
+void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memory_plan, FILE *out);
 LLMC_END

@@ -9,7 +9,7 @@
 
 #include "llmc/base/append.h"
 #include "llmc/ranks/peers.h"
-#include "llmc/state/zero.h"
+#include "llmc/state/zero_inside.h"
 
 enum { EXACT_CHUNKS = 8 };  // the exact reduction goes in pieces, so that its fp32 messages stay small; any number gives the same sums
 
@@ -204,7 +204,7 @@ static void report_errors(Zero *zero, Log *log, Peers group) {
 }
 
 // One file's text: what the bins are, then a line per tensor and kind that has values in this shard.
-static void write_histograms(const Zero *zero, const CheckpointTensor *tensors, FILE *out) {
+static void write_histograms(const Zero *zero, FILE *out) {
     static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard"};
     fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n", (long long)zero->step, zero->topology->dp_rank, zero->plan.dp,
             HISTOGRAM_BINS, HISTOGRAM_SHIFT);
@@ -212,7 +212,7 @@ static void write_histograms(const Zero *zero, const CheckpointTensor *tensors, 
         for (int k = 0; k < PROBE_KINDS; k++) {
             const Histogram *h = &zero->probe.histograms[t * PROBE_KINDS + k];
             if (!h->count) continue;
-            fprintf(out, "{\"kind\":\"%s\",\"tensor\":\"%s\",", kinds[k], tensors[t].name);
+            fprintf(out, "{\"kind\":\"%s\",\"tensor\":\"%s\",", kinds[k], zero->tensors[t].name);
             histogram_write(h, out);
             fprintf(out, "}\n");
         }
@@ -237,14 +237,14 @@ static void histogram_path(const Zero *zero, int rank, char *path, size_t bytes)
 }
 
 // Every rank writes a file, also one whose shard has no matrix: who reads them counts them.
-static void dump_histograms(Zero *zero, const CheckpointTensor *tensors) {
+static void dump_histograms(Zero *zero) {
     const char *folder = zero->config->dump_distributions;
     char path[4096], *text = NULL;
     size_t bytes = 0;
     Error err;
     FILE *out = open_memstream(&text, &bytes);
     if (!out) return;
-    write_histograms(zero, tensors, out);
+    write_histograms(zero, out);
     fclose(out);
     // Files of the same iteration that ranks left which this run does not have, before it was resumed on fewer, would be added to this run's.
     for (int rank = zero->plan.dp; zero->topology->dp_rank == 0; rank++) {
@@ -256,9 +256,9 @@ static void dump_histograms(Zero *zero, const CheckpointTensor *tensors) {
     free(text);
 }
 
-void probe_report(Zero *zero, const CheckpointTensor *tensors, Log *log, Peers group) {
+void probe_report(Zero *zero, Log *log, Peers group) {
     zero_weights_wait_all(zero);
     if (errors_due(zero)) report_errors(zero, log, group);
-    if (histograms_due(zero)) dump_histograms(zero, tensors);
+    if (histograms_due(zero)) dump_histograms(zero);
     probe_free(&zero->probe);
 }

@@ -4,7 +4,6 @@
 // zero.c calls it at three places of a step that is due; train_gpt.cu asks for the report afterwards. Figures are computed on the host: a step that is due
 // takes longer, the others cost nothing.
 #pragma once
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/config/config.h"
 #include "llmc/base/histogram.h"
@@ -39,7 +38,7 @@ void probe_updated(struct Zero *zero, int bucket);
 bool probe_due(const struct Zero *zero);
 // Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars; every rank writes its histograms to a file of its own:
 // FOLDER/iter_0000100.rank_003.jsonl, one line per tensor and kind. A file that cannot be written then costs a warning, not the run.
-void probe_report(struct Zero *zero, const CheckpointTensor *tensors, Log *log, Peers group);
+void probe_report(struct Zero *zero, Log *log, Peers group);
 // Bytes handed to the transport, without the probe's.
 CommTraffic probe_traffic(const struct Zero *zero);
 void probe_free(Probe *probe);

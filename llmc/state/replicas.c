@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "llmc/ranks/peers.h"
+#include "llmc/state/zero_inside.h"
 
 enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair
 

@@ -46,7 +46,7 @@ void sentry_judge(Sentry *s, const StepControl *v, int64_t iteration, Log *log, 
     if (err->code) s->ended_at = iteration;
 }
 
-void sentry_save(const Sentry *s, const StepControl *v, CheckpointState *state) {
+void sentry_save(const Sentry *s, const StepControl *v, RunState *state) {
     state->skipped_iterations = s->skipped;
     state->nan_iterations = s->nan;
     state->spikes = s->spikes;
@@ -59,7 +59,7 @@ void sentry_save(const Sentry *s, const StepControl *v, CheckpointState *state) 
     state->norm_deviation = v->spikes.norm.deviation;
 }
 
-void sentry_restore(Sentry *s, StepControl *v, const CheckpointState *state) {
+void sentry_restore(Sentry *s, StepControl *v, const RunState *state) {
     s->skipped = state->skipped_iterations;
     s->nan = state->nan_iterations;
     s->spikes = state->spikes;

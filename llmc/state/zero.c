@@ -1,6 +1,5 @@
-// ZeRO-1 over buckets: see zero.h. Start and end, then the step in its order: begin, reduce, judge, update, gather, wait. Before it comes zero_plan.c;
-// checkpoints are zero_slices.c's.
-#include "llmc/state/zero.h"
+// ZeRO-1 over buckets: see zero.h. Start and end, then the step in its order: begin, reduce, judge, update, gather, wait. Before it comes zero_plan.c.
+#include "llmc/state/zero_inside.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -50,12 +49,13 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *
 }
 
 void zero_stop(Zero *zero) {
-    if (!zero->device) return;
+    if (!zero || !zero->device) return;
     zero_synchronize(zero);
     comm_unshare(zero->comm);
 }
 
 void zero_free(Zero *zero) {
+    if (!zero) return;
     for (int b = 0; zero->device && b < zero->plan.buckets; b++) {
         event_destroy(zero->ready[b]);
         event_destroy(zero->done[b]);
@@ -77,8 +77,25 @@ void zero_free(Zero *zero) {
     free(zero->to_copy);
     probe_free(&zero->probe);
     plan_free(&zero->plan);
-    Zero empty = {0};
-    *zero = empty;
+    free(zero->tensors);
+    free(zero);
+}
+
+const Plan *zero_layout(const Zero *zero) { return &zero->plan; }
+const GradWire *zero_grad_wire(const Zero *zero, bool quantised) {
+    return quantised ? &zero->grad_wire : &zero->plain_grad_wire;
+}
+const WeightWire *zero_weight_wire(const Zero *zero) { return &zero->weight_wire; }
+float *zero_loss_sum(const Zero *zero) { return zero->loss_sum; }
+
+const Tensor *zero_tensors(const Zero *zero, int *count) {
+    if (count) *count = zero->plan.tensors;
+    return zero->tensors;
+}
+
+bool zero_node_shares(const Zero *zero, Error *why) {
+    *why = zero->not_shared;
+    return zero->node_flags != NULL;
 }
 
 floatX *zero_weight(const Zero *zero, int tensor) { return zero->weights + zero->plan.tensor_arena[tensor]; }
@@ -152,7 +169,7 @@ static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
     return quantise ? &zero->grad_wire : &zero->plain_grad_wire;
 }
 
-void zero_begin(Zero *zero, int64_t iteration) {
+void zero_step_begins(Zero *zero, int64_t iteration) {
     zero->step = zero->wire_checks.step = iteration;
     zero->wire_checks.exchange = 0;
     for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
@@ -179,7 +196,7 @@ static void reduce_bucket(Zero *zero, int b) {
     kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER));
 }
 
-void zero_grads_ready(Zero *zero, int unit) {
+void zero_reduce_unit(Zero *zero, int unit) {
     int b = zero->plan.unit_bucket[unit];
     if (--zero->units_missing[b] > 0) return;
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);

@@ -1,6 +1,9 @@
 // Setup of a Zero before there is a device: what travels in which form, the layout, every buffer in the memory plan, this rank's pieces of the tensors. See zero.h;
 // zero.c goes on from here.
-#include "llmc/state/zero.h"
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/state/zero_inside.h"
 
 static int codec_of_bits(int bits) { return bits == 8 ? CODEC_INT8 : CODEC_INT4; }
 
@@ -130,25 +133,26 @@ static void list_pieces(Zero *zero) {
     }
 }
 
-static uint64_t element_bytes(bool optimizer) { return sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0); }
-
-uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
-    uint64_t elements = 0;
-    for (int i = 0; i < zero->piece_count; i++) elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
-    return elements * element_bytes(optimizer);
+static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err) {
+    PlanOptions options = plan_options(zero);
+    PlanTensor *rows = tensors_for_plan(tensors, count);
+    bool ok = plan_build(&zero->plan, rows, count, &options, err);
+    free(rows);
+    return ok;
 }
 
-uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer) { return (uint64_t)zero->plan.parameters * element_bytes(optimizer); }
-
-bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const PlanTensor *tensors, int count, MemoryPlan *memory_plan, Error *err) {
-    Zero fresh = {0};
-    *zero = fresh;
+Zero *zero_plan(const Config *config, const Topology *topology, const Tensor *tensors, int count,
+                MemoryPlan *memory_plan, Error *err) {
+    Zero *zero = (Zero *)xcalloc(1, sizeof *zero, "the state of training");
     zero->config = config;
     zero->topology = topology;
-    if (!faults_from_environment(&zero->faults, topology->dp_rank, err)) return false;
     choose_wires(zero);
-    PlanOptions options = plan_options(zero);
-    if (!plan_build(&zero->plan, tensors, count, &options, err)) return false;
+    if (!faults_from_environment(&zero->faults, topology->dp_rank, err) || !plan_layout(zero, tensors, count, err)) {
+        free(zero);
+        return NULL;
+    }
+    zero->tensors = (Tensor *)xcalloc((size_t)count, sizeof(Tensor), "the parameter table");
+    memcpy(zero->tensors, tensors, (size_t)count * sizeof(Tensor));
     zero->wire_checks.sealed = config->verify_wire && zero->plan.dp > 1;
     zero->wire_checks.faults = &zero->faults;
     if (zero->wire_checks.sealed) plan_seal(&zero->plan);
@@ -167,5 +171,5 @@ bool zero_plan(Zero *zero, const Config *config, const Topology *topology, const
         zero->staging_bytes = zero_own_checkpoint_bytes(zero, !config->no_save_optim);
         memory_plan_reserve_host(memory_plan, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)zero->staging_bytes, 1), &zero->staging);
     }
-    return true;
+    return zero;
 }

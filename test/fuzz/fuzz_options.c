@@ -28,21 +28,19 @@ static void plan(const Config *c, int ranks, FILE *out) {
     Topology topology;
     MemoryPlan memory_plan = {0};
     GPT gpt;
-    Zero zero;
     int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
     if (topology_build(&topology, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &err)) {
         gpt_describe(&gpt, c);
-        PlanTensor *tensors = gpt_plan_tensors(&gpt);
-        if (zero_plan(&zero, c, &topology, tensors, gpt.tensors, &memory_plan, &err)) {
+        Zero *zero = zero_plan(c, &topology, gpt.tensor, gpt.tensors, &memory_plan, &err);
+        if (zero) {
             gpt_reserve(&gpt, &memory_plan);
             check_sizes(&gpt, &memory_plan);
-            plan_report(&zero, &memory_plan, out);
+            plan_report(c, zero, &memory_plan, out);
             memory_plan_free(&memory_plan, NULL);
-            zero_free(&zero);
+            zero_free(zero);
         } else {
             fuzz_check_error(&err);
         }
-        free(tensors);
         gpt_free(&gpt);
     } else {
         fuzz_check_error(&err);

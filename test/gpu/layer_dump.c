@@ -37,7 +37,7 @@ static void upload_weights(Bench *b, const Golden *g) {
         if (!stored || n != bench_numel(b, i)) die("missing, or of another size:", key);
         floatX *host = xmalloc((size_t)n * sizeof *host, "weights");
         for (int64_t j = 0; j < n; j++) host[j] = floatX_from_float(bf16_to_float(stored[j]));
-        copy_to_device(b->compute, zero_weight(&b->zero, i), host, (size_t)n * sizeof *host);
+        copy_to_device(b->compute, zero_weight(b->zero, i), host, (size_t)n * sizeof *host);
         free(host);
     }
 }
@@ -66,7 +66,7 @@ static bool write_file(Bench *b, FILE *file) {
     }
     memset(text + length, '\n', (size_t)(TEXT - length));
     bool ok = fwrite(text, 1, TEXT, file) == TEXT && write_tensor(b, b->gpt.losses, N, file);
-    for (int i = 0; i < b->gpt.tensors && ok; i++) ok = write_tensor(b, zero_grad(&b->zero, i), bench_numel(b, i), file);
+    for (int i = 0; i < b->gpt.tensors && ok; i++) ok = write_tensor(b, zero_grad(b->zero, i), bench_numel(b, i), file);
     return ok;
 }
 
@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
     const int32_t *tokens = golden_i32(&g, "tokens", NULL), *targets = golden_i32(&g, "targets", NULL);
     if (!tokens || !targets) die("no tokens or targets in", argv[1]);
     bench_upload(&b, tokens, targets);
-    zero_begin(&b.zero, 1);
+    zero_step_begins(b.zero, 1);
     float loss = bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true, true);
     FILE *file = fopen(argv[2], "wb");
     if (!file || !write_file(&b, file) || fclose(file) != 0) die("cannot write", argv[2]);

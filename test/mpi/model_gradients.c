@@ -14,6 +14,7 @@
 
 #include "llmc/ranks/peers.h"
 #include "test/mpi/simulator.h"
+#include "llmc/state/zero_inside.h"
 #include "train_gpt.h"
 
 enum { STEPS = 3 };
@@ -64,7 +65,7 @@ typedef struct Model {
     const ModelArm *arm;
     Config config;
     MemoryPlan memory_plan;
-    Zero zero;
+    Zero *zero;
     GPT gpt;
     Timers *timers;
     Stream *compute;
@@ -78,7 +79,7 @@ typedef struct Model {
     Simulator sim;       // whole on rank 0; elsewhere only the arrays it broadcasts into
 } Model;
 
-static size_t arena_bytes(const Model *m) { return (size_t)m->zero.plan.arena_elements * sizeof(float); }
+static size_t arena_bytes(const Model *m) { return (size_t)m->zero->plan.arena_elements * sizeof(float); }
 
 static void download(const Model *m, void *host, const void *device, size_t bytes) {
     copy_to_host(m->compute, host, device, bytes);
@@ -100,45 +101,46 @@ static bool build_model(Model *m, Error *err) {
     const ModelRank *rank = m->rank;
     int sharers = device_is_host() ? rank->topology->dp_size : rank->topology->device_sharers;
     gpt_describe(&m->gpt, &m->config);
-    m->tensors = gpt_plan_tensors(&m->gpt);
-    if (!zero_plan(&m->zero, &m->config, rank->topology, m->tensors, m->gpt.tensors, &m->memory_plan, err)) return false;
+    m->tensors = tensors_for_plan(m->gpt.tensor, m->gpt.tensors);
+    m->zero = zero_plan(&m->config, rank->topology, m->gpt.tensor, m->gpt.tensors, &m->memory_plan, err);
+    if (!m->zero) return false;
     gpt_reserve(&m->gpt, &m->memory_plan);
     if (!memory_plan_allocate(&m->memory_plan, rank->device, sharers, err)) return false;
     device_set_deterministic(rank->device, true);
     m->compute = stream_create(rank->device, "compute");
     m->timers = timers_create(rank->device, 0);
-    zero_start(&m->zero, rank->device, rank->comm, m->compute, rank->lanes, m->timers);
-    m->gpt.zero = &m->zero;
+    zero_start(m->zero, rank->device, rank->comm, m->compute, rank->lanes, m->timers);
+    m->gpt.zero = m->zero;
     m->gpt.stream = m->compute;
     op_set_scratch(rank->device, m->gpt.scratch);
     Peers peers = {MPI_COMM_WORLD, 0, NULL};
     gpt_init_weights(&m->gpt, (uint64_t)m->config.seed, peers);
-    zero_masters_from_weights(&m->zero);
+    zero_masters_from_weights(m->zero);
     return true;
 }
 
 static void build_simulator(Model *m) {
     const Config *c = &m->config;
-    int dp = m->zero.plan.dp, kept = m->rank->topology->dp_rank == 0 ? dp : 0;
-    SimulatorOptions o = {&m->zero.plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed, (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps,
+    int dp = m->zero->plan.dp, kept = m->rank->topology->dp_rank == 0 ? dp : 0;
+    SimulatorOptions o = {&m->zero->plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed, (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps,
                           WEIGHT_DECAY, (float)c->clip_grad, true, (float)c->loss_spike_factor};
     m->local = (float *)xmalloc(arena_bytes(m), "the test");
     m->found = (float *)xmalloc(arena_bytes(m), "the test");
     m->every = (float *)xmalloc((size_t)kept * arena_bytes(m) + 1, "the test");
     m->all = (float **)xcalloc((size_t)dp, sizeof *m->all, "the test");
     m->losses = (float *)xcalloc((size_t)dp, sizeof *m->losses, "the test");
-    for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero.plan.arena_elements;
+    for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero->plan.arena_elements;
     floatX *weights = (floatX *)xmalloc(arena_bytes(m), "the test");
-    download(m, weights, m->zero.weights, (size_t)m->zero.plan.arena_elements * sizeof(floatX));
+    download(m, weights, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof(floatX));
     simulator_create(&m->sim, &o, weights);
     free(weights);
 }
 
 static void close_model(Model *m) {
     simulator_free(&m->sim);
-    zero_stop(&m->zero);
+    zero_stop(m->zero);
     memory_plan_free(&m->memory_plan, m->rank->device);
-    zero_free(&m->zero);
+    zero_free(m->zero);
     gpt_free(&m->gpt);
     timers_destroy(m->timers);
     stream_destroy(m->compute);
@@ -174,7 +176,7 @@ static void upload_tokens(Model *m, uint32_t step) {
 // As the trainer's step up to zero_update, with one micro-batch. overlapped: layers are reduced as they complete; else not at all.
 static void backward(Model *m, uint32_t step, bool overlapped) {
     GPT *g = &m->gpt;
-    zero_begin(&m->zero, step);
+    zero_step_begins(m->zero, step);
     Pass pass = {.B = g->B, .T = g->T, .training = true, .backward = true, .first = true, .last = overlapped, .loss_scale = 1.0f / (float)(g->B * g->T)};
     gpt_forward(g, &pass);
     gpt_head(g, &pass);
@@ -183,23 +185,23 @@ static void backward(Model *m, uint32_t step, bool overlapped) {
 
 static void collect(Model *m) {
     float loss;
-    int arena = (int)m->zero.plan.arena_elements;
-    download(m, m->local, m->zero.grads, arena_bytes(m));
-    download(m, &loss, m->zero.loss_sum, sizeof loss);
+    int arena = (int)m->zero->plan.arena_elements;
+    download(m, m->local, m->zero->grads, arena_bytes(m));
+    download(m, &loss, m->zero->loss_sum, sizeof loss);
     MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Gather(&loss, 1, MPI_FLOAT, m->losses, 1, MPI_FLOAT, 0, MPI_COMM_WORLD);
 }
 
 static void reduce(Model *m, uint32_t step, bool overlapped) {
-    const Plan *plan = &m->zero.plan;
+    const Plan *plan = &m->zero->plan;
     if (!overlapped) {
-        for (int unit = plan->units - 1; unit >= 0; unit--) zero_grads_ready(&m->zero, unit);
+        for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit);
         return;
     }
     // The 1-D tensors' gradients accumulate: what the first backward left goes, as zero_update clears it.
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        set_zero(m->compute, m->zero.grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
+        set_zero(m->compute, m->zero->grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
     }
     backward(m, step, true);
 }
@@ -208,14 +210,14 @@ static float rate_of(uint32_t step) { return 2e-3f / (float)step; }
 
 static void simulate(Model *m, uint32_t step) {
     Simulator *sim = &m->sim;
-    int arena = (int)m->zero.plan.arena_elements;
+    int arena = (int)m->zero->plan.arena_elements;
     if (m->rank->topology->dp_rank == 0) simulator_step(sim, m->all, m->losses, step, rate_of(step), 0.0f);
     MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->exp_avg_sq, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->replica, arena * (int)sizeof(floatX), MPI_BYTE, 0, MPI_COMM_WORLD);
-    MPI_Bcast(sim->records, m->zero.plan.dp * (int)sizeof(StepRecord), MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->records, m->zero->plan.dp * (int)sizeof(StepRecord), MPI_BYTE, 0, MPI_COMM_WORLD);
     MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
@@ -229,7 +231,7 @@ static bool complain(const Model *m, uint32_t step, const char *what, int64_t at
 
 // These are a model's gradients indeed: every tensor has some, every rank has its own, and the untrained model's loss is that of a guess.
 static bool plausible(const Model *m, uint32_t step) {
-    const Plan *plan = &m->zero.plan;
+    const Plan *plan = &m->zero->plan;
     for (int t = 0; t < plan->tensors; t++) {
         int64_t i = 0;
         while (i < m->tensors[t].numel && m->local[plan->tensor_arena[t] + i] == 0.0f) i++;
@@ -251,7 +253,7 @@ static bool same_bits(const Model *m, uint32_t step, const char *what, const flo
 
 // The own windows hold the reduced gradient, the rest of the arena what the backward left. updated: after AdamW, which leaves the 1-D tensors' clear.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
-    const Plan *plan = &m->zero.plan;
+    const Plan *plan = &m->zero->plan;
     int64_t rank = m->rank->topology->dp_rank;
     float *expected = (float *)xmalloc(arena_bytes(m), "the test");
     memcpy(expected, m->local, arena_bytes(m));
@@ -262,7 +264,7 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
         memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
         if (updated) memset(expected + tails, 0, (size_t)bucket->tail_elements * sizeof *expected);
     }
-    download(m, m->found, m->zero.grads, arena_bytes(m));
+    download(m, m->found, m->zero->grads, arena_bytes(m));
     bool ok = same_bits(m, step, "another gradient", m->found, expected, 0, plan->arena_elements);
     free(expected);
     return ok;
@@ -271,9 +273,9 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
 static bool same_shards(const Model *m, uint32_t step, const char *what, const float *device, const float *whole) {
     int64_t rank = m->rank->topology->dp_rank;
     bool ok = true;
-    download(m, m->found, device, (size_t)m->zero.plan.shard_elements * sizeof(float));
-    for (int b = 0; ok && b < m->zero.plan.buckets; b++) {
-        const Bucket *bucket = &m->zero.plan.bucket[b];
+    download(m, m->found, device, (size_t)m->zero->plan.shard_elements * sizeof(float));
+    for (int b = 0; ok && b < m->zero->plan.buckets; b++) {
+        const Bucket *bucket = &m->zero->plan.bucket[b];
         const float *matrix = m->found + bucket->state_start, *tail = matrix + bucket->matrix_per_rank;
         ok = same_bits(m, step, what, matrix, whole + bucket->arena_start + rank * bucket->matrix_per_rank, 0, bucket->matrix_per_rank) &&
              same_bits(m, step, what, tail, whole + bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank, 0, bucket->tail_per_rank);
@@ -283,12 +285,12 @@ static bool same_shards(const Model *m, uint32_t step, const char *what, const f
 
 static bool same_verdict(Model *m, uint32_t step) {
     StepRecord *records = (StepRecord *)m->found;  // dp of them take less than the arena
-    download(m, records, m->zero.records, (size_t)m->zero.plan.dp * sizeof *records);
-    for (int r = 0; r < m->zero.plan.dp; r++) {
+    download(m, records, m->zero->records, (size_t)m->zero->plan.dp * sizeof *records);
+    for (int r = 0; r < m->zero->plan.dp; r++) {
         if (records[r].sum_squares != m->sim.records[r].sum_squares || records[r].loss != m->sim.records[r].loss) return complain(m, step, "another record", r);
         if (records[r].wire_fault) return complain(m, step, "a message's checksum", (int64_t)records[r].wire_fault);
     }
-    StepControl control = zero_verdict(&m->zero, 0);
+    StepControl control = zero_verdict(m->zero, 0);
     if (!control.applied) return complain(m, step, "a skipped step", 0);
     if ((control.clip_coefficient < 1.0f) != (m->config.clip_grad < 1.0)) return complain(m, step, "clipping that should bite, or should not", 0);
     return memcmp(&control, &m->sim.control, sizeof control) == 0 || complain(m, step, "another verdict", 0);
@@ -296,8 +298,8 @@ static bool same_verdict(Model *m, uint32_t step) {
 
 static bool same_replica(const Model *m, uint32_t step) {
     const floatX *weights = (const floatX *)m->found;
-    download(m, m->found, m->zero.weights, (size_t)m->zero.plan.arena_elements * sizeof *weights);
-    for (int64_t i = 0; i < m->zero.plan.arena_elements; i++) {
+    download(m, m->found, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof *weights);
+    for (int64_t i = 0; i < m->zero->plan.arena_elements; i++) {
         if (memcmp(weights + i, m->sim.replica + i, sizeof *weights)) return complain(m, step, "another weight", i);
     }
     return true;
@@ -306,12 +308,12 @@ static bool same_replica(const Model *m, uint32_t step) {
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Model *m, uint32_t step, CommTraffic before) {
     CommTraffic after = comm_traffic(m->rank->comm);
-    WireBytes plan = plan_wire_bytes(&m->zero.plan, &m->arm->grad, &m->arm->weight);
+    WireBytes plan = plan_wire_bytes(&m->zero->plan, &m->arm->grad, &m->arm->weight);
     uint64_t sent[COMM_SCOPES] = {0};
-    if (m->zero.plan.dp > 1) {
+    if (m->zero->plan.dp > 1) {
         sent[COMM_NODE] = (uint64_t)(plan.grad_intra + plan.weight_intra);
         sent[COMM_RAIL] = (uint64_t)(plan.grad_inter + plan.weight_inter);
-        sent[COMM_GROUP] = (uint64_t)(m->zero.plan.dp - 1) * sizeof(StepRecord);
+        sent[COMM_GROUP] = (uint64_t)(m->zero->plan.dp - 1) * sizeof(StepRecord);
     }
     for (int scope = 0; scope < COMM_SCOPES; scope++) {
         if (after.sent[scope] - before.sent[scope] != sent[scope]) return complain(m, step, "other bytes sent in scope", scope);
@@ -339,11 +341,11 @@ static bool run_step(Model *m, uint32_t step) {
         lanes_synchronize(m->rank->lanes);
         ok = same_gradients(m, step, false);
     }
-    zero_update(&m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
-    zero_synchronize(&m->zero);
-    ok = ok && plausible(m, step) && same_gradients(m, step, true) && same_verdict(m, step) && same_shards(m, step, "another master", m->zero.master, m->sim.master) &&
-         same_shards(m, step, "another first moment", m->zero.exp_avg, m->sim.exp_avg) &&
-         same_shards(m, step, "another second moment", m->zero.exp_avg_sq, m->sim.exp_avg_sq) && same_traffic(m, step, before) && same_replica(m, step);
+    zero_update(m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
+    zero_synchronize(m->zero);
+    ok = ok && plausible(m, step) && same_gradients(m, step, true) && same_verdict(m, step) && same_shards(m, step, "another master", m->zero->master, m->sim.master) &&
+         same_shards(m, step, "another first moment", m->zero->exp_avg, m->sim.exp_avg) &&
+         same_shards(m, step, "another second moment", m->zero->exp_avg_sq, m->sim.exp_avg_sq) && same_traffic(m, step, before) && same_replica(m, step);
     return on_all(ok);
 }
 

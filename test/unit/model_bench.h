@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "llmc/ranks/launch.h"
+#include "llmc/state/zero_inside.h"
 #include "train_gpt.h"
 
 typedef struct Bench {
@@ -17,7 +18,7 @@ typedef struct Bench {
     Timers *timers;
     Comm *comm;
     MemoryPlan memory_plan;
-    Zero zero;
+    Zero *zero;
     GPT gpt;
 } Bench;
 
@@ -49,14 +50,13 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     b->timers = timers_create(b->device, 0);
     b->comm = comm_create(b->device, &b->topology, MPI_COMM_SELF, &err);
     gpt_describe(&b->gpt, &b->config);
-    PlanTensor *tensors = gpt_plan_tensors(&b->gpt);
-    ok = zero_plan(&b->zero, &b->config, &b->topology, tensors, b->gpt.tensors, &b->memory_plan, &err);
-    free(tensors);
+    b->zero = zero_plan(&b->config, &b->topology, b->gpt.tensor, b->gpt.tensors, &b->memory_plan, &err);
+    ok = b->zero != NULL;
     gpt_reserve(&b->gpt, &b->memory_plan);
     ok = ok && memory_plan_allocate(&b->memory_plan, b->device, 1, &err);
     if (!ok) fprintf(stderr, "bench: %s\n", err.what);
-    zero_start(&b->zero, b->device, b->comm, b->compute, &b->lanes, b->timers);
-    b->gpt.zero = &b->zero;
+    zero_start(b->zero, b->device, b->comm, b->compute, &b->lanes, b->timers);
+    b->gpt.zero = b->zero;
     b->gpt.stream = b->compute;
     op_set_scratch(b->device, b->gpt.scratch);
     return ok;
@@ -64,7 +64,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
 
 static inline void bench_close(Bench *b) {
     memory_plan_free(&b->memory_plan, b->device);
-    zero_free(&b->zero);
+    zero_free(b->zero);
     gpt_free(&b->gpt);
     comm_destroy(b->comm);
     timers_destroy(b->timers);
@@ -87,7 +87,7 @@ static inline void bench_upload(Bench *b, const int32_t *tokens, const int32_t *
     free(positions);
 }
 
-static inline int64_t bench_numel(const Bench *b, int tensor) { return b->gpt.tensor[tensor].shape[0] * b->gpt.tensor[tensor].shape[1]; }
+static inline int64_t bench_numel(const Bench *b, int tensor) { return tensor_elements(&b->gpt.tensor[tensor]); }
 
 // Forward and, when wanted, backward of the uploaded micro-batch, the step's first, last, both or neither; returns the loss accumulated so far.
 static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool first, bool last) {
@@ -97,7 +97,7 @@ static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool f
     gpt_head(g, &pass);
     if (backward) gpt_backward(g, &pass);
     float loss;
-    copy_to_host(b->compute, &loss, b->zero.loss_sum, sizeof loss);
+    copy_to_host(b->compute, &loss, b->zero->loss_sum, sizeof loss);
     stream_synchronize(b->compute);
     return loss;
 }

@@ -127,8 +127,8 @@ static void fetch(void *context, int i, void *host) {
     for (int64_t e = s->lo; e < s->hi; e++) element((char *)host + (e - s->lo) * width, width, tensor, s->kind, e, saved->salt);
 }
 
-static CheckpointState state_of(int64_t iteration) {
-    return (CheckpointState){.iteration = iteration,
+static RunState state_of(int64_t iteration) {
+    return (RunState){.iteration = iteration,
                              .consumed_train_samples = iteration * 16 + 1,
                              .consumed_valid_samples = 33,
                              .scheduler_samples = iteration * 16,
@@ -313,7 +313,7 @@ static void what_is_saved_is_loaded(void **state) {
     free(tracker);
 
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    CheckpointState expected = state_of(5);
+    RunState expected = state_of(5);
     assert_memory_equal(checkpoint_state(c), &expected, sizeof expected);  // doubles to the bit
     assert_string_equal(checkpoint_arguments(c), "{\"lr\":0.1,\"save\":\"a\\\"b\"}");
     for (int k = 0; k < SLICE_KINDS; k++) assert_true(checkpoint_has(c, (SliceKind)k));

@@ -50,10 +50,10 @@ static void fill_from_golden(Bench *b, const Golden *g) {
         assert_int_equal(n, wanted);
         floatX *host = malloc((size_t)n * sizeof *host);
         for (int64_t j = 0; j < n; j++) host[j] = floatX_from_float(bf16_to_float(stored[j]));
-        copy_to_device(b->compute, zero_weight(&b->zero, i), host, (size_t)n * sizeof *host);
+        copy_to_device(b->compute, zero_weight(b->zero, i), host, (size_t)n * sizeof *host);
         free(host);
     }
-    zero_masters_from_weights(&b->zero);
+    zero_masters_from_weights(b->zero);
 }
 
 static void open_golden(Bench *b, Golden *g) {
@@ -73,11 +73,11 @@ static void test_forward_matches_pytorch(void **state) {
     open_golden(&b, &g);
     bench_upload(&b, golden_i32(&g, "tokens", NULL), golden_i32(&g, "targets", NULL));
     int N = b.gpt.B * b.gpt.T, V = b.gpt.V;
-    zero_begin(&b.zero, 1);
+    zero_step_begins(b.zero, 1);
     float loss = bench_pass(&b, 1.0f / (float)N, false, false, false);
     floatX *logits = malloc((size_t)(N * V) * sizeof *logits);
     float *wide = malloc((size_t)(N * V) * sizeof *wide);
-    op_linear_forward(b.compute, logits, NULL, b.gpt.lnf, zero_weight(&b.zero, GPT_WTE), NULL, N, b.gpt.C, V, b.gpt.workspace);
+    op_linear_forward(b.compute, logits, NULL, b.gpt.lnf, zero_weight(b.zero, GPT_WTE), NULL, N, b.gpt.C, V, b.gpt.workspace);
     for (int i = 0; i < N * V; i++) wide[i] = floatX_to_float(logits[i]);
     expect_close(&g, "logits", wide, golden_f32(&g, "logits", NULL), N * V);
     expect_close(&g, "losses", b.gpt.losses, golden_f32(&g, "losses", NULL), N);
@@ -114,14 +114,14 @@ static void test_gradients_match_pytorch(void **state) {
     Golden g;
     open_golden(&b, &g);
     bench_upload(&b, golden_i32(&g, "tokens", NULL), golden_i32(&g, "targets", NULL));
-    zero_begin(&b.zero, 1);
+    zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true, true);
     for (int i = 0; i < b.gpt.tensors; i++) {
         char key[160];
         snprintf(key, sizeof key, "gradient.%s", b.gpt.tensor[i].name);
         const float *reference = golden_f32(&g, key, NULL);
         assert_non_null(reference);
-        compare_tensor(&b, &g, i, "gradient", zero_grad(&b.zero, i), reference);
+        compare_tensor(&b, &g, i, "gradient", zero_grad(b.zero, i), reference);
     }
     golden_close(&g);
     bench_close(&b);
@@ -131,14 +131,14 @@ static void test_gradients_match_pytorch(void **state) {
 static StepControl golden_step(Bench *b, const Golden *g, int step) {
     int N = b->gpt.B * b->gpt.T;
     const int32_t *tokens = golden_i32(g, "tokens", NULL), *targets = golden_i32(g, "targets", NULL);
-    zero_begin(&b->zero, step + 1);
+    zero_step_begins(b->zero, step + 1);
     for (int k = 0; k < 2; k++) {
         bench_upload(b, tokens + (2 * step + k) * N, targets + (2 * step + k) * N);
         bench_pass(b, 0.5f / (float)N, true, k == 0, k == 1);
     }
     double lr = golden_f32(g, "learning_rates", NULL)[step];
-    zero_update(&b->zero, lr, lr, golden_f32(g, "adam", NULL)[3]);
-    return zero_verdict(&b->zero, 0);
+    zero_update(b->zero, lr, lr, golden_f32(g, "adam", NULL)[3]);
+    return zero_verdict(b->zero, 0);
 }
 
 static void test_ten_steps_match_pytorch(void **state) {
@@ -170,8 +170,8 @@ static void test_masters_match_pytorch(void **state) {
     Golden g;
     open_golden(&b, &g);
     for (int step = 0; step < 10; step++) golden_step(&b, &g, step);
-    for (int p = 0; p < b.zero.piece_count; p++) {
-        const Piece *piece = &b.zero.pieces[p];
+    for (int p = 0; p < b.zero->piece_count; p++) {
+        const Piece *piece = &b.zero->pieces[p];
         char key[160];
         int64_t n;
         snprintf(key, sizeof key, "weight.%s", b.gpt.tensor[piece->tensor].name);
@@ -182,7 +182,7 @@ static void test_masters_match_pytorch(void **state) {
         double squares = 0, reference = 0;
         for (int64_t i = 0; i < n; i++) {
             if (noise(&b, piece->tensor, i)) continue;
-            double expected = bf16_to_float(change[i]), ours = (double)b.zero.master[piece->state_at + i] - bf16_to_float(before[i]);
+            double expected = bf16_to_float(change[i]), ours = (double)b.zero->master[piece->state_at + i] - bf16_to_float(before[i]);
             squares += (ours - expected) * (ours - expected);
             reference += expected * expected;
         }
@@ -225,12 +225,12 @@ static void test_finite_differences(void **state) {
     }
     Bench b;
     open_small(&b, false);
-    zero_begin(&b.zero, 1);
+    zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / 24, true, true, true);
     for (int t = 0; t < b.gpt.tensors; t++) {
         int64_t n = bench_numel(&b, t);
-        floatX *w = zero_weight(&b.zero, t);
-        float *gradient = zero_grad(&b.zero, t), *saved = malloc((size_t)n * sizeof *saved);
+        floatX *w = zero_weight(b.zero, t);
+        float *gradient = zero_grad(b.zero, t), *saved = malloc((size_t)n * sizeof *saved);
         double expected = 0, h = 4e-3, losses[2], length = 0;
         for (int64_t i = 0; i < n; i++) saved[i] = floatX_to_float(w[i]);
         for (int64_t i = 0; i < n; i++) length += gradient[i] * gradient[i];
@@ -239,7 +239,7 @@ static void test_finite_differences(void **state) {
         for (int64_t i = 0; i < n; i++) expected += gradient[i] * (gradient[i] / length);
         for (int side = 0; side < 2; side++) {
             for (int64_t i = 0; i < n; i++) w[i] = floatX_from_float(saved[i] + (float)((side ? -h : h) * gradient[i] / length));
-            set_zero(b.compute, b.zero.loss_sum, sizeof(float));
+            set_zero(b.compute, b.zero->loss_sum, sizeof(float));
             losses[side] = bench_pass(&b, 1.0f / 24, false, false, false);
         }
         for (int64_t i = 0; i < n; i++) w[i] = floatX_from_float(saved[i]);
@@ -254,11 +254,11 @@ static void test_full_recompute_gives_the_same_bits(void **state) {
     Bench plain, again;
     open_small(&plain, false);
     open_small(&again, true);
-    zero_begin(&plain.zero, 1);
-    zero_begin(&again.zero, 1);
+    zero_step_begins(plain.zero, 1);
+    zero_step_begins(again.zero, 1);
     assert_true(bench_pass(&plain, 1.0f / 24, true, true, true) == bench_pass(&again, 1.0f / 24, true, true, true));
     for (int t = 0; t < plain.gpt.tensors; t++) {
-        assert_memory_equal(zero_grad(&plain.zero, t), zero_grad(&again.zero, t), (size_t)bench_numel(&plain, t) * sizeof(float));
+        assert_memory_equal(zero_grad(plain.zero, t), zero_grad(again.zero, t), (size_t)bench_numel(&plain, t) * sizeof(float));
     }
     assert_true(memory_plan_total(&again.memory_plan) < memory_plan_total(&plain.memory_plan));
     bench_close(&plain);
@@ -270,17 +270,17 @@ static void test_full_recompute_gives_the_same_bits(void **state) {
 static void test_gradients_accumulate(void **state) {
     Bench b;
     open_small(&b, false);
-    size_t bytes = (size_t)b.zero.plan.arena_elements * sizeof(float);
+    size_t bytes = (size_t)b.zero->plan.arena_elements * sizeof(float);
     float *once = malloc(bytes);
     for (int t = 0; t < b.gpt.tensors; t++) {
-        for (int64_t i = 0; b.gpt.tensor[t].dims > 1 && i < bench_numel(&b, t); i++) zero_grad(&b.zero, t)[i] = NAN;
+        for (int64_t i = 0; b.gpt.tensor[t].dims > 1 && i < bench_numel(&b, t); i++) zero_grad(b.zero, t)[i] = NAN;
     }
-    zero_begin(&b.zero, 1);
+    zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / 24, true, true, false);
-    memcpy(once, b.zero.grads, bytes);
+    memcpy(once, b.zero->grads, bytes);
     bench_pass(&b, 1.0f / 24, true, false, true);
     for (int t = 0; t < b.gpt.tensors; t++) {
-        const float *twice = zero_grad(&b.zero, t), *first = once + b.zero.plan.tensor_arena[t];
+        const float *twice = zero_grad(b.zero, t), *first = once + b.zero->plan.tensor_arena[t];
         double worst = 0, scale = 0;
         for (int64_t i = 0; i < bench_numel(&b, t); i++) {
             worst = fmax(worst, fabs(twice[i] - 2.0 * first[i]));
@@ -295,7 +295,7 @@ static void test_gradients_accumulate(void **state) {
 static void test_evaluation_has_no_dropout(void **state) {
     Bench b;
     open_small(&b, false);
-    zero_begin(&b.zero, 1);
+    zero_step_begins(b.zero, 1);
     gpt_forward(&b.gpt, &(Pass){.B = 2, .T = 12});
     floatX first[24 * 24], second[24 * 24];
     memcpy(first, b.gpt.lnf, sizeof first);
@@ -311,10 +311,10 @@ static void test_parameter_table(void **state) {
     Bench b;
     open_small(&b, false);
     int64_t h = 24, L = 2, V = 31, P = 13;
-    assert_int_equal(b.zero.plan.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
+    assert_int_equal(b.zero->plan.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
     assert_string_equal(b.gpt.tensor[gpt_layer_tensor(1, FC2_W)].name, "encoder.layers.1.mlp.dense_4h_to_h.weight");
     double sum = 0, squares = 0;
-    const floatX *w = zero_weight(&b.zero, GPT_WTE);
+    const floatX *w = zero_weight(b.zero, GPT_WTE);
     for (int64_t i = 0; i < V * h; i++) {
         sum += floatX_to_float(w[i]);
         squares += floatX_to_float(w[i]) * (double)floatX_to_float(w[i]);

@@ -30,13 +30,13 @@ static void expect_plan(int count, const char *const *flags) {
     Bench b;
     assert_true(bench_open(&b, count, flags, 31));
     gpt_init_weights(&b.gpt, 7, (Peers){MPI_COMM_SELF, 0, NULL});
-    zero_masters_from_weights(&b.zero);
+    zero_masters_from_weights(b.zero);
     upload_something(&b);
     for (int step = 1; step <= 2; step++) {
-        zero_begin(&b.zero, step);
+        zero_step_begins(b.zero, step);
         bench_pass(&b, 0.1f, true, true, true);
-        zero_update(&b.zero, 1e-3, 1e-3, 0.0);
-        assert_int_equal(zero_verdict(&b.zero, 0).applied, 1);
+        zero_update(b.zero, 1e-3, 1e-3, 0.0);
+        assert_int_equal(zero_verdict(b.zero, 0).applied, 1);
     }
     bench_pass(&b, 0.1f, false, false, true);  // evaluation
     assert_int_equal(device_allocated(b.device), memory_plan_total(&b.memory_plan));

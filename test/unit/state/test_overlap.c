@@ -14,7 +14,8 @@
 #include <cmocka.h>
 
 #include "llmc/ranks/peers.h"
-#include "llmc/state/zero.h"
+#include "llmc/checkpoint/zero_slices.h"
+#include "llmc/state/zero_inside.h"
 #include "test/leaks.h"
 
 // --- clocks and accesses ---------------------------------------------------------------------------------------------------------------
@@ -333,13 +334,13 @@ typedef struct Recording {
     Device device;
     Config config;
     Topology topology;
-    PlanTensor tensors[TENSORS];
+    Tensor tensors[TENSORS];
     MemoryPlan memory_plan;
     Lanes lanes;
     Stream *compute;
     Timers *timers;
     Comm comm;
-    Zero zero;
+    Zero *zero;
 } Recording;
 
 static void parse_flags(Recording *r) {
@@ -370,26 +371,26 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     parse_flags(r);
     Error err = {0};
     for (int u = 0; u < UNITS; u++) {
-        PlanTensor matrix = {30000 + 700 * u, true, u}, tail = {100 + u, false, u};
-        r->tensors[PER_UNIT * u] = matrix;
-        r->tensors[PER_UNIT * u + 1] = tail;
+        r->tensors[PER_UNIT * u] = tensor_row("matrix", 100, 300 + 7 * u, -1, u, 0);
+        r->tensors[PER_UNIT * u + 1] = tensor_row("tail", 100 + u, 0, -1, u, 0);
     }
-    if (!zero_plan(&r->zero, &r->config, &r->topology, r->tensors, TENSORS, &r->memory_plan, &err)) fail_msg("%s", err.what);
-    assert_int_equal(r->zero.plan.buckets, UNITS);
+    r->zero = zero_plan(&r->config, &r->topology, r->tensors, TENSORS, &r->memory_plan, &err);
+    if (!r->zero) fail_msg("%s", err.what);
+    assert_int_equal(r->zero->plan.buckets, UNITS);
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !shape.no_overlap);
     r->timers = timers_create(&r->device, 0);
     r->comm.device = &r->device;
     r->comm.topology = &r->topology;
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
-    zero_start(&r->zero, &r->device, &r->comm, r->compute, &r->lanes, r->timers);
-    copy_to_device(r->compute, r->zero.weights, NULL, (size_t)r->zero.plan.arena_elements * X);
-    zero_masters_from_weights(&r->zero);
+    zero_start(r->zero, &r->device, &r->comm, r->compute, &r->lanes, r->timers);
+    copy_to_device(r->compute, r->zero->weights, NULL, (size_t)r->zero->plan.arena_elements * X);
+    zero_masters_from_weights(r->zero);
 }
 
 static void close_recording(Recording *r) {
     memory_plan_free(&r->memory_plan, &r->device);
-    zero_free(&r->zero);
+    zero_free(r->zero);
     lanes_close(&r->lanes);
     timers_destroy(r->timers);
     stream_destroy(r->compute);
@@ -402,37 +403,36 @@ static void close_recording(Recording *r) {
 static void layer(Recording *r, int unit, const char *name, bool backward) {
     begin_on(r->compute, name);
     for (int i = PER_UNIT * unit; i < PER_UNIT * (unit + 1); i++) {
-        reads(r->compute, zero_weight(&r->zero, i), X * r->tensors[i].numel);
-        if (backward) writes(r->compute, zero_grad(&r->zero, i), 4 * r->tensors[i].numel);
+        reads(r->compute, zero_weight(r->zero, i), X * tensor_elements(&r->tensors[i]));
+        if (backward) writes(r->compute, zero_grad(r->zero, i), 4 * tensor_elements(&r->tensors[i]));
     }
 }
 
 static void micro_batch(Recording *r, bool last) {
     for (int u = 0; u < UNITS; u++) {
-        zero_weights_wait(&r->zero, u);
+        zero_weights_wait(r->zero, u);
         layer(r, u, "forward", false);
     }
     layer(r, 0, "head", true);  // tied to the embedding
-    writes(r->compute, r->zero.loss_sum, 4);
+    writes(r->compute, r->zero->loss_sum, 4);
     for (int u = UNITS - 1; u >= 0; u--) {
         layer(r, u, "backward", true);
-        if (last) zero_grads_ready(&r->zero, u);
+        if (last) zero_reduce_unit(r->zero, u);
     }
 }
 
 static void read_verdict(Recording *r, int which) {
-    zero_verdict(&r->zero, which);
+    zero_verdict(r->zero, which);
     begin(&r->device, HOST, "the host reads the verdict");
-    use(&r->device, READ, &r->zero.landed[(r->zero.step - which) % 2], sizeof(StepControl));
+    use(&r->device, READ, &r->zero->landed[(r->zero->step - which) % 2], sizeof(StepControl));
 }
 
 // A checkpoint in the background: its copies are awaited a step later.
 static int stage(Recording *r) {
-    CheckpointTensor names[TENSORS] = {{0}};
-    ZeroSlices slices = zero_slices(&r->zero, names, true);
+    ZeroSlices slices = zero_slices(r->zero, true);
     size_t at = 0;
     for (int i = 0; i < slices.count; i++) {
-        zero_stage_slice(&r->zero, i, (uint8_t *)r->zero.staging + at);
+        zero_stage_slice(r->zero, i, (uint8_t *)r->zero->staging + at);
         at += (size_t)(slices.slices[i].hi - slices.slices[i].lo) * (size_t)slice_kind_bytes(slices.slices[i].kind);
     }
     free(slices.slices);
@@ -441,12 +441,12 @@ static int stage(Recording *r) {
 
 // Steps of that many micro-batches, 1 or 2.
 static void run_steps_of(Recording *r, int micro_batches) {
-    Zero *zero = &r->zero;
+    Zero *zero = r->zero;
     Error err = {0};
     Peers alone = {MPI_COMM_SELF, 0, NULL};
     int staged = 0;
     for (int step = 1; step <= STEPS; step++) {
-        zero_begin(zero, step);
+        zero_step_begins(zero, step);
         if (micro_batches == 2) micro_batch(r, false);
         if (step < STEPS) zero_copy_staged(zero);  // else the update begins what was asked for
         micro_batch(r, true);
@@ -517,12 +517,12 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
         }
     }
     if (r->lanes.apart && r->lanes.joint->id == id) snprintf(name, bytes, "joint");
-    for (int b = 0; b < r->zero.plan.buckets; b++) {
-        if (r->zero.ready[b]->id == id) snprintf(name, bytes, "ready");
-        if (r->zero.done[b]->id == id) snprintf(name, bytes, "done");
+    for (int b = 0; b < r->zero->plan.buckets; b++) {
+        if (r->zero->ready[b]->id == id) snprintf(name, bytes, "ready");
+        if (r->zero->done[b]->id == id) snprintf(name, bytes, "done");
     }
-    if (r->zero.computed->id == id) snprintf(name, bytes, "computed");
-    if (r->zero.judged->id == id) snprintf(name, bytes, "judged");
+    if (r->zero->computed->id == id) snprintf(name, bytes, "computed");
+    if (r->zero->judged->id == id) snprintf(name, bytes, "judged");
 }
 
 // The waits that others imply: with them taken out nothing may be found.
@@ -628,8 +628,7 @@ static void a_save_overlaps_the_next_step(void **state) {
         while (find(&r, "final sum", sums)) sums++;
         while (find(&r, "AdamW", updates)) updates++;
         assert_int_equal(updates, STEPS * UNITS);
-        CheckpointTensor names[TENSORS] = {{0}};
-        ZeroSlices slices = zero_slices(&r.zero, names, true);
+        ZeroSlices slices = zero_slices(r.zero, true);
         assert_int_equal(copies, SAVES * slices.count);
         copies = slices.count;
         assert_true(copies > UNITS);

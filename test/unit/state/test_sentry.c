@@ -195,7 +195,7 @@ static void state_survives_a_checkpoint(void **state) {
     Sentry a = {&c, NULL, 1, 2, 3, 4, 0}, b = {&c, NULL, 0, 0, 0, 0, 0};
     calm(&whole, 77);
     step(&whole, NAN, 1);
-    CheckpointState saved;
+    RunState saved;
     memset(&saved, 0, sizeof saved);
     sentry_save(&a, &whole.control, &saved);
     part.control.adam_steps = whole.control.adam_steps;

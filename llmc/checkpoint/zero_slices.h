@@ -1,0 +1,25 @@
+// ZeRO's state as slices of a checkpoint, and back. Called by saver.c, which saves, and by the restore of a run.
+#pragma once
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/state/zero.h"
+LLMC_BEGIN
+
+// What this rank saves: the weights of its shard, and with `optimizer` masters and moments.
+typedef struct ZeroSlices {
+    Slice *slices;  // (count), for free()
+    int count;
+} ZeroSlices;
+ZeroSlices zero_slices(const Zero *zero, bool optimizer);
+// The parameter table of the checkpoint; (*count), for free(). The names are the Zero's.
+CheckpointTensor *zero_checkpoint_tensors(const Zero *zero, int *count);
+
+// For CheckpointSave: context is the Zero, i a number of zero_slices.
+void zero_fetch_slice(void *zero, int i, void *host);
+void zero_stage_slice(void *zero, int i, void *pinned);
+void zero_slices_staged(void *zero);
+
+// Loads the replica, and masters and moments when `optimizer`. Without it masters become float(replica) and
+// moments 0. Errors: checkpoint_read's.
+bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err);
+
+LLMC_END

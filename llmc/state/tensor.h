@@ -1,0 +1,36 @@
+// The parameters of the model as this rank holds them, one row each, and which part of the whole that is.
+// train_gpt.cu fills the table. ZeRO lays its rows out in buckets, checkpoints find them by name.
+#pragma once
+#include "llmc/base/base.h"
+#include "sdp4bit/plan.h"
+LLMC_BEGIN
+
+// One parameter. A vector has 1 as its second size.
+typedef struct Tensor {
+    char name[96];     // Megatron-LM's: "encoder.layers.3.mlp.dense_h_to_4h.weight"
+    int dims;          // 1 or 2
+    int64_t whole[2];  // shape over all tensor-parallel ranks
+    int64_t local[2];  // shape of this rank's part
+    int split;         // the dimension that tensor parallelism cuts; -1: every rank holds the whole
+    int64_t offset;    // of this rank's part along `split`; 0 where it holds the whole
+    int unit;          // 0 the embeddings, l + 1 layer l; the final LayerNorm shares the last layer's
+    double std;        // initial N(0, std); 0: zeros; -1: ones
+    bool counted;      // by this rank, in the norm and in the number of parameters: one of those that
+                       // hold the same elements counts them
+} Tensor;
+
+// What a rank keeps of a parameter's elements, and what a slice of a checkpoint holds. WEIGHT is the replica:
+// under quantised differences it is state of its own, and not the rounded master.
+typedef enum SliceKind { SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ, SLICE_WEIGHT, SLICE_KINDS } SliceKind;
+const char *slice_kind_name(SliceKind kind);   // "master", "exp_avg", "exp_avg_sq", "weight"
+int slice_kind_bytes(SliceKind kind);          // per element: 4, 4, 4, sizeof(floatX)
+
+// A row of dims 1 (columns 0) or 2 that this rank holds whole.
+Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std);
+// Elements of this rank's part, and of the whole.
+int64_t tensor_elements(const Tensor *tensor);
+int64_t tensor_whole_elements(const Tensor *tensor);
+// The rows as sdp4bit/plan.h wants them; (count), for free().
+PlanTensor *tensors_for_plan(const Tensor *tensors, int count);
+
+LLMC_END

@@ -1,0 +1,90 @@
+// A Zero's state to the host and back: see the end of zero.h. Called by llmc/checkpoint/.
+#include <stdlib.h>
+
+#include "llmc/state/zero_inside.h"
+
+// Device address and size of a piece's elements of one kind.
+static void *piece_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
+    const Piece *piece = &zero->pieces[i];
+    *bytes = (size_t)(piece->hi - piece->lo) * (size_t)slice_kind_bytes(kind);
+    switch (kind) {
+        case SLICE_MASTER: return zero->master + piece->state_at;
+        case SLICE_EXP_AVG: return zero->exp_avg + piece->state_at;
+        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state_at;
+        default: return zero->weights + piece->arena_at;
+    }
+}
+
+const Piece *zero_pieces(const Zero *zero, int *count) {
+    *count = zero->piece_count;
+    return zero->pieces;
+}
+
+void zero_fetch(Zero *zero, int piece, SliceKind kind, void *host) {
+    size_t bytes;
+    void *memory = piece_memory(zero, piece, kind, &bytes);
+    zero_weights_wait_all(zero);
+    copy_to_host(zero->compute, host, memory, bytes);
+    stream_synchronize(zero->compute);
+}
+
+void zero_put(Zero *zero, int piece, SliceKind kind, const void *host) {
+    size_t bytes;
+    void *memory = piece_memory(zero, piece, kind, &bytes);
+    copy_to_device(zero->compute, memory, host, bytes);
+    stream_synchronize(zero->compute);
+}
+
+void zero_put_weights(Zero *zero, int tensor, const void *host) {
+    size_t bytes = (size_t)tensor_elements(&zero->tensors[tensor]) * sizeof(floatX);
+    copy_to_device(zero->compute, zero_weight(zero, tensor), host, bytes);
+    stream_synchronize(zero->compute);
+}
+
+void *zero_staging(const Zero *zero, uint64_t *bytes) {
+    *bytes = zero->staging_bytes;
+    return zero->staging;
+}
+
+// After the applies of the step that is saved (zero_update's final wait on `last`), and before the next step's
+// update, whose forward, backward and reductions run meanwhile. On a stream of its own: on `last` the sums of
+// the reductions would wait for gigabytes.
+void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned) {
+    if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->lanes->last);
+    if (zero->to_copy_count == zero->to_copy_room) {
+        zero->to_copy_room = 2 * zero->to_copy_room + 256;
+        size_t bytes = (size_t)zero->to_copy_room * sizeof *zero->to_copy;
+        zero->to_copy = (StagedCopy *)xrealloc(zero->to_copy, bytes, "a checkpoint's copies");
+    }
+    StagedCopy *copy = &zero->to_copy[zero->to_copy_count++];
+    copy->pinned = pinned;
+    copy->memory = piece_memory(zero, piece, kind, &copy->bytes);
+}
+
+void zero_copy_staged(Zero *zero) {
+    if (zero->to_copy_count == 0) return;
+    for (int i = 0; i < zero->to_copy_count; i++) {
+        const StagedCopy *copy = &zero->to_copy[i];
+        copy_to_pinned(zero->copies, copy->pinned, copy->memory, copy->bytes);
+    }
+    event_record(zero->staged, zero->copies);
+    zero->to_copy_count = 0;
+    zero->copying = true;
+}
+
+void zero_staged(Zero *zero) {
+    zero_copy_staged(zero);
+    event_synchronize(zero->staged);
+}
+
+static uint64_t element_bytes(bool optimizer) { return sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0); }
+
+uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
+    uint64_t elements = 0;
+    for (int i = 0; i < zero->piece_count; i++) elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
+    return elements * element_bytes(optimizer);
+}
+
+uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer) {
+    return (uint64_t)zero->plan.parameters * element_bytes(optimizer);
+}
