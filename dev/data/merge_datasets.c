@@ -146,12 +146,13 @@ int main(int argc, char **argv) {
     Settings settings = {0};
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
     options_defaults(table, TABLE_ROWS, &settings);
-    bool good = options_read_words(argc, argv, &words, &count, &err) && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err);
-    if (good && settings.help) {
-        printf("Usage: merge_datasets --input PREFIX... --output-prefix PATH\nConcatenates Megatron token shards of the same dtype.\n");
+    bool good = options_read_words(argc, argv, &words, &count, &err);
+    if (good && options_ask(table, TABLE_ROWS, words, count, "help")) {
+        printf("Usage: merge_datasets --input PREFIX... --output-prefix PATH\n"
+               "Concatenates Megatron token shards of the same dtype.\n");
         options_help(table, TABLE_ROWS, stdout);
-    } else if (good) {
-        good = run(&settings, &err);
+    } else {
+        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err) && run(&settings, &err);
     }
     if (!good) error_print(NULL, err.what);
     options_free_words(words, count);

@@ -377,13 +377,15 @@ int main(int argc, char **argv) {
     Settings settings = {0};
     json_use_checked_memory();
     options_defaults(table, TABLE_ROWS, &settings);
-    bool good = options_read_words(argc, argv, &words, &count, &err) && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err);
-    bool inform = good && (settings.help || settings.version);
-    if (inform && settings.help) print_help();
-    if (inform && !settings.help) print_version();
-    if (good && !inform) {
+    bool good = options_read_words(argc, argv, &words, &count, &err);
+    if (good && options_ask(table, TABLE_ROWS, words, count, "help")) {
+        print_help();
+    } else if (good && options_ask(table, TABLE_ROWS, words, count, "version")) {
+        print_version();
+    } else {
         signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
-        good = check_settings(&settings, &err) && preprocess(&settings, &err);
+        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err) &&
+               check_settings(&settings, &err) && preprocess(&settings, &err);
     }
     if (!good) error_print(NULL, err.what);
     options_free_words(words, count);

@@ -271,12 +271,12 @@ static bool check_rest(const Parsed *p) {
 
 // --- parsing ---------------------------------------------------------------------------------------------------------------------
 
-// --help and --version answer whatever else is on the command line. No flag takes a value that begins with --.
+// --help and --version answer whatever else is on the command line.
 static bool wants_answer(Config *config) {
-    for (int i = 0; i < config->words_count; i++) {
-        if (strcmp(config->words[i], "--help") == 0) config->help = true;
-        if (strcmp(config->words[i], "--version") == 0) config->version = true;
-    }
+    int rows;
+    const Option *table = config_options(&rows);
+    config->help = options_ask(table, rows, config->words, config->words_count, "help");
+    config->version = options_ask(table, rows, config->words, config->words_count, "version");
     return config->help || config->version;
 }
 
@@ -328,9 +328,10 @@ void config_help(const char *program, FILE *file) {
     const Option *table = config_options(&rows);
     fprintf(file,
             "usage: [mpirun -np RANKS] %s @configs/gpt_125m.args --data-path PREFIX [flags]\n\n"
-            "Pretrains a GPT. Flags are Megatron-LM's and SDP4Bit's: --flag VALUE or --flag=VALUE; of a repeated flag the last one counts.\n"
-            "@FILE stands for the flags in FILE: one or more per line, # begins a comment, quotes as in a shell; an @FILE inside it is\n"
-            "relative to its folder. Defaults are in [brackets].\n",
+            "Pretrains a GPT. Flags are Megatron-LM's and SDP4Bit's: --flag VALUE or --flag=VALUE.\n"
+            "Of a repeated flag the last one counts. Defaults are in [brackets].\n"
+            "@FILE stands for the flags in FILE: one or more per line, # begins a comment, quotes as in a\n"
+            "shell. An @FILE inside it is relative to its folder.\n",
             program);
     options_help(table, rows, file);
     fprintf(file, "\nExit codes: 0 done, 2 usage, 3 environment, 4 diverged, 5 data, 6 checkpoint, 7 communication,\n"

@@ -23,6 +23,9 @@
     {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = 32, .high = most, .multiple = 32, .value = "N", .help = text}
 #define REAL(flag, field, first, least, most, text) \
     {.name = flag, .kind = OPTION_REAL, .offset = AT(double, field), .initial = first, .low = least, .high = most, .value = "X", .help = text}
+// Used in float32: judged there.
+#define SINGLE(flag, field, first, least, most, text) \
+    {.name = flag, .kind = OPTION_REAL, .offset = AT(double, field), .initial = first, .low = least, .high = most, .single = true, .value = "X", .help = text}
 #define TEXT(flag, field, first, called, text) \
     {.name = flag, .kind = OPTION_TEXT, .offset = AT(const char *, field), .initial = first, .low = 1, .value = called, .help = text}
 #define WORDS(flag, field, called, text) {.name = flag, .kind = OPTION_WORDS, .offset = AT(Words, field), .value = called, .help = text}
@@ -61,10 +64,10 @@ static const Option table[] = {
     INT("seq-length", seq_length, NULL, 1, 1 << 24, "tokens per sequence; required"),
     INT("max-position-embeddings", max_position_embeddings, NULL, 1, 1 << 24, "rows of the position embedding; required"),
     INT("make-vocab-size-divisible-by", make_vocab_size_divisible_by, "128", 1, 1 << 20, "the embedding gets this multiple of rows"),
-    REAL("init-method-std", init_method_std, "0.02", 0, 1e3, "standard deviation of the initial weights"),
-    REAL("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "epsilon of LayerNorm"),
-    REAL("attention-dropout", attention_dropout, "0.1", 0, OPTION_BELOW_ONE, "dropout of the attention probabilities"),
-    REAL("hidden-dropout", hidden_dropout, "0.1", 0, OPTION_BELOW_ONE, "dropout of embeddings and of both residual branches"),
+    SINGLE("init-method-std", init_method_std, "0.02", 0, 1e3, "standard deviation of the initial weights"),
+    SINGLE("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "epsilon of LayerNorm"),
+    SINGLE("attention-dropout", attention_dropout, "0.1", 0, OPTION_BELOW_ONE, "dropout of the attention probabilities"),
+    SINGLE("hidden-dropout", hidden_dropout, "0.1", 0, OPTION_BELOW_ONE, "dropout of embeddings and of both residual branches"),
 
     HEADING("Batch and length of the run"),
     INT("micro-batch-size", micro_batch_size, NULL, 1, 1 << 20, "sequences per rank and micro-batch; required"),
@@ -78,23 +81,23 @@ static const Option table[] = {
     FLAG("skip-train", skip_train, "only evaluate"),
 
     HEADING("Optimiser and schedule"),
-    REAL("lr", lr, NULL, 0, OPTION_ANY, "peak learning rate; required"),
-    REAL("min-lr", min_lr, "0.0", 0, OPTION_ANY, "learning rate after the decay"),
+    SINGLE("lr", lr, NULL, 0, OPTION_ANY, "peak learning rate; required"),
+    SINGLE("min-lr", min_lr, "0.0", 0, OPTION_ANY, "learning rate after the decay"),
     CHOICE("lr-decay-style", LrStyle, lr_decay_style, "linear", "constant|linear|cosine|inverse-square-root", "form of the decay"),
     COUNT("lr-decay-iters", lr_decay_iters, NULL, 1, "iterations until min-lr; default train-iters"),
     COUNT("lr-decay-samples", lr_decay_samples, NULL, 1, "the same in samples, with --train-samples; default train-samples"),
     REAL("lr-warmup-fraction", lr_warmup_fraction, NULL, 0, 1, "linear warm-up over this fraction of the decay"),
     COUNT("lr-warmup-iters", lr_warmup_iters, "0", 0, "linear warm-up in iterations"),
     COUNT("lr-warmup-samples", lr_warmup_samples, "0", 0, "linear warm-up in samples, with --train-samples"),
-    REAL("lr-warmup-init", lr_warmup_init, "0.0", 0, OPTION_ANY, "learning rate at the start of the warm-up: the first step uses it"),
-    REAL("weight-decay", weight_decay, "0.01", 0, OPTION_ANY, "decoupled weight decay of all matrices, embeddings included"),
-    REAL("start-weight-decay", start_weight_decay, NULL, 0, OPTION_ANY, "weight decay at the start, when it changes over the run"),
-    REAL("end-weight-decay", end_weight_decay, NULL, 0, OPTION_ANY, "weight decay at the end, when it changes over the run"),
+    SINGLE("lr-warmup-init", lr_warmup_init, "0.0", 0, OPTION_ANY, "learning rate at the start of the warm-up: the first step uses it"),
+    SINGLE("weight-decay", weight_decay, "0.01", 0, OPTION_ANY, "decoupled weight decay of all matrices, embeddings included"),
+    SINGLE("start-weight-decay", start_weight_decay, NULL, 0, OPTION_ANY, "weight decay at the start, when it changes over the run"),
+    SINGLE("end-weight-decay", end_weight_decay, NULL, 0, OPTION_ANY, "weight decay at the end, when it changes over the run"),
     CHOICE("weight-decay-incr-style", WeightDecayStyle, weight_decay_incr_style, "constant", "constant|linear|cosine", "how it changes"),
-    REAL("adam-beta1", adam_beta1, "0.9", 0, OPTION_BELOW_ONE, "decay of Adam's first moment"),
-    REAL("adam-beta2", adam_beta2, "0.999", 0, OPTION_BELOW_ONE, "decay of Adam's second moment"),
-    REAL("adam-eps", adam_eps, "1e-8", OPTION_ABOVE_ZERO, 1, "added to the root of the second moment"),
-    REAL("clip-grad", clip_grad, "1.0", 0, OPTION_ANY, "global gradient norm to clip to; 0 turns clipping and the norm off"),
+    SINGLE("adam-beta1", adam_beta1, "0.9", 0, OPTION_BELOW_ONE, "decay of Adam's first moment"),
+    SINGLE("adam-beta2", adam_beta2, "0.999", 0, OPTION_BELOW_ONE, "decay of Adam's second moment"),
+    SINGLE("adam-eps", adam_eps, "1e-8", OPTION_ABOVE_ZERO, 1, "added to the root of the second moment"),
+    SINGLE("clip-grad", clip_grad, "1.0", 0, OPTION_ANY, "global gradient norm to clip to; 0 turns clipping and the norm off"),
     {.name = "override-opt_param-scheduler", .alias = "override-opt-param-scheduler", .kind = OPTION_FLAG, .initial = "false",
      .offset = AT(bool, override_opt_param_scheduler), .help = "on --load the schedule of the command line wins over the checkpoint's"},
     {.name = "use-checkpoint-opt_param-scheduler", .alias = "use-checkpoint-opt-param-scheduler", .kind = OPTION_FLAG, .initial = "false",
@@ -207,9 +210,9 @@ static const Option table[] = {
     CHOICE("on-nan", OnNan, on_nan, "abort", "abort|skip", "what a loss or gradient that is not finite does: end the run, or skip the step"),
     NO_FLAG("no-check-for-nan-in-loss-and-grad", check_for_nan_in_loss_and_grad, "do not look for them"),
     CHOICE("on-spike", OnSpike, on_spike, "report", "report|skip", "what a spike of the loss or of the gradient norm does: a line in the log, or that and a skipped step"),
-    REAL("loss-spike-factor", loss_spike_factor, "10", 0, 1e9,
+    SINGLE("loss-spike-factor", loss_spike_factor, "10", 0, 1e9,
          "a spike is a loss that lies more than X times its mean deviation (at least 1 % of the loss) above its running mean; 0: do not look"),
-    REAL("norm-spike-factor", norm_spike_factor, "10", 0, 1e9, "the same for the gradient norm"),
+    SINGLE("norm-spike-factor", norm_spike_factor, "10", 0, 1e9, "the same for the gradient norm"),
     COUNT("max-skipped-in-a-row", max_skipped_in_a_row, "20", 0, "end the run after this many skipped steps in a row; 0: never"),
 
     HEADING("Instead of training"),

@@ -303,6 +303,16 @@ static bool out_of_range(const Option *row, const char *word, Error *err) {
     return error_set(err, EXIT_USAGE, "--%s %s: must be %s%s%s", row->name, word, range, say_why ? "; " : "", say_why ? row->help : "");
 }
 
+// A number that is fine as it stands and is not as the float32 that is used.
+static bool unusable_single(const Option *row, const char *word, double used, Error *err) {
+    char range[176];
+    describe_range(row, range, sizeof range);
+    bool allowed = used >= row->low && used <= row->high;
+    const char *advice = isinf(used) ? "give a smaller number" : allowed ? "give 0 or a larger number" : "it must be ";
+    return error_set(err, EXIT_USAGE, "--%s %s: becomes %g in float32, in which it is used; %s%s", row->name, word, used,
+                     advice, allowed || isinf(used) ? "" : range);
+}
+
 static void put(const Option *row, void *settings, const void *value, size_t bytes) {
     if (row->offset != OPTION_NO_FIELD) memcpy((char *)settings + row->offset, value, bytes);
 }
@@ -331,6 +341,9 @@ static bool store_real(const Option *row, const char *word, void *settings, Erro
                          row->initial ? row->initial : "0.5");
     }
     if (value < row->low || value > row->high) return out_of_range(row, word, err);
+    double used = row->single ? (double)(float)value : value;
+    bool vanished = used == 0 && value != 0, outside = used < row->low || used > row->high;
+    if (vanished || outside) return unusable_single(row, word, used, err);
     put(row, settings, &value, sizeof value);
     return true;
 }
@@ -404,6 +417,17 @@ static bool unknown(const Option *table, int rows, const char *word, size_t leng
     return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length, word, near);
 }
 
+bool options_ask(const Option *table, int rows, char *const *words, int count, const char *name) {
+    for (int i = 0; i < count; i++) {
+        if (is_flag(words[i]) && !strcmp(words[i] + 2, name)) return true;
+        if (strcmp(words[i], "-h") || strcmp(name, "help")) continue;
+        bool follows = i > 0 && is_flag(words[i - 1]) && !strchr(words[i - 1], '=');
+        const Option *before = follows ? options_find(table, rows, words[i - 1] + 2, strlen(words[i - 1]) - 2) : NULL;
+        if (!before || before->kind == OPTION_FLAG) return true;
+    }
+    return false;
+}
+
 // Reads the flag at words[*at] with its values and moves *at behind them.
 static bool parse_one(const Option *table, int rows, char **words, int count, int *at, void *settings, const Option **found, Error *err) {
     char *word = words[*at];
@@ -453,12 +477,14 @@ bool options_parse(const Option *table, int rows, char **words, int count, void 
 
 // --- help and text ---------------------------------------------------------------------------------------------------------------
 
-// Prints text from column `indent` on, wrapped at column 120; the line already holds `used` columns.
+enum { HELP_COLUMNS = 100 };
+
+// Prints text from column `indent` on, wrapped; the line already holds `used` columns.
 static void print_wrapped(const char *text, int indent, int used, FILE *file) {
     int column = used;
     while (*text) {
         int word = (int)strcspn(text, " ");
-        if (column > indent && column + 1 + word > 120) {
+        if (column > indent && column + 1 + word > HELP_COLUMNS) {
             fputc('\n', file);
             column = 0;
         }

@@ -41,6 +41,7 @@ typedef struct Option {
     size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
     const char *initial;  // the default, in the words of the command line; NULL: zero, printed as None
     double low, high;     // allowed range of a number, inclusive; for OPTION_TEXT, low 1 refuses the empty word
+    bool single;          // an OPTION_REAL that is used in float32: what it becomes there must be in the range
     int multiple;         // a whole number must be a multiple of this; 0: any
     const char *choices;  // "first|second"; for OPTION_INT, the only numbers of the range that are allowed
     bool negative;        // an OPTION_FLAG that stores false
@@ -63,6 +64,9 @@ void options_defaults(const Option *table, int rows, void *settings);
 // Error: EXIT_USAGE naming the flag: unknown (with the nearest name, or that it is the default where only "no-" of it is known), refused, no value, malformed, out of range.
 bool options_parse(const Option *table, int rows, char **words, int count, void *settings, bool *given, char *notes, size_t notes_bytes,
                    Error *err);
+// Whether the words ask for the flag `name`, whatever else is wrong with them. -h asks for --help, except
+// as the value of the flag before it.
+bool options_ask(const Option *table, int rows, char *const *words, int count, const char *name);
 // One block of lines per row, under the table's headings, with defaults, ranges of choice and reasons.
 void options_help(const Option *table, int rows, FILE *file);
 

@@ -10,6 +10,7 @@ answers() { # TEXT FLAGS...
     grep -qF -- "$1" "$work/out" && [ ! -s "$work/err" ] || { why="no '$1' in the answer, or something on stderr"; return 1; }
 }
 check "--help" answers "--quantized-weights" --help
+check "-h" answers "--quantized-weights" -h
 check "--help shows defaults" answers "[1234]" --help
 check "--help wins over whatever else is there" answers "Exit codes: 0 done" --num-layers x --help
 check "--version" answers "sdp4bit.c " --version
@@ -51,6 +52,9 @@ check "not a number" usage "--lr fast" --lr fast
 check "not a whole number" usage "--seq-length 3.5" --seq-length 3.5
 check "a negative size" usage "--num-layers -1" --num-layers -1
 check "an empty value" usage "--hidden-size" --hidden-size ""
+check "a number that float32 rounds to a forbidden one" usage "--adam-beta2 0.99999999: becomes 1 in float32" --adam-beta2 0.99999999
+check "a number that float32 loses" usage "--adam-eps 1e-46: becomes 0 in float32" --adam-eps 1e-46
+check "a number beyond float32" usage "--lr 1e39: becomes inf in float32" --lr 1e39
 check "an overflowing number" usage "--train-iters" --train-iters 99999999999999999999
 check "a word that is no choice" usage "cosine" --lr-decay-style sine
 check "3 bits" usage "--weight-quantization-bits 3" --quantized-weights --weight-quantization-bits 3

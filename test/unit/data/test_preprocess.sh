@@ -148,7 +148,11 @@ refused "partitions" 2 "--partitions" byte --input "$work/a.jsonl" --partitions 
 refused "sentences" 2 "--split-sentences" byte --input "$work/a.jsonl" --split-sentences
 refused "language" 2 "--lang" byte --input "$work/a.jsonl" --lang english
 refused "SentencePiece model" 2 "--tokenizer-model" byte --input "$work/a.jsonl" --tokenizer-model m
-"$build/preprocess_data" --help | grep -q -- --append-eod && "$build/merge_datasets" --help | grep -q -- --output-prefix
+helps() { # PROGRAM TEXT: --help and -h say the same, in lines of at most 100 columns
+    "$build/$1" --help >"$work/help" && "$build/$1" -h --unknown | cmp -s - "$work/help" && grep -q -- "$2" "$work/help" &&
+        ! grep -qE '.{101}' "$work/help"
+}
+helps preprocess_data --append-eod && helps merge_datasets --output-prefix
 report "help" $?
 "$build/preprocess_data" --version | grep -qE 'PCRE2 [0-9.]+, Unicode [0-9.]+'
 report "version names the Unicode tables" $?

@@ -1,0 +1,68 @@
+// Command lines for tests: one line of text becomes a Config, or an error that is looked at.
+// Included by test/unit/config/test_config.c and test/unit/config/test_values.c.
+#pragma once
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/config/config.h"
+
+// A complete small run; what a test appends comes later and wins.
+#define SMALL                                                                                             \
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "                            \
+    "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --train-iters 10 --mock-data "           \
+    "--tokenizer-type Byte --use-distributed-optimizer "
+
+enum { MAX_ARGS = 256, NOTES = 2048 };
+
+typedef struct Run {
+    Config config;
+    Error err;
+    char notes[NOTES];
+    bool ok;
+} Run;
+
+// Splits a line at blanks (no quotes), parses it, and completes it for `world` ranks or for those of
+// --plan-world-size. world 0: parse only.
+static inline void run_line(Run *run, const char *line, int world) {
+    char *copy = strdup(line), *argv[MAX_ARGS] = {"train_gpt"}, *save = NULL;
+    int argc = 1;
+    for (char *word = strtok_r(copy, " ", &save); word && argc < MAX_ARGS; word = strtok_r(NULL, " ", &save)) {
+        argv[argc++] = word;
+    }
+    run->ok = config_parse(&run->config, argc, argv, run->notes, sizeof run->notes, &run->err);
+    free(copy);  // the config must not point into argv
+    if (run->ok && world && !run->config.help && !run->config.version) {
+        int ranks = run->config.plan_world_size ? run->config.plan_world_size : world;
+        run->ok = config_finish(&run->config, ranks, 0, 0, &run->err);
+        if (!run->ok) config_free(&run->config);
+    }
+}
+
+static inline void must_run(Run *run, const char *line, int world) {
+    run_line(run, line, world);
+    if (!run->ok) fail_msg("refused: %s\n%s", line, run->err.what);
+}
+
+// The line is refused as a usage error whose message holds `what` and is one line.
+static inline void must_fail(const char *line, int world, const char *what) {
+    Run run;
+    run_line(&run, line, world);
+    if (run.ok) {
+        config_free(&run.config);
+        fail_msg("accepted: %s", line);
+    }
+    assert_int_equal(run.err.code, EXIT_USAGE);
+    if (!strstr(run.err.what, what)) fail_msg("%s\nsays: %s\nwithout: %s", line, run.err.what, what);
+    if (strchr(run.err.what, '\n')) fail_msg("more than one line: %s", run.err.what);
+}
+
+static inline void json_has(const Config *config, const char *fragment) {
+    char *json = config_to_json(config);
+    if (!strstr(json, fragment)) fail_msg("no %s in %s", fragment, json);
+    free(json);
+}

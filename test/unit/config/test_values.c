@@ -1,0 +1,98 @@
+// Values of flags: each real number is judged as the number that is used. Help is asked for in two spellings.
+#include "test/unit/config/command_line.h"
+
+#include <float.h>
+
+// What a number becomes in float32 decides, not what it is in double precision.
+static void reals_are_judged_in_float32(void **state) {
+    static const struct {
+        const char *words, *what;
+    } bad[] = {
+        {"--adam-beta2 0.99999999", "--adam-beta2 0.99999999: becomes 1 in float32, in which it is used; it must be at least 0 and below 1"},
+        {"--adam-beta1 0.999999999", "becomes 1 in float32"},
+        {"--adam-eps 1e-46", "--adam-eps 1e-46: becomes 0 in float32, in which it is used; it must be above 0 and at most 1"},
+        {"--lr 1e39", "--lr 1e39: becomes inf in float32, in which it is used; give a smaller number"},
+        {"--lr 1e-46", "--lr 1e-46: becomes 0 in float32, in which it is used; give 0 or a larger number"},
+        {"--lr 1 --min-lr 1e-60", "--min-lr 1e-60: becomes 0"},
+        {"--lr 1 --lr-warmup-init 1e-60", "--lr-warmup-init 1e-60: becomes 0"},
+        {"--weight-decay 1e39", "--weight-decay 1e39: becomes inf"},
+        {"--start-weight-decay 1e39", "becomes inf"},
+        {"--end-weight-decay 1e39", "becomes inf"},
+        {"--clip-grad 1e39", "becomes inf"},
+        {"--clip-grad 1e-50", "becomes 0"},
+        {"--init-method-std 1e-50", "becomes 0"},
+        {"--norm-epsilon 1e-50", "becomes 0"},
+        {"--attention-dropout 0.99999999", "becomes 1"},
+        {"--hidden-dropout 0.99999999", "becomes 1"},
+        {"--hidden-dropout 1e-50", "becomes 0"},
+        {"--loss-spike-factor 1e-50", "becomes 0"},
+        {"--norm-spike-factor 1e-50", "becomes 0"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char line[1024];
+        snprintf(line, sizeof line, "%s%s", SMALL, bad[i].words);
+        must_fail(line, 0, bad[i].what);
+    }
+    static const char *const good[] = {
+        "--adam-beta2 0.9999999", "--adam-eps 1e-45", "--lr 3.4028234e38", "--lr 0", "--clip-grad 0", "--min-lr 0",
+        "--hidden-dropout 0.9999999", "--sample-temperature 1e-60 --sample-prompt a",  // used in double precision
+    };
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        Run run;
+        char line[1024];
+        snprintf(line, sizeof line, "%s%s", SMALL, good[i]);
+        must_run(&run, line, 1);
+        config_free(&run.config);
+    }
+}
+
+// The value that is stored stays the one that was given: checkpoints of older runs compare with it.
+static void stored_values_keep_their_digits(void **state) {
+    Run run;
+    must_run(&run, SMALL "--adam-beta2 0.95 --lr 6e-4", 1);
+    json_has(&run.config, "\"adam_beta2\":0.95");
+    json_has(&run.config, "\"lr\":0.0006");
+    config_free(&run.config);
+}
+
+// The only real numbers used in double precision are times, temperatures and fractions of a schedule.
+static void other_reals_are_known(void **state) {
+    static const char *const in_double[] = {"lr-warmup-fraction", "distributed-timeout-minutes", "sample-temperature",
+                                            "exit-duration-in-mins"};
+    int rows, found = 0;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows; i++) {
+        if (!table[i].name || table[i].kind != OPTION_REAL || table[i].use != OPTION_USED || table[i].single) continue;
+        bool known = false;
+        for (size_t k = 0; k < sizeof in_double / sizeof *in_double; k++) known |= !strcmp(table[i].name, in_double[k]);
+        if (!known) fail_msg("--%s: say whether it is used in float32", table[i].name);
+        found++;
+    }
+    assert_int_equal(found, sizeof in_double / sizeof *in_double);
+}
+
+static void short_help(void **state) {
+    static const struct {
+        const char *line;
+        bool help;
+    } lines[] = {
+        {"-h", true}, {"--lr x -h", true}, {"--data-path a -h", true}, {SMALL "--bf16 -h", true},
+        {SMALL "--sample-prompt -h", false}, {SMALL "--sample-prompt=-h", false},
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        Run run;
+        must_run(&run, lines[i].line, 1);
+        if (run.config.help != lines[i].help) fail_msg("%s", lines[i].line);
+        config_free(&run.config);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reals_are_judged_in_float32),
+        cmocka_unit_test(stored_values_keep_their_digits),
+        cmocka_unit_test(other_reals_are_known),
+        cmocka_unit_test(short_help),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
