@@ -1157,7 +1157,7 @@ int main(int argc, char **argv) {
     if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, limit);
     limit_timer_off(timer);
     if (ok && run.config.plan) {
-        if (run.launch.rank == 0) plan_report(&run.config, run.zero, &run.memory_plan, stdout);
+        if (run.launch.rank == 0) plan_report(&run.config, run.zero, &run.memory_plan, gpt_planned_bytes, stdout);
     } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {
         look_at_data(&run);
     } else if (ok) {

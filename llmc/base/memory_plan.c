@@ -51,10 +51,12 @@ bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share,
     return true;
 }
 
-static size_t group_bytes(const MemoryPlan *plan, const char *group) {
+size_t memory_plan_group_bytes(const MemoryPlan *plan, int i) {
     size_t sum = 0;
-    for (int i = 0; i < plan->count; i++) {
-        if (!strcmp(plan->entries[i].group, group)) sum += plan->entries[i].bytes;
+    for (int j = 0; j < plan->count; j++) {
+        if (strcmp(plan->entries[j].group, plan->entries[i].group)) continue;
+        if (j < i) return 0;
+        sum += plan->entries[j].bytes;
     }
     return sum;
 }
@@ -72,19 +74,12 @@ static size_t purpose_bytes(const MemoryPlan *plan, int i, int *count) {
     return sum;
 }
 
-static bool first_of_group(const MemoryPlan *plan, int i) {
-    for (int j = 0; j < i; j++) {
-        if (!strcmp(plan->entries[j].group, plan->entries[i].group)) return false;
-    }
-    return true;
-}
-
 // Groups and purposes of the entries on the device, or of those on the host.
 static void print_groups(const MemoryPlan *plan, bool host, double parameters, FILE *out) {
     for (int i = 0; i < plan->count; i++) {
-        if (plan->entries[i].host != host || !first_of_group(plan, i)) continue;
+        size_t sum = memory_plan_group_bytes(plan, i);
+        if (plan->entries[i].host != host || !sum) continue;
         const char *group = plan->entries[i].group;
-        size_t sum = group_bytes(plan, group);
         fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", group, sum, (double)sum / parameters);
         for (int j = i; j < plan->count; j++) {
             int count;

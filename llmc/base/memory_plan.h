@@ -26,6 +26,8 @@ void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpos
 // The same in host memory that the device copies to by itself (device.h, host_alloc): not part of the total.
 void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes, void **target);
 size_t memory_plan_total(const MemoryPlan *plan);  // on the device
+// Bytes of entry i's group when i is its first entry, else 0: for loops over groups.
+size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
 // What the plan takes of the device's memory: on CPU ranks, where that is the host's, the host's entries too.
 size_t memory_plan_needed(const MemoryPlan *plan);
 // Allocates everything, zeroed. sharers: how many ranks with the same needs draw on the same memory (CPU ranks of a host; 1 for a GPU of one's own).

@@ -2,8 +2,12 @@
 #pragma once
 #include <stdio.h>
 
+#include "llmc/state/memory.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN
-// Parameters, topology, buckets, memory by purpose (the memory plan's entries are exactly what the program allocates), bytes per step and level, FLOPs.
-void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memory_plan, FILE *out);
+// Prints the model, its buckets, memory by purpose, bytes per step and level, and a verdict: which
+// GPUs hold the run, and what leaves a node beside what the baselines and SDP4Bit send.
+// memory_plan: its entries are exactly what the program allocates. model_bytes: see memory.h.
+void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memory_plan,
+                 ModelBytes model_bytes, FILE *out);
 LLMC_END

@@ -75,9 +75,13 @@ static bool host_failed(const MemoryPlan *memory_plan) {
 // two nodes of one, 1347 where two ranks of a node send through NCCL; more ranks want more. Where a plan leaves less, they would fail later, in words of their own.
 enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
 
-void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks, bool nccl_in_node) {
+size_t memory_beside_plan(int ranks, bool nccl_in_node) {
     int mib = ranks == 1 ? LIBRARIES_MIB : nccl_in_node ? AND_NCCL_IN_NODE_MIB : AND_NCCL_MIB;
-    memory->beside = device_is_host() ? 0 : (size_t)mib << 20;
+    return (size_t)mib << 20;
+}
+
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks, bool nccl_in_node) {
+    memory->beside = device_is_host() ? 0 : memory_beside_plan(ranks, nccl_in_node);
     memory->device = device;
     memory->sharers = sharers;
     memory->planned = memory_plan_needed(memory_plan);

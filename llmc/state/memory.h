@@ -19,6 +19,9 @@ typedef struct Memory {
     bool reported;
 } Memory;
 
+// Bytes of a GPU that a run of `ranks` keeps beside its plan, for what cuBLAS, cuDNN and NCCL will
+// take. nccl_in_node: ranks of a node send to each other through NCCL, which then takes most.
+size_t memory_beside_plan(int ranks, bool nccl_in_node);
 // Looks at what is free for each of `sharers` ranks that draw on the same memory (CPU ranks of a host; ranks that share a GPU). Before any of them allocates. ranks:
 // of the run; of a GPU's memory something is kept for what the libraries will take, more where ranks send to each other. nccl_in_node: most, for those of a node are to do so through NCCL.
 void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks, bool nccl_in_node);

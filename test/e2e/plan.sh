@@ -73,6 +73,84 @@ under_mpirun() {
 }
 check "--plan under mpirun prints one plan" under_mpirun
 
+# The verdict at the end, for a reader: GiB by purpose, which GPUs hold it, what leaves a node.
+verdict() { # CARD RANKS RANKS_PER_NODE FLAGS...: leaves the verdict in $work/verdict
+    "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size "$2" --gpus-per-node "$3" "${@:4}" \
+        >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
+    sed -n '/^verdict$/,$p' "$work/out" >"$work/verdict"
+    [ -s "$work/verdict" ] || { why="no verdict"; return 1; }
+}
+tells() { grep -qE -- "$1" "$work/verdict" || { why="no '$1' in: $(tr '\n' ';' <"$work/verdict")"; return 1; }; }
+does_not_tell() { ! grep -qiE -- "$1" "$work/out" || { why="it says '$(grep -iE -- "$1" "$work/out" | head -n 1)'"; return 1; }; }
+gib_add_up() { # the purposes' GiB are the sum, which is the total in bytes
+    verdict 1.3b 16 8 "${paper[@]}" || return 1
+    awk '$1 == "total" && !bytes { bytes = $2 } /^verdict$/ { inside = 1 } /^  a GPU/ { inside = 0 }
+        inside && /^    all / { all = $2 } inside && /^    [a-z ]+ [0-9.]+$/ && !/^    all / { sum += $NF; rows++ }
+        END { exit !(rows >= 6 && all > 0 && (sum - all) ^ 2 < 0.05 ^ 2 && (bytes / 2 ^ 30 - all) ^ 2 < 0.006 ^ 2) }' "$work/out" ||
+        { why="$(tr '\n' ';' <"$work/verdict")"; return 1; }
+}
+check "the verdict's GiB add up to the total" gib_add_up
+largest() { # GB: the --micro-batch-size that the verdict says would still fit
+    sed -nE "s/^  a GPU of +$1 GB .*: fits.* up to --micro-batch-size ([0-9]+).*/\1/p" "$work/verdict"
+}
+largest_fits() { # and one more does not
+    local gb=$1 most
+    verdict 1.3b 16 8 "${paper[@]}" || return 1
+    most=$(largest "$gb")
+    [ "${most:-0}" -ge 4 ] || { why="no micro-batch for $gb GB: $(tr '\n' ';' <"$work/verdict")"; return 1; }
+    verdict 1.3b 16 8 "${paper[@]}" --micro-batch-size "$most" --global-batch-size $((most * 16)) || return 1
+    [ "$(largest "$gb")" = "$most" ] || { why="with $most: $(tr '\n' ';' <"$work/verdict")"; return 1; }
+    verdict 1.3b 16 8 "${paper[@]}" --micro-batch-size $((most + 1)) --global-batch-size $((most * 16 + 16)) || return 1
+    tells "^  a GPU of +$gb GB .*: does not fit" && [ -z "$(largest "$gb")" ]
+}
+check "the largest micro-batch that fits 80 GB" largest_fits 80
+check "the largest micro-batch that fits 141 GB" largest_fits 141
+too_large() {
+    verdict 18b 16 8 || return 1
+    tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
+}
+check "18b does not fit 80 GB" too_large
+# GB out of a node: rows "NAME  GB". Bits per value of the paper's arms: 32 + 16, 16 + 16, and 4 + 4 with scales; half of a node's gradients leave two nodes.
+gigabytes() { sed -nE "s/^    $1 +([0-9.]+).*/\1/p" "$work/verdict"; }
+side_by_side() {
+    local fp32 bf16 sdp4bit own
+    verdict 1.3b 16 8 "$@" || return 1
+    fp32=$(gigabytes 'fp32 gradients, bf16 weights') bf16=$(gigabytes 'bf16 gradients, bf16 weights') sdp4bit=$(gigabytes 'SDP4Bit')
+    own=$(awk '/between nodes, out of each node/ { print $7 / 1e9 }' "$work/out")
+    awk -v f="$fp32" -v b="$bf16" -v s="$sdp4bit" -v n=1.3158 'function near(x, y) { return x > 0.99 * y && x < 1.01 * y }
+        BEGIN { exit !(near(f, n * 6 / 2) && near(b, n * 4 / 2) && near(s, n * (1 + 4 / 128 + 4 / 2048) / 2)) }' || { why="$fp32, $bf16, $sdp4bit GB"; return 1; }
+    awk -v own="$own" -v said="$(gigabytes 'this run')" 'BEGIN { exit !(said > 0 && (own - said) ^ 2 <= 0.006 ^ 2) }' || { why="$own GB are sent: $(tr '\n' ';' <"$work/verdict")"; return 1; }
+}
+check "bytes between nodes side by side, SDP4Bit's run" side_by_side "${paper[@]}"
+check "bytes between nodes side by side, the baseline's run" side_by_side
+one_node() { # 4 bits cross between nodes only
+    verdict 1.3b 8 8 "${paper[@]}" || return 1
+    tells 'nothing travels between nodes' && tells '8 bits' && does_not_tell 'between nodes: int4' && [ -z "$(gigabytes 'SDP4Bit')" ]
+}
+check "one node sends nothing between nodes, and says so" one_node
+one_rank() {
+    verdict 1.3b 1 1 "${paper[@]}" || return 1
+    tells 'one rank sends nothing' && does_not_tell '(inside a|between) nodes?: int'
+}
+check "one rank sends nothing, and says so" one_rank
+two_nodes_of_one() {
+    verdict 1.3b 2 1 "${paper[@]}" || return 1
+    tells 'SDP4Bit' && does_not_tell 'inside a node: int8'
+}
+check "nodes of one rank send nothing inside" two_nodes_of_one
+arm_file() { # configs/sdp4bit.args is the paper's arm
+    local flag value
+    verdict 1.3b 16 8 "${paper[@]}" && cp "$work/out" "$work/flags" || return 1
+    verdict 1.3b 16 8 @configs/sdp4bit.args || return 1
+    cmp -s "$work/out" "$work/flags" || { why="another plan: $(diff "$work/out" "$work/flags" | head -n 3 | tr '\n' ';')"; return 1; }
+    DRY_RUN=1 DEVICE=cpu LOG_DIR='' ARM=sdp4bit scripts/train_1.3b.sh --mock-data >"$work/command" 2>"$work/err" || { say "no command"; return 1; }
+    while read -r flag value; do
+        [ "$flag" = --use-distributed-optimizer ] && continue # the model cards have it
+        grep -qwF -- "$flag${value:+ $value}" "$work/command" || { why="ARM=sdp4bit has no $flag $value"; return 1; }
+    done < <(grep '^--' configs/sdp4bit.args)
+}
+check "configs/sdp4bit.args is the arm of the scripts" arm_file
+
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2
     shift 2

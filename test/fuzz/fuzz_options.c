@@ -35,7 +35,7 @@ static void plan(const Config *c, int ranks, FILE *out) {
         if (zero) {
             gpt_reserve(&gpt, &memory_plan);
             check_sizes(&gpt, &memory_plan);
-            plan_report(c, zero, &memory_plan, out);
+            plan_report(c, zero, &memory_plan, gpt_planned_bytes, out);
             memory_plan_free(&memory_plan, NULL);
             zero_free(zero);
         } else {
