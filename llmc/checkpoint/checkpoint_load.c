@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "llmc/base/durable.h"
+#include "llmc/checkpoint/foreign.h"
 #include "llmc/checkpoint/lineage.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/safetensors.h"
@@ -105,7 +106,18 @@ static bool may_hold_a_run(const char *directory, Error *err) {
     char *manifest = text_format("%s/" MANIFEST_NAME, directory);
     bool one = durable_exists(manifest);
     free(manifest);
-    return !one || error_set(err, EXIT_CHECKPOINT, "--load %s is one checkpoint; give the folder above it, whose " CHECKPOINT_TRACKER " names the one to load", directory);
+    if (!one) return foreign_refuse(directory, true, err);
+    return error_set(err, EXIT_CHECKPOINT, "--load %s is one checkpoint; give the folder above it, whose " CHECKPOINT_TRACKER
+                     " names the one to load", directory);
+}
+
+// That the folder of a tracked iteration may be this program's: it is not there, or no other program's.
+static bool may_be_ours(const char *directory, int64_t iteration, Error *err) {
+    char *folder = find_folder(directory, iteration), *manifest = text_format("%s/" MANIFEST_NAME, folder);
+    bool ok = durable_exists(manifest) || foreign_refuse(folder, false, err);
+    free(folder);
+    free(manifest);
+    return ok;
 }
 
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err) {
@@ -130,7 +142,7 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
         default:
             // Cut short, or of a checkpoint that was deleted meanwhile: what lies below that number says nothing about where the run stood.
             newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
-            if (newest < 0) return tracked;
+            if (newest < 0) return may_be_ours(directory, tracked, err) ? tracked : CHECKPOINT_UNREADABLE;
             error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64 ", of which no checkpoint is there;", directory, tracked);
     }
     snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there", (int)strcspn(lost.what, ";"), lost.what);

@@ -110,6 +110,18 @@ from_scratch() {
     logged from_scratch 4 "${half[@]}" "${dropout[@]}" --load "$work/nowhere" && grep -q 'WARNING: could not find the metadata file' "$work/out" && same_training baseline from_scratch
 }
 check "--load without a checkpoint starts from scratch" from_scratch
+only_logs() { # what a run that died before its first checkpoint leaves
+    mkdir -p "$work/young/tensorboard" && touch "$work/young/run.log" "$work/young/tensorboard/events.out.tfevents.1"
+    trains 2 --load "$work/young" --save "$work/young" --save-interval 100 --log-progress --train-iters 4 --lr-decay-iters 4 || return 1
+    grep -q 'starting from scratch' "$work/out" || { why="does not say so"; return 1; }
+}
+check "--load of a folder with logs alone starts from scratch" only_logs
+another_program() { # TEXT FILES...
+    rm -rf "$work/foreign" && mkdir -p "$work/foreign/mp_rank_00" && (cd "$work/foreign" && touch "${@:2}") || return 1
+    refused 6 "$1" 2 --load "$work/foreign" && ! grep -q '^ iteration ' "$work/out"
+}
+check "--load of a Hugging Face model is refused" another_program "holds a Hugging Face model (config.json)" config.json model.safetensors
+check "--load of a Megatron-LM checkpoint is refused" another_program "holds a Megatron-LM checkpoint" mp_rank_00/model_optim_rng.pt
 # The last save is the end: loading it trains no further, and evaluates.
 finished_evaluates() {
     logged finished 4 "${half[@]}" "${dropout[@]}" --load "$work/baseline" || return 1

@@ -1,0 +1,112 @@
+// Folders that hold no checkpoint of this program: see foreign.h.
+#include "llmc/checkpoint/foreign.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <fts.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+
+enum { MOST_LEVELS = 4, MOST_ENTRIES = 100000 };
+
+typedef struct Row {
+    const char *pattern, *what;
+} Row;
+
+// Names of files, wherever they lie below the folder, and what they tell. The first row that fits counts.
+static const Row OURS[] = {
+    {"shard_*_of_*.safetensors", "a checkpoint of this program that lacks its manifest.json"},
+    {".iter_*.old", "a checkpoint of this program that a save was replacing when it died"},
+};
+static const Row OTHERS[] = {
+    {"model_optim_rng.pt", "a Megatron-LM checkpoint"},
+    {"distrib_optim.pt", "a Megatron-LM checkpoint"},
+    {"*.distcp", "a Megatron-LM or PyTorch distributed checkpoint"},
+    {"common.pt", "a Megatron-LM checkpoint"},
+    {"mp_rank_*_model_states.pt", "a DeepSpeed checkpoint"},
+    {"*zero_pp_rank_*.pt", "a DeepSpeed checkpoint"},
+    {"config.json", "a Hugging Face model"},
+    {"model.safetensors", "a Hugging Face model"},
+    {"model-*-of-*.safetensors", "a Hugging Face model"},
+    {"pytorch_model*.bin", "a Hugging Face model"},
+    {"model_[0-9]*.bin", "an llm.c checkpoint"},
+    {"*.idx", "a corpus of token shards"},
+    {"*.pt", "a PyTorch file"},
+    {"*.pth", "a PyTorch file"},
+    {"*.ckpt", "a PyTorch file"},
+};
+
+// What a run, its scripts and the file system put into a folder before there is a checkpoint.
+static const char *const FRESH[] = {
+    ".*",    "progress.txt", "*.txt", "*.log", "*.out", "*.err", "*.jsonl", "*.args", "*.sh", "*.csv",
+    "*.svg", "*.png",        "*.md",  "log",   "out",   "err",   "core*",   "events.out.tfevents.*",
+};
+
+static const char *known(const Row *rows, size_t count, const char *name) {
+    for (size_t i = 0; i < count; i++) {
+        if (fnmatch(rows[i].pattern, name, 0) == 0) return rows[i].what;
+    }
+    return NULL;
+}
+
+static bool fresh(const char *name) {
+    for (size_t i = 0; i < sizeof FRESH / sizeof *FRESH; i++) {
+        if (fnmatch(FRESH[i], name, 0) == 0) return true;
+    }
+    return false;
+}
+
+static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
+
+// Folders whose contents do not count: what killed saves and deletions left, and the file system's own.
+static bool passed_over(const char *name) {
+    static const char *const names[] = {".iter_*.tmp", ".iter_*.del", "lost+found"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (fnmatch(names[i], name, 0) == 0) return true;
+    }
+    return false;
+}
+
+// Walks the tree until something known is found. *what: what it is, NULL: nothing known. *path: where it
+// lies, or the first file that no fresh run has; NULL: none.
+static bool look(FTS *tree, bool also_ours, const char **what, char **path, Error *err) {
+    size_t above = 0;
+    int entries = 0;
+    for (FTSENT *e; !*what && entries++ < MOST_ENTRIES && (e = fts_read(tree));) {
+        if (e->fts_level == 0) above = e->fts_pathlen;
+        if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR) {
+            errno = e->fts_errno;
+            return durable_error(err, "look into", e->fts_path);
+        }
+        if (e->fts_info == FTS_DP || e->fts_level == 0) continue;
+        bool folder = e->fts_info == FTS_D;
+        if (folder && (passed_over(e->fts_name) || e->fts_level >= MOST_LEVELS)) fts_set(tree, e, FTS_SKIP);
+        *what = also_ours ? known(OURS, sizeof OURS / sizeof *OURS, e->fts_name) : NULL;
+        if (!*what) *what = known(OTHERS, sizeof OTHERS / sizeof *OTHERS, e->fts_name);
+        if (!*what && (*path || folder || fresh(e->fts_name))) continue;
+        const char *below = e->fts_path + above;
+        free(*path);
+        *path = xstrdup(below + strspn(below, "/"));
+    }
+    return true;
+}
+
+bool foreign_refuse(const char *folder, bool unless_fresh, Error *err) {
+    char *roots[] = {(char *)folder, NULL}, *path = NULL;
+    const char *what = NULL;
+    if (!durable_exists(folder)) return true;
+    FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
+    if (!tree) return durable_error(err, "look into", folder);
+    bool ok = look(tree, unless_fresh, &what, &path, err);
+    fts_close(tree);
+    if (ok && (what || (path && unless_fresh))) {
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "--load %s holds %s (%s), which this program cannot load; give a folder that it saved"
+                       " into, or a new one to start from scratch",
+                       folder, what ? what : "no checkpoint, but what no run writes before its first one", path);
+    }
+    free(path);
+    return ok;
+}
