@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "llmc/run/data_options.h"
+#include "llmc/data/check.h"      // --check-data
 #include "llmc/base/durable.h"     // the folder of --save is tried before training
 #include "llmc/ranks/emulate.h"     // nodes inside one machine
 #include "llmc/ranks/heartbeat.h"   // ranks that hang are named
@@ -945,6 +946,7 @@ static bool plan_run(Run *run) {
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
     run->site.node = run->topology.node;
     run->site.gpu = device_is_host() ? -1 : run->topology.device;
+    if (config_only_checks_data(c)) return true;
     gpt_describe(&run->gpt, c);
     if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
     run->zero = zero_plan(c, &run->topology, run->gpt.tensor, run->gpt.tensors, &run->memory_plan, &run->error);
@@ -1096,12 +1098,13 @@ static const char *decode_token(const void *tokenizer, int id, size_t *bytes) { 
 
 // --inspect-data and --check-data: rank 0 looks at the data, nobody trains.
 static void look_at_data(Run *run) {
-    if (!agreed(run, open_data(run))) return;
+    const Config *c = &run->config;
+    LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
+    if (!agreed(run, run->launch.rank > 0 || !c->check_data || check_data(&o, stdout, &run->error))) return;
+    if (c->inspect_data < 0 || !agreed(run, open_data(run))) return;
     bool ok = true;
     if (run->launch.rank == 0) {
-        const Config *c = &run->config;
-        if (c->check_data) ok = loader_check(run->loader, stdout, &run->error);
-        if (ok && c->inspect_data >= 0) ok = loader_inspect(run->loader, c->inspect_data, stdout, run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error);
+        ok = loader_inspect(run->loader, c->inspect_data, stdout, run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error);
     }
     agreed(run, ok);
 }

@@ -145,7 +145,10 @@ static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonTe
     size_t text_bytes, column;
     switch (jsonl_find(json, line, bytes, job->key, &text, &text_bytes, &block->replaced, &column, &why)) {
         case JSONL_FOUND: add_document(job, block, encoder, text, text_bytes); return true;
-        case JSONL_INVALID: snprintf(block->why, sizeof block->why, "is not valid JSON (byte %zu: %s); mend or drop the line", column, why); break;
+        case JSONL_INVALID:
+            snprintf(block->why, sizeof block->why, "is not valid JSON (byte %zu: %s); %s", column, why,
+                     bytes && *line != '{' ? "for plain text files, one document each, add --text" : "mend or drop the line");
+            break;
         case JSONL_NO_KEY: snprintf(block->why, sizeof block->why, "lacks the key \"%s\"; name the right one with --json-keys", job->key); break;
         case JSONL_NOT_STRING:
             snprintf(block->why, sizeof block->why, "has a \"%s\" that is no string; mend or drop the line", job->key);

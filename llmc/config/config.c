@@ -27,6 +27,10 @@ static int row_of(size_t offset) {
 
 #define GIVEN(parsed, field) ((parsed)->given[row_of(offsetof(Config, field))])
 
+bool config_only_checks_data(const Config *config) {
+    return config->check_data && config->inspect_data < 0 && !config->plan;
+}
+
 // --- checks of the flags alone, in the order of the help -------------------------------------------------------------------------
 
 static bool check_required(const Parsed *p) {
@@ -41,7 +45,7 @@ static bool check_required(const Parsed *p) {
         {!GIVEN(p, seq_length), "--seq-length"},
         {!GIVEN(p, max_position_embeddings), "--max-position-embeddings"},
         {!GIVEN(p, micro_batch_size), "--micro-batch-size"},
-        {!c->plan && !GIVEN(p, lr), "--lr"},
+        {!c->plan && c->inspect_data < 0 && !GIVEN(p, lr), "--lr"},
         {!c->plan && !GIVEN(p, train_iters) && !GIVEN(p, train_samples), "--train-iters (or --train-samples)"},
     };
     char missing[512] = "";
@@ -154,7 +158,7 @@ static bool check_data_sources(const Parsed *p) {
     if (several && GIVEN(p, split)) {
         return error_set(p->err, EXIT_USAGE, "--split cuts --data-path; shards given per split are used whole: drop --split");
     }
-    if (several && !c->train_data_path.count && !c->skip_train) {
+    if (several && !c->train_data_path.count && !c->skip_train && !config_only_checks_data(c)) {
         return error_set(p->err, EXIT_USAGE, "--valid-data-path or --test-data-path without --train-data-path; add it, or --skip-train");
     }
     if (!one && !several && !c->plan) {
@@ -297,6 +301,7 @@ static bool parse_words(Config *config, bool *given, char *notes, size_t notes_b
     const Option *table = config_options(&rows);
     if (!options_parse(table, rows, config->words, config->words_count, config, given, notes, notes_bytes, err)) return false;
     Parsed parsed = {config, given, notes, notes_bytes, err};
+    if (config_only_checks_data(config)) return check_data_sources(&parsed) && check_tokenizer(&parsed);
     return check_required(&parsed) && check_model(&parsed) && check_length(&parsed) && check_schedule(&parsed) && check_data_sources(&parsed) &&
            check_tokenizer(&parsed) && check_quantisation(&parsed) && check_checkpoints(&parsed) && check_rest(&parsed);
 }
@@ -515,6 +520,7 @@ static bool finish_sizes(const Config *c, Error *err) {
 
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
     if (!finish_vocabulary(config, vocab_size, eod, err)) return false;
+    if (config_only_checks_data(config)) return true;
     config->dp_size = world_size / (config->tensor_model_parallel_size * config->pipeline_model_parallel_size);
     if (!config->ffn_hidden_size) config->ffn_hidden_size = 4 * config->hidden_size;
     config->kv_channels = config->hidden_size / config->num_attention_heads;

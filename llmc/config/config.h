@@ -125,6 +125,9 @@ bool config_parse(Config *config, int argc, char **argv, char *notes, size_t not
 // implies (GPT-2's 50257, EOD 50256, when no files were opened). Error: EXIT_USAGE.
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
 void config_free(Config *config);
+// Whether the run is --check-data and nothing else. Then only the data's flags are required and checked, and
+// config_finish fills in the vocabulary alone.
+bool config_only_checks_data(const Config *config);
 // --help: grouped, complete, every flag with its default; what has no effect or is refused says why.
 void config_help(const char *program, FILE *file);
 // Megatron's argument dump ("------------------------ arguments ------------------------", names dotted to column 48, sorted).

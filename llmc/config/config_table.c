@@ -120,7 +120,7 @@ static const Option table[] = {
     FLAG("reset-attention-mask", reset_attention_mask, "no attention across the end of a document"),
     {.name = "inspect-data", .kind = OPTION_INT64, .offset = AT(int64_t, inspect_data), .initial = "-1", .low = -1, .high = 1e15, .value = "K",
      .help = "show training sample K (shards, tokens, text, epoch) and leave; -1 is off"},
-    FLAG("check-data", check_data, "read every token of every shard, report, and leave"),
+    FLAG("check-data", check_data, "read every token of every shard, report, and leave; needs only the data's flags"),
 
     HEADING("Ranks and communication"),
     INT("tensor-model-parallel-size", tensor_model_parallel_size, "1", 1, 1 << 20, "only 1 so far"),

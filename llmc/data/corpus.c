@@ -136,17 +136,28 @@ static bool read_up_to(int fd, CorpusBlock *block, size_t capacity, bool *ended,
     return true;
 }
 
-// Compressed input would otherwise be reported as bad JSON, or tokenised as noise.
-static bool refuse_compressed(const char *text, size_t bytes, const char *path, Error *err) {
+// Files that would otherwise be reported as bad JSON, or tokenised as noise.
+static bool refuse_foreign(const char *text, size_t bytes, const char *path, Error *err) {
     static const struct {
         const char *magic;
         size_t length;
-        const char *name, *tool;
-    } kinds[] = {{"\x1f\x8b", 2, "gzip", "zcat"}, {"\x28\xb5\x2f\xfd", 4, "zstd", "zstdcat"}, {"\xfd" "7zXZ", 5, "xz", "xzcat"}, {"BZh", 3, "bzip2", "bzcat"}};
+        const char *name;
+        const char *tool, *reader;  // the program that unpacks it, or pandas' function that reads it
+    } kinds[] = {{"\x1f\x8b", 2, "gzip", "zcat", NULL},
+                 {"\x28\xb5\x2f\xfd", 4, "zstd", "zstdcat", NULL},
+                 {"\xfd" "7zXZ", 5, "xz", "xzcat", NULL},
+                 {"BZh", 3, "bzip2", "bzcat", NULL},
+                 {"PAR1", 4, "parquet", NULL, "read_parquet"},
+                 {"ARROW1", 6, "arrow", NULL, "read_feather"}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (bytes < kinds[i].length + 1 || memcmp(text, kinds[i].magic, kinds[i].length)) continue;
-        return error_set(err, EXIT_DATA, "%s is compressed with %s; feed it through a pipe: %s %s | preprocess_data --input - ...", path, kinds[i].name,
-                         kinds[i].tool, path);
+        if (kinds[i].tool) {
+            return error_set(err, EXIT_DATA, "%s is compressed with %s; feed it through a pipe: %s %s | preprocess_data --input - ...",
+                             path, kinds[i].name, kinds[i].tool, path);
+        }
+        return error_set(err, EXIT_DATA, "%s is a %s file; write its rows as JSON lines first, for instance with pandas: "
+                         "%s(FILE).to_json(OUT, orient='records', lines=True)",
+                         path, kinds[i].name, kinds[i].reader);
     }
     return true;
 }
@@ -199,7 +210,7 @@ static bool next_lines(Corpus *corpus, CorpusBlock *block, Error *err) {
         block->path = corpus->paths[corpus->next_path - 1];
         block->first_of_path = corpus->at_start;
         if (!read_lines(corpus, block, &ended, err)) return false;
-        if (corpus->at_start && !refuse_compressed(block->text, block->bytes, block->path, err)) return false;
+        if (corpus->at_start && !refuse_foreign(block->text, block->bytes, block->path, err)) return false;
         corpus->at_start = false;
         if (ended) {
             close(corpus->fd);
@@ -240,7 +251,7 @@ static bool read_file(CorpusBlock *block, const char *path, Error *err) {
     }
     close(fd);
     file->bytes = block->bytes - file->offset;
-    return good && refuse_compressed(block->text + file->offset, file->bytes, path, err);
+    return good && refuse_foreign(block->text + file->offset, file->bytes, path, err);
 }
 
 static bool next_files(Corpus *corpus, CorpusBlock *block, Error *err) {

@@ -1,11 +1,12 @@
 // Batches for the training loop: opens the data, builds the datasets per split, serves micro-batches in Megatron's order: see loader.h.
-// Reports (summary, --inspect-data, --check-data) stand in loader_report.c. Called by train_gpt.cu.
+// Reports (summary, --inspect-data) stand in loader_report.c, --check-data in check.c. Called by train_gpt.cu.
 #include "llmc/data/loader.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/data/check.h"
 #include "llmc/data/loader_state.h"
 #include "llmc/data/mapped.h"
 #include "llmc/base/rng.h"
@@ -41,12 +42,20 @@ static bool check_options(const LoaderOptions *o, Error *err) {
     return true;
 }
 
-// Opens one blend for all splits, or one per split.
-static bool open_sources(Loader *l, const LoaderOptions *o, Error *err) {
+bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *o, Error *err) {
     if (o->mock_data) return true;
-    if (o->data_path_count) return data_source_open(&l->source[0], o->data_path, o->data_path_count, err);
+    if (o->data_path_count) return data_source_open(&source[0], o->data_path, o->data_path_count, err);
     for (int s = 0; s < SPLITS; s++) {
-        if (path_count(o, s) && !data_source_open(&l->source[s], path_words(o, s), path_count(o, s), err)) return false;
+        if (path_count(o, s) && !data_source_open(&source[s], path_words(o, s), path_count(o, s), err)) return false;
+    }
+    return true;
+}
+
+static bool ends_fit(const Loader *l, const LoaderOptions *o, Error *err) {
+    for (int s = 0; s < SPLITS; s++) {
+        for (int i = 0; i < l->source[s].shards; i++) {
+            if (!check_ends(&l->source[s].shard[i], o, CHECK_SOME_ENDS, NULL, err)) return false;
+        }
     }
     return true;
 }
@@ -66,7 +75,8 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
 
 static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
     double bounds[SPLITS + 1] = {0};
-    bool ok = check_options(o, err) && choose_splits(l, o, bounds, err) && open_sources(l, o, err);
+    bool ok = check_options(o, err) && choose_splits(l, o, bounds, err) &&
+              loader_open_sources(l->source, o, err) && ends_fit(l, o, err);
     if (!node_memory_agree(l->memory, ok, err)) return false;
     IndexMemory hooks = node_memory_hooks(l->memory);
     for (int s = 0; s < SPLITS && !o->mock_data; s++) {

@@ -1,5 +1,5 @@
 // Batches for the training loop: Megatron's sampler order over iterations, micro-batches and data-parallel ranks on top of the datasets;
-// token checks, loss masks, position ids and document starts; mock data; --inspect-data and --check-data. Called by train_gpt.cu.
+// token checks, loss masks, position ids and document starts; mock data; --inspect-data. Called by train_gpt.cu.
 #pragma once
 #include <stdio.h>
 
@@ -18,7 +18,8 @@ typedef struct LoaderOptions {
     int64_t samples[SPLITS];             // requested samples per split; 0 = split not wanted
     int seq_length;
     int vocab_size;                      // ids must be below this (unpadded size)
-    int eod;                             // needed by the three flags below; mock data has its own, 0
+    int eod;                             // -1: none. Needed by the three flags below; mock data has its own, 0
+    bool known_ids;                      // ids of a tokenizer of this program: shards of another one are refused
     bool eod_mask_loss, reset_position_ids, reset_attention_mask;
     uint32_t seed, eval_seed;            // order of the training samples | of the others, 0: seed
     int micro_batch_size;                // B
@@ -67,8 +68,5 @@ void loader_print_summary(const Loader *loader, FILE *out);
 // (NULL: ids only), the epoch it lies in, samples and tokens per blend part. Errors: EXIT_USAGE for a k that is not there.
 bool loader_inspect(const Loader *loader, int64_t k, FILE *out,
                     const char *(*decode)(const void *context, int id, size_t *bytes), const void *context, Error *err);
-// --check-data: reads every token of every shard once; reports sequences, documents, tokens, lengths and ids per shard, and warns where
-// documents end as in another vocabulary; EXIT_DATA on the first id out of range. Not collective: one rank calls it.
-bool loader_check(const Loader *loader, FILE *out, Error *err);
 
 LLMC_END

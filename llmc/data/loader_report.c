@@ -1,7 +1,8 @@
-// What the loader tells the user: the start-up summary, --inspect-data and --check-data. See loader.h.
+// What the loader tells the user: the start-up summary and --inspect-data. See loader.h.
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "llmc/data/check.h"
 #include "llmc/data/loader_state.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -43,6 +44,11 @@ void loader_print_summary(const Loader *loader, FILE *out) {
                     " > %s: %" PRId64 " samples of %d tokens from %d shard%s\n", split_name(s), d->samples, o->seq_length, d->shards,
                     d->shards == 1 ? "" : "s");
             for (int i = 0; i < d->shards; i++) print_part(d, i, out);
+        }
+    }
+    for (int s = 0; s < SPLITS; s++) {
+        for (int i = 0; i < loader->source[s].shards; i++) {
+            check_ends(&loader->source[s].shard[i], o, CHECK_SOME_ENDS, out, NULL);
         }
     }
     bool copied;
@@ -141,90 +147,4 @@ bool loader_inspect(const Loader *loader, int64_t k, FILE *out, const char *(*de
     }
     free(ids);
     return ok;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// --check-data
-
-// Names the sequence that holds the id at this position of the .bin.
-static bool bad_token(const Shard *shard, int64_t position, int32_t id, int vocab_size, Error *err) {
-    int64_t low = 0, high = shard->sequences;  // the last sequence that begins at or before position; empty ones begin there too
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (shard_position(shard, middle) <= position) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return loader_bad_id(shard, low, position - shard_position(shard, low), id, vocab_size, err);
-}
-
-static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, Error *err) {
-    enum { CHUNK = 1 << 16 };
-    int32_t *ids = (int32_t *)xmalloc(CHUNK * sizeof *ids, "ids to check");
-    bool ok = true;
-    *largest = -1;
-    for (int64_t at = 0; ok && at < shard->tokens; at += CHUNK) {
-        int64_t count = shard->tokens - at < CHUNK ? shard->tokens - at : CHUNK;
-        shard_read(shard, at, count, ids);
-        uint32_t most = 0;  // a negative id is a huge one
-        for (int64_t i = 0; i < count; i++) most = (uint32_t)ids[i] > most ? (uint32_t)ids[i] : most;
-        if (most >= (uint32_t)vocab_size) {
-            int64_t i = 0;
-            while ((uint32_t)ids[i] < (uint32_t)vocab_size) i++;
-            ok = bad_token(shard, at + i, ids[i], vocab_size, err);
-        } else if ((int32_t)most > *largest) {
-            *largest = (int32_t)most;
-        }
-    }
-    free(ids);
-    return ok;
-}
-
-// Says so where several sequences all end alike, but not with this vocabulary's end of a document: then the ids are another vocabulary's, however valid. Those of a
-// shard that was made without such ends end in many ways.
-static void check_ends(const Shard *shard, int eod, FILE *out) {
-    int32_t end = -1, id = 0;
-    int64_t ended = 0;
-    for (int64_t i = 0; i < shard->sequences; i++) {
-        int64_t length = shard_length(shard, i);
-        if (length == 0) continue;
-        shard_read(shard, shard_position(shard, i) + length - 1, 1, &id);
-        if (id == eod || (ended > 0 && id != end)) return;
-        end = id;
-        ended++;
-    }
-    if (ended > 1) fprintf(out, " > WARNING: every sequence of %s ends with id %d, none with %d, this vocabulary's end of a document; see whether the shard was made with another one\n",
-                           shard->prefix, end, eod);
-}
-
-static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *err) {
-    int64_t empty = 0, shortest = INT64_MAX, longest = 0;
-    for (int64_t i = 0; i < shard->sequences; i++) {
-        int64_t length = shard_length(shard, i);
-        empty += length == 0;
-        if (length < shortest) shortest = length;
-        if (length > longest) longest = length;
-    }
-    int32_t largest;
-    if (!check_tokens(shard, vocab_size, &largest, err)) return false;
-    fprintf(out, " > %s: %" PRId64 " sequences, %" PRId64 " documents, %" PRId64 " tokens of %d bytes, ", shard->prefix, shard->sequences,
-            shard->documents, shard->tokens, shard_dtype_size(shard->dtype));
-    fprintf(out, "lengths %" PRId64 " to %" PRId64 " (%" PRId64 " empty), largest id %d of %d: good\n", shard->sequences ? shortest : 0, longest, empty,
-            largest, vocab_size);
-    return true;
-}
-
-bool loader_check(const Loader *loader, FILE *out, Error *err) {
-    if (loader->options.mock_data) fprintf(out, " > mock data: nothing to check\n");
-    for (int s = 0; s < SPLITS; s++) {
-        const DataSource *source = &loader->source[s];
-        for (int i = 0; i < source->shards; i++) {
-            if (!check_shard(&source->shard[i], loader->options.vocab_size, out, err)) return false;
-            if (loader->options.eod >= 0) check_ends(&source->shard[i], loader->options.eod, out);
-            fflush(out);
-        }
-    }
-    return true;
 }

@@ -1,4 +1,5 @@
-// Inside of the loader, shared by loader.c (batches) and loader_report.c (summary, --inspect-data, --check-data) only.
+// Inside of the loader, shared by loader.c (batches), loader_report.c (summary,
+// --inspect-data) and check.c (--check-data) only.
 #pragma once
 #include "llmc/data/loader.h"
 #include "llmc/data/node_memory.h"
@@ -18,6 +19,9 @@ struct Loader {
     Batch batch;
 };
 
+// Opens the shards of --data-path into source[0], or those of each split into its own. source: zeroed, to be
+// closed whatever the result. Errors: those of data_source_open.
+bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *options, Error *err);
 // The T + 1 checked ids of one sample. Errors as loader_batch.
 bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err);
 // Fills the error (EXIT_DATA) for an id outside the vocabulary: offset is its position in the sequence. Returns false.

@@ -34,6 +34,33 @@ checks_data() {
 }
 check "--check-data" checks_data
 
+checks_alone() { # only the data's flags
+    ranks 2 --check-data --tokenizer-type Byte --data-path "$data" || { say "failed"; return 1; }
+    grep -q 'text_text_document: 600 sequences, .*: good$' "$work/out" || { why="no report"; return 1; }
+    ranks 1 --check-data --data-path "$data"
+    error_names 2 "--vocab-file" $?
+}
+check "--check-data with the data's flags alone" checks_alone
+inspects_without_lr() {
+    local own=("${batch[@]}") i
+    for i in "${!own[@]}"; do [[ "${own[i]:-}" = --lr || "${own[i]:-}" = --min-lr ]] && unset "own[i]" "own[i + 1]"; done
+    ranks 1 "${model[@]}" "${own[@]}" --data-path "$data" --inspect-data 0 || say "failed"
+}
+check "--inspect-data without --lr" inspects_without_lr
+
+# --- a shard of bytes under another vocabulary, in which all its ids are valid ---
+bpe=(--tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json --merge-file test/golden/tokenizer/merges.txt)
+check "bytes under a BPE vocabulary" refused 5 "its documents end with id 256, which stands nowhere else" 2 "${bpe[@]}"
+check "--check-data of bytes under a BPE vocabulary" refused 5 "its documents end with id 256" 2 "${bpe[@]}" --check-data
+numbers() {
+    trains 2 --tokenizer-type NullTokenizer --vocab-size 300 || return 1
+    [ "$(grep -c '^ > WARNING: every sequence of .*text_text_document that was looked at ends with id 256, none with 300' "$work/out")" -eq 1 ] || why="not one warning"
+    [ -z "$why" ]
+}
+check "bytes under NullTokenizer: a warning" numbers
+own_end() { trains 2 && ! grep -q 'WARNING: every sequence' "$work/out" || { why=${why:-a warning}; return 1; }; }
+check "bytes under Byte: none" own_end
+
 # --- the ends of documents ---
 masks_matter() {
     local flags=("" "--eod-mask-loss" "--reset-position-ids" "--reset-attention-mask" "--eod-mask-loss --reset-position-ids --reset-attention-mask") i j

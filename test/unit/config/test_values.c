@@ -87,12 +87,33 @@ static void short_help(void **state) {
     }
 }
 
+// --check-data asks for the shards and their vocabulary, --inspect-data for all that decides the order too.
+static void looking_at_data_needs_little(void **state) {
+    Run run;
+    must_run(&run, "--check-data --data-path a --tokenizer-type Byte", 3);
+    assert_int_equal(run.config.vocab_size_unpadded, 257);
+    assert_int_equal(run.config.eod, 256);
+    config_free(&run.config);
+    must_run(&run, "--check-data --valid-data-path a --tokenizer-type NullTokenizer --vocab-size 9", 1);
+    config_free(&run.config);
+    must_fail("--check-data --tokenizer-type Byte", 0, "no data; give --data-path");
+    must_fail("--check-data --data-path a", 0, "needs --vocab-file and --merge-file");
+    must_fail("--check-data --data-path a --train-data-path b --tokenizer-type Byte", 0, "exclude each other");
+    must_fail("--check-data --seed x", 0, "--seed x: not a whole number");
+    must_fail("--inspect-data 3 --data-path a --tokenizer-type Byte", 0, "missing --num-layers");
+    must_fail("--inspect-data 3 --check-data --data-path a --tokenizer-type Byte", 0, "missing --num-layers");
+    must_run(&run, "--inspect-data 3 --data-path a --tokenizer-type Byte --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
+                   "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 10", 1);
+    config_free(&run.config);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reals_are_judged_in_float32),
         cmocka_unit_test(stored_values_keep_their_digits),
         cmocka_unit_test(other_reals_are_known),
         cmocka_unit_test(short_help),
+        cmocka_unit_test(looking_at_data_needs_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

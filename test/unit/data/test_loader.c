@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "llmc/data/check.h"
 #include "llmc/data/loader.h"
 #include "test/leaks.h"
 #include "test/unit/folder.h"
@@ -292,7 +293,7 @@ static void bad_ids(void **state) {
         assert_int_equal(err.code, EXIT_DATA);
         assert_non_null(strstr(err.what, what));
         FILE *null = fopen("/dev/null", "w");
-        assert_false(loader_check(l, null, &checked));
+        assert_false(check_data(&o, null, &checked));
         assert_int_equal(checked.code, EXIT_DATA);
         assert_non_null(strstr(checked.what, what));
         fclose(null);
@@ -422,7 +423,7 @@ static void reports(void **state) {
     assert_false(loader_inspect(l, 1, out, NULL, NULL, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     rewind(out);
-    assert_true(loader_check(l, out, &err));
+    assert_true(check_data(&o, out, &err));
     fflush(out);
     assert_says(text, "/x: 1 sequences, 1 documents, 9 tokens of 2 bytes, lengths 9 to 9 (0 empty), largest id 9 of 10: good\n");
     fclose(out);
@@ -430,37 +431,103 @@ static void reports(void **state) {
     loader_close(l);
 }
 
-// What --check-data prints of a shard of two sequences that end with these ids, for a vocabulary whose documents end with 9.
-static char *checked_ends(const char *prefix, int32_t first, int32_t second) {
-    const int32_t tokens[] = {5, first, 6, second}, lengths[] = {2, 2};
-    write_shard(prefix, SHARD_U16, tokens, lengths, 2);
-    LoaderOptions o = one_shard(&prefix);
+// A shard of n sequences {5, 6, ends[i % 2]}, and options under which documents end with 9.
+static LoaderOptions shard_with_ends(const char *const *prefix, const int32_t ends[2], int n) {
+    int32_t tokens[3 * 40], lengths[40];
+    for (int i = 0; i < n; i++) {
+        const int32_t sequence[3] = {5, 6, ends[i % 2]};
+        memcpy(tokens + 3 * i, sequence, sizeof sequence);
+        lengths[i] = 3;
+    }
+    write_shard(*prefix, SHARD_U16, tokens, lengths, n);
+    LoaderOptions o = one_shard(prefix);
     o.split = "1,0,0";
     o.samples[0] = o.seq_length = 1;
     o.samples[1] = o.samples[2] = 0;
     o.vocab_size = 10;
     o.eod = 9;
-    Loader *l = open_loader(&o);
+    return o;
+}
+
+static char *text_of_check(const LoaderOptions *o, bool *good, Error *err) {
     char *text = NULL;
     size_t bytes = 0;
-    Error err = {0};
     FILE *out = open_memstream(&text, &bytes);
-    assert_true(loader_check(l, out, &err));
+    *good = check_data(o, out, err);
     fclose(out);
-    loader_close(l);
     return text;
 }
 
 // Ids of another vocabulary may all be valid here; the ends of documents give them away.
 static void ends_of_another_vocabulary(void **state) {
-    const char *prefix = ((Folder *)*state)->prefix;
-    const int32_t ends[4][2] = {{7, 7}, {9, 9}, {7, 9}, {7, 8}};
-    for (int i = 0; i < 4; i++) {
-        char *text = checked_ends(prefix, ends[i][0], ends[i][1]);
-        assert_says(text, ": good\n");
-        assert_int_equal(strstr(text, " ends with id 7, none with 9, ") != NULL, i == 0);
+    static const struct {
+        int32_t ends[2];
+        int sequences;
+        bool known;           // whose ids they are is known: not NullTokenizer
+        bool refused, warns;
+    } cases[] = {
+        {{7, 7}, 4, true, true, false},    // 7 ends all of them, stands nowhere else and is the largest id
+        {{7, 7}, 40, true, true, false},
+        {{7, 7}, 40, false, false, true},  // of unknown ids the same is only worth a warning
+        {{7, 7}, 3, true, false, true},    // too few to be sure
+        {{9, 9}, 40, true, false, false},  // this vocabulary's end
+        {{7, 9}, 40, true, false, false},
+        {{7, 8}, 40, true, false, false},  // text that was cut anywhere
+        {{3, 3}, 40, true, false, true},   // a line's end perhaps: small, as an end of document is not
+        {{6, 6}, 40, true, false, true},   // it stands inside documents too
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *prefix = ((Folder *)*state)->prefix;
+        LoaderOptions o = shard_with_ends(&prefix, cases[i].ends, cases[i].sequences);
+        o.known_ids = cases[i].known;
+        Error checked = {0}, opened = {0};
+        bool good;
+        char *text = text_of_check(&o, &good, &checked), words[64];
+        assert_int_equal(good, !cases[i].refused);
+        snprintf(words, sizeof words, " ends with id %d, none with 9, ", cases[i].ends[0]);
+        assert_int_equal(strstr(text, words) != NULL, cases[i].warns);
         free(text);
+        Loader *l = loader_open(&o, (Peers){MPI_COMM_SELF, 0, NULL}, &opened);
+        assert_int_equal(l != NULL, !cases[i].refused);
+        if (cases[i].refused) {
+            snprintf(words, sizeof words, "with id %d, which stands nowhere else", cases[i].ends[0]);
+            assert_int_equal(checked.code, EXIT_DATA);
+            assert_int_equal(opened.code, EXIT_DATA);
+            assert_says(opened.what, words);
+            assert_says(checked.what, words);
+        }
+        if (l) {
+            size_t bytes = 0;
+            FILE *out = open_memstream(&text, &bytes);
+            loader_print_summary(l, out);
+            fclose(out);
+            assert_int_equal(strstr(text, "WARNING") != NULL, cases[i].warns);
+            free(text);
+            loader_close(l);
+        }
     }
+}
+
+// --check-data reads shards, not samples: a split that nothing can be drawn from is no matter.
+static void checking_needs_no_samples(void **state) {
+    const char *prefix = ((Folder *)*state)->prefix, *missing = "/no/such/shard";
+    LoaderOptions o = {.data_path = &prefix, .data_path_count = 1, .split = "9999,1,0", .vocab_size = 500, .eod = 499};
+    Error err = {0};
+    bool good;
+    char *text = text_of_check(&o, &good, &err);
+    assert_true(good);
+    assert_says(text, "/x: 80 sequences, 80 documents");
+    free(text);
+    o.data_path = &missing;
+    text = text_of_check(&o, &good, &err);
+    assert_false(good);
+    assert_int_equal(err.code, EXIT_DATA);
+    free(text);
+    o = (LoaderOptions){.mock_data = true, .vocab_size = 500};
+    text = text_of_check(&o, &good, &err);
+    assert_true(good);
+    assert_says(text, "nothing to check");
+    free(text);
 }
 
 int main(int argc, char **argv) {
@@ -471,6 +538,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(resume, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(masks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(ends_of_another_vocabulary, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(checking_needs_no_samples, make_folder, remove_folder),
         cmocka_unit_test(mock_data),
         cmocka_unit_test_setup_teardown(bad_ids, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(beyond_the_end, make_folder, remove_folder),

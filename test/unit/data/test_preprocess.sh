@@ -163,6 +163,11 @@ line() { # the bad line, as line 4003 of big.jsonl's beginning: not in the first
     byte --input "$work/golden.jsonl" "$work/bad.jsonl" --workers 3
 }
 refused "a line that is no JSON" 5 "$work/bad.jsonl line 4003 is not valid JSON" line '{"text": "x"'
+refused "plain text as JSON lines" 5 "line 1 is not valid JSON (byte 1: a JSON object should begin here); for plain text files, one document each, add --text" \
+    byte --input "$work/1.txt"
+printf 'PAR1\x15\x04rows' >"$work/a.parquet"
+refused "a parquet file" 5 "$work/a.parquet is a parquet file; write its rows as JSON lines first" byte --input "$work/a.parquet"
+refused "a parquet file as plain text" 5 "is a parquet file" byte --text --input "$work/a.parquet"
 refused "an empty line" 5 "$work/bad.jsonl line 4003 is not valid JSON" line ''
 refused "a line without the key" 5 "$work/bad.jsonl line 4003 lacks the key \"text\"" line '{"txt": "x"}'
 refused "a text that is no string" 5 "$work/bad.jsonl line 4003 has a \"text\" that is no string" line '{"text": ["x"]}'

@@ -1,0 +1,126 @@
+// Looks at shards as such: see check.h.
+#include "llmc/data/check.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "llmc/data/loader_state.h"
+
+// Names the sequence that holds the id at this position of the .bin.
+static bool bad_token(const Shard *shard, int64_t position, int32_t id, int vocab_size, Error *err) {
+    int64_t low = 0, high = shard->sequences;  // the last sequence that begins at or before position; empty ones begin there too
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (shard_position(shard, middle) <= position) low = middle;
+        else high = middle;
+    }
+    return loader_bad_id(shard, low, position - shard_position(shard, low), id, vocab_size, err);
+}
+
+static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, Error *err) {
+    enum { CHUNK = 1 << 16 };
+    int32_t *ids = (int32_t *)xmalloc(CHUNK * sizeof *ids, "ids to check");
+    bool ok = true;
+    *largest = -1;
+    for (int64_t at = 0; ok && at < shard->tokens; at += CHUNK) {
+        int64_t count = shard->tokens - at < CHUNK ? shard->tokens - at : CHUNK;
+        shard_read(shard, at, count, ids);
+        uint32_t most = 0;  // a negative id is a huge one
+        for (int64_t i = 0; i < count; i++) most = (uint32_t)ids[i] > most ? (uint32_t)ids[i] : most;
+        if (most >= (uint32_t)vocab_size) {
+            int64_t i = 0;
+            while ((uint32_t)ids[i] < (uint32_t)vocab_size) i++;
+            ok = bad_token(shard, at + i, ids[i], vocab_size, err);
+        } else if ((int32_t)most > *largest) {
+            *largest = (int32_t)most;
+        }
+    }
+    free(ids);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The ends of documents
+
+typedef struct Ends {
+    int64_t seen;     // sequences of at least two tokens
+    int32_t last;     // the id that ends all of them
+    bool alike;       // they end with one id
+    int32_t largest;  // of the ids before the last one
+    bool elsewhere;   // the last id stands there too
+} Ends;
+
+// Takes in the tail of a sequence.
+static void add_tail(Ends *e, const int32_t *ids, int count) {
+    int32_t last = ids[count - 1];
+    e->alike = e->seen == 0 || (e->alike && last == e->last);
+    e->last = last;
+    e->seen++;
+    for (int t = 0; t < count - 1; t++) {
+        if (ids[t] > e->largest) e->largest = ids[t];
+        e->elsewhere |= ids[t] == last;
+    }
+}
+
+bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, FILE *out, Error *err) {
+    enum { TAIL = 256, ENOUGH = 4 };
+    int32_t ids[TAIL];
+    Ends e = {.alike = true, .largest = -1};
+    int64_t looks = shard->sequences < most ? shard->sequences : most;
+    for (int64_t k = 0; k < looks && e.alike; k++) {
+        int64_t i = looks == shard->sequences ? k : shard->sequences / looks * k, length = shard_length(shard, i);
+        int count = length < TAIL ? (int)length : TAIL;
+        if (count < 2) continue;
+        shard_read(shard, shard_position(shard, i) + length - count, count, ids);
+        add_tail(&e, ids, count);
+    }
+    if (options->eod < 0 || e.seen < 2 || !e.alike || e.last == options->eod) return true;
+    bool certain = e.seen >= ENOUGH && !e.elsewhere && e.last > e.largest;
+    if (certain && options->known_ids) {
+        return error_set(err, EXIT_DATA,
+                         "%s: its documents end with id %d, which stands nowhere else, and not with %d, this vocabulary's end of "
+                         "a document; give the --tokenizer-type that the shard was made with, or NullTokenizer",
+                         shard->prefix, e.last, options->eod);
+    }
+    if (!out) return true;
+    fprintf(out,
+            " > WARNING: every sequence of %s that was looked at ends with id %d, none with %d, this vocabulary's end of a "
+            "document; was --append-eod left out, or the shard made with another vocabulary?\n",
+            shard->prefix, e.last, options->eod);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// --check-data
+
+static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *err) {
+    int64_t empty = 0, shortest = INT64_MAX, longest = 0;
+    for (int64_t i = 0; i < shard->sequences; i++) {
+        int64_t length = shard_length(shard, i);
+        empty += length == 0;
+        if (length < shortest) shortest = length;
+        if (length > longest) longest = length;
+    }
+    int32_t largest;
+    if (!check_tokens(shard, vocab_size, &largest, err)) return false;
+    fprintf(out, " > %s: %" PRId64 " sequences, %" PRId64 " documents, %" PRId64 " tokens of %d bytes, ", shard->prefix, shard->sequences,
+            shard->documents, shard->tokens, shard_dtype_size(shard->dtype));
+    fprintf(out, "lengths %" PRId64 " to %" PRId64 " (%" PRId64 " empty), largest id %d of %d: good\n", shard->sequences ? shortest : 0, longest, empty,
+            largest, vocab_size);
+    return true;
+}
+
+bool check_data(const LoaderOptions *options, FILE *out, Error *err) {
+    if (options->mock_data) fprintf(out, " > mock data: nothing to check\n");
+    DataSource source[SPLITS] = {{0}};
+    bool ok = loader_open_sources(source, options, err);
+    for (int s = 0; s < SPLITS; s++) {
+        for (int i = 0; ok && i < source[s].shards; i++) {
+            const Shard *shard = &source[s].shard[i];
+            ok = check_shard(shard, options->vocab_size, out, err) && check_ends(shard, options, shard->sequences, out, err);
+            fflush(out);
+        }
+        data_source_close(&source[s]);
+    }
+    return ok;
+}
