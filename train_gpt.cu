@@ -1,37 +1,21 @@
-// sdp4bit.c: GPT pretraining with sharded data parallelism in (almost) 4 bits. This file is the whole story, top to bottom: the GPT, the training step,
-// evaluation, checkpoints, sampling, main(). It is written in the common subset of C11 and CUDA C++ and holds no kernels: compiled as C it
-// is the CPU program, compiled by nvcc the GPU program. What it calls:
+// sdp4bit.c: GPT pretraining with sharded data parallelism in (almost) 4 bits. This file is the story, top to
+// bottom: the GPT, the training step, evaluation, the loop, main(). It is written in the common subset of C11 and
+// CUDA C++ and holds no kernels: compiled as C it is the CPU program, compiled by nvcc the GPU program.
 
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/run/data_options.h"
-#include "llmc/data/check.h"      // --check-data
-#include "llmc/base/durable.h"     // the folder of --save is tried before training
-#include "llmc/ranks/emulate.h"     // nodes inside one machine
-#include "llmc/ranks/heartbeat.h"   // ranks that hang are named
-#include "llmc/ranks/launch.h"      // MPI start and end
-#include "llmc/ranks/limit_timer.h" // ranks that hang before and after the heartbeat
-#include "llmc/log/log.h"         // Megatron's log lines, JSON lines, TensorBoard
-#include "llmc/state/memory.h"      // the memory plan against the memory that is there
-#include "llmc/ranks/parallel.h"    // initial weights on all cores
-#include "llmc/ranks/placement.h"
-#include "llmc/run/node_exchange.h"   // each rank its device, and its way to the others of its node
-#include "llmc/run/plan_report.h" // --plan
-#include "llmc/log/progress.h"    // --log-progress
-#include "llmc/state/probe.h"       // figures on quantisation
-#include "llmc/state/replicas.h"    // the ranks' weights compared and repaired
-#include "llmc/run/sample.h"      // tokens from logits, text from tokens
-#include "llmc/run/same_run.h"    // one program, one set of flags, one set of data on all machines
-#include "llmc/checkpoint/saver.h"       // checkpoints, in the background or not
-#include "llmc/config/schedule.h"    // learning rate in samples
-#include "llmc/state/sentry.h"      // verdicts: what was skipped, what ends the run
-#include "llmc/ranks/stop.h"        // signals and time limits, polled
-#include "llmc/data/tokenizer.h"   // vocabulary size, EOD, decoding
 #include "llmc/base/version.h"
-#include "train_gpt.h"        // GPT, Zero, Loader, Peers, ops
+#include "llmc/ranks/heartbeat.h"    // ranks that hang are named
+#include "llmc/ranks/limit_timer.h"  // ranks that hang before and after the heartbeat
+#include "llmc/ranks/parallel.h"     // initial weights on all cores
+#include "llmc/run/plan_report.h"    // --plan
+#include "llmc/run/run.h"            // what a run holds beside the model
+#include "llmc/run/same_run.h"       // one set of flags on all machines
+#include "llmc/state/probe.h"        // figures on what quantisation does
+#include "train_gpt.h"               // GPT, ops, Zero
 
 // ===== the GPT ===================================================================================================================
 // GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows, tanh GELU, tied head.
@@ -293,84 +277,28 @@ void gpt_backward(GPT *gpt, const Pass *p) {
     if (p->last) zero_reduce_unit(gpt->zero, 0);
 }
 
-// ===== a run =====================================================================================================================
-
-// What happened since the last log line.
-typedef struct Interval {
-    int64_t iterations, samples, skipped, nan;
-    double loss_sum;        // over applied steps
-    double seconds_start;   // moved forward by what is not training: evaluation, checkpoints
-    CommTraffic traffic;    // at the start
-} Interval;
-
-typedef struct Run {
-    Config config;
-    Launch launch;
-    Topology topology;
-    Site site;
-    Error error;              // why the run ends early
-    int exit_code;
-    Tokenizer *tokenizer;
-    Device *device;
-    Stream *compute;
-    Lanes lanes;              // of communication
-    MPI_Comm dp_group;
-    Comm *comm;
-    Timers *timers;
-    MemoryPlan memory_plan;
-    Zero *zero;
-    GPT gpt;
-    Loader *loader;
-    Log *log;
-    Progress *progress;
-    Schedule schedule;
-    // counters of the whole run, saved in checkpoints
-    int64_t iteration, consumed_train, consumed_valid;
-    int64_t split_samples[2];  // of SPLIT_TRAIN and SPLIT_VALID as built; 0: not known
-    int64_t scheduled;        // samples of applied steps: what the schedule counts
-    Sentry sentry;
-    double flops_so_far;
-    // the step whose verdict the host has not read yet
-    bool unsettled;
-    int step_batch;           // samples of the latest step launched: the one that is settled next, or was last
-    StepControl last;         // the newest verdict read
-    StepReport report;        // what was told of it
-    Interval interval;
-    double started;           // wall clock of the process's start
-    int64_t last_saved;
-    int64_t went_on_from;   // the checkpoint in the --save folder that this run went on from; -1: none
-    int save_lock;            // of rank 0 on the folder of --save
-    Saver saver;
-    Stop stop;                // why the run is to be left early
-    Memory memory;            // the plan against what was there
-} Run;
-
-// Seconds that a collective may take: --distributed-timeout-minutes (0: for ever), and a little more the higher the rank.
-static double time_limit(const Run *run) {
-    if (run->config.check_data || run->config.inspect_data >= 0) return 0.0;  // rank 0 reads, for as long as it takes
-    double limit = 60.0 * run->config.distributed_timeout_minutes;
-    return limit > 0 ? limit + launch_rank_delay(run->launch.rank) : 0.0;
+// The logits of the token after ids[0..n), the pads' too; the last T tokens are the context. See write_sample.
+static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *logits) {
+    GPT *gpt = (GPT *)model;
+    int T = (int)(n < gpt->T ? n : gpt->T);
+    Pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.B = 1;
+    pass.T = T;
+    int32_t *positions = (int32_t *)xcalloc((size_t)T, sizeof(int32_t), "the sample");
+    for (int t = 0; t < T; t++) positions[t] = t;
+    copy_to_device(gpt->stream, gpt->tokens, ids + n - T, (size_t)T * sizeof(int32_t));
+    copy_to_device(gpt->stream, gpt->positions, positions, (size_t)T * sizeof(int32_t));
+    gpt_forward(gpt, &pass);
+    op_linear_forward(gpt->stream, gpt->logits, NULL, gpt->lnf + (int64_t)(T - 1) * gpt->C,
+                      zero_weight(gpt->zero, GPT_WTE), NULL, 1, gpt->C, gpt->V, gpt->workspace);
+    copy_to_host(gpt->stream, logits, gpt->logits, (size_t)gpt->V * sizeof(floatX));
+    stream_synchronize(gpt->stream);
+    free(positions);
 }
 
-static Peers peers_of(Run *run, MPI_Comm comm) {
-    Peers peers = {comm, time_limit(run), &run->site};
-    return peers;
-}
-
-// A barrier of all ranks, with that limit.
-static void meet(Run *run) { peers_meet(peers_of(run, run->launch.world)); }
-
-// True when ok on every rank; else run->error holds the first failing rank's error, on every rank, and that rank prints it.
-static bool agreed(Run *run, bool ok) {
-    int who = 0;
-    if (peers_agree(peers_of(run, run->launch.world), ok, &run->error, &who)) return true;
-    run->exit_code = run->error.code;
-    int origin = run->error.rank >= 0 ? run->error.rank : who;  // what some ranks had agreed on before is one rank's all the same
-    if (run->launch.rank == origin) error_print(&run->site, run->error.what);
-    return false;
-}
-
-// ===== leaving early =============================================================================================================
+// ===== the training step =======================================================================================
+// What a run holds beside the model, its set-up, its log lines and its checkpoints: llmc/run/run.h.
 
 // After each step and each part of an evaluation: run->stop, the same on every rank.
 static void poll_stop(Run *run) {
@@ -378,22 +306,20 @@ static void poll_stop(Run *run) {
     bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
     StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
     run->stop.busy = saver_busy(&run->saver);
-    stop_poll(&run->stop, own, peers_of(run, run->launch.world));
+    stop_poll(&run->stop, own, run_peers(run, run->launch.world));
 }
 
 // False when some rank could not read its data: the run ends, and nothing of the step is logged or saved.
 static bool data_sound(Run *run) {
     if (run->stop.reason != STOP_DATA) return true;
     run->site.phase = "read data";
-    return agreed(run, run->error.code != EXIT_DATA);
+    return run_agreed(run, run->error.code != EXIT_DATA);
 }
 
-// ===== the training step =========================================================================================================
-
-// Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken in mid-run must not stop this rank at once: the
-// others are already in this step's collectives. It goes on with zeros, and all ranks leave together at the step's end (data_sound).
-static Batch next_batch(Run *run, int split, int64_t consumed) {
-    GPT *gpt = &run->gpt;
+// Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken in mid-run must
+// not stop this rank at once: the others are already in this step's collectives. It goes on with zeros, and all
+// ranks leave together at the step's end (data_sound).
+static Batch next_batch(Run *run, GPT *gpt, int split, int64_t consumed) {
     Batch batch;
     Error err;
     memset(&batch, 0, sizeof batch);
@@ -413,8 +339,8 @@ static Batch next_batch(Run *run, int split, int64_t consumed) {
 }
 
 // Megatron's loss: the mean over the unmasked tokens of each micro-batch, averaged over `parts` micro-batches.
-static float loss_scale_of(const Run *run, const Batch *batch, int64_t parts) {
-    int64_t N = (int64_t)run->gpt.B * run->gpt.T;
+static float loss_scale_of(const GPT *gpt, const Batch *batch, int64_t parts) {
+    int64_t N = (int64_t)gpt->B * gpt->T;
     double tokens = (double)N;
     if (batch->loss_mask) {
         tokens = 0.0;
@@ -424,54 +350,36 @@ static float loss_scale_of(const Run *run, const Batch *batch, int64_t parts) {
 }
 
 // Over an uploaded batch, one of `parts` whose losses are averaged; without dropout and gradients as yet.
-static Pass pass_over(const Run *run, const Batch *batch, int64_t parts) {
+static Pass pass_over(const GPT *gpt, const Batch *batch, int64_t parts) {
     Pass pass;
     memset(&pass, 0, sizeof pass);
-    pass.B = run->gpt.B;
-    pass.T = run->gpt.T;
+    pass.B = gpt->B;
+    pass.T = gpt->T;
     pass.first_sample = batch->first_sample;
     pass.has_doc_start = batch->doc_start != NULL;
     pass.has_loss_mask = batch->loss_mask != NULL;
-    pass.loss_scale = loss_scale_of(run, batch, parts);
+    pass.loss_scale = loss_scale_of(gpt, batch, parts);
     return pass;
 }
 
 // Micro-batch k of a step, which begins with global sample `consumed`.
-static void micro_batch(Run *run, int64_t consumed, int k, int micro_batches) {
-    Batch batch = next_batch(run, SPLIT_TRAIN, consumed);
-    Pass pass = pass_over(run, &batch, micro_batches);
+static void micro_batch(Run *run, GPT *gpt, int64_t consumed, int k, int micro_batches) {
+    Batch batch = next_batch(run, gpt, SPLIT_TRAIN, consumed);
+    Pass pass = pass_over(gpt, &batch, micro_batches);
     pass.training = pass.backward = true;
     pass.first = k == 0;
     pass.last = k == micro_batches - 1;
     timer_start(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
-    gpt_forward(&run->gpt, &pass);
-    gpt_head(&run->gpt, &pass);
+    gpt_forward(gpt, &pass);
+    gpt_head(gpt, &pass);
     timer_stop(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
     timer_start(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
-    gpt_backward(&run->gpt, &pass);
+    gpt_backward(gpt, &pass);
     timer_stop(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
 }
 
-static void report_step(Run *run, int64_t iteration);
-
-// Reads the verdict of a step: `which` 0 for the latest one launched, 1 for the one before.
-static void settle(Run *run, int which) {
-    if (!run->unsettled) return;
-    run->last = zero_verdict(run->zero, which);
-    run->unsettled = false;
-    if (run->last.applied) {
-        run->scheduled += run->step_batch;
-        run->interval.loss_sum += run->last.loss;
-    }
-    int64_t iteration = run->iteration - which, nan = run->sentry.nan;
-    sentry_judge(&run->sentry, &run->last, iteration, run->log, &run->error);
-    run->interval.skipped += !run->last.applied;
-    run->interval.nan += run->sentry.nan - nan;
-    report_step(run, iteration);
-}
-
 // Launches one iteration. The host runs at most one step ahead of the verdicts.
-static void train_step(Run *run) {
+static void train_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int batch = config_global_batch_size(c, run->consumed_train);
     int row = c->micro_batch_size * run->topology.dp_size, micro_batches = batch / row;
@@ -480,15 +388,17 @@ static void train_step(Run *run) {
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
     zero_step_begins(run->zero, run->iteration);
     for (int k = 0; k < micro_batches; k++) {
-        micro_batch(run, run->consumed_train + (int64_t)k * row, k, micro_batches);
-        if (k == 0) zero_copy_staged(run->zero);  // the copies of the last --async-save: the device has work for a while beside them
+        micro_batch(run, gpt, run->consumed_train + (int64_t)k * row, k, micro_batches);
+        // The copies of the last --async-save: the device has work for a while beside them.
+        if (k == 0) zero_copy_staged(run->zero);
     }
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
+    // The verdict of the step before is not known to the host yet: the device picks one of two learning rates.
     int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->step_batch : 0);
     zero_update(run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
-                schedule_weight_decay(&run->schedule, run->consumed_train));  // a ramp of the decay does not pause for skipped steps
+                schedule_weight_decay(&run->schedule, run->consumed_train));
     settle(run, 1);
     run->unsettled = true;
     run->step_batch = batch;
@@ -498,347 +408,83 @@ static void train_step(Run *run) {
     run->flops_so_far += megatron_flops(c, batch);
 }
 
-// ===== logs ======================================================================================================================
+// ===== evaluation ==============================================================================================
 
-static void begin_interval(Run *run) {
-    memset(&run->interval, 0, sizeof run->interval);
-    run->interval.traffic = probe_traffic(run->zero);
-    stream_synchronize(run->compute);
-    meet(run);
-    run->interval.seconds_start = monotonic_seconds();
-}
-
-// Takes the time since `since` out of the interval.
-static void exclude_since(Run *run, double since) {
-    stream_synchronize(run->compute);
-    meet(run);
-    run->interval.seconds_start += monotonic_seconds() - since;
-}
-
-// Bytes per step out of a node and inside one: each node's ranks together, the largest node.
-static void node_traffic(Run *run, double *inter, double *intra) {
-    CommTraffic now = probe_traffic(run->zero);
-    double own[2] = {(double)(now.sent[COMM_RAIL] - run->interval.traffic.sent[COMM_RAIL]), (double)(now.sent[COMM_NODE] - run->interval.traffic.sent[COMM_NODE])};
-    double *all = (double *)xcalloc(2 * (size_t)run->topology.dp_size, sizeof(double), "the traffic table");
-    peers_gather(peers_of(run, run->dp_group), own, all, 2, MPI_DOUBLE);
-    *inter = *intra = 0.0;
-    for (int node = 0; node < run->topology.nodes; node++) {
-        double sums[2] = {0.0, 0.0};
-        for (int i = 0; i < run->topology.per_node; i++) {
-            sums[0] += all[2 * (node * run->topology.per_node + i)];
-            sums[1] += all[2 * (node * run->topology.per_node + i) + 1];
-        }
-        *inter = fmax(*inter, sums[0]);
-        *intra = fmax(*intra, sums[1]);
-    }
-    double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);
-    *inter /= steps;
-    *intra /= steps;
-    free(all);
-}
-
-// What is known of every iteration once it is settled. Collective, and synchronises, where zeros or norms are wanted: once per iteration.
-static void report_step(Run *run, int64_t iteration) {
-    const Config *c = &run->config;
-    StepReport *r = &run->report;
-    r->iteration = iteration;
-    r->consumed_samples = run->consumed_train;
-    r->learning_rate = schedule_lr(&run->schedule, run->scheduled);
-    r->global_batch_size = run->step_batch;
-    r->loss = run->last.loss;
-    r->skipped = !run->last.applied;
-    r->grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
-    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(run->zero, peers_of(run, run->dp_group)) : -1.0;
-    r->params_norm = c->log_params_norm ? zero_params_norm(run->zero, peers_of(run, run->dp_group)) : -1.0;
-    r->reserved_bytes = r->allocated_bytes = (double)memory_plan_total(&run->memory_plan);
-    log_step_scalars(run->log, r);
-}
-
-// After the verdict of the interval's last iteration.
-static void end_interval(Run *run) {
-    const Config *c = &run->config;
-    stream_synchronize(run->compute);
-    meet(run);
-    int64_t n = run->interval.iterations, applied = n - run->interval.skipped;
-    double seconds = (monotonic_seconds() - run->interval.seconds_start) / (double)n;
-    IntervalReport r;
-    memset(&r, 0, sizeof r);
-    r.last = run->report;
-    r.train_iters = c->train_iters;
-    r.iterations = n;
-    r.elapsed_ms = 1000.0 * seconds;
-    r.lm_loss = applied > 0 ? run->interval.loss_sum / (double)applied : isfinite(run->last.loss) ? 0.0 : run->last.loss;  // skipped steps have no mean; a NaN is shown
-    r.skipped = run->interval.skipped;
-    r.nan = run->interval.nan;
-    r.epoch = loader_epoch(run->loader, run->consumed_train);
-    double batch = (double)run->interval.samples / (double)n, ranks = run->launch.size;  // the interval's mean: --rampup-batch-size changes it
-    r.tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
-    double peak = device_peak_flops(run->device);
-    r.mfu = peak > 0 ? causal_flops(c, batch, (double)zero_layout(run->zero)->parameters) / (seconds * ranks * peak) : -1.0;
-    r.tokens_per_second = batch * c->seq_length / seconds;
-    node_traffic(run, &r.inter_node_bytes, &r.intra_node_bytes);
-    Exposed exposed = zero_take_exposed(run->zero, (double)n, peers_of(run, run->launch.world));
-    r.exposed_gradients_ms = exposed.gradients_ms;
-    r.exposed_weights_ms = exposed.weights_ms;
-    r.exposed_comm_ms = r.exposed_gradients_ms + r.exposed_weights_ms;
-    r.exposed_most_ms = exposed.most_ms;
-    r.seconds_left = seconds * (double)(c->train_iters - run->iteration);
-    log_iteration(run->log, &r);
-    meet(run);  // rank 0 may hang in writing its lines
-    log_timers(run->log, run->timers, run->iteration, n, peers_of(run, run->launch.world));
-    memory_report(&run->memory, run->log, run->iteration);
-    begin_interval(run);
-}
-
-// ===== evaluation ================================================================================================================
-
-// The ranks' mean of loss_sum, added in rank order.
+// The ranks' mean of the loss, added in rank order.
 static double mean_loss(Run *run) {
     float own = 0.0f;
     copy_to_host(run->compute, &own, zero_loss_sum(run->zero), sizeof own);
     stream_synchronize(run->compute);
     float *all = (float *)xcalloc((size_t)run->topology.dp_size, sizeof(float), "losses");
-    peers_gather(peers_of(run, run->dp_group), &own, all, 1, MPI_FLOAT);
+    peers_gather(run_peers(run, run->dp_group), &own, all, 1, MPI_FLOAT);
     double sum = 0.0;
     for (int r = 0; r < run->topology.dp_size; r++) sum += all[r];
     free(all);
     return sum / run->topology.dp_size;
 }
 
-// Mean loss over eval_iters global batches. The latest step's verdict must have been read, for its zero.loss_sum is used again. The validation iterator goes on
-// where it stopped, as Megatron's does. False when it was interrupted: run->stop says why.
-static bool evaluate(Run *run, int split, int64_t *consumed, bool verbose, double *loss) {
+// Mean loss over eval_iters global batches from sample `at`. The latest step's verdict must have been read, for
+// its loss's place is used again. Cut short when run->stop says so.
+static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {
     const Config *c = &run->config;
     int row = c->micro_batch_size * run->topology.dp_size, micro_batches = c->global_batch_size / row;
-    run->site.phase = "evaluate";
-    timer_start(run->timers, TIMER_EVALUATE, run->compute);
-    if (verbose) log_line(run->log, "Evaluating on %lld samples", (long long)(c->eval_iters * c->global_batch_size));
+    long long iters = c->eval_iters;
     set_zero(run->compute, zero_loss_sum(run->zero), sizeof(float));
-    int64_t at = *consumed;
-    *consumed += c->eval_iters * c->global_batch_size;  // also when it is interrupted: a resumed run goes on with the same samples
-    for (int64_t i = 0; i < c->eval_iters && !run->stop.reason; i++) {
-        if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", (long long)i + 1, (long long)c->eval_iters);
+    if (verbose) log_line(run->log, "Evaluating on %lld samples", iters * c->global_batch_size);
+    for (long long i = 0; i < iters && !run->stop.reason; i++) {
+        if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", i + 1, iters);
         for (int k = 0; k < micro_batches; k++) {
-            Batch batch = next_batch(run, split, at + (int64_t)k * row);
-            Pass pass = pass_over(run, &batch, c->eval_iters * micro_batches);
-            gpt_forward(&run->gpt, &pass);
-            gpt_head(&run->gpt, &pass);
+            Batch batch = next_batch(run, gpt, split, at + (int64_t)k * row);
+            Pass pass = pass_over(gpt, &batch, iters * micro_batches);
+            gpt_forward(gpt, &pass);
+            gpt_head(gpt, &pass);
         }
         at += c->global_batch_size;
         poll_stop(run);
     }
-    *loss = mean_loss(run);
-    timer_stop(run->timers, TIMER_EVALUATE, run->compute);
-    return !run->stop.reason;
+    return mean_loss(run);
 }
 
-// False when data were found broken: the run ends.
-static bool evaluate_and_log(Run *run, int split, const char *suffix, bool verbose) {
-    if (run->config.eval_iters <= 0 || run->stop.reason || !loader_has_split(run->loader, split)) return true;
-    int64_t test_consumed = 0;
-    double loss;
-    if (!evaluate(run, split, split == SPLIT_TEST ? &test_consumed : &run->consumed_valid, verbose, &loss)) {
-        log_line(run->log, "Exiting during evaluation, %s", run->stop.reason == STOP_DURATION ? "timelimit reached" : run->stop.reason == STOP_SIGNAL ? "a signal came" : "data are broken");
+static const char *why_stopped(const Run *run) {
+    switch (run->stop.reason) {
+        case STOP_DURATION: return "timelimit reached";
+        case STOP_SIGNAL: return "a signal came";
+        default: return "data are broken";
+    }
+}
+
+// The validation iterator goes on where it stopped, as Megatron's does; also after an evaluation that was cut
+// short, so that a resumed run goes on with the same samples. False when data were found broken: the run ends.
+static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
+    const Config *c = &run->config;
+    if (c->eval_iters <= 0 || run->stop.reason || !loader_has_split(run->loader, split)) return true;
+    int64_t from_start = 0, *consumed = split == SPLIT_TEST ? &from_start : &run->consumed_valid, at = *consumed;
+    *consumed += c->eval_iters * c->global_batch_size;
+    run->site.phase = "evaluate";
+    timer_start(run->timers, TIMER_EVALUATE, run->compute);
+    double loss = evaluate(run, gpt, split, at, verbose);
+    timer_stop(run->timers, TIMER_EVALUATE, run->compute);
+    if (run->stop.reason) {
+        log_line(run->log, "Exiting during evaluation, %s", why_stopped(run));
         return data_sound(run);
     }
     char where[80];
     snprintf(where, sizeof where, "iteration %lld%s", (long long)run->iteration, suffix);
     const Timer evaluated[] = {TIMER_EVALUATE};
-    log_phase_timers(run->log, run->timers, evaluated, 1, peers_of(run, run->launch.world));
+    log_phase_timers(run->log, run->timers, evaluated, 1, run_peers(run, run->launch.world));
     log_validation(run->log, where, run->iteration, run->consumed_train, loss);
     return true;
 }
 
-// ===== checkpoints ===============================================================================================================
-
-static RunState current_state(const Run *run) {
-    RunState state;
-    memset(&state, 0, sizeof state);
-    state.iteration = run->iteration;
-    state.consumed_train_samples = run->consumed_train;
-    state.consumed_valid_samples = run->consumed_valid;
-    state.scheduler_samples = run->scheduled;
-    state.adam_steps = run->last.adam_steps;
-    state.beta1_power = run->last.beta1_power;
-    state.beta2_power = run->last.beta2_power;
-    sentry_save(&run->sentry, &run->last, &state);
-    state.flops_so_far = run->flops_so_far;
-    state.train_split_samples = run->split_samples[SPLIT_TRAIN];
-    state.valid_split_samples = run->split_samples[SPLIT_VALID];
-    return state;
+static bool final_evaluation(Run *run, GPT *gpt) {
+    return evaluate_and_log(run, gpt, SPLIT_VALID, " on validation set", true) &&
+           evaluate_and_log(run, gpt, SPLIT_TEST, " on test set", true);
 }
 
-// The save in the background one part further, or to its end. False when it failed, on every rank.
-static bool advance_save(Run *run, bool to_the_end) {
-    if (!run->saver.job) return true;
-    run->site.phase = "save checkpoint";
-    return agreed(run, saver_advance(&run->saver, to_the_end, &run->error));
-}
+// ===== the loop ================================================================================================
 
-// Compares all ranks' weights and repairs what differs.
-static bool replicas_sound(Run *run) { return agreed(run, replicas_verify(run->zero, peers_of(run, run->dp_group), run->log, &run->sentry.repairs, &run->error)); }
-
-static bool save_checkpoint(Run *run) {
-    settle(run, 0);
-    if (!agreed(run, zero_wire_sound(run->zero, peers_of(run, run->dp_group), &run->error))) return false;
-    if (!run->config.save || run->last_saved == run->iteration) return true;
-    if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
-    run->site.phase = "save checkpoint";
-    timer_start(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
-    RunState state = current_state(run);
-    bool ok = agreed(run, saver_save(&run->saver, &state, &run->error));
-    timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
-    const Timer saved[] = {TIMER_SAVE_CHECKPOINT};
-    if (ok) log_phase_timers(run->log, run->timers, saved, 1, peers_of(run, run->launch.world));
-    if (ok) run->last_saved = run->iteration;
-    return ok;
-}
-
-static bool tensors_match(Run *run, const Checkpoint *checkpoint) {
-    int count;
-    CheckpointTensor *tensors = zero_checkpoint_tensors(run->zero, &count);
-    bool ok = checkpoint_check_tensors(checkpoint, tensors, count, &run->error);
-    free(tensors);
-    return ok;
-}
-
-// Takes counters, schedule, weights and moments from an opened checkpoint, as the flags say.
-static bool restore(Run *run, const Checkpoint *checkpoint) {
-    Config *c = &run->config;
-    const RunState *state = checkpoint_state(checkpoint);
-    bool optimizer = !c->finetune && !c->no_load_optim;
-    char notes[2048] = "";
-    if (!config_match_checkpoint(c, checkpoint_arguments(checkpoint), notes, sizeof notes, &run->error) ||
-        !tensors_match(run, checkpoint)) return false;
-    if (!c->finetune) config_go_on(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
-    if (run->launch.rank == 0) fputs(notes, stdout);
-    if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
-        return error_set(&run->error, EXIT_CHECKPOINT, "the checkpoint in %s was saved without the optimizer; add --no-load-optim or --finetune", c->load);
-    }
-    if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
-    if (c->finetune) return true;
-    run->iteration = state->iteration;
-    run->consumed_train = state->consumed_train_samples;
-    run->consumed_valid = c->skip_train ? 0 : state->consumed_valid_samples;
-    run->split_samples[SPLIT_TRAIN] = state->train_split_samples;
-    run->split_samples[SPLIT_VALID] = state->valid_split_samples;
-    sentry_restore(&run->sentry, &run->last, state);
-    run->flops_so_far = state->flops_so_far;
-    if (!optimizer) return true;  // Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up
-    run->scheduled = state->scheduler_samples;
-    run->last.adam_steps = state->adam_steps;
-    run->last.beta1_power = state->beta1_power;
-    run->last.beta2_power = state->beta2_power;
-    zero_set_counters(run->zero, &run->last);
-    return true;
-}
-
-static void fresh_weights(Run *run) {
-    gpt_init_weights(&run->gpt, (uint64_t)run->config.seed, peers_of(run, run->dp_group));
-    zero_masters_from_weights(run->zero);
-}
-
-// Fills the weights. --load: Megatron's rules. No tracker and no checkpoints mean a fresh start, so that the same script starts and resumes a run.
-static bool load_checkpoint(Run *run) {
-    Config *c = &run->config;
-    run->site.phase = "load checkpoint";
-    run->last.beta1_power = run->last.beta2_power = 1.0;
-    run->went_on_from = -1;
-    if (!c->load) {
-        fresh_weights(run);
-        return true;
-    }
-    char lost[1400] = "", fallback[1400];
-    int64_t iteration = run->launch.rank == 0 ? checkpoint_find(c->load, lost, sizeof lost, &run->error) : 0;  // one answer for all ranks
-    if (!agreed(run, iteration != CHECKPOINT_UNREADABLE)) return false;
-    Peers peers = peers_of(run, run->launch.world);
-    peers_broadcast(peers, &iteration, sizeof iteration, 0);
-    peers_broadcast(peers, lost, sizeof lost, 0);
-    if (iteration == NO_CHECKPOINT) {
-        log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting from scratch", c->load);
-        if (!c->exit_on_missing_checkpoint) {
-            fresh_weights(run);
-            return true;
-        }
-        log_line(run->log, ">> '--exit-on-missing-checkpoint' set ... exiting. <<");
-        run->exit_code = EXIT_DONE;
-        return false;
-    }
-    if (*lost) log_line(run->log, "%s", lost);
-    if (!agreed(run, same_checkpoint(c->load, iteration, peers, &run->error))) return false;
-    log_line(run->log, " loading checkpoint from %s at iteration %lld", c->load, (long long)iteration);
-    timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    Checkpoint *checkpoint = checkpoint_open_sound(c->load, &iteration, peers, fallback, sizeof fallback, &run->error);
-    if (*fallback) log_line(run->log, "%s", fallback);
-    bool ok = agreed(run, checkpoint != NULL) && agreed(run, restore(run, checkpoint));
-    if (checkpoint) checkpoint_close(checkpoint);
-    timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", c->load, (long long)iteration);
-    // Counts as saved only where it lies in --save and the tracker names it; else the end of the run saves again, which puts the tracker right.
-    run->last_saved = c->save && !strcmp(c->save, c->load) && !*lost && !*fallback ? run->iteration : 0;
-    run->went_on_from = c->save && !c->finetune && save_folder_same(c->save, c->load) ? iteration : -1;
-    return ok;
-}
-
-// ===== sampling ==================================================================================================================
-
-// The prompt's ids, or EOD alone for an empty one.
-static TokenBuffer prompt_ids(const Run *run) {
-    TokenBuffer ids = {NULL, 0, 0};
-    int64_t replaced = 0;
-    Encoder *encoder = encoder_create(run->tokenizer);
-    encoder_encode(encoder, run->config.sample_prompt, strlen(run->config.sample_prompt), &ids, &replaced);
-    encoder_free(encoder);
-    if (replaced) log_line(run->log, "WARNING: --sample-prompt has %lld places that this tokenizer cannot encode; they are left out or replaced", (long long)replaced);
-    if (ids.count == 0) token_buffer_append(&ids, tokenizer_eod(run->tokenizer));
-    return ids;
-}
-
-// The token after ids[0..n), drawn from its logits (V, the pads left out): the last T tokens are the context.
-static int next_token(Run *run, const int32_t *ids, int64_t n, const int32_t *positions, floatX *logits) {
-    GPT *gpt = &run->gpt;
-    int T = (int)(n < gpt->T ? n : gpt->T), words = run->config.vocab_size_unpadded;
-    Pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.B = 1;
-    pass.T = T;
-    copy_to_device(run->compute, gpt->tokens, ids + n - T, (size_t)T * sizeof(int32_t));
-    copy_to_device(run->compute, gpt->positions, positions, (size_t)T * sizeof(int32_t));
-    gpt_forward(gpt, &pass);
-    op_linear_forward(run->compute, gpt->logits, NULL, gpt->lnf + (int64_t)(T - 1) * gpt->C, zero_weight(run->zero, GPT_WTE), NULL, 1, gpt->C, gpt->V,
-                      gpt->workspace);
-    copy_to_host(run->compute, logits, gpt->logits, (size_t)words * sizeof(floatX));
-    stream_synchronize(run->compute);
-    return sample_token(logits, words, run->config.sample_temperature, (uint64_t)run->config.seed, n);
-}
-
-// --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal. Needs no random state and no batch: training goes on as without.
-static void write_sample(Run *run) {
-    const Config *c = &run->config;
-    if (!c->sample_prompt || !run->tokenizer) return;
-    zero_weights_wait_all(run->zero);
-    run->site.phase = "sample";
-    TokenBuffer prompt = prompt_ids(run);
-    int64_t total = prompt.count + c->sample_tokens, n = prompt.count;
-    int32_t *ids = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
-    int32_t *positions = (int32_t *)xcalloc((size_t)run->gpt.T, sizeof(int32_t), "the sample");
-    floatX *logits = (floatX *)xcalloc((size_t)run->gpt.V, sizeof(floatX), "the sample");
-    for (int t = 0; t < run->gpt.T; t++) positions[t] = t;
-    for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
-    for (; n < total; n++) {
-        if (run->launch.rank == 0) ids[n] = next_token(run, ids, n, positions, logits);
-        meet(run);  // at each token: the others wait for rank 0, and a single wait has a limit
-    }
-    if (run->launch.rank == 0) sample_log(run->log, run->iteration, run->tokenizer, ids, n);
-    free(ids);
-    free(positions);
-    free(logits);
-    token_buffer_free(&prompt);
-}
-
-// ===== the loop ==================================================================================================================
-
-// After a step that the sentry ends the run for: losses or gradients not finite, too many skipped steps, a message that did not arrive as it was sent.
+// After a step that the sentry ends the run for: losses or gradients that are not finite, too many skipped steps,
+// a message that did not arrive as it was sent.
 static bool verdict_ends_run(Run *run) {
     if (!run->sentry.ended_at) return false;
     run->exit_code = run->error.code;
@@ -855,266 +501,129 @@ static void save_and_leave(Run *run, const char *why, int exit_code) {
     if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
 }
 
-// What Megatron checks after each iteration, in its order: evaluation, signal, save, duration, exit interval. True: leave the loop.
-static bool after_step(Run *run) {
-    const Config *c = &run->config;
+// A reason to leave that is not an error. Asked twice after a step: before and after the save that is due.
+static bool leaves(Run *run, bool after_save) {
     char why[96];
+    int code = EXIT_DONE;
+    if (!after_save) {
+        if (run->stop.reason != STOP_SIGNAL) return false;
+        snprintf(why, sizeof why, "exiting program after receiving %s.", stop_signal_name(&run->stop));
+        code = EXIT_STOPPED;
+    } else if (run->stop.reason == STOP_DURATION) {
+        double minutes = (monotonic_seconds() - run->started) / 60.0;
+        snprintf(why, sizeof why, "exiting program after %.1f minutes", minutes);
+    } else if (due(run->iteration, run->config.exit_interval)) {
+        snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
+    } else {
+        return false;
+    }
+    save_and_leave(run, why, code);
+    return true;
+}
+
+// What Megatron checks after each iteration, in its order: evaluation, signal, save, duration, exit interval.
+// True: leave the loop.
+static bool after_step(Run *run, GPT *gpt) {
+    const Config *c = &run->config;
+    int64_t i = run->iteration;
     double since = monotonic_seconds();
-    bool evaluating = due(run->iteration, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
-    bool saving = c->save && due(run->iteration, c->save_interval), verifying = due(run->iteration, c->verify_replicas_interval);
+    bool evaluating = due(i, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
+    bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
     bool probing = probe_due(run->zero);
+    bool sampling = due(i, c->sample_interval) && i < c->train_iters;  // the last one follows training
     // Replicas are repaired before anything measures them or writes with them.
     if (verifying && !replicas_sound(run)) return true;
-    if (probing) probe_report(run->zero, run->log, peers_of(run, run->dp_group));
-    if (evaluating && !evaluate_and_log(run, SPLIT_VALID, "", false)) return true;
-    bool sampling = due(run->iteration, c->sample_interval) && run->iteration < c->train_iters;  // the last one follows training
-    if (sampling) write_sample(run);
-    if (run->stop.reason == STOP_SIGNAL) {
-        snprintf(why, sizeof why, "exiting program after receiving %s.", stop_signal_name(&run->stop));
-        save_and_leave(run, why, EXIT_STOPPED);
-        return true;
-    }
+    if (probing) probe_report(run->zero, run->log, run_peers(run, run->dp_group));
+    if (evaluating && !evaluate_and_log(run, gpt, SPLIT_VALID, "", false)) return true;
+    if (sampling) write_sample(run, gpt_next_logits, gpt);
+    if (leaves(run, false)) return true;
     if (saving && !save_checkpoint(run)) return true;
-    if (run->stop.reason == STOP_DURATION) {
-        snprintf(why, sizeof why, "exiting program after %.1f minutes", (monotonic_seconds() - run->started) / 60.0);
-        save_and_leave(run, why, EXIT_DONE);
-        return true;
-    }
-    if (due(run->iteration, c->exit_interval)) {
-        snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
-        save_and_leave(run, why, EXIT_DONE);
-        return true;
-    }
-    if (evaluating || saving || verifying || probing || sampling) exclude_since(run, since);
+    if (leaves(run, true)) return true;
+    if (evaluating || saving || verifying || probing || sampling) interval_exclude(run, since);
     return false;
 }
 
-// The verdict of the latest step is needed at once when something is printed, saved, decided or computed from it; the lines of single
-// steps (JSON, TensorBoard) follow a step late.
+// The verdict of the latest step is needed at once when something is printed, saved, decided or computed from it.
+// The lines of single steps (JSON, TensorBoard) follow a step late.
 static bool needs_verdict(const Run *run) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
-    return due(i, c->log_interval) || due(i, c->eval_interval) || due(i, c->save_interval) || due(i, c->exit_interval) || c->log_params_norm ||
-           c->log_num_zeros_in_grad || i >= c->train_iters;
+    return due(i, c->log_interval) || due(i, c->eval_interval) || due(i, c->save_interval) ||
+           due(i, c->exit_interval) || c->log_params_norm || c->log_num_zeros_in_grad || i >= c->train_iters;
 }
 
 // True when training reached its end; false when it was left early (run->exit_code says how).
-static bool train(Run *run) {
+static bool train(Run *run, GPT *gpt) {
     const Config *c = &run->config;
-    if (run->iteration >= c->train_iters) log_line(run->log, "the checkpoint is at iteration %lld of %lld: nothing is left to train", (long long)run->iteration,
-                                                   (long long)c->train_iters);
+    if (run->iteration >= c->train_iters) {
+        log_line(run->log, "the checkpoint is at iteration %lld of %lld: nothing is left to train",
+                 (long long)run->iteration, (long long)c->train_iters);
+    }
     log_datetime(run->log, "before the start of training step");
-    begin_interval(run);
+    interval_begin(run);
     while (run->iteration < c->train_iters) {
-        train_step(run);
+        train_step(run, gpt);
         poll_stop(run);
         if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
         if (needs_verdict(run)) settle(run, 0);
         if (verdict_ends_run(run)) return false;
-        if (due(run->iteration, c->log_interval)) end_interval(run);
-        if (after_step(run)) return false;
+        if (due(run->iteration, c->log_interval)) interval_end(run);
+        if (after_step(run, gpt)) return false;
     }
     log_datetime(run->log, "after training is done");
     return save_checkpoint(run);
 }
 
-static bool final_evaluation(Run *run) {
-    return evaluate_and_log(run, SPLIT_VALID, " on validation set", true) && evaluate_and_log(run, SPLIT_TEST, " on test set", true);
-}
+// ===== main ====================================================================================================
 
-// ===== setup =====================================================================================================================
-
-// Sizes of the vocabulary: the tokenizer's, unless it would need files and there are none; 0 then, for which config_finish knows GPT-2's.
-static bool open_tokenizer(Run *run, int *vocab, int *eod) {
+// Everything that needs no device: where this rank stands, the model, its layout, the memory plan.
+static bool plan_run(Run *run, GPT *gpt) {
     const Config *c = &run->config;
-    if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
-    run->tokenizer = tokenizer_open(c->tokenizer_type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
-    if (!run->tokenizer) return false;
-    *vocab = tokenizer_vocab_size(run->tokenizer);
-    *eod = tokenizer_eod(run->tokenizer);
-    return true;
-}
-
-// Everything that needs no device: topology, tokenizer, model, layout, memory plan.
-static bool plan_run(Run *run) {
-    Config *c = &run->config;
-    int vocab = 0, eod = 0, ranks = c->plan_world_size ? c->plan_world_size : run->launch.size;
-    int *hosts = c->plan_world_size ? (int *)xcalloc((size_t)ranks, sizeof(int), "the host table") : run->launch.host_of_rank;
-    bool ok = topology_build(&run->topology, ranks == run->launch.size ? run->launch.rank : 0, ranks, hosts, c->gpus_per_node,
-                             c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &run->error);
-    if (hosts != run->launch.host_of_rank) free(hosts);
-    if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
-    run->site.node = run->topology.node;
-    run->site.gpu = device_is_host() ? -1 : run->topology.device;
+    if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
-    gpt_describe(&run->gpt, c);
-    if (!op_check_model(run->gpt.C, run->gpt.NH, run->gpt.HD, run->gpt.F, run->gpt.V, &run->error)) return false;
-    run->zero = zero_plan(c, &run->topology, run->gpt.tensor, run->gpt.tensors, &run->memory_plan, &run->error);
+    gpt_describe(gpt, c);
+    if (!op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, gpt->V, &run->error)) return false;
+    run->zero = zero_plan(c, &run->topology, gpt->tensor, gpt->tensors, &run->memory_plan, &run->error);
     if (!run->zero) return false;
-    gpt_reserve(&run->gpt, &run->memory_plan);
-    run->sentry.config = c;
-    run->sentry.topology = &run->topology;
+    gpt_reserve(gpt, &run->memory_plan);
     return true;
 }
 
-// Once it is known where the run goes on: the order of the data depends on how often they are read in all.
-static bool open_data(Run *run) {
-    const Config *c = &run->config;
-    LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
-    loader_options_go_on(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
-    run->site.phase = "load data";
-    run->loader = loader_open(&o, peers_of(run, run->launch.host), &run->error);
-    return run->loader != NULL;
-}
-
-static bool setup_data(Run *run) {
-    timer_start(run->timers, TIMER_DATA_SETUP, NULL);
-    if (!agreed(run, open_data(run)) || !agreed(run, same_data(run->loader, peers_of(run, run->launch.world), &run->error))) return false;
-    if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
-    for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++) {
-        int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
-        if (samples && before && samples != before) log_line(run->log, "the %s split has %lld samples and had %lld in the checkpoint: the data go on in another order",
-                                                             split_name(split), (long long)samples, (long long)before);
-        if (samples) run->split_samples[split] = samples;
-    }
-    run->site.phase = "setup";
-    timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
+// The weights: of a checkpoint, or drawn.
+static bool fill_weights(Run *run, GPT *gpt) {
+    Loaded loaded = load_checkpoint(run);
+    if (loaded != LOAD_FRESH) return loaded == LOAD_RESTORED;
+    gpt_init_weights(gpt, (uint64_t)run->config.seed, run_peers(run, run->dp_group));
+    zero_masters_from_weights(run->zero);
     return true;
 }
 
-static void print_start(Run *run) {
-    const Config *c = &run->config;
-    char libraries[512], backend[512];
-    Error why;
-    bool shared = zero_node_shares(run->zero, &why);
-    version_libraries(libraries, sizeof libraries);
-    device_libraries(backend, sizeof backend);
-    log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(), device_name(run->device), backend, libraries);
-    log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
-             run->launch.size, run->topology.dp_size, run->topology.tp_size, run->topology.pp_size);
-    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", run->topology.nodes, run->topology.per_node, run->topology.borders_by_flag ? " (--gpus-per-node)" : "");
-    if (c->emulate_nodes && device_is_host()) log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI; it is for GPUs");
-    node_exchange_report(run->log, peers_of(run, run->launch.world), &why, shared, c->node_exchange == NODE_EXCHANGE_COPIES);
-    device_environment(backend, sizeof backend);
-    if (*backend && run->topology.dp_size > 1) log_line(run->log, "WARNING: %s", backend);
-    log_line(run->log, "using torch.bfloat16 for parameters ...");
-    if (run->launch.rank == 0) config_print(c, stdout);
-    log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", c->quantized_weights ? "True" : "False", c->wq_group_size, c->weight_quantization_bits);
-    log_line(run->log, "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; inter-node group size = %d, bits = %d.",
-             c->quantized_gradients ? "True" : "False", c->gq_group_size_intra, c->gradient_quantization_bits_intra, c->gq_group_size_inter,
-             c->gradient_quantization_bits_inter);
-    if (run->topology.dp_size == 1) log_idle_flags(run->log);
-    if (c->rampup_samples) log_line(run->log, "will use batch size rampup starting from global batch size %lld to global batch size %d with batch size increments %lld over %lld samples.",
-                                    (long long)c->rampup_start, c->global_batch_size, (long long)c->rampup_increment, (long long)c->rampup_samples);
-    else log_line(run->log, "setting number of micro-batches to constant %d", c->micro_batches);
-    log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded,
-             c->vocab_size_padded);
-    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", (long long)zero_layout(run->zero)->parameters);
-    log_line(run->log, "memory plan: %.1f MiB per rank, %.1f MiB were free", (double)run->memory.planned / 0x1p20, (double)run->memory.share_before / 0x1p20);
-}
-
-static bool open_device(Run *run) {
-    run->site.phase = "setup";
-    placement_choose_device(peers_of(run, run->launch.host), &run->topology, run->config.emulate_nodes);
-    // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU alone would say 0; by its index where ranks share GPUs.
-    if (run->topology.device_sharers > 1 && !device_is_host()) run->site.gpu = run->topology.device;
-    run->device = device_open(run->topology.device, &run->site, &run->error);
-    if (!run->device) return false;
-    device_set_deterministic(run->device, run->config.deterministic_mode);
-    run->compute = stream_create(run->device, "compute");
-    lanes_open(&run->lanes, run->device, run->topology.dp_size > 1 && !run->config.no_overlap);
-    run->timers = timers_create(run->device, run->config.timing_log_level);
-    run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->site, &run->error);
-    return run->log != NULL && probe_folder(&run->config, &run->error);
-}
-
-// In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of one host draw on the same memory.
-static bool allocate(Run *run) {
-    if (!agreed(run, open_device(run))) return false;
-    bool nccl_in_node = run->config.node_exchange == NODE_EXCHANGE_NCCL && run->topology.per_node > 1;
-    memory_measure(&run->memory, &run->memory_plan, run->device, device_is_host() ? run->topology.host_ranks : run->topology.device_sharers, run->launch.size, nccl_in_node);
-    return agreed(run, true) && agreed(run, memory_allocate(&run->memory, &run->memory_plan, &run->config, gpt_planned_bytes, &run->error));
-}
-
-// Device, weights, data: everything up to the first iteration.
-static bool start_run(Run *run) {
-    if (!allocate(run)) return false;
-    bool writes = run->config.save && run->launch.rank == 0;
-    double limit = time_limit(run), patience = limit > 0 ? fmin(0.5 * limit, 20.0) : 20.0;
-    bool ok = !writes || (durable_writable_folder(run->config.save, &run->error) && save_folder_lock(run->config.save, patience, &run->save_lock, &run->error));
-    if (!agreed(run, ok) || (run->config.save && !agreed(run, same_save_folder(run->config.save, peers_of(run, run->launch.world), &run->error)))) return false;
-    run->dp_group = peers_split(peers_of(run, run->launch.world), run->topology.pp_rank * run->topology.tp_size + run->topology.tp_rank, run->topology.dp_rank);
-    if (run->config.emulate_nodes) emulate_nodes(&run->topology, &run->launch);
-    run->comm = comm_create(run->device, &run->topology, run->dp_group, &run->error);
-    if (!agreed(run, run->comm != NULL)) return false;
-    comm_set_timeout(run->comm, time_limit(run));
-    zero_start(run->zero, run->device, run->comm, run->compute, &run->lanes, run->timers);
-    run->gpt.zero = run->zero;
-    run->gpt.stream = run->compute;
-    op_set_scratch(run->device, run->gpt.scratch);
-    print_start(run);
-    log_start(run->log, zero_layout(run->zero)->parameters, run->topology.nodes, device_name(run->device));
+// Device, groups, weights, data: everything up to the first iteration.
+static bool start_run(Run *run, GPT *gpt) {
+    if (!run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
+    gpt->zero = run->zero;
+    gpt->stream = run->compute;
+    op_set_scratch(run->device, gpt->scratch);
+    report_start(run);
     timer_start(run->timers, TIMER_SETUP, NULL);
-    if (!load_checkpoint(run)) return false;
+    if (!fill_weights(run, gpt)) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
-    if (!setup_data(run)) return false;
+    if (!run_setup_data(run)) return false;
     timer_start(run->timers, TIMER_SETUP, NULL);
-    run->schedule = schedule_from_config(&run->config);  // only now: a loaded checkpoint may bring its own
-    const Config *c = &run->config;
-    run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, run->launch.rank == 0 && c->log_progress && c->save, &run->error);
-    if (!agreed(run, run->progress != NULL)) return false;
-    run->saver = saver_open(c, run->zero, run->log, run->progress, peers_of(run, run->launch.world), run->went_on_from, &run->save_lock);
-    if (c->save && !agreed(run, saver_has_room(&run->saver, run->iteration, &run->error))) return false;
+    if (!run_prepare_saves(run)) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
     const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};
-    log_phase_timers(run->log, run->timers, setup, 2, peers_of(run, run->launch.world));
+    log_phase_timers(run->log, run->timers, setup, 2, run_peers(run, run->launch.world));
     return true;
 }
 
-static void close_run(Run *run) {
-    zero_stop(run->zero);
-    if (run->loader) loader_close(run->loader);
-    memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
-    zero_free(run->zero);
-    run->zero = NULL;
-    gpt_free(&run->gpt);
-    if (run->comm) comm_destroy(run->comm);
-    if (run->dp_group != MPI_COMM_NULL) MPI_Comm_free(&run->dp_group);
-    if (run->timers) timers_destroy(run->timers);
-    if (run->compute) stream_destroy(run->compute);
-    lanes_close(&run->lanes);
-    if (run->device) device_close(run->device);
-    if (run->progress) progress_close(run->progress);
-    if (run->log) log_close(run->log);
-    if (run->tokenizer) tokenizer_close(run->tokenizer);
-    save_folder_unlock(run->save_lock);
-    saver_close(&run->saver);
-    config_free(&run->config);
-}
-
-// ===== main ======================================================================================================================
-
-static const char *decode_token(const void *tokenizer, int id, size_t *bytes) { return tokenizer_decode((const Tokenizer *)tokenizer, id, bytes); }
-
-// --inspect-data and --check-data: rank 0 looks at the data, nobody trains.
-static void look_at_data(Run *run) {
-    const Config *c = &run->config;
-    LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
-    if (!agreed(run, run->launch.rank > 0 || !c->check_data || check_data(&o, stdout, &run->error))) return;
-    if (c->inspect_data < 0 || !agreed(run, open_data(run))) return;
-    bool ok = true;
-    if (run->launch.rank == 0) {
-        ok = loader_inspect(run->loader, c->inspect_data, stdout, run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error);
-    }
-    agreed(run, ok);
-}
-
-static void run_training(Run *run) {
-    if (!start_run(run)) return;
-    if (!run->config.skip_train && !train(run)) return;
-    if (!final_evaluation(run)) return;
-    if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;  // the trained model is saved; only the last figures are missing
-    else write_sample(run);
+static void run_training(Run *run, GPT *gpt) {
+    if (!start_run(run, gpt)) return;
+    if (!run->config.skip_train && !train(run, gpt)) return;
+    if (!final_evaluation(run, gpt)) return;
+    // A signal now: the trained model is saved, and only the last figures are missing.
+    if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;
+    else write_sample(run, gpt_next_logits, gpt);
 }
 
 // --help and --version need neither MPI nor ranks; under mpirun the first rank answers for all.
@@ -1126,19 +635,38 @@ static int answer_without_training(const Config *config, char *program) {
         char libraries[512], backend[512];
         version_libraries(libraries, sizeof libraries);
         device_libraries(backend, sizeof backend);
-        printf("sdp4bit.c %s commit %s (%s; %s; %s)\n", version_number(), version_commit(), device_backend(), backend, libraries);
+        printf("sdp4bit.c %s commit %s (%s; %s; %s)\n", version_number(), version_commit(), device_backend(), backend,
+               libraries);
     }
     return EXIT_DONE;
 }
 
+// Plans what the flags say, and does it: --plan, a look at the data, or training.
+static void run_as_told(Run *run, GPT *gpt, double limit, LimitTimer *starting) {
+    bool ok = run_agreed(run, plan_run(run, gpt));
+    run->site.rank = run->launch.rank;
+    site_of_thread(&run->site);
+    Peers world = run_peers(run, run->launch.world);
+    ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
+    if (ok) heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
+    limit_timer_off(starting);
+    if (!ok) return;
+    if (run->config.plan) {
+        if (run->launch.rank == 0) plan_report(&run->config, run->zero, &run->memory_plan, gpt_planned_bytes, stdout);
+    } else if (run->config.check_data || run->config.inspect_data >= 0) {
+        run_look_at_data(run);
+    } else {
+        run_training(run, gpt);
+        advance_save(run, true);  // one that is still being written in the background, whatever ended the run
+    }
+}
+
 int main(int argc, char **argv) {
     Run run;
+    GPT gpt;
     char notes[4096] = "";
-    memset(&run, 0, sizeof run);
-    run.save_lock = -1;
-    run.dp_group = MPI_COMM_NULL;
-    run.site.rank = -1;
-    run.started = monotonic_seconds();
+    run_init(&run);
+    memset(&gpt, 0, sizeof gpt);
     bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
     if (parsed && (run.config.help || run.config.version)) return answer_without_training(&run.config, argv[0]);
 
@@ -1151,24 +679,15 @@ int main(int argc, char **argv) {
     double limit = trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0;
     LimitTimer *timer = limit_timer_starting(limit);
     launch_init(&run.launch, &argc, &argv);
-    bool ok = agreed(&run, parsed);
-    if (ok && run.launch.rank == 0) fputs(notes, stdout);
-    ok = ok && agreed(&run, plan_run(&run));
-    run.site.rank = run.launch.rank;
-    site_of_thread(&run.site);
-    ok = ok && agreed(&run, same_flags(&run.config, peers_of(&run, run.launch.world), &run.error));
-    if (ok) heartbeat_open(&run.site, run.launch.host, run.launch.size, limit);
-    limit_timer_off(timer);
-    if (ok && run.config.plan) {
-        if (run.launch.rank == 0) plan_report(&run.config, run.zero, &run.memory_plan, gpt_planned_bytes, stdout);
-    } else if (ok && (run.config.check_data || run.config.inspect_data >= 0)) {
-        look_at_data(&run);
-    } else if (ok) {
-        run_training(&run);
-        advance_save(&run, true);  // one that is still being written in the background, whatever ended the run
+    if (run_agreed(&run, parsed)) {
+        if (run.launch.rank == 0) fputs(notes, stdout);
+        run_as_told(&run, &gpt, limit, timer);
+    } else {
+        limit_timer_off(timer);
     }
     int code = run.exit_code;
-    close_run(&run);
+    run_close(&run);
+    gpt_free(&gpt);
     heartbeat_close(&run.site);
     site_of_thread(NULL);
     timer = limit_timer_ending(limit, code);

@@ -7,6 +7,7 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/base/utf8.h"
+#include "llmc/run/run.h"
 
 static int largest_logit(const floatX *logits, int vocab) {
     int best = 0;
@@ -60,4 +61,45 @@ void sample_log(Log *log, int64_t iteration, const Tokenizer *tokenizer, const i
     json_text(&json, "text", text);
     log_json(log, &json);
     free(text);
+}
+
+// --- --sample-prompt ------------------------------------------------------------------------------------------
+
+// The prompt's ids, or EOD alone for an empty one.
+static TokenBuffer prompt_ids(const Run *run) {
+    const char *prompt = run->config.sample_prompt;
+    TokenBuffer ids = {NULL, 0, 0};
+    int64_t replaced = 0;
+    Encoder *encoder = encoder_create(run->tokenizer);
+    encoder_encode(encoder, prompt, strlen(prompt), &ids, &replaced);
+    encoder_free(encoder);
+    if (replaced) {
+        log_line(run->log, "WARNING: --sample-prompt has %lld places that this tokenizer cannot encode; they are left "
+                 "out or replaced", (long long)replaced);
+    }
+    if (ids.count == 0) token_buffer_append(&ids, tokenizer_eod(run->tokenizer));
+    return ids;
+}
+
+void write_sample(Run *run, NextLogits next_logits, void *model) {
+    const Config *c = &run->config;
+    if (!c->sample_prompt || !run->tokenizer) return;
+    zero_weights_wait_all(run->zero);
+    run->site.phase = "sample";
+    TokenBuffer prompt = prompt_ids(run);
+    int64_t total = prompt.count + c->sample_tokens, n = prompt.count;
+    int32_t *ids = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
+    floatX *logits = (floatX *)xcalloc((size_t)c->vocab_size_padded, sizeof(floatX), "the sample");
+    for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
+    for (; n < total; n++) {
+        if (run->launch.rank == 0) {
+            next_logits(model, ids, n, logits);
+            ids[n] = sample_token(logits, c->vocab_size_unpadded, c->sample_temperature, (uint64_t)c->seed, n);
+        }
+        run_meet(run);  // at each token: the others wait for rank 0, and a single wait has a limit
+    }
+    if (run->launch.rank == 0) sample_log(run->log, run->iteration, run->tokenizer, ids, n);
+    free(ids);
+    free(logits);
+    token_buffer_free(&prompt);
 }

@@ -1,0 +1,203 @@
+// What a run tells while it trains: see run.h. Called by train_gpt.cu.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/version.h"
+#include "llmc/run/node_exchange.h"
+#include "llmc/run/run.h"
+#include "llmc/state/probe.h"
+
+// --- the start ---------------------------------------------------------------------------------------------------
+
+static const char *truth(bool yes) { return yes ? "True" : "False"; }
+
+static void report_program(Run *run) {
+    char libraries[512], backend[512];
+    const Topology *t = &run->topology;
+    version_libraries(libraries, sizeof libraries);
+    device_libraries(backend, sizeof backend);
+    log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(),
+             device_name(run->device), backend, libraries);
+    log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 "
+             "tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
+             run->launch.size, t->dp_size, t->tp_size, t->pp_size);
+    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", t->nodes, t->per_node,
+             t->borders_by_flag ? " (--gpus-per-node)" : "");
+}
+
+static void report_exchange(Run *run) {
+    const Config *c = &run->config;
+    char warning[512];
+    Error why;
+    bool shared = zero_node_shares(run->zero, &why);
+    if (c->emulate_nodes && device_is_host()) {
+        log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI");
+    }
+    node_exchange_report(run->log, run_peers(run, run->launch.world), &why, shared,
+                         c->node_exchange == NODE_EXCHANGE_COPIES);
+    device_environment(warning, sizeof warning);
+    if (*warning && run->topology.dp_size > 1) log_line(run->log, "WARNING: %s", warning);
+}
+
+static void report_batch(Run *run) {
+    const Config *c = &run->config;
+    if (!c->rampup_samples) {
+        log_line(run->log, "setting number of micro-batches to constant %d", c->micro_batches);
+        return;
+    }
+    log_line(run->log, "will use batch size rampup starting from global batch size %lld to global batch size %d "
+             "with batch size increments %lld over %lld samples.", (long long)c->rampup_start,
+             c->global_batch_size, (long long)c->rampup_increment, (long long)c->rampup_samples);
+}
+
+void report_start(Run *run) {
+    const Config *c = &run->config;
+    const Memory *memory = &run->memory;
+    long long parameters = zero_layout(run->zero)->parameters;
+    report_program(run);
+    report_exchange(run);
+    log_line(run->log, "using torch.bfloat16 for parameters ...");
+    if (run->launch.rank == 0) config_print(c, stdout);
+    log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", truth(c->quantized_weights),
+             c->wq_group_size, c->weight_quantization_bits);
+    log_line(run->log, "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; "
+             "inter-node group size = %d, bits = %d.", truth(c->quantized_gradients), c->gq_group_size_intra,
+             c->gradient_quantization_bits_intra, c->gq_group_size_inter, c->gradient_quantization_bits_inter);
+    if (run->topology.dp_size == 1) log_idle_flags(run->log);
+    report_batch(run);
+    log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", c->vocab_size_unpadded,
+             c->vocab_size_padded - c->vocab_size_unpadded, c->vocab_size_padded);
+    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", parameters);
+    log_line(run->log, "memory plan: %.1f MiB per rank, %.1f MiB were free", (double)memory->planned / 0x1p20,
+             (double)memory->share_before / 0x1p20);
+    log_start(run->log, parameters, run->topology.nodes, device_name(run->device));
+}
+
+// --- a step ------------------------------------------------------------------------------------------------------
+
+// What is known of every iteration once it is settled. Where zeros or norms are wanted it is collective and
+// synchronises, once per iteration.
+static void report_step(Run *run, int64_t iteration) {
+    const Config *c = &run->config;
+    Peers group = run_peers(run, run->dp_group);
+    StepReport *r = &run->report;
+    r->iteration = iteration;
+    r->consumed_samples = run->consumed_train;
+    r->learning_rate = schedule_lr(&run->schedule, run->scheduled);
+    r->global_batch_size = run->step_batch;
+    r->loss = run->last.loss;
+    r->skipped = !run->last.applied;
+    r->grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
+    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(run->zero, group) : -1.0;
+    r->params_norm = c->log_params_norm ? zero_params_norm(run->zero, group) : -1.0;
+    r->reserved_bytes = r->allocated_bytes = (double)memory_plan_total(&run->memory_plan);
+    log_step_scalars(run->log, r);
+}
+
+void settle(Run *run, int which) {
+    if (!run->unsettled) return;
+    run->last = zero_verdict(run->zero, which);
+    run->unsettled = false;
+    if (run->last.applied) {
+        run->scheduled += run->step_batch;
+        run->interval.loss_sum += run->last.loss;
+    }
+    int64_t iteration = run->iteration - which, nan = run->sentry.nan;
+    sentry_judge(&run->sentry, &run->last, iteration, run->log, &run->error);
+    run->interval.skipped += !run->last.applied;
+    run->interval.nan += run->sentry.nan - nan;
+    report_step(run, iteration);
+}
+
+// --- an interval -------------------------------------------------------------------------------------------------
+
+void interval_begin(Run *run) {
+    memset(&run->interval, 0, sizeof run->interval);
+    run->interval.traffic = probe_traffic(run->zero);
+    stream_synchronize(run->compute);
+    run_meet(run);
+    run->interval.seconds_start = monotonic_seconds();
+}
+
+void interval_exclude(Run *run, double since) {
+    stream_synchronize(run->compute);
+    run_meet(run);
+    run->interval.seconds_start += monotonic_seconds() - since;
+}
+
+// Bytes per step out of a node and inside one: each node's ranks together, the largest node.
+static void node_traffic(Run *run, double *inter, double *intra) {
+    const Topology *t = &run->topology;
+    CommTraffic now = probe_traffic(run->zero), then = run->interval.traffic;
+    double own[2] = {(double)(now.sent[COMM_RAIL] - then.sent[COMM_RAIL]),
+                     (double)(now.sent[COMM_NODE] - then.sent[COMM_NODE])};
+    double *all = (double *)xcalloc(2 * (size_t)t->dp_size, sizeof(double), "the traffic table");
+    peers_gather(run_peers(run, run->dp_group), own, all, 2, MPI_DOUBLE);
+    *inter = *intra = 0.0;
+    for (int node = 0; node < t->nodes; node++) {
+        double sums[2] = {0.0, 0.0};
+        for (int i = 0; i < t->per_node; i++) {
+            sums[0] += all[2 * (node * t->per_node + i)];
+            sums[1] += all[2 * (node * t->per_node + i) + 1];
+        }
+        *inter = fmax(*inter, sums[0]);
+        *intra = fmax(*intra, sums[1]);
+    }
+    double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);
+    *inter /= steps;
+    *intra /= steps;
+    free(all);
+}
+
+// Mean over the applied steps. Skipped steps alone have none, but a NaN of theirs is shown.
+static double interval_loss(const Run *run) {
+    int64_t applied = run->interval.iterations - run->interval.skipped;
+    if (applied > 0) return run->interval.loss_sum / (double)applied;
+    return isfinite(run->last.loss) ? 0.0 : run->last.loss;
+}
+
+// Rates per second. The batch is the interval's mean, which --rampup-batch-size changes.
+static void fill_rates(Run *run, IntervalReport *r, double seconds) {
+    const Config *c = &run->config;
+    double batch = (double)run->interval.samples / (double)r->iterations, ranks = run->launch.size;
+    double peak = device_peak_flops(run->device), parameters = (double)zero_layout(run->zero)->parameters;
+    r->elapsed_ms = 1000.0 * seconds;
+    r->tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
+    r->mfu = peak > 0 ? causal_flops(c, batch, parameters) / (seconds * ranks * peak) : -1.0;
+    r->tokens_per_second = batch * c->seq_length / seconds;
+    r->seconds_left = seconds * (double)(c->train_iters - run->iteration);
+}
+
+static void fill_communication(Run *run, IntervalReport *r) {
+    node_traffic(run, &r->inter_node_bytes, &r->intra_node_bytes);
+    Exposed exposed = zero_take_exposed(run->zero, (double)r->iterations, run_peers(run, run->launch.world));
+    r->exposed_gradients_ms = exposed.gradients_ms;
+    r->exposed_weights_ms = exposed.weights_ms;
+    r->exposed_comm_ms = r->exposed_gradients_ms + r->exposed_weights_ms;
+    r->exposed_most_ms = exposed.most_ms;
+}
+
+void interval_end(Run *run) {
+    Peers world = run_peers(run, run->launch.world);
+    stream_synchronize(run->compute);
+    run_meet(run);
+    int64_t n = run->interval.iterations;
+    double seconds = (monotonic_seconds() - run->interval.seconds_start) / (double)n;
+    IntervalReport r;
+    memset(&r, 0, sizeof r);
+    r.last = run->report;
+    r.train_iters = run->config.train_iters;
+    r.iterations = n;
+    r.lm_loss = interval_loss(run);
+    r.skipped = run->interval.skipped;
+    r.nan = run->interval.nan;
+    r.epoch = loader_epoch(run->loader, run->consumed_train);
+    fill_rates(run, &r, seconds);
+    fill_communication(run, &r);
+    log_iteration(run->log, &r);
+    run_meet(run);  // rank 0 may hang in writing its lines
+    log_timers(run->log, run->timers, run->iteration, n, world);
+    memory_report(&run->memory, run->log, run->iteration);
+    interval_begin(run);
+}

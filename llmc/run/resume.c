@@ -1,0 +1,160 @@
+// A run's checkpoints: see run.h. Called by train_gpt.cu.
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/checkpoint/save_folder.h"
+#include "llmc/checkpoint/zero_slices.h"
+#include "llmc/run/run.h"
+#include "llmc/run/same_run.h"
+#include "llmc/state/replicas.h"
+
+// --- saving --------------------------------------------------------------------------------------------------------
+
+static RunState current_state(const Run *run) {
+    RunState state;
+    memset(&state, 0, sizeof state);
+    state.iteration = run->iteration;
+    state.consumed_train_samples = run->consumed_train;
+    state.consumed_valid_samples = run->consumed_valid;
+    state.scheduler_samples = run->scheduled;
+    state.adam_steps = run->last.adam_steps;
+    state.beta1_power = run->last.beta1_power;
+    state.beta2_power = run->last.beta2_power;
+    sentry_save(&run->sentry, &run->last, &state);
+    state.flops_so_far = run->flops_so_far;
+    state.train_split_samples = run->split_samples[SPLIT_TRAIN];
+    state.valid_split_samples = run->split_samples[SPLIT_VALID];
+    return state;
+}
+
+bool advance_save(Run *run, bool to_the_end) {
+    if (!run->saver.job) return true;
+    run->site.phase = "save checkpoint";
+    return run_agreed(run, saver_advance(&run->saver, to_the_end, &run->error));
+}
+
+bool replicas_sound(Run *run) {
+    Peers group = run_peers(run, run->dp_group);
+    return run_agreed(run, replicas_verify(run->zero, group, run->log, &run->sentry.repairs, &run->error));
+}
+
+bool save_checkpoint(Run *run) {
+    settle(run, 0);
+    if (!run_agreed(run, zero_wire_sound(run->zero, run_peers(run, run->dp_group), &run->error))) return false;
+    if (!run->config.save || run->last_saved == run->iteration) return true;
+    if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
+    run->site.phase = "save checkpoint";
+    timer_start(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
+    RunState state = current_state(run);
+    bool ok = run_agreed(run, saver_save(&run->saver, &state, &run->error));
+    timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
+    if (!ok) return false;
+    const Timer saved[] = {TIMER_SAVE_CHECKPOINT};
+    log_phase_timers(run->log, run->timers, saved, 1, run_peers(run, run->launch.world));
+    run->last_saved = run->iteration;
+    return true;
+}
+
+// --- loading -------------------------------------------------------------------------------------------------------
+
+static bool tensors_match(Run *run, const Checkpoint *checkpoint) {
+    int count;
+    CheckpointTensor *tensors = zero_checkpoint_tensors(run->zero, &count);
+    bool ok = checkpoint_check_tensors(checkpoint, tensors, count, &run->error);
+    free(tensors);
+    return ok;
+}
+
+static void restore_counters(Run *run, const RunState *state) {
+    run->iteration = state->iteration;
+    run->consumed_train = state->consumed_train_samples;
+    run->consumed_valid = run->config.skip_train ? 0 : state->consumed_valid_samples;
+    run->split_samples[SPLIT_TRAIN] = state->train_split_samples;
+    run->split_samples[SPLIT_VALID] = state->valid_split_samples;
+    sentry_restore(&run->sentry, &run->last, state);
+    run->flops_so_far = state->flops_so_far;
+}
+
+static void restore_optimizer_counters(Run *run, const RunState *state) {
+    run->scheduled = state->scheduler_samples;
+    run->last.adam_steps = state->adam_steps;
+    run->last.beta1_power = state->beta1_power;
+    run->last.beta2_power = state->beta2_power;
+    zero_set_counters(run->zero, &run->last);
+}
+
+// Takes counters, schedule, weights and moments from an opened checkpoint, as the flags say.
+static bool restore(Run *run, const Checkpoint *checkpoint) {
+    Config *c = &run->config;
+    const RunState *state = checkpoint_state(checkpoint);
+    const char *arguments = checkpoint_arguments(checkpoint);
+    bool optimizer = !c->finetune && !c->no_load_optim;
+    char notes[2048] = "";
+    if (!config_match_checkpoint(c, arguments, notes, sizeof notes, &run->error)) return false;
+    if (!tensors_match(run, checkpoint)) return false;
+    if (!c->finetune) config_go_on(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
+    if (run->launch.rank == 0) fputs(notes, stdout);
+    if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
+        return error_set(&run->error, EXIT_CHECKPOINT, "the checkpoint in %s was saved without the optimizer; add "
+                         "--no-load-optim or --finetune", c->load);
+    }
+    if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
+    if (c->finetune) return true;
+    restore_counters(run, state);
+    // Else Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up.
+    if (optimizer) restore_optimizer_counters(run, state);
+    return true;
+}
+
+// No checkpoint in --load.
+static Loaded nothing_to_load(Run *run) {
+    log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting "
+             "from scratch", run->config.load);
+    if (!run->config.exit_on_missing_checkpoint) return LOAD_FRESH;
+    log_line(run->log, ">> '--exit-on-missing-checkpoint' set ... exiting. <<");
+    run->exit_code = EXIT_DONE;
+    return LOAD_FAILED;
+}
+
+// Opens the newest sound checkpoint and restores the run from it. *fell_back: it is not the one asked for.
+static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fell_back) {
+    const char *load = run->config.load;
+    char fallback[1400];
+    log_line(run->log, " loading checkpoint from %s at iteration %lld", load, (long long)*iteration);
+    timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
+    Checkpoint *checkpoint = checkpoint_open_sound(load, iteration, world, fallback, sizeof fallback, &run->error);
+    *fell_back = *fallback;
+    if (*fallback) log_line(run->log, "%s", fallback);
+    bool ok = run_agreed(run, checkpoint != NULL) && run_agreed(run, restore(run, checkpoint));
+    if (checkpoint) checkpoint_close(checkpoint);
+    timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
+    if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", load, (long long)*iteration);
+    return ok;
+}
+
+Loaded load_checkpoint(Run *run) {
+    const Config *c = &run->config;
+    Peers world = run_peers(run, run->launch.world);
+    run->site.phase = "load checkpoint";
+    run->last.beta1_power = run->last.beta2_power = 1.0;
+    run->went_on_from = -1;
+    if (!c->load) return LOAD_FRESH;
+    // One answer for all ranks.
+    char lost[1400] = "";
+    int64_t iteration = 0;
+    if (run->launch.rank == 0) iteration = checkpoint_find(c->load, lost, sizeof lost, &run->error);
+    if (!run_agreed(run, iteration != CHECKPOINT_UNREADABLE)) return LOAD_FAILED;
+    peers_broadcast(world, &iteration, sizeof iteration, 0);
+    peers_broadcast(world, lost, sizeof lost, 0);
+    if (iteration == NO_CHECKPOINT) return nothing_to_load(run);
+    if (*lost) log_line(run->log, "%s", lost);
+    if (!run_agreed(run, same_checkpoint(c->load, iteration, world, &run->error))) return LOAD_FAILED;
+    bool fell_back;
+    if (!open_and_restore(run, &iteration, world, &fell_back)) return LOAD_FAILED;
+    // Counts as saved only where it lies in --save and the tracker names it. Else the end of the run saves
+    // again, which puts the tracker right.
+    bool named = c->save && !strcmp(c->save, c->load) && !*lost && !fell_back;
+    run->last_saved = named ? run->iteration : 0;
+    if (c->save && !c->finetune && save_folder_same(c->save, c->load)) run->went_on_from = iteration;
+    return LOAD_RESTORED;
+}

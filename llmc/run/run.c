@@ -1,0 +1,59 @@
+// A run's ranks together, and its end: see run.h.
+#include "llmc/run/run.h"
+
+#include <string.h>
+
+#include "llmc/checkpoint/save_folder.h"
+
+void run_init(Run *run) {
+    memset(run, 0, sizeof *run);
+    run->save_lock = -1;
+    run->dp_group = MPI_COMM_NULL;
+    run->site.rank = -1;
+    run->started = monotonic_seconds();
+}
+
+// Seconds that a collective may take, 0: for ever. --distributed-timeout-minutes, and a little more the higher
+// the rank.
+static double time_limit(const Run *run) {
+    // Rank 0 reads data for as long as it takes.
+    if (run->config.check_data || run->config.inspect_data >= 0) return 0.0;
+    double limit = 60.0 * run->config.distributed_timeout_minutes;
+    return limit > 0 ? limit + launch_rank_delay(run->launch.rank) : 0.0;
+}
+
+Peers run_peers(Run *run, MPI_Comm comm) {
+    Peers peers = {comm, time_limit(run), &run->site};
+    return peers;
+}
+
+void run_meet(Run *run) { peers_meet(run_peers(run, run->launch.world)); }
+
+bool run_agreed(Run *run, bool ok) {
+    int who = 0;
+    if (peers_agree(run_peers(run, run->launch.world), ok, &run->error, &who)) return true;
+    run->exit_code = run->error.code;
+    // What some ranks had agreed on before is one rank's all the same.
+    int origin = run->error.rank >= 0 ? run->error.rank : who;
+    if (run->launch.rank == origin) error_print(&run->site, run->error.what);
+    return false;
+}
+
+void run_close(Run *run) {
+    zero_stop(run->zero);
+    if (run->loader) loader_close(run->loader);
+    memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
+    saver_close(&run->saver);
+    zero_free(run->zero);
+    if (run->comm) comm_destroy(run->comm);
+    if (run->dp_group != MPI_COMM_NULL) MPI_Comm_free(&run->dp_group);
+    if (run->timers) timers_destroy(run->timers);
+    if (run->compute) stream_destroy(run->compute);
+    lanes_close(&run->lanes);
+    if (run->device) device_close(run->device);
+    if (run->progress) progress_close(run->progress);
+    if (run->log) log_close(run->log);
+    if (run->tokenizer) tokenizer_close(run->tokenizer);
+    save_folder_unlock(run->save_lock);
+    config_free(&run->config);
+}

@@ -1,0 +1,142 @@
+// A run: everything that training holds beside the model itself. main makes one, the files of this room set it
+// up, tell of it, save it and close it; train_gpt.cu makes the steps.
+//
+//   run.c       agreement of the ranks, limits, the end
+//   setup.c     from flags to a device, memory, groups and data
+//   report.c    log lines: the steps, the intervals, the start
+//   resume.c    checkpoints: saving, restoring, loading
+//   sample.c    text from the model
+#pragma once
+#include "llmc/base/memory_plan.h"
+#include "llmc/checkpoint/saver.h"
+#include "llmc/comm.h"
+#include "llmc/config/config.h"
+#include "llmc/config/schedule.h"
+#include "llmc/data/loader.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/log/log.h"
+#include "llmc/log/progress.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/ranks/stop.h"
+#include "llmc/state/memory.h"
+#include "llmc/state/sentry.h"
+#include "llmc/state/zero.h"
+LLMC_BEGIN
+
+// What happened since the last log line.
+typedef struct Interval {
+    int64_t iterations, samples, skipped, nan;
+    double loss_sum;         // over applied steps
+    double seconds_start;    // moved forward by what is not training: evaluation, checkpoints
+    CommTraffic traffic;     // at the start
+} Interval;
+
+typedef struct Run {
+    Config config;
+    Launch launch;
+    Topology topology;
+    Site site;
+    Error error;             // why the run ends early
+    int exit_code;
+    Tokenizer *tokenizer;    // NULL: not needed
+    Device *device;
+    Stream *compute;
+    Lanes lanes;             // of communication
+    MPI_Comm dp_group;
+    Comm *comm;
+    Timers *timers;
+    MemoryPlan memory_plan;
+    Zero *zero;
+    Loader *loader;
+    Log *log;
+    Progress *progress;
+    Schedule schedule;
+    // counters of the whole run, saved in checkpoints
+    int64_t iteration, consumed_train, consumed_valid;
+    int64_t split_samples[2];  // of SPLIT_TRAIN and SPLIT_VALID as built; 0: not known
+    int64_t scheduled;         // samples of applied steps: what the schedule counts
+    Sentry sentry;
+    double flops_so_far;
+    // the step whose verdict the host has not read yet
+    bool unsettled;
+    int step_batch;          // samples of the latest step launched: the one that is settled next, or was last
+    StepControl last;        // the newest verdict read
+    StepReport report;       // what was told of it
+    Interval interval;
+    double started;          // wall clock of the process's start
+    int64_t last_saved;
+    int64_t went_on_from;    // the checkpoint in the --save folder that this run went on from; -1: none
+    int save_lock;           // of rank 0 on the folder of --save
+    Saver saver;
+    Stop stop;               // why the run is to be left early
+    Memory memory;           // the plan against what was there
+} Run;
+
+// --- run.c -------------------------------------------------------------------------------------------------
+
+// A run that holds nothing yet.
+void run_init(Run *run);
+// Gives back all that the run holds, whatever part of it there is.
+void run_close(Run *run);
+// Ranks that act together, with the run's limit and place.
+Peers run_peers(Run *run, MPI_Comm comm);
+// A barrier of all ranks, with that limit.
+void run_meet(Run *run);
+// True when ok on every rank. Else run->error holds the first failing rank's error on every rank, that rank
+// prints it, and run->exit_code is the error's. Collective over the world.
+bool run_agreed(Run *run, bool ok);
+
+// --- setup.c: in this order -----------------------------------------------------------------------------------
+
+// Places this rank, opens the tokenizer, completes the config. Needs no device. Errors: EXIT_USAGE, EXIT_DATA,
+// EXIT_ENVIRONMENT.
+bool run_place(Run *run);
+// Opens device and log, and allocates the memory plan. model_bytes: memory_allocate's. False on every rank where
+// one failed.
+bool run_allocate(Run *run, ModelBytes model_bytes);
+// The folder of --save, the groups, the Zero: ready to step once it has weights. The same errors on every rank.
+bool run_connect(Run *run);
+// Opens the loader, once it is known where the run goes on: the order of the data depends on how often they are
+// read in all. Not collective over the world; the caller lets the ranks agree.
+bool run_open_data(Run *run);
+// The same on every rank, with log lines.
+bool run_setup_data(Run *run);
+// Schedule, progress and saver. The last step before training.
+bool run_prepare_saves(Run *run);
+// --inspect-data and --check-data: rank 0 looks at the data, nobody trains.
+void run_look_at_data(Run *run);
+
+// --- report.c -------------------------------------------------------------------------------------------------
+
+// The lines before training: program, topology, flags, sizes.
+void report_start(Run *run);
+void interval_begin(Run *run);
+// Takes the time since `since` (monotonic_seconds) out of the interval. Collective.
+void interval_exclude(Run *run, double since);
+// Prints the interval's lines after the verdict of its last iteration. Collective.
+void interval_end(Run *run);
+// Reads the verdict of a step. which: 0 the latest one launched, 1 the one before.
+void settle(Run *run, int which);
+
+// --- resume.c ---------------------------------------------------------------------------------------------------
+
+// False on every rank when one failed: the run ends.
+bool save_checkpoint(Run *run);
+// The save in the background one part further, or to its end.
+bool advance_save(Run *run, bool to_the_end);
+// Compares all ranks' weights and repairs what differs.
+bool replicas_sound(Run *run);
+// --load, by Megatron-LM's rules. LOAD_FRESH: there is nothing to load, and the caller fills the weights. Without
+// a tracker and without checkpoints a run starts afresh, so that the same script starts and resumes it.
+typedef enum Loaded { LOAD_FAILED, LOAD_FRESH, LOAD_RESTORED } Loaded;
+Loaded load_checkpoint(Run *run);
+
+// --- sample.c ---------------------------------------------------------------------------------------------------
+
+// Fills logits (padded vocabulary) of the token after ids[0..n), on the host.
+typedef void (*NextLogits)(void *model, const int32_t *ids, int64_t n, floatX *logits);
+// --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal. Needs no
+// random state and no batch: training goes on as without. Collective.
+void write_sample(Run *run, NextLogits next_logits, void *model);
+
+LLMC_END

@@ -1,0 +1,153 @@
+// From flags to a run that can train: see run.h. Called by train_gpt.cu in the order of the functions here.
+#include <math.h>
+#include <stdlib.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/checkpoint/save_folder.h"
+#include "llmc/data/check.h"
+#include "llmc/ranks/emulate.h"
+#include "llmc/ranks/placement.h"
+#include "llmc/run/data_options.h"
+#include "llmc/run/run.h"
+#include "llmc/run/same_run.h"
+#include "llmc/state/probe.h"
+
+// Sizes of the vocabulary: the tokenizer's, unless it would need files and there are none. Then 0, for which
+// config_finish knows GPT-2's.
+static bool open_tokenizer(Run *run, int *vocab, int *eod) {
+    const Config *c = &run->config;
+    if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
+    run->tokenizer = tokenizer_open(c->tokenizer_type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
+    if (!run->tokenizer) return false;
+    *vocab = tokenizer_vocab_size(run->tokenizer);
+    *eod = tokenizer_eod(run->tokenizer);
+    return true;
+}
+
+bool run_place(Run *run) {
+    Config *c = &run->config;
+    int vocab = 0, eod = 0, ranks = c->plan_world_size ? c->plan_world_size : run->launch.size;
+    int rank = ranks == run->launch.size ? run->launch.rank : 0, *made_up = NULL;
+    if (c->plan_world_size) made_up = (int *)xcalloc((size_t)ranks, sizeof(int), "the host table");
+    const int *hosts = made_up ? made_up : run->launch.host_of_rank;
+    bool ok = topology_build(&run->topology, rank, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
+                             c->pipeline_model_parallel_size, &run->error);
+    free(made_up);
+    if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
+    run->site.node = run->topology.node;
+    run->site.gpu = device_is_host() ? -1 : run->topology.device;
+    run->sentry.config = c;
+    run->sentry.topology = &run->topology;
+    return true;
+}
+
+static bool open_device(Run *run) {
+    run->site.phase = "setup";
+    placement_choose_device(run_peers(run, run->launch.host), &run->topology, run->config.emulate_nodes);
+    // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU alone would
+    // say 0. Where ranks share GPUs they name it by its index.
+    if (run->topology.device_sharers > 1 && !device_is_host()) run->site.gpu = run->topology.device;
+    run->device = device_open(run->topology.device, &run->site, &run->error);
+    if (!run->device) return false;
+    device_set_deterministic(run->device, run->config.deterministic_mode);
+    run->compute = stream_create(run->device, "compute");
+    lanes_open(&run->lanes, run->device, run->topology.dp_size > 1 && !run->config.no_overlap);
+    run->timers = timers_create(run->device, run->config.timing_log_level);
+    run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->site, &run->error);
+    return run->log != NULL && probe_folder(&run->config, &run->error);
+}
+
+// In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of
+// one host draw on the same memory.
+bool run_allocate(Run *run, ModelBytes model_bytes) {
+    if (!run_agreed(run, open_device(run))) return false;
+    const Config *c = &run->config;
+    bool nccl_in_node = c->node_exchange == NODE_EXCHANGE_NCCL && run->topology.per_node > 1;
+    int sharers = device_is_host() ? run->topology.host_ranks : run->topology.device_sharers;
+    memory_measure(&run->memory, &run->memory_plan, run->device, sharers, run->launch.size, nccl_in_node);
+    return run_agreed(run, true) &&
+           run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, model_bytes, &run->error));
+}
+
+// Asked before training, and the folder locked for this job.
+static bool claim_save_folder(Run *run) {
+    const char *save = run->config.save;
+    Peers world = run_peers(run, run->launch.world);
+    bool ok = true;
+    if (!save) return true;
+    if (run->launch.rank == 0) {
+        double patience = world.limit > 0 ? fmin(0.5 * world.limit, 20.0) : 20.0;
+        ok = durable_writable_folder(save, &run->error) &&
+             save_folder_lock(save, patience, &run->save_lock, &run->error);
+    }
+    return run_agreed(run, ok) && run_agreed(run, same_save_folder(save, world, &run->error));
+}
+
+bool run_connect(Run *run) {
+    const Topology *t = &run->topology;
+    Peers world = run_peers(run, run->launch.world);
+    if (!claim_save_folder(run)) return false;
+    run->dp_group = peers_split(world, t->pp_rank * t->tp_size + t->tp_rank, t->dp_rank);
+    if (run->config.emulate_nodes) emulate_nodes(t, &run->launch);
+    run->comm = comm_create(run->device, t, run->dp_group, &run->error);
+    if (!run_agreed(run, run->comm != NULL)) return false;
+    comm_set_timeout(run->comm, world.limit);
+    zero_start(run->zero, run->device, run->comm, run->compute, &run->lanes, run->timers);
+    return true;
+}
+
+bool run_open_data(Run *run) {
+    const Config *c = &run->config;
+    LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
+    loader_options_go_on(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
+    run->site.phase = "load data";
+    run->loader = loader_open(&o, run_peers(run, run->launch.host), &run->error);
+    return run->loader != NULL;
+}
+
+// Says so where a split has other samples than it had in the checkpoint.
+static void compare_split(Run *run, int split) {
+    int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
+    if (!samples) return;
+    if (before && samples != before) {
+        log_line(run->log, "the %s split has %lld samples and had %lld in the checkpoint: the data go on in another "
+                 "order", split_name(split), (long long)samples, (long long)before);
+    }
+    run->split_samples[split] = samples;
+}
+
+bool run_setup_data(Run *run) {
+    timer_start(run->timers, TIMER_DATA_SETUP, NULL);
+    if (!run_agreed(run, run_open_data(run))) return false;
+    if (!run_agreed(run, same_data(run->loader, run_peers(run, run->launch.world), &run->error))) return false;
+    if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
+    for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++) compare_split(run, split);
+    run->site.phase = "setup";
+    timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
+    return true;
+}
+
+bool run_prepare_saves(Run *run) {
+    const Config *c = &run->config;
+    bool writes = run->launch.rank == 0 && c->log_progress && c->save;
+    run->schedule = schedule_from_config(c);  // only now: a loaded checkpoint may bring its own
+    run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, writes, &run->error);
+    if (!run_agreed(run, run->progress != NULL)) return false;
+    run->saver = saver_open(c, run->zero, run->log, run->progress, run_peers(run, run->launch.world),
+                            run->went_on_from, &run->save_lock);
+    return !c->save || run_agreed(run, saver_has_room(&run->saver, run->iteration, &run->error));
+}
+
+static const char *decode_token(const void *tokenizer, int id, size_t *bytes) {
+    return tokenizer_decode((const Tokenizer *)tokenizer, id, bytes);
+}
+
+void run_look_at_data(Run *run) {
+    const Config *c = &run->config;
+    bool first = run->launch.rank == 0;
+    LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
+    if (!run_agreed(run, !first || !c->check_data || check_data(&o, stdout, &run->error))) return;
+    if (c->inspect_data < 0 || !run_agreed(run, run_open_data(run))) return;
+    run_agreed(run, !first || loader_inspect(run->loader, c->inspect_data, stdout,
+                                             run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error));
+}
