@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
-# Runs a training command again and again until it is done: after exit code 75 (stopped by a signal, saved) at once, after 7 (a rank, a network or a GPU was lost) and
-# after a rank that was killed by a signal (SIGKILL for want of memory, SIGBUS, SIGSEGV ...) with a growing pause. The command must have --save and --load of one
-# folder, so that every start goes on from the last checkpoint. Gives up when starts bring no new checkpoint, since what ends a run twice at the same place will end
-# it again.
+# Runs a training command again and again until it is done. The command must have --save and --load
+# of one folder, so that every start goes on from the last checkpoint.
+# It is started again at once after exit code 75 (stopped by a signal, saved). After 7 (a rank, a
+# network or a GPU was lost) and after a rank that was killed by a signal (SIGKILL for want of
+# memory, SIGBUS, SIGSEGV) it is started again after a pause, which grows.
+# It is given up when starts bring no new checkpoint: what ends a run twice at the same place will
+# end it again.
 #
-#   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- mpirun -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/a --load runs/a ...
+#   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- \
+#       mpirun -np 8 build/train_gpt @configs/gpt_1.3b.args --save runs/a --load runs/a ...
 #   CHECKPOINT_PATH=runs/a scripts/run_until_done.sh -- scripts/train_1.3b.sh ...
 #
-# Its exit code is that of the last run.
+# The command may be a script that starts mpirun. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 let the run
+# save and leave. A second one ends it at once. The exit code is that of the last run.
 # shellcheck source-path=SCRIPTDIR source=common.sh source=ask_to_stop.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -29,9 +34,18 @@ while [ $# -gt 0 ]; do
     --pause) pause=$(number "$@") || exit 2; shift 2 ;;
     --help | -h)
         echo "usage: scripts/run_until_done.sh [--max-restarts N] [--max-without-progress N] [--pause SECONDS] -- COMMAND..."
-        echo "Runs COMMAND, which must have --save and --load of one folder, and again after exit codes 7 and 75 or a rank killed by a signal (129 to 192,"
-        echo "as 137 for SIGKILL; but not 130 and 143, SIGINT and SIGTERM: somebody ended it), until it is done, N restarts were made (100), or N starts"
-        echo "in a row brought no new checkpoint (3). The pause (10 s) doubles up to 16 times its length while there is no progress; there is none after 75."
+        cat <<'HELP'
+Runs COMMAND again and again until it is done. COMMAND must have --save and --load of one folder.
+It is started again after exit codes 7 and 75, and after a rank that a signal killed (129 to 192,
+as 137 for SIGKILL). It is not after 130 and 143 (SIGINT, SIGTERM): somebody ended it.
+
+  --max-restarts N          give up after N restarts [100]
+  --max-without-progress N  give up after N starts in a row without a new checkpoint [3]
+  --pause SECONDS           before a restart [10]; none after 75. It doubles while there is no
+                            progress, up to 16 times its length.
+
+Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 let the run save and leave. A second one ends it at once.
+HELP
         exit 0 ;;
     --) shift; break ;;
     *) usage "unknown argument $1; write -- before the command" ;;
@@ -40,13 +54,16 @@ done
 [ $# -gt 0 ] || usage "no command is given; see --help"
 [ "$fruitless" -gt 0 ] || usage "--max-without-progress wants 1 or more"
 
-# The folders of --save and --load: the last ones count, as in the program; they may stand in an argument file. scripts/train_*.sh save to and load from
-# CHECKPOINT_PATH when the command says nothing else.
+# Sets $folder and $from, the folders of --save and --load. They may stand in an argument file, and
+# the last ones count, as in the program. scripts/train_*.sh save to and load from CHECKPOINT_PATH
+# when the command says nothing else.
 folder='' from=''
 find_folder() {
     local word words value
     if [ -n "${CHECKPOINT_PATH:-}" ] && [ "${SPEED:-}" != 1 ]; then
-        for word; do case ${word##*/} in train_*.sh) folder=$CHECKPOINT_PATH from=$CHECKPOINT_PATH ;; esac; done
+        for word; do
+            case ${word##*/} in train_*.sh) folder=$CHECKPOINT_PATH from=$CHECKPOINT_PATH ;; esac
+        done
     fi
     read_words "$@"
     last_value --save
@@ -55,30 +72,51 @@ find_folder() {
     [ -z "$value" ] || from=$value
 }
 # same_folder A B: also by another path, and before it is made.
-same_folder() { [ "$1" = "$2" ] || [ "$1" -ef "$2" ] || [ "$(realpath -m -- "$1" 2>/dev/null)" = "$(realpath -m -- "$2" 2>/dev/null)" ]; }
+same_folder() {
+    [ "$1" = "$2" ] || [ "$1" -ef "$2" ] ||
+        [ "$(realpath -m -- "$1" 2>/dev/null)" = "$(realpath -m -- "$2" 2>/dev/null)" ]
+}
 find_folder "$@"
-[ -n "$folder" ] && [ -n "$from" ] || usage "the command has no --save or no --load: a restart would begin anew"
+[ -n "$folder" ] && [ -n "$from" ] ||
+    usage "the command has no --save or no --load: a restart would begin anew"
 same_folder "$folder" "$from" ||
-    usage "the command has --save $folder and --load $from: every restart would go back to what is there; give both the same folder (a run that begins with another one's checkpoint goes without this script until its first save)"
-# A pipe in the tracker's place would never end, and what is damaged may be of any size.
+    usage "the command has --save $folder and --load $from: every restart would go back to what is \
+there; give both the same folder (a run that begins with another one's checkpoint goes without \
+this script until its first save)"
+# The last checkpoint's iteration. A pipe in the tracker's place would never end, and a damaged one
+# may be of any size.
 saved() {
     local tracker=$folder/latest_checkpointed_iteration.txt
-    if [ -f "$tracker" ] && [ -r "$tracker" ]; then head -c 64 "$tracker" | tr -d '\000'; else echo none; fi
+    if [ -f "$tracker" ] && [ -r "$tracker" ]; then
+        head -c 64 "$tracker" | tr -d '\000'
+    else
+        echo none
+    fi
 }
 
-# Exit codes that a start from the last checkpoint may mend: saved and left, a lost rank, one that was killed by a signal (128 and its number). SIGINT and SIGTERM
-# were meant to end the run; SIGUSR1 (138: the ranks were not there yet) to save it, as with 75.
-goes_on() { [ "$1" = 7 ] || [ "$1" = 75 ] || { [ "$1" -gt 128 ] && [ "$1" -le 192 ] && [ "$1" != 130 ] && [ "$1" != 143 ]; }; }
+# Exit codes that a start from the last checkpoint may mend: saved and left (75), a lost rank (7),
+# one that was killed by a signal (128 and its number). SIGINT (130) and SIGTERM (143) were meant to
+# end the run. SIGUSR1 (138: the ranks were not there yet) was meant to save it, as with 75.
+goes_on() {
+    case $1 in
+    7 | 75) return 0 ;;
+    130 | 143) return 1 ;;
+    *) [ "$1" -gt 128 ] && [ "$1" -le 192 ] ;;
+    esac
+}
 
-# A signal to this script, Ctrl-C too, is for the run, which saves and leaves with 75; then nothing is started again. The session of its own keeps the
-# terminal's Ctrl-C from mpirun.
-stopping=0 child='' session=()
+# A signal to this script is for the run, which saves and leaves with 75. Then nothing is started
+# again. The run has a session of its own: the terminal's Ctrl-C would make mpirun kill the ranks.
+signals=0 child='' session=()
 if command -v setsid >/dev/null; then session=(setsid); fi
 forward() {
-    stopping=1
-    [ -z "$child" ] || ask_to_stop "$child"
+    signals=$((signals + 1))
+    [ -z "$child" ] || stop_run "$1" $signals "$child"
 }
-trap forward HUP INT TERM USR1
+for name in HUP INT TERM USR1; do
+    # shellcheck disable=SC2064  # the name of now
+    trap "forward $name" $name
+done
 
 restarts=0 without=0 wait_for=$pause
 while :; do
@@ -92,7 +130,7 @@ while :; do
     done
     child=
     goes_on "$code" || exit "$code"
-    if [ $stopping = 1 ]; then
+    if [ $signals -gt 0 ]; then
         say "stopped by a signal; exit code $code, last checkpoint $(saved)"
         exit "$code"
     fi
@@ -113,7 +151,7 @@ while :; do
         wait "$child"
         child=
         [ $without = 0 ] || [ $wait_for -ge $((16 * pause)) ] || wait_for=$((2 * wait_for))
-        [ $stopping = 0 ] || exit "$code"
+        [ $signals = 0 ] || exit "$code"
     else
         say "exit code 75; restart $restarts from checkpoint $(saved)"
     fi

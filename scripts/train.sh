@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# One training run of a model card: scripts/train_125m.sh and its siblings call this with the card's name. It turns an arm of the paper and a few
-# variables into flags, and starts the ranks, or is one of them when mpirun or srun has started it.
+# One training run of a model card. scripts/train_125m.sh and its siblings call this with the card's
+# name. It turns an arm of the paper and a few variables into flags, and starts the ranks. Started
+# by mpirun or srun it is one of them.
 # shellcheck source-path=SCRIPTDIR source=common.sh source=ask_to_stop.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -11,7 +12,8 @@ cd "$caller" # relative paths are the caller's
 case $BUILD in /*) ;; *) BUILD=$root/$BUILD ;; esac
 
 card=${1:-}
-[ -n "$card" ] && [ -f "$root/configs/gpt_$card.args" ] || die 2 "train.sh wants a model card; use scripts/train_125m.sh and its siblings"
+[ -n "$card" ] && [ -f "$root/configs/gpt_$card.args" ] ||
+    die 2 "train.sh wants a model card; use scripts/train_125m.sh and its siblings"
 shift
 
 save_interval=5002
@@ -22,29 +24,39 @@ usage() {
 usage: [VARIABLE=...] scripts/train_$card.sh [flags of the trainer]
        mpirun -np RANKS scripts/train_$card.sh [flags], srun --mpi=pmix scripts/train_$card.sh [flags]
 
-Trains configs/gpt_$card.args. Flags given here come last and win over the card's and over those that the variables stand for.
+Trains configs/gpt_$card.args. Flags given here come last: they win over the card's flags and over
+those that the variables stand for.
 
-  ARM              baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq, tlq-hs or sdp4bit, as the paper's runs had them [baseline]
+  ARM              an arm of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
+                   tlq-hs or sdp4bit [baseline]
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
   VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary: needed unless the data are made up (SPEED=1)
-  CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when there is one [none: nothing is saved]
-  LOG_DIR          folder of log.jsonl and TensorBoard's events [runs/$card-ARM; SPEED=1: runs/$card-ARM-speed]; LOG_DIR= for none. Another run's are
-                   moved to log.1.jsonl, tensorboard.1
-  SPEED=1          the paper's speed runs: micro-batch 1, one per rank and step, mock data, 200 iterations, every one logged, nothing saved
-  RANKS            ranks to start [GPUs of this machine, of the allocation or of HOSTFILE; with DEVICE=cpu 4]
+  CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when
+                   there is one [none: nothing is saved]
+  LOG_DIR          folder of log.jsonl and TensorBoard's events; LOG_DIR= for none
+                   [runs/$card-ARM; SPEED=1: runs/$card-ARM-speed]
+                   Another run's are moved to log.1.jsonl, tensorboard.1
+  SPEED=1          the paper's speed runs: micro-batch 1, one per rank and step, mock data, 200
+                   iterations, every one logged, nothing saved
+  RANKS            ranks to start [GPUs of this machine, of the allocation or of HOSTFILE; with
+                   DEVICE=cpu 4]
   HOSTFILE         machines, lines "name slots=GPUS": ranks are started on all of them
   MPIRUN_FLAGS     more flags for mpirun
   DEVICE           gpu (build/train_gpt) or cpu (build/train_gpt_cpu) [gpu]
   DRY_RUN=1        print the command and leave
 
+A host is a node. On one machine all ranks are one node, and nothing travels between nodes;
+--gpus-per-node N draws node borders there.
+
 More: scripts/README.md. Flags of the trainer: build/train_gpt_cpu --help.
 END
 }
 
-# --- the flags -------------------------------------------------------------------------------------------------------------------------------
+# --- the flags --------------------------------------------------------------------------
 
 weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic)
-gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128 --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
+gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
+    --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
 
 # Sets $arm_flags, and $quantises_gradients for the speed runs.
 choose_arm() {
@@ -68,31 +80,41 @@ has_one_of() {
     return 1
 }
 
-# Sets $flags from the card, the variables and the command line, and $words to what they are with their argument files read in.
+# Sets $flags from the card, the variables and the command line, and $words to the same with their
+# argument files read in.
 choose_flags() {
     local data=()
     flags=("@$root/configs/gpt_$card.args")
     if [ "$speed" = 1 ]; then
-        flags+=(--micro-batch-size 1 --global-batch-size "$ranks" --mock-data --log-interval 1 --exit-interval 200)
+        flags+=(--micro-batch-size 1 --global-batch-size "$ranks" --mock-data --log-interval 1
+            --exit-interval 200)
         # The paper's speed scripts cut a bucket's gradients into 8 chunks at these sizes.
-        case $quantises_gradients-$card in 1-1.3b | 1-2.7b | 1-6.7b) arm_flags+=(--gradient-alltoall-pipeline 8) ;; esac
+        case $quantises_gradients-$card in
+        1-1.3b | 1-2.7b | 1-6.7b) arm_flags+=(--gradient-alltoall-pipeline 8) ;;
+        esac
     elif [ -n "${DATA_PATH:-}" ]; then
-        if [ -e "$DATA_PATH.idx" ]; then data=("$DATA_PATH"); else read -ra data <<<"$DATA_PATH"; fi # a prefix may hold blanks
+        # A prefix may hold blanks.
+        if [ -e "$DATA_PATH.idx" ]; then data=("$DATA_PATH"); else read -ra data <<<"$DATA_PATH"; fi
         flags+=(--data-path "${data[@]}")
     elif ! has_one_of --data-path --train-data-path --mock-data --plan --version; then
-        die 2 "DATA_PATH is not set: give the prefix of the token shards (dev/data/README.md makes some), or SPEED=1 for mock data"
+        die 2 "DATA_PATH is not set: give the prefix of the token shards (dev/data/README.md makes some), \
+or SPEED=1 for mock data"
     fi
     [ -z "${VOCAB_FILE:-}" ] || flags+=(--vocab-file "$VOCAB_FILE")
     [ -z "${MERGE_FILE:-}" ] || flags+=(--merge-file "$MERGE_FILE")
-    if [ -n "${CHECKPOINT_PATH:-}" ] && [ "$speed" = 0 ]; then flags+=(--save "$CHECKPOINT_PATH" --load "$CHECKPOINT_PATH" --save-interval "$save_interval"); fi
+    if [ -n "${CHECKPOINT_PATH:-}" ] && [ "$speed" = 0 ]; then
+        flags+=(--save "$CHECKPOINT_PATH" --load "$CHECKPOINT_PATH" --save-interval "$save_interval")
+    fi
     if [ -n "$log_dir" ]; then
-        flags+=(--log-jsonl "$log_dir/log.jsonl" --tensorboard-dir "$log_dir/tensorboard" --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard)
+        flags+=(--log-jsonl "$log_dir/log.jsonl" --tensorboard-dir "$log_dir/tensorboard"
+            --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard)
     fi
     flags+=(${arm_flags[@]+"${arm_flags[@]}"} "$@")
     read_words "${flags[@]}"
 }
 
-# The paper trains its two largest models at tensor parallel size 8; another size is the user's to name.
+# The paper trains its two largest models at tensor parallel size 8. Another size is the user's to
+# name.
 say_what_is_missing() {
     local per_rank
     case $card in
@@ -100,24 +122,67 @@ say_what_is_missing() {
     18b) per_rank="131 GiB" ;;
     *) return 0 ;;
     esac
-    die 2 "$card: the paper's runs want tensor parallel size 8, which this program does not have yet. At size 1 each of 64 ranks takes $per_rank (--plan says how \
-much); if the GPUs hold that, add --tensor-model-parallel-size 1"
+    die 2 "$card: the paper's runs want tensor parallel size 8, which this program does not have yet. \
+At size 1 each of 64 ranks takes $per_rank (--plan says how much); if the GPUs hold that, \
+add --tensor-model-parallel-size 1"
 }
 
 say_how_speed_differs() {
     [ "$speed-$card" = 1-6.7b ] && is_first || return 0
-    say "note: 6.7b: the paper's speed run has tensor parallel size 4, which this program does not have yet; this one has 1, and more data-parallel ranks" >&2
+    say "note: 6.7b: the paper's speed run has tensor parallel size 4, which this program does not have \
+yet; this one has 1, and more data-parallel ranks" >&2
 }
 
-# --- the log ---------------------------------------------------------------------------------------------------------------------------------
+# Says in one line what travels, from $words and the placement of the ranks. On one machine an arm
+# for networks does less than its name promises, so the line tells how to draw node borders.
+say_what_travels() {
+    local value per_node inside=fp32 between=fp32 replicas=bf16
+    if has_flag --grad-reduce-in-bf16; then inside=bf16 between=bf16; fi
+    if has_flag --quantized-gradients; then
+        last_value --gradient-quantization-bits-intra
+        inside=int${value:-8}
+        last_value --gradient-quantization-bits-inter
+        between=int${value:-4}
+    fi
+    if has_flag --quantized-weights; then
+        last_value --weight-quantization-bits
+        replicas=int${value:-4}
+        last_value --weight-quantization-method
+        [ "$value" = direct ] || replicas+=" differences"
+    fi
+    last_value --gpus-per-node
+    per_node=$value
+    if [ "${per_node:-0}" = 0 ] && [ ${#placement[@]} -gt 0 ]; then
+        say "what travels: gradients $inside inside a host, $between between hosts; weights $replicas"
+        return
+    fi
+    [ "${per_node:-0}" != 0 ] || per_node=$ranks
+    if [ "$ranks" = 1 ]; then
+        say "what travels: nothing, there is one rank"
+    elif [ "$per_node" = "$ranks" ]; then
+        say "what travels: gradients $inside, weights $replicas, inside one node of $ranks ranks. Nothing \
+travels between nodes; --gpus-per-node N draws node borders on this machine"
+    elif [ "$per_node" = 1 ]; then
+        say "what travels: gradients $between, weights $replicas, between $ranks nodes of one rank"
+    else
+        say "what travels: gradients $inside inside nodes of $per_node ranks, $between between nodes; \
+weights $replicas"
+    fi
+}
 
-# Does this script speak for the run? It does unless another mpirun or srun has started it as a rank other than 0.
+# --- the log ----------------------------------------------------------------------------
+
+# Does this script speak for the run? It does unless mpirun or srun has started it as a rank other
+# than 0.
 is_first() { [ "${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}" = 0 ]; }
 
-# Two runs in one log would be read as one. A log belongs to the run that saves to a folder of checkpoints, which log.run beside it names (nothing in it: the run
-# saved none), and goes on when the run goes on there. So a look at other flags between two parts of a run, which saves nothing or elsewhere, gets a log of its own.
+# Two runs in one log would be read as one. A log belongs to the run that saves to one folder of
+# checkpoints. log.run beside it names that folder; it is empty where the run saved none. A run that
+# goes on from that folder goes on in the log. A look at other flags between two parts of a run,
+# which saves nothing or elsewhere, gets a log of its own.
 
-# Sets $home to the folder that this run saves to, '' without one, and $resumes to whether it goes on from a checkpoint there.
+# Sets $home to the folder that this run saves to, '' without one, and $resumes to whether it goes
+# on from a checkpoint there.
 find_home() {
     local value
     last_value --save
@@ -125,23 +190,30 @@ find_home() {
     [ -n "$home" ] || return 0
     home=$(realpath -m -- "$home")
     last_value --load
-    if [ -z "$value" ] || [ "$(realpath -m -- "$value")" != "$home" ] || has_flag --finetune; then return 0; fi
-    # As the trainer has it: where the tracker is lost it goes on from the checkpoints that are there.
-    if [ -e "$home/latest_checkpointed_iteration.txt" ] || compgen -G "$home/iter_*/manifest.json" >/dev/null; then resumes=1; fi
+    if [ -z "$value" ] || [ "$(realpath -m -- "$value")" != "$home" ]; then return 0; fi
+    ! has_flag --finetune || return 0
+    # As in the trainer: where the tracker is lost, it goes on from the checkpoints that are there.
+    if [ -e "$home/latest_checkpointed_iteration.txt" ] ||
+        compgen -G "$home/iter_*/manifest.json" >/dev/null; then resumes=1; fi
 }
 
-# refuses FLAGS...: does the trainer, started alone with these beside the run's own, refuse the flags or the data? Sets $code and $said. What else may go wrong, such
-# as a machine that cannot start it alone, says nothing about the run. The launcher's variables would make it one of the ranks.
+# refuses FLAGS...: does the trainer, started alone with these beside the run's own, refuse the
+# flags or the data? Sets $code and $said. Other failures, as of a machine that cannot start it
+# alone, say nothing about the run. It gets none of a launcher's variables: they would make it one
+# of the ranks.
 refuses() {
     local name alone=()
     for name in $(compgen -e | grep -E '^(OMPI|PMIX?|PRTE|SLURM)_' || true); do alone+=(-u "$name"); done
     code=0
-    said=$(env ${alone[@]+"${alone[@]}"} timeout 60 "$program" "${flags[@]}" "$@" 2>&1 >/dev/null </dev/null) || code=$?
+    said=$(env ${alone[@]+"${alone[@]}"} timeout 300 "$program" "${flags[@]}" "$@" 2>&1 >/dev/null \
+        </dev/null) || code=$?
     [ $code = 2 ] || [ $code = 5 ]
 }
 
-# A run that never starts must not move a good log. --plan looks at the flags for so many ranks, --inspect-data, on one rank, at what a plan does without.
-# False: the trainer will refuse the flags before it opens a log. A rank that left here would let the others wait for it.
+# A run that never starts must not move a good log. --plan looks at the flags for so many ranks,
+# --inspect-data, on one rank, at what a plan does without. Leaves with the trainer's words where it
+# refuses them. A rank must not leave, for the others would wait for it: then this returns false,
+# and the trainer will say the same before it opens a log.
 can_start() {
     local code said
     if refuses --plan --plan-world-size "$ranks"; then
@@ -155,7 +227,8 @@ can_start() {
     exit $code
 }
 
-# Sets $n to the highest number under which a log or events were set aside, and $own to the highest of this run's; 0 without one.
+# Sets $n to the highest number under which a log or events were set aside, and $own to the highest
+# of this run's; 0 without one.
 find_set_aside() {
     local path number
     n=0 own=0
@@ -165,23 +238,27 @@ find_set_aside() {
         number=${number%.jsonl}
         [[ $number =~ ^[1-9][0-9]*$ ]] || continue
         [ "$number" -le "$n" ] || n=$number
-        if [ "$number" -gt "$own" ] && [ "$(cat "$log_dir/log.$number.run" 2>/dev/null)" = "$home" ]; then own=$number; fi
+        [ "$number" -gt "$own" ] || continue
+        if [ "$(cat "$log_dir/log.$number.run" 2>/dev/null)" = "$home" ]; then own=$number; fi
     done
 }
 
-# move_log FROM TO: a log, its events and what says whose they are stay together. '' is the current one, .3 one that was set aside.
+# move_log FROM TO: a log, its events and what says whose they are stay together. '' is the current
+# one, .3 one that was set aside.
 move_log() {
     local name from
     for name in log@.run log@.jsonl tensorboard@; do
         from=$log_dir/${name/@/$1}
-        [ ! -e "$from" ] || mv "$from" "$log_dir/${name/@/$2}" || die 3 "$from cannot be moved; give another LOG_DIR"
+        [ ! -e "$from" ] || mv "$from" "$log_dir/${name/@/$2}" ||
+            die 3 "$from cannot be moved; give another LOG_DIR"
     done
 }
 
 # Of the ranks only the first opens these files, and it does so after this.
 choose_log() {
     local value home resumes n own here=0
-    if ! is_first || [ -z "$log_dir" ] || has_one_of --plan --version --check-data --inspect-data; then return 0; fi
+    if ! is_first || [ -z "$log_dir" ]; then return 0; fi
+    ! has_one_of --plan --version --check-data --inspect-data || return 0
     last_value --log-jsonl
     [ "$value" != "$log_dir/log.jsonl" ] || here=1
     last_value --tensorboard-dir
@@ -194,7 +271,8 @@ choose_log() {
         if [ -s "$log_dir/log.jsonl" ] || [ -n "$(ls -A "$log_dir/tensorboard" 2>/dev/null)" ]; then
             can_start || return 0
             move_log '' .$((n + 1))
-            say "$log_dir holds the log of another run: moved to log.$((n + 1)).jsonl, its tensorboard to tensorboard.$((n + 1))"
+            say "$log_dir holds the log of another run: moved to log.$((n + 1)).jsonl, its tensorboard to \
+tensorboard.$((n + 1))"
         fi
         if [ $resumes = 1 ] && [ "$own" != 0 ]; then
             rm -f "$log_dir/log.jsonl" # empty, as the folder is
@@ -207,7 +285,7 @@ choose_log() {
     { mkdir -p "$log_dir" && say "$home" >"$log_dir/log.run"; } 2>/dev/null || true
 }
 
-# --- the ranks -------------------------------------------------------------------------------------------------------------------------------
+# --- the ranks --------------------------------------------------------------------------
 
 gpu_count() {
     if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
@@ -230,7 +308,8 @@ find_launcher() {
     elif [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
         # One of them says so; the others leave it the time to.
         [ "${SLURM_PROCID:-0}" = 0 ] || { sleep 2; exit 3; }
-        die 3 "srun started $SLURM_STEP_NUM_TASKS tasks that know nothing of each other; use srun --mpi=pmix (srun --mpi=list shows what there is)"
+        die 3 "srun started $SLURM_STEP_NUM_TASKS tasks that know nothing of each other; use srun --mpi=pmix \
+(srun --mpi=list shows what there is)"
     else
         ranks=0
     fi
@@ -241,13 +320,17 @@ choose_ranks() {
     local nodes=${SLURM_JOB_NUM_NODES:-1} per_node
     if [ -n "${HOSTFILE:-}" ]; then
         [ -r "$HOSTFILE" ] || die 2 "HOSTFILE=$HOSTFILE cannot be read"
-        if grep -vE '^[[:space:]]*(#|$)' "$HOSTFILE" | grep -qvE 'slots=[1-9]'; then die 2 "HOSTFILE=$HOSTFILE: every line wants slots=GPUS"; fi
-        ranks=${RANKS:-$(sed -n 's/^[^#]*slots=\([0-9]*\).*/\1/p' "$HOSTFILE" | awk '{ n += $1 } END { print n + 0 }')}
+        if grep -vE '^[[:space:]]*(#|$)' "$HOSTFILE" | grep -qvE 'slots=[1-9]'; then
+            die 2 "HOSTFILE=$HOSTFILE: every line wants slots=GPUS"
+        fi
+        ranks=${RANKS:-$(sed -n 's/^[^#]*slots=\([0-9]*\).*/\1/p' "$HOSTFILE" |
+            awk '{ n += $1 } END { print n + 0 }')}
         placement=(--hostfile "$HOSTFILE" --map-by slot)
     elif [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" -gt 1 ]; then
         per_node=${SLURM_NTASKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-$(gpu_count)}}
         if [ -n "${RANKS:-}" ]; then
-            [ $((RANKS % nodes)) = 0 ] || die 2 "RANKS=$RANKS cannot be spread evenly over the $nodes nodes of the allocation"
+            [ $((RANKS % nodes)) = 0 ] ||
+                die 2 "RANKS=$RANKS cannot be spread evenly over the $nodes nodes of the allocation"
             per_node=$((RANKS / nodes))
         fi
         ranks=$((per_node * nodes))
@@ -263,9 +346,10 @@ choose_ranks() {
 
 # Sets $launcher, the words before the program.
 choose_launcher() {
-    local name words=()
+    local name words=() travels='^(NCCL_|(CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|OPENBLAS_NUM_THREADS)$)'
     choose_ranks
-    have_command mpirun || die 3 "mpirun was not found; install openmpi-bin, or start the ranks in your own way"
+    have_command mpirun ||
+        die 3 "mpirun was not found; install openmpi-bin, or start the ranks in your own way"
     launcher=(mpirun)
     if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
         launcher+=(--bind-to none)
@@ -273,7 +357,7 @@ choose_launcher() {
         [ "$(id -u)" != 0 ] || launcher+=(--allow-run-as-root)
         if [ ${#placement[@]} -gt 0 ]; then
             # Other machines do not inherit this environment.
-            for name in $(compgen -e | grep -E '^(NCCL_|CUDA_VISIBLE_DEVICES$|LD_LIBRARY_PATH$|OPENBLAS_NUM_THREADS$)' || true); do launcher+=(-x "$name"); done
+            for name in $(compgen -e | grep -E "$travels" || true); do launcher+=(-x "$name"); done
         else
             one_machine
         fi
@@ -282,10 +366,11 @@ choose_launcher() {
     launcher+=(-np "$ranks" ${placement[@]+"${placement[@]}"} ${words[@]+"${words[@]}"})
 }
 
-# Runs "$@" (mpirun ...) to its end. On the first SIGUSR1, SIGTERM or SIGINT (Ctrl-C) to this script the ranks save and leave. A second one ends the job at once.
+# Runs "$@" (mpirun ...) to its end. SIGUSR1, SIGHUP, SIGTERM or SIGINT (Ctrl-C) to this script lets
+# the ranks save and leave. A second SIGTERM or SIGINT ends the job at once.
 run_and_forward() {
-    local job filter status again=1 signals=0
-    exec 4> >(trap '' USR1 TERM INT; without_banners >&2)
+    local job filter status name again=1 signals=0
+    exec 4> >(trap '' HUP USR1 TERM INT; without_banners >&2)
     filter=$!
     set -m # a process group of its own: Ctrl-C reaches this script only
     "$@" </dev/null 2>&4 4>&- &
@@ -294,9 +379,12 @@ run_and_forward() {
     exec 4>&-
     forward() {
         again=1 signals=$((signals + 1))
-        if [ "$signals" = 1 ]; then ask_to_stop "$job"; else kill -TERM "$job" 2>/dev/null || true; fi
+        stop_run "$1" "$signals" "$job"
     }
-    trap forward USR1 TERM INT
+    for name in HUP INT TERM USR1; do
+        # shellcheck disable=SC2064  # the name of now
+        trap "forward $name" $name
+    done
     while [ $again = 1 ]; do
         again=0 status=0
         wait "$job" || status=$?
@@ -306,7 +394,7 @@ run_and_forward() {
     exit "$status"
 }
 
-# --- together --------------------------------------------------------------------------------------------------------------------------------
+# --- together ---------------------------------------------------------------------------
 
 read_words "$@"
 if has_flag --help || has_flag -h; then
@@ -323,7 +411,8 @@ esac
 choose_arm
 if ! has_one_of --plan --tensor-model-parallel-size; then say_what_is_missing; fi
 log_dir=runs/$card-$arm
-[ "$speed" = 0 ] || log_dir+=-speed # they start anew every time, and are not to move the log of a run for accuracy
+# Speed runs start anew every time, and are not to move the log of a run for accuracy.
+[ "$speed" = 0 ] || log_dir+=-speed
 log_dir=${LOG_DIR-$log_dir}
 find_launcher
 launched=$ranks launcher=() placement=()
@@ -335,6 +424,7 @@ if [ "${DRY_RUN:-0}" = 1 ]; then
     exit 0
 fi
 [ -x "$program" ] || die 3 "$program is not built; run make $target"
+[ "$launched" != 0 ] || has_flag --version || say_what_travels
 choose_log
 [ "$launched" = 0 ] || exec "$program" "${flags[@]}"
 run_and_forward "${launcher[@]}" "$program" "${flags[@]}"

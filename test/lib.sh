@@ -56,9 +56,10 @@ say() { # the reason of a failure, with the first error line of the last run
     return 1
 }
 
-# A script that runs another trainer, on data that need not be prepared, names it before. On GPUs runs repeat in deterministic mode only, and starting takes seconds.
-device=() patience=1
-if [ "${DEVICE:-cpu}" = gpu ]; then trainer=$BUILD/train_gpt device=(--deterministic-mode --emulate-nodes) patience=5; fi
+# A script that runs another trainer, on data that need not be prepared, names it before. On GPUs
+# runs repeat in deterministic mode only.
+device=()
+if [ "${DEVICE:-cpu}" = gpu ]; then trainer=$BUILD/train_gpt device=(--deterministic-mode --emulate-nodes); fi
 trainer=${trainer:-$BUILD/train_gpt_cpu}
 if [ ! -x "$trainer" ] || { [ "$trainer" = "$BUILD/train_gpt_cpu" ] && [ ! -x "$BUILD/preprocess_data" ]; }; then
     not_ok "programs in $BUILD" "not built; run make BUILD=$BUILD"
@@ -94,17 +95,35 @@ model=(--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 -
     --tokenizer-type Byte --bf16 --use-distributed-optimizer)
 batch=(--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2 --train-iters 12
     --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 90,5,5 --hidden-dropout 0 --attention-dropout 0)
-paper=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --quantized-gradients --gradient-quantization-bits-inter 4
-    --gq-group-size-inter 128 --gradient-quantization-bits-intra 8 --gq-group-size-intra 128 --hadamard-transform)
+# The paper's SDP4Bit. It differs from the bare flags in two points: groups of 128 inside a node, and
+# weights rounded stochastically.
+paper=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic
+    --quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
+    --gradient-quantization-bits-intra 8 --gq-group-size-intra 128 --hadamard-transform)
 launcher=(mpirun --oversubscribe)
 mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && launcher+=(-q)  # no banner about failed ranks; Open MPI 5 does not know the flag
 [ "$(id -u)" -eq 0 ] && launcher+=(--allow-run-as-root)
 
-# ranks NP FLAGS...: the trainer with these flags alone; output in $work/out and $work/err, its exit code as status; 124 when it hangs.
+# A run that has not ended after so many seconds hangs, and is ended with 124. Most take less than
+# one, but no test may depend on an idle machine.
+LIMIT=${LIMIT:-300}
+
+# wait_until COMMAND...: tries the command until it succeeds. False where the run in the background
+# ($job, where it is set) has ended, or after the time limit.
+wait_until() {
+    local end=$((SECONDS + LIMIT))
+    until "$@"; do
+        [ $SECONDS -lt $end ] && kill -0 "${job:-$$}" 2>/dev/null || return 1
+        sleep 0.02
+    done
+}
+
+# ranks NP FLAGS...: the trainer with these flags alone; output in $work/out and $work/err, its exit
+# code as status.
 ranks() {
     local np=$1
     shift
-    timeout -k 5 $((${LIMIT:-60} * patience)) "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "$@" >"$work/out" 2>"$work/err" </dev/null
 }
 # train NP FLAGS...: the small model on $data.
 train() {
@@ -132,7 +151,7 @@ in_background() {
     rm -f "$log"
     : >"$work/out"  # not only once the job begins: who waits for a line must not find the last run's
     : >"$work/err"
-    timeout -k 5 $((${LIMIT:-60} * patience)) "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
 }
@@ -142,15 +161,8 @@ rank_pids() {
     mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
     [ ${#ours[@]} -eq 0 ] || grep -lzx "OMPI_COMM_WORLD_RANK=${1:-[0-9]*}" "${ours[@]}" 2>/dev/null | sed 's|/proc/||; s|/environ||'
 }
-# wait_for_iteration NAME ITERATION: until $work/NAME.jsonl has it, or the run in the background has ended.
-wait_for_iteration() {
-    local tries=$((${TRIES:-600} * patience))
-    until grep -q "\"kind\":\"train\",\"iteration\":$2," "$work/$1.jsonl" 2>/dev/null; do
-        tries=$((tries - 1))
-        if [ $tries -eq 0 ] || ! kill -0 "$job" 2>/dev/null; then return 1; fi
-        sleep 0.05
-    done
-}
+# wait_for_iteration NAME ITERATION: until $work/NAME.jsonl has it.
+wait_for_iteration() { wait_until grep -qs "\"kind\":\"train\",\"iteration\":$2," "$work/$1.jsonl"; }
 # launcher_pid: the mpirun that in_background started: timeout's one child.
 launcher_pid() { grep -lsx "PPid:[[:space:]]*$job" /proc/[0-9]*/status | sed 's|/proc/||; s|/status||'; }
 # running_pids [RANK]: of rank_pids those that belong to the run in the background: mpirun's own children. mpirun does not wait for ranks that it has killed: one that a
@@ -174,7 +186,7 @@ signal_rank() {
 }
 # job_ended NAME: waits for the run in the background; its exit code as status. One that takes half of its time limit is described before timeout ends it.
 job_ended() {
-    local until=$((SECONDS + ${LIMIT:-60} * patience / 2))
+    local until=$((SECONDS + LIMIT / 2))
     while kill -0 "$job" 2>/dev/null && [ $SECONDS -lt $until ]; do sleep 0.05; done
     if kill -0 "$job" 2>/dev/null; then describe "$1"; fi
     wait "$job"
@@ -182,7 +194,7 @@ job_ended() {
 describe() { # NAME: lines "# ...": what mpirun and the ranks wait for, signals that they have not taken (bit 9, 200, is SIGUSR1; 2 SIGINT; 4000 SIGTERM), and whether steps go on
     local pid before
     before=$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)
-    echo "# $1 has not ended after $((${LIMIT:-60} * patience / 2)) s; mpirun is ${job:+$(launcher_pid)}"
+    echo "# $1 has not ended after $((LIMIT / 2)) s; mpirun is ${job:+$(launcher_pid)}"
     for pid in $(launcher_pid) $(rank_pids); do
         echo "# $pid $({ grep -E '^(Name|State|PPid|Threads|SigPnd|ShdPnd|SigBlk|SigIgn|SigCgt):' "/proc/$pid/status"; tr '\0' '\n' <"/proc/$pid/environ" | grep '^OMPI_COMM_WORLD_RANK='; } 2>/dev/null |
             tr -s '\t\n' '  ') in $(cat "/proc/$pid/wchan" 2>/dev/null)"
@@ -232,6 +244,6 @@ error_names() {
 refused() {
     local code=$1 text=$2
     shift 2
-    LIMIT=${LIMIT:-30} train "$@"
+    train "$@"
     error_names "$code" "$text" $?
 }

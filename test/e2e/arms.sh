@@ -49,11 +49,11 @@ arm() {
     }
     [ "${VERBOSE:-0}" = 0 ] || echo "# $name: loss $last, baseline $baseline, bytes $(sent "$name" 1 40)"
 }
-weights=(--quantized-weights --wq-group-size 128)
+weights=(--quantized-weights --wq-group-size 128 --wq-rounding stochastic)
 gradients=(--quantized-gradients --gq-group-size-intra 128 --gq-group-size-inter 128)
 check "baseline, fp32 gradients" arm baseline 0
 check "baseline, bf16 gradients" arm bf16 1 --grad-reduce-in-bf16
-check "qW" arm qw 5 "${weights[@]}" --weight-quantization-method direct --wq-rounding stochastic
+check "qW" arm qw 5 "${weights[@]}" --weight-quantization-method direct
 check "qW, 8 bits" arm qw8 2 "${weights[@]}" --weight-quantization-method direct --weight-quantization-bits 8
 check "qWD" arm qwd 2 "${weights[@]}"
 check "qWD, 8 bits" arm qwd8 2 "${weights[@]}" --weight-quantization-bits 8
@@ -62,7 +62,7 @@ check "TLq" arm tlq 5 "${gradients[@]}"
 check "TLq, 8 bits between nodes" arm tlq8 2 "${gradients[@]}" --gradient-quantization-bits-inter 8
 check "TLq-HS" arm tlqhs 5 "${gradients[@]}" --hadamard-transform
 check "SDP4Bit" arm sdp4bit 5 "${paper[@]}"
-check "SDP4Bit, the paper's rounding" arm stochastic 5 "${paper[@]}" --gq-rounding stochastic --wq-rounding stochastic
+check "SDP4Bit, but weights rounded to nearest" arm nearest 5 "${paper[@]}" --wq-rounding nearest
 sealed() { # 16 bytes more per message, in the plan and on the wire, and the same numbers
     arm sealed 5 "${paper[@]}" --verify-wire && same_training sdp4bit sealed && [ "$(sent sealed 1 40)" != "$(sent sdp4bit 1 40)" ] || { why="${why:-no checksums are sent}"; return 1; }
 }
@@ -71,7 +71,7 @@ check "SDP4Bit in 3 chunks and several buckets" arm chunks 5 "${paper[@]}" --wq-
 
 # Each arm is really another one: the flags change what is trained or what is sent.
 arms_differ() {
-    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit stochastic) i j
+    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit nearest) i j
     for ((i = 0; i < ${#names[@]}; i++)); do
         for ((j = i + 1; j < ${#names[@]}; j++)); do
             ! same_training "${names[i]}" "${names[j]}" || { why="${names[i]} and ${names[j]} are the same"; return 1; }

@@ -162,7 +162,7 @@ exit_interval() {
 }
 check "--exit-interval" exit_interval
 exit_duration() {
-    LIMIT=20 logged minutes 4 --gpus-per-node 2 --train-iters 1000000 --lr-decay-iters 100 --log-interval 100 --save "$work/minutes" --save-interval 1000000 --exit-duration-in-mins 0.03 || return 1
+    logged minutes 4 --gpus-per-node 2 --train-iters 1000000 --lr-decay-iters 100 --log-interval 100 --save "$work/minutes" --save-interval 1000000 --exit-duration-in-mins 0.03 || return 1
     grep -qE '^\[exiting program after 0\.[0-9]+ minutes\] datetime: ' "$work/out" || { why="no line that says so"; return 1; }
     [ "$(cat "$work/minutes/latest_checkpointed_iteration.txt")" = "$(field minutes loss | tail -n 1 | cut -d ' ' -f 1)" ] || { why="the last iteration was not saved"; return 1; }
 }

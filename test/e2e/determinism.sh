@@ -6,7 +6,7 @@
 make_shard text 400 3
 data=$work/text_text_document
 run=(4 --gpus-per-node 2 --global-batch-size 16 --hidden-dropout 0.1 --attention-dropout 0.1 --eval-interval 5 --wq-group-size 128)
-quantised=("${paper[@]}" --wq-group-size 128 --wq-rounding stochastic)
+quantised=("${paper[@]}" --wq-group-size 128)
 
 same_as() { # REFERENCE NAME FLAGS...
     local reference=$1

@@ -7,7 +7,6 @@ make_shard text 400 6
 data=$work/text_text_document
 folder=$work/save
 run=(2 --gpus-per-node 1 --num-layers 1 --train-iters 30 --lr-decay-iters 30 --log-interval 10 --save-interval 10 --keep-last-checkpoints 2 --save "$folder")
-LIMIT=30
 there() { # ITERATIONS...: exactly these checkpoints, of whichever run
     local wanted
     wanted=$(printf 'iter_%07d\n' "$@")

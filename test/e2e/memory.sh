@@ -9,7 +9,7 @@ export OMPI_MCA_plm=isolated OMPI_MCA_btl=^tcp OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALL
 limited() { # MiB FLAGS...: one rank within this address space
     local kib=$(($1 * 1024))
     shift
-    (ulimit -v $kib && timeout -k 5 120 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" "${wide[@]}" "$@") >"$work/out" 2>"$work/err" </dev/null
+    (ulimit -v $kib && timeout -k 5 "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" "${wide[@]}" "$@") >"$work/out" 2>"$work/err" </dev/null
 }
 # What a process has mapped before the plan differs between machines: told by a plan that is too large for the limit.
 limited 3072 --micro-batch-size 1024 --hidden-size 1024 --num-layers 24

@@ -12,7 +12,7 @@ shards() { cat "$1/$(printf 'iter_%07d' "$2")"/mp_rank_00/*.safetensors | sed 's
 aborts() { # NAME FLAGS...
     local name=$1
     shift
-    LIMIT=30 train 4 "${wild[@]}" --save "$work/$name" --save-interval 1 --log-jsonl "$work/$name.jsonl" "$@"
+    train 4 "${wild[@]}" --save "$work/$name" --save-interval 1 --log-jsonl "$work/$name.jsonl" "$@"
     error_names 4 "iteration 2 update: loss" $? || return 1
     grep -q 'not finite.*lower --lr' "$work/err" || { say "no advice"; return 1; }
     [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 1 ] && [ ! -e "$work/$name/iter_0000002" ] || { why="the bad step was saved"; return 1; }
@@ -25,7 +25,7 @@ one_file() { # both streams in one file, on a machine that is busy: the error be
     local round i jobs=()
     for round in 1 2 3; do
         for i in 1 2 3 4 5; do
-            timeout -k 5 $((60 * patience)) "${launcher[@]}" -np 2 "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${wild[@]}" --gpus-per-node 1 \
+            timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${wild[@]}" --gpus-per-node 1 \
                 >"$work/both$i" 2>&1 </dev/null &
             jobs[i]=$!
         done
@@ -40,7 +40,7 @@ one_file() { # both streams in one file, on a machine that is busy: the error be
 }
 check "one file for both streams: the error begins a line" one_file
 late() { # the verdict is read a step late when nothing is logged or saved in between
-    LIMIT=30 train 4 "${wild[@]}" --log-interval 1000 --save "$work/late" --save-interval 1000
+    train 4 "${wild[@]}" --log-interval 1000 --save "$work/late" --save-interval 1000
     error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] || return 1
 }
 check "without log lines in between: exit code 4" late
@@ -50,7 +50,7 @@ one_rank() { # RANK FLAGS...
     local rank=$1 name=one$1$#
     shift
     local fault=message:$rank:3:1:-2 run=(4 --gpus-per-node 2 --gradient-alltoall-pipeline 1 --save "$work/$name" --save-interval 1 --eval-iters 0 --train-iters 5 "$@")
-    SDP4BIT_FAULT=$fault LIMIT=30 train "${run[@]}"
+    SDP4BIT_FAULT=$fault train "${run[@]}"
     error_names 4 "iteration 3 update: loss" $? || return 1
     [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 2 ] && [ ! -e "$work/$name/iter_0000003" ] || { why="the bad step was saved"; return 1; }
     rm -r "${work:?}/$name"
@@ -62,7 +62,7 @@ one_rank() { # RANK FLAGS...
 check "rank 1 alone, baseline: all ranks end, or skip" one_rank 1
 check "rank 3 alone, SDP4Bit: all ranks end, or skip" one_rank 3 "${paper[@]}"
 last_good() { # what was saved before still loads
-    LIMIT=30 trains 4 --gpus-per-node 2 "${paper[@]}" --load "$work/sdp4bit" --finetune --lr 0 --min-lr 0 --lr-warmup-iters 0 --no-check-for-nan-in-loss-and-grad --train-iters 1 --eval-iters 0
+    trains 4 --gpus-per-node 2 "${paper[@]}" --load "$work/sdp4bit" --finetune --lr 0 --min-lr 0 --lr-warmup-iters 0 --no-check-for-nan-in-loss-and-grad --train-iters 1 --eval-iters 0
 }
 check "the last good checkpoint loads" last_good
 
@@ -82,7 +82,7 @@ skips() { # NAME FLAGS...
 }
 check "--on-nan skip, baseline" skips skip
 check "--on-nan skip, SDP4Bit" skips skip4 "${paper[@]}" --verify-replicas-interval 1
-check "--on-nan skip, SDP4Bit, rounding at random" skips skip_random "${paper[@]}" --wq-rounding stochastic --verify-replicas-interval 1
+check "--on-nan skip, weights rounded to nearest" skips skip_nearest "${paper[@]}" --wq-rounding nearest --verify-replicas-interval 1
 check "--on-nan skip, several buckets" skips skip_buckets "${paper[@]}" --wq-group-size 128 --ddp-bucket-size 1000
 counted() { # the run goes on with its counters
     logged more 4 "${wild[@]}" --on-nan skip --train-iters 9 --lr-decay-iters 7 --log-interval 1 --eval-iters 0 --load "$work/skip" --override-opt_param-scheduler || return 1

@@ -34,7 +34,7 @@ same_checkpoint_8() {
     done
 }
 check "baseline, resumed to the bit" continues baseline
-check "SDP4Bit, resumed to the bit" continues sdp4bit "${paper[@]}" --wq-rounding stochastic
+check "SDP4Bit, resumed to the bit" continues sdp4bit "${paper[@]}"
 check "full recomputation and several buckets, resumed to the bit" continues odd "${paper[@]}" --wq-group-size 128 --ddp-bucket-size 1000 --recompute-granularity full
 half=(--gpus-per-node 2 --train-iters 16 --eval-interval 4 --save-interval 8)
 

@@ -7,7 +7,6 @@ make_shard text 400 7
 make_shard other 400 8
 make_shard short 300 7
 data=$work/text_text_document
-LIMIT=30
 common=("${model[@]}" "${batch[@]}" --gpus-per-node 2)
 # Each rank picks its own: mpirun of Open MPI 5.0.7 crashes where it is given two programs.
 cat >"$work/rank.sh" <<'END'
@@ -16,7 +15,7 @@ shift 3
 if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" -lt "$half" ]; then exec $first "$@"; else exec $second "$@"; fi
 END
 # of_two "COMMAND" "COMMAND" FLAGS...: ranks 0 and 1 run the first one, 2 and 3 the second one; blanks part words.
-of_two() { timeout -k 5 $LIMIT "${launcher[@]}" -np 4 bash "$work/rank.sh" 2 "$@" >"$work/out" 2>"$work/err" </dev/null; }
+of_two() { timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 bash "$work/rank.sh" 2 "$@" >"$work/out" 2>"$work/err" </dev/null; }
 # apart "FLAGS" "FLAGS": the trainer with these beside the common ones.
 apart() { of_two "$trainer ${common[*]} $1" "$trainer ${common[*]} $2"; }
 # differ CODE TEXT "FLAGS" "FLAGS": one error line, of rank 2, before a step was taken.

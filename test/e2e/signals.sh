@@ -75,12 +75,11 @@ check "--exit-signal-handler" flagged
 # What a batch system can do: SIGUSR1 to mpirun, which hands it to the ranks; not every build of Open MPI does. (SIGTERM is no test of this program: Open MPI
 # then stops to read the ranks' output at once and kills them a second later.)
 hands_on() {
-    local pid tries=100
+    local pid
     # shellcheck disable=SC2016 # the rank expands it
-    timeout -k 5 20 "${launcher[@]}" -np 1 bash -c 'trap "exit 75" USR1; touch "$0"; for _ in $(seq 100); do sleep 0.1; done' "$work/listens" </dev/null 2>/dev/null &
-    pid=$!
-    until [ -e "$work/listens" ] || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
-    job=$pid
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 1 bash -c 'trap "exit 75" USR1; touch "$0"; for _ in $(seq 100); do sleep 0.1; done' "$work/listens" </dev/null 2>/dev/null &
+    pid=$! job=$!
+    wait_until test -e "$work/listens"
     kill -s USR1 "$(launcher_pid)"
     wait $pid
     [ $? = 75 ]

@@ -16,7 +16,7 @@ tasks() { # FLAGS OF SRUN... -- FLAGS...
     local flags=()
     while [ "$1" != -- ]; do flags+=("$1"); shift; done
     shift
-    timeout -k 5 120 srun -N 1 -n 4 --overcommit "${flags[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 "$LIMIT" srun -N 1 -n 4 --overcommit "${flags[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
 trains_alike() {
     logged mpirun 4 "${run[@]}" || return 1
@@ -25,12 +25,12 @@ trains_alike() {
 }
 check "srun trains as mpirun does" trains_alike
 signalled() {
-    local rc=0 tries=300 name=sdp4bit-test-$$
+    local rc=0 name=sdp4bit-test-$$
     tasks --mpi=pmix --job-name="$name" -- "${run[@]}" --train-iters 100000 --lr-decay-iters 100 --log-jsonl "$work/signal.jsonl" --save "$work/save" --save-interval 50000 &
-    local step=$!
-    until grep -q '"iteration":20,' "$work/signal.jsonl" 2>/dev/null || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
+    job=$!
+    wait_for_iteration signal 20
     scancel --signal=USR1 --name="$name"
-    wait "$step" || rc=$?
+    wait "$job" || rc=$?
     [ "$rc" = 75 ] && [ -s "$work/save/latest_checkpointed_iteration.txt" ] || say "exit code $rc, or nothing saved"
 }
 check "SIGUSR1 to a task of srun saves" signalled

@@ -39,7 +39,7 @@ hurt='' # the script that restarts the disturbed job by the clock: it goes first
 trap '[ -z "$hurt" ] || kill -KILL "$hurt" 2>/dev/null; cleanup' EXIT
 
 # --- by the step: every way to be disturbed ---------------------------------------------------------------------------------------------------
-if [ -n "${LONG:-}" ]; then steps=1000 every=50 LIMIT=1500 TRIES=12000; else steps=90 every=30 LIMIT=120; fi
+if [ -n "${LONG:-}" ]; then steps=1000 every=50 LIMIT=3000; else steps=90 every=30; fi
 run=(--gpus-per-node 2 --lr-decay-iters 2000 --hidden-dropout 0.1 --attention-dropout 0.1 --eval-interval 25 --verify-replicas-interval 10)
 # Steps that take long enough to be hit.
 slow=(--hidden-size 128 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 16)
@@ -88,13 +88,13 @@ soak() { # NAME FLAGS...
 if [ $timed = 0 ]; then
     make_shard text 400 9
     data=$work/text_text_document
-    check "SDP4Bit: killed, stopped and resumed, $steps steps to the bit" soak sdp4bit "${paper[@]}" --wq-rounding stochastic
+    check "SDP4Bit: killed, stopped and resumed, $steps steps to the bit" soak sdp4bit "${paper[@]}"
     [ -z "${LONG:-}" ] || check "baseline: the same" soak baseline
 fi
 
 # --- by the clock: two jobs, one of them killed again and again -----------------------------------------------------------------------------------
 long=("${model[@]}" "${batch[@]}" "${run[@]}" --train-iters 300000 --lr 3e-4 --min-lr 3e-5 --lr-decay-iters 20000 --eval-interval 200 --verify-replicas-interval 50
-    --timing-log-level 2 --log-interval 20 --mock-data --split 90,5,5 --save-interval 50 --async-save --keep-last-checkpoints 2 "${paper[@]}" --wq-rounding stochastic)
+    --timing-log-level 2 --log-interval 20 --mock-data --split 90,5,5 --save-interval 50 --async-save --keep-last-checkpoints 2 "${paper[@]}")
 every_seconds=1 # looks at memory
 if [ $gpu = 1 ]; then
     # Steps of some milliseconds alone; few messages, for each of which both jobs' turns on all GPUs must meet.
@@ -148,16 +148,21 @@ gpu_memory() {
     [ "$sum" -gt 0 ] || sum=$(nvidia-smi ${mine[@]+"${mine[@]}"} --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }')
     echo "$sum"
 }
-# Until the time is over: looks at the memory of job NAME, and kills a rank of the disturbed job whenever that is due.
+enough() { [ $looks -ge 8 ] && [ $kills -ge 1 ] && [ $kills -ge $((seconds / kill_every / 2)) ]; }
+# Until the time is over: looks at the memory of job NAME, and kills a rank of the disturbed job
+# whenever that is due. A slow machine gets more time until there were enough looks and kills.
 watch_and_kill() { # NAME PID SECONDS
-    local name=$1 watched=$2 end=$((SECONDS + ($3 + 0))) next=$((SECONDS + kill_every)) before figures pid
+    local name=$1 watched=$2 end=$((SECONDS + ($3 + 0))) next=$((SECONDS + kill_every)) before figures pid looks=0
     before=$(saved hurt)
     RANDOM=$seed
     : >"$work/memory"
-    while [ $SECONDS -lt $end ]; do
+    while [ $SECONDS -lt $end ] || { [ $SECONDS -lt $((end + LIMIT)) ] && ! enough; }; do
         sleep $every_seconds
         kill -0 "$hurt" 2>/dev/null && kill -0 "$watched" 2>/dev/null || { why="a job has ended early: $(grep -hm 1 '^error\|gives up' "$work"/{calm,hurt}.err "$work"/{calm,hurt}.out)"; return 1; }
-        figures=$(resident "$name") && [ "$(saved "$name")" != 0 ] && echo "$figures $(gpu_memory "$name")" >>"$work/memory"
+        if figures=$(resident "$name") && [ "$(saved "$name")" != 0 ]; then
+            echo "$figures $(gpu_memory "$name")" >>"$work/memory"
+            looks=$((looks + 1))
+        fi
         if [ $SECONDS -ge $next ] && [ "$(saved hurt)" != "$before" ]; then
             pid=$(job_pids hurt $((RANDOM % np)))
             if [ -n "$pid" ] && kill -KILL "$pid" 2>/dev/null; then
@@ -166,9 +171,9 @@ watch_and_kill() { # NAME PID SECONDS
         fi
     done
     # To be stopped it must train again.
-    end=$((SECONDS + 120))
+    end=$((SECONDS + LIMIT))
     while [ "$(saved hurt)" = "$before" ]; do
-        [ $SECONDS -lt $end ] || { why="no checkpoint within 120 s after a kill"; return 1; }
+        [ $SECONDS -lt $end ] || { why="no checkpoint within $LIMIT s after a kill"; return 1; }
         sleep 0.2
     done
 }
@@ -196,11 +201,11 @@ by_the_clock() {
     # The script sends it on; not every mpirun does.
     kill -TERM "$hurt"
     [ -z "$calm" ] || kill -USR1 "$(job_pids calm 0)"
-    await "$hurt" 120 "the disturbed job" || return 1
+    await "$hurt" "$LIMIT" "the disturbed job" || return 1
     hurt=
     [ "$rc" = 75 ] || { why="the disturbed job ended with $rc instead of 75: $(grep -hm 1 '^error' "$work/hurt.err")"; return 1; }
     if [ -n "$calm" ]; then
-        await "$calm" 120 "the undisturbed job" || return 1
+        await "$calm" "$LIMIT" "the undisturbed job" || return 1
         [ "$rc" = 75 ] || { why="the undisturbed job ended with $rc instead of 75: $(grep -hm 1 '^error' "$work/calm.err")"; return 1; }
     fi
     local stopped=$((SECONDS - since)) at_calm at_hurt restarts

@@ -40,7 +40,7 @@ jumps() { # NAME FLAGS...: a good run goes on at an absurd learning rate
     shift
     [ -d "$work/good" ] || logged good 4 --gpus-per-node 2 --train-iters 40 --eval-iters 0 --save "$work/good" --save-interval 1000 || return 1
     rm -f "$work/$name.jsonl"
-    LIMIT=30 train 4 --gpus-per-node 2 --eval-iters 0 --load "$work/good" --override-opt_param-scheduler --lr 3 --min-lr 3 --lr-warmup-iters 0 --train-iters 90 --log-jsonl "$work/$name.jsonl" "$@"
+    train 4 --gpus-per-node 2 --eval-iters 0 --load "$work/good" --override-opt_param-scheduler --lr 3 --min-lr 3 --lr-warmup-iters 0 --train-iters 90 --log-jsonl "$work/$name.jsonl" "$@"
 }
 jump() {
     jumps jump --exit-interval 50 || { say "exit code $?"; return 1; }
@@ -54,7 +54,7 @@ only_skips() {
 }
 check "--max-skipped-in-a-row ends a run that only meets spikes" only_skips
 only_nan() {
-    LIMIT=30 train 4 --gpus-per-node 2 --lr 1e37 --min-lr 0 --lr-warmup-iters 0 --on-nan skip --max-skipped-in-a-row 4
+    train 4 --gpus-per-node 2 --lr 1e37 --min-lr 0 --lr-warmup-iters 0 --on-nan skip --max-skipped-in-a-row 4
     error_names 4 "iteration 5 update: 4 steps in a row were skipped" $?
 }
 check "--max-skipped-in-a-row ends a run that only meets NaN" only_nan

@@ -232,6 +232,25 @@ owner=$work/unsaved
 check "that of a run with other checkpoints is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
 owner=
 check "so is that of a look which saved nothing" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
+# What travels, in one line at the start. On one machine the name of an arm promises more.
+travels() { # TEXT "VARIABLES" [FLAGS...]
+    local text=$1 variables=$2
+    shift 2
+    # shellcheck disable=SC2086  # several variables
+    env BUILD="$work/stand-in" DEVICE=cpu RANKS=4 DATA_PATH=d LOG_DIR="$work/logs" $variables scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    [ "$(grep -c '^what travels: ' "$work/out")" = 1 ] && grep '^what travels: ' "$work/out" | grep -qF -- "$text" || { why="said $(grep '^what' "$work/out")"; return 1; }
+}
+check "one machine: nothing travels between nodes" travels "gradients int8, weights int4 differences, inside one node of 4 ranks. Nothing travels between nodes; --gpus-per-node N" ARM=sdp4bit
+check "one machine with borders" travels "gradients int8 inside nodes of 2 ranks, int4 between nodes; weights int4 differences" ARM=sdp4bit --gpus-per-node 2
+check "nodes of one rank" travels "gradients int4, weights bf16, between 4 nodes of one rank" ARM=tlq --gpus-per-node=1
+check "the baseline" travels "gradients fp32 inside nodes of 2 ranks, fp32 between nodes; weights bf16" ARM=baseline --gpus-per-node 2
+check "flags win over the arm" travels "gradients bf16, weights int8, inside one node" "ARM=baseline-bf16" --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
+check "one rank" travels "nothing, there is one rank" "ARM=sdp4bit RANKS=1"
+says_nothing() { # a rank of another mpirun leaves it to the trainer
+    env BUILD="$work/stand-in" DEVICE=cpu DATA_PATH=d LOG_DIR= OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
+    ! grep -q 'what travels' "$work/out" "$work/err"
+}
+check "a rank of another mpirun does not say" says_nothing
 # A look between two parts of a run: the run goes on in its own log, which the look set aside.
 parts() {
     local part
@@ -323,7 +342,7 @@ chmod +x "$work/bin/agent"
 printf '127.0.0.2 slots=2\n127.0.0.3 slots=2\n' >"$work/two"
 on_two_machines() { # FLAGS...
     HOSTFILE=$work/two MPIRUN_FLAGS="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1" ARM=sdp4bit DEVICE=cpu DATA_PATH=$data CHECKPOINT_PATH=$work/two-save \
-        LOG_DIR=$work/two-log timeout 60 scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+        LOG_DIR=$work/two-log timeout "$LIMIT" scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     grep -q '^using 2 nodes x 2 data-parallel ranks$' "$work/out" || { why="not two real nodes of two: $(grep '^using 2' "$work/out")"; return 1; }
 }
 two_machines() {
@@ -339,11 +358,11 @@ fi
 
 # A run long enough to be interrupted; it must save, leave with 75 and go on from there.
 interrupted() { # SIGNAL; OpenBLAS with the threads it starts by itself
-    local rc=0 tries=600
+    local rc=0
     rm -rf "$work/save" "$work/cut"
     DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save env -u OPENBLAS_NUM_THREADS --default-signal=INT scripts/train_125m.sh "${tiny[@]}" --train-iters 100000 >"$work/out" 2>"$work/err" &
     job=$!
-    until grep -q '"kind":"train","iteration":20,' "$work/cut/log.jsonl" 2>/dev/null || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
+    wait_for_iteration cut/log 20
     kill "-$1" "$job"
     wait "$job" || rc=$?
     [ $rc = 75 ] || { say "exit code $rc instead of 75"; return 1; }
@@ -362,7 +381,7 @@ check "Ctrl-C saves" interrupted INT
 chmod +x "$work/bin/srun" "$work/bin/scontrol"
 # batch FILE EXPECTED-CODE SIGNAL FLAGS...: runs the file as Slurm would, and sends the signal at iteration 20 unless it is "none".
 batch_job() {
-    local file=$1 code=$2 signal=$3 rc=0 tries=600
+    local file=$1 code=$2 signal=$3 rc=0
     shift 3
     rm -rf "$work/slurm" "$work/save" "$work/requeued"
     : >"$work/requeued"
@@ -370,7 +389,7 @@ batch_job() {
         LOG_DIR=$work/slurm CHECKPOINT_PATH=$work/save bash "scripts/slurm/$file" "${tiny[@]}" "$@" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     if [ "$signal" != none ]; then
-        until grep -q '"kind":"train","iteration":20,' "$work/slurm/log.jsonl" 2>/dev/null || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
+        wait_for_iteration slurm/log 20
         if [ "$file" = srun.sbatch ]; then kill "-$signal" "$(rank_pids 0 | head -n 1)"; else kill "-$signal" "$job"; fi
     fi
     wait "$job" || rc=$?

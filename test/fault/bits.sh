@@ -75,7 +75,7 @@ check "a fault that is not understood" misspelt
 # forward order the weights between nodes and inside. Every bucket in one chunk: the exchanges are counted.
 found() { # NUMBER[:BIT] TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in that exchange of iteration 6
     rm -rf "$work/wire"
-    SDP4BIT_FAULT=message:1:6:$1 LIMIT=30 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" --save-interval "$3"
+    SDP4BIT_FAULT=message:1:6:$1 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" --save-interval "$3"
     error_names 7 "message from $2: it did not arrive as it was sent" $? || return 1
     [ "$(cat "$work/wire/latest_checkpointed_iteration.txt")" = 5 ] || { why="iteration $(cat "$work/wire/latest_checkpointed_iteration.txt") was saved"; return 1; }
     logged after 4 "${run[@]}" "${several[@]}" --load "$work/wire" && same_training sdp4bit after 5
@@ -86,7 +86,7 @@ check "--verify-wire: weights between nodes, in the midst" found 8:2001 "rank 3 
 check "--verify-wire: weights inside the node, the message's end" found 7:-1 "rank 0 to rank 1, weights inside the node, bucket 0" 5
 check "--verify-wire: weights, found by the save that follows" found 8 "rank 3 to rank 1, weights between nodes, bucket 1" 1
 last_step() { # nothing follows whose verdict could tell
-    SDP4BIT_FAULT=message:2:12:11 LIMIT=30 train 4 "${run[@]}" "${several[@]}" --verify-wire
+    SDP4BIT_FAULT=message:2:12:11 train 4 "${run[@]}" "${several[@]}" --verify-wire
     error_names 7 "message from rank 3 to rank 2, weights inside the node, bucket 2" $?
 }
 check "--verify-wire: weights of the last step" last_step
@@ -113,7 +113,7 @@ damaged() { # FILE: one bit of each file of a checkpoint in turn; what loads mus
         for at in $((size / 3)) $((size - 40)); do
             printf '%b' "\\x$(printf %02x $((0x$(dd if="$file" bs=1 skip="$at" count=1 status=none | od -An -tx1 | tr -d ' ') ^ 16)))" | dd of="$file" bs=1 seek="$at" count=1 conv=notrunc status=none
             cmp -s "$file" "$work/whole" && { why="no bit was flipped"; return 1; }
-            LIMIT=30 train 4 "${run[@]}" "${several[@]}" --load "$work/saved" --train-iters 14 --lr-decay-iters 12
+            train 4 "${run[@]}" "${several[@]}" --load "$work/saved" --train-iters 14 --lr-decay-iters 12
             grep -q "successfully loaded checkpoint from .* at iteration 12" "$work/out" && { why="${file##*/} with a flipped bit at $at was loaded"; return 1; }
             cat "$work/out" "$work/err" | grep -q "${file##*/}" || { why="${file##*/} is not named: $(tail -n 1 "$work/err")"; return 1; }
             cp "$work/whole" "$file"

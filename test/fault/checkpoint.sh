@@ -5,7 +5,6 @@
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
-LIMIT=20
 run=(4 --gpus-per-node 2 --train-iters 12 "${paper[@]}")
 saves() { trains "${run[@]}" --save "$work/good" --save-interval 4; }
 check "checkpoints to damage" saves
@@ -152,12 +151,8 @@ check "a second job in the same folder" two_jobs
 moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000 --save-interval 1500 --save "$work/moving")
 begin_moving() { # FLAGS...: a run that has saved, and will not save again at once
     rm -rf "$work"/moving "$work"/moved "$work"/next
-    local tries=800
-    LIMIT=60 in_background moving "${moving[@]}" "$@"
-    until grep -q 'successfully saved checkpoint' "$work/out"; do
-        sleep 0.02
-        [ $((tries -= 1)) -gt 0 ] || { say "no checkpoint"; return 1; }
-    done
+    in_background moving "${moving[@]}" "$@"
+    wait_until grep -q 'successfully saved checkpoint' "$work/out" || say "no checkpoint"
 }
 end_moving() { # CODE: SIGUSR1 in case it is not the save that ends it
     local pid rc
@@ -183,13 +178,9 @@ goes_on_there() { # saved anew, and said once
     grep -q 'Saved checkpoint' "$work/moving/progress.txt" || { why="no progress.txt there"; return 1; }
 }
 removed() { # FLAGS...
-    local tries=400
     begin_moving --log-progress "$@" || return 1
     mv "$work/moving" "$work/moved"
-    until [ -e "$work/moving/latest_checkpointed_iteration.txt" ]; do
-        sleep 0.05
-        [ $((tries -= 1)) -gt 0 ] && kill -0 "$job" 2>/dev/null || { say "no new checkpoint"; return 1; }
-    done
+    wait_until test -e "$work/moving/latest_checkpointed_iteration.txt" || { say "no new checkpoint"; return 1; }
     ! flock -n "$work/moving" true || { why="the new folder is not locked"; kill "$job"; return 1; }
     flock -n "$work/moved" true || { why="the old folder is still locked"; kill "$job"; return 1; }
     end_moving 75 && goes_on_there

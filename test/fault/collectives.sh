@@ -21,7 +21,7 @@ busy=(--gpus-per-node 1 --train-iters 4 --log-interval 2 --log-params-norm --log
 # with_fault CALL AT [FLAGS...]: rank 1's AT-th call of this function fails.
 with_fault() {
     rm -rf "$work/save" "$work/count"
-    timeout -k 5 40 "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_COUNT="$work/count" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_COUNT="$work/count" \
         "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${busy[@]}" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
 }
 undisturbed() { with_fault none 0 && [ -s "$work/count" ] || say "a run in which nothing fails ends with $?"; }
@@ -46,7 +46,7 @@ done 3<"$work/calls"
 # Ranks that see nothing of each other but what MPI carries, as on two hosts: the one that waits must not take its own waiting for life. (The first process of a
 # namespace cannot be stopped from inside it.)
 on_two_hosts() { # CALL AT FLAGS...: rank 1 stops at this call
-    OMPI_MCA_btl=tcp,self MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 timeout -k 5 60 "${launcher[@]}" -np 2 \
+    OMPI_MCA_btl=tcp,self MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 \
         sh -c 'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then exec "$@"; fi; exec unshare -p -f --mount-proc sh -c '"'"'LD_PRELOAD=$0 "$@"; exit $?'"'"' "$0" "$@"' \
         "$shim" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
 }

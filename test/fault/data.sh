@@ -3,7 +3,6 @@
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard good 300 1
-LIMIT=20
 four=(4 --gpus-per-node 2)
 
 # broken: a fresh copy of the good shard as $data.
@@ -78,7 +77,7 @@ check "a vocabulary smaller than the data's" refused 5 "vocabulary" "${four[@]}"
 keep=64
 cut_in_use() { # SUFFIX RANKS FLAGS...: the file keeps only its first bytes in mid-training
     broken
-    LIMIT=40 in_background cut "${@:2}" --train-iters 1000000 --lr-decay-iters 100 --split 100,0,0 --log-interval 1000
+    in_background cut "${@:2}" --train-iters 1000000 --lr-decay-iters 100 --split 100,0,0 --log-interval 1000
     wait_for_iteration cut 5 || { say "no iteration 5"; return 1; }
     truncate -s "$keep" "$data.$1"
     wait "$job"

@@ -4,7 +4,6 @@
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
-LIMIT=30
 four=(4 --gpus-per-node 2 --train-iters 12)
 mounted=()
 unmount() {

@@ -11,7 +11,6 @@ if [ ! -e "$shim" ]; then
 fi
 make_shard text 400 1
 data=$work/text_text_document
-LIMIT=60
 folder=$work/save
 # One layer, and a single save, of iteration 4, after which the checkpoint of iteration 2 is deleted.
 run=(--num-layers 1 --train-iters 4 --eval-iters 0 --log-interval 2 --save-interval 2 --keep-last-checkpoints 1)

@@ -18,7 +18,7 @@ export OMPI_MCA_plm=isolated  # one rank without mpirun needs no agent
 with_fault() {
     local at=$1 last=$2 program=$3
     shift 3
-    timeout -k 5 30 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM="$program" MEMORY_FAULT_AT="$at" MEMORY_FAULT_LAST="$last" MEMORY_FAULT_COUNT="$work/count" \
+    timeout -k 5 "$LIMIT" env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM="$program" MEMORY_FAULT_AT="$at" MEMORY_FAULT_LAST="$last" MEMORY_FAULT_COUNT="$work/count" \
         "$BUILD/$program" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
 # ended_well RC SOUND: exit code 3 with one line about memory, or 0 with what SOUND, a command, checks.
@@ -119,7 +119,7 @@ check "the trainer that loads a checkpoint" every load 4 saved_is_whole start_ag
 # --- two ranks, one of which gets no memory: the job ends, with one line ---
 unset OMPI_MCA_plm
 alone() { # which allocation of rank 1 fails
-    timeout -k 5 60 "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu MEMORY_FAULT_RANK=1 MEMORY_FAULT_AT="$1" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu MEMORY_FAULT_RANK=1 MEMORY_FAULT_AT="$1" \
         "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0 >"$work/out" 2>"$work/err" </dev/null
     local rc=$?
     [ $rc -eq 3 ] || { say "allocation $1 of rank 1: exit code $rc"; return 1; }
@@ -130,7 +130,7 @@ for at in 20 90 160; do check "one of two ranks, allocation $at" alone $at; done
 # --- a thread that writes a checkpoint in the background gets no memory: MPI belongs to the main thread, and still the job ends, with one line that names the rank ---
 behind() { # RANK ALLOCATION: of the threads of that rank
     rm -rf "$work/behind"
-    timeout -k 5 60 "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu MEMORY_FAULT_RANK="$1" MEMORY_FAULT_THREAD=1 MEMORY_FAULT_AT="$2" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu MEMORY_FAULT_RANK="$1" MEMORY_FAULT_THREAD=1 MEMORY_FAULT_AT="$2" \
         MEMORY_FAULT_COUNT="$work/count" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0 \
         --save "$work/behind" --save-interval 1 --async-save >"$work/out" 2>"$work/err" </dev/null
 }

@@ -5,14 +5,13 @@
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
-LIMIT=30
 says() { grep '^error: ' "$work/err" | grep -qF -- "$1" || say "the error line does not say '$1'"; }
 
 # --- ranks that are stopped while MPI starts or ends: all at once, since they wait for the most part ---
 shim=$BUILD/test/fault/mpi_shim.so
 begin() { # CALL RANK: that rank of three is stopped before this call
     mkdir "$work/$1.$2"
-    timeout -k 5 120 "${launcher[@]}" -np 3 env LD_PRELOAD="$shim" MPI_FAULT_RANK="$2" MPI_FAULT_CALL="$1" MPI_FAULT_STOP=1 "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 3 env LD_PRELOAD="$shim" MPI_FAULT_RANK="$2" MPI_FAULT_CALL="$1" MPI_FAULT_STOP=1 "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" \
         --global-batch-size 6 --gpus-per-node 1 --train-iters 3 --distributed-timeout-minutes 0.04 >"$work/$1.$2/out" 2>"$work/$1.$2/err" </dev/null
     echo $? >"$work/$1.$2/rc"
 }
@@ -51,7 +50,7 @@ check "an argument file that is a pipe" refused 2 "@$work/pipe: not a plain file
 
 # --- little address space: whatever it is, the run ends well or with one line ---
 within() { # KIB: of address space
-    timeout -k 5 30 bash -c 'ulimit -v "$0" && exec "$@"' "$1" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
+    timeout -k 5 "$LIMIT" bash -c 'ulimit -v "$0" && exec "$@"' "$1" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
         --distributed-timeout-minutes 0.2 >"$work/out" 2>"$work/err" </dev/null
 }
 little_space() { # what MPI makes of even less is not ours
@@ -77,13 +76,13 @@ fi
 # --- logs that nobody reads ---
 mkfifo "$work/json"
 unread_json() { # a pipe holds some 60 kB
-    LIMIT=60 trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
+    trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
     [ "$(grep -c "^warning: cannot write $work/json: .*does not keep up" "$work/err")" -eq 1 ] || { say "not one warning"; return 1; }
     grep -q 'after training is done' "$work/out" || say "it did not train to its end"
 }
 check "JSON lines into a pipe that nobody reads: one warning, training goes on" unread_json
 unread_log() {
-    { timeout -k 5 40 env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 2>"$work/err"
+    { timeout -k 5 "$LIMIT" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 2>"$work/err"
         echo $? >"$work/rc"; } | until [ -s "$work/rc" ]; do sleep 0.1; done
     error_names 7 "write log: " "$(cat "$work/rc")" && says "nobody reads this rank's log"
 }

@@ -199,7 +199,7 @@ exec 3<>"$work/fifo" # a pipe that stays open and falls silent
 "$build/preprocess_data" --tokenizer-type Byte --input "$work/fifo" --output-prefix "$work/bad" 2>"$work/err_first" &
 tool=$!
 cat "$work/golden.jsonl" >&3
-for _ in {1..50}; do [ -e "$work/bad_text_document.bin.tmp" ] && break; sleep 0.1; done
+for _ in {1..1200}; do [ -e "$work/bad_text_document.bin.tmp" ] && break; sleep 0.1; done
 before=$(ls "$work")
 byte --input "$work/golden.jsonl"
 [ $? -eq 5 ] && grep -q 'another program is writing' "$work/err" && [ "$before" = "$(ls "$work")" ]

@@ -34,7 +34,7 @@ printf '#!/bin/sh\nexit 9\n' >"$work/bin/nvidia-smi" && chmod +x "$work/bin/nvid
 # --- help ---------------------------------------------------------------------------------------------------------------------------------------------
 helps() { # SCRIPT FLAG: from a folder that is not the repository's
     rm -f "$work/worked"
-    (cd "$work/none" && PATH=$work/bin:$PATH timeout 60 "$root/$1" "$2") >"$work/out" 2>"$work/err" </dev/null || { why="exit code $?"; return 1; }
+    (cd "$work/none" && PATH=$work/bin:$PATH timeout 300 "$root/$1" "$2") >"$work/out" 2>"$work/err" </dev/null || { why="exit code $?"; return 1; }
     grep -qF "${1##*/}" "$work/out" || { why="it does not say how it is called"; return 1; }
     ! grep -qE '^#|shellcheck' "$work/out" || { why="marks of a comment"; return 1; }
     [ ! -s "$work/err" ] && [ ! -e "$work/worked" ] && [ -z "$(ls "$work/none")" ] || { why="it did something else"; return 1; }
@@ -65,6 +65,20 @@ not_made() {
     error_line 3 "/proc/nowhere" $?
 }
 check "quickstart.sh --out that cannot be made" not_made
+interrupted() { # SIGNAL NAME CODE: as from a terminal, to all processes of the script; the build is interrupted here
+    local rc
+    printf '#!/bin/sh\nkill -s %s 0\nsleep 1\n' "$1" >"$work/bin/make"
+    (cd "$work" && BUILD=$work/build PATH=$work/bin:$PATH setsid --wait env --default-signal="$1" \
+        "$root/scripts/quickstart.sh" --no-install --out scripts_test_out) >"$work/out" 2>"$work/err" </dev/null
+    rc=$?
+    [ $rc = "$2" ] || { why="exit code $rc"; return 1; }
+    grep -qx "interrupted by SIG$1; nothing is compared" "$work/err" && ! grep -q '^error' "$work/err" ||
+        { why="not the one line that says so"; return 1; }
+    ! grep -q 'MISSED' "$work/out" || { why="a goal is called missed"; return 1; }
+}
+check "quickstart.sh and Ctrl-C" interrupted INT 130
+check "quickstart.sh and SIGTERM" interrupted TERM 143
+printf '#!/bin/sh\ntouch "%s"\nexit 1\n' "$work/worked" >"$work/bin/make"
 
 output_not_made() { # SCRIPT: known before anything runs
     rm -f "$work/worked"
