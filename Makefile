@@ -1,13 +1,15 @@
 # Build rules only. `make` builds the CPU trainer and the tools; `make test-programs` the tests; `make help` lists the targets.
-# Variables: BUILD (output folder), ARCH_CFLAGS (default -march=native), SAN=1 (ASan + UBSan) or SAN=thread (TSan), WERROR=1, CC, MPICC.
+# Variables: BUILD (output folder), ARCH_CFLAGS (instructions that host code may use; see below),
+# SAN=1 (ASan + UBSan) or SAN=thread (TSan), WERROR=1, CC, MPICC.
 
 BUILD       ?= build
 comma       := ,
-# A program to carry to another machine (STATIC_DEPS=1) keeps to what every x86-64 processor since 2013 has.
-ifeq ($(STATIC_DEPS),1)
+# Host code keeps to what every x86-64 processor since 2013 has, so that one build serves a cluster of several
+# kinds. OpenBLAS chooses its kernels at run time. ARCH_CFLAGS=-march=native is for one kind of processor: on
+# another the programs end with a line that says so.
+ifeq ($(shell uname -m),x86_64)
 ARCH_CFLAGS ?= -march=x86-64-v3
 endif
-ARCH_CFLAGS ?= -march=native
 MPICC       ?= mpicc
 PKG_CONFIG  ?= pkg-config
 ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),all)),)
@@ -231,6 +233,10 @@ ifeq ($(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),)
 $(error cudnn-frontend: $(FRONTEND_INCLUDE)/cudnn_frontend.h does not exist; CUDNN_FRONTEND= names the folder of cudnn_frontend.h)
 endif
 endif
+# The compiler knows its own folders. Named again with -isystem, they come before the C++ library's, whose
+# headers then do not find the C library's behind them: "fatal error: math.h".
+SYSTEM_INCLUDES := /usr/include /usr/local/include /usr/include/$(shell $(MPICC) -dumpmachine)
+GPU_INCLUDES := $(filter-out $(SYSTEM_INCLUDES),$(CUDNN_INCLUDE) $(NCCL_INCLUDE) $(FRONTEND_INCLUDE))
 $(info cudnn-frontend in $(FRONTEND_INCLUDE)$(if $(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),, (to be fetched: nvidia-cudnn-frontend $(FRONTEND_VERSION))))
 
 # Machine code for each architecture, and PTX of the newest for GPUs to come.
@@ -262,7 +268,7 @@ CUDA_OPTIMIZE_HOST := -O1 -lineinfo
 endif
 
 # The host part as the C files: no contraction, no fast-math. On the device contraction is allowed: what must not depend on it spells its rounding.
-NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) $(CJSON_CFLAGS) -DOMPI_SKIP_MPICXX -isystem $(CUDNN_INCLUDE) -isystem $(NCCL_INCLUDE) -isystem $(FRONTEND_INCLUDE) \
+NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) $(CJSON_CFLAGS) -DOMPI_SKIP_MPICXX $(addprefix -isystem ,$(GPU_INCLUDES)) \
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-ffp-contract=off,-fno-math-errno
 ifeq ($(WERROR),1)
 NVCCFLAGS += -Werror all-warnings -Xcompiler -Werror

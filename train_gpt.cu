@@ -665,6 +665,7 @@ int main(int argc, char **argv) {
     Run run;
     GPT gpt;
     char notes[4096] = "";
+    name_illegal_instructions();
     run_init(&run);
     memset(&gpt, 0, sizeof gpt);
     bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);

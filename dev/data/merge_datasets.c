@@ -140,6 +140,7 @@ static bool run(const Settings *settings, Error *err) {
 }
 
 int main(int argc, char **argv) {
+    name_illegal_instructions();
     Error err = {0};
     char **words = NULL;
     int count = 0;

@@ -374,6 +374,7 @@ static bool preprocess(const Settings *s, Error *err) {
 }
 
 int main(int argc, char **argv) {
+    name_illegal_instructions();
     Error err = {0};
     char **words = NULL;
     int count = 0;

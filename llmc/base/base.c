@@ -3,6 +3,7 @@
 
 #include <mpi.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -107,6 +108,16 @@ static void one_thread_only(int code) {
 }
 
 static _Thread_local const Site *thread_site;
+
+// Of signal handlers only write and _exit may be called here.
+static void on_illegal_instruction(int number) {
+    static const char line[] = "error: this processor lacks an instruction that the program was built with; build it "
+                               "here, or with make ARCH_CFLAGS=-march=x86-64\n";
+    (void)!write(STDERR_FILENO, line, sizeof line - 1);
+    _exit(EXIT_ENVIRONMENT);
+}
+
+void name_illegal_instructions(void) { signal(SIGILL, on_illegal_instruction); }
 
 void site_of_thread(const Site *site) { thread_site = site; }
 

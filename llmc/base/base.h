@@ -61,6 +61,10 @@ void warning_print(const Site *site, const char *format, ...) __attribute__((for
 // thread (MPI_THREAD_FUNNELED), and a process that leaves with a code of its own makes the launcher end the other ranks. site may be NULL: the thread's is taken.
 void fatal(const Site *site, int code, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
 
+// From here on an instruction that this processor lacks ends the process with one line and EXIT_ENVIRONMENT: the
+// program was built for another processor (ARCH_CFLAGS in the Makefile). First in main.
+void name_illegal_instructions(void);
+
 // Where this thread is, for those who know no site, such as xmalloc. Must stay until the thread ends or another is given; NULL (the default): nowhere.
 void site_of_thread(const Site *site);
 

@@ -38,6 +38,12 @@ noted() { # TEXT FLAGS...: accepted, with one line that says that it does nothin
     trains 2 --train-iters 3 "${@:2}" || return 1
     [ "$(grep -c -- "$1.*no effect\|$1.*without" "$work/out")" -ge 1 ] || { why="no note on $1"; return 1; }
 }
+other_processor() {
+    timeout --preserve-status -s ILL 2 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 1000000 \
+        >"$work/out" 2>"$work/err" </dev/null
+    error_names 3 "this processor lacks an instruction" $?
+}
+check "an instruction that the processor lacks" other_processor
 without_optimizer() {
     "$BUILD/train_gpt_cpu" "${batch[@]}" "${model[@]:0:14}" --quantized-weights --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
     error_names 2 "--use-distributed-optimizer" $?

@@ -5,12 +5,13 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 # Lowest first. The boundary headers at the top of llmc/ are places of their own: the lowest room that may include
-# each is the one behind it. The backends stand on ops.h and may use every room below "state".
-order=(llmc/base llmc/device.h llmc/ops.h llmc/ranks llmc/comm.h llmc/data sdp4bit llmc/config llmc/log llmc/state llmc/checkpoint llmc/run train_gpt.h)
+# each is the one behind it. device.h needs llmc/base/base.h alone and counts as llmc/base. The backends stand on ops.h and may use every room below "state".
+order=(llmc/base llmc/ops.h llmc/ranks llmc/comm.h llmc/data sdp4bit llmc/config llmc/log llmc/state llmc/checkpoint llmc/run train_gpt.h)
 
 # The number of a file's or header's room; -1: none.
 place() {
     local i
+    [ "$1" != llmc/device.h ] || { echo 0; return; }
     for i in "${!order[@]}"; do
         case $1 in "${order[$i]}" | "${order[$i]}"/*) echo "$i"; return ;; esac
     done

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# What the Makefile hands to the compilers, without compiling: make -n with an nvcc that only tells its version.
+# Prints "ok NAME" and "not ok NAME" lines.
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bad=0
+check() { # name, command...
+    local name=$1
+    shift
+    if "$@"; then echo "ok $name"; else echo "not ok $name"; bad=1; fi
+}
+
+# A CUDA toolkit whose headers for NCCL and cuDNN lie where apt puts them.
+mkdir -p "$work/cuda/bin" "$work/frontend"
+printf '#!/bin/sh\necho "Cuda compilation tools, release 12.6, V12.6.1"\n' >"$work/cuda/bin/nvcc"
+chmod +x "$work/cuda/bin/nvcc"
+: >"$work/frontend/cudnn_frontend.h"
+commands() { # variables...
+    make -n gpu-check BUILD="$work/build" CUDA_HOME="$work/cuda" NVCC="$work/cuda/bin/nvcc" \
+        CUDNN_FRONTEND="$work/frontend" NCCL_INCLUDE=/usr/include "$@" 2>&1
+}
+
+no_system_folders() {
+    local text
+    text=$(commands CUDNN_INCLUDE=/usr/include) || return 1
+    text+=$(commands CUDNN_INCLUDE="/usr/include/$(mpicc -dumpmachine)") || return 1
+    grep -q -- '-c train_gpt.cu' <<<"$text" && ! grep -qE -- '-(isystem|I) ?/usr/(local/)?include( |$)' <<<"$text" &&
+        ! grep -qE -- "-isystem /usr/include" <<<"$text"
+}
+named_folders_are_passed() {
+    commands CUDNN_INCLUDE=/opt/cudnn/include | grep -q -- '-isystem /opt/cudnn/include'
+}
+portable_by_default() {
+    local text
+    text=$(make -n -B BUILD="$work/build" cpu 2>&1)
+    grep -q -- '-c llmc/base/base.c' <<<"$text" && ! grep -q -- '-march=native' <<<"$text"
+}
+check "no system folder is passed with -isystem" no_system_folders
+check "other folders are" named_folders_are_passed
+check "host code is for every processor by default" portable_by_default
+exit $bad
