@@ -382,7 +382,7 @@ static void micro_batch(Run *run, GPT *gpt, int64_t consumed, int k, int micro_b
 static void train_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int batch = config_global_batch_size(c, run->consumed_train);
-    int row = c->micro_batch_size * run->topology.dp_size, micro_batches = batch / row;
+    int row = c->micro_batch_size * run->mesh.dp.size, micro_batches = batch / row;
     run->site.iteration = ++run->iteration;
     run->site.phase = "forward and backward";
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
@@ -415,19 +415,19 @@ static double mean_loss(Run *run) {
     float own = 0.0f;
     copy_to_host(run->compute, &own, zero_loss_sum(run->zero), sizeof own);
     stream_synchronize(run->compute);
-    float *all = (float *)xcalloc((size_t)run->topology.dp_size, sizeof(float), "losses");
-    peers_gather(run_peers(run, run->dp_group), &own, all, 1, MPI_FLOAT);
+    float *all = (float *)xcalloc((size_t)run->mesh.dp.size, sizeof(float), "losses");
+    peers_gather(run_peers(run, run->mesh.dp.mpi), &own, all, 1, MPI_FLOAT);
     double sum = 0.0;
-    for (int r = 0; r < run->topology.dp_size; r++) sum += all[r];
+    for (int r = 0; r < run->mesh.dp.size; r++) sum += all[r];
     free(all);
-    return sum / run->topology.dp_size;
+    return sum / run->mesh.dp.size;
 }
 
 // Mean loss over eval_iters global batches from sample `at`. The latest step's verdict must have been read, for
 // its loss's place is used again. Cut short when run->stop says so.
 static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {
     const Config *c = &run->config;
-    int row = c->micro_batch_size * run->topology.dp_size, micro_batches = c->global_batch_size / row;
+    int row = c->micro_batch_size * run->mesh.dp.size, micro_batches = c->global_batch_size / row;
     long long iters = c->eval_iters;
     set_zero(run->compute, zero_loss_sum(run->zero), sizeof(float));
     if (verbose) log_line(run->log, "Evaluating on %lld samples", iters * c->global_batch_size);
@@ -533,7 +533,7 @@ static bool after_step(Run *run, GPT *gpt) {
     bool sampling = due(i, c->sample_interval) && i < c->train_iters;  // the last one follows training
     // Replicas are repaired before anything measures them or writes with them.
     if (verifying && !replicas_sound(run)) return true;
-    if (probing) probe_report(run->zero, run->log, run_peers(run, run->dp_group));
+    if (probing) probe_report(run->zero, run->log, run_peers(run, run->mesh.dp.mpi));
     if (evaluating && !evaluate_and_log(run, gpt, SPLIT_VALID, "", false)) return true;
     if (sampling) write_sample(run, gpt_next_logits, gpt);
     if (leaves(run, false)) return true;
@@ -583,7 +583,7 @@ static bool plan_run(Run *run, GPT *gpt) {
     if (config_only_checks_data(c)) return true;
     gpt_describe(gpt, c);
     if (!op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, gpt->V, &run->error)) return false;
-    run->zero = zero_plan(c, &run->topology, gpt->tensor, gpt->tensors, &run->memory_plan, &run->error);
+    run->zero = zero_plan(c, &run->mesh, gpt->tensor, gpt->tensors, &run->memory_plan, &run->error);
     if (!run->zero) return false;
     gpt_reserve(gpt, &run->memory_plan);
     return true;
@@ -593,7 +593,7 @@ static bool plan_run(Run *run, GPT *gpt) {
 static bool fill_weights(Run *run, GPT *gpt) {
     Loaded loaded = load_checkpoint(run);
     if (loaded != LOAD_FRESH) return loaded == LOAD_RESTORED;
-    gpt_init_weights(gpt, (uint64_t)run->config.seed, run_peers(run, run->dp_group));
+    gpt_init_weights(gpt, (uint64_t)run->config.seed, run_peers(run, run->mesh.dp.mpi));
     zero_masters_from_weights(run->zero);
     return true;
 }

@@ -13,10 +13,10 @@ int qwd_slot(int b) { return b % LANE_SLOTS; }
 
 void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *weights, float *master, float *exp_avg, float *exp_avg_sq,
                        uint8_t *buffer, const Lanes *lanes) {
-    const Topology *topology = step->topology;
+    const Mesh *mesh = step->mesh;
     const Bucket *bucket = &step->plan->bucket[b];
     MessageLayout m = plan_weight_message(bucket, &step->weight_wire);
-    int64_t row = (int64_t)topology->local * topology->nodes + topology->node;
+    int64_t row = (int64_t)mesh->node.rank * mesh->rail.size + mesh->rail.rank;
     uint8_t *own = alone(step) ? NULL : buffer + row * m.bytes;
     UpdateShard u = {0};
     u.control = step->control;
@@ -24,7 +24,7 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.beta2 = step->beta2;
     u.epsilon = step->epsilon;
     u.weight_decay = step->weight_decay;
-    u.rank = topology->dp_rank;
+    u.rank = mesh->dp.rank;
     u.bucket = *bucket;
     u.table.segment = step->segments + bucket->first_segment;
     u.table.count = bucket->segments;
@@ -48,34 +48,34 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     if (!alone(step)) wire_seal_own(step->checks, b, (int)row, &m, buffer, lanes->last);
 }
 
-void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, Comm *comm, const Lanes *lanes) {
+void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes *lanes) {
     if (alone(step)) return;
-    const Topology *topology = step->topology;
+    const Mesh *mesh = step->mesh;
     MessageLayout m = plan_weight_message(&step->plan->bucket[b], &step->weight_wire);
-    int nodes = topology->nodes, slot = qwd_slot(b);
+    int nodes = mesh->rail.size, slot = qwd_slot(b);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
     // Between nodes first: each rank fetches its rail's shards into its own row, then the rows travel inside the node as they are.
     if (nodes > 1) {
         lane_wait(lanes, LANE_UPDATED, slot, lanes->rail);
-        wire_all_gather(step->checks, topology->local * nodes, 1, &m, buffer, COMM_RAIL, comm, lanes->rail);
+        wire_all_gather(step->checks, HOP_WEIGHT_RAIL, mesh->node.rank * nodes, 1, &m, buffer, lanes->rail);
         lane_done(lanes, LANE_RAIL_GATHERED, slot, lanes->rail);
     }
-    if (topology->per_node > 1) {
+    if (mesh->node.size > 1) {
         lane_wait(lanes, nodes > 1 ? LANE_RAIL_GATHERED : LANE_UPDATED, slot, lanes->node);
-        wire_all_gather(step->checks, 0, nodes, &m, buffer, COMM_NODE, comm, lanes->node);
+        wire_all_gather(step->checks, HOP_WEIGHT_NODE, 0, nodes, &m, buffer, lanes->node);
         lane_done(lanes, LANE_NODE_GATHERED, slot, lanes->node);
     }
 }
 
-void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buffer, Comm *comm, const Lanes *lanes) {
+void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buffer, const Lanes *lanes) {
     if (alone(step)) return;
-    const Topology *topology = step->topology;
+    const Mesh *mesh = step->mesh;
     ApplyWeights a = {0};
     a.control = step->control;
     a.bucket = step->plan->bucket[b];
     a.messages = buffer;
-    a.nodes = topology->nodes;
-    a.per_node = topology->per_node;
+    a.nodes = mesh->rail.size;
+    a.per_node = mesh->node.size;
     a.message = plan_weight_message(&a.bucket, &step->weight_wire);
     a.codec = step->weight_wire.codec;
     a.group = step->weight_wire.group;
@@ -83,8 +83,8 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buff
     a.weights = weights;
     lane_wait(lanes, a.per_node > 1 ? LANE_NODE_GATHERED : LANE_RAIL_GATHERED, qwd_slot(b), lanes->middle);
     // The first hop's row first: what it brought wrong, the second has passed on.
-    if (a.nodes > 1) wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, topology->local * a.nodes, 1, &a.message, buffer, COMM_RAIL, comm, lanes->middle);
-    if (a.per_node > 1) wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, a.nodes, &a.message, buffer, COMM_NODE, comm, lanes->middle);
+    if (a.nodes > 1) wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, mesh->node.rank * a.nodes, 1, &a.message, buffer, lanes->middle);
+    if (a.per_node > 1) wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, a.nodes, &a.message, buffer, lanes->middle);
     kernel_apply_weights(lanes->middle, &a);
     lane_done(lanes, LANE_APPLIED, qwd_slot(b), lanes->middle);
 }

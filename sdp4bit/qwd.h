@@ -13,7 +13,7 @@ int qwd_slot(int b);
 
 typedef struct QwdStep {
     const Plan *plan;
-    const Topology *topology;
+    const Mesh *mesh;
     WeightWire weight_wire;
     const Segment *segments;      // device copy of plan->segments
     const StepControl *control;   // device
@@ -27,8 +27,8 @@ typedef struct QwdStep {
 void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *weights, float *master, float *exp_avg, float *exp_avg_sq,
                        uint8_t *buffer, const Lanes *lanes);
 // Gathers what lanes->last has made, on the lanes of the hops; everything that lanes->last was given before comes before it.
-void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, Comm *comm, const Lanes *lanes);
+void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes *lanes);
 // The replica takes what was gathered; checked before, if messages are sealed. Runs on lanes->middle.
-void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buffer, Comm *comm, const Lanes *lanes);
+void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buffer, const Lanes *lanes);
 
 LLMC_END

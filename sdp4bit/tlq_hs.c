@@ -34,11 +34,10 @@ typedef struct Chunk {
     bool node_hop, rail_hop;
     MessageLayout level1, level2;
     uint8_t *send1, *recv1, *send2, *recv2;
-    Comm *comm;
     const Lanes *lanes;
 } Chunk;
 
-static Chunk chunk_at(const TlqStep *step, int b, int k, Comm *comm, const Lanes *lanes) {
+static Chunk chunk_at(const TlqStep *step, int b, int k, const Lanes *lanes) {
     const TlqWorkspace *w = &step->workspace;
     Chunk c = {0};
     c.step = step;
@@ -57,7 +56,6 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, Comm *comm, const Lanes
     if (c.node_hop) c.recv1 = w->recv1 + slot * (w->recv1_bytes / LANE_SLOTS);
     if (c.rail_hop) c.send2 = w->send2 + slot * (w->send2_bytes / LANE_SLOTS);
     if (c.rail_hop) c.recv2 = w->recv2 + slot * (w->recv2_bytes / LANE_SLOTS);
-    c.comm = comm;
     c.lanes = lanes;
     return c;
 }
@@ -71,7 +69,8 @@ static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int sourc
 static void quantize(const Chunk *c, const float *grads) {
     const TlqStep *step = c->step;
     const MessageLayout *message = c->node_hop ? &c->level1 : &c->level2;
-    CommScope scope = c->node_hop ? COMM_NODE : COMM_RAIL;
+    const Mesh *mesh = step->mesh;
+    const Group *group = c->node_hop ? &mesh->node : &mesh->rail;
     Stream *stream = c->lanes->first;
     QuantizePartitions q = {0};
     q.grads = grads;
@@ -85,22 +84,22 @@ static void quantize(const Chunk *c, const float *grads) {
     q.group = c->node_hop ? step->grad_wire.intra_group : step->grad_wire.inter_group;
     q.tail_codec = step->grad_wire.tail_codec;
     q.rounding = step->grad_wire.rounding;
-    q.key = c->node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, step->topology->dp_rank) : rounding_key(step, PURPOSE_GRAD_LEVEL2, step->topology->node);
-    q.slots = comm_size(c->comm, scope);
-    q.self = comm_rank(c->comm, scope);
+    q.key = c->node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, mesh->dp.rank) : rounding_key(step, PURPOSE_GRAD_LEVEL2, mesh->rail.rank);
+    q.slots = group->size;
+    q.self = group->rank;
     q.send = c->node_hop ? c->send1 : c->send2;
     q.self_slot = (c->node_hop ? c->recv1 : c->recv2) + q.self * message->bytes;
     q.message = *message;
     lane_wait(c->lanes, c->node_hop ? LANE_NODE_FREE : LANE_RAIL_FREE, c->slot, stream);
     kernel_quantize_partitions(stream, &q);
-    wire_seal(step->checks, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, message, q.send, c->comm, stream);
+    wire_seal(step->checks, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, message, q.send, stream);
     lane_done(c->lanes, LANE_QUANTISED, c->slot, stream);
 }
 
 static void cross_node(const Chunk *c) {
     Stream *stream = c->lanes->node;
     lane_wait(c->lanes, LANE_QUANTISED, c->slot, stream);
-    wire_all_to_all(c->step->checks, HOP_GRAD_NODE, &c->level1, c->send1, c->recv1, c->comm, stream);
+    wire_all_to_all(c->step->checks, HOP_GRAD_NODE, &c->level1, c->send1, c->recv1, stream);
     lane_done(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
 }
 
@@ -110,12 +109,12 @@ static void requantize(const Chunk *c) {
     Stream *stream = c->lanes->middle;
     SumRequantize r = {0};
     r.received = c->recv1;
-    r.sources = step->topology->per_node;
+    r.sources = step->mesh->node.size;
     r.in = c->level1;
     r.in_codec = step->grad_wire.intra_codec;
     r.in_group = step->grad_wire.intra_group;
-    r.local = step->topology->local;
-    r.per_node = step->topology->per_node;
+    r.local = step->mesh->node.rank;
+    r.per_node = step->mesh->node.size;
     r.bucket = *c->bucket;
     r.table = c->table;
     r.lo = c->lo;
@@ -125,24 +124,24 @@ static void requantize(const Chunk *c) {
     r.tail_codec = step->grad_wire.tail_codec;
     r.rounding = step->grad_wire.rounding;
     // Level 2's source is the node: its D ranks hold disjoint shards, so their logical offsets keep the bits apart.
-    r.key = rounding_key(step, PURPOSE_GRAD_LEVEL2, step->topology->node);
-    r.self = step->topology->node;
+    r.key = rounding_key(step, PURPOSE_GRAD_LEVEL2, step->mesh->rail.rank);
+    r.self = step->mesh->rail.rank;
     r.send = c->send2;
     r.self_slot = c->recv2 + r.self * c->level2.bytes;
     r.out = c->level2;
     lane_wait(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
     lane_wait(c->lanes, LANE_RAIL_FREE, c->slot, stream);
-    wire_check(step->checks, HOP_GRAD_NODE, c->b, c->k, &c->level1, c->recv1, c->comm, stream);
+    wire_check(step->checks, HOP_GRAD_NODE, c->b, c->k, &c->level1, c->recv1, stream);
     kernel_sum_requantize(stream, &r);
     lane_done(c->lanes, LANE_NODE_FREE, c->slot, stream);
-    wire_seal(step->checks, HOP_GRAD_RAIL, c->b, c->k, &c->level2, c->send2, c->comm, stream);
+    wire_seal(step->checks, HOP_GRAD_RAIL, c->b, c->k, &c->level2, c->send2, stream);
     lane_done(c->lanes, LANE_REQUANTISED, c->slot, stream);
 }
 
 static void cross_rail(const Chunk *c) {
     Stream *stream = c->lanes->rail;
     lane_wait(c->lanes, c->node_hop ? LANE_REQUANTISED : LANE_QUANTISED, c->slot, stream);
-    wire_all_to_all(c->step->checks, HOP_GRAD_RAIL, &c->level2, c->send2, c->recv2, c->comm, stream);
+    wire_all_to_all(c->step->checks, HOP_GRAD_RAIL, &c->level2, c->send2, c->recv2, stream);
     lane_done(c->lanes, LANE_RAIL_ARRIVED, c->slot, stream);
 }
 
@@ -153,13 +152,13 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
     uint8_t *received = c->rail_hop ? c->recv2 : c->recv1;
     SumFinal f = {0};
     f.received = received;
-    f.sources = comm_size(c->comm, c->rail_hop ? COMM_RAIL : COMM_NODE);
+    f.sources = c->rail_hop ? step->mesh->rail.size : step->mesh->node.size;
     f.in = c->rail_hop ? c->level2 : c->level1;
     f.codec = c->rail_hop ? step->grad_wire.inter_codec : step->grad_wire.intra_codec;
     f.group = c->rail_hop ? step->grad_wire.inter_group : step->grad_wire.intra_group;
     f.tail_codec = step->grad_wire.tail_codec;
     f.hadamard = step->grad_wire.hadamard;
-    f.rank = step->topology->dp_rank;
+    f.rank = step->mesh->dp.rank;
     f.bucket = *c->bucket;
     f.table = c->table;
     f.lo = c->lo;
@@ -168,12 +167,12 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
     f.matrix_leaves = matrix_leaves;
     f.tail_leaves = tail_leaves;
     lane_wait(c->lanes, c->rail_hop ? LANE_RAIL_ARRIVED : LANE_NODE_ARRIVED, c->slot, stream);
-    wire_check(step->checks, c->rail_hop ? HOP_GRAD_RAIL : HOP_GRAD_NODE, c->b, c->k, &f.in, received, c->comm, stream);
+    wire_check(step->checks, c->rail_hop ? HOP_GRAD_RAIL : HOP_GRAD_NODE, c->b, c->k, &f.in, received, stream);
     kernel_sum_final(stream, &f);
     lane_done(c->lanes, c->rail_hop ? LANE_RAIL_FREE : LANE_NODE_FREE, c->slot, stream);
 }
 
-void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Lanes *lanes) {
+void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
     if (step->plan->dp == 1) {
         kernel_square_leaves(lanes->last, matrix_leaves, grads, bucket->matrix_per_rank);
@@ -181,7 +180,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_l
         return;
     }
     for (int k = 0; k < plan_chunks(step->plan, bucket, &step->grad_wire); k++) {
-        Chunk c = chunk_at(step, b, k, comm, lanes);
+        Chunk c = chunk_at(step, b, k, lanes);
         if (c.level1.bytes + c.level2.bytes == 0) continue;  // more chunks than borders: this one is empty
         quantize(&c, grads);
         if (c.node_hop) cross_node(&c);

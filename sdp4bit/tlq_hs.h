@@ -22,7 +22,7 @@ void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *works
 
 typedef struct TlqStep {
     const Plan *plan;
-    const Topology *topology;
+    const Mesh *mesh;
     GradWire grad_wire;
     TlqWorkspace workspace;
     const Segment *segments;  // device copy of plan->segments
@@ -33,6 +33,6 @@ typedef struct TlqStep {
 // Reduces bucket b: this rank's windows of `grads` (bucket->matrix_elements + bucket->tail_elements, fp32, device) become the mean over the dp ranks; the rest of the bucket is
 // left as it was. Leaves of the norm go to matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). dp = 1: the gradient stays exact.
 // `grads` must be complete for lanes->first and lanes->last; the result is in the order of lanes->last.
-void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Comm *comm, Lanes *lanes);
+void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Lanes *lanes);
 
 LLMC_END

@@ -16,28 +16,34 @@ static void inject(WireChecks *checks, uint8_t *arrived, const MessageLayout *me
     fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived, message->check ? message->check : message->bytes);
 }
 
-static CommScope scope_of(WireHop hop) { return hop == HOP_GRAD_NODE ? COMM_NODE : COMM_RAIL; }
+// The level of data parallelism that a hop crosses.
+static const Group *level_of(const Mesh *mesh, WireHop hop) {
+    return hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE ? &mesh->node : &mesh->rail;
+}
 
-static uint64_t *sums_of(const WireChecks *checks, WireHop hop, const Comm *comm) { return checks->sums + (int)hop * comm_size(comm, COMM_GROUP); }
+static uint64_t *sums_of(const WireChecks *checks, WireHop hop) { return checks->sums + (int)hop * checks->mesh->dp.size; }
 
-void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Comm *comm, Stream *stream) {
+// The messages that arrived from this rank's successor.
+static uint8_t *from_next(const Group *group, uint8_t *slots, int64_t bytes) { return slots + (group->rank + 1) % group->size * bytes; }
+
+void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Stream *stream) {
     if (!sealed(checks, message)) return;
-    int size = comm_size(comm, scope_of(hop)), self = comm_rank(comm, scope_of(hop));
+    int size = level_of(checks->mesh, hop)->size, self = level_of(checks->mesh, hop)->rank;
     SealMessages s = {send, size, self, message->bytes, message_key(checks, false, b, k), (uint32_t)self << 16, 1};  // from self to i
     kernel_seal_messages(stream, &s);
 }
 
-void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream) {
-    CommScope scope = scope_of(hop);
-    comm_all_to_all(comm, scope, send, recv, (size_t)message->bytes, stream);
-    inject(checks, recv + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * message->bytes, message, stream);
+void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Stream *stream) {
+    const Group *group = level_of(checks->mesh, hop);
+    comm_all_to_all(group, send, recv, (size_t)message->bytes, stream);
+    inject(checks, from_next(group, recv, message->bytes), message, stream);
 }
 
-void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Comm *comm, Stream *stream) {
+void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Stream *stream) {
     if (!sealed(checks, message)) return;
-    int size = comm_size(comm, scope_of(hop)), self = comm_rank(comm, scope_of(hop));
+    int size = level_of(checks->mesh, hop)->size, self = level_of(checks->mesh, hop)->rank;
     SealMessages s = {recv, size, self, message->bytes, message_key(checks, false, b, k), (uint32_t)self, 1u << 16};  // from i to self
-    kernel_check_messages(stream, &s, sums_of(checks, hop, comm), checks->fault, fault_code(hop, b));
+    kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, fault_code(hop, b));
 }
 
 void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
@@ -46,27 +52,26 @@ void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *mes
     kernel_seal_messages(stream, &s);
 }
 
-void wire_all_gather(WireChecks *checks, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
+void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
+    const Group *group = level_of(checks->mesh, hop);
     uint8_t *row = buffer + first * message->bytes;
-    comm_all_gather(comm, scope, row, (size_t)(run * message->bytes), stream);
-    inject(checks, row + (comm_rank(comm, scope) + 1) % comm_size(comm, scope) * run * message->bytes, message, stream);
+    comm_all_gather(group, row, (size_t)(run * message->bytes), stream);
+    inject(checks, from_next(group, row, run * message->bytes), message, stream);
 }
 
-void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream) {
+void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
     if (!sealed(checks, message)) return;
-    SealMessages s = {buffer + first * message->bytes, comm_size(comm, scope) * run, -1, message->bytes, message_key(checks, true, b, 0), (uint32_t)first, 1};
-    kernel_check_messages(stream, &s, sums_of(checks, hop, comm), checks->fault, fault_code(hop, b) | (uint64_t)first);
+    SealMessages s = {buffer + first * message->bytes, level_of(checks->mesh, hop)->size * run, -1, message->bytes, message_key(checks, true, b, 0), (uint32_t)first, 1};
+    kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, fault_code(hop, b) | (uint64_t)first);
 }
 
-bool wire_error(uint64_t fault, int receiver, const Topology *t, Error *err) {
+bool wire_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
     static const char *const names[] = {"weights between nodes", "weights inside the node", "gradients inside the node", "gradients between nodes"};
     WireHop hop = (WireHop)(fault >> 56 & 3);
-    int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF), node = receiver / t->per_node, local = receiver % t->per_node;
+    int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
     // Slots are peers for gradients; [local][node] for weights, whose second hop brings whole rows from the ranks of the node.
-    if (hop == HOP_WEIGHT_NODE) local = slot / t->nodes;
-    else if (hop == HOP_WEIGHT_RAIL) node = slot % t->nodes;
-    else if (hop == HOP_GRAD_NODE) local = slot;
-    else node = slot;
+    if (hop == HOP_WEIGHT_NODE) slot /= mesh->rail.size;
+    if (hop == HOP_WEIGHT_RAIL) slot %= mesh->rail.size;
     return error_set(err, EXIT_COMMUNICATION, "message from rank %d to rank %d, %s, bucket %d: it did not arrive as it was sent; restart from the last checkpoint, and look at the "
-                     "network and the memory of both", node * t->per_node + local, receiver, names[hop], b);
+                     "network and the memory of both", group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop], b);
 }

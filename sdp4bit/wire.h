@@ -12,6 +12,7 @@ typedef enum WireHop { HOP_WEIGHT_RAIL, HOP_WEIGHT_NODE, HOP_GRAD_NODE, HOP_GRAD
 
 // The state of a rank's seals and checks. (What travels, its format, is GradWire and WeightWire: plan.h.)
 typedef struct WireChecks {
+    const Mesh *mesh;
     bool sealed;           // plan_seal: messages have room for a checksum
     uint64_t *sums;        // device (WIRE_HOPS, dp): scratch of the checks; those of one hop are all on one stream
     uint64_t *fault;       // device (1): the first mismatch this rank has seen, 0: none
@@ -22,16 +23,16 @@ typedef struct WireChecks {
 
 // comm_all_to_all of one message per peer, for chunk k of bucket b. wire_seal before it, on the stream that wrote the messages; wire_check after it, on the
 // stream that will read them.
-void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Comm *comm, Stream *stream);
-void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Comm *comm, Stream *stream);
-void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Comm *comm, Stream *stream);
-// The gather of weights, in two hops at most: buffer holds (per_node, nodes) messages. wire_seal_own before the first; then comm_all_gather in `scope`, whose
+void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Stream *stream);
+void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Stream *stream);
+void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Stream *stream);
+// The gather of weights, in two hops at most: buffer holds (per_node, nodes) messages. wire_seal_own before the first; then comm_all_gather, whose
 // slots are runs of `run` messages, the first of them at slot `first` of the buffer; wire_check_gathered, with the same values, before they are applied.
 void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream);
-void wire_all_gather(WireChecks *checks, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream);
-void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, CommScope scope, Comm *comm, Stream *stream);
+void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream);
+void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream);
 
-// The error (EXIT_COMMUNICATION) of a fault (StepControl.wire_fault) that dp rank `receiver` saw: "message from rank 2 to rank 0, gradients inside the node, bucket 3".
-bool wire_error(uint64_t fault, int receiver, const Topology *topology, Error *err);
+// The error (EXIT_COMMUNICATION) of a fault (StepControl.wire_fault) that rank `receiver` saw: "message from rank 2 to rank 0, gradients inside the node, bucket 3".
+bool wire_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err);
 
 LLMC_END

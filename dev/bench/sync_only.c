@@ -6,7 +6,7 @@
 // Flags are the trainer's. One JSON line per arm is added to FILE (default: standard output), medians over the repetitions of the slowest rank, in ms:
 //   gradients   from the first bucket's readiness (all are ready at once, the last layer's first) until the verdict stands
 //   weights     from the verdict until every bucket's weights are applied, less adamw
-//   adamw       AdamW with its quantisation alone: an update of the same layout with a communicator of one rank, where gathers do nothing
+//   adamw       AdamW with its quantisation alone: an update of the same layout on a mesh of one rank, where gathers do nothing
 //   apply       what else that update takes: dequantisation and sum into the replica, without a network
 // and memory by purpose, and what each bucket sends. The first line of a call has the plain collectives' GB/s sent by each rank. With --repetitions 0 nothing is timed.
 // A rank that hangs ends the run and is named, after the first arm's --distributed-timeout-minutes.
@@ -14,12 +14,9 @@
 #include <stdio.h>
 
 #include "dev/bench/arms.h"
-#include "llmc/ranks/emulate.h"
+#include "llmc/ranks/devices.h"
 #include "llmc/ranks/heartbeat.h"
-#include "llmc/ranks/launch.h"
 #include "llmc/base/memory_plan.h"
-#include "llmc/ranks/peers.h"
-#include "llmc/ranks/placement.h"
 #include "llmc/base/version.h"
 #include "llmc/state/zero_inside.h"
 #include "train_gpt.h"
@@ -45,12 +42,18 @@ typedef struct Bench {
 // One step's state: a layout with its memory.
 typedef struct Lab {
     bool alone;            // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
+    Mesh mesh;             // alone: not opened, so that nothing is sent
     Lanes lanes;
     Zero *zero;
     MemoryPlan memory_plan;
     Timers *timers;
-    Comm *comm;
 } Lab;
+
+// Who is where, and which device this rank takes.
+typedef struct Place {
+    Mesh mesh;
+    OwnDevice own;
+} Place;
 
 // All ranks, and how long one waits for the others.
 static Peers everyone(const Bench *bench) {
@@ -70,21 +73,21 @@ static void slowest(const Bench *bench, double *ms, int count) { peers_reduce(ev
 
 // From the first arm on a rank that hangs is named, within that arm's --distributed-timeout-minutes. As in the trainer later ranks wait a little longer, so that
 // the first one speaks.
-static void watch_ranks(Bench *bench, const Config *config, const Topology *topology) {
+static void watch_ranks(Bench *bench, const Config *config, const Place *place) {
     double limit = 60.0 * config->distributed_timeout_minutes;
     if (bench->watched) return;
     bench->watched = true;
-    bench->site.node = topology->node;
-    bench->site.gpu = topology->device;
+    bench->site.node = place->mesh.world.rank / place->mesh.per_node;
+    bench->site.gpu = place->own.index;
     bench->limit = limit + fmin(2.0 * bench->launch.rank, 60.0);
     heartbeat_open(&bench->site, bench->launch.host, bench->launch.size, limit);
 }
 
 // --- the device and what it is filled with -------------------------------------------------------------------------------------------
 
-static bool open_device(Bench *bench, const Topology *topology) {
+static bool open_device(Bench *bench, const OwnDevice *own) {
     if (bench->device) return true;
-    bench->device = device_open(topology->device, &bench->site, &bench->error);
+    bench->device = device_open(own->index, &bench->site, &bench->error);
     if (!bench->device) return false;
     bench->compute = stream_create(bench->device, "compute");
     bench->traffic = stream_create(bench->device, "communication");
@@ -186,31 +189,33 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
 
 // --- an arm ----------------------------------------------------------------------------------------------------------------------------
 
-static bool plan_arm(const Bench *bench, Config *config, Topology *topology, const Arm *arm, Error *err) {
+static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm *arm, Error *err) {
     memset(config, 0, sizeof *config);
     if (!config_parse(config, arm->argc, arm->argv, NULL, 0, err)) return false;
     config->timing_log_level = 2;
-    if (!topology_build(topology, bench->launch.rank, bench->launch.size, bench->launch.host_of_rank, config->gpus_per_node, 1, 1, err)) return false;
+    const Launch *launch = &bench->launch;
+    if (!mesh_build(&place->mesh, launch->rank, launch->size, launch->host_of_rank, config->gpus_per_node, 1, 1, err)) return false;
     Peers host = {bench->launch.host, 0, NULL};
-    placement_choose_device(host, topology, config->emulate_nodes);
+    place->own = devices_choose(host, &place->mesh, config->emulate_nodes);
     return config_finish(config, bench->launch.size, 0, 0, err);
 }
 
-static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Topology *topology) {
+static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Mesh *mesh) {
     GPT gpt;
+    lab->mesh = *mesh;
     gpt_describe(&gpt, config);
-    lab->zero = zero_plan(config, topology, gpt.tensor, gpt.tensors, &lab->memory_plan, &bench->error);
+    lab->zero = zero_plan(config, &lab->mesh, gpt.tensor, gpt.tensors, &lab->memory_plan, &bench->error);
     gpt_free(&gpt);
     return lab->zero != NULL;
 }
 
-static bool start_lab(Bench *bench, Lab *lab, const Topology *topology, int sharers, MPI_Comm group) {
-    lab->comm = comm_create(bench->device, topology, group, &bench->error);
-    if (!agreed(bench, lab->comm && memory_plan_allocate(&lab->memory_plan, bench->device, sharers, &bench->error))) return false;
-    comm_set_timeout(lab->comm, bench->limit);
+static bool start_lab(Bench *bench, Lab *lab, int sharers) {
+    bool ok = lab->alone || mesh_open(&lab->mesh, everyone(bench), &bench->error);
+    if (!agreed(bench, ok && memory_plan_allocate(&lab->memory_plan, bench->device, sharers, &bench->error))) return false;
+    if (!lab->alone) comm_open(&lab->mesh, bench->device, bench->limit);
     lab->timers = timers_create(bench->device, 2);
-    lanes_open(&lab->lanes, bench->device, !lab->alone && topology->dp_size > 1 && !lab->zero->config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
-    zero_start(lab->zero, bench->device, lab->comm, bench->compute, &lab->lanes, lab->timers);
+    lanes_open(&lab->lanes, bench->device, !lab->alone && lab->mesh.dp.size > 1 && !lab->zero->config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
+    zero_start(lab->zero, bench->device, bench->compute, &lab->lanes, lab->timers);
     bool as_asked = lab->alone || !lab->zero->not_shared.code || lab->zero->config->node_exchange != NODE_EXCHANGE_COPIES;
     if (!as_asked) bench->error = lab->zero->not_shared;
     return agreed(bench, as_asked);
@@ -222,18 +227,18 @@ static void close_lab(Bench *bench, Lab *lab) {
     zero_free(lab->zero);
     lanes_close(&lab->lanes);
     if (lab->timers) timers_destroy(lab->timers);
-    if (lab->comm) comm_destroy(lab->comm);
+    comm_close(&lab->mesh);
+    mesh_close(&lab->mesh);
 }
 
-static bool measure(Bench *bench, const Config *config, const Topology *topology, bool alone, double median[FIGURES]) {
-    static const Topology ONE = {.world_size = 1, .tp_size = 1, .pp_size = 1, .dp_size = 1, .nodes = 1, .per_node = 1};
+static bool measure(Bench *bench, const Config *config, const Place *place, bool alone, double median[FIGURES]) {
     Lab lab;
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
-    bool ok = agreed(bench, open_lab(bench, &lab, config, topology));
+    bool ok = agreed(bench, open_lab(bench, &lab, config, &place->mesh));
     if (alone) lab.zero->wire_checks.sealed = false;  // nobody sends what would be checked
-    int sharers = device_is_host() ? bench->launch.size : topology->device_sharers;
-    ok = ok && start_lab(bench, &lab, alone ? &ONE : topology, sharers, alone ? MPI_COMM_SELF : bench->launch.world);
+    int sharers = device_is_host() ? bench->launch.size : place->own.sharers;
+    ok = ok && start_lab(bench, &lab, sharers);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
     close_lab(bench, &lab);
     return ok;
@@ -288,18 +293,18 @@ static void write_arm(Bench *bench, const Lab *lab, const char *name, const Conf
 
 // --- plain collectives -------------------------------------------------------------------------------------------------------------------
 
-// GB/s that each rank sends, the median of the slowest rank's times; 0 where the scope is this rank alone.
-static double plain_rate(Bench *bench, Comm *comm, CommScope scope, bool gather, void *send, void *receive) {
+// GB/s that each rank sends, the median of the slowest rank's times; 0 in a group of one.
+static double plain_rate(Bench *bench, const Group *group, bool gather, void *send, void *receive) {
     enum { RUNS = 5 };
-    int size = comm_size(comm, scope);
+    int size = group->size;
     size_t slot = (size_t)(bench->plain_bytes / size) / 256 * 256;
     double ms[RUNS];
     Event *start = event_create_timed(bench->device), *stop = event_create_timed(bench->device);
     for (int i = -1; i < RUNS; i++) {
         meet(bench, NULL);
         event_record(start, bench->traffic);
-        if (gather) comm_all_gather(comm, scope, receive, slot, bench->traffic);
-        else comm_all_to_all(comm, scope, send, receive, slot, bench->traffic);
+        if (gather) comm_all_gather(group, receive, slot, bench->traffic);
+        else comm_all_to_all(group, send, receive, slot, bench->traffic);
         event_record(stop, bench->traffic);
         event_synchronize(stop);
         double one = event_elapsed_ms(start, stop);
@@ -313,31 +318,32 @@ static double plain_rate(Bench *bench, Comm *comm, CommScope scope, bool gather,
 }
 
 // copies: unless the first arm's --node-exchange says no, inside a node also as copies; the better rate counts, and node_by tells which.
-static bool measure_plain(Bench *bench, const Topology *topology, bool copies) {
-    Comm *comm = comm_create(bench->device, topology, bench->launch.world, &bench->error);
-    void *send = comm ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
+static bool measure_plain(Bench *bench, Mesh mesh, bool copies) {
+    if (!agreed(bench, mesh_open(&mesh, everyone(bench), &bench->error))) return false;
+    comm_open(&mesh, bench->device, bench->limit);
+    void *send = device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error);
     void *receive = send ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
     void *flags = receive ? device_alloc(bench->device, COMM_FLAG_BYTES, "flags", &bench->error) : NULL;
     bool ok = agreed(bench, flags != NULL);
-    if (ok) comm_set_timeout(comm, bench->limit);
-    if (ok) comm_connect(comm, send);
+    if (ok) comm_connect(&mesh, send);
     double rate[4] = {0, 0, 0, 0};
-    for (int i = 0; ok && i < 4; i++) rate[i] = plain_rate(bench, comm, i % 2 ? COMM_RAIL : COMM_NODE, i >= 2, send, receive);
+    for (int i = 0; ok && i < 4; i++) rate[i] = plain_rate(bench, i % 2 ? &mesh.rail : &mesh.node, i >= 2, send, receive);
     CommPiece piece[] = {{send, (size_t)bench->plain_bytes}, {receive, (size_t)bench->plain_bytes}};
-    bool shared = ok && copies && comm_share(comm, flags, piece, 2, &bench->error);
+    bool shared = ok && copies && comm_share(&mesh.node, flags, piece, 2, &bench->error);
     double through_nccl = rate[0];
-    for (int i = 0; shared && i < 4; i += 2) rate[i] = fmax(rate[i], plain_rate(bench, comm, COMM_NODE, i >= 2, send, receive));
-    if (shared) comm_unshare(comm);
+    for (int i = 0; shared && i < 4; i += 2) rate[i] = fmax(rate[i], plain_rate(bench, &mesh.node, i >= 2, send, receive));
+    if (shared) comm_unshare(&mesh.node);
     if (ok && bench->out) {
         fprintf(bench->out, "{\"kind\":\"plain\",\"commit\":\"%s\",\"device\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"bytes\":%lld,\"node_by\":\"%s\",\"all_to_all_node\":%.4f,\"all_to_all_rail\":%.4f,\"all_gather_node\":%.4f,"
-                "\"all_gather_rail\":%.4f}\n", version_commit(), device_name(bench->device), topology->nodes, topology->per_node, (long long)bench->plain_bytes,
+                "\"all_gather_rail\":%.4f}\n", version_commit(), device_name(bench->device), mesh.rail.size, mesh.node.size, (long long)bench->plain_bytes,
                 rate[0] > through_nccl ? "copies" : "messages", rate[0], rate[1], rate[2], rate[3]);
         fflush(bench->out);
     }
     if (send) device_free(bench->device, send);
     if (receive) device_free(bench->device, receive);
     if (flags) device_free(bench->device, flags);
-    if (comm) comm_destroy(comm);
+    comm_close(&mesh);
+    mesh_close(&mesh);
     return ok;
 }
 
@@ -345,19 +351,19 @@ static bool measure_plain(Bench *bench, const Topology *topology, bool copies) {
 
 static bool run_arm(Bench *bench, const Arm *arm) {
     Config config;
-    Topology topology;
+    Place place;
     double all[FIGURES] = {0, 0, 0}, alone[FIGURES] = {0, 0, 0};
-    if (!agreed(bench, plan_arm(bench, &config, &topology, arm, &bench->error))) return false;
+    if (!agreed(bench, plan_arm(bench, &config, &place, arm, &bench->error))) return false;
     bench->site.phase = arm->name;
-    watch_ranks(bench, &config, &topology);
-    if (config.emulate_nodes) emulate_nodes(&topology, &bench->launch);
-    bool ok = agreed(bench, open_device(bench, &topology));
-    if (ok && !bench->plain_done) ok = measure_plain(bench, &topology, config.node_exchange != NODE_EXCHANGE_NCCL);
+    watch_ranks(bench, &config, &place);
+    if (config.emulate_nodes) devices_emulate_nodes(&place.own, &place.mesh, &bench->launch);
+    bool ok = agreed(bench, open_device(bench, &place.own));
+    if (ok && !bench->plain_done) ok = measure_plain(bench, place.mesh, config.node_exchange != NODE_EXCHANGE_NCCL);
     bench->plain_done = true;
-    if (ok && bench->repetitions) ok = measure(bench, &config, &topology, false, all) && measure(bench, &config, &topology, true, alone);
+    if (ok && bench->repetitions) ok = measure(bench, &config, &place, false, all) && measure(bench, &config, &place, true, alone);
     Lab lab;
     memset(&lab, 0, sizeof lab);
-    ok = ok && agreed(bench, open_lab(bench, &lab, &config, &topology));
+    ok = ok && agreed(bench, open_lab(bench, &lab, &config, &place.mesh));
     if (ok) write_arm(bench, &lab, arm->name, &config, all, alone);
     close_lab(bench, &lab);
     config_free(&config);

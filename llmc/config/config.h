@@ -120,7 +120,7 @@ typedef struct Config {
 // Flags without effect that a user would want to know of are listed in notes (one line each, to be printed once by rank 0; may be NULL).
 // --help or --version anywhere: only that field is set and nothing is checked. On failure nothing needs freeing.
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err);
-// Completes derived fields and checks what depends on the number of ranks and on the vocabulary. world_size: ranks, as topology_build has accepted them
+// Completes derived fields and checks what depends on the number of ranks and on the vocabulary. world_size: ranks, as mesh_build has accepted them
 // (--plan-world-size when it is given, else those that were started); vocab_size and eod from the tokenizer, or vocab_size 0 for what the tokenizer type
 // implies (GPT-2's 50257, EOD 50256, when no files were opened). Error: EXIT_USAGE.
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);

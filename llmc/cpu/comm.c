@@ -1,135 +1,129 @@
-// Collectives over MPI for CPU ranks: see comm.h. Point-to-point pairs instead of MPI's own collectives, so that the bytes counted are the bytes
-// handed to the transport and the own slot never travels. Linked into the CPU program only.
+// Collectives over MPI for CPU ranks: see llmc/comm.h. They are made of point-to-point messages, not of MPI's
+// own collectives: so the bytes counted are those handed to the transport, and the own slot never travels.
+// Linked into the CPU program only.
 #include "llmc/comm.h"
 
 #include <stdlib.h>
 
 #include "llmc/ranks/heartbeat.h"
-#include "llmc/ranks/peers.h"
 
 struct Comm {
-    Device *device;
-    MPI_Comm scope[COMM_SCOPES];
-    int size[COMM_SCOPES], rank[COMM_SCOPES];
-    MPI_Request *requests;  // (2 * group size * pieces) grown on demand
-    int *peers;             // (capacity) whom each request waits for
+    const Site *site;
+    double limit;           // seconds; 0: wait for ever
+    MPI_Request *requests;  // (capacity) grown on demand
+    int *member;            // (capacity) whom each request waits for
     int capacity;
-    double timeout_seconds; // 0: wait for ever
-    CommTraffic traffic;
+    uint64_t sent;
 };
 
-static void check(const Comm *comm, int rc, CommScope scope, const char *what) {
-    mpi_check(device_site(comm->device), rc, what, comm_scope_name(scope));
-}
-
-Comm *comm_create(Device *device, const Topology *t, MPI_Comm dp_group, Error *err) {
-    Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
-    comm->device = device;
-    Peers group = {dp_group, 0, device_site(device)};
-    comm->scope[COMM_GROUP] = peers_duplicate(group);
-    comm->scope[COMM_NODE] = peers_split(group, t->node, t->local);
-    comm->scope[COMM_RAIL] = peers_split(group, t->local, t->node);
-    for (int s = 0; s < COMM_SCOPES; s++) {
-        MPI_Comm_set_errhandler(comm->scope[s], MPI_ERRORS_RETURN);
-        MPI_Comm_size(comm->scope[s], &comm->size[s]);
-        MPI_Comm_rank(comm->scope[s], &comm->rank[s]);
+void comm_open(Mesh *mesh, Device *device, double limit) {
+    Group *list[MESH_GROUPS];
+    mesh_list(mesh, list);
+    for (int i = 0; i < MESH_GROUPS; i++) {
+        if (list[i]->size == 1 || list[i] == &mesh->dp) continue;
+        list[i]->comm = (Comm *)xcalloc(1, sizeof(Comm), "the communicator");
+        list[i]->comm->site = device_site(device);
+        list[i]->comm->limit = limit;
     }
-    if (comm->size[COMM_NODE] != t->per_node || comm->size[COMM_RAIL] != t->nodes || comm->rank[COMM_GROUP] != t->dp_rank) {
-        comm_disagreement(err);
-        comm_destroy(comm);
-        return NULL;
+}
+
+void comm_close(Mesh *mesh) {
+    Group *list[MESH_GROUPS];
+    mesh_list(mesh, list);
+    for (int i = 0; i < MESH_GROUPS; i++) {
+        Comm *comm = list[i]->comm;
+        list[i]->comm = NULL;
+        if (!comm) continue;
+        free(comm->requests);
+        free(comm->member);
+        free(comm);
     }
-    return comm;
 }
 
-void comm_destroy(Comm *comm) {
-    if (!comm) return;
-    for (int s = 0; s < COMM_SCOPES; s++) MPI_Comm_free(&comm->scope[s]);
-    free(comm->requests);
-    free(comm->peers);
-    free(comm);
+bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
+    return error_set(err, EXIT_ENVIRONMENT, "CPU ranks send everything through MPI");
 }
+void comm_unshare(const Group *node) {}
+void comm_connect(const Mesh *mesh, void *memory) {}
+uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent : 0; }
 
-bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err) { return error_set(err, EXIT_ENVIRONMENT, "CPU ranks send everything through MPI"); }
-void comm_unshare(Comm *comm) {}
-void comm_connect(Comm *comm, void *memory) {}
-int comm_size(const Comm *comm, CommScope scope) { return comm->size[scope]; }
-int comm_rank(const Comm *comm, CommScope scope) { return comm->rank[scope]; }
-CommTraffic comm_traffic(const Comm *comm) { return comm->traffic; }
+static void check(const Group *group, int rc, const char *what) {
+    mpi_check(group->comm->site, rc, what, group->name);
+}
 
 enum { PIECE = 1 << 30 };  // MPI counts are int: longer messages travel in pieces
 
-static MPI_Request *next_request(Comm *comm, int peer, int *used) {
+static MPI_Request *next_request(Comm *comm, int member, int *used) {
     if (*used == comm->capacity) {
         comm->capacity = comm->capacity ? 2 * comm->capacity : 64;
-        comm->requests = (MPI_Request *)xrealloc(comm->requests, (size_t)comm->capacity * sizeof(MPI_Request), "MPI requests");
-        comm->peers = (int *)xrealloc(comm->peers, (size_t)comm->capacity * sizeof(int), "MPI requests");
+        size_t room = (size_t)comm->capacity;
+        comm->requests = (MPI_Request *)xrealloc(comm->requests, room * sizeof(MPI_Request), "MPI requests");
+        comm->member = (int *)xrealloc(comm->member, room * sizeof(int), "MPI requests");
     }
-    comm->peers[*used] = peer;
+    comm->member[*used] = member;
     return &comm->requests[(*used)++];
 }
 
-static void post(Comm *comm, CommScope scope, int peer, const uint8_t *send, uint8_t *recv, size_t bytes, int *used) {
+static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv, size_t bytes, int *used) {
+    Comm *comm = group->comm;
     for (size_t at = 0; at < bytes; at += PIECE) {
         int count = bytes - at < PIECE ? (int)(bytes - at) : PIECE;
-        check(comm, MPI_Irecv(recv + at, count, MPI_BYTE, peer, 0, comm->scope[scope], next_request(comm, peer, used)), scope, "receiving");
-        check(comm, MPI_Isend(send + at, count, MPI_BYTE, peer, 0, comm->scope[scope], next_request(comm, peer, used)), scope, "sending");
+        MPI_Request *request = next_request(comm, to, used);
+        check(group, MPI_Irecv(recv + at, count, MPI_BYTE, to, 0, group->mpi, request), "receiving");
+        request = next_request(comm, to, used);
+        check(group, MPI_Isend(send + at, count, MPI_BYTE, to, 0, group->mpi, request), "sending");
     }
-    comm->traffic.sent[scope] += bytes;
+    comm->sent += bytes;
 }
 
-// The data-parallel rank of a peer in one of the scopes.
-static int group_rank(const Comm *comm, CommScope scope, int peer) {
-    int node = comm->rank[COMM_RAIL], local = comm->rank[COMM_NODE], per_node = comm->size[COMM_NODE];
-    if (scope == COMM_NODE) return node * per_node + peer;
-    return scope == COMM_RAIL ? peer * per_node + local : peer;
-}
-
-static void timed_out(Comm *comm, CommScope scope, int used, const char *what) {
+static void timed_out(const Group *group, int used, const char *what) {
+    const Comm *comm = group->comm;
     int late = 0, done = 1;
     char who[512];
-    bool blames = heartbeat_blames(device_site(comm->device), who, sizeof who);
-    heartbeat_take_floor(device_site(comm->device));
+    bool blames = heartbeat_blames(comm->site, who, sizeof who);
+    heartbeat_take_floor(comm->site);
     if (blames) {
-        fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", what,
-              comm_scope_name(scope), comm->timeout_seconds, who);
+        fatal(comm->site, EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it "
+              "(--distributed-timeout-minutes sets the limit)", what, group->name, comm->limit, who);
     }
     for (int i = 0; i < used && done; i++) {
         late = i;
         MPI_Test(&comm->requests[i], &done, MPI_STATUS_IGNORE);
     }
-    fatal(device_site(comm->device), EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s; see what stopped it (--distributed-timeout-minutes sets the limit)",
-          what, comm_scope_name(scope), group_rank(comm, scope, comm->peers[late]), comm->timeout_seconds);
+    fatal(comm->site, EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s; see what stopped it "
+          "(--distributed-timeout-minutes sets the limit)", what, group->name,
+          group_peer(group, group->first, comm->member[late]), comm->limit);
 }
 
-static void wait_all(Comm *comm, CommScope scope, int used, const char *what) {
-    if (used > 0) heartbeat_issues(device_site(comm->device), what, comm_scope_name(scope));
-    Deadline deadline = deadline_in(comm->timeout_seconds);
-    heartbeat_waits(device_site(comm->device), true);
+static void wait_all(const Group *group, int used, const char *what) {
+    const Comm *comm = group->comm;
+    if (used > 0) heartbeat_issues(comm->site, what, group->name);
+    Deadline deadline = deadline_in(comm->limit);
+    heartbeat_waits(comm->site, true);
     for (int done = 0, polls = 1; !done; polls++) {
-        check(comm, MPI_Testall(used, comm->requests, &done, MPI_STATUSES_IGNORE), scope, what);
-        if (!done && polls % 1024 == 0 && comm->timeout_seconds > 0 && deadline_passed(&deadline)) timed_out(comm, scope, used, what);
+        check(group, MPI_Testall(used, comm->requests, &done, MPI_STATUSES_IGNORE), what);
+        bool late = !done && polls % 1024 == 0 && comm->limit > 0 && deadline_passed(&deadline);
+        if (late) timed_out(group, used, what);
     }
-    heartbeat_waits(device_site(comm->device), false);
+    heartbeat_waits(comm->site, false);
 }
 
-void comm_set_timeout(Comm *comm, double seconds) { comm->timeout_seconds = seconds; }
-
-void comm_all_to_all(Comm *comm, CommScope scope, const void *send, void *recv, size_t bytes, Stream *stream) {
-    int used = 0, size = comm->size[scope], rank = comm->rank[scope];
-    for (int i = 1; i < size; i++) {
-        int peer = (rank + i) % size;
-        post(comm, scope, peer, (const uint8_t *)send + (size_t)peer * bytes, (uint8_t *)recv + (size_t)peer * bytes, bytes, &used);
+// One message to every other member, from send + its number * stride, and one from each.
+static void exchange(const Group *group, const uint8_t *send, size_t stride, void *recv, size_t bytes,
+                     const char *what) {
+    int used = 0;
+    if (!group->comm) return;
+    for (int i = 1; i < group->size; i++) {
+        size_t to = (size_t)((group->rank + i) % group->size);
+        post(group, (int)to, send + to * stride, (uint8_t *)recv + to * bytes, bytes, &used);
     }
-    wait_all(comm, scope, used, "all-to-all");
+    wait_all(group, used, what);
 }
 
-void comm_all_gather(Comm *comm, CommScope scope, void *buffer, size_t bytes, Stream *stream) {
-    int used = 0, size = comm->size[scope], rank = comm->rank[scope];
-    uint8_t *own = (uint8_t *)buffer + (size_t)rank * bytes;
-    for (int i = 1; i < size; i++) {
-        int peer = (rank + i) % size;
-        post(comm, scope, peer, own, (uint8_t *)buffer + (size_t)peer * bytes, bytes, &used);
-    }
-    wait_all(comm, scope, used, "all-gather");
+void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *stream) {
+    exchange(group, (const uint8_t *)send, bytes, recv, bytes, "all-to-all");
+}
+
+void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *stream) {
+    exchange(group, (const uint8_t *)buffer + (size_t)group->rank * bytes, 0, buffer, bytes, "all-gather");
 }

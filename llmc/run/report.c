@@ -14,16 +14,16 @@ static const char *truth(bool yes) { return yes ? "True" : "False"; }
 
 static void report_program(Run *run) {
     char libraries[512], backend[512];
-    const Topology *t = &run->topology;
+    const Mesh *mesh = &run->mesh;
     version_libraries(libraries, sizeof libraries);
     device_libraries(backend, sizeof backend);
     log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(),
              device_name(run->device), backend, libraries);
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 "
              "tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
-             run->launch.size, t->dp_size, t->tp_size, t->pp_size);
-    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", t->nodes, t->per_node,
-             t->borders_by_flag ? " (--gpus-per-node)" : "");
+             run->launch.size, mesh->dp.size, mesh->tp.size, mesh->pp.size);
+    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
+             run->config.gpus_per_node ? " (--gpus-per-node)" : "");
 }
 
 static void report_exchange(Run *run) {
@@ -37,7 +37,7 @@ static void report_exchange(Run *run) {
     node_exchange_report(run->log, run_peers(run, run->launch.world), &why, shared,
                          c->node_exchange == NODE_EXCHANGE_COPIES);
     device_environment(warning, sizeof warning);
-    if (*warning && run->topology.dp_size > 1) log_line(run->log, "WARNING: %s", warning);
+    if (*warning && run->mesh.dp.size > 1) log_line(run->log, "WARNING: %s", warning);
 }
 
 static void report_batch(Run *run) {
@@ -64,14 +64,14 @@ void report_start(Run *run) {
     log_line(run->log, "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; "
              "inter-node group size = %d, bits = %d.", truth(c->quantized_gradients), c->gq_group_size_intra,
              c->gradient_quantization_bits_intra, c->gq_group_size_inter, c->gradient_quantization_bits_inter);
-    if (run->topology.dp_size == 1) log_idle_flags(run->log);
+    if (run->mesh.dp.size == 1) log_idle_flags(run->log);
     report_batch(run);
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", c->vocab_size_unpadded,
              c->vocab_size_padded - c->vocab_size_unpadded, c->vocab_size_padded);
     log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", parameters);
     log_line(run->log, "memory plan: %.1f MiB per rank, %.1f MiB were free", (double)memory->planned / 0x1p20,
              (double)memory->share_before / 0x1p20);
-    log_start(run->log, parameters, run->topology.nodes, device_name(run->device));
+    log_start(run->log, parameters, run->mesh.rail.size, device_name(run->device));
 }
 
 // --- a step ------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ void report_start(Run *run) {
 // synchronises, once per iteration.
 static void report_step(Run *run, int64_t iteration) {
     const Config *c = &run->config;
-    Peers group = run_peers(run, run->dp_group);
+    Peers group = run_peers(run, run->mesh.dp.mpi);
     StepReport *r = &run->report;
     r->iteration = iteration;
     r->consumed_samples = run->consumed_train;
@@ -128,26 +128,13 @@ void interval_exclude(Run *run, double since) {
 
 // Bytes per step out of a node and inside one: each node's ranks together, the largest node.
 static void node_traffic(Run *run, double *inter, double *intra) {
-    const Topology *t = &run->topology;
-    CommTraffic now = probe_traffic(run->zero), then = run->interval.traffic;
-    double own[2] = {(double)(now.sent[COMM_RAIL] - then.sent[COMM_RAIL]),
-                     (double)(now.sent[COMM_NODE] - then.sent[COMM_NODE])};
-    double *all = (double *)xcalloc(2 * (size_t)t->dp_size, sizeof(double), "the traffic table");
-    peers_gather(run_peers(run, run->dp_group), own, all, 2, MPI_DOUBLE);
-    *inter = *intra = 0.0;
-    for (int node = 0; node < t->nodes; node++) {
-        double sums[2] = {0.0, 0.0};
-        for (int i = 0; i < t->per_node; i++) {
-            sums[0] += all[2 * (node * t->per_node + i)];
-            sums[1] += all[2 * (node * t->per_node + i) + 1];
-        }
-        *inter = fmax(*inter, sums[0]);
-        *intra = fmax(*intra, sums[1]);
-    }
+    Traffic now = probe_traffic(run->zero), then = run->interval.traffic;
+    double sent[2] = {(double)(now.rail - then.rail), (double)(now.node - then.node)};
+    peers_reduce(run_peers(run, run->mesh.node.mpi), sent, 2, MPI_DOUBLE, MPI_SUM);
+    peers_reduce(run_peers(run, run->launch.world), sent, 2, MPI_DOUBLE, MPI_MAX);
     double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);
-    *inter /= steps;
-    *intra /= steps;
-    free(all);
+    *inter = sent[0] / steps;
+    *intra = sent[1] / steps;
 }
 
 // Mean over the applied steps. Skipped steps alone have none, but a NaN of theirs is shown.

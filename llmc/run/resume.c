@@ -34,13 +34,14 @@ bool advance_save(Run *run, bool to_the_end) {
 }
 
 bool replicas_sound(Run *run) {
-    Peers group = run_peers(run, run->dp_group);
+    Peers group = run_peers(run, run->mesh.dp.mpi);
     return run_agreed(run, replicas_verify(run->zero, group, run->log, &run->sentry.repairs, &run->error));
 }
 
 bool save_checkpoint(Run *run) {
     settle(run, 0);
-    if (!run_agreed(run, zero_wire_sound(run->zero, run_peers(run, run->dp_group), &run->error))) return false;
+    Peers world = run_peers(run, run->launch.world);
+    if (!run_agreed(run, zero_wire_sound(run->zero, world, &run->error))) return false;
     if (!run->config.save || run->last_saved == run->iteration) return true;
     if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
     run->site.phase = "save checkpoint";

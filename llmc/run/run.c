@@ -8,7 +8,6 @@
 void run_init(Run *run) {
     memset(run, 0, sizeof *run);
     run->save_lock = -1;
-    run->dp_group = MPI_COMM_NULL;
     run->site.rank = -1;
     run->started = monotonic_seconds();
 }
@@ -45,8 +44,8 @@ void run_close(Run *run) {
     memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
     saver_close(&run->saver);
     zero_free(run->zero);
-    if (run->comm) comm_destroy(run->comm);
-    if (run->dp_group != MPI_COMM_NULL) MPI_Comm_free(&run->dp_group);
+    comm_close(&run->mesh);
+    mesh_close(&run->mesh);
     if (run->timers) timers_destroy(run->timers);
     if (run->compute) stream_destroy(run->compute);
     lanes_close(&run->lanes);

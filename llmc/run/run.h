@@ -16,9 +16,10 @@
 #include "llmc/data/tokenizer.h"
 #include "llmc/log/log.h"
 #include "llmc/log/progress.h"
-#include "llmc/ranks/launch.h"
+#include "llmc/ranks/devices.h"
 #include "llmc/ranks/stop.h"
 #include "llmc/state/memory.h"
+#include "llmc/state/probe.h"
 #include "llmc/state/sentry.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN
@@ -28,13 +29,14 @@ typedef struct Interval {
     int64_t iterations, samples, skipped, nan;
     double loss_sum;         // over applied steps
     double seconds_start;    // moved forward by what is not training: evaluation, checkpoints
-    CommTraffic traffic;     // at the start
+    Traffic traffic;         // at the start
 } Interval;
 
 typedef struct Run {
     Config config;
     Launch launch;
-    Topology topology;
+    Mesh mesh;               // who is where, and the groups that communicate
+    OwnDevice own;           // the device that this rank takes
     Site site;
     Error error;             // why the run ends early
     int exit_code;
@@ -42,8 +44,6 @@ typedef struct Run {
     Device *device;
     Stream *compute;
     Lanes lanes;             // of communication
-    MPI_Comm dp_group;
-    Comm *comm;
     Timers *timers;
     MemoryPlan memory_plan;
     Zero *zero;
@@ -108,7 +108,7 @@ void run_look_at_data(Run *run);
 
 // --- report.c -------------------------------------------------------------------------------------------------
 
-// The lines before training: program, topology, flags, sizes.
+// The lines before training: program, mesh, flags, sizes.
 void report_start(Run *run);
 void interval_begin(Run *run);
 // Takes the time since `since` (monotonic_seconds) out of the interval. Collective.

@@ -5,8 +5,6 @@
 #include "llmc/base/durable.h"
 #include "llmc/checkpoint/save_folder.h"
 #include "llmc/data/check.h"
-#include "llmc/ranks/emulate.h"
-#include "llmc/ranks/placement.h"
 #include "llmc/run/data_options.h"
 #include "llmc/run/run.h"
 #include "llmc/run/same_run.h"
@@ -30,28 +28,29 @@ bool run_place(Run *run) {
     int rank = ranks == run->launch.size ? run->launch.rank : 0, *made_up = NULL;
     if (c->plan_world_size) made_up = (int *)xcalloc((size_t)ranks, sizeof(int), "the host table");
     const int *hosts = made_up ? made_up : run->launch.host_of_rank;
-    bool ok = topology_build(&run->topology, rank, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
-                             c->pipeline_model_parallel_size, &run->error);
+    bool ok = mesh_build(&run->mesh, rank, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
+                         c->pipeline_model_parallel_size, &run->error);
     free(made_up);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
-    run->site.node = run->topology.node;
-    run->site.gpu = device_is_host() ? -1 : run->topology.device;
+    run->own = devices_in_order(run->launch.host);
+    run->site.node = run->mesh.world.rank / run->mesh.per_node;
+    run->site.gpu = device_is_host() ? -1 : run->own.index;
     run->sentry.config = c;
-    run->sentry.topology = &run->topology;
+    run->sentry.mesh = &run->mesh;
     return true;
 }
 
 static bool open_device(Run *run) {
     run->site.phase = "setup";
-    placement_choose_device(run_peers(run, run->launch.host), &run->topology, run->config.emulate_nodes);
+    run->own = devices_choose(run_peers(run, run->launch.host), &run->mesh, run->config.emulate_nodes);
     // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU alone would
     // say 0. Where ranks share GPUs they name it by its index.
-    if (run->topology.device_sharers > 1 && !device_is_host()) run->site.gpu = run->topology.device;
-    run->device = device_open(run->topology.device, &run->site, &run->error);
+    if (run->own.sharers > 1 && !device_is_host()) run->site.gpu = run->own.index;
+    run->device = device_open(run->own.index, &run->site, &run->error);
     if (!run->device) return false;
     device_set_deterministic(run->device, run->config.deterministic_mode);
     run->compute = stream_create(run->device, "compute");
-    lanes_open(&run->lanes, run->device, run->topology.dp_size > 1 && !run->config.no_overlap);
+    lanes_open(&run->lanes, run->device, run->mesh.dp.size > 1 && !run->config.no_overlap);
     run->timers = timers_create(run->device, run->config.timing_log_level);
     run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->site, &run->error);
     return run->log != NULL && probe_folder(&run->config, &run->error);
@@ -62,8 +61,8 @@ static bool open_device(Run *run) {
 bool run_allocate(Run *run, ModelBytes model_bytes) {
     if (!run_agreed(run, open_device(run))) return false;
     const Config *c = &run->config;
-    bool nccl_in_node = c->node_exchange == NODE_EXCHANGE_NCCL && run->topology.per_node > 1;
-    int sharers = device_is_host() ? run->topology.host_ranks : run->topology.device_sharers;
+    bool nccl_in_node = c->node_exchange == NODE_EXCHANGE_NCCL && run->mesh.node.size > 1;
+    int sharers = device_is_host() ? run->own.host_ranks : run->own.sharers;
     memory_measure(&run->memory, &run->memory_plan, run->device, sharers, run->launch.size, nccl_in_node);
     return run_agreed(run, true) &&
            run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, model_bytes, &run->error));
@@ -84,21 +83,18 @@ static bool claim_save_folder(Run *run) {
 }
 
 bool run_connect(Run *run) {
-    const Topology *t = &run->topology;
     Peers world = run_peers(run, run->launch.world);
     if (!claim_save_folder(run)) return false;
-    run->dp_group = peers_split(world, t->pp_rank * t->tp_size + t->tp_rank, t->dp_rank);
-    if (run->config.emulate_nodes) emulate_nodes(t, &run->launch);
-    run->comm = comm_create(run->device, t, run->dp_group, &run->error);
-    if (!run_agreed(run, run->comm != NULL)) return false;
-    comm_set_timeout(run->comm, world.limit);
-    zero_start(run->zero, run->device, run->comm, run->compute, &run->lanes, run->timers);
+    if (!run_agreed(run, mesh_open(&run->mesh, world, &run->error))) return false;
+    if (run->config.emulate_nodes) devices_emulate_nodes(&run->own, &run->mesh, &run->launch);
+    comm_open(&run->mesh, run->device, world.limit);
+    zero_start(run->zero, run->device, run->compute, &run->lanes, run->timers);
     return true;
 }
 
 bool run_open_data(Run *run) {
     const Config *c = &run->config;
-    LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
+    LoaderOptions o = loader_options(c, run->mesh.dp.rank, run->mesh.dp.size);
     loader_options_go_on(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
     run->site.phase = "load data";
     run->loader = loader_open(&o, run_peers(run, run->launch.host), &run->error);
@@ -145,7 +141,7 @@ static const char *decode_token(const void *tokenizer, int id, size_t *bytes) {
 void run_look_at_data(Run *run) {
     const Config *c = &run->config;
     bool first = run->launch.rank == 0;
-    LoaderOptions o = loader_options(c, run->topology.dp_rank, run->topology.dp_size);
+    LoaderOptions o = loader_options(c, run->mesh.dp.rank, run->mesh.dp.size);
     if (!run_agreed(run, !first || !c->check_data || check_data(&o, stdout, &run->error))) return;
     if (c->inspect_data < 0 || !run_agreed(run, run_open_data(run))) return;
     run_agreed(run, !first || loader_inspect(run->loader, c->inspect_data, stdout,

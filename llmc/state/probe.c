@@ -55,9 +55,10 @@ void probe_free(Probe *probe) {
     probe->histograms = NULL;
 }
 
-CommTraffic probe_traffic(const Zero *zero) {
-    CommTraffic traffic = comm_traffic(zero->comm);
-    for (int s = 0; s < COMM_SCOPES; s++) traffic.sent[s] -= zero->probe.sent[s];
+Traffic probe_traffic(const Zero *zero) {
+    const Mesh *mesh = zero->mesh;
+    Traffic exact = zero->probe.exact_traffic;
+    Traffic traffic = {comm_sent(&mesh->node) - exact.node, comm_sent(&mesh->rail) - exact.rail};
     return traffic;
 }
 
@@ -118,12 +119,13 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     exact.grad_wire = exact_wire();
     exact.workspace = probe->workspace;
     float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
-    CommTraffic before = comm_traffic(zero->comm);
+    Traffic before = probe_traffic(zero);
     copy_on_device(zero->lanes->last, probe->exact, zero->grads + bucket->arena_start, (size_t)(bucket->matrix_elements + bucket->tail_elements) * sizeof(float));
     lanes_after(zero->lanes, zero->lanes->first, zero->lanes->last);
-    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_per_rank / HADAMARD_ORDER, zero->comm, zero->lanes);
-    CommTraffic after = comm_traffic(zero->comm);
-    for (int s = 0; s < COMM_SCOPES; s++) probe->sent[s] += after.sent[s] - before.sent[s];
+    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_per_rank / HADAMARD_ORDER, zero->lanes);
+    Traffic after = probe_traffic(zero);
+    probe->exact_traffic.node += after.node - before.node;
+    probe->exact_traffic.rail += after.rail - before.rail;
 }
 
 // Adds the squares of reduced - exact and of exact over n values of the own shard at this place of the bucket.
@@ -141,7 +143,7 @@ static void compare_window(Zero *zero, const Bucket *bucket, int64_t at, int64_t
 void probe_reduced(Zero *zero, int b) {
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     const Bucket *bucket = &zero->plan.bucket[b];
-    int64_t rank = zero->topology->dp_rank;
+    int64_t rank = zero->mesh->dp.rank;
     compare_window(zero, bucket, rank * bucket->matrix_per_rank, bucket->matrix_per_rank);
     compare_window(zero, bucket, bucket->matrix_elements + rank * bucket->tail_per_rank, bucket->tail_per_rank);
 }
@@ -206,7 +208,7 @@ static void report_errors(Zero *zero, Log *log, Peers group) {
 // One file's text: what the bins are, then a line per tensor and kind that has values in this shard.
 static void write_histograms(const Zero *zero, FILE *out) {
     static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard"};
-    fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n", (long long)zero->step, zero->topology->dp_rank, zero->plan.dp,
+    fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n", (long long)zero->step, zero->mesh->dp.rank, zero->plan.dp,
             HISTOGRAM_BINS, HISTOGRAM_SHIFT);
     for (int t = 0; zero->probe.histograms && t < zero->plan.tensors; t++) {
         for (int k = 0; k < PROBE_KINDS; k++) {
@@ -247,11 +249,11 @@ static void dump_histograms(Zero *zero) {
     write_histograms(zero, out);
     fclose(out);
     // Files of the same iteration that ranks left which this run does not have, before it was resumed on fewer, would be added to this run's.
-    for (int rank = zero->plan.dp; zero->topology->dp_rank == 0; rank++) {
+    for (int rank = zero->plan.dp; zero->mesh->dp.rank == 0; rank++) {
         histogram_path(zero, rank, path, sizeof path);
         if (unlink(path)) break;
     }
-    histogram_path(zero, zero->topology->dp_rank, path, sizeof path);
+    histogram_path(zero, zero->mesh->dp.rank, path, sizeof path);
     if (!save_text(folder, path, text, bytes, &err)) warning_print(device_site(zero->device), "%.900s; training goes on without these distributions", err.what);
     free(text);
 }

@@ -16,9 +16,14 @@ struct Zero;
 
 enum ProbeKind { PROBE_WEIGHT, PROBE_DIFFERENCE, PROBE_GRADIENT, PROBE_HADAMARD, PROBE_KINDS };
 
+// Bytes that this rank has handed to the transport, inside its node and between nodes.
+typedef struct Traffic {
+    uint64_t node, rail;
+} Traffic;
+
 typedef struct Probe {
     double error_squares, exact_squares;  // of the own shard, in the latest step that was due
-    uint64_t sent[COMM_SCOPES];           // bytes of exact reductions: no part of what training sends
+    Traffic exact_traffic;                // of exact reductions: no part of what training sends
     Histogram *histograms;                // (tensors, PROBE_KINDS) of the step in progress, NULL when none is due
     // device memory, reserved in the memory plan when errors are to be logged
     float *exact;                         // (the largest bucket) a copy of its local gradients, reduced in fp32
@@ -39,8 +44,8 @@ bool probe_due(const struct Zero *zero);
 // Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars; every rank writes its histograms to a file of its own:
 // FOLDER/iter_0000100.rank_003.jsonl, one line per tensor and kind. A file that cannot be written then costs a warning, not the run.
 void probe_report(struct Zero *zero, Log *log, Peers group);
-// Bytes handed to the transport, without the probe's.
-CommTraffic probe_traffic(const struct Zero *zero);
+// What training has sent so far: all but the probe's.
+Traffic probe_traffic(const struct Zero *zero);
 void probe_free(Probe *probe);
 
 LLMC_END

@@ -151,7 +151,7 @@ static bool repair(Check *c, Log *log, int64_t *repairs) {
 }
 
 bool replicas_verify(Zero *zero, Peers group, Log *log, int64_t *repairs, Error *err) {
-    Check c = {zero, group, zero->topology->dp_rank, zero->plan.dp, zero->plan.buckets, NULL, NULL, NULL};
+    Check c = {zero, group, zero->mesh->dp.rank, zero->plan.dp, zero->plan.buckets, NULL, NULL, NULL};
     if (c.size == 1) return true;
     c.hash = (uint64_t *)xcalloc((size_t)c.size * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
     int bad = -1;

@@ -8,7 +8,7 @@ LLMC_BEGIN
 
 typedef struct Sentry {
     const Config *config;
-    const Topology *topology;
+    const Mesh *mesh;
     int64_t skipped, nan, spikes;  // steps of the whole run: not applied, not finite, reported as a spike
     int64_t repairs;               // replicas.h counts here
     int64_t ended_at;              // iteration of the verdict that ends the run

@@ -19,12 +19,11 @@ static void share_messages(Zero *zero) {
     const TlqWorkspace *probe = &zero->probe.workspace;
     CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes}, {probe->send1, probe->send1_bytes}};
     for (int slot = 0; slot < LANE_SLOTS; slot++) piece[2 + slot] = (CommPiece){zero->gather[slot], zero->gather_bytes[slot]};
-    comm_share(zero->comm, zero->node_flags, piece, 2 + LANE_SLOTS, &zero->not_shared);
+    comm_share(&zero->mesh->node, zero->node_flags, piece, 2 + LANE_SLOTS, &zero->not_shared);
 }
 
-void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers) {
+void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timers *timers) {
     zero->device = device;
-    zero->comm = comm;
     zero->compute = compute;
     zero->lanes = lanes;
     bool copies_apart = lanes->apart && zero->staging;
@@ -45,13 +44,13 @@ void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *
     stream_synchronize(compute);
     if (zero->node_flags) share_messages(zero);
     _Static_assert(sizeof(StepRecord) >= COMM_TRIAL_BYTES, "records serve as memory for the first messages");
-    comm_connect(comm, zero->records);
+    comm_connect(zero->mesh, zero->records);
 }
 
 void zero_stop(Zero *zero) {
     if (!zero || !zero->device) return;
     zero_synchronize(zero);
-    comm_unshare(zero->comm);
+    comm_unshare(&zero->mesh->node);
 }
 
 void zero_free(Zero *zero) {
@@ -136,7 +135,7 @@ void zero_masters_from_weights(Zero *zero) {
 //   wire fault  written by checks on middle and `last` (atomically); copied on `last` after the gradients' checks, which come before the chunks' final sums,
 //               and after the final done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
 //   staging     written by copies; read by the host after `staged`.
-// Each communicator is used on one stream, after its first message: the node's on node, the rail's on rail, the group's on `last`. With one rank, or under --no-overlap, all lanes and
+// Each communicator is used on one stream, after its first message: the node's on node, the rail's on rail, the world's on `last`. With one rank, or under --no-overlap, all lanes and
 // copies are `last`. test/unit/state/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
 // all streams are the calling thread, so the work itself is what it waits for.
 
@@ -179,7 +178,7 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
 static void reduce_bucket(Zero *zero, int b) {
     TlqStep step = {0};
     step.plan = &zero->plan;
-    step.topology = zero->topology;
+    step.mesh = zero->mesh;
     step.grad_wire = *wire_at(zero, zero->step);
     step.workspace = zero->tlq;
     step.checks = &zero->wire_checks;
@@ -190,7 +189,7 @@ static void reduce_bucket(Zero *zero, int b) {
     float *matrix_leaves = zero->leaves + zero->leaf_start[b];
     float *tail_leaves = matrix_leaves + bucket->matrix_per_rank / HADAMARD_ORDER;
     probe_gradients(zero, &step, b);
-    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves, zero->comm, zero->lanes);
+    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves, zero->lanes);
     probe_reduced(zero, b);
     kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_per_rank / HADAMARD_ORDER);
     kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER));
@@ -213,13 +212,14 @@ void zero_reduce_unit(Zero *zero, int unit) {
 
 // Every rank adds the same records in the same order, so all reach the same verdict.
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
-    int rank = zero->topology->dp_rank;
+    const Group *world = &zero->mesh->world;
+    int rank = world->rank;
     kernel_step_record(zero->lanes->last, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
     if (zero->wire_checks.sealed) copy_on_device(zero->lanes->last, &zero->records[rank].wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
-    comm_all_gather(zero->comm, COMM_GROUP, zero->records, sizeof(StepRecord), zero->lanes->last);
+    comm_all_gather(world, zero->records, sizeof(StepRecord), zero->lanes->last);
     Judge j = {0};
     j.records = zero->records;
-    j.dp = zero->plan.dp;
+    j.dp = world->size;
     j.clip_grad = (float)zero->config->clip_grad;
     j.beta1 = (float)zero->config->adam_beta1;
     j.beta2 = (float)zero->config->adam_beta2;
@@ -235,7 +235,7 @@ static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
 static QwdStep qwd_step(Zero *zero, double weight_decay) {
     QwdStep step = {0};
     step.plan = &zero->plan;
-    step.topology = zero->topology;
+    step.mesh = zero->mesh;
     step.weight_wire = zero->weight_wire;
     step.checks = &zero->wire_checks;
     step.segments = zero->segments;
@@ -275,8 +275,8 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
     lanes_after(zero->lanes, middle, zero->lanes->last);  // for the timer alone, whose spans are to begin with the shard: the data wait by the hops' events
     timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
-    qwd_gather_bucket(step, b, buffer, zero->comm, zero->lanes);
-    qwd_apply_bucket(step, b, weights, buffer, zero->comm, zero->lanes);
+    qwd_gather_bucket(step, b, buffer, zero->lanes);
+    qwd_apply_bucket(step, b, weights, buffer, zero->lanes);
     timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
     fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights, (bucket->matrix_elements + bucket->tail_elements) * (int64_t)sizeof(floatX));
     event_record(zero->done[b], middle);
@@ -376,15 +376,16 @@ int64_t zero_zeros(Zero *zero, Peers group) {
     return zeros;
 }
 
-bool zero_wire_sound(Zero *zero, Peers group, Error *err) {
+bool zero_wire_sound(Zero *zero, Peers world, Error *err) {
     StepControl found;
+    int ranks = zero->mesh->world.size;
     StepRecord own = {0};
     if (!zero->wire_checks.sealed) return true;
-    StepRecord *records = (StepRecord *)xcalloc((size_t)zero->plan.dp, sizeof *records, "the ranks' findings");
+    StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the ranks' findings");
     copy_to_host(zero->lanes->last, &own.wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
     stream_synchronize(zero->lanes->last);
-    peers_gather(group, &own, records, (int)sizeof own, MPI_BYTE);
-    bool sound = !judge_wire(&found, records, zero->plan.dp);
+    peers_gather(world, &own, records, (int)sizeof own, MPI_BYTE);
+    bool sound = !judge_wire(&found, records, ranks);
     free(records);
-    return sound || wire_error(found.wire_fault, found.wire_rank, zero->topology, err);
+    return sound || wire_error(found.wire_fault, found.wire_rank, zero->mesh, err);
 }

@@ -21,16 +21,16 @@ typedef struct Zero Zero;
 
 // Builds the layout and reserves every buffer in the memory plan. Needs no device. tensors: (count) the model's,
 // in forward order; copied. NULL with EXIT_USAGE for sizes that cannot be, or for a bad SDP4BIT_FAULT.
-Zero *zero_plan(const Config *config, const Topology *topology, const Tensor *tensors, int count,
+Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                 MemoryPlan *memory_plan, Error *err);
 // For who reserves memory that the ranks of a node may reach into (comm_share): the number of bytes that it
 // comes in multiples of. COMM_GRAIN, or 1 where nobody is to reach in.
 int64_t zero_grain(const Zero *zero);
-// After memory_plan_allocate: uploads tables, creates events, makes comm's connections. Collective over comm.
+// After memory_plan_allocate: uploads tables, creates events, makes the mesh's connections. Collective over the mesh.
 // The weights must be filled next, then zero_masters_from_weights or a checkpoint's. lanes outlive the Zero.
-void zero_start(Zero *zero, Device *device, Comm *comm, Stream *compute, Lanes *lanes, Timers *timers);
+void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timers *timers);
 // After the last step, before the memory plan is freed: all work has ended, and no other rank reaches into this
-// one's memory. Collective over comm. Nothing without zero_start.
+// one's memory. Collective over the mesh. Nothing without zero_start.
 void zero_stop(Zero *zero);
 // NULL is allowed.
 void zero_free(Zero *zero);

@@ -17,14 +17,13 @@ typedef struct StagedCopy {
 
 struct Zero {
     const Config *config;
-    const Topology *topology;
+    const Mesh *mesh;
     Plan plan;
     Tensor *tensors;                // (plan.tensors)
     GradWire plain_grad_wire;       // before --gradients-quantization-start-iteration, or without quantisation
     GradWire grad_wire;             // as the flags say
     WeightWire weight_wire;
     Device *device;
-    Comm *comm;
     Timers *timers;
     Stream *compute;                // forward and backward
     Lanes *lanes;                   // reductions and gathers. On `last` also what looks at the shard: final
@@ -40,7 +39,7 @@ struct Zero {
     Segment *segments;              // (plan.segments_total)
     float *leaves;                  // norm leaves: matrix leaves then tail leaves, bucket by bucket
     float *piece_sums;              // (2 * buckets)
-    StepRecord *records;            // (dp)
+    StepRecord *records;            // (all ranks)
     StepControl *control;           // (1)
     float *loss_sum;                // (1) mean loss of this rank's micro-batches; the model adds to it
     uint64_t *hash;                 // (buckets) of the replica

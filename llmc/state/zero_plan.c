@@ -39,10 +39,10 @@ static PlanOptions plan_options(const Zero *zero) {
     const Config *c = zero->config;
     PlanOptions o;
     // One rank sends nothing, so the quantisation flags must not move a single number: no groups, no padding for them.
-    bool sends = zero->topology->dp_size > 1, gradients = sends && c->quantized_gradients, weights = sends && c->quantized_weights;
+    bool sends = zero->mesh->dp.size > 1, gradients = sends && c->quantized_gradients, weights = sends && c->quantized_weights;
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
-    o.nodes = zero->topology->nodes;
-    o.per_node = zero->topology->per_node;
+    o.nodes = zero->mesh->rail.size;
+    o.per_node = zero->mesh->node.size;
     o.chunk_border = plan_border(intra, inter, 0);
     o.border = plan_border(intra, inter, weights ? c->wq_group_size : 0);
     o.bucket_elements = c->ddp_bucket_size;
@@ -56,7 +56,7 @@ static int64_t bucket_leaves(const Bucket *bucket) {
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 int64_t zero_grain(const Zero *zero) {
-    bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->topology->per_node > 1;
+    bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->mesh->node.size > 1;
     return copies ? COMM_GRAIN : 1;
 }
 
@@ -95,7 +95,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     memory_plan_reserve(memory_plan, "norm and verdict", "segment table", (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
     memory_plan_reserve(memory_plan, "norm and verdict", "leaves of the norm", leaves * sizeof(float), (void **)&zero->leaves);
     memory_plan_reserve(memory_plan, "norm and verdict", "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
-    memory_plan_reserve(memory_plan, "norm and verdict", "records of all ranks", (size_t)plan->dp * sizeof(StepRecord), (void **)&zero->records);
+    memory_plan_reserve(memory_plan, "norm and verdict", "records of all ranks", (size_t)zero->mesh->world.size * sizeof(StepRecord), (void **)&zero->records);
     memory_plan_reserve(memory_plan, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
     memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
     memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
@@ -110,7 +110,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
 // Cuts each tensor against this rank's window of its bucket's part.
 static void list_pieces(Zero *zero) {
     const Plan *plan = &zero->plan;
-    int rank = zero->topology->dp_rank;
+    int rank = zero->mesh->dp.rank;
     zero->pieces = (Piece *)xcalloc((size_t)plan->segments_total, sizeof(Piece), "the shard's pieces");
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
@@ -141,13 +141,13 @@ static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err
     return ok;
 }
 
-Zero *zero_plan(const Config *config, const Topology *topology, const Tensor *tensors, int count,
+Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                 MemoryPlan *memory_plan, Error *err) {
     Zero *zero = (Zero *)xcalloc(1, sizeof *zero, "the state of training");
     zero->config = config;
-    zero->topology = topology;
+    zero->mesh = zero->wire_checks.mesh = mesh;
     choose_wires(zero);
-    if (!faults_from_environment(&zero->faults, topology->dp_rank, err) || !plan_layout(zero, tensors, count, err)) {
+    if (!faults_from_environment(&zero->faults, mesh->world.rank, err) || !plan_layout(zero, tensors, count, err)) {
         free(zero);
         return NULL;
     }

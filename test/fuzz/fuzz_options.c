@@ -6,7 +6,7 @@
 #include "llmc/data/dataset.h"
 #include "llmc/base/memory_plan.h"
 #include "llmc/run/plan_report.h"
-#include "llmc/ranks/topology.h"
+#include "llmc/ranks/mesh.h"
 #include "test/fuzz/fuzz.h"
 #include "train_gpt.h"
 
@@ -25,13 +25,13 @@ static void check_sizes(const GPT *gpt, const MemoryPlan *memory_plan) {
 
 static void plan(const Config *c, int ranks, FILE *out) {
     Error err = {0};
-    Topology topology;
+    Mesh mesh;
     MemoryPlan memory_plan = {0};
     GPT gpt;
     int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
-    if (topology_build(&topology, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &err)) {
+    if (mesh_build(&mesh, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &err)) {
         gpt_describe(&gpt, c);
-        Zero *zero = zero_plan(c, &topology, gpt.tensor, gpt.tensors, &memory_plan, &err);
+        Zero *zero = zero_plan(c, &mesh, gpt.tensor, gpt.tensors, &memory_plan, &err);
         if (zero) {
             gpt_reserve(&gpt, &memory_plan);
             check_sizes(&gpt, &memory_plan);

@@ -1,24 +1,26 @@
-// The collectives over NCCL, at any number of ranks: alone (nothing is sent, no communicator made) or under mpirun, one GPU per rank.
-// With --nodes n the ranks are split into n nodes, so that all three scopes have work: mpirun -n 4 test_comm_gpu --nodes 2. Inside a node also through memory that
-// its ranks have opened to each other (comm_share). A fourth word, --emulate-nodes, lets ranks share GPUs (emulate.h).
+// The collectives over NCCL, at any number of ranks: alone (nothing is sent, no communicator made) or under
+// mpirun, one GPU per rank. With --nodes n the ranks are split into n nodes, so that the world and both levels
+// of data parallelism have work: mpirun -n 4 test_comm_gpu --nodes 2. Inside a node messages also travel
+// through memory that its ranks have opened to each other (comm_share). A fourth word, --emulate-nodes, lets
+// ranks share GPUs (devices.h).
 #include <mpi.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
-#include "llmc/ranks/emulate.h"
+#include "llmc/ranks/devices.h"
 #include "test/gpu/check.h"
 
-// What rank `from` of the group sends to rank `to` in a round, and what fills slots that must stay.
-static uint8_t message(int from, int to, int scope, size_t i) { return (uint8_t)(from * 31 + to * 7 + scope * 3 + (int)(i % 251)); }
+// What rank `from` of the world sends to rank `to` in a group, and what fills slots that must stay.
+static uint8_t message(int from, int to, const Group *group, size_t i) {
+    return (uint8_t)(from * 31 + to * 7 + group->size * 3 + (int)(i % 251));
+}
 enum { UNTOUCHED = 0xEE };
 
-// The group rank of a scope's member.
-static int member(const Topology *t, int scope, int i) {
-    if (scope == COMM_NODE) return t->node * t->per_node + i;
-    return scope == COMM_RAIL ? i * t->per_node + t->local : i;
-}
+// The world's number of a member.
+static int member(const Group *group, int i) { return group_peer(group, group->first, i); }
+static int self(const Group *group) { return member(group, group->rank); }
 
 typedef struct Buffers {
     uint8_t *send, *recv;  // device
@@ -26,66 +28,66 @@ typedef struct Buffers {
     Stream *stream;
 } Buffers;
 
-static void test_all_to_all(Checks *c, Comm *comm, const Topology *t, CommScope scope, const Buffers *m, size_t bytes) {
-    int size = comm_size(comm, scope), rank = comm_rank(comm, scope);
+static void test_all_to_all(Checks *c, const Group *group, const Buffers *m, size_t bytes) {
+    int size = group->size, rank = group->rank;
     for (int to = 0; to < size; to++) {
-        for (size_t i = 0; i < bytes; i++) m->host[(size_t)to * bytes + i] = message(t->dp_rank, member(t, scope, to), scope, i);
+        for (size_t i = 0; i < bytes; i++) m->host[(size_t)to * bytes + i] = message(self(group), member(group, to), group, i);
     }
     copy_to_device(m->stream, m->send, m->host, (size_t)size * bytes);
     memset(m->host, UNTOUCHED, (size_t)size * bytes);
     copy_to_device(m->stream, m->recv, m->host, (size_t)size * bytes);
-    uint64_t before = comm_traffic(comm).sent[scope];
-    comm_all_to_all(comm, scope, m->send, m->recv, bytes, m->stream);
-    check(c, comm_traffic(comm).sent[scope] - before == (uint64_t)(size - 1) * bytes, "all-to-all of %zu bytes counted wrong", bytes);
+    uint64_t before = comm_sent(group);
+    comm_all_to_all(group, m->send, m->recv, bytes, m->stream);
+    check(c, comm_sent(group) - before == (uint64_t)(size - 1) * bytes, "all-to-all of %zu bytes counted wrong", bytes);
     copy_to_host(m->stream, m->host, m->recv, (size_t)size * bytes);
     stream_synchronize(m->stream);
     size_t wrong = 0;
     for (int from = 0; from < size; from++) {
         for (size_t i = 0; i < bytes; i++) {
-            uint8_t want = from == rank ? (uint8_t)UNTOUCHED : message(member(t, scope, from), t->dp_rank, scope, i);
+            uint8_t want = from == rank ? (uint8_t)UNTOUCHED : message(member(group, from), self(group), group, i);
             wrong += m->host[(size_t)from * bytes + i] != want;
         }
     }
-    check(c, wrong == 0, "all-to-all of %zu bytes, scope %d: %zu bytes are wrong", bytes, scope, wrong);
+    check(c, wrong == 0, "all-to-all of %zu bytes %s: %zu bytes are wrong", bytes, group->name, wrong);
 }
 
-static void test_all_gather(Checks *c, Comm *comm, const Topology *t, CommScope scope, const Buffers *m, size_t bytes) {
-    int size = comm_size(comm, scope), rank = comm_rank(comm, scope);
+static void test_all_gather(Checks *c, const Group *group, const Buffers *m, size_t bytes) {
+    int size = group->size, rank = group->rank;
     memset(m->host, UNTOUCHED, (size_t)size * bytes);
-    for (size_t i = 0; i < bytes; i++) m->host[(size_t)rank * bytes + i] = message(t->dp_rank, 0, scope, i);
+    for (size_t i = 0; i < bytes; i++) m->host[(size_t)rank * bytes + i] = message(self(group), 0, group, i);
     copy_to_device(m->stream, m->recv, m->host, (size_t)size * bytes);
-    uint64_t before = comm_traffic(comm).sent[scope];
-    comm_all_gather(comm, scope, m->recv, bytes, m->stream);
-    check(c, comm_traffic(comm).sent[scope] - before == (uint64_t)(size - 1) * bytes, "all-gather of %zu bytes counted wrong", bytes);
+    uint64_t before = comm_sent(group);
+    comm_all_gather(group, m->recv, bytes, m->stream);
+    check(c, comm_sent(group) - before == (uint64_t)(size - 1) * bytes, "all-gather of %zu bytes counted wrong", bytes);
     copy_to_host(m->stream, m->host, m->recv, (size_t)size * bytes);
     stream_synchronize(m->stream);
     size_t wrong = 0;
     for (int from = 0; from < size; from++) {
-        for (size_t i = 0; i < bytes; i++) wrong += m->host[(size_t)from * bytes + i] != message(member(t, scope, from), 0, scope, i);
+        for (size_t i = 0; i < bytes; i++) wrong += m->host[(size_t)from * bytes + i] != message(member(group, from), 0, group, i);
     }
-    check(c, wrong == 0, "all-gather of %zu bytes, scope %d: %zu bytes are wrong", bytes, scope, wrong);
+    check(c, wrong == 0, "all-gather of %zu bytes %s: %zu bytes are wrong", bytes, group->name, wrong);
 }
 
-// Exchanges back to back out of the same memory, whose contents change in between while nobody waits: a message that is fetched too early or too late is another round's.
-// offset: of the messages in what was shared.
-static void test_rounds(Checks *c, Comm *comm, const Topology *t, const Buffers *m, size_t offset, size_t bytes) {
+// Exchanges back to back out of the same memory, whose contents change in between while nobody waits. So a
+// message that is fetched too early or too late is another round's. offset: of the messages in what was shared.
+static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t offset, size_t bytes) {
     enum { ROUNDS = 100 };
-    int size = t->per_node;
+    int size = node->size;
     size_t all = (size_t)size * bytes;
     Error err = {};
     uint8_t *log = (uint8_t *)device_alloc(stream_device(m->stream), 2 * ROUNDS * all, "a test", &err), *host = (uint8_t *)malloc(2 * ROUNDS * all);
     if (!check(c, log != NULL, "%s", err.what)) return;
     for (int round = 0; round < ROUNDS; round++) {
         // Every second one late on one rank, so that the others run ahead.
-        if (round % 2 && t->local == round / 2 % size) stream_synchronize(m->stream);
-        for (int to = 0; to < size; to++) memset(m->host + to * bytes, round * 64 + t->local * 8 + to, bytes);
+        if (round % 2 && node->rank == round / 2 % size) stream_synchronize(m->stream);
+        for (int to = 0; to < size; to++) memset(m->host + to * bytes, round * 64 + node->rank * 8 + to, bytes);
         copy_to_device(m->stream, m->send + offset, m->host, all);
-        comm_all_to_all(comm, COMM_NODE, m->send + offset, m->recv + offset, bytes, m->stream);
+        comm_all_to_all(node, m->send + offset, m->recv + offset, bytes, m->stream);
         set_zero(m->stream, m->send + offset, all);  // nobody may still read it
         copy_on_device(m->stream, log + 2 * round * all, m->recv + offset, all);
-        memset(m->host, round + 100 * t->local, all);
+        memset(m->host, round + 100 * node->rank, all);
         copy_to_device(m->stream, m->recv + offset, m->host, all);
-        comm_all_gather(comm, COMM_NODE, m->recv + offset, bytes, m->stream);
+        comm_all_gather(node, m->recv + offset, bytes, m->stream);
         copy_on_device(m->stream, log + (2 * round + 1) * all, m->recv + offset, all);
         set_zero(m->stream, m->recv + offset, all);
     }
@@ -95,7 +97,7 @@ static void test_rounds(Checks *c, Comm *comm, const Topology *t, const Buffers 
     for (int round = 0; round < ROUNDS; round++) {
         for (int from = 0; from < size; from++) {
             for (size_t i = from * bytes; i < (from + 1) * bytes; i++) {
-                if (from != t->local) wrong[0] += host[2 * round * all + i] != (uint8_t)(round * 64 + from * 8 + t->local);
+                if (from != node->rank) wrong[0] += host[2 * round * all + i] != (uint8_t)(round * 64 + from * 8 + node->rank);
                 wrong[1] += host[(2 * round + 1) * all + i] != (uint8_t)(round + 100 * from);
             }
         }
@@ -107,56 +109,52 @@ static void test_rounds(Checks *c, Comm *comm, const Topology *t, const Buffers 
 }
 
 // The same collectives when the node's ranks fetch from each other, twice over, and again when that has ended.
-static void test_shared(Checks *c, Comm *comm, const Topology *t, const Buffers *m, size_t most) {
+static void test_shared(Checks *c, const Mesh *mesh, const Buffers *m, size_t most) {
+    const Group *node = &mesh->node;
     Error err = {};
     void *flags = device_alloc(stream_device(m->stream), COMM_FLAG_BYTES, "a test", &err);
     CommPiece piece[] = {{m->send, most}, {m->recv, most}, {NULL, 0}};
-    for (int time = 0; time < 2 && t->per_node > 1; time++) {
-        if (!check(c, comm_share(comm, flags, piece, 3, &err), "not shared: %s", err.what)) break;
-        const size_t sizes[] = {16, 1000, most / (size_t)t->dp_size};
+    for (int time = 0; time < 2 && node->size > 1; time++) {
+        if (!check(c, comm_share(node, flags, piece, 3, &err), "not shared: %s", err.what)) break;
+        const size_t sizes[] = {16, 1000, most / (size_t)mesh->world.size};
         for (int i = 0; i < 3; i++) {
-            test_all_to_all(c, comm, t, COMM_NODE, m, sizes[i]);
-            test_all_gather(c, comm, t, COMM_NODE, m, sizes[i]);
-            test_rounds(c, comm, t, m, 0, sizes[i] < 4096 ? sizes[i] : 65536);
+            test_all_to_all(c, node, m, sizes[i]);
+            test_all_gather(c, node, m, sizes[i]);
+            test_rounds(c, node, m, 0, sizes[i] < 4096 ? sizes[i] : 65536);
         }
-        test_rounds(c, comm, t, m, 4096, 256);
-        comm_unshare(comm);
-        test_rounds(c, comm, t, m, 0, 256);
+        test_rounds(c, node, m, 4096, 256);
+        comm_unshare(node);
+        test_rounds(c, node, m, 0, 256);
     }
     device_free(stream_device(m->stream), flags);
 }
 
-static void test_scopes(Checks *c, Device *device, const Topology *t) {
+static void test_groups(Checks *c, Device *device, Mesh *mesh) {
     Error err = {};
-    Comm *comm = comm_create(device, t, MPI_COMM_WORLD, &err);
-    if (!check(c, comm != NULL, "%s", err.what)) return;
-    comm_set_timeout(comm, 60);
-    check(c, comm_size(comm, COMM_NODE) == t->per_node && comm_size(comm, COMM_RAIL) == t->nodes && comm_size(comm, COMM_GROUP) == t->dp_size, "the scopes' sizes are wrong");
-    check(c, comm_rank(comm, COMM_NODE) == t->local && comm_rank(comm, COMM_RAIL) == t->node && comm_rank(comm, COMM_GROUP) == t->dp_rank, "the scopes' ranks are wrong");
+    Peers world = {MPI_COMM_WORLD, 60, NULL};
+    if (!check(c, mesh_open(mesh, world, &err), "%s", err.what)) return;
+    comm_open(mesh, device, 60);
     const size_t sizes[] = {0, 16, 1000, (size_t)1 << 20};
-    size_t most = (size_t)t->dp_size * sizes[3];
-    Buffers m = {(uint8_t *)device_alloc(device, most, "a test", &err), (uint8_t *)device_alloc(device, most, "a test", &err), (uint8_t *)malloc(most), stream_create(device, "communication")};
-    comm_connect(comm, m.send);
-    for (int scope = 0; scope < COMM_SCOPES; scope++) {
+    size_t most = (size_t)mesh->world.size * sizes[3];
+    Buffers m = {(uint8_t *)device_alloc(device, most, "a test", &err),
+                 (uint8_t *)device_alloc(device, most, "a test", &err), (uint8_t *)malloc(most),
+                 stream_create(device, "communication")};
+    comm_connect(mesh, m.send);
+    const Group *const groups[] = {&mesh->node, &mesh->rail, &mesh->world};
+    for (int g = 0; g < 3; g++) {
+        check(c, comm_sent(groups[g]) == 0, "first messages %s are counted", groups[g]->name);
         for (int i = 0; i < 4; i++) {
-            test_all_to_all(c, comm, t, (CommScope)scope, &m, sizes[i]);
-            test_all_gather(c, comm, t, (CommScope)scope, &m, sizes[i]);
+            test_all_to_all(c, groups[g], &m, sizes[i]);
+            test_all_gather(c, groups[g], &m, sizes[i]);
         }
     }
-    test_shared(c, comm, t, &m, most);
+    test_shared(c, mesh, &m, most);
     stream_destroy(m.stream);
     device_free(device, m.send);
     device_free(device, m.recv);
     free(m.host);
-    comm_destroy(comm);
-}
-
-// One rank believes in another shape: every rank is told, none waits for ever.
-static void test_disagreement(Checks *c, Device *device, const Topology *t) {
-    Error err = {};
-    Topology other = *t;
-    if (t->dp_rank == 0) other.per_node++;
-    check(c, comm_create(device, &other, MPI_COMM_WORLD, &err) == NULL && err.code == EXIT_ENVIRONMENT, "a wrong topology was accepted");
+    comm_close(mesh);
+    mesh_close(mesh);
 }
 
 int main(int argc, char **argv) {
@@ -167,16 +165,18 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     int *host_of_rank = (int *)calloc((size_t)size, sizeof(int));
     Error err = {};
-    Topology topology;
-    if (nodes < 1 || !topology_build(&topology, rank, size, host_of_rank, size / nodes, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
-    topology_share_devices(&topology, device_count(), emulate);
+    Mesh mesh;
+    if (nodes < 1 || !mesh_build(&mesh, rank, size, host_of_rank, size / nodes, 1, 1, &err)) {
+        fatal(NULL, EXIT_USAGE, "%s", err.what);
+    }
+    Peers host = {MPI_COMM_WORLD, 0, NULL};
+    OwnDevice own = devices_choose(host, &mesh, emulate);
     Launch launch = {rank, size, host_of_rank, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
-    if (emulate) emulate_nodes(&topology, &launch);
-    Device *device = device_open(topology.device, NULL, &err);
+    if (emulate) devices_emulate_nodes(&own, &mesh, &launch);
+    Device *device = device_open(own.index, NULL, &err);
     if (!device) fatal(NULL, err.code, "%s", err.what);
     Checks checks = {"test_comm_gpu", 0, 0};
-    test_scopes(&checks, device, &topology);
-    test_disagreement(&checks, device, &topology);
+    test_groups(&checks, device, &mesh);
     device_close(device);
     free(host_of_rank);
     int failed = checks.failed;

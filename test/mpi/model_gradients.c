@@ -88,7 +88,7 @@ static void download(const Model *m, void *host, const void *device, size_t byte
 
 static bool configure(Model *m, Error *err) {
     char *argv[MODEL_FLAGS + SIZE_FLAGS + ARM_FLAGS];
-    int argc = 0, dp = m->rank->topology->dp_size;
+    int argc = 0, dp = m->rank->mesh->dp.size;
     const char *const *size = dp <= FEW_RANKS ? few_ranks_size : many_ranks_size;
     for (int i = 0; i < MODEL_FLAGS; i++) argv[argc++] = (char *)model_flags[i];
     for (int i = 0; i < SIZE_FLAGS; i++) argv[argc++] = (char *)size[i];
@@ -99,17 +99,17 @@ static bool configure(Model *m, Error *err) {
 
 static bool build_model(Model *m, Error *err) {
     const ModelRank *rank = m->rank;
-    int sharers = device_is_host() ? rank->topology->dp_size : rank->topology->device_sharers;
+    int sharers = device_is_host() ? rank->own.host_ranks : rank->own.sharers;
     gpt_describe(&m->gpt, &m->config);
     m->tensors = tensors_for_plan(m->gpt.tensor, m->gpt.tensors);
-    m->zero = zero_plan(&m->config, rank->topology, m->gpt.tensor, m->gpt.tensors, &m->memory_plan, err);
+    m->zero = zero_plan(&m->config, rank->mesh, m->gpt.tensor, m->gpt.tensors, &m->memory_plan, err);
     if (!m->zero) return false;
     gpt_reserve(&m->gpt, &m->memory_plan);
     if (!memory_plan_allocate(&m->memory_plan, rank->device, sharers, err)) return false;
     device_set_deterministic(rank->device, true);
     m->compute = stream_create(rank->device, "compute");
     m->timers = timers_create(rank->device, 0);
-    zero_start(m->zero, rank->device, rank->comm, m->compute, rank->lanes, m->timers);
+    zero_start(m->zero, rank->device, m->compute, rank->lanes, m->timers);
     m->gpt.zero = m->zero;
     m->gpt.stream = m->compute;
     op_set_scratch(rank->device, m->gpt.scratch);
@@ -121,7 +121,7 @@ static bool build_model(Model *m, Error *err) {
 
 static void build_simulator(Model *m) {
     const Config *c = &m->config;
-    int dp = m->zero->plan.dp, kept = m->rank->topology->dp_rank == 0 ? dp : 0;
+    int dp = m->zero->plan.dp, kept = m->rank->mesh->dp.rank == 0 ? dp : 0;
     SimulatorOptions o = {&m->zero->plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed, (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps,
                           WEIGHT_DECAY, (float)c->clip_grad, true, (float)c->loss_spike_factor};
     m->local = (float *)xmalloc(arena_bytes(m), "the test");
@@ -161,7 +161,7 @@ static void upload_tokens(Model *m, uint32_t step) {
     int N = m->gpt.B * m->gpt.T, T = m->gpt.T;
     int32_t *drawn = (int32_t *)xmalloc((size_t)(N + 1) * sizeof *drawn, "the test"), *positions = (int32_t *)xmalloc((size_t)N * sizeof *positions, "the test");
     for (int i = 0; i <= N; i++) {
-        Philox4 r = philox4x32_10(11, 0, (uint32_t)i, 0, (uint32_t)m->rank->topology->dp_rank, step);
+        Philox4 r = philox4x32_10(11, 0, (uint32_t)i, 0, (uint32_t)m->rank->mesh->dp.rank, step);
         double x = (r.v[0] + 0.5) * 0x1p-32;
         drawn[i] = (int32_t)(m->gpt.V * x * x);
     }
@@ -211,7 +211,7 @@ static float rate_of(uint32_t step) { return 2e-3f / (float)step; }
 static void simulate(Model *m, uint32_t step) {
     Simulator *sim = &m->sim;
     int arena = (int)m->zero->plan.arena_elements;
-    if (m->rank->topology->dp_rank == 0) simulator_step(sim, m->all, m->losses, step, rate_of(step), 0.0f);
+    if (m->rank->mesh->dp.rank == 0) simulator_step(sim, m->all, m->losses, step, rate_of(step), 0.0f);
     MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -224,8 +224,8 @@ static void simulate(Model *m, uint32_t step) {
 // --- comparisons -----------------------------------------------------------------------------------------------------------------
 
 static bool complain(const Model *m, uint32_t step, const char *what, int64_t at) {
-    const Topology *t = m->rank->topology;
-    fprintf(stderr, "rank %d, %d x %d, a GPT's gradients, %s, step %u: %s at %lld\n", t->dp_rank, t->nodes, t->per_node, m->arm->name, step, what, (long long)at);
+    const Mesh *mesh = m->rank->mesh;
+    fprintf(stderr, "rank %d, %d x %d, a GPT's gradients, %s, step %u: %s at %lld\n", mesh->dp.rank, mesh->rail.size, mesh->node.size, m->arm->name, step, what, (long long)at);
     return false;
 }
 
@@ -237,7 +237,7 @@ static bool plausible(const Model *m, uint32_t step) {
         while (i < m->tensors[t].numel && m->local[plan->tensor_arena[t] + i] == 0.0f) i++;
         if (i == m->tensors[t].numel) return complain(m, step, "no gradient in tensor", t);
     }
-    if (m->rank->topology->dp_rank != 0) return true;
+    if (m->rank->mesh->dp.rank != 0) return true;
     for (int r = 1; r < plan->dp; r++) {
         if (!memcmp(m->all[0], m->all[r], arena_bytes(m))) return complain(m, step, "the gradients of rank 0 again", r);
     }
@@ -254,7 +254,7 @@ static bool same_bits(const Model *m, uint32_t step, const char *what, const flo
 // The own windows hold the reduced gradient, the rest of the arena what the backward left. updated: after AdamW, which leaves the 1-D tensors' clear.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     const Plan *plan = &m->zero->plan;
-    int64_t rank = m->rank->topology->dp_rank;
+    int64_t rank = m->rank->mesh->dp.rank;
     float *expected = (float *)xmalloc(arena_bytes(m), "the test");
     memcpy(expected, m->local, arena_bytes(m));
     for (int b = 0; b < plan->buckets; b++) {
@@ -271,7 +271,7 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
 }
 
 static bool same_shards(const Model *m, uint32_t step, const char *what, const float *device, const float *whole) {
-    int64_t rank = m->rank->topology->dp_rank;
+    int64_t rank = m->rank->mesh->dp.rank;
     bool ok = true;
     download(m, m->found, device, (size_t)m->zero->plan.shard_elements * sizeof(float));
     for (int b = 0; ok && b < m->zero->plan.buckets; b++) {
@@ -306,19 +306,14 @@ static bool same_replica(const Model *m, uint32_t step) {
 }
 
 // What one step handed to the transport is what the plan says, to the byte.
-static bool same_traffic(const Model *m, uint32_t step, CommTraffic before) {
-    CommTraffic after = comm_traffic(m->rank->comm);
+static bool same_traffic(const Model *m, uint32_t step, Traffic before, uint64_t records_before) {
+    Traffic after = probe_traffic(m->zero);
     WireBytes plan = plan_wire_bytes(&m->zero->plan, &m->arm->grad, &m->arm->weight);
-    uint64_t sent[COMM_SCOPES] = {0};
-    if (m->zero->plan.dp > 1) {
-        sent[COMM_NODE] = (uint64_t)(plan.grad_intra + plan.weight_intra);
-        sent[COMM_RAIL] = (uint64_t)(plan.grad_inter + plan.weight_inter);
-        sent[COMM_GROUP] = (uint64_t)(m->zero->plan.dp - 1) * sizeof(StepRecord);
-    }
-    for (int scope = 0; scope < COMM_SCOPES; scope++) {
-        if (after.sent[scope] - before.sent[scope] != sent[scope]) return complain(m, step, "other bytes sent in scope", scope);
-    }
-    return true;
+    if (m->zero->plan.dp == 1) memset(&plan, 0, sizeof plan);
+    uint64_t records = (uint64_t)(m->zero->plan.dp - 1) * sizeof(StepRecord);
+    if (after.node - before.node != (uint64_t)(plan.grad_intra + plan.weight_intra)) return complain(m, step, "bytes inside the node", 0);
+    if (after.rail - before.rail != (uint64_t)(plan.grad_inter + plan.weight_inter)) return complain(m, step, "bytes between nodes", 0);
+    return comm_sent(&m->rank->mesh->world) - records_before == records || complain(m, step, "bytes of the records", 0);
 }
 
 // --- steps and arms --------------------------------------------------------------------------------------------------------------
@@ -335,7 +330,8 @@ static bool run_step(Model *m, uint32_t step) {
     backward(m, step, false);
     collect(m);
     simulate(m, step);
-    CommTraffic before = comm_traffic(m->rank->comm);
+    Traffic before = probe_traffic(m->zero);
+    uint64_t records = comm_sent(&m->rank->mesh->world);
     reduce(m, step, overlapped);
     if (!overlapped) {
         lanes_synchronize(m->rank->lanes);
@@ -345,7 +341,7 @@ static bool run_step(Model *m, uint32_t step) {
     zero_synchronize(m->zero);
     ok = ok && plausible(m, step) && same_gradients(m, step, true) && same_verdict(m, step) && same_shards(m, step, "another master", m->zero->master, m->sim.master) &&
          same_shards(m, step, "another first moment", m->zero->exp_avg, m->sim.exp_avg) &&
-         same_shards(m, step, "another second moment", m->zero->exp_avg_sq, m->sim.exp_avg_sq) && same_traffic(m, step, before) && same_replica(m, step);
+         same_shards(m, step, "another second moment", m->zero->exp_avg_sq, m->sim.exp_avg_sq) && same_traffic(m, step, before, records) && same_replica(m, step);
     return on_all(ok);
 }
 
@@ -363,12 +359,12 @@ static bool run_arm(const ModelRank *rank, const ModelArm *arm) {
 }
 
 int model_gradients_failures(const ModelRank *rank) {
-    const Topology *t = rank->topology;
+    const Mesh *mesh = rank->mesh;
     int failures = 0;
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = run_arm(rank, &arms[arm]);
         failures += !ok;
-        if (t->dp_rank == 0) printf("%s %d x %d ranks: a GPT's gradients, %s\n", ok ? "ok" : "not ok", t->nodes, t->per_node, arms[arm].name);
+        if (mesh->dp.rank == 0) printf("%s %d x %d ranks: a GPT's gradients, %s\n", ok ? "ok" : "not ok", mesh->rail.size, mesh->node.size, arms[arm].name);
     }
     return failures;
 }

@@ -2,7 +2,7 @@
 // test_sdp4bit_mpi.c, which calls this, know nothing of real layouts, of the sizes that real gradients have, and of what follows from a weight a step later.
 #pragma once
 #include "llmc/comm.h"
-#include "llmc/ranks/topology.h"
+#include "llmc/ranks/devices.h"
 #include "sdp4bit/lanes.h"
 LLMC_BEGIN
 
@@ -10,8 +10,8 @@ LLMC_BEGIN
 typedef struct ModelRank {
     Device *device;
     Lanes *lanes;
-    Comm *comm;  // of all ranks of MPI_COMM_WORLD
-    const Topology *topology;
+    const Mesh *mesh;  // of all ranks of MPI_COMM_WORLD, open
+    OwnDevice own;
 } ModelRank;
 
 // Trains a small model for a few steps under every arm, prints ok / not ok for each on rank 0 and returns how many failed, the same on all ranks. Collective

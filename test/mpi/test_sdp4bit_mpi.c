@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/ranks/emulate.h"
+#include "llmc/ranks/devices.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
 #include "test/mpi/model_gradients.h"
@@ -145,9 +145,8 @@ typedef struct Trial {
     uint32_t number;
     PlanTensor tensors[MOST_TENSORS];
     int count;
-    Topology topology;
+    const Mesh *mesh;
     Plan plan;
-    Comm *comm;
     TlqStep tlq;
     QwdStep qwd;
     WireChecks checks;                       // every other trial seals its messages
@@ -194,8 +193,8 @@ static void build_plan(Trial *t) {
     const Arm *arm = t->arm;
     Error err = {0};
     PlanOptions options;
-    options.nodes = t->topology.nodes;
-    options.per_node = t->topology.per_node;
+    options.nodes = t->mesh->rail.size;
+    options.per_node = t->mesh->node.size;
     options.chunk_border = plan_border(arm->grad.intra_group, arm->grad.inter_group, 0);
     options.border = plan_border(arm->grad.intra_group, arm->grad.inter_group, arm->weight.group);
     options.bucket_elements = 1;
@@ -214,7 +213,7 @@ static void build_steps(Trial *t, int chunks) {
     t->checks.faults = &t->faults;
     t->tlq.checks = t->qwd.checks = &t->checks;
     t->tlq.plan = t->qwd.plan = &t->plan;
-    t->tlq.topology = t->qwd.topology = &t->topology;
+    t->tlq.mesh = t->qwd.mesh = t->checks.mesh = t->mesh;
     t->tlq.grad_wire = t->arm->grad;
     t->tlq.grad_wire.chunks = chunks;
     size_t table = (size_t)t->plan.segments_total * sizeof(Segment);
@@ -240,10 +239,10 @@ static void build_steps(Trial *t, int chunks) {
 static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
-    if (chunks % 2 == 0 || t->topology.per_node == 1 || device_is_host()) return true;
+    if (chunks % 2 == 0 || t->mesh->node.size == 1 || device_is_host()) return true;
     for (int b = 0; b < t->plan.buckets; b++) piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight)};
     t->flags = allocate(t, COMM_FLAG_BYTES);
-    bool ok = comm_share(t->comm, t->flags, piece, 1 + t->plan.buckets, &err);
+    bool ok = comm_share(&t->mesh->node, t->flags, piece, 1 + t->plan.buckets, &err);
     if (!ok && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
     return ok;
 }
@@ -273,8 +272,8 @@ static void build_state(Trial *t) {
     free(weights);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        const floatX *matrix = t->weights + bucket->arena_start + t->topology.dp_rank * bucket->matrix_per_rank;
-        const floatX *tail = t->weights + bucket->arena_start + bucket->matrix_elements + t->topology.dp_rank * bucket->tail_per_rank;
+        const floatX *matrix = t->weights + bucket->arena_start + t->mesh->dp.rank * bucket->matrix_per_rank;
+        const floatX *tail = t->weights + bucket->arena_start + bucket->matrix_elements + t->mesh->dp.rank * bucket->tail_per_rank;
         kernel_widen(t->machine->stream, t->master + bucket->state_start, matrix, bucket->matrix_per_rank);
         kernel_widen(t->machine->stream, t->master + bucket->state_start + bucket->matrix_per_rank, tail, bucket->tail_per_rank);
     }
@@ -293,7 +292,7 @@ static void build_simulator(Trial *t) {
 }
 
 static void free_trial(Trial *t) {
-    comm_unshare(t->comm);
+    comm_unshare(&t->mesh->node);
     void *memory[] = {t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault,
                       t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2, t->flags};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
@@ -334,12 +333,12 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
-        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves, t->comm, t->machine->lanes);
+        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves, t->machine->lanes);
         kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_per_rank / 32);
         kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, 32));
     }
-    kernel_step_record(s, t->records + t->topology.dp_rank, t->piece_sums, 2 * t->plan.buckets, t->loss);
-    comm_all_gather(t->comm, COMM_GROUP, t->records, sizeof(StepRecord), s);
+    kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss);
+    comm_all_gather(&t->mesh->world, t->records, sizeof(StepRecord), s);
     Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step), rate_if_skipped(step), true, false, SPIKE_FACTOR, SPIKE_FACTOR};
     kernel_judge(s, t->control, &j);
 }
@@ -350,8 +349,8 @@ static void update_weights(Trial *t) {
         floatX *weights = t->weights + bucket->arena_start;
         qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena_start, weights, t->master + bucket->state_start, t->exp_avg + bucket->state_start,
                           t->exp_avg_sq + bucket->state_start, t->gather[b], t->machine->lanes);
-        qwd_gather_bucket(&t->qwd, b, t->gather[b], t->comm, t->machine->lanes);
-        qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->comm, t->machine->lanes);
+        qwd_gather_bucket(&t->qwd, b, t->gather[b], t->machine->lanes);
+        qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->machine->lanes);
     }
     lanes_synchronize(t->machine->lanes);
 }
@@ -376,7 +375,7 @@ static void simulate(Trial *t, uint32_t step) {
 // --- comparisons -----------------------------------------------------------------------------------------------------------------
 
 static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at) {
-    fprintf(stderr, "rank %d, %d x %d, %s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank, t->topology.nodes, t->topology.per_node,
+    fprintf(stderr, "rank %d, %d x %d, %s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank, t->mesh->rail.size, t->mesh->node.size,
             t->arm->name, t->tlq.grad_wire.chunks, step, what, (long long)at);
     return false;
 }
@@ -392,7 +391,7 @@ static bool same_floats(const Trial *t, uint32_t step, const char *what, const f
 
 // The own windows hold the reduced gradient, pads 0; the rest of the arena is as it was.
 static bool same_gradients(const Trial *t, uint32_t step) {
-    int64_t rank = t->topology.dp_rank, arena = t->plan.arena_elements;
+    int64_t rank = t->mesh->dp.rank, arena = t->plan.arena_elements;
     float *expected = (float *)xmalloc((size_t)arena * sizeof *expected, "the test");
     memcpy(expected, t->local, (size_t)arena * sizeof *expected);
     for (int b = 0; b < t->plan.buckets; b++) {
@@ -409,7 +408,7 @@ static bool same_gradients(const Trial *t, uint32_t step) {
 }
 
 static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *device, const float *whole) {
-    int64_t rank = t->topology.dp_rank;
+    int64_t rank = t->mesh->dp.rank;
     float *shard = (float *)download(t, device, (size_t)t->plan.shard_elements * sizeof *shard);
     bool ok = true;
     for (int b = 0; ok && b < t->plan.buckets; b++) {
@@ -502,15 +501,22 @@ static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
     return ok;
 }
 
+typedef struct Sent {
+    uint64_t node, rail, world;
+} Sent;
+static Sent sent_by(const Mesh *mesh) {
+    return (Sent){comm_sent(&mesh->node), comm_sent(&mesh->rail), comm_sent(&mesh->world)};
+}
+
 // What one step handed to the transport is what the plan says, to the byte.
-static bool same_traffic(const Trial *t, uint32_t step, CommTraffic before) {
-    CommTraffic after = comm_traffic(t->comm);
+static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
+    Sent after = sent_by(t->mesh);
     WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
     uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
     if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
-    if (after.sent[COMM_NODE] - before.sent[COMM_NODE] != (uint64_t)(plan.grad_intra + plan.weight_intra)) return complain(t, step, "bytes inside the node", 0);
-    if (after.sent[COMM_RAIL] - before.sent[COMM_RAIL] != (uint64_t)(plan.grad_inter + plan.weight_inter)) return complain(t, step, "bytes between nodes", 0);
-    if (after.sent[COMM_GROUP] - before.sent[COMM_GROUP] != records) return complain(t, step, "bytes of the records", 0);
+    if (after.node - before->node != (uint64_t)(plan.grad_intra + plan.weight_intra)) return complain(t, step, "bytes inside the node", 0);
+    if (after.rail - before->rail != (uint64_t)(plan.grad_inter + plan.weight_inter)) return complain(t, step, "bytes between nodes", 0);
+    if (after.world - before->world != records) return complain(t, step, "bytes of the records", 0);
     if (t->arm->shape != ALIGNED || t->tlq.grad_wire.chunks != 1) return true;
     WireFormula f = plan_wire_formula(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
     bool same = (double)plan.grad_intra == f.grad_intra && (double)plan.grad_inter == f.grad_inter && (double)plan.weight_intra == f.weight_intra &&
@@ -544,7 +550,7 @@ static bool on_all(bool ok) {
 }
 
 static bool run_step(Trial *t, uint32_t step) {
-    CommTraffic before = comm_traffic(t->comm);
+    Sent before = sent_by(t->mesh);
     local_gradient(&t->plan, t->tensors, t->local, t->machine->rank, step, t->number);
     poison_buffers(t);
     reduce_and_judge(t, step, local_loss(&t->plan, t->machine->rank, step, t->number));
@@ -553,18 +559,17 @@ static bool run_step(Trial *t, uint32_t step) {
     bool ok = same_gradients(t, step) && same_verdict(t, step) && error_in_bounds(t, step);
     update_weights(t);
     ok = ok && same_shards(t, step, "master", t->master, t->sim.master) && same_shards(t, step, "first moment", t->exp_avg, t->sim.exp_avg) &&
-         same_shards(t, step, "second moment", t->exp_avg_sq, t->sim.exp_avg_sq) && same_traffic(t, step, before) &&
+         same_shards(t, step, "second moment", t->exp_avg_sq, t->sim.exp_avg_sq) && same_traffic(t, step, &before) &&
          skipped_messages_are_zero(t, step);
     return on_all(ok) && on_all(same_replicas(t, step));
 }
 
-static bool run_trial(const Machine *machine, const Topology *topology, Comm *comm, int arm, int chunks) {
+static bool run_trial(const Machine *machine, const Mesh *mesh, int arm, int chunks) {
     Trial *t = (Trial *)xcalloc(1, sizeof *t, "a trial");
     t->machine = machine;
-    t->topology = *topology;
-    t->comm = comm;
+    t->mesh = mesh;
     t->arm = &arms[arm];
-    t->number = (uint32_t)(arm + 7 * chunks + topology->per_node);
+    t->number = (uint32_t)(arm + 7 * chunks + mesh->node.size);
     build_plan(t);
     build_steps(t, chunks);
     build_state(t);
@@ -577,36 +582,38 @@ static bool run_trial(const Machine *machine, const Topology *topology, Comm *co
     return ok;
 }
 
-// Every arm on nodes of per_node ranks; returns how many failed. emulate: see emulate.h.
+// Every arm on nodes of per_node ranks; returns how many failed. emulate: see devices.h.
 static int run_shape(Machine *machine, int per_node, bool emulate) {
-    Topology topology;
+    Mesh mesh;
     Error err = {0};
+    Peers world = {MPI_COMM_WORLD, 0, NULL};
     int *hosts = (int *)xcalloc((size_t)machine->size, sizeof *hosts, "the hosts"), failures = 0;
     static const int chunk_counts[] = {1, 3, 50, 0};  // 50: more than borders, so that some are empty; 0: the plan chooses
-    if (!topology_build(&topology, machine->rank, machine->size, hosts, per_node, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
-    topology_share_devices(&topology, device_count(), emulate);
+    if (!mesh_build(&mesh, machine->rank, machine->size, hosts, per_node, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+    OwnDevice own = devices_choose(world, &mesh, emulate);
     Launch launch = {machine->rank, machine->size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
-    if (emulate) emulate_nodes(&topology, &launch);
+    if (emulate) devices_emulate_nodes(&own, &mesh, &launch);
     Lanes lanes;
-    machine->device = device_open(topology.device, NULL, &err);
+    machine->device = device_open(own.index, NULL, &err);
     if (!machine->device) fatal(NULL, err.code, "%s", err.what);
     lanes_open(&lanes, machine->device, machine->size > 1);
     machine->lanes = &lanes;
     machine->stream = lanes.last;
-    Comm *comm = comm_create(machine->device, &topology, MPI_COMM_WORLD, &err);
-    if (!comm) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
+    if (!mesh_open(&mesh, world, &err)) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
+    comm_open(&mesh, machine->device, 0);
     void *trial = device_alloc(machine->device, (size_t)machine->size * COMM_TRIAL_BYTES, "the test", &err);
-    comm_connect(comm, trial);
+    comm_connect(&mesh, trial);
     device_free(machine->device, trial);
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = true;
-        for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) ok = run_trial(machine, &topology, comm, arm, chunk_counts[c]);
+        for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) ok = run_trial(machine, &mesh, arm, chunk_counts[c]);
         failures += !ok;
-        if (machine->rank == 0) printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", topology.nodes, per_node, arms[arm].name);
+        if (machine->rank == 0) printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", mesh.rail.size, per_node, arms[arm].name);
     }
-    ModelRank rank = {machine->device, &lanes, comm, &topology};
+    ModelRank rank = {machine->device, &lanes, &mesh, own};
     failures += model_gradients_failures(&rank);
-    comm_destroy(comm);
+    comm_close(&mesh);
+    mesh_close(&mesh);
     lanes_close(&lanes);
     device_close(machine->device);
     free(hosts);

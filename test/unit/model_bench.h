@@ -10,13 +10,12 @@
 
 typedef struct Bench {
     Config config;
-    Topology topology;
+    Mesh mesh;
     Site site;
     Device *device;
     Stream *compute;
     Lanes lanes;
     Timers *timers;
-    Comm *comm;
     MemoryPlan memory_plan;
     Zero *zero;
     GPT gpt;
@@ -37,7 +36,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     argv[fixed + count] = (char *)"--vocab-size";
     argv[fixed + count + 1] = vocab_flag;
     int hosts[1] = {0};
-    bool ok = config_parse(&b->config, fixed + count + 2, argv, NULL, 0, &err) && topology_build(&b->topology, 0, 1, hosts, 0, 1, 1, &err) &&
+    bool ok = config_parse(&b->config, fixed + count + 2, argv, NULL, 0, &err) && mesh_build(&b->mesh, 0, 1, hosts, 0, 1, 1, &err) &&
               config_finish(&b->config, 1, vocabulary, vocabulary - 1, &err);
     free(argv);
     if (!ok) {
@@ -48,14 +47,13 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     b->compute = stream_create(b->device, "compute");
     lanes_open(&b->lanes, b->device, false);
     b->timers = timers_create(b->device, 0);
-    b->comm = comm_create(b->device, &b->topology, MPI_COMM_SELF, &err);
     gpt_describe(&b->gpt, &b->config);
-    b->zero = zero_plan(&b->config, &b->topology, b->gpt.tensor, b->gpt.tensors, &b->memory_plan, &err);
+    b->zero = zero_plan(&b->config, &b->mesh, b->gpt.tensor, b->gpt.tensors, &b->memory_plan, &err);
     ok = b->zero != NULL;
     gpt_reserve(&b->gpt, &b->memory_plan);
     ok = ok && memory_plan_allocate(&b->memory_plan, b->device, 1, &err);
     if (!ok) fprintf(stderr, "bench: %s\n", err.what);
-    zero_start(b->zero, b->device, b->comm, b->compute, &b->lanes, b->timers);
+    zero_start(b->zero, b->device, b->compute, &b->lanes, b->timers);
     b->gpt.zero = b->zero;
     b->gpt.stream = b->compute;
     op_set_scratch(b->device, b->gpt.scratch);
@@ -66,7 +64,6 @@ static inline void bench_close(Bench *b) {
     memory_plan_free(&b->memory_plan, b->device);
     zero_free(b->zero);
     gpt_free(&b->gpt);
-    comm_destroy(b->comm);
     timers_destroy(b->timers);
     stream_destroy(b->compute);
     lanes_close(&b->lanes);

@@ -62,9 +62,8 @@ struct Event {
     Clock clock;
 };
 struct Comm {
-    Device *device;
-    const Topology *topology;
-    char scope[COMM_SCOPES];  // one byte each that its collectives write: they must be ordered
+    char order;                     // a byte that its collectives write: they must be ordered
+    char exchange[40], gather[40];  // what they are called: "exchange between nodes"
 };
 
 static void join(Clock *clock, const Clock *other) {
@@ -183,34 +182,29 @@ void set_zero(Stream *s, void *device_memory, size_t bytes) {
 
 // --- comm.h ----------------------------------------------------------------------------------------------------------------------------
 
-int comm_size(const Comm *c, CommScope scope) { return scope == COMM_NODE ? c->topology->per_node : scope == COMM_RAIL ? c->topology->nodes : c->topology->dp_size; }
-int comm_rank(const Comm *c, CommScope scope) { return scope == COMM_NODE ? c->topology->local : scope == COMM_RAIL ? c->topology->node : c->topology->dp_rank; }
-CommTraffic comm_traffic(const Comm *comm) {
-    CommTraffic none = {{0}};
-    return none;
-}
+uint64_t comm_sent(const Group *group) { return 0; }
+bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) { return true; }
+void comm_unshare(const Group *node) {}
+void comm_connect(const Mesh *mesh, void *memory) {}
 
-bool comm_share(Comm *comm, void *flags, const CommPiece *piece, int pieces, Error *err) { return true; }
-void comm_unshare(Comm *comm) {}
-void comm_connect(Comm *comm, void *memory) {}
-
-static const char *const exchange_names[] = {"exchange inside the node", "exchange between nodes", "exchange in the group"};
-static const char *const gather_names[] = {"gather inside the node", "gather between nodes", "gather in the group"};
-
-void comm_all_to_all(Comm *c, CommScope scope, const void *send, void *recv, size_t bytes, Stream *s) {
-    begin(s->device, s->id, exchange_names[scope]);
-    writes(s, &c->scope[scope], 1);
-    for (int i = 0; i < comm_size(c, scope); i++) {
-        if (i == comm_rank(c, scope)) continue;
+void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *s) {
+    if (!group->comm) return;
+    begin(s->device, s->id, group->comm->exchange);
+    writes(s, &group->comm->order, 1);
+    for (int i = 0; i < group->size; i++) {
+        if (i == group->rank) continue;
         reads(s, (const uint8_t *)send + (size_t)i * bytes, (int64_t)bytes);
         writes(s, (uint8_t *)recv + (size_t)i * bytes, (int64_t)bytes);
     }
 }
 
-void comm_all_gather(Comm *c, CommScope scope, void *buffer, size_t bytes, Stream *s) {
-    begin(s->device, s->id, gather_names[scope]);
-    writes(s, &c->scope[scope], 1);
-    for (int i = 0; i < comm_size(c, scope); i++) use(s->device, i == comm_rank(c, scope) ? READ : WRITE, (uint8_t *)buffer + (size_t)i * bytes, (int64_t)bytes);
+void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *s) {
+    if (!group->comm) return;
+    begin(s->device, s->id, group->comm->gather);
+    writes(s, &group->comm->order, 1);
+    for (int i = 0; i < group->size; i++) {
+        use(s->device, i == group->rank ? READ : WRITE, (uint8_t *)buffer + (size_t)i * bytes, (int64_t)bytes);
+    }
 }
 
 // --- kernels.h -------------------------------------------------------------------------------------------------------------------------
@@ -333,13 +327,13 @@ typedef struct Recording {
     Shape shape;
     Device device;
     Config config;
-    Topology topology;
+    Mesh mesh;
     Tensor tensors[TENSORS];
     MemoryPlan memory_plan;
     Lanes lanes;
     Stream *compute;
     Timers *timers;
-    Comm comm;
+    Comm comm[3];
     Zero *zero;
 } Recording;
 
@@ -358,7 +352,7 @@ static void parse_flags(Recording *r) {
     if (r->shape.no_overlap) flags[count++] = "--no-overlap";
     Error err = {0};
     int hosts[64] = {0};
-    bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) && topology_build(&r->topology, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
+    bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) && mesh_build(&r->mesh, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
               config_finish(&r->config, ranks, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
 }
@@ -374,16 +368,20 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
         r->tensors[PER_UNIT * u] = tensor_row("matrix", 100, 300 + 7 * u, -1, u, 0);
         r->tensors[PER_UNIT * u + 1] = tensor_row("tail", 100 + u, 0, -1, u, 0);
     }
-    r->zero = zero_plan(&r->config, &r->topology, r->tensors, TENSORS, &r->memory_plan, &err);
+    r->zero = zero_plan(&r->config, &r->mesh, r->tensors, TENSORS, &r->memory_plan, &err);
     if (!r->zero) fail_msg("%s", err.what);
     assert_int_equal(r->zero->plan.buckets, UNITS);
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !shape.no_overlap);
     r->timers = timers_create(&r->device, 0);
-    r->comm.device = &r->device;
-    r->comm.topology = &r->topology;
+    Group *const groups[3] = {&r->mesh.world, &r->mesh.node, &r->mesh.rail};
+    for (int i = 0; i < 3; i++) {
+        Comm *comm = groups[i]->comm = &r->comm[i];
+        snprintf(comm->exchange, sizeof comm->exchange, "exchange %s", groups[i]->name);
+        snprintf(comm->gather, sizeof comm->gather, "gather %s", groups[i]->name);
+    }
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
-    zero_start(r->zero, &r->device, &r->comm, r->compute, &r->lanes, r->timers);
+    zero_start(r->zero, &r->device, r->compute, &r->lanes, r->timers);
     copy_to_device(r->compute, r->zero->weights, NULL, (size_t)r->zero->plan.arena_elements * X);
     zero_masters_from_weights(r->zero);
 }
@@ -499,7 +497,7 @@ static void every_two_uses_are_ordered(void **state) {
         Recording r;
         open_recording(&r, shapes[i % SHAPES], -1, -1);
         run_steps_of(&r, 1 + i / SHAPES);
-        if (r.device.races) fail_msg("%d x %d, %d chunks: %s", r.topology.nodes, r.topology.per_node, shapes[i % SHAPES].chunks, r.device.first_race);
+        if (r.device.races) fail_msg("%d x %d, %d chunks: %s", r.mesh.rail.size, r.mesh.node.size, shapes[i % SHAPES].chunks, r.device.first_race);
         assert_int_equal(r.device.misplaced, 0);
         assert_true(r.device.use_count > 500);
         close_recording(&r);

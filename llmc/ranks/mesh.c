@@ -1,0 +1,115 @@
+// Rank arithmetic and the communicators made after it: see mesh.h.
+#include "llmc/ranks/mesh.h"
+
+#include <stdlib.h>
+
+// Hosts as nodes: each must hold the same number of consecutive ranks. Linear in the ranks.
+static bool ranks_per_host(const int *host_of_rank, int size, int *per_host, Error *err) {
+    int *on_host = (int *)xcalloc((size_t)size, sizeof *on_host, "the host table");
+    bool ok = true;
+    for (int r = 0; r < size; r++) on_host[host_of_rank[r]]++;
+    *per_host = on_host[host_of_rank[0]];
+    for (int r = 0; ok && r < size; r++) {
+        int found = on_host[host_of_rank[r]];
+        if (found != *per_host) {
+            ok = error_set(err, EXIT_ENVIRONMENT, "rank 0's node has %d ranks but rank %d's has %d; start "
+                           "the same number of ranks on every node", *per_host, r, found);
+        } else if (host_of_rank[r] != host_of_rank[r - r % *per_host]) {
+            ok = error_set(err, EXIT_ENVIRONMENT, "ranks of one node are not consecutive; map ranks by node "
+                           "(mpirun --map-by slot)");
+        }
+    }
+    free(on_host);
+    return ok;
+}
+
+static bool ranks_per_node(int size, const int *host_of_rank, int gpus_per_node, int *per_node, Error *err) {
+    *per_node = gpus_per_node;
+    if (gpus_per_node == 0) return ranks_per_host(host_of_rank, size, per_node, err);
+    if (gpus_per_node > 0 && size % gpus_per_node == 0) return true;
+    return error_set(err, EXIT_USAGE, "%d ranks cannot be split into nodes of %d; --gpus-per-node must divide "
+                     "the number of ranks", size, gpus_per_node);
+}
+
+// D: ranks of a node that share tp and pp. A tensor-parallel group may fill several nodes.
+static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *d, Error *err) {
+    *d = per_node >= tp_size ? per_node / tp_size : 1;
+    if (*d > dp_size) *d = dp_size;
+    if (per_node % tp_size && tp_size % per_node) {
+        return error_set(err, EXIT_USAGE, "tensor parallel size %d does not fit nodes of %d ranks", tp_size,
+                         per_node);
+    }
+    // Neither may a stage's groups end within a node, nor nodes within a group that is smaller.
+    if (dp_size % *d || (per_node >= tp_size && per_node % (tp_size * *d))) {
+        return error_set(err, EXIT_USAGE, "a data-parallel group of %d ranks cannot be split into nodes of %d",
+                         dp_size, per_node / tp_size);
+    }
+    return true;
+}
+
+static Group group_of(const char *name, int world_rank, int stride, int size) {
+    int rank = world_rank / stride % size;
+    Group group = {name, rank, size, world_rank - rank * stride, stride, MPI_COMM_NULL, NULL};
+    return group;
+}
+
+bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpus_per_node, int tp_size,
+                int pp_size, Error *err) {
+    int per_node, d;
+    int64_t model = (int64_t)tp_size * pp_size;
+    if (tp_size < 1 || pp_size < 1 || size % model) {
+        return error_set(err, EXIT_USAGE, "%d ranks cannot be split into tensor parallel size %d x pipeline "
+                         "parallel size %d", size, tp_size, pp_size);
+    }
+    if (!ranks_per_node(size, host_of_rank, gpus_per_node, &per_node, err)) return false;
+    int dp_size = (int)(size / model), stage = tp_size * dp_size;
+    if (!data_parallel_per_node(per_node, tp_size, dp_size, &d, err)) return false;
+    mesh->nodes = size / per_node;
+    mesh->per_node = per_node;
+    mesh->world = group_of("among all ranks", rank, 1, size);
+    mesh->tp = group_of("in the tensor-parallel group", rank, 1, tp_size);
+    mesh->pp = group_of("in the pipeline", rank, stage, pp_size);
+    mesh->dp = group_of("in the data-parallel group", rank, tp_size, dp_size);
+    mesh->node = group_of("inside the node", rank, tp_size, d);
+    mesh->rail = group_of("between nodes", rank, tp_size * d, dp_size / d);
+    bool at_an_end = pp_size > 1 && (mesh->pp.rank == 0 || mesh->pp.rank == pp_size - 1);
+    mesh->embedding = group_of("between the embedding's copies", rank, at_an_end ? stage * (pp_size - 1) : 1,
+                               at_an_end ? 2 : 1);
+    return true;
+}
+
+void mesh_list(const Mesh *mesh, Group *list[MESH_GROUPS]) {
+    Mesh *m = (Mesh *)mesh;
+    Group *const all[MESH_GROUPS] = {&m->world, &m->tp, &m->pp, &m->dp, &m->node, &m->rail, &m->embedding};
+    for (int i = 0; i < MESH_GROUPS; i++) list[i] = all[i];
+}
+
+int group_peer(const Group *kind, int of, int i) {
+    return of + (i - of / kind->stride % kind->size) * kind->stride;
+}
+
+bool mesh_open(Mesh *mesh, Peers world, Error *err) {
+    Group *list[MESH_GROUPS];
+    bool as_computed = true;
+    mesh_list(mesh, list);
+    for (int i = 0; i < MESH_GROUPS; i++) {
+        Group *group = list[i];
+        int rank, size;
+        // The world's first: a rank that does not come is found there within the limit.
+        group->mpi = i == 0 ? peers_duplicate(world) : peers_split(world, group->first, group->rank);
+        MPI_Comm_set_errhandler(group->mpi, MPI_ERRORS_RETURN);
+        MPI_Comm_rank(group->mpi, &rank);
+        MPI_Comm_size(group->mpi, &size);
+        as_computed = as_computed && rank == group->rank && size == group->size;
+    }
+    return as_computed || error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every "
+                                    "rank with the same flags");
+}
+
+void mesh_close(Mesh *mesh) {
+    Group *list[MESH_GROUPS];
+    mesh_list(mesh, list);
+    for (int i = 0; i < MESH_GROUPS; i++) {
+        if (list[i]->name && list[i]->mpi != MPI_COMM_NULL) MPI_Comm_free(&list[i]->mpi);
+    }
+}

@@ -1,0 +1,199 @@
+// Rank arithmetic: Megatron's order, nodes from hosts or from --gpus-per-node, the groups that follow from
+// them, and what is refused. What MPI makes of it is test/mpi/test_mesh_mpi.c's.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "llmc/ranks/mesh.h"
+
+static void nodes_follow_hosts(void **state) {
+    const int hosts[8] = {0, 0, 0, 0, 4, 4, 4, 4};
+    for (int r = 0; r < 8; r++) {
+        Mesh m;
+        Error err = {0};
+        assert_true(mesh_build(&m, r, 8, hosts, 0, 1, 1, &err));
+        assert_int_equal(m.nodes, 2);
+        assert_int_equal(m.per_node, 4);
+        assert_int_equal(m.rail.size, 2);
+        assert_int_equal(m.node.size, 4);
+        assert_int_equal(m.rail.rank, r / 4);
+        assert_int_equal(m.node.rank, r % 4);
+        assert_int_equal(m.dp.rank, r);
+    }
+}
+
+static void gpus_per_node_sets_the_borders(void **state) {
+    for (int per_node = 1; per_node <= 8; per_node *= 2) {
+        for (int r = 0; r < 8; r++) {
+            Mesh m;
+            assert_true(mesh_build(&m, r, 8, NULL, per_node, 1, 1, NULL));
+            assert_int_equal(m.node.size, per_node);
+            assert_int_equal(m.rail.size, 8 / per_node);
+            assert_int_equal(m.rail.rank * m.node.size + m.node.rank, m.dp.rank);
+        }
+    }
+}
+
+// Megatron's example (parallel_state.py): 16 ranks, T = 2, P = 4, so D = 2.
+static void megatron_rank_order(void **state) {
+    static const int tp[][2] = {{0, 1}, {2, 3}, {14, 15}}, dp[][2] = {{0, 2}, {1, 3}, {4, 6}, {13, 15}};
+    static const int pp[][4] = {{0, 4, 8, 12}, {3, 7, 11, 15}}, embedding[][2] = {{0, 12}, {1, 13}, {3, 15}};
+    Mesh m[16];
+    for (int r = 0; r < 16; r++) {
+        assert_true(mesh_build(&m[r], r, 16, NULL, 8, 2, 4, NULL));
+        assert_int_equal(m[r].pp.rank * 4 + m[r].dp.rank * 2 + m[r].tp.rank, r);
+    }
+    for (int i = 0; i < 2; i++) {
+        for (int g = 0; g < 3; g++) assert_int_equal(group_peer(&m[tp[g][1 - i]].tp, tp[g][1 - i], i), tp[g][i]);
+        for (int g = 0; g < 4; g++) assert_int_equal(group_peer(&m[dp[g][1 - i]].dp, dp[g][1 - i], i), dp[g][i]);
+        for (int g = 0; g < 3; g++) {
+            int other = embedding[g][1 - i];
+            assert_int_equal(m[other].embedding.size, 2);
+            assert_int_equal(group_peer(&m[other].embedding, other, i), embedding[g][i]);
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        for (int g = 0; g < 2; g++) assert_int_equal(group_peer(&m[pp[g][3 - i]].pp, pp[g][3 - i], i), pp[g][i]);
+    }
+    assert_int_equal(m[4].embedding.size, 1);
+    assert_int_equal(m[11].embedding.size, 1);
+}
+
+// Every rank must see the same members at the same places: those that `together` puts into one group.
+typedef bool (*Together)(const Mesh *a, const Mesh *b);
+
+static bool one_world(const Mesh *a, const Mesh *b) { return true; }
+static bool one_tp(const Mesh *a, const Mesh *b) { return a->pp.rank == b->pp.rank && a->dp.rank == b->dp.rank; }
+static bool one_pp(const Mesh *a, const Mesh *b) { return a->tp.rank == b->tp.rank && a->dp.rank == b->dp.rank; }
+static bool one_dp(const Mesh *a, const Mesh *b) { return a->tp.rank == b->tp.rank && a->pp.rank == b->pp.rank; }
+static bool one_machine(const Mesh *a, const Mesh *b) {
+    return a->world.rank / a->per_node == b->world.rank / b->per_node;
+}
+static bool one_node(const Mesh *a, const Mesh *b) {
+    return one_dp(a, b) && (one_machine(a, b) || a->world.rank == b->world.rank);
+}
+static bool one_rail(const Mesh *a, const Mesh *b) {
+    return one_dp(a, b) && a->node.rank == b->node.rank && (!one_machine(a, b) || a->world.rank == b->world.rank);
+}
+static bool at_an_end(const Mesh *m) { return m->pp.rank == 0 || m->pp.rank == m->pp.size - 1; }
+static bool one_embedding(const Mesh *a, const Mesh *b) {
+    return a->world.rank == b->world.rank || (one_pp(a, b) && at_an_end(a) && at_an_end(b));
+}
+
+static void check_group(const Mesh *mesh, int ranks, int kind, Together together) {
+    for (int r = 0; r < ranks; r++) {
+        Group *own[MESH_GROUPS];
+        mesh_list(&mesh[r], own);
+        int place = 0;
+        for (int other = 0; other < ranks; other++) {
+            if (!together(&mesh[r], &mesh[other])) continue;
+            assert_int_equal(group_peer(own[kind], r, place), other);
+            assert_int_equal(own[kind]->first + place * own[kind]->stride, other);
+            if (other == r) assert_int_equal(own[kind]->rank, place);
+            place++;
+        }
+        assert_int_equal(own[kind]->size, place);
+    }
+}
+
+// Shapes of T, P and nodes, checked against the definitions: ranks that share the other coordinates.
+static void groups_are_as_defined(void **state) {
+    static const Together together[MESH_GROUPS] = {one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding};
+    enum { MOST = 48 };
+    int shapes = 0;
+    for (int size = 1; size <= MOST; size++) {
+        for (int per_node = 1; per_node <= size; per_node++) {
+            for (int shape = 0; shape < 64; shape++) {
+                Mesh mesh[MOST];
+                bool fits = true;
+                for (int r = 0; fits && r < size; r++) {
+                    fits = mesh_build(&mesh[r], r, size, NULL, per_node, 1 + shape % 8, 1 + shape / 8, NULL);
+                }
+                if (!fits) continue;
+                shapes++;
+                assert_int_equal(mesh[0].node.size * mesh[0].rail.size, mesh[0].dp.size);
+                for (int kind = 0; kind < MESH_GROUPS; kind++) check_group(mesh, size, kind, together[kind]);
+            }
+        }
+    }
+    assert_true(shapes > 500);
+}
+
+// T = 8 on nodes of 8: every node holds one data-parallel rank, so only the hop between nodes is left.
+static void tensor_parallel_fills_a_node(void **state) {
+    int hosts[32];
+    for (int r = 0; r < 32; r++) hosts[r] = r / 8;
+    Mesh m;
+    assert_true(mesh_build(&m, 17, 32, hosts, 0, 8, 1, NULL));
+    assert_int_equal(m.node.size, 1);
+    assert_int_equal(m.rail.size, 4);
+    assert_int_equal(m.rail.rank, 2);
+}
+
+typedef struct Refused {
+    int size;
+    const int *hosts;
+    int gpus_per_node, tp, pp, code;
+    const char *part;
+} Refused;
+
+static void what_does_not_fit_is_refused(void **state) {
+    static const int uneven[5] = {0, 0, 0, 3, 3}, scattered[4] = {0, 1, 0, 1}, again[6] = {0, 0, 2, 2, 0, 0};
+    static const int one[24] = {0};
+    static const Refused refused[] = {
+        {5, uneven, 0, 1, 1, EXIT_ENVIRONMENT, "same number of ranks on every node"},
+        {4, scattered, 0, 1, 1, EXIT_ENVIRONMENT, "consecutive"},
+        {6, again, 0, 1, 1, EXIT_ENVIRONMENT, "same number of ranks on every node"},
+        {6, one, 4, 1, 1, EXIT_USAGE, "--gpus-per-node"},
+        {6, one, -1, 1, 1, EXIT_USAGE, "--gpus-per-node"},
+        {6, one, 0, 4, 1, EXIT_USAGE, "tensor parallel size 4 x pipeline"},
+        {6, one, 0, 0, 1, EXIT_USAGE, "tensor parallel size 0 x pipeline"},
+        {6, one, 0, 65536, 65536, EXIT_USAGE, "tensor parallel"},
+        {12, one, 4, 6, 1, EXIT_USAGE, "tensor parallel size 6 does not fit nodes of 4"},
+        {12, one, 4, 1, 2, EXIT_USAGE, "a data-parallel group of 6 ranks cannot be split into nodes of 4"},
+        {24, one, 8, 1, 4, EXIT_USAGE, "a data-parallel group of 6 ranks cannot be split into nodes of 8"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        const Refused *c = &refused[i];
+        Mesh m;
+        Error err = {0};
+        assert_false(mesh_build(&m, 0, c->size, c->hosts, c->gpus_per_node, c->tp, c->pp, &err));
+        assert_int_equal(err.code, c->code);
+        assert_non_null(strstr(err.what, c->part));
+    }
+}
+
+// --plan asks for worlds that nobody has yet. Quadratic work would take minutes here.
+static void a_million_ranks_take_no_time(void **state) {
+    enum { RANKS = 1 << 20 };
+    int *hosts = malloc(RANKS * sizeof *hosts);
+    for (int r = 0; r < RANKS; r++) hosts[r] = r / 2 * 2;
+    clock_t start = clock();
+    Mesh m;
+    assert_true(mesh_build(&m, 77, RANKS, hosts, 0, 1, 1, NULL));
+    assert_int_equal(m.rail.size, RANKS / 2);
+    memset(hosts, 0, RANKS * sizeof *hosts);
+    assert_true(mesh_build(&m, 77, RANKS, hosts, 0, 8, 4, NULL));
+    assert_int_equal(m.node.size, RANKS / 32);
+    assert_true((double)(clock() - start) / CLOCKS_PER_SEC < 1.0);
+    free(hosts);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nodes_follow_hosts),
+        cmocka_unit_test(gpus_per_node_sets_the_borders),
+        cmocka_unit_test(megatron_rank_order),
+        cmocka_unit_test(groups_are_as_defined),
+        cmocka_unit_test(tensor_parallel_fills_a_node),
+        cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(a_million_ranks_take_no_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
