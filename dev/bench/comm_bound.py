@@ -1,17 +1,22 @@
-"""The best that anyone could run: a training step whose communication is never late by more than the network demands.
+"""The best that anyone could run: a step whose communication is late by what the network demands only.
 
-Every transfer starts when its gradients or its shard are ready, every layer waits for its own weights only, kernels that quantise cost nothing. Layers' times
-are those of one rank without communication, bandwidths those of plain collectives. Pure functions; used by comm_table.py. Times are ms, rates GB/s sent by
-each rank, bytes those that each rank sends.
+Every transfer starts when its gradients or its shard are ready. Every layer waits for its own weights
+only. Kernels that quantise cost nothing. Layers' times are those of one rank without communication,
+bandwidths those of plain collectives. Pure functions, used by comm_table.py.
+
+Times are ms, rates GB/s sent by each rank, bytes those that each rank sends.
 """
 
 HOPS = ("grad_node", "grad_rail", "weight_rail", "weight_node")
-PLAIN = {"grad_node": "all_to_all_node", "grad_rail": "all_to_all_rail", "weight_rail": "all_gather_rail", "weight_node": "all_gather_node"}
+PLAIN = {"grad_node": "all_to_all_node", "grad_rail": "all_to_all_rail",
+         "weight_rail": "all_gather_rail", "weight_node": "all_gather_node"}
 
 
 def layer_times(full, half, layers, half_layers):
-    """Times of the parts of a step, from runs of one rank with all and with fewer layers. full, half: {"one": (forward, backward), "two": (forward, backward)}
-    for one and for two micro-batches per step: the difference is a micro-batch beside which no optimiser and no norm runs."""
+    """Times of the parts of a step, from runs of one rank with all and with fewer layers.
+
+    full, half: {"one": (forward, backward), "two": (forward, backward)} for one and for two micro-batches
+    per step. The difference is a micro-batch beside which no optimiser and no norm runs."""
     parts = []
     for k in range(2):
         whole, part = full["two"][k] - full["one"][k], half["two"][k] - half["one"][k]
@@ -30,7 +35,9 @@ def transfer_times(bucket, plain):
 
 
 def through_pipeline(starts, first, second):
-    """Jobs in this order through two resources, one after the other, each serving one job at a time. Returns when each job leaves the second."""
+    """Jobs in this order through two resources, one after the other; each serves one job at a time.
+
+    Returns when each job leaves the second."""
     first_free = second_free = float("-inf")
     ends = []
     for start, a, b in zip(starts, first, second):
@@ -40,9 +47,16 @@ def through_pipeline(starts, first, second):
     return ends
 
 
+def layers_of(bucket):
+    """How many layers a bucket holds; unit 0 is the embedding."""
+    return bucket["end"] - max(1, bucket["first"])
+
+
 def step_bound(layers, times, update, dp, buckets, plain):
-    """ms of a step in the steady state. times: layer_times; update: ms of AdamW on all parameters on one rank; buckets: as sync_only writes them, in forward
-    order, units 0 (embedding) to `layers`."""
+    """ms of a step in the steady state.
+
+    times: layer_times. update: ms of AdamW on all parameters on one rank. buckets: as sync_only writes
+    them, in forward order, units 0 (embedding) to `layers`."""
     transfers = [transfer_times(b, plain) for b in buckets]
     elements = sum(b["elements"] for b in buckets)
     weights_ready, now, period = [0.0] * len(buckets), 0.0, None
@@ -50,21 +64,23 @@ def step_bound(layers, times, update, dp, buckets, plain):
         start = now
         for b, bucket in enumerate(buckets):
             now = max(now, weights_ready[b])
-            now += times["forward"] * sum(1 for unit in range(bucket["first"], bucket["end"]) if unit > 0)
+            now += times["forward"] * layers_of(bucket)
         now += times["head"]
         ready = [0.0] * len(buckets)
         for b in reversed(range(len(buckets))):
-            now += times["backward"] * sum(1 for unit in range(buckets[b]["first"], buckets[b]["end"]) if unit > 0)
+            now += times["backward"] * layers_of(buckets[b])
             now += times["tail"] if buckets[b]["first"] == 0 else 0.0
             ready[b] = now
-        order = list(reversed(range(len(buckets))))
-        reduced = through_pipeline([ready[b] for b in order], [transfers[b]["grad_node"] for b in order], [transfers[b]["grad_rail"] for b in order])
+        sent = transfers[::-1]
+        reduced = through_pipeline(ready[::-1], [t["grad_node"] for t in sent],
+                                   [t["grad_rail"] for t in sent])
         verdict = max([now] + reduced)
         updated, at = [], verdict
         for bucket in buckets:
             at += update / dp * bucket["elements"] / elements
             updated.append(at)
-        weights_ready = through_pipeline(updated, [t["weight_rail"] for t in transfers], [t["weight_node"] for t in transfers])
+        weights_ready = through_pipeline(updated, [t["weight_rail"] for t in transfers],
+                                         [t["weight_node"] for t in transfers])
         last, period = period, now - start
         if last is not None and abs(period - last) < 1e-9:
             break

@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""Makes dev/bench/comm.sh's tables, JSON file and plot from the logs of its runs, and says which arms fit its time.
+"""Makes dev/bench/comm.sh's tables, JSON file and plot from the logs of its runs.
 
-    comm_table.py table LOGS OUT.json [OUT.svg]          of whole training steps
-    comm_table.py sync LOGS OUT.json                     of synchronisation alone
-    comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST ARM...   lines "ARM STEPS" or "ARM 0", then "seconds SUM"
-    comm_table.py unfinished LOGS MODEL ROWS NETWORK ARM...               those of the arms that have no row, a line each
+It also says which arms fit the time that is left.
+
+    comm_table.py table LOGS OUT.json [OUT.svg]     whole training steps
+    comm_table.py sync LOGS OUT.json                synchronisation alone
+    comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST ARM...
+        lines "ARM STEPS", 0 steps for an arm that does not fit, then "seconds SUM"
+    comm_table.py unfinished LOGS MODEL ROWS NETWORK ARM...
+        the arms that have no row, one a line
 
 LOGS/sync/MODEL/NETWORK.jsonl     sync_only's lines, of one call or several
-LOGS/one/MODEL/ROWS/RUN.jsonl     one rank: RUN is full-1, full-2, half-1, half-2 (layers, micro-batches per step)
-LOGS/train/MODEL/ROWS/NETWORK/ARM.jsonl, loopback   the trainer's lines, and train_arms's
+LOGS/one/MODEL/ROWS/RUN.jsonl     one rank; RUN is full-1, full-2, half-1 or half-2: how many of
+                                  the layers, and micro-batches per step
+LOGS/train/MODEL/ROWS/NETWORK/    ARM.jsonl and loopback: the lines of the trainer and of train_arms
 """
 import json
 import os
@@ -16,14 +21,16 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from comm_bound import HOPS, PLAIN, layer_times, step_bound
-from plotting import BETWEEN, COLOURS, TOP, Panel, key, page
+from plotting import BETWEEN, COLOURS, TOP, Entry, Panel, legend, page
+from tables import cell, number_column as number, print_columns, write_records
 
 SUMS = "+sums"  # the same arm with --verify-wire
-ARMS = tuple(arm + sums for arm in ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit", "qw", "tlq") for sums in ("", SUMS))
-TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "qw": "qW", "tlq": "TLq", "tlq-hs": "TLq-HS", "ulq": "ULq", "sdp4bit": "SDP4Bit"}
+TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq-hs": "TLq-HS", "ulq": "ULq",
+          "sdp4bit": "SDP4Bit", "qw": "qW", "tlq": "TLq"}
+ARMS = tuple(arm + sums for arm in TITLES for sums in ("", SUMS))
 TITLES.update({arm + SUMS: title.replace(" gradients", "") + " + sums" for arm, title in TITLES.items()})
 INTERVALS = 2  # of a whole run: one to warm up, the one that counts
-# Bytes per value that travel with groups of 128 and, for weights, 2048: codes, and one fp32 scale per group.
+# Bytes per value that travel: codes, and one fp32 scale per group of 128, for weights of 2048.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
 
 
@@ -35,7 +42,7 @@ def lines(path):
         for line in file:
             try:
                 found.append(json.loads(line))
-            except ValueError:  # cut short by a call that was ended, or empty
+            except ValueError:  # empty, or cut short when a call was ended
                 pass
     return found
 
@@ -45,7 +52,8 @@ def folders(path):
 
 
 def network_title(network):
-    return {"inside": "one node", "logical": "nodes in name only", "sockets": "sockets, unshaped"}.get(network, network + " Gb/s")
+    named = {"inside": "one node", "logical": "nodes in name only", "sockets": "sockets, unshaped"}
+    return named.get(network, network + " Gb/s")
 
 
 def network_order(network):
@@ -53,8 +61,15 @@ def network_order(network):
     return (names.index(network), 0.0) if network in names else (3, -float(network))
 
 
+def networks_synced(logs, model):
+    files = folders(os.path.join(logs, "sync", model))
+    return sorted((name[:-len(".jsonl")] for name in files), key=network_order)
+
+
 def read_sync(logs, model, network):
-    """{arm: its newest line, and as "plain" the plain collectives of the same call}: several calls add theirs to one file, perhaps on several machines."""
+    """{arm: its newest line}. "plain" in it: the plain collectives of the same call.
+
+    Several calls add their lines to one file, perhaps on several machines."""
     plain, found = None, {}
     for r in lines(os.path.join(logs, "sync", model, network + ".jsonl")):
         if r["kind"] == "plain":
@@ -72,20 +87,26 @@ def last_run(path):
 
 
 def timers_of(path):
-    """(layers, {timer: ms per step of the slowest rank}) of a run's last interval; (0, {}) when it ended in the first, which warms up."""
+    """(layers, {timer: ms per step of the slowest rank}) of a run's last interval.
+
+    (0, {}) when the run ended in its first interval, which warms up."""
     run = last_run(path)
     timers = [r["timing"] for r in run if r["kind"] == "timers"]
-    return (run[0]["arguments"]["num_layers"], {name: span[1] for name, span in timers[-1].items()}) if len(timers) >= INTERVALS else (0, {})
+    if len(timers) < INTERVALS:
+        return 0, {}
+    return run[0]["arguments"]["num_layers"], {name: span[1] for name, span in timers[-1].items()}
 
 
 def one_rank(logs, model, rows):
-    """(layers, times of the parts of a step, AdamW's ms) measured on one rank; None when a run is missing."""
-    found = {name: timers_of(os.path.join(logs, "one", model, rows, name + ".jsonl")) for name in ("full-1", "full-2", "half-1", "half-2")}
+    """(layers, times of the parts of a step, AdamW's ms) of one rank; None when a run is missing."""
+    path = os.path.join(logs, "one", model, rows, "%s.jsonl")
+    found = {name: timers_of(path % name) for name in ("full-1", "full-2", "half-1", "half-2")}
     if not all(timers for _, timers in found.values()):
         return None
     pair = lambda name: (found[name][1]["forward-compute"], found[name][1]["backward-compute"])
-    times = layer_times({"one": pair("full-1"), "two": pair("full-2")}, {"one": pair("half-1"), "two": pair("half-2")}, found["full-1"][0], found["half-1"][0])
-    return found["full-1"][0], times, found["full-1"][1]["optimizer-inner-step"]
+    full, half = ({"one": pair(depth + "-1"), "two": pair(depth + "-2")} for depth in ("full", "half"))
+    layers, timers = found["full-1"]
+    return layers, layer_times(full, half, layers, found["half-1"][0]), timers["optimizer-inner-step"]
 
 
 def compute_ms(one):
@@ -93,14 +114,17 @@ def compute_ms(one):
     return layers * (times["forward"] + times["backward"]) + times["head"] + times["tail"]
 
 
-# --- which arms fit -------------------------------------------------------------------------------------------------------------------------
+# --- which arms fit -----------------------------------------------------------------------------------------
 
-FULL = 1.0        # seconds that an interval of short steps lasts: the one before it, as long, brings a GPU near the clock that it keeps
+# Seconds that an interval of short steps lasts. The interval before it lasts as long and brings a GPU
+# near the clock that it keeps.
+FULL = 1.0
 FULL_STEPS = 30   # at most, where --iters does not ask for more
 LONG = 3.0        # seconds beyond which an interval has fewer steps than --iters
-# An interval begins and ends behind a synchronisation of the compute stream, which does not wait for the gathers under way. Where the interval that warms up had one
-# step, an unknown part of that first step's weights has travelled before the clock starts, and of one step nothing makes up for it: fp32 gradients at 1.3B and
-# 10 Gb/s a node showed 126 ms of 3.17 s too little. Intervals of two steps wait as long for the same bytes as longer ones.
+# An interval begins and ends with a synchronisation of the compute stream. That does not wait for the
+# gathers under way. If the first interval had one step, an unknown part of its weights would have
+# travelled before the clock starts, and one measured step would not make up for it: fp32 gradients at
+# 1.3B and 10 Gb/s a node showed 126 ms of 3.17 s too little. With two steps both ends wait alike.
 FEWEST = 2
 
 
@@ -120,8 +144,10 @@ def step_seconds(plain, buckets, computing):
 
 
 def plan_steps(logs, model, rows, network, left, start, most, arms):
-    """Steps of each arm's interval (it runs two) within the time that is left, and the seconds they take; 0: left out. Intervals get longer than the fewest steps
-    take in what is left when every arm has those: no arm is left out for another's sake."""
+    """([(arm, steps of each of its two intervals)], the seconds that all take); 0: the arm is left out.
+
+    First every arm gets the fewest steps, while they fit the time that is left. What is left after
+    that makes intervals longer: no arm is left out for another's sake."""
     synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0
@@ -143,7 +169,7 @@ def plan_steps(logs, model, rows, network, left, start, most, arms):
     return [(arm, chosen[arm]) for arm in arms], spent
 
 
-# --- the table of steps -----------------------------------------------------------------------------------------------------------------------
+# --- the table of steps -------------------------------------------------------------------------------------
 
 
 def loopback_of(folder, arm):
@@ -167,21 +193,28 @@ def row_of(logs, model, rows, network, arm):
     synced = read_sync(logs, model, network).get(arm)
     last = intervals[-1]
     timing = last["timing"]
-    row = {"model": model, "micro_batch": int(rows), "network": network, "arm": arm, "ranks": start["world_size"], "nodes": start["nodes"], "commit": start["commit"],
-           "device": start["device"], "parameters": start["parameters"], "steps_measured": last["iterations"], "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
-           "tflops_per_gpu": timing["tflops_per_gpu"], "node_bytes": last["inter_node_bytes"], "inside_bytes": last["intra_node_bytes"], "loss": last.get("loss"),
-           "exposed_gradients_ms": timing["exposed_gradients_ms"], "exposed_weights_ms": timing["exposed_weights_ms"], "exposed_most_ms": timing.get("exposed_most_ms")}
-    row["plain"] = {name: synced["plain"][name] for name in PLAIN.values()} if synced else None
+    row = {
+        "model": model, "micro_batch": int(rows), "network": network, "arm": arm,
+        "ranks": start["world_size"], "nodes": start["nodes"], "commit": start["commit"],
+        "device": start["device"], "parameters": start["parameters"], "steps_measured": last["iterations"],
+        "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
+        "tflops_per_gpu": timing["tflops_per_gpu"],
+        "node_bytes": last["inter_node_bytes"], "inside_bytes": last["intra_node_bytes"],
+        "loss": last.get("loss"),
+        "exposed_gradients_ms": timing["exposed_gradients_ms"],
+        "exposed_weights_ms": timing["exposed_weights_ms"], "exposed_most_ms": timing.get("exposed_most_ms"),
+        "plain": {name: synced["plain"][name] for name in PLAIN.values()} if synced else None,
+    }
     passed = loopback_of(os.path.join(logs, "train", model, rows, network), arm)
-    if passed is not None and start["nodes"] > 1 and start["arguments"]["emulate_nodes"] and last["inter_node_bytes"]:
-        steps = sum(r["iterations"] for r in intervals)
-        row["loopback_bytes"] = passed / steps / start["nodes"]  # per step and node, what NCCL's start sends included
+    emulated = start["nodes"] > 1 and start["arguments"]["emulate_nodes"]
+    if passed is not None and emulated and last["inter_node_bytes"]:
+        # Per step and node; what NCCL sends when it starts is in it.
+        row["loopback_bytes"] = passed / sum(r["iterations"] for r in intervals) / start["nodes"]
         row["loopback_ratio"] = row["loopback_bytes"] / last["inter_node_bytes"]
     one = one_rank(logs, model, rows)
     if one and synced:
-        layers, times, update = one
         row["compute_ms"] = compute_ms(one)
-        row["bound_ms"] = step_bound(layers, times, update, start["world_size"], synced["buckets"], synced["plain"])
+        row["bound_ms"] = step_bound(*one, start["world_size"], synced["buckets"], synced["plain"])
         row["over_bound"] = row["ms"] / row["bound_ms"]
     return row
 
@@ -193,12 +226,14 @@ def read_rows(logs):
             for network in folders(os.path.join(logs, "train", model, batch)):
                 rows += [row_of(logs, model, batch, network, arm) for arm in ARMS]
     rows = [r for r in rows if r]
-    rows.sort(key=lambda r: (r["parameters"], r["model"], -r["micro_batch"], network_order(r["network"]), ARMS.index(r["arm"])))
-    for r in rows:
-        for baseline in ("fp32", "bf16"):
-            other = next((o for o in rows if o["arm"] == baseline and all(o[k] == r[k] for k in ("model", "micro_batch", "network"))), None)
-            if other:
-                r["over_" + baseline] = other["ms"] / r["ms"]
+    rows.sort(key=lambda r: (r["parameters"], r["model"], -r["micro_batch"], network_order(r["network"]),
+                             ARMS.index(r["arm"])))
+    point = lambda r: (r["model"], r["micro_batch"], r["network"])
+    for baseline in ("fp32", "bf16"):
+        base = {point(r): r["ms"] for r in rows if r["arm"] == baseline}
+        for r in rows:
+            if point(r) in base:
+                r["over_" + baseline] = base[point(r)] / r["ms"]
     return rows
 
 
@@ -206,49 +241,65 @@ FEW_STEPS = 3
 
 
 def print_few_steps(rows):
-    few = ["%s %d %s %s (%d)" % (r["model"], r["micro_batch"], network_title(r["network"]), TITLES[r["arm"]], r["steps_measured"]) for r in rows if r["steps_measured"] < FEW_STEPS]
+    few = ["%s %d %s %s (%d)" % (r["model"], r["micro_batch"], network_title(r["network"]), TITLES[r["arm"]],
+                                 r["steps_measured"]) for r in rows if r["steps_measured"] < FEW_STEPS]
     if few:
         print("measured with fewer than %d steps (how many): %s" % (FEW_STEPS, "; ".join(few)))
 
 
-def cell(value, form):
-    return "-" if value is None else format(value, form)
+MODEL_COLUMN = ("model", -6, lambda r: r["model"])
+RANKS_COLUMN = ("ranks", -7, lambda r: "%dx%d" % (r["nodes"], r["per_node"]))
+NETWORK_COLUMN = ("network", -18, lambda r: network_title(r["network"]))
+ARM_COLUMN = ("arm", -15, lambda r: TITLES[r["arm"]])
+BAR_COLUMN = ("|", 1, lambda r: "|")
 
 
 def print_rows(rows):
-    head = ("%-6s %5s %-18s %-15s %9s %9s %6s %11s %8s %7s %7s %10s %7s %10s %10s %7s" %
-            ("model", "batch", "network", "arm", "ms/step", "bound", "ratio", "tokens/s", "TFLOP/s", "x fp32", "x bf16", "MB / node", "kernel", "gradients", "weights", "most"))
-    print(head)
-    for r in rows:
-        print("%-6s %5d %-18s %-15s %9.2f %9s %6s %11.0f %8s %7s %7s %10.2f %7s %10.2f %10.2f %7s" %
-              (r["model"], r["micro_batch"], network_title(r["network"]), TITLES[r["arm"]], r["ms"], cell(r.get("bound_ms"), ".2f"), cell(r.get("over_bound"), ".3f"),
-               r["tokens_per_second"], cell(r["tflops_per_gpu"], ".1f"), cell(r.get("over_fp32"), ".2f"), cell(r.get("over_bf16"), ".2f"), r["node_bytes"] / 1e6,
-               cell(r.get("loopback_ratio"), ".3f"), r["exposed_gradients_ms"], r["exposed_weights_ms"], cell(r.get("exposed_most_ms"), ".2f")))
-    print("TFLOP/s: Megatron-LM's formula, per GPU. MB / node: sent out of each node per step, counted by the program; kernel: the loopback's own counter over it. "
-          "gradients, weights: ms that computing waited for them on the rank that waited least; most: for both, on the rank that waited most (GPUs differ in speed). "
-          "bound: dev/bench/comm_bound.py")
+    print_columns((
+        MODEL_COLUMN, number("batch", 5, "d", "micro_batch"), NETWORK_COLUMN, ARM_COLUMN,
+        number("ms/step", 9, ".2f", "ms"), number("bound", 9, ".2f", "bound_ms"),
+        number("ratio", 6, ".3f", "over_bound"), number("tokens/s", 11, ".0f", "tokens_per_second"),
+        number("TFLOP/s", 8, ".1f", "tflops_per_gpu"), number("x fp32", 7, ".2f", "over_fp32"),
+        number("x bf16", 7, ".2f", "over_bf16"),
+        number("MB / node", 10, ".2f", lambda r: r["node_bytes"] / 1e6),
+        number("kernel", 7, ".3f", "loopback_ratio"), number("gradients", 10, ".2f", "exposed_gradients_ms"),
+        number("weights", 10, ".2f", "exposed_weights_ms"), number("most", 7, ".2f", "exposed_most_ms"),
+    ), rows)
+    print("bound: the step of the best possible schedule (dev/bench/comm_bound.py); ratio: ms/step over it\n"
+          "TFLOP/s: Megatron-LM's formula, per GPU\n"
+          "MB / node: sent out of each node per step, counted by the program; "
+          "kernel: the loopback's own counter over it\n"
+          "gradients, weights: ms that computing waited for them, on the rank that waited least\n"
+          "most: ms for both on the rank that waited most; the rest of it is difference in GPU speed")
 
 
 def print_sums(rows, figures):
-    """A line for each arm that was measured with checksums and without; figures(row): its ms, and what a rank or node sends as (name, bytes) pairs."""
-    same = lambda a, b: all(a[k] == b[k] for k in ("model", "network", "nodes", "per_node", "micro_batch") if k in a)
+    """A line for each arm that was measured with checksums and without.
+
+    figures(row): its ms, and what a rank or node sends as (name, bytes) pairs."""
+    shape = ("model", "network", "nodes", "per_node", "micro_batch")
+    same = lambda a, b: all(a[k] == b[k] for k in shape if k in a)
     for row in rows:
         plain = next((r for r in rows if r["arm"] + SUMS == row["arm"] and same(r, row)), None)
         if not plain:
             continue
         (ms, sent), (before, sent_before) = figures(row), figures(plain)
-        traffic = "; ".join("%s %.3f MB and %d bytes" % (name, old / 1e6, new - old) for (name, new), (_, old) in zip(sent, sent_before))
+        traffic = "; ".join("%s %.3f MB and %d bytes" % (name, old / 1e6, new - old)
+                            for (name, new), (_, old) in zip(sent, sent_before))
         print("checksums (--verify-wire), %s, %s, %s: %.2f -> %.2f ms (%+.2f %%); %s" %
-              (row["model"], network_title(row["network"]), TITLES[plain["arm"]], before, ms, 100 * (ms / before - 1), traffic))
+              (row["model"], network_title(row["network"]), TITLES[plain["arm"]], before, ms,
+               100 * (ms / before - 1), traffic))
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 
 def formula(arm, nodes, per_node):
-    """Bytes per parameter of the official release's layout, with the whole shard as one bucket: (always, while gradients are exchanged)."""
+    """Bytes per parameter of the official release's layout, with the whole shard as one bucket.
+
+    (always, while gradients are exchanged). The eight bytes of a checksum are not counted."""
     ranks = nodes * per_node
-    arm = arm.split("+")[0]  # eight bytes per message are not counted
+    arm = arm.split("+")[0]
     always = 2 + 4 + 12 / ranks  # bf16 weights, fp32 gradients, master and two moments of the own shard
     if arm in ("qwd", "sdp4bit", "qw"):
         always += INT4_WEIGHT  # receive buffer
@@ -261,25 +312,31 @@ def formula(arm, nodes, per_node):
 
 
 def taken_by(path):
-    """(nodes, ranks per node, bytes) of a run's rank 0, from the trainer's line "memory" after its first interval; None without one. planned: activations and all;
-    taken: what the whole device had lost then, before: what it had before the run's plan was allocated, by the process's context and by the runs in it before.
-    On CPU ranks all is of the process, which keeps what earlier runs freed: only its first run's figures are its own."""
+    """(nodes, ranks per node, bytes) of a run's rank 0, from its line "memory"; None without one.
+
+    That line comes after the first interval. planned: activations and all. taken: what the whole
+    device had lost by then. before: what it had lost before the run's plan was allocated, to the
+    process's context and to earlier runs. CPU ranks count the whole process, which keeps what earlier
+    runs freed: only its first run's figures are its own."""
     run = last_run(path)
     found = next((r for r in run if r["kind"] == "memory"), None)
     if not found:
         return None
     start, timing = run[0], found["timing"]
-    return start["nodes"], start["world_size"] // start["nodes"], {"planned_bytes": found["planned_bytes"], "allocated_bytes": found["allocated_bytes"],
-        "before_bytes": timing["taken_before_bytes"], "taken_bytes": timing["taken_bytes"], "beside_plan_bytes": timing["beside_plan_bytes"],
-        "planned_per_parameter": found["planned_bytes"] / start["parameters"], "taken_per_parameter": timing["taken_bytes"] / start["parameters"]}
+    return start["nodes"], start["world_size"] // start["nodes"], {
+        "planned_bytes": found["planned_bytes"], "allocated_bytes": found["allocated_bytes"],
+        "before_bytes": timing["taken_before_bytes"], "taken_bytes": timing["taken_bytes"],
+        "beside_plan_bytes": timing["beside_plan_bytes"],
+        "planned_per_parameter": found["planned_bytes"] / start["parameters"],
+        "taken_per_parameter": timing["taken_bytes"] / start["parameters"]}
 
 
 def measured_memory(logs, model, arm, nodes, per_node):
     """What the runs of this arm on ranks of this shape took, the smallest micro-batch first."""
-    made = []
-    for batch in folders(os.path.join(logs, "train", model)):
-        for network in sorted(folders(os.path.join(logs, "train", model, batch)), key=network_order):
-            found = taken_by(os.path.join(logs, "train", model, batch, network, arm + ".jsonl"))
+    made, train = [], os.path.join(logs, "train", model)
+    for batch in folders(train):
+        for network in sorted(folders(os.path.join(train, batch)), key=network_order):
+            found = taken_by(os.path.join(train, batch, network, arm + ".jsonl"))
             if found and found[:2] == (nodes, per_node):
                 made.append({"micro_batch": int(batch), "network": network, **found[2]})
     return sorted(made, key=lambda m: m["micro_batch"])
@@ -287,82 +344,95 @@ def measured_memory(logs, model, arm, nodes, per_node):
 
 def largest_taken(measured):
     """Of the smallest micro-batch, whose activations hide least; None without runs."""
-    return max((m for m in measured if m["micro_batch"] == measured[0]["micro_batch"]), key=lambda m: m["taken_bytes"]) if measured else None
+    smallest = [m for m in measured if m["micro_batch"] == measured[0]["micro_batch"]]
+    return max(smallest, key=lambda m: m["taken_bytes"], default=None)
 
 
 def memory_rows(logs):
-    rows = []
+    rows = {}
     for model in folders(os.path.join(logs, "sync")):
-        seen = set()
-        for network in sorted((name[:-len(".jsonl")] for name in folders(os.path.join(logs, "sync", model))), key=network_order):
+        for network in networks_synced(logs, model):
             for arm, r in read_sync(logs, model, network).items():
                 shape = (arm, r["nodes"], r["per_node"])
-                if shape in seen:
+                if (model, shape) in rows:
                     continue
-                seen.add(shape)
                 always, transient = formula(*shape)
                 per = {group: size / r["parameters"] for group, size in r["memory"].items()}
-                rows.append({"model": model, "arm": arm, "nodes": r["nodes"], "per_node": r["per_node"], "bytes_per_parameter": per, "sum": sum(per.values()),
-                             "release_always": always, "release_transient": transient, "measured": measured_memory(logs, model, *shape)})
-    rows.sort(key=lambda r: (r["model"], r["nodes"], r["per_node"], ARMS.index(r["arm"])))
-    return rows
+                rows[model, shape] = {
+                    "model": model, "arm": arm, "nodes": r["nodes"], "per_node": r["per_node"],
+                    "bytes_per_parameter": per, "sum": sum(per.values()),
+                    "release_always": always, "release_transient": transient,
+                    "measured": measured_memory(logs, model, *shape)}
+    return sorted(rows.values(), key=lambda r: (r["model"], r["nodes"], r["per_node"], ARMS.index(r["arm"])))
 
 
 def print_memory(rows):
     if not rows:
         return
-    print("\nmemory per GPU, bytes per parameter, activations left out but for the last two columns\n%-6s %-7s %-15s %8s %10s %10s %14s %6s %8s | %8s %10s | %5s %8s %8s" %
-          ("model", "ranks", "arm", "weights", "gradients", "optimizer", "communication", "norm", "sum", "formula", "transient", "batch", "planned", "taken"))
-    for r in rows:
-        per = r["bytes_per_parameter"]
-        get = lambda group: per.get(group, 0.0)
-        most = largest_taken(r["measured"]) or {}
-        print("%-6s %-7s %-15s %8.3f %10.3f %10.3f %14.3f %6.3f %8.3f | %8.3f %10.3f | %5s %8s %8s" %
-              (r["model"], "%dx%d" % (r["nodes"], r["per_node"]), TITLES[r["arm"]], get("weights"), get("gradients"), get("optimizer state"), get("communication"),
-               get("norm and verdict"), r["sum"], r["release_always"], r["release_transient"], cell(most.get("micro_batch"), "d"), cell(most.get("planned_per_parameter"), ".3f"),
-               cell(most.get("taken_per_parameter"), ".3f")))
-    print("formula: 2 (bf16 weights) + 4 (fp32 gradients) + 12 / ranks (master, moments) + %.3f with 4-bit weights (receive buffer), as in the official release; transient: "
-          "its buffers of an exchange of the whole shard, 2 x bytes per value of the first hop + those of the second / ranks per node. Ours hold the largest bucket's" % INT4_WEIGHT)
-    if any(r["measured"] for r in rows):
-        before = [m["before_bytes"] for r in rows for m in r["measured"]]
-        print("planned, taken: of training with this micro-batch: sum and activations; what the device had lost after the first interval, with its context, libraries, NCCL and "
-              "activations. Arms follow each other in one process: before their plans %.0f to %.0f MiB were taken, what earlier arms had loaded or left included" %
+    print("\nmemory per GPU, bytes per parameter, without activations but for the last two columns")
+    group = lambda name, width, key: number(
+        name, width, ".3f", lambda r: r["bytes_per_parameter"].get(key, 0.0))
+    most = lambda name, width, form, key: number(
+        name, width, form, lambda r: (largest_taken(r["measured"]) or {}).get(key))
+    print_columns((
+        MODEL_COLUMN, RANKS_COLUMN, ARM_COLUMN,
+        group("weights", 8, "weights"), group("gradients", 10, "gradients"),
+        group("optimizer", 10, "optimizer state"), group("communication", 14, "communication"),
+        group("norm", 6, "norm and verdict"), number("sum", 8, ".3f", "sum"), BAR_COLUMN,
+        number("formula", 8, ".3f", "release_always"), number("transient", 10, ".3f", "release_transient"),
+        BAR_COLUMN, most("batch", 5, "d", "micro_batch"), most("planned", 8, ".3f", "planned_per_parameter"),
+        most("taken", 8, ".3f", "taken_per_parameter")), rows)
+    print("formula: the official release's 2 (bf16 weights) + 4 (fp32 gradients)\n"
+          "         + 12 / ranks (master, moments) + %.3f with 4-bit weights (receive buffer)\n"
+          "transient: its buffers while the whole shard is exchanged: 2 x bytes per value of the first hop\n"
+          "           + those of the second / ranks per node; ours hold the largest bucket's" % INT4_WEIGHT)
+    before = [m["before_bytes"] for r in rows for m in r["measured"]]
+    if before:
+        print("planned: sum and activations of training with this micro-batch\n"
+              "taken: what the device had lost after the first interval, with context, libraries and NCCL; "
+              "arms share a process, and before their plans %.0f to %.0f MiB were taken" %
               (min(before) / 2**20, max(before) / 2**20))
 
 
-# --- synchronisation alone ----------------------------------------------------------------------------------------------------------------------
+# --- synchronisation alone ----------------------------------------------------------------------------------
 
 
 def sync_rows(logs):
     rows = []
     for model in folders(os.path.join(logs, "sync")):
-        for network in sorted((name[:-len(".jsonl")] for name in folders(os.path.join(logs, "sync", model))), key=network_order):
+        for network in networks_synced(logs, model):
             arms = read_sync(logs, model, network)
             for arm in sorted((a for a in arms if "gradients_ms" in arms[a]), key=ARMS.index):
                 plain = arms[arm]["plain"]
-                r = {k: v for k, v in arms[arm].items() if k not in ("kind", "buckets", "memory", "plain")}
                 sent = {hop: sum(b[hop] for b in arms[arm]["buckets"]) for hop in HOPS}
                 floor = {hop: sent[hop] / (1e6 * plain[PLAIN[hop]]) if sent[hop] else 0.0 for hop in HOPS}
-                rows.append({"model": model, "network": network, **r, "sent": sent, "gradients_floor_ms": max(floor["grad_node"], floor["grad_rail"]),
-                             "weights_floor_ms": max(floor["weight_node"], floor["weight_rail"]), "plain": {name: plain[name] for name in PLAIN.values()}, "device": plain["device"], "commit": plain["commit"]})
+                kept = {k: v for k, v in arms[arm].items() if k not in ("kind", "buckets", "memory", "plain")}
+                rows.append({"model": model, "network": network, **kept, "sent": sent,
+                             "gradients_floor_ms": max(floor["grad_node"], floor["grad_rail"]),
+                             "weights_floor_ms": max(floor["weight_node"], floor["weight_rail"]),
+                             "plain": {name: plain[name] for name in PLAIN.values()},
+                             "device": plain["device"], "commit": plain["commit"]})
     return rows
 
 
 def print_sync(rows):
-    print("%-6s %-18s %-7s %-15s %10s %8s %9s %8s %7s %7s" % ("model", "network", "ranks", "arm", "gradients", "floor", "weights", "floor", "AdamW", "apply"))
-    for r in rows:
-        print("%-6s %-18s %-7s %-15s %10.2f %8.2f %9.2f %8.2f %7.2f %7.2f" % (r["model"], network_title(r["network"]), "%dx%d" % (r["nodes"], r["per_node"]), TITLES[r["arm"]],
-              r["gradients_ms"], r["gradients_floor_ms"], r["weights_ms"], r["weights_floor_ms"], r["adamw_ms"], r["apply_ms"]))
-    print("ms. gradients: first bucket ready until the verdict; weights: verdict until all are applied, less AdamW's kernels alone; floor: bytes of the busier hop at the plain "
-          "collective's rate")
+    print_columns((
+        MODEL_COLUMN, NETWORK_COLUMN, RANKS_COLUMN, ARM_COLUMN,
+        number("gradients", 10, ".2f", "gradients_ms"), number("floor", 8, ".2f", "gradients_floor_ms"),
+        number("weights", 9, ".2f", "weights_ms"), number("floor", 8, ".2f", "weights_floor_ms"),
+        number("AdamW", 7, ".2f", "adamw_ms"), number("apply", 7, ".2f", "apply_ms")), rows)
+    print("All in ms. gradients: first bucket ready until the verdict\n"
+          "weights: verdict until all are applied, less AdamW's kernels alone\n"
+          "floor: bytes of the busier hop at the plain collective's rate")
     for network in sorted({r["network"] for r in rows}, key=network_order):
         plain = next(r["plain"] for r in rows if r["network"] == network)
-        rate = lambda name: cell(plain[name] or None, ".2f")
-        print("%s, GB/s sent by each rank: all-to-all inside %s, between nodes %s; all-gather inside %s, between nodes %s" %
-              (network_title(network), rate("all_to_all_node"), rate("all_to_all_rail"), rate("all_gather_node"), rate("all_gather_rail")))
+        names = ("all_to_all_node", "all_to_all_rail", "all_gather_node", "all_gather_rail")
+        rates = [cell(plain[name] or None, ".2f") for name in names]
+        print("%s, GB/s sent by each rank: all-to-all inside %s, between nodes %s; "
+              "all-gather inside %s, between nodes %s" % (network_title(network), *rates))
 
 
-# --- the plot -----------------------------------------------------------------------------------------------------------------------------------
+# --- the plot -----------------------------------------------------------------------------------------------
 
 
 def node_gbit(row):
@@ -370,84 +440,114 @@ def node_gbit(row):
     return 8 * row["plain"]["all_to_all_rail"] * row["ranks"] / row["nodes"]
 
 
+def network_subtitle(points):
+    """What hardware and network the points were measured on."""
+    ranks, nodes, device = points[0]["ranks"], points[0]["nodes"], points[0]["device"]
+    networks = sorted({r["network"] for r in points}, key=network_order)
+    if networks == ["logical"]:
+        return f"{ranks} ranks as {nodes} nodes in name only, {device}"
+    speeds = ["unshaped" if n == "sockets" else network_title(n) for n in networks if n != "logical"]
+    gpus = "1 GPU" if ranks == nodes else f"{ranks // nodes} GPUs"
+    return (f"{nodes} emulated nodes of {gpus} on one machine ({device}); "
+            f"network: TCP over its loopback, {', '.join(speeds)} a node")
+
+
+def speedup_panel(points, baseline, series, top):
+    """series: (points of a line, colour, dash)."""
+    x, y = [node_gbit(r) for r in points], [r["over_" + baseline] for r in points]
+    panel = Panel(top, 260, (min(x), max(x)), (min(1.0, *y), max(y)), log_x=True, pad_x=0.02)
+    strokes = []
+    for chosen, colour, dash in series:
+        line = sorted((node_gbit(r), r["over_" + baseline]) for r in chosen if "over_" + baseline in r)
+        strokes += panel.line(line, colour, "soft", dash)
+        strokes += [panel.dot(a, b, colour) for a, b in line]
+    return panel, strokes
+
+
 def plot(rows, path):
-    """Speedup of each arm over both baselines against the bandwidth between nodes; False when there is nothing to draw."""
-    points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16") and not r["arm"].endswith(SUMS)]
+    """Speedup of each arm over both baselines against the bandwidth between nodes.
+
+    False when there is nothing to draw."""
+    points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16")
+              and not r["arm"].endswith(SUMS)]
     models = list(dict.fromkeys((r["model"], r["micro_batch"]) for r in points))
-    arms = [arm for arm in ARMS if any(r["arm"] == arm for r in points)]
-    dashes = {arm: dash for arm, dash in zip(["sdp4bit"] + [a for a in arms if a != "sdp4bit"], ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"])}
+    arms = sorted({r["arm"] for r in points}, key=lambda arm: (arm != "sdp4bit", ARMS.index(arm)))
+    dashes = dict(zip(arms, ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"]))
+    series = [([r for r in points if (r["model"], r["micro_batch"], r["arm"]) == (*which, arm)],
+               COLOURS[k % len(COLOURS)], dashes[arm]) for k, which in enumerate(models) for arm in arms]
     panels, top = [], TOP
     for baseline in ("fp32", "bf16"):
         drawn = [r for r in points if "over_" + baseline in r]
-        if not drawn:
-            continue
-        x, y = [node_gbit(r) for r in drawn], [r["over_" + baseline] for r in drawn]
-        panel = Panel(top, 260, (0, 1.05 * max(x)), (min(1.0, min(y)), max(y)))
-        strokes = []
-        for k, which in enumerate(models):
-            for arm in arms:
-                line = sorted((node_gbit(r), r["over_" + baseline]) for r in drawn if (r["model"], r["micro_batch"]) == which and r["arm"] == arm)
-                if line:
-                    strokes += panel.line(line, COLOURS[k % len(COLOURS)], "soft", dashes.get(arm, ""))
-                    strokes += [f'<circle cx="{panel.x(a):.1f}" cy="{panel.y(b):.1f}" r="3" fill="{COLOURS[k % len(COLOURS)]}"/>' for a, b in line]
-        label = "Gb/s that a plain all-to-all sends out of each node"
-        panels.append((panel, strokes, panel.axes("speedup over " + TITLES[baseline], label if baseline == "bf16" else None)))
-        top += 260 + BETWEEN
+        if drawn:
+            panels.append((baseline, *speedup_panel(drawn, baseline, series, top)))
+            top += 260 + BETWEEN
     if not panels:
         return False
-    entries = [(f"{model}, micro-batch {batch}", COLOURS[k % len(COLOURS)], "") for k, (model, batch) in enumerate(models)]
-    entries += [(TITLES[arm], "#444444", dashes.get(arm, "")) for arm in arms]
-    subtitle = "%d ranks on %d nodes, %s" % (points[0]["ranks"], points[0]["nodes"], points[0]["device"])
+    label = "Gb/s that a plain all-to-all sends out of each node"
+    framed = [(panel, strokes, panel.axes("speedup over " + TITLES[baseline], label if last else None))
+              for last, (baseline, panel, strokes) in zip([False] * (len(panels) - 1) + [True], panels)]
+    entries = [Entry(f"{model}, micro-batch {batch}", COLOURS[k % len(COLOURS)])
+               for k, (model, batch) in enumerate(models)]
+    entries += [Entry(TITLES[arm], "#444444", dashes[arm]) for arm in arms]
+    subtitle = network_subtitle(points)
     with open(path, "w") as file:
-        file.write(page("A step's speedup by what travels", subtitle, panels, key(entries, TOP)))
+        file.write(page("A step's speedup by what travels", subtitle, framed, [legend(entries, TOP)]))
     return True
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------------------------------
+# --- commands -----------------------------------------------------------------------------------------------
 
 
-def write_json(path, what, content):
-    """comm.sh hands over its command line. Whole or not at all: a call may be ended at any time."""
+def write_json(path, what, rows, memory):
+    """comm.sh hands over its command line."""
     command = os.environ.get("COMMAND_LINE", "dev/bench/comm.sh")
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path + ".part", "w") as file:
-        json.dump({"what": what, "command": command, **content}, file, indent=1)
-    os.replace(path + ".part", path)
+    write_records(path, {"what": what, "command": command, "rows": rows, "memory": memory})
+
+
+def make_table(logs, out, picture=None):
+    rows, memory = read_rows(logs), memory_rows(logs)
+    if not rows:
+        sys.exit("error: no arm has run to its end; see above")
+    print_rows(rows)
+    print_few_steps(rows)
+    print_sums(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]), ("inside", r["inside_bytes"]))))
+    print_memory(memory)
+    what = "training steps by what travels, sequence and model of the cards, no dropout, made-up data"
+    write_json(out, what, rows, memory)
+    if picture and plot(rows, picture):
+        print("plot: " + picture)
+
+
+def make_sync_table(logs, out):
+    rows, memory = sync_rows(logs), memory_rows(logs)
+    if not rows:
+        sys.exit("error: nothing was measured; see above")
+    print_sync(rows)
+    print_sums(rows, lambda r: (r["gradients_ms"] + r["weights_ms"] + r["adamw_ms"],
+                                (("each rank", sum(r["sent"].values())),)))
+    print_memory(memory)
+    write_json(out, "synchronisation of a step alone", rows, memory)
+
+
+def print_steps(logs, model, rows, network, left, start, most, *arms):
+    chosen, seconds = plan_steps(logs, model, rows, network, float(left), float(start), int(most), arms)
+    for arm, steps in chosen:
+        print(arm, steps)
+    print("seconds %.1f" % seconds)
+
+
+def print_unfinished(logs, model, rows, network, *arms):
+    for arm in arms:
+        if not finished(logs, model, rows, network, arm):
+            print(arm)
 
 
 def main():
-    command = sys.argv[1] if len(sys.argv) > 3 else ""
-    if command == "table":
-        rows, memory = read_rows(sys.argv[2]), memory_rows(sys.argv[2])
-        if not rows:
-            sys.exit("error: no arm has run to its end; see above")
-        print_rows(rows)
-        print_few_steps(rows)
-        print_sums(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]), ("inside", r["inside_bytes"]))))
-        print_memory(memory)
-        write_json(sys.argv[3], "training steps by what travels, sequence and model of the cards, no dropout, made-up data", {"rows": rows, "memory": memory})
-        if len(sys.argv) > 4 and plot(rows, sys.argv[4]):
-            print("plot: " + sys.argv[4])
-    elif command == "sync":
-        rows = sync_rows(sys.argv[2])
-        if not rows:
-            sys.exit("error: nothing was measured; see above")
-        print_sync(rows)
-        print_sums(rows, lambda r: (r["gradients_ms"] + r["weights_ms"] + r["adamw_ms"], (("each rank", sum(r["sent"].values())),)))
-        print_memory(memory_rows(sys.argv[2]))
-        write_json(sys.argv[3], "synchronisation of a step alone", {"rows": rows, "memory": memory_rows(sys.argv[2])})
-    elif command == "steps":
-        logs, model, rows, network, left, start, most = sys.argv[2:9]
-        chosen, seconds = plan_steps(logs, model, rows, network, float(left), float(start), int(most), sys.argv[9:])
-        for arm, steps in chosen:
-            print(arm, steps)
-        print("seconds %.1f" % seconds)
-    elif command == "unfinished":
-        for arm in sys.argv[6:]:
-            if not finished(*sys.argv[2:6], arm):
-                print(arm)
-    else:
+    commands = {"table": make_table, "sync": make_sync_table, "steps": print_steps,
+                "unfinished": print_unfinished}
+    if len(sys.argv) < 4 or sys.argv[1] not in commands:
         sys.exit(__doc__)
+    commands[sys.argv[1]](*sys.argv[2:])
 
 
 if __name__ == "__main__":

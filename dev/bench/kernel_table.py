@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Table of a trace that kernel_trace.c wrote: per step and kernel, how often it ran, its time, and the time no kernel ran.
+"""Table of a trace that kernel_trace.c wrote.
 
-    dev/bench/kernel_table.py trace.csv [--marker NAME] [--skip 5] [--sequence]
+Per step and kernel: how often it ran and its time. And the time during which no kernel ran.
 
-A step ends at the last launch of the kernel whose name holds NAME (default: the loss sum, which runs once per micro-batch); the first `skip`
-steps and the last one are left out. --sequence lists one step's launches in order instead.
+    dev/bench/kernel_table.py trace.csv [--marker NAME] [--skip 5] [--rows 60] [--sequence]
+
+A step ends at the last launch of the kernel whose name holds NAME. By default that is the loss sum,
+which runs once per micro-batch. The first `skip` steps and the last one are left out. --sequence lists
+one step's launches in order instead.
 """
 import argparse
 import collections
@@ -53,16 +56,19 @@ def main():
     if arguments.sequence:
         one = records[marks[arguments.skip] + 1 : marks[arguments.skip + 1] + 1]
         for s, e, stream, name in one:
-            print("%9.1f %8.1f us  stream %3d  %s" % ((s - one[0][0]) / 1e3, (e - s) / 1e3, stream, short(names[name])))
+            print("%9.1f %8.1f us  stream %3d  %s" %
+                  ((s - one[0][0]) / 1e3, (e - s) / 1e3, stream, short(names[name])))
         return
     total = collections.defaultdict(lambda: [0, 0])
     for s, e, stream, name in chosen:
         total[(stream, name)][0] += 1
         total[(stream, name)][1] += e - s
     wall = records[last][1] - records[first][1]
-    print("%.3f ms a step over %d steps; some kernel ran %.3f ms of it" % (wall / steps / 1e6, steps, busy([r[:2] for r in chosen]) / steps / 1e6))
+    print("%.3f ms a step over %d steps; some kernel ran %.3f ms of it" %
+          (wall / steps / 1e6, steps, busy([r[:2] for r in chosen]) / steps / 1e6))
     for (stream, name), (count, ns) in sorted(total.items(), key=lambda x: -x[1][1])[: arguments.rows]:
-        print("%9.3f ms %7.1f x %9.1f us  stream %3d  %s" % (ns / steps / 1e6, count / steps, ns / count / 1e3, stream, short(names[name])))
+        print("%9.3f ms %7.1f x %9.1f us  stream %3d  %s" %
+              (ns / steps / 1e6, count / steps, ns / count / 1e3, stream, short(names[name])))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
-"""The peer on the same GPU: a GPT-3-style model in PyTorch with torch.compile, fused AdamW and SDPA. --weights fp32: under bf16 autocast with norm
-clipping, as nanoGPT trains and as precise as this trainer. --weights bf16: weights, gradients and AdamW's moments in bf16 and no clipping, PyTorch's fastest
-form, which does less than this trainer. Prints one JSON line per model: tokens/s, ms per step, peak memory.
+"""The peer on the same GPU: a GPT-3-style model in PyTorch.
+
+It uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model: tokens/s, ms per step, peak
+memory.
 
     python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 [--weights bf16] [--steps 20] [--sequence 2048]
+
+--weights fp32   bf16 autocast and norm clipping, as nanoGPT trains and as precise as this trainer
+--weights bf16   weights, gradients and AdamW's moments in bf16, no clipping: PyTorch's fastest form,
+                 which does less than this trainer
 """
 import argparse
 import json
@@ -27,7 +32,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         rows, length, width = x.shape
-        q, k, v = self.qkv(self.ln1(x)).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(self.ln1(x)).view(rows, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).reshape(rows, length, width))
         return x + self.fc2(F.gelu(self.fc1(self.ln2(x)), approximate="tanh"))
@@ -54,7 +60,8 @@ def measure(name, rows, length, steps, fp32):
     torch.cuda.reset_peak_memory_stats()
     model = GPT(layers, width, heads, length).to("cuda", torch.float32 if fp32 else torch.bfloat16)
     step_model = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1,
+                                  fused=True)
     ids = torch.randint(VOCABULARY, (rows, length + 1), device="cuda")
 
     def step():
@@ -75,8 +82,11 @@ def measure(name, rows, length, steps, fp32):
         loss = step()
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - start) / steps
-    print(json.dumps({"program": "pytorch " + torch.__version__ + (" fp32 weights" if fp32 else " bf16 weights"), "model": name, "micro_batch": rows, "ms": 1e3 * seconds,
-                      "tokens_per_second": rows * length / seconds, "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "loss": float(loss)}), flush=True)
+    kind = " fp32 weights" if fp32 else " bf16 weights"
+    print(json.dumps({"program": "pytorch " + torch.__version__ + kind, "model": name, "micro_batch": rows,
+                      "ms": 1e3 * seconds, "tokens_per_second": rows * length / seconds,
+                      "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "loss": float(loss)}),
+          flush=True)
 
 
 def main():

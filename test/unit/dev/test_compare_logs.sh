@@ -1,5 +1,5 @@
 #!/bin/bash
-# dev/compare_logs: numbers worked out by hand, Megatron-LM's text, resumed and torn logs, the plot's XML, errors.
+# dev/compare_logs: figures of known answers, Megatron-LM's text, resumed and torn logs, the plot's XML, errors.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 folder=$(mktemp -d)
@@ -36,16 +36,25 @@ well_formed() {
     python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$1" || fail "plot is not well-formed"
 }
 
-# JSON lines. Reference: loss 5 - i/100; other: 0.03 above it at odd and 0.05 at even iterations: gap 0.04, standard deviation
-# 0.01 * sqrt(20/19), error 0.01 / sqrt(19) = 0.0023; the reference's last twenty average 4.105; 100 * 0.04 / 4.105 = 0.97.
+# JSON lines. The reference's loss is 5 - i/100. The other's is 0.03 above it at odd iterations and
+# 0.05 at even ones: gap 0.04, standard deviation 0.01 * sqrt(20/19), error 0.01 / sqrt(19) = 0.0023.
+# The reference's last twenty average 4.095: 100 * 0.04 / 4.095 = 0.98.
 json_log() { # add_odd add_even inter_bytes ms tokens_per_second last
     awk -v odd="$1" -v even="$2" -v bytes="$3" -v ms="$4" -v tokens="$5" -v last="$6" 'BEGIN {
         print "{\"kind\":\"start\",\"world_size\":4}"
         for (i = 1; i <= last; i++) {
             loss = 5 - i / 100 + (i % 2 ? odd : even)
             printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":%.17g,\"skipped\":false}\n", i, loss
-            if (i % 10 == 0) printf "{\"kind\":\"interval\",\"iteration\":%d,\"iterations\":10,\"loss\":%.17g,\"global_batch_size\":8,\"inter_node_bytes\":%d,\"intra_node_bytes\":2500000,\"timing\":{\"elapsed_ms\":%g,\"tokens_per_second\":%g,\"exposed_comm_ms\":%g}}\n", i, loss, bytes, i == 10 ? 9999 : ms, i == 10 ? 1 : tokens, ms / 10
-            if (i % 50 == 0) printf "{\"kind\":\"valid\",\"iteration\":%d,\"split\":\"valid\",\"where\":\"x\",\"loss\":%.17g,\"ppl\":1}\n", i, loss + 0.5
+            if (i % 10 == 0) {
+                printf "{\"kind\":\"interval\",\"iteration\":%d,\"iterations\":10,\"loss\":%.17g,", i, loss
+                printf "\"global_batch_size\":8,\"inter_node_bytes\":%d,\"intra_node_bytes\":2500000,", bytes
+                printf "\"timing\":{\"elapsed_ms\":%g,\"tokens_per_second\":%g,", i == 10 ? 9999 : ms, i == 10 ? 1 : tokens
+                printf "\"exposed_comm_ms\":%g}}\n", ms / 10
+            }
+            if (i % 50 == 0) {
+                printf "{\"kind\":\"valid\",\"iteration\":%d,\"split\":\"valid\",\"where\":\"x\",", i
+                printf "\"loss\":%.17g,\"ppl\":1}\n", loss + 0.5
+            }
         }
         print "{\"kind\":\"valid\",\"iteration\":100,\"split\":\"test\",\"where\":\"x\",\"loss\":99,\"ppl\":1}"
         printf "{\"kind\":\"trai"
@@ -56,7 +65,8 @@ json_log 0.03 0.05 10000000 160 1250 100 > "$folder/quant.jsonl"
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --curves 3 --svg "$folder/a.svg"
 has "reference row" "base 100 4.0000 4.0950 - - - 4.5000 - 1,000 40.000 2.500 20.0"
 has "other row" "quant 100 4.0500 4.1350 +0.0400 +0.98 0.0023 4.5500 +1.11 1,250 10.000 2.500 16.0"
-has "what the error is of" "tail noise: of the mean over the tail of this one pair of runs, not from seed to seed: other seeds move a gap many times as far (see --help)"
+has "what the error is of" "tail noise: of the mean over the tail of this one pair of runs, not from seed \
+to seed: other seeds move a gap many times as far (see --help)"
 [ "$(grep -c '^tail noise' "$folder/out")" = 1 ] || fail "what the error is of is said once"
 head -n 1 "$folder/out" | grep -q ' gap  *tail ' || fail "the error's column"
 has "note" "quant: loss +0.98 % against base over iterations 81 to 100, 4.00x fewer bytes between nodes, 1.25x its tokens/s"
@@ -66,7 +76,8 @@ has "curves, middle row" " 50 4.5950 4.6350 +0.0400"
 has "curves, last row" " 100 4.0950 4.1350 +0.0400"
 [ ! -s "$folder/err" ] || fail "a torn last line is no cause for a note"
 well_formed "$folder/a.svg"
-[ "$(grep -c '<polyline' "$folder/a.svg")" = 9 ] || fail "plot: two raw, two smoothed lines and a difference over iterations, four lines over time"
+[ "$(grep -c '<polyline' "$folder/a.svg")" = 9 ] ||
+    fail "plot: two raw, two smoothed lines and a difference over iterations, four lines over time"
 for text in '>base<' '>quant<' '>training loss<' '>iteration<' '>difference<' '>4.0950<' '>training time (seconds'; do
     grep -qF -- "$text" "$folder/a.svg" || fail "plot lacks $text"
 done
@@ -81,14 +92,21 @@ well_formed "$folder/i.svg"
 [ "$(grep -c '<polyline' "$folder/i.svg")" = 5 ] || fail "plot over iterations alone"
 if grep -q 'training time' "$folder/i.svg"; then fail "plot over iterations alone: no time"; fi
 
-# The quick run's curve ends sooner over time: 10 * 9.999 + 90 * 0.16 = 114.39 s against 117.99 s, of an axis of 840 pixels that begins at 92.
-for end in "base 932.0" "quant 906.4"; do
-    grep -o '<polyline class="soft[^>]*>' "$folder/a.svg" | tail -n 2 | grep -q " ${end#* },[0-9.]*\"/>" || fail "where the curve of ${end% *} ends over time"
+# Over time the quick run's curve ends sooner: at 10 * 9.999 + 90 * 0.16 = 114.39 s, the other at
+# 117.99 s. The axis has 720 pixels and begins at 92.
+for end in "base 812.0" "quant 790.0"; do
+    grep -o '<polyline class="soft[^>]*>' "$folder/a.svg" | tail -n 2 | grep -q " ${end#* },[0-9.]*\"/>" ||
+        fail "where the curve of ${end% *} ends over time"
 done
 
-# Neighbouring pairs that are alike make the error wider: ten iterations 0.03 above, then ten 0.05. r = 17/20; 0.01 / sqrt(19) * sqrt(1.85 / 0.15) = 0.0081.
-awk 'BEGIN { for (i = 1; i <= 20; i++) printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":%.17g}\n", i, 5 - i / 100 + (i <= 10 ? 0.03 : 0.05) }' > "$folder/drift.jsonl"
-awk 'BEGIN { for (i = 1; i <= 20; i++) printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":%.17g}\n", i, 5 - i / 100 }' > "$folder/straight.jsonl"
+# Neighbouring pairs that are alike make the error wider: ten iterations 0.03 above, then ten 0.05.
+# r = 17/20; 0.01 / sqrt(19) * sqrt(1.85 / 0.15) = 0.0081.
+two_steps() { # ABOVE_FIRST_TEN ABOVE_LAST_TEN
+    awk -v a="$1" -v b="$2" 'BEGIN { for (i = 1; i <= 20; i++)
+        printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":%.17g}\n", i, 5 - i / 100 + (i <= 10 ? a : b) }'
+}
+two_steps 0.03 0.05 > "$folder/drift.jsonl"
+two_steps 0 0 > "$folder/straight.jsonl"
 runs 0 straight="$folder/straight.jsonl" drift="$folder/drift.jsonl"
 grep -q '^drift .* +0.0400 .* 0.0081$' "$folder/out" || fail "error of pairs that resemble their neighbours"
 runs 0 straight="$folder/straight.jsonl" drift="$folder/drift.jsonl" --svg "$folder/d.svg"
@@ -122,23 +140,29 @@ grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
 {
     json_log 1 1 40000000 200 1000 60 | sed '$d'
     printf '{"kind":"trai\n'
-    json_log 0 0 40000000 200 1000 50 | awk '/"start"/ || /"test"/ {next} match($0, /"iteration":[0-9]+/) {if (substr($0, RSTART + 12, RLENGTH - 12) + 0 > 40) print}'
+    json_log 0 0 40000000 200 1000 50 | awk '/"start"/ || /"test"/ {next}
+        match($0, /"iteration":[0-9]+/) {if (substr($0, RSTART + 12, RLENGTH - 12) + 0 > 40) print}'
 } > "$folder/resumed.jsonl"
 runs 0 r="$folder/resumed.jsonl"
 # 41..50 of the second part: 4.59 ... 4.50, mean 4.545; 31..40 of the first: 5.69 ... 5.60, mean 5.645; together 5.095
 grep -q '^r  *50  *4.5000  *5.0950 ' "$folder/out" || fail "resumed run"
 grep -q '1 unreadable JSON lines' "$folder/err" || fail "torn line inside is told"
 
-# Two runs in one file, told apart by the flags of their starts; where they were put, and for how long they train, makes no other run.
+# Two runs in one file, told apart by the flags of their starts. Folders and lengths make no other run.
 part() { # FIRST LAST FLAGS
-    awk -v first="$1" -v last="$2" -v flags="$3" 'BEGIN { print "{\"kind\":\"start\",\"arguments\":" flags "}"; for (i = first; i <= last; i++) printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":5}\n", i }'
+    awk -v first="$1" -v last="$2" -v flags="$3" 'BEGIN {
+        print "{\"kind\":\"start\",\"arguments\":" flags "}"
+        for (i = first; i <= last; i++) printf "{\"kind\":\"train\",\"iteration\":%d,\"loss\":5}\n", i
+    }'
 }
 plain='{"quantized_weights":false,"lr":0.1,"load":null,"exit_interval":null}'
 quantised='{"quantized_weights":true,"lr":0.2,"load":null,"exit_interval":null}'
 { part 1 30 "$plain"; part 1 20 "$quantised"; part 11 20 "$quantised"; } > "$folder/twice.jsonl"
 runs 0 t="$folder/twice.jsonl"
-one_error "note: t: iterations from 1 on come twice, the later ones after a start with other lr, quantized_weights: the file holds two runs"
-{ part 1 30 "$plain"; part 21 40 '{"quantized_weights":false,"lr":0.1,"load":"x","exit_interval":7}'; part 41 50 "$quantised"; } > "$folder/once.jsonl"
+one_error "note: t: iterations from 1 on come twice, the later ones after a start with other lr, \
+quantized_weights: the file holds two runs"
+elsewhere='{"quantized_weights":false,"lr":0.1,"load":"x","exit_interval":7}'
+{ part 1 30 "$plain"; part 21 40 "$elsewhere"; part 41 50 "$quantised"; } > "$folder/once.jsonl"
 runs 0 "$folder/once.jsonl"
 [ ! -s "$folder/err" ] || fail "no note about a run that was resumed: $(cat "$folder/err")"
 { part 1 30 3; part 1 20 '[1]'; part 1 20 "$plain"; } > "$folder/flagless.jsonl"
@@ -164,13 +188,20 @@ runs 0 megatron="$folder/megatron.log" --svg "$folder/m.svg" --x time
 has "Megatron's text" "megatron 300 0.0070 0.0350 0.0080 11,165"
 well_formed "$folder/m.svg"
 
-# Two of Megatron-LM's at its usual log interval of 100: the window is widened to five intervals, 600 to 1000, where the gaps are 0.03, 0.05, 0.03, 0.05, 0.03: mean
-# 0.038 over 4.76, deviation sqrt(0.00048 / 4), neighbours do not resemble each other; 0.0049.
+# Two of Megatron-LM's at its usual log interval of 100: the window is widened to five intervals, 600 to
+# 1000. There the gaps are 0.03, 0.05, 0.03, 0.05, 0.03: mean 0.038 over 4.76, deviation
+# sqrt(0.00048 / 4). Neighbours do not resemble each other: 0.0049.
 for add in 0 0.03; do
-    awk -v add=$add 'BEGIN { for (i = 100; i <= 1000; i += 100) printf " iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): 160.0 | global batch size: %5d | lm loss: %.6E | number of skipped iterations:   0 |\n", i, 1000, 8 * i, 8, 5 - i / 1000 * 0.3 + (add ? add + (i % 200 == 100 ? 0.02 : 0) : 0) }' > "$folder/mega-$add.log"
+    awk -v add=$add 'BEGIN { for (i = 100; i <= 1000; i += 100) {
+        printf " iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): 160.0 |", i, 1000, 8 * i
+        printf " global batch size: %5d |", 8
+        printf " lm loss: %.6E |", 5 - i / 1000 * 0.3 + (add ? add + (i % 200 == 100 ? 0.02 : 0) : 0)
+        print " number of skipped iterations:   0 |"
+    } }' > "$folder/mega-$add.log"
 done
 runs 0 a="$folder/mega-0.log" b="$folder/mega-0.03.log" --curves 2
-has "a window of five log intervals, said" "means are of the last 500 iterations: the log interval is 100, so --smooth 20 would hold fewer than 5 values"
+has "a window of five log intervals, said" "means are of the last 500 iterations: the log interval is 100, \
+so --smooth 20 would hold fewer than 5 values"
 has "a window of five log intervals" "b 1000 4.7300 4.7980 +0.0380 +0.80 0.0049"
 has "and in the curves" "loss, mean of the 500 iterations up to each"
 runs 0 a="$folder/mega-0.log" b="$folder/mega-0.03.log" --smooth 700
@@ -178,13 +209,20 @@ lacks "a window that is wide enough stays" "would hold fewer"
 grep -q 'last 700' "$folder/out" || fail "a window that is wide enough stays"
 
 # This program's text against JSON lines of the same run: compared over whole log intervals, five of them at least.
-awk 'BEGIN { for (i = 10; i <= 100; i += 10) printf " iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): 160.0 | learning rate: 1.000E-04 | global batch size: %5d | lm loss: %.6E | loss scale: 1.0 | grad norm: 1.000 | number of skipped iterations:   0 | number of nan iterations:   0 | tokens/s: 1250 | MFU: 41.5%% | inter-node MB/step: 10.000 | intra-node MB/step: 2.500 | exposed comm (ms): 16.0 | ETA: 1h02m | epoch: 0.125 |\n", i, 100, 8 * i, 8, 5 - (i - 4.5) / 100 + 0.04 }' > "$folder/quant.log"
+awk 'BEGIN { for (i = 10; i <= 100; i += 10) {
+    printf " iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): 160.0 |", i, 100, 8 * i
+    printf " learning rate: 1.000E-04 | global batch size: %5d | lm loss: %.6E |", 8, 5 - (i - 4.5) / 100 + 0.04
+    printf " loss scale: 1.0 | grad norm: 1.000 | number of skipped iterations:   0 |"
+    printf " number of nan iterations:   0 | tokens/s: 1250 | MFU: 41.5%% | inter-node MB/step: 10.000 |"
+    print " intra-node MB/step: 2.500 | exposed comm (ms): 16.0 | ETA: 1h02m | epoch: 0.125 |"
+} }' > "$folder/quant.log"
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.log"
 has "text against JSON lines" "quant 100 4.0850 4.2850 +0.0400 +0.94 0.0000 - 1,250 10.000 2.500 16.0"
 runs 0 quant="$folder/quant.log" base="$folder/base.jsonl"
 grep -q '^base .* -0.0400  *-0.93 ' "$folder/out" || fail "the other way round"
 
-# NaN is shown, not hidden: as JSON null, as our text, and as the field that Megatron-LM leaves out; the plot has a hole.
+# NaN is shown: as JSON null, as our text, and as the field that Megatron-LM leaves out. The plot has a
+# hole.
 {
     sed '$d' "$folder/base.jsonl"
     echo '{"kind":"train","iteration":101,"loss":null,"loss_text":"nan","skipped":true}'
@@ -228,18 +266,21 @@ runs 5 "$folder/base.jsonl" --svg "$folder/none/x.svg"
 one_error "give another path"
 runs 2 "$folder/base.jsonl" --curves 0
 runs 2
-printf '{"kind":"train","iteration":"x"}\n[1]\n{"kind":"train"}\n{"kind":"train","iteration":1,"loss":{}}\n{"kind":"interval","iteration":1,"timing":3}\n{\n' > "$folder/odd"
+printf '%s\n' '{"kind":"train","iteration":"x"}' '[1]' '{"kind":"train"}' '{"kind":"train","iteration":1,"loss":{}}' \
+    '{"kind":"interval","iteration":1,"timing":3}' '{' > "$folder/odd"
 cat "$folder/base.jsonl" >> "$folder/odd"
 runs 0 "$folder/odd"
 grep -q '^odd  *100  *4.0000' "$folder/out" || fail "damaged lines before good ones"
 
-# Lines that JSON allows and no run writes: left out and counted, or without the field that is no number.
+# Lines that JSON allows and no run writes are left out and counted, or read without the field that is
+# no number.
 hostile() { # NAME UNREADABLE LINES...: before and among good ones, in a log that is compared and plotted
     local name=$1 unreadable=$2
     shift 2
     { printf '%s\n' "$@"; cat "$folder/base.jsonl"; } > "$folder/hostile.jsonl"
     runs 0 base="$folder/base.jsonl" h="$folder/hostile.jsonl" --curves 3 --svg "$folder/h.svg"
-    grep -q '^h  *100  *4.0000  *4.0950  *+0.0000 .* 1,000  *40.000  *2.500  *20.0$' "$folder/out" || { fail "hostile: $name"; cat "$folder/out"; }
+    grep -q '^h  *100  *4.0000  *4.0950  *+0.0000 .* 1,000  *40.000  *2.500  *20.0$' "$folder/out" ||
+        { fail "hostile: $name"; cat "$folder/out"; }
     if [ "$unreadable" = 0 ]; then
         [ ! -s "$folder/err" ] || { fail "hostile: $name: $(tail -n 1 "$folder/err")"; }
     else
@@ -250,15 +291,24 @@ hostile() { # NAME UNREADABLE LINES...: before and among good ones, in a log tha
 long=1$(head -c 400 /dev/zero | tr '\0' 0)
 longer=$long$(head -c 6000 /dev/zero | tr '\0' 0)
 nested=$(head -c 100000 /dev/zero | tr '\0' '[')
-hostile "iterations that are no whole numbers" 7 '{"kind":"train","iteration":1e400,"loss":1}' '{"kind":"train","iteration":NaN,"loss":1}' '{"kind":"train","iteration":1.5,"loss":1}' \
-    '{"kind":"train","iteration":-3,"loss":1}' "{\"kind\":\"train\",\"iteration\":$long,\"loss\":1}" "{\"kind\":\"train\",\"iteration\":$longer,\"loss\":1}" '{"kind":"train","iteration":true,"loss":1}'
-hostile "spans that are no whole numbers" 3 '{"kind":"interval","iteration":1,"iterations":1e400,"loss":5,"timing":{}}' '{"kind":"interval","iteration":1,"iterations":[],"loss":5,"timing":{}}' \
-    "{\"kind\":\"interval\",\"iteration\":1,\"iterations\":$long,\"loss\":5,\"timing\":{}}"
+lines=()
+for value in 1e400 NaN 1.5 -3 "$long" "$longer" true; do
+    lines+=("{\"kind\":\"train\",\"iteration\":$value,\"loss\":1}")
+done
+hostile "iterations that are no whole numbers" 7 "${lines[@]}"
+lines=()
+for value in 1e400 '[]' "$long"; do
+    lines+=("{\"kind\":\"interval\",\"iteration\":1,\"iterations\":$value,\"loss\":5,\"timing\":{}}")
+done
+hostile "spans that are no whole numbers" 3 "${lines[@]}"
 hostile "nested a hundred thousand times" 1 "{\"kind\":$nested"
 hostile "a loss nested deep" 0 '{"kind":"train","iteration":0,"loss":{"a":[1]}}'
-hostile "a long line of text" 0 "$nested" " iteration $longer/ 10 | lm loss: 1.0 |" "validation loss at iteration $longer | lm loss value: 1.0 | lm loss PPL: 1.0 |"
+hostile "a long line of text" 0 "$nested" " iteration $longer/ 10 | lm loss: 1.0 |" \
+    "validation loss at iteration $longer | lm loss value: 1.0 | lm loss PPL: 1.0 |"
 for value in '"x"' '[1]' '{}' 1e400 -1e400 NaN true "$long"; do
-    hostile "fields that are $value" 0 '{"kind":"interval","iteration":1,"iterations":1,"loss":5,"global_batch_size":'"$value"',"inter_node_bytes":'"$value"',"intra_node_bytes":'"$value"',"timing":{"elapsed_ms":'"$value"',"tokens_per_second":'"$value"',"exposed_comm_ms":'"$value"'}}'
+    hostile "fields that are $value" 0 "$(printf '{"kind":"interval","iteration":1,"iterations":1,"loss":5,%s,"timing":{%s}}' \
+        "\"global_batch_size\":$value,\"inter_node_bytes\":$value,\"intra_node_bytes\":$value" \
+        "\"elapsed_ms\":$value,\"tokens_per_second\":$value,\"exposed_comm_ms\":$value")"
 done
 # What is a number, and too large to compute with: ten such intervals are an infinite time.
 sed 's/"elapsed_ms":200/"elapsed_ms":1e308/' "$folder/base.jsonl" > "$folder/huge.jsonl"
