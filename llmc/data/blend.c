@@ -24,35 +24,19 @@ static bool has_numbers(const char *const *words, int count) {
     return false;
 }
 
-static bool open_pairs(DataSource *source, const char *const *words, int count, Error *err) {
+static bool read_weights(DataSource *source, const char *const *words, int count, Error *err) {
     if (count % 2) {
         return error_set(err, EXIT_USAGE,
-                         "--data-path: %d words are not pairs; give one prefix, or a weight before every prefix, or prefixes only", count);
+                         "--data-path: %d words are not pairs; give one prefix, or a weight before every prefix, or prefixes only",
+                         count);
     }
     source->weights = (double *)xcalloc((size_t)count / 2, sizeof(double), "blend weights");
-    for (int i = 0; i < count / 2; i++) {
-        double *w = &source->weights[i];
-        if (!parse_number(words[2 * i], w) || !isfinite(*w) || *w <= 0) {
-            return error_set(err, EXIT_USAGE,
-                             "--data-path: weight '%s' of '%s' is not a positive number; give a weight before every prefix", words[2 * i],
-                             words[2 * i + 1]);
-        }
-    }
-    for (; source->shards < count / 2; source->shards++) {
-        if (!shard_open(&source->shard[source->shards], words[2 * source->shards + 1], err)) return false;
-    }
-    return true;
-}
-
-static bool open_list(DataSource *source, const char *const *words, int count, Error *err) {
-    for (; source->shards < count; source->shards++) {
-        if (!shard_open(&source->shard[source->shards], words[source->shards], err)) return false;
-    }
-    if (count == 1) return true;
-    source->weights = (double *)xcalloc((size_t)count, sizeof(double), "blend weights");
-    for (int i = 0; i < count; i++) {
-        source->weights[i] = (double)source->shard[i].tokens;
-        if (source->weights[i] <= 0) return error_set(err, EXIT_DATA, "%s: holds no token; leave it out of --data-path", words[i]);
+    for (int i = 0; i < count; i += 2) {
+        double *w = &source->weights[i / 2];
+        if (parse_number(words[i], w) && isfinite(*w) && *w > 0) continue;
+        return error_set(err, EXIT_USAGE,
+                         "--data-path: weight '%s' of '%s' is not a positive number; give a weight before every prefix", words[i],
+                         words[i + 1]);
     }
     return true;
 }
@@ -60,12 +44,15 @@ static bool open_list(DataSource *source, const char *const *words, int count, E
 bool data_source_open(DataSource *source, const char *const *words, int count, Error *err) {
     *source = (DataSource){0};
     if (count < 1) return error_set(err, EXIT_USAGE, "--data-path: no shard; give a prefix");
-    if (count > 2 * INT16_MAX) return error_set(err, EXIT_USAGE, "--data-path: more than %d shards; merge some with merge_datasets", INT16_MAX);
-    source->shard = (Shard *)xcalloc((size_t)count, sizeof(Shard), "shards");
     bool pairs = count > 1 && has_numbers(words, count);
-    bool ok = pairs ? open_pairs(source, words, count, err) : open_list(source, words, count, err);
-    if (ok && source->shards > INT16_MAX) {
-        ok = error_set(err, EXIT_USAGE, "--data-path: more than %d shards; merge some with merge_datasets", INT16_MAX);
+    int shards = pairs ? count / 2 : count;
+    if (shards > INT16_MAX) {
+        return error_set(err, EXIT_USAGE, "--data-path: more than %d shards; merge some with merge_datasets", INT16_MAX);
+    }
+    source->shard = (Shard *)xcalloc((size_t)count, sizeof(Shard), "shards");
+    bool ok = !pairs || read_weights(source, words, count, err);
+    for (; ok && source->shards < shards; source->shards += ok) {
+        ok = shard_open(&source->shard[source->shards], words[pairs ? 2 * source->shards + 1 : source->shards], err);
     }
     if (!ok) data_source_close(source);
     return ok;
@@ -105,14 +92,15 @@ static void normalise(double *weights, int n) {
     for (int i = 0; i < n; i++) weights[i] /= sum;
 }
 
-void blend_indices(const double *weights, int shards, int64_t length, int16_t *blend_shard, int64_t *blend_sample) {
+void blend_indices(const double *weights, const int64_t *limits, int shards, int64_t length, int16_t *blend_shard,
+                   int64_t *blend_sample) {
     double *drawn = (double *)xcalloc((size_t)shards, sizeof(double), "blend counters");  // whole numbers, exact below 2^53
     for (int64_t k = 0; k < length; k++) {
-        double draws = k > 1 ? (double)k : 1.0, most = weights[0] * draws - drawn[0];
+        double draws = k > 1 ? (double)k : 1.0, most = -INFINITY;
         int chosen = 0;
-        for (int i = 1; i < shards; i++) {
+        for (int i = 0; i < shards; i++) {
             double lag = weights[i] * draws - drawn[i];
-            if (lag > most) {
+            if (lag > most && !(limits && drawn[i] >= (double)limits[i])) {
                 most = lag;
                 chosen = i;
             }
@@ -127,36 +115,67 @@ void blend_indices(const double *weights, int shards, int64_t length, int16_t *b
 // ---------------------------------------------------------------------------------------------------------------------
 // The blend
 
-static bool build_part(BlendedDataset *d, int i, const Shard *shard, int split, const double *bounds, int64_t samples, int seq_length,
-                       uint32_t seed, Error *err) {
-    int64_t first = 0, end = shard->sequences;
-    if (bounds) split_range(bounds, split, shard->sequences, &first, &end);
-    return gpt_dataset_build(&d->parts[i], shard, split, first, end, samples, seq_length, seed, &d->memory, err);
+static bool build_part(BlendedDataset *d, int i, const Shard *shard, const SplitRequest *r, int64_t samples, Error *err) {
+    PartRequest part = {.split = r->split, .end = shard->sequences, .samples = samples, .seq_length = r->seq_length, .seed = r->seed};
+    if (r->bounds) split_range(r->bounds, r->split, shard->sequences, &part.first, &part.end);
+    return gpt_dataset_build(&d->parts[i], shard, &part, &d->memory, err);
 }
 
-// Megatron's order: normalise, ask every shard for 0.5 % more than its share, normalise again, then draw.
-static bool build_parts(BlendedDataset *d, const DataSource *source, int split, const double *bounds, int seq_length, uint32_t seed, Error *err) {
-    if (!source->weights) {
-        bool ok = build_part(d, 0, &source->shard[0], split, bounds, d->requested, seq_length, seed, err);
-        d->samples = d->parts[0].samples;
-        return ok;
+// A number of samples from one in real numbers. The part refuses what it cannot index.
+static int64_t whole_samples(double x) { return x < 0x1p62 ? (int64_t)ceil(x) : INT64_MAX; }
+
+// Megatron's order: normalise, ask every shard for somewhat more than its share, normalise again, then draw.
+static bool build_weighted(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
+    if (r->samples == ONE_EPOCH) {
+        return error_set(err, EXIT_USAGE, "weights of a blend say nothing about one pass over its %s split; give the prefixes "
+                         "without weights, or drop --full-validation",
+                         split_name(r->split));
     }
-    d->weights = (double *)xmalloc((size_t)d->shards * sizeof(double), "blend weights");
     memcpy(d->weights, source->weights, (size_t)d->shards * sizeof(double));
     normalise(d->weights, d->shards);
     for (int i = 0; i < d->shards; i++) {
-        double share = ceil((double)d->requested * d->weights[i] * 1.005);
-        int64_t samples = share < 0x1p62 ? (int64_t)share : INT64_MAX;  // the part refuses what it cannot index
-        if (!build_part(d, i, &source->shard[i], split, bounds, samples, seq_length, seed, err)) return false;
-        d->samples += samples;
+        double share = (double)r->samples * d->weights[i];
+        int64_t built = r->surplus > 0 ? whole_samples(ceil(share) * (1 + r->surplus)) : whole_samples(share * 1.005);
+        if (!build_part(d, i, &source->shard[i], r, built, err)) return false;
+        d->samples += r->surplus > 0 ? whole_samples(share) : built;
     }
     normalise(d->weights, d->shards);
     return true;
 }
 
-// A part asked for ceil(1.005 w n) samples serves the first n draws: the lags add up to 0, so the chosen one is not negative, so
-// draw k < n leaves at most floor(w k) + 1 draws on it. The tail of the table, beyond n, can outrun a part by a draw (Megatron-LM
-// fails there): the blend ends before that draw. The error guards against rounding.
+static bool build_list(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
+    for (int i = 0; i < d->shards; i++) {
+        const GptDataset *part = &d->parts[i];
+        if (!build_part(d, i, &source->shard[i], r, ONE_EPOCH, err)) return false;
+        if (part->samples == 0) {
+            return error_set(err, EXIT_DATA, "%s: the %" PRId64 " tokens of its %s split hold no sample of %d; leave the shard out, or "
+                             "give the list weights",
+                             part->shard->prefix, part->tokens_per_epoch, split_name(r->split), r->seq_length);
+        }
+        d->weights[i] = (double)part->samples;
+        d->samples += part->samples;
+    }
+    if (r->samples != ONE_EPOCH && r->samples < d->samples) d->samples = r->samples;
+    normalise(d->weights, d->shards);
+    return true;
+}
+
+static bool build_parts(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
+    // One pair for a split of its own is a blend in the fork, and no blend in later versions.
+    bool single = d->shards == 1 && (!source->weights || (!r->bounds && r->surplus > 0));
+    if (single) {
+        bool ok = build_part(d, 0, &source->shard[0], r, r->samples, err);
+        d->samples = d->parts[0].samples;
+        return ok;
+    }
+    d->weights = (double *)xcalloc((size_t)d->shards, sizeof(double), "blend weights");
+    return source->weights ? build_weighted(d, source, r, err) : build_list(d, source, r, err);
+}
+
+// A part asked for ceil(1.005 w n) samples serves the first n draws: the lags add up to 0, so the chosen one is
+// not negative, so draw k < n leaves at most floor(w k) + 1 draws on it. The tail of the table, beyond n, can
+// outrun a part by a draw (Megatron-LM fails there): the blend ends before that draw. The error guards against
+// rounding.
 static bool check_draws(BlendedDataset *d, Error *err) {
     for (int64_t k = 0; k < d->samples; k++) {
         const GptDataset *part = &d->parts[d->blend_shard[k]];
@@ -173,28 +192,38 @@ static bool check_draws(BlendedDataset *d, Error *err) {
     return true;
 }
 
-static bool build_draws(BlendedDataset *d, Error *err) {
+static void fill_draws(const BlendedDataset *d, bool exhaust) {
+    int64_t *limits = exhaust ? (int64_t *)xcalloc((size_t)d->shards, sizeof *limits, "samples per part") : NULL;
+    for (int i = 0; exhaust && i < d->shards; i++) limits[i] = d->parts[i].samples;
+    blend_indices(d->weights, limits, d->shards, d->samples, d->blend_shard, d->blend_sample);
+    free(limits);
+}
+
+static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
     const IndexMemory *m = &d->memory;
     d->blend_shard = (int16_t *)m->alloc(m->context, (size_t)d->samples * sizeof(int16_t), "blend shards");
     if (d->blend_shard) d->blend_sample = (int64_t *)m->alloc(m->context, (size_t)d->samples * sizeof(int64_t), "blend samples");
     if (!d->blend_sample) {
-        return error_set(err, EXIT_ENVIRONMENT, "no memory for a blend of %" PRId64 " samples; ask for fewer or use a larger machine", d->samples);
+        return error_set(err, EXIT_ENVIRONMENT, "no memory for a blend of %" PRId64 " samples; ask for fewer or use a larger machine",
+                         d->samples);
     }
-    if (m->builder(m->context)) blend_indices(d->weights, d->shards, d->samples, d->blend_shard, d->blend_sample);
+    if (m->builder(m->context)) fill_draws(d, exhaust);
     m->ready(m->context);
     return check_draws(d, err);  // the same on every rank
 }
 
-bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, int split, const double bounds[SPLITS + 1],
-                           int64_t samples, int seq_length, uint32_t seed, const IndexMemory *memory, Error *err) {
-    *dataset = (BlendedDataset){.shards = source->shards, .requested = samples};
+bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, const SplitRequest *request,
+                           const IndexMemory *memory, Error *err) {
+    const SplitRequest *r = request;
+    *dataset = (BlendedDataset){.shards = source->shards, .requested = r->samples};
     dataset->memory = index_memory_or_own(memory);
-    if (bounds && bounds[split + 1] <= bounds[split]) {
-        return error_set(err, EXIT_USAGE, "--split gives no weight to a split that is asked for %" PRId64 " samples; give it a weight", samples);
+    if (r->bounds && r->bounds[r->split + 1] <= r->bounds[r->split]) {
+        return error_set(err, EXIT_USAGE, "--split gives no weight to a split that is asked for samples; give it a weight");
     }
     dataset->parts = (GptDataset *)xcalloc((size_t)source->shards, sizeof(GptDataset), "blend parts");
-    bool ok = build_parts(dataset, source, split, bounds, seq_length, seed, err);
-    if (ok && dataset->weights) ok = build_draws(dataset, err);
+    bool exhaust = r->samples == ONE_EPOCH, ok = build_parts(dataset, source, r, err);
+    if (exhaust) dataset->requested = dataset->samples;
+    if (ok && dataset->weights) ok = build_draws(dataset, exhaust, err);
     if (!ok) blended_dataset_free(dataset);
     return ok;
 }

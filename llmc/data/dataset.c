@@ -90,7 +90,7 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
     int64_t needed, all;
     bool fits = !__builtin_mul_overflow(requested, s, &needed) && needed < INT64_MAX - per_epoch;
     if (fits) {
-        d->epochs = requested > 0 ? ceil_div64(needed + 1, per_epoch) : 1;
+        d->epochs = requested > 0 ? ceil_div64(needed + 1, per_epoch) : 1;  // ONE_EPOCH is negative
         fits = !__builtin_mul_overflow(d->epochs, per_epoch, &all) && !__builtin_mul_overflow(d->epochs, sequences, &d->documents) &&
                d->documents <= MOST_DOCUMENTS && (all - 1) / s < MOST_SAMPLES;
     }
@@ -112,7 +112,7 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
 
 static bool plan(GptDataset *d, int64_t requested, Error *err) {
     const char *prefix = d->shard->prefix, *name = split_name(d->split);
-    if (d->seq_length < 1 || requested < 0) {
+    if (d->seq_length < 1 || requested < ONE_EPOCH) {
         return error_set(err, EXIT_USAGE, "%s: %" PRId64 " samples of %d tokens asked for; give positive sizes", prefix, requested, d->seq_length);
     }
     if (d->end_sequence > INT32_MAX) {
@@ -181,12 +181,16 @@ static bool allocate(GptDataset *d, Error *err) {
                      d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
 }
 
-bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, int split, int64_t first, int64_t end, int64_t samples,
-                       int seq_length, uint32_t seed, const IndexMemory *memory, Error *err) {
-    *dataset = (GptDataset){.shard = shard, .split = split, .seq_length = seq_length, .first_sequence = first, .end_sequence = end};
+bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request, const IndexMemory *memory,
+                       Error *err) {
+    *dataset = (GptDataset){.shard = shard,
+                            .split = request->split,
+                            .seq_length = request->seq_length,
+                            .first_sequence = request->first,
+                            .end_sequence = request->end};
     dataset->memory = index_memory_or_own(memory);
     const IndexMemory *m = &dataset->memory;
-    if (!m->agree(m->context, plan(dataset, samples, err), err)) return false;
+    if (!m->agree(m->context, plan(dataset, request->samples, err), err)) return false;
     if (!allocate(dataset, err)) {
         gpt_dataset_free(dataset);
         return false;
@@ -194,7 +198,7 @@ bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, int split, int64
     Mt19937 rng;
     bool builds = m->builder(m->context);
     if (builds) {
-        mt19937_seed(&rng, seed);
+        mt19937_seed(&rng, request->seed);
         fill_document_index(dataset, &rng);
     }
     m->agree(m->context, true, NULL);  // a barrier for each index, not one for both: the others wait for the builder, and a single wait has a limit

@@ -15,7 +15,8 @@ typedef struct LoaderOptions {
     const char *const *test_data_path;   int test_data_path_count;
     const char *split;                   // "969, 30, 1"
     bool mock_data;                      // Megatron's synthetic samples, repeated without end; the paths are then ignored
-    int64_t samples[SPLITS];             // requested samples per split; 0 = split not wanted
+    int64_t samples[SPLITS];             // requested samples per split; 0 = split not wanted; or ONE_EPOCH
+    double surplus;                      // of a weighted blend's shards: SplitRequest
     int seq_length;
     int vocab_size;                      // ids must be below this (unpadded size)
     int eod;                             // -1: none. Needed by the three flags below; mock data has its own, 0

@@ -121,7 +121,7 @@ static void blend_table(void **state) {
     const int64_t sample[12] = {0, 0, 0, 1, 1, 2, 1, 3, 2, 4, 5, 3};
     int16_t found_shard[12];
     int64_t found_sample[12];
-    blend_indices(weights, 3, 12, found_shard, found_sample);
+    blend_indices(weights, NULL, 3, 12, found_shard, found_sample);
     assert_memory_equal(found_shard, shard, sizeof shard);
     assert_memory_equal(found_sample, sample, sizeof sample);
 }
@@ -239,7 +239,7 @@ static void golden_indices(void **state) {
     assert_true(shard_open(&s, c.prefix, &err));
     GptDataset d;
 
-    assert_true(gpt_dataset_build(&d, &s, SPLIT_TRAIN, 0, 10, 9, 8, 1234, NULL, &err));
+    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 9, 8, 1234}, NULL, &err));
     assert_int_equal(d.epochs, 1);
     assert_int_equal(d.samples, 9);
     const int32_t documents1[10] = {7, 2, 9, 1, 0, 8, 4, 5, 6, 3};
@@ -248,7 +248,7 @@ static void golden_indices(void **state) {
     assert_indices(&d, documents1, entries1, shuffled1);
     gpt_dataset_free(&d);
 
-    assert_true(gpt_dataset_build(&d, &s, SPLIT_TRAIN, 0, 10, 12, 8, 1234, NULL, &err));
+    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 12, 8, 1234}, NULL, &err));
     assert_int_equal(d.epochs, 2);
     assert_true(d.separate_final_epoch);
     assert_int_equal(d.samples_before_final, 9);
@@ -260,7 +260,7 @@ static void golden_indices(void **state) {
     assert_indices(&d, documents2, entries2, shuffled2);
     gpt_dataset_free(&d);
 
-    assert_true(gpt_dataset_build(&d, &s, SPLIT_TRAIN, 0, 10, 17, 8, 1234, NULL, &err));
+    assert_true(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 10, 17, 8, 1234}, NULL, &err));
     assert_int_equal(d.epochs, 2);
     assert_false(d.separate_final_epoch);
     assert_int_equal(d.samples, 19);
@@ -332,7 +332,7 @@ static void compare(const Corpus *c, const Shard *shard, int split, int64_t firs
     GptDataset d;
     Error err = {0};
     Naive r = naive_build(c, first, end, n, s, seed);
-    assert_true(gpt_dataset_build(&d, shard, split, first, end, n, s, seed, NULL, &err));
+    assert_true(gpt_dataset_build(&d, shard, &(PartRequest){split, first, end, n, s, seed}, NULL, &err));
     assert_int_equal(d.samples, r.samples);
     assert_int_equal(d.epochs, r.epochs);
     assert_int_equal(d.separate_final_epoch, r.separate);
@@ -412,7 +412,7 @@ static void blends(void **state) {
     for (int split = 0; split < SPLITS; split++) {
         const int64_t target = split == 0 ? 150 : 40;
         BlendedDataset d;
-        assert_true(blended_dataset_build(&d, &source, split, bounds, target, 8, 77, NULL, &err));
+        assert_true(blended_dataset_build(&d, &source, &(SplitRequest){split, bounds, target, 8, 77, 0}, NULL, &err));
         double w[3], sum = given[0] + given[1] + given[2];
         int64_t length = 0, drawn[3] = {0};
         Naive r[3];
@@ -449,7 +449,7 @@ static void blends(void **state) {
     for (int k = 0; k < 3; k++) free_corpus(&c[k]);
 }
 
-// One "weight prefix" pair is a blend (0.5 % more is asked for), one prefix alone is not; a bare list weighs by tokens.
+// One "weight prefix" pair is a blend (0.5 % more is asked for), one prefix alone is not; a bare list weighs by samples.
 static void source_kinds(void **state) {
     Folder *f = (Folder *)*state;
     const int32_t other[2] = {30, 9};
@@ -460,23 +460,23 @@ static void source_kinds(void **state) {
     const char *alone[1] = {c.prefix}, *pair[2] = {"0.2", c.prefix}, *list[2] = {c.prefix, e.prefix};
     assert_true(data_source_open(&source, alone, 1, &err));
     assert_null(source.weights);
-    assert_true(blended_dataset_build(&d, &source, SPLIT_TRAIN, NULL, 9, 8, 1234, NULL, &err));
+    assert_true(blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, 9, 8, 1234, 0}, NULL, &err));
     assert_int_equal(d.samples, 9);
     assert_int_equal(d.parts[0].epochs, 1);
     blended_dataset_free(&d);
     data_source_close(&source);
 
     assert_true(data_source_open(&source, pair, 2, &err));
-    assert_true(blended_dataset_build(&d, &source, SPLIT_TRAIN, NULL, 9, 8, 1234, NULL, &err));
+    assert_true(blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, 9, 8, 1234, 0}, NULL, &err));
     assert_int_equal(d.samples, 10);  // ceil(9.045), hence a second epoch
     assert_int_equal(d.parts[0].epochs, 2);
     blended_dataset_free(&d);
     data_source_close(&source);
 
     assert_true(data_source_open(&source, list, 2, &err));
-    assert_true(source.weights[0] == 78 && source.weights[1] == 39);
-    assert_true(blended_dataset_build(&d, &source, SPLIT_TEST, NULL, 9, 8, 1234, NULL, &err));
-    assert_true(d.weights[0] == 78.0 / 117 && d.weights[1] == 39.0 / 117);
+    assert_null(source.weights);
+    assert_true(blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TEST, NULL, 99, 8, 1234, 0}, NULL, &err));
+    assert_true(d.weights[0] == 9.0 / 13 && d.weights[1] == 4.0 / 13 && d.samples == 13);  // each shard once
     blended_dataset_free(&d);
     data_source_close(&source);
     free_corpus(&c);
@@ -493,7 +493,6 @@ static void expect_source_error(const char *const *words, int count, int code, c
 
 static void source_errors(void **state) {
     Corpus c = make_corpus((Folder *)*state, "ten", SHARD_U16, TEN, 10, 60000, 1);
-    Corpus none = make_corpus((Folder *)*state, "none", SHARD_U16, TEN, 0, 60000, 1);
     const char *p = c.prefix;
     expect_source_error(NULL, 0, EXIT_USAGE, "no shard");
     expect_source_error((const char *[]){"/no/such/shard"}, 1, EXIT_DATA, "/no/such/shard.idx");
@@ -505,9 +504,7 @@ static void source_errors(void **state) {
     expect_source_error((const char *[]){p, "1"}, 2, EXIT_USAGE, "not a positive number");
     expect_source_error((const char *[]){"1", p, p}, 3, EXIT_USAGE, "not pairs");
     expect_source_error((const char *[]){"1", p, "2", "/no/such"}, 4, EXIT_DATA, "/no/such.idx");
-    expect_source_error((const char *[]){p, none.prefix}, 2, EXIT_DATA, "holds no token");
     free_corpus(&c);
-    free_corpus(&none);
 }
 
 static void build_errors(void **state) {
@@ -518,21 +515,21 @@ static void build_errors(void **state) {
     GptDataset d;
     Error err = {0};
     assert_true(shard_open(&s, c.prefix, &err));
-    assert_false(gpt_dataset_build(&d, &s, SPLIT_TEST, 4, 4, 10, 8, 1, NULL, &err));  // the empty split that hangs Megatron-LM
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TEST, 4, 4, 10, 8, 1}, NULL, &err));  // the empty split that hangs Megatron-LM
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "test split holds none of the 4"));
-    assert_false(gpt_dataset_build(&d, &s, SPLIT_VALID, 0, 2, 10, 8, 1, NULL, &err));
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_VALID, 0, 2, 10, 8, 1}, NULL, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "0 tokens"));
-    assert_false(gpt_dataset_build(&d, &s, SPLIT_VALID, 0, 3, 10, 8, 1, NULL, &err));
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_VALID, 0, 3, 10, 8, 1}, NULL, &err));
     assert_non_null(strstr(err.what, "1 tokens"));
     const int64_t many[3] = {INT64_MAX, INT64_MAX / 8, 1ll << 33};
     for (int k = 0; k < 3; k++) {
-        assert_false(gpt_dataset_build(&d, &s, SPLIT_TRAIN, 0, 4, many[k], 8, 1, NULL, &err));
+        assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 4, many[k], 8, 1}, NULL, &err));
         assert_int_equal(err.code, EXIT_DATA);
         assert_non_null(strstr(err.what, "more than the index counts"));
     }
-    assert_false(gpt_dataset_build(&d, &s, SPLIT_TRAIN, 0, 4, 1, 0, 1, NULL, &err));
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 4, 1, 0, 1}, NULL, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     shard_close(&s);
 
@@ -541,7 +538,7 @@ static void build_errors(void **state) {
     BlendedDataset b;
     const char *words[2] = {"1", c.prefix};
     assert_true(data_source_open(&source, words, 2, &err));
-    assert_false(blended_dataset_build(&b, &source, SPLIT_VALID, bounds, 5, 8, 1, NULL, &err));
+    assert_false(blended_dataset_build(&b, &source, &(SplitRequest){SPLIT_VALID, bounds, 5, 8, 1, 0}, NULL, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     data_source_close(&source);
     free_corpus(&c);
@@ -570,7 +567,7 @@ static void blend_limits(void **state) {
         BlendedDataset d;
         assert_true(data_source_open(&source, words, 8, &err));
         int64_t target = 1 + next(&seed) % 20, asked = 0;
-        built += blended_dataset_build(&d, &source, SPLIT_TRAIN, NULL, target, 8, 1, NULL, &err);
+        built += blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, target, 8, 1, 0}, NULL, &err);
         assert_true(d.samples >= target);
         for (int k = 0; k < 4; k++) asked += (int64_t)ceil((double)target * (source.weights[k] / numpy_sum(source.weights, 4)) * 1.005);
         cut += d.samples < asked;

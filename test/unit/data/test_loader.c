@@ -89,7 +89,8 @@ static int32_t *expected_ids(const LoaderOptions *o, int split, int64_t count) {
     Error err = {0};
     double bounds[SPLITS + 1];
     assert_true(data_source_open(&source, o->data_path, o->data_path_count, &err) && split_parse(o->split, bounds, &err));
-    assert_true(blended_dataset_build(&d, &source, split, bounds, o->samples[split], o->seq_length, o->seed, NULL, &err));
+    assert_true(blended_dataset_build(
+        &d, &source, &(SplitRequest){split, bounds, o->samples[split], o->seq_length, o->seed, 0}, NULL, &err));
     int row = o->seq_length + 1;
     int32_t *ids = (int32_t *)malloc((size_t)(count * row) * sizeof *ids);
     for (int64_t i = 0; i < count; i++) blended_dataset_sample(&d, i, ids + i * row);
