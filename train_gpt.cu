@@ -428,7 +428,7 @@ static double mean_loss(Run *run) {
 static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {
     const Config *c = &run->config;
     int row = c->micro_batch_size * run->mesh.dp.size, micro_batches = c->global_batch_size / row;
-    long long iters = c->eval_iters;
+    long long iters = run_eval_iters(run, split);
     set_zero(run->compute, zero_loss_sum(run->zero), sizeof(float));
     if (verbose) log_line(run->log, "Evaluating on %lld samples", iters * c->global_batch_size);
     for (long long i = 0; i < iters && !run->stop.reason; i++) {
@@ -457,8 +457,9 @@ static const char *why_stopped(const Run *run) {
 // short, so that a resumed run goes on with the same samples. False when data were found broken: the run ends.
 static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
     const Config *c = &run->config;
-    if (c->eval_iters <= 0 || run->stop.reason || !loader_has_split(run->loader, split)) return true;
-    int64_t from_start = 0, *consumed = split == SPLIT_TEST ? &from_start : &run->consumed_valid, at = *consumed;
+    if (run_eval_iters(run, split) <= 0 || run->stop.reason) return true;
+    bool anew = split == SPLIT_TEST || c->full_validation;
+    int64_t from_start = 0, *consumed = anew ? &from_start : &run->consumed_valid, at = *consumed;
     *consumed += c->eval_iters * c->global_batch_size;
     run->site.phase = "evaluate";
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
@@ -527,7 +528,7 @@ static bool after_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
     double since = monotonic_seconds();
-    bool evaluating = due(i, c->eval_interval) && c->eval_iters > 0 && loader_has_split(run->loader, SPLIT_VALID);
+    bool evaluating = due(i, c->eval_interval) && run_eval_iters(run, SPLIT_VALID) > 0;
     bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
     bool probing = probe_due(run->zero);
     bool sampling = due(i, c->sample_interval) && i < c->train_iters;  // the last one follows training

@@ -97,6 +97,8 @@ static bool check_length(const Parsed *p) {
         {false, GIVEN(p, train_iters), "--train-iters"},
         {false, GIVEN(p, lr_decay_iters), "--lr-decay-iters"},
         {false, GIVEN(p, lr_warmup_iters), "--lr-warmup-iters"},
+        {false, GIVEN(p, lr_wsd_decay_iters), "--lr-wsd-decay-iters"},
+        {true, GIVEN(p, lr_wsd_decay_samples), "--lr-wsd-decay-samples"},
         {true, GIVEN(p, lr_decay_samples), "--lr-decay-samples"},
         {true, GIVEN(p, lr_warmup_samples), "--lr-warmup-samples"},
         {true, GIVEN(p, rampup_batch_size), "--rampup-batch-size"},
@@ -114,6 +116,16 @@ static bool check_length(const Parsed *p) {
     return true;
 }
 
+// Notes each given flag of a list that only means something together with `needed`.
+static void note_idle(const Parsed *p, bool active, const char *needed, const size_t *offsets, size_t count) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (size_t i = 0; i < count && !active; i++) {
+        int row = row_of(offsets[i]);
+        if (p->given[row]) options_note(p->notes, p->notes_bytes, "--%s has no effect without %s", table[row].name, needed);
+    }
+}
+
 static bool check_schedule(const Parsed *p) {
     const Config *c = p->config;
     if (GIVEN(p, lr) && c->min_lr > c->lr) {
@@ -125,6 +137,13 @@ static bool check_schedule(const Parsed *p) {
     if (GIVEN(p, lr_warmup_fraction) && (c->lr_warmup_iters || c->lr_warmup_samples)) {
         return error_set(p->err, EXIT_USAGE, "--lr-warmup-fraction and --lr-warmup-%s both set the warm-up; keep one", c->lr_warmup_iters ? "iters" : "samples");
     }
+    bool wsd = c->lr_decay_style == LR_WSD;
+    if (wsd && !c->lr_wsd_decay_iters && !c->lr_wsd_decay_samples && !c->plan) {
+        return error_set(p->err, EXIT_USAGE, "--lr-decay-style WSD needs --lr-wsd-decay-iters N (or --lr-wsd-decay-samples); add it");
+    }
+    static const size_t of_wsd[] = {offsetof(Config, lr_wsd_decay_iters), offsetof(Config, lr_wsd_decay_samples),
+                                    offsetof(Config, lr_wsd_decay_style)};
+    note_idle(p, wsd, "--lr-decay-style WSD", of_wsd, sizeof of_wsd / sizeof of_wsd[0]);
     bool constant = c->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;
     bool start = GIVEN(p, start_weight_decay), end = GIVEN(p, end_weight_decay);
     if (constant && (start || end)) {
@@ -149,21 +168,53 @@ static bool check_data_sources(const Parsed *p) {
     bool one = c->data_path.count > 0;
     bool several = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;
     if (c->mock_data) {
+        if (c->full_validation) {
+            return error_set(p->err, EXIT_USAGE, "--full-validation needs a validation split, which --mock-data has not; drop one of them");
+        }
         if (one || several) options_note(p->notes, p->notes_bytes, "--mock-data wins: the given data paths are not read");
         return true;
     }
     if (one && several) {
-        return error_set(p->err, EXIT_USAGE, "--data-path and --train-data-path, --valid-data-path, --test-data-path exclude each other; keep one kind");
+        return error_set(p->err, EXIT_USAGE, "--data-path and shards given per split (--train-data-path, --valid-data-path, "
+                         "--test-data-path) exclude each other; keep one kind");
     }
     if (several && GIVEN(p, split)) {
         return error_set(p->err, EXIT_USAGE, "--split cuts --data-path; shards given per split are used whole: drop --split");
     }
     if (several && !c->train_data_path.count && !c->skip_train && !config_only_checks_data(c)) {
-        return error_set(p->err, EXIT_USAGE, "--valid-data-path or --test-data-path without --train-data-path; add it, or --skip-train");
+        return error_set(p->err, EXIT_USAGE, "shards for validation or test without --train-data-path; add it, or --skip-train");
     }
     if (!one && !several && !c->plan) {
         return error_set(p->err, EXIT_USAGE, "no data; give --data-path PREFIX of shards made by preprocess_data, or --mock-data");
     }
+    return true;
+}
+
+static void take_words(Words *words, const DataWords *read) {
+    words->items = read->items;
+    words->count = read->count;
+}
+
+// Lists of shards from files take the place of those on the command line.
+static bool read_data_args(Config *c, Error *err) {
+    if (c->mock_data) return true;
+    bool per_split = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;
+    if (c->data_args_path) {
+        if (c->data_path.count) {
+            return error_set(err, EXIT_USAGE, "--data-path and --data-args-path both list the shards; keep one");
+        }
+        if (!data_args_read(&c->data_words[0], c->data_args_path, err)) return false;
+        take_words(&c->data_path, &c->data_words[0]);
+    }
+    if (!c->per_split_data_args_path) return true;
+    if (per_split || c->data_args_path) {
+        return error_set(err, EXIT_USAGE, "--per-split-data-args-path and %s both list the shards; keep one",
+                         per_split ? "--train-data-path, --valid-data-path or --test-data-path" : "--data-args-path");
+    }
+    if (!data_args_read_splits(c->data_words, c->per_split_data_args_path, err)) return false;
+    take_words(&c->train_data_path, &c->data_words[SPLIT_TRAIN]);
+    take_words(&c->valid_data_path, &c->data_words[SPLIT_VALID]);
+    take_words(&c->test_data_path, &c->data_words[SPLIT_TEST]);
     return true;
 }
 
@@ -183,16 +234,6 @@ static bool check_tokenizer(const Parsed *p) {
                          "gets them), or choose Byte or NullTokenizer as the data were made");
     }
     return true;
-}
-
-// Notes each given flag of a list that only means something together with `needed`.
-static void note_idle(const Parsed *p, bool active, const char *needed, const size_t *offsets, size_t count) {
-    int rows;
-    const Option *table = config_options(&rows);
-    for (size_t i = 0; i < count && !active; i++) {
-        int row = row_of(offsets[i]);
-        if (p->given[row]) options_note(p->notes, p->notes_bytes, "--%s has no effect without %s", table[row].name, needed);
-    }
 }
 
 static void note_idle_quantisation(const Parsed *p) {
@@ -300,6 +341,7 @@ static bool parse_words(Config *config, bool *given, char *notes, size_t notes_b
     int rows;
     const Option *table = config_options(&rows);
     if (!options_parse(table, rows, config->words, config->words_count, config, given, notes, notes_bytes, err)) return false;
+    if (!read_data_args(config, err)) return false;
     Parsed parsed = {config, given, notes, notes_bytes, err};
     if (config_only_checks_data(config)) return check_data_sources(&parsed) && check_tokenizer(&parsed);
     return check_required(&parsed) && check_model(&parsed) && check_length(&parsed) && check_schedule(&parsed) && check_data_sources(&parsed) &&
@@ -325,6 +367,7 @@ bool config_parse(Config *config, int argc, char **argv, char *notes, size_t not
 void config_free(Config *config) {
     options_free_words(config->words, config->words_count);
     free(config->wandb_jsonl);
+    for (int s = 0; s < SPLITS; s++) data_words_free(&config->data_words[s]);
     memset(config, 0, sizeof *config);
 }
 
@@ -491,13 +534,21 @@ static bool finish_schedule(Config *c, Error *err) {
     if (c->train_samples) {
         if (!c->lr_decay_samples) c->lr_decay_samples = c->train_samples;
         c->decay_samples_dn = c->lr_decay_samples;
+        c->wsd_samples = c->lr_wsd_decay_samples;
         warmup = c->lr_warmup_samples;
     } else {
         if (!c->lr_decay_iters) c->lr_decay_iters = c->train_iters;
-        if (__builtin_mul_overflow(c->lr_decay_iters, (int64_t)c->global_batch_size, &c->decay_samples_dn) ||
-            __builtin_mul_overflow(c->lr_warmup_iters, (int64_t)c->global_batch_size, &warmup)) {
-            return error_set(err, EXIT_USAGE, "--lr-decay-iters or --lr-warmup-iters x --global-batch-size %d is too large; lower it", c->global_batch_size);
+        int64_t batch = c->global_batch_size;
+        if (__builtin_mul_overflow(c->lr_decay_iters, batch, &c->decay_samples_dn) ||
+            __builtin_mul_overflow(c->lr_wsd_decay_iters, batch, &c->wsd_samples) ||
+            __builtin_mul_overflow(c->lr_warmup_iters, batch, &warmup)) {
+            return error_set(err, EXIT_USAGE, "--lr-decay-iters, --lr-wsd-decay-iters or --lr-warmup-iters x --global-batch-size %d is "
+                             "too large; lower it", c->global_batch_size);
         }
+    }
+    if (c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
+        return error_set(err, EXIT_USAGE, "--lr-wsd-decay-* lasts %lld samples, longer than the decay of %lld samples of which it is the "
+                         "end; shorten it or lengthen --lr-decay-*", (long long)c->wsd_samples, (long long)c->decay_samples_dn);
     }
     c->warmup_samples_wn = c->lr_warmup_fraction > 0 ? c->lr_warmup_fraction * (double)c->decay_samples_dn : (double)warmup;
     if (c->warmup_samples_wn >= (double)c->decay_samples_dn) {

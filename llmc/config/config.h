@@ -5,11 +5,13 @@
 
 #include "llmc/base/base.h"
 #include "llmc/config/options.h"
+#include "llmc/data/data_args.h"
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
 
 // Enums whose values are in the order of their flag's words (config_table.c); TokenizerType is one of them.
-typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT } LrStyle;
+typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT, LR_WSD } LrStyle;
+typedef enum WsdStyle { WSD_EXPONENTIAL, WSD_LINEAR, WSD_COSINE, WSD_MINUS_SQRT } WsdStyle;
 typedef enum WeightDecayStyle { WEIGHT_DECAY_CONSTANT, WEIGHT_DECAY_LINEAR, WEIGHT_DECAY_COSINE } WeightDecayStyle;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
@@ -32,13 +34,17 @@ typedef struct Config {
     // optimiser and schedule
     double lr, min_lr, lr_warmup_fraction, lr_warmup_init;
     int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
+    int64_t lr_wsd_decay_iters, lr_wsd_decay_samples;
     LrStyle lr_decay_style;
+    WsdStyle lr_wsd_decay_style;
     double weight_decay, start_weight_decay, end_weight_decay;
     WeightDecayStyle weight_decay_incr_style;
     double adam_beta1, adam_beta2, adam_eps, clip_grad;
     bool override_opt_param_scheduler, use_checkpoint_opt_param_scheduler;
     // data
     Words data_path, train_data_path, valid_data_path, test_data_path;
+    const char *data_args_path, *per_split_data_args_path;  // files that the lists above were read from
+    double mid_level_dataset_surplus;                       // 0: as the paper's fork; SplitRequest of data/dataset.h
     const char *split, *vocab_file, *merge_file;
     TokenizerType tokenizer_type;
     int64_t vocab_size;  // NullTokenizer's --vocab-size
@@ -67,6 +73,7 @@ typedef struct Config {
     Recompute recompute_granularity;
     // evaluation, logs
     int64_t log_interval, eval_interval, eval_iters;
+    bool full_validation;
     int timing_log_level;
     TimingLogOption timing_log_option;
     LogLine log_line;
@@ -108,9 +115,11 @@ typedef struct Config {
     int64_t total_samples;     // of the whole run: --train-samples, or train_iters * global_batch_size
     double warmup_samples_wn;  // Wn, may be fractional
     int64_t decay_samples_dn;  // Dn
+    int64_t wsd_samples;       // the last of them, over which WSD decays
     int64_t weight_decay_samples;  // over which weight decay ramps from start_weight_decay to end_weight_decay
     char **words;              // every word of the command line and its argument files: the text fields point into them
     int words_count;
+    DataWords data_words[SPLITS];  // backing store of lists that were read from files
     char *wandb_jsonl;         // backing store of log_jsonl when --wandb-project implied it
 } Config;
 

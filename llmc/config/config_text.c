@@ -113,7 +113,7 @@ typedef struct Derived {
     bool whole;
 } Derived;
 
-enum { DERIVED = 10 };
+enum { DERIVED = 11 };
 
 static void derived_values(const Config *c, Derived derived[DERIVED]) {
     Derived values[DERIVED] = {
@@ -125,6 +125,7 @@ static void derived_values(const Config *c, Derived derived[DERIVED]) {
         {"total_samples", (double)c->total_samples, true},
         {"schedule_warmup_samples", c->warmup_samples_wn, false},
         {"schedule_decay_samples", (double)c->decay_samples_dn, true},
+        {"schedule_wsd_samples", (double)c->wsd_samples, true},
         {"schedule_weight_decay_samples", (double)c->weight_decay_samples, true},
         {"world_size", (double)c->dp_size * c->tensor_model_parallel_size * c->pipeline_model_parallel_size, true},
     };
@@ -235,10 +236,10 @@ static const char *const model_names[] = {"num_layers", "hidden_size", "ffn_hidd
                                           "padded_vocab_size", "unpadded_vocab_size", "norm_epsilon", "tensor_model_parallel_size",
                                           "pipeline_model_parallel_size"};
 // What the schedule follows from, in samples as Megatron compares it.
-static const char *const schedule_names[] = {"lr", "min_lr", "lr_warmup_init", "lr_decay_style", "schedule_warmup_samples", "schedule_decay_samples",
+static const char *const schedule_names[] = {"lr", "min_lr", "lr_warmup_init", "lr_decay_style", "lr_wsd_decay_style", "schedule_warmup_samples", "schedule_decay_samples", "schedule_wsd_samples",
                                              "start_weight_decay", "end_weight_decay", "weight_decay_incr_style"};
 // What decides which tokens come next.
-static const char *const data_names[] = {"seed", "eval_seed", "seq_length", "split", "data_path", "train_data_path", "mock_data", "tokenizer_type", "eod_mask_loss",
+static const char *const data_names[] = {"seed", "eval_seed", "seq_length", "split", "data_path", "train_data_path", "mid_level_dataset_surplus", "mock_data", "tokenizer_type", "eod_mask_loss",
                                          "reset_position_ids", "reset_attention_mask"};
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
@@ -348,10 +349,12 @@ static void adopt_schedule(Config *config, const cJSON *saved) {
     adopt_real(saved, "lr_warmup_init", &config->lr_warmup_init);
     adopt_real(saved, "schedule_warmup_samples", &config->warmup_samples_wn);
     adopt_samples(saved, "schedule_decay_samples", &config->decay_samples_dn);
+    adopt_samples(saved, "schedule_wsd_samples", &config->wsd_samples);
     adopt_samples(saved, "schedule_weight_decay_samples", &config->weight_decay_samples);
     adopt_real(saved, "start_weight_decay", &config->start_weight_decay);
     adopt_real(saved, "end_weight_decay", &config->end_weight_decay);
     adopt_choice(saved, "lr-decay-style", config);
+    adopt_choice(saved, "lr-wsd-decay-style", config);
     adopt_choice(saved, "weight-decay-incr-style", config);
 }
 

@@ -13,12 +13,35 @@ Schedule schedule_from_config(const Config *config) {
         .lr_init = config->lr_warmup_init,
         .warmup_samples = config->warmup_samples_wn,
         .decay_samples = (double)config->decay_samples_dn,
+        .wsd_style = config->lr_wsd_decay_style,
+        .wsd_samples = (double)config->wsd_samples,
         .start_weight_decay = config->start_weight_decay,
         .end_weight_decay = config->end_weight_decay,
         .weight_decay_style = config->weight_decay_incr_style,
         .weight_decay_samples = (double)config->weight_decay_samples,
     };
     return schedule;
+}
+
+// How much of the way from min_lr to lr is left, from 1 down to 0, `ratio` into the last part of a WSD schedule.
+static double wsd_weight(WsdStyle style, double ratio) {
+    switch (style) {
+        case WSD_LINEAR: return 1 - ratio;
+        case WSD_COSINE: return 0.5 * (cos(PI * ratio) + 1);
+        case WSD_MINUS_SQRT: return 1 - sqrt(ratio);
+        case WSD_EXPONENTIAL: break;
+    }
+    return 2 * pow(0.5, ratio) - 1;
+}
+
+// The same for all styles that decay, after the warm-up and before the end of the decay.
+static double decay_weight(const Schedule *s, double samples) {
+    if (s->style == LR_WSD) {
+        double into = samples - (s->decay_samples - s->wsd_samples);  // Megatron: warm-up does not shorten it
+        return into <= 0 ? 1 : wsd_weight(s->wsd_style, into / s->wsd_samples);
+    }
+    double progress = (samples - s->warmup_samples) / (s->decay_samples - s->warmup_samples);
+    return s->style == LR_LINEAR ? 1 - progress : 0.5 * (cos(PI * progress) + 1);
 }
 
 double schedule_lr(const Schedule *s, int64_t n) {
@@ -28,9 +51,7 @@ double schedule_lr(const Schedule *s, int64_t n) {
     if (s->style == LR_CONSTANT) return s->lr;
     if (samples > s->decay_samples) return s->min_lr;
     if (s->style == LR_INVERSE_SQUARE_ROOT) return fmax(s->min_lr, s->lr * sqrt(fmax(s->warmup_samples, 1)) / sqrt(fmax(samples, 1)));
-    double progress = (samples - s->warmup_samples) / (s->decay_samples - s->warmup_samples);
-    double weight = s->style == LR_LINEAR ? 1 - progress : 0.5 * (cos(PI * progress) + 1);
-    return s->min_lr + weight * (s->lr - s->min_lr);
+    return s->min_lr + decay_weight(s, samples) * (s->lr - s->min_lr);
 }
 
 double schedule_weight_decay(const Schedule *s, int64_t n) {

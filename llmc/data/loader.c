@@ -65,12 +65,21 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
     if (o->data_path_count && !o->mock_data && !split_parse(o->split ? o->split : "969, 30, 1", bounds, err)) return false;
     for (int s = 0; s < SPLITS; s++) {
         bool present = o->mock_data || (o->data_path_count ? bounds[s + 1] > bounds[s] : path_count(o, s) > 0);
-        l->has[s] = present && o->samples[s] > 0;
+        l->has[s] = present && o->samples[s] != 0;
     }
     if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) return error_set(err, EXIT_USAGE,
                                                                               "--split '%s' leaves no training data; give it a first "
                                                                               "weight", o->split);
     return true;
+}
+
+// A list without weights is read once, and Megatron-LM fails in the middle of the run where it ends.
+static bool list_suffices(const BlendedDataset *d, int split, Error *err) {
+    if (d->samples >= d->requested) return true;
+    return error_set(err, EXIT_DATA,
+                     "a list of prefixes without weights is read once: its %s split has %" PRId64 " samples, the run takes %" PRId64
+                     "; shorten the run, or give each prefix a weight to read it as often as needed",
+                     split_name(split), d->samples, d->requested);
 }
 
 static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
@@ -85,6 +94,7 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
         uint32_t seed = s == SPLIT_TRAIN || !o->eval_seed ? o->seed : o->eval_seed;
         SplitRequest request = {s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
         if (!blended_dataset_build(&l->data[s], source, &request, &hooks, err)) return false;
+        if (!list_suffices(&l->data[s], s, err)) return false;  // the same on every rank
     }
     return true;
 }

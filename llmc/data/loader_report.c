@@ -28,11 +28,12 @@ static void print_part(const BlendedDataset *d, int i, FILE *out) {
 
 void loader_print_summary(const Loader *loader, FILE *out) {
     const LoaderOptions *o = &loader->options;
+    static const char *const targets[SPLITS] = {"train:      ", "validation: ", "test:       "};
     fprintf(out, " > datasets target sizes (minimum size):\n");
-    fprintf(out,
-            "    train:      %" PRId64 "\n    validation: %" PRId64 "\n    test:       %" PRId64 "\n", o->samples[SPLIT_TRAIN],
-            o->samples[SPLIT_VALID],
-            o->samples[SPLIT_TEST]);
+    for (int s = 0; s < SPLITS; s++) {
+        if (o->samples[s] == ONE_EPOCH) fprintf(out, "    %sNone\n", targets[s]);
+        else fprintf(out, "    %s%" PRId64 "\n", targets[s], o->samples[s]);
+    }
     for (int s = 0; s < SPLITS; s++) {
         const BlendedDataset *d = &loader->data[s];
         if (!loader->has[s]) {

@@ -29,8 +29,9 @@ static const char MAGIC[MAGIC_BYTES] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0}
 
 int shard_dtype_size(int dtype) {
     switch (dtype) {
-        case SHARD_U8: return 1;
-        case SHARD_I16: return 2;
+        case SHARD_U8:
+        case SHARD_I8: return 1;
+        case SHARD_I16:
         case SHARD_U16: return 2;
         case SHARD_I32: return 4;
         case SHARD_I64: return 8;
@@ -109,7 +110,7 @@ static bool check_header(Shard *s, Error *err) {
     if (version != 1) return error_set(err, EXIT_DATA, "%s.idx: version %" PRIu64 ", only 1 is known; prepare the shard again", p, version);
     s->dtype = s->index[17];
     if (!shard_dtype_size(s->dtype)) {
-        return error_set(err, EXIT_DATA, "%s.idx: dtype code %d does not hold token ids; 1 (u8), 3 (i16), 4 (i32), 5 (i64), 8 (u16) do", p,
+        return error_set(err, EXIT_DATA, "%s.idx: dtype code %d does not hold token ids; 1 (u8), 2 (i8), 3 (i16), 4 (i32), 5 (i64), 8 (u16) do", p,
                          s->dtype);
     }
     uint64_t n = (uint64_t)load_i64(s->index + 18), m = (uint64_t)load_i64(s->index + 26);
@@ -241,6 +242,9 @@ void shard_read(const Shard *shard, int64_t position, int64_t count, int32_t *ou
     switch (shard->dtype) {
         case SHARD_U8:
             for (int64_t i = 0; i < count; i++) out[i] = in[i];
+            break;
+        case SHARD_I8:
+            for (int64_t i = 0; i < count; i++) out[i] = (int8_t)in[i];
             break;
         case SHARD_I16:
             for (int64_t i = 0; i < count; i++) {
@@ -378,7 +382,13 @@ ShardWriter *shard_writer_open(const char *prefix, int dtype, Error *err) {
 // Range of ids that a dtype can hold, within int32.
 static void dtype_range(int dtype, int32_t *low, int32_t *high) {
     *low = 0;
-    *high = dtype == SHARD_U8 ? UINT8_MAX : dtype == SHARD_I16 ? INT16_MAX : dtype == SHARD_U16 ? UINT16_MAX : INT32_MAX;
+    switch (dtype) {
+        case SHARD_U8: *high = UINT8_MAX; break;
+        case SHARD_I8: *high = INT8_MAX; break;
+        case SHARD_I16: *high = INT16_MAX; break;
+        case SHARD_U16: *high = UINT16_MAX; break;
+        default: *high = INT32_MAX;
+    }
 }
 
 // Narrows count ids to the dtype, little-endian. out need not be aligned.

@@ -7,7 +7,7 @@
 LLMC_BEGIN
 
 // dtype codes of the .idx header that hold token ids.
-enum { SHARD_U8 = 1, SHARD_I16 = 3, SHARD_I32 = 4, SHARD_I64 = 5, SHARD_U16 = 8 };
+enum { SHARD_U8 = 1, SHARD_I8 = 2, SHARD_I16 = 3, SHARD_I32 = 4, SHARD_I64 = 5, SHARD_U16 = 8 };
 
 // Bytes per token of a dtype code, 0 for a code that cannot hold token ids.
 int shard_dtype_size(int dtype);

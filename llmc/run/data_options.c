@@ -17,8 +17,10 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.split = c->split;
     o.mock_data = c->mock_data;
     o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
-    o.samples[SPLIT_VALID] = c->eval_interval > 0 ? (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size : 0;
+    if (c->full_validation) o.samples[SPLIT_VALID] = ONE_EPOCH;
+    else if (c->eval_interval > 0) o.samples[SPLIT_VALID] = (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size;
     o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
+    o.surplus = c->mid_level_dataset_surplus;
     o.seq_length = c->seq_length;
     o.vocab_size = c->vocab_size_unpadded;
     o.eod = c->eod;

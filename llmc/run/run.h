@@ -101,6 +101,9 @@ bool run_connect(Run *run);
 bool run_open_data(Run *run);
 // The same on every rank, with log lines.
 bool run_setup_data(Run *run);
+// Global batches of one evaluation of a split: --eval-iters, or the whole validation split with
+// --full-validation; its last samples that do not fill a batch are left out. 0 without data.
+int64_t run_eval_iters(const Run *run, int split);
 // Schedule, progress and saver. The last step before training.
 bool run_prepare_saves(Run *run);
 // --inspect-data and --check-data: rank 0 looks at the data, nobody trains.

@@ -98,7 +98,18 @@ bool run_open_data(Run *run) {
     loader_options_go_on(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
     run->site.phase = "load data";
     run->loader = loader_open(&o, run_peers(run, run->launch.host), &run->error);
-    return run->loader != NULL;
+    if (!run->loader || !c->full_validation || !loader_has_split(run->loader, SPLIT_VALID)) return run->loader != NULL;
+    if (run_eval_iters(run, SPLIT_VALID) > 0) return true;
+    return error_set(&run->error, EXIT_DATA, "the validation split has %lld samples, fewer than a global batch of %d; give it "
+                     "more weight with --split, or drop --full-validation",
+                     (long long)loader_samples(run->loader, SPLIT_VALID), c->global_batch_size);
+}
+
+int64_t run_eval_iters(const Run *run, int split) {
+    const Config *c = &run->config;
+    if (!loader_has_split(run->loader, split)) return 0;
+    if (split != SPLIT_VALID || !c->full_validation) return c->eval_iters;
+    return loader_samples(run->loader, split) / c->global_batch_size;
 }
 
 // Says so where a split has other samples than it had in the checkpoint.

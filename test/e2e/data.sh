@@ -102,6 +102,32 @@ apart() {
     [ "$(field apart loss valid | wc -l)" -eq 2 ] || { why="no validation and test"; return 1; }
 }
 check "--train-data-path, --valid-data-path, --test-data-path" apart
+order() { # FLAGS...: the first tokens of training samples 0 to 2
+    local k
+    for k in 0 1 2; do
+        ranks 1 "${model[@]}" "${batch[@]}" --split 90,5,5 "$@" --inspect-data $k || { say "failed"; return 1; }
+        sed -n 's/^  ids: //p' "$work/out"
+    done
+}
+from_files() { # the same order, wherever the words stand
+    printf '3 %s\n1 %s\n' "$data" "$work/other_text_document" >"$work/list"
+    order --data-path 3 "$data" 1 "$work/other_text_document" >"$work/want" && order --data-args-path "$work/list" >"$work/got" || return 1
+    [ -s "$work/want" ] && cmp -s "$work/want" "$work/got" || { why="another order from the file"; return 1; }
+    printf '{"train": ["%s"], "valid": [1, "%s"], "test": null}\n' "$data" "$work/other_text_document" >"$work/splits"
+    local own=("${batch[@]}") i
+    for i in "${!own[@]}"; do [ "${own[i]:-}" = --split ] && unset "own[i]" "own[i + 1]"; done
+    ranks 2 "${model[@]}" "${own[@]}" --per-split-data-args-path "$work/splits" || { say "failed"; return 1; }
+    grep -q '^ > test: no data$' "$work/out" && grep -q '^ validation loss at iteration 12 on validation set' "$work/out" || { why="not the file's splits"; return 1; }
+}
+check "--data-args-path, --per-split-data-args-path" from_files
+check "a list without weights is read once" refused 5 "a list of prefixes without weights is read once" 2 --data-path "$data" "$work/other_text_document" --train-iters 100000
+list() { trains 2 --data-path "$data" "$work/other_text_document"; }
+check "a list without weights" list
+surplus() { # both rules; the second is told in the arguments
+    trains 2 --data-path 3 "$data" 1 "$work/other_text_document" --mid-level-dataset-surplus 0.005 &&
+        grep -q '^  mid_level_dataset_surplus \.* 0\.005$' "$work/out"
+}
+check "--mid-level-dataset-surplus" surplus
 epochs() { # 12 documents hold about 45 samples; 160 are asked for
     logged epochs 2 --data-path "$work/tiny_text_document" --train-iters 20 --split 100,0,0 || return 1
     awk -v e="$(field epochs epoch interval | tail -n 1 | cut -d ' ' -f 2)" 'BEGIN { exit !(e > 2) }' || { why="epoch $(field epochs epoch interval | tail -n 1)"; return 1; }
@@ -130,6 +156,23 @@ iterator() {
     [ "$(field still loss valid | sed -n 1p | cut -d ' ' -f 2)" != "$(field still loss valid | sed -n 2p | cut -d ' ' -f 2)" ] || { why="two evaluations of the same weights are equal: the iterator was rewound"; return 1; }
 }
 check "consecutive evaluations take the next samples" iterator
+full_validation() { # the same samples each time: with weights that stand still, the same loss
+    logged full 2 --lr 0 --min-lr 0 --weight-decay 0 --eval-interval 5 --eval-iters 2 --full-validation || return 1
+    grep -q '^    validation: None$' "$work/out" || { why="a target for validation"; return 1; }
+    [ "$(field full loss valid | head -n 3 | cut -d ' ' -f 2 | sort -u | wc -l)" -eq 1 ] || { why="other losses: $(field full loss valid)"; return 1; }
+    local samples
+    samples=$(sed -n 's/^ > validation: \([0-9]*\) samples.*/\1/p' "$work/out")
+    grep -q "^Evaluating on $((samples / 8 * 8)) samples" "$work/out" || { why="not all $samples samples"; return 1; }
+}
+check "--full-validation" full_validation
+check "--full-validation of less than a batch" refused 5 "fewer than a global batch of 8" 2 --data-path "$work/tiny_text_document" --split 90,10,0 --full-validation
+check "--full-validation of a weighted blend" refused 2 "weights of a blend say nothing about one pass" 2 --data-path 1 "$data" 2 "$work/other_text_document" --full-validation
+wsd() {
+    logged wsd 2 --lr-decay-style WSD --lr-wsd-decay-iters 6 --lr-wsd-decay-style linear --min-lr 0 || return 1
+    # 12 iterations of 8 samples, warm-up of 2. The line of iteration i shows what comes next: constant to 6, 0 after 12.
+    [ "$(field wsd lr | cut -d ' ' -f 2 | sed -n '3p;6p;9p;12p' | tr '\n' ' ')" = "0.003 0.003 0.0015 0 " ] || { why="rates $(field wsd lr | tr '\n' ' ')"; return 1; }
+}
+check "--lr-decay-style WSD" wsd
 no_evaluation() { trains 2 --eval-interval 5 --eval-iters 0 && ! grep -q 'validation loss' "$work/out"; }
 check "--eval-iters 0" no_evaluation
 skip_train() {

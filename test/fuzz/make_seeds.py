@@ -12,7 +12,7 @@ BEHIND = b"\xff"  # the border between the two parts of an input (fuzz.h)
 
 
 def shard(lengths, boundaries, dtype=8, version=1, modes=False, data=None, magic=b"MMIDIDX\0\0", count=None):
-    size = {1: 1, 3: 2, 4: 4, 5: 8, 8: 2}.get(dtype, 2)
+    size = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}.get(dtype, 2)
     pointers, at = [], 0
     for length in lengths:
         pointers.append(at)
@@ -29,6 +29,7 @@ def shards():
     yield shard([40], [0, 1], dtype=5)
     yield shard([7, 7, 7, 7], [0, 0, 2, 2, 4], dtype=1, modes=True)
     yield shard([2, 2], [0, 2], dtype=3)
+    yield shard([3, 2], [0, 2], dtype=2)
     yield shard([], [0])
     yield shard([1, 1, 1, 1, 1, 1, 1, 1], [0, 8])
     yield shard([5, -1, 9], [0, 3], data=bytes(26))
@@ -138,6 +139,14 @@ def vocabularies():
     yield b"{" + BEHIND
 
 
+def data_args():
+    yield b"0.3 a 0.7 b/c\n"
+    yield b" a\t\nb "
+    yield b'{"train": ["1", "a", 0.5, "b"], "valid": "c d", "test": null}'
+    yield b'{"train": [], "valid": {}, "test": "\\u0000"}'
+    yield b'{"train": ["a b"], "valid": "", "test": ""}'
+
+
 def options():
     model = b"--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 "
     length = b"--lr 1e-3 --train-iters 10 --mock-data --tokenizer-type Byte --use-distributed-optimizer "
@@ -179,7 +188,7 @@ def progress():
 
 
 TARGETS = {"shard": shards, "safetensors": safetensors, "manifest": manifests, "arguments": arguments, "jsonl": json_lines, "corpus": corpora,
-           "vocabulary": vocabularies, "options": options, "tokenizer": texts, "progress": progress,
+           "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts, "progress": progress,
            "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999", b"12 34\n", b"\0" + b"1"],
            "lineage": lambda: [b"10\n20\n24\n", b"5", b"", b"7\n5\n", b"-1\n", b"999999999999999\n", b"9999999999999999\n", b"1\n\n2\n", b"1\0\n"]}
 

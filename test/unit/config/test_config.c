@@ -172,7 +172,9 @@ static void bad_words(void **state) {
         {"--hidden-dropout 1", "must be at least 0 and below 1"},
         {"--adam-beta2 1.0", "below 1"},
         {"--adam-eps 0", "above 0"},
-        {"--lr-decay-style WSD", "--lr-decay-style WSD: not one of constant|linear|cosine|inverse-square-root"},
+        {"--lr-decay-style wsd", "--lr-decay-style wsd: not one of constant|linear|cosine|inverse-square-root|WSD"},
+        {"--lr-wsd-decay-style quadratic", "not one of exponential|linear|cosine|minus_sqrt"},
+        {"--mid-level-dataset-surplus 0", "above 0"},
         {"--lr-decay-style cos", "not one of"},
         {"--gq-rounding random", "not one of nearest|stochastic"},
         {"--save=", "the value is empty"},
@@ -229,6 +231,10 @@ static void bad_combinations(void **state) {
         {"--seq-length 64", 0, "--seq-length 64 is larger than --max-position-embeddings 32"},
         {"--global-batch-size 30", 4, "--global-batch-size 30 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
         {"--train-samples 100", 0, "--train-iters does not go with --train-samples"},
+        {"--lr-decay-style WSD", 0, "--lr-decay-style WSD needs --lr-wsd-decay-iters N"},
+        {"--lr-decay-style WSD --lr-wsd-decay-iters 11", 1, "longer than the decay of 20 samples"},
+        {"--lr-wsd-decay-samples 100", 0, "--lr-wsd-decay-samples does not go with --train-iters"},
+        {"--full-validation", 0, "--full-validation needs a validation split"},
         {"--lr-decay-samples 100", 0, "--lr-decay-samples does not go with --train-iters"},
         {"--rampup-batch-size 2 2 100", 0, "--rampup-batch-size does not go with --train-iters"},
         {"--min-lr 1", 0, "--min-lr 1 is larger than --lr 0.001"},
@@ -291,7 +297,7 @@ static void incomplete_lines(void **state) {
     config_free(&mock.config);
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --train-data-path b", 0, "exclude each other");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --train-data-path b --split 1,0,0", 0, "drop --split");
-    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --valid-data-path b", 0, "without --train-data-path");
+    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --valid-data-path b", 0, "shards for validation or test without --train-data-path");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-weights", 0, "--quantized-weights needs --use-distributed-optimizer");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-gradients", 0, "--quantized-gradients needs");
     must_fail(SHAPE "--lr 1 --train-samples 3 --tokenizer-type Byte --data-path a", 2, "less than one --global-batch-size 4");
@@ -305,6 +311,8 @@ static void notes_name_what_has_no_effect(void **state) {
     } notes[] = {
         {"--hadamard-transform", "--hadamard-transform has no effect without --quantized-gradients\n"},
         {"--quantized-gradients --hadamard-transform", NULL},
+        {"--lr-wsd-decay-iters 4", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD\n"},
+        {"--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style cosine", NULL},
         {"--gradient-alltoall-pipeline 4", NULL},  // unquantised gradients travel in chunks too
         {"--wq-group-size 64", "--wq-group-size has no effect without --quantized-weights\n"},
         {"--async-save", "--async-save has no effect without --save\n"},

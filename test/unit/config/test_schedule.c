@@ -70,6 +70,35 @@ static void every_style_at_its_borders(void **state) {
     near_relative(schedule_lr(&constant, 89600), 4.5e-4, 1e-15);
 }
 
+// Warm-up to 100, constant, and down over the last 400 of 1000 samples. Weights are Megatron-LM's, from
+// Python: 2 * 0.5 ** r - 1, 1 - r, (cos(pi r) + 1) / 2, 1 - sqrt(r) at r = 1/4, 1/2, 1.
+static void wsd_at_its_borders(void **state) {
+    static const double weight[][3] = {
+        [WSD_EXPONENTIAL] = {0.681792830507429, 0.4142135623730951, 0},
+        [WSD_LINEAR] = {0.75, 0.5, 0},
+        [WSD_COSINE] = {0.8535533905932737, 0.5, 0},
+        [WSD_MINUS_SQRT] = {0.5, 0.2928932188134524, 0},
+    };
+    Schedule s = {.style = LR_WSD, .lr = 1, .min_lr = 0.2, .warmup_samples = 100, .decay_samples = 1000, .wsd_samples = 400};
+    for (int style = WSD_EXPONENTIAL; style <= WSD_MINUS_SQRT; style++) {
+        s.wsd_style = (WsdStyle)style;
+        near_relative(schedule_lr(&s, 50), 0.5, 1e-15);
+        near_relative(schedule_lr(&s, 101), 1, 0);
+        near_relative(schedule_lr(&s, 600), 1, 0);
+        assert_true(schedule_lr(&s, 601) < 1);
+        for (int k = 0; k < 3; k++) {
+            const int64_t at[3] = {700, 800, 1000};
+            near_relative(schedule_lr(&s, at[k]), 0.2 + 0.8 * weight[style][k], 1e-14);
+        }
+        near_relative(schedule_lr(&s, 1001), 0.2, 0);
+    }
+    // A decay that is as long as everything begins in the warm-up, as in Megatron-LM: the rate jumps where that ends.
+    s.wsd_style = WSD_LINEAR;
+    s.wsd_samples = 1000;
+    near_relative(schedule_lr(&s, 100), 1, 1e-15);
+    near_relative(schedule_lr(&s, 500), 0.2 + 0.8 * 0.5, 1e-14);
+}
+
 static void weight_decay_ramps(void **state) {
     Schedule s = {.start_weight_decay = 0.1, .end_weight_decay = 0.5, .weight_decay_samples = 1000, .weight_decay_style = WEIGHT_DECAY_LINEAR};
     near_relative(schedule_weight_decay(&s, 0), 0.1, 0);
@@ -90,6 +119,7 @@ int main(void) {
         cmocka_unit_test(cosine_matches_the_golden_values),
         cmocka_unit_test(config_gives_the_same_schedule),
         cmocka_unit_test(every_style_at_its_borders),
+        cmocka_unit_test(wsd_at_its_borders),
         cmocka_unit_test(weight_decay_ramps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 // Values of flags: each real number is judged as the number that is used. Help is asked for in two spellings.
 #include "test/unit/config/command_line.h"
 
-#include <float.h>
+#include "test/unit/folder.h"
 
 // What a number becomes in float32 decides, not what it is in double precision.
 static void reals_are_judged_in_float32(void **state) {
@@ -58,7 +58,7 @@ static void stored_values_keep_their_digits(void **state) {
 // The only real numbers used in double precision are times, temperatures and fractions of a schedule.
 static void other_reals_are_known(void **state) {
     static const char *const in_double[] = {"lr-warmup-fraction", "distributed-timeout-minutes", "sample-temperature",
-                                            "exit-duration-in-mins"};
+                                            "exit-duration-in-mins", "mid-level-dataset-surplus"};
     int rows, found = 0;
     const Option *table = config_options(&rows);
     for (int i = 0; i < rows; i++) {
@@ -107,6 +107,91 @@ static void looking_at_data_needs_little(void **state) {
     config_free(&run.config);
 }
 
+// --- lists of shards from files ---------------------------------------------------------------------------------
+
+static char folder[64];
+static int make_folder(void **state) { return folder_make(folder, sizeof folder, "test_values"); }
+static int remove_folder(void **state) { return folder_remove(folder); }
+
+#define NO_DATA                                                                                           \
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 " \
+    "--micro-batch-size 2 --lr 1e-3 --train-iters 10 --tokenizer-type Byte --use-distributed-optimizer "
+
+// The line with " FLAG FILE" behind it, the file holding this text.
+static char *with_file(const char *line, const char *flag, const char *text) {
+    static char whole[1024];
+    char path[96];
+    snprintf(path, sizeof path, "%s/list", folder);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    snprintf(whole, sizeof whole, "%s %s %s", line, flag, path);
+    return whole;
+}
+
+static void words_are(const Words *words, const char *joined) {
+    char text[256] = "";
+    for (int i = 0; i < words->count; i++) snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "", words->items[i]);
+    assert_string_equal(text, joined);
+}
+
+static void lists_from_files(void **state) {
+    Run run;
+    must_run(&run, with_file(NO_DATA, "--data-args-path", "0.3 a\n\t0.7  b/c\n"), 1);
+    words_are(&run.config.data_path, "0.3 a 0.7 b/c");
+    json_has(&run.config, "\"data_path\":[\"0.3\",\"a\",\"0.7\",\"b/c\"]");
+    config_free(&run.config);
+    const char *splits = "{\"train\": [\"2\", \"a\", 0.5, \"b\"], \"valid\": \"c d\", \"test\": null, \"more\": 1}";
+    must_run(&run, with_file(NO_DATA, "--per-split-data-args-path", splits), 1);
+    words_are(&run.config.train_data_path, "2 a 0.5 b");
+    words_are(&run.config.valid_data_path, "c d");
+    assert_int_equal(run.config.test_data_path.count, 0);
+    config_free(&run.config);
+    must_run(&run, with_file("--check-data --tokenizer-type Byte", "--data-args-path", "a"), 1);
+    config_free(&run.config);
+    must_run(&run, SMALL "--data-args-path /no/such/file", 1);  // made-up data need no file
+    config_free(&run.config);
+}
+
+static void bad_lists_from_files(void **state) {
+    static const struct {
+        const char *line, *flag, *text, *what;
+    } bad[] = {
+        {NO_DATA, "--data-args-path", " \n", "holds no word"},
+        {NO_DATA "--data-path x", "--data-args-path", "a", "--data-path and --data-args-path both list the shards"},
+        {NO_DATA "--train-data-path x", "--data-args-path", "a", "exclude each other"},
+        {NO_DATA "--data-path x", "--per-split-data-args-path", "{\"train\":\"a\",\"valid\":null,\"test\":null}", "exclude each other"},
+        {NO_DATA "--test-data-path x", "--per-split-data-args-path", "{}", "both list the shards; keep one"},
+        {NO_DATA "--split 1", "--per-split-data-args-path", "{\"train\":\"a\",\"valid\":null,\"test\":null}", "drop --split"},
+        {NO_DATA, "--per-split-data-args-path", "a b", "not one JSON object"},
+        {NO_DATA, "--per-split-data-args-path", "{\"train\":\"a\"}", "\"valid\" is missing"},
+        {NO_DATA, "--per-split-data-args-path", "{\"train\":[\"a b\"]}", "\"train\" is no list of words"},
+        {NO_DATA, "--per-split-data-args-path", "{\"train\":{}}", "\"train\" is no list of words"},
+        {NO_DATA, "--per-split-data-args-path", "{\"train\":[\"\"]}", "\"train\" is no list of words"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) must_fail(with_file(bad[i].line, bad[i].flag, bad[i].text), 0, bad[i].what);
+    must_fail(NO_DATA "--data-args-path /no/such/file", 0, "/no/such/file");
+    must_fail(NO_DATA "--per-split-data-args-path /", 0, "/ is not a plain file");
+}
+
+// A decay that differs from the checkpoint's is told, as the other parts of the schedule are.
+static void wsd_is_part_of_the_schedule(void **state) {
+    Run run, other;
+    must_run(&run, SMALL "--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style linear", 1);
+    assert_int_equal(run.config.wsd_samples, 8);
+    char *json = config_to_json(&run.config);
+    must_run(&other, SMALL "--lr-decay-style WSD --lr-wsd-decay-iters 5 --lr-wsd-decay-style linear", 1);
+    assert_false(config_match_checkpoint(&other.config, json, other.notes, sizeof other.notes, &other.err));
+    assert_non_null(strstr(other.err.what, "schedule_wsd_samples 8, this run's 10"));
+    other.config.use_checkpoint_opt_param_scheduler = true;
+    assert_true(config_match_checkpoint(&other.config, json, other.notes, sizeof other.notes, &other.err));
+    assert_int_equal(other.config.wsd_samples, 8);
+    free(json);
+    config_free(&run.config);
+    config_free(&other.config);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reals_are_judged_in_float32),
@@ -114,6 +199,9 @@ int main(void) {
         cmocka_unit_test(other_reals_are_known),
         cmocka_unit_test(short_help),
         cmocka_unit_test(looking_at_data_needs_little),
+        cmocka_unit_test(lists_from_files),
+        cmocka_unit_test(bad_lists_from_files),
+        cmocka_unit_test(wsd_is_part_of_the_schedule),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -385,6 +385,52 @@ static void paths_per_split(void **state) {
     loader_close(l);
 }
 
+// A list without weights is read once: a run that takes more is refused, not left to end in its middle.
+static void lists_are_read_once(void **state) {
+    Folder *f = (Folder *)*state;
+    const char *words[2] = {f->prefix, f->other};
+    LoaderOptions o = one_shard(words);
+    o.data_path_count = 2;
+    o.samples[SPLIT_TRAIN] = o.samples[SPLIT_VALID] = o.samples[SPLIT_TEST] = ONE_EPOCH;
+    Loader *l = open_loader(&o);
+    int64_t there[SPLITS];
+    for (int s = 0; s < SPLITS; s++) there[s] = loader_samples(l, s);
+    loader_close(l);
+    for (int s = 0; s < SPLITS; s++) {
+        assert_true(there[s] > 0);
+        memcpy(o.samples, there, sizeof there);
+        l = open_loader(&o);
+        assert_int_equal(loader_samples(l, s), there[s]);
+        loader_close(l);
+        o.samples[s]++;
+        char what[128];
+        snprintf(what, sizeof what, "its %s split has %d samples, the run takes %d", split_name(s), (int)there[s], (int)there[s] + 1);
+        expect_error(&o, EXIT_DATA, what);
+    }
+}
+
+// --full-validation: the whole split, once, however little of it the flags ask for.
+static void one_epoch(void **state) {
+    Folder *f = (Folder *)*state;
+    const char *prefix = f->prefix;
+    LoaderOptions o = one_shard(&prefix);
+    o.samples[SPLIT_VALID] = ONE_EPOCH;
+    Loader *l = open_loader(&o);
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    loader_print_summary(l, out);
+    fclose(out);
+    assert_non_null(strstr(text, "    validation: None\n"));
+    assert_non_null(strstr(text, " tokens, 1 epoch, "));
+    Batch b;
+    Error err = {0};
+    int64_t n = loader_samples(l, SPLIT_VALID);
+    assert_true(n > 4 && loader_batch(l, SPLIT_VALID, n - 4, &b, &err) && !loader_batch(l, SPLIT_VALID, n - 3, &b, &err));
+    free(text);
+    loader_close(l);
+}
+
 static void assert_says(const char *text, const char *words) {
     if (!strstr(text, words)) fail_msg("'%s' is not in:\n%s", words, text);
 }
@@ -545,6 +591,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(beyond_the_end, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(open_errors, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(paths_per_split, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(lists_are_read_once, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(one_epoch, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(reports, make_folder, remove_folder),
     };
     int failed = cmocka_run_group_tests_name("loader", tests, NULL, NULL);

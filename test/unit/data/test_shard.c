@@ -146,7 +146,7 @@ static void dtypes(void **state) {
     assert_int_equal(shard_dtype_for_vocab(50257), SHARD_U16);
     assert_int_equal(shard_dtype_for_vocab(65499), SHARD_U16);
     assert_int_equal(shard_dtype_for_vocab(65500), SHARD_I32);
-    const int sizes[10] = {0, 1, 0, 2, 4, 8, 0, 0, 2, 0};
+    const int sizes[10] = {0, 1, 1, 2, 4, 8, 0, 0, 2, 0};
     for (int code = 0; code < 10; code++) assert_int_equal(shard_dtype_size(code), sizes[code]);
 }
 
@@ -155,11 +155,11 @@ static uint32_t next(uint32_t *seed) { return (*seed = *seed * 1664525u + 101390
 // Random sequences (empty ones too) and documents (empty ones too), long enough to pass the write buffer more than once.
 static void round_trip(void **state) {
     Folder *f = (Folder *)*state;
-    const int dtype[5] = {SHARD_U8, SHARD_I16, SHARD_U16, SHARD_I32, SHARD_I64};
-    const uint32_t limit[5] = {256, 32768, 65536, 1u << 24, 1u << 24};
+    const int dtype[6] = {SHARD_U8, SHARD_I8, SHARD_I16, SHARD_U16, SHARD_I32, SHARD_I64};
+    const uint32_t limit[6] = {256, 128, 32768, 65536, 1u << 24, 1u << 24};
     enum { N = 40, LONGEST = 700000 };
     int32_t *tokens = (int32_t *)malloc(LONGEST * sizeof *tokens), *back = (int32_t *)malloc(LONGEST * sizeof *back);
-    for (int k = 0; k < 5; k++) {
+    for (int k = 0; k < 6; k++) {
         Error err = {0};
         int64_t length[N], total = 0, documents = 0;
         ShardWriter *w = shard_writer_open(f->prefix, dtype[k], &err);
@@ -419,9 +419,9 @@ static void cut_short_while_mapped(void **state) {
 
 static void unfit_ids(void **state) {
     Folder *f = (Folder *)*state;
-    const int dtype[4] = {SHARD_U8, SHARD_I16, SHARD_U16, SHARD_I32};
-    const int32_t bad[4] = {256, 32768, 65536, -1};
-    for (int k = 0; k < 4; k++) {
+    const int dtype[5] = {SHARD_U8, SHARD_I8, SHARD_I16, SHARD_U16, SHARD_I32};
+    const int32_t bad[5] = {256, 128, 32768, 65536, -1};
+    for (int k = 0; k < 5; k++) {
         Error err = {0};
         const int32_t tokens[2] = {1, bad[k]};
         ShardWriter *w = shard_writer_open(f->prefix, dtype[k], &err);

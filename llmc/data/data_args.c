@@ -1,0 +1,100 @@
+// Lists of shards from files: see data_args.h.
+#include "llmc/data/data_args.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/base/json.h"
+
+enum { MAX_BYTES = 1 << 24 };
+
+static char *read_text(const char *path, uint64_t *bytes, Error *err) {
+    char *text = durable_read_file(path, MAX_BYTES, bytes, err);
+    if (!text && err) err->code = EXIT_USAGE;
+    if (text && strlen(text) != *bytes) {
+        error_set(err, EXIT_USAGE, "%s: holds zero bytes; give a text file", path);
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+// Cuts the text at white space. Takes it over.
+static void cut_words(DataWords *words, char *text) {
+    static const char space[] = " \t\r\n\v\f";
+    int room = 0;
+    char *rest = text;
+    *words = (DataWords){.text = text};
+    for (char *word; (word = strtok_r(rest, space, &rest));) {
+        if (words->count == room) {
+            room = room ? 2 * room : 64;
+            words->items = (const char **)xrealloc(words->items, (size_t)room * sizeof *words->items, "the list of shards");
+        }
+        words->items[words->count++] = word;
+    }
+}
+
+bool data_args_read(DataWords *words, const char *path, Error *err) {
+    uint64_t bytes;
+    char *text = read_text(path, &bytes, err);
+    if (!text) return false;
+    cut_words(words, text);
+    if (words->count) return true;
+    data_words_free(words);
+    return error_set(err, EXIT_USAGE, "--data-args-path %s: holds no word; list shards as after --data-path", path);
+}
+
+// The text of a list's elements, with a blank behind each; malloc'ed. NULL for an element that is no word.
+static char *join(const cJSON *list) {
+    size_t used = 0, room = 64;
+    char *text = (char *)xmalloc(room, "the list of shards");
+    const cJSON *item;
+    text[0] = 0;
+    cJSON_ArrayForEach(item, list) {
+        char number[40];
+        const char *word = cJSON_IsString(item) ? item->valuestring : number;
+        if (cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble);
+        bool one = (cJSON_IsNumber(item) || cJSON_IsString(item)) && *word && !strpbrk(word, " \t\r\n\v\f");
+        if (!one) {
+            free(text);
+            return NULL;
+        }
+        size_t length = strlen(word);
+        while (used + length + 2 > room) text = (char *)xrealloc(text, room *= 2, "the list of shards");
+        used += (size_t)sprintf(text + used, "%s ", word);
+    }
+    return text;
+}
+
+static bool read_member(DataWords *words, const cJSON *object, const char *name, const char *path, Error *err) {
+    const cJSON *member = cJSON_GetObjectItemCaseSensitive(object, name);
+    char *text = cJSON_IsString(member) ? xstrdup(member->valuestring) : cJSON_IsArray(member) ? join(member) : NULL;
+    if (text) cut_words(words, text);
+    if (text || cJSON_IsNull(member)) return true;
+    return error_set(err, EXIT_USAGE,
+                     "--per-split-data-args-path %s: \"%s\" is %s; give a list of prefixes, each with a weight before it or none", path,
+                     name, member ? "no list of words" : "missing");
+}
+
+bool data_args_read_splits(DataWords words[SPLITS], const char *path, Error *err) {
+    static const char *const names[SPLITS] = {"train", "valid", "test"};
+    uint64_t bytes;
+    char *text = read_text(path, &bytes, err);
+    if (!text) return false;
+    cJSON *object = json_parse_object(text, bytes);
+    free(text);
+    for (int s = 0; s < SPLITS; s++) words[s] = (DataWords){0};
+    bool ok = object || error_set(err, EXIT_USAGE, "--per-split-data-args-path %s: not one JSON object; give one with "
+                                  "\"train\", \"valid\" and \"test\"", path);
+    for (int s = 0; ok && s < SPLITS; s++) ok = read_member(&words[s], object, names[s], path, err);
+    cJSON_Delete(object);
+    for (int s = 0; !ok && s < SPLITS; s++) data_words_free(&words[s]);
+    return ok;
+}
+
+void data_words_free(DataWords *words) {
+    free(words->items);
+    free(words->text);
+    *words = (DataWords){0};
+}
