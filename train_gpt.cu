@@ -9,7 +9,6 @@
 
 #include "llmc/base/version.h"
 #include "llmc/ranks/heartbeat.h"    // ranks that hang are named
-#include "llmc/ranks/limit_timer.h"  // ranks that hang before and after the heartbeat
 #include "llmc/ranks/parallel.h"     // initial weights on all cores
 #include "llmc/run/plan_report.h"    // --plan
 #include "llmc/run/run.h"            // what a run holds beside the model
@@ -643,15 +642,14 @@ static int answer_without_training(const Config *config, char *program) {
 }
 
 // Plans what the flags say, and does it: --plan, a look at the data, or training.
-static void run_as_told(Run *run, GPT *gpt, double limit, LimitTimer *starting) {
+static void run_as_told(Run *run, GPT *gpt, double limit) {
     bool ok = run_agreed(run, plan_run(run, gpt));
     run->site.rank = run->launch.rank;
     site_of_thread(&run->site);
     Peers world = run_peers(run, run->launch.world);
     ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
-    if (ok) heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
-    limit_timer_off(starting);
     if (!ok) return;
+    heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
     if (run->config.plan) {
         if (run->launch.rank == 0) plan_report(&run->config, run->zero, &run->memory_plan, gpt_planned_bytes, stdout);
     } else if (run->config.check_data || run->config.inspect_data >= 0) {
@@ -679,21 +677,19 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);  // nobody reads the log lines any more: no reason to lose a run
     setvbuf(stdout, NULL, _IOLBF, 0);  // lines come whole and at once, into a pipe or file too
     double limit = trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0;
-    LimitTimer *timer = limit_timer_starting(limit);
+    heartbeat_starting(&run.site, limit);
     launch_init(&run.launch, &argc, &argv);
     if (run_agreed(&run, parsed)) {
         if (run.launch.rank == 0) fputs(notes, stdout);
-        run_as_told(&run, &gpt, limit, timer);
-    } else {
-        limit_timer_off(timer);
+        run_as_told(&run, &gpt, limit);
     }
     int code = run.exit_code;
     run_close(&run);
     gpt_free(&gpt);
     heartbeat_close(&run.site);
     site_of_thread(NULL);
-    timer = limit_timer_ending(limit, code);
+    heartbeat_ending(&run.site, limit, code);
     launch_finalize(&run.launch);
-    limit_timer_off(timer);
+    heartbeat_close(&run.site);
     return code;
 }

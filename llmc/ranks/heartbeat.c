@@ -1,6 +1,7 @@
 // Signs of life: see heartbeat.h.
 #include "llmc/ranks/heartbeat.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,11 +15,14 @@
 #include "llmc/ranks/host_memory.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/peers.h"
-#include "llmc/ranks/small_thread.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
-enum { MOST_CALLERS = 4 };  // ranks whose last collective is told
-enum { MOST_TURNS = 10 };  // of hosts that speak one after the other
+enum { MOST_CALLERS = 4 };          // ranks whose last collective is told
+enum { MOST_TURNS = 10 };           // of hosts that speak one after the other
+enum { STACK_BYTES = 512 << 10 };   // of the thread; the thread-local memory of the libraries takes some 70 KiB
+// Seconds beyond the limit. Where a host's own name is not found, MPI alone takes 10 s to start. At the end the
+// ranks have just met.
+enum { PATIENCE_AT_START = 20, PATIENCE_AT_END = 10 };
 
 // One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
 typedef struct Slot {
@@ -30,26 +34,45 @@ typedef struct Slot {
     atomic_ullong call[CALL_WORDS];    // text: the last one
 } Slot;
 
+// A limit on MPI's start or end, where the main thread is blocked in a library and knows no other rank.
+typedef struct Limit {
+    double seconds;  // 0: none
+    const char *phase, *wanted, *advice;
+    int code;
+} Limit;
+
 struct Heartbeat {
-    Slot *slots;         // (size) shared; the one before the first belongs to all: its `waits` is taken by the rank that ends the job
-    int own, size;
-    bool other_hosts;
     double limit, period;
-    double patience;     // what a wait may take beyond the limit before the watchdog ends it: those who know their limit were first
-    atomic_llong moves;  // signs of progress of the main thread
-    long long moves_seen, moves_since;  // the thread's
-    long long *seen;     // (2, size) the thread's: the others' beats, and since when they are the same. Not allocated there: that takes an arena of its own
-    long long *calls;    // (size) the thread's, while it tells them; as above
-    Faults faults;       // for tests
-    int64_t fault_iteration, fault_number;
-    Site site;           // the thread's own copy of what does not change
+    Limit start_or_end;
     pthread_t thread;
+    bool has_thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;  // closing must not wait for the next beat
-    bool closing;         // the lock's, as what follows
+    bool closing;         // the lock's, as the next two
     HeartbeatLook look;   // NULL: nothing
     void *look_context;
+    // of ranks that are watched; the thread is started after these are set
+    Slot *slots;          // (size) shared; NULL: MPI starts or ends. The slot before the first belongs to all: its
+                          // `waits` is taken by the rank that ends the job
+    int own, size;
+    bool other_hosts;
+    double patience;      // what a wait may take beyond the limit before the watchdog ends it: those who know
+                          // their limit were first
+    atomic_llong moves;   // signs of progress of the main thread
+    long long moves_seen, moves_since;  // the thread's
+    long long *seen;      // (2, size) the thread's: the others' beats, and since when they are the same. Made by
+                          // the main thread: an allocation by the other takes an arena of its own
+    long long *calls;     // (size) the thread's, while it tells them; as above
+    Faults faults;        // for tests
+    int64_t fault_iteration, fault_number;
+    Site site;            // the thread's own copy of what does not change
 };
+
+// The heartbeat of a rank that is watched, or NULL.
+static Heartbeat *beating(const Site *site) {
+    Heartbeat *h = site ? site->heartbeat : NULL;
+    return h && h->slots ? h : NULL;
+}
 
 static void nap(double seconds) {
     struct timespec t = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
@@ -147,10 +170,9 @@ static void list_calls(const Heartbeat *h, char *text, size_t bytes) {
 
 // --- the watchdog ----------------------------------------------------------------------------------------------------------------
 
-void heartbeat_take_floor(const Site *site) {
-    Heartbeat *h = site ? site->heartbeat : NULL;
+static void take_floor(Heartbeat *h) {
     int nobody = 0;
-    if (h && !atomic_compare_exchange_strong(&h->slots[-1].waits, &nobody, 1)) nap(30);
+    if (!atomic_compare_exchange_strong(&h->slots[-1].waits, &nobody, 1)) nap(30);
 }
 
 // Seconds that this host leaves to those before it, to say what it would say too and to end the job.
@@ -159,12 +181,23 @@ static double turn(const Heartbeat *h) {
     return h->other_hosts ? 2.0 * before : 0;
 }
 
-void heartbeat_take_turn(const Site *site) {
-    heartbeat_take_floor(site);
-    if (site && site->heartbeat) nap(turn(site->heartbeat));
+static void take_turn(Heartbeat *h) {
+    take_floor(h);
+    nap(turn(h));
 }
 
-// Of who has the floor. MPI belongs to the main thread, which is blocked anyway: leaving with a code of its own makes the launcher end the other ranks.
+void heartbeat_take_floor(const Site *site) {
+    Heartbeat *h = beating(site);
+    if (h) take_floor(h);
+}
+
+void heartbeat_take_turn(const Site *site) {
+    Heartbeat *h = beating(site);
+    if (h) take_turn(h);
+}
+
+// Of who has the floor. MPI belongs to the main thread, which is blocked anyway. Leaving with a code of its own
+// makes the launcher end the other ranks.
 static void speak_and_leave(Heartbeat *h, const char *what) {
     char phase[8 * PHASE_WORDS];
     where(&h->slots[h->own], &h->site.iteration, phase);
@@ -174,15 +207,15 @@ static void speak_and_leave(Heartbeat *h, const char *what) {
 }
 
 static void end_job(Heartbeat *h, const char *what) {
-    heartbeat_take_floor(&h->site);
+    take_floor(h);
     speak_and_leave(h, what);
 }
 
 static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
     char last[96], what[256];
     describe(silent, last, sizeof last);
-    snprintf(what, sizeof what, "rank %d has shown no sign of life for %.0f s (last seen at %s); see what stopped it (--distributed-timeout-minutes sets the limit)",
-             atomic_load(&silent->rank), seconds, last);
+    snprintf(what, sizeof what, "rank %d has shown no sign of life for %.0f s (last seen at %s); see what stopped it "
+             "(--distributed-timeout-minutes sets the limit)", atomic_load(&silent->rank), seconds, last);
     end_job(h, what);
 }
 
@@ -191,6 +224,23 @@ static bool writes_log(const Slot *slot) {
     char phase[8 * PHASE_WORDS];
     where(slot, &iteration, phase);
     return !strcmp(phase, PHASE_WRITE_LOG);
+}
+
+// Why the main thread has made no progress for so long.
+static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text, size_t bytes) {
+    char busy[448];
+    if (!waits && writes_log(&h->slots[h->own])) {
+        snprintf(text, bytes, "no progress for %.0f s: nobody reads this rank's log (its standard output); see what "
+                 "stopped its reader", idle);
+    } else if (!waits) {
+        snprintf(text, bytes, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what "
+                 "it does there", idle);
+    } else if (list_busy(h, busy, sizeof busy)) {
+        snprintf(text, bytes, "waited %.0f s: %.440s; see what stopped it", idle, busy);
+    } else {
+        snprintf(text, bytes, "waited %.0f s for the device or another host, no rank of this host is busy; see "
+                 "whether a GPU hangs (nvidia-smi, dmesg)", idle);
+    }
 }
 
 // The main thread of this rank is stuck, or waits for what does not come.
@@ -202,54 +252,173 @@ static void watch_own(Heartbeat *h, long long now) {
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->moves_since) * h->period;
     if (idle <= h->limit + (waits ? h->patience : 0)) return;
-    if (!waits && writes_log(&h->slots[h->own])) snprintf(who, sizeof who, "no progress for %.0f s: nobody reads this rank's log (its standard output); see what stopped its reader", idle);
-    else if (!waits) snprintf(who, sizeof who, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what it does there", idle);
-    else if (list_busy(h, what, sizeof who - 64)) snprintf(who, sizeof who, "waited %.0f s: %.440s; see what stopped it", idle, what);
-    else snprintf(who, sizeof who, "waited %.0f s for the device or another host, no rank of this host is busy; see whether a GPU hangs (nvidia-smi, dmesg)", idle);
+    explain_idle(h, waits, idle, who, sizeof who);
     list_calls(h, calls, sizeof calls);
     snprintf(what, sizeof what, "%s%s (--distributed-timeout-minutes sets the limit)", who, calls);
     end_job(h, what);
 }
 
-// What went wrong behind the main thread's back. The lock is for the asking alone: nobody waits for it while the hosts before this one speak.
+// The other ranks of this host. Of the living the lowest speaks.
+static void watch_others(Heartbeat *h, long long now) {
+    long long *seen = h->seen, *since = h->seen + h->size;
+    bool lowest = true;
+    const Slot *silent = NULL;
+    double seconds = 0;
+    for (int i = 0; i < h->size; i++) {
+        if (i == h->own) continue;
+        long long beats = atomic_load(&h->slots[i].beats);
+        if (beats != seen[i]) since[i] = now;
+        seen[i] = beats;
+        double silence = (double)(now - since[i]) * h->period;
+        bool dead = beats >= 0 && silence > h->limit;
+        if (dead && !silent) silent = &h->slots[i], seconds = silence;
+        if (!dead && beats >= 0 && i < h->own) lowest = false;
+    }
+    if (silent && lowest && h->limit > 0) end_silence(h, silent, seconds);
+}
+
+static int rank_guess(void) {
+    int rank = launch_rank_guess();
+    return rank > 0 ? rank : 0;
+}
+
+static void end_process(const Limit *l) {
+    char what[400];
+    Site site = {-1, 0, 0, 0, l->phase, NULL};  // of nodes and GPUs nothing is known yet, or any more
+    snprintf(what, sizeof what, "rank %d waited %.0f s for %s; %s (--distributed-timeout-minutes sets the limit)",
+             rank_guess(), l->seconds, l->wanted, l->advice);
+    error_print(&site, what);
+    _exit(l->code);
+}
+
+// What went wrong behind the main thread's back. The lock is for the asking alone: nobody waits for it while the
+// hosts before this one speak.
 static void look_behind(Heartbeat *h) {
     char what[1000];
     pthread_mutex_lock(&h->lock);
     bool wrong = h->look && h->look(h->look_context, what, sizeof what);
     pthread_mutex_unlock(&h->lock);
     if (!wrong) return;
-    heartbeat_take_turn(&h->site);  // it goes wrong on several hosts at once
+    take_turn(h);  // it goes wrong on several hosts at once
     speak_and_leave(h, what);
 }
 
-// Beats, and counts in its own beats how long others have not: a whole job that is stopped and goes on later is no fault.
+static void beat(Heartbeat *h, long long now) {
+    watch_others(h, now);
+    look_behind(h);
+    watch_own(h, now);
+    atomic_fetch_add(&h->slots[h->own].beats, 1);
+}
+
+// --- the thread --------------------------------------------------------------------------------------------------
+
+// Until the next beat. False once the thread is to end.
+static bool rest(Heartbeat *h) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t nanoseconds = until.tv_nsec + (int64_t)(1e9 * h->period);
+    until.tv_sec += nanoseconds / 1000000000;
+    until.tv_nsec = nanoseconds % 1000000000;
+    pthread_mutex_lock(&h->lock);
+    while (!h->closing && pthread_cond_timedwait(&h->wake, &h->lock, &until) == 0) continue;
+    bool goes_on = !h->closing;
+    pthread_mutex_unlock(&h->lock);
+    return goes_on;
+}
+
+// Counts its own beats, and not the clock: a whole job that is stopped and goes on later is no fault.
 static void *watch(void *context) {
     Heartbeat *h = (Heartbeat *)context;
-    long long *seen = h->seen, *since = h->seen + h->size;
-    for (long long now = 1; small_thread_rest(&h->lock, &h->wake, &h->closing, h->period); now++) {
-        bool lowest = true;  // of the living
-        const Slot *silent = NULL;
-        double seconds = 0;
-        for (int i = 0; i < h->size; i++) {
-            if (i == h->own) continue;
-            long long beats = atomic_load(&h->slots[i].beats);
-            if (beats != seen[i]) since[i] = now;
-            seen[i] = beats;
-            bool dead = beats >= 0 && (double)(now - since[i]) * h->period > h->limit;
-            if (dead && !silent) silent = &h->slots[i], seconds = (double)(now - since[i]) * h->period;
-            if (!dead && beats >= 0 && i < h->own) lowest = false;
-        }
-        if (silent && lowest && h->limit > 0) end_silence(h, silent, seconds);
-        look_behind(h);
-        watch_own(h, now);
-        atomic_fetch_add(&h->slots[h->own].beats, 1);
+    for (long long now = 1; rest(h); now++) {
+        if (h->slots) beat(h, now);
+        else if ((double)now * h->period >= h->start_or_end.seconds) end_process(&h->start_or_end);
     }
     return NULL;
 }
 
-// --- shared memory ---------------------------------------------------------------------------------------------------------------
+// What pthread_create returns. A small stack, for a machine that is short of memory; the usual one where the
+// libraries' thread-local memory is larger than that.
+static int start_thread(Heartbeat *h) {
+    pthread_attr_t small;
+    h->closing = false;
+    int reason = pthread_attr_init(&small);
+    if (reason == 0) {
+        pthread_attr_setstacksize(&small, STACK_BYTES);
+        reason = pthread_create(&h->thread, &small, watch, h);
+        pthread_attr_destroy(&small);
+    }
+    if (reason == EINVAL) reason = pthread_create(&h->thread, NULL, watch, h);
+    h->has_thread = reason == 0;
+    return reason;
+}
 
-// Slots for the ranks of a host, how many of them and which is this rank's: all, or where they cannot share memory this rank's alone.
+static void stop_thread(Heartbeat *h) {
+    if (!h->has_thread) return;
+    pthread_mutex_lock(&h->lock);
+    h->closing = true;
+    pthread_cond_signal(&h->wake);
+    pthread_mutex_unlock(&h->lock);
+    pthread_join(h->thread, NULL);
+    h->has_thread = false;
+}
+
+static void thread_missing(const Site *site, int reason) {
+    fatal(site, EXIT_ENVIRONMENT, "cannot start the watchdog's thread: %s; raise ulimit -u, ulimit -v or the "
+          "container's limit of processes", strerror(reason));
+}
+
+static Heartbeat *create(double limit) {
+    pthread_condattr_t clock;
+    Heartbeat *h = (Heartbeat *)xcalloc(1, sizeof *h, "the heartbeat");
+    h->limit = limit;
+    h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
+    h->fault_iteration = -1;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&h->wake, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&h->lock, NULL);
+    return h;
+}
+
+// --- opening and closing -----------------------------------------------------------------------------------------
+
+// Seconds that the ranks before this one have to speak and end the job. Open MPI's launcher takes 2 s to end ranks
+// that are in MPI_Init or MPI_Finalize.
+static double turn_of_process(void) { return 2 * launch_rank_delay(rank_guess()); }
+
+void heartbeat_starting(Site *site, double limit) {
+    if (limit <= 0) return;
+    Heartbeat *h = create(limit);
+    h->start_or_end = (Limit){
+        .seconds = limit + PATIENCE_AT_START + turn_of_process(),
+        .phase = "start",
+        .wanted = "all ranks to start",
+        .advice = "see which of them or of their nodes is stopped, or reads a file that does not come",
+        .code = EXIT_COMMUNICATION,
+    };
+    site->heartbeat = h;
+    int reason = start_thread(h);
+    if (reason == 0) return;
+    nap(turn_of_process());  // the first one speaks for all
+    thread_missing(NULL, reason);
+}
+
+void heartbeat_ending(Site *site, double limit, int code) {
+    if (limit <= 0) return;
+    Heartbeat *h = site->heartbeat = create(limit);
+    h->start_or_end = (Limit){
+        .seconds = limit + PATIENCE_AT_END + turn_of_process(),
+        .phase = "end",
+        .wanted = "all ranks to end, after the run itself had ended",
+        .advice = "see what stopped one",
+        .code = code ? code : EXIT_COMMUNICATION,
+    };
+    start_thread(h);  // without one there is nothing left to lose
+}
+
+// Slots for the ranks of a host, how many of them and which is this rank's: all, or where they cannot share memory
+// this rank's alone.
 static Slot *map_slots(Peers host, int *rank, int *size) {
     MPI_Comm_rank(host.comm, rank);
     MPI_Comm_size(host.comm, size);
@@ -257,60 +426,57 @@ static Slot *map_slots(Peers host, int *rank, int *size) {
     if (map) return (Slot *)map + 1;
     *rank = 0;
     *size = 1;
-    map = mmap(NULL, 2 * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED) fatal(host.site, EXIT_ENVIRONMENT, "out of memory: %zu bytes for the heartbeat; use a larger machine", 2 * sizeof(Slot));
+    size_t bytes = 2 * sizeof(Slot);
+    map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) {
+        fatal(host.site, EXIT_ENVIRONMENT, "out of memory: %zu bytes for the heartbeat; use a larger machine", bytes);
+    }
     return (Slot *)map + 1;
 }
 
 void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     int rank, size, on_host;
     Error ignored;  // zero_plan.c reports faults that are not understood
+    bool starting = site->heartbeat && !site->heartbeat->slots;
+    Heartbeat *h = starting ? site->heartbeat : create(limit);
     site->heartbeat = NULL;
     Site unwatched = *site;  // of ranks that are yet to come nothing is known
     Peers peers = {host, limit > 0 ? limit + launch_rank_delay(site->rank) : 0, &unwatched};
     MPI_Comm_size(host, &on_host);
     Slot *slots = map_slots(peers, &rank, &size);
-    bool other_hosts = ranks > on_host;
-    Heartbeat *h = (Heartbeat *)xcalloc(1, sizeof *h, "the heartbeat");
+    stop_thread(h);
     h->slots = slots;
     h->own = rank;
     h->size = size;
     h->seen = (long long *)xcalloc(2 * (size_t)size, sizeof *h->seen, "the heartbeat");
     h->calls = (long long *)xcalloc((size_t)size, sizeof *h->calls, "the heartbeat");
-    h->other_hosts = other_hosts;
-    h->limit = limit;
-    h->period = limit > 0 && limit < 20 ? limit / 20 : 1;
-    h->patience = 5 + 4 * h->period + (other_hosts ? 15 + 2 * MOST_TURNS : 0) + launch_rank_delay(site->rank);
+    h->other_hosts = ranks > on_host;
+    double hosts = h->other_hosts ? 15 + 2 * MOST_TURNS : 0;
+    h->patience = 5 + 4 * h->period + hosts + launch_rank_delay(site->rank);
     faults_from_environment(&h->faults, site->rank, &ignored);
     h->site = *site;
     h->site.heartbeat = h;
-    h->fault_iteration = -1;
-    small_thread_clock(&h->wake);
-    pthread_mutex_init(&h->lock, NULL);
     atomic_store(&slots[rank].rank, site->rank);
     site->heartbeat = h;
     heartbeat_waits(site, false);
     peers_meet(peers);  // every slot says who it is
-    int reason = small_thread_start(&h->thread, watch, h);
+    int reason = start_thread(h);
     if (reason == 0) return;
     atomic_store(&slots[rank].beats, -1);  // without a thread this rank is watched by nobody, and watches nobody
-    h->thread = pthread_self();
     if (limit <= 0) return;
-    heartbeat_take_turn(site);
-    small_thread_missing(site, reason);
+    take_turn(h);
+    thread_missing(site, reason);
 }
 
 void heartbeat_close(Site *site) {
     Heartbeat *h = site->heartbeat;
     if (!h) return;
     site->heartbeat = NULL;
-    pthread_mutex_lock(&h->lock);
-    h->closing = true;
-    pthread_cond_signal(&h->wake);
-    pthread_mutex_unlock(&h->lock);
-    if (!pthread_equal(h->thread, pthread_self())) pthread_join(h->thread, NULL);
-    atomic_store(&h->slots[h->own].beats, -1);
-    munmap(h->slots - 1, (size_t)(h->size + 1) * sizeof(Slot));
+    stop_thread(h);
+    if (h->slots) {
+        atomic_store(&h->slots[h->own].beats, -1);
+        munmap(h->slots - 1, (size_t)(h->size + 1) * sizeof(Slot));
+    }
     pthread_cond_destroy(&h->wake);
     pthread_mutex_destroy(&h->lock);
     free(h->calls);
@@ -324,7 +490,9 @@ static void stand_still(void) {
     for (;;) pause();
 }
 
-static bool fault_here(Heartbeat *h, FaultKind kind, int64_t iteration) { return fault_due(&h->faults, kind, iteration, h->fault_number); }
+static bool fault_here(Heartbeat *h, FaultKind kind, int64_t iteration) {
+    return fault_due(&h->faults, kind, iteration, h->fault_number);
+}
 
 // Counts the waits of an iteration.
 static void count_wait(Heartbeat *h, int64_t iteration) {
@@ -334,12 +502,12 @@ static void count_wait(Heartbeat *h, int64_t iteration) {
 }
 
 void heartbeat_moves(const Site *site) {
-    Heartbeat *h = site ? site->heartbeat : NULL;
+    Heartbeat *h = beating(site);
     if (h) atomic_fetch_add_explicit(&h->moves, 1, memory_order_relaxed);
 }
 
 void heartbeat_waits(const Site *site, bool waits) {
-    Heartbeat *h = site ? site->heartbeat : NULL;
+    Heartbeat *h = beating(site);
     if (!h) return;
     heartbeat_moves(site);
     if (waits && h->faults.count) count_wait(h, site->iteration);
@@ -353,7 +521,7 @@ void heartbeat_waits(const Site *site, bool waits) {
 }
 
 void heartbeat_issues(const Site *site, const char *what, const char *scope) {
-    Heartbeat *h = site ? site->heartbeat : NULL;
+    Heartbeat *h = beating(site);
     if (!h) return;
     Slot *slot = &h->slots[h->own];
     char call[8 * CALL_WORDS] = "";
@@ -363,7 +531,7 @@ void heartbeat_issues(const Site *site, const char *what, const char *scope) {
 }
 
 void heartbeat_watch(const Site *site, HeartbeatLook look, void *context) {
-    Heartbeat *h = site ? site->heartbeat : NULL;
+    Heartbeat *h = beating(site);
     if (!h) return;
     pthread_mutex_lock(&h->lock);
     if (look || h->look_context == context) {
@@ -374,7 +542,7 @@ void heartbeat_watch(const Site *site, HeartbeatLook look, void *context) {
 }
 
 bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
-    Heartbeat *h = site ? site->heartbeat : NULL;
+    Heartbeat *h = beating(site);
     *text = '\0';
     if (!h) return false;
     nap(1 + 2 * h->period);

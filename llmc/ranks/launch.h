@@ -1,5 +1,5 @@
 // Starting and ending a job of MPI ranks: environment fixes before MPI_Init, the hosts; what the launcher's environment tells before that. Called by train_gpt.cu
-// and the benches and tests that are programs of ranks; emulate.c reads the hosts, limit_timer.c and heartbeat.c a rank's number and turn.
+// and the benches and tests that are programs of ranks; emulate.c reads the hosts, heartbeat.c a rank's number and turn.
 #pragma once
 #include <mpi.h>
 

@@ -12,7 +12,6 @@
 
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/launch.h"
-#include "llmc/ranks/limit_timer.h"
 #include "llmc/ranks/peers.h"
 
 #define STALLS "stalls"
@@ -175,10 +174,11 @@ static bool asks_once_a_beat(void) {
 static int lack_threads(const char *which) {
     Site site = {0, 0, 0, 0, "start", NULL};
     refuse_threads = true;
-    if (!strcmp(which, NO_TIMER)) limit_timer_off(limit_timer_starting(10));
+    if (!strcmp(which, NO_TIMER)) heartbeat_starting(&site, 10);
     heartbeat_open(&site, MPI_COMM_SELF, 1, strcmp(which, NO_LIMIT) ? 10 : 0);
     heartbeat_close(&site);
-    limit_timer_off(limit_timer_ending(10, 0));
+    heartbeat_ending(&site, 10, 0);
+    heartbeat_close(&site);
     return 0;
 }
 
