@@ -6,7 +6,7 @@
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer] [--part ops|runs|shapes|promises|exact|sanitizer]...
 #
-#   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of nodes; what README's promises name (resume, NaN, spikes, signals,
+#   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of nodes; what docs/promises.md names (resume, NaN, spikes, signals,
 #          flipped bits); the exact regime and collectives in every shape; compute-sanitizer [all]
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"

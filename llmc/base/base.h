@@ -15,7 +15,7 @@
 
 LLMC_BEGIN
 
-// Exit codes, as documented in the README. 75 is sysexits' EX_TEMPFAIL: "requeue me".
+// Exit codes, as documented in docs/exit_codes.md. 75 is sysexits' EX_TEMPFAIL: "requeue me".
 enum {
     EXIT_DONE = 0,
     EXIT_USAGE = 2,

@@ -32,11 +32,12 @@ static void print_layout(const Plan *plan, const GradWire *grad, FILE *out) {
     }
 }
 
-// --- what travels ----------------------------------------------------------------------------------
+// --- what travels ---------------------------------------------------------------------------
 
 static const char *codec_name(int codec) { return codec_info(codec).name; }
 
-// "int8 inside a node, int4 between nodes; weights: int4 differences", of the hops that the ranks make.
+// "int8 inside a node, int4 between nodes; weights: int4 differences", of the hops that the ranks
+// make.
 static void print_codecs(const Plan *plan, const GradWire *grad, const WeightWire *weight, FILE *out) {
     bool inside = plan->options.per_node > 1, between = plan->options.nodes > 1;
     fprintf(out, "  ");
@@ -97,7 +98,7 @@ static void print_wire(const Config *c, const Zero *zero, FILE *out) {
     print_wire_of(plan, zero_grad_wire(zero, true), weight, out);
 }
 
-// --- the verdict: memory ---------------------------------------------------------------------------
+// --- the verdict: memory --------------------------------------------------------------------
 
 static const double GIB = 0x1p30;
 
@@ -110,8 +111,8 @@ static const Card cards[] = {{80, 79.1}, {141, 139.8}};
 // GiB that a process's CUDA context takes before the plan (measured on H200: 0.52).
 static const double CONTEXT_GIB = 0.55;
 
-// The largest micro-batch whose plan fits `share` bytes, up to MOST_SEQUENCES. Whether it divides the
-// global batch is not asked: that can be chosen.
+// The largest micro-batch whose plan fits `share` bytes, up to MOST_SEQUENCES. Whether it divides
+// the global batch is not asked: that can be chosen.
 enum { MOST_SEQUENCES = 4096 };
 static int largest_micro_batch(const Config *config, size_t planned, double share, ModelBytes model_bytes) {
     double others = (double)planned - (double)model_bytes(config);  // what does not depend on it
@@ -163,9 +164,10 @@ static void print_fits(const Config *c, const Plan *plan, size_t planned, ModelB
     fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
 }
 
-// --- the verdict: bytes between nodes --------------------------------------------------------------
+// --- the verdict: bytes between nodes -------------------------------------------------------
 
-// What a node sends to the others in a step, padding aside, in GB: matrices by the formula, and tails.
+// What a node sends to the others in a step, padding aside, in GB: matrices by the formula, and
+// tails.
 static double arm_egress(const Plan *plan, const GradWire *grad, const WeightWire *weight) {
     WireFormula formula = plan_wire_formula(plan, grad, weight);
     double matrices = (formula.grad_inter + formula.weight_inter) * plan->options.per_node;

@@ -91,14 +91,17 @@ check "a batch smaller than the ranks" refused 2 "--global-batch-size 4" 4 --glo
 check "ranks that are no multiple of --gpus-per-node" refused 2 "--gpus-per-node" 4 --gpus-per-node 3
 
 # --- the README's example, in a folder that has nothing but the programs and the source, as a fresh clone has ---
-readme_example() {
+readme_example() { # the recipe that needs no GPU, shortened
     mkdir -p "$work/clone"
     ln -sfn "$BUILD" "$work/clone/build"
-    ln -sfn "$PWD/llmc" "$work/clone/llmc"
-    sed -n '/^## Training/,/^[^ #]/{/^    make /d; s/^    //p}' README.md | sed 's/--train-iters 100/--train-iters 10/' >"$work/clone/example.sh"
-    grep -q '^mpirun .*train_gpt_cpu' "$work/clone/example.sh" || { why="no mpirun in the README's example"; return 1; }
+    for folder in llmc sdp4bit configs dev; do ln -sfn "$PWD/$folder" "$work/clone/$folder"; done
+    awk '/^### Without a GPU/ { inside = 1 } inside && /^    / { printed = 1; sub(/^    /, ""); if ($0 != "make") print; next }
+        printed && NF { exit }' README.md |
+        sed 's/--train-iters 100/--train-iters 10/' >"$work/clone/example.sh"
+    grep -q '^run="mpirun .*train_gpt_cpu' "$work/clone/example.sh" || { why="no mpirun in the README's example"; return 1; }
     (cd "$work/clone" && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 "$LIMIT" bash -e example.sh) >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
-    grep -q '^ iteration       10/      10 .* lm loss: ' "$work/out" && [ -s "$work/clone/runs/sdp4bit.jsonl" ] || { why="no losses"; return 1; }
+    [ "$(grep -c '^ iteration       10/      10 .* lm loss: ' "$work/out")" = 2 ] && [ -s "$work/clone/runs/bf16.jsonl" ] && [ -s "$work/clone/runs/sdp4bit.jsonl" ] || { why="no losses"; return 1; }
+    grep -q 'sdp4bit' <(tail -n 20 "$work/out") || { why="no comparison"; return 1; }
 }
 check "the README's example" readme_example
 
