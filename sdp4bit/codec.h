@@ -1,116 +1,12 @@
 // THE definition of SDP4Bit's numbers: quantise, dequantise, the Hadamard transform, the random bits, the summation tree of the norm.
 // Inline for host and device, so that CPU ranks and GPUs compute the same bits. Everything on the wire follows from this file and
-// plan.h; sdp4bit/README.md explains it with a worked example. Included by plan.h, spikes.h, llmc/base/dtype.h, llmc/base/normal.h and the tests,
+// plan.h; sdp4bit/README.md explains it with a worked example. Included by plan.h, spikes.h and the tests,
 // through the former by every kernel.
 //
 // Exact regime: every operation below is an IEEE-754 operation, nearly always fp32, rounded to nearest even, never contracted into an FMA, with
 // denormals kept. Host code is built with -ffp-contract=off; device code spells the rounding (f32_mul and its kin).
 #pragma once
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-// One of the four places where the design allows a preprocessor conditional: marks a function for host and device.
-#ifdef __CUDACC__
-#define HD_FN static __host__ __device__ __forceinline__
-#else
-#define HD_FN static inline
-#endif
-
-// --- IEEE arithmetic spelled so that no compiler flag can change it -------------------------------------------------------------
-
-#ifdef __CUDA_ARCH__
-HD_FN float f32_mul(float a, float b) { return __fmul_rn(a, b); }
-HD_FN float f32_add(float a, float b) { return __fadd_rn(a, b); }
-HD_FN float f32_sub(float a, float b) { return __fsub_rn(a, b); }
-HD_FN float f32_div(float a, float b) { return __fdiv_rn(a, b); }
-HD_FN float f32_sqrt(float a) { return __fsqrt_rn(a); }
-HD_FN double f64_mul(double a, double b) { return __dmul_rn(a, b); }
-HD_FN double f64_add(double a, double b) { return __dadd_rn(a, b); }
-HD_FN double f64_sub(double a, double b) { return __dsub_rn(a, b); }
-HD_FN double f64_div(double a, double b) { return __ddiv_rn(a, b); }
-HD_FN double f64_sqrt(double a) { return __dsqrt_rn(a); }
-HD_FN uint64_t f64_bits(double x) { return (uint64_t)__double_as_longlong(x); }
-HD_FN double f64_from_bits(uint64_t u) { return __longlong_as_double((long long)u); }
-HD_FN uint32_t f32_bits(float x) { return __float_as_uint(x); }
-HD_FN float f32_from_bits(uint32_t u) { return __uint_as_float(u); }
-HD_FN uint32_t mul_hi32(uint32_t a, uint32_t b) { return __umulhi(a, b); }
-#else
-HD_FN float f32_mul(float a, float b) { return a * b; }
-HD_FN float f32_add(float a, float b) { return a + b; }
-HD_FN float f32_sub(float a, float b) { return a - b; }
-HD_FN float f32_div(float a, float b) { return a / b; }
-HD_FN float f32_sqrt(float a) { return sqrtf(a); }
-HD_FN double f64_mul(double a, double b) { return a * b; }
-HD_FN double f64_add(double a, double b) { return a + b; }
-HD_FN double f64_sub(double a, double b) { return a - b; }
-HD_FN double f64_div(double a, double b) { return a / b; }
-HD_FN double f64_sqrt(double a) { return sqrt(a); }
-HD_FN uint64_t f64_bits(double x) {
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-HD_FN double f64_from_bits(uint64_t u) {
-    double x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-HD_FN uint32_t f32_bits(float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-HD_FN float f32_from_bits(uint32_t u) {
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-HD_FN uint32_t mul_hi32(uint32_t a, uint32_t b) { return (uint32_t)(((uint64_t)a * b) >> 32); }
-#endif
-
-// bfloat16, round to nearest even; every NaN becomes the quiet NaN 0x7FC0 with its sign kept.
-HD_FN uint16_t bf16_from_float(float x) {
-    uint32_t u = f32_bits(x);
-    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
-    uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
-    return (uint16_t)(nan ? ((u >> 16) & 0x8000u) | 0x7FC0u : rounded);
-}
-HD_FN float bf16_to_float(uint16_t h) { return f32_from_bits((uint32_t)h << 16); }
-
-// --- random bits: Philox4x32 (Salmon et al., SC'11) ------------------------------------------------------------------------------
-
-typedef struct Philox4 {
-    uint32_t v[4];
-} Philox4;
-
-// Multipliers of the rounds, and what the key gains in each (its Weyl sequence).
-#define PHILOX_M0 0xD2511F53u
-#define PHILOX_M1 0xCD9E8D57u
-#define PHILOX_W0 0x9E3779B9u
-#define PHILOX_W1 0xBB67AE85u
-
-HD_FN Philox4 philox4x32(int rounds, uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
-    for (int round = 0; round < rounds; round++) {
-        uint32_t hi0 = mul_hi32(PHILOX_M0, c0), lo0 = PHILOX_M0 * c0;
-        uint32_t hi1 = mul_hi32(PHILOX_M1, c2), lo1 = PHILOX_M1 * c2;
-        c0 = hi1 ^ c1 ^ key0;
-        c1 = lo1;
-        c2 = hi0 ^ c3 ^ key1;
-        c3 = lo0;
-        key0 += PHILOX_W0;
-        key1 += PHILOX_W1;
-    }
-    Philox4 out = {{c0, c1, c2, c3}};
-    return out;
-}
-
-HD_FN Philox4 philox4x32_10(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
-    return philox4x32(10, key0, key1, c0, c1, c2, c3);
-}
-
-// What random bits are for: part of Philox's key, so that no two uses share bits. Rounding at three places, dropout, initial weights, sampling of text.
-enum { PURPOSE_GRAD_LEVEL1 = 1, PURPOSE_GRAD_LEVEL2 = 2, PURPOSE_WEIGHT = 3, PURPOSE_DROPOUT = 4, PURPOSE_INIT = 5, PURPOSE_SAMPLE = 6 };
+#include "llmc/base/dtype.h"
 
 // Names one stream of rounding bits. source: the dp rank at level 1, the node at level 2, 0 for weights. Without the source the
 // ranks' rounding errors would correlate and not average out.
@@ -149,6 +45,7 @@ HD_FN void hadamard32(float *x) {
 // in kernels_cpu.c and in the kernels of the GPU (all that names CODEC_INT4), and its flag's values in config_table.c.
 typedef enum Codec { CODEC_FP32 = 0, CODEC_BF16 = 1, CODEC_INT8 = 2, CODEC_INT4 = 3, CODECS = 4 } Codec;
 enum { LARGEST_GROUP = 16384, LARGEST_GRAD_GROUP = 4096 };  // values per scale: of weights; of gradients, also of both hops' common multiple
+#define FLOATX_CODEC (sizeof(floatX) == sizeof(uint16_t) ? CODEC_BF16 : CODEC_FP32)  // of weights as they are
 typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 
 typedef struct CodecInfo {

@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-#include "llmc/base/dtype.h"
-
 int64_t plan_border(int group_a, int group_b, int group_c) {
     int64_t border = HADAMARD_ORDER;
     if (group_a) border = lcm64(border, group_a);

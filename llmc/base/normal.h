@@ -1,25 +1,38 @@
-// Uniform and normal numbers from the counter RNG, inline for host and device, so that CPU ranks and GPUs draw the same weights to the bit: the logarithm,
-// the sine and the cosine are made here of IEEE double operations that round correctly everywhere, because every C library's are its own in the last bit.
-// Straight-line code, which compilers vectorise. Included by rng.c (uniforms), the op that draws initial weights on either backend, and the tests.
+// Uniform and normal numbers from the counter RNG, inline for host and device, so that CPU ranks
+// and GPUs draw the same weights to the bit. Every C library has its own last bit of a logarithm,
+// sine or cosine. So they are made here of IEEE double operations, which round correctly
+// everywhere. The code has no branches, and compilers vectorise it. Included by rng.c (uniforms),
+// the op that draws initial weights on either backend, and the tests.
 #pragma once
-#include "sdp4bit/codec.h"
+#include "llmc/base/numerics.h"
 
-// The 128 random bits number `index` of one of the streams that a seed has for a purpose (PURPOSE_*).
+// The 128 random bits number `index` of one of the streams that a seed has for a purpose
+// (PURPOSE_*).
 HD_FN Philox4 counter_bits(uint64_t seed, uint32_t purpose, uint32_t stream, uint64_t index) {
-    return philox4x32_10((uint32_t)seed, (uint32_t)(seed >> 32) ^ purpose, (uint32_t)index, (uint32_t)(index >> 32), stream, 0);
+    uint32_t key1 = (uint32_t)(seed >> 32) ^ purpose;
+    return philox4x32_10((uint32_t)seed, key1, (uint32_t)index, (uint32_t)(index >> 32), stream, 0);
 }
 
-// An integer below 2^52 as a double, exact: put into the mantissa of 2^52, which is then taken away.
-HD_FN double f64_from_integer(uint64_t i) { return f64_sub(f64_from_bits(0x4330000000000000u | i), 0x1p52); }
+// An integer below 2^52 as a double, exact. It goes into the mantissa of 2^52, which is then taken
+// away.
+HD_FN double f64_from_integer(uint64_t i) {
+    return f64_sub(f64_from_bits(0x4330000000000000u | i), 0x1p52);
+}
 
 // Uniform in [0, 1), a multiple of 2^-53: exact.
-HD_FN double uniform53(uint32_t high, uint32_t low) { return f64_add(f64_mul(f64_from_integer(high), 0x1p-32), f64_mul(f64_from_integer(low >> 11), 0x1p-53)); }
+HD_FN double uniform53(uint32_t high, uint32_t low) {
+    double upper = f64_mul(f64_from_integer(high), 0x1p-32);
+    return f64_add(upper, f64_mul(f64_from_integer(low >> 11), 0x1p-53));
+}
 
-// Natural logarithm of x, 2^-64 < x <= 1, to 4e-16 of its size. x = 2^-e m with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.172,
-// by atanh's series, s^(2k+1) / (2k+1), whose first term left out is below 1e-18 of the sum. m - 1 is exact, which keeps the digits near x = 1.
+// Natural logarithm of x, 2^-64 < x <= 1, to 4e-16 of its size. x = 2^-e m with m in
+// [sqrt(1/2), sqrt(2)), and ln m = 2 atanh(s) with s = (m - 1) / (m + 1), |s| < 0.172. atanh is the
+// series of s^(2k+1) / (2k+1); the first term left out is below 1e-18 of the sum. m - 1 is exact,
+// which keeps the digits near x = 1.
 HD_FN double log_unit(double x) {
     const uint64_t sqrt_half = 0x3FE6A09E667F3BCDu, offset = 64;
-    uint64_t shifted = f64_bits(x) - sqrt_half + (offset << 52);  // offset - e is what stands before the mantissa
+    // offset - e stands before the mantissa
+    uint64_t shifted = f64_bits(x) - sqrt_half + (offset << 52);
     double exponent = f64_sub(f64_from_integer(shifted >> 52), (double)offset);
     double f = f64_sub(f64_from_bits((shifted & 0x000FFFFFFFFFFFFFu) + sqrt_half), 1.0);
     double s = f64_div(f, f64_add(f, 2.0)), z = f64_mul(s, s);
@@ -37,10 +50,12 @@ HD_FN double log_unit(double x) {
     return f64_add(f64_mul(exponent, 0.69314718055994530942), mantissa);
 }
 
-// Cosine and sine of a turn's part u in [0, 1], a multiple of 2^-53, to 4e-16 of their size. The nearest quarter turn is taken away, exactly; of the rest,
-// at most an eighth of a turn, the Taylor series to the 17th power, which leaves out less than 1e-17.
+// Cosine and sine of a turn's part u in [0, 1], a multiple of 2^-53, to 4e-16 of their size. The
+// nearest quarter turn is taken away, exactly. The rest, at most an eighth of a turn, goes through
+// the Taylor series to the 17th power, which leaves out less than 1e-17.
 HD_FN void circle(double u, double *cosine, double *sine) {
-    double shifted = f64_add(f64_mul(u, 4.0), 0x1.8p52);  // rounds to an integer, which is then in the low mantissa bits
+    // rounds to an integer, which is then in the low mantissa bits
+    double shifted = f64_add(f64_mul(u, 4.0), 0x1.8p52);
     uint64_t quarter = f64_bits(shifted);
     double r = f64_sub(u, f64_mul(f64_sub(shifted, 0x1.8p52), 0.25));
     double a = f64_mul(r, 6.2831853071795864769), z = f64_mul(a, a);
@@ -70,7 +85,8 @@ HD_FN void circle(double u, double *cosine, double *sine) {
 
 // Two independent normal(0, 1) numbers from 128 random bits (Box and Muller 1958).
 HD_FN void normal_pair(Philox4 bits, double normal[2]) {
-    double radius = f64_sqrt(f64_mul(-2.0, log_unit(f64_sub(1.0, uniform53(bits.v[0], bits.v[1])))));
+    double unit = f64_sub(1.0, uniform53(bits.v[0], bits.v[1]));
+    double radius = f64_sqrt(f64_mul(-2.0, log_unit(unit)));
     double cosine, sine;
     circle(uniform53(bits.v[2], bits.v[3]), &cosine, &sine);
     normal[0] = f64_mul(radius, cosine);

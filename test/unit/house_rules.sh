@@ -43,12 +43,12 @@ mapfile -t python < <(begins_with '^#!.*python'; of_kind '\.py$')
 [ ${#sources[@]} -gt 20 ] || report "source files are found" "only ${#sources[@]}"
 
 # --- preprocessor conditionals -----------------------------------------------------------------
-# Allowed: extern "C" in base.h, host/device markers in codec.h, the precision in dtype.h, CUDA
+# Allowed: extern "C" in base.h, host/device markers in numerics.h, the precision in dtype.h, CUDA
 # versions in common.cuh.
 conditionals=$(grep -nE '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif)\b' "${sources[@]}" /dev/null |
     grep -vE \
         -e '^llmc/base/base\.h:[0-9]+:#ifdef __cplusplus$' \
-        -e '^sdp4bit/codec\.h:[0-9]+:#ifdef __CUDA(CC|_ARCH)__$' \
+        -e '^llmc/base/numerics\.h:[0-9]+:#ifdef __CUDA(CC|_ARCH)__$' \
         -e '^llmc/base/dtype\.h:[0-9]+:#ifdef PRECISION_FP32$' \
         -e '^llmc/cuda/common\.cuh:[0-9]+:#if (CUDART_VERSION|CUDNN_VERSION|NCCL_VERSION_CODE) ')
 report "preprocessor conditionals only in the four places" "$conditionals"
