@@ -22,7 +22,7 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(s
 VERSION := 0.1.0
 
 # Exact regime: no contraction into FMA, no fast-math; the same bits on every IEEE machine.
-CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O3 $(ARCH_CFLAGS) -ffp-contract=off -fno-math-errno -g -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -I. -MMD -MP
+CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O3 $(ARCH_CFLAGS) -ffp-contract=off -fno-math-errno -g -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Werror=switch -I. -MMD -MP
 ifeq ($(WERROR),1)
 CFLAGS_BASE += -Werror
 endif
@@ -269,7 +269,7 @@ endif
 
 # The host part as the C files: no contraction, no fast-math. On the device contraction is allowed: what must not depend on it spells its rounding.
 NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) $(CJSON_CFLAGS) -DOMPI_SKIP_MPICXX $(addprefix -isystem ,$(GPU_INCLUDES)) \
-             -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-ffp-contract=off,-fno-math-errno
+             -Xcompiler -Wall,-Wextra,-Werror=switch,-Wno-unused-parameter,-Wno-missing-field-initializers,-ffp-contract=off,-fno-math-errno
 ifeq ($(WERROR),1)
 NVCCFLAGS += -Werror all-warnings -Xcompiler -Werror
 endif

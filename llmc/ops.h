@@ -21,7 +21,7 @@ bool op_check_model(int C, int NH, int HD, int F, int Vp, Error *err);
 
 // Inverted dropout by the counter RNG. An element's 16 random bits are a pure function of (seed, site, global sample, element inside the
 // sample), so any layout, resume or recompute gives the same mask: Philox key (seed, PURPOSE_DROPOUT), counter (element / 8, site, sample low 32, sample high 32),
-// 16 bits as in rounding_bits_element; kept when bits >= rint(p * 65536); kept values are multiplied by 1 / (1 - p).
+// 16 bits as in philox_half; kept when bits >= rint(p * 65536); kept values are multiplied by 1 / (1 - p).
 typedef struct Dropout {
     float p;               // 0 = off
     uint32_t seed;

@@ -1,122 +1,154 @@
-// The fused kernels of the exact regime: everything between a rank's local gradients and the replicas' weights, defined to the bit by codec.h and plan.h.
-// kernels_cpu.c implements them for CPU ranks and is the reference; the kernels_cuda files implement them for GPUs with the same bits. Called by
-// tlq_hs.c, qwd.c, wire.c, llmc/state/zero.c and llmc/state/replicas.c. All pointers are device memory unless marked host; all calls are asynchronous on their stream.
+// The fused kernels of the exact regime: everything between a rank's local gradients and the
+// replicas' weights, defined to the bit by codec.h and plan.h. kernels_cpu.c implements them for
+// CPU ranks and is the reference. The kernels_cuda files implement them for GPUs with the same
+// bits. Called by tlq_hs.c, qwd.c, wire.c, llmc/state/zero.c and llmc/state/replicas.c. All
+// pointers are device memory unless marked host. All calls are asynchronous on their stream.
 #pragma once
 #include "llmc/device.h"
-#include "llmc/base/dtype.h"
 #include "sdp4bit/judge.h"
 #include "sdp4bit/plan.h"
 LLMC_BEGIN
 
-// Maps positions of a bucket's matrix part to tensors: pads and logical offsets. count may be 0 (a bucket without matrices).
+// Maps positions of a bucket's matrix part to tensors: pads and logical offsets. count may be 0 (a
+// bucket without matrices).
 typedef struct SegmentTable {
     const Segment *segment;  // (count) ordered by start
     int count;
 } SegmentTable;
 
-// Level 1 of the gradient reduction (or the only level): scale by 1/dp, Hadamard, quantise. Partition p = i * slots + slot goes to destination
-// `slot` as its i-th partition: slots = D, i = node at two levels; slots = dp and one partition per slot at a single level.
-// The message to oneself is written to self_slot and never sent.
+// The message to peer `slot`, one of those that lie layout->bytes apart at `send`. The message to
+// oneself is never sent: it is written to self_slot, in the receive buffer.
+HD_FN uint8_t *outgoing_message(uint8_t *send, uint8_t *self_slot, int self, int slot,
+                                const MessageLayout *layout) {
+    return slot == self ? self_slot : send + slot * layout->bytes;
+}
+
+// Level 1 of the gradient reduction (or the only level): scale by 1/dp, Hadamard, quantise.
+// Partition p = i * slots + slot goes to destination `slot` as its i-th partition. With two levels
+// slots = D and i = node; with a single level slots = dp, and there is one partition per slot.
 typedef struct QuantizePartitions {
-    const float *grads;       // (bucket->matrix_elements + bucket->tail_elements) the rank's local gradients
+    const float *grads;     // (bucket->matrix_elements + bucket->tail_elements) the local gradients
     Bucket bucket;
     SegmentTable table;
-    int64_t lo, hi;           // chunk of every partition's matrix piece
-    float scale;              // 1 / dp
+    int64_t lo, hi;         // chunk of every partition's matrix piece
+    float scale;            // 1 / dp
     bool hadamard;
-    int codec, group, tail_codec, rounding;
+    Codec codec;
+    int group;
+    Codec tail_codec;       // plain
+    Rounding rounding;
     RoundingKey key;
     int slots, self;
-    uint8_t *send;            // (slots) messages, message.bytes apart; slot `self` is left untouched
-    uint8_t *self_slot;       // where the own message goes: the receive buffer
-    MessageLayout message;    // message.partitions per slot
+    uint8_t *send;          // (slots) messages; slot `self` is left untouched
+    uint8_t *self_slot;
+    MessageLayout message;  // message.partitions per slot
 } QuantizePartitions;
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a);
 
-// Between the levels: sum the sources' level-1 messages in source order in fp32, quantise the sums for level 2. Stays in the transform domain.
+// Between the levels: sum the sources' level-1 messages in source order in fp32, quantise the sums
+// for level 2. Stays in the transform domain.
 typedef struct SumRequantize {
     const uint8_t *received;  // (sources) level-1 messages, in.bytes apart
     int sources;
     MessageLayout in;         // in.partitions = nodes
-    int in_codec, in_group;
-    int local, per_node;      // partition i of the message is the shard of rank i * per_node + local
+    Codec in_codec;
+    int in_group;
+    int local, per_node;      // partition i is the shard of rank i * per_node + local
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
-    int codec, group, tail_codec, rounding;
+    Codec codec;
+    int group;
+    Codec tail_codec;         // plain
+    Rounding rounding;
     RoundingKey key;
-    int self;                 // own node: its message goes to self_slot
-    uint8_t *send;            // (nodes) level-2 messages, out.bytes apart
+    int self;                 // own node
+    uint8_t *send;            // (nodes) level-2 messages
     uint8_t *self_slot;
     MessageLayout out;        // out.partitions = 1
 } SumRequantize;
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
 
-// The last level: sum the sources in order, inverse Hadamard, mask pads, store this rank's shard of the reduced gradient in place, and the leaves
-// of the norm's tree: leaf j of a piece is tree_sum32 of the squares of its elements 32j .. 32j+31.
+// The last level: sum the sources in order, inverse Hadamard, mask pads, store this rank's shard of
+// the reduced gradient in place. And the leaves of the norm's tree: leaf j of a piece is tree_sum32
+// of the squares of its elements 32j .. 32j+31.
 typedef struct SumFinal {
     const uint8_t *received;  // (sources) messages, in.bytes apart, one partition each
     int sources;
     MessageLayout in;
-    int codec, group, tail_codec;
+    Codec codec;
+    int group;
+    Codec tail_codec;         // plain
     bool hadamard;
     int rank;                 // whose shard this is
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
-    float *grads;             // (bucket->matrix_elements + bucket->tail_elements): the rank's windows are overwritten
+    float *grads;             // (bucket->matrix_elements + bucket->tail_elements): the rank's windows
+                              // are overwritten
     float *matrix_leaves;     // (matrix_per_rank / 32) the norm's leaves of the matrix piece
     float *tail_leaves;       // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail
 } SumFinal;
 void kernel_sum_final(Stream *s, const SumFinal *a);
 
-// dp = 1: the local gradients are the reduced ones; only the leaves of n values at x (n of any size, missing values are 0).
+// dp = 1: the local gradients are the reduced ones. Only the leaves of n values at x (n of any
+// size, missing values are 0).
 void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n);
 // *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
-// judge.h's step_record of piece_sums (pieces) and *loss. wire_fault is left to the caller, and 0 here.
-void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss);
+// judge.h's step_record of piece_sums (pieces) and *loss. wire_fault is left to the caller, and 0
+// here.
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
+                        const float *loss);
 // judge.h's judge_step.
 void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 
-// AdamW on this rank's shard of one bucket, fused with what the gather sends. Update (Apex FusedAdam, adam_w mode), fp32:
-//   g = grad * clip; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g g; p -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd p), wd on matrices only.
-// Then, matrices: CODEC_INT*: quantise p - float(w) (difference) or p (direct) by groups; CODEC_BF16 / FP32: p rounded. Tail: p rounded.
-// A skipped step leaves everything as it is: it sends zero codes and zero scales, and leaves unquantised sections unwritten (nobody applies them).
+// AdamW on this rank's shard of one bucket, fused with what the gather sends. Update (Apex
+// FusedAdam, adam_w mode), fp32:
+//   g = grad * clip; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g g;
+//   p -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd p), wd on matrices only.
+// Then the matrices. A grouped codec sends codes of p - float(w) (difference) or of p (direct). A
+// plain one sends p rounded. The tail is p rounded. A skipped step leaves everything as it is. It
+// sends zero codes and zero scales, and leaves unquantised sections unwritten: nobody applies them.
 typedef struct UpdateShard {
     const StepControl *control;
     float beta1, beta2, epsilon, weight_decay;
     int rank;
     Bucket bucket;
     SegmentTable table;
-    const float *grads;                      // (bucket->matrix_elements + bucket->tail_elements) reduced in this rank's windows
-    const floatX *weights;                   // (bucket->matrix_elements + bucket->tail_elements) the replica
-    float *master, *exp_avg, *exp_avg_sq;    // (matrix_per_rank + tail_per_rank)
-    int codec, group, rounding;
+    const float *grads;    // (bucket->matrix_elements + bucket->tail_elements) reduced in the windows
+    const floatX *weights; // (bucket->matrix_elements + bucket->tail_elements) the replica
+    float *master, *exp_avg, *exp_avg_sq;  // (matrix_per_rank + tail_per_rank)
+    Codec codec;
+    int group;
+    Rounding rounding;
     bool difference;
     RoundingKey key;
-    uint8_t *codes;                          // (message.codes_stride) codes or rounded weights
-    float *scales;                           // (message.groups)
-    uint8_t *tail;                           // (tail_per_rank) floatX
+    uint8_t *codes;        // (message.codes_stride) codes or rounded weights
+    float *scales;         // (message.groups)
+    uint8_t *tail;         // (tail_per_rank) floatX
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
 
-// Every replica, the owner's too, applies the gathered messages: w = floatX(float(w) + q * scale) (difference), floatX(q * scale) (direct), or the
-// weights themselves. Nothing changes when the step was skipped.
+// Every replica, the owner's too, applies the gathered messages: w = floatX(float(w) + q * scale)
+// (difference), floatX(q * scale) (direct), or the weights themselves. Nothing changes when the
+// step was skipped.
 typedef struct ApplyWeights {
     const StepControl *control;
     Bucket bucket;
-    const uint8_t *messages;  // (per_node, nodes) messages, message.bytes apart: [local][node] holds the shard of rank node * per_node + local
+    const uint8_t *messages;  // (nodes * per_node) messages, message.bytes apart, as gather_slot says
     int nodes, per_node;
     MessageLayout message;
-    int codec, group;
+    Codec codec;
+    int group;
     bool difference;
     floatX *weights;          // (bucket->matrix_elements + bucket->tail_elements)
 } ApplyWeights;
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 
-// The checksum of a message: the sum of replica_mix(position, word) over its 32-bit words before the last MESSAGE_ALIGN bytes, plus replica_mix(key, id), where
-// message i has the id first + i * stride. It is stored at the start of those bytes; the rest of them is 0.
+// The checksum of a message: the sum of replica_mix(position, word) over its 32-bit words before
+// the last MESSAGE_ALIGN bytes, plus replica_mix(key, id). Message i has the id first + i * stride.
+// The checksum stands at the start of those bytes (seal_offset); the rest of them is 0.
 typedef struct SealMessages {
     uint8_t *messages;       // (count) bytes apart, on 16 bytes
     int count;
@@ -126,13 +158,17 @@ typedef struct SealMessages {
     uint32_t first, stride;
 } SealMessages;
 void kernel_seal_messages(Stream *s, const SealMessages *a);
-// Compares: for the first message that has another checksum, *fault = code + its index, unless *fault already says something. sums: (count) scratch. Checks on
-// several streams may share fault (the write is atomic) but not sums.
-void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code);
+// Compares: for the first message that has another checksum, *fault = code + its index, unless
+// *fault already says something. sums: (count) scratch. Checks on several streams may share fault
+// (the write is atomic) but not sums.
+void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault,
+                           uint64_t code);
 
-// *hash += sum of replica_mix(position, bits) over n weights whose first has arena position `first`.
+// *hash += sum of replica_mix(position, bits) over n weights whose first has arena position
+// `first`.
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n);
-// master = float(weights): the first masters, or those of a run that loads weights only. n elements.
+// master = float(weights): the first masters, or those of a run that loads weights only. n
+// elements.
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
 // Counts zeros of n values into *count (accumulates), for --log-num-zeros-in-grad.
 void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n);

@@ -107,7 +107,7 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
 // --- checksums of messages -------------------------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ unsigned long long *seal_of(const SealMessages &a, int i) {
-    return reinterpret_cast<unsigned long long *>(a.messages + (i + 1) * a.bytes - MESSAGE_ALIGN);
+    return reinterpret_cast<unsigned long long *>(a.messages + i * a.bytes + seal_offset(a.bytes));
 }
 
 // Each sum begins with what the message's key adds. sums NULL: the sums are made in the messages themselves.
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) sum_words_kernel(const __grid_c
     int i = blockIdx.y;
     if (i == a.skip) return;
     const uint4 *words = reinterpret_cast<const uint4 *>(a.messages + i * a.bytes);
-    int64_t quads = (a.bytes - MESSAGE_ALIGN) / 16;
+    int64_t quads = seal_offset(a.bytes) / 16;
     unsigned long long sum = 0;
     for (int64_t q = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; q < quads; q += (int64_t)gridDim.x * CODEC_THREADS) {
         uint4 v = words[q];

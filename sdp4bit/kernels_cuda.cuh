@@ -20,7 +20,42 @@ static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
     return (unsigned)(blocks < most ? blocks : most);
 }
 
-// --- which element is whose --------------------------------------------------------------------------------------------------------
+// --- codecs at compile time --------------------------------------------------------------------------
+
+// The table's rows as constants. There is no general case, so nothing without a row compiles.
+template <Codec CODEC>
+struct CodecRow;
+#define CUDA_CODEC_ROW(ID, NAME, BITS_, LEVELS_)                                      \
+    template <>                                                                       \
+    struct CodecRow<CODEC_##ID> {                                                     \
+        static constexpr int BITS = BITS_, LEVELS = LEVELS_;                          \
+        static constexpr uint32_t SIGN = LEVELS_ ? 1u << (BITS_ - 1) : 0;             \
+        static constexpr bool GROUPED = LEVELS > 0, FINE = LEVELS < 64;               \
+    };
+ALL_CODECS(CUDA_CODEC_ROW)
+
+// A codec as an argument: launch(CodecValue<CODEC>()) tells a lambda its codec at compile time.
+template <Codec CODEC>
+struct CodecValue {
+    static constexpr Codec VALUE = CODEC;
+};
+#define CUDA_CODEC_CASE(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: launch(CodecValue<CODEC_##ID>()); return;
+// Calls launch with the codec, which for with_plain_codec is a plain one.
+template <class Launch>
+static void with_codec(Codec codec, Launch launch) {
+    switch (codec) { ALL_CODECS(CUDA_CODEC_CASE) }
+    stop_here();
+}
+template <class Launch>
+static void with_plain_codec(Codec codec, Launch launch) {
+    with_codec(codec, [&](auto value) {
+        if constexpr (!CodecRow<decltype(value)::VALUE>::GROUPED) launch(value);
+        else stop_here();
+    });
+}
+
+// --- which element is whose --------------------------------------------------------------------------
 
 // How a group lies on the threads. RUNS: of a thread, SPAN elements apart. RUN: elements of a run, 8, 16 or 32. LANES: neighbouring threads of a warp that share a
 // group: 1 to 32 within each run; above 32 the group spans all RUNS of the whole warp; 0 means that the worker is a block. PLAIN: a codec without groups.
@@ -332,22 +367,38 @@ static __device__ __forceinline__ uint32_t pick_nibbles(const uint32_t code[PACK
     return (even & 0x0F0F0F0Fu) | (odd << 4 & 0xF0F0F0F0u);
 }
 
-// Stores whole words in the widest accesses that their number allows.
-template <int WORDS>
+// Stores the first BYTES of the words in the widest accesses that their number allows. `to` is aligned
+// to such an access, because slices begin on whole blocks of 32 elements.
+template <int BYTES, int WORDS>
 static __device__ __forceinline__ void store_words(uint8_t *to, const uint32_t (&word)[WORDS]) {
-    if constexpr (WORDS == 1) {
-        *reinterpret_cast<uint32_t *>(to) = word[0];
-    } else if constexpr (WORDS == 2) {
-        *reinterpret_cast<uint2 *>(to) = make_uint2(word[0], word[1]);
+    static_assert(BYTES <= 4 * WORDS && BYTES % 2 == 0, "codes of 8 elements are whole half words");
+    if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 16; i++) {
+            const uint32_t *w = word + 4 * i;
+            reinterpret_cast<uint4 *>(to)[i] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    } else if constexpr (BYTES % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 8; i++) {
+            reinterpret_cast<uint2 *>(to)[i] = make_uint2(word[2 * i], word[2 * i + 1]);
+        }
+    } else if constexpr (BYTES % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 4; i++) reinterpret_cast<uint32_t *>(to)[i] = word[i];
     } else {
 #pragma unroll
-        for (int i = 0; i < WORDS / 4; i++) reinterpret_cast<uint4 *>(to)[i] = make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+        for (int i = 0; i < BYTES / 2; i++) {
+            reinterpret_cast<uint16_t *>(to)[i] = (uint16_t)(word[i / 2] >> (16 * (i & 1)));
+        }
     }
 }
 
 // 8 values of a plain codec. The whole warp calls.
-static __device__ __forceinline__ void store_plain_vector(uint8_t *to, int codec, int64_t offset, const float x[PACKED], bool live) {
-    if (codec == CODEC_FP32) {
+template <Codec CODEC>
+static __device__ __forceinline__ void store_plain_vector(uint8_t *to, int64_t offset, const float x[PACKED], bool live) {
+    static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
+    if constexpr (CodecRow<CODEC>::BITS == 32) {
         store_pairwise(reinterpret_cast<float *>(to) + offset, x, live);
     } else if (live) {
         uint32_t word[4];
@@ -357,60 +408,86 @@ static __device__ __forceinline__ void store_plain_vector(uint8_t *to, int codec
     }
 }
 // One value of a plain codec, for the tails.
-static __device__ __forceinline__ void store_plain_value(uint8_t *to, int codec, int64_t at, float x) {
-    if (codec == CODEC_FP32) reinterpret_cast<float *>(to)[at] = x;
+template <Codec CODEC>
+static __device__ __forceinline__ void store_plain_value(uint8_t *to, int64_t at, float x) {
+    static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
+    if constexpr (CodecRow<CODEC>::BITS == 32) reinterpret_cast<float *>(to)[at] = x;
     else reinterpret_cast<uint16_t *>(to)[at] = bf16_from_float(x);
 }
-static __device__ __forceinline__ float load_plain_value(const uint8_t *from, int codec, int64_t at) {
-    if (codec == CODEC_FP32) return __ldg(reinterpret_cast<const float *>(from) + at);
-    return bf16_to_float(__ldg(reinterpret_cast<const uint16_t *>(from) + at));
+template <Codec CODEC>
+static __device__ __forceinline__ float load_plain_value(const uint8_t *from, int64_t at) {
+    static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
+    if constexpr (CodecRow<CODEC>::BITS == 32) return __ldg(reinterpret_cast<const float *>(from) + at);
+    else return bf16_to_float(__ldg(reinterpret_cast<const uint16_t *>(from) + at));
 }
 
 // --- decoding ----------------------------------------------------------------------------------------------------------------------------
 
 // The bits of N elements, a multiple of 8, as they travel.
-template <int CODEC, int N = PACKED>
+template <Codec CODEC, int N = PACKED>
 struct Raw {
-    static constexpr int BITS = CODEC == CODEC_INT4 ? 4 : CODEC == CODEC_INT8 ? 8 : CODEC == CODEC_BF16 ? 16 : 32;
-    static constexpr bool QUANTISED = CODEC == CODEC_INT4 || CODEC == CODEC_INT8;
-    static constexpr int WORDS = N * BITS / 32;
+    static constexpr int BYTES = N * CodecRow<CODEC>::BITS / 8, WORDS = (BYTES + 3) / 4;
     uint32_t word[WORDS];
 };
-// codes: of the first element.
-template <int CODEC, int N = PACKED>
+// codes: of the first element, aligned as store_words has it.
+template <Codec CODEC, int N = PACKED>
 static __device__ __forceinline__ Raw<CODEC, N> load_raw(const uint8_t *codes) {
+    constexpr int BYTES = Raw<CODEC, N>::BYTES;
     Raw<CODEC, N> r;
-    if constexpr (Raw<CODEC, N>::WORDS == 1) {
-        r.word[0] = __ldg(reinterpret_cast<const uint32_t *>(codes));
-    } else if constexpr (Raw<CODEC, N>::WORDS == 2) {
-        uint2 w = __ldg(reinterpret_cast<const uint2 *>(codes));
-        r.word[0] = w.x, r.word[1] = w.y;
-    } else {
+    if constexpr (BYTES % 16 == 0) {
 #pragma unroll
-        for (int i = 0; i < Raw<CODEC, N>::WORDS / 4; i++) {
+        for (int i = 0; i < BYTES / 16; i++) {
             uint4 w = __ldg(reinterpret_cast<const uint4 *>(codes) + i);
             r.word[4 * i] = w.x, r.word[4 * i + 1] = w.y, r.word[4 * i + 2] = w.z, r.word[4 * i + 3] = w.w;
+        }
+    } else if constexpr (BYTES % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 8; i++) {
+            uint2 w = __ldg(reinterpret_cast<const uint2 *>(codes) + i);
+            r.word[2 * i] = w.x, r.word[2 * i + 1] = w.y;
+        }
+    } else if constexpr (BYTES % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 4; i++) r.word[i] = __ldg(reinterpret_cast<const uint32_t *>(codes) + i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < BYTES / 2; i++) {
+            uint32_t half = __ldg(reinterpret_cast<const uint16_t *>(codes) + i);
+            r.word[i / 2] = i & 1 ? r.word[i / 2] | half << 16 : half;
         }
     }
     return r;
 }
+// Code i with its sign bit flipped, which is the code + SIGN; for codes that may cross words.
+template <Codec CODEC, int N>
+static __device__ __forceinline__ uint32_t flipped_code(const Raw<CODEC, N> &r, int i) {
+    constexpr int BITS = CodecRow<CODEC>::BITS;
+    const int low = i * BITS % 32;
+    uint32_t code = r.word[i * BITS / 32] >> low;
+    if (low + BITS > 32) code |= r.word[i * BITS / 32 + 1] << (32 - low);
+    return (code & (2 * CodecRow<CODEC>::SIGN - 1)) ^ CodecRow<CODEC>::SIGN;
+}
 
-// x = (float)code, or the value itself. A code with its sign bit flipped is code + L + 1; put into the mantissa of a power of two it makes an exact
-// float, from which one exact subtraction leaves the code.
-template <int CODEC, int N>
+// x = (float)code, or the value itself. A code with its sign bit flipped is the code + SIGN. Put into
+// the mantissa of a power of two it makes an exact float, from which one exact subtraction leaves the
+// code. Codes of 4 and of 8 bits have ways of their own, with fewer instructions.
+template <Codec CODEC, int N>
 static __device__ __forceinline__ void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        if constexpr (CODEC == CODEC_INT4) {
+        constexpr int BITS = CodecRow<CODEC>::BITS;
+        if constexpr (BITS == 4) {
             // Nibble i % 4 of a half at bits 4k .. 4k+3 of a float whose last bit is worth 16^-k.
             const int k = i % 4;
             const uint32_t power = (uint32_t)(127 + 23 - 4 * k) << 23;
             uint32_t flipped = (r.word[i / 8] ^ 0x88888888u) >> (16 * (i / 4 % 2));
             x[i] = f32_sub(f32_from_bits((flipped & (0xFu << (4 * k))) | power), f32_from_bits(power) + 8.0f);
-        } else if constexpr (CODEC == CODEC_INT8) {
+        } else if constexpr (BITS == 8) {
             uint32_t flipped = r.word[i / 4] ^ 0x80808080u;
             x[i] = f32_sub(f32_from_bits(__byte_perm(flipped, 0x4B000000u, 0x7640 + i % 4)), 8388608.0f + 128.0f);
-        } else if constexpr (CODEC == CODEC_BF16) {
+        } else if constexpr (CodecRow<CODEC>::GROUPED) {
+            x[i] = f32_sub(f32_from_bits(flipped_code(r, i) | 0x4B000000u), 8388608.0f + (float)CodecRow<CODEC>::SIGN);
+        } else if constexpr (BITS == 16) {
             x[i] = f32_from_bits(i & 1 ? r.word[i / 2] & 0xFFFF0000u : r.word[i / 2] << 16);
         } else {
             x[i] = f32_from_bits(r.word[i]);
@@ -418,9 +495,11 @@ static __device__ __forceinline__ void decode_raw(float (&x)[N], const Raw<CODEC
     }
 }
 
-// u = code + BIAS as a multiple of 2^-133: its bits at 16 and up of a float without exponent, whose last bit is worth 2^-149. Nibbles in the upper half of a byte
-// come out 16 times as large. Then u * (scale * 2^133) - BIAS * scale, in one operation, rounds code * scale once, as a multiplication of the code would, and
-// needs no subtraction before. Exact for every scale below 2^-5, denormal ones too; only -0 would be 0, but a scale of 0 has no codes but 0.
+// u = code + SIGN as a multiple of 2^-133: its bits at 16 and up of a float without exponent, whose last
+// bit is worth 2^-149. Nibbles in the upper half of a byte come out 16 times as large. Then
+// u * (scale * 2^133) - SIGN * scale, in one operation, rounds code * scale once, as a multiplication of
+// the code would, and needs no subtraction before. It is exact for every scale below 2^-5, denormal ones
+// too. Only -0 would be 0, but a scale of 0 has no codes but 0.
 #define SMALL_SCALE 0.03125f
 // word ^ mask, which the compiler cannot move behind the shifts and masks of every code.
 static __device__ __forceinline__ uint32_t flip_once(uint32_t word, uint32_t mask) {
@@ -428,25 +507,28 @@ static __device__ __forceinline__ uint32_t flip_once(uint32_t word, uint32_t mas
     asm("xor.b32 %0, %1, %2;" : "=r"(flipped) : "r"(word), "r"(mask));
     return flipped;
 }
-template <int CODEC, int N>
+template <Codec CODEC, int N>
 static __device__ __forceinline__ void decode_biased(float (&u)[N], const Raw<CODEC, N> &r) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        if constexpr (CODEC == CODEC_INT4) {
+        if constexpr (CodecRow<CODEC>::BITS == 4) {
             uint32_t flipped = flip_once(r.word[i / 8], 0x88888888u);
             const int byte = i % 8 / 2;
             uint32_t placed = byte < 2 ? flipped << (16 - 8 * byte) : flipped >> (8 * byte - 16);
             u[i] = f32_from_bits(placed & (i & 1 ? 0x00F00000u : 0x000F0000u));
-        } else {
+        } else if constexpr (CodecRow<CODEC>::BITS == 8) {
             u[i] = f32_from_bits(__byte_perm(r.word[i / 4] ^ 0x80808080u, 0, 0x4044 | (i % 4) << 8));
+        } else {
+            u[i] = f32_from_bits(flipped_code(r, i) << 16);
         }
     }
 }
 // x = code * scale from those.
-template <int CODEC, int N>
+template <Codec CODEC, int N>
 static __device__ __forceinline__ void scale_biased(float (&x)[N], const float (&u)[N], float scale) {
-    const float lift = 0x1p127f, offset = f32_mul(scale, CODEC == CODEC_INT4 ? -8.0f : -128.0f);
-    float even = f32_mul(f32_mul(scale, lift), 64.0f), odd = CODEC == CODEC_INT4 ? f32_mul(f32_mul(scale, lift), 4.0f) : even;
+    const float lift = 0x1p127f, offset = f32_mul(scale, -(float)CodecRow<CODEC>::SIGN);
+    float even = f32_mul(f32_mul(scale, lift), 64.0f);
+    float odd = CodecRow<CODEC>::BITS == 4 ? f32_mul(f32_mul(scale, lift), 4.0f) : even;
 #pragma unroll
     for (int i = 0; i < N; i++) x[i] = __fmaf_rn(u[i], i & 1 ? odd : even, offset);
 }
@@ -515,36 +597,59 @@ struct TileWriter {
     float *scales;      // of that run's group
     int64_t position;   // of its first element, in the bucket's matrix part
     bool leads;         // it is the first thread of a group, which stores the scale
-    bool int4, stochastic;
+    bool stochastic;
 };
 
 // codes, scales: of a slice whose first element has that position. tile: the first one, as an offset in the slice.
-template <class S>
-static __device__ __forceinline__ TileWriter make_writer(uint8_t *codes, float *scales, int codec, int rounding, int64_t position, const Tiles &t, int64_t tile) {
+template <class S, Codec CODEC>
+static __device__ __forceinline__ TileWriter make_writer(uint8_t *codes, float *scales, Rounding rounding, int64_t position,
+                                                         const Tiles &t, int64_t tile) {
     int start = thread_start<S>(), group = S::WARP_TILES ? start / (S::LANES * S::RUN) : (int)group_of(t.index, start);
     int64_t first = tile + start;
     TileWriter w;
-    w.int4 = codec == CODEC_INT4;
     w.stochastic = rounding == ROUND_STOCHASTIC;
-    w.codes = codes + (w.int4 ? first / 2 : codec == CODEC_INT8 ? first : codec == CODEC_BF16 ? 2 * first : 4 * first);
+    w.codes = codes + first * CodecRow<CODEC>::BITS / 8;
     w.scales = scales + tile / t.group + group;
     w.position = position + first;
     w.leads = S::WARP_TILES ? start % (S::LANES * S::RUN) == 0 : group * t.group == start;
     return w;
 }
-template <class S>
+template <class S, Codec CODEC>
 static __device__ __forceinline__ void next_tile(TileWriter &w, const Tiles &t) {
-    w.codes += w.int4 ? tile_size<S>(t) / 2 : tile_size<S>(t);
+    w.codes += tile_size<S>(t) / PACKED * CodecRow<CODEC>::BITS;
     w.scales += tile_groups<S>(t);
     w.position += tile_size<S>(t);
 }
 
+// Puts a vector's codes, as code_vector_nearest and code_vector_stochastic leave them, into the words of a
+// run as its i-th vector. Codes of 4 and of 8 bits have ways of their own.
+template <Codec CODEC, bool STOCHASTIC, int WORDS>
+static __device__ __forceinline__ void put_codes(uint32_t (&word)[WORDS], int i, const uint32_t (&code)[PACKED]) {
+    constexpr int BITS = CodecRow<CODEC>::BITS;
+    constexpr bool ABOVE = STOCHASTIC && CodecRow<CODEC>::FINE;  // byte 2 is 64 + the code
+    if constexpr (BITS == 4) {
+        word[i] = pick_nibbles<ABOVE ? 2 : 0>(code);
+    } else if constexpr (BITS == 8 && !ABOVE) {
+        word[2 * i] = pick_bytes<0>(code[0], code[1], code[2], code[3]);
+        word[2 * i + 1] = pick_bytes<0>(code[4], code[5], code[6], code[7]);
+    } else {
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) {
+            const int at = (i * PACKED + e) * BITS, low = at % 32;
+            uint32_t q = (ABOVE ? (code[e] >> 16) - 64 : code[e]) & (2 * CodecRow<CODEC>::SIGN - 1);
+            word[at / 32] |= q << low;
+            if (low + BITS > 32) word[at / 32 + 1] |= q >> (32 - low);
+        }
+    }
+}
+
 // The codes of one run: v = x * inverse, rounded, eight at a time. block: of the run's first eight random numbers; a run of 16 or 32 starts at a multiple of 2 or 4.
 // halfway() is called when half of x is no longer needed.
-template <bool INT4, bool STOCHASTIC, int RUN, class Halfway>
-static __device__ __forceinline__ void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block, const RoundingSchedule &schedule, bool live, Halfway halfway) {
-    constexpr int WORDS = INT4 ? 1 : 2;  // of a vector
-    uint32_t word[RUN / PACKED * WORDS];
+template <Codec CODEC, bool STOCHASTIC, int RUN, class Halfway>
+static __device__ __forceinline__ void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block,
+                                                   const RoundingSchedule &schedule, bool live, Halfway halfway) {
+    constexpr int BYTES = RUN * CodecRow<CODEC>::BITS / 8;
+    uint32_t word[(BYTES + 3) / 4] = {};
 #pragma unroll
     for (int i = 0; i < RUN / PACKED; i++) {
         float v[PACKED];
@@ -552,19 +657,14 @@ static __device__ __forceinline__ void code_values(uint8_t *to, const float (&x)
         if (i == RUN / PACKED / 2) halfway();
 #pragma unroll
         for (int e = 0; e < PACKED; e++) v[e] = f32_mul(x[i * PACKED + e], inverse);
-        if constexpr (STOCHASTIC) code_vector_stochastic<INT4>(code, v, scheduled_bits(schedule, block | i));
+        if constexpr (STOCHASTIC) code_vector_stochastic<CodecRow<CODEC>::FINE>(code, v, scheduled_bits(schedule, block | i));
         else code_vector_nearest(code, v);
-        if constexpr (INT4) {
-            word[i] = pick_nibbles<STOCHASTIC ? 2 : 0>(code);
-        } else {
-            word[2 * i] = pick_bytes<0>(code[0], code[1], code[2], code[3]);
-            word[2 * i + 1] = pick_bytes<0>(code[4], code[5], code[6], code[7]);
-        }
+        put_codes<CODEC, STOCHASTIC>(word, i, code);
     }
-    if (live) store_words(to, word);
+    if (live) store_words<BYTES>(to, word);
 }
 // The same for a run whose first element lies at `position`.
-template <bool INT4, bool STOCHASTIC, int RUN>
+template <Codec CODEC, bool STOCHASTIC, int RUN>
 static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RUN], float inverse, int64_t position, SegmentCursor &segment, const SegmentTable &table,
                                                 const RoundingSchedule &schedule) {
     uint64_t block = 0;
@@ -572,30 +672,31 @@ static __device__ __forceinline__ void code_run(uint8_t *to, const float (&x)[RU
         seek_segment(segment, table, position);
         block = (uint64_t)(position + segment.shift) / PACKED;
     }
-    code_values<INT4, STOCHASTIC>(to, x, inverse, block, schedule, true, [] {});
+    code_values<CODEC, STOCHASTIC>(to, x, inverse, block, schedule, true, [] {});
 }
 
 // The runs of a tile with their groups' scales.
-template <class S, bool INT4, bool STOCHASTIC>
+template <class S, Codec CODEC, bool STOCHASTIC>
 static __device__ __forceinline__ void code_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RUN], const GroupScale (&scale)[S::GROUPS], int elements,
                                                  SegmentCursor &segment, const SegmentTable &table, const RoundingSchedule &schedule) {
 #pragma unroll
     for (int v = 0; v < S::RUNS; v++) {
         if (!run_live<S>(elements, v)) continue;
         const GroupScale &g = scale[S::GROUPS == 1 ? 0 : v];
-        code_run<INT4, STOCHASTIC>(w.codes + v * S::SPAN / (INT4 ? 2 : 1), x[v], g.inverse, w.position + v * S::SPAN, segment, table, schedule);
+        uint8_t *codes = w.codes + v * S::SPAN / PACKED * CodecRow<CODEC>::BITS;
+        code_run<CODEC, STOCHASTIC>(codes, x[v], g.inverse, w.position + v * S::SPAN, segment, table, schedule);
         if (w.leads && v < S::GROUPS) w.scales[S::WARP_TILES ? v * S::SPAN / (S::LANES * S::RUN) : 0] = g.scale;
     }
 }
 
 // Codes one tile; in a block's, elements x that do not exist are 0. The whole worker calls; turn: 0, 1, ... tile by tile.
-template <class S>
+template <class S, Codec CODEC>
 static __device__ __forceinline__ void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int elements, const Tiles &t, SegmentCursor &segment,
                                                   const SegmentTable &table, const RoundingSchedule &schedule, BlockMaxima *shared, int turn) {
     uint32_t largest[S::GROUPS];
     GroupScale scale[S::GROUPS];
     group_maxima<S>(largest, x, t, shared, turn);
-    group_scales(scale, largest, codec_info(w.int4 ? CODEC_INT4 : CODEC_INT8).levels);
+    group_scales(scale, largest, CodecRow<CODEC>::LEVELS);
     // Groups of tiny values, or with a value that is not finite, are rare: all others are spared the multiplication and the mask.
     if (__any_sync(ALL_LANES, scale[0].lift != 1.0f || scale[S::GROUPS - 1].lift != 1.0f)) {
 #pragma unroll
@@ -605,15 +706,16 @@ static __device__ __forceinline__ void write_tile(const TileWriter &w, float (&x
             for (int e = 0; e < S::RUN; e++) x[v][e] = lift == 0.0f ? 0.0f : f32_mul(x[v][e], lift);
         }
     }
-    if (w.int4 && w.stochastic) code_tile<S, true, true>(w, x, scale, elements, segment, table, schedule);
-    else if (w.int4) code_tile<S, true, false>(w, x, scale, elements, segment, table, schedule);
-    else if (w.stochastic) code_tile<S, false, true>(w, x, scale, elements, segment, table, schedule);
-    else code_tile<S, false, false>(w, x, scale, elements, segment, table, schedule);
+    if (w.stochastic) code_tile<S, CODEC, true>(w, x, scale, elements, segment, table, schedule);
+    else code_tile<S, CODEC, false>(w, x, scale, elements, segment, table, schedule);
 }
 
-// The same for a codec without groups.
-template <class S>
-static __device__ __forceinline__ void store_plain_tile(uint8_t *to, int codec, const float (&x)[S::RUNS][PACKED], int64_t tile, int elements) {
+// The same for a plain codec.
+template <class S, Codec CODEC>
+static __device__ __forceinline__ void store_plain_tile(uint8_t *to, const float (&x)[S::RUNS][PACKED], int64_t tile, int elements) {
 #pragma unroll
-    for (int v = 0; v < S::RUNS; v++) store_plain_vector(to, codec, tile + thread_start<S>() + v * S::SPAN, x[v], run_live<S>(elements, v));
+    for (int v = 0; v < S::RUNS; v++) {
+        int64_t offset = tile + thread_start<S>() + v * S::SPAN;
+        store_plain_vector<CODEC>(to, offset, x[v], run_live<S>(elements, v));
+    }
 }

@@ -6,9 +6,9 @@
 
 // Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec: runs of 16 where a warp holds whole groups, so that two lanes hold
 // a Hadamard block, which takes half as many shuffles as four do, and a thread works for one group.
-template <class Launch>
-static void with_value_shape(int codec, int group, Launch launch) {
-    if (!codec_info(codec).levels) launch(PlainShape());
+template <Codec CODEC, class Launch>
+static void with_value_shape(int group, Launch launch) {
+    if constexpr (!CodecRow<CODEC>::GROUPED) launch(PlainShape());
     else if (group == 32) launch(Shape<1, 2 * PACKED, 2>());
     else if (group == 64) launch(Shape<1, 2 * PACKED, 4>());
     else if (group == 128) launch(Shape<1, 2 * PACKED, 8>());
@@ -18,8 +18,7 @@ static void with_value_shape(int codec, int group, Launch launch) {
 }
 
 static __device__ __forceinline__ uint8_t *partition_message(const QuantizePartitions &a, int partition) {
-    int slot = partition % a.slots;
-    return slot == a.self ? a.self_slot : a.send + slot * a.message.bytes;
+    return outgoing_message(a.send, a.self_slot, a.self, partition % a.slots, &a.message);
 }
 
 // Registers per thread are bounded so that enough warps run at once to keep the memory busy. AHEAD: the next tile's values are loaded while this one is worked on.
@@ -45,14 +44,16 @@ static __device__ __forceinline__ void load_values(float (&x)[S::RUNS][S::RUN], 
 }
 
 // blockIdx.y: the partition, i * slots + slot.
-template <class S>
+template <class S, Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPROCESSOR)
     quantize_kernel(const __grid_constant__ QuantizePartitions a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule) {
     __shared__ BlockMaxima maxima;
-    int partition = blockIdx.y, i = partition / a.slots;
-    uint8_t *message = partition_message(a, partition), *codes = message + i * a.message.codes_stride;
+    int partition = blockIdx.y;
+    MessageSections to = message_sections(&a.message, partition / a.slots);
+    uint8_t *message = partition_message(a, partition), *codes = message + to.codes;
+    float *scales = reinterpret_cast<float *>(message + to.scales);
     int64_t position = partition * a.bucket.matrix_per_rank + a.lo, tile = worker_start<S>(t);
-    TileWriter writer = make_writer<S>(codes, message_scales(message, a.message, i), a.codec, a.rounding, position, t, tile);
+    TileWriter writer = make_writer<S, CODEC>(codes, scales, a.rounding, position, t, tile);
     const float *grads = a.grads + position + tile + thread_start<S>();
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
@@ -75,36 +76,44 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
         for (int v = 0; v < S::RUNS; v++) {
             if (a.hadamard) hadamard_lanes(x[v]);
         }
-        if constexpr (S::PLAIN) store_plain_tile<S>(codes, a.codec, x, tile, elements);
-        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
-        next_tile<S>(writer, t);
+        if constexpr (S::PLAIN) store_plain_tile<S, CODEC>(codes, x, tile, elements);
+        else write_tile<S, CODEC>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        next_tile<S, CODEC>(writer, t);
         grads += tile_size<S>(t);
         tile += tile_size<S>(t);
     }
 }
 
 // blockIdx.y: the partition. One tail element per thread.
+template <Codec TAIL>
 __global__ void __launch_bounds__(CODEC_THREADS) quantize_tail_kernel(const __grid_constant__ QuantizePartitions a) {
-    int partition = blockIdx.y, i = partition / a.slots;
+    int partition = blockIdx.y;
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (at >= a.message.tail_elements) return;
-    uint8_t *tail = partition_message(a, partition) + a.message.tail + i * a.message.tail_stride;
+    uint8_t *tail = partition_message(a, partition) + message_sections(&a.message, partition / a.slots).tail;
     float grad = a.grads[a.bucket.matrix_elements + partition * a.bucket.tail_per_rank + at];
-    store_plain_value(tail, a.tail_codec, at, scale_plain(grad, a.scale));
+    store_plain_value<TAIL>(tail, at, scale_plain(grad, a.scale));
 }
 
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     int partitions = a->slots * a->message.partitions;
     if (a->hi > a->lo) {
-        with_value_shape(a->codec, a->group, [&](auto shape) {
-            using S = decltype(shape);
-            Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
-            quantize_kernel<S><<<tile_grid<S>(t, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
+        with_codec(a->codec, [&](auto codec) {
+            constexpr Codec CODEC = decltype(codec)::VALUE;
+            with_value_shape<CODEC>(a->group, [&](auto shape) {
+                using S = decltype(shape);
+                Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
+                dim3 grid = tile_grid<S>(t, partitions);
+                quantize_kernel<S, CODEC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
+            });
         });
         check_launch(s, "quantise partitions");
     }
     if (a->message.tail_elements > 0) {
-        quantize_tail_kernel<<<tail_grid(a->message.tail_elements, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        with_plain_codec(a->tail_codec, [&](auto tail) {
+            dim3 grid = tail_grid(a->message.tail_elements, partitions);
+            quantize_tail_kernel<decltype(tail)::VALUE><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        });
         check_launch(s, "quantise the tail");
     }
 }
@@ -113,8 +122,8 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 
 typedef PlainShape FinalShape;
 
-template <int CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3)
+template <Codec CODEC>
+__global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED ? 4 : 3)
     final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
     typedef FinalShape S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
@@ -150,12 +159,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, Raw<CODEC>::QUANTISED ? 4 : 3)
 }
 
 // A warp per leaf, a lane per element.
+template <Codec TAIL>
 __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_constant__ SumFinal a) {
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     bool live = at < a.in.tail_elements;
     float sum = 0.0f;
     if (live) {
-        sum = sum_tail(a.received + a.in.tail, a.in.bytes, a.sources, a.tail_codec, at);
+        sum = sum_tail<TAIL>(a.received + message_sections(&a.in, 0).tail, a.in.bytes, a.sources, at);
         a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + at] = sum;
     }
     float leaf = f32_mul(sum, sum);
@@ -172,7 +182,10 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
         check_launch(s, "final sum");
     }
     if (a->in.tail_elements > 0) {
-        final_tail_kernel<<<tail_grid(a->in.tail_elements, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        with_plain_codec(a->tail_codec, [&](auto tail) {
+            dim3 grid = tail_grid(a->in.tail_elements, 1);
+            final_tail_kernel<decltype(tail)::VALUE><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        });
         check_launch(s, "final sum of the tail");
     }
 }

@@ -3,11 +3,7 @@
 #pragma once
 #include "sdp4bit/kernels_cuda.cuh"
 
-// --- messages ----------------------------------------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ float *message_scales(uint8_t *message, const MessageLayout &m, int64_t i) {
-    return reinterpret_cast<float *>(message + m.scales + i * m.scales_stride);
-}
+// --- messages ------------------------------------------------------------------------------------------
 
 // with_wide_group for what is quantised: a warp has a group of 2048 to itself, because its loads alone keep the memory busy, and no barrier stops them.
 template <class Launch>
@@ -37,7 +33,7 @@ struct SourceCursor {
 };
 
 // x = the values of one source. SMALL: the scale is below SMALL_SCALE.
-template <int CODEC, bool SMALL, int N>
+template <Codec CODEC, bool SMALL, int N>
 static __device__ __forceinline__ void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
     if constexpr (SMALL) {
         float biased[N];
@@ -46,12 +42,12 @@ static __device__ __forceinline__ void source_values(float (&x)[N], const Raw<CO
     } else {
         decode_raw(x, raw);
 #pragma unroll
-        for (int e = 0; e < N && Raw<CODEC, N>::QUANTISED; e++) x[e] = f32_mul(x[e], scale);
+        for (int e = 0; e < N && CodecRow<CODEC>::GROUPED; e++) x[e] = f32_mul(x[e], scale);
     }
 }
 
 // Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; -0 leaves a plain value as it is, but makes a NaN quiet.
-template <class S, int CODEC, int BATCH, bool FIRST, bool SMALL>
+template <class S, Codec CODEC, int BATCH, bool FIRST, bool SMALL>
 static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS], const float (&scale)[BATCH][S::RUNS]) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
@@ -62,7 +58,7 @@ static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN],
 #pragma unroll
             for (int e = 0; e < S::RUN; e++) {
                 bool first = FIRST && b == 0;
-                if (!Raw<CODEC>::QUANTISED) acc[v][e] = add_plain(first ? -0.0f : acc[v][e], x[e]);
+                if (!CodecRow<CODEC>::GROUPED) acc[v][e] = add_plain(first ? -0.0f : acc[v][e], x[e]);
                 else acc[v][e] = first ? x[e] : f32_add(acc[v][e], x[e]);
             }
         }
@@ -70,13 +66,13 @@ static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN],
 }
 
 // Sources' codes and scales as they travel, in registers.
-template <class S, int CODEC, int BATCH>
+template <class S, Codec CODEC, int BATCH>
 struct Loaded {
     Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
     float scale[BATCH][S::RUNS];
 };
 // Loads the next BATCH sources, all at once.
-template <class S, int CODEC, int BATCH>
+template <class S, Codec CODEC, int BATCH>
 static __device__ __forceinline__ void load_sources(Loaded<S, CODEC, BATCH> &l, SourceCursor<S::RUNS> &at, int64_t stride) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
@@ -84,7 +80,7 @@ static __device__ __forceinline__ void load_sources(Loaded<S, CODEC, BATCH> &l, 
         for (int v = 0; v < S::RUNS; v++) {
             l.raw[b][v] = load_raw<CODEC, S::RUN>(at.codes[v]);
             at.codes[v] += stride;
-            if constexpr (Raw<CODEC>::QUANTISED) {
+            if constexpr (CodecRow<CODEC>::GROUPED) {
                 l.scale[b][v] = __ldg(reinterpret_cast<const float *>(at.scales[v]));
                 at.scales[v] += stride;
             } else {
@@ -94,7 +90,7 @@ static __device__ __forceinline__ void load_sources(Loaded<S, CODEC, BATCH> &l, 
     }
 }
 // Adds them to acc, in order. The whole warp calls.
-template <class S, int CODEC, int BATCH, bool FIRST>
+template <class S, Codec CODEC, int BATCH, bool FIRST>
 static __device__ __forceinline__ void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BATCH> &l) {
     bool small = true;
 #pragma unroll
@@ -102,12 +98,12 @@ static __device__ __forceinline__ void add_loaded(float (&acc)[S::RUNS][S::RUN],
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) small = small && l.scale[b][v] < SMALL_SCALE;
     }
-    if constexpr (!Raw<CODEC>::QUANTISED) add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
+    if constexpr (!CodecRow<CODEC>::GROUPED) add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
     else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, l.raw, l.scale);
     else add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
 }
 // Both; returns how many sources they are.
-template <class S, int CODEC, int BATCH, bool FIRST>
+template <class S, Codec CODEC, int BATCH, bool FIRST>
 static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
     Loaded<S, CODEC, BATCH> l;
     load_sources(l, at, stride);
@@ -116,14 +112,14 @@ static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN],
 }
 
 // How many sources' loads are in flight at a time: about 16 words per thread, more where one source alone has more.
-template <class S, int CODEC>
+template <class S, Codec CODEC>
 struct SumBatch {
     static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
     static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
 };
 
 // acc = the values of the sources from `at` on, added in source order. The whole warp calls.
-template <class S, int CODEC>
+template <class S, Codec CODEC>
 static __device__ __forceinline__ void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at, int64_t stride, int left) {
     constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
     if (left >= BATCH) left -= add_sources<S, CODEC, BATCH, true>(acc, at, stride);
@@ -135,14 +131,14 @@ static __device__ __forceinline__ void sum_sources(float (&acc)[S::RUNS][S::RUN]
 
 // acc = the sums of a tile. Runs that do not exist read the tile's first run, so that nothing branches. In a block's tile they are 0 then;
 // in a warp's tile they share a group only with each other, and nobody looks at them.
-template <class S, int CODEC>
+template <class S, Codec CODEC>
 static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
     SourceCursor<S::RUNS> at;
 #pragma unroll
     for (int v = 0; v < S::RUNS; v++) {
         int64_t offset = tile + (run_live<S>(elements, v) ? thread_start<S>() + v * S::SPAN : 0);
-        at.codes[v] = r.codes + offset * Raw<CODEC>::BITS / 8;
-        at.scales[v] = r.scales + (Raw<CODEC>::QUANTISED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
+        at.codes[v] = r.codes + offset * CodecRow<CODEC>::BITS / 8;
+        at.scales[v] = r.scales + (CodecRow<CODEC>::GROUPED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
     }
     sum_sources<S, CODEC>(acc, at, r.stride, r.sources);
     if constexpr (!S::WARP_TILES) {
@@ -154,25 +150,17 @@ static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], c
     }
 }
 
-static __device__ __forceinline__ float sum_tail(const uint8_t *tail, int64_t stride, int sources, int codec, int64_t at) {
+template <Codec TAIL>
+static __device__ __forceinline__ float sum_tail(const uint8_t *tail, int64_t stride, int sources, int64_t at) {
     float acc = -0.0f;
-    for (int source = 0; source < sources; source++) acc = add_plain(acc, load_plain_value(tail + source * stride, codec, at));
+    for (int source = 0; source < sources; source++) {
+        acc = add_plain(acc, load_plain_value<TAIL>(tail + source * stride, at));
+    }
     return acc;
 }
 
-static __device__ __forceinline__ Received partition_received(const uint8_t *received, const MessageLayout &in, int sources, GroupIndex index, int64_t i) {
-    return Received{received + i * in.codes_stride, received + in.scales + i * in.scales_stride, in.bytes, sources, index};
-}
-
-// Calls launch(CodecValue) with the codec as a compile-time value.
-template <int CODEC>
-struct CodecValue {
-    static constexpr int VALUE = CODEC;
-};
-template <class Launch>
-static void with_codec(int codec, Launch launch) {
-    if (codec == CODEC_INT4) launch(CodecValue<CODEC_INT4>());
-    else if (codec == CODEC_INT8) launch(CodecValue<CODEC_INT8>());
-    else if (codec == CODEC_BF16) launch(CodecValue<CODEC_BF16>());
-    else launch(CodecValue<CODEC_FP32>());
+static __device__ __forceinline__ Received partition_received(const uint8_t *received, const MessageLayout &in, int sources,
+                                                              GroupIndex index, int64_t i) {
+    MessageSections at = message_sections(&in, i);
+    return Received{received + at.codes, received + at.scales, in.bytes, sources, index};
 }

@@ -10,14 +10,16 @@ struct RequantizeBlocks {
 };
 
 // blockIdx.y: the destination node, whose partial shards are partition `node` of every source's message.
-template <class S, int CODEC>
+template <class S, Codec CODEC, Codec OUT>
 __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIPROCESSOR)
     requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
     __shared__ BlockMaxima maxima;
     int node = blockIdx.y;
-    uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
+    MessageSections to = message_sections(&a.out, 0);
+    uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out), *codes = message + to.codes;
+    float *scales = reinterpret_cast<float *>(message + to.scales);
     int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo, tile = worker_start<S>(t);
-    TileWriter writer = make_writer<S>(message, message_scales(message, a.out, 0), a.codec, a.rounding, position, t, tile);
+    TileWriter writer = make_writer<S, OUT>(codes, scales, a.rounding, position, t, tile);
     Received received = partition_received(a.received, a.in, a.sources, in_index, node);
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
@@ -25,26 +27,28 @@ __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIP
         const int elements = tile_elements<S>(t, t.n - tile);
         float x[S::RUNS][S::RUN];
         sum_tile<S, CODEC>(x, received, tile, elements);
-        if constexpr (S::PLAIN) store_plain_tile<S>(message, a.codec, x, tile, elements);
-        else write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
-        next_tile<S>(writer, t);
+        if constexpr (S::PLAIN) store_plain_tile<S, OUT>(codes, x, tile, elements);
+        else write_tile<S, OUT>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        next_tile<S, OUT>(writer, t);
         tile += tile_size<S>(t);
     }
 }
 
+template <Codec TAIL>
 __global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __grid_constant__ SumRequantize a) {
     int node = blockIdx.y;
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (at >= a.out.tail_elements) return;
-    uint8_t *message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
-    float sum = sum_tail(a.received + a.in.tail + node * a.in.tail_stride, a.in.bytes, a.sources, a.tail_codec, at);
-    store_plain_value(message + a.out.tail, a.tail_codec, at, sum);
+    const uint8_t *received = a.received + message_sections(&a.in, node).tail;
+    uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out);
+    float sum = sum_tail<TAIL>(received, a.in.bytes, a.sources, at);
+    store_plain_value<TAIL>(message + message_sections(&a.out, 0).tail, at, sum);
 }
 
 // Calls launch(Shape) with the shape in which values of a plain codec become codes, or values of one again.
-template <class Launch>
-static void with_plain_source_shape(int codec, int group, Launch launch) {
-    if (!codec_info(codec).levels) launch(PlainShape());
+template <Codec OUT, class Launch>
+static void with_plain_source_shape(int group, Launch launch) {
+    if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if (group == 2048) with_wide_shape(group, launch);
     else with_group(group, launch);
 }
@@ -52,9 +56,9 @@ static void with_plain_source_shape(int codec, int group, Launch launch) {
 // --- groups of a few lanes ---------------------------------------------------------------------------------------------------------------
 
 // Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole groups.
-template <class Launch>
-static void with_code_shape(int codec, int group, Launch launch) {
-    if (!codec_info(codec).levels) launch(PlainShape());
+template <Codec OUT, class Launch>
+static void with_code_shape(int group, Launch launch) {
+    if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if (group == 32) launch(Shape<1, HADAMARD_ORDER, 1>());
     else if (group == 64) launch(Shape<1, HADAMARD_ORDER, 2>());
     else if (group == 128) launch(Shape<1, HADAMARD_ORDER, 4>());
@@ -103,17 +107,15 @@ static __device__ __forceinline__ float recode_scale(const float (&x)[1][S::RUN]
 // What all threads of a block have in common, of its slice: kept in shared memory, where it is read tile by tile, because the compiler would work it out again
 // tile by tile.
 struct Recode {
-    const uint8_t *codes, *scales;
-    uint8_t *message;
+    const uint8_t *codes, *scales;  // received
+    uint8_t *to;                    // codes and scales to be sent
     float *sent;
 };
 static __device__ __forceinline__ Recode recode_slice(const SumRequantize &a, int node) {
-    Recode r;
-    r.codes = a.received + node * a.in.codes_stride;
-    r.scales = a.received + a.in.scales + node * a.in.scales_stride;
-    r.message = node == a.self ? a.self_slot : a.send + node * a.out.bytes;
-    r.sent = message_scales(r.message, a.out, 0);
-    return r;
+    MessageSections from = message_sections(&a.in, node), to = message_sections(&a.out, 0);
+    uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out);
+    return Recode{a.received + from.codes, a.received + from.scales, message + to.codes,
+                  reinterpret_cast<float *>(message + to.scales)};
 }
 
 // Random numbers of the runs of a slice: run i below `next` begins with block `first` + i * RUN / 8.
@@ -130,23 +132,23 @@ static __device__ __forceinline__ void seek_blocks(RunBlocks &r, const SegmentTa
     r.next = c.next - position > (int64_t)RUN * UINT32_MAX ? UINT32_MAX : (uint32_t)((c.next - position + RUN - 1) / RUN);
 }
 
-template <class S, int CODEC>
+template <class S, Codec CODEC>
 static __device__ __forceinline__ SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales, GroupIndex in_index, uint32_t run) {
     SourceCursor<1> source;
-    source.codes[0] = codes + (uint64_t)run * (S::RUN * Raw<CODEC>::BITS / 8);
+    source.codes[0] = codes + (uint64_t)run * (S::RUN * CodecRow<CODEC>::BITS / 8);
     source.scales[0] = scales + (uint64_t)group_of(in_index, (int64_t)run * S::RUN) * sizeof(float);
     return source;
 }
 
 // requantize_kernel for groups that one run of each of LANES neighbouring lanes makes up. A lane beyond the slice's last run sums that run and writes nothing; it
 // shares its group with no lane inside.
-template <class S, int CODEC, bool INT4, bool STOCHASTIC>
+template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
 __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
     recode_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Spans spans, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
     __shared__ volatile Recode slice;
     if (threadIdx.x == 0) {
         Recode r = recode_slice(a, blockIdx.y);
-        slice.codes = r.codes, slice.scales = r.scales, slice.message = r.message, slice.sent = r.sent;
+        slice.codes = r.codes, slice.scales = r.scales, slice.to = r.to, slice.sent = r.sent;
     }
     __syncthreads();
     RunBlocks blocks = {0, 0};
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
             while (left >= 2) left -= add_sources<S, CODEC, 2, false>(x, source, a.in.bytes);
             if (left) add_sources<S, CODEC, 1, false>(x, source, a.in.bytes);
         }
-        float inverse = recode_scale<S>(x, INT4 ? 7.0f : 127.0f, &sent, &lift);
+        float inverse = recode_scale<S>(x, (float)CodecRow<OUT>::LEVELS, &sent, &lift);
         if (__any_sync(ALL_LANES, lift != 1.0f)) {
 #pragma unroll
             for (int e = 0; e < S::RUN; e++) x[0][e] = lift == 0.0f ? 0.0f : f32_mul(x[0][e], lift);
@@ -177,50 +179,57 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
         const bool live = run < spans.runs;
         if constexpr (STOCHASTIC) seek_blocks<S::RUN>(blocks, a.table, ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo, at);
         if (live && run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
-        uint8_t *codes = slice.message + (uint64_t)at * (S::RUN * (INT4 ? 4 : 8) / 8);
-        code_values<INT4, STOCHASTIC>(codes, x[0], inverse, blocks.first + (uint64_t)at * (S::RUN / PACKED), schedule, live, [&] {
+        uint8_t *codes = slice.to + (uint64_t)at * (S::RUN * CodecRow<OUT>::BITS / 8);
+        code_values<OUT, STOCHASTIC>(codes, x[0], inverse, blocks.first + (uint64_t)at * (S::RUN / PACKED), schedule, live, [&] {
             SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index, min(run + CODEC_THREADS, spans.runs - 1));
             load_sources(ahead, source, second);
         });
     }
 }
 
-template <class S, int CODEC, bool INT4, bool STOCHASTIC>
+template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
 static void launch_recode(Stream *s, const SumRequantize *a) {
     unsigned blocks;
     int nodes = a->in.partitions;
     Spans spans = make_spans<S>(stream_device(s), a->hi - a->lo, nodes, &blocks);
-    recode_kernel<S, CODEC, INT4, STOCHASTIC><<<dim3(blocks, (unsigned)nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, spans, rounding_schedule(a->key), group_index(a->in_group));
+    dim3 grid(blocks, (unsigned)nodes);
+    recode_kernel<S, CODEC, OUT, STOCHASTIC>
+        <<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, spans, rounding_schedule(a->key), group_index(a->in_group));
 }
 
-template <class S, int CODEC>
+template <class S, Codec CODEC, Codec OUT>
 static void launch_requantize(Stream *s, const SumRequantize *a) {
-    if constexpr (Raw<CODEC>::QUANTISED && S::RUN > PACKED) {
-        bool stochastic = a->rounding == ROUND_STOCHASTIC;
-        if (a->codec == CODEC_INT4 && stochastic) launch_recode<S, CODEC, true, true>(s, a);
-        else if (a->codec == CODEC_INT4) launch_recode<S, CODEC, true, false>(s, a);
-        else if (stochastic) launch_recode<S, CODEC, false, true>(s, a);
-        else launch_recode<S, CODEC, false, false>(s, a);
+    if constexpr (CodecRow<CODEC>::GROUPED && S::RUN > PACKED) {
+        if (a->rounding == ROUND_STOCHASTIC) launch_recode<S, CODEC, OUT, true>(s, a);
+        else launch_recode<S, CODEC, OUT, false>(s, a);
     } else {
         int nodes = a->in.partitions;
         Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
-        requantize_kernel<S, CODEC><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key), group_index(a->in_group));
+        requantize_kernel<S, CODEC, OUT><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(
+            *a, t, rounding_schedule(a->key), group_index(a->in_group));
     }
+}
+
+template <Codec CODEC, Codec OUT>
+static void requantize_matrices(Stream *s, const SumRequantize *a) {
+    auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC, OUT>(s, a); };
+    if constexpr (CodecRow<CODEC>::GROUPED) with_code_shape<OUT>(a->group, launch);
+    else with_plain_source_shape<OUT>(a->group, launch);
 }
 
 void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     int nodes = a->in.partitions;
     if (a->hi > a->lo) {
-        with_codec(a->in_codec, [&](auto codec) {
-            constexpr int CODEC = decltype(codec)::VALUE;
-            auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC>(s, a); };
-            if constexpr (Raw<CODEC>::QUANTISED) with_code_shape(a->codec, a->group, launch);
-            else with_plain_source_shape(a->codec, a->group, launch);
+        with_codec(a->in_codec, [&](auto in) {
+            with_codec(a->codec, [&](auto out) { requantize_matrices<decltype(in)::VALUE, decltype(out)::VALUE>(s, a); });
         });
         check_launch(s, "sum and requantise");
     }
     if (a->out.tail_elements > 0) {
-        requantize_tail_kernel<<<tail_grid(a->out.tail_elements, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        with_plain_codec(a->tail_codec, [&](auto tail) {
+            dim3 grid = tail_grid(a->out.tail_elements, nodes);
+            requantize_tail_kernel<decltype(tail)::VALUE><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        });
         check_launch(s, "sum and requantise the tail");
     }
 }

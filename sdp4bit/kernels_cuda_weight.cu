@@ -45,13 +45,13 @@ struct UpdateBlocks {
     static constexpr int PER_MULTIPROCESSOR = S::RUNS == 1 ? 4 : S::RUNS == 2 ? 2 : 1;
 };
 
-template <class S>
+template <class S, Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCESSOR)
     update_kernel(const __grid_constant__ UpdateShard a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule) {
     __shared__ BlockMaxima maxima;
     bool applied = a.control->applied != 0, difference = a.difference;
     int64_t position = a.rank * a.bucket.matrix_per_rank, tile = worker_start<S>(t);
-    TileWriter writer = make_writer<S>(a.codes, a.scales, a.codec, a.rounding, position, t, tile);
+    TileWriter writer = make_writer<S, CODEC>(a.codes, a.scales, a.rounding, position, t, tile);
     AdamScalars scalars = adam_scalars(&a, a.weight_decay);
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
                 coded_values(x[v], master, a.weights + position + at, difference, live);
             }
         }
-        write_tile<S>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
-        next_tile<S>(writer, t);
+        write_tile<S, CODEC>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        next_tile<S, CODEC>(writer, t);
         tile += tile_size<S>(t);
     }
 }
@@ -77,6 +77,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
 // The masters themselves travel, in a plain codec: nothing is shared between elements, so four per thread, and threads enough in flight that the divisions of
 // some hide under the loads of others.
 enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
+template <Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS) update_plain_kernel(const __grid_constant__ UpdateShard a) {
     int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;  // a shard is whole groups of 32
     if (at >= a.bucket.matrix_per_rank || !a.control->applied) return;
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS) update_plain_kern
     *reinterpret_cast<float4 *>(a.master + at) = p;
     *reinterpret_cast<float4 *>(a.exp_avg + at) = m;
     *reinterpret_cast<float4 *>(a.exp_avg_sq + at) = v;
-    if (a.codec == CODEC_FP32) {
+    if constexpr (CodecRow<CODEC>::BITS == 32) {
         *reinterpret_cast<float4 *>(reinterpret_cast<float *>(a.codes) + at) = p;
     } else {
         uint32_t low = (uint32_t)bf16_from_float(p.x) | (uint32_t)bf16_from_float(p.y) << 16, high = (uint32_t)bf16_from_float(p.z) | (uint32_t)bf16_from_float(p.w) << 16;
@@ -111,14 +112,21 @@ __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid
 }
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) {
-    if (a->bucket.matrix_per_rank > 0 && !codec_info(a->codec).levels) {
-        update_plain_kernel<<<(unsigned)ceil_div64(a->bucket.matrix_per_rank, CODEC_THREADS * PLAIN_VALUES), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
-        check_launch(s, "update");
-    } else if (a->bucket.matrix_per_rank > 0) {
-        with_update_shape(a->group, [&](auto shape) {
-            using S = decltype(shape);
-            Tiles t = make_tiles<S>(stream_device(s), a->bucket.matrix_per_rank, 1, a->group);
-            update_kernel<S><<<tile_grid<S>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
+    int64_t matrix = a->bucket.matrix_per_rank;
+    if (matrix > 0) {
+        with_codec(a->codec, [&](auto codec) {
+            constexpr Codec CODEC = decltype(codec)::VALUE;
+            if constexpr (CodecRow<CODEC>::GROUPED) {
+                with_update_shape(a->group, [&](auto shape) {
+                    using S = decltype(shape);
+                    Tiles t = make_tiles<S>(stream_device(s), matrix, 1, a->group);
+                    update_kernel<S, CODEC><<<tile_grid<S>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(
+                        *a, t, rounding_schedule(a->key));
+                });
+            } else {
+                unsigned blocks = (unsigned)ceil_div64(matrix, CODEC_THREADS * PLAIN_VALUES);
+                update_plain_kernel<CODEC><<<blocks, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+            }
         });
         check_launch(s, "update");
     }
@@ -132,21 +140,22 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
 
 enum { APPLY_VECTORS = 4, APPLY_SPAN = APPLY_VECTORS * BLOCK_SPAN };
 
-// Message `index` of the gathered ones, [local][node], and the rank whose shard it holds.
-static __device__ __forceinline__ const uint8_t *gathered_message(const ApplyWeights &a, int index, int64_t *rank) {
-    *rank = (int64_t)(index % a.nodes) * a.per_node + index / a.nodes;
-    return a.messages + index * a.message.bytes;
+// Message `slot` of the gathered ones, and the rank whose shard it holds.
+static __device__ __forceinline__ const uint8_t *gathered_message(const ApplyWeights &a, int slot, int64_t *rank) {
+    *rank = gather_rank(a.nodes, a.per_node, slot);
+    return a.messages + slot * a.message.bytes;
 }
 
 // blockIdx.y: the message.
-template <int CODEC>
+template <Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_constant__ ApplyWeights a, GroupIndex index) {
     if (!a.control->applied) return;
     int64_t rank;
     const uint8_t *message = gathered_message(a, blockIdx.y, &rank);
-    const float *scales = reinterpret_cast<const float *>(message + a.message.scales);
+    const MessageSections from = message_sections(&a.message, 0);
+    const float *scales = reinterpret_cast<const float *>(message + from.scales);
     floatX *weights = a.weights + rank * a.bucket.matrix_per_rank;
-    const bool add = a.difference && Raw<CODEC>::QUANTISED;
+    const bool add = a.difference && CodecRow<CODEC>::GROUPED;
     const int64_t first = (int64_t)blockIdx.x * APPLY_SPAN + threadIdx.x * PACKED;
     Raw<CODEC> raw[APPLY_VECTORS];
     float scale[APPLY_VECTORS];
@@ -155,8 +164,8 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_const
     for (int v = 0; v < APPLY_VECTORS; v++) {
         int64_t at = first + v * BLOCK_SPAN;
         if (at >= a.bucket.matrix_per_rank) continue;
-        raw[v] = load_raw<CODEC>(message + at * Raw<CODEC>::BITS / 8);
-        if (Raw<CODEC>::QUANTISED) scale[v] = __ldg(scales + group_of(index, at));
+        raw[v] = load_raw<CODEC>(message + from.codes + at * CodecRow<CODEC>::BITS / 8);
+        if (CodecRow<CODEC>::GROUPED) scale[v] = __ldg(scales + group_of(index, at));
         if (add) replica[v] = load_packed(weights + at);
     }
 #pragma unroll
@@ -169,7 +178,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_const
         if (add) unpack(replica[v], w);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) {
-            if (Raw<CODEC>::QUANTISED) x[e] = f32_mul(x[e], scale[v]);
+            if (CodecRow<CODEC>::GROUPED) x[e] = f32_mul(x[e], scale[v]);
             if (add) x[e] = f32_add(w[e], x[e]);
         }
 #pragma unroll
@@ -184,11 +193,11 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_tail_kernel(const __grid_
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
     int64_t rank;
     const uint8_t *message = gathered_message(a, blockIdx.y, &rank);
-    floatX weight = __ldg(reinterpret_cast<const floatX *>(message + a.message.tail) + i);
+    floatX weight = __ldg(reinterpret_cast<const floatX *>(message + message_sections(&a.message, 0).tail) + i);
     a.weights[a.bucket.matrix_elements + rank * a.bucket.tail_per_rank + i] = floatX_from_float(floatX_to_float(weight));
 }
 
-template <int CODEC>
+template <Codec CODEC>
 static void launch_apply(Stream *s, const ApplyWeights *a) {
     dim3 grid((unsigned)ceil_div64(a->bucket.matrix_per_rank, APPLY_SPAN), (unsigned)(a->nodes * a->per_node));
     apply_kernel<CODEC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, group_index(a->group));
@@ -196,10 +205,7 @@ static void launch_apply(Stream *s, const ApplyWeights *a) {
 
 void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     if (a->bucket.matrix_per_rank > 0) {
-        if (a->codec == CODEC_INT4) launch_apply<CODEC_INT4>(s, a);
-        else if (a->codec == CODEC_INT8) launch_apply<CODEC_INT8>(s, a);
-        else if (a->codec == CODEC_BF16) launch_apply<CODEC_BF16>(s, a);
-        else launch_apply<CODEC_FP32>(s, a);
+        with_codec(a->codec, [&](auto codec) { launch_apply<decltype(codec)::VALUE>(s, a); });
         check_launch(s, "apply weights");
     }
     if (a->bucket.tail_per_rank > 0) {

@@ -137,15 +137,16 @@ void plan_seal(Plan *plan) {
     for (int b = 0; b < plan->buckets; b++) plan->bucket[b].sealed = true;
 }
 
-MessageLayout message_layout(int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements) {
+MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
+                             int64_t tail_elements) {
     MessageLayout m = {0};
     m.elements = elements;
     m.partitions = partitions;
     m.tail_elements = tail_elements;
-    m.groups = codec_info(codec).levels ? elements / group : 0;
-    m.codes_stride = elements * codec_info(codec).bits / 8;
+    m.groups = codec_grouped(codec) ? elements / group : 0;
+    m.codes_stride = codec_bytes(codec, elements);
     m.scales_stride = m.groups * (int64_t)sizeof(float);
-    m.tail_stride = tail_elements * codec_info(tail_codec).bits / 8;
+    m.tail_stride = codec_bytes(tail_codec, tail_elements);
     m.scales = round_up64(m.codes_stride * partitions, MESSAGE_ALIGN);
     m.tail = m.scales + round_up64(m.scales_stride * partitions, MESSAGE_ALIGN);
     m.bytes = m.tail + round_up64(m.tail_stride * partitions, MESSAGE_ALIGN);
@@ -223,7 +224,7 @@ WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWi
 }
 
 // Bytes per element with its share of the scale.
-static double element_bytes(int codec, int group) {
+static double element_bytes(Codec codec, int group) {
     CodecInfo info = codec_info(codec);
     return info.bits / 8.0 + (info.levels ? 4.0 / group : 0.0);
 }

@@ -1,12 +1,16 @@
-// Pure integers: who owns what, where groups and pads lie, what each message looks like, how many bytes a step sends. Needs no
-// device, no MPI and no data, so --plan and the tests use it alone. Called by zero_plan.c, tlq_hs.c, qwd.c and --plan.
+// Pure integers: who owns what, where groups and pads lie, what each message looks like, how many
+// bytes a step sends. Needs no device, no MPI and no data, so --plan and the tests use it alone.
+// Called by zero_plan.c, tlq_hs.c, qwd.c, the kernels and --plan.
 //
-// One arena holds all parameters (a second one, of the same shape, the gradients). It is cut into buckets of whole layers:
+// One arena holds all parameters. A second one, of the same shape, holds the gradients. They are
+// cut into buckets of whole layers:
 //
-//   bucket = [ matrices, each starting on a group border, padded to dp x border | 1-D tensors, padded to dp x TAIL_ALIGN ]
-//              matrix part: quantised                                            tail: never quantised
+//   bucket = [ matrix part, quantised                | tail, never quantised          ]
+//              each tensor starts on a group border,   1-D tensors,
+//              padded to dp x border                   padded to dp x TAIL_ALIGN
 //
-// Rank r owns the r-th of dp equal pieces of each part of every bucket (ZeRO-1). With N nodes of D ranks, rank r = node * D + local.
+// Rank r owns the r-th of dp equal pieces of each part of every bucket (ZeRO-1). With N nodes of D
+// ranks, rank r = node * D + local.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/codec.h"
@@ -19,22 +23,27 @@ enum { MOST_CHUNKS = 4096 };   // pipeline chunks of a bucket
 typedef struct PlanTensor {
     int64_t numel;
     bool matrix;  // 2-D or more: quantised and decayed; else it goes to the tail
-    int unit;     // layers in forward order: 0 the embeddings, then one per transformer layer; non-decreasing over the tensors
+    int unit;     // layers in forward order: 0 the embeddings, then one per transformer layer.
+                  // Non-decreasing over the tensors
 } PlanTensor;
 
-// Where one tensor lies inside its bucket's part. logical: offset of the tensor's first element for the rounding bits: tensors in order, each
-// rounded up to 32, without any padding that depends on dp or group sizes.
+// Where one tensor lies inside its bucket's part. logical: offset of the tensor's first element for
+// the rounding bits. It counts tensors in order, each rounded up to 32, and no padding that depends
+// on dp or group sizes. A device copy of the table serves the kernels.
 typedef struct Segment {
     int64_t start, numel, logical;
     int64_t tensor;
 } Segment;
+static_assert(sizeof(Segment) == 32, "the host's table is the device's");
 
 typedef struct Bucket {
     int first_unit, end_unit;                // layers [first, end)
-    int64_t arena_start;                     // first element in the arenas; the tail starts at arena_start + matrix_elements
+    int64_t arena_start;                     // first element in the arenas; the tail follows the
+                                             // matrix part
     int64_t matrix_elements, tail_elements;  // padded lengths of the two parts
     int64_t matrix_per_rank, tail_per_rank;  // a rank's piece of each
-    int64_t state_start;                     // first element in a rank's optimiser state: matrix piece, then tail piece
+    int64_t state_start;                     // first element in a rank's optimiser state: matrix
+                                             // piece, then tail piece
     int first_segment, segments;             // plan->segments, matrices
     int first_tail, tails;                   // plan->segments, 1-D tensors
     bool sealed;                             // its messages end with a checksum: plan_seal
@@ -42,7 +51,8 @@ typedef struct Bucket {
 
 typedef struct PlanOptions {
     int nodes, per_node;     // N, D
-    int64_t border;          // groups start and end on multiples of it: lcm of the group sizes in use, at least 32
+    int64_t border;          // groups start and end on multiples of it: the lcm of 32 and the group
+                             // sizes in use
     int64_t chunk_border;    // lcm(g_intra, g_inter), at least 32: where pipeline chunks may be cut
     int64_t bucket_elements; // target size of a bucket
 } PlanOptions;
@@ -65,64 +75,102 @@ typedef struct Plan {
     int64_t tail_parameters; // of which 1-D
 } Plan;
 
-// Cuts the tensors (in forward order) into buckets: whole units, merged up to options->bucket_elements, and at least 16 x dp x border elements.
-// Paper section 3.1; design of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
+// Cuts the tensors (in forward order) into buckets: whole units, merged up to
+// options->bucket_elements, and at least 16 x dp x border elements. Paper section 3.1; the design
+// of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
 bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err);
 void plan_free(Plan *plan);
-// From here on the plan's messages end with a checksum (--verify-wire): a section of MESSAGE_ALIGN bytes.
+// From here on the plan's messages end with a checksum (--verify-wire): a section of MESSAGE_ALIGN
+// bytes.
 void plan_seal(Plan *plan);
 // The border for the group sizes in use (0 = not in use).
 int64_t plan_border(int group_a, int group_b, int group_c);
 
-// --- what travels ---------------------------------------------------------------------------------------------------------------
+// --- what travels --------------------------------------------------------------------------------
 
-// Gradients: level 1 runs inside a node, level 2 between nodes. One level alone when N = 1 or D = 1, none when dp = 1.
+// Gradients: level 1 runs inside a node, level 2 between nodes. One level alone when N = 1 or D =
+// 1, none when dp = 1. Plain codecs have no groups: their group sizes are ignored.
 typedef struct GradWire {
-    int intra_codec, inter_codec, intra_group, inter_group;  // group sizes are ignored by FP32 and BF16
-    int tail_codec;                                          // BF16 when the matrices are quantised, else as the matrices
+    Codec intra_codec, inter_codec;
+    int intra_group, inter_group;
+    Codec tail_codec;   // plain: BF16 when the matrices are quantised, else as the matrices
     bool hadamard;
-    int rounding;                                            // enum Rounding
-    int chunks;                                              // pipeline chunks K of every bucket; 0: plan_chunks chooses for each
+    Rounding rounding;
+    int chunks;         // pipeline chunks K of every bucket; 0: plan_chunks chooses for each
 } GradWire;
 
 // Weights: own shard, gathered between nodes first, then inside each node.
 typedef struct WeightWire {
-    int codec, group;
-    bool difference;  // qWD: codes of master - replica; else qW: codes of the master (INT codecs only)
-    int rounding;
+    Codec codec;
+    int group;
+    bool difference;    // qWD: codes of master - replica; else qW: codes of the master. Grouped only
+    Rounding rounding;
 } WeightWire;
 
-// One message: codes of `partitions` equal slices, one after the other; their fp32 scales likewise; their tails likewise. Each section starts on
-// MESSAGE_ALIGN and the message is padded to it. All sizes in bytes.
+// One message: codes of `partitions` equal slices, one after the other; their fp32 scales likewise;
+// their tails likewise. Each section starts on MESSAGE_ALIGN and the message is padded to it. All
+// sizes in bytes.
 typedef struct MessageLayout {
-    int64_t elements;       // matrix elements of one partition's slice
-    int64_t groups;         // of one partition's slice, 0 for FP32 and BF16
-    int64_t tail_elements;  // of one partition
+    int64_t elements;                                  // matrix elements of one partition's slice
+    int64_t groups;                                    // of one partition's slice, plain: 0
+    int64_t tail_elements;                             // of one partition
     int partitions;
-    int64_t codes_stride, scales_stride, tail_stride;  // bytes of one partition in each section
+    int64_t codes_stride, scales_stride, tail_stride;  // of one partition in each section
     int64_t scales, tail, bytes;                       // section offsets (codes start at 0), total
-    int64_t check;                                     // the checksum's offset, in a section of its own at the end; 0: there is none
+    int64_t check;                                     // the checksum's offset, in a section of its own
+                                                       // at the end; 0: there is none
 } MessageLayout;
+static_assert(MESSAGE_ALIGN % 16 == 0, "kernels load 16 bytes at a time");
+static_assert(MESSAGE_ALIGN >= 2 * sizeof(uint64_t), "a checksum and its pad");
 
-MessageLayout message_layout(int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements);
+// Where partition i's sections begin in its message: the one place that says so.
+typedef struct MessageSections {
+    int64_t codes, scales, tail;
+} MessageSections;
+HD_FN MessageSections message_sections(const MessageLayout *m, int64_t i) {
+    MessageSections at;
+    at.codes = i * m->codes_stride;
+    at.scales = m->scales + i * m->scales_stride;
+    at.tail = m->tail + i * m->tail_stride;
+    return at;
+}
+// Where the checksum of a sealed message of so many bytes begins.
+HD_FN int64_t seal_offset(int64_t bytes) { return bytes - MESSAGE_ALIGN; }
 
-// Chunks that this bucket travels in: the wire's number, or, where that is 0, as many as make a chunk of all ranks' pieces nearest to an ordinary bucket: the
-// largest but the first one, or the size that buckets are merged to. So only the embeddings are cut, the buffers that all buckets share are little larger than
-// the layers want them, and no more messages are sent than that takes: each costs the host a dozen calls.
+// All ranks' messages of a bucket's weights lie in one buffer as [local][node]: a rank's slot
+// there, and the rank of a slot.
+HD_FN int64_t gather_slot(int nodes, int per_node, int64_t rank) {
+    return rank % per_node * nodes + rank / per_node;
+}
+HD_FN int64_t gather_rank(int nodes, int per_node, int64_t slot) {
+    return slot % nodes * per_node + slot / nodes;
+}
+
+// elements: a multiple of the group, or of 32 for a plain codec. tail_codec: plain.
+MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
+                             int64_t tail_elements);
+
+// Chunks that this bucket travels in: the wire's number. Where that is 0, a chunk of all ranks'
+// pieces is about as large as an ordinary bucket: the largest but the first, or the size that
+// buckets are merged to. So only the embeddings are cut, and the buffers that all buckets share
+// stay about as large as a layer's. More chunks would cost the host a dozen calls each.
 int plan_chunks(const Plan *plan, const Bucket *bucket, const GradWire *wire);
-// Chunk k of K of a shard's matrix piece: [*lo, *hi), cut on chunk_border as evenly as it allows; may be empty. The tail travels with chunk 0.
+// Chunk k of K of a shard's matrix piece: [*lo, *hi), cut on chunk_border as evenly as it allows.
+// It may be empty. The tail travels with chunk 0.
 void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi);
 // The layouts of chunk k's level-1 and level-2 messages (bytes 0 for a level that does not run).
-void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k, MessageLayout *level1, MessageLayout *level2);
+void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k,
+                        MessageLayout *level1, MessageLayout *level2);
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire);
 
 // Bytes that one rank hands to the transport per step.
 typedef struct WireBytes {
     int64_t grad_intra, grad_inter, weight_intra, weight_inter;
 } WireBytes;
-WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight);  // of one bucket
+WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight);
 WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight);
-// The same by the formulas, for the matrices' unpadded elements alone (codes and scales, no tails, no padding): bytes per step and rank as real numbers.
+// The same by the formulas, for the matrices' unpadded elements alone: codes and scales, no tails,
+// no padding. Bytes per step and rank as real numbers.
 typedef struct WireFormula {
     double grad_intra, grad_inter, weight_intra, weight_inter;
 } WireFormula;

@@ -16,8 +16,9 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     const Mesh *mesh = step->mesh;
     const Bucket *bucket = &step->plan->bucket[b];
     MessageLayout m = plan_weight_message(bucket, &step->weight_wire);
-    int64_t row = (int64_t)mesh->node.rank * mesh->rail.size + mesh->rail.rank;
-    uint8_t *own = alone(step) ? NULL : buffer + row * m.bytes;
+    MessageSections at = message_sections(&m, 0);
+    int64_t slot = gather_slot(mesh->rail.size, mesh->node.size, mesh->dp.rank);
+    uint8_t *own = alone(step) ? NULL : buffer + slot * m.bytes;
     UpdateShard u = {0};
     u.control = step->control;
     u.beta1 = step->beta1;
@@ -40,12 +41,12 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.key.seed = step->seed;
     u.key.step = step->step;
     u.key.purpose = PURPOSE_WEIGHT;
-    u.codes = alone(step) ? (uint8_t *)weights : own;
-    u.scales = alone(step) ? NULL : (float *)(void *)(own + m.scales);
-    u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix_elements) : own + m.tail;
+    u.codes = alone(step) ? (uint8_t *)weights : own + at.codes;
+    u.scales = alone(step) ? NULL : (float *)(void *)(own + at.scales);
+    u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix_elements) : own + at.tail;
     if (!alone(step)) lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
     kernel_update_shard(lanes->last, &u);
-    if (!alone(step)) wire_seal_own(step->checks, b, (int)row, &m, buffer, lanes->last);
+    if (!alone(step)) wire_seal_own(step->checks, b, (int)slot, &m, buffer, lanes->last);
 }
 
 void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes *lanes) {

@@ -167,14 +167,14 @@ static void free_layout(Bench *b, Layout *l) {
 
 static const RoundingKey KEY = {1234, 1, PURPOSE_GRAD_LEVEL1, 0};
 
-static int64_t coded_bytes(int codec, int group, int64_t n) {
+static int64_t coded_bytes(Codec codec, int group, int64_t n) {
     CodecInfo info = codec_info(codec);
     return n * info.bits / 8 + (info.levels ? n / group * 4 : 0);
 }
 
 // --- the kernels -----------------------------------------------------------------------------------------------------------------
 
-static void bench_quantize(Bench *b, int64_t n, int codec, int group, bool hadamard, int rounding) {
+static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, bool hadamard, Rounding rounding) {
     char name[96];
     snprintf(name, sizeof name, "quantise %s/%d%s %s", codec_info(codec).name, group, hadamard ? " Hadamard" : "", rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
     if (!wanted(b, name)) return;
@@ -200,7 +200,7 @@ static void bench_quantize(Bench *b, int64_t n, int codec, int group, bool hadam
     free_layout(b, &l);
 }
 
-static void bench_requantize(Bench *b, int64_t n, int sources, int in_codec, int in_group, int codec, int group) {
+static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, int in_group, Codec codec, int group) {
     char name[96];
     snprintf(name, sizeof name, "sum %d x %s/%d, requantise %s/%d", sources, codec_info(in_codec).name, in_group, codec_info(codec).name, group);
     if (!wanted(b, name)) return;
@@ -228,7 +228,7 @@ static void bench_requantize(Bench *b, int64_t n, int sources, int in_codec, int
     free_layout(b, &l);
 }
 
-static void bench_final(Bench *b, int64_t n, int sources, int codec, int group, bool hadamard) {
+static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group, bool hadamard) {
     char name[96];
     snprintf(name, sizeof name, "final sum %d x %s/%d%s", sources, codec_info(codec).name, group, hadamard ? " Hadamard" : "");
     if (!wanted(b, name)) return;
@@ -262,7 +262,7 @@ static StepControl *applied_step(Bench *b) {
     return memory;
 }
 
-static void bench_update(Bench *b, int64_t n, int codec, int group, int rounding) {
+static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding rounding) {
     bool quantised = codec_info(codec).levels != 0;
     char name[96];
     if (quantised) snprintf(name, sizeof name, "AdamW, difference, %s/%d %s", codec_info(codec).name, group, rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
@@ -304,7 +304,7 @@ static void bench_update(Bench *b, int64_t n, int codec, int group, int rounding
     free_layout(b, &l);
 }
 
-static void bench_apply(Bench *b, int64_t n, int codec, int group) {
+static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
     bool quantised = codec_info(codec).levels != 0;
     char name[96];
     snprintf(name, sizeof name, quantised ? "apply %s/%d differences" : "apply %s", codec_info(codec).name, group);

@@ -1,6 +1,6 @@
 // Numbers that every machine must agree on: IEEE arithmetic spelled out, bf16 conversion, and the
 // counter-based random bits of Philox. Inline for host and device, so that CPU ranks and GPUs
-// compute the same bits. Included by dtype.h and normal.h, and through dtype.h by sdp4bit/codec.h.
+// compute the same bits. Included by dtype.h and normal.h.
 //
 // Every operation is an IEEE-754 operation, rounded to nearest even, never contracted into an FMA,
 // with denormals kept. Host code is built with -ffp-contract=off; device code spells the rounding.
@@ -113,6 +113,11 @@ HD_FN Philox4 philox4x32(int rounds, uint32_t key0, uint32_t key1, uint32_t c0, 
 HD_FN Philox4 philox4x32_10(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2,
                             uint32_t c3) {
     return philox4x32(10, key0, key1, c0, c1, c2, c3);
+}
+
+// 16 of the 128 bits, e = 0 .. 7: half e&1 (the low half first) of word e>>1.
+HD_FN uint32_t philox_half(Philox4 bits, int e) {
+    return (bits.v[e >> 1] >> (16 * (e & 1))) & 0xFFFFu;
 }
 
 // What random bits are for: rounding at three places, dropout, initial weights, sampling of text.

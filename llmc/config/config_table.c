@@ -17,7 +17,7 @@
 #define COUNT_TO(flag, field, first, least, most, text) \
     {.name = flag, .kind = OPTION_INT64, .offset = AT(int64_t, field), .initial = first, .low = least, .high = most, .value = "N", .help = text}
 #define BITS(flag, field, first, text) \
-    {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = 4, .high = 8, .choices = "4|8", .value = "N", .help = text}
+    {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = 2, .high = 8, .choices = CODEC_BITS_CHOICES, .value = "N", .help = text}
 // Multiples of the Hadamard transform's order.
 #define GROUP(flag, field, first, most, text) \
     {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = 32, .high = most, .multiple = 32, .value = "N", .help = text}

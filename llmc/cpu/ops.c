@@ -22,7 +22,7 @@ static void draw_multipliers(float *multiplier, Dropout dropout, int64_t sample,
     float kept = 1.0f / (1.0f - dropout.p);
     for (int i = 0; i < blocks; i++) {
         Philox4 bits = {{words[0][i], words[1][i], words[2][i], words[3][i]}};
-        for (int e = 0; e < 8; e++) multiplier[8 * i + e] = rounding_bits_element(bits, e) >= threshold ? kept : 0.0f;
+        for (int e = 0; e < 8; e++) multiplier[8 * i + e] = philox_half(bits, e) >= threshold ? kept : 0.0f;
     }
 }
 

@@ -103,7 +103,7 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
     uint32_t threshold = (uint32_t)rintf(dropout.p * 65536.0f);
     float scale = f32_div(1.0f, f32_sub(1.0f, dropout.p));
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) keep[e] = rounding_bits_element(bits, e) >= threshold ? scale : 0.0f;
+    for (int e = 0; e < PACKED; e++) keep[e] = philox_half(bits, e) >= threshold ? scale : 0.0f;
 }
 
 // --- fast functions, for ops outside the exact regime ------------------------------------------------------------------------------

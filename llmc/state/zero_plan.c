@@ -5,8 +5,6 @@
 
 #include "llmc/state/zero_inside.h"
 
-static int codec_of_bits(int bits) { return bits == 8 ? CODEC_INT8 : CODEC_INT4; }
-
 // The flags as choices of codecs (README, table of arms).
 static void choose_wires(Zero *zero) {
     const Config *c = zero->config;

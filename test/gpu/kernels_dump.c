@@ -159,13 +159,15 @@ static float *uploaded_values(Dump *d, int64_t n, uint32_t source, bool ordinary
 
 typedef struct Case {
     int nodes, per_node, rank;  // rank: the one that receives
-    int intra, inter, tail;     // codecs
+    Codec intra, inter, tail;
     int group_intra, group_inter;
     bool hadamard;
-    int rounding, chunks;
-    int weight, group_weight;
+    Rounding rounding;
+    int chunks;
+    Codec weight;
+    int group_weight;
     bool difference;
-    int weight_rounding;
+    Rounding weight_rounding;
 } Case;
 
 typedef struct Run {
@@ -413,7 +415,7 @@ static void set_applied(Run *r, Weights *w, int applied) {
 }
 
 static uint8_t *message_of(const Run *r, const Weights *w, int rank) {
-    return w->messages + ((int64_t)(rank % r->c.per_node) * r->c.nodes + rank / r->c.per_node) * w->message.bytes;
+    return w->messages + gather_slot(r->c.nodes, r->c.per_node, rank) * w->message.bytes;
 }
 
 // One step of every rank in turn: AdamW, codes, gather; then every shard is applied.
@@ -439,8 +441,9 @@ static void weight_step(Run *r, Weights *w, const char *name) {
         RoundingKey key = {SEED, 7, PURPOSE_WEIGHT, 0};
         u.key = key;
         u.codes = message;
-        u.scales = (float *)(void *)(message + w->message.scales);
-        u.tail = message + w->message.tail;
+        MessageSections at = message_sections(&w->message, 0);
+        u.scales = (float *)(void *)(message + at.scales);
+        u.tail = message + at.tail;
         kernel_update_shard(d->stream, &u);
         const MessageLayout *m = &w->message;
         result(d, codec_info(r->c.weight).levels ? RAW : BF16, message, m->codes_stride, "%s rank%d codes", name, rank);
@@ -656,7 +659,7 @@ static void replicas(Dump *d) {
 }
 
 // NaN of every sign and payload in the unquantised parts of the first hop: they pass with their sign, made quiet.
-static void odd_nans(Dump *d, int codec, int tail) {
+static void odd_nans(Dump *d, Codec codec, Codec tail) {
     Case c = {2, 1, 0, codec, codec, tail, 32, 32, false, ROUND_NEAREST, 1, FLOATX_CODEC, 32, false, ROUND_NEAREST};
     Run r = {0};
     r.d = d;
@@ -682,7 +685,13 @@ static void odd_nans(Dump *d, int codec, int tail) {
 
 // --- all of it -------------------------------------------------------------------------------------------------------------------
 
-enum { F32 = CODEC_FP32, B16 = CODEC_BF16, I8 = CODEC_INT8, I4 = CODEC_INT4, FX = FLOATX_CODEC, NEAREST = ROUND_NEAREST, RANDOM = ROUND_STOCHASTIC };
+#define F32 CODEC_FP32
+#define B16 CODEC_BF16
+#define I8 CODEC_INT8
+#define I4 CODEC_INT4
+#define FX FLOATX_CODEC
+#define NEAREST ROUND_NEAREST
+#define RANDOM ROUND_STOCHASTIC
 
 static const Case CASES[] = {
     // nodes, per_node, rank, intra, inter, tail, groups, hadamard, rounding, chunks, weight, group, difference, rounding

@@ -32,7 +32,12 @@ typedef struct ModelArm {
     WeightWire weight;
 } ModelArm;
 
-enum { F = CODEC_FP32, H = CODEC_BF16, I8 = CODEC_INT8, I4 = CODEC_INT4, SR = ROUND_STOCHASTIC, RN = ROUND_NEAREST };
+#define F CODEC_FP32
+#define H CODEC_BF16
+#define I8 CODEC_INT8
+#define I4 CODEC_INT4
+#define SR ROUND_STOCHASTIC
+#define RN ROUND_NEAREST
 static const ModelArm arms[] = {
     {"baseline fp32", {"--clip-grad", "1000"}, {F, F, 32, 32, F, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
     {"SDP4Bit",

@@ -8,13 +8,15 @@
 // --- what travelling does to n values --------------------------------------------------------------------------------------------
 
 typedef struct Hop {
-    int codec, group, rounding;
+    Codec codec;
+    int group;
+    Rounding rounding;
     RoundingKey key;
 } Hop;
 
 // One group: quantised and decoded again. logical: offset of x[0] for the rounding bits.
 static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
-    int levels = hop->codec == CODEC_INT8 ? 127 : 7;
+    int levels = codec_info(hop->codec).levels;
     uint32_t largest = 0;
     for (int i = 0; i < group; i++) {
         uint32_t magnitude = f32_bits(x[i]) & 0x7FFFFFFFu;
@@ -27,19 +29,18 @@ static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
         if (i % 8 == 0) bits = rounding_bits(hop->key, (uint64_t)(offset / 8));
         float v = group_scaled(x[i], g);
         int q = code_nearest(v, levels);
-        if (hop->rounding == ROUND_STOCHASTIC) q = code_stochastic(v, levels, rounding_bits_element(bits, (int)(offset % 8)));
+        if (hop->rounding == ROUND_STOCHASTIC) q = code_stochastic(v, levels, philox_half(bits, (int)(offset % 8)));
         x[i] = code_value(q, g.scale);
     }
 }
 
 // n: a multiple of the group for the quantising codecs.
 static void send(float *x, int64_t n, const Hop *hop, int64_t logical) {
-    if (hop->codec == CODEC_FP32) return;
-    if (hop->codec == CODEC_BF16) {
+    if (codec_grouped(hop->codec)) {
+        for (int64_t i = 0; i < n; i += hop->group) send_group(x + i, hop->group, hop, logical + i);
+    } else if (hop->codec == CODEC_BF16) {
         for (int64_t i = 0; i < n; i++) x[i] = bf16_to_float(bf16_from_float(x[i]));
-        return;
     }
-    for (int64_t i = 0; i < n; i += hop->group) send_group(x + i, hop->group, hop, logical + i);
 }
 
 static void transform(float *x, int64_t n) {
@@ -235,8 +236,7 @@ static void send_differences(Simulator *sim, const Place *place, uint32_t step) 
 }
 
 static void update_replica(Simulator *sim, const Place *place, uint32_t step) {
-    bool quantised = sim->options.weight.codec == CODEC_INT8 || sim->options.weight.codec == CODEC_INT4;
-    if (quantised && place->matrix && sim->options.plan->dp > 1) {
+    if (codec_grouped(sim->options.weight.codec) && place->matrix && sim->options.plan->dp > 1) {
         send_differences(sim, place, step);
         return;
     }

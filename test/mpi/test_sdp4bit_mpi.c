@@ -36,7 +36,12 @@ typedef struct Arm {
     double lowest, highest;
 } Arm;
 
-enum { F = CODEC_FP32, H = CODEC_BF16, I8 = CODEC_INT8, I4 = CODEC_INT4, SR = ROUND_STOCHASTIC, RN = ROUND_NEAREST };
+#define F CODEC_FP32
+#define H CODEC_BF16
+#define I8 CODEC_INT8
+#define I4 CODEC_INT4
+#define SR ROUND_STOCHASTIC
+#define RN ROUND_NEAREST
 static const Arm arms[] = {
     {"baseline fp32", {F, F, 32, 32, F, false, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 1e-6},
     {"baseline bf16", {H, H, 32, 32, H, false, SR, 0}, {H, 32, false, RN}, RAGGED, 1e-4, 5e-3},

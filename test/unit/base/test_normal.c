@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "llmc/base/normal.h"
+#include "sdp4bit/codec.h"  // replica_mix
 #include "llmc/ops.h"
 #include "llmc/base/rng.h"
 

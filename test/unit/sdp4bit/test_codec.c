@@ -3,9 +3,13 @@
 // the worked example that sdp4bit/README.md prints.
 #include <float.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -33,11 +37,11 @@ static RoundingKey test_key(uint32_t source) {
 // Code of the value v at logical offset `at`.
 static int code_of(float v, int levels, int rounding, RoundingKey key, int64_t at) {
     if (rounding == ROUND_NEAREST) return code_nearest(v, levels);
-    return code_stochastic(v, levels, rounding_bits_element(rounding_bits(key, (uint64_t)at / 8), (int)(at % 8)));
+    return code_stochastic(v, levels, philox_half(rounding_bits(key, (uint64_t)at / 8), (int)(at % 8)));
 }
 
 // Relative L2 error of quantise -> dequantise over n values in groups, with or without the transform around it.
-static double relative_error(const float *x, int64_t n, int group, int codec, bool transform, int rounding) {
+static double relative_error(const float *x, int64_t n, int group, Codec codec, bool transform, int rounding) {
     int levels = codec_info(codec).levels;
     float *buffer = (float *)xmalloc((size_t)group * sizeof *buffer, "a group");
     double error = 0, power = 0;
@@ -49,7 +53,7 @@ static double relative_error(const float *x, int64_t n, int group, int codec, bo
             Philox4 bits = rounding_bits(test_key(0), (uint64_t)(first + i) / 8);
             for (int e = 0; e < 8; e++) {
                 float v = group_scaled(buffer[i + e], scale);
-                int q = rounding == ROUND_NEAREST ? code_nearest(v, levels) : code_stochastic(v, levels, rounding_bits_element(bits, e));
+                int q = rounding == ROUND_NEAREST ? code_nearest(v, levels) : code_stochastic(v, levels, philox_half(bits, e));
                 buffer[i + e] = code_value(q, scale.scale);
             }
         }
@@ -88,7 +92,7 @@ static void test_rounding_bits_layout(void **state) {
     RoundingKey key = {0xa4093822u, 0x13198a2eu, 0x299f31d0u, 0x03707344u};  // the pi digits, in the key's order of fields
     Philox4 bits = rounding_bits(key, 0x85a308d3243f6a88ull);
     static const uint32_t expected[8] = {0xcabau, 0x4dfcu, 0x87f0u, 0x190au, 0x62bau, 0xc473u, 0x242au, 0xb6b5u};
-    for (int e = 0; e < 8; e++) assert_int_equal(rounding_bits_element(bits, e), expected[e]);
+    for (int e = 0; e < 8; e++) assert_int_equal(philox_half(bits, e), expected[e]);
 
     // Every field of the key and every bit of the block matters.
     RoundingKey other[4] = {key, key, key, key};
@@ -243,7 +247,7 @@ static float random_float(uint32_t *counter, int exponent_low, int exponent_span
     return ldexpf(mantissa, exponent_low + (int)(r.v[1] % (uint32_t)exponent_span));
 }
 
-static void check_group_error(const float *x, int n, int codec, RoundingKey key) {
+static void check_group_error(const float *x, int n, Codec codec, RoundingKey key) {
     int levels = codec_info(codec).levels;
     GroupScale g = group_scale(largest_bits(x, n), levels);
     if (g.inverse == 0.0f) return;
@@ -280,15 +284,54 @@ static void test_codes_bounded(void **state) {
     assert_int_equal(code_nearest(-2.5f, 7), -2);
 }
 
-static void test_int4_packing(void **state) {
-    for (int byte = 0; byte < 256; byte++) {
-        int even = byte % 16 >= 8 ? byte % 16 - 16 : byte % 16, odd = byte / 16 >= 8 ? byte / 16 - 16 : byte / 16;
-        assert_int_equal(int4_even((uint8_t)byte), even);
-        assert_int_equal(int4_odd((uint8_t)byte), odd);
-        assert_int_equal(int4_pack(even, odd), byte);
+// --- the table -------------------------------------------------------------------------------------------------
+
+// Element e's code lies at bits [e * bits, (e + 1) * bits) of the stream, for every number of bits.
+static void test_packing(void **state) {
+    for (int bits = 2; bits <= 8; bits++) {
+        int most = (1 << (bits - 1)) - 1;
+        for (int shift = 0; shift < 2 * most + 2; shift++) {
+            int q[8];
+            for (int e = 0; e < 8; e++) q[e] = (shift + 3 * e) % (2 * most + 2) - most - 1;
+            uint64_t stream = pack_codes(q, bits);
+            if (bits < 8) assert_true(stream >> (8 * bits) == 0);
+            for (int e = 0; e < 8; e++) {
+                assert_int_equal(unpack_code(stream, e, bits), q[e]);
+                for (int b = 0; b < bits; b++) assert_int_equal(stream >> (e * bits + b) & 1, q[e] >> b & 1);
+            }
+        }
     }
-    assert_int_equal(int4_pack(1, -1), 0xF1);
-    assert_int_equal(int4_pack(-7, 7), 0x79);
+    assert_true(pack_codes((int[8]){1, -1, -7, 7, 0, 0, 0, 0}, 4) == 0x79F1);
+}
+
+static void test_table(void **state) {
+    for (int a = 0; a < CODECS; a++) {
+        CodecInfo row = codec_info((Codec)a);
+        assert_int_equal(codec_bytes((Codec)a, 32), 4 * row.bits);
+        if (codec_grouped((Codec)a)) assert_int_equal(codec_of_bits(row.bits), a);
+        for (int b = 0; b < a; b++) assert_string_not_equal(row.name, codec_info((Codec)b).name);
+    }
+}
+
+// What has no row ends the program instead of travelling as something else.
+static void dies(void (*call)(void)) {
+    int status;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+        signal(SIGABRT, SIG_DFL);
+        call();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+static void ask_unknown_codec(void) { codec_info((Codec)CODECS); }
+static void ask_unknown_bits(void) { codec_of_bits(5); }
+static void test_unknown_codec(void **state) {
+    dies(ask_unknown_codec);
+    dies(ask_unknown_bits);
 }
 
 // --- unbiasedness ------------------------------------------------------------------------------------------------------------------
@@ -323,7 +366,7 @@ static void check_interval(int low, int levels, double fraction, uint32_t source
     double sum = 0;
     for (int i = 0; i < DRAWS; i += 8) {
         Philox4 bits = rounding_bits(test_key(source), (uint64_t)i / 8);
-        for (int e = 0; e < 8; e++) sum += code_stochastic(v, levels, rounding_bits_element(bits, e));
+        for (int e = 0; e < 8; e++) sum += code_stochastic(v, levels, philox_half(bits, e));
     }
     double sigma = sqrt(fraction * (1 - fraction) / DRAWS);
     assert_true(fabs(sum / DRAWS - (double)v) <= 4 * sigma + 0x1p-16);
@@ -361,7 +404,7 @@ typedef struct ErrorRow {
 } ErrorRow;
 
 // expected is printed with few digits: half a unit of the last one is granted on top of the 2 %.
-static void check_error(const float *x, const ErrorRow *row, int codec, bool transform, int rounding, double expected, double last_digit) {
+static void check_error(const float *x, const ErrorRow *row, Codec codec, bool transform, int rounding, double expected, double last_digit) {
     double measured = relative_error(x, SAMPLES, row->group, codec, transform, rounding);
     if (fabs(measured - expected) > 0.02 * expected + last_digit / 2) {
         fail_msg("distribution %d group %d codec %d transform %d rounding %d: %.5f, expected %.5f", row->distribution, row->group, codec,
@@ -432,7 +475,10 @@ static Example encode_example(const float *x, int rounding) {
     GroupScale g = group_scale(largest_bits(x, 32), 7);
     int q[32];
     for (int i = 0; i < 32; i++) q[i] = code_of(group_scaled(x[i], g), 7, rounding, key, i);
-    for (int i = 0; i < 16; i++) out.codes[i] = int4_pack(q[2 * i], q[2 * i + 1]);
+    for (int i = 0; i < 32; i += 8) {
+        uint64_t stream = pack_codes(q + i, 4);
+        memcpy(out.codes + i / 2, &stream, 4);
+    }
     uint32_t bits = f32_bits(g.scale);
     for (int i = 0; i < 4; i++) out.scale[i] = (uint8_t)(bits >> (8 * i));
     for (int i = 0; i < 32; i++) out.value[i] = code_value(q[i], g.scale);
@@ -451,7 +497,7 @@ static void test_worked_example(void **state) {
 
     static const uint32_t bits[4] = {62175, 2526, 50138, 50274};  // the first elements' random numbers
     RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL2, 1};
-    for (int e = 0; e < 4; e++) assert_int_equal(rounding_bits_element(rounding_bits(key, 0), e), bits[e]);
+    for (int e = 0; e < 4; e++) assert_int_equal(philox_half(rounding_bits(key, 0), e), bits[e]);
 
     static const uint8_t stochastic[16] = {0xdd, 0xee, 0xee, 0xfe, 0x0f, 0x10, 0x11, 0x12, 0x22, 0x33, 0x33, 0x44, 0x55, 0x66, 0x76, 0x77};
     static const float decoded[8] = {-0.5625f, -0.5625f, -0.375f, -0.375f, -0.375f, -0.375f, -0.375f, -0.1875f};
@@ -484,7 +530,9 @@ int main(void) {
         cmocka_unit_test(test_group_scale_tiny),
         cmocka_unit_test(test_group_scale_non_finite),
         cmocka_unit_test(test_codes_bounded),
-        cmocka_unit_test(test_int4_packing),
+        cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_unknown_codec),
         cmocka_unit_test(test_stochastic_exhaustive),
         cmocka_unit_test(test_stochastic_unbiased),
         cmocka_unit_test(test_error_levels),

@@ -32,7 +32,7 @@ typedef struct Case {
     Plan plan;
 } Case;
 
-static int roll_codec(Dice *dice) { return (int)roll(dice, CODEC_FP32, CODEC_INT4); }
+static Codec roll_codec(Dice *dice) { return (Codec)roll(dice, 0, CODECS - 1); }
 
 static void random_tensors(Case *c, Dice *dice) {
     c->count = (int)roll(dice, 1, MOST_TENSORS);
@@ -53,7 +53,7 @@ static Case *random_case(uint32_t trial) {
     random_tensors(c, &dice);
     c->grad.intra_codec = roll_codec(&dice);
     c->grad.inter_codec = roll_codec(&dice);
-    c->grad.tail_codec = (int)roll(&dice, CODEC_FP32, CODEC_BF16);
+    c->grad.tail_codec = (Codec)roll(&dice, CODEC_FP32, CODEC_BF16);
     c->grad.intra_group = groups[roll(&dice, 0, 5)];
     c->grad.inter_group = groups[roll(&dice, 0, 5)];
     c->grad.chunks = (int)roll(&dice, 0, 9);  // 0: the plan's own choice
@@ -283,9 +283,12 @@ static void test_automatic_chunks(void **state) {
 }
 
 // Codes, scales and tails of all partitions: inside their sections, aligned for their type, sections apart and on MESSAGE_ALIGN.
-static void check_layout(MessageLayout m, int codec, int group, int64_t elements, int partitions, int tail_codec, int64_t tail_elements) {
-    static const int64_t bytes_of_8[CODECS] = {32, 16, 8, 4};
-    bool grouped = codec == CODEC_INT8 || codec == CODEC_INT4;
+static void check_layout(MessageLayout m, Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
+                         int64_t tail_elements) {
+    static const int64_t bytes_of_8[CODECS] = {
+        [CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4};
+    assert_int_not_equal(bytes_of_8[codec], 0);
+    bool grouped = codec != CODEC_FP32 && codec != CODEC_BF16;
     assert_int_equal(m.partitions, partitions);
     assert_int_equal(m.elements, elements);
     assert_int_equal(m.tail_elements, tail_elements);
@@ -297,6 +300,12 @@ static void check_layout(MessageLayout m, int codec, int group, int64_t elements
     assert_true(m.scales + m.scales_stride * partitions <= m.tail && m.tail < m.scales + m.scales_stride * partitions + MESSAGE_ALIGN);
     assert_true(m.tail + m.tail_stride * partitions <= m.bytes && m.bytes < m.tail + m.tail_stride * partitions + MESSAGE_ALIGN);
     assert_int_equal((m.scales | m.tail | m.bytes) % MESSAGE_ALIGN, 0);
+    for (int i = 0; i < partitions; i++) {
+        MessageSections at = message_sections(&m, i);
+        assert_int_equal(at.codes, i * m.codes_stride);
+        assert_int_equal(at.scales, m.scales + i * m.scales_stride);
+        assert_int_equal(at.tail, m.tail + i * m.tail_stride);
+    }
 }
 
 static void test_message_layouts(void **state) {
@@ -338,7 +347,10 @@ static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copi
     return up16(copies * elements * bits / 8) + up16(copies * groups * 4) + up16(copies * tail * tail_bits / 8);
 }
 
-static int bits_of(int codec) { return codec == CODEC_FP32 ? 32 : codec == CODEC_BF16 ? 16 : codec == CODEC_INT8 ? 8 : 4; }
+static int bits_of(Codec codec) {
+    static const int bits[CODECS] = {[CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4};
+    return bits[codec];
+}
 
 // The number that was asked for; else one, but for the first bucket that which brings a chunk nearest to the largest other bucket, a bucket's target size or 16
 // borders of every rank, whichever is largest.
@@ -488,6 +500,20 @@ static void test_border(void **state) {
     assert_int_equal(plan_border(32, 0, 160), 160);
 }
 
+// Every rank has a slot of its own among the gathered messages; a row is the ranks of one rail.
+static void test_gather_slots(void **state) {
+    for (int nodes = 1; nodes < 5; nodes++) {
+        for (int per_node = 1; per_node < 5; per_node++) {
+            for (int slot = 0; slot < nodes * per_node; slot++) {
+                int64_t rank = gather_rank(nodes, per_node, slot);
+                assert_int_equal(rank % per_node, slot / nodes);
+                assert_int_equal(rank / per_node, slot % nodes);
+                assert_int_equal(gather_slot(nodes, per_node, rank), slot);
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
@@ -501,6 +527,7 @@ int main(void) {
         cmocka_unit_test(test_reduction_between_nodes),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_border),
+        cmocka_unit_test(test_gather_slots),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
