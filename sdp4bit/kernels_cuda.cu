@@ -1,11 +1,13 @@
-// The exact regime on GPUs, what is neither gradients on the wire (kernels_cuda_grad.cu, kernels_cuda_requantize.cu) nor weights (kernels_cuda_weight.cu): the norm's leaves and tree, the
-// verdict of a step, counts. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and llmc/state/zero.c.
+// The exact regime on GPUs, what is neither gradients on the wire (kernels_cuda_grad.cu,
+// kernels_cuda_requantize.cu) nor weights (kernels_cuda_weight.cu): the norm's leaves and tree, the
+// verdict of a step, counts. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and
+// llmc/state/zero.c.
 #include "sdp4bit/kernels_cuda.cuh"
 
-// --- the norm --------------------------------------------------------------------------------------------------------------------------
+// --- the norm ------------------------------------------------------------------------------------
 
 // Up to 8 values at x[at]; those past n are 0. aligned: x lies on 16 bytes.
-static __device__ __forceinline__ void load_bounded(float value[PACKED], const float *x, int64_t at, int64_t n, bool aligned) {
+DEV_FN void load_bounded(float value[PACKED], const float *x, int64_t at, int64_t n, bool aligned) {
     if (aligned && at + PACKED <= n) {
         load_read_only(x + at, value);
         return;
@@ -15,8 +17,10 @@ static __device__ __forceinline__ void load_bounded(float value[PACKED], const f
 }
 
 // 4 lanes of 8 elements make a leaf; two of them in flight per thread.
-__global__ void __launch_bounds__(CODEC_THREADS) square_leaves_kernel(float *leaves, const float *x, int64_t n, bool aligned) {
-    int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED, warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
+__global__ void __launch_bounds__(CODEC_THREADS)
+    square_leaves_kernel(float *leaves, const float *x, int64_t n, bool aligned) {
+    int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED,
+            warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
     int inside = threadIdx.x % WARP * PACKED;
     for (int64_t at = warp_first; at < n; at += 2 * stride) {
         float value[2][PACKED];
@@ -34,15 +38,18 @@ __global__ void __launch_bounds__(CODEC_THREADS) square_leaves_kernel(float *lea
 void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
     if (n <= 0) return;
     bool aligned = reinterpret_cast<uintptr_t>(x) % sizeof(float4) == 0;
-    square_leaves_kernel<<<stride_blocks(s, ceil_div64(n, 2 * PACKED)), CODEC_THREADS, 0, stream_handle(s)>>>(leaves, x, n, aligned);
+    square_leaves_kernel<<<stride_blocks(s, ceil_div64(n, 2 * PACKED)), CODEC_THREADS, 0, stream_handle(s)>>>(
+        leaves, x, n, aligned);
     check_launch(s, "square leaves");
 }
 
-enum { ROW = 16, WARP_LEAVES = ROW * WARP, BLOCK_LEAVES = CODEC_WARPS * WARP_LEAVES };  // 512 and 4096 leaves to one
+// 512 and 4096 leaves to one
+enum { ROW = 16, WARP_LEAVES = ROW * WARP, BLOCK_LEAVES = CODEC_WARPS * WARP_LEAVES };
 
-// Five stages of the tree over the lanes; lane 0 gets the result. index: of this lane's node among `count` nodes of its level; unit: nodes between
-// neighbouring lanes. A node whose upper neighbour is missing goes up as it is.
-static __device__ __forceinline__ float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t count) {
+// Five stages of the tree over the lanes; lane 0 gets the result. index: of this lane's node among
+// `count` nodes of its level; unit: nodes between neighbouring lanes. A node whose upper neighbour
+// is missing goes up as it is.
+DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t count) {
     for (int stride = 1; stride < lanes; stride *= 2) {
         float upper = __shfl_down_sync(ALL_LANES, x, stride);
         if (index + stride * unit < count) x = f32_add(x, upper);
@@ -50,9 +57,10 @@ static __device__ __forceinline__ float tree_lanes(float x, int lanes, int64_t i
     return x;
 }
 
-// A level of the tree: node i lies at nodes[i * spacing]; every 4096 neighbouring ones become one, stored at the first one's place, or to *sum when
-// it is the last.
-__global__ void __launch_bounds__(CODEC_THREADS) tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {
+// A level of the tree: node i lies at nodes[i * spacing]; every 4096 neighbouring ones become one,
+// stored at the first one's place, or to *sum when it is the last.
+__global__ void __launch_bounds__(CODEC_THREADS)
+    tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {
     __shared__ float partial[CODEC_WARPS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int64_t block_first = (int64_t)blockIdx.x * BLOCK_LEAVES, first = block_first + warp * WARP_LEAVES;
@@ -68,7 +76,8 @@ __global__ void __launch_bounds__(CODEC_THREADS) tree_level_kernel(float *sum, f
     if (lane == 0) partial[warp] = mine;
     __syncthreads();
     if (warp > 0) return;
-    mine = tree_lanes(lane < CODEC_WARPS ? partial[lane] : 0.0f, CODEC_WARPS, block_first + lane * WARP_LEAVES, WARP_LEAVES, count);
+    mine = tree_lanes(lane < CODEC_WARPS ? partial[lane] : 0.0f, CODEC_WARPS,
+                      block_first + lane * WARP_LEAVES, WARP_LEAVES, count);
     if (lane > 0) return;
     if (count <= BLOCK_LEAVES) *sum = mine;
     else nodes[block_first * spacing] = mine;
@@ -81,36 +90,42 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
     }
     for (int64_t spacing = 1; spacing == 1 || ceil_div64(n, spacing) > 1; spacing *= BLOCK_LEAVES) {
         int64_t count = ceil_div64(n, spacing);
-        tree_level_kernel<<<(unsigned)ceil_div64(count, BLOCK_LEAVES), CODEC_THREADS, 0, stream_handle(s)>>>(sum, leaves, count, spacing);
+        tree_level_kernel<<<(unsigned)ceil_div64(count, BLOCK_LEAVES), CODEC_THREADS, 0, stream_handle(s)>>>(
+            sum, leaves, count, spacing);
         check_launch(s, "tree sum");
     }
 }
 
-// --- verdict ---------------------------------------------------------------------------------------------------------------------------
+// --- verdict -------------------------------------------------------------------------------------
 
-__global__ void step_record_kernel(StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
+__global__ void step_record_kernel(StepRecord *record, const float *piece_sums, int pieces,
+                                   const float *loss) {
     *record = step_record(piece_sums, pieces, *loss);
 }
 
-void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
+                        const float *loss) {
     step_record_kernel<<<1, 1, 0, stream_handle(s)>>>(record, piece_sums, pieces, loss);
     check_launch(s, "step record");
 }
 
-__global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge a) { judge_step(control, &a); }
+__global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge a) {
+    judge_step(control, &a);
+}
 
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
     judge_kernel<<<1, 1, 0, stream_handle(s)>>>(control, *a);
     check_launch(s, "judge");
 }
 
-// --- checksums of messages -------------------------------------------------------------------------------------------------------------
+// --- checksums of messages -----------------------------------------------------------------------
 
-static __device__ __forceinline__ unsigned long long *seal_of(const SealMessages &a, int i) {
+DEV_FN unsigned long long *seal_of(const SealMessages &a, int i) {
     return reinterpret_cast<unsigned long long *>(a.messages + i * a.bytes + seal_offset(a.bytes));
 }
 
-// Each sum begins with what the message's key adds. sums NULL: the sums are made in the messages themselves.
+// Each sum begins with what the message's key adds. sums NULL: the sums are made in the messages
+// themselves.
 __global__ void begin_sums_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
     int i = blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.count || i == a.skip) return;
@@ -120,23 +135,28 @@ __global__ void begin_sums_kernel(const __grid_constant__ SealMessages a, unsign
 }
 
 // blockIdx.y: the message. 16 bytes a load; any order of additions gives the same sum.
-__global__ void __launch_bounds__(CODEC_THREADS) sum_words_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
+__global__ void __launch_bounds__(CODEC_THREADS)
+    sum_words_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
     int i = blockIdx.y;
     if (i == a.skip) return;
     const uint4 *words = reinterpret_cast<const uint4 *>(a.messages + i * a.bytes);
     int64_t quads = seal_offset(a.bytes) / 16;
     unsigned long long sum = 0;
-    for (int64_t q = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; q < quads; q += (int64_t)gridDim.x * CODEC_THREADS) {
+    for (int64_t q = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; q < quads;
+         q += (int64_t)gridDim.x * CODEC_THREADS) {
         uint4 v = words[q];
         uint64_t at = 4 * (uint64_t)q;
-        sum += replica_mix(at, v.x) + replica_mix(at + 1, v.y) + replica_mix(at + 2, v.z) + replica_mix(at + 3, v.w);
+        sum += replica_mix(at, v.x) + replica_mix(at + 1, v.y) + replica_mix(at + 2, v.z) +
+               replica_mix(at + 3, v.w);
     }
     for (int stride = 1; stride < WARP; stride *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, stride);
     if (threadIdx.x % WARP == 0) atomicAdd(sums ? sums + i : seal_of(a, i), sum);
 }
 
-// One thread, so that the first message that differs is the one that is kept; checks on other streams may find something at the same time.
-__global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, const unsigned long long *sums, unsigned long long *fault, uint64_t code) {
+// One thread, so that the first message that differs is the one that is kept; checks on other
+// streams may find something at the same time.
+__global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, const unsigned long long *sums,
+                                    unsigned long long *fault, uint64_t code) {
     for (int i = 0; i < a.count; i++) {
         if (i == a.skip || sums[i] == *seal_of(a, i)) continue;
         atomicCAS(fault, 0ull, code + (uint64_t)i);
@@ -147,7 +167,8 @@ __global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, cons
 static void sum_messages(Stream *s, const SealMessages *a, unsigned long long *sums) {
     int64_t quads = a->bytes / 16;
     dim3 grid(stride_blocks(s, ceil_div64(quads, 4)), (unsigned)a->count);
-    begin_sums_kernel<<<(unsigned)ceil_div64(a->count, CODEC_THREADS), CODEC_THREADS, 0, stream_handle(s)>>>(*a, sums);
+    begin_sums_kernel<<<(unsigned)ceil_div64(a->count, CODEC_THREADS), CODEC_THREADS, 0, stream_handle(s)>>>(
+        *a, sums);
     sum_words_kernel<<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, sums);
 }
 
@@ -158,21 +179,26 @@ void kernel_seal_messages(Stream *s, const SealMessages *a) {
 
 void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code) {
     sum_messages(s, a, reinterpret_cast<unsigned long long *>(sums));
-    compare_sums_kernel<<<1, 1, 0, stream_handle(s)>>>(*a, reinterpret_cast<unsigned long long *>(sums), reinterpret_cast<unsigned long long *>(fault), code);
+    compare_sums_kernel<<<1, 1, 0, stream_handle(s)>>>(*a, reinterpret_cast<unsigned long long *>(sums),
+                                                       reinterpret_cast<unsigned long long *>(fault), code);
     check_launch(s, "check messages");
 }
 
-// --- counts ----------------------------------------------------------------------------------------------------------------------------
+// --- counts --------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(CODEC_THREADS) count_zeros_kernel(unsigned long long *count, const float *x, int64_t n) {
+__global__ void __launch_bounds__(CODEC_THREADS)
+    count_zeros_kernel(unsigned long long *count, const float *x, int64_t n) {
     unsigned long long zeros = 0;
-    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * CODEC_THREADS) zeros += x[i] == 0.0f;
+    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * CODEC_THREADS)
+        zeros += x[i] == 0.0f;
     for (int stride = 1; stride < WARP; stride *= 2) zeros += __shfl_xor_sync(ALL_LANES, zeros, stride);
     if (threadIdx.x % WARP == 0) atomicAdd(count, zeros);
 }
 
 void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
     if (n <= 0) return;
-    count_zeros_kernel<<<stride_blocks(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(reinterpret_cast<unsigned long long *>(count), x, n);
+    count_zeros_kernel<<<stride_blocks(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(
+        reinterpret_cast<unsigned long long *>(count), x, n);
     check_launch(s, "count zeros");
 }

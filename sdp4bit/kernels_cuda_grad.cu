@@ -1,11 +1,13 @@
-// The first and the last kernel that gradients pass on GPUs: quantise for the first hop; sum and invert after the last. The bits are kernels_cpu.c's. Called by
-// tlq_hs.c. Matrices go through tiles (kernels_cuda.cuh); the short tails through one element per thread.
+// The first and the last kernel that gradients pass on GPUs: quantise for the first hop; sum and
+// invert after the last. The bits are kernels_cpu.c's. Called by tlq_hs.c. Matrices go through
+// tiles (kernels_cuda.cuh); the short tails through one element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
-// --- quantise ------------------------------------------------------------------------------------------------------------------------
+// --- quantise ------------------------------------------------------------------------------------
 
-// Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec: runs of 16 where a warp holds whole groups, so that two lanes hold
-// a Hadamard block, which takes half as many shuffles as four do, and a thread works for one group.
+// Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec:
+// runs of 16 where a warp holds whole groups, so that two lanes hold a Hadamard block, which takes
+// half as many shuffles as four do, and a thread works for one group.
 template <Codec CODEC, class Launch>
 static void with_value_shape(int group, Launch launch) {
     if constexpr (!CodecRow<CODEC>::GROUPED) launch(PlainShape());
@@ -17,21 +19,22 @@ static void with_value_shape(int group, Launch launch) {
     else with_wide_shape(group, launch);
 }
 
-static __device__ __forceinline__ uint8_t *partition_message(const QuantizePartitions &a, int partition) {
+DEV_FN uint8_t *partition_message(const QuantizePartitions &a, int partition) {
     return outgoing_message(a.send, a.self_slot, a.self, partition % a.slots, &a.message);
 }
 
-// Registers per thread are bounded so that enough warps run at once to keep the memory busy. AHEAD: the next tile's values are loaded while this one is worked on.
+// Registers per thread are bounded so that enough warps run at once to keep the memory busy. AHEAD:
+// the next tile's values are loaded while this one is worked on.
 template <class S>
 struct QuantizeBlocks {
     static constexpr bool AHEAD = S::WARP_TILES && S::RUNS * S::RUN <= 2 * PACKED;
     static constexpr int PER_MULTIPROCESSOR = AHEAD ? 4 : S::RUNS * S::RUN <= 2 * PACKED ? 5 : 2;
 };
 
-// x = this thread's values of a tile: `from` points to the first of them, `rest` elements are left of the slice from the tile's start on. Values that do not exist
-// stay as they are.
+// x = this thread's values of a tile: `from` points to the first of them, `rest` elements are left
+// of the slice from the tile's start on. Values that do not exist stay as they are.
 template <class S>
-static __device__ __forceinline__ void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Tiles &t, int64_t rest) {
+DEV_FN void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Tiles &t, int64_t rest) {
     const int elements = rest > 0 ? tile_elements<S>(t, rest) : 0;
 #pragma unroll
     for (int v = 0; v < S::RUNS; v++) {
@@ -46,7 +49,8 @@ static __device__ __forceinline__ void load_values(float (&x)[S::RUNS][S::RUN], 
 // blockIdx.y: the partition, i * slots + slot.
 template <class S, Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPROCESSOR)
-    quantize_kernel(const __grid_constant__ QuantizePartitions a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule) {
+    quantize_kernel(const __grid_constant__ QuantizePartitions a, const __grid_constant__ Tiles t,
+                    const __grid_constant__ RoundingSchedule schedule) {
     __shared__ BlockMaxima maxima;
     int partition = blockIdx.y;
     MessageSections to = message_sections(&a.message, partition / a.slots);
@@ -71,7 +75,9 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
                 x[v][e] = S::PLAIN ? scale_plain(value, a.scale) : f32_mul(value, a.scale);
             }
         }
-        if constexpr (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads + tile_size<S>(t), t, turn + 1 < t.per_worker ? t.n - tile - tile_size<S>(t) : 0);
+        if constexpr (QuantizeBlocks<S>::AHEAD)
+            load_values<S>(next, grads + tile_size<S>(t), t,
+                           turn + 1 < t.per_worker ? t.n - tile - tile_size<S>(t) : 0);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
             if (a.hadamard) hadamard_lanes(x[v]);
@@ -86,7 +92,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
 
 // blockIdx.y: the partition. One tail element per thread.
 template <Codec TAIL>
-__global__ void __launch_bounds__(CODEC_THREADS) quantize_tail_kernel(const __grid_constant__ QuantizePartitions a) {
+__global__ void __launch_bounds__(CODEC_THREADS)
+    quantize_tail_kernel(const __grid_constant__ QuantizePartitions a) {
     int partition = blockIdx.y;
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (at >= a.message.tail_elements) return;
@@ -104,7 +111,8 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
                 using S = decltype(shape);
                 Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
                 dim3 grid = tile_grid<S>(t, partitions);
-                quantize_kernel<S, CODEC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
+                quantize_kernel<S, CODEC>
+                    <<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
             });
         });
         check_launch(s, "quantise partitions");
@@ -118,7 +126,7 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     }
 }
 
-// --- final sum -----------------------------------------------------------------------------------------------------------------------------
+// --- final sum -----------------------------------------------------------------------------------
 
 typedef PlainShape FinalShape;
 
@@ -127,7 +135,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED ? 4 : 
     final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
     typedef FinalShape S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
-    int64_t position = a.rank * a.bucket.matrix_per_rank + a.lo;  // of the chunk's first element in the bucket
+    // Of the chunk's first element in the bucket
+    int64_t position = a.rank * a.bucket.matrix_per_rank + a.lo;
     SegmentCursor segment = no_segment();
     int64_t tile = worker_start<S>(t);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += tile_size<S>(t)) {
@@ -169,7 +178,8 @@ __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_
         a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + at] = sum;
     }
     float leaf = f32_mul(sum, sum);
-    for (int stride = 1; stride < WARP; stride *= 2) leaf = f32_add(leaf, __shfl_xor_sync(ALL_LANES, leaf, stride));
+    for (int stride = 1; stride < WARP; stride *= 2)
+        leaf = f32_add(leaf, __shfl_xor_sync(ALL_LANES, leaf, stride));
     if (live && at % HADAMARD_ORDER == 0) a.tail_leaves[at / HADAMARD_ORDER] = leaf;
 }
 
@@ -177,7 +187,9 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
     if (a->hi > a->lo) {
         Tiles t = make_tiles<FinalShape>(stream_device(s), a->hi - a->lo, 1, 0);
         with_codec(a->codec, [&](auto codec) {
-            final_kernel<decltype(codec)::VALUE><<<tile_grid<FinalShape>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, group_index(a->group));
+            final_kernel<decltype(codec)::VALUE>
+                <<<tile_grid<FinalShape>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t,
+                                                                                      group_index(a->group));
         });
         check_launch(s, "final sum");
     }

@@ -1,11 +1,12 @@
-// Device code that the kernels for gradients share: where messages keep what, sums over the sources' messages. Included by kernels_cuda_grad.cu and
-// kernels_cuda_requantize.cu.
+// Device code that the kernels for gradients share: where messages keep what, sums over the
+// sources' messages. Included by kernels_cuda_grad.cu and kernels_cuda_requantize.cu.
 #pragma once
 #include "sdp4bit/kernels_cuda.cuh"
 
-// --- messages ------------------------------------------------------------------------------------------
+// --- messages ------------------------------------------------------------------------------------
 
-// with_wide_group for what is quantised: a warp has a group of 2048 to itself, because its loads alone keep the memory busy, and no barrier stops them.
+// with_wide_group for what is quantised: a warp has a group of 2048 to itself, because its loads
+// alone keep the memory busy, and no barrier stops them.
 template <class Launch>
 static void with_wide_shape(int group, Launch launch) {
     if (group == 2048) launch(Shape<8, PACKED, 256>());
@@ -13,11 +14,14 @@ static void with_wide_shape(int group, Launch launch) {
 }
 
 // One tail element per thread. slices: gridDim.y.
-static dim3 tail_grid(int64_t elements, int slices) { return dim3((unsigned)ceil_div64(elements, CODEC_THREADS), (unsigned)slices); }
+static dim3 tail_grid(int64_t elements, int slices) {
+    return dim3((unsigned)ceil_div64(elements, CODEC_THREADS), (unsigned)slices);
+}
 
-// --- sums over the sources -------------------------------------------------------------------------------------------------------------
+// --- sums over the sources -----------------------------------------------------------------------
 
-// The received messages of one partition: source k's codes and scales are k * stride bytes further on.
+// The received messages of one partition: source k's codes and scales are k * stride bytes further
+// on.
 struct Received {
     const uint8_t *codes;
     const uint8_t *scales;
@@ -34,7 +38,7 @@ struct SourceCursor {
 
 // x = the values of one source. SMALL: the scale is below SMALL_SCALE.
 template <Codec CODEC, bool SMALL, int N>
-static __device__ __forceinline__ void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
+DEV_FN void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
     if constexpr (SMALL) {
         float biased[N];
         decode_biased(biased, raw);
@@ -46,9 +50,11 @@ static __device__ __forceinline__ void source_values(float (&x)[N], const Raw<CO
     }
 }
 
-// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; -0 leaves a plain value as it is, but makes a NaN quiet.
+// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; -0 leaves a
+// plain value as it is, but makes a NaN quiet.
 template <class S, Codec CODEC, int BATCH, bool FIRST, bool SMALL>
-static __device__ __forceinline__ void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS], const float (&scale)[BATCH][S::RUNS]) {
+DEV_FN void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS],
+                       const float (&scale)[BATCH][S::RUNS]) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
 #pragma unroll
@@ -73,7 +79,7 @@ struct Loaded {
 };
 // Loads the next BATCH sources, all at once.
 template <class S, Codec CODEC, int BATCH>
-static __device__ __forceinline__ void load_sources(Loaded<S, CODEC, BATCH> &l, SourceCursor<S::RUNS> &at, int64_t stride) {
+DEV_FN void load_sources(Loaded<S, CODEC, BATCH> &l, SourceCursor<S::RUNS> &at, int64_t stride) {
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
 #pragma unroll
@@ -91,7 +97,7 @@ static __device__ __forceinline__ void load_sources(Loaded<S, CODEC, BATCH> &l, 
 }
 // Adds them to acc, in order. The whole warp calls.
 template <class S, Codec CODEC, int BATCH, bool FIRST>
-static __device__ __forceinline__ void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BATCH> &l) {
+DEV_FN void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BATCH> &l) {
     bool small = true;
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
@@ -104,14 +110,15 @@ static __device__ __forceinline__ void add_loaded(float (&acc)[S::RUNS][S::RUN],
 }
 // Both; returns how many sources they are.
 template <class S, Codec CODEC, int BATCH, bool FIRST>
-static __device__ __forceinline__ int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
+DEV_FN int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
     Loaded<S, CODEC, BATCH> l;
     load_sources(l, at, stride);
     add_loaded<S, CODEC, BATCH, FIRST>(acc, l);
     return BATCH;
 }
 
-// How many sources' loads are in flight at a time: about 16 words per thread, more where one source alone has more.
+// How many sources' loads are in flight at a time: about 16 words per thread, more where one source
+// alone has more.
 template <class S, Codec CODEC>
 struct SumBatch {
     static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
@@ -120,7 +127,7 @@ struct SumBatch {
 
 // acc = the values of the sources from `at` on, added in source order. The whole warp calls.
 template <class S, Codec CODEC>
-static __device__ __forceinline__ void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at, int64_t stride, int left) {
+DEV_FN void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at, int64_t stride, int left) {
     constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
     if (left >= BATCH) left -= add_sources<S, CODEC, BATCH, true>(acc, at, stride);
     else if (BATCH > 2 && left >= 2) left -= add_sources<S, CODEC, HALF, true>(acc, at, stride);
@@ -129,16 +136,19 @@ static __device__ __forceinline__ void sum_sources(float (&acc)[S::RUNS][S::RUN]
     while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, stride);
 }
 
-// acc = the sums of a tile. Runs that do not exist read the tile's first run, so that nothing branches. In a block's tile they are 0 then;
-// in a warp's tile they share a group only with each other, and nobody looks at them.
+// acc = the sums of a tile. Runs that do not exist read the tile's first run, so that nothing
+// branches. In a block's tile they are 0 then; in a warp's tile they share a group only with each
+// other, and nobody looks at them.
 template <class S, Codec CODEC>
-static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
+DEV_FN void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
     SourceCursor<S::RUNS> at;
 #pragma unroll
     for (int v = 0; v < S::RUNS; v++) {
         int64_t offset = tile + (run_live<S>(elements, v) ? thread_start<S>() + v * S::SPAN : 0);
         at.codes[v] = r.codes + offset * CodecRow<CODEC>::BITS / 8;
-        at.scales[v] = r.scales + (CodecRow<CODEC>::GROUPED ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float) : 0);
+        at.scales[v] = r.scales + (CodecRow<CODEC>::GROUPED
+                                       ? (int64_t)group_of(r.index, offset) * (int64_t)sizeof(float)
+                                       : 0);
     }
     sum_sources<S, CODEC>(acc, at, r.stride, r.sources);
     if constexpr (!S::WARP_TILES) {
@@ -151,7 +161,7 @@ static __device__ __forceinline__ void sum_tile(float (&acc)[S::RUNS][S::RUN], c
 }
 
 template <Codec TAIL>
-static __device__ __forceinline__ float sum_tail(const uint8_t *tail, int64_t stride, int sources, int64_t at) {
+DEV_FN float sum_tail(const uint8_t *tail, int64_t stride, int sources, int64_t at) {
     float acc = -0.0f;
     for (int source = 0; source < sources; source++) {
         acc = add_plain(acc, load_plain_value<TAIL>(tail + source * stride, at));
@@ -159,7 +169,7 @@ static __device__ __forceinline__ float sum_tail(const uint8_t *tail, int64_t st
     return acc;
 }
 
-static __device__ __forceinline__ Received partition_received(const uint8_t *received, const MessageLayout &in, int sources,
+DEV_FN Received partition_received(const uint8_t *received, const MessageLayout &in, int sources,
                                                               GroupIndex index, int64_t i) {
     MessageSections at = message_sections(&in, i);
     return Received{received + at.codes, received + at.scales, in.bytes, sources, index};

@@ -1,24 +1,30 @@
-// Gradients between the hops on GPUs: a node's messages are summed and quantised anew for the other nodes. The bits are kernels_cpu.c's. Called by tlq_hs.c.
-// Groups of powers of two up to 1024 go through recode_kernel, all else through tiles (kernels_cuda.cuh); the short tails through one element per thread.
+// Gradients between the hops on GPUs: a node's messages are summed and quantised anew for the other
+// nodes. The bits are kernels_cpu.c's. Called by tlq_hs.c. Groups of powers of two up to 1024 go
+// through recode_kernel, all else through tiles (kernels_cuda.cuh); the short tails through one
+// element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
-// --- tiles -----------------------------------------------------------------------------------------------------------------------------
+// --- tiles ---------------------------------------------------------------------------------------
 
 template <class S>
 struct RequantizeBlocks {
     static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
 };
 
-// blockIdx.y: the destination node, whose partial shards are partition `node` of every source's message.
+// blockIdx.y: the destination node, whose partial shards are partition `node` of every source's
+// message.
 template <class S, Codec CODEC, Codec OUT>
 __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIPROCESSOR)
-    requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
+    requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t,
+                      const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
     __shared__ BlockMaxima maxima;
     int node = blockIdx.y;
     MessageSections to = message_sections(&a.out, 0);
-    uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out), *codes = message + to.codes;
+    uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out),
+            *codes = message + to.codes;
     float *scales = reinterpret_cast<float *>(message + to.scales);
-    int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo, tile = worker_start<S>(t);
+    int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo,
+            tile = worker_start<S>(t);
     TileWriter writer = make_writer<S, OUT>(codes, scales, a.rounding, position, t, tile);
     Received received = partition_received(a.received, a.in, a.sources, in_index, node);
     SegmentCursor segment = no_segment();
@@ -35,7 +41,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIP
 }
 
 template <Codec TAIL>
-__global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __grid_constant__ SumRequantize a) {
+__global__ void __launch_bounds__(CODEC_THREADS)
+    requantize_tail_kernel(const __grid_constant__ SumRequantize a) {
     int node = blockIdx.y;
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (at >= a.out.tail_elements) return;
@@ -45,7 +52,8 @@ __global__ void __launch_bounds__(CODEC_THREADS) requantize_tail_kernel(const __
     store_plain_value<TAIL>(message + message_sections(&a.out, 0).tail, at, sum);
 }
 
-// Calls launch(Shape) with the shape in which values of a plain codec become codes, or values of one again.
+// Calls launch(Shape) with the shape in which values of a plain codec become codes, or values of
+// one again.
 template <Codec OUT, class Launch>
 static void with_plain_source_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
@@ -53,9 +61,10 @@ static void with_plain_source_shape(int group, Launch launch) {
     else with_group(group, launch);
 }
 
-// --- groups of a few lanes ---------------------------------------------------------------------------------------------------------------
+// --- groups of a few lanes -----------------------------------------------------------------------
 
-// Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole groups.
+// Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole
+// groups.
 template <Codec OUT, class Launch>
 static void with_code_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
@@ -68,8 +77,10 @@ static void with_code_shape(int group, Launch launch) {
     else with_wide_shape(group, launch);
 }
 
-// How the tiles of a slice are dealt out where codes become codes: one wave of blocks, each with one span of neighbouring tiles, of `per` tiles and for the first
-// `extra` blocks one more; its warps take them in turn. Nothing is left over for a second wave, and a warp comes to another tensor rarely.
+// How the tiles of a slice are dealt out where codes become codes: one wave of blocks, each with
+// one span of neighbouring tiles, of `per` tiles and for the first `extra` blocks one more; its
+// warps take them in turn. Nothing is left over for a second wave, and a warp comes to another
+// tensor rarely.
 struct Spans {
     uint32_t runs;        // of a slice
     uint32_t per, extra;  // tiles
@@ -77,16 +88,18 @@ struct Spans {
 enum { RECODE_BLOCKS = 3 };  // of a multiprocessor at a time
 template <class S>
 static Spans make_spans(const Device *device, int64_t n, int slices, unsigned *blocks) {
-    int64_t tiles = ceil_div64(n, S::SPAN), most = ceil_div64(tiles, CODEC_WARPS), wave = (int64_t)device->multiprocessors * RECODE_BLOCKS / slices;
+    int64_t tiles = ceil_div64(n, S::SPAN), most = ceil_div64(tiles, CODEC_WARPS),
+            wave = (int64_t)device->multiprocessors * RECODE_BLOCKS / slices;
     if (wave < 1) wave = 1;
     *blocks = (unsigned)(wave < most ? wave : most);
     return Spans{(uint32_t)(n / S::RUN), (uint32_t)(tiles / *blocks), (uint32_t)(tiles % *blocks)};
 }
 
-// Returns what x is multiplied with to be coded; *sent: the group's scale, for its first lane. Where *lift is not 1, x is multiplied with it before. Where all groups
-// of the warp are finite and from 2^-100 up, as nearly always, group_scales is spared its exceptions.
+// Returns what x is multiplied with to be coded; *sent: the group's scale, for its first lane.
+// Where *lift is not 1, x is multiplied with it before. Where all groups of the warp are finite and
+// from 2^-100 up, as nearly always, group_scales is spared its exceptions.
 template <class S>
-static __device__ __forceinline__ float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent, float *lift) {
+DEV_FN float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent, float *lift) {
     uint32_t largest[1];
     group_maxima<S>(largest, x, Tiles(), nullptr, 0);
     *lift = 1.0f;
@@ -104,47 +117,52 @@ static __device__ __forceinline__ float recode_scale(const float (&x)[1][S::RUN]
     return scale[0].inverse;
 }
 
-// What all threads of a block have in common, of its slice: kept in shared memory, where it is read tile by tile, because the compiler would work it out again
-// tile by tile.
+// What all threads of a block have in common, of its slice: kept in shared memory, where it is read
+// tile by tile, because the compiler would work it out again tile by tile.
 struct Recode {
     const uint8_t *codes, *scales;  // received
     uint8_t *to;                    // codes and scales to be sent
     float *sent;
 };
-static __device__ __forceinline__ Recode recode_slice(const SumRequantize &a, int node) {
+DEV_FN Recode recode_slice(const SumRequantize &a, int node) {
     MessageSections from = message_sections(&a.in, node), to = message_sections(&a.out, 0);
     uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out);
     return Recode{a.received + from.codes, a.received + from.scales, message + to.codes,
                   reinterpret_cast<float *>(message + to.scales)};
 }
 
-// Random numbers of the runs of a slice: run i below `next` begins with block `first` + i * RUN / 8.
+// Random numbers of the runs of a slice: run i below `next` begins with block `first` + i * RUN /
+// 8.
 struct RunBlocks {
     uint32_t next;
     uint64_t first;
 };
 template <int RUN>
-static __device__ __forceinline__ void seek_blocks(RunBlocks &r, const SegmentTable &table, int64_t position, uint32_t run) {
+DEV_FN void seek_blocks(RunBlocks &r, const SegmentTable &table, int64_t position, uint32_t run) {
     if (run < r.next) return;
     SegmentCursor c = no_segment();
     seek_segment(c, table, position + (int64_t)run * RUN);
     r.first = (uint64_t)((position + c.shift) >> 3);
-    r.next = c.next - position > (int64_t)RUN * UINT32_MAX ? UINT32_MAX : (uint32_t)((c.next - position + RUN - 1) / RUN);
+    r.next = c.next - position > (int64_t)RUN * UINT32_MAX ? UINT32_MAX
+                                                           : (uint32_t)((c.next - position + RUN - 1) / RUN);
 }
 
 template <class S, Codec CODEC>
-static __device__ __forceinline__ SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales, GroupIndex in_index, uint32_t run) {
+DEV_FN SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales, GroupIndex in_index,
+                                     uint32_t run) {
     SourceCursor<1> source;
     source.codes[0] = codes + (uint64_t)run * (S::RUN * CodecRow<CODEC>::BITS / 8);
     source.scales[0] = scales + (uint64_t)group_of(in_index, (int64_t)run * S::RUN) * sizeof(float);
     return source;
 }
 
-// requantize_kernel for groups that one run of each of LANES neighbouring lanes makes up. A lane beyond the slice's last run sums that run and writes nothing; it
-// shares its group with no lane inside.
+// requantize_kernel for groups that one run of each of LANES neighbouring lanes makes up. A lane
+// beyond the slice's last run sums that run and writes nothing; it shares its group with no lane
+// inside.
 template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
 __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
-    recode_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Spans spans, const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
+    recode_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Spans spans,
+                  const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
     __shared__ volatile Recode slice;
     if (threadIdx.x == 0) {
         Recode r = recode_slice(a, blockIdx.y);
@@ -152,20 +170,26 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
     }
     __syncthreads();
     RunBlocks blocks = {0, 0};
-    const uint32_t first = blockIdx.x * spans.per + min(blockIdx.x, spans.extra), end = (first + spans.per + (blockIdx.x < spans.extra)) * WARP;
-    // The first two sources of the next tile are loaded while this one is coded; the second one is the first again where there is no other.
+    const uint32_t first = blockIdx.x * spans.per + min(blockIdx.x, spans.extra),
+                   end = (first + spans.per + (blockIdx.x < spans.extra)) * WARP;
+    // The first two sources of the next tile are loaded while this one is coded; the second one is
+    // the first again where there is no other.
     const int64_t second = a.sources > 1 ? a.in.bytes : 0;
     Loaded<S, CODEC, 2> ahead;
     if (first * WARP + threadIdx.x < end) {
-        SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index, min(first * WARP + threadIdx.x, spans.runs - 1));
+        SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index,
+                                                         min(first * WARP + threadIdx.x, spans.runs - 1));
         load_sources(ahead, source, second);
     }
     for (uint32_t run = first * WARP + threadIdx.x; run < end; run += CODEC_THREADS) {
         float x[1][S::RUN], sent, lift;
         if (second) add_loaded<S, CODEC, 2, true>(x, ahead);
-        else add_loaded<S, CODEC, 1, true>(x, Loaded<S, CODEC, 1>{{{ahead.raw[0][0]}}, {{ahead.scale[0][0]}}});
+        else
+            add_loaded<S, CODEC, 1, true>(x, Loaded<S, CODEC, 1>{{{ahead.raw[0][0]}}, {{ahead.scale[0][0]}}});
         if (a.sources > 2) {
-            SourceCursor<1> source = recode_source<S, CODEC>(slice.codes + 2 * a.in.bytes, slice.scales + 2 * a.in.bytes, in_index, min(run, spans.runs - 1));
+            SourceCursor<1> source = recode_source<S, CODEC>(slice.codes + 2 * a.in.bytes,
+                                                             slice.scales + 2 * a.in.bytes, in_index,
+                                                             min(run, spans.runs - 1));
             int left = a.sources - 2;
             while (left >= 2) left -= add_sources<S, CODEC, 2, false>(x, source, a.in.bytes);
             if (left) add_sources<S, CODEC, 1, false>(x, source, a.in.bytes);
@@ -177,13 +201,18 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
         }
         const uint32_t at = min(run, spans.runs - 1);
         const bool live = run < spans.runs;
-        if constexpr (STOCHASTIC) seek_blocks<S::RUN>(blocks, a.table, ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo, at);
+        if constexpr (STOCHASTIC)
+            seek_blocks<S::RUN>(
+                blocks, a.table,
+                ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo, at);
         if (live && run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
         uint8_t *codes = slice.to + (uint64_t)at * (S::RUN * CodecRow<OUT>::BITS / 8);
-        code_values<OUT, STOCHASTIC>(codes, x[0], inverse, blocks.first + (uint64_t)at * (S::RUN / PACKED), schedule, live, [&] {
-            SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index, min(run + CODEC_THREADS, spans.runs - 1));
-            load_sources(ahead, source, second);
-        });
+        code_values<OUT, STOCHASTIC>(
+            codes, x[0], inverse, blocks.first + (uint64_t)at * (S::RUN / PACKED), schedule, live, [&] {
+                SourceCursor<1> source = recode_source<S, CODEC>(slice.codes, slice.scales, in_index,
+                                                                 min(run + CODEC_THREADS, spans.runs - 1));
+                load_sources(ahead, source, second);
+            });
     }
 }
 
@@ -193,8 +222,8 @@ static void launch_recode(Stream *s, const SumRequantize *a) {
     int nodes = a->in.partitions;
     Spans spans = make_spans<S>(stream_device(s), a->hi - a->lo, nodes, &blocks);
     dim3 grid(blocks, (unsigned)nodes);
-    recode_kernel<S, CODEC, OUT, STOCHASTIC>
-        <<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, spans, rounding_schedule(a->key), group_index(a->in_group));
+    recode_kernel<S, CODEC, OUT, STOCHASTIC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(
+        *a, spans, rounding_schedule(a->key), group_index(a->in_group));
 }
 
 template <class S, Codec CODEC, Codec OUT>
@@ -221,7 +250,9 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     int nodes = a->in.partitions;
     if (a->hi > a->lo) {
         with_codec(a->in_codec, [&](auto in) {
-            with_codec(a->codec, [&](auto out) { requantize_matrices<decltype(in)::VALUE, decltype(out)::VALUE>(s, a); });
+            with_codec(a->codec, [&](auto out) {
+                requantize_matrices<decltype(in)::VALUE, decltype(out)::VALUE>(s, a);
+            });
         });
         check_launch(s, "sum and requantise");
     }

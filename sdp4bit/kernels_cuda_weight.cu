@@ -1,13 +1,16 @@
-// The weight half of the exact regime on GPUs: AdamW fused with the difference and its codes, applying gathered codes on a replica, the replica hash, the first
-// masters. The bits are kernels_cpu.c's. Called by qwd.c, llmc/state/zero.c and llmc/state/replicas.c.
+// The weight half of the exact regime on GPUs: AdamW fused with the difference and its codes,
+// applying gathered codes on a replica, the replica hash, the first masters. The bits are
+// kernels_cpu.c's. Called by qwd.c, llmc/state/zero.c and llmc/state/replicas.c.
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/kernels_cuda.cuh"
 
-// --- update ------------------------------------------------------------------------------------------------------------------------
+// --- update --------------------------------------------------------------------------------------
 
-// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. A lane's two halves of a sector meet in the caches; swapping them among lanes to
-// touch whole sectors costs more instructions than it saves traffic here.
-static __device__ __forceinline__ void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars, const float *grads, int64_t at, bool live) {
+// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. A lane's two halves
+// of a sector meet in the caches; swapping them among lanes to touch whole sectors costs more
+// instructions than it saves traffic here.
+DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars,
+                          const float *grads, int64_t at, bool live) {
     float grad[PACKED], m[PACKED], v[PACKED];
     if (!live) return;
     load_read_only(grads + at, grad);
@@ -22,15 +25,18 @@ static __device__ __forceinline__ void update_vector(float master[PACKED], const
 }
 
 // x = what is coded: the masters, or their difference from the replica; 0 where nothing is.
-static __device__ __forceinline__ void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference, bool live) {
+DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference,
+                         bool live) {
     float replica[PACKED];
     if (live && difference) unpack(load_packed(weights), replica);
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
+    for (int e = 0; e < PACKED; e++)
+        x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
 }
 
-// Calls launch(Shape) with the shape that serves the group size: one vector per thread where a warp's vectors hold whole groups, because AdamW's four arrays fill
-// the registers of two, and its loads want many threads in flight.
+// Calls launch(Shape) with the shape that serves the group size: one vector per thread where a
+// warp's vectors hold whole groups, because AdamW's four arrays fill the registers of two, and its
+// loads want many threads in flight.
 template <class Launch>
 static void with_update_shape(int group, Launch launch) {
     if (group == 32) launch(Shape<1, PACKED, 4>());
@@ -47,7 +53,8 @@ struct UpdateBlocks {
 
 template <class S, Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCESSOR)
-    update_kernel(const __grid_constant__ UpdateShard a, const __grid_constant__ Tiles t, const __grid_constant__ RoundingSchedule schedule) {
+    update_kernel(const __grid_constant__ UpdateShard a, const __grid_constant__ Tiles t,
+                  const __grid_constant__ RoundingSchedule schedule) {
     __shared__ BlockMaxima maxima;
     bool applied = a.control->applied != 0, difference = a.difference;
     int64_t position = a.rank * a.bucket.matrix_per_rank, tile = worker_start<S>(t);
@@ -74,26 +81,32 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     }
 }
 
-// The masters themselves travel, in a plain codec: nothing is shared between elements, so four per thread, and threads enough in flight that the divisions of
-// some hide under the loads of others.
+// The masters themselves travel, in a plain codec: nothing is shared between elements, so four per
+// thread, and threads enough in flight that the divisions of some hide under the loads of others.
 enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
 template <Codec CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS) update_plain_kernel(const __grid_constant__ UpdateShard a) {
-    int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;  // a shard is whole groups of 32
+__global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
+    update_plain_kernel(const __grid_constant__ UpdateShard a) {
+    // A shard is whole groups of 32
+    int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;
     if (at >= a.bucket.matrix_per_rank || !a.control->applied) return;
     float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.grads + a.rank * a.bucket.matrix_per_rank + at));
-    float4 p = *reinterpret_cast<const float4 *>(a.master + at), m = *reinterpret_cast<const float4 *>(a.exp_avg + at);
+    float4 p = *reinterpret_cast<const float4 *>(a.master + at),
+           m = *reinterpret_cast<const float4 *>(a.exp_avg + at);
     float4 v = *reinterpret_cast<const float4 *>(a.exp_avg_sq + at);
     AdamScalars scalars = adam_scalars(&a, a.weight_decay);
-    p.x = adamw_element(p.x, &m.x, &v.x, grad.x, scalars), p.y = adamw_element(p.y, &m.y, &v.y, grad.y, scalars);
-    p.z = adamw_element(p.z, &m.z, &v.z, grad.z, scalars), p.w = adamw_element(p.w, &m.w, &v.w, grad.w, scalars);
+    p.x = adamw_element(p.x, &m.x, &v.x, grad.x, scalars),
+    p.y = adamw_element(p.y, &m.y, &v.y, grad.y, scalars);
+    p.z = adamw_element(p.z, &m.z, &v.z, grad.z, scalars),
+    p.w = adamw_element(p.w, &m.w, &v.w, grad.w, scalars);
     *reinterpret_cast<float4 *>(a.master + at) = p;
     *reinterpret_cast<float4 *>(a.exp_avg + at) = m;
     *reinterpret_cast<float4 *>(a.exp_avg_sq + at) = v;
     if constexpr (CodecRow<CODEC>::BITS == 32) {
         *reinterpret_cast<float4 *>(reinterpret_cast<float *>(a.codes) + at) = p;
     } else {
-        uint32_t low = (uint32_t)bf16_from_float(p.x) | (uint32_t)bf16_from_float(p.y) << 16, high = (uint32_t)bf16_from_float(p.z) | (uint32_t)bf16_from_float(p.w) << 16;
+        uint32_t low = (uint32_t)bf16_from_float(p.x) | (uint32_t)bf16_from_float(p.y) << 16,
+                 high = (uint32_t)bf16_from_float(p.z) | (uint32_t)bf16_from_float(p.w) << 16;
         *reinterpret_cast<uint2 *>(reinterpret_cast<uint16_t *>(a.codes) + at) = make_uint2(low, high);
     }
 }
@@ -103,7 +116,8 @@ __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
     int64_t at = a.bucket.matrix_per_rank + i;
-    float grad = a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + i], m = a.exp_avg[at], v = a.exp_avg_sq[at];
+    float grad = a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + i], m = a.exp_avg[at],
+          v = a.exp_avg_sq[at];
     float master = adamw_element(a.master[at], &m, &v, grad, adam_scalars(&a, 0.0f));
     a.master[at] = master;
     a.exp_avg[at] = m;
@@ -131,24 +145,26 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
         check_launch(s, "update");
     }
     if (a->bucket.tail_per_rank > 0) {
-        update_tail_kernel<<<(unsigned)ceil_div64(a->bucket.tail_per_rank, CODEC_THREADS), CODEC_THREADS, 0, stream_handle(s)>>>(*a);
+        update_tail_kernel<<<(unsigned)ceil_div64(a->bucket.tail_per_rank, CODEC_THREADS), CODEC_THREADS, 0,
+                             stream_handle(s)>>>(*a);
         check_launch(s, "update the tail");
     }
 }
 
-// --- apply -------------------------------------------------------------------------------------------------------------------------
+// --- apply ---------------------------------------------------------------------------------------
 
 enum { APPLY_VECTORS = 4, APPLY_SPAN = APPLY_VECTORS * BLOCK_SPAN };
 
 // Message `slot` of the gathered ones, and the rank whose shard it holds.
-static __device__ __forceinline__ const uint8_t *gathered_message(const ApplyWeights &a, int slot, int64_t *rank) {
+DEV_FN const uint8_t *gathered_message(const ApplyWeights &a, int slot, int64_t *rank) {
     *rank = gather_rank(a.nodes, a.per_node, slot);
     return a.messages + slot * a.message.bytes;
 }
 
 // blockIdx.y: the message.
 template <Codec CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_constant__ ApplyWeights a, GroupIndex index) {
+__global__ void __launch_bounds__(CODEC_THREADS)
+    apply_kernel(const __grid_constant__ ApplyWeights a, GroupIndex index) {
     if (!a.control->applied) return;
     int64_t rank;
     const uint8_t *message = gathered_message(a, blockIdx.y, &rank);
@@ -182,24 +198,29 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_kernel(const __grid_const
             if (add) x[e] = f32_add(w[e], x[e]);
         }
 #pragma unroll
-        for (int i = 0; i < PACKED / 2; i++) word[i] = (uint32_t)floatX_from_float(x[2 * i]) | (uint32_t)floatX_from_float(x[2 * i + 1]) << 16;
+        for (int i = 0; i < PACKED / 2; i++)
+            word[i] = (uint32_t)floatX_from_float(x[2 * i]) | (uint32_t)floatX_from_float(x[2 * i + 1]) << 16;
         store_packed(weights + at, Packed128{make_uint4(word[0], word[1], word[2], word[3])});
     }
 }
 
-// blockIdx.y: the message. The tail holds the weights themselves; a NaN among them becomes the NaN that floatX_from_float makes.
+// blockIdx.y: the message. The tail holds the weights themselves; a NaN among them becomes the NaN
+// that floatX_from_float makes.
 __global__ void __launch_bounds__(CODEC_THREADS) apply_tail_kernel(const __grid_constant__ ApplyWeights a) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
     int64_t rank;
     const uint8_t *message = gathered_message(a, blockIdx.y, &rank);
-    floatX weight = __ldg(reinterpret_cast<const floatX *>(message + message_sections(&a.message, 0).tail) + i);
-    a.weights[a.bucket.matrix_elements + rank * a.bucket.tail_per_rank + i] = floatX_from_float(floatX_to_float(weight));
+    floatX weight = __ldg(reinterpret_cast<const floatX *>(message + message_sections(&a.message, 0).tail) +
+                          i);
+    a.weights[a.bucket.matrix_elements + rank * a.bucket.tail_per_rank + i] = floatX_from_float(
+        floatX_to_float(weight));
 }
 
 template <Codec CODEC>
 static void launch_apply(Stream *s, const ApplyWeights *a) {
-    dim3 grid((unsigned)ceil_div64(a->bucket.matrix_per_rank, APPLY_SPAN), (unsigned)(a->nodes * a->per_node));
+    dim3 grid((unsigned)ceil_div64(a->bucket.matrix_per_rank, APPLY_SPAN),
+              (unsigned)(a->nodes * a->per_node));
     apply_kernel<CODEC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, group_index(a->group));
 }
 
@@ -209,17 +230,20 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
         check_launch(s, "apply weights");
     }
     if (a->bucket.tail_per_rank > 0) {
-        dim3 grid((unsigned)ceil_div64(a->bucket.tail_per_rank, CODEC_THREADS), (unsigned)(a->nodes * a->per_node));
+        dim3 grid((unsigned)ceil_div64(a->bucket.tail_per_rank, CODEC_THREADS),
+                  (unsigned)(a->nodes * a->per_node));
         apply_tail_kernel<<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         check_launch(s, "apply the tail's weights");
     }
 }
 
-// --- replicas ------------------------------------------------------------------------------------------------------------------------
+// --- replicas ------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(CODEC_THREADS) replica_hash_kernel(unsigned long long *hash, const floatX *weights, int64_t first, int64_t n) {
+__global__ void __launch_bounds__(CODEC_THREADS)
+    replica_hash_kernel(unsigned long long *hash, const floatX *weights, int64_t first, int64_t n) {
     unsigned long long sum = 0;
-    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * CODEC_THREADS) {
+    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * CODEC_THREADS) {
         sum += replica_mix((uint64_t)(first + i), weights[i]);
     }
     for (int stride = 1; stride < WARP; stride *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, stride);
@@ -228,12 +252,15 @@ __global__ void __launch_bounds__(CODEC_THREADS) replica_hash_kernel(unsigned lo
 
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n) {
     if (n <= 0) return;
-    replica_hash_kernel<<<stride_blocks(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(reinterpret_cast<unsigned long long *>(hash), weights, first, n);
+    replica_hash_kernel<<<stride_blocks(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(
+        reinterpret_cast<unsigned long long *>(hash), weights, first, n);
     check_launch(s, "replica hash");
 }
 
-__global__ void __launch_bounds__(CODEC_THREADS) widen_kernel(float *master, const floatX *weights, int64_t n) {
-    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * CODEC_THREADS) {
+__global__ void __launch_bounds__(CODEC_THREADS)
+    widen_kernel(float *master, const floatX *weights, int64_t n) {
+    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * CODEC_THREADS) {
         master[i] = floatX_to_float(weights[i]);
     }
 }

@@ -1,0 +1,306 @@
+// Device code of the codecs: the table's rows as constants, eight values to codes, codes to values,
+// and the loads and stores of both. Included by kernels_cuda.cuh. The numbers are codec.h's, to the
+// bit.
+#pragma once
+#include "llmc/cuda/common.cuh"
+#include "sdp4bit/kernels.h"
+
+#define DEV_FN static __device__ __forceinline__
+static const uint32_t ALL_LANES = 0xFFFFFFFFu;
+
+// --- codecs at compile time ----------------------------------------------------------------------
+
+// The table's rows as constants. There is no general case, so nothing without a row compiles.
+template <Codec CODEC>
+struct CodecRow;
+#define CUDA_CODEC_ROW(ID, NAME, BITS_, LEVELS_)                                      \
+    template <>                                                                       \
+    struct CodecRow<CODEC_##ID> {                                                     \
+        static constexpr int BITS = BITS_, LEVELS = LEVELS_;                          \
+        static constexpr uint32_t SIGN = LEVELS_ ? 1u << (BITS_ - 1) : 0;             \
+        static constexpr bool GROUPED = LEVELS > 0, FINE = LEVELS < 64;               \
+    };
+ALL_CODECS(CUDA_CODEC_ROW)
+
+// A codec as an argument: launch(CodecValue<CODEC>()) tells a lambda its codec at compile time.
+template <Codec CODEC>
+struct CodecValue {
+    static constexpr Codec VALUE = CODEC;
+};
+#define CUDA_CODEC_CASE(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: launch(CodecValue<CODEC_##ID>()); return;
+// Calls launch with the codec, which for with_plain_codec is a plain one.
+template <class Launch>
+static void with_codec(Codec codec, Launch launch) {
+    switch (codec) { ALL_CODECS(CUDA_CODEC_CASE) }
+    stop_here();
+}
+template <class Launch>
+static void with_plain_codec(Codec codec, Launch launch) {
+    with_codec(codec, [&](auto value) {
+        if constexpr (!CodecRow<decltype(value)::VALUE>::GROUPED) launch(value);
+        else stop_here();
+    });
+}
+
+// --- 8 floats per lane, whole sectors per access -------------------------------------------------
+
+// A lane's 32 bytes are a sector of memory. Two lanes swap halves, so that each 16-byte access of
+// the pair covers a sector, not two halves of sectors. The whole warp calls; dead lanes touch no
+// memory.
+DEV_FN float4 swap_with_neighbour(float4 mine) {
+    return make_float4(__shfl_xor_sync(ALL_LANES, mine.x, 1), __shfl_xor_sync(ALL_LANES, mine.y, 1),
+                       __shfl_xor_sync(ALL_LANES, mine.z, 1), __shfl_xor_sync(ALL_LANES, mine.w, 1));
+}
+DEV_FN void store_pairwise(float *p, const float x[PACKED], bool live) {
+    bool odd = threadIdx.x & 1;
+    float4 *pair = reinterpret_cast<float4 *>(odd ? p - PACKED : p) + odd;
+    float4 low = make_float4(x[0], x[1], x[2], x[3]), high = make_float4(x[4], x[5], x[6], x[7]);
+    float4 got = swap_with_neighbour(odd ? low : high);
+    if (!live) return;
+    pair[0] = odd ? got : low;
+    pair[2] = odd ? high : got;
+}
+// Read-only data of this kernel, through the texture path; the two halves of a sector meet in the
+// L1. x: 8 elements.
+DEV_FN void load_read_only(const float *p, float x[PACKED]) {
+    float4 low = __ldg(reinterpret_cast<const float4 *>(p)),
+           high = __ldg(reinterpret_cast<const float4 *>(p) + 1);
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z,
+    x[7] = high.w;
+}
+
+// --- codes ---------------------------------------------------------------------------------------
+
+// Adding a number near 1.5 * 2^23 to |v| < 2^22 leaves v, rounded as the addition rounds, in the
+// low mantissa bits: rintf and floorf without the slow conversion unit. A code leaves code_nearest
+// and code_stochastic as CODE_BITS + q.
+#define CODE_BITS 0x4B400000u
+#define CODE_SHIFT 12582912.0f
+
+// Clamping to -L..L is left out because it never acts: |v| <= L or one step of fp32 above it (|x|
+// <= m, and L / m is off by at most 2^-24 of itself), where rint gives L, and v + u rounds to the
+// grid of u, below L + 1. test/unit/sdp4bit/test_codec_bounds.c tries every mantissa.
+DEV_FN void code_vector_nearest(uint32_t code[PACKED], const float v[PACKED]) {
+#pragma unroll
+    for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], CODE_SHIFT));
+}
+// A byte permutation puts an element's 16 bits below the upper half of the offset's float; the sum
+// v + u then keeps its whole part just above 16 bits of fraction (FINE: the codec has at most 63
+// levels) or 15. FINE needs no floor: byte 2 of the sum is 64 + its code.
+template <bool FINE>
+DEV_FN void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED], Philox4 bits) {
+    const uint32_t lift = FINE ? STOCHASTIC_FINE : STOCHASTIC_COARSE;
+#pragma unroll
+    for (int i = 0; i < PACKED; i++) {
+        uint32_t word = FINE ? bits.v[i / 2] : bits.v[i / 2] & 0x7FFF7FFFu;
+        float sum = f32_add(v[i], f32_from_bits(__byte_perm(word, lift, i & 1 ? 0x7632 : 0x7610)));
+        code[i] = f32_bits(FINE ? sum : __fadd_rd(sum, CODE_SHIFT - 384.0f));
+    }
+}
+
+// Byte BYTE of four words.
+template <int BYTE>
+DEV_FN uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t pair = BYTE | (4 + BYTE) << 4;
+    return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
+}
+// The low nibbles of byte BYTE of eight words: codes of either sign plus a multiple of 16.
+template <int BYTE>
+DEV_FN uint32_t pick_nibbles(const uint32_t code[PACKED]) {
+    uint32_t even = pick_bytes<BYTE>(code[0], code[2], code[4], code[6]),
+             odd = pick_bytes<BYTE>(code[1], code[3], code[5], code[7]);
+    return (even & 0x0F0F0F0Fu) | (odd << 4 & 0xF0F0F0F0u);
+}
+
+// Puts a vector's codes, as code_vector_nearest and code_vector_stochastic leave them, into the
+// words of a run as its i-th vector. Codes of 4 and of 8 bits have ways of their own.
+template <Codec CODEC, bool STOCHASTIC, int WORDS>
+DEV_FN void put_codes(uint32_t (&word)[WORDS], int i, const uint32_t (&code)[PACKED]) {
+    constexpr int BITS = CodecRow<CODEC>::BITS;
+    constexpr bool ABOVE = STOCHASTIC && CodecRow<CODEC>::FINE;  // byte 2 is 64 + the code
+    if constexpr (BITS == 4) {
+        word[i] = pick_nibbles<ABOVE ? 2 : 0>(code);
+    } else if constexpr (BITS == 8 && !ABOVE) {
+        word[2 * i] = pick_bytes<0>(code[0], code[1], code[2], code[3]);
+        word[2 * i + 1] = pick_bytes<0>(code[4], code[5], code[6], code[7]);
+    } else {
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) {
+            const int at = (i * PACKED + e) * BITS, low = at % 32;
+            uint32_t q = (ABOVE ? (code[e] >> 16) - 64 : code[e]) & (2 * CodecRow<CODEC>::SIGN - 1);
+            word[at / 32] |= q << low;
+            if (low + BITS > 32) word[at / 32 + 1] |= q >> (32 - low);
+        }
+    }
+}
+
+// Stores the first BYTES of the words in the widest accesses that their number allows. `to` is
+// aligned to such an access, because slices begin on whole blocks of 32 elements.
+template <int BYTES, int WORDS>
+DEV_FN void store_words(uint8_t *to, const uint32_t (&word)[WORDS]) {
+    static_assert(BYTES <= 4 * WORDS && BYTES % 2 == 0, "codes of 8 elements are whole half words");
+    if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 16; i++) {
+            const uint32_t *w = word + 4 * i;
+            reinterpret_cast<uint4 *>(to)[i] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    } else if constexpr (BYTES % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 8; i++) {
+            reinterpret_cast<uint2 *>(to)[i] = make_uint2(word[2 * i], word[2 * i + 1]);
+        }
+    } else if constexpr (BYTES % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 4; i++) reinterpret_cast<uint32_t *>(to)[i] = word[i];
+    } else {
+#pragma unroll
+        for (int i = 0; i < BYTES / 2; i++) {
+            reinterpret_cast<uint16_t *>(to)[i] = (uint16_t)(word[i / 2] >> (16 * (i & 1)));
+        }
+    }
+}
+
+// 8 values of a plain codec. The whole warp calls.
+template <Codec CODEC>
+DEV_FN void store_plain_vector(uint8_t *to, int64_t offset, const float x[PACKED], bool live) {
+    static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
+    if constexpr (CodecRow<CODEC>::BITS == 32) {
+        store_pairwise(reinterpret_cast<float *>(to) + offset, x, live);
+    } else if (live) {
+        uint32_t word[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            word[i] = (uint32_t)bf16_from_float(x[2 * i]) | (uint32_t)bf16_from_float(x[2 * i + 1]) << 16;
+        *reinterpret_cast<uint4 *>(reinterpret_cast<uint16_t *>(to) + offset) = make_uint4(word[0], word[1],
+                                                                                           word[2], word[3]);
+    }
+}
+// One value of a plain codec, for the tails.
+template <Codec CODEC>
+DEV_FN void store_plain_value(uint8_t *to, int64_t at, float x) {
+    static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
+    if constexpr (CodecRow<CODEC>::BITS == 32) reinterpret_cast<float *>(to)[at] = x;
+    else reinterpret_cast<uint16_t *>(to)[at] = bf16_from_float(x);
+}
+template <Codec CODEC>
+DEV_FN float load_plain_value(const uint8_t *from, int64_t at) {
+    static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
+    if constexpr (CodecRow<CODEC>::BITS == 32) return __ldg(reinterpret_cast<const float *>(from) + at);
+    else return bf16_to_float(__ldg(reinterpret_cast<const uint16_t *>(from) + at));
+}
+
+// --- decoding ------------------------------------------------------------------------------------
+
+// The bits of N elements, a multiple of 8, as they travel.
+template <Codec CODEC, int N = PACKED>
+struct Raw {
+    static constexpr int BYTES = N * CodecRow<CODEC>::BITS / 8, WORDS = (BYTES + 3) / 4;
+    uint32_t word[WORDS];
+};
+// codes: of the first element, aligned as store_words has it.
+template <Codec CODEC, int N = PACKED>
+DEV_FN Raw<CODEC, N> load_raw(const uint8_t *codes) {
+    constexpr int BYTES = Raw<CODEC, N>::BYTES;
+    Raw<CODEC, N> r;
+    if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 16; i++) {
+            uint4 w = __ldg(reinterpret_cast<const uint4 *>(codes) + i);
+            r.word[4 * i] = w.x, r.word[4 * i + 1] = w.y, r.word[4 * i + 2] = w.z, r.word[4 * i + 3] = w.w;
+        }
+    } else if constexpr (BYTES % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 8; i++) {
+            uint2 w = __ldg(reinterpret_cast<const uint2 *>(codes) + i);
+            r.word[2 * i] = w.x, r.word[2 * i + 1] = w.y;
+        }
+    } else if constexpr (BYTES % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 4; i++) r.word[i] = __ldg(reinterpret_cast<const uint32_t *>(codes) + i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < BYTES / 2; i++) {
+            uint32_t half = __ldg(reinterpret_cast<const uint16_t *>(codes) + i);
+            r.word[i / 2] = i & 1 ? r.word[i / 2] | half << 16 : half;
+        }
+    }
+    return r;
+}
+// Code i with its sign bit flipped, which is the code + SIGN; for codes that may cross words.
+template <Codec CODEC, int N>
+DEV_FN uint32_t flipped_code(const Raw<CODEC, N> &r, int i) {
+    constexpr int BITS = CodecRow<CODEC>::BITS;
+    const int low = i * BITS % 32;
+    uint32_t code = r.word[i * BITS / 32] >> low;
+    if (low + BITS > 32) code |= r.word[i * BITS / 32 + 1] << (32 - low);
+    return (code & (2 * CodecRow<CODEC>::SIGN - 1)) ^ CodecRow<CODEC>::SIGN;
+}
+
+// x = (float)code, or the value itself. A code with its sign bit flipped is the code + SIGN. Put
+// into the mantissa of a power of two it makes an exact float, from which one exact subtraction
+// leaves the code. Codes of 4 and of 8 bits have ways of their own, with fewer instructions.
+template <Codec CODEC, int N>
+DEV_FN void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        constexpr int BITS = CodecRow<CODEC>::BITS;
+        if constexpr (BITS == 4) {
+            // Nibble i % 4 of a half at bits 4k .. 4k+3 of a float whose last bit is worth 16^-k.
+            const int k = i % 4;
+            const uint32_t power = (uint32_t)(127 + 23 - 4 * k) << 23;
+            uint32_t flipped = (r.word[i / 8] ^ 0x88888888u) >> (16 * (i / 4 % 2));
+            x[i] = f32_sub(f32_from_bits((flipped & (0xFu << (4 * k))) | power), f32_from_bits(power) + 8.0f);
+        } else if constexpr (BITS == 8) {
+            uint32_t flipped = r.word[i / 4] ^ 0x80808080u;
+            x[i] = f32_sub(f32_from_bits(__byte_perm(flipped, 0x4B000000u, 0x7640 + i % 4)),
+                           8388608.0f + 128.0f);
+        } else if constexpr (CodecRow<CODEC>::GROUPED) {
+            x[i] = f32_sub(f32_from_bits(flipped_code(r, i) | 0x4B000000u),
+                           8388608.0f + (float)CodecRow<CODEC>::SIGN);
+        } else if constexpr (BITS == 16) {
+            x[i] = f32_from_bits(i & 1 ? r.word[i / 2] & 0xFFFF0000u : r.word[i / 2] << 16);
+        } else {
+            x[i] = f32_from_bits(r.word[i]);
+        }
+    }
+}
+
+// u = code + SIGN as a multiple of 2^-133: its bits at 16 and up of a float without exponent, whose
+// last bit is worth 2^-149. Nibbles in the upper half of a byte come out 16 times as large. Then u
+// * (scale * 2^133) - SIGN * scale, in one operation, rounds code * scale once, as a multiplication
+// of the code would, and needs no subtraction before. It is exact for every scale below 2^-5,
+// denormal ones too. Only -0 would be 0, but a scale of 0 has no codes but 0.
+#define SMALL_SCALE 0.03125f
+// word ^ mask, which the compiler cannot move behind the shifts and masks of every code.
+DEV_FN uint32_t flip_once(uint32_t word, uint32_t mask) {
+    uint32_t flipped;
+    asm("xor.b32 %0, %1, %2;" : "=r"(flipped) : "r"(word), "r"(mask));
+    return flipped;
+}
+template <Codec CODEC, int N>
+DEV_FN void decode_biased(float (&u)[N], const Raw<CODEC, N> &r) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if constexpr (CodecRow<CODEC>::BITS == 4) {
+            uint32_t flipped = flip_once(r.word[i / 8], 0x88888888u);
+            const int byte = i % 8 / 2;
+            uint32_t placed = byte < 2 ? flipped << (16 - 8 * byte) : flipped >> (8 * byte - 16);
+            u[i] = f32_from_bits(placed & (i & 1 ? 0x00F00000u : 0x000F0000u));
+        } else if constexpr (CodecRow<CODEC>::BITS == 8) {
+            u[i] = f32_from_bits(__byte_perm(r.word[i / 4] ^ 0x80808080u, 0, 0x4044 | (i % 4) << 8));
+        } else {
+            u[i] = f32_from_bits(flipped_code(r, i) << 16);
+        }
+    }
+}
+// x = code * scale from those.
+template <Codec CODEC, int N>
+DEV_FN void scale_biased(float (&x)[N], const float (&u)[N], float scale) {
+    const float lift = 0x1p127f, offset = f32_mul(scale, -(float)CodecRow<CODEC>::SIGN);
+    float even = f32_mul(f32_mul(scale, lift), 64.0f);
+    float odd = CodecRow<CODEC>::BITS == 4 ? f32_mul(f32_mul(scale, lift), 4.0f) : even;
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = __fmaf_rn(u[i], i & 1 ? odd : even, offset);
+}
