@@ -11,7 +11,8 @@
 #include "llmc/ranks/peers.h"
 #include "llmc/state/zero_inside.h"
 
-enum { EXACT_CHUNKS = 8 };  // the exact reduction goes in pieces, so that its fp32 messages stay small; any number gives the same sums
+// The exact reduction goes in pieces, so that its fp32 messages stay small. Any number gives the same sums.
+enum { EXACT_CHUNKS = 8 };
 
 static bool errors_due(const Zero *zero) { return due(zero->step, zero->config->log_quantization_error_interval); }
 static bool histograms_due(const Zero *zero) { return due(zero->step, zero->config->dump_distributions_interval); }
@@ -62,7 +63,7 @@ Traffic probe_traffic(const Zero *zero) {
     return traffic;
 }
 
-// --- in the step ---------------------------------------------------------------------------------------------------------------------------
+// --- in the step ----------------------------------------------------------------------------------
 
 // n device values as floats on the host, in the order of the lane `last`.
 static float *fetch(Zero *zero, const float *values, int64_t n) {
@@ -91,9 +92,10 @@ static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
 // Is the piece one of a matrix in this bucket? (1-D tensors are never quantised.)
 static bool is_matrix_of(const Piece *piece, const Bucket *bucket) { return piece->arena_at >= bucket->arena_start && piece->arena_at < bucket->arena_start + bucket->matrix_elements; }
 
-// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what Hadamard makes of it, kept orthonormal so that both have the same
-// norm. Blocks of 32 begin where tensors and shards do; a tensor's last one is filled with pads, zeros before the transform, so the
-// histogram after it counts them too.
+// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what Hadamard
+// makes of it. The transform is scaled to be orthonormal, so that both have the same norm. Blocks of 32
+// begin where tensors and shards do. A tensor's last block is filled with zeros before the transform;
+// the histogram after it counts them too.
 static void gradient_histograms(Zero *zero, int b) {
     float scale = 1.0f / (float)zero->plan.dp, orthonormal = 1.0f / sqrtf((float)HADAMARD_ORDER);
     for (int i = 0; i < zero->piece_count; i++) {
@@ -166,7 +168,7 @@ void probe_updated(Zero *zero, int b) {
     }
 }
 
-// --- after the step ------------------------------------------------------------------------------------------------------------------------
+// --- after the step -------------------------------------------------------------------------------
 
 // Squares of replica - master and of bf16(master) - master over the own shard.
 static void replica_squares(Zero *zero, double squares[2]) {
@@ -221,7 +223,7 @@ static void write_histograms(const Zero *zero, FILE *out) {
     }
 }
 
-// Whole or not at all, by renaming; a file of an earlier run of the same iteration is replaced.
+// Whole or not at all, by renaming. A file of an earlier run of the same iteration is replaced.
 static bool save_text(const char *folder, const char *path, const char *text, size_t bytes, Error *err) {
     char part[4200];
     Append file = {.fd = -1};
@@ -238,7 +240,7 @@ static void histogram_path(const Zero *zero, int rank, char *path, size_t bytes)
     snprintf(path, bytes, "%s/iter_%07lld.rank_%03d.jsonl", zero->config->dump_distributions, (long long)zero->step, rank);
 }
 
-// Every rank writes a file, also one whose shard has no matrix: who reads them counts them.
+// Every rank writes a file, also one whose shard has no matrix: readers count the files.
 static void dump_histograms(Zero *zero) {
     const char *folder = zero->config->dump_distributions;
     char path[4096], *text = NULL;
@@ -248,7 +250,8 @@ static void dump_histograms(Zero *zero) {
     if (!out) return;
     write_histograms(zero, out);
     fclose(out);
-    // Files of the same iteration that ranks left which this run does not have, before it was resumed on fewer, would be added to this run's.
+    // A run that was resumed on fewer ranks may find files of this iteration by ranks that it no longer
+    // has. Readers would add them to this run's.
     for (int rank = zero->plan.dp; zero->mesh->dp.rank == 0; rank++) {
         histogram_path(zero, rank, path, sizeof path);
         if (unlink(path)) break;

@@ -1,8 +1,10 @@
-// Looks at what quantisation does while a run trains, without touching it:
-//   --log-quantization-error-interval   the reduced gradient against the exact reduction of the same step, and the replica against the masters
-//   --dump-distributions-interval       histograms of weights, weight differences, and gradients before and after Hadamard, of the own shard
-// zero.c calls it at three places of a step that is due; train_gpt.cu asks for the report afterwards. Figures are computed on the host: a step that is due
-// takes longer, the others cost nothing.
+// Looks at what quantisation does while a run trains, without touching it.
+//   --log-quantization-error-interval   compares the reduced gradient with the exact reduction of the
+//                                       same step, and the replica with the masters
+//   --dump-distributions-interval       histograms of the own shard: weights, weight differences, and
+//                                       gradients before and after Hadamard
+// zero.c calls it at three places of a step that is due. train_gpt.cu asks for the report afterwards.
+// Figures are computed on the host: a step that is due takes longer, the others cost nothing.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/config/config.h"
@@ -24,25 +26,27 @@ typedef struct Traffic {
 typedef struct Probe {
     double error_squares, exact_squares;  // of the own shard, in the latest step that was due
     Traffic exact_traffic;                // of exact reductions: no part of what training sends
-    Histogram *histograms;                // (tensors, PROBE_KINDS) of the step in progress, NULL when none is due
+    Histogram *histograms;                // (tensors, PROBE_KINDS) of the step in progress; NULL: not due
     // device memory, reserved in the memory plan when errors are to be logged
-    float *exact;                         // (the largest bucket) a copy of its local gradients, reduced in fp32
+    float *exact;                         // (the largest bucket) its local gradients, reduced in fp32
     TlqWorkspace workspace;
 } Probe;
 
-// Makes the folder of --dump-distributions, when there is one, and asks whether this process may write there: before a run, not once per interval. On every rank.
-// Error: EXIT_ENVIRONMENT, as for the other logs.
+// Makes the folder of --dump-distributions, when there is one, and asks whether this process may write
+// there: before a run, and not once per interval. On every rank. Error: EXIT_ENVIRONMENT.
 bool probe_folder(const Config *config, Error *err);
-// After zero_plan has built the layout: scratch, when the flags want it.
+// After zero_plan has built the layout. Reserves scratch, when the flags want it.
 void probe_reserve(struct Zero *zero, MemoryPlan *memory_plan);
-// A bucket's gradients, local and complete; then reduced; then its masters updated and the replica not yet. All in the order of zero->lanes->last.
+// In the order of zero->lanes->last: a bucket's local gradients are complete; they are reduced; its
+// masters are updated, and the replica is not yet.
 void probe_gradients(struct Zero *zero, const TlqStep *step, int bucket);
 void probe_reduced(struct Zero *zero, int bucket);
 void probe_updated(struct Zero *zero, int bucket);
 // True when the step in progress is to be reported on after zero_update.
 bool probe_due(const struct Zero *zero);
-// Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars; every rank writes its histograms to a file of its own:
-// FOLDER/iter_0000100.rank_003.jsonl, one line per tensor and kind. A file that cannot be written then costs a warning, not the run.
+// Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars. Every
+// rank writes its histograms to a file of its own, FOLDER/iter_0000100.rank_003.jsonl, with a line per
+// tensor and kind. A file that cannot be written then costs a warning, and not the run.
 void probe_report(struct Zero *zero, Log *log, Peers group);
 // What training has sent so far: all but the probe's.
 Traffic probe_traffic(const struct Zero *zero);

@@ -1,4 +1,5 @@
-// ZeRO-1 over buckets: see zero.h. Start and end, then the step in its order: begin, reduce, judge, update, gather, wait. Before it comes zero_plan.c.
+// ZeRO-1 over buckets: see zero.h. Start and end, then the step in its order: begin, reduce, judge,
+// update, gather, wait. zero_plan.c comes before.
 #include "llmc/state/zero_inside.h"
 
 #include <math.h>
@@ -6,7 +7,7 @@
 
 #include "llmc/ranks/peers.h"
 
-// --- start and end ---------------------------------------------------------------------------------------------------------------
+// --- start and end --------------------------------------------------------------------------------
 
 void zero_set_counters(Zero *zero, const StepControl *start) {
     StepControl control = *start;
@@ -107,37 +108,60 @@ void zero_masters_from_weights(Zero *zero) {
     }
 }
 
-// --- the step --------------------------------------------------------------------------------------------------------------------
-
-// Compute runs forward and backward. The lanes (sdp4bit/lanes.h) run what travels; `last` also the verdict, AdamW and what looks at the
-// shard: probes, counts, copies of a checkpoint. What orders the streams, and with that every two uses of one memory of which one writes:
-//   ready[b]   compute -> first, last       a bucket's gradients are complete
-//   chunks     first -> node -> middle -> rail -> last, and back when a slot of the buffers has served: tlq_hs.c
-//   computed   compute -> last              the loss is complete; compute has then waited for every done[b] of the step before (each layer ran)
-//   judged     last -> compute              the verdict may go to the host and the loss be cleared: the step is over
-//   shards     last -> rail -> node -> middle, and back when a gather buffer has served: qwd.c
-//   done[b]    middle -> compute            a bucket's weights are new and its gradients have served: its layers may run
-//   the final done, middle -> last          at the end of zero_update: what follows on `last` sees the new replica and every finding of the wire's checks
-//   joint      last -> copies, middle, first   lanes_after: a checkpoint's copies begin behind that; so does middle's timer of a gather (its data have their own
-//                                           events), and a probe's exact reduction behind its copy of the gradient
-//   staged     copies -> last               and have read the shard and the replica: AdamW of the next step may write
-// Memory by memory:
-//   gradients   written by compute's backward after done[b]; read by first after ready[b]: chunk k reads the windows of chunk k of all ranks; the own window of
-//               chunk k is written by `last` (the final sum) after that chunk has passed first, and no other chunk reads it. The tail is chunk 0's. AdamW,
-//               the zero count and the clearing of the tail follow on `last`, before the shard is handed on, so before done[b].
-//   weights     read by compute after done[b], by AdamW on `last` after computed, by probes on `last` after the final done, by copies before staged; written by
-//               middle alone, after `last` has handed on the shard, which is after computed, the probes and staged. With one rank `last` writes them.
-//   gather[s]   written by `last` after the slot's latest apply, then by rail and node, read by middle.
-//   messages    of slot s: filled by first (middle), the own one straight into the receive buffer, after the slot's latest sum on middle (`last`).
-//   masters, moments, leaves, piece_sums, records: `last`; on compute (norms, repairs, saves) only after every done[b] and before the next computed or ready.
-//   control     written by the verdict, on `last` after computed; read by AdamW on `last`, by the applies on middle before done[b], by compute after judged.
-//   loss_sum    compute; read by the verdict between computed and judged.
-//   wire fault  written by checks on middle and `last` (atomically); copied on `last` after the gradients' checks, which come before the chunks' final sums,
-//               and after the final done of the step before. Sums of checks: one row per hop, whose checks are on one stream.
-//   staging     written by copies; read by the host after `staged`.
-// Each communicator is used on one stream, after its first message: the node's on node, the rail's on rail, the world's on `last`. With one rank, or under --no-overlap, all lanes and
-// copies are `last`. test/unit/state/test_overlap.c checks this list on a recording of several steps. The exposed time is what compute waits for judged and done[b]. On CPU ranks
-// all streams are the calling thread, so the work itself is what it waits for.
+// --- the step ------------------------------------------------------------------------------------
+//
+// The streams, and what orders them. test/unit/state/test_overlap.c checks this list on a recording
+// of several steps.
+//
+// Compute runs forward and backward. The lanes (sdp4bit/lanes.h) run what travels. `last` also runs
+// the verdict, AdamW, and whatever looks at the shard: probes, counts, a checkpoint's copies. With
+// one rank, or under --no-overlap, all lanes and copies are `last`. After its first message each
+// communicator is used on one stream: the node's on node, the rail's on rail, the world's on `last`.
+//
+// Events, from who records them to who waits:
+//   ready[b]    compute -> first, last      Bucket b's gradients are complete.
+//   chunks      first -> node -> middle -> rail -> last, and back once a slot of the buffers has
+//               served: tlq_hs.c.
+//   computed    compute -> last             The loss is complete. Each layer has run, so compute has
+//                                           waited for every done[b] of the step before.
+//   judged      last -> compute             The step is over: the verdict may go to the host, and
+//                                           the loss may be cleared.
+//   shards      last -> rail -> node -> middle, and back once a gather buffer has served: qwd.c.
+//   done[b]     middle -> compute           A bucket's weights are new and its gradients have
+//                                           served. Its layers may run.
+//   final done  middle -> last              The end of zero_update. What follows on `last` sees the
+//                                           new replica and every finding of the wire's checks.
+//   joint       last -> copies, middle, first   lanes_after. Behind it begin: a checkpoint's copies;
+//                                           middle's timer of a gather; a probe's exact reduction.
+//   staged      copies -> last              The shard and the replica have been read: AdamW of the
+//                                           next step may write.
+//
+// Every memory, with who writes it and who reads it:
+//   gradients   Compute's backward writes them after done[b]. First reads them after ready[b]: for
+//               chunk k the windows of chunk k of all ranks. `last` writes the own window of chunk k
+//               (the final sum) once that chunk has passed first, and no other chunk reads it. The
+//               tail is chunk 0's. AdamW, the zero count and the clearing of the tail follow on
+//               `last`, before the shard is handed on, so before done[b].
+//   weights     Compute reads them after done[b], AdamW on `last` after computed, probes on `last`
+//               after the final done, copies before staged. Middle alone writes them, once `last` has
+//               handed on the shard: after computed, the probes and staged. With one rank `last`
+//               writes them.
+//   gather[s]   `last` writes it after the slot's latest apply, then rail and node. Middle reads it.
+//   messages    First (middle) fills slot s, after the slot's latest sum on middle (`last`). The own
+//               message goes straight into the receive buffer.
+//   masters, moments, leaves, piece_sums, records: `last`. Norms, repairs and saves use them on
+//               compute, after every done[b] and before the next computed or ready.
+//   control     The verdict writes it, on `last` after computed. AdamW reads it on `last`, the
+//               applies on middle before done[b], compute after judged.
+//   loss_sum    Compute. The verdict reads it between computed and judged.
+//   wire fault  Checks on middle and `last` write it, atomically. It is copied on `last`: after the
+//               gradients' checks, which come before the chunks' final sums, and after the final
+//               done of the step before. The checks' sums have one row per hop, whose checks are on
+//               one stream.
+//   staging     Copies write it. The host reads it after `staged`.
+//
+// The exposed time is what compute waits for judged and done[b]. On CPU ranks all streams are the
+// calling thread, so the work itself is what it waits for.
 
 Exposed zero_exposed_of(const double *ms, int world) {
     const double *gradients = ms, *weights = ms + world;
@@ -202,7 +226,8 @@ void zero_reduce_unit(Zero *zero, int unit) {
     event_record(zero->ready[b], zero->compute);
     if (zero->lanes->apart) stream_wait(zero->lanes->first, zero->ready[b]);
     stream_wait(zero->lanes->last, zero->ready[b]);
-    // From the bucket's readiness, or its predecessor's end, to its own end: spans of one stream, so that what overlaps counts once.
+    // From the bucket's readiness, or its predecessor's end, to its own end. Spans of one stream do not
+    // overlap, so nothing counts twice.
     timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
     reduce_bucket(zero, b);
     timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
@@ -257,7 +282,8 @@ static void count_zeros(Zero *zero) {
     }
 }
 
-// AdamW on the own shard; the bucket's gradients have served. The tail's are cleared for the next step, the matrices' are overwritten by it.
+// AdamW on the own shard. The bucket's gradients have then served. The tail's are cleared for the next
+// step; the matrices' are overwritten by it.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
@@ -273,7 +299,8 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     floatX *weights = zero->weights + bucket->arena_start;
     uint8_t *buffer = zero->gather[qwd_slot(b)];
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
-    lanes_after(zero->lanes, middle, zero->lanes->last);  // for the timer alone, whose spans are to begin with the shard: the data wait by the hops' events
+    // For the timer alone, whose spans are to begin with the shard. The data wait by the hops' events.
+    lanes_after(zero->lanes, middle, zero->lanes->last);
     timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
     qwd_gather_bucket(step, b, buffer, zero->lanes);
     qwd_apply_bucket(step, b, weights, buffer, zero->lanes);
@@ -285,8 +312,9 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
 }
 
-// Compute waits for the verdict: what it waits is the gradients' exposed time, of this step's interval. It also takes the verdict to the host, for which the host
-// must work, so that `last` goes straight on to AdamW; compute waits for weights then anyway.
+// Compute waits for the verdict. That wait is the gradients' exposed time, and belongs to this step's
+// interval. Compute also takes the verdict to the host, which costs the host time: `last` goes straight
+// on to AdamW meanwhile, and compute waits for weights then anyway.
 static void send_verdict(Zero *zero, int slot) {
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     stream_wait(zero->compute, zero->judged);
@@ -316,7 +344,8 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         probe_updated(zero, b);
         gather_bucket(zero, &step, b);
     }
-    // What follows on `last` must see the new replica. Costs nothing: that is the end of the next step's first reduction at the earliest.
+    // What follows on `last` must see the new replica. That costs nothing: the next there is the end of
+    // the next step's first reduction.
     if (zero->lanes->apart) stream_wait(zero->lanes->last, zero->done[zero->plan.buckets - 1]);
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->lanes->last);
 }
@@ -348,7 +377,7 @@ void zero_synchronize(Zero *zero) {
     stream_synchronize(zero->compute);
 }
 
-// --- figures over all ranks --------------------------------------------------------------------------------------------------------
+// --- figures over all ranks -----------------------------------------------------------------------
 
 double zero_params_norm(Zero *zero, Peers group) {
     double squares = 0.0;

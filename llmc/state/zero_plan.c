@@ -1,5 +1,5 @@
-// Setup of a Zero before there is a device: what travels in which form, the layout, every buffer in the memory plan, this rank's pieces of the tensors. See zero.h;
-// zero.c goes on from here.
+// Sets a Zero up before there is a device: what travels in which form, the layout, every buffer in the
+// memory plan, this rank's pieces of the tensors. See zero.h; zero.c goes on from here.
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +36,8 @@ static void choose_wires(Zero *zero) {
 static PlanOptions plan_options(const Zero *zero) {
     const Config *c = zero->config;
     PlanOptions o;
-    // One rank sends nothing, so the quantisation flags must not move a single number: no groups, no padding for them.
+    // One rank sends nothing. The quantisation flags must not move a single number there: no groups, and
+    // no padding for them.
     bool sends = zero->mesh->dp.size > 1, gradients = sends && c->quantized_gradients, weights = sends && c->quantized_weights;
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
     o.nodes = zero->mesh->rail.size;
@@ -164,7 +165,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     reserve_memory(zero, memory_plan);
     probe_reserve(zero, memory_plan);
     list_pieces(zero);
-    // At least a byte, so that it is there on every rank, also on one that owns nothing.
+    // At least a byte: it must be there on every rank, also on one that owns nothing.
     if (config->save && config->async_save) {
         zero->staging_bytes = zero_own_checkpoint_bytes(zero, !config->no_save_optim);
         memory_plan_reserve_host(memory_plan, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)zero->staging_bytes, 1), &zero->staging);
