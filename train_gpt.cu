@@ -1,6 +1,7 @@
-// sdp4bit.c: GPT pretraining with sharded data parallelism in (almost) 4 bits. This file is the story, top to
-// bottom: the GPT, the training step, evaluation, the loop, main(). It is written in the common subset of C11 and
-// CUDA C++ and holds no kernels: compiled as C it is the CPU program, compiled by nvcc the GPU program.
+// sdp4bit.c: GPT pretraining with sharded data parallelism in (almost) 4 bits. This file is the
+// story, top to bottom: the GPT, the training step, evaluation, the loop, main(). It is written in
+// the common subset of C11 and CUDA C++ and holds no kernels: compiled as C it is the CPU program,
+// compiled by nvcc the GPU program.
 
 #include <math.h>
 #include <signal.h>
@@ -17,7 +18,8 @@
 #include "train_gpt.h"               // GPT, ops, Zero
 
 // ===== the GPT ===================================================================================================================
-// GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows, tanh GELU, tied head.
+// GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows,
+// tanh GELU, tied head.
 
 int gpt_layer_tensor(int layer, enum LayerTensor which) { return 2 + layer * LAYER_TENSORS + (int)which; }
 
@@ -150,7 +152,8 @@ void gpt_free(GPT *gpt) {
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    // Every rank draws all of its replica: what a tensor's numbers are depends on the seed and the tensor alone.
+    // Every rank draws all of its replica: what a tensor's numbers are depends on the seed and the
+    // tensor alone.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
         op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_elements(t), t->std, seed, (uint32_t)i, threads);
@@ -182,8 +185,9 @@ static Dropout dropout_site(const GPT *gpt, int l, int where, float p, int64_t f
 static int64_t rows_of(const Pass *p) { return (int64_t)p->B * p->T; }
 static const int32_t *doc_start_of(const GPT *gpt, const Pass *p) { return p->has_doc_start ? gpt->doc_start : NULL; }
 
-// Layer l from its first LayerNorm's output to GELU's. The MLP's second linear and its sum into the residual stream are gpt_forward's, which fuses that sum with
-// the next LayerNorm; a layer that is computed again needs nothing beyond GELU.
+// Layer l from its first LayerNorm's output to GELU's. The MLP's second linear and its sum into the
+// residual stream are gpt_forward's, which fuses that sum with the next LayerNorm; a layer that is
+// computed again needs nothing beyond GELU.
 static void layer_forward(GPT *gpt, int l, const Pass *p) {
     LayerActs *a = layer_acts(gpt, l);
     Stream *s = gpt->stream;
@@ -211,7 +215,8 @@ void gpt_forward(GPT *gpt, const Pass *p) {
         LayerActs *a = layer_acts(gpt, l), *next = l + 1 < gpt->L ? layer_acts(gpt, l + 1) : NULL;
         op_linear_forward(s, gpt->branch, NULL, a->gelu, weight(gpt, l, FC2_W), weight(gpt, l, FC2_B), rows_of(p), gpt->F, gpt->C, gpt->workspace);
         if (next) zero_weights_wait(gpt->zero, l + 2);
-        // The MLP's sum is fused with the LayerNorm that follows it: the next layer's first, or the final one.
+        // The MLP's sum is fused with the LayerNorm that follows it: the next layer's first, or the
+        // final one.
         op_residual_layernorm_forward(s, gpt->residual[l + 1], next ? next->ln1 : gpt->lnf, next ? next->ln1_mean : gpt->lnf_mean,
                                       next ? next->ln1_rstd : gpt->lnf_rstd, a->residual2, gpt->branch,
                                       next ? weight(gpt, l + 1, LN1_W) : final_norm(gpt, 0), next ? weight(gpt, l + 1, LN1_B) : final_norm(gpt, 1), p->B,
@@ -232,9 +237,11 @@ static void layer_recompute(GPT *gpt, int l, const Pass *p) {
     layer_forward(gpt, l, p);
 }
 
-// One layer, its last op first. In: dbranch, the gradient of the MLP's output, and gpt->dresidual, that of the layer's output (the same without dropout). Out:
-// the same two for the layer below. A bias gradient is a column sum, taken by the op that writes those columns: of FC2_B by the LayerNorm above, of FC1_B by the
-// second linear, of PROJ_B by the second LayerNorm; of QKV_B alone by its own linear.
+// One layer, its last op first. In: dbranch, the gradient of the MLP's output, and gpt->dresidual,
+// that of the layer's output (the same without dropout). Out: the same two for the layer below. A
+// bias gradient is a column sum, taken by the op that writes those columns: of FC2_B by the
+// LayerNorm above, of FC1_B by the second linear, of PROJ_B by the second LayerNorm; of QKV_B alone
+// by its own linear.
 static void layer_backward(GPT *gpt, int l, const Pass *p, const floatX *dbranch) {
     LayerActs *a = layer_acts(gpt, l);
     Stream *s = gpt->stream;
@@ -276,7 +283,8 @@ void gpt_backward(GPT *gpt, const Pass *p) {
     if (p->last) zero_reduce_unit(gpt->zero, 0);
 }
 
-// The logits of the token after ids[0..n), the pads' too; the last T tokens are the context. See write_sample.
+// The logits of the token after ids[0..n), the pads' too; the last T tokens are the context. See
+// write_sample.
 static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *logits) {
     GPT *gpt = (GPT *)model;
     int T = (int)(n < gpt->T ? n : gpt->T);
@@ -308,16 +316,17 @@ static void poll_stop(Run *run) {
     stop_poll(&run->stop, own, run_peers(run, run->launch.world));
 }
 
-// False when some rank could not read its data: the run ends, and nothing of the step is logged or saved.
+// False when some rank could not read its data: the run ends, and nothing of the step is logged or
+// saved.
 static bool data_sound(Run *run) {
     if (run->stop.reason != STOP_DATA) return true;
     run->site.phase = "read data";
     return run_agreed(run, run->error.code != EXIT_DATA);
 }
 
-// Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken in mid-run must
-// not stop this rank at once: the others are already in this step's collectives. It goes on with zeros, and all
-// ranks leave together at the step's end (data_sound).
+// Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken
+// in mid-run must not stop this rank at once: the others are already in this step's collectives. It
+// goes on with zeros, and all ranks leave together at the step's end (data_sound).
 static Batch next_batch(Run *run, GPT *gpt, int split, int64_t consumed) {
     Batch batch;
     Error err;
@@ -337,7 +346,8 @@ static Batch next_batch(Run *run, GPT *gpt, int split, int64_t consumed) {
     return batch;
 }
 
-// Megatron's loss: the mean over the unmasked tokens of each micro-batch, averaged over `parts` micro-batches.
+// Megatron's loss: the mean over the unmasked tokens of each micro-batch, averaged over `parts`
+// micro-batches.
 static float loss_scale_of(const GPT *gpt, const Batch *batch, int64_t parts) {
     int64_t N = (int64_t)gpt->B * gpt->T;
     double tokens = (double)N;
@@ -348,7 +358,8 @@ static float loss_scale_of(const GPT *gpt, const Batch *batch, int64_t parts) {
     return tokens > 0 ? (float)(1.0 / (tokens * (double)parts)) : 0.0f;
 }
 
-// Over an uploaded batch, one of `parts` whose losses are averaged; without dropout and gradients as yet.
+// Over an uploaded batch, one of `parts` whose losses are averaged; without dropout and gradients
+// as yet.
 static Pass pass_over(const GPT *gpt, const Batch *batch, int64_t parts) {
     Pass pass;
     memset(&pass, 0, sizeof pass);
@@ -394,7 +405,8 @@ static void train_step(Run *run, GPT *gpt) {
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
-    // The verdict of the step before is not known to the host yet: the device picks one of two learning rates.
+    // The verdict of the step before is not known to the host yet: the device picks one of two
+    // learning rates.
     int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->step_batch : 0);
     zero_update(run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
                 schedule_weight_decay(&run->schedule, run->consumed_train));
@@ -422,8 +434,8 @@ static double mean_loss(Run *run) {
     return sum / run->mesh.dp.size;
 }
 
-// Mean loss over eval_iters global batches from sample `at`. The latest step's verdict must have been read, for
-// its loss's place is used again. Cut short when run->stop says so.
+// Mean loss over eval_iters global batches from sample `at`. The latest step's verdict must have
+// been read, for its loss's place is used again. Cut short when run->stop says so.
 static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {
     const Config *c = &run->config;
     int row = c->micro_batch_size * run->mesh.dp.size, micro_batches = c->global_batch_size / row;
@@ -452,8 +464,9 @@ static const char *why_stopped(const Run *run) {
     }
 }
 
-// The validation iterator goes on where it stopped, as Megatron's does; also after an evaluation that was cut
-// short, so that a resumed run goes on with the same samples. False when data were found broken: the run ends.
+// The validation iterator goes on where it stopped, as Megatron's does; also after an evaluation
+// that was cut short, so that a resumed run goes on with the same samples. False when data were
+// found broken: the run ends.
 static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
     const Config *c = &run->config;
     if (run_eval_iters(run, split) <= 0 || run->stop.reason) return true;
@@ -483,8 +496,8 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 
 // ===== the loop ================================================================================================
 
-// After a step that the sentry ends the run for: losses or gradients that are not finite, too many skipped steps,
-// a message that did not arrive as it was sent.
+// After a step that the sentry ends the run for: losses or gradients that are not finite, too many
+// skipped steps, a message that did not arrive as it was sent.
 static bool verdict_ends_run(Run *run) {
     if (!run->sentry.ended_at) return false;
     run->exit_code = run->error.code;
@@ -501,7 +514,8 @@ static void save_and_leave(Run *run, const char *why, int exit_code) {
     if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
 }
 
-// A reason to leave that is not an error. Asked twice after a step: before and after the save that is due.
+// A reason to leave that is not an error. Asked twice after a step: before and after the save that
+// is due.
 static bool leaves(Run *run, bool after_save) {
     char why[96];
     int code = EXIT_DONE;
@@ -521,8 +535,8 @@ static bool leaves(Run *run, bool after_save) {
     return true;
 }
 
-// What Megatron checks after each iteration, in its order: evaluation, signal, save, duration, exit interval.
-// True: leave the loop.
+// What Megatron checks after each iteration, in its order: evaluation, signal, save, duration, exit
+// interval. True: leave the loop.
 static bool after_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
@@ -543,8 +557,8 @@ static bool after_step(Run *run, GPT *gpt) {
     return false;
 }
 
-// The verdict of the latest step is needed at once when something is printed, saved, decided or computed from it.
-// The lines of single steps (JSON, TensorBoard) follow a step late.
+// The verdict of the latest step is needed at once when something is printed, saved, decided or
+// computed from it. The lines of single steps (JSON, TensorBoard) follow a step late.
 static bool needs_verdict(const Run *run) {
     const Config *c = &run->config;
     int64_t i = run->iteration;

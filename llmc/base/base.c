@@ -32,7 +32,8 @@ static bool mpi_is_up(void) {
     return up && !down;
 }
 
-// What would block stays, as does what another thread is writing: a watchdog that waits for a log that nobody reads would end no job.
+// What would block stays, as does what another thread is writing. A watchdog that waits for a log
+// that nobody reads would end no job.
 static void flush_log(void) {
     struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
     if (poll(&out, 1, 0) != 1 || out.revents != POLLOUT || ftrylockfile(stdout) != 0) return;
@@ -40,9 +41,11 @@ static void flush_log(void) {
     funlockfile(stdout);
 }
 
-// An error comes after the log lines that led to it, also in a file of both streams. A launcher reads each stream by itself, and the log in blocks that end
-// anywhere (Open MPI: 4095 bytes, through a terminal of its own, of which nobody can ask whether it was read): while it is behind with the first rank's start it would
-// put an error of any rank into the middle of a log line. So a rank gives it a moment.
+// An error comes after the log lines that led to it, also in a file of both streams. A launcher
+// reads each stream by itself, and the log in blocks that end anywhere (Open MPI: 4095 bytes,
+// through a terminal of its own, of which nobody can ask whether it was read). While it is behind
+// with the first rank's start it would put an error of any rank into the middle of a log line. So a
+// rank gives it a moment.
 static void finish_log(bool logs) {
     const useconds_t moment = 200000;
     struct stat out, err;
@@ -62,7 +65,8 @@ static void print_line(const char *kind, const Site *site, const char *what) {
         snprintf(where, sizeof where, "rank %d (node %d%s)%s", site->rank, site->node, gpu, iteration);
     }
     const char *phase = site && site->phase ? site->phase : "";
-    // Names out of damaged files may hold anything: one line stays one line, and a terminal gets no commands.
+    // Names out of damaged files may hold anything. One line stays one line, and a terminal gets no
+    // commands.
     char line[64 + sizeof where + sizeof(((Error *)0)->what)];
     int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%s%.*s", kind, where, *where && *phase ? " " : "", phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
     if (length > (int)sizeof line - 2) length = (int)sizeof line - 2;
@@ -70,7 +74,8 @@ static void print_line(const char *kind, const Site *site, const char *what) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';
     }
     line[length++] = '\n';
-    // One write, so that lines of several ranks do not interleave: newer C libraries cut what fprintf sends to an unbuffered stream into pieces of 128 bytes.
+    // One write, so that lines of several ranks do not interleave: newer C libraries cut what
+    // fprintf sends to an unbuffered stream into pieces of 128 bytes.
     fwrite(line, 1, (size_t)length, stderr);
     fflush(stderr);
 }
@@ -86,7 +91,8 @@ void warning_print(const Site *site, const char *format, ...) {
     print_line("warning", site, what);
 }
 
-// Another thread than the main one must call neither MPI nor what exit() runs: its process leaves alone, and the launcher ends the others.
+// Another thread than the main one must call neither MPI nor what exit() runs. Its process leaves
+// alone, and the launcher ends the others.
 static void end_job(int code) {
     const useconds_t moment = 200000;
     bool in_job = mpi_is_up();
@@ -192,7 +198,9 @@ Deadline deadline_in(double seconds) {
 }
 
 bool deadline_passed(Deadline *d) {
-    const double pause = 5.0;  // a rank that runs polls far more often: a longer gap means that the process was stopped, and does not count
+    // A rank that runs polls far more often. A longer gap means that the process was stopped, and
+    // does not count.
+    const double pause = 5.0;
     double now = monotonic_seconds();
     if (now - d->polled > pause) d->at += now - d->polled;
     d->polled = now;

@@ -1,5 +1,5 @@
-// What every module shares: C linkage, exit codes, the Error a fallible call fills, the Site a fatal error names.
-// Every other header of the host library stands on it, most of them through another one.
+// What every module shares: C linkage, exit codes, the Error that a fallible call fills, the Site
+// that a fatal error names. Every other header of the host library stands on it.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,19 +27,22 @@ enum {
     EXIT_STOPPED = 75
 };
 
-// Filled by a fallible call that returned false: the exit code it deserves, and one line "<what>; <what to do>".
+// Filled by a fallible call that returned false: the exit code it deserves, and one line "<what>;
+// <what to do>".
 typedef struct Error {
     int code;
-    int rank;         // of the world: whose error it is, where ranks have agreed on one (peers_agree); -1: this rank's own
+    int rank;         // of the world: whose error it is, once ranks have agreed on one; -1: this rank's own
     char what[1024];
 } Error;
 
-// Fills err (which may be NULL) and returns false, so that callers write `return error_set(err, EXIT_DATA, "...", ...)`.
+// Fills err (which may be NULL) and returns false, so that callers write
+// `return error_set(err, EXIT_DATA, "...", ...)`.
 bool error_set(Error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 typedef struct Heartbeat Heartbeat;  // llmc/ranks/heartbeat.h
 
-// Where in the job an error happens. One per process, made by main, pointed to by whatever can fail at run time.
+// Where in the job an error happens. One per process, made by main. Whatever can fail at run time
+// points to it.
 typedef struct Site {
     int rank;           // -1 before MPI is up: no "rank" in the message
     int node;           // node index inside the data-parallel group
@@ -49,26 +52,33 @@ typedef struct Site {
     Heartbeat *heartbeat;  // signs of life between the ranks of this host; NULL: none
 } Site;
 
-// Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to stderr, after what was printed to stdout
-// before; a rank whose streams a launcher reads waits 0.2 s for it in between. site may be NULL. From any thread; does not wait for a stdout that nobody reads.
+// Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to
+// stderr, after what was printed to stdout before. A rank whose streams a launcher reads waits 0.2
+// s in between. site may be NULL. From any thread. Does not wait for a stdout that nobody reads.
 void error_print(const Site *site, const char *what);
 
-// The same line with "warning: " in front, for what training goes on without, such as a log's file on a full disk. For those who know no Log.
+// The same line with "warning: " in front, for what training goes on without, such as a log's file
+// on a full disk. For those who know no Log.
 void warning_print(const Site *site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// error_print, then ends the whole job with this code. For failures that cannot be agreed on by all ranks: a failed collective, a device error, out of memory
-// in mid-step. From any thread: on the main one by MPI_Abort when MPI is up, else by exit; on another by _exit, because MPI and what exit runs belong to the main
-// thread (MPI_THREAD_FUNNELED), and a process that leaves with a code of its own makes the launcher end the other ranks. site may be NULL: the thread's is taken.
+// error_print, then ends the whole job with this code. For failures that all ranks cannot agree on:
+// a failed collective, a device error, out of memory in mid-step. From any thread. The main one
+// calls MPI_Abort when MPI is up, else exit. Another calls _exit, because MPI and what exit runs
+// belong to the main thread (MPI_THREAD_FUNNELED); a process that leaves with a code of its own
+// makes the launcher end the other ranks. site may be NULL: the thread's is taken.
 void fatal(const Site *site, int code, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
 
-// From here on an instruction that this processor lacks ends the process with one line and EXIT_ENVIRONMENT: the
-// program was built for another processor (ARCH_CFLAGS in the Makefile). First in main.
+// From here on an instruction that this processor lacks ends the process with one line and
+// EXIT_ENVIRONMENT: the program was built for another processor (ARCH_CFLAGS in the Makefile).
+// First in main.
 void name_illegal_instructions(void);
 
-// Where this thread is, for those who know no site, such as xmalloc. Must stay until the thread ends or another is given; NULL (the default): nowhere.
+// Where this thread is, for those who know no site, such as xmalloc. Must stay until the thread
+// ends or another is given. NULL (the default): nowhere.
 void site_of_thread(const Site *site);
 
-// malloc/calloc that end the process with one clear line when memory runs out. purpose: what it was for, as in "token index".
+// malloc and calloc that end the process with one clear line when memory runs out. purpose: what it
+// was for, as in "token index".
 void *xmalloc(size_t bytes, const char *purpose);
 void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);
@@ -81,7 +91,8 @@ double monotonic_seconds(void);
 // Seconds since 1970, for dates.
 double wall_seconds(void);
 
-// A limit on a wait that is polled. Time in which nobody polled does not count: the job was stopped as a whole and goes on.
+// A limit on a wait that is polled. Time in which nobody polled does not count: the job was stopped
+// as a whole and goes on.
 typedef struct Deadline {
     double at, polled;
 } Deadline;
@@ -91,7 +102,8 @@ bool deadline_passed(Deadline *deadline);
 // Is this one of the iterations that something is done at, every `interval` of them? 0: never.
 bool due(int64_t iteration, int64_t interval);
 
-// Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a/b rounded up.
+// Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a /
+// b rounded up.
 int64_t lcm64(int64_t a, int64_t b);
 int64_t round_up64(int64_t a, int64_t b);
 int64_t ceil_div64(int64_t a, int64_t b);

@@ -1,4 +1,5 @@
-// Faults for tests: see fault.h. fault_flip, which needs a device, stands in fault_flip.c: heartbeat.c has none.
+// Faults for tests: see fault.h. fault_flip, which needs a device, stands in fault_flip.c:
+// heartbeat.c has none.
 #include "llmc/base/fault.h"
 
 #include <inttypes.h>

@@ -1,14 +1,21 @@
-// Faults made on purpose, so that tests can see them found: single bits flipped where cosmic rays and cables do it, ranks that live on but stand still.
-// Named by the environment variable SDP4BIT_FAULT, which this module alone reads; without it nothing happens. Opened by zero_plan.c and heartbeat.c; asked by
-// heartbeat.c, zero.c and sdp4bit/wire.c.
+// Faults made on purpose, so that tests see them found: single bits flipped where cosmic rays and
+// cables flip them, and ranks that live on but stand still. The environment variable SDP4BIT_FAULT
+// names them; without it nothing happens. Opened by zero_plan.c and heartbeat.c; asked by these,
+// zero.c and wire.c.
 //
-//   SDP4BIT_FAULT=replica:RANK:ITERATION:BUCKET[:BIT][,...]  one bit of this bucket's weights in the replica of dp rank RANK, after the iteration's update
-//   SDP4BIT_FAULT=message:RANK:ITERATION:NUMBER[:BIT][,...]  one bit of a message that RANK has received: that of its NUMBER-th exchange in the iteration, from 0
-//                                                         BIT: which of the bucket or message (its checksum aside), negative from the end, as little-endian
-//                                                         memory counts them, so 30 is the exponent's highest of a first fp32 value; default RANK modulo 8
-//   SDP4BIT_FAULT=stall:RANK:ITERATION:NUMBER[,...]       world rank RANK stops for ever just before its NUMBER-th wait for others or its device in the iteration,
-//                                                         from 0: the others wait for it (iteration 0: all of setup and loading)
-//   SDP4BIT_FAULT=hang:RANK:ITERATION:NUMBER[,...]        the same inside of that wait, as in a device call that does not return
+//   replica:RANK:ITERATION:BUCKET[:BIT]   One bit of this bucket's weights in the replica of dp rank RANK,
+//                                         after the iteration's update.
+//   message:RANK:ITERATION:NUMBER[:BIT]   One bit of the message that RANK has received in its NUMBER-th
+//                                         exchange of the iteration, from 0.
+//   stall:RANK:ITERATION:NUMBER           World rank RANK stops for ever just before its NUMBER-th wait for
+//                                         others or its device in the iteration, from 0. The others wait
+//                                         for it. Iteration 0 is all of setup and loading.
+//   hang:RANK:ITERATION:NUMBER            The same inside that wait, as in a device call that does not
+//                                         return.
+//
+// Several are joined by commas. BIT counts the bits of the bucket, or of the message without its
+// checksum, as they lie in little-endian memory: 30 is the exponent's highest of a first fp32
+// value. A negative one counts from the end. Default: RANK modulo 8.
 #pragma once
 #include "llmc/device.h"
 LLMC_BEGIN
@@ -28,11 +35,13 @@ typedef struct Faults {
     int count;
 } Faults;
 
-// The faults that SDP4BIT_FAULT asks of this rank. Error: EXIT_USAGE for a variable that says something else.
+// The faults that SDP4BIT_FAULT asks of this rank. Error: EXIT_USAGE for a variable that says
+// something else.
 bool faults_from_environment(Faults *faults, int rank, Error *err);
 // The fault of this kind that is due, or NULL: at is the bucket, the exchange, or the wait.
 const Fault *fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at);
-// Flips the fault's bit of `bytes` bytes of device memory, in stream order; numbers outside of them begin anew. Waits for the stream. NULL: does nothing.
+// Flips the fault's bit of `bytes` bytes of device memory, in stream order. Numbers outside of them
+// begin anew. Waits for the stream. NULL: does nothing.
 void fault_flip(const Fault *fault, Stream *stream, void *memory, int64_t bytes);
 
 LLMC_END

@@ -1,12 +1,14 @@
-// Histograms of fp32 values whose bins do not depend on the values, so that those of several ranks and tensors can be added. Used by probe.c.
+// Histograms of fp32 values. The bins do not depend on the values, so that histograms of several
+// ranks and tensors can be added. Used by probe.c.
 #pragma once
 #include <stdio.h>
 
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// Bin i holds the values whose magnitude has the upper 11 bits i (exponent and three bits of the fraction: eight bins from one power of two to
-// the next); its lower edge is the float with the bits i << 20.
+// Bin i holds the values whose magnitude has the upper 11 bits i: the exponent and three bits of
+// the fraction, so eight bins from one power of two to the next. Its lower edge is the float with
+// the bits i << 20.
 enum { HISTOGRAM_BINS = 2048, HISTOGRAM_SHIFT = 20 };
 
 typedef struct Histogram {
@@ -17,7 +19,8 @@ typedef struct Histogram {
 } Histogram;
 
 void histogram_add(Histogram *histogram, const float *values, int64_t n);
-// The inside of a JSON object: count, zeros, non_finite, sum, squares, fourth, largest, and "positive" and "negative": [[bin, count], ...] of bins in use.
+// The inside of a JSON object: count, zeros, non_finite, sum, squares, fourth, largest, and
+// "positive" and "negative": [[bin, count], ...] of bins in use.
 void histogram_write(const Histogram *histogram, FILE *out);
 
 LLMC_END

@@ -1,5 +1,6 @@
-// Strict helpers around cJSON for JSON that comes from outside: whole-text parsing, integers that really are integers, escaped strings.
-// Used by safetensors.c (file headers), manifest.c, config_text.c, json_line.c, launch.c and the tools that write or read JSON (dev/data, dev/bench).
+// Strict helpers around cJSON for JSON that comes from outside: whole-text parsing, integers that
+// really are integers, escaped strings. Used by safetensors.c (file headers), manifest.c,
+// config_text.c, json_line.c, launch.c and the tools that write or read JSON (dev/data, dev/bench).
 #pragma once
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -10,12 +11,14 @@ LLMC_BEGIN
 // JSON numbers are doubles: beyond this magnitude integers are no longer told apart.
 #define JSON_INT_MAX ((int64_t)1 << 53)
 
-// From now on cJSON ends the process with one clear line when memory runs out, as xmalloc does; else it would call sound text malformed. For main:
-// before any JSON is read.
+// From now on cJSON ends the process with one clear line when memory runs out, as xmalloc does;
+// else it would call sound text malformed. For main: before any JSON is read.
 void json_use_checked_memory(void);
-// Parses exactly `bytes` bytes (no terminator needed). NULL unless they are one JSON object, with nothing but white space around it.
+// Parses exactly `bytes` bytes (no terminator needed). NULL unless they are one JSON object, with
+// nothing but white space around it.
 cJSON *json_parse_object(const char *text, size_t bytes);
-// Reads an integer in [min, max] (within +-JSON_INT_MAX). False for a missing item, another type, a fraction, another range.
+// Reads an integer in [min, max] (within +-JSON_INT_MAX). False for a missing item, another type, a
+// fraction, another range.
 bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value);
 // Reads member `name` of an object, as json_int64.
 bool json_member_int64(const cJSON *object, const char *name, int64_t min, int64_t max, int64_t *value);
@@ -24,7 +27,8 @@ const char *json_member_string(const cJSON *object, const char *name);
 // Writes text as a JSON string with its quotes.
 void json_write_string(FILE *out, const char *text);
 
-// Escapes text as a JSON string with quotes into out (truncated safely: always terminated, quoted and whole characters). bytes >= 3.
+// Escapes text as a JSON string with quotes into out (truncated safely: always terminated, quoted
+// and whole characters). bytes >= 3.
 void json_escape(char *out, size_t bytes, const char *text);
 
 LLMC_END

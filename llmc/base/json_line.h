@@ -1,5 +1,6 @@
-// Text that grows, and the JSON lines of --log-jsonl built in it: one place for their commas, escapes and numbers. Used by log.c, which writes them,
-// and by the modules that have lines of their own: probe.c, memory.c, sentry.c, replicas.c, sample.c.
+// Text that grows, and the JSON lines of --log-jsonl built in it: one place for their commas,
+// escapes and numbers. Used by log.c, which writes them, and by modules that have lines of their
+// own: probe.c, memory.c, sentry.c, replicas.c, sample.c.
 //
 //     Text json = json_begin("spike");
 //     json_integer(&json, "iteration", 5);
@@ -17,16 +18,20 @@ typedef struct Text {
 // printf to the end. Memory that runs out ends the process (xrealloc).
 void text_add(Text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void text_free(Text *text);
-// "nan", "inf" or "-inf" for a value that is not finite; printf would show a NaN's sign, which means nothing.
+// "nan", "inf" or "-inf" for a value that is not finite; printf would show a NaN's sign, which
+// means nothing.
 const char *non_finite(double value);
 
 // A line {"kind":"<kind>" that the functions below add members to, and log_json (log.h) closes.
 Text json_begin(const char *kind);
-// ,"name": without the comma where an object or array begins; its value is to follow: json_value, or text_add of what is JSON already.
+// ,"name": without the comma where an object or array begins. Its value is to follow: json_value,
+// or text_add of what is JSON already.
 void json_name(Text *json, const char *name);
-// A bare value: the shortest decimal form that reads back as the same bits; null when it is not finite.
+// A bare value: the shortest decimal form that reads back as the same bits; null when it is not
+// finite.
 void json_value(Text *json, double value);
-// Members. json_number: json_value, and what is not finite has its word in another member "<name>_text". json_text escapes (json_escape in json.h).
+// Members. json_number: json_value, and the word of what is not finite in another member
+// "<name>_text". json_text escapes (json_escape in json.h).
 void json_number(Text *json, const char *name, double value);
 void json_integer(Text *json, const char *name, int64_t value);
 void json_truth(Text *json, const char *name, bool value);

@@ -1,6 +1,7 @@
-// numpy's legacy RandomState: MT19937 seeded by an integer, bounded draws, shuffle: see rng.h. dataset.c shuffles with it, so that
-// samples come in Megatron-LM's order. numpy documents this generator as frozen: the same values for ever.
-// Source: M. Matsumoto, T. Nishimura, "Mersenne Twister", ACM TOMACS 8(1), 1998; parameters of MT19937.
+// numpy's legacy RandomState: MT19937 seeded by an integer, bounded draws, shuffle: see rng.h.
+// dataset.c shuffles with it, so that samples come in Megatron-LM's order. numpy documents this
+// generator as frozen: the same values for ever. Source: M. Matsumoto, T. Nishimura, "Mersenne
+// Twister", ACM TOMACS 8(1), 1998; parameters of MT19937.
 #include "llmc/base/rng.h"
 
 enum { MT_N = 624, MT_M = 397 };
@@ -52,8 +53,9 @@ uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max) {
     return draw;
 }
 
-// The swap partners of elements last, last-1, ..., last-count+1. They do not depend on the array, so they are drawn a block
-// ahead and their cache lines fetched meanwhile: a shuffle of 10^8 elements otherwise waits for memory at every step.
+// The swap partners of elements last, last-1, ..., last-count+1. They do not depend on the array,
+// so they are drawn a block ahead, and their cache lines fetched meanwhile. A shuffle of 10^8
+// elements would otherwise wait for memory at every step.
 enum { BLOCK = 128 };
 static int draw_partners(Mt19937 *rng, int64_t last, uint64_t partner[BLOCK]) {
     int count = last < BLOCK ? (int)last : BLOCK;

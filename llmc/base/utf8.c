@@ -1,9 +1,11 @@
-// Reading, writing and repairing UTF-8: see utf8.h. Called by tokenizer.c for every document and by jsonl.c for escapes.
+// Reading, writing and repairing UTF-8: see utf8.h. Called by tokenizer.c for every document and by
+// jsonl.c for escapes.
 #include "llmc/base/utf8.h"
 
 #include <string.h>
 
-// The second byte's range depends on the first (no overlong forms, no surrogates, nothing above U+10FFFF); all later ones are 80..BF.
+// The second byte's range depends on the first (no overlong forms, no surrogates, nothing above
+// U+10FFFF); all later ones are 80..BF.
 typedef struct LeadByte {
     size_t length;       // of the whole character; 0 for a byte that cannot begin one
     uint8_t low, high;   // range of the second byte

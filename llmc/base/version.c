@@ -1,4 +1,5 @@
-// The build's names: see version.h. The Makefile passes the commit and the version to this file alone.
+// The build's names: see version.h. The Makefile passes the commit and the version to this file
+// alone.
 #include "llmc/base/version.h"
 
 #include <cjson/cJSON.h>

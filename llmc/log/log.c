@@ -28,7 +28,8 @@ struct Log {
 
 // ---- plain lines and JSON lines -------------------------------------------------------------------------------------------------------
 
-// " <label>: <value> |" with %.<digits>f or %.<digits>E, and nan or inf in lower case without a stray sign.
+// " <label>: <value> |" with %.<digits>f or %.<digits>E, and nan or inf in lower case without a
+// stray sign.
 static void add_fixed(Text *line, const char *label, int digits, double value, const char *unit) {
     if (!isfinite(value)) {
         text_add(line, " %s: %s |", label, non_finite(value));
@@ -45,7 +46,8 @@ static void add_scientific(Text *line, const char *label, int digits, double val
     }
 }
 
-// Tells the heartbeat that a write to standard output begins, which ends when its reader lets it (ends: and where this rank is again).
+// Tells the heartbeat that a write to standard output begins: it ends when its reader lets it. With
+// `ends`: where this rank is again.
 static void tell_write(const Log *log, bool begins) {
     if (!log->site) return;
     Site here = *log->site;
@@ -53,7 +55,8 @@ static void tell_write(const Log *log, bool begins) {
     heartbeat_waits(&here, false);
 }
 
-// Prints the text and a newline in one write, so that lines of several processes do not interleave, and frees it.
+// Prints the text and a newline in one write, so that lines of several processes do not interleave,
+// and frees it.
 static void print_text(const Log *log, Text *text) {
     text_add(text, "\n");
     tell_write(log, true);
@@ -199,7 +202,8 @@ static void write_start_json(Log *log, int64_t parameters, int nodes, const char
     log_json(log, &json);
 }
 
-// Takes line breaks out of JSON text: inside its strings they are escaped, outside they mean nothing.
+// Takes line breaks out of JSON text: inside its strings they are escaped, outside they mean
+// nothing.
 static void to_one_line(char *json) {
     for (; *json; json++) {
         if (*json == '\n' || *json == '\t' || *json == '\r') *json = ' ';
@@ -302,7 +306,8 @@ static void write_interval_scalars(Log *log, const IntervalReport *r) {
     if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->last.iteration, r->epoch);
 }
 
-// Once for every time that the data begin again: losses of tokens that were seen before are no losses of unseen text.
+// Once for every time that the data begin again. Losses of tokens that were seen before are no
+// losses of unseen text.
 static void note_epoch(Log *log, double epoch) {
     if (epoch < 1 || (int64_t)epoch <= log->epoch) return;
     log->epoch = (int64_t)epoch;
@@ -384,7 +389,8 @@ void log_step_scalars(Log *log, const StepReport *report) {
 
 // ---- timers -------------------------------------------------------------------------------------------------------------------------------
 
-// "    forward-backward ...............................:": the name and a blank, then dots to 48 characters.
+// "    forward-backward ...............................:": the name and a blank, then dots to 48
+// characters.
 static void add_timer_label(Text *table, const char *name) {
     int dots = 47 - (int)strlen(name);
     text_add(table, "\n    %s ", name);
@@ -442,7 +448,8 @@ static void write_timers_json(Log *log, const char *kind, int64_t iteration, con
     log_json(log, &json);
 }
 
-// Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count), out.
+// Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count),
+// out.
 static void collect_and_print(Log *log, const char *kind, Timers *timers, const Timer *which, int count, int64_t iteration,
                               double divisor, Peers peers, TimerStats *stats) {
     int world = 1;

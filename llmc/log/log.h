@@ -1,23 +1,33 @@
-// What the user sees: Megatron-LM's log lines with this program's fields appended, JSON lines, TensorBoard events. Printed by rank 0
-// (Megatron's last rank prints the loss lines; ours is always rank 0). Called by train_gpt.cu and those to whom it hands the Log; every other rank
-// holds a Log that prints nothing.
+// What the user sees: Megatron-LM's log lines with this program's fields appended, JSON lines, and
+// TensorBoard events. Rank 0 prints. (In Megatron-LM the last rank prints the loss lines.) Every
+// other rank holds a Log that prints nothing. Called by train_gpt.cu, llmc/run/, and those who get
+// the Log.
 //
-// JSON lines (--log-jsonl, built by json_line.h): one object per line, "kind" first. Numbers are written so that reading them back gives the same bits; NaN and
-// infinity, which JSON lacks, are null, with the word in "<name>_text". Everything that depends on the clock or the machine's speed stands inside
-// the object "timing" and nowhere else: two runs that computed the same have equal lines once "timing" is removed (and "train" and "valid"
-// lines have none). A resumed run appends; the later line of an iteration is the valid one.
-//   start     version, commit, libraries, device, world_size, nodes, parameters, arguments {...}; timing {datetime, unix_s, host, pid}
-//   train     every iteration: iteration, consumed_samples, loss, grad_norm, lr, global_batch_size, skipped
-//   interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean over applied steps; none: left out, or what is not finite), grad_norm, lr, global_batch_size,
-//             skipped, nan, inter_node_bytes, intra_node_bytes (per step), epoch; timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms, its parts
-//             exposed_gradients_ms and exposed_weights_ms (of the rank that waited least), exposed_most_ms (of the one that waited most), seconds_left}
+// JSON lines (--log-jsonl, built by json_line.h): one object per line, "kind" first.
+// - Numbers are written so that reading them back gives the same bits. NaN and infinity, which JSON
+//   lacks, are null, with the word in "<name>_text".
+// - What depends on the clock or the machine's speed stands inside the object "timing", and nowhere
+//   else. Two runs that computed the same have equal lines once "timing" is removed.
+// - A resumed run appends. The later line of an iteration is the valid one.
+//
+//   start     version, commit, libraries, device, world_size, nodes, parameters, arguments {...};
+//             timing {datetime, unix_s, host, pid}
+//   train     every iteration: iteration, consumed_samples, loss, grad_norm, lr,
+//             global_batch_size, skipped
+//   interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean over applied
+//             steps; without any it is left out, unless it is not finite), grad_norm, lr,
+//             global_batch_size, skipped, nan, inter_node_bytes, intra_node_bytes (per step), epoch;
+//             timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms and its
+//             parts exposed_gradients_ms and exposed_weights_ms (on the rank that waited least),
+//             exposed_most_ms (on the one that waited most), seconds_left}
 //   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 //   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
-//   memory    once: iteration, planned_bytes, allocated_bytes; timing {free_before_bytes, taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
+//   memory    once: iteration, planned_bytes, allocated_bytes; timing {free_before_bytes,
+//             taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
 //   quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
 //   sample    iteration, text: --sample-prompt
-//   spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: see sentry.h
-//   repair    iteration, bucket, ranks, from (rank, null: the masters): see replicas.h
+//   spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: sentry.h
+//   repair    iteration, bucket, ranks, from (rank, null: the masters): replicas.h
 //   valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 #pragma once
 #include <stdio.h>
@@ -28,7 +38,8 @@
 #include "llmc/log/timers.h"
 LLMC_BEGIN
 
-// A single iteration, once its verdict is known. All ranks' numbers already combined, as in the next one.
+// A single iteration, once its verdict is known. Here and in the next one all ranks' numbers are
+// combined already.
 typedef struct StepReport {
     int64_t iteration, consumed_samples;
     double learning_rate;            // what the next iteration will use, as Megatron prints it
@@ -40,14 +51,14 @@ typedef struct StepReport {
     double reserved_bytes, allocated_bytes;  // device memory, for --log-memory-to-tensorboard; 0: unknown
 } StepReport;
 
-// Means or sums over the iterations since the last report. Counts, rates and times that are 0 because nobody knows them are left out of
-// the line where the comment says so.
+// Means or sums over the iterations since the last report. A field that nobody knows is left out of
+// the line where its comment says so.
 typedef struct IntervalReport {
     StepReport last;                 // the interval's last iteration
     int64_t train_iters;
     int64_t iterations;              // in this interval
     double elapsed_ms;               // per iteration
-    double lm_loss;                  // mean over the applied steps; 0, where every step was skipped: left out; what is not finite is shown, also of a skipped step
+    double lm_loss;                  // mean over the applied steps; see report_has_loss
     int64_t skipped, nan;            // iterations not applied, not finite
     double tflops_per_gpu;           // Megatron's formula
     double mfu;                      // 0..1, <= 0: peak unknown, field left out
@@ -61,45 +72,56 @@ typedef struct IntervalReport {
     double epoch;                    // of the training data, fractional; < 0: unknown
 } IntervalReport;
 
-// Is there a loss to show? As in Megatron-LM none where every step was skipped. That drops a NaN too (NaN > 0 is false), just when it matters most; here it is shown.
+// Is there a loss to show? As in Megatron-LM there is none where every step was skipped (lm_loss is
+// 0 then). Megatron-LM so drops a NaN too (NaN > 0 is false), just when it matters most. Here it is
+// shown.
 bool report_has_loss(const IntervalReport *report);
 
 typedef struct Log Log;
 
-// active: rank 0. Opens <config->tensorboard_dir> and config->log_jsonl (append) when set, making their folders. config is kept,
-// and site (may be NULL), whose heartbeat is told while standard output is written.
-// Error: NULL and EXIT_ENVIRONMENT. When a file cannot be written later, one warning is printed and training goes on (append.h).
+// active: rank 0. Opens config->tensorboard_dir and config->log_jsonl (append) when set, and makes
+// their folders. config is kept. So is site (may be NULL), whose heartbeat is told while standard
+// output is written. Error: NULL and EXIT_ENVIRONMENT. When a file cannot be written later, one
+// warning is printed and training goes on (append.h).
 Log *log_open(const Config *config, int world_size, bool active, const Site *site, Error *err);
 void log_close(Log *log);
 // printf and a newline to stdout by rank 0 only, flushed.
 void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // One warning per kind of flag that does nothing where there is one data-parallel rank.
 void log_idle_flags(Log *log);
-// Megatron's "[<what>] datetime: YYYY-MM-DD HH:MM:SS ", as in "before the start of training step", "exiting program at iteration 200".
+// Megatron-LM's "[<what>] datetime: YYYY-MM-DD HH:MM:SS ". what: "before the start of training
+// step", "exiting program at iteration 200", ...
 void log_datetime(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// Megatron's memory line, printed once after the first iteration line. bytes: the plan is allocated once, before training, so that Megatron's four figures
-// (allocated, reserved, and the most of both so far) are one; printed in MB (2^20).
+// Megatron-LM's memory line, printed once after the first iteration line, in MB (2^20). Its four
+// figures (allocated, reserved, and the most of both so far) are one here: the plan is allocated
+// once, before training.
 void log_memory(Log *log, int64_t iterations, double bytes);
-// The "start" JSON line, and every argument as a TensorBoard text. parameters: trainable, of the whole model. device: its name.
+// The "start" JSON line, and every argument as a TensorBoard text. parameters: trainable ones of
+// the whole model. device: its name.
 void log_start(Log *log, int64_t parameters, int nodes, const char *device);
-// Megatron-LM's iteration line + appended fields, or the short one (--log-line); a note when the data begin again; JSON line {"kind":"interval",...}; TensorBoard scalars for interval values.
+// Megatron-LM's iteration line with this program's fields, or the short one (--log-line). A note
+// when the data begin again. The JSON line "interval", and TensorBoard scalars of the interval.
 void log_iteration(Log *log, const IntervalReport *report);
-// TensorBoard scalars and a JSON line {"kind":"train",...} of a single iteration, when due by --tensorboard-log-interval (JSON: every
-// iteration). Warns when a step was skipped for a loss or norm that is not finite (the sentry tells of spikes).
+// TensorBoard scalars and the JSON line "train" of a single iteration, when due by
+// --tensorboard-log-interval (JSON: every iteration). Warns when a step was skipped for a loss or
+// norm that is not finite. (Of spikes the sentry tells.)
 void log_step_scalars(Log *log, const StepReport *report);
-// The timer table after the iteration line, as Megatron-LM prints it: times per iteration. Collective over peers, called by all of them; prints on
-// rank 0; TensorBoard with --log-timers-to-tensorboard.
+// The timer table after the iteration line, as Megatron-LM prints it: times per iteration.
+// Collective over peers; prints on rank 0; TensorBoard with --log-timers-to-tensorboard.
 void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers);
-// The same table for phases outside the loop (evaluate, save-checkpoint, setup), undivided. Collective over peers.
+// The same table for phases outside the loop (evaluate, save-checkpoint, setup), undivided.
+// Collective over peers.
 void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers);
-// Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on validation set", "... on test set". TensorBoard's
-// "lm loss validation"; results on the test set go to "lm loss test", which Megatron-LM mixes up with the former.
+// Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on validation set",
+// "... on test set". TensorBoard's "lm loss validation". Results on the test set go to "lm loss
+// test", which Megatron-LM mixes up with the former.
 void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss);
 // A TensorBoard text (its tag ends in "/text_summary") and a scalar of any name.
 void log_text(Log *log, const char *tag, int64_t step, const char *text);
 void log_scalar(Log *log, const char *tag, int64_t step, double value);
-// Closes a JSON line that json_begin (json_line.h) began, appends it to the file (rank 0, with --log-jsonl) and frees it. For the kinds that the caller's module
-// owns ("memory", "sample", "spike", ...). Clock-dependent values belong into a "timing" object.
+// Closes a JSON line that json_begin (json_line.h) began, appends it to the file (rank 0, with
+// --log-jsonl) and frees it. For the kinds that the caller's module owns ("memory", "sample", ...).
+// Values that depend on the clock belong into a "timing" object.
 void log_json(Log *log, Text *json);
 
 LLMC_END

@@ -29,7 +29,8 @@ static void append_line(Progress *p, const char *what) {
     append_record(&p->file, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
-// One earlier line. flops: of the latest checkpoint seen. Lines that are none of ours are passed over.
+// One earlier line. flops: of the latest checkpoint seen. Lines that are none of ours are passed
+// over.
 static void read_line(Progress *p, const char *line, double *flops) {
     struct tm parts = {.tm_isdst = -1};
     const char *rest = strptime(line, TIME_FORMAT, &parts), *gpus = strstr(line, "\t# GPUs: ");

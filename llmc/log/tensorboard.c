@@ -1,4 +1,5 @@
-// TensorBoard event files: see tensorboard.h. A file is a sequence of TFRecords, each one Event message of TensorFlow's event.proto:
+// TensorBoard event files: see tensorboard.h. A file is a sequence of TFRecords, each one Event
+// message of TensorFlow's event.proto:
 //   Event   { 1: double wall_time, 2: int64 step, 3: string file_version, 5: Summary }
 //   Summary { 1: Value { 1: string tag, 2: float simple_value | 8: TensorProto, 9: SummaryMetadata } }
 #include "llmc/log/tensorboard.h"
@@ -154,7 +155,8 @@ static void append_and_free(Tensorboard *tb, Bytes record) {
     free(record.data);
 }
 
-// events.out.tfevents.<unix_s>.<host>.<pid>.<n>, with the first n that is free. Freed by the caller.
+// events.out.tfevents.<unix_s>.<host>.<pid>.<n>, with the first n that is free. Freed by the
+// caller.
 static char *event_path(const char *dir, int n) {
     char host[256] = "localhost";
     gethostname(host, sizeof host - 1);

@@ -1,5 +1,6 @@
-// Phase timers: see timers.h. Every start/stop pair is a span: two device events, or two readings of the host's clock. Spans wait in their
-// timer's list until somebody asks for the sum; their events are reused.
+// Phase timers: see timers.h. Every start and stop make a span: two device events, or two readings
+// of the host's clock. Spans wait in their timer's list until somebody asks for the sum. Their
+// events are reused.
 #include "llmc/log/timers.h"
 
 #include <stdlib.h>
@@ -26,8 +27,9 @@ struct Timers {
     Recorder recorders[TIMERS];
 };
 
-// Spans that may wait before the older half is read: a log interval of 1000 iterations must not hold 100 000 events. The older half lies
-// hundreds of micro-batches back, so reading it does not wait.
+// Spans that may wait before the older half is read: a log interval of 1000 iterations must not
+// hold 100 000 events. The older half lies hundreds of micro-batches back, so reading it does not
+// wait.
 enum { MOST_WAITING = 1024 };
 
 static const struct {
@@ -74,7 +76,8 @@ void timers_destroy(Timers *timers) {
     free(timers);
 }
 
-// Adds the first n recorded spans to the sum and moves them behind the others, so that their events are reused.
+// Adds the first n recorded spans to the sum and moves them behind the others, so that their events
+// are reused.
 static void read_spans(Recorder *r, int n) {
     if (n == 0) return;
     for (int i = 0; i < n; i++) {

@@ -20,8 +20,8 @@ enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };          // ranks whose last collective is told
 enum { MOST_TURNS = 10 };           // of hosts that speak one after the other
 enum { STACK_BYTES = 512 << 10 };   // of the thread; the thread-local memory of the libraries takes some 70 KiB
-// Seconds beyond the limit. Where a host's own name is not found, MPI alone takes 10 s to start. At the end the
-// ranks have just met.
+// Seconds beyond the limit. Where a host's own name is not found, MPI alone takes 10 s to start. At
+// the end the ranks have just met.
 enum { PATIENCE_AT_START = 20, PATIENCE_AT_END = 10 };
 
 // One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
@@ -34,7 +34,8 @@ typedef struct Slot {
     atomic_ullong call[CALL_WORDS];    // text: the last one
 } Slot;
 
-// A limit on MPI's start or end, where the main thread is blocked in a library and knows no other rank.
+// A limit on MPI's start or end, where the main thread is blocked in a library and knows no other
+// rank.
 typedef struct Limit {
     double seconds;  // 0: none
     const char *phase, *wanted, *advice;
@@ -109,7 +110,8 @@ static void describe(const Slot *slot, char *text, size_t bytes) {
     else snprintf(text, bytes, "%s", *phase ? phase : "start");
 }
 
-// "rank 3 is still busy (last seen at ...)" for each other rank of the host that lives and does not wait. False: there is none.
+// "rank 3 is still busy (last seen at ...)" for each other rank of the host that lives and does not
+// wait. False: there is none.
 static bool list_busy(const Heartbeat *h, char *text, size_t bytes) {
     int found = 0;
     size_t used = 0;
@@ -147,8 +149,9 @@ static void list_rest(const Heartbeat *h, char *text, size_t bytes) {
     if (most > least && (size_t)used < bytes) snprintf(text + used, bytes - (size_t)used, " to %lld", most);
 }
 
-// "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 6 51 ...; 4 others 52" of this host's ranks, this one first, then those with the fewest:
-// who has issued fewer is late, and where all have issued the same the devices stand still. Empty when there were none.
+// "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 6 51 ...; 4 others 52".
+// This rank comes first, then those of this host with the fewest. Who has issued fewer is late.
+// Where all have issued the same, the devices stand still. Empty when there were none.
 static void list_calls(const Heartbeat *h, char *text, size_t bytes) {
     long long most = 0;
     size_t used = 0;
@@ -175,7 +178,8 @@ static void take_floor(Heartbeat *h) {
     if (!atomic_compare_exchange_strong(&h->slots[-1].waits, &nobody, 1)) nap(30);
 }
 
-// Seconds that this host leaves to those before it, to say what it would say too and to end the job.
+// Seconds that this host leaves to those before it, to say what it would say too and to end the
+// job.
 static double turn(const Heartbeat *h) {
     int before = h->site.node < MOST_TURNS ? h->site.node : MOST_TURNS;
     return h->other_hosts ? 2.0 * before : 0;
@@ -196,8 +200,8 @@ void heartbeat_take_turn(const Site *site) {
     if (h) take_turn(h);
 }
 
-// Of who has the floor. MPI belongs to the main thread, which is blocked anyway. Leaving with a code of its own
-// makes the launcher end the other ranks.
+// Of who has the floor. MPI belongs to the main thread, which is blocked anyway. Leaving with a
+// code of its own makes the launcher end the other ranks.
 static void speak_and_leave(Heartbeat *h, const char *what) {
     char phase[8 * PHASE_WORDS];
     where(&h->slots[h->own], &h->site.iteration, phase);
@@ -291,8 +295,8 @@ static void end_process(const Limit *l) {
     _exit(l->code);
 }
 
-// What went wrong behind the main thread's back. The lock is for the asking alone: nobody waits for it while the
-// hosts before this one speak.
+// What went wrong behind the main thread's back. The lock is for the asking alone: nobody waits for
+// it while the hosts before this one speak.
 static void look_behind(Heartbeat *h) {
     char what[1000];
     pthread_mutex_lock(&h->lock);
@@ -326,7 +330,8 @@ static bool rest(Heartbeat *h) {
     return goes_on;
 }
 
-// Counts its own beats, and not the clock: a whole job that is stopped and goes on later is no fault.
+// Counts its own beats, and not the clock: a whole job that is stopped and goes on later is no
+// fault.
 static void *watch(void *context) {
     Heartbeat *h = (Heartbeat *)context;
     for (long long now = 1; rest(h); now++) {
@@ -336,8 +341,8 @@ static void *watch(void *context) {
     return NULL;
 }
 
-// What pthread_create returns. A small stack, for a machine that is short of memory; the usual one where the
-// libraries' thread-local memory is larger than that.
+// What pthread_create returns. A small stack, for a machine that is short of memory; the usual one
+// where the libraries' thread-local memory is larger than that.
 static int start_thread(Heartbeat *h) {
     pthread_attr_t small;
     h->closing = false;
@@ -383,8 +388,8 @@ static Heartbeat *create(double limit) {
 
 // --- opening and closing -----------------------------------------------------------------------------------------
 
-// Seconds that the ranks before this one have to speak and end the job. Open MPI's launcher takes 2 s to end ranks
-// that are in MPI_Init or MPI_Finalize.
+// Seconds that the ranks before this one have to speak and end the job. Open MPI's launcher takes 2
+// s to end ranks that are in MPI_Init or MPI_Finalize.
 static double turn_of_process(void) { return 2 * launch_rank_delay(rank_guess()); }
 
 void heartbeat_starting(Site *site, double limit) {
@@ -417,8 +422,8 @@ void heartbeat_ending(Site *site, double limit, int code) {
     start_thread(h);  // without one there is nothing left to lose
 }
 
-// Slots for the ranks of a host, how many of them and which is this rank's: all, or where they cannot share memory
-// this rank's alone.
+// Slots for the ranks of a host, how many of them and which is this rank's: all, or where they
+// cannot share memory this rank's alone.
 static Slot *map_slots(Peers host, int *rank, int *size) {
     MPI_Comm_rank(host.comm, rank);
     MPI_Comm_size(host.comm, size);
@@ -462,7 +467,8 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     peers_meet(peers);  // every slot says who it is
     int reason = start_thread(h);
     if (reason == 0) return;
-    atomic_store(&slots[rank].beats, -1);  // without a thread this rank is watched by nobody, and watches nobody
+    // Without a thread this rank is watched by nobody, and watches nobody.
+    atomic_store(&slots[rank].beats, -1);
     if (limit <= 0) return;
     take_turn(h);
     thread_missing(site, reason);
@@ -547,6 +553,7 @@ bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
     if (!h) return false;
     nap(1 + 2 * h->period);
     bool busy = list_busy(h, text, bytes);
-    if (!busy && h->other_hosts) nap(10 + turn(h));  // then the one that is late is on another host, and its neighbours there know its name
+    // Else the one that is late is on another host, and its neighbours there know its name.
+    if (!busy && h->other_hosts) nap(10 + turn(h));
     return busy;
 }

@@ -7,7 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Where the first rank's file is to be found, and its identity: another PID namespace may hold another file under that name.
+// Where the first rank's file is, and its identity: another PID namespace may hold another file
+// under that name.
 typedef struct FileName {
     long pid;
     int fd;

@@ -20,8 +20,8 @@ int launch_rank_guess(void) {
 
 double launch_rank_delay(int rank) { return rank < 30 ? 2.0 * rank : 60.0; }
 
-// Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in containers: neither is worth a failed first run.
-// Set only where the user has set nothing.
+// Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in
+// containers. Neither is worth a failed first run. Set only where the user has set nothing.
 static void prepare_environment(void) {
     if (launch_rank_guess() < 0) setenv("OMPI_MCA_plm", "isolated", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
@@ -41,8 +41,9 @@ static const Starter starters[] = {
     {"PMI_RANK", "PMI_SIZE", "PMI_RANK", "mpiexec", "processes", "use the mpirun of the MPI library that this program was built with (--version names it)"},
 };
 
-// Such processes would each train alone. Asked before MPI starts, because Open MPI then ends a task of srun itself, with a page of text and exit code 1; and
-// after, for libraries that start a world of one. A shell inside an allocation is a step of one task.
+// Such processes would each train alone. Asked before MPI starts, because Open MPI then ends a task
+// of srun itself, with a page of text and exit code 1. Asked again after it, for libraries that
+// start a world of one. A shell inside an allocation is a step of one task.
 static void refuse_lonely(bool joined) {
     for (size_t i = 0; i < sizeof starters / sizeof *starters && !joined; i++) {
         const Starter *s = &starters[i];
@@ -50,7 +51,8 @@ static void refuse_lonely(bool joined) {
         if (!sign || !size || atoi(size) <= 1) continue;
         Error err;
         error_set(&err, EXIT_ENVIRONMENT, "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size, s->processes, s->advice);
-        // The first one speaks for all, and has the time to, whatever the starter does when one ends. Nobody is there to agree with, nothing to abort.
+        // The first one speaks for all, and has the time to, whatever the starter does when one
+        // ends. Nobody is there to agree with, and nothing to abort.
         if (rank && atoi(rank) > 0) sleep(2);
         else error_print(NULL, err.what);
         exit(err.code);
@@ -72,7 +74,8 @@ void launch_init(Launch *launch, int *argc, char ***argv) {
     refuse_lonely(launch_rank_guess() >= 0);
     prepare_environment();
     json_use_checked_memory();
-    // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every library gives.
+    // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every
+    // library gives.
     int provided, running = 0;
     MPI_Initialized(&running);
     if (!running) MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);

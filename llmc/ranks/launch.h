@@ -1,5 +1,6 @@
-// Starting and ending a job of MPI ranks: environment fixes before MPI_Init, the hosts; what the launcher's environment tells before that. Called by train_gpt.cu
-// and the benches and tests that are programs of ranks; emulate.c reads the hosts, heartbeat.c a rank's number and turn.
+// Starting and ending a job of MPI ranks: environment fixes before MPI_Init, the hosts, and what
+// the launcher's environment tells before MPI is up. Called by train_gpt.cu, and by benches and
+// tests that are programs of ranks.
 #pragma once
 #include <mpi.h>
 
@@ -15,15 +16,18 @@ typedef struct Launch {
     bool owns_mpi;       // started here, so ended by launch_finalize
 } Launch;
 
-// Prepares the environment (a singleton needs no ssh; root may run), starts MPI unless the caller has done so (dev/bench/train_arms.c trains several times
-// in one process), finds the hosts. Processes of srun, of torchrun or of another MPI library's mpiexec that MPI does not join end here, before they train the
-// same model each for itself: one line, from the first of them, and EXIT_ENVIRONMENT.
+// Prepares the environment (a singleton needs no ssh; root may run), starts MPI, and finds the
+// hosts. MPI may run already: dev/bench/train_arms.c trains several times in one process. Processes
+// that MPI does not join (of srun, torchrun or another library's mpiexec) end here with one line of
+// the first of them and EXIT_ENVIRONMENT: each would train the same model for itself.
 void launch_init(Launch *launch, int *argc, char ***argv);
 void launch_finalize(Launch *launch);
-// The rank that the environment of a launcher (mpirun, srun) gives this process, before MPI is up; -1: there is none that is known here.
+// The rank that a launcher's environment (mpirun, srun) gives this process, before MPI is up. -1:
+// none that is known here.
 int launch_rank_guess(void);
-// Seconds that a rank waits beyond a limit that all have: more the higher the rank, so that of all who wait for one that hangs a single one speaks and ends
-// the job. (The launcher takes a second to end ranks: the trainer blocks SIGTERM.)
+// Seconds that a rank waits beyond a limit that all have: more the higher the rank. So of all who
+// wait for one that hangs a single one speaks and ends the job. The launcher takes a second to end
+// ranks, because the trainer blocks SIGTERM.
 double launch_rank_delay(int rank);
 
 LLMC_END

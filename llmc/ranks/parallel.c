@@ -1,5 +1,5 @@
-// Host work spread over threads: see parallel.h. Threads take the next piece from a common counter, so that one that is late, or was never started, costs
-// nothing but its speed.
+// Host work spread over threads: see parallel.h. Threads take the next piece from a common counter.
+// One that is late, or was never started, costs nothing but its speed.
 #include "llmc/ranks/parallel.h"
 
 #include <pthread.h>

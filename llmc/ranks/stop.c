@@ -1,16 +1,20 @@
 // Polling for reasons to leave: see stop.h.
 //
-// Our own threads and MPI's are started with these signals blocked: none of their calls is cut short by one (EINTR), which waits for the poll. But a library may
-// start threads when it is loaded, before main can block anything (OpenBLAS's pool, wherever a rank may use more than one core), and the kernel gives a signal of
-// the process to any thread that lets it through: by default that ends the process. No mask set later reaches such a thread, and not every C library runs code
-// that comes before libraries' own (.preinit_array); a handler holds for all threads there are.
+// Our own threads and MPI's start with these signals blocked, so that none of their calls is cut
+// short (EINTR): a signal waits for the poll. But a library may start threads when it is loaded,
+// before main can block anything. OpenBLAS's pool does, wherever a rank may use more than one core.
+// The kernel gives a signal of the process to any thread that lets it through, and by default that
+// ends the process. No mask set later reaches such a thread. A handler holds for all threads there
+// are.
 #include "llmc/ranks/stop.h"
 
 #include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
 
-static atomic_int handled;  // the last one that came on another thread, 0: none. A handler is told nothing: it is this file's
+// The last signal that came on another thread, 0: none. A handler is told nothing, so this is the
+// file's.
+static atomic_int handled;
 
 static void on_signal(int number) { atomic_store(&handled, number); }
 
@@ -32,7 +36,8 @@ void stop_catch_signals(void) {
     sigaction(SIGINT, &take, NULL);
 }
 
-// The number of a signal that came since the last time, 0: none. Where several came, the next poll finds another.
+// The number of a signal that came since the last time, 0: none. Where several came, the next poll
+// finds another.
 static int take_signal(void) {
     sigset_t set = stop_signals();
     struct timespec at_once = {0, 0};

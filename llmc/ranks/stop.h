@@ -1,5 +1,6 @@
-// Leaving a run early: signals, the time limit, data found broken. Signals are kept and polled, so that a step is never cut in two; every rank reaches the same
-// answer. Called by train_gpt.cu after each step and between the parts of an evaluation.
+// Leaving a run early: signals, the time limit, data found broken. Signals are kept and polled, so
+// that a step is never cut in two. Every rank reaches the same answer. Called by train_gpt.cu after
+// each step and between the parts of an evaluation.
 #pragma once
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
@@ -13,10 +14,12 @@ typedef struct Stop {
     bool busy;          // this rank still does something in the background; after stop_poll: some rank does
 } Stop;
 
-// From here on SIGTERM, SIGUSR1 and SIGINT end nothing: they are blocked in this thread and those it starts, and a handler keeps what threads that were there
-// before are given. Before MPI starts its own. May be called again.
+// From here on SIGTERM, SIGUSR1 and SIGINT end nothing. They are blocked in this thread and those
+// that it starts. A handler keeps what older threads are given. Call it before MPI starts threads
+// of its own; it may be called again.
 void stop_catch_signals(void);
-// Collective over the world: adds this rank's reason (GO_ON: only a pending signal, if there is one) to those of the others.
+// Collective over the world: adds this rank's reason to those of the others. GO_ON: only a pending
+// signal, if there is one.
 void stop_poll(Stop *stop, StopReason own, Peers world);
 // "SIGTERM", ...
 const char *stop_signal_name(const Stop *stop);

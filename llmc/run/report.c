@@ -76,8 +76,8 @@ void report_start(Run *run) {
 
 // --- a step ------------------------------------------------------------------------------------------------------
 
-// What is known of every iteration once it is settled. Where zeros or norms are wanted it is collective and
-// synchronises, once per iteration.
+// What is known of every iteration once it is settled. Where zeros or norms are wanted it is
+// collective and synchronises, once per iteration.
 static void report_step(Run *run, int64_t iteration) {
     const Config *c = &run->config;
     Peers group = run_peers(run, run->mesh.dp.mpi);

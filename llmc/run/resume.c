@@ -117,7 +117,8 @@ static Loaded nothing_to_load(Run *run) {
     return LOAD_FAILED;
 }
 
-// Opens the newest sound checkpoint and restores the run from it. *fell_back: it is not the one asked for.
+// Opens the newest sound checkpoint and restores the run from it. *fell_back: it is not the one
+// asked for.
 static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fell_back) {
     const char *load = run->config.load;
     char fallback[1400];
@@ -152,8 +153,8 @@ Loaded load_checkpoint(Run *run) {
     if (!run_agreed(run, same_checkpoint(c->load, iteration, world, &run->error))) return LOAD_FAILED;
     bool fell_back;
     if (!open_and_restore(run, &iteration, world, &fell_back)) return LOAD_FAILED;
-    // Counts as saved only where it lies in --save and the tracker names it. Else the end of the run saves
-    // again, which puts the tracker right.
+    // Counts as saved only where it lies in --save and the tracker names it. Else the end of the
+    // run saves again, which puts the tracker right.
     bool named = c->save && !strcmp(c->save, c->load) && !*lost && !fell_back;
     run->last_saved = named ? run->iteration : 0;
     if (c->save && !c->finetune && save_folder_same(c->save, c->load)) run->went_on_from = iteration;

@@ -12,8 +12,8 @@ void run_init(Run *run) {
     run->started = monotonic_seconds();
 }
 
-// Seconds that a collective may take, 0: for ever. --distributed-timeout-minutes, and a little more the higher
-// the rank.
+// Seconds that a collective may take, 0: for ever. --distributed-timeout-minutes, and a little more
+// the higher the rank.
 static double time_limit(const Run *run) {
     // Rank 0 reads data for as long as it takes.
     if (run->config.check_data || run->config.inspect_data >= 0) return 0.0;

@@ -1,5 +1,5 @@
-// A run: everything that training holds beside the model itself. main makes one, the files of this room set it
-// up, tell of it, save it and close it; train_gpt.cu makes the steps.
+// A run: everything that training holds beside the model itself. main makes one, the files of this
+// room set it up, tell of it, save it and close it; train_gpt.cu makes the steps.
 //
 //   run.c       agreement of the ranks, limits, the end
 //   setup.c     from flags to a device, memory, groups and data
@@ -82,22 +82,23 @@ void run_close(Run *run);
 Peers run_peers(Run *run, MPI_Comm comm);
 // A barrier of all ranks, with that limit.
 void run_meet(Run *run);
-// True when ok on every rank. Else run->error holds the first failing rank's error on every rank, that rank
-// prints it, and run->exit_code is the error's. Collective over the world.
+// True when ok on every rank. Else run->error holds the first failing rank's error on every rank,
+// that rank prints it, and run->exit_code is the error's. Collective over the world.
 bool run_agreed(Run *run, bool ok);
 
 // --- setup.c: in this order -----------------------------------------------------------------------------------
 
-// Places this rank, opens the tokenizer, completes the config. Needs no device. Errors: EXIT_USAGE, EXIT_DATA,
-// EXIT_ENVIRONMENT.
+// Places this rank, opens the tokenizer, completes the config. Needs no device. Errors: EXIT_USAGE,
+// EXIT_DATA, EXIT_ENVIRONMENT.
 bool run_place(Run *run);
-// Opens device and log, and allocates the memory plan. model_bytes: memory_allocate's. False on every rank where
-// one failed.
+// Opens device and log, and allocates the memory plan. model_bytes: memory_allocate's. False on
+// every rank where one failed.
 bool run_allocate(Run *run, ModelBytes model_bytes);
-// The folder of --save, the groups, the Zero: ready to step once it has weights. The same errors on every rank.
+// The folder of --save, the groups, the Zero: ready to step once it has weights. The same errors on
+// every rank.
 bool run_connect(Run *run);
-// Opens the loader, once it is known where the run goes on: the order of the data depends on how often they are
-// read in all. Not collective over the world; the caller lets the ranks agree.
+// Opens the loader, once it is known where the run goes on: the order of the data depends on how
+// often they are read in all. Not collective over the world; the caller lets the ranks agree.
 bool run_open_data(Run *run);
 // The same on every rank, with log lines.
 bool run_setup_data(Run *run);
@@ -129,8 +130,9 @@ bool save_checkpoint(Run *run);
 bool advance_save(Run *run, bool to_the_end);
 // Compares all ranks' weights and repairs what differs.
 bool replicas_sound(Run *run);
-// --load, by Megatron-LM's rules. LOAD_FRESH: there is nothing to load, and the caller fills the weights. Without
-// a tracker and without checkpoints a run starts afresh, so that the same script starts and resumes it.
+// --load, by Megatron-LM's rules. LOAD_FRESH: there is nothing to load, and the caller fills the
+// weights. Without a tracker and without checkpoints a run starts afresh, so that the same script
+// starts and resumes it.
 typedef enum Loaded { LOAD_FAILED, LOAD_FRESH, LOAD_RESTORED } Loaded;
 Loaded load_checkpoint(Run *run);
 
@@ -138,8 +140,8 @@ Loaded load_checkpoint(Run *run);
 
 // Fills logits (padded vocabulary) of the token after ids[0..n), on the host.
 typedef void (*NextLogits)(void *model, const int32_t *ids, int64_t n, floatX *logits);
-// --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal. Needs no
-// random state and no batch: training goes on as without. Collective.
+// --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal.
+// Needs no random state and no batch: training goes on as without. Collective.
 void write_sample(Run *run, NextLogits next_logits, void *model);
 
 LLMC_END

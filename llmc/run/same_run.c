@@ -64,7 +64,8 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     return ok;
 }
 
-// A new name each time, for a network's file system may remember that an older one was not there; that of a killed save's leftover, which the next save removes.
+// A new name each time: a network's file system may remember that an older one was not there. It is
+// that of a killed save's leftover, which the next save removes.
 static void name_marker(char *name, size_t bytes) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -36,7 +36,8 @@ char *sample_text(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
         tokenizer_decode(tokenizer, ids[i], &bytes);
         total += bytes;
     }
-    // Repaired text takes at most three bytes for each raw one; a character may be spread over tokens, so the whole is repaired at once.
+    // Repaired text takes at most three bytes for each raw one. A character may be spread over
+    // tokens, so the whole is repaired at once.
     char *text = (char *)xmalloc(4 * total + 1, "the sample"), *raw = text + 3 * total + 1;
     for (int64_t i = 0; i < n; i++) {
         const char *piece = tokenizer_decode(tokenizer, ids[i], &bytes);

@@ -1,4 +1,5 @@
-// From flags to a run that can train: see run.h. Called by train_gpt.cu in the order of the functions here.
+// From flags to a run that can train: see run.h. Called by train_gpt.cu in the order of the
+// functions here.
 #include <math.h>
 #include <stdlib.h>
 
@@ -10,8 +11,8 @@
 #include "llmc/run/same_run.h"
 #include "llmc/state/probe.h"
 
-// Sizes of the vocabulary: the tokenizer's, unless it would need files and there are none. Then 0, for which
-// config_finish knows GPT-2's.
+// Sizes of the vocabulary: the tokenizer's, unless it would need files and there are none. Then 0,
+// for which config_finish knows GPT-2's.
 static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     const Config *c = &run->config;
     if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
@@ -43,8 +44,8 @@ bool run_place(Run *run) {
 static bool open_device(Run *run) {
     run->site.phase = "setup";
     run->own = devices_choose(run_peers(run, run->launch.host), &run->mesh, run->config.emulate_nodes);
-    // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU alone would
-    // say 0. Where ranks share GPUs they name it by its index.
+    // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU
+    // alone would say 0. Where ranks share GPUs they name it by its index.
     if (run->own.sharers > 1 && !device_is_host()) run->site.gpu = run->own.index;
     run->device = device_open(run->own.index, &run->site, &run->error);
     if (!run->device) return false;
@@ -56,8 +57,8 @@ static bool open_device(Run *run) {
     return run->log != NULL && probe_folder(&run->config, &run->error);
 }
 
-// In two steps: every rank looks at what is free before any of those that share it takes its part. CPU ranks of
-// one host draw on the same memory.
+// In two steps: every rank looks at what is free before any of those that share it takes its part.
+// CPU ranks of one host draw on the same memory.
 bool run_allocate(Run *run, ModelBytes model_bytes) {
     if (!run_agreed(run, open_device(run))) return false;
     const Config *c = &run->config;

@@ -32,7 +32,8 @@ static int largest_micro_batch(const Config *config, size_t planned, size_t shar
     return 0;
 }
 
-// Would full recomputation fit with the configured micro-batch? There is nothing milder: attention is recomputed always.
+// Would full recomputation fit with the configured micro-batch? There is nothing milder: attention
+// is recomputed always.
 static bool full_fits(const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
     Setting setting = {config->micro_batch_size, RECOMPUTE_FULL};
     return config->recompute_granularity != RECOMPUTE_FULL && bytes_with(config, planned, setting, model_bytes) <= share;
@@ -62,8 +63,8 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
     }
 }
 
-// Was it memory of the host that could not be had, beside a device with its own? No size of the model
-// changes that.
+// Was it memory of the host that could not be had, beside a device with its own? No size of the
+// model changes that.
 static bool host_failed(const MemoryPlan *memory_plan) {
     for (int i = 0; i < memory_plan->count; i++) {
         const MemoryPlanEntry *entry = &memory_plan->entries[i];
@@ -72,10 +73,10 @@ static bool host_failed(const MemoryPlan *memory_plan) {
     return false;
 }
 
-// What libraries take of a GPU beside the plan once they are used. Measured (dev/bench/NOTES.md), in MiB:
-// 414 for cuBLAS, cuDNN, the kernels' code and NCCL's verdict; 485 as two nodes of one; 1347 where two
-// ranks of a node send through NCCL. More ranks want more. Where a plan leaves less, the libraries would
-// fail later, in words of their own.
+// What libraries take of a GPU beside the plan once they are used. Measured (dev/bench/NOTES.md),
+// in MiB: 414 for cuBLAS, cuDNN, the kernels' code and NCCL's verdict; 485 as two nodes of one;
+// 1347 where two ranks of a node send through NCCL. More ranks want more. Where a plan leaves less,
+// the libraries would fail later, in words of their own.
 enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
 
 size_t memory_beside_plan(int ranks, bool nccl_in_node) {
@@ -100,7 +101,8 @@ bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *conf
     if (memory->beside) snprintf(err->what + length, sizeof err->what - length, " beside %zu MiB kept for libraries; ", memory->beside >> 20);
     else snprintf(err->what + length, sizeof err->what - length, "; ");
     length = strlen(err->what);
-    // Free memory may still be refused, where it lies in small pieces. A smaller plan is the answer too.
+    // Free memory may still be refused, where it lies in small pieces. A smaller plan is the answer
+    // too.
     if (share >= memory->planned) share = memory->planned - 1;
     memory_advice(err->what + length, sizeof err->what - length, config, memory->planned, share, model_bytes);
     return false;
@@ -111,8 +113,8 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     memory->reported = true;
     const double MB = 0x1p20;
     double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before, taken = (double)device_taken(memory->device);
-    // A GPU's memory is seen as a whole: the ranks that share it have equal plans. The CPU's is this
-    // process's.
+    // A GPU's memory is seen as a whole: the ranks that share it have equal plans. The CPU's is
+    // this process's.
     double plans = device_is_host() ? allocated : allocated * memory->sharers, beside = taken - before - plans;
     log_memory(log, iterations, allocated);
     log_line(log, "memory beside the plan (MB) | before it (context, other processes): %.1f | since then (libraries, buffers of the host): %.1f", before / MB, beside / MB);

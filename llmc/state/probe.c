@@ -11,7 +11,8 @@
 #include "llmc/ranks/peers.h"
 #include "llmc/state/zero_inside.h"
 
-// The exact reduction goes in pieces, so that its fp32 messages stay small. Any number gives the same sums.
+// The exact reduction goes in pieces, so that its fp32 messages stay small. Any number gives the
+// same sums.
 enum { EXACT_CHUNKS = 8 };
 
 static bool errors_due(const Zero *zero) { return due(zero->step, zero->config->log_quantization_error_interval); }
@@ -92,10 +93,10 @@ static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
 // Is the piece one of a matrix in this bucket? (1-D tensors are never quantised.)
 static bool is_matrix_of(const Piece *piece, const Bucket *bucket) { return piece->arena_at >= bucket->arena_start && piece->arena_at < bucket->arena_start + bucket->matrix_elements; }
 
-// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what Hadamard
-// makes of it. The transform is scaled to be orthonormal, so that both have the same norm. Blocks of 32
-// begin where tensors and shards do. A tensor's last block is filled with zeros before the transform;
-// the histogram after it counts them too.
+// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what
+// Hadamard makes of it. The transform is scaled to be orthonormal, so that both have the same norm.
+// Blocks of 32 begin where tensors and shards do. A tensor's last block is filled with zeros before
+// the transform; the histogram after it counts them too.
 static void gradient_histograms(Zero *zero, int b) {
     float scale = 1.0f / (float)zero->plan.dp, orthonormal = 1.0f / sqrtf((float)HADAMARD_ORDER);
     for (int i = 0; i < zero->piece_count; i++) {
@@ -130,7 +131,8 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     probe->exact_traffic.rail += after.rail - before.rail;
 }
 
-// Adds the squares of reduced - exact and of exact over n values of the own shard at this place of the bucket.
+// Adds the squares of reduced - exact and of exact over n values of the own shard at this place of
+// the bucket.
 static void compare_window(Zero *zero, const Bucket *bucket, int64_t at, int64_t n) {
     float *reduced = fetch(zero, zero->grads + bucket->arena_start + at, n), *exact = fetch(zero, zero->probe.exact + at, n);
     for (int64_t i = 0; i < n; i++) {
@@ -207,7 +209,8 @@ static void report_errors(Zero *zero, Log *log, Peers group) {
     log_json(log, &json);
 }
 
-// One file's text: what the bins are, then a line per tensor and kind that has values in this shard.
+// One file's text: what the bins are, then a line per tensor and kind that has values in this
+// shard.
 static void write_histograms(const Zero *zero, FILE *out) {
     static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard"};
     fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n", (long long)zero->step, zero->mesh->dp.rank, zero->plan.dp,
@@ -250,8 +253,8 @@ static void dump_histograms(Zero *zero) {
     if (!out) return;
     write_histograms(zero, out);
     fclose(out);
-    // A run that was resumed on fewer ranks may find files of this iteration by ranks that it no longer
-    // has. Readers would add them to this run's.
+    // A run that was resumed on fewer ranks may find files of this iteration by ranks that it no
+    // longer has. Readers would add them to this run's.
     for (int rank = zero->plan.dp; zero->mesh->dp.rank == 0; rank++) {
         histogram_path(zero, rank, path, sizeof path);
         if (unlink(path)) break;

@@ -3,8 +3,9 @@
 //                                       same step, and the replica with the masters
 //   --dump-distributions-interval       histograms of the own shard: weights, weight differences, and
 //                                       gradients before and after Hadamard
-// zero.c calls it at three places of a step that is due. train_gpt.cu asks for the report afterwards.
-// Figures are computed on the host: a step that is due takes longer, the others cost nothing.
+// zero.c calls it at three places of a step that is due. train_gpt.cu asks for the report
+// afterwards. Figures are computed on the host: a step that is due takes longer, the others cost
+// nothing.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/config/config.h"
@@ -32,8 +33,8 @@ typedef struct Probe {
     TlqWorkspace workspace;
 } Probe;
 
-// Makes the folder of --dump-distributions, when there is one, and asks whether this process may write
-// there: before a run, and not once per interval. On every rank. Error: EXIT_ENVIRONMENT.
+// Makes the folder of --dump-distributions, when there is one, and asks whether this process may
+// write there: before a run, and not once per interval. On every rank. Error: EXIT_ENVIRONMENT.
 bool probe_folder(const Config *config, Error *err);
 // After zero_plan has built the layout. Reserves scratch, when the flags want it.
 void probe_reserve(struct Zero *zero, MemoryPlan *memory_plan);
@@ -44,9 +45,9 @@ void probe_reduced(struct Zero *zero, int bucket);
 void probe_updated(struct Zero *zero, int bucket);
 // True when the step in progress is to be reported on after zero_update.
 bool probe_due(const struct Zero *zero);
-// Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars. Every
-// rank writes its histograms to a file of its own, FOLDER/iter_0000100.rank_003.jsonl, with a line per
-// tensor and kind. A file that cannot be written then costs a warning, and not the run.
+// Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars.
+// Every rank writes its histograms to a file of its own, FOLDER/iter_0000100.rank_003.jsonl, with a
+// line per tensor and kind. A file that cannot be written then costs a warning, and not the run.
 void probe_report(struct Zero *zero, Log *log, Peers group);
 // What training has sent so far: all but the probe's.
 Traffic probe_traffic(const struct Zero *zero);

@@ -95,7 +95,8 @@ static void refresh(const Check *c, int b) {
     }
 }
 
-// "2, 5": the ranks that differ from root, or all when there is no majority. Cut where there are too many.
+// "2, 5": the ranks that differ from root, or all when there is no majority. Cut where there are
+// too many.
 static void list_ranks(const Check *c, int b, int root, char *text, size_t bytes) {
     size_t used = 0;
     *text = '\0';

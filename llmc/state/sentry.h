@@ -1,6 +1,7 @@
-// The sentry reads each step's verdict, which the device has reached (kernel_judge, sdp4bit/spikes.h) and
-// all ranks share. It counts what was skipped, reports spikes of the loss and of the gradient norm, and
-// says when the run must end. Called by llmc/run/report.c as it learns of verdicts, at most a step late.
+// The sentry reads each step's verdict, which the device has reached (kernel_judge,
+// sdp4bit/spikes.h) and all ranks share. It counts what was skipped, reports spikes of the loss and
+// of the gradient norm, and says when the run must end. Called by llmc/run/report.c as it learns of
+// verdicts, at most a step late.
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/state/run_state.h"
@@ -15,11 +16,12 @@ typedef struct Sentry {
     int64_t ended_at;              // iteration of the verdict that ends the run
 } Sentry;
 
-// Takes the verdict of an iteration. When it ends the run, err (unless it holds an error already) gets EXIT_DIVERGED: a loss or norm that is not finite
-// without --on-nan skip, or --max-skipped-in-a-row; or EXIT_COMMUNICATION: a message that arrived wrong (--verify-wire).
+// Takes the verdict of an iteration. When it ends the run, err (unless it holds an error already)
+// gets EXIT_DIVERGED: a loss or norm that is not finite without --on-nan skip, or
+// --max-skipped-in-a-row; or EXIT_COMMUNICATION: a message that arrived wrong (--verify-wire).
 void sentry_judge(Sentry *sentry, const StepControl *verdict, int64_t iteration, Log *log, Error *err);
-// The sentry's part of a checkpoint: its counters, and the means in the latest verdict, which the next
-// step is measured by.
+// The sentry's part of a checkpoint: its counters, and the means in the latest verdict, which the
+// next step is measured by.
 void sentry_save(const Sentry *sentry, const StepControl *verdict, RunState *state);
 void sentry_restore(Sentry *sentry, StepControl *verdict, const RunState *state);
 

@@ -1,5 +1,6 @@
-// The parameters of the model as this rank holds them, one row each, and which part of the whole that is.
-// train_gpt.cu fills the table. ZeRO lays its rows out in buckets, checkpoints find them by name.
+// The parameters of the model as this rank holds them, one row each, and which part of the whole
+// that is. train_gpt.cu fills the table. ZeRO lays its rows out in buckets, checkpoints find them
+// by name.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/plan.h"
@@ -19,8 +20,8 @@ typedef struct Tensor {
                        // hold the same elements counts them
 } Tensor;
 
-// What a rank keeps of a parameter's elements, and what a slice of a checkpoint holds. WEIGHT is the replica:
-// under quantised differences it is state of its own, and not the rounded master.
+// What a rank keeps of a parameter's elements, and what a slice of a checkpoint holds. WEIGHT is
+// the replica: under quantised differences it is state of its own, and not the rounded master.
 typedef enum SliceKind { SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ, SLICE_WEIGHT, SLICE_KINDS } SliceKind;
 const char *slice_kind_name(SliceKind kind);   // "master", "exp_avg", "exp_avg_sq", "weight"
 int slice_kind_bytes(SliceKind kind);          // per element: 4, 4, 4, sizeof(floatX)

@@ -116,7 +116,8 @@ void zero_masters_from_weights(Zero *zero) {
 // Compute runs forward and backward. The lanes (sdp4bit/lanes.h) run what travels. `last` also runs
 // the verdict, AdamW, and whatever looks at the shard: probes, counts, a checkpoint's copies. With
 // one rank, or under --no-overlap, all lanes and copies are `last`. After its first message each
-// communicator is used on one stream: the node's on node, the rail's on rail, the world's on `last`.
+// communicator is used on one stream: the node's on node, the rail's on rail, the world's on
+// `last`.
 //
 // Events, from who records them to who waits:
 //   ready[b]    compute -> first, last      Bucket b's gradients are complete.
@@ -226,8 +227,8 @@ void zero_reduce_unit(Zero *zero, int unit) {
     event_record(zero->ready[b], zero->compute);
     if (zero->lanes->apart) stream_wait(zero->lanes->first, zero->ready[b]);
     stream_wait(zero->lanes->last, zero->ready[b]);
-    // From the bucket's readiness, or its predecessor's end, to its own end. Spans of one stream do not
-    // overlap, so nothing counts twice.
+    // From the bucket's readiness, or its predecessor's end, to its own end. Spans of one stream do
+    // not overlap, so nothing counts twice.
     timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
     reduce_bucket(zero, b);
     timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
@@ -282,8 +283,8 @@ static void count_zeros(Zero *zero) {
     }
 }
 
-// AdamW on the own shard. The bucket's gradients have then served. The tail's are cleared for the next
-// step; the matrices' are overwritten by it.
+// AdamW on the own shard. The bucket's gradients have then served. The tail's are cleared for the
+// next step; the matrices' are overwritten by it.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
@@ -299,7 +300,8 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     floatX *weights = zero->weights + bucket->arena_start;
     uint8_t *buffer = zero->gather[qwd_slot(b)];
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
-    // For the timer alone, whose spans are to begin with the shard. The data wait by the hops' events.
+    // For the timer alone, whose spans are to begin with the shard. The data wait by the hops'
+    // events.
     lanes_after(zero->lanes, middle, zero->lanes->last);
     timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
     qwd_gather_bucket(step, b, buffer, zero->lanes);
@@ -312,9 +314,9 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
 }
 
-// Compute waits for the verdict. That wait is the gradients' exposed time, and belongs to this step's
-// interval. Compute also takes the verdict to the host, which costs the host time: `last` goes straight
-// on to AdamW meanwhile, and compute waits for weights then anyway.
+// Compute waits for the verdict. That wait is the gradients' exposed time, and belongs to this
+// step's interval. Compute also takes the verdict to the host, which costs the host time: `last`
+// goes straight on to AdamW meanwhile, and compute waits for weights then anyway.
 static void send_verdict(Zero *zero, int slot) {
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     stream_wait(zero->compute, zero->judged);
@@ -344,8 +346,8 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         probe_updated(zero, b);
         gather_bucket(zero, &step, b);
     }
-    // What follows on `last` must see the new replica. That costs nothing: the next there is the end of
-    // the next step's first reduction.
+    // What follows on `last` must see the new replica. That costs nothing: the next there is the
+    // end of the next step's first reduction.
     if (zero->lanes->apart) stream_wait(zero->lanes->last, zero->done[zero->plan.buckets - 1]);
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->lanes->last);
 }

@@ -1,10 +1,11 @@
-// ZeRO-1: every rank holds all weights and gradients, and the optimiser state of 1/dp of each bucket. This
-// module owns the arenas. It reduces a bucket's gradients as soon as they are complete, judges the step, runs
-// AdamW on the own shard, and brings every replica up to date, baseline or SDP4Bit.
+// ZeRO-1: every rank holds all weights and gradients, and the optimiser state of 1/dp of each
+// bucket. This module owns the arenas. It reduces a bucket's gradients as soon as they are
+// complete, judges the step, runs AdamW on the own shard, and brings every replica up to date,
+// baseline or SDP4Bit.
 //
-// Called by train_gpt.cu, llmc/run/ and llmc/checkpoint/. zero_plan.c sets it up, zero.c makes the steps,
-// zero_copies.c copies to and from the host. What travels is sdp4bit/tlq_hs.h and sdp4bit/qwd.h. The struct is
-// in zero_inside.h, for the files of this room.
+// Called by train_gpt.cu, llmc/run/ and llmc/checkpoint/. zero_plan.c sets it up, zero.c makes the
+// steps, zero_copies.c copies to and from the host. What travels is sdp4bit/tlq_hs.h and
+// sdp4bit/qwd.h. The struct is in zero_inside.h, for the files of this room.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/comm.h"
@@ -19,18 +20,20 @@ typedef struct Zero Zero;
 
 // --- start and end ---------------------------------------------------------------------------------------
 
-// Builds the layout and reserves every buffer in the memory plan. Needs no device. tensors: (count) the model's,
-// in forward order; copied. NULL with EXIT_USAGE for sizes that cannot be, or for a bad SDP4BIT_FAULT.
+// Builds the layout and reserves every buffer in the memory plan. Needs no device. tensors: (count)
+// the model's, in forward order; copied. NULL with EXIT_USAGE for sizes that cannot be, or for a
+// bad SDP4BIT_FAULT.
 Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                 MemoryPlan *memory_plan, Error *err);
-// For who reserves memory that the ranks of a node may reach into (comm_share): the number of bytes that it
-// comes in multiples of. COMM_GRAIN, or 1 where nobody is to reach in.
+// For who reserves memory that the ranks of a node may reach into (comm_share): the number of bytes
+// that it comes in multiples of. COMM_GRAIN, or 1 where nobody is to reach in.
 int64_t zero_grain(const Zero *zero);
-// After memory_plan_allocate: uploads tables, creates events, makes the mesh's connections. Collective over the mesh.
-// The weights must be filled next, then zero_masters_from_weights or a checkpoint's. lanes outlive the Zero.
+// After memory_plan_allocate: uploads tables, creates events, makes the mesh's connections.
+// Collective over the mesh. The weights must be filled next, then zero_masters_from_weights or a
+// checkpoint's. lanes outlive the Zero.
 void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timers *timers);
-// After the last step, before the memory plan is freed: all work has ended, and no other rank reaches into this
-// one's memory. Collective over the mesh. Nothing without zero_start.
+// After the last step, before the memory plan is freed: all work has ended, and no other rank
+// reaches into this one's memory. Collective over the mesh. Nothing without zero_start.
 void zero_stop(Zero *zero);
 // NULL is allowed.
 void zero_free(Zero *zero);
@@ -38,15 +41,17 @@ void zero_masters_from_weights(Zero *zero);
 
 // --- what it is made of -----------------------------------------------------------------------------------
 
-// The layout in buckets, and what travels: gradients before and after they are quantised, and weights.
+// The layout in buckets, and what travels: gradients before and after they are quantised, and
+// weights.
 const Plan *zero_layout(const Zero *zero);
 const GradWire *zero_grad_wire(const Zero *zero, bool quantised);
 const WeightWire *zero_weight_wire(const Zero *zero);
 const Tensor *zero_tensors(const Zero *zero, int *count);
-// The compute stream's loss: device memory (1), the mean over this rank's micro-batches. The model adds to it.
+// The compute stream's loss: device memory (1), the mean over this rank's micro-batches. The model
+// adds to it.
 float *zero_loss_sum(const Zero *zero);
-// How messages travel inside the node, once it is started. True where its ranks were to fetch them from each
-// other's memory; then *why has code 0 where they do, else what is in the way.
+// How messages travel inside the node, once it is started. True where its ranks were to fetch them
+// from each other's memory; then *why has code 0 where they do, else what is in the way.
 bool zero_node_shares(const Zero *zero, Error *why);
 // Pointers into the arenas. Weights may be read after zero_weights_wait only.
 floatX *zero_weight(const Zero *zero, int tensor);
@@ -54,22 +59,25 @@ float *zero_grad(const Zero *zero, int tensor);
 
 // --- the step ----------------------------------------------------------------------------------------------
 
-// In this order. iteration is 1-based. zero_step_begins clears the loss. zero_update leaves the 1-D tensors'
-// gradients clear. The matrices' hold the old ones, which the step's first micro-batch overwrites.
+// In this order. iteration is 1-based. zero_step_begins clears the loss. zero_update leaves the 1-D
+// tensors' gradients clear. The matrices' hold the old ones, which the step's first micro-batch
+// overwrites.
 void zero_step_begins(Zero *zero, int64_t iteration);
-// The gradients of unit (layer) `unit` are complete in this backward. Starts the reduction of its bucket with
-// the bucket's last unit. Called in the last micro-batch only.
+// The gradients of unit (layer) `unit` are complete in this backward. Starts the reduction of its
+// bucket with the bucket's last unit. Called in the last micro-batch only.
 void zero_reduce_unit(Zero *zero, int unit);
-// Norm, verdict, AdamW, and the gathers in forward order. Learning rates for the case that the previous step
-// was applied or skipped.
+// Norm, verdict, AdamW, and the gathers in forward order. Learning rates for the case that the
+// previous step was applied or skipped.
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay);
-// The verdict of the step that zero_update finished, waited for. which: 0 the latest step, 1 the one before.
+// The verdict of the step that zero_update finished, waited for. which: 0 the latest step, 1 the
+// one before.
 StepControl zero_verdict(Zero *zero, int which);
-// What a verdict hands to the next: Adam's counters and the sentry's state. zero_start sets a fresh run's.
+// What a verdict hands to the next: Adam's counters and the sentry's state. zero_start sets a fresh
+// run's.
 void zero_set_counters(Zero *zero, const StepControl *start);
 
-// The only way to the weights: makes the compute stream wait for the bucket of this unit, if a gather is still
-// on its way. Idempotent.
+// The only way to the weights: makes the compute stream wait for the bucket of this unit, if a
+// gather is still on its way. Idempotent.
 void zero_weights_wait(Zero *zero, int unit);
 void zero_weights_wait_all(Zero *zero);
 // All work of all streams has ended; before memory and communicators go.
@@ -77,9 +85,9 @@ void zero_synchronize(Zero *zero);
 
 // --- figures over all ranks ----------------------------------------------------------------------------------
 
-// Exposed communication, ms per step, on the rank that waited least. The rest of other ranks' waiting is
-// difference in GPU speed. On CPU ranks: the time that the work takes. most_ms: gradients and weights together,
-// on the rank that waited most.
+// Exposed communication, ms per step, on the rank that waited least. The rest of other ranks'
+// waiting is difference in GPU speed. On CPU ranks: the time that the work takes. most_ms:
+// gradients and weights together, on the rank that waited most.
 typedef struct Exposed {
     double gradients_ms, weights_ms, most_ms;
 } Exposed;
@@ -89,15 +97,17 @@ Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 Exposed zero_exposed_of(const double *ms, int world);
 // Norm of the masters over all ranks. Collective, synchronises.
 double zero_params_norm(Zero *zero, Peers group);
-// Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective, synchronises.
+// Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective,
+// synchronises.
 int64_t zero_zeros(Zero *zero, Peers group);
-// False on all ranks when one has received a message wrong since the latest verdict (--verify-wire): a save must
-// not follow. Collective, synchronises. Error: EXIT_COMMUNICATION.
+// False on all ranks when one has received a message wrong since the latest verdict
+// (--verify-wire): a save must not follow. Collective, synchronises. Error: EXIT_COMMUNICATION.
 bool zero_wire_sound(Zero *zero, Peers group, Error *err);
 
 // --- to and from the host, for checkpoints ---------------------------------------------------------------------
 
-// A run of elements of one tensor in this rank's shard: elements [lo, hi) of the rank's part of the tensor.
+// A run of elements of one tensor in this rank's shard: elements [lo, hi) of the rank's part of the
+// tensor.
 typedef struct Piece {
     int tensor;
     int64_t lo, hi;
@@ -111,11 +121,13 @@ void zero_fetch(Zero *zero, int piece, SliceKind kind, void *host);
 void zero_put(Zero *zero, int piece, SliceKind kind, const void *host);
 // Fills a whole tensor of the replica from the host, tensor_elements of floatX. Waits.
 void zero_put_weights(Zero *zero, int tensor, const void *host);
-// Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without --async-save.
+// Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without
+// --async-save.
 void *zero_staging(const Zero *zero, uint64_t *bytes);
-// A piece into that memory, beside training. zero_stage only asks for the copy. zero_copy_staged begins what was
-// asked for, when the device has work for a while: events that keep a time came only with the end of gigabytes
-// of copies recorded before them (dev/bench/NOTES.md, Saves). zero_staged waits for all copies.
+// A piece into that memory, beside training. zero_stage only asks for the copy. zero_copy_staged
+// begins what was asked for, when the device has work for a while: events that keep a time came
+// only with the end of gigabytes of copies recorded before them (dev/bench/NOTES.md, Saves).
+// zero_staged waits for all copies.
 void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned);
 void zero_copy_staged(Zero *zero);
 void zero_staged(Zero *zero);

@@ -46,9 +46,9 @@ void *zero_staging(const Zero *zero, uint64_t *bytes) {
     return zero->staging;
 }
 
-// After the applies of the step that is saved (zero_update's final wait on `last`), and before the next step's
-// update, whose forward, backward and reductions run meanwhile. On a stream of its own: on `last` the sums of
-// the reductions would wait for gigabytes.
+// After the applies of the step that is saved (zero_update's final wait on `last`), and before the
+// next step's update, whose forward, backward and reductions run meanwhile. On a stream of its own:
+// on `last` the sums of the reductions would wait for gigabytes.
 void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned) {
     if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->lanes->last);
     if (zero->to_copy_count == zero->to_copy_room) {

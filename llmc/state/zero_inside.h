@@ -1,5 +1,5 @@
-// What a Zero holds. Included by the files of this room that work on it: zero*.c, probe.c and replicas.c.
-// Tests look inside too. Everybody else goes through zero.h.
+// What a Zero holds. Included by the files of this room that work on it: zero*.c, probe.c and
+// replicas.c. Tests look inside too. Everybody else goes through zero.h.
 #pragma once
 #include "llmc/base/fault.h"
 #include "llmc/state/probe.h"

@@ -1,5 +1,5 @@
-// Sets a Zero up before there is a device: what travels in which form, the layout, every buffer in the
-// memory plan, this rank's pieces of the tensors. See zero.h; zero.c goes on from here.
+// Sets a Zero up before there is a device: what travels in which form, the layout, every buffer in
+// the memory plan, this rank's pieces of the tensors. See zero.h; zero.c goes on from here.
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,8 +36,8 @@ static void choose_wires(Zero *zero) {
 static PlanOptions plan_options(const Zero *zero) {
     const Config *c = zero->config;
     PlanOptions o;
-    // One rank sends nothing. The quantisation flags must not move a single number there: no groups, and
-    // no padding for them.
+    // One rank sends nothing. The quantisation flags must not move a single number there: no
+    // groups, and no padding for them.
     bool sends = zero->mesh->dp.size > 1, gradients = sends && c->quantized_gradients, weights = sends && c->quantized_weights;
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
     o.nodes = zero->mesh->rail.size;
@@ -72,7 +72,8 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     const char *group = "communication";
     int64_t grain = zero_grain(zero);
     tlq_reserve(memory_plan, group, w, grain);
-    // Two buffers for all buckets, which use them in turn: one is gathered while another shard is updated.
+    // Two buffers for all buckets, which use them in turn: one is gathered while another shard is
+    // updated.
     size_t *gather = zero->gather_bytes;
     for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
     for (int slot = 0; slot < LANE_SLOTS; slot++) memory_plan_reserve(memory_plan, group, "weights, gathered", (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
