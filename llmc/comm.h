@@ -1,19 +1,21 @@
-// The backend boundary, part 3: collectives within a group of ranks, in stream order on device memory.
-// llmc/cpu/comm.c sends by MPI; llmc/cuda/comm.cu by NCCL, and inside a node by copy engines. train_gpt.cu
-// opens and closes it. Gradients and weights pass through sdp4bit/wire.c, a step's records through zero.c.
+// The backend boundary, part 3: collectives within a group of ranks, in stream order on device
+// memory. llmc/cpu/comm.c sends by MPI. llmc/cuda/comm.cu sends by NCCL, and inside a node by copy
+// engines. Opened by llmc/run/setup.c. Gradients and weights pass through sdp4bit/wire.c, a step's
+// records through llmc/state/zero.c.
 // A collective that fails ends the job through fatal() with EXIT_COMMUNICATION.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// Prepares each group of several ranks for messages, but not dp: what all of dp exchange travels by its two
-// levels. Collective over the mesh's world, after mesh_open. Nothing can be sent before comm_connect.
-// limit: seconds that a collective of CPU ranks may take. A longer one ends the job and names the rank that
-// did not answer; 0: none does. On GPUs collectives do not hold the host. There heartbeat.h limits what
-// waits for them, and asks NCCL whether its threads have met an error.
+// Prepares each group of several ranks for messages. Not dp: what dp exchanges travels by its two
+// levels, node and rail. Collective over the world, after mesh_open. Nothing can be sent before
+// comm_connect.
+// limit: seconds that a collective of CPU ranks may take; 0: no limit. A longer one ends the job
+// and names the rank that did not answer. On GPUs collectives do not hold the host. There the
+// watchdog (heartbeat.h) limits what waits for them, and asks NCCL for errors of its threads.
 void comm_open(Mesh *mesh, Device *device, double limit);
-// Collective. Nothing without comm_open.
+// Collective over the world. Nothing without comm_open.
 void comm_close(Mesh *mesh);
 
 // Device memory out of which messages leave inside a node.
@@ -21,34 +23,36 @@ typedef struct CommPiece {
     void *memory;
     size_t bytes;
 } CommPiece;
-// COMM_GRAIN: processes share a GPU's memory in blocks of so many bytes. Smaller pieces may not be shareable
-// one by one.
+// COMM_GRAIN: processes share a GPU's memory in blocks of so many bytes. Smaller pieces may not be
+// shareable one by one.
 enum { COMM_PIECES = 4, COMM_GRAIN = 2 << 20, COMM_FLAG_BYTES = COMM_GRAIN };
-// From now on the ranks of a node read messages out of these pieces of each other's memory, by copy engines,
-// which take no multiprocessor from other work. This serves every comm_all_to_all in `node` whose whole send
-// buffer lies in a piece, and every comm_all_gather whose whole buffer does. It must lie at the same offset
-// on every rank, and all such calls must be on one stream.
-// Pieces of 0 bytes are left out. The first bytes of the others are overwritten here, then cleared. flags:
-// COMM_FLAG_BYTES of device memory for the backend. Collective over the node, with pieces of equal length.
-// False on all of its ranks, with why in err, where one cannot reach another's memory: then messages travel
-// as between nodes. CPU ranks cannot.
+// From now on the ranks of a node fetch messages out of these pieces of each other's memory. Copy
+// engines do it, which take no multiprocessor from other work. This serves every comm_all_to_all
+// in `node` whose whole send buffer lies in a piece, and every comm_all_gather whose whole buffer
+// does. The buffer must lie at the same offset on every rank. All such calls must be on one stream.
+// piece: (pieces), of the same lengths on every rank. One of 0 bytes is left out. The first bytes
+// of the others are overwritten here, then cleared.
+// flags: COMM_FLAG_BYTES of device memory for the backend.
+// Collective over the node. False on all of its ranks, with why in err, where one of them cannot
+// reach another's memory. Then messages travel as between nodes. CPU ranks cannot share.
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err);
-// Ends that. All of the memory may then be freed. Collective over the node, while no collective is under way.
-// Nothing where nothing was shared.
+// Ends that. All of the memory may then be freed. Collective over the node, while no collective is
+// under way. Nothing where nothing was shared.
 void comm_unshare(const Group *node);
-// Makes all connections that are wanted and not there yet, and sends a first small message through each. So
-// what a restart would meet again ends the job before training, with EXIT_ENVIRONMENT: a network that is
-// missing or refuses, too little memory for its buffers. What NCCL's own threads meet meanwhile, or nobody
-// notices until the time limit, is still EXIT_COMMUNICATION.
-// Collective over the world, after comm_share, which spares the node's ranks theirs; again when sharing has
-// ended or failed since. CPU ranks: nothing, MPI has connected them.
-// memory: COMM_TRIAL_BYTES of device memory for every rank of the world, overwritten.
+// Makes all connections that are wanted and not there yet, and sends a first small message through
+// each. So a fault that a restart would meet again ends the job before training, with
+// EXIT_ENVIRONMENT: no network, or too little memory for its buffers. What NCCL's own threads meet
+// meanwhile, or nobody notices until the time limit, is still EXIT_COMMUNICATION.
+// Collective over the world. It comes after comm_share, which spares the node's ranks theirs, and
+// again when sharing has ended since. CPU ranks: nothing, MPI has connected them.
+// memory: COMM_TRIAL_BYTES of device memory for every rank of the world. Overwritten.
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(const Mesh *mesh, void *memory);
 
-// Nothing happens in a group of one, or in a mesh that comm_open has not seen.
-// Slot i of send (bytes each) goes to member i of the group; slot j of recv comes from member j. The own
-// slots are neither read nor written.
+// The collectives do nothing in a group of one, or without comm_open.
+//
+// Slot i of send (bytes each) goes to member i of the group. Slot j of recv comes from member j.
+// The own slots are neither read nor written.
 void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *stream);
 // In place: on entry the own slot (rank * bytes) of buffer is filled, on exit all are.
 void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *stream);

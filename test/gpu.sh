@@ -180,7 +180,7 @@ END
 gpus=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi --list-gpus | wc -l; fi)
 mpi=(mpirun --oversubscribe --bind-to none)
 mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && mpi+=(-q)
-# fits NODES PER_NODE: on GPUs of their own, or shared (topology_share_devices).
+# fits NODES PER_NODE: on GPUs of their own, or shared (devices_share).
 fits() {
     [ $(($1 * $2)) -le "$gpus" ] || { [ $(($1 * $2)) -le $((4 * gpus)) ] && { [ $((gpus % $2)) -eq 0 ] || [ $(($2 % gpus)) -eq 0 ]; }; }
 }

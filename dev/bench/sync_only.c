@@ -1,21 +1,29 @@
-// The synchronisation of a step alone, without a model: random gradients on the device are reduced, judged, applied by AdamW and gathered, arm after arm in
-// one process, and beside it the bandwidth that plain collectives reach on the same network. Started by dev/bench/comm.sh.
+// The synchronisation of a step alone, without a model. Random gradients on the device are reduced,
+// judged, applied by AdamW and gathered, arm after arm in one process. Beside it stands the
+// bandwidth that plain collectives reach on the same network. Started by dev/bench/comm.sh.
 //
-//   mpirun -np N build/dev/bench/sync_only [--out FILE] [--repetitions 5] [--plain-mb 256] COMMON FLAGS --arm NAME FLAGS --arm NAME FLAGS ...
+//   mpirun -np N build/dev/bench/sync_only [--out FILE] [--repetitions 5] [--plain-mb 256]
+//       COMMON FLAGS --arm NAME FLAGS --arm NAME FLAGS ...
 //
-// Flags are the trainer's. One JSON line per arm is added to FILE (default: standard output), medians over the repetitions of the slowest rank, in ms:
-//   gradients   from the first bucket's readiness (all are ready at once, the last layer's first) until the verdict stands
+// Flags are the trainer's. FILE (default: standard output) gets one JSON line per arm, with memory
+// by purpose, what each bucket sends, and times. These are medians over the repetitions of the
+// slowest rank, in ms:
+//   gradients   from the first bucket's readiness until the verdict stands. All are ready at once,
+//               and the last layer's comes first
 //   weights     from the verdict until every bucket's weights are applied, less adamw
-//   adamw       AdamW with its quantisation alone: an update of the same layout on a mesh of one rank, where gathers do nothing
-//   apply       what else that update takes: dequantisation and sum into the replica, without a network
-// and memory by purpose, and what each bucket sends. The first line of a call has the plain collectives' GB/s sent by each rank. With --repetitions 0 nothing is timed.
-// A rank that hangs ends the run and is named, after the first arm's --distributed-timeout-minutes.
+//   adamw       AdamW with its quantisation alone: an update of the same layout on a mesh that is
+//               not open, where gathers do nothing
+//   apply       what else that update takes: dequantisation and sum into the replica
+// The first line of a call has the plain collectives' GB/s sent by each rank. With --repetitions 0
+// nothing is timed. A rank that hangs ends the run and is named, after the first arm's
+// --distributed-timeout-minutes.
 #include <math.h>
 #include <stdio.h>
 
 #include "dev/bench/arms.h"
 #include "llmc/ranks/devices.h"
 #include "llmc/ranks/heartbeat.h"
+#include "llmc/base/json_line.h"
 #include "llmc/base/memory_plan.h"
 #include "llmc/base/version.h"
 #include "llmc/state/zero_inside.h"
@@ -41,7 +49,7 @@ typedef struct Bench {
 
 // One step's state: a layout with its memory.
 typedef struct Lab {
-    bool alone;            // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
+    bool alone;  // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
     Mesh mesh;             // alone: not opened, so that nothing is sent
     Lanes lanes;
     Zero *zero;
@@ -69,10 +77,13 @@ static bool agreed(Bench *bench, bool ok) {
 }
 
 // ms (count) of the slowest rank, on every rank.
-static void slowest(const Bench *bench, double *ms, int count) { peers_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX); }
+static void slowest(const Bench *bench, double *ms, int count) {
+    peers_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX);
+}
 
-// From the first arm on a rank that hangs is named, within that arm's --distributed-timeout-minutes. As in the trainer later ranks wait a little longer, so that
-// the first one speaks.
+// From the first arm on a rank that hangs is named, within that arm's
+// --distributed-timeout-minutes. As in the trainer later ranks wait a little longer, so that the
+// first one speaks.
 static void watch_ranks(Bench *bench, const Config *config, const Place *place) {
     double limit = 60.0 * config->distributed_timeout_minutes;
     if (bench->watched) return;
@@ -83,7 +94,7 @@ static void watch_ranks(Bench *bench, const Config *config, const Place *place) 
     heartbeat_open(&bench->site, bench->launch.host, bench->launch.size, limit);
 }
 
-// --- the device and what it is filled with -------------------------------------------------------------------------------------------
+// --- the device and what it is filled with -------------------------------------------------------
 
 static bool open_device(Bench *bench, const OwnDevice *own) {
     if (bench->device) return true;
@@ -91,7 +102,8 @@ static bool open_device(Bench *bench, const OwnDevice *own) {
     if (!bench->device) return false;
     bench->compute = stream_create(bench->device, "compute");
     bench->traffic = stream_create(bench->device, "communication");
-    bench->pattern = (float *)device_alloc(bench->device, PATTERN * sizeof(float), "random gradients", &bench->error);
+    bench->pattern = (float *)device_alloc(bench->device, PATTERN * sizeof(float), "random gradients",
+                                           &bench->error);
     if (!bench->pattern) return false;
     float *host = (float *)xmalloc(PATTERN * sizeof(float), "random gradients");
     uint32_t seed = 12345u + (uint32_t)bench->launch.rank;
@@ -120,11 +132,12 @@ static void close_device(Bench *bench) {
 static void fill_gradients(const Bench *bench, Zero *zero) {
     for (int64_t at = 0; at < zero->plan.arena_elements; at += PATTERN) {
         int64_t left = zero->plan.arena_elements - at;
-        copy_on_device(bench->compute, zero->grads + at, bench->pattern, (size_t)(left < PATTERN ? left : PATTERN) * sizeof(float));
+        copy_on_device(bench->compute, zero->grads + at, bench->pattern,
+                       (size_t)(left < PATTERN ? left : PATTERN) * sizeof(float));
     }
 }
 
-// --- one step --------------------------------------------------------------------------------------------------------------------------
+// --- one step ------------------------------------------------------------------------------------
 
 // Ranks start together, with idle devices.
 static void meet(const Bench *bench, const Lanes *lanes) {
@@ -138,7 +151,8 @@ typedef struct Marks {
     Event *start, *reduced, *judged, *applied;
 } Marks;
 
-// On CPU ranks calls do their work at once: zero_update judges, and goes on. There the reductions end the gradients' part.
+// On CPU ranks calls do their work at once: zero_update judges, and goes on. There the reductions
+// end the gradients' part.
 static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *marks, double ms[FIGURES]) {
     Zero *zero = lab->zero;
     fill_gradients(bench, zero);
@@ -164,10 +178,12 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Medians of the slowest rank. The first step, which loads kernels and warms up, is left out. False when a step was skipped: then it was not the work of a step.
+// Medians of the slowest rank. The first step, which loads kernels and warms up, is left out. False
+// when a step was skipped: then it was not the work of a step.
 static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     double ms[FIGURES][MOST_REPETITIONS], one[FIGURES];
-    Marks marks = {event_create_timed(bench->device), event_create_timed(bench->device), event_create_timed(bench->device), event_create_timed(bench->device)};
+    Marks marks = {event_create_timed(bench->device), event_create_timed(bench->device),
+                   event_create_timed(bench->device), event_create_timed(bench->device)};
     bool applied = true;
     zero_step_begins(lab->zero, 1);
     for (int i = -1; i < bench->repetitions; i++) {
@@ -184,17 +200,21 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     event_destroy(marks.reduced);
     event_destroy(marks.judged);
     event_destroy(marks.applied);
-    return applied || error_set(&bench->error, EXIT_DIVERGED, "a step on random gradients was skipped; this is a fault of the program, please report it");
+    return applied || error_set(&bench->error, EXIT_DIVERGED, "a step on random gradients was skipped; this "
+                                "is a fault of the program, please report it");
 }
 
-// --- an arm ----------------------------------------------------------------------------------------------------------------------------
+// --- an arm --------------------------------------------------------------------------------------
 
 static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm *arm, Error *err) {
     memset(config, 0, sizeof *config);
     if (!config_parse(config, arm->argc, arm->argv, NULL, 0, err)) return false;
     config->timing_log_level = 2;
     const Launch *launch = &bench->launch;
-    if (!mesh_build(&place->mesh, launch->rank, launch->size, launch->host_of_rank, config->gpus_per_node, 1, 1, err)) return false;
+    if (!mesh_build(&place->mesh, launch->rank, launch->size, launch->host_of_rank, config->gpus_per_node,
+                    1, 1, err)) {
+        return false;
+    }
     Peers host = {bench->launch.host, 0, NULL};
     place->own = devices_choose(host, &place->mesh, config->emulate_nodes);
     return config_finish(config, bench->launch.size, 0, 0, err);
@@ -210,13 +230,18 @@ static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Mesh *m
 }
 
 static bool start_lab(Bench *bench, Lab *lab, int sharers) {
+    const Config *config = lab->zero->config;
     bool ok = lab->alone || mesh_open(&lab->mesh, everyone(bench), &bench->error);
-    if (!agreed(bench, ok && memory_plan_allocate(&lab->memory_plan, bench->device, sharers, &bench->error))) return false;
+    ok = ok && memory_plan_allocate(&lab->memory_plan, bench->device, sharers, &bench->error);
+    if (!agreed(bench, ok)) return false;
     if (!lab->alone) comm_open(&lab->mesh, bench->device, bench->limit);
     lab->timers = timers_create(bench->device, 2);
-    lanes_open(&lab->lanes, bench->device, !lab->alone && lab->mesh.dp.size > 1 && !lab->zero->config->no_overlap);  // alone: one after the other, so that AdamW's time is its own
+    // alone: one after the other, so that AdamW's time is its own.
+    bool overlap = !lab->alone && lab->mesh.dp.size > 1 && !config->no_overlap;
+    lanes_open(&lab->lanes, bench->device, overlap);
     zero_start(lab->zero, bench->device, bench->compute, &lab->lanes, lab->timers);
-    bool as_asked = lab->alone || !lab->zero->not_shared.code || lab->zero->config->node_exchange != NODE_EXCHANGE_COPIES;
+    bool shared = !lab->zero->not_shared.code;
+    bool as_asked = lab->alone || shared || config->node_exchange != NODE_EXCHANGE_COPIES;
     if (!as_asked) bench->error = lab->zero->not_shared;
     return agreed(bench, as_asked);
 }
@@ -231,7 +256,8 @@ static void close_lab(Bench *bench, Lab *lab) {
     mesh_close(&lab->mesh);
 }
 
-static bool measure(Bench *bench, const Config *config, const Place *place, bool alone, double median[FIGURES]) {
+static bool measure(Bench *bench, const Config *config, const Place *place, bool alone,
+                    double median[FIGURES]) {
     Lab lab;
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
@@ -244,54 +270,75 @@ static bool measure(Bench *bench, const Config *config, const Place *place, bool
     return ok;
 }
 
-// --- what is written ---------------------------------------------------------------------------------------------------------------------
+// --- what is written -----------------------------------------------------------------------------
 
-static void write_memory(Bench *bench, const Lab *lab) {
-    fprintf(bench->out, ",\"memory\":{");
-    const MemoryPlan *memory_plan = &lab->memory_plan;
-    bool first = true;
+// Ends a line and writes it. Another arm may be ended by force.
+static void write_line(Bench *bench, Text *json) {
+    text_add(json, "}\n");
+    fputs(json->data, bench->out);
+    fflush(bench->out);
+    text_free(json);
+}
+
+static void add_memory(Text *json, const MemoryPlan *memory_plan) {
+    const MemoryPlanEntry *entry = memory_plan->entries;
+    json_open(json, "memory");
     for (int i = 0; i < memory_plan->count; i++) {
         size_t bytes = 0;
         bool seen = false;
         for (int k = 0; k < memory_plan->count; k++) {
-            bool same = !memory_plan->entries[k].host && !strcmp(memory_plan->entries[k].group, memory_plan->entries[i].group);
-            seen = seen || (same && k < i);
-            bytes += same ? memory_plan->entries[k].bytes : 0;
+            if (entry[k].host || strcmp(entry[k].group, entry[i].group)) continue;
+            seen = seen || k < i;
+            bytes += entry[k].bytes;
         }
-        if (!seen && bytes) fprintf(bench->out, "%s\"%s\":%zu", first ? "" : ",", memory_plan->entries[i].group, bytes);
-        first = first && (seen || !bytes);
+        if (!seen && bytes) json_integer(json, entry[i].group, (int64_t)bytes);
     }
-    fprintf(bench->out, "}");
+    json_close(json);
 }
 
-static void write_buckets(Bench *bench, const Zero *zero) {
+static void add_buckets(Text *json, const Zero *zero) {
     const Plan *plan = &zero->plan;
-    fprintf(bench->out, ",\"buckets\":[");
+    json_name(json, "buckets");
+    text_add(json, "[");
     for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
         WireBytes bytes = plan_bucket_wire_bytes(plan, b, &zero->grad_wire, &zero->weight_wire);
-        fprintf(bench->out, "%s{\"first\":%d,\"end\":%d,\"elements\":%lld,\"grad_node\":%lld,\"grad_rail\":%lld,\"weight_rail\":%lld,\"weight_node\":%lld}", b ? "," : "",
-                plan->bucket[b].first_unit, plan->bucket[b].end_unit, (long long)(plan->bucket[b].matrix_elements + plan->bucket[b].tail_elements), (long long)bytes.grad_intra,
-                (long long)bytes.grad_inter, (long long)bytes.weight_inter, (long long)bytes.weight_intra);
+        text_add(json, b ? ",{" : "{");
+        json_integer(json, "first", bucket->first_unit);
+        json_integer(json, "end", bucket->end_unit);
+        json_integer(json, "elements", bucket->matrix_elements + bucket->tail_elements);
+        json_integer(json, "grad_node", bytes.grad_intra);
+        json_integer(json, "grad_rail", bytes.grad_inter);
+        json_integer(json, "weight_rail", bytes.weight_inter);
+        json_integer(json, "weight_node", bytes.weight_intra);
+        text_add(json, "}");
     }
-    fprintf(bench->out, "]");
+    text_add(json, "]");
 }
 
-static void write_arm(Bench *bench, const Lab *lab, const char *name, const Config *config, double all[FIGURES], double alone[FIGURES]) {
+// all, alone: times of the two ways to measure.
+static void write_arm(Bench *bench, const Lab *lab, const char *name, const double all[FIGURES],
+                      const double alone[FIGURES]) {
     if (!bench->out) return;
     const Zero *zero = lab->zero;
-    fprintf(bench->out, "{\"kind\":\"arm\",\"arm\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"layers\":%d,\"parameters\":%lld", name, zero->plan.options.nodes,
-            zero->plan.options.per_node, config->num_layers, (long long)zero->plan.parameters);
+    Text json = json_begin("arm");
+    json_text(&json, "arm", name);
+    json_integer(&json, "nodes", lab->mesh.rail.size);
+    json_integer(&json, "per_node", lab->mesh.node.size);
+    json_integer(&json, "layers", zero->config->num_layers);
+    json_integer(&json, "parameters", zero->plan.parameters);
     if (bench->repetitions) {
-        fprintf(bench->out, ",\"gradients_ms\":%.4f,\"weights_ms\":%.4f,\"adamw_ms\":%.4f,\"apply_ms\":%.4f", all[GRADIENTS], all[AFTER_VERDICT] - alone[ADAMW],
-                alone[ADAMW], alone[AFTER_VERDICT] - alone[ADAMW]);
+        json_number(&json, "gradients_ms", all[GRADIENTS]);
+        json_number(&json, "weights_ms", all[AFTER_VERDICT] - alone[ADAMW]);
+        json_number(&json, "adamw_ms", alone[ADAMW]);
+        json_number(&json, "apply_ms", alone[AFTER_VERDICT] - alone[ADAMW]);
     }
-    write_memory(bench, lab);
-    write_buckets(bench, zero);
-    fprintf(bench->out, "}\n");
-    fflush(bench->out);
+    add_memory(&json, &lab->memory_plan);
+    add_buckets(&json, zero);
+    write_line(bench, &json);
 }
 
-// --- plain collectives -------------------------------------------------------------------------------------------------------------------
+// --- plain collectives ---------------------------------------------------------------------------
 
 // GB/s that each rank sends, the median of the slowest rank's times; 0 in a group of one.
 static double plain_rate(Bench *bench, const Group *group, bool gather, void *send, void *receive) {
@@ -317,27 +364,40 @@ static double plain_rate(Bench *bench, const Group *group, bool gather, void *se
     return size > 1 ? 1e-6 * (double)slot * (size - 1) / ms[RUNS / 2] : 0.0;
 }
 
-// copies: unless the first arm's --node-exchange says no, inside a node also as copies; the better rate counts, and node_by tells which.
+// copies: unless the first arm's --node-exchange says no, inside a node also as copies; the better
+// rate counts, and node_by tells which.
 static bool measure_plain(Bench *bench, Mesh mesh, bool copies) {
     if (!agreed(bench, mesh_open(&mesh, everyone(bench), &bench->error))) return false;
     comm_open(&mesh, bench->device, bench->limit);
-    void *send = device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error);
-    void *receive = send ? device_alloc(bench->device, (size_t)bench->plain_bytes, "messages", &bench->error) : NULL;
+    size_t bytes = (size_t)bench->plain_bytes;
+    void *send = device_alloc(bench->device, bytes, "messages", &bench->error);
+    void *receive = send ? device_alloc(bench->device, bytes, "messages", &bench->error) : NULL;
     void *flags = receive ? device_alloc(bench->device, COMM_FLAG_BYTES, "flags", &bench->error) : NULL;
     bool ok = agreed(bench, flags != NULL);
     if (ok) comm_connect(&mesh, send);
     double rate[4] = {0, 0, 0, 0};
-    for (int i = 0; ok && i < 4; i++) rate[i] = plain_rate(bench, i % 2 ? &mesh.rail : &mesh.node, i >= 2, send, receive);
-    CommPiece piece[] = {{send, (size_t)bench->plain_bytes}, {receive, (size_t)bench->plain_bytes}};
+    for (int i = 0; ok && i < 4; i++) {
+        rate[i] = plain_rate(bench, i % 2 ? &mesh.rail : &mesh.node, i >= 2, send, receive);
+    }
+    CommPiece piece[] = {{send, bytes}, {receive, bytes}};
     bool shared = ok && copies && comm_share(&mesh.node, flags, piece, 2, &bench->error);
     double through_nccl = rate[0];
-    for (int i = 0; shared && i < 4; i += 2) rate[i] = fmax(rate[i], plain_rate(bench, &mesh.node, i >= 2, send, receive));
+    for (int i = 0; shared && i < 4; i += 2) {
+        rate[i] = fmax(rate[i], plain_rate(bench, &mesh.node, i >= 2, send, receive));
+    }
     if (shared) comm_unshare(&mesh.node);
     if (ok && bench->out) {
-        fprintf(bench->out, "{\"kind\":\"plain\",\"commit\":\"%s\",\"device\":\"%s\",\"nodes\":%d,\"per_node\":%d,\"bytes\":%lld,\"node_by\":\"%s\",\"all_to_all_node\":%.4f,\"all_to_all_rail\":%.4f,\"all_gather_node\":%.4f,"
-                "\"all_gather_rail\":%.4f}\n", version_commit(), device_name(bench->device), mesh.rail.size, mesh.node.size, (long long)bench->plain_bytes,
-                rate[0] > through_nccl ? "copies" : "messages", rate[0], rate[1], rate[2], rate[3]);
-        fflush(bench->out);
+        static const char *const names[] = {"all_to_all_node", "all_to_all_rail", "all_gather_node",
+                                            "all_gather_rail"};
+        Text json = json_begin("plain");
+        json_text(&json, "commit", version_commit());
+        json_text(&json, "device", device_name(bench->device));
+        json_integer(&json, "nodes", mesh.rail.size);
+        json_integer(&json, "per_node", mesh.node.size);
+        json_integer(&json, "bytes", bench->plain_bytes);
+        json_text(&json, "node_by", rate[0] > through_nccl ? "copies" : "messages");
+        for (int i = 0; i < 4; i++) json_number(&json, names[i], rate[i]);
+        write_line(bench, &json);
     }
     if (send) device_free(bench->device, send);
     if (receive) device_free(bench->device, receive);
@@ -347,7 +407,7 @@ static bool measure_plain(Bench *bench, Mesh mesh, bool copies) {
     return ok;
 }
 
-// --- main --------------------------------------------------------------------------------------------------------------------------------
+// --- main ----------------------------------------------------------------------------------------
 
 static bool run_arm(Bench *bench, const Arm *arm) {
     Config config;
@@ -358,13 +418,17 @@ static bool run_arm(Bench *bench, const Arm *arm) {
     watch_ranks(bench, &config, &place);
     if (config.emulate_nodes) devices_emulate_nodes(&place.own, &place.mesh, &bench->launch);
     bool ok = agreed(bench, open_device(bench, &place.own));
-    if (ok && !bench->plain_done) ok = measure_plain(bench, place.mesh, config.node_exchange != NODE_EXCHANGE_NCCL);
+    bool copies = config.node_exchange != NODE_EXCHANGE_NCCL;
+    if (ok && !bench->plain_done) ok = measure_plain(bench, place.mesh, copies);
     bench->plain_done = true;
-    if (ok && bench->repetitions) ok = measure(bench, &config, &place, false, all) && measure(bench, &config, &place, true, alone);
+    if (bench->repetitions) {
+        ok = ok && measure(bench, &config, &place, false, all);
+        ok = ok && measure(bench, &config, &place, true, alone);
+    }
     Lab lab;
     memset(&lab, 0, sizeof lab);
     ok = ok && agreed(bench, open_lab(bench, &lab, &config, &place.mesh));
-    if (ok) write_arm(bench, &lab, arm->name, &config, all, alone);
+    if (ok) write_arm(bench, &lab, arm->name, all, alone);
     close_lab(bench, &lab);
     config_free(&config);
     return ok;
@@ -381,13 +445,18 @@ static bool read_options(Bench *bench, int argc, char **argv, int *first) {
         else if (!strcmp(name, "--plain-mb")) megabytes = atoll(value);
         else break;
     }
-    if (bench->repetitions < 0 || bench->repetitions > MOST_REPETITIONS || megabytes < 1 || megabytes > 65536) {
-        return error_set(&bench->error, EXIT_USAGE, "--repetitions wants 0 to %d, --plain-mb 1 to 65536", MOST_REPETITIONS);
+    bool times = bench->repetitions >= 0 && bench->repetitions <= MOST_REPETITIONS;
+    if (!times || megabytes < 1 || megabytes > 65536) {
+        return error_set(&bench->error, EXIT_USAGE, "--repetitions wants 0 to %d, --plain-mb 1 to 65536",
+                         MOST_REPETITIONS);
     }
     bench->plain_bytes = megabytes << 20;
-    if (bench->launch.rank == 0) bench->out = path ? fopen(path, "a") : stdout;  // arms of an earlier call keep their lines
-    if (bench->out && path && !fseek(bench->out, 0, SEEK_END) && ftell(bench->out) > 0) fprintf(bench->out, "\n");  // it may have been ended within one
-    return bench->launch.rank != 0 || bench->out || error_set(&bench->error, EXIT_ENVIRONMENT, "cannot write %s", path);
+    if (bench->launch.rank != 0) return true;
+    bench->out = path ? fopen(path, "a") : stdout;  // arms of an earlier call keep their lines
+    if (!bench->out) return error_set(&bench->error, EXIT_ENVIRONMENT, "cannot write %s", path);
+    // An earlier call may have been ended within a line.
+    if (path && !fseek(bench->out, 0, SEEK_END) && ftell(bench->out) > 0) fprintf(bench->out, "\n");
+    return true;
 }
 
 int main(int argc, char **argv) {
@@ -399,12 +468,16 @@ int main(int argc, char **argv) {
     bench.site.phase = "benchmark";
     launch_init(&bench.launch, &argc, &argv);
     bench.site.rank = bench.launch.rank;
-    bool ok = agreed(&bench, read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error));
+    bool ok = read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error);
+    ok = agreed(&bench, ok);
     for (int i = 0; ok && i < arms.count; i++) ok = run_arm(&bench, &arms.arm[i]);
     close_device(&bench);
     heartbeat_close(&bench.site);
     arms_free(&arms);
-    if (bench.out && bench.out != stdout && fclose(bench.out)) ok = error_set(&bench.error, EXIT_ENVIRONMENT, "the figures could not be written; see whether the disk is full");
+    if (bench.out && bench.out != stdout && fclose(bench.out)) {
+        ok = error_set(&bench.error, EXIT_ENVIRONMENT, "the figures could not be written; see whether the "
+                       "disk is full");
+    }
     launch_finalize(&bench.launch);
     return ok ? EXIT_DONE : bench.error.code;
 }

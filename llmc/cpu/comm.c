@@ -1,6 +1,6 @@
-// Collectives over MPI for CPU ranks: see llmc/comm.h. They are made of point-to-point messages, not of MPI's
-// own collectives: so the bytes counted are those handed to the transport, and the own slot never travels.
-// Linked into the CPU program only.
+// Collectives over MPI for CPU ranks: see llmc/comm.h. They are made of point-to-point messages,
+// not of MPI's own collectives: so the bytes counted are those handed to the transport, and the own
+// slot never travels. Linked into the CPU program only.
 #include "llmc/comm.h"
 
 #include <stdlib.h>

@@ -1,9 +1,9 @@
-// Collectives over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has a communicator of its
-// own, except a node whose ranks fetch messages out of each other's memory (neighbours.h).
-// Communicators are blocking. A call puts its work on the stream and returns, but it may hold the host while
-// connections are made, for as long as the watchdog (heartbeat.h) allows. In non-blocking mode each call makes
-// NCCL start a thread, about 100 us in which the next cannot be issued: milliseconds in a step.
-// Linked into train_gpt only.
+// Collectives over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has a
+// communicator of its own, except a node whose ranks fetch messages out of each other's memory
+// (neighbours.h). Communicators are blocking. A call puts its work on the stream and returns, but
+// it may hold the host while connections are made, for as long as the watchdog (heartbeat.h)
+// allows. In non-blocking mode each call makes NCCL start a thread, about 100 us in which the next
+// cannot be issued: milliseconds in a step. Linked into train_gpt only.
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,8 +36,9 @@ static void describe_failure(const Group *group, ncclResult_t result, const char
 
 enum { AFTER_THE_CAUSE = 25 };  // seconds: longer than all hosts' turns
 
-// Another rank does not answer while NCCL connects. If it met an error, it tells that itself. If it died, the
-// launcher ends the job. Both happen before this returns. Else it is the network that lets nothing pass.
+// Another rank does not answer while NCCL connects. If it met an error, it tells that itself. If it
+// died, the launcher ends the job. Both happen before this returns. Else it is the network that
+// lets nothing pass.
 static void leave_word_to_others(const Comm *comm) {
     heartbeat_watch(comm->site, NULL, (void *)comm->mesh);
     heartbeat_waits(comm->site, true);
@@ -45,8 +46,8 @@ static void leave_word_to_others(const Comm *comm) {
     heartbeat_waits(comm->site, false);
 }
 
-// Until all ranks have spoken to each other once, what NCCL finds wrong (memory that is gone, no network, a
-// variable of its own) would be wrong after a restart too.
+// Until all ranks have spoken to each other once, what NCCL finds wrong (memory that is gone, no
+// network, a variable of its own) would be wrong after a restart too.
 static void nccl_failed(const Group *group, ncclResult_t result, const char *what) {
     const Comm *comm = group->comm;
     char text[1000];
@@ -56,10 +57,10 @@ static void nccl_failed(const Group *group, ncclResult_t result, const char *wha
     fatal(comm->site, comm->connected ? EXIT_COMMUNICATION : EXIT_ENVIRONMENT, "%s", text);
 }
 
-// What NCCL's threads have met, such as a link that broke. The watchdog asks, because the host may be blocked
-// until the limit by a device that waits for what will not come. This runs beside the host's own calls on the
-// communicators: NCCL answers from words that its threads write atomically, and takes no lock. "In progress"
-// is no error. context: the mesh.
+// What NCCL's threads have met, such as a link that broke. The watchdog asks, because the host may
+// be blocked until the limit by a device that waits for what will not come. This runs beside the
+// host's own calls on the communicators: NCCL answers from words that its threads write atomically,
+// and takes no lock. "In progress" is no error. context: the mesh.
 static bool broken_behind(void *context, char *what, size_t bytes) {
     Group *list[MESH_GROUPS];
     mesh_list((const Mesh *)context, list);
@@ -85,7 +86,7 @@ static void nccl_end(const Group *group, ncclResult_t result, const char *what) 
     if (result != ncclSuccess) nccl_failed(group, result, what);
 }
 
-// --- communicators -----------------------------------------------------------------------------------------
+// --- communicators -------------------------------------------------------------------------------
 
 void comm_open(Mesh *mesh, Device *device, double) {
     Group *list[MESH_GROUPS];
@@ -119,8 +120,9 @@ static void make_communicator(const Group *group) {
     nccl_end(group, result, "making the NCCL communicator");
 }
 
-// NCCL connects ranks as the first message passes between them: a small one of each kind that training sends,
-// whose bytes do not count. Between nodes both kinds use the same connections. memory: (2, ranks, bytes).
+// NCCL connects ranks as the first message passes between them: a small one of each kind that
+// training sends, whose bytes do not count. Between nodes both kinds use the same connections.
+// memory: (2, ranks, bytes).
 static void send_first_messages(const Group *group, uint8_t *memory) {
     const size_t bytes = COMM_TRIAL_BYTES / 2;
     Comm *comm = group->comm;
@@ -184,7 +186,7 @@ void comm_unshare(const Group *node) {
     if (node->comm) neighbours_unshare(node->comm->neighbours);
 }
 
-// --- collectives -------------------------------------------------------------------------------------------
+// --- collectives ---------------------------------------------------------------------------------
 
 // Counts a collective. False where there is nothing to send.
 static bool begin_collective(const Group *group, size_t bytes, const char *what) {
@@ -199,7 +201,8 @@ static bool fetched(const Group *group, const void *memory, size_t bytes) {
     return group->comm->neighbours && neighbours_hold(group->comm->neighbours, memory, bytes);
 }
 
-// One message to every other member, from send + its number * stride, and one from each. Device memory.
+// One message to every other member, from send + its number * stride, and one from each. Device
+// memory.
 static ncclResult_t one_message_each(const Group *group, const uint8_t *send, size_t stride, uint8_t *recv,
                                      size_t bytes, cudaStream_t stream) {
     int size = group->size, rank = group->rank;
@@ -238,8 +241,8 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
     const uint8_t *own = (const uint8_t *)buffer + (size_t)group->rank * bytes;
     cudaStream_t handle = stream_handle(stream);
     nccl_begin(group);
-    // Between nodes a message to each rank. Over sockets NCCL's own all-gather made a step of 1.3B at
-    // micro-batch 1 longer by 21 to 33 % (dev/bench/NOTES.md).
+    // Between nodes a message to each rank. Over sockets NCCL's own all-gather made a step of 1.3B
+    // at micro-batch 1 longer by 21 to 33 % (dev/bench/NOTES.md).
     ncclResult_t result = group->comm->by_messages
                               ? one_message_each(group, own, 0, (uint8_t *)buffer, bytes, handle)
                               : ncclAllGather(own, buffer, bytes, ncclUint8, group->comm->nccl, handle);

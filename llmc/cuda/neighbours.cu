@@ -1,11 +1,14 @@
 // Copies among the GPUs of one node: see neighbours.h.
 //
-// Each rank fetches what is for it from the others' memory. Before that the ranks meet, so that what is fetched is there; and after it, so that whoever wrote it may
-// write again. To meet, a rank writes the meeting's number into a flag of its own in each other's memory and waits until all have done so in its own: operations of
-// the stream (cuStreamBatchMemOp), for which neither the host nor a multiprocessor works. A fast rank's flag may already show the next meeting: waiting is for
-// "at least", and numbers compare in a circle.
+// Each rank fetches what is for it from the others' memory. Before that the ranks meet, so that
+// what is fetched is there. After it they meet again, so that whoever wrote it may write anew. To
+// meet, a rank writes the meeting's number into a flag of its own in each other's memory, and waits
+// until all others have done so in its own. These are operations of the stream
+// (cuStreamBatchMemOp), for which neither the host nor a multiprocessor works. A fast rank's flag
+// may already show the next meeting, so waiting is for "at least". Numbers compare in a circle.
 //
-// A rank that waits here for a dead one waits for ever, as in NCCL's kernels: the watchdog (heartbeat.h) ends the job.
+// A rank that waits here for a dead one waits for ever, as in NCCL's kernels. The watchdog
+// (heartbeat.h) then ends the job.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -16,29 +19,32 @@
 #include "llmc/ranks/peers.h"
 
 enum { MOST_NEIGHBOURS = 16 };
-#define PATIENCE_SECONDS 2.0  // for the first flags: a write may still be under way when its stream has ended
+// For the first flags: a write may still be under way when its stream has ended.
+#define PATIENCE_SECONDS 2.0
 
-// Of libcuda.so, which the runtime has opened: a program that names them itself would not start where there is no driver.
+// Functions of libcuda.so, which the runtime has opened. A program that names them itself would not
+// start where there is no driver.
 typedef CUresult (*BatchMemOp)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
 typedef CUresult (*AddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
 
 // One shared piece of memory, as this rank sees it.
 typedef struct Region {
-    uint8_t *of[MOST_NEIGHBOURS];      // each rank's
-    void *mapped[MOST_NEIGHBOURS];     // what was opened to reach it, NULL for the own
+    uint8_t *of[MOST_NEIGHBOURS];   // each rank's
+    void *mapped[MOST_NEIGHBOURS];  // what was opened to reach it, NULL for the own
     size_t bytes;
 } Region;
 
 struct Neighbours {
     Device *device;
-    Peers node;                        // without a site: who calls tells the heartbeat that this rank waits, for its device too
+    const Site *site;
+    Peers node;        // without a site: the callers here tell the heartbeat that this rank waits
     int rank, size;
     BatchMemOp batch;
     AddressRange address_range;
-    Region flags;                      // (size) uint32_t: flag i is rank i's; bytes 0: nothing is shared
+    Region flags;      // (size) uint32_t: flag i is rank i's; bytes 0: nothing is shared
     Region region[COMM_PIECES];
     int regions;
-    uint32_t meeting;                  // the last one's number
+    uint32_t meeting;  // the last one's number
 };
 
 static bool cuda_ok(cudaError_t status, const char *what, Error *err) {
@@ -47,7 +53,7 @@ static bool cuda_ok(cudaError_t status, const char *what, Error *err) {
     return error_set(err, EXIT_ENVIRONMENT, "%s failed: %s", what, cudaGetErrorString(status));
 }
 
-// --- opening memory to each other --------------------------------------------------------------------------------------------------------
+// --- opening memory to each other ----------------------------------------------------------------
 
 // What a rank tells the others about its piece.
 typedef struct Offer {
@@ -60,30 +66,42 @@ static bool make_offer(const Neighbours *n, void *memory, size_t bytes, Offer *o
     CUdeviceptr base = 0;
     size_t whole = 0;
     memset(offer, 0, sizeof *offer);
-    if (bytes < sizeof offer->mark) return error_set(err, EXIT_ENVIRONMENT, "%zu bytes are too few to be shared", bytes);
-    if (n->address_range(&base, &whole, (CUdeviceptr)memory) != CUDA_SUCCESS) return error_set(err, EXIT_ENVIRONMENT, "the driver does not know the memory to be shared");
+    if (bytes < sizeof offer->mark) {
+        return error_set(err, EXIT_ENVIRONMENT, "%zu bytes are too few to be shared", bytes);
+    }
+    if (n->address_range(&base, &whole, (CUdeviceptr)memory) != CUDA_SUCCESS) {
+        return error_set(err, EXIT_ENVIRONMENT, "the driver does not know the memory to be shared");
+    }
     offer->offset = (uint64_t)((CUdeviceptr)memory - base);
     offer->bytes = bytes;
     offer->mark = 0x9E3779B97F4A7C15u * (uint64_t)(n->rank + 1) ^ (uint64_t)(uintptr_t)memory;
-    return cuda_ok(cudaIpcGetMemHandle(&offer->handle, (void *)base), "cudaIpcGetMemHandle", err) &&
-           cuda_ok(cudaMemcpy(memory, &offer->mark, sizeof offer->mark, cudaMemcpyHostToDevice), "writing into shared memory", err) &&
-           cuda_ok(cudaDeviceSynchronize(), "writing into shared memory", err);
+    if (!cuda_ok(cudaIpcGetMemHandle(&offer->handle, (void *)base), "cudaIpcGetMemHandle", err)) return false;
+    cudaError_t written = cudaMemcpy(memory, &offer->mark, sizeof offer->mark, cudaMemcpyHostToDevice);
+    if (written == cudaSuccess) written = cudaDeviceSynchronize();
+    return cuda_ok(written, "writing into shared memory", err);
 }
 
 static void close_region(Region *region) {
     for (int r = 0; r < MOST_NEIGHBOURS; r++) {
-        if (region->mapped[r] && cudaIpcCloseMemHandle(region->mapped[r]) != cudaSuccess) cudaGetLastError();  // or the next launch would report it
+        if (region->mapped[r]) cuda_ok(cudaIpcCloseMemHandle(region->mapped[r]), "closing", NULL);
     }
     memset(region, 0, sizeof *region);
 }
 
-static bool reach(const Neighbours *n, Region *region, const Offer *offer, int r, Error *err) {
+static bool reach(Region *region, const Offer *offer, int r, Error *err) {
     uint64_t mark = 0;
-    if (offer->bytes != region->bytes) return error_set(err, EXIT_ENVIRONMENT, "ranks of a node share %zu and %zu bytes", region->bytes, (size_t)offer->bytes);
-    if (!cuda_ok(cudaIpcOpenMemHandle(&region->mapped[r], offer->handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle", err)) return false;
+    if (offer->bytes != region->bytes) {
+        return error_set(err, EXIT_ENVIRONMENT, "ranks of a node share %zu and %zu bytes", region->bytes,
+                         (size_t)offer->bytes);
+    }
+    cudaError_t done = cudaIpcOpenMemHandle(&region->mapped[r], offer->handle,
+                                            cudaIpcMemLazyEnablePeerAccess);
+    if (!cuda_ok(done, "cudaIpcOpenMemHandle", err)) return false;
     region->of[r] = (uint8_t *)region->mapped[r] + offer->offset;
-    if (!cuda_ok(cudaMemcpy(&mark, region->of[r], sizeof mark, cudaMemcpyDeviceToHost), "reading another GPU's memory", err)) return false;
-    return mark == offer->mark || error_set(err, EXIT_ENVIRONMENT, "another rank's memory does not hold what it wrote there");
+    done = cudaMemcpy(&mark, region->of[r], sizeof mark, cudaMemcpyDeviceToHost);
+    if (!cuda_ok(done, "reading another GPU's memory", err)) return false;
+    return mark == offer->mark ||
+           error_set(err, EXIT_ENVIRONMENT, "another rank's memory does not hold what it wrote there");
 }
 
 // Collective. On false nothing is left open.
@@ -96,24 +114,27 @@ static bool open_region(const Neighbours *n, Region *region, void *memory, size_
     peers_gather(n->node, &own, offer, (int)sizeof own, MPI_BYTE);
     ok = peers_agree(n->node, ok, err, NULL);
     for (int r = 0; ok && r < n->size; r++) {
-        if (r != n->rank) ok = reach(n, region, &offer[r], r, err);
+        if (r != n->rank) ok = reach(region, &offer[r], r, err);
     }
     ok = peers_agree(n->node, ok, err, NULL);  // and every mark has been read
     if (!ok) close_region(region);
-    cuda_check(device_site(n->device), cudaMemset(memory, 0, bytes < sizeof own.mark ? bytes : sizeof own.mark), "clearing shared memory");
-    cuda_check(device_site(n->device), cudaDeviceSynchronize(), "clearing shared memory");
+    size_t marked = bytes < sizeof own.mark ? bytes : sizeof own.mark;
+    cuda_check(n->site, cudaMemset(memory, 0, marked), "clearing shared memory");
+    cuda_check(n->site, cudaDeviceSynchronize(), "clearing shared memory");
     peers_meet(n->node);  // nobody writes there before that
     return ok;
 }
 
-// --- meeting -------------------------------------------------------------------------------------------------------------------------------
+// --- meeting -------------------------------------------------------------------------------------
 
-// The halves of a meeting: this rank's number into the others' memory, and theirs in its own. Operations go to op, which is clear; returned: how many.
+// The halves of a meeting: this rank's number goes into the others' memory, and theirs come into
+// its own. Operations go to op, which is clear. Returned: how many.
 static unsigned say_here(const Neighbours *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
+        uint32_t *theirs = (uint32_t *)n->flags.of[(n->rank + i) % n->size];
         op[count].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-        op[count].writeValue.address = (CUdeviceptr)((uint32_t *)n->flags.of[(n->rank + i) % n->size] + n->rank);
+        op[count].writeValue.address = (CUdeviceptr)(theirs + n->rank);
         op[count].writeValue.value = n->meeting;
     }
     return count;
@@ -121,8 +142,9 @@ static unsigned say_here(const Neighbours *n, CUstreamBatchMemOpParams *op) {
 static unsigned await_all(const Neighbours *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
+        uint32_t *own = (uint32_t *)n->flags.of[n->rank];
         op[count].operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-        op[count].waitValue.address = (CUdeviceptr)((uint32_t *)n->flags.of[n->rank] + (n->rank + i) % n->size);
+        op[count].waitValue.address = (CUdeviceptr)(own + (n->rank + i) % n->size);
         op[count].waitValue.value = n->meeting;
         op[count].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
     }
@@ -138,25 +160,31 @@ static CUresult meet(Neighbours *n, cudaStream_t stream) {
     return n->batch(stream, count, op, 0);
 }
 
-static bool batch_ok(const Neighbours *n, Stream *stream, unsigned count, CUstreamBatchMemOpParams *op, Error *err) {
+static bool batch_ok(const Neighbours *n, Stream *stream, unsigned count, CUstreamBatchMemOpParams *op,
+                     Error *err) {
     CUresult status = n->batch(stream_handle(stream), count, op, 0);
-    bool ok = status == CUDA_SUCCESS || error_set(err, EXIT_ENVIRONMENT, "cuStreamBatchMemOp failed: the driver's error %d", (int)status);
-    return cuda_ok(cudaStreamSynchronize(stream_handle(stream)), "cuStreamBatchMemOp", err) && ok;
+    if (!cuda_ok(cudaStreamSynchronize(stream_handle(stream)), "cuStreamBatchMemOp", err)) return false;
+    return status == CUDA_SUCCESS ||
+           error_set(err, EXIT_ENVIRONMENT, "cuStreamBatchMemOp failed: the driver's error %d", (int)status);
 }
 
-// The others' flags as the host sees them: true when all have said that they are here.
+// The others' flags as the host sees them. True when all have said that they are here.
 static bool all_said(const Neighbours *n, Error *err) {
     uint32_t flag[MOST_NEIGHBOURS] = {0};
     int here = 0;
     for (double until = MPI_Wtime() + PATIENCE_SECONDS; here < n->size;) {
-        if (!cuda_ok(cudaMemcpy(flag, n->flags.of[n->rank], sizeof flag, cudaMemcpyDeviceToHost), "reading flags", err)) return false;
+        cudaError_t read = cudaMemcpy(flag, n->flags.of[n->rank], sizeof flag, cudaMemcpyDeviceToHost);
+        if (!cuda_ok(read, "reading flags", err)) return false;
         while (here < n->size && (here == n->rank || flag[here] == n->meeting)) here++;
-        if (here < n->size && MPI_Wtime() > until) return error_set(err, EXIT_ENVIRONMENT, "a flag written into another GPU's memory did not arrive within %g s", PATIENCE_SECONDS);
+        if (here == n->size || MPI_Wtime() < until) continue;
+        return error_set(err, EXIT_ENVIRONMENT, "a flag written into another GPU's memory did not arrive "
+                         "within %g s", PATIENCE_SECONDS);
     }
     return true;
 }
 
-// Whether the driver can do it at all, in steps that cannot hang: nobody waits for a flag before all have seen theirs. Collective.
+// Whether the driver can do it at all, in steps that cannot hang: nobody waits for a flag before
+// all have seen theirs. Collective.
 static bool try_meeting(Neighbours *n, Error *err) {
     CUstreamBatchMemOpParams op[MOST_NEIGHBOURS];
     Stream *stream = stream_create(n->device, "first meeting");
@@ -171,7 +199,7 @@ static bool try_meeting(Neighbours *n, Error *err) {
     return ok;
 }
 
-// --- neighbours ----------------------------------------------------------------------------------------------------------------------------
+// --- neighbours ----------------------------------------------------------------------------------
 
 static bool on_one_host(const Neighbours *n) {
     MPI_Comm host = peers_of_host(n->node);
@@ -186,20 +214,25 @@ static bool can_share(Neighbours *n, int pieces, Error *err) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     n->batch = driver ? (BatchMemOp)dlsym(driver, "cuStreamBatchMemOp_v2") : NULL;
     n->address_range = driver ? (AddressRange)dlsym(driver, "cuMemGetAddressRange_v2") : NULL;
-    bool ok = on_one_host(n) || error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
-    if (ok && n->size > MOST_NEIGHBOURS) ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MOST_NEIGHBOURS);
-    if (ok && !(n->batch && n->address_range)) ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
-    if (ok && (pieces > COMM_PIECES || neighbours_sharing(n))) ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
+    bool ok = true;
+    if (!on_one_host(n)) {
+        ok = error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
+    } else if (n->size > MOST_NEIGHBOURS) {
+        ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size,
+                       MOST_NEIGHBOURS);
+    } else if (!n->batch || !n->address_range) {
+        ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
+    } else if (pieces > COMM_PIECES || neighbours_sharing(n)) {
+        ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
+    }
     return peers_agree(n->node, ok, err, NULL);
 }
 
 Neighbours *neighbours_open(Device *device, MPI_Comm node) {
     Neighbours *n = (Neighbours *)xcalloc(1, sizeof *n, "the node's ranks");
     n->device = device;
+    n->site = device_site(device);
     n->node = {node, 0, NULL};
-    heartbeat_waits(device_site(device), true);
-    n->node.comm = peers_duplicate(n->node);
-    heartbeat_waits(device_site(device), false);
     MPI_Comm_rank(node, &n->rank);
     MPI_Comm_size(node, &n->size);
     return n;
@@ -213,12 +246,12 @@ static void let_go(Neighbours *n) {
 }
 
 bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
-    const Site *site = device_site(n->device);
-    heartbeat_waits(site, true);
-    cuda_check(site, cudaDeviceSynchronize(), "ending the GPU's work");  // what is under way might use the memory
+    heartbeat_waits(n->site, true);
+    // What is under way might use the memory.
+    cuda_check(n->site, cudaDeviceSynchronize(), "ending the GPU's work");
     bool ok = can_share(n, pieces, err);
     if (ok) {
-        cuda_check(site, cudaMemset(flags, 0, COMM_FLAG_BYTES), "clearing flags");
+        cuda_check(n->site, cudaMemset(flags, 0, COMM_FLAG_BYTES), "clearing flags");
         n->meeting = 0;
         ok = open_region(n, &n->flags, flags, COMM_FLAG_BYTES, err);
         for (int i = 0; ok && i < pieces; i++) {
@@ -227,10 +260,10 @@ bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pi
             n->regions += ok;
         }
         ok = ok && try_meeting(n, err);
-        heartbeat_waits(site, true);  // a stream that ends takes it back
+        heartbeat_waits(n->site, true);  // a stream that ends takes it back
         if (!ok) let_go(n);
     }
-    heartbeat_waits(site, false);
+    heartbeat_waits(n->site, false);
     return ok;
 }
 
@@ -238,16 +271,13 @@ bool neighbours_sharing(const Neighbours *n) { return n->flags.bytes > 0; }
 
 void neighbours_unshare(Neighbours *n) {
     if (!neighbours_sharing(n)) return;
-    heartbeat_waits(device_site(n->device), true);
+    heartbeat_waits(n->site, true);
     let_go(n);
-    heartbeat_waits(device_site(n->device), false);
+    heartbeat_waits(n->site, false);
 }
 
 void neighbours_close(Neighbours *n) {
     neighbours_unshare(n);
-    heartbeat_waits(device_site(n->device), true);
-    MPI_Comm_free(&n->node.comm);
-    heartbeat_waits(device_site(n->device), false);
     free(n);
 }
 
@@ -259,40 +289,53 @@ static const Region *region_of(const Neighbours *n, const void *memory, size_t b
     return NULL;
 }
 
-bool neighbours_hold(const Neighbours *n, const void *memory, size_t bytes) { return region_of(n, memory, bytes) != NULL; }
+bool neighbours_hold(const Neighbours *n, const void *memory, size_t bytes) {
+    return region_of(n, memory, bytes) != NULL;
+}
 
-// --- exchanges -----------------------------------------------------------------------------------------------------------------------------
+// --- exchanges -----------------------------------------------------------------------------------
 
 static void meet_or_end(Neighbours *n, Stream *stream) {
     CUresult status = meet(n, stream_handle(stream));
     if (status == CUDA_SUCCESS) return;
-    heartbeat_take_turn(device_site(n->device));  // what breaks the link to one GPU breaks the meetings of all
-    fatal(device_site(n->device), EXIT_COMMUNICATION, "cuStreamBatchMemOp failed: the driver's error %d; run again with --node-exchange nccl", (int)status);
+    heartbeat_take_turn(n->site);  // what breaks the link to one GPU breaks the meetings of all
+    fatal(n->site, EXIT_COMMUNICATION, "cuStreamBatchMemOp failed: the driver's error %d; run again with "
+          "--node-exchange nccl", (int)status);
 }
 
-// As where messages travel by NCCL: another try may find the link, or the GPU behind it, sound again.
+// As where messages travel by NCCL: another try may find the link, or the GPU behind it, sound
+// again.
 static void copy_failed(const Neighbours *n, int from, cudaError_t status) {
-    heartbeat_take_turn(device_site(n->device));  // all that reach for the same memory fail
-    fatal(device_site(n->device), EXIT_COMMUNICATION, "copying from the GPU of the node's rank %d failed: %s (%s); see nvidia-smi and dmesg, or run again with --node-exchange nccl",
-          from, cudaGetErrorString(status), cudaGetErrorName(status));
+    heartbeat_take_turn(n->site);  // all that reach for the same memory fail
+    fatal(n->site, EXIT_COMMUNICATION, "copying from the GPU of the node's rank %d failed: %s (%s); see "
+          "nvidia-smi and dmesg, or run again with --node-exchange nccl", from, cudaGetErrorString(status),
+          cudaGetErrorName(status));
 }
 
-// Out of each rank's memory that corresponds to `memory` here one slot comes into that rank's slot of `to`: this slot, or with -1 the rank's own. Each begins with its
-// successor, so that no GPU is read by several at once. One stream: copies from several peers at the same time were slower alone and beside products.
+// Fetches one slot of each other rank into that rank's slot of `to`: its slot number `slot`, or its
+// own one with -1. The slots lie where `memory` lies here. Each rank begins with its successor, so
+// that no GPU is read by several at once. All is on one stream: copies from several peers at the
+// same time were slower, alone and beside products.
 static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
-    heartbeat_waits(device_site(n->device), true);  // a full queue holds the host until the other ranks come
+    heartbeat_waits(n->site, true);  // a full queue holds the host until the other ranks come
     meet_or_end(n, stream);
     for (int i = 1; i < n->size; i++) {
         int from = (n->rank + i) % n->size;
         const uint8_t *theirs = region->of[from] + place + (size_t)(slot < 0 ? from : slot) * bytes;
-        cudaError_t status = cudaMemcpyAsync(to + (size_t)from * bytes, theirs, bytes, cudaMemcpyDeviceToDevice, stream_handle(stream));
+        uint8_t *slot_here = to + (size_t)from * bytes;
+        cudaError_t status = cudaMemcpyAsync(slot_here, theirs, bytes, cudaMemcpyDeviceToDevice,
+                                             stream_handle(stream));
         if (status != cudaSuccess) copy_failed(n, from, status);
     }
     meet_or_end(n, stream);
-    heartbeat_waits(device_site(n->device), false);
+    heartbeat_waits(n->site, false);
 }
 
-void neighbours_all_to_all(Neighbours *n, const void *send, void *recv, size_t bytes, Stream *stream) { fetch(n, (uint8_t *)recv, send, bytes, n->rank, stream); }
-void neighbours_all_gather(Neighbours *n, void *buffer, size_t bytes, Stream *stream) { fetch(n, (uint8_t *)buffer, buffer, bytes, -1, stream); }
+void neighbours_all_to_all(Neighbours *n, const void *send, void *recv, size_t bytes, Stream *stream) {
+    fetch(n, (uint8_t *)recv, send, bytes, n->rank, stream);
+}
+void neighbours_all_gather(Neighbours *n, void *buffer, size_t bytes, Stream *stream) {
+    fetch(n, (uint8_t *)buffer, buffer, bytes, -1, stream);
+}

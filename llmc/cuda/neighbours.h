@@ -1,6 +1,7 @@
-// Exchanges among the ranks of one node by the GPUs' copy engines, out of memory that the ranks have opened to each other (CUDA IPC). No multiprocessor works for
-// them, so the products of the layers beside them keep theirs: what NCCL's kernels take from products is measured by dev/bench/node_hop.cu. comm.cu uses this
-// for COMM_NODE where comm_share was asked for and could be had; nobody else does but that bench.
+// Exchanges among the ranks of one node by the GPUs' copy engines, out of memory that the ranks
+// have opened to each other (CUDA IPC). No multiprocessor works for them, so the products of the
+// layers beside them keep theirs. dev/bench/node_hop.cu measures what NCCL's kernels take from
+// products. Called by comm.cu, inside a node, where comm_share could be had; and by that bench.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/cuda/internal.h"
@@ -13,7 +14,8 @@ Neighbours *neighbours_open(Device *device, MPI_Comm node);
 // Collective: lets go of what is still shared.
 void neighbours_close(Neighbours *neighbours);
 
-// comm_share and comm_unshare (llmc/comm.h). Error: EXIT_ENVIRONMENT, when the ranks are on several hosts, the GPUs are not connected, CUDA IPC is refused.
+// comm_share and comm_unshare (llmc/comm.h). EXIT_ENVIRONMENT: the ranks are on several hosts, the
+// GPUs are not connected, or CUDA IPC is refused.
 bool neighbours_share(Neighbours *neighbours, void *flags, const CommPiece *piece, int pieces, Error *err);
 void neighbours_unshare(Neighbours *neighbours);
 // Whether anything is shared now.
@@ -21,9 +23,11 @@ bool neighbours_sharing(const Neighbours *neighbours);
 // Whether this memory was shared.
 bool neighbours_hold(const Neighbours *neighbours, const void *memory, size_t bytes);
 
-// comm_all_to_all and comm_all_gather (llmc/comm.h) in stream order, always on the same stream. What is fetched, send or buffer, was shared, and lies at the same
-// place of what was shared on every rank.
-void neighbours_all_to_all(Neighbours *neighbours, const void *send, void *recv, size_t bytes, Stream *stream);
+// comm_all_to_all and comm_all_gather (llmc/comm.h) in stream order, always on the same stream.
+// What is fetched (send, or buffer) was shared, and lies at the same place of what was shared on
+// every rank.
+void neighbours_all_to_all(Neighbours *neighbours, const void *send, void *recv, size_t bytes,
+                           Stream *stream);
 void neighbours_all_gather(Neighbours *neighbours, void *buffer, size_t bytes, Stream *stream);
 
 LLMC_END

@@ -39,7 +39,8 @@ OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes) {
     devices_share(&own, mesh, seen.count, emulated_nodes);
     if (device_is_host() || own.host_ranks == 1) return own;
     device_identity(0, seen.first, sizeof seen.first);
-    VisibleDevices *all = (VisibleDevices *)xcalloc((size_t)own.host_ranks, sizeof seen, "the host's devices");
+    size_t ranks = (size_t)own.host_ranks;
+    VisibleDevices *all = (VisibleDevices *)xcalloc(ranks, sizeof seen, "the host's devices");
     peers_gather(host, &seen, all, (int)sizeof seen, MPI_BYTE);
     devices_take_visible(&own, all);
     free(all);
@@ -54,10 +55,10 @@ static bool on_one_machine(const Launch *launch) {
 }
 
 void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch *launch) {
-    // The first four leave no way around the sockets: no plugin, no InfiniBand, no neighbour's NVLink, no
-    // fabric that spans machines. Then several sockets and threads a connection: with one, a core's copying
-    // limits what a node sends. A message is cut into 64 KiB for each socket, so NCCL's own chunk of 128 KiB
-    // would keep two of the sixteen busy.
+    // The first four leave no way around the sockets: no plugin, no InfiniBand, no neighbour's
+    // NVLink, no fabric that spans machines. Then several sockets and threads a connection: with
+    // one, a core's copying limits what a node sends. A message is cut into 64 KiB for each socket,
+    // so NCCL's own chunk of 128 KiB would keep two of the sixteen busy.
     static const char *const settings[][2] = {
         {"NCCL_NET", "Socket"},        {"NCCL_IB_DISABLE", "1"},      {"NCCL_PXN_DISABLE", "1"},
         {"NCCL_MNNVL_ENABLE", "0"},    {"NCCL_SOCKET_NTHREADS", "4"}, {"NCCL_NSOCKS_PERTHREAD", "4"},
@@ -66,6 +67,8 @@ void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch 
     if (own->turn) snprintf(turn, sizeof turn, "-%d", own->turn);
     snprintf(id, sizeof id, "%s-node%d%s", launch->host_name, mesh->world.rank / mesh->per_node, turn);
     setenv("NCCL_HOSTID", id, 1);
-    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) setenv(settings[i][0], settings[i][1], 0);
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        setenv(settings[i][0], settings[i][1], 0);
+    }
     if (on_one_machine(launch)) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
 }

@@ -27,8 +27,8 @@ static bool ranks_per_node(int size, const int *host_of_rank, int gpus_per_node,
     *per_node = gpus_per_node;
     if (gpus_per_node == 0) return ranks_per_host(host_of_rank, size, per_node, err);
     if (gpus_per_node > 0 && size % gpus_per_node == 0) return true;
-    return error_set(err, EXIT_USAGE, "%d ranks cannot be split into nodes of %d; --gpus-per-node must divide "
-                     "the number of ranks", size, gpus_per_node);
+    return error_set(err, EXIT_USAGE, "%d ranks cannot be split into nodes of %d; --gpus-per-node must "
+                     "divide the number of ranks", size, gpus_per_node);
 }
 
 // D: ranks of a node that share tp and pp. A tensor-parallel group may fill several nodes.
@@ -41,8 +41,8 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     }
     // Neither may a stage's groups end within a node, nor nodes within a group that is smaller.
     if (dp_size % *d || (per_node >= tp_size && per_node % (tp_size * *d))) {
-        return error_set(err, EXIT_USAGE, "a data-parallel group of %d ranks cannot be split into nodes of %d",
-                         dp_size, per_node / tp_size);
+        return error_set(err, EXIT_USAGE, "a data-parallel group of %d ranks cannot be split into nodes of "
+                         "%d", dp_size, per_node / tp_size);
     }
     return true;
 }
@@ -102,8 +102,9 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err) {
         MPI_Comm_size(group->mpi, &size);
         as_computed = as_computed && rank == group->rank && size == group->size;
     }
-    return as_computed || error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every "
-                                    "rank with the same flags");
+    if (as_computed) return true;
+    return error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with "
+                     "the same flags");
 }
 
 void mesh_close(Mesh *mesh) {

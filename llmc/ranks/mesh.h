@@ -1,8 +1,8 @@
 // Who is where: the groups that ranks communicate in, in Megatron's order of ranks,
 //     rank = pp * T * D + dp * T + tp
 // Groups are arithmetic first: --plan and the tests need no MPI for them. mesh_open makes their
-// communicators. Called by train_gpt.cu and by benches and tests that are programs of ranks. Whoever
-// communicates is given a Mesh or one of its groups.
+// communicators. Called by train_gpt.cu and by benches and tests that are programs of ranks.
+// Whoever communicates is given a Mesh or one of its groups.
 #pragma once
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
@@ -27,14 +27,15 @@ typedef struct Mesh {
     int nodes, per_node;   // of the world, whatever its groups: node world.rank / per_node is this rank's
 } Mesh;
 
-// Arithmetic alone. host_of_rank: (world_size) numbers in [0, world_size), equal for ranks of one host.
-// It is not read where gpus_per_node, the ranks of a node, says where nodes end; 0: nodes are hosts.
-// EXIT_USAGE: sizes that do not divide. EXIT_ENVIRONMENT: hosts with unequal numbers of ranks, or whose
-// ranks are not consecutive.
+// Arithmetic alone. host_of_rank: (world_size) numbers in [0, world_size), equal for ranks of one
+// host. It is not read where gpus_per_node, the ranks of a node, says where nodes end; 0: nodes are
+// hosts. EXIT_USAGE: sizes that do not divide. EXIT_ENVIRONMENT: hosts with unequal numbers of
+// ranks, or whose ranks are not consecutive.
 bool mesh_build(Mesh *mesh, int world_rank, int world_size, const int *host_of_rank, int gpus_per_node,
                 int tp_size, int pp_size, Error *err);
-// Makes the communicators. Collective over world, whose ranks must agree on the result. EXIT_ENVIRONMENT
-// on a rank whose groups are not as computed: the ranks were started with different flags.
+// Makes the communicators. Collective over world, whose ranks must agree on the result.
+// EXIT_ENVIRONMENT on a rank whose groups are not as computed: the ranks were started with
+// different flags.
 bool mesh_open(Mesh *mesh, Peers world, Error *err);
 // Frees the communicators. Collective. Nothing without mesh_open.
 void mesh_close(Mesh *mesh);

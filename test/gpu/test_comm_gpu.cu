@@ -1,8 +1,8 @@
-// The collectives over NCCL, at any number of ranks: alone (nothing is sent, no communicator made) or under
-// mpirun, one GPU per rank. With --nodes n the ranks are split into n nodes, so that the world and both levels
-// of data parallelism have work: mpirun -n 4 test_comm_gpu --nodes 2. Inside a node messages also travel
-// through memory that its ranks have opened to each other (comm_share). A fourth word, --emulate-nodes, lets
-// ranks share GPUs (devices.h).
+// The collectives over NCCL, at any number of ranks: alone (nothing is sent, no communicator made)
+// or under mpirun, one GPU per rank. With --nodes n the ranks are split into n nodes, so that the
+// world and both levels of data parallelism have work: mpirun -n 4 test_comm_gpu --nodes 2. Inside
+// a node messages also travel through memory that its ranks have opened to each other (comm_share).
+// A fourth word, --emulate-nodes, lets ranks share GPUs (devices.h).
 #include <mpi.h>
 #include <stdint.h>
 #include <string.h>
@@ -31,20 +31,23 @@ typedef struct Buffers {
 static void test_all_to_all(Checks *c, const Group *group, const Buffers *m, size_t bytes) {
     int size = group->size, rank = group->rank;
     for (int to = 0; to < size; to++) {
-        for (size_t i = 0; i < bytes; i++) m->host[(size_t)to * bytes + i] = message(self(group), member(group, to), group, i);
+        uint8_t *slot = m->host + (size_t)to * bytes;
+        for (size_t i = 0; i < bytes; i++) slot[i] = message(self(group), member(group, to), group, i);
     }
     copy_to_device(m->stream, m->send, m->host, (size_t)size * bytes);
     memset(m->host, UNTOUCHED, (size_t)size * bytes);
     copy_to_device(m->stream, m->recv, m->host, (size_t)size * bytes);
     uint64_t before = comm_sent(group);
     comm_all_to_all(group, m->send, m->recv, bytes, m->stream);
-    check(c, comm_sent(group) - before == (uint64_t)(size - 1) * bytes, "all-to-all of %zu bytes counted wrong", bytes);
+    uint64_t sent = comm_sent(group) - before;
+    check(c, sent == (uint64_t)(size - 1) * bytes, "all-to-all of %zu bytes counted wrong", bytes);
     copy_to_host(m->stream, m->host, m->recv, (size_t)size * bytes);
     stream_synchronize(m->stream);
     size_t wrong = 0;
     for (int from = 0; from < size; from++) {
         for (size_t i = 0; i < bytes; i++) {
-            uint8_t want = from == rank ? (uint8_t)UNTOUCHED : message(member(group, from), self(group), group, i);
+            uint8_t want = message(member(group, from), self(group), group, i);
+            if (from == rank) want = UNTOUCHED;
             wrong += m->host[(size_t)from * bytes + i] != want;
         }
     }
@@ -58,29 +61,34 @@ static void test_all_gather(Checks *c, const Group *group, const Buffers *m, siz
     copy_to_device(m->stream, m->recv, m->host, (size_t)size * bytes);
     uint64_t before = comm_sent(group);
     comm_all_gather(group, m->recv, bytes, m->stream);
-    check(c, comm_sent(group) - before == (uint64_t)(size - 1) * bytes, "all-gather of %zu bytes counted wrong", bytes);
+    uint64_t sent = comm_sent(group) - before;
+    check(c, sent == (uint64_t)(size - 1) * bytes, "all-gather of %zu bytes counted wrong", bytes);
     copy_to_host(m->stream, m->host, m->recv, (size_t)size * bytes);
     stream_synchronize(m->stream);
     size_t wrong = 0;
     for (int from = 0; from < size; from++) {
-        for (size_t i = 0; i < bytes; i++) wrong += m->host[(size_t)from * bytes + i] != message(member(group, from), 0, group, i);
+        const uint8_t *slot = m->host + (size_t)from * bytes;
+        for (size_t i = 0; i < bytes; i++) wrong += slot[i] != message(member(group, from), 0, group, i);
     }
     check(c, wrong == 0, "all-gather of %zu bytes %s: %zu bytes are wrong", bytes, group->name, wrong);
 }
 
-// Exchanges back to back out of the same memory, whose contents change in between while nobody waits. So a
-// message that is fetched too early or too late is another round's. offset: of the messages in what was shared.
+// Exchanges back to back out of the same memory, whose contents change in between while nobody
+// waits. So a message that is fetched too early or too late is another round's. offset: of the
+// messages in what was shared.
 static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t offset, size_t bytes) {
     enum { ROUNDS = 100 };
     int size = node->size;
     size_t all = (size_t)size * bytes;
     Error err = {};
-    uint8_t *log = (uint8_t *)device_alloc(stream_device(m->stream), 2 * ROUNDS * all, "a test", &err), *host = (uint8_t *)malloc(2 * ROUNDS * all);
+    uint8_t *log = (uint8_t *)device_alloc(stream_device(m->stream), 2 * ROUNDS * all, "a test", &err);
+    uint8_t *host = (uint8_t *)malloc(2 * ROUNDS * all);
     if (!check(c, log != NULL, "%s", err.what)) return;
     for (int round = 0; round < ROUNDS; round++) {
         // Every second one late on one rank, so that the others run ahead.
         if (round % 2 && node->rank == round / 2 % size) stream_synchronize(m->stream);
-        for (int to = 0; to < size; to++) memset(m->host + to * bytes, round * 64 + node->rank * 8 + to, bytes);
+        for (int to = 0; to < size; to++)
+            memset(m->host + to * bytes, round * 64 + node->rank * 8 + to, bytes);
         copy_to_device(m->stream, m->send + offset, m->host, all);
         comm_all_to_all(node, m->send + offset, m->recv + offset, bytes, m->stream);
         set_zero(m->stream, m->send + offset, all);  // nobody may still read it
@@ -97,18 +105,22 @@ static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t o
     for (int round = 0; round < ROUNDS; round++) {
         for (int from = 0; from < size; from++) {
             for (size_t i = from * bytes; i < (from + 1) * bytes; i++) {
-                if (from != node->rank) wrong[0] += host[2 * round * all + i] != (uint8_t)(round * 64 + from * 8 + node->rank);
+                uint8_t exchanged = (uint8_t)(round * 64 + from * 8 + node->rank);
+                if (from != node->rank) wrong[0] += host[2 * round * all + i] != exchanged;
                 wrong[1] += host[(2 * round + 1) * all + i] != (uint8_t)(round + 100 * from);
             }
         }
     }
-    check(c, wrong[0] == 0, "%d all-to-alls of %zu bytes in a row: %zu bytes are wrong", ROUNDS, bytes, wrong[0]);
-    check(c, wrong[1] == 0, "%d all-gathers of %zu bytes in a row: %zu bytes are wrong", ROUNDS, bytes, wrong[1]);
+    check(c, wrong[0] == 0, "%d all-to-alls of %zu bytes in a row: %zu bytes are wrong", ROUNDS, bytes,
+          wrong[0]);
+    check(c, wrong[1] == 0, "%d all-gathers of %zu bytes in a row: %zu bytes are wrong", ROUNDS, bytes,
+          wrong[1]);
     device_free(stream_device(m->stream), log);
     free(host);
 }
 
-// The same collectives when the node's ranks fetch from each other, twice over, and again when that has ended.
+// The same collectives when the node's ranks fetch from each other, twice over, and again when that
+// has ended.
 static void test_shared(Checks *c, const Mesh *mesh, const Buffers *m, size_t most) {
     const Group *node = &mesh->node;
     Error err = {};

@@ -1,6 +1,6 @@
-// The communicators of a mesh against the arithmetic that they are made after, and the collectives of CPU ranks
-// in each group: for every split into tensor parallel, pipeline parallel and nodes that fits the ranks.
-// ranks: 1 2 4 8
+// The communicators of a mesh against the arithmetic that they are made after, and the collectives
+// of CPU ranks in each group: for every split into tensor parallel, pipeline parallel and nodes
+// that fits the ranks. ranks: 1 2 4 8
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static bool collectives(const Mesh *m, const Group *group) {
     static uint8_t send[MOST_RANKS * BYTES], recv[MOST_RANKS * BYTES];
     int self = m->world.rank;
     bool travels = group->size > 1 && group != &m->dp;
-    if ((group->comm != NULL) != travels) return complain(m, group->name, "a Comm that is not wanted, or none", 0);
+    if ((group->comm != NULL) != travels) return complain(m, group->name, "a Comm too many or few", 0);
     if (group == &m->dp) return true;
     for (int at = 0; at < group->size * BYTES; at++) {
         send[at] = message(self, group_peer(group, self, at / BYTES), at % BYTES);

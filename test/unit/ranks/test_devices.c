@@ -11,7 +11,8 @@
 
 #include "llmc/ranks/devices.h"
 
-// NCCL is told of nodes by the environment. What the user has set stays, except the name of the node.
+// NCCL is told of nodes by the environment. What the user has set stays, except the name of the
+// node.
 static void emulated_nodes_have_names(void **state) {
     int here[4] = {0, 0, 0, 0}, two_hosts[4] = {0, 0, 1, 1};
     Launch launch = {.size = 4, .host_of_rank = two_hosts, .host_name = "machine"};
@@ -92,9 +93,10 @@ static void emulated_nodes_share_devices(void **state) {
     }
 }
 
-// A launcher may show each rank one device only, which is that rank's device 0. Anything else stays.
+// A launcher may show each rank one device only, which is that rank's device 0. Anything else
+// stays.
 static void ranks_that_see_one_device_take_it(void **state) {
-    const VisibleDevices own[4] = {{1, "0000:17:00.0"}, {1, "0000:2A:00.0"}, {1, "0000:3B:00.0"}, {1, "0000:5D:00.0"}};
+    const VisibleDevices own[4] = {{1, "17:00.0"}, {1, "2A:00.0"}, {1, "3B:00.0"}, {1, "5D:00.0"}};
     const VisibleDevices all[4] = {{4, "a"}, {4, "a"}, {4, "a"}, {4, "a"}};
     const VisibleDevices same[4] = {{1, "a"}, {1, "b"}, {1, "c"}, {1, "a"}};
     const VisibleDevices unknown[4] = {{1, "a"}, {1, "b"}, {1, ""}, {1, "d"}};

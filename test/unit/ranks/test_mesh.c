@@ -1,5 +1,5 @@
-// Rank arithmetic: Megatron's order, nodes from hosts or from --gpus-per-node, the groups that follow from
-// them, and what is refused. What MPI makes of it is test/mpi/test_mesh_mpi.c's.
+// Rank arithmetic: Megatron's order, nodes from hosts or from --gpus-per-node, the groups that
+// follow from them, and what is refused. What MPI makes of it is test/mpi/test_mesh_mpi.c's.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,8 +50,14 @@ static void megatron_rank_order(void **state) {
         assert_int_equal(m[r].pp.rank * 4 + m[r].dp.rank * 2 + m[r].tp.rank, r);
     }
     for (int i = 0; i < 2; i++) {
-        for (int g = 0; g < 3; g++) assert_int_equal(group_peer(&m[tp[g][1 - i]].tp, tp[g][1 - i], i), tp[g][i]);
-        for (int g = 0; g < 4; g++) assert_int_equal(group_peer(&m[dp[g][1 - i]].dp, dp[g][1 - i], i), dp[g][i]);
+        for (int g = 0; g < 3; g++) {
+            int other = tp[g][1 - i];
+            assert_int_equal(group_peer(&m[other].tp, other, i), tp[g][i]);
+        }
+        for (int g = 0; g < 4; g++) {
+            int other = dp[g][1 - i];
+            assert_int_equal(group_peer(&m[other].dp, other, i), dp[g][i]);
+        }
         for (int g = 0; g < 3; g++) {
             int other = embedding[g][1 - i];
             assert_int_equal(m[other].embedding.size, 2);
@@ -59,31 +65,36 @@ static void megatron_rank_order(void **state) {
         }
     }
     for (int i = 0; i < 4; i++) {
-        for (int g = 0; g < 2; g++) assert_int_equal(group_peer(&m[pp[g][3 - i]].pp, pp[g][3 - i], i), pp[g][i]);
+        for (int g = 0; g < 2; g++) {
+            int other = pp[g][3 - i];
+            assert_int_equal(group_peer(&m[other].pp, other, i), pp[g][i]);
+        }
     }
     assert_int_equal(m[4].embedding.size, 1);
     assert_int_equal(m[11].embedding.size, 1);
 }
 
-// Every rank must see the same members at the same places: those that `together` puts into one group.
+// Every rank must see the same members at the same places: those that `together` puts into one
+// group.
 typedef bool (*Together)(const Mesh *a, const Mesh *b);
 
 static bool one_world(const Mesh *a, const Mesh *b) { return true; }
-static bool one_tp(const Mesh *a, const Mesh *b) { return a->pp.rank == b->pp.rank && a->dp.rank == b->dp.rank; }
-static bool one_pp(const Mesh *a, const Mesh *b) { return a->tp.rank == b->tp.rank && a->dp.rank == b->dp.rank; }
-static bool one_dp(const Mesh *a, const Mesh *b) { return a->tp.rank == b->tp.rank && a->pp.rank == b->pp.rank; }
+static bool same(const Group *a, const Group *b) { return a->rank == b->rank; }
+static bool one_tp(const Mesh *a, const Mesh *b) { return same(&a->pp, &b->pp) && same(&a->dp, &b->dp); }
+static bool one_pp(const Mesh *a, const Mesh *b) { return same(&a->tp, &b->tp) && same(&a->dp, &b->dp); }
+static bool one_dp(const Mesh *a, const Mesh *b) { return same(&a->tp, &b->tp) && same(&a->pp, &b->pp); }
 static bool one_machine(const Mesh *a, const Mesh *b) {
     return a->world.rank / a->per_node == b->world.rank / b->per_node;
 }
 static bool one_node(const Mesh *a, const Mesh *b) {
-    return one_dp(a, b) && (one_machine(a, b) || a->world.rank == b->world.rank);
+    return one_dp(a, b) && (one_machine(a, b) || same(&a->world, &b->world));
 }
 static bool one_rail(const Mesh *a, const Mesh *b) {
-    return one_dp(a, b) && a->node.rank == b->node.rank && (!one_machine(a, b) || a->world.rank == b->world.rank);
+    return one_dp(a, b) && same(&a->node, &b->node) && (!one_machine(a, b) || same(&a->world, &b->world));
 }
 static bool at_an_end(const Mesh *m) { return m->pp.rank == 0 || m->pp.rank == m->pp.size - 1; }
 static bool one_embedding(const Mesh *a, const Mesh *b) {
-    return a->world.rank == b->world.rank || (one_pp(a, b) && at_an_end(a) && at_an_end(b));
+    return same(&a->world, &b->world) || (one_pp(a, b) && at_an_end(a) && at_an_end(b));
 }
 
 static void check_group(const Mesh *mesh, int ranks, int kind, Together together) {
@@ -102,9 +113,11 @@ static void check_group(const Mesh *mesh, int ranks, int kind, Together together
     }
 }
 
-// Shapes of T, P and nodes, checked against the definitions: ranks that share the other coordinates.
+// Shapes of T, P and nodes, checked against the definitions: ranks that share the other
+// coordinates.
 static void groups_are_as_defined(void **state) {
-    static const Together together[MESH_GROUPS] = {one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding};
+    static const Together together[MESH_GROUPS] = {
+        one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding};
     enum { MOST = 48 };
     int shapes = 0;
     for (int size = 1; size <= MOST; size++) {
@@ -125,7 +138,8 @@ static void groups_are_as_defined(void **state) {
     assert_true(shapes > 500);
 }
 
-// T = 8 on nodes of 8: every node holds one data-parallel rank, so only the hop between nodes is left.
+// T = 8 on nodes of 8: every node holds one data-parallel rank, so only the hop between nodes is
+// left.
 static void tensor_parallel_fills_a_node(void **state) {
     int hosts[32];
     for (int r = 0; r < 32; r++) hosts[r] = r / 8;
