@@ -94,6 +94,8 @@ void kernel_sum_final(Stream *s, const SumFinal *a);
 // dp = 1: the local gradients are the reduced ones. Only the leaves of n values at x (n of any
 // size, missing values are 0).
 void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n);
+// The same of n weights.
+void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n);
 // *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
 // judge.h's step_record of piece_sums (pieces) and *loss. wire_fault is left to the caller, and 0

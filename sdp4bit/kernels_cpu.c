@@ -248,6 +248,15 @@ void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
     for (int64_t at = 0; at < n; at += BLOCK) leaves[at / BLOCK] = square_leaf(x + at, block_size(n - at));
 }
 
+void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n) {
+    float x[BLOCK];
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int count = n - at < BLOCK ? (int)(n - at) : BLOCK;
+        for (int i = 0; i < count; i++) x[i] = floatX_to_float(weights[at + i]);
+        leaves[at / BLOCK] = square_leaf(x, count);
+    }
+}
+
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
     for (int64_t stride = 1; stride < n; stride *= 2) {
         for (int64_t i = 0; i + stride < n; i += 2 * stride) {

@@ -43,6 +43,27 @@ void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
     check_launch(s, "square leaves");
 }
 
+// As above, one leaf in flight: it serves a figure of the log, not the step.
+__global__ void __launch_bounds__(CODEC_THREADS) square_weights_kernel(float *leaves, const floatX *weights, int64_t n) {
+    int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED;
+    int64_t warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
+    for (int64_t at = warp_first; at < n; at += stride) {
+        float value[PACKED];
+        int64_t mine = at + threadIdx.x % WARP * PACKED;
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) value[e] = mine + e < n ? floatX_to_float(weights[mine + e]) : 0.0f;
+        float leaf = square_leaf_lanes(value);
+        if (threadIdx.x % 4 == 0 && mine < n) leaves[mine / HADAMARD_ORDER] = leaf;
+    }
+}
+
+void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n) {
+    if (n <= 0) return;
+    int blocks = stride_blocks(s, ceil_div64(n, PACKED));
+    square_weights_kernel<<<blocks, CODEC_THREADS, 0, stream_handle(s)>>>(leaves, weights, n);
+    check_launch(s, "square weights");
+}
+
 // 512 and 4096 leaves to one
 enum { ROW = 16, WARP_LEAVES = ROW * WARP, BLOCK_LEAVES = CODEC_WARPS * WARP_LEAVES };
 

@@ -383,12 +383,12 @@ void zero_synchronize(Zero *zero) {
 
 double zero_params_norm(Zero *zero, Peers group) {
     double squares = 0.0;
-    zero_weights_wait_all(zero);  // the masters are as new as the weights
+    zero_weights_wait_all(zero);
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
         int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
         float sum = 0.0f;
-        kernel_square_leaves(zero->compute, zero->leaves, zero->master + piece->state_at, piece->hi - piece->lo);
+        kernel_square_weights(zero->compute, zero->leaves, zero->weights + piece->arena_at, piece->hi - piece->lo);
         kernel_tree_sum(zero->compute, zero->piece_sums, zero->leaves, leaves);
         copy_to_host(zero->compute, &sum, zero->piece_sums, sizeof sum);
         stream_synchronize(zero->compute);

@@ -95,7 +95,8 @@ typedef struct Exposed {
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 // ms: (2, world), each rank's waits for reductions, then for gathers.
 Exposed zero_exposed_of(const double *ms, int world);
-// Norm of the masters over all ranks. Collective, synchronises.
+// Norm of the model's weights (bf16), as Megatron-LM prints it: each rank adds up the weights whose masters it
+// holds, so that each counts once. Collective, synchronises.
 double zero_params_norm(Zero *zero, Peers group);
 // Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective,
 // synchronises.

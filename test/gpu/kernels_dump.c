@@ -646,6 +646,8 @@ static void replicas(Dump *d) {
     for (int shift = 0; shift < 3; shift++) {
         kernel_replica_hash(d->stream, counts, weights_copy + shift, 123456789012 + shift, COUNT - 3 * shift);
         kernel_count_zeros(d->stream, (int64_t *)counts + 1, x + shift, COUNT - 3 * shift);
+        kernel_square_weights(d->stream, wide, weights_copy + shift, COUNT - 3 * shift);
+        result(d, FP32, wide, ceil_div64(COUNT - 3 * shift, HADAMARD_ORDER) * 4, "square weights shift %d", shift);
         kernel_widen(d->stream, wide, weights_copy + shift, COUNT - 3 * shift);
         result(d, RAW, counts, 16, "replica hash and zeros %d", shift);
         result(d, FP32, wide, (COUNT - 3 * shift) * 4, "widened %d", shift);

@@ -245,6 +245,11 @@ void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
     reads(s, x, 4 * n);
     writes(s, leaves, 4 * ceil_div64(n, 32));
 }
+void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n) {
+    begin_on(s, "squares of weights");
+    reads(s, weights, (int64_t)X * n);
+    writes(s, leaves, 4 * ceil_div64(n, 32));
+}
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
     begin_on(s, "tree sum");
     writes(s, leaves, 4 * n);
