@@ -16,8 +16,17 @@ static inline bool save_whole(const CheckpointSave *save, Error *err) {
 // Gives a save host memory for exactly its slices; freed by the caller.
 static inline void take_staging(CheckpointSave *save) {
     save->staging_bytes = 0;
-    for (int i = 0; i < save->slice_count; i++) save->staging_bytes += (uint64_t)(save->slices[i].hi - save->slices[i].lo) * (uint64_t)slice_kind_bytes(save->slices[i].kind);
+    for (int i = 0; i < save->slice_count; i++) {
+        const Slice *s = &save->slices[i];
+        save->staging_bytes += (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind);
+    }
     save->staging = xmalloc((size_t)save->staging_bytes + 1, "a test");
+}
+
+// Which element of the whole tensor is element e of these columns.
+static inline int64_t whole_element(const Tensor *tensor, Columns columns, int64_t e) {
+    int64_t all = tensor->whole[1], count = columns.count ? columns.count : all;
+    return e / count * all + columns.first + e % count;
 }
 
 // The checkpoint that is asked for, and not one before it.

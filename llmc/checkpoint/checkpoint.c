@@ -34,14 +34,17 @@ typedef struct SmallFile {
 typedef struct Names {
     const char *directory;
     char *fresh, *final, *aside;  // folders: .iter_0000100.tmp, iter_0000100, .iter_0000100.old
-    char *shard_folder;           // .iter_0000100.tmp/mp_rank_00
+    char *model, *shard_folder;   // mp_rank_00, .iter_0000100.tmp/mp_rank_00
     char *shard_name, *shard;     // this rank's file, without and with the folder
     char *manifest;
     SmallFile lineage, tracker;
 } Names;
 
-// The folder of tensor rank 0, in Megatron's naming; --tensor-model-parallel-size above 1 is refused.
-#define MODEL_FOLDER "mp_rank_00"
+// As Megatron-LM names it: mp_rank_01, or mp_rank_01_002 where there is a pipeline.
+static char *model_folder(const CheckpointSave *save) {
+    if (save->pipeline_ranks <= 1) return text_format("mp_rank_%02d", save->tensor_rank);
+    return text_format("mp_rank_%02d_%03d", save->tensor_rank, save->pipeline_rank);
+}
 
 static Names make_names(const CheckpointSave *save, int rank, int ranks) {
     Names n = {.directory = save->directory};
@@ -49,7 +52,8 @@ static Names make_names(const CheckpointSave *save, int rank, int ranks) {
     n.fresh = text_format("%s/.iter_%07lld.tmp", n.directory, iteration);
     n.final = text_format("%s/iter_%07lld", n.directory, iteration);
     n.aside = text_format("%s/.iter_%07lld.old", n.directory, iteration);
-    n.shard_folder = text_format("%s/" MODEL_FOLDER, n.fresh);
+    n.model = model_folder(save);
+    n.shard_folder = text_format("%s/%s", n.fresh, n.model);
     n.shard_name = text_format("shard_%05d_of_%05d.safetensors", rank, ranks);
     n.shard = text_format("%s/%s", n.shard_folder, n.shard_name);
     n.manifest = text_format("%s/" MANIFEST_NAME, n.fresh);
@@ -61,7 +65,7 @@ static Names make_names(const CheckpointSave *save, int rank, int ranks) {
 }
 
 static void free_names(Names *n) {
-    char *all[] = {n->fresh, n->final, n->aside, n->shard_folder, n->shard_name, n->shard, n->manifest, n->lineage.path, n->lineage.fresh, n->lineage.before,
+    char *all[] = {n->fresh, n->final, n->aside, n->model, n->shard_folder, n->shard_name, n->shard, n->manifest, n->lineage.path, n->lineage.fresh, n->lineage.before,
                    n->tracker.path, n->tracker.fresh, n->tracker.before};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
@@ -71,58 +75,68 @@ static void free_names(Names *n) {
 
 // What this rank's shard will hold.
 typedef struct ShardPlan {
-    int count;            // slices that are not empty
-    int *order;           // indices into save->slices, in the order of the file
-    SafeTensor *tensors;  // the same, as the file names them
-    uint64_t bytes;       // of data
-    uint64_t largest;     // slice, bytes
+    int count;              // slices that are not empty
+    int *order;             // indices into save->slices, in the order of the file
+    ManifestSlice *slices;  // the same, as the manifest names them
+    SafeTensor *tensors;    // and as the file does
+    uint64_t bytes;         // of data
+    uint64_t largest;       // slice, bytes
 } ShardPlan;
 
 static uint64_t slice_bytes(const Slice *s) { return (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind); }
 
-static bool check_slice(const CheckpointSave *save, const Slice *s, int *hint, Error *err) {
+// *tensor: where the search for the slice's tensor begins, and the place of it in the table.
+static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor, Error *err) {
     int tries = 0;
-    for (; tries < save->tensor_count && strcmp(save->tensors[*hint].name, s->tensor) != 0; tries++) *hint = (*hint + 1) % save->tensor_count;
-    int64_t elements = tries < save->tensor_count ? checkpoint_tensor_elements(&save->tensors[*hint]) : 0;
-    if (elements > 0 && (unsigned)s->kind < SLICE_KINDS && s->lo >= 0 && s->lo <= s->hi && s->hi <= elements) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "cannot save %" PRId64 "..%" PRId64 " of tensor '%.200s': there is no such tensor or range; this is a fault of the program",
-                     s->lo, s->hi, s->tensor);
+    for (; tries < save->tensor_count && strcmp(save->tensors[*tensor].name, s->tensor) != 0; tries++)
+        *tensor = (*tensor + 1) % save->tensor_count;
+    const Tensor *t = &save->tensors[*tensor];
+    bool known = tries < save->tensor_count && (unsigned)s->kind < SLICE_KINDS;
+    if (known && slice_fits(t, slice_block(t, s->columns), s->lo, s->hi)) return true;
+    return error_set(err, EXIT_CHECKPOINT, "cannot save %" PRId64 "..%" PRId64 " of tensor '%.200s': there is no such tensor"
+                     " or range; this is a fault of the program", s->lo, s->hi, s->tensor);
 }
 
-static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i) {
+static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int tensor) {
     const Slice *s = &save->slices[i];
+    Columns block = slice_block(&save->tensors[tensor], s->columns);
     SafeTensor *t = &shard->tensors[shard->count];
     uint64_t bytes = slice_bytes(s);
-    t->name = slice_name(s->tensor, s->kind, s->lo);
+    t->name = slice_name(&save->tensors[tensor], s->kind, s->lo, block);
     strcpy(t->dtype, slice_kind_dtype(s->kind));
     t->dims = 1;
     t->shape[0] = s->hi - s->lo;
+    shard->slices[shard->count] = (ManifestSlice){.tensor = tensor, .kind = s->kind, .block = block, .lo = s->lo, .hi = s->hi};
     shard->order[shard->count++] = i;
     shard->bytes += bytes;
     if (bytes > shard->largest) shard->largest = bytes;
 }
 
-// Lists the slices, wide elements first. Whoever made room for a copy of them counted on their own: what does not fit must not be written there.
+// Lists the slices, wide elements first. Whoever made room for a copy of them counted on their own: what does
+// not fit must not be written there.
 static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
-    int hint = 0;
+    size_t room = (size_t)save->slice_count + 1;
+    int tensor = 0;
     memset(shard, 0, sizeof *shard);
-    shard->order = (int *)xcalloc((size_t)save->slice_count + 1, sizeof *shard->order, "a checkpoint's slices");
-    shard->tensors = (SafeTensor *)xcalloc((size_t)save->slice_count + 1, sizeof *shard->tensors, "a checkpoint's slices");
+    shard->order = (int *)xcalloc(room, sizeof *shard->order, "a checkpoint's slices");
+    shard->slices = (ManifestSlice *)xcalloc(room, sizeof *shard->slices, "a checkpoint's slices");
+    shard->tensors = (SafeTensor *)xcalloc(room, sizeof *shard->tensors, "a checkpoint's slices");
     for (int width = 4; width >= 2; width -= 2) {
         for (int i = 0; i < save->slice_count; i++) {
-            if (!check_slice(save, &save->slices[i], &hint, err)) return false;
-            if (save->slices[i].lo < save->slices[i].hi && slice_kind_bytes(save->slices[i].kind) == width) add_slice(shard, save, i);
+            const Slice *s = &save->slices[i];
+            if (!check_slice(save, s, &tensor, err)) return false;
+            if (s->lo < s->hi && slice_kind_bytes(s->kind) == width) add_slice(shard, save, i, tensor);
         }
     }
     if (!save->staging || shard->bytes <= save->staging_bytes) return true;
-    return error_set(err, EXIT_CHECKPOINT, "the slices of a checkpoint take %" PRIu64 " bytes, the memory for their copy holds %" PRIu64 "; this is a fault of the program",
-                     shard->bytes, save->staging_bytes);
+    return error_set(err, EXIT_CHECKPOINT, "the slices of a checkpoint take %" PRIu64 " bytes, the memory for their copy holds %" PRIu64
+                     "; this is a fault of the program", shard->bytes, save->staging_bytes);
 }
 
 static void free_shard(ShardPlan *shard) {
     for (int i = 0; i < shard->count; i++) free(shard->tensors[i].name);
     free(shard->tensors);
+    free(shard->slices);
     free(shard->order);
 }
 
@@ -131,7 +145,7 @@ static void free_shard(ShardPlan *shard) {
 
 static bool prepare(const Names *n, uint64_t bytes, Error *err) {
     return durable_make_folders(n->directory, err) && save_folder_clear(n->directory, err) && save_folder_has_room(n->directory, bytes, err) &&
-           durable_make_folders(n->shard_folder, err);
+           durable_make_folders(n->fresh, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -146,6 +160,7 @@ static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
 // through fetch.
 static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, const Names *n, const char *metadata, uint64_t *bytes, uint64_t *xxh3,
                         Error *err) {
+    if (!durable_make_folders(n->shard_folder, err)) return false;
     SafeWriter *writer = safe_writer_open(n->shard, shard->tensors, shard->count, metadata, err);
     if (!writer) return false;
     bool ok = true;
@@ -279,7 +294,7 @@ struct CheckpointJob {
     pthread_t thread;
     bool threaded;                   // a thread is at work, or has been and is to be joined
     atomic_bool working;
-    char damage[1400], others[1400], stays[1400];  // lines for the user, on rank 0
+    FolderNotes notes;               // on rank 0
 };
 
 // What the user should know about the folder.
@@ -287,12 +302,12 @@ static void describe_folder(CheckpointJob *job, const Lineage *lineage) {
     char others[120];
     const char *directory = job->save.directory;
     if (*lineage->damage) {
-        snprintf(job->damage, sizeof job->damage, "WARNING: %.900s/" LINEAGE_NAME " was damaged: %s; the run's earlier checkpoints were taken by their folders' names",
+        snprintf(job->notes.damage, sizeof job->notes.damage, "WARNING: %.900s/" LINEAGE_NAME " was damaged: %s; the run's earlier checkpoints were taken by their folders' names",
                  directory, lineage->damage);
     }
     lineage_others(directory, lineage, others, sizeof others);
     if (*others) {
-        snprintf(job->others, sizeof job->others, "WARNING: %.900s also holds checkpoints of another run or branch (iterations %s), which are neither counted nor removed",
+        snprintf(job->notes.others, sizeof job->notes.others, "WARNING: %.900s also holds checkpoints of another run or branch (iterations %s), which are neither counted nor removed",
                  directory, others);
     }
 }
@@ -310,7 +325,7 @@ static bool publish_job(CheckpointJob *job) {
     if (ok) describe_folder(job, &lineage);
     // The new checkpoint stands; an old one that cannot be deleted takes space and does no harm.
     if (ok && !save_folder_prune(save->directory, lineage.iterations, lineage.count, &save->keep, &left))
-        snprintf(job->stays, sizeof job->stays, "WARNING: old checkpoints stay: %s", left.what);
+        snprintf(job->notes.stays, sizeof job->notes.stays, "WARNING: old checkpoints stay: %s", left.what);
     lineage_free(&lineage);
     return ok;
 }
@@ -361,8 +376,9 @@ static void stage(const CheckpointJob *job) {
 // Collective: rank 0 gets what the manifest is to say of all shards.
 static bool gather(CheckpointJob *job) {
     size_t bytes;
-    char *entry = manifest_file_entry(&job->save, MODEL_FOLDER, job->names.shard_name, job->shard.order, job->shard.count, job->file_bytes, job->file_xxh3,
-                                      &bytes);
+    ManifestFile file = {.folder = job->names.model, .name = job->names.shard_name, .bytes = job->file_bytes, .xxh3 = job->file_xxh3,
+                         .count = job->shard.count};
+    char *entry = manifest_file_entry(job->save.tensors, &file, job->shard.slices, &bytes);
     bool ok = bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
     if (!ok) error_set(&job->error, EXIT_CHECKPOINT, "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets", bytes);
     ok = peers_agree(job->save.peers, ok, &job->error, NULL);
@@ -397,9 +413,7 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
 
 bool checkpoint_busy(const CheckpointJob *job) { return atomic_load(&job->working); }
 const RunState *checkpoint_job_state(const CheckpointJob *job) { return &job->save.state; }
-const char *checkpoint_job_damage(const CheckpointJob *job) { return job->damage; }
-const char *checkpoint_job_others(const CheckpointJob *job) { return job->others; }
-const char *checkpoint_job_stays(const CheckpointJob *job) { return job->stays; }
+const FolderNotes *checkpoint_job_notes(const CheckpointJob *job) { return &job->notes; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
     heartbeat_waits(job->save.peers.site, false);  // from here on this rank is busy with the save

@@ -306,23 +306,23 @@ bool checkpoint_has(const Checkpoint *c, SliceKind kind) {
 }
 
 // "'wte' (64, 32)", or "nothing" behind the end of a table.
-static void describe(char *text, size_t bytes, const CheckpointTensor *tensors, int count, int i) {
+static void describe(char *text, size_t bytes, const Tensor *tensors, int count, int i) {
     if (i >= count) {
         snprintf(text, bytes, "nothing");
         return;
     }
-    const CheckpointTensor *t = &tensors[i];
+    const Tensor *t = &tensors[i];
     int used = snprintf(text, bytes, "'%.200s' (", t->name);
-    for (int d = 0; d < t->dims; d++) used += snprintf(text + used, bytes - (size_t)used, "%s%" PRId64, d ? ", " : "", t->shape[d]);
+    for (int d = 0; d < t->dims; d++) used += snprintf(text + used, bytes - (size_t)used, "%s%" PRId64, d ? ", " : "", t->whole[d]);
     snprintf(text + used, bytes - (size_t)used, ")");
 }
 
-bool checkpoint_check_tensors(const Checkpoint *c, const CheckpointTensor *tensors, int count, Error *err) {
+bool checkpoint_check_tensors(const Checkpoint *c, const Tensor *tensors, int count, Error *err) {
     const Manifest *m = &c->manifest;
     int longer = count > m->tensor_count ? count : m->tensor_count;
     for (int i = 0; i < longer; i++) {
         bool equal = i < count && i < m->tensor_count && strcmp(m->tensors[i].name, tensors[i].name) == 0 && m->tensors[i].dims == tensors[i].dims;
-        for (int d = 0; equal && d < tensors[i].dims; d++) equal = m->tensors[i].shape[d] == tensors[i].shape[d];
+        for (int d = 0; equal && d < tensors[i].dims; d++) equal = m->tensors[i].whole[d] == tensors[i].whole[d];
         if (equal) continue;
         char saved[320], ours[320];
         describe(saved, sizeof saved, m->tensors, m->tensor_count, i);
@@ -341,7 +341,7 @@ static bool compare_header(const Manifest *m, int file, const SafeFile *safe, Er
     for (int i = 0; equal && i < f->count; i++) {
         const ManifestSlice *s = &m->slices[f->first + i];
         const SafeTensor *t = &safe->tensors[i];
-        char *name = slice_name(m->tensors[s->tensor].name, s->kind, s->lo);
+        char *name = slice_name(&m->tensors[s->tensor], s->kind, s->lo, s->block);
         equal = strcmp(t->name, name) == 0 && strcmp(t->dtype, s->kind == SLICE_WEIGHT ? m->weight_dtype : "F32") == 0 && t->dims == 1 &&
                 t->shape[0] == s->hi - s->lo && t->begin == s->begin;
         free(name);
@@ -383,52 +383,67 @@ static const SafeFile *open_shard(const Checkpoint *c, int file, Error *err) {
 
 static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *err) {
     if (tensor < 0)
-        return error_set(err, EXIT_CHECKPOINT, "%s holds no tensor '%.200s'; use the flags it was saved with or another --load", c->folder,
-                         s->tensor);
-    int64_t elements = checkpoint_tensor_elements(&c->manifest.tensors[tensor]);
-    if (s->lo < 0 || s->lo > s->hi || s->hi > elements) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s: elements %" PRId64 "..%" PRId64 " asked of tensor '%.200s', which has %" PRId64 "; this is a fault of the program",
-                         c->folder, s->lo, s->hi, s->tensor, elements);
+        return error_set(err, EXIT_CHECKPOINT, "%s holds no tensor '%.200s'; use the flags it was saved with or another --load",
+                         c->folder, s->tensor);
+    const Tensor *t = &c->manifest.tensors[tensor];
+    Columns block = slice_block(t, s->columns);
+    if (!slice_fits(t, block, s->lo, s->hi)) {
+        return error_set(err, EXIT_CHECKPOINT, "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
+                         " asked of tensor '%.200s', which has %" PRId64 " x %" PRId64 "; this is a fault of the program",
+                         c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0], t->whole[1]);
     }
     if (s->kind == SLICE_WEIGHT && strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
-        return error_set(err, EXIT_CHECKPOINT, "%s holds weights in %s, this program keeps them in %s; load it with a program of the same precision",
-                         c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
+        return error_set(err, EXIT_CHECKPOINT, "%s holds weights in %s, this program keeps them in %s; load it with a program of the"
+                         " same precision", c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
     }
     return true;
 }
 
-// The slice that holds element `at` of s's tensor, or NULL; *i is its position in the manifest's order.
-static const ManifestSlice *slice_at(const Manifest *m, int tensor, const Slice *s, int i, int64_t at) {
-    if (i >= m->slice_count) return NULL;
-    const ManifestSlice *found = &m->slices[m->order[i]];
-    return found->tensor == tensor && found->kind == s->kind && found->lo <= at && found->hi > at ? found : NULL;
+// Some elements that lie one behind another in a file's slice and in the one that was asked for.
+typedef struct Run {
+    const ManifestSlice *from;  // NULL: no shard holds the first of them
+    int64_t at, count;          // in the block of `from`
+} Run;
+
+// The run that begins at element `at` of the block that is asked for. Where the file's block is another one it
+// ends with the row at the latest.
+static Run run_at(const Manifest *m, int tensor, const Slice *s, Columns block, int64_t at) {
+    int64_t row = at / block.count, column = block.first + at % block.count;
+    int i = manifest_first_slice(m, tensor, s->kind, row, column);
+    if (i >= m->slice_count) return (Run){NULL, 0, 0};
+    const ManifestSlice *from = &m->slices[m->order[i]];
+    Run run = {from, row * from->block.count + column - from->block.first, s->hi - at};
+    bool here = from->tensor == tensor && from->kind == s->kind && from->block.first <= column && from->lo <= run.at;
+    if (!here) return (Run){NULL, 0, 0};
+    if (run.count > from->hi - run.at) run.count = from->hi - run.at;
+    if (from->block.first == block.first && from->block.count == block.count) return run;
+    int64_t ours = block.first + block.count - column, theirs = from->block.first + from->block.count - column;
+    if (run.count > ours) run.count = ours;
+    if (run.count > theirs) run.count = theirs;
+    return run;
 }
 
-static bool read_part(const Checkpoint *c, const ManifestSlice *from, const Slice *s, int64_t lo, int64_t hi, char *host, Error *err) {
-    uint64_t width = (uint64_t)slice_kind_bytes(s->kind);
+static bool read_run(const Checkpoint *c, const Run *run, const char *tensor, void *host, Error *err) {
+    const ManifestSlice *from = run->from;
+    uint64_t width = (uint64_t)slice_kind_bytes(from->kind);
     const SafeFile *shard = open_shard(c, from->file, err);
-    SafeTensor where = {.name = (char *)s->tensor, .begin = from->begin, .end = from->begin + (uint64_t)(from->hi - from->lo) * width};
-    return shard &&
-           safe_read(shard, &where, (uint64_t)(lo - from->lo) * width, host + (uint64_t)(lo - s->lo) * width, (uint64_t)(hi - lo) * width, err);
+    SafeTensor where = {.name = (char *)tensor, .begin = from->begin, .end = from->begin + (uint64_t)(from->hi - from->lo) * width};
+    return shard && safe_read(shard, &where, (uint64_t)(run->at - from->lo) * width, host, (uint64_t)run->count * width, err);
 }
 
 bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err) {
     const Manifest *m = &c->manifest;
     int tensor = manifest_find_tensor(m, s->tensor);
     if (!check_range(c, tensor, s, err)) return false;
-    int i = manifest_first_slice(m, tensor, s->kind, s->lo);
-    for (int64_t at = s->lo; at < s->hi; i++) {
-        const ManifestSlice *from = slice_at(m, tensor, s, i, at);
-        if (!from) {
-            return error_set(err, EXIT_CHECKPOINT,
-                             "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64 "..%" PRId64
-                             "); load another checkpoint",
-                             c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
+    Columns block = slice_block(&m->tensors[tensor], s->columns);
+    Run run;
+    for (int64_t at = s->lo; at < s->hi; at += run.count) {
+        run = run_at(m, tensor, s, block, at);
+        if (!run.from) {
+            return error_set(err, EXIT_CHECKPOINT, "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64
+                             "..%" PRId64 "); load another checkpoint", c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
         }
-        int64_t end = from->hi < s->hi ? from->hi : s->hi;
-        if (!read_part(c, from, s, at, end, (char *)host, err)) return false;
-        at = end;
+        if (!read_run(c, &run, s->tensor, (char *)host + (at - s->lo) * slice_kind_bytes(s->kind), err)) return false;
     }
     return true;
 }

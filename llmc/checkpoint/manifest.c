@@ -13,12 +13,11 @@
 #include "llmc/base/version.h"
 
 #define FORMAT "sdp4bit.c checkpoint"
-enum { FORMAT_VERSION = 1, TAIL_BYTES = 29 };
+enum { FORMAT_VERSION = 2, TAIL_BYTES = 29 };
 #define MAX_ELEMENTS ((int64_t)1 << 48)
 
-static const char *const KIND_NAMES[SLICE_KINDS] = {"master", "exp_avg", "exp_avg_sq", "weight"};
-
-// The state's fields, for writing and reading alike. A field left out here would be lost at resume: the table's size is checked below.
+// The state's fields, for writing and reading alike. A field left out here would be lost at resume: the
+// table's size is checked below.
 typedef struct StateField {
     const char *name;
     size_t offset;
@@ -58,15 +57,18 @@ _Static_assert(sizeof(RunState) == 8 * STATE_FIELDS, "every field of RunState mu
 
 const char *slice_kind_dtype(SliceKind kind) { return slice_kind_bytes(kind) == 4 ? "F32" : "BF16"; }
 
-char *slice_name(const char *tensor, SliceKind kind, int64_t lo) { return text_format("%s|%s|%" PRId64, tensor, KIND_NAMES[kind], lo); }
+Columns slice_block(const Tensor *t, Columns columns) {
+    return columns.count ? columns : (Columns){0, t->whole[1]};
+}
 
-int64_t checkpoint_tensor_elements(const CheckpointTensor *t) {
-    int64_t product = 1;
-    if (t->dims < 1 || t->dims > MANIFEST_DIMS) return 0;
-    for (int i = 0; i < t->dims; i++) {
-        if (t->shape[i] < 1 || __builtin_mul_overflow(product, t->shape[i], &product) || product > MAX_ELEMENTS) return 0;
-    }
-    return product;
+bool slice_fits(const Tensor *t, Columns block, int64_t lo, int64_t hi) {
+    return block.count >= 1 && block.count <= t->whole[1] && block.first >= 0 && block.first <= t->whole[1] - block.count &&
+           lo >= 0 && lo <= hi && hi <= t->whole[0] * block.count;
+}
+
+char *slice_name(const Tensor *t, SliceKind kind, int64_t lo, Columns block) {
+    if (block.count == t->whole[1]) return text_format("%s|%s|%" PRId64, t->name, slice_kind_name(kind), lo);
+    return text_format("%s|%s|%" PRId64 "|%" PRId64 "+%" PRId64, t->name, slice_kind_name(kind), lo, block.first, block.count);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -82,18 +84,16 @@ static void close_text(FILE *out) {
     if (fclose(out) != 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
 }
 
-char *manifest_file_entry(const CheckpointSave *save, const char *folder, const char *name, const int *order, int count, uint64_t file_bytes,
-                          uint64_t xxh3, size_t *bytes) {
+char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices, size_t *bytes) {
     char *text = NULL;
     FILE *out = open_text(&text, bytes);
-    int tensor = 0;
-    fprintf(out, "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64 "\", \"slices\": [", folder, name,
-            file_bytes, xxh3);
-    for (int i = 0; i < count; i++) {
-        const Slice *s = &save->slices[order[i]];
-        // Slices come in the order of the table, mostly: the search goes on where it ended, and round.
-        while (strcmp(save->tensors[tensor].name, s->tensor) != 0) tensor = (tensor + 1) % save->tensor_count;
-        fprintf(out, "%s[%d,%d,%" PRId64 ",%" PRId64 "]", i ? "," : "", tensor, s->kind, s->lo, s->hi);
+    fprintf(out, "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64 "\", \"slices\": [",
+            file->folder, file->name, file->bytes, file->xxh3);
+    for (int i = 0; i < file->count; i++) {
+        const ManifestSlice *s = &slices[i];
+        fprintf(out, "%s[%d,%d,%" PRId64 ",%" PRId64, i ? "," : "", s->tensor, s->kind, s->lo, s->hi);
+        if (s->block.count < tensors[s->tensor].whole[1]) fprintf(out, ",%" PRId64 ",%" PRId64, s->block.first, s->block.count);
+        fputc(']', out);
     }
     fprintf(out, "]}");
     close_text(out);
@@ -117,15 +117,15 @@ static void write_state(FILE *out, const RunState *state) {
 static void write_tensors(FILE *out, const CheckpointSave *save) {
     fprintf(out, "\"tensors\": [\n");
     for (int i = 0; i < save->tensor_count; i++) {
-        const CheckpointTensor *t = &save->tensors[i];
+        const Tensor *t = &save->tensors[i];
         fprintf(out, "{\"name\": ");
         json_write_string(out, t->name);
         fprintf(out, ", \"shape\": [");
-        for (int d = 0; d < t->dims; d++) fprintf(out, "%s%" PRId64, d ? ", " : "", t->shape[d]);
+        for (int d = 0; d < t->dims; d++) fprintf(out, "%s%" PRId64, d ? ", " : "", t->whole[d]);
         fprintf(out, "]}%s\n", i + 1 < save->tensor_count ? "," : "");
     }
     fprintf(out, "],\n\"kinds\": [");
-    for (int k = 0; k < SLICE_KINDS; k++) fprintf(out, "%s\"%s\"", k ? ", " : "", KIND_NAMES[k]);
+    for (int k = 0; k < SLICE_KINDS; k++) fprintf(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
     fprintf(out, "],\n");
 }
 
@@ -184,11 +184,11 @@ static const char *parse_state(const cJSON *state, RunState *out) {
 }
 
 static int compare_tensor_names(const void *a, const void *b) {
-    return strcmp((*(const CheckpointTensor *const *)a)->name, (*(const CheckpointTensor *const *)b)->name);
+    return strcmp((*(const Tensor *const *)a)->name, (*(const Tensor *const *)b)->name);
 }
 
 static bool tensor_names_differ(const Manifest *m) {
-    const CheckpointTensor **sorted = (const CheckpointTensor **)xcalloc((size_t)m->tensor_count + 1, sizeof *sorted, "parameter names");
+    const Tensor **sorted = (const Tensor **)xcalloc((size_t)m->tensor_count + 1, sizeof *sorted, "parameter names");
     for (int i = 0; i < m->tensor_count; i++) sorted[i] = &m->tensors[i];
     qsort(sorted, (size_t)m->tensor_count, sizeof *sorted, compare_tensor_names);
     bool differ = true;
@@ -197,29 +197,40 @@ static bool tensor_names_differ(const Manifest *m) {
     return differ;
 }
 
+static const char *parse_tensor(const cJSON *item, Tensor *t) {
+    const char *name = json_member_string(item, "name");
+    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape"), *size;
+    if (!name || !cJSON_IsArray(shape)) return "a tensor has no name or shape";
+    if (strlen(name) >= sizeof t->name) return "a tensor's name is too long";
+    strcpy(t->name, name);
+    int64_t elements = 1;
+    t->whole[0] = t->whole[1] = 1;
+    cJSON_ArrayForEach(size, shape) {
+        if (t->dims == 2 || !json_int64(size, 1, JSON_INT_MAX, &t->whole[t->dims])) return "a tensor's shape is malformed";
+        bool too_many = __builtin_mul_overflow(elements, t->whole[t->dims++], &elements);
+        if (too_many || elements > MAX_ELEMENTS) return "a tensor's shape is impossible";
+    }
+    return t->dims ? NULL : "a tensor's shape is impossible";
+}
+
 static const char *parse_tensors(const cJSON *list, Manifest *m) {
     if (!cJSON_IsArray(list)) return "it has no list of tensors";
-    m->tensors = (CheckpointTensor *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->tensors, "a checkpoint's parameter table");
+    m->tensors = (Tensor *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->tensors, "a checkpoint's parameter table");
     for (const cJSON *item = list->child; item; item = item->next) {
-        const char *name = json_member_string(item, "name");
-        const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape"), *size;
-        CheckpointTensor *t = &m->tensors[m->tensor_count];
-        if (!name || !cJSON_IsArray(shape)) return "a tensor has no name or shape";
-        t->name = xstrdup(name);
-        m->tensor_count++;
-        cJSON_ArrayForEach(size, shape) {
-            if (t->dims == MANIFEST_DIMS || !json_int64(size, 1, JSON_INT_MAX, &t->shape[t->dims++])) return "a tensor's shape is malformed";
-        }
-        if (checkpoint_tensor_elements(t) == 0) return "a tensor's shape is impossible";
+        const char *fault = parse_tensor(item, &m->tensors[m->tensor_count++]);
+        if (fault) return fault;
     }
     return tensor_names_differ(m) ? NULL : "two tensors have the same name";
 }
 
-static const char *parse_kinds(const cJSON *list) {
-    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != SLICE_KINDS) return "its kinds of slices are not known to this program";
-    const cJSON *item = list->child;
-    for (int k = 0; k < SLICE_KINDS; k++, item = item->next) {
-        if (!cJSON_IsString(item) || strcmp(item->valuestring, KIND_NAMES[k]) != 0) return "its kinds of slices are not known to this program";
+static const char *parse_kinds(const cJSON *list, Manifest *m) {
+    static const char *const unknown = "its kinds of slices are not known to this program";
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > SLICE_KINDS) return unknown;
+    for (const cJSON *item = list->child; item; item = item->next) {
+        int k = 0;
+        while (k < SLICE_KINDS && cJSON_IsString(item) && strcmp(item->valuestring, slice_kind_name((SliceKind)k)) != 0) k++;
+        if (!cJSON_IsString(item) || k == SLICE_KINDS) return unknown;
+        m->kinds[m->kind_count++] = (SliceKind)k;
     }
     return NULL;
 }
@@ -233,21 +244,36 @@ static bool parse_hash(const char *text, uint64_t *hash) {
     return true;
 }
 
+static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s) {
+    int64_t number[6];
+    int count = cJSON_GetArraySize(item);
+    if (!cJSON_IsArray(item) || (count != 4 && count != 6)) return "a slice is not [tensor, kind, lo, hi]";
+    const cJSON *value = item->child;
+    for (int i = 0; i < count; i++, value = value->next) {
+        if (!json_int64(value, 0, JSON_INT_MAX, &number[i])) number[i] = -1;
+    }
+    if (number[0] < 0 || number[0] >= m->tensor_count) return "a slice is of an unknown tensor";
+    if (number[1] < 0 || number[1] >= m->kind_count) return "a slice is of an unknown kind";
+    const Tensor *t = &m->tensors[number[0]];
+    s->tensor = (int)number[0];
+    s->kind = m->kinds[number[1]];
+    s->lo = number[2];
+    s->hi = number[3];
+    s->block = count == 6 ? (Columns){number[4], number[5]} : slice_block(t, (Columns){0, 0});
+    return s->lo < s->hi && slice_fits(t, s->block, s->lo, s->hi) ? NULL : "a slice's range lies outside its tensor";
+}
+
 static const char *parse_slices(const cJSON *list, Manifest *m, int file, int weight_bytes) {
     ManifestFile *f = &m->files[file];
     uint64_t begin = 0;
-    int64_t tensor, kind, range[2];
     f->first = m->slice_count;
     for (const cJSON *item = list->child; item; item = item->next) {
-        if (!cJSON_IsArray(item) || cJSON_GetArraySize(item) != 4) return "a slice is not [tensor, kind, lo, hi]";
-        const cJSON *number = item->child;
-        if (!json_int64(number, 0, m->tensor_count - 1, &tensor)) return "a slice is of an unknown tensor";
-        if (!json_int64(number = number->next, 0, SLICE_KINDS - 1, &kind)) return "a slice is of an unknown kind";
-        int64_t elements = checkpoint_tensor_elements(&m->tensors[tensor]);
-        if (!json_int64(number = number->next, 0, elements - 1, &range[0]) || !json_int64(number->next, range[0] + 1, elements, &range[1]))
-            return "a slice's range lies outside its tensor";
-        m->slices[m->slice_count++] = (ManifestSlice){(int)tensor, file, (SliceKind)kind, range[0], range[1], begin};
-        begin += (uint64_t)(range[1] - range[0]) * (uint64_t)(kind == SLICE_WEIGHT ? weight_bytes : 4);
+        ManifestSlice *s = &m->slices[m->slice_count++];
+        const char *fault = parse_slice(item, m, s);
+        if (fault) return fault;
+        s->file = file;
+        s->begin = begin;
+        begin += (uint64_t)(s->hi - s->lo) * (uint64_t)(s->kind == SLICE_WEIGHT ? weight_bytes : 4);
         if (begin > f->bytes) return "a file is too small for its slices";
     }
     f->count = m->slice_count - f->first;
@@ -288,7 +314,15 @@ static int compare_slices(const void *a, const void *b, void *context) {
     const ManifestSlice *slices = (const ManifestSlice *)context, *x = &slices[*(const int *)a], *y = &slices[*(const int *)b];
     if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
     if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    if (x->block.first != y->block.first) return x->block.first < y->block.first ? -1 : 1;
     return (x->lo > y->lo) - (x->lo < y->lo);
+}
+
+// x comes before y in the order. In one block ranges must not meet, and blocks no more than that.
+static bool overlap(const ManifestSlice *x, const ManifestSlice *y) {
+    if (x->tensor != y->tensor || x->kind != y->kind) return false;
+    bool same_block = x->block.first == y->block.first && x->block.count == y->block.count;
+    return same_block ? y->lo < x->hi : y->block.first < x->block.first + x->block.count;
 }
 
 static const char *sort_slices(Manifest *m) {
@@ -296,8 +330,7 @@ static const char *sort_slices(Manifest *m) {
     for (int i = 0; i < m->slice_count; i++) m->order[i] = i;
     qsort_r(m->order, (size_t)m->slice_count, sizeof *m->order, compare_slices, m->slices);
     for (int i = 1; i < m->slice_count; i++) {
-        const ManifestSlice *x = &m->slices[m->order[i - 1]], *y = &m->slices[m->order[i]];
-        if (x->tensor == y->tensor && x->kind == y->kind && y->lo < x->hi) return "two slices overlap";
+        if (overlap(&m->slices[m->order[i - 1]], &m->slices[m->order[i]])) return "two slices overlap";
     }
     return NULL;
 }
@@ -314,7 +347,7 @@ static const char *parse_members(Manifest *m, const cJSON *object) {
     cJSON_free(text);
     const char *fault = parse_state(cJSON_GetObjectItemCaseSensitive(object, "state"), &m->state);
     if (!fault) fault = parse_tensors(cJSON_GetObjectItemCaseSensitive(object, "tensors"), m);
-    if (!fault) fault = parse_kinds(cJSON_GetObjectItemCaseSensitive(object, "kinds"));
+    if (!fault) fault = parse_kinds(cJSON_GetObjectItemCaseSensitive(object, "kinds"), m);
     if (!fault) fault = parse_files(cJSON_GetObjectItemCaseSensitive(object, "files"), m);
     return fault ? fault : sort_slices(m);
 }
@@ -348,7 +381,6 @@ bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const ch
 }
 
 void manifest_free(Manifest *m) {
-    for (int i = 0; i < m->tensor_count; i++) free((char *)m->tensors[i].name);
     for (int i = 0; i < m->file_count; i++) {
         free(m->files[i].folder);
         free(m->files[i].name);
@@ -371,39 +403,51 @@ int manifest_find_tensor(const Manifest *m, const char *name) {
     return -1;
 }
 
-int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int64_t lo) {
+int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int64_t row, int64_t column) {
     int low = 0, high = m->slice_count;
     while (low < high) {
         int middle = low + (high - low) / 2;
         const ManifestSlice *s = &m->slices[m->order[middle]];
-        bool before = s->tensor != tensor ? s->tensor < tensor : s->kind != kind ? s->kind < kind : s->hi <= lo;
-        if (before) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
+        int64_t in_block = column - s->block.first;  // only where the block has this column
+        bool before = s->tensor != tensor          ? s->tensor < tensor
+                      : s->kind != kind            ? s->kind < kind
+                      : in_block >= s->block.count ? true
+                      : in_block < 0               ? false
+                                                   : s->hi <= row * s->block.count + in_block;
+        if (before) low = middle + 1;
+        else high = middle;
     }
     return low;
+}
+
+// The first element of the whole tensor that no slice of the kind holds; their number when none is missing.
+static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind) {
+    const Tensor *t = &m->tensors[tensor];
+    Columns block = {0, t->whole[1]};
+    int64_t next = 0;  // in the block
+    for (int i = manifest_first_slice(m, tensor, kind, 0, 0); i < m->slice_count && block.first < t->whole[1]; i++) {
+        const ManifestSlice *s = &m->slices[m->order[i]];
+        if (s->tensor != tensor || s->kind != kind || s->block.first != block.first || s->lo != next) break;
+        block = s->block;
+        next = s->hi;
+        if (next < t->whole[0] * block.count) continue;
+        block.first += block.count;
+        next = 0;
+    }
+    if (block.first == t->whole[1]) return tensor_whole_elements(t);
+    return next / block.count * t->whole[1] + block.first + next % block.count;
 }
 
 bool manifest_check_complete(const Manifest *m, const char *path, Error *err) {
     bool there[SLICE_KINDS] = {false};
     for (int i = 0; i < m->slice_count; i++) there[m->slices[i].kind] = true;
     for (int t = 0; t < m->tensor_count; t++) {
-        int64_t elements = checkpoint_tensor_elements(&m->tensors[t]);
+        int64_t elements = tensor_whole_elements(&m->tensors[t]);
         for (int k = 0; k < SLICE_KINDS; k++) {
-            int64_t next = 0;
-            int i = manifest_first_slice(m, t, (SliceKind)k, 0);
-            for (; there[k] && i < m->slice_count && next < elements; i++) {
-                const ManifestSlice *s = &m->slices[m->order[i]];
-                if (s->tensor != t || (int)s->kind != k || s->lo != next) break;
-                next = s->hi;
-            }
-            if (there[k] && next < elements) {
-                return error_set(err, EXIT_CHECKPOINT,
-                                 "%s: no rank's slices hold %s of '%.200s' from element %" PRId64 " of %" PRId64 "; this is a fault of the program",
-                                 path, KIND_NAMES[k], m->tensors[t].name, next, elements);
-            }
+            int64_t hole = there[k] ? first_hole(m, t, (SliceKind)k) : elements;
+            if (hole == elements) continue;
+            return error_set(err, EXIT_CHECKPOINT, "%s: no rank's slices hold %s of '%s' from element %" PRId64 " of %" PRId64
+                             "; this is a fault of the program", path, slice_kind_name((SliceKind)k), m->tensors[t].name, hole, elements);
         }
     }
     return true;

@@ -1,27 +1,46 @@
-// manifest.json of a checkpoint: what was saved, by which program, in which files. Written by checkpoint.c, read by checkpoint_load.c.
-// Read as hostile input: sizes, ranges and names are checked, file names are plain names, and the text carries its own hash.
+// manifest.json of a checkpoint: what was saved, by which program, in which files. Written by checkpoint.c,
+// read by checkpoint_load.c. Read as hostile input: sizes, ranges and names are checked, file names are
+// plain names, and the text carries its own hash.
 //
-//   {"format": "sdp4bit.c checkpoint", "version": 1, "program": "...", "commit": "...", "libraries": "...", "world_size": 4, "weight_dtype": "BF16",
-//    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},          doubles as C hexadecimal floats: to the bit
+//   {"format": "sdp4bit.c checkpoint", "version": 2, "program": "...", "commit": "...", "libraries": "...",
+//    "world_size": 4, "weight_dtype": "BF16",
+//    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles as hexadecimal floats: to the bit
 //    "arguments": {...},
-//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],                 all parameters, logical order
+//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],            all parameters, whole, logical order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
-//    "files": [{"folder": "mp_rank_00", "name": "shard_00000_of_00004.safetensors", "bytes": 1234, "xxh3": "0123456789abcdef",
-//               "slices": [[tensor, kind, lo, hi], ...]}, ...],            slices in the order of their data; tensor and kind count from 0
-//    "xxh3": "0123456789abcdef"}                                           last line: xxh3-64 of all text before it
+//    "files": [{"folder": "mp_rank_00", "name": "shard_00000_of_00004.safetensors", "bytes": 1234,
+//               "xxh3": "0123456789abcdef",
+//               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count], ...]}, ...],
+//    "xxh3": "0123456789abcdef"}                                      of all text before this last line
+//
+// Slices stand in the order of their data in the file. Tensor and kind are places in the lists above.
+//
+// A slice is a flat range [lo, hi) of a block of columns (Slice in checkpoint.h). Four numbers: the block is
+// the whole tensor. That serves tensors that nobody splits, and those that tensor parallelism splits by rows:
+// a rank's rows are one range. Six numbers: the block is columns [first, first + count), which a rank holds of
+// a tensor that is split by columns, and ZeRO's share of it is a range. Blocks of one tensor and kind are
+// equal or have no column in common. Whoever loads asks for a range of a block of its own, in whatever layout.
+//
+// Kinds are found by name, so a new kind is a new row of SliceKind's table in llmc/state/tensor.c. State that
+// belongs to a rank, and loads on the same rank of the same layout only, wants two things more: a column of
+// that table that says so, and `file` as a key of the order below, because every rank then holds the same
+// tensor. Old checkpoints do not change with either.
+//
+// Version 1 had four numbers only. It is read as it is.
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
 LLMC_BEGIN
 
 #define MANIFEST_NAME "manifest.json"
 #define CHECKPOINT_TRACKER "latest_checkpointed_iteration.txt"
-enum { CHECKPOINT_TRACKER_MAX_BYTES = 4096, MANIFEST_MAX_BYTES = 256 << 20, MANIFEST_DIMS = 2 };
+enum { CHECKPOINT_TRACKER_MAX_BYTES = 4096, MANIFEST_MAX_BYTES = 256 << 20 };
 
 typedef struct ManifestSlice {
-    int tensor, file;      // indices
+    int tensor, file;  // indices
     SliceKind kind;
-    int64_t lo, hi;        // elements of the flattened tensor
-    uint64_t begin;        // of element lo, in the file's data section, bytes
+    Columns block;
+    int64_t lo, hi;    // elements of the flattened block
+    uint64_t begin;    // of element lo, in the file's data section, bytes
 } ManifestSlice;
 
 typedef struct ManifestFile {
@@ -32,35 +51,42 @@ typedef struct ManifestFile {
 
 typedef struct Manifest {
     RunState state;
-    char *arguments;        // JSON text
-    char weight_dtype[8];   // "BF16" or "F32"
-    CheckpointTensor *tensors; int tensor_count;
+    char *arguments;       // JSON text
+    char weight_dtype[8];  // "BF16" or "F32"
+    SliceKind kinds[SLICE_KINDS]; int kind_count;
+    Tensor *tensors; int tensor_count;  // names and whole shapes
     ManifestFile *files; int file_count;
     ManifestSlice *slices; int slice_count;  // file by file
-    int *order;             // slice indices sorted by (tensor, kind, lo); no two overlap
+    int *order;  // slice indices sorted by (tensor, kind, block, lo); no two overlap
 } Manifest;
 
 // safetensors dtype of a kind's elements: "F32", or for weights this build's floatX.
 const char *slice_kind_dtype(SliceKind kind);
-// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>", malloc'ed.
-char *slice_name(const char *tensor, SliceKind kind, int64_t lo);
-// Elements of a parameter; 0 for an impossible shape or one of more than 2^48 elements.
-int64_t checkpoint_tensor_elements(const CheckpointTensor *tensor);
+// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>", and "|<first>+<count>" behind it
+// where the block is not the whole tensor. malloc'ed.
+char *slice_name(const Tensor *tensor, SliceKind kind, int64_t lo, Columns block);
+// A slice's block in numbers: where it says all columns, how many there are.
+Columns slice_block(const Tensor *tensor, Columns columns);
+// That the tensor has this block, and the block this range; lo = hi is allowed.
+bool slice_fits(const Tensor *tensor, Columns block, int64_t lo, int64_t hi);
 
-// One entry of "files" for a shard written by `rank` (malloc'ed, *bytes long). order: the slices in the order of their data, indices into save->slices.
-char *manifest_file_entry(const CheckpointSave *save, const char *folder, const char *name, const int *order, int count, uint64_t file_bytes, uint64_t xxh3,
-                          size_t *bytes);
+// One entry of "files" for a shard (malloc'ed, *bytes long): its folder, name, size, hash and slices
+// (file->count), in the order of their data.
+char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices, size_t *bytes);
 // The whole manifest (malloc'ed, *bytes long) around the files' entries, separated by ",\n".
-char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes, size_t *bytes);
+char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes,
+                    size_t *bytes);
 
 // path: for messages. EXIT_CHECKPOINT names the fault.
 bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const char *path, Error *err);
-// That every kind which is there at all is there for every element of every tensor; else names the first tensor and range that is missing.
+// That every kind which is there at all is there for every element of every tensor. Else names the first
+// tensor and element that is missing.
 bool manifest_check_complete(const Manifest *manifest, const char *path, Error *err);
 void manifest_free(Manifest *manifest);
 // Index of a tensor, or -1.
 int manifest_find_tensor(const Manifest *manifest, const char *name);
-// Position in `order` of the first slice of (tensor, kind) that ends after lo; it may belong to another tensor or kind, or be slice_count.
-int manifest_first_slice(const Manifest *manifest, int tensor, SliceKind kind, int64_t lo);
+// Position in `order` of the first slice of (tensor, kind) that ends behind this element. It need not hold
+// the element, may belong to another tensor or kind, or be slice_count.
+int manifest_first_slice(const Manifest *manifest, int tensor, SliceKind kind, int64_t row, int64_t column);
 
 LLMC_END

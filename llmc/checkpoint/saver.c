@@ -5,15 +5,10 @@
 
 #include "llmc/checkpoint/lineage.h"
 
-Saver saver_open(const Config *config, Zero *zero, Log *log, Progress *progress, Peers peers, int64_t before, int *lock) {
-    Saver saver = {.config = config, .zero = zero, .log = log, .progress = progress, .peers = peers, .before = before, .lock = lock};
-    saver.tensors = zero_checkpoint_tensors(zero, &saver.tensor_count);
-    return saver;
-}
-
-void saver_close(Saver *saver) {
-    free(saver->tensors);
-    saver->tensors = NULL;
+Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress, Peers peers,
+                 int64_t before, int *lock) {
+    return (Saver){.config = config, .mesh = mesh, .zero = zero, .log = log, .progress = progress, .peers = peers,
+                   .before = before, .lock = lock};
 }
 
 // How many of the run's checkpoints are there already; a folder that cannot be read shows in the first save.
@@ -97,12 +92,17 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *er
     ZeroSlices slices = zero_slices(saver->zero, !c->no_save_optim);
     uint64_t staging_bytes;
     void *staging = zero_staging(saver->zero, &staging_bytes);
+    int tensor_count;
+    const Tensor *tensors = zero_tensors(saver->zero, &tensor_count);
     CheckpointSave save = {
         .directory = c->save,
         .state = *state,
         .arguments_json = arguments,
-        .tensors = saver->tensors,
-        .tensor_count = saver->tensor_count,
+        .tensors = tensors,
+        .tensor_count = tensor_count,
+        .tensor_rank = saver->mesh->tp.rank,
+        .pipeline_rank = saver->mesh->pp.rank,
+        .pipeline_ranks = saver->mesh->pp.size,
         .slices = slices.slices,
         .slice_count = slices.count,
         .fetch = staging ? zero_stage_slice : zero_fetch_slice,
@@ -142,9 +142,10 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
     while (ok && !done && to_the_end);
     if (ok && !done) return true;
     RunState state = *checkpoint_job_state(saver->job);
-    if (ok && *checkpoint_job_damage(saver->job)) log_line(saver->log, "%s", checkpoint_job_damage(saver->job));
-    if (ok && !saver->saved && *checkpoint_job_others(saver->job)) log_line(saver->log, "%s", checkpoint_job_others(saver->job));
-    if (ok && *checkpoint_job_stays(saver->job)) log_line(saver->log, "%s", checkpoint_job_stays(saver->job));
+    const FolderNotes *notes = checkpoint_job_notes(saver->job);
+    if (ok && *notes->damage) log_line(saver->log, "%s", notes->damage);
+    if (ok && !saver->saved && *notes->others) log_line(saver->log, "%s", notes->others);
+    if (ok && *notes->stays) log_line(saver->log, "%s", notes->stays);
     checkpoint_job_free(saver->job);
     saver->job = NULL;
     if (!ok) return false;

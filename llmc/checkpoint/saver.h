@@ -3,14 +3,14 @@
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/log/progress.h"
+#include "llmc/ranks/mesh.h"
 #include "llmc/checkpoint/zero_slices.h"
 LLMC_BEGIN
 
 typedef struct Saver {
     const Config *config;
+    const Mesh *mesh;
     Zero *zero;
-    CheckpointTensor *tensors;  // (tensor_count) owned
-    int tensor_count;
     Log *log;
     Progress *progress;
     Peers peers;
@@ -21,9 +21,8 @@ typedef struct Saver {
 } Saver;
 
 // What saves need: all of it must live as long as they do. before: the checkpoint in the folder that the run goes on from, -1: none. lock: of rank 0 on the folder.
-Saver saver_open(const Config *config, Zero *zero, Log *log, Progress *progress, Peers peers, int64_t before, int *lock);
-
-void saver_close(Saver *saver);
+Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress, Peers peers,
+                 int64_t before, int *lock);
 
 // All of the following are collective and give the same result, and the same error, on every rank.
 

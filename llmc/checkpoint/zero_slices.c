@@ -2,10 +2,18 @@
 #include "llmc/checkpoint/zero_slices.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 // Slices come kind by kind, each for all pieces. Without the optimiser the replica's alone.
 static const SliceKind kind_order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+
+// Elements [lo, hi) of a rank's part of a tensor, as a slice of the whole. A part that is cut by columns is a
+// block of them, one that is cut by rows begins further down.
+static Slice slice_of(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
+    int64_t before = t->split == 0 ? t->offset * t->whole[1] : 0;
+    Columns columns = {0, 0};
+    if (t->split == 1) columns = (Columns){t->offset, t->local[1]};
+    return (Slice){t->name, kind, before + lo, before + hi, columns};
+}
 
 ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
     int pieces, kinds = optimizer ? SLICE_KINDS : 1;
@@ -15,18 +23,9 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
     out.slices = (Slice *)xcalloc((size_t)out.count + 1, sizeof(Slice), "the checkpoint's slices");
     for (int i = 0; i < out.count; i++) {
         const Piece *p = &piece[i % pieces];
-        out.slices[i] = (Slice){tensors[p->tensor].name, kind_order[i / pieces], p->lo, p->hi};
-    }
-    return out;
-}
-
-CheckpointTensor *zero_checkpoint_tensors(const Zero *zero, int *count) {
-    const Tensor *tensors = zero_tensors(zero, count);
-    CheckpointTensor *out = (CheckpointTensor *)xcalloc((size_t)*count, sizeof *out, "the parameter table");
-    for (int i = 0; i < *count; i++) {
-        out[i].name = tensors[i].name;
-        out[i].dims = tensors[i].dims;
-        memcpy(out[i].shape, tensors[i].whole, sizeof out[i].shape);
+        const Tensor *t = &tensors[p->tensor];
+        // One of the ranks that hold the same elements saves them. The others' slices are empty.
+        out.slices[i] = slice_of(t, kind_order[i / pieces], p->lo, t->counted ? p->hi : p->lo);
     }
     return out;
 }
@@ -60,8 +59,7 @@ static bool restore_weights(Zero *zero, const Checkpoint *checkpoint, Error *err
     int count;
     const Tensor *tensors = zero_tensors(zero, &count);
     for (int i = 0; i < count; i++) {
-        Slice whole = {tensors[i].name, SLICE_WEIGHT, 0, tensor_elements(&tensors[i])};
-        void *host = read_slice(checkpoint, whole, err);
+        void *host = read_slice(checkpoint, slice_of(&tensors[i], SLICE_WEIGHT, 0, tensor_elements(&tensors[i])), err);
         if (!host) return false;
         zero_put_weights(zero, i, host);
         free(host);
@@ -80,7 +78,7 @@ bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Erro
     const Tensor *tensors = zero_tensors(zero, NULL);
     for (int i = 0; i < pieces; i++) {
         for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
-            Slice slice = {tensors[piece[i].tensor].name, (SliceKind)kind, piece[i].lo, piece[i].hi};
+            Slice slice = slice_of(&tensors[piece[i].tensor], (SliceKind)kind, piece[i].lo, piece[i].hi);
             void *host = read_slice(checkpoint, slice, err);
             if (!host) return false;
             zero_put(zero, i, (SliceKind)kind, host);

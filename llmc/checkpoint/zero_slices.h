@@ -10,8 +10,6 @@ typedef struct ZeroSlices {
     int count;
 } ZeroSlices;
 ZeroSlices zero_slices(const Zero *zero, bool optimizer);
-// The parameter table of the checkpoint; (*count), for free(). The names are the Zero's.
-CheckpointTensor *zero_checkpoint_tensors(const Zero *zero, int *count);
 
 // For CheckpointSave: context is the Zero, i a number of zero_slices.
 void zero_fetch_slice(void *zero, int i, void *host);

@@ -60,10 +60,8 @@ bool save_checkpoint(Run *run) {
 
 static bool tensors_match(Run *run, const Checkpoint *checkpoint) {
     int count;
-    CheckpointTensor *tensors = zero_checkpoint_tensors(run->zero, &count);
-    bool ok = checkpoint_check_tensors(checkpoint, tensors, count, &run->error);
-    free(tensors);
-    return ok;
+    const Tensor *tensors = zero_tensors(run->zero, &count);
+    return checkpoint_check_tensors(checkpoint, tensors, count, &run->error);
 }
 
 static void restore_counters(Run *run, const RunState *state) {

@@ -42,7 +42,6 @@ void run_close(Run *run) {
     zero_stop(run->zero);
     if (run->loader) loader_close(run->loader);
     memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
-    saver_close(&run->saver);
     zero_free(run->zero);
     comm_close(&run->mesh);
     mesh_close(&run->mesh);

@@ -14,7 +14,10 @@
 #include "test/checkpoint_calls.h"
 #include "test/leaks.h"
 
-static const CheckpointTensor MODEL[] = {{"wte", 2, {1001, 7}}, {"ln", 1, {13}}, {"qkv", 2, {3, 1111}}, {"one", 1, {1}}};
+static const Tensor MODEL[] = {{.name = "wte", .dims = 2, .whole = {1001, 7}},
+                               {.name = "ln", .dims = 1, .whole = {13, 1}},
+                               {.name = "qkv", .dims = 2, .whole = {3, 1111}},
+                               {.name = "one", .dims = 1, .whole = {1, 1}}};
 enum { TENSORS = sizeof MODEL / sizeof *MODEL, MAX_SLICES = 64, MAX_ELEMENTS = 1001 * 7 };
 
 typedef struct Test {
@@ -30,7 +33,7 @@ static void check(Test *t, bool ok, const char *what) {
     t->failures += !all;
 }
 
-static int64_t elements_of(int tensor) { return MODEL[tensor].shape[0] * (MODEL[tensor].dims == 2 ? MODEL[tensor].shape[1] : 1); }
+static int64_t elements_of(int tensor) { return tensor_whole_elements(&MODEL[tensor]); }
 
 static void element(void *out, int width, int tensor, SliceKind kind, int64_t i, int64_t iteration) {
     int64_t key[4] = {tensor, kind, i, iteration};
@@ -48,7 +51,10 @@ static void fetch(void *context, int i, void *host) {
     const Slice *s = &saved->slices[i];
     int tensor = 0, width = slice_kind_bytes(s->kind);
     while (strcmp(MODEL[tensor].name, s->tensor) != 0) tensor++;
-    for (int64_t e = s->lo; e < s->hi; e++) element((char *)host + (e - s->lo) * width, width, tensor, s->kind, e, saved->save.state.iteration);
+    for (int64_t e = s->lo; e < s->hi; e++) {
+        int64_t whole = whole_element(&MODEL[tensor], s->columns, e);
+        element((char *)host + (e - s->lo) * width, width, tensor, s->kind, whole, saved->save.state.iteration);
+    }
 }
 
 // Where part r of n begins: uneven and odd, and for small tensors some parts are empty.
@@ -70,26 +76,34 @@ static void prepare(Saved *s, const Test *t, int64_t iteration) {
             // Parts change hands from tensor to tensor.
             int part = (t->rank + tensor) % t->ranks;
             int64_t lo = border(elements_of(tensor), part, t->ranks), hi = border(elements_of(tensor), part + 1, t->ranks);
-            s->slices[s->save.slice_count++] = (Slice){MODEL[tensor].name, (SliceKind)k, lo, hi};
+            s->slices[s->save.slice_count++] = (Slice){MODEL[tensor].name, (SliceKind)k, lo, hi, {0, 0}};
         }
     }
 }
 
-static bool reads_right(const Checkpoint *c, int tensor, SliceKind kind, int64_t lo, int64_t hi, int64_t iteration) {
+static bool reads_right(const Checkpoint *c, const Slice *slice, int tensor, int64_t iteration) {
     static unsigned char buffer[MAX_ELEMENTS * 4];
     unsigned char expected[4];
-    int width = slice_kind_bytes(kind);
+    int width = slice_kind_bytes(slice->kind);
     Error err;
-    Slice slice = {MODEL[tensor].name, kind, lo, hi};
-    if (!checkpoint_read(c, &slice, buffer, &err)) {
+    if (!checkpoint_read(c, slice, buffer, &err)) {
         printf("%s\n", err.what);
         return false;
     }
-    for (int64_t e = lo; e < hi; e++) {
-        element(expected, width, tensor, kind, e, iteration);
-        if (memcmp(buffer + (e - lo) * width, expected, (size_t)width) != 0) return false;
+    for (int64_t e = slice->lo; e < slice->hi; e++) {
+        element(expected, width, tensor, slice->kind, whole_element(&MODEL[tensor], slice->columns, e), iteration);
+        if (memcmp(buffer + (e - slice->lo) * width, expected, (size_t)width) != 0) return false;
     }
     return true;
+}
+
+// Part p of n of a tensor's columns, whole, and of its elements, all columns.
+static bool part_reads_right(const Checkpoint *c, int tensor, SliceKind kind, int p, int n, int64_t iteration) {
+    const Tensor *t = &MODEL[tensor];
+    int64_t first = t->whole[1] * p / n, count = t->whole[1] * (p + 1) / n - first, elements = elements_of(tensor);
+    Slice range = {t->name, kind, elements * p / n, elements * (p + 1) / n, {0, 0}};
+    Slice columns = {t->name, kind, 0, t->whole[0] * count, {first, count}};
+    return reads_right(c, &range, tensor, iteration) && (count == 0 || reads_right(c, &columns, tensor, iteration));
 }
 
 // Opens the checkpoint with the ranks of comm and reads everything whole, and in `parts` other parts.
@@ -101,10 +115,8 @@ static bool loads(const Test *t, MPI_Comm comm, int64_t iteration, int parts) {
               checkpoint_check_tensors(c, MODEL, TENSORS, &err);
     for (int tensor = 0; ok && tensor < TENSORS; tensor++) {
         for (int k = 0; ok && k < SLICE_KINDS; k++) {
-            int64_t elements = elements_of(tensor);
-            ok = reads_right(c, tensor, (SliceKind)k, 0, elements, iteration);
-            for (int p = 0; ok && p < parts; p++)
-                ok = reads_right(c, tensor, (SliceKind)k, elements * p / parts, elements * (p + 1) / parts, iteration);
+            ok = part_reads_right(c, tensor, (SliceKind)k, 0, 1, iteration);
+            for (int p = 0; ok && p < parts; p++) ok = part_reads_right(c, tensor, (SliceKind)k, p, parts, iteration);
         }
     }
     checkpoint_close(c);
@@ -145,6 +157,46 @@ static void test_round_trip(Test *t) {
     MPI_Comm_free(&half);
 }
 
+// What a rank saves under tensor parallelism. Megatron's order: tensor ranks are neighbours. "wte" is split by
+// columns, "qkv" by rows, the others are everywhere and saved once. Each part is dealt out over the ranks that
+// hold the same one, as ZeRO does.
+static void prepare_split(Saved *s, const Test *t, int64_t iteration, int tensor_ranks) {
+    prepare(s, t, iteration);
+    int tp = t->rank % tensor_ranks, dp = t->rank / tensor_ranks, parts = t->ranks / tensor_ranks;
+    s->save.tensor_rank = tp;
+    for (int i = 0; i < s->save.slice_count; i++) {
+        Slice *slice = &s->slices[i];
+        const Tensor *tensor = &MODEL[i / SLICE_KINDS];
+        int64_t rows = tensor->whole[0], all = tensor->whole[1], before = 0, elements = elements_of(i / SLICE_KINDS);
+        if (i / SLICE_KINDS == 0) {
+            slice->columns.first = all * tp / tensor_ranks;
+            slice->columns.count = all * (tp + 1) / tensor_ranks - slice->columns.first;
+            elements = rows * slice->columns.count;
+        } else if (i / SLICE_KINDS == 2) {
+            before = rows * tp / tensor_ranks * all;
+            elements = rows * (tp + 1) / tensor_ranks * all - before;
+        } else if (tp > 0) {
+            elements = 0;
+        }
+        slice->lo = before + border(elements, dp, parts);
+        slice->hi = before + border(elements, dp + 1, parts);
+    }
+}
+
+static void test_layouts(Test *t) {
+    Error err = {0};
+    for (int tensor_ranks = t->ranks; tensor_ranks > 1; tensor_ranks /= 2) {
+        Saved s;
+        char folder[160];
+        prepare_split(&s, t, 100, tensor_ranks);
+        bool saved = t->ranks % tensor_ranks == 0 && save_whole(&s.save, &err);
+        if (!saved) printf("%s\n", err.what);
+        snprintf(folder, sizeof folder, "%s/iter_0000100/mp_rank_%02d", t->save, tensor_ranks - 1);
+        check(t, saved && clean(t) && access(folder, F_OK) == 0, "save with tensors split over ranks");
+        check(t, loads(t, MPI_COMM_WORLD, 100, 3) && loads(t, MPI_COMM_SELF, 100, 4), "load them whole and split otherwise");
+    }
+}
+
 // The last rank's file may not grow: the disk is full for it alone.
 static void test_one_rank_fails(Test *t) {
     Saved s;
@@ -175,7 +227,7 @@ static void test_bad_slices(Test *t) {
     MPI_Bcast(&missing, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
     check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank's slices hold weight of 'one'"), "a slice that no rank saves");
     prepare(&s, t, 300);
-    if (t->rank == t->ranks - 1) s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007};
+    if (t->rank == t->ranks - 1) s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007, {0, 0}};
     ok = save_whole(&s.save, &err);
     check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "hold master of 'wte'"), "slices of two ranks that overlap");
     check(t, clean(t), "nothing is left of them");
@@ -284,7 +336,7 @@ static void test_old_one_stays(Test *t) {
     FILE *file = t->rank == 0 ? fopen(away, "w") : NULL;
     if (file) fclose(file);
     while (ok && !done) ok = checkpoint_advance(job, &done, &err);
-    const char *line = ok ? checkpoint_job_stays(job) : "";
+    const char *line = ok ? checkpoint_job_notes(job)->stays : "";
     check(t, ok && (t->rank == 0 ? strstr(line, "WARNING: old checkpoints stay: ") && strstr(line, "iter_0000400") && !strchr(line, '\n') : !*line),
           "an old one that cannot be deleted is told");
     checkpoint_job_free(job);
@@ -331,6 +383,7 @@ int main(int argc, char **argv) {
     check(&t, made, "make a folder");
     MPI_Bcast(t.folder, (int)sizeof t.folder, MPI_CHAR, 0, MPI_COMM_WORLD);
     snprintf(t.save, sizeof t.save, "%s/save", t.folder);
+    test_layouts(&t);
     test_round_trip(&t);
     test_one_rank_fails(&t);
     test_bad_slices(&t);

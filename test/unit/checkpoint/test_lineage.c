@@ -58,9 +58,9 @@ static void fetch(void *context, int i, void *host) { memset(host, 'a' + i, 8 * 
 
 static void save(const Folder *f, int64_t before, int64_t iteration, int64_t keep, char *others) {
     Error err = {0};
-    static const CheckpointTensor tensor = {"wte", 1, {8}};
+    static const Tensor tensor = {.name = "wte", .dims = 1, .whole = {8, 1}};
     Slice slices[SLICE_KINDS];
-    for (int k = 0; k < SLICE_KINDS; k++) slices[k] = (Slice){"wte", (SliceKind)k, 0, 8};
+    for (int k = 0; k < SLICE_KINDS; k++) slices[k] = (Slice){"wte", (SliceKind)k, 0, 8, {0, 0}};
     CheckpointSave what = {.directory = f->path, .state = {.iteration = iteration}, .tensors = &tensor, .tensor_count = 1, .slices = slices, .slice_count = SLICE_KINDS,
                            .fetch = fetch, .keep = {keep, 0}, .before = before, .peers = {MPI_COMM_SELF, 0, NULL}};
     CheckpointJob *job = checkpoint_begin(&what, &err);
@@ -69,8 +69,8 @@ static void save(const Folder *f, int64_t before, int64_t iteration, int64_t kee
         if (!checkpoint_advance(job, &done, &err)) break;
     }
     if (!done) fail_msg("%s", err.what);
-    if (others) strcpy(others, checkpoint_job_others(job));
-    assert_string_equal(checkpoint_job_damage(job), "");
+    if (others) strcpy(others, checkpoint_job_notes(job)->others);
+    assert_string_equal(checkpoint_job_notes(job)->damage, "");
     checkpoint_job_free(job);
 }
 

@@ -1,0 +1,293 @@
+// Damage to a checkpoint's files, and hostile manifests: each is named in one line, and nothing wrong is read.
+#include "test/unit/checkpoint/small_model.h"
+
+static void flip_bit(const char *path, size_t at, int bit) {
+    unsigned char byte;
+    FILE *file = fopen(path, "rb+");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
+    assert_int_equal(fread(&byte, 1, 1, file), 1);
+    byte ^= (unsigned char)(1 << bit);
+    assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
+    assert_int_equal(fwrite(&byte, 1, 1, file), 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void damaged_manifest(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        flip_bit(f->manifest, i, i % 8);
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+        flip_bit(f->manifest, i, i % 8);
+        assert_one_line(&err);
+        assert_non_null(strstr(err.what, "manifest.json"));
+    }
+    for (size_t i = bytes; i-- > 0; i -= i / 8) {
+        assert_int_equal(truncate(f->manifest, (off_t)i), 0);
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+    }
+    unlink(f->manifest);
+    assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+    assert_non_null(strstr(err.what, "No such file"));
+    write_bytes(f->manifest, text, bytes);
+    assert_loads(f->save, 5, 1);
+    free(text);
+}
+
+// Replaces the first `from` in the manifest by `to` and gives the text a right hash again.
+static void edit_manifest(const char *path, const char *original, size_t bytes, const char *from, const char *to) {
+    enum { TAIL = 29 };  // "xxh3": "0123456789abcdef"\n}\n
+    const char *at = (const char *)memmem(original, bytes, from, strlen(from));
+    assert_non_null(at);
+    size_t before = (size_t)(at - original), after = bytes - TAIL - before - strlen(from), length = before + strlen(to) + after;
+    char *text = (char *)malloc(length + TAIL + 1);
+    memcpy(text, original, before);
+    memcpy(text + before, to, strlen(to));
+    memcpy(text + before + strlen(to), at + strlen(from), after);
+    snprintf(text + length, TAIL + 1, "\"xxh3\": \"%016" PRIx64 "\"\n}\n", XXH3_64bits(text, length));
+    write_bytes(path, text, length + TAIL);
+    free(text);
+}
+
+#define NAME_OF_32 "abcdefghijklmnopqrstuvwxyz012345"
+#define NAME_OF_96 NAME_OF_32 NAME_OF_32 NAME_OF_32
+
+static void hostile_manifest(void **state) {
+    static const char *cases[][3] = {
+        {"\"version\": 2", "\"version\": 3", "newer program"},
+        {"\"version\": 2", "\"version\": 0", "not a manifest"},
+        {"sdp4bit.c checkpoint", "another", "not a manifest"},
+        {"\"format\":", "\"format\" ", "not a JSON object"},
+        {"\"iteration\": 5", "\"iteration\": -5", "counter"},
+        {"\"iteration\": 5", "\"iteration\": 5.5", "counter"},
+        {"\"iteration\": 5", "\"iteration\": 1e300", "counter"},
+        {"\"adam_steps\": 4", "\"other\": 4", "counter"},
+        {"\"0x1.999999999999ap-4\"", "\"0x1.9z\"", "malformed"},
+        {"\"0x1.999999999999ap-4\"", "\"nan\"", "malformed"},
+        {"\"0x1.999999999999ap-4\"", "0.1", "malformed"},
+        {"\"arguments\": {", "\"argument\": {", "arguments"},
+        {"\"weight_dtype\": \"", "\"weight_dtype\": \"X", "weight_dtype"},
+        {"\"master\"", "\"slave\"", "kinds"},
+        {"\"shape\": [7, 5]", "\"shape\": [7, 5, 1]", "malformed"},
+        {"\"shape\": [7, 5]", "\"shape\": [7, 0]", "malformed"},
+        {"\"shape\": [7, 5]", "\"shape\": []", "impossible"},
+        {"\"shape\": [7, 5]", "\"shape\": [4294967296, 4294967296]", "impossible"},
+        {"\"name\": \"b\"", "\"name\": \"wte\"", "same name"},
+        {"\"folder\": \"mp_rank_00\"", "\"folder\": \"..\"", "plain name"},
+        {"\"folder\": \"mp_rank_00\"", "\"folder\": \"\"", "plain name"},
+        {"\"name\": \"shard_00000", "\"name\": \"../../shard_00000", "plain name"},
+        {"\"name\": \"shard_00000", "\"name\": \"/etc/shard_00000", "plain name"},
+        {"\"bytes\": ", "\"bytes\": -", "size"},
+        {"\"bytes\": ", "\"bytes\": 1", "instead of"},
+        {"\"bytes\": ", "\"bytes\": 0, \"b\": ", "too small"},
+        {"\", \"slices\"", "0\", \"slices\"", "hash"},
+        {"[0,0,0,20]", "[0,0,0,9,9]", "not [tensor"},
+        {"[0,0,0,20]", "[0,0,0]", "not [tensor"},
+        {"[0,0,0,20]", "{}", "not [tensor"},
+        {"[0,0,0,20]", "[4,0,0,9]", "unknown tensor"},
+        {"[0,0,0,20]", "[-1,0,0,9]", "unknown tensor"},
+        {"[0,0,0,20]", "[0,4,0,9]", "unknown kind"},
+        {"[0,0,0,20]", "[0,0,-1,9]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,36]", "outside"},
+        {"[0,0,0,20]", "[0,0,9,9]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,21]", "overlap"},
+        {"[0,0,0,20]", "[0,0,0,9,0,4]", "overlap"},
+        {"[0,0,0,20]", "[0,0,0,9,0]", "not [tensor"},
+        {"[0,0,0,20]", "[0,0,0,9,0,4,1]", "not [tensor"},
+        {"[0,0,0,20]", "[0,0,0,29,0,4]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,9,0,6]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,9,0,0]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,9,-1,2]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,9,4,2]", "outside"},
+        {"[0,0,0,20]", "[0,0,0,9,4,9223372036854775807]", "outside"},
+        {"\"name\": \"wte\"", "\"name\": \"" NAME_OF_96 "\"", "too long"},
+        {"\"kinds\": [", "\"kinds\": [\"weight\", ", "kinds"},
+        {"\"kinds\": [", "\"kinds\": [7, ", "kinds"},
+        {"\"slices\": [", "\"slices\": 3, \"s\": [", "no slices"},
+        {"\"files\": [", "\"files\": 3, \"f\": [", "list of files"},
+        {"\"tensors\": [", "\"tensors\": {}, \"t\": [", "list of tensors"},
+    };
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        edit_manifest(f->manifest, text, bytes, cases[i][0], cases[i][1]);
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+        if (!strstr(err.what, cases[i][2])) fail_msg("case %zu: '%s' does not say '%s'", i, err.what, cases[i][2]);
+    }
+    free(text);
+}
+
+// A manifest that lacks a slice, or places it elsewhere than the shard does: the gap, or the file, is named when it is read.
+static void manifest_against_shard(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    edit_manifest(f->manifest, text, bytes, "[0,0,20,35],", "");
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    assert_non_null(c);
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 21, 25, 1, &err), 0);
+    assert_non_null(strstr(err.what, "master of tensor 'wte' is in no shard from element 21 (of 21..25)"));
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 2, 9, 1, &err), 0);
+    assert_non_null(strstr(err.what, "its header does not say"));
+    checkpoint_close(c);
+    edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"BF16\", \"w\": \"");
+    c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    int expected = slice_kind_bytes(SLICE_WEIGHT) == 2;
+    assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), expected);
+    checkpoint_close(c);
+    edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"F32\", \"w\": \"");
+    c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    // Read as F32 the slices do not fit the file or the build.
+    if (c) assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), !expected);
+    checkpoint_close(c);
+    assert_one_line(&err);
+    free(text);
+}
+
+static void state_without_younger_field(void **state) {  // of a program that did not keep it yet
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    edit_manifest(f->manifest, text, bytes, ", \"train_split_samples\": 77", "");
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    free(text);
+    assert_true(c && checkpoint_state(c)->train_split_samples == 0 && checkpoint_state(c)->consumed_valid_samples == 33);
+    checkpoint_close(c);
+}
+
+static void damaged_shard(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *data = read_bytes(f->shard, &bytes);
+    uint64_t header;
+    memcpy(&header, data, 8);
+    for (size_t i = 0; i < bytes; i += i < 8 + header ? 1 : 5) {
+        Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+        assert_non_null(c);
+        flip_bit(f->shard, i, i % 8);
+        if (i % 7 == 0) {
+            assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+            assert_one_line(&err);
+            assert_non_null(strstr(err.what, f->shard));
+        }
+        // Behind the hashes' back a flipped header is refused when read, or harmless; flipped data is what it is.
+        int got = read_all(c, 1);
+        checkpoint_close(c);
+        flip_bit(f->shard, i, i % 8);
+        if (i < 8 + header) {
+            assert_int_not_equal(got, -1);
+        } else {
+            assert_int_equal(got, -1);
+        }
+    }
+    for (size_t i = bytes; i-- > 0; i -= i / 8) {
+        assert_int_equal(truncate(f->shard, (off_t)i), 0);
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+        assert_non_null(strstr(err.what, f->shard));
+    }
+    unlink(f->shard);
+    assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+    assert_non_null(strstr(err.what, f->shard));
+    free(data);
+}
+
+// The shard shrinks after the checkpoint was opened.
+static void shard_that_shrinks(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    struct stat status;
+    assert_true(save(f->save, 5, 1, &err));
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 0, 35, 1, &err), 1);
+    assert_int_equal(stat(f->shard, &status), 0);
+    assert_int_equal(truncate(f->shard, status.st_size - 2), 0);
+    assert_int_equal(read_all(c, 1), 0);
+    checkpoint_close(c);
+}
+
+// A manifest that lacks a block of columns: each of its rows is missed, not taken from the block beside it.
+static void manifest_without_columns(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    Saved s;
+    size_t bytes;
+    prepare_nothing(&s, f->save, 5, 1);
+    add_columns(&s, 0, (Columns){0, 2}, 14);
+    add_columns(&s, 0, (Columns){2, 3}, 21);
+    for (int t = 1; t < TENSORS; t++) add_columns(&s, t, (Columns){0, 0}, 35);
+    assert_true(save_whole(&s.save, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    edit_manifest(f->manifest, text, bytes, "[0,0,0,14,0,2],", "");
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    assert_non_null(c);
+    for (int64_t row = 0; row < 7; row++) {
+        char says[80];
+        assert_int_equal(read_range(c, 0, SLICE_MASTER, row * 5, row * 5 + 1, 1, &err), 0);
+        snprintf(says, sizeof says, "is in no shard from element %d", (int)row * 5);
+        assert_non_null(strstr(err.what, says));
+    }
+    checkpoint_close(c);
+    free(text);
+}
+
+// Kinds are found by their names: an older program may have had fewer, in another order.
+static void kinds_by_name(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    edit_manifest(f->manifest, text, bytes, "[\"master\", \"exp_avg\"", "[\"exp_avg\", \"master\"");
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    // The manifest now calls the file's masters first moments, which the file's own names deny.
+    assert_int_equal(read_range(c, 0, SLICE_MASTER, 0, 5, 1, &err), 0);
+    assert_non_null(strstr(err.what, "its header does not say"));
+    checkpoint_close(c);
+    edit_manifest(f->manifest, text, bytes, ", \"weight\"]", "]");
+    assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+    assert_non_null(strstr(err.what, "unknown kind"));
+    free(text);
+}
+
+// As the first version of the format had it: nothing but the number differs.
+static void version_one(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    size_t bytes;
+    assert_true(save(f->save, 5, 1, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    edit_manifest(f->manifest, text, bytes, "\"version\": 2", "\"version\": 1");
+    assert_loads(f->save, 5, 1);
+    free(text);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(damaged_manifest, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(hostile_manifest, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(manifest_against_shard, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(state_without_younger_field, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(damaged_shard, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(shard_that_shrinks, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(manifest_without_columns, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(kinds_by_name, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(version_one, make_folder, remove_folder),
+    };
+    return run_group(&argc, &argv, "manifest", tests, sizeof tests / sizeof *tests);
+}
