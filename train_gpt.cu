@@ -17,13 +17,21 @@
 #include "llmc/state/probe.h"        // figures on what quantisation does
 #include "train_gpt.h"               // GPT, ops, Zero
 
-// ===== the GPT ===================================================================================================================
 // GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows,
 // tanh GELU, tied head.
+=======
+// ===== the GPT ===================================================================================
+// GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows,
+// tanh GELU, tied head.
+//
+// The hidden state between layers is the residual stream. A layer begins with the sum of the stream
+// and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with a
+// branch of its own. The final LayerNorm begins like one more layer, in the table too.
 
 int gpt_layer_tensor(int layer, enum LayerTensor which) { return 2 + layer * LAYER_TENSORS + (int)which; }
 
-static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split, int unit, double std) {
+static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split, int unit,
+                       double std) {
     gpt->tensor[gpt->tensors++] = tensor_row(name, rows, columns, split, unit, std);
 }
 
@@ -68,7 +76,8 @@ void gpt_describe(GPT *gpt, const Config *config) {
     gpt->hidden_dropout = (float)config->hidden_dropout;
     gpt->seed = (uint32_t)config->seed;
     gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
-    gpt->tensor = (Tensor *)xcalloc((size_t)(4 + gpt->L * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
+    size_t rows = (size_t)(4 + gpt->L * LAYER_TENSORS);
+    gpt->tensor = (Tensor *)xcalloc(rows, sizeof(Tensor), "the parameter table");
     double std = config->init_method_std;
     add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
     add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
@@ -77,21 +86,44 @@ void gpt_describe(GPT *gpt, const Config *config) {
     add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, gpt->L, 0);
 }
 
-static void reserve_layer(GPT *gpt, LayerActs *a, MemoryPlan *memory_plan) {
-    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A, F = (size_t)gpt->F;
+bool gpt_check(const GPT *gpt, Error *err) {
+    return op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, gpt->V, (int64_t)gpt->B * gpt->T, err);
+}
+
+// N = B * T. The others are bytes of a tensor of N rows, of C, A or F floatX or of one fp32.
+typedef struct Sizes {
+    size_t N, rows_C, rows_A, rows_F, rows_1;
+} Sizes;
+
+static Sizes sizes_of(const GPT *gpt) {
+    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = sizeof(floatX);
+    Sizes z = {N, N * (size_t)gpt->C * X, N * (size_t)gpt->A * X, N * (size_t)gpt->F * X, N * sizeof(float)};
+    return z;
+}
+
+// purpose: of y, mean and rstd.
+static void reserve_norm(MemoryPlan *plan, Sizes z, NormActs *a, const char *const purpose[3]) {
+    memory_plan_reserve(plan, "activations", purpose[0], z.rows_C, (void **)&a->y);
+    memory_plan_reserve(plan, "activations", purpose[1], z.rows_1, (void **)&a->mean);
+    memory_plan_reserve(plan, "activations", purpose[2], z.rows_1, (void **)&a->rstd);
+}
+
+static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
+    static const char *const first[] = {"first LayerNorm", "first LayerNorm means",
+                                        "first LayerNorm deviations"};
+    static const char *const second[] = {"second LayerNorm", "second LayerNorm means",
+                                         "second LayerNorm deviations"};
     const char *group = "activations";
-    memory_plan_reserve(memory_plan, group, "first LayerNorm", N * C * X, (void **)&a->ln1);
-    memory_plan_reserve(memory_plan, group, "first LayerNorm means", N * sizeof(float), (void **)&a->ln1_mean);
-    memory_plan_reserve(memory_plan, group, "first LayerNorm deviations", N * sizeof(float), (void **)&a->ln1_rstd);
-    memory_plan_reserve(memory_plan, group, "queries, keys, values", N * 3 * A * X, (void **)&a->qkv);
-    memory_plan_reserve(memory_plan, group, "attention statistics", op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD), &a->att_saved);
-    memory_plan_reserve(memory_plan, group, "attention output", N * A * X, (void **)&a->att);
-    memory_plan_reserve(memory_plan, group, "residual after attention", N * C * X, (void **)&a->residual2);
-    memory_plan_reserve(memory_plan, group, "second LayerNorm", N * C * X, (void **)&a->ln2);
-    memory_plan_reserve(memory_plan, group, "second LayerNorm means", N * sizeof(float), (void **)&a->ln2_mean);
-    memory_plan_reserve(memory_plan, group, "second LayerNorm deviations", N * sizeof(float), (void **)&a->ln2_rstd);
-    memory_plan_reserve(memory_plan, group, "before GELU", N * F * X, (void **)&a->pre);
-    memory_plan_reserve(memory_plan, group, "after GELU", N * F * X, (void **)&a->gelu);
+    Sizes z = sizes_of(gpt);
+    size_t saved = op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD);
+    reserve_norm(plan, z, &a->ln1, first);
+    memory_plan_reserve(plan, group, "queries, keys, values", 3 * z.rows_A, (void **)&a->qkv);
+    memory_plan_reserve(plan, group, "attention statistics", saved, &a->att_saved);
+    memory_plan_reserve(plan, group, "attention output", z.rows_A, (void **)&a->att);
+    memory_plan_reserve(plan, group, "residual after attention", z.rows_C, (void **)&a->residual2);
+    reserve_norm(plan, z, &a->ln2, second);
+    memory_plan_reserve(plan, group, "before GELU", z.rows_F, (void **)&a->pre);
+    memory_plan_reserve(plan, group, "after GELU", z.rows_F, (void **)&a->gelu);
 }
 
 static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
@@ -102,34 +134,52 @@ static size_t workspace_bytes(const GPT *gpt) {
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
     bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, gpt->V));  // one row of logits, for sampling
     bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD));
-    return largest(bytes, op_head_workspace_bytes(N, gpt->C, gpt->V));
+    return largest(bytes, op_head_workspace_bytes(N, gpt->C, (int)gpt->tensor[GPT_WTE].local[0]));
 }
 
-void gpt_reserve(GPT *gpt, MemoryPlan *memory_plan) {
-    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A, F = (size_t)gpt->F;
-    memory_plan_reserve(memory_plan, "batch", "tokens", N * sizeof(int32_t), (void **)&gpt->tokens);
-    memory_plan_reserve(memory_plan, "batch", "targets", N * sizeof(int32_t), (void **)&gpt->targets);
-    memory_plan_reserve(memory_plan, "batch", "positions", N * sizeof(int32_t), (void **)&gpt->positions);
-    memory_plan_reserve(memory_plan, "batch", "document starts", N * sizeof(int32_t), (void **)&gpt->doc_start);
-    memory_plan_reserve(memory_plan, "batch", "loss mask", N * sizeof(float), (void **)&gpt->loss_mask);
+static void reserve_batch(GPT *gpt, MemoryPlan *plan) {
+    size_t ids = sizes_of(gpt).N * sizeof(int32_t);
+    memory_plan_reserve(plan, "batch", "tokens", ids, (void **)&gpt->tokens);
+    memory_plan_reserve(plan, "batch", "targets", ids, (void **)&gpt->targets);
+    memory_plan_reserve(plan, "batch", "positions", ids, (void **)&gpt->positions);
+    memory_plan_reserve(plan, "batch", "document starts", ids, (void **)&gpt->doc_start);
+    memory_plan_reserve(plan, "batch", "loss mask", sizes_of(gpt).rows_1, (void **)&gpt->loss_mask);
+}
+
+static void reserve_scratch(GPT *gpt, MemoryPlan *plan) {
+    const char *group = "scratch";
+    Sizes z = sizes_of(gpt);
+    size_t logits = (size_t)gpt->V * sizeof(floatX), sum = (size_t)gpt->C * sizeof(float);
+    gpt->scratch_bytes = op_scratch_bytes((int64_t)z.N, gpt->C);
+    memory_plan_reserve(plan, group, "branch of the residual stream", z.rows_C, (void **)&gpt->branch);
+    memory_plan_reserve(plan, group, "gradient of the residual stream", z.rows_C, (void **)&gpt->dresidual);
+    memory_plan_reserve(plan, group, "gradient of a branch", gpt->hidden_dropout > 0 ? z.rows_C : 0,
+                        (void **)&gpt->dbranch);
+    memory_plan_reserve(plan, group, "sum of a branch's gradient", sum, (void **)&gpt->branch_sum);
+    memory_plan_reserve(plan, group, "gradient of a LayerNorm output", z.rows_C, (void **)&gpt->dx);
+    memory_plan_reserve(plan, group, "gradient of the wide tensors", largest(z.rows_F, 3 * z.rows_A),
+                        (void **)&gpt->dwide);
+    memory_plan_reserve(plan, group, "gradient of the attention output", z.rows_A, (void **)&gpt->datt);
+    memory_plan_reserve(plan, group, "logits of one position", logits, (void **)&gpt->logits);
+    memory_plan_reserve(plan, group, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace);
+    memory_plan_reserve(plan, group, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch);
+}
+
+void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
+    static const char *const last[] = {"final LayerNorm", "final LayerNorm means",
+                                       "final LayerNorm deviations"};
     int layers = gpt->recompute_full ? 1 : gpt->L;
+    Sizes z = sizes_of(gpt);
     gpt->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
     gpt->acts = (LayerActs *)xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
-    for (int l = 0; l <= gpt->L; l++) memory_plan_reserve(memory_plan, "activations", "residual stream", N * C * X, (void **)&gpt->residual[l]);
-    for (int l = 0; l < layers; l++) reserve_layer(gpt, &gpt->acts[l], memory_plan);
-    memory_plan_reserve(memory_plan, "activations", "final LayerNorm", N * C * X, (void **)&gpt->lnf);
-    memory_plan_reserve(memory_plan, "activations", "final LayerNorm means", N * sizeof(float), (void **)&gpt->lnf_mean);
-    memory_plan_reserve(memory_plan, "activations", "final LayerNorm deviations", N * sizeof(float), (void **)&gpt->lnf_rstd);
-    memory_plan_reserve(memory_plan, "activations", "losses", N * sizeof(float), (void **)&gpt->losses);
-    memory_plan_reserve(memory_plan, "scratch", "branch of the residual stream", N * C * X, (void **)&gpt->branch);
-    memory_plan_reserve(memory_plan, "scratch", "gradient of the residual stream", N * C * X, (void **)&gpt->dresidual);
-    memory_plan_reserve(memory_plan, "scratch", "gradient of a branch", gpt->hidden_dropout > 0 ? N * C * X : 0, (void **)&gpt->dbranch);
-    memory_plan_reserve(memory_plan, "scratch", "gradient of a LayerNorm output", N * C * X, (void **)&gpt->dx);
-    memory_plan_reserve(memory_plan, "scratch", "gradient of the wide tensors", N * largest(F, 3 * A) * X, (void **)&gpt->dwide);
-    memory_plan_reserve(memory_plan, "scratch", "gradient of the attention output", N * A * X, (void **)&gpt->datt);
-    memory_plan_reserve(memory_plan, "scratch", "logits of one position", (size_t)gpt->V * X, (void **)&gpt->logits);
-    memory_plan_reserve(memory_plan, "scratch", "workspace of the ops", workspace_bytes(gpt), &gpt->workspace);
-    memory_plan_reserve(memory_plan, "scratch", "of ops without a workspace", op_scratch_bytes(), &gpt->scratch);
+    reserve_batch(gpt, plan);
+    for (int l = 0; l <= gpt->L; l++) {
+        memory_plan_reserve(plan, "activations", "residual stream", z.rows_C, (void **)&gpt->residual[l]);
+    }
+    for (int l = 0; l < layers; l++) reserve_layer(gpt, &gpt->acts[l], plan);
+    reserve_norm(plan, z, &gpt->lnf, last);
+    memory_plan_reserve(plan, "activations", "losses", z.rows_1, (void **)&gpt->losses);
+    reserve_scratch(gpt, plan);
 }
 
 size_t gpt_planned_bytes(const Config *config) {
@@ -150,13 +200,19 @@ void gpt_free(GPT *gpt) {
     memset(gpt, 0, sizeof *gpt);
 }
 
+void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream) {
+    gpt->zero = zero;
+    gpt->stream = stream;
+    op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
+}
+
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    // Every rank draws all of its replica: what a tensor's numbers are depends on the seed and the
-    // tensor alone.
+    // Every rank draws all of its replica: a tensor's numbers depend on the seed and the tensor alone.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
-        op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_elements(t), t->std, seed, (uint32_t)i, threads);
+        op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_elements(t), t->std, seed, (uint32_t)i,
+                        threads);
     }
     stream_synchronize(gpt->stream);  // the other streams may read them
 }
@@ -170,116 +226,201 @@ void gpt_upload(GPT *gpt, const Batch *batch) {
     if (batch->loss_mask) copy_to_device(gpt->stream, gpt->loss_mask, batch->loss_mask, N * sizeof(float));
 }
 
-static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) { return zero_weight(gpt->zero, gpt_layer_tensor(l, which)); }
-static float *grad(const GPT *gpt, int l, enum LayerTensor which) { return zero_grad(gpt->zero, gpt_layer_tensor(l, which)); }
-// The final LayerNorm follows the last layer in the table: which 0 is its weight, 1 its bias.
-static const floatX *final_norm(const GPT *gpt, int which) { return zero_weight(gpt->zero, 2 + gpt->L * LAYER_TENSORS + which); }
-static float *final_norm_grad(const GPT *gpt, int which) { return zero_grad(gpt->zero, 2 + gpt->L * LAYER_TENSORS + which); }
+static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
+    return zero_weight(gpt->zero, gpt_layer_tensor(l, which));
+}
+static float *grad(const GPT *gpt, int l, enum LayerTensor which) {
+    return zero_grad(gpt->zero, gpt_layer_tensor(l, which));
+}
 static LayerActs *layer_acts(const GPT *gpt, int l) { return &gpt->acts[gpt->recompute_full ? 0 : l]; }
+static int64_t rows_of(const Pass *p) { return (int64_t)p->B * p->T; }
 
-static Dropout dropout_site(const GPT *gpt, int l, int where, float p, int64_t first_sample, bool training) {
-    Dropout d = {training ? p : 0.0f, gpt->seed, (uint32_t)(l * 4 + where), first_sample};
+static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
+    float rate = where == DROPOUT_ATTENTION ? gpt->attention_dropout : gpt->hidden_dropout;
+    Dropout d = {p->training ? rate : 0.0f, gpt->seed, (uint32_t)(l * 4 + where), p->first_sample};
     return d;
 }
 
-static int64_t rows_of(const Pass *p) { return (int64_t)p->B * p->T; }
-static const int32_t *doc_start_of(const GPT *gpt, const Pass *p) { return p->has_doc_start ? gpt->doc_start : NULL; }
+static Embedding embedding_of(const GPT *gpt, const Pass *p) {
+    const Tensor *words = &gpt->tensor[GPT_WTE];
+    Embedding e = {.B = p->B, .T = p->T, .C = gpt->C, .first_row = (int)words->offset,
+                   .rows = (int)words->local[0], .tokens = gpt->tokens, .positions = gpt->positions};
+    e.dropout = dropout_at(gpt, p, 0, DROPOUT_EMBEDDING);
+    e.wte = zero_weight(gpt->zero, GPT_WTE);
+    e.wpe = zero_weight(gpt->zero, GPT_WPE);
+    e.x = gpt->residual[0];
+    e.dx = gpt->dresidual;
+    e.dwte = zero_grad(gpt->zero, GPT_WTE);
+    e.dwpe = zero_grad(gpt->zero, GPT_WPE);
+    return e;
+}
 
-// Layer l from its first LayerNorm's output to GELU's. The MLP's second linear and its sum into the
-// residual stream are gpt_forward's, which fuses that sum with the next LayerNorm; a layer that is
-// computed again needs nothing beyond GELU.
-static void layer_forward(GPT *gpt, int l, const Pass *p) {
-    LayerActs *a = layer_acts(gpt, l);
-    Stream *s = gpt->stream;
-    Dropout attention = dropout_site(gpt, l, DROPOUT_ATTENTION, gpt->attention_dropout, p->first_sample, p->training);
-    Dropout projection = dropout_site(gpt, l, DROPOUT_PROJECTION, gpt->hidden_dropout, p->first_sample, p->training);
-    op_linear_forward(s, a->qkv, NULL, a->ln1, weight(gpt, l, QKV_W), weight(gpt, l, QKV_B), rows_of(p), gpt->C, 3 * gpt->A, gpt->workspace);
-    op_attention_forward(s, a->att, a->att_saved, a->qkv, doc_start_of(gpt, p), p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
-    op_linear_forward(s, gpt->branch, NULL, a->att, weight(gpt, l, PROJ_W), weight(gpt, l, PROJ_B), rows_of(p), gpt->A, gpt->C, gpt->workspace);
-    op_residual_layernorm_forward(s, a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, gpt->residual[l], gpt->branch, weight(gpt, l, LN2_W),
-                                  weight(gpt, l, LN2_B), p->B, p->T, gpt->C, gpt->epsilon, projection);
-    op_linear_forward(s, a->gelu, a->pre, a->ln2, weight(gpt, l, FC1_W), weight(gpt, l, FC1_B), rows_of(p), gpt->C, gpt->F, gpt->workspace);
+// The LayerNorm `which` of layer l, LN1_W or LN2_W, without the sum before it.
+static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, int l, enum LayerTensor which) {
+    LayerNorm n = {.B = p->B, .T = p->T, .C = gpt->C, .epsilon = gpt->epsilon};
+    n.gamma = weight(gpt, l, which);
+    n.beta = weight(gpt, l, (enum LayerTensor)(which + 1));
+    n.y = acts->y;
+    n.mean = acts->mean;
+    n.rstd = acts->rstd;
+    n.dy = gpt->dx;
+    n.dresidual = gpt->dresidual;
+    n.dgamma = grad(gpt, l, which);
+    n.dbeta = grad(gpt, l, (enum LayerTensor)(which + 1));
+    return n;
+}
+
+// Puts the sum of the residual stream and gpt->branch before a LayerNorm, and its gradients behind.
+static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dropout dropout) {
+    n->residual = residual;
+    n->branch = gpt->branch;
+    n->dropout = dropout;
+    n->dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : NULL;
+    n->branch_sum = gpt->branch_sum;
+}
+
+// The first LayerNorm of layer l with the sum before it; l = L: the final LayerNorm, which follows the
+// last layer in the table. Layer 0 has the embedding below it and no sum.
+static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
+    LayerNorm n = norm_of(gpt, p, l < gpt->L ? &layer_acts(gpt, l)->ln1 : &gpt->lnf, l, LN1_W);
+    n.x = gpt->residual[l];
+    if (l > 0) add_branch(gpt, &n, layer_acts(gpt, l - 1)->residual2, dropout_at(gpt, p, l - 1, DROPOUT_FFN));
+    return n;
+}
+
+// The linear of layer l with weight `which`, followed by its bias in the table. x -> y, dy -> dx.
+static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor which, const floatX *x,
+                        floatX *y, const floatX *dy, floatX *dx) {
+    const Tensor *t = &gpt->tensor[gpt_layer_tensor(l, which)];
+    Linear linear = {.N = rows_of(p), .C = (int)t->local[1], .OC = (int)t->local[0], .x = x};
+    linear.w = weight(gpt, l, which);
+    linear.bias = weight(gpt, l, (enum LayerTensor)(which + 1));
+    linear.y = y;
+    linear.dy = dy;
+    linear.dx = dx;
+    linear.dw = grad(gpt, l, which);
+    linear.overwrite = p->first;
+    linear.workspace = gpt->workspace;
+    return linear;
+}
+
+// The ops of one layer, each in both directions.
+typedef struct LayerOps {
+    LayerNorm norm1, norm2;
+    Linear qkv, projection, fc1, fc2;
+    Attention attention;
+} LayerOps;
+
+static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
+    const LayerActs *a = layer_acts(gpt, l);
+    const floatX *dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : gpt->dresidual;
+    LayerOps o;
+    o.norm1 = first_norm(gpt, p, l);
+    o.qkv = linear_of(gpt, p, l, QKV_W, a->ln1.y, a->qkv, gpt->dwide, gpt->dx);
+    Attention attention = {.B = p->B, .T = p->T, .NH = gpt->NH, .HD = gpt->HD};
+    o.attention = attention;
+    o.attention.dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION);
+    o.attention.qkv = a->qkv;
+    o.attention.doc_start = p->has_doc_start ? gpt->doc_start : NULL;
+    o.attention.out = a->att;
+    o.attention.saved = a->att_saved;
+    o.attention.dout = gpt->datt;
+    o.attention.dqkv = gpt->dwide;
+    o.attention.workspace = gpt->workspace;
+    o.projection = linear_of(gpt, p, l, PROJ_W, a->att, gpt->branch, dbranch, gpt->datt);
+    o.norm2 = norm_of(gpt, p, &a->ln2, l, LN2_W);
+    o.norm2.x = a->residual2;
+    add_branch(gpt, &o.norm2, gpt->residual[l], dropout_at(gpt, p, l, DROPOUT_PROJECTION));
+    o.fc1 = linear_of(gpt, p, l, FC1_W, a->ln2.y, a->gelu, gpt->dwide, gpt->dx);
+    o.fc1.pre = a->pre;
+    o.fc2 = linear_of(gpt, p, l, FC2_W, a->gelu, gpt->branch, dbranch, gpt->dwide);
+    o.fc2.x_pre = a->pre;
+    o.fc2.dpre_bias = grad(gpt, l, FC1_B);
+    return o;
+}
+
+// From the residual stream and the branch below to GELU's output, all that backward wants.
+static void layer_to_gelu(Stream *s, const LayerOps *o) {
+    op_layernorm_forward(s, &o->norm1);
+    op_linear_forward(s, &o->qkv);
+    op_attention_forward(s, &o->attention);
+    op_linear_forward(s, &o->projection);
+    op_layernorm_forward(s, &o->norm2);
+    op_linear_forward(s, &o->fc1);
 }
 
 void gpt_forward(GPT *gpt, const Pass *p) {
     Stream *s = gpt->stream;
+    Embedding embedding = embedding_of(gpt, p);
+    LayerNorm final = first_norm(gpt, p, gpt->L);
     zero_weights_wait(gpt->zero, 0);
-    op_embedding_forward(s, gpt->residual[0], gpt->tokens, gpt->positions, zero_weight(gpt->zero, GPT_WTE), zero_weight(gpt->zero, GPT_WPE), p->B,
-                         p->T, gpt->C, dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, p->first_sample, p->training));
-    zero_weights_wait(gpt->zero, 1);
-    LayerActs *first = layer_acts(gpt, 0);
-    op_layernorm_forward(s, first->ln1, first->ln1_mean, first->ln1_rstd, gpt->residual[0], weight(gpt, 0, LN1_W), weight(gpt, 0, LN1_B), rows_of(p), gpt->C,
-                         gpt->epsilon);
+    op_embedding_forward(s, &embedding);
     for (int l = 0; l < gpt->L; l++) {
-        layer_forward(gpt, l, p);
-        LayerActs *a = layer_acts(gpt, l), *next = l + 1 < gpt->L ? layer_acts(gpt, l + 1) : NULL;
-        op_linear_forward(s, gpt->branch, NULL, a->gelu, weight(gpt, l, FC2_W), weight(gpt, l, FC2_B), rows_of(p), gpt->F, gpt->C, gpt->workspace);
-        if (next) zero_weights_wait(gpt->zero, l + 2);
-        // The MLP's sum is fused with the LayerNorm that follows it: the next layer's first, or the
-        // final one.
-        op_residual_layernorm_forward(s, gpt->residual[l + 1], next ? next->ln1 : gpt->lnf, next ? next->ln1_mean : gpt->lnf_mean,
-                                      next ? next->ln1_rstd : gpt->lnf_rstd, a->residual2, gpt->branch,
-                                      next ? weight(gpt, l + 1, LN1_W) : final_norm(gpt, 0), next ? weight(gpt, l + 1, LN1_B) : final_norm(gpt, 1), p->B,
-                                      p->T, gpt->C, gpt->epsilon, dropout_site(gpt, l, DROPOUT_FFN, gpt->hidden_dropout, p->first_sample, p->training));
+        LayerOps o = layer_ops(gpt, l, p);
+        zero_weights_wait(gpt->zero, l + 1);
+        layer_to_gelu(s, &o);
+        op_linear_forward(s, &o.fc2);
     }
+    op_layernorm_forward(s, &final);
 }
 
 void gpt_head(GPT *gpt, const Pass *p) {
-    op_head(gpt->stream, gpt->losses, zero_loss_sum(gpt->zero), p->backward ? gpt->dx : NULL, p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL, gpt->lnf,
-            zero_weight(gpt->zero, GPT_WTE), gpt->targets, p->has_loss_mask ? gpt->loss_mask : NULL, p->loss_scale, rows_of(p), gpt->C, gpt->V, p->first,
-            gpt->workspace);
+    const Tensor *words = &gpt->tensor[GPT_WTE];
+    Head h = {.N = rows_of(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0]};
+    h.x = gpt->lnf.y;
+    h.wte = zero_weight(gpt->zero, GPT_WTE);
+    h.targets = gpt->targets;
+    h.loss_mask = p->has_loss_mask ? gpt->loss_mask : NULL;
+    h.loss_scale = p->loss_scale;
+    h.losses = gpt->losses;
+    h.loss_sum = zero_loss_sum(gpt->zero);
+    h.dx = p->backward ? gpt->dx : NULL;
+    h.dwte = p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL;
+    h.overwrite = p->first;
+    h.workspace = gpt->workspace;
+    op_head(gpt->stream, &h);
 }
 
-static void layer_recompute(GPT *gpt, int l, const Pass *p) {
-    LayerActs *a = layer_acts(gpt, l);
-    op_layernorm_forward(gpt->stream, a->ln1, a->ln1_mean, a->ln1_rstd, gpt->residual[l], weight(gpt, l, LN1_W), weight(gpt, l, LN1_B), rows_of(p), gpt->C,
-                         gpt->epsilon);
-    layer_forward(gpt, l, p);
+// sum: of dy over its rows, where a LayerNorm's backward has made it.
+static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum) {
+    op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
 }
 
-// One layer, its last op first. In: dbranch, the gradient of the MLP's output, and gpt->dresidual,
-// that of the layer's output (the same without dropout). Out: the same two for the layer below. A
-// bias gradient is a column sum, taken by the op that writes those columns: of FC2_B by the
-// LayerNorm above, of FC1_B by the second linear, of PROJ_B by the second LayerNorm; of QKV_B alone
-// by its own linear.
-static void layer_backward(GPT *gpt, int l, const Pass *p, const floatX *dbranch) {
-    LayerActs *a = layer_acts(gpt, l);
+// In and out: gpt->dresidual, the gradient of the residual stream above the layer and below it, and
+// that of the branch that was added there (gpt->dbranch with dropout, else the same). Only gradients
+// of this layer are written. FC1_B's is summed where GELU' is applied.
+static void layer_backward(GPT *gpt, int l, const Pass *p) {
+    LayerOps o = layer_ops(gpt, l, p);
     Stream *s = gpt->stream;
-    bool dropping = gpt->hidden_dropout > 0;
-    Dropout attention = dropout_site(gpt, l, DROPOUT_ATTENTION, gpt->attention_dropout, p->first_sample, true);
-    Dropout projection = dropout_site(gpt, l, DROPOUT_PROJECTION, gpt->hidden_dropout, p->first_sample, true);
-    Dropout below = dropout_site(gpt, l - 1, DROPOUT_FFN, gpt->hidden_dropout, p->first_sample, l > 0);
-    op_linear_backward(s, gpt->dwide, grad(gpt, l, FC2_W), NULL, dbranch, a->gelu, weight(gpt, l, FC2_W), a->pre, grad(gpt, l, FC1_B), rows_of(p), gpt->F,
-                       gpt->C, p->first, gpt->workspace);
-    op_linear_backward(s, gpt->dx, grad(gpt, l, FC1_W), NULL, gpt->dwide, a->ln2, weight(gpt, l, FC1_W), NULL, NULL, rows_of(p), gpt->C, gpt->F, p->first,
-                       gpt->workspace);
-    op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, grad(gpt, l, LN2_W), grad(gpt, l, LN2_B), grad(gpt, l, PROJ_B), gpt->dx,
-                          a->residual2, weight(gpt, l, LN2_W), a->ln2_mean, a->ln2_rstd, p->B, p->T, gpt->C, projection);
-    op_linear_backward(s, gpt->datt, grad(gpt, l, PROJ_W), NULL, dropping ? gpt->dbranch : gpt->dresidual, a->att, weight(gpt, l, PROJ_W), NULL, NULL,
-                       rows_of(p), gpt->A, gpt->C, p->first, gpt->workspace);
-    op_attention_backward(s, gpt->dwide, gpt->datt, a->att, a->att_saved, a->qkv, doc_start_of(gpt, p), p->B, p->T, gpt->NH, gpt->HD, attention, gpt->workspace);
-    op_linear_backward(s, gpt->dx, grad(gpt, l, QKV_W), grad(gpt, l, QKV_B), gpt->dwide, a->ln1, weight(gpt, l, QKV_W), NULL, NULL, rows_of(p), gpt->C,
-                       3 * gpt->A, p->first, gpt->workspace);
-    op_layernorm_backward(s, gpt->dresidual, dropping && l > 0 ? gpt->dbranch : NULL, grad(gpt, l, LN1_W), grad(gpt, l, LN1_B),
-                          l > 0 ? grad(gpt, l - 1, FC2_B) : NULL, gpt->dx, gpt->residual[l], weight(gpt, l, LN1_W), a->ln1_mean, a->ln1_rstd, p->B, p->T,
-                          gpt->C, below);
+    if (gpt->recompute_full) {
+        LayerOps again = o;
+        again.norm1.branch = NULL;  // the sum is in gpt->residual[l]
+        layer_to_gelu(s, &again);
+    }
+    bias_backward(gpt, l, FC2_B, &o.fc2, gpt->branch_sum);
+    op_linear_backward(s, &o.fc2);
+    op_linear_backward(s, &o.fc1);
+    op_layernorm_backward(s, &o.norm2);
+    bias_backward(gpt, l, PROJ_B, &o.projection, gpt->branch_sum);
+    op_linear_backward(s, &o.projection);
+    op_attention_backward(s, &o.attention);
+    bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
+    op_linear_backward(s, &o.qkv);
+    op_layernorm_backward(s, &o.norm1);
 }
 
 void gpt_backward(GPT *gpt, const Pass *p) {
     Stream *s = gpt->stream;
-    bool dropping = gpt->hidden_dropout > 0;
-    Dropout ffn = dropout_site(gpt, gpt->L - 1, DROPOUT_FFN, gpt->hidden_dropout, p->first_sample, true);
+    Embedding embedding = embedding_of(gpt, p);
+    LayerNorm final = first_norm(gpt, p, gpt->L);
     set_zero(s, gpt->dresidual, (size_t)rows_of(p) * (size_t)gpt->C * sizeof(floatX));
-    op_layernorm_backward(s, gpt->dresidual, dropping ? gpt->dbranch : NULL, final_norm_grad(gpt, 0), final_norm_grad(gpt, 1), grad(gpt, gpt->L - 1, FC2_B), gpt->dx,
-                          gpt->residual[gpt->L], final_norm(gpt, 0), gpt->lnf_mean, gpt->lnf_rstd, p->B, p->T, gpt->C, ffn);
+    op_layernorm_backward(s, &final);
     for (int l = gpt->L - 1; l >= 0; l--) {
-        if (gpt->recompute_full) layer_recompute(gpt, l, p);
-        layer_backward(gpt, l, p, dropping ? gpt->dbranch : gpt->dresidual);
+        layer_backward(gpt, l, p);
         if (p->last) zero_reduce_unit(gpt->zero, l + 1);
     }
-    if (p->first) set_zero(s, zero_grad(gpt->zero, GPT_WPE), (size_t)gpt->P * (size_t)gpt->C * sizeof(float));
-    op_embedding_backward(s, zero_grad(gpt->zero, GPT_WTE), zero_grad(gpt->zero, GPT_WPE), gpt->dresidual, gpt->tokens, gpt->positions, p->B, p->T, gpt->C,
-                          dropout_site(gpt, 0, DROPOUT_EMBEDDING, gpt->hidden_dropout, p->first_sample, true));
+    if (p->first) set_zero(s, embedding.dwpe, (size_t)gpt->P * (size_t)gpt->C * sizeof(float));
+    op_embedding_backward(s, &embedding);
     if (p->last) zero_reduce_unit(gpt->zero, 0);
 }
 
@@ -297,8 +438,11 @@ static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *
     copy_to_device(gpt->stream, gpt->tokens, ids + n - T, (size_t)T * sizeof(int32_t));
     copy_to_device(gpt->stream, gpt->positions, positions, (size_t)T * sizeof(int32_t));
     gpt_forward(gpt, &pass);
-    op_linear_forward(gpt->stream, gpt->logits, NULL, gpt->lnf + (int64_t)(T - 1) * gpt->C,
-                      zero_weight(gpt->zero, GPT_WTE), NULL, 1, gpt->C, gpt->V, gpt->workspace);
+    Linear linear = {.N = 1, .C = gpt->C, .OC = gpt->V, .x = gpt->lnf.y + (int64_t)(T - 1) * gpt->C};
+    linear.w = zero_weight(gpt->zero, GPT_WTE);
+    linear.y = gpt->logits;
+    linear.workspace = gpt->workspace;
+    op_linear_forward(gpt->stream, &linear);
     copy_to_host(gpt->stream, logits, gpt->logits, (size_t)gpt->V * sizeof(floatX));
     stream_synchronize(gpt->stream);
     free(positions);
@@ -596,7 +740,7 @@ static bool plan_run(Run *run, GPT *gpt) {
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
     gpt_describe(gpt, c);
-    if (!op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, gpt->V, &run->error)) return false;
+    if (!gpt_check(gpt, &run->error)) return false;
     run->zero = zero_plan(c, &run->mesh, gpt->tensor, gpt->tensors, &run->memory_plan, &run->error);
     if (!run->zero) return false;
     gpt_reserve(gpt, &run->memory_plan);
@@ -615,9 +759,7 @@ static bool fill_weights(Run *run, GPT *gpt) {
 // Device, groups, weights, data: everything up to the first iteration.
 static bool start_run(Run *run, GPT *gpt) {
     if (!run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
-    gpt->zero = run->zero;
-    gpt->stream = run->compute;
-    op_set_scratch(run->device, gpt->scratch);
+    gpt_start(gpt, run->zero, run->device, run->compute);
     report_start(run);
     timer_start(run->timers, TIMER_SETUP, NULL);
     if (!fill_weights(run, gpt)) return false;

@@ -1,7 +1,7 @@
 // The GPT as train_gpt.cu builds it, for the tests that link the same file without its main().
 //
-// Letters in shape comments: B micro-batch, T sequence length, C hidden size, NH heads, HD head size (A = NH*HD), F ffn size, L layers,
-// V padded vocabulary, P position table.
+// Letters in shape comments: B micro-batch, T sequence length, C hidden size, NH heads, HD head
+// size (A = NH*HD), F ffn size, L layers, V padded vocabulary, P position table.
 #pragma once
 #include "llmc/data/loader.h"
 #include "llmc/ops.h"
@@ -10,18 +10,35 @@
 LLMC_BEGIN
 
 // The tensors of one layer, in Megatron's module order.
-enum LayerTensor { LN1_W, LN1_B, QKV_W, QKV_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC1_W, FC1_B, FC2_W, FC2_B, LAYER_TENSORS };
+enum LayerTensor {
+    LN1_W,
+    LN1_B,
+    QKV_W,
+    QKV_B,
+    PROJ_W,
+    PROJ_B,
+    LN2_W,
+    LN2_B,
+    FC1_W,
+    FC1_B,
+    FC2_W,
+    FC2_B,
+    LAYER_TENSORS
+};
+
+// What a LayerNorm keeps for its backward.
+typedef struct NormActs {
+    floatX *y;           // (B, T, C)
+    float *mean, *rstd;  // (B, T)
+} NormActs;
 
 // What one layer keeps for its backward.
 typedef struct LayerActs {
-    floatX *ln1;                  // (B, T, C)
-    float *ln1_mean, *ln1_rstd;   // (B, T)
+    NormActs ln1, ln2;
     floatX *qkv;                  // (B, T, NH, 3, HD)
     void *att_saved;              // op_attention_saved_bytes
     floatX *att;                  // (B, T, A)
     floatX *residual2;            // (B, T, C) after attention
-    floatX *ln2;                  // (B, T, C)
-    float *ln2_mean, *ln2_rstd;   // (B, T)
     floatX *pre;                  // (B, T, F) before GELU
     floatX *gelu;                 // (B, T, F)
 } LayerActs;
@@ -40,16 +57,17 @@ typedef struct GPT {
     float *loss_mask;        // (B, T)
     floatX **residual;       // (L + 1) of (B, T, C): input of layer l; the last one is the output
     LayerActs *acts;         // (L), or (1) when recomputing
-    floatX *lnf;             // (B, T, C)
-    float *lnf_mean, *lnf_rstd;  // (B, T)
+    NormActs lnf;            // the final LayerNorm's
     float *losses;           // (B, T)
     floatX *branch;          // (B, T, C) what is being added to the residual stream
-    floatX *dresidual, *dbranch, *dx;  // (B, T, C)
+    floatX *dresidual, *dbranch, *dx;  // (B, T, C) gradients of the stream, a branch, a LayerNorm's output
+    float *branch_sum;       // (C) of the newest branch gradient, for op_bias_gradient
     floatX *dwide;           // (B, T, max(F, 3A))
     floatX *datt;            // (B, T, A)
     floatX *logits;          // (V) of one position, for sampling
     void *workspace;         // of the linear, attention and head ops
-    void *scratch;           // (op_scratch_bytes)
+    void *scratch;           // (scratch_bytes) of ops without a workspace
+    size_t scratch_bytes;
 } GPT;
 
 // One forward or backward pass over the uploaded micro-batch.
@@ -59,8 +77,8 @@ typedef struct Pass {
     bool has_doc_start, has_loss_mask;  // uploaded with the batch
     bool training;          // dropout is on
     bool backward;          // gpt_head begins the gradients
-    bool first, last;       // of the step's micro-batches: with the first one the matrices' gradients are written over those of the step before, with the
-                            // others they are added; with the last one ZeRO is told as layers complete
+    bool first, last;       // of the step's micro-batches. The first overwrites the matrices' gradients,
+                            // the others add to them. With the last ZeRO is told as layers complete
     float loss_scale;       // of each target's loss, in loss_sum and in the gradients
 } Pass;
 
@@ -69,24 +87,31 @@ int gpt_layer_tensor(int layer, enum LayerTensor which);
 
 // The parameter table of this configuration. Free with gpt_free.
 void gpt_describe(GPT *gpt, const Config *config);
+// Can this backend compute it? Error (EXIT_USAGE) names the flag to change.
+bool gpt_check(const GPT *gpt, Error *err);
 // Reserves activations and scratch in the memory plan.
-void gpt_reserve(GPT *gpt, MemoryPlan *memory_plan);
+void gpt_reserve(GPT *gpt, MemoryPlan *plan);
 // Bytes that gpt_reserve reserves under this configuration.
 size_t gpt_planned_bytes(const Config *config);
-// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks and on every backend. The ranks of group, which call it
-// together, share their hosts' cores where the host draws.
+// Once the memory plan is allocated: what the GPT works with. zero and stream must outlive it.
+void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream);
+// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks and
+// on every backend. The ranks of group, which call it together, share their hosts' cores where the
+// host draws.
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
 // Uploads a micro-batch of B rows of T tokens (B, T at most the planned ones).
 void gpt_upload(GPT *gpt, const Batch *batch);
-// Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf.
+// Runs the layers on the uploaded tokens: the final LayerNorm's output is in gpt->lnf.y.
 void gpt_forward(GPT *gpt, const Pass *pass);
-// Loss of the uploaded targets; *zero_loss_sum += loss_scale * sum. pass->backward: also the gradients of the head.
+// Loss of the uploaded targets; *zero_loss_sum += loss_scale * sum. pass->backward: also the
+// gradients of the head.
 void gpt_head(GPT *gpt, const Pass *pass);
 // Gradients of everything below the head, in the gradient arena.
 void gpt_backward(GPT *gpt, const Pass *pass);
 void gpt_free(GPT *gpt);
-// The trainer's main() where it was compiled with -Dmain=train_gpt_main. May be called again and again: every call is a run of its own. MPI is started and
-// ended by the call, unless it runs already.
+// The trainer's main() where it was compiled with -Dmain=train_gpt_main. May be called again and
+// again: every call is a run of its own. MPI is started and ended by the call, unless it runs
+// already.
 int train_gpt_main(int argc, char **argv);
 
 LLMC_END

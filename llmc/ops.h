@@ -1,27 +1,44 @@
-// The backend boundary, part 2: the fused ops of the GPT. Granularity is what a GPU wants to fuse; the CPU backend composes each op from naive
-// parts and is the reference. All pointers are device memory; all ops are asynchronous on their stream, allocate nothing and synchronise nothing.
-// floatX is bf16 (llmc/base/dtype.h); "accumulates" means +=. Called by train_gpt.cu only.
+// The backend boundary, part 2: the fused ops of the GPT, called by train_gpt.cu.
 //
-// Letters: B micro-batch, T sequence length, C hidden size, NH heads, HD head size, F ffn size, Vp padded vocabulary, N = B*T rows.
-// Rounding points (the same on every backend): every floatX tensor is rounded once when stored; sums are fp32; weight, bias and
-// LayerNorm gradients accumulate in fp32 without rounding; the large matrices' can be overwritten instead, which spares clearing and reading them.
+// An op is as large as what a GPU wants to fuse. The CPU backend composes it from naive parts and
+// is the reference. All pointers are device memory. All ops are asynchronous on their stream; they
+// allocate nothing and synchronise nothing. floatX is bf16 (llmc/base/dtype.h). "Accumulates" means
+// +=.
+//
+// Letters: B micro-batch, T sequence length, C hidden size, NH heads, HD head size, F ffn size, N =
+// B * T rows, V rows of the padded vocabulary.
+//
+// Rounding is the same on every backend. A floatX tensor is rounded once, when it is stored. Sums
+// are fp32. Gradients of weights, biases and LayerNorms accumulate in fp32 without rounding. Those
+// of the large matrices can be overwritten instead, which spares clearing and reading them.
+//
+// One struct describes an op in both directions. Fields that a direction does not name may be left
+// 0.
 #pragma once
 #include "llmc/base/base.h"
-#include "llmc/device.h"
 #include "llmc/base/dtype.h"
+#include "llmc/device.h"
 LLMC_BEGIN
 
-// Device memory for ops that sum in two stages but get no workspace: the caller reserves these bytes in the memory plan and hands them over before the first
-// op. Ops that use it run on one stream, one after the other. 0 where no op wants any (CPU).
-size_t op_scratch_bytes(void);
-void op_set_scratch(Device *device, void *memory);
+// Can the ops of this backend compute a model of these sizes, with N rows in a micro-batch? The
+// CPU's take any. Error (EXIT_USAGE) names the flag to change.
+bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err);
+// What makes this backend's attention slower at these settings than it could be, as one line;
+// empty: nothing. documents: attention stops at the borders of documents.
+void op_attention_notice(int T, bool documents, char *text, size_t bytes);
 
-// Can the ops of this backend compute a model of these sizes? The CPU's take any. Error (EXIT_USAGE) names the flag to change.
-bool op_check_model(int C, int NH, int HD, int F, int Vp, Error *err);
+// Device memory for ops that get no workspace. The caller reserves these bytes in the memory plan
+// and hands them over before the first op. Ops that use it run on one stream, one after the other.
+// 0: none wants any (CPU).
+size_t op_scratch_bytes(int64_t N, int C);
+void op_set_scratch(Device *device, void *memory, size_t bytes);
 
-// Inverted dropout by the counter RNG. An element's 16 random bits are a pure function of (seed, site, global sample, element inside the
-// sample), so any layout, resume or recompute gives the same mask: Philox key (seed, PURPOSE_DROPOUT), counter (element / 8, site, sample low 32, sample high 32),
-// 16 bits as in philox_half; kept when bits >= rint(p * 65536); kept values are multiplied by 1 / (1 - p).
+// Inverted dropout by the counter RNG. An element's 16 random bits depend on (seed, site, global
+// sample, element inside the sample) alone: any layout, resume or recomputation gives the same
+// mask. Philox key (seed, PURPOSE_DROPOUT + 256 * high), counter (low, site, sample low 32, sample
+// high 32), where high and low are the two words of element / 8. The element takes its 16 bits as
+// in philox_half. It is kept when they are at least rint(p * 65536). Kept values are
+// multiplied by 1 / (1 - p).
 typedef struct Dropout {
     float p;               // 0 = off
     uint32_t seed;
@@ -30,113 +47,163 @@ typedef struct Dropout {
 } Dropout;
 enum { DROPOUT_EMBEDDING = 0, DROPOUT_ATTENTION = 1, DROPOUT_PROJECTION = 2, DROPOUT_FFN = 3 };
 
-// Initial weights. std above 0: numbers 0 .. n - 1 of normal(0, std), drawn by llmc/base/normal.h from stream (seed, tensor), numbers 2i and 2i + 1 as a pair, and
-// rounded once to fp32 and once to floatX: the same bits on every backend. std 0: zeros; below 0: ones. threads: of the host, for a backend that draws there.
+// The random bits of elements 8 * block .. 8 * block + 7 of a sample.
+HD_FN Philox4 dropout_bits(Dropout dropout, int64_t sample, uint64_t block) {
+    uint32_t high = (uint32_t)(block >> 32), sample_high = (uint32_t)((uint64_t)sample >> 32);
+    return philox4x32_10(dropout.seed, PURPOSE_DROPOUT + (high << 8), (uint32_t)block, dropout.site,
+                         (uint32_t)sample, sample_high);
+}
+
+// Initial weights. std above 0: numbers 0 .. n - 1 of normal(0, std), drawn by llmc/base/normal.h
+// from stream (seed, tensor), numbers 2i and 2i + 1 as a pair, rounded once to fp32 and once to
+// floatX: the same bits on every backend. std 0: zeros; below 0: ones. threads: of the host, for a
+// backend that draws there.
 void op_init_weights(Stream *s,
                      floatX *weights,  // (n) out
                      int64_t n, double std, uint64_t seed, uint32_t tensor, int threads);
 
-// x = dropout(wte[token] + wpe[position]); element index inside a sample: t * C + c.
-void op_embedding_forward(Stream *s,
-                          floatX *x,                 // (B, T, C) out
-                          const int32_t *tokens,     // (B, T)
-                          const int32_t *positions,  // (B, T)
-                          const floatX *wte,         // (Vp, C)
-                          const floatX *wpe,         // (max positions, C)
-                          int B, int T, int C, Dropout dropout);
-void op_embedding_backward(Stream *s,
-                           float *dwte,               // (Vp, C) accumulates
-                           float *dwpe,               // (max positions, C) accumulates
-                           const floatX *dx,          // (B, T, C)
-                           const int32_t *tokens, const int32_t *positions, int B, int T, int C, Dropout dropout);
+// Token and position embedding: x = dropout(wte[token] + wpe[position]). Element inside a sample: t
+// * C + c. A rank may hold some rows of the vocabulary only: tokens of other rows count as zeros,
+// and get no gradient. Ranks that share the vocabulary make x in two calls, and add up x between
+// them: first with wpe NULL, which leaves wpe and dropout out; then with wte NULL, which takes the
+// words from x. wte NULL needs no tokens.
+typedef struct Embedding {
+    int B, T, C;
+    int first_row, rows;       // of the vocabulary, in wte and dwte
+    const int32_t *tokens;     // (B, T)
+    const int32_t *positions;  // (B, T)
+    Dropout dropout;
+    const floatX *wte;         // (rows, C) or NULL
+    const floatX *wpe;         // (max positions, C) or NULL
+    floatX *x;                 // (B, T, C) out of forward; in too when wte is NULL
+    const floatX *dx;          // (B, T, C) backward
+    float *dwte;               // (rows, C) backward accumulates
+    float *dwpe;               // (max positions, C) backward accumulates
+} Embedding;
+void op_embedding_forward(Stream *s, const Embedding *a);
+void op_embedding_backward(Stream *s, const Embedding *a);
 
-// y = (x - mean) * rstd * gamma + beta per row, statistics in fp32.
-void op_layernorm_forward(Stream *s,
-                          floatX *y,        // (N, C) out
-                          float *mean,      // (N) out
-                          float *rstd,      // (N) out
-                          const floatX *x,  // (N, C)
-                          const floatX *gamma, const floatX *beta,  // (C), (C)
-                          int64_t N, int C, float epsilon);
-// residual_out = residual + dropout(branch), rounded; then LayerNorm of the rounded sum. Element index inside a sample: t * C + c, rows are (B, T).
-void op_residual_layernorm_forward(Stream *s,
-                                   floatX *residual_out,    // (B, T, C) out; may be residual itself
-                                   floatX *y,               // (B, T, C) out
-                                   float *mean, float *rstd,  // (B, T) out
-                                   const floatX *residual,  // (B, T, C)
-                                   const floatX *branch,    // (B, T, C) bias already added
-                                   const floatX *gamma, const floatX *beta,  // (C)
-                                   int B, int T, int C, float epsilon, Dropout dropout);
-// dresidual += LayerNorm's input gradient (rounded once); with dbranch not NULL also dbranch = dropout'(the new dresidual): the gradient
-// that enters the branch which was added just before this LayerNorm. dgamma, dbeta, dbias accumulate.
-void op_layernorm_backward(Stream *s,
-                           floatX *dresidual,  // (B, T, C) in: gradient arriving by the residual path; out: total gradient of x
-                           floatX *dbranch,    // (B, T, C) out, or NULL when dropout.p is 0 (dresidual is the branch's gradient then) or there is no branch
-                           float *dgamma, float *dbeta,  // (C) accumulate
-                           float *dbias,       // (C) accumulates, or NULL: sum over the rows of the branch's gradient as stored: the bias gradient of the linear that made it
-                           const floatX *dy,   // (B, T, C)
-                           const floatX *x,    // (B, T, C) LayerNorm's input
-                           const floatX *gamma, const float *mean, const float *rstd,  // (C), (B, T), (B, T)
-                           int B, int T, int C, Dropout dropout);
+// y = (x - mean) * rstd * gamma + beta per row, statistics in fp32. With `branch` forward first
+// makes x = residual + dropout(branch), rounded. Element inside a sample for dropout: t * C + c.
+//
+// Backward: dresidual += the gradient of x, rounded once. dbranch = dropout'(the new dresidual),
+// the gradient of the branch; with dropout off dresidual is that already, and dbranch may be NULL.
+// branch_sum is for op_bias_gradient of the linear that made the branch.
+typedef struct LayerNorm {
+    int B, T, C;
+    float epsilon;
+    Dropout dropout;          // of the branch
+    floatX *x;                // (B, T, C) in; with branch out of forward
+    const floatX *residual;   // (B, T, C) forward, with branch; may be x
+    const floatX *branch;     // (B, T, C) forward, or NULL; its linear's bias is in it
+    const floatX *gamma;      // (C)
+    const floatX *beta;       // (C) forward
+    floatX *y;                // (B, T, C) out of forward
+    float *mean, *rstd;       // (B, T) out of forward, into backward
+    const floatX *dy;         // (B, T, C) backward
+    floatX *dresidual;        // (B, T, C) backward, in and out
+    floatX *dbranch;          // (B, T, C) out of backward, or NULL
+    float *dgamma, *dbeta;    // (C) backward accumulates
+    float *branch_sum;        // (C) out of backward on GPUs: the sum of the branch's gradient over its rows
+} LayerNorm;
+void op_layernorm_forward(Stream *s, const LayerNorm *a);
+void op_layernorm_backward(Stream *s, const LayerNorm *a);
 
-// y = x w^T + bias. With pre not NULL: pre = x w^T + bias (rounded) and y = GELU_tanh(pre).
-void op_linear_forward(Stream *s,
-                       floatX *y,           // (N, OC) out
-                       floatX *pre,         // (N, OC) out or NULL
-                       const floatX *x,     // (N, C)
-                       const floatX *w,     // (OC, C)
-                       const floatX *bias,  // (OC) or NULL
-                       int64_t N, int C, int OC, void *workspace);
-// dw += dy^T x (dw = dy^T x with overwrite), dbias += sum of dy; dx = dy w (overwrites, or not computed when NULL). With pre not NULL: dx is multiplied by
-// GELU'(pre), pre being the pre-activation whose GELU was this layer's input x; a backend may round dx before the multiplication as well as after it.
-void op_linear_backward(Stream *s,
-                        floatX *dx,          // (N, C) out or NULL
-                        float *dw,           // (OC, C) accumulates
-                        float *dbias,        // (OC) accumulates, or NULL
-                        const floatX *dy,    // (N, OC)
-                        const floatX *x,     // (N, C)
-                        const floatX *w,     // (OC, C)
-                        const floatX *pre,   // (N, C) or NULL
-                        float *dpre_bias,    // (C) accumulates, or NULL; with pre only: sum over the rows of dx: the bias gradient of the linear before GELU
-                        int64_t N, int C, int OC, bool overwrite, void *workspace);
-// y = GELU_tanh(pre) elementwise, n values: the second half of op_linear_forward with pre, here for the tests of both backends.
+// y = x w^T + bias. With pre: pre = x w^T + bias, rounded, and y = GELU_tanh(pre).
+//
+// Backward: dw += dy^T x, or dw = dy^T x with overwrite. dx = dy w, or not computed when NULL.
+// Where x was the GELU of x_pre, dx is multiplied by GELU'(x_pre): it is then the gradient of
+// x_pre, and dpre_bias gets its sum over the rows. A backend may round dx before that product as
+// well as after it.
+typedef struct Linear {
+    int64_t N;
+    int C, OC;
+    const floatX *x;       // (N, C)
+    const floatX *w;       // (OC, C)
+    const floatX *bias;    // (OC) forward, or NULL
+    floatX *y;             // (N, OC) out of forward
+    floatX *pre;           // (N, OC) out of forward, or NULL
+    const floatX *dy;      // (N, OC) backward
+    const floatX *x_pre;   // (N, C) backward, or NULL
+    floatX *dx;            // (N, C) out of backward, or NULL
+    float *dw;             // (OC, C) backward accumulates, or out
+    float *dpre_bias;      // (C) backward accumulates, or NULL; with x_pre only
+    bool overwrite;
+    void *workspace;       // op_linear_workspace_bytes
+} Linear;
+void op_linear_forward(Stream *s, const Linear *a);
+void op_linear_backward(Stream *s, const Linear *a);
+// dbias (OC) += the sum of dy (N, OC) over its rows: the bias gradient of a linear. sum: NULL, or
+// the branch_sum that op_layernorm_backward made with dy. A GPU adds that and does not read dy
+// again.
+void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC,
+                      void *workspace);
+// y = GELU_tanh(pre), n values: the second half of op_linear_forward with pre, here for the tests.
 void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n);
-// Bytes of workspace the linear ops want for sizes up to these.
+// Bytes of workspace that the linear ops want for sizes up to these.
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);
 
-// Causal self-attention, scale 1/sqrt(HD), softmax in fp32, dropout on the probabilities. qkv rows are Megatron's: per head q(HD), k(HD), v(HD).
-// doc_start NULL: plain causal; else query t attends to keys doc_start[b,t]..t only. Dropout element index inside a sample: (head * T + t) * T + key.
-void op_attention_forward(Stream *s,
-                          floatX *out,               // (B, T, NH*HD) out
-                          void *saved,               // op_attention_saved_bytes: what backward needs
-                          const floatX *qkv,         // (B, T, NH, 3, HD)
-                          const int32_t *doc_start,  // (B, T) or NULL
-                          int B, int T, int NH, int HD, Dropout dropout, void *workspace);
-void op_attention_backward(Stream *s,
-                           floatX *dqkv,            // (B, T, NH, 3, HD) out
-                           const floatX *dout,      // (B, T, NH*HD)
-                           const floatX *out,       // (B, T, NH*HD) the forward's result
-                           const void *saved, const floatX *qkv, const int32_t *doc_start,
-                           int B, int T, int NH, int HD, Dropout dropout, void *workspace);
+// Causal self-attention, scale 1 / sqrt(HD), softmax in fp32, dropout on the probabilities. A row
+// of qkv is Megatron's: per head q(HD), k(HD), v(HD). With doc_start query t attends to keys
+// doc_start[b, t] .. t only. Element inside a sample for dropout: (head * T + t) * T + key.
+typedef struct Attention {
+    int B, T, NH, HD;
+    Dropout dropout;
+    const floatX *qkv;         // (B, T, NH, 3, HD)
+    const int32_t *doc_start;  // (B, T) or NULL
+    floatX *out;               // (B, T, NH * HD) out of forward, into backward
+    void *saved;               // op_attention_saved_bytes: out of forward, into backward
+    const floatX *dout;        // (B, T, NH * HD) backward
+    floatX *dqkv;              // (B, T, NH, 3, HD) out of backward
+    void *workspace;           // op_attention_workspace_bytes
+} Attention;
+void op_attention_forward(Stream *s, const Attention *a);
+void op_attention_backward(Stream *s, const Attention *a);
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD);
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD);
 
-// The language-model head, forward and backward in one: logits = x wte^T (rounded to floatX), cross-entropy in fp32 over all Vp columns (Megatron: the
-// padded rows take part), dlogits = weight * (softmax - onehot) (rounded), dx = dlogits wte, dwte += (or =) dlogits^T x. Rows are processed in chunks
-// of op_head_chunk_rows, so the (N, Vp) logits never exist whole.
-// The weight of row n is loss_mask ? loss_mask[n] * loss_scale : loss_scale; *loss_sum += sum of loss[n] * weight[n], in an order that a backend keeps
-// from run to run: row by row on CPU ranks, cuda/head.cu's own on GPUs.
-void op_head(Stream *s,
-             float *losses,             // (N) out, unweighted
-             float *loss_sum,           // (1) accumulates
-             floatX *dx,                // (N, C) out, or NULL: no backward (evaluation)
-             float *dwte,               // (Vp, C) accumulates (with overwrite: out), or NULL
-             const floatX *x,           // (N, C) final LayerNorm's output
-             const floatX *wte,         // (Vp, C)
-             const int32_t *targets,    // (N)
-             const float *loss_mask,    // (N) or NULL
-             float loss_scale, int64_t N, int C, int Vp, bool overwrite, void *workspace);
-int64_t op_head_chunk_rows(int64_t N, int Vp);
-size_t op_head_workspace_bytes(int64_t N, int C, int Vp);
+// The language-model head. logits = x wte^T, rounded. Cross-entropy in fp32 over all columns;
+// Megatron's padded rows take part. dlogits = weight * (softmax - onehot), rounded. dx = dlogits
+// wte, dwte += (or =) dlogits^T x. The weight of row n is loss_mask[n] * loss_scale, or loss_scale
+// without a mask. Rows go in chunks of op_head_chunk_rows, so the (N, V) logits never exist whole.
+//
+// A rank may hold some rows of the vocabulary only. Then a chunk takes two calls. op_head_logits
+// leaves each row's statistics over this rank's columns in `own`. The ranks gather them in rank
+// order into `all`. op_head_gradients joins them, so that every rank finds the same losses; its dx
+// is this rank's part of a sum over the ranks. Chunks go in order from row 0 with one workspace,
+// which belongs to the head until the last one.
+typedef struct HeadStatistics {
+    float max, sum;  // of a row's logits: the largest, and the sum of e^(logit - max)
+    float target;    // the target's logit, 0 where another rank holds it
+} HeadStatistics;
+typedef struct Head {
+    int64_t N;
+    int C;
+    int first_row, rows;         // of the vocabulary, in wte and dwte
+    const floatX *x;             // (N, C) the final LayerNorm's output
+    const floatX *wte;           // (rows, C)
+    const int32_t *targets;      // (N)
+    const float *loss_mask;      // (N) or NULL
+    float loss_scale;
+    float *losses;               // (N) out, unweighted
+    float *loss_sum;             // (1) accumulates
+    floatX *dx;                  // (N, C) out, or NULL: no backward (evaluation)
+    float *dwte;                 // (rows, C) accumulates, with overwrite out, or NULL
+    bool overwrite;
+    void *workspace;             // op_head_workspace_bytes
+    HeadStatistics *own;         // (a chunk's rows) out of op_head_logits
+    const HeadStatistics *all;   // (ranks, a chunk's rows) into op_head_gradients
+    int ranks;
+} Head;
+// All of it where this rank holds the whole vocabulary; `own` and `all` are not used.
+void op_head(Stream *s, const Head *a);
+// Rows row .. row + rows - 1, one chunk.
+void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows);
+void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows);
+// *loss_sum += the sum of losses[n] * weight of n, after the last chunk (op_head does it itself).
+// The order is the same from run to run: row by row on CPU ranks, cuda/head.cu's own on GPUs.
+void op_loss_sum(Stream *s, const Head *a);
+int64_t op_head_chunk_rows(int64_t N, int rows);
+size_t op_head_workspace_bytes(int64_t N, int C, int rows);
 
 LLMC_END

@@ -1,5 +1,6 @@
-// The CPU backend of device.h: memory and streams of a CPU rank. A Stream is the calling thread, so everything is complete when a call
-// returns; an Event records the monotonic clock. Linked into train_gpt_cpu and the tests; called by those whom device.h names.
+// The CPU backend of device.h: memory and streams of a CPU rank. A Stream is the calling thread, so
+// everything is complete when a call returns; an Event records the monotonic clock. Linked into
+// train_gpt_cpu and the tests; called by those whom device.h names.
 #include "llmc/device.h"
 
 #include <cblas.h>
@@ -33,10 +34,11 @@ struct Event {
 
 enum { ALIGNMENT = 256 };
 
-// --- the floating-point environment ----------------------------------------------------------------------------------------------
+// --- the floating-point environment --------------------------------------------------------------
 
-// The exact regime's arithmetic is asked by experiment, not read from a control register, so that one test serves every CPU. The
-// volatile operands keep the compiler from answering instead of the CPU.
+// The exact regime's arithmetic is asked by experiment, not read from a control register, so that
+// one test serves every CPU. The volatile operands keep the compiler from answering instead of the
+// CPU.
 static bool denormals_are_kept(void) {
     volatile float smallest_normal = FLT_MIN, half = 0.5f, two_to_24 = 16777216.0f;
     volatile float denormal = smallest_normal * half;  // 0 under flush-to-zero
@@ -55,7 +57,7 @@ static bool rounds_to_nearest_even(void) {
     return from_tie == 1.0f && from_above == 1.0f + 0x1p-23f;
 }
 
-// --- what the machine is ---------------------------------------------------------------------------------------------------------
+// --- what the machine is -------------------------------------------------------------------------
 
 // The processor's name as the kernel tells it, or "unknown processor".
 static void read_cpu_name(char *name, size_t bytes) {
@@ -73,16 +75,21 @@ static void read_cpu_name(char *name, size_t bytes) {
     fclose(file);
 }
 
-// OpenBLAS maps its working buffer at the first product that is large enough, and waits for ever when it gets none: now, before free memory is looked at, and
-// only where there is room for it.
+// OpenBLAS maps its working buffer at the first product that is large enough, and waits for ever
+// when it gets none: now, before free memory is looked at, and only where there is room for it.
 static bool warm_up_blas(Error *err) {
     enum { N = 128 };
     const size_t buffer = (size_t)(128 + 16) << 20;  // what a thread of it maps on x86-64, and a margin
     void *room = mmap(NULL, buffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (room == MAP_FAILED) return error_set(err, EXIT_ENVIRONMENT, "out of memory: no room for the %zu bytes that OpenBLAS works in; raise ulimit -v or use a larger machine", buffer);
+    if (room == MAP_FAILED)
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "out of memory: no room for the %zu bytes that OpenBLAS works in; raise ulimit -v "
+                         "or use a larger machine",
+                         buffer);
     munmap(room, buffer);
     float *matrices = xcalloc(3 * N * N, sizeof *matrices, "a first matrix product");
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0f, matrices, N, matrices + N * N, N, 0.0f, matrices + 2 * N * N, N);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0f, matrices, N, matrices + N * N, N,
+                0.0f, matrices + 2 * N * N, N);
     free(matrices);
     return true;
 }
@@ -98,14 +105,17 @@ Device *device_open(int index, const Site *site, Error *err) {
         return NULL;
     }
     if (!rounds_to_nearest_even()) {
-        error_set(err, EXIT_ENVIRONMENT, "the CPU does not round to nearest even, which changes results; restore the default rounding mode");
+        error_set(err, EXIT_ENVIRONMENT,
+                  "the CPU does not round to nearest even, which changes results; restore the default "
+                  "rounding mode");
         return NULL;
     }
     Device *device = xcalloc(1, sizeof *device, "the device");
     device->index = index;
     device->site = site;
     read_cpu_name(device->name, sizeof device->name);
-    // Ranks are the unit of parallelism, and one thread per rank keeps GEMM's order of summation fixed.
+    // Ranks are the unit of parallelism, and one thread per rank keeps GEMM's order of summation
+    // fixed.
     openblas_set_num_threads(1);
     if (warm_up_blas(err)) return device;
     free(device);
@@ -121,7 +131,9 @@ const char *device_backend(void) { return "cpu"; }
 bool device_is_host(void) { return true; }
 const Site *device_site(const Device *device) { return device->site; }
 
-void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "%s, kernels %s", openblas_get_config(), openblas_get_corename()); }
+void device_libraries(char *text, size_t bytes) {
+    snprintf(text, bytes, "%s, kernels %s", openblas_get_config(), openblas_get_corename());
+}
 
 // A field of /proc/meminfo in bytes, 0 when it is not there.
 static size_t meminfo_bytes(const char *field) {
@@ -144,7 +156,8 @@ void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     *free_bytes = meminfo_bytes("MemAvailable");
     *total_bytes = meminfo_bytes("MemTotal");
-    // Without /proc the page counts do: they know no caches that could be given up, so they tell less than there is.
+    // Without /proc the page counts do: they know no caches that could be given up, so they tell
+    // less than there is.
     if (!*free_bytes) *free_bytes = (size_t)sysconf(_SC_AVPHYS_PAGES) * page;
     if (!*total_bytes) *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * page;
 }
@@ -177,17 +190,19 @@ size_t device_taken(const Device *device) {
 
 double device_peak_flops(const Device *device) { return 0.0; }
 
-// --- memory ----------------------------------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
-    // The kernel hands out more than it has and kills later; asking first turns that into a message.
+    // The kernel hands out more than it has and kills later; asking first turns that into a
+    // message.
     size_t available = meminfo_bytes("MemAvailable");
     bool fits = bytes <= SIZE_MAX - ALIGNMENT && (available == 0 || bytes <= available);
     size_t rounded = fits ? (bytes / ALIGNMENT + 1) * ALIGNMENT : 0;
     void *memory = fits ? aligned_alloc(ALIGNMENT, rounded) : NULL;
     if (!memory) {
-        error_set(err, EXIT_ENVIRONMENT, "out of memory: %zu bytes for %s, %zu available; "
-                                         "use a smaller model, a smaller micro-batch or fewer ranks per machine",
+        error_set(err, EXIT_ENVIRONMENT,
+                  "out of memory: %zu bytes for %s, %zu available; "
+                  "use a smaller model, a smaller micro-batch or fewer ranks per machine",
                   bytes, purpose, available);
         return NULL;
     }
@@ -199,10 +214,12 @@ size_t device_allocated(const Device *device) { return device->allocated; }
 
 void device_free(Device *device, void *memory) { free(memory); }
 
-void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) { return device_alloc(device, bytes, purpose, err); }
+void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    return device_alloc(device, bytes, purpose, err);
+}
 void host_free(Device *device, void *memory) { device_free(device, memory); }
 
-// --- streams and events ----------------------------------------------------------------------------------------------------------
+// --- streams and events --------------------------------------------------------------------------
 
 Stream *stream_create(Device *device, const char *name) {
     Stream *stream = xcalloc(1, sizeof *stream, "a stream");
@@ -233,7 +250,9 @@ void stream_wait(Stream *stream, Event *event) {}
 void event_synchronize(Event *event) {}
 double event_elapsed_ms(Event *start, Event *stop) {
     if (!start->timed || !stop->timed) {  // as on a GPU
-        fatal(start->device->site, EXIT_ENVIRONMENT, "the time of an event that keeps none was asked for; this is a fault of the program, please report it");
+        fatal(start->device->site, EXIT_ENVIRONMENT,
+              "the time of an event that keeps none was asked for; this is a fault of the program, please "
+              "report it");
     }
     return stop->recorded_ms - start->recorded_ms;
 }
@@ -241,7 +260,7 @@ double event_elapsed_ms(Event *start, Event *stop) {
 uint64_t profile_range_start(const char *name) { return 0; }
 void profile_range_end(uint64_t range) {}
 
-// --- copies ----------------------------------------------------------------------------------------------------------------------
+// --- copies --------------------------------------------------------------------------------------
 
 void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes) {
     if (bytes) memcpy(device_memory, host, bytes);
@@ -249,7 +268,9 @@ void copy_to_device(Stream *stream, void *device_memory, const void *host, size_
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes) {
     if (bytes) memcpy(host, device_memory, bytes);
 }
-void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes) { copy_to_host(stream, pinned, device_memory, bytes); }
+void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes) {
+    copy_to_host(stream, pinned, device_memory, bytes);
+}
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
     if (bytes) memmove(to, from, bytes);
 }

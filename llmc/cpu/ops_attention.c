@@ -1,37 +1,44 @@
-// The CPU backend of ops.h, part 2: causal self-attention. One (sample, head) at a time, in blocks of query rows; a block multiplies only the keys
-// that some row of it may see, so the causal upper half costs nothing but the diagonal blocks' corners. Forward saves the log-sum-exp of every row,
+// The CPU backend of ops.h, part 2: causal self-attention. One (sample, head) at a time, in blocks
+// of query rows; a block multiplies only the keys that some row of it may see, so the causal upper
+// half costs nothing but the diagonal blocks' corners. Forward saves the log-sum-exp of every row,
 // from which backward recomputes the probabilities. Called by train_gpt.cu through ops.h.
 #include "llmc/cpu/internal.h"
 
 enum { QUERY_ROWS = 64 };
 
-size_t op_attention_saved_bytes(int B, int T, int NH, int HD) { return (size_t)B * (size_t)NH * (size_t)T * sizeof(float); }
+size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {
+    return (size_t)B * (size_t)NH * (size_t)T * sizeof(float);
+}
 
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD) {
-    int64_t head = slice_floats((int64_t)T * HD), scores = slice_floats(min64(QUERY_ROWS, T) * T), row = slice_floats(T);
-    return (size_t)(7 * head + 2 * scores + row) * sizeof(float);  // backward: q k v dout dq dk dv, two score blocks, one row of multipliers
+    // Backward: q k v dout dq dk dv, two blocks of scores, one row of multipliers.
+    int64_t head = slice_floats((int64_t)T * HD), scores = slice_floats(min64(QUERY_ROWS, T) * T);
+    return (size_t)(7 * head + 2 * scores + slice_floats(T)) * sizeof(float);
 }
 
 // What stays the same within one (sample, head).
-typedef struct Head {
+typedef struct AttentionHead {
     int T, HD, head;
     float scale;
     const int32_t *doc_start;  // (T) of this sample, or NULL
     Dropout dropout;
     int64_t sample;            // global index
-} Head;
+} AttentionHead;
 
-// The rows first .. first + rows - 1 of the queries, which see no key outside key_begin .. key_end - 1.
+// The rows first .. first + rows - 1 of the queries, which see no key outside key_begin .. key_end
+// - 1.
 typedef struct Block {
     int first, rows, key_begin, key_end;
 } Block;
 
-static int first_key(const Head *h, int t) { return h->doc_start ? h->doc_start[t] : 0; }
+static int first_key(const AttentionHead *h, int t) { return h->doc_start ? h->doc_start[t] : 0; }
 
-static Block block_at(const Head *h, int first) {
+static Block block_at(const AttentionHead *h, int first) {
     Block block = {first, (int)min64(QUERY_ROWS, h->T - first), first, 0};
     block.key_end = first + block.rows;
-    for (int t = first; t < block.key_end; t++) block.key_begin = (int)min64(block.key_begin, first_key(h, t));
+    for (int t = first; t < block.key_end; t++) {
+        block.key_begin = (int)min64(block.key_begin, first_key(h, t));
+    }
     return block;
 }
 
@@ -82,10 +89,11 @@ static float row_dot(const float *x, const float *y, int n) {
     return join_lanes(lane);
 }
 
-// Scores of query t in place to probabilities (before dropout), zero where t may not look. Returns the row's log-sum-exp.
-// scores: columns key_begin .. key_end - 1.
-static float softmax_row(float *scores, const Head *h, Block block, int t) {
-    int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin, width = block.key_end - block.key_begin;
+// Scores of query t in place to probabilities (before dropout), zero where t may not look. Returns
+// the row's log-sum-exp. scores: columns key_begin .. key_end - 1.
+static float softmax_row(float *scores, const AttentionHead *h, Block block, int t) {
+    int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin;
+    int width = block.key_end - block.key_begin;
     float max = row_max(scores + begin, end - begin);
     for (int i = begin; i < end; i++) scores[i] = exp_approx(scores[i] - max);
     float sum = row_sum(scores + begin, end - begin), inverse = 1.0f / sum;
@@ -96,14 +104,15 @@ static float softmax_row(float *scores, const Head *h, Block block, int t) {
 }
 
 // The multipliers of query t's visible keys, begin .. t, written to keep[0 ..].
-static void attention_multipliers(float *keep, const Head *h, int t) {
+static void attention_multipliers(float *keep, const AttentionHead *h, int t) {
     int begin = first_key(h, t);
     int64_t first = ((int64_t)h->head * h->T + t) * h->T + begin;
     dropout_multipliers(keep, h->dropout, h->sample, first, t + 1 - begin);
 }
 
 // out (T, HD) fp32 and lse (T) of one head.
-static void head_forward(float *out, float *lse, const float *q, const float *k, const float *v, const Head *h, float *cursor) {
+static void head_forward(float *out, float *lse, const float *q, const float *k, const float *v,
+                         const AttentionHead *h, float *cursor) {
     int64_t HD = h->HD;
     float *scores = take_slice(&cursor, min64(QUERY_ROWS, h->T) * h->T);  // (rows, keys)
     float *keep = take_slice(&cursor, h->T);
@@ -123,29 +132,38 @@ static void head_forward(float *out, float *lse, const float *q, const float *k,
     }
 }
 
-void op_attention_forward(Stream *s, floatX *out, void *saved, const floatX *qkv, const int32_t *doc_start, int B, int T, int NH, int HD,
-                          Dropout dropout, void *workspace) {
-    int64_t head_size = (int64_t)T * HD, C = (int64_t)NH * HD;
-    float *cursor = workspace, *lse = saved;  // lse: (B, NH, T)
-    float *q = take_slice(&cursor, head_size), *k = take_slice(&cursor, head_size), *v = take_slice(&cursor, head_size);
-    float *out32 = take_slice(&cursor, head_size);
-    for (int64_t b = 0; b < B; b++) {
-        for (int head = 0; head < NH; head++) {
-            Head h = {T, HD, head, 1.0f / sqrtf((float)HD), doc_start ? doc_start + b * T : NULL, dropout, dropout.first_sample + b};
-            const floatX *source = qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
+static AttentionHead head_of(const Attention *a, int64_t b, int head) {
+    const int32_t *doc_start = a->doc_start ? a->doc_start + b * a->T : NULL;
+    float scale = 1.0f / sqrtf((float)a->HD);
+    return (AttentionHead){a->T, a->HD, head, scale, doc_start, a->dropout, a->dropout.first_sample + b};
+}
+
+void op_attention_forward(Stream *s, const Attention *a) {
+    int T = a->T, HD = a->HD;
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
+    float *cursor = a->workspace, *lse = a->saved;  // lse: (B, NH, T)
+    float *q = take_slice(&cursor, head_size), *k = take_slice(&cursor, head_size);
+    float *v = take_slice(&cursor, head_size), *out = take_slice(&cursor, head_size);
+    for (int64_t b = 0; b < a->B; b++) {
+        for (int head = 0; head < a->NH; head++) {
+            AttentionHead h = head_of(a, b, head);
+            const floatX *source = a->qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
             load_rows(q, source, 3 * C, T, HD);
             load_rows(k, source + HD, 3 * C, T, HD);
             load_rows(v, source + 2 * HD, 3 * C, T, HD);
-            head_forward(out32, lse + (b * NH + head) * T, q, k, v, &h, cursor);
-            store_rows(out + b * T * C + (int64_t)head * HD, C, out32, T, HD);
+            head_forward(out, lse + (b * a->NH + head) * T, q, k, v, &h, cursor);
+            store_rows(a->out + b * T * C + (int64_t)head * HD, C, out, T, HD);
         }
     }
 }
 
-// One query row of backward. In: scores, and dprobs = dout v^T. Out: scores become the probabilities after dropout, dprobs the gradient of the scaled
-// scores, p (dp - sum p dp), which still lacks the factor `scale`. keep: T floats of scratch.
-static void softmax_backward_row(float *scores, float *dprobs, float lse, const Head *h, Block block, int t, float *keep) {
-    int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin, width = block.key_end - block.key_begin;
+// One query row of backward. In: scores, and dprobs = dout v^T. Out: scores become the
+// probabilities after dropout, dprobs the gradient of the scaled scores, p (dp - sum p dp), which
+// still lacks the factor `scale`. keep: T floats of scratch.
+static void softmax_backward_row(float *scores, float *dprobs, float lse, const AttentionHead *h, Block block,
+                                 int t, float *keep) {
+    int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin;
+    int width = block.key_end - block.key_begin;
     for (int i = begin; i < end; i++) scores[i] = exp_approx(scores[i] - lse);
     if (h->dropout.p > 0.0f) {
         attention_multipliers(keep, h, t);
@@ -167,7 +185,7 @@ typedef struct HeadGradient {
     float *q, *k, *v, *dout, *dq, *dk, *dv;
 } HeadGradient;
 
-static void head_backward(HeadGradient g, const float *lse, const Head *h, float *cursor) {
+static void head_backward(HeadGradient g, const float *lse, const AttentionHead *h, float *cursor) {
     int64_t HD = h->HD;
     float *scores = take_slice(&cursor, min64(QUERY_ROWS, h->T) * h->T);  // (rows, keys)
     float *dprobs = take_slice(&cursor, min64(QUERY_ROWS, h->T) * h->T);  // (rows, keys)
@@ -192,27 +210,29 @@ static void head_backward(HeadGradient g, const float *lse, const Head *h, float
     for (int64_t i = 0; i < h->T * HD; i++) g.dk[i] *= h->scale;
 }
 
-// `out` serves backends that need sum p dp as dout . out; here the whole row is at hand, and the sum over it is free of out's rounding.
-void op_attention_backward(Stream *s, floatX *dqkv, const floatX *dout, const floatX *out, const void *saved, const floatX *qkv,
-                           const int32_t *doc_start, int B, int T, int NH, int HD, Dropout dropout, void *workspace) {
-    int64_t head_size = (int64_t)T * HD, C = (int64_t)NH * HD;
-    const float *lse = saved;  // (B, NH, T)
-    float *cursor = workspace;
+// `out` serves backends that need sum p dp as dout . out. Here the whole row is at hand, and the
+// sum over it is free of out's rounding.
+void op_attention_backward(Stream *s, const Attention *a) {
+    int T = a->T, HD = a->HD;
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
+    const float *lse = a->saved;  // (B, NH, T)
+    float *cursor = a->workspace;
     HeadGradient g;
     float **slices[] = {&g.q, &g.k, &g.v, &g.dout, &g.dq, &g.dk, &g.dv};
     for (size_t i = 0; i < sizeof slices / sizeof slices[0]; i++) *slices[i] = take_slice(&cursor, head_size);
-    for (int64_t b = 0; b < B; b++) {
-        for (int head = 0; head < NH; head++) {
-            Head h = {T, HD, head, 1.0f / sqrtf((float)HD), doc_start ? doc_start + b * T : NULL, dropout, dropout.first_sample + b};
-            int64_t at = b * T * 3 * C + (int64_t)head * 3 * HD;
-            load_rows(g.q, qkv + at, 3 * C, T, HD);
-            load_rows(g.k, qkv + at + HD, 3 * C, T, HD);
-            load_rows(g.v, qkv + at + 2 * HD, 3 * C, T, HD);
-            load_rows(g.dout, dout + b * T * C + (int64_t)head * HD, C, T, HD);
-            head_backward(g, lse + (b * NH + head) * T, &h, cursor);
-            store_rows(dqkv + at, 3 * C, g.dq, T, HD);
-            store_rows(dqkv + at + HD, 3 * C, g.dk, T, HD);
-            store_rows(dqkv + at + 2 * HD, 3 * C, g.dv, T, HD);
+    for (int64_t b = 0; b < a->B; b++) {
+        for (int head = 0; head < a->NH; head++) {
+            AttentionHead h = head_of(a, b, head);
+            const floatX *qkv = a->qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
+            floatX *dqkv = a->dqkv + (qkv - a->qkv);
+            load_rows(g.q, qkv, 3 * C, T, HD);
+            load_rows(g.k, qkv + HD, 3 * C, T, HD);
+            load_rows(g.v, qkv + 2 * HD, 3 * C, T, HD);
+            load_rows(g.dout, a->dout + b * T * C + (int64_t)head * HD, C, T, HD);
+            head_backward(g, lse + (b * a->NH + head) * T, &h, cursor);
+            store_rows(dqkv, 3 * C, g.dq, T, HD);
+            store_rows(dqkv + HD, 3 * C, g.dk, T, HD);
+            store_rows(dqkv + 2 * HD, 3 * C, g.dv, T, HD);
         }
     }
 }

@@ -1,33 +1,30 @@
-// The CPU backend of ops.h, part 3: the language-model head, logits to loss to gradients in one pass over chunks of rows, so that the
-// (N, Vp) logits never exist whole. Called by train_gpt.cu through ops.h, in training and in evaluation.
+// The CPU backend of ops.h, part 3: the language-model head, logits to loss to gradients in one
+// pass over chunks of rows, so that the (N, V) logits never exist whole. Called by train_gpt.cu
+// through ops.h, in training and in evaluation.
 #include "llmc/cpu/internal.h"
 
-// Logits per chunk: 4 MiB of fp32, about what the caches hold; with a large vocabulary at least the rows that keep GEMM efficient.
+// Logits per chunk: 4 MiB of fp32, about what the caches hold; with a large vocabulary at least the
+// rows that keep GEMM efficient.
 enum { CHUNK_LOGITS = 1 << 20, CHUNK_MIN_ROWS = 128 };
 
-int64_t op_head_chunk_rows(int64_t N, int Vp) {
-    int64_t rows = CHUNK_LOGITS / Vp;
-    return min64(N, rows > CHUNK_MIN_ROWS ? rows : CHUNK_MIN_ROWS);
-}
-
-size_t op_head_workspace_bytes(int64_t N, int C, int Vp) {
-    int64_t rows = op_head_chunk_rows(N, Vp);
-    return (size_t)(slice_floats((int64_t)Vp * C) + 2 * slice_floats(rows * C) + slice_floats(rows * Vp)) * sizeof(float);
+int64_t op_head_chunk_rows(int64_t N, int rows) {
+    int64_t chunk = CHUNK_LOGITS / rows;
+    return min64(N, chunk > CHUNK_MIN_ROWS ? chunk : CHUNK_MIN_ROWS);
 }
 
 // Rounds one row of logits to floatX in place and returns the largest.
-static float round_and_max(float *logits, int Vp) {
+static float round_and_max(float *logits, int columns) {
     float lane[LANES];
     for (int l = 0; l < LANES; l++) lane[l] = -INFINITY;
     int v = 0;
-    for (; v + LANES <= Vp; v += LANES) {
+    for (; v + LANES <= columns; v += LANES) {
         for (int l = 0; l < LANES; l++) {
             float logit = floatX_to_float(floatX_from_float(logits[v + l]));
             logits[v + l] = logit;
             lane[l] = logit > lane[l] ? logit : lane[l];
         }
     }
-    for (; v < Vp; v++) {
+    for (; v < columns; v++) {
         logits[v] = floatX_to_float(floatX_from_float(logits[v]));
         lane[0] = logits[v] > lane[0] ? logits[v] : lane[0];
     }
@@ -37,57 +34,135 @@ static float round_and_max(float *logits, int Vp) {
 }
 
 // Logits become exp(logit - max) in place; returns their sum.
-static float exponentiate(float *logits, float max, int Vp) {
+static float exponentiate(float *logits, float max, int columns) {
     float lane[LANES] = {0};
     int v = 0;
-    for (; v + LANES <= Vp; v += LANES) {
+    for (; v + LANES <= columns; v += LANES) {
         for (int l = 0; l < LANES; l++) {
             logits[v + l] = exp_approx(logits[v + l] - max);
             lane[l] += logits[v + l];
         }
     }
-    for (; v < Vp; v++) {
+    for (; v < columns; v++) {
         logits[v] = exp_approx(logits[v] - max);
         lane[v % LANES] += logits[v];
     }
     return join_lanes(lane);
 }
 
-// Cross-entropy of one row; the logits become dlogits = weight (softmax - onehot), rounded to floatX, when a gradient is wanted.
-static float cross_entropy_row(float *logits, int32_t target, float weight, bool gradient, int Vp) {
-    float max = round_and_max(logits, Vp);
-    float target_logit = logits[target];
-    float sum = exponentiate(logits, max, Vp);
-    if (gradient) {
-        float inverse = 1.0f / sum, at_target = logits[target] * inverse - 1.0f;
-        for (int v = 0; v < Vp; v++) logits[v] = floatX_to_float(floatX_from_float(weight * (logits[v] * inverse)));
-        logits[target] = floatX_to_float(floatX_from_float(weight * at_target));
-    }
-    return logf(sum) + (max - target_logit);
+// What a chunk needs of the workspace. The widened wte stays in it from the first chunk to the
+// last.
+typedef struct HeadBuffers {
+    float *wte;             // (vocabulary rows, C), unused where floatX is fp32
+    float *x, *dx;          // (rows, C)
+    float *logits;          // (rows, vocabulary rows)
+    HeadStatistics *own;    // (rows)
+} HeadBuffers;
+
+static HeadBuffers buffers_of(const Head *a) {
+    float *cursor = a->workspace;
+    int64_t chunk = op_head_chunk_rows(a->N, a->rows);
+    HeadBuffers m;
+    m.wte = take_slice(&cursor, (int64_t)a->rows * a->C);
+    m.x = take_slice(&cursor, chunk * a->C);
+    m.dx = take_slice(&cursor, chunk * a->C);
+    m.logits = take_slice(&cursor, chunk * a->rows);
+    m.own = (HeadStatistics *)cursor;
+    return m;
 }
 
-void op_head(Stream *s, float *losses, float *loss_sum, floatX *dx, float *dwte, const floatX *x, const floatX *wte, const int32_t *targets,
-             const float *loss_mask, float loss_scale, int64_t N, int C, int Vp, bool overwrite, void *workspace) {
-    float *cursor = workspace;
-    int64_t chunk = op_head_chunk_rows(N, Vp);
-    const float *wte32 = widen(wte, (int64_t)Vp * C, take_slice(&cursor, (int64_t)Vp * C));  // (Vp, C)
-    float *x_buffer = take_slice(&cursor, chunk * C), *dx32 = take_slice(&cursor, chunk * C);
-    float *logits = take_slice(&cursor, chunk * Vp);  // (rows, Vp)
-    float sum = 0.0f;
-    for (int64_t row = 0; row < N; row += chunk) {
-        int64_t rows = min64(chunk, N - row);
-        show_progress(s);
-        const float *x32 = widen(x + row * C, rows * C, x_buffer);  // (rows, C)
-        matmul_nt(rows, Vp, C, 1.0f, x32, wte32, 0.0f, logits);
-        for (int64_t i = row; i < row + rows; i++) {
-            float weight = loss_mask ? loss_mask[i] * loss_scale : loss_scale;
-            losses[i] = cross_entropy_row(logits + (i - row) * Vp, targets[i], weight, dx || dwte, Vp);
-            sum += losses[i] * weight;
-        }
-        if (dwte) matmul_tn(Vp, C, rows, logits, x32, overwrite && row == 0 ? 0.0f : 1.0f, dwte);
-        if (!dx) continue;
-        matmul_nn(rows, C, Vp, logits, wte32, 0.0f, dx32);
-        narrow(dx + row * C, dx32, rows * C);
+size_t op_head_workspace_bytes(int64_t N, int C, int rows) {
+    int64_t chunk = op_head_chunk_rows(N, rows), statistics = chunk * (int64_t)sizeof(HeadStatistics);
+    int64_t matrices =
+        slice_floats((int64_t)rows * C) + 2 * slice_floats(chunk * C) + slice_floats(chunk * rows);
+    return (size_t)matrices * sizeof(float) + (size_t)statistics;
+}
+
+static const float *wide_wte(const Head *a, const HeadBuffers *m) {
+    return sizeof(floatX) == sizeof(float) ? (const float *)(const void *)a->wte : m->wte;
+}
+
+// The target's column among this rank's, or -1.
+static int target_column(const Head *a, int64_t row) {
+    int32_t target = a->targets[row];
+    return target >= a->first_row && target - a->first_row < a->rows ? target - a->first_row : -1;
+}
+
+static float row_weight(const Head *a, int64_t row) {
+    return a->loss_mask ? a->loss_mask[row] * a->loss_scale : a->loss_scale;
+}
+
+// Leaves e^(logit - max) in the workspace, max being the largest of the row's own columns.
+void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows) {
+    HeadBuffers m = buffers_of(a);
+    show_progress(s);
+    if (row == 0) widen(a->wte, (int64_t)a->rows * a->C, m.wte);
+    const float *x = widen(a->x + row * a->C, rows * a->C, m.x);  // (rows, C)
+    matmul_nt(rows, a->rows, a->C, 1.0f, x, wide_wte(a, &m), 0.0f, m.logits);
+    HeadStatistics *own = a->own ? a->own : m.own;
+    for (int64_t i = 0; i < rows; i++) {
+        float *logits = m.logits + i * a->rows, max = round_and_max(logits, a->rows);
+        int column = target_column(a, row + i);
+        float target = column < 0 ? 0.0f : logits[column];
+        own[i] = (HeadStatistics){max, exponentiate(logits, max, a->rows), target};
+        m.own[i] = own[i];
     }
-    *loss_sum += sum;
+}
+
+// The row's statistics over all columns, parts in rank order.
+static HeadStatistics join_ranks(const HeadStatistics *all, int ranks, int64_t rows, int64_t i) {
+    HeadStatistics row = all[i];
+    for (int r = 1; r < ranks; r++) row.max = fmaxf(row.max, all[r * rows + i].max);
+    row.sum *= exp_approx(all[i].max - row.max);  // by 1 where the first rank has the largest
+    for (int r = 1; r < ranks; r++) {
+        const HeadStatistics *part = &all[r * rows + i];
+        row.sum += part->sum * exp_approx(part->max - row.max);
+        row.target += part->target;
+    }
+    return row;
+}
+
+// e^(logit - own max) becomes dlogits = weight (softmax - onehot), rounded to floatX.
+static void dlogits_row(float *logits, int columns, int target, float weight, float scale) {
+    float at_target = target < 0 ? 0.0f : logits[target] * scale - 1.0f;
+    for (int v = 0; v < columns; v++) {
+        logits[v] = floatX_to_float(floatX_from_float(weight * (logits[v] * scale)));
+    }
+    if (target >= 0) logits[target] = floatX_to_float(floatX_from_float(weight * at_target));
+}
+
+void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows) {
+    HeadBuffers m = buffers_of(a);
+    const HeadStatistics *all = a->all ? a->all : m.own;
+    for (int64_t i = 0; i < rows; i++) {
+        HeadStatistics whole = join_ranks(all, a->all ? a->ranks : 1, rows, i);
+        a->losses[row + i] = logf(whole.sum) + (whole.max - whole.target);
+        if (!a->dx && !a->dwte) continue;
+        float scale = exp_approx(m.own[i].max - whole.max) / whole.sum;
+        float *logits = m.logits + i * a->rows, weight = row_weight(a, row + i);
+        dlogits_row(logits, a->rows, target_column(a, row + i), weight, scale);
+    }
+    const float *x = sizeof(floatX) == sizeof(float) ? (const float *)(const void *)(a->x + row * a->C) : m.x;
+    if (a->dwte) matmul_tn(a->rows, a->C, rows, m.logits, x, a->overwrite && row == 0 ? 0.0f : 1.0f, a->dwte);
+    if (!a->dx) return;
+    matmul_nn(rows, a->C, a->rows, m.logits, wide_wte(a, &m), 0.0f, m.dx);
+    narrow(a->dx + row * a->C, m.dx, rows * a->C);
+}
+
+void op_loss_sum(Stream *s, const Head *a) {
+    float sum = 0.0f;
+    for (int64_t row = 0; row < a->N; row++) sum += a->losses[row] * row_weight(a, row);
+    *a->loss_sum += sum;
+}
+
+void op_head(Stream *s, const Head *a) {
+    Head whole = *a;
+    whole.own = NULL;
+    whole.all = NULL;
+    int64_t chunk = op_head_chunk_rows(a->N, a->rows);
+    for (int64_t row = 0; row < a->N; row += chunk) {
+        op_head_logits(s, &whole, row, min64(chunk, a->N - row));
+        op_head_gradients(s, &whole, row, min64(chunk, a->N - row));
+    }
+    op_loss_sum(s, a);
 }

@@ -1,9 +1,11 @@
-// The CPU backend of ops.h: initial weights, drawn on the threads that the rank may use. Called by train_gpt.cu (gpt_init_weights) through ops.h.
+// The CPU backend of ops.h: initial weights, drawn on the threads that the rank may use. Called by
+// train_gpt.cu (gpt_init_weights) through ops.h.
 #include "llmc/cpu/internal.h"
 #include "llmc/base/normal.h"
 #include "llmc/ranks/parallel.h"
 
-// Pairs drawn at once: loops over arrays of words and numbers are what the compiler can vectorise. PIECE: values that a thread takes at a time.
+// Pairs drawn at once: loops over arrays of words and numbers are what the compiler can vectorise.
+// PIECE: values that a thread takes at a time.
 enum { DRAW_PAIRS = 64, PIECE = 1 << 16 };
 
 typedef struct Drawing {
@@ -38,7 +40,8 @@ static void draw_range(void *drawing, int64_t lo, int64_t hi) {
     }
 }
 
-void op_init_weights(Stream *s, floatX *weights, int64_t n, double std, uint64_t seed, uint32_t tensor, int threads) {
+void op_init_weights(Stream *s, floatX *weights, int64_t n, double std, uint64_t seed, uint32_t tensor,
+                     int threads) {
     Drawing drawing = {weights, std, seed, tensor};
     if (std > 0) parallel_ranges(threads, 0, n, PIECE, draw_range, &drawing);
     else for (int64_t i = 0; i < n; i++) weights[i] = floatX_from_float(std < 0 ? 1.0f : 0.0f);

@@ -2,8 +2,6 @@
 // layer take the same one. Called by train_gpt.cu through ops.h.
 #include "llmc/cuda/attention.h"
 
-#include <math.h>
-
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD) { return (size_t)B * (size_t)NH * (size_t)T * sizeof(float); }
 
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD) {
@@ -11,26 +9,18 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD) {
     return plain > cudnn ? plain : cudnn;
 }
 
-static Attention attention_of(Stream *s, const int32_t *doc_start, int B, int T, int NH, int HD, Dropout dropout) {
-    if (HD % 8 || HD > 256) {
-        fatal(stream_site(s), EXIT_USAGE, "attention heads of %d: the GPU handles multiples of 8 up to 256; choose another --num-attention-heads or --kv-channels", HD);
+// Nothing to do where there are no rows.
+static bool has_rows(Stream *s, const Attention *a) {
+    if (a->HD % 8 || a->HD > 256) {
+        fatal(stream_site(s), EXIT_USAGE, "attention heads of %d: the GPU handles multiples of 8 up to 256; choose another --num-attention-heads or --kv-channels", a->HD);
     }
-    Attention a = {B, T, NH, HD, 1.0f / sqrtf((float)HD), doc_start, dropout};
-    return a;
+    return a->B > 0 && a->T > 0;
 }
 
-void op_attention_forward(Stream *s, floatX *out, void *saved, const floatX *qkv, const int32_t *doc_start, int B, int T, int NH, int HD, Dropout dropout,
-                          void *workspace) {
-    Attention a = attention_of(s, doc_start, B, T, NH, HD, dropout);
-    if (B == 0 || T == 0) return;
-    if (attention_cudnn_forward(s, &a, out, (float *)saved, qkv, workspace)) return;
-    attention_plain_forward(s, &a, out, (float *)saved, qkv);
+void op_attention_forward(Stream *s, const Attention *a) {
+    if (has_rows(s, a) && !attention_cudnn_forward(s, a)) attention_plain_forward(s, a);
 }
 
-void op_attention_backward(Stream *s, floatX *dqkv, const floatX *dout, const floatX *out, const void *saved, const floatX *qkv, const int32_t *doc_start, int B,
-                           int T, int NH, int HD, Dropout dropout, void *workspace) {
-    Attention a = attention_of(s, doc_start, B, T, NH, HD, dropout);
-    if (B == 0 || T == 0) return;
-    if (attention_cudnn_backward(s, &a, dqkv, dout, out, (const float *)saved, qkv, workspace)) return;
-    attention_plain_backward(s, &a, dqkv, dout, out, (const float *)saved, qkv, workspace);
+void op_attention_backward(Stream *s, const Attention *a) {
+    if (has_rows(s, a) && !attention_cudnn_backward(s, a)) attention_plain_backward(s, a);
 }

@@ -1,33 +1,28 @@
 // The two attentions of the CUDA backend and what they share: attention.cu chooses, attention_cudnn.cpp calls cuDNN, attention_plain.cu has our own kernels.
 // Both keep the same thing for backward, the log-sum-exp of each query's scaled scores.
 #pragma once
+#include <math.h>
+
 #include "llmc/cuda/internal.h"
 #include "llmc/ops.h"
 LLMC_BEGIN
 
-// One call's sizes and inputs; letters as in ops.h. C = NH * HD.
-typedef struct Attention {
-    int B, T, NH, HD;
-    float scale;               // 1 / sqrt(HD)
-    const int32_t *doc_start;  // (B, T) or NULL
-    Dropout dropout;
-} Attention;
+// What the scores are multiplied with.
+static inline float attention_scale(const Attention *a) { return 1.0f / sqrtf((float)a->HD); }
 
 // Bytes of workspace: op_attention_workspace_bytes is the larger of the two.
 size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD);
 size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD);
 
 // Our own kernels: any T, any HD that is a multiple of 8 up to 256, document starts, dropout by the counter RNG. Deterministic.
-void attention_plain_forward(Stream *stream, const Attention *a, floatX *out, float *lse, const floatX *qkv);
-void attention_plain_backward(Stream *stream, const Attention *a, floatX *dqkv, const floatX *dout, const floatX *out, const float *lse, const floatX *qkv,
-                              void *workspace);
+void attention_plain_forward(Stream *stream, const Attention *a);
+void attention_plain_backward(Stream *stream, const Attention *a);
 
 // cuDNN's fused attention on the same tensors through strides, without copies. False when it has no plan for this call (then nothing was done, and it
 // says why on stderr once per shape); forward and backward of one shape answer alike. Dropout's mask comes from cuDNN's own Philox, keyed by (seed, site,
 // first_sample): the same in forward, recomputed forward and backward, but not the mask of ops.h. Failures of a plan that was built end the job.
-bool attention_cudnn_forward(Stream *stream, const Attention *a, floatX *out, float *lse, const floatX *qkv, void *workspace);
-bool attention_cudnn_backward(Stream *stream, const Attention *a, floatX *dqkv, const floatX *dout, const floatX *out, const float *lse, const floatX *qkv,
-                              void *workspace);
+bool attention_cudnn_forward(Stream *stream, const Attention *a);
+bool attention_cudnn_backward(Stream *stream, const Attention *a);
 
 // Writes two numbers to device memory in stream order: the seed and offset of cuDNN's dropout. A kernel, since the host's memory is not pinned.
 void attention_store_seed(Stream *stream, int64_t *seed_and_offset, int64_t seed, int64_t offset);

@@ -28,6 +28,7 @@ static nvrtcResult no_nvrtc(Arguments...) {
 #include <unordered_map>
 
 #include "llmc/cuda/attention.h"
+#include "llmc/cuda/limits.h"
 
 namespace fe = cudnn_frontend;
 namespace graph = cudnn_frontend::graph;
@@ -150,7 +151,7 @@ fe::error_t build_forward(graph::Graph &g, cudnnHandle_t handle, const Attention
     TensorRef q = add_tensor(g, "q", Q, a, slice, s.qkv_head, s.qkv_row), k = add_tensor(g, "k", K, a, slice, s.qkv_head, s.qkv_row);
     TensorRef v = add_tensor(g, "v", V, a, slice, s.qkv_head, s.qkv_row);
     graph::SDPA_attributes options;
-    options.set_name("attention").set_generate_stats(true).set_causal_mask(true).set_attn_scale(a->scale);
+    options.set_name("attention").set_generate_stats(true).set_causal_mask(true).set_attn_scale(attention_scale(a));
     if (a->dropout.p > 0.0f) options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
     auto [out, stats] = g.sdpa(q, k, v, options);
     describe_output(out, O, a, slice, s.out_head, s.out_row);
@@ -172,7 +173,7 @@ fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attentio
                                    .set_stride({(int64_t)slice.heads * a->T, a->T, 1, 1})
                                    .set_data_type(fe::DataType_t::FLOAT));
     graph::SDPA_backward_attributes options;
-    options.set_name("attention backward").set_causal_mask(true).set_attn_scale(a->scale).set_deterministic_algorithm(deterministic);
+    options.set_name("attention backward").set_causal_mask(true).set_attn_scale(attention_scale(a)).set_deterministic_algorithm(deterministic);
     if (a->dropout.p > 0.0f) options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
     auto [dq, dk, dv] = g.sdpa_backward(q, k, v, out, dout, stats, options);
     describe_output(dq, DQ, a, slice, s.qkv_head, s.qkv_row);
@@ -220,13 +221,9 @@ State *state_of(Device *device, const Attention *a) {
     return state;
 }
 
-// Shapes left to our own kernels without a word: document starts; and lengths that are no multiple of 64, which are those of sampling, where the
-// length grows by one with every token and a plan for each would cost more than it saves.
-bool wanted(const Attention *a) { return !a->doc_start && a->T % 64 == 0; }
-
 // The plan for this call, or NULL.
 Plan *find_plan(Stream *stream, State **state, const Attention *a) {
-    if (!wanted(a)) return nullptr;
+    if (!limits_for_cudnn(a->T, a->doc_start != nullptr)) return nullptr;
     Device *device = stream_device(stream);
     *state = state_of(device, a);
     if ((*state)->broken) return nullptr;
@@ -271,11 +268,11 @@ void check(Stream *stream, const Attention *a, bool good, const std::string &mes
 
 // Runs a graph on every slice. pointers(start) gives the tensors of the slice that begins there.
 template <class Pointers>
-void execute_slices(Stream *stream, State *state, const Plan *plan, const graph::Graph &g, const Attention *a, void *workspace, const char *what, Pointers pointers) {
+void execute_slices(Stream *stream, State *state, const Plan *plan, const graph::Graph &g, const Attention *a, const char *what, Pointers pointers) {
     cudnnStatus_t status = cudnnSetStream(state->handle, stream_handle(stream));
     check(stream, a, status == CUDNN_STATUS_SUCCESS, cudnnGetErrorString(status), "choosing the stream");
     int slices = a->B / plan->slice.samples * (a->NH / plan->slice.heads);
-    int64_t *seed = static_cast<int64_t *>(workspace);
+    int64_t *seed = static_cast<int64_t *>(a->workspace);
     for (int i = 0; i < slices; i++) {
         std::unordered_map<int64_t, void *> pack = pointers(slice_start(a, plan->slice, i));
         if (a->dropout.p > 0.0f) {
@@ -283,7 +280,7 @@ void execute_slices(Stream *stream, State *state, const Plan *plan, const graph:
             pack[SEED] = seed;
             pack[OFFSET] = seed + 1;
         }
-        fe::error_t result = g.execute(state->handle, pack, static_cast<uint8_t *>(workspace) + SEED_BYTES);
+        fe::error_t result = g.execute(state->handle, pack, static_cast<uint8_t *>(a->workspace) + SEED_BYTES);
         check(stream, a, result.is_good(), result.get_message(), what);
     }
 }
@@ -297,35 +294,34 @@ size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD) {
     return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), deterministic_bytes(1, 1, T), one_sample});  // no smaller for a larger B or T
 }
 
-bool attention_cudnn_forward(Stream *stream, const Attention *a, floatX *out, float *lse, const floatX *qkv, void *workspace) {
+bool attention_cudnn_forward(Stream *stream, const Attention *a) {
     State *state = nullptr;
     Plan *plan = find_plan(stream, &state, a);
     if (!plan) return false;
-    execute_slices(stream, state, plan, plan->forward, a, workspace, "forward", [&](SliceStart at) {
-        return std::unordered_map<int64_t, void *>{{Q, address(qkv, at.qkv, sizeof(floatX))},
-                                                   {K, address(qkv, at.qkv + a->HD, sizeof(floatX))},
-                                                   {V, address(qkv, at.qkv + 2 * a->HD, sizeof(floatX))},
-                                                   {O, address(out, at.out, sizeof(floatX))},
-                                                   {STATS, address(lse, at.stats, sizeof(float))}};
+    execute_slices(stream, state, plan, plan->forward, a, "forward", [&](SliceStart at) {
+        return std::unordered_map<int64_t, void *>{{Q, address(a->qkv, at.qkv, sizeof(floatX))},
+                                                   {K, address(a->qkv, at.qkv + a->HD, sizeof(floatX))},
+                                                   {V, address(a->qkv, at.qkv + 2 * a->HD, sizeof(floatX))},
+                                                   {O, address(a->out, at.out, sizeof(floatX))},
+                                                   {STATS, address(a->saved, at.stats, sizeof(float))}};
     });
     return true;
 }
 
-bool attention_cudnn_backward(Stream *stream, const Attention *a, floatX *dqkv, const floatX *dout, const floatX *out, const float *lse, const floatX *qkv,
-                              void *workspace) {
+bool attention_cudnn_backward(Stream *stream, const Attention *a) {
     State *state = nullptr;
     Plan *plan = find_plan(stream, &state, a);
     if (!plan) return false;
-    execute_slices(stream, state, plan, plan->backward, a, workspace, "backward", [&](SliceStart at) {
-        return std::unordered_map<int64_t, void *>{{Q, address(qkv, at.qkv, sizeof(floatX))},
-                                                   {K, address(qkv, at.qkv + a->HD, sizeof(floatX))},
-                                                   {V, address(qkv, at.qkv + 2 * a->HD, sizeof(floatX))},
-                                                   {O, address(out, at.out, sizeof(floatX))},
-                                                   {DO, address(dout, at.out, sizeof(floatX))},
-                                                   {STATS, address(lse, at.stats, sizeof(float))},
-                                                   {DQ, address(dqkv, at.qkv, sizeof(floatX))},
-                                                   {DK, address(dqkv, at.qkv + a->HD, sizeof(floatX))},
-                                                   {DV, address(dqkv, at.qkv + 2 * a->HD, sizeof(floatX))}};
+    execute_slices(stream, state, plan, plan->backward, a, "backward", [&](SliceStart at) {
+        return std::unordered_map<int64_t, void *>{{Q, address(a->qkv, at.qkv, sizeof(floatX))},
+                                                   {K, address(a->qkv, at.qkv + a->HD, sizeof(floatX))},
+                                                   {V, address(a->qkv, at.qkv + 2 * a->HD, sizeof(floatX))},
+                                                   {O, address(a->out, at.out, sizeof(floatX))},
+                                                   {DO, address(a->dout, at.out, sizeof(floatX))},
+                                                   {STATS, address(a->saved, at.stats, sizeof(float))},
+                                                   {DQ, address(a->dqkv, at.qkv, sizeof(floatX))},
+                                                   {DK, address(a->dqkv, at.qkv + a->HD, sizeof(floatX))},
+                                                   {DV, address(a->dqkv, at.qkv + 2 * a->HD, sizeof(floatX))}};
     });
     return true;
 }

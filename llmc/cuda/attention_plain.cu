@@ -56,6 +56,23 @@ struct BackwardShared {
     QueryRows<Tile<HDP>::ROWS> rows;
 };
 
+// An op, and what its kernels want besides.
+struct Call : Attention {
+    float scale;
+    float *lse;    // (B, NH, T) of the scaled scores: the op's `saved`
+    float *delta;  // (B, NH, T) backward: sum(dout out)
+    int tiles;     // of a head
+};
+
+// The place of a block: every (sample, head) has `tiles` of them, in one dimension, since the others of a grid end at 65535.
+struct Place {
+    int tile, head, b;
+};
+static __device__ __forceinline__ Place place_of(const Call &a) {
+    const unsigned head = blockIdx.x / (unsigned)a.tiles;
+    return Place{(int)(blockIdx.x % (unsigned)a.tiles), (int)(head % (unsigned)a.NH), (int)(head / (unsigned)a.NH)};
+}
+
 // Pointers of one (sample, head) and what the kernels share. Rows of qkv and dqkv are `row` apart, rows of out and dout C = NH * HD.
 struct HeadView {
     const floatX *q, *k, *v;
@@ -63,22 +80,22 @@ struct HeadView {
     const int32_t *doc_start;  // (T) of the sample, or NULL
     int64_t sample;            // global index, for dropout
 };
-static __device__ __forceinline__ HeadView head_view(const Attention &a, const floatX *qkv, int b, int head) {
+static __device__ __forceinline__ HeadView head_view(const Call &a, int b, int head) {
     HeadView h;
     h.C = (int64_t)a.NH * a.HD;
     h.row = 3 * h.C;
-    h.q = qkv + (int64_t)b * a.T * h.row + (int64_t)head * 3 * a.HD;
+    h.q = a.qkv + (int64_t)b * a.T * h.row + (int64_t)head * 3 * a.HD;
     h.k = h.q + a.HD;
     h.v = h.k + a.HD;
     h.doc_start = a.doc_start ? a.doc_start + (int64_t)b * a.T : NULL;
     h.sample = a.dropout.first_sample + b;
     return h;
 }
-static __device__ __forceinline__ int64_t head_offset(const Attention &a, int b, int head) { return ((int64_t)b * a.T * a.NH + head) * a.HD; }
+static __device__ __forceinline__ int64_t head_offset(const Call &a, int b, int head) { return ((int64_t)b * a.T * a.NH + head) * a.HD; }
 
 // Rows first .. first + ROWS - 1 of a (T, HD) matrix into shared memory, zeros beyond T and HD.
 template <int HDP>
-static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floatX *from, int64_t stride, int first, const Attention &a) {
+static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floatX *from, int64_t stride, int first, const Call &a) {
     constexpr int VECTORS = HDP / PACKED;
     for (int i = threadIdx.x; i < Tile<HDP>::ROWS * VECTORS; i += Tile<HDP>::THREADS) {
         int r = i / VECTORS, d = i % VECTORS * PACKED;
@@ -89,7 +106,7 @@ static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floa
 }
 
 template <int ROWS>
-static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Attention &a, const HeadView &h, const float *lse, const float *delta, int first) {
+static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Call &a, const HeadView &h, const float *lse, const float *delta, int first) {
     for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
         int t = first + r;
         rows->first_key[r] = t >= a.T ? INT_MAX : (h.doc_start ? h.doc_start[t] : 0);
@@ -100,7 +117,7 @@ static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const At
 
 // The first key that any of the tile's queries may see; the same in every thread.
 template <int ROWS>
-static __device__ __forceinline__ int first_key_of_tile(const Attention &a, const HeadView &h, int first) {
+static __device__ __forceinline__ int first_key_of_tile(const Call &a, const HeadView &h, int first) {
     if (!h.doc_start) return 0;
     int least = INT_MAX;
     for (int r = threadIdx.x % WARP; r < ROWS && first + r < a.T; r += WARP) least = min(least, h.doc_start[first + r]);
@@ -169,7 +186,7 @@ static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, c
 
 // Rounds a result into rows first .. of a (T, HD) matrix whose rows are `stride` apart. patches: 256 floats per warp that nobody else uses now.
 template <int HDP>
-static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, Result<HDP> &result, int first, const Attention &a, float *patches) {
+static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, Result<HDP> &result, int first, const Call &a, float *patches) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     float *patch = patches + warp * 256;  // (16, 16)
     const int t = first + warp / 2 * 16 + lane / 2;
@@ -186,10 +203,10 @@ static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, 
 // --- elements of the scores ------------------------------------------------------------------------------------------------------
 
 // Dropout's multiplier of one probability: element (head * T + t) * T + key of its sample, as ops.h says.
-static __device__ __forceinline__ float keep_multiplier(const Attention &a, const HeadView &h, int head, int t, int key) {
+static __device__ __forceinline__ float keep_multiplier(const Call &a, const HeadView &h, int head, int t, int key) {
     if (!(a.dropout.p > 0.0f)) return 1.0f;
-    uint64_t element = ((uint64_t)head * (uint64_t)a.T + (uint64_t)t) * (uint64_t)a.T + (uint64_t)key, sample = (uint64_t)h.sample;
-    Philox4 bits = philox4x32_10(a.dropout.seed, PURPOSE_DROPOUT, (uint32_t)(element / 8), a.dropout.site, (uint32_t)sample, (uint32_t)(sample >> 32));
+    uint64_t element = ((uint64_t)head * (uint64_t)a.T + (uint64_t)t) * (uint64_t)a.T + (uint64_t)key;
+    Philox4 bits = dropout_bits(a.dropout, h.sample, element / 8);
     uint32_t low = element & 2 ? bits.v[1] : bits.v[0], high = element & 2 ? bits.v[3] : bits.v[2];  // selects: an array indexed at run time would leave the registers
     uint32_t word = element & 4 ? high : low, random16 = element & 1 ? word >> 16 : word & 0xFFFFu;
     uint32_t threshold = (uint32_t)rintf(a.dropout.p * 65536.0f);
@@ -206,7 +223,7 @@ static __device__ __forceinline__ bool sees(const QueryRows<ROWS> &rows, int que
 
 // Pass 1: lse of the tile's queries, to shared memory and to lse (T). Each lane keeps a running maximum and sum over its columns; they meet at the end.
 template <int HDP>
-static __device__ void forward_lse(ForwardShared<HDP> &m, const Attention &a, const HeadView &h, float *lse, int first, int key_begin) {
+static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const HeadView &h, float *lse, int first, int key_begin) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     float max[WARP_ROWS], sum[WARP_ROWS];
@@ -242,17 +259,18 @@ static __device__ void forward_lse(ForwardShared<HDP> &m, const Attention &a, co
 }
 
 template <int HDP>
-__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(Attention a, floatX *out, float *lse, const floatX *qkv) {
+__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     ForwardShared<HDP> &m = *reinterpret_cast<ForwardShared<HDP> *>(memory);
-    const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, b = blockIdx.z;  // the longest tiles first
+    const Place place = place_of(a);
+    const int first = (a.tiles - 1 - place.tile) * ROWS, head = place.head, b = place.b;  // the longest tiles first
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const HeadView h = head_view(a, qkv, b, head);
+    const HeadView h = head_view(a, b, head);
     load_tile<HDP>(m.q, h.q, h.row, first, a);
     load_rows<ROWS>(&m.rows, a, h, NULL, NULL, first);
     const int key_begin = first_key_of_tile<ROWS>(a, h, first) / ROWS * ROWS;
-    forward_lse<HDP>(m, a, h, lse + ((int64_t)b * a.NH + head) * a.T, first, key_begin);
+    forward_lse<HDP>(m, a, h, a.lse + ((int64_t)b * a.NH + head) * a.T, first, key_begin);
     Result<HDP> result;
     clear(result);
     for (int key_first = key_begin; key_first <= first; key_first += ROWS) {
@@ -275,33 +293,33 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(A
         accumulate_product<HDP, false>(result, m.probs, m.kv);
     }
     __syncthreads();  // the scores' memory becomes the patches
-    store_result<HDP>(out + head_offset(a, b, head), h.C, result, first, a, m.scores);
+    store_result<HDP>(a.out + head_offset(a, b, head), h.C, result, first, a, m.scores);
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------------------
 
 // delta (B, NH, T) = sum over a head of dout out, which equals the sum over keys of p dp: one warp per query.
-__global__ void __launch_bounds__(256) attention_delta_kernel(Attention a, float *delta, const floatX *dout, const floatX *out) {
+__global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     const int64_t query = (int64_t)blockIdx.x * (256 / WARP) + threadIdx.x / WARP;  // (B, T, NH)
     if (query >= (int64_t)a.B * a.T * a.NH) return;
     const int d = threadIdx.x % WARP * PACKED;
     float sum = 0.0f;
     if (d < a.HD) {
         float x[PACKED], y[PACKED];
-        unpack(load_packed(dout + query * a.HD + d), x);
-        unpack(load_packed(out + query * a.HD + d), y);
+        unpack(load_packed(a.dout + query * a.HD + d), x);
+        unpack(load_packed(a.out + query * a.HD + d), y);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) sum += x[e] * y[e];
     }
     sum = warp_sum(sum);
     const int64_t head = query % a.NH, row = query / a.NH, b = row / a.T, t = row % a.T;
-    if (threadIdx.x % WARP == 0) delta[(b * a.NH + head) * a.T + t] = sum;
+    if (threadIdx.x % WARP == 0) a.delta[(b * a.NH + head) * a.T + t] = sum;
 }
 
 // One pair of tiles in backward: from q, dout, k, v in shared memory to the rounded probabilities after dropout and the rounded gradient of the scores.
 // Begins after a barrier that follows the loads, ends with one.
 template <int HDP>
-static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, const Attention &a, const HeadView &h, int head, int query_first, int key_first) {
+static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, const Call &a, const HeadView &h, int head, int query_first, int key_first) {
     constexpr int ROWS = Tile<HDP>::ROWS, LD_SCORES = Tile<HDP>::LD_SCORES, LD_PROBS = Tile<HDP>::LD_PROBS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     tile_scores<HDP>(m.scores, m.q, m.k);
@@ -324,17 +342,17 @@ static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, con
 
 // dq of one tile of queries.
 template <int HDP>
-__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Attention a, floatX *dqkv, const floatX *dout, const float *lse, const float *delta,
-                                                                         const floatX *qkv) {
+__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
-    const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, b = blockIdx.z;
-    const HeadView h = head_view(a, qkv, b, head);
+    const Place place = place_of(a);
+    const int first = (a.tiles - 1 - place.tile) * ROWS, head = place.head, b = place.b;
+    const HeadView h = head_view(a, b, head);
     const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
     load_tile<HDP>(m.q, h.q, h.row, first, a);
-    load_tile<HDP>(m.dout, dout + head_offset(a, b, head), h.C, first, a);
-    load_rows<ROWS>(&m.rows, a, h, lse + statistics, delta + statistics, first);
+    load_tile<HDP>(m.dout, a.dout + head_offset(a, b, head), h.C, first, a);
+    load_rows<ROWS>(&m.rows, a, h, a.lse + statistics, a.delta + statistics, first);
     Result<HDP> dq;
     clear(dq);
     for (int key_first = first_key_of_tile<ROWS>(a, h, first) / ROWS * ROWS; key_first <= first; key_first += ROWS) {
@@ -346,18 +364,18 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Attent
         accumulate_product<HDP, false>(dq, m.dscores, m.k);
     }
     __syncthreads();
-    store_result<HDP>(dqkv + (h.q - qkv), h.row, dq, first, a, m.scores);
+    store_result<HDP>(a.dqkv + (h.q - a.qkv), h.row, dq, first, a, m.scores);
 }
 
 // dk and dv of one tile of keys.
 template <int HDP>
-__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Attention a, floatX *dqkv, const floatX *dout, const float *lse, const float *delta,
-                                                                          const floatX *qkv) {
+__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
-    const int key_first = (int)blockIdx.x * ROWS, head = blockIdx.y, b = blockIdx.z;  // the first keys have the most queries
-    const HeadView h = head_view(a, qkv, b, head);
+    const Place place = place_of(a);
+    const int key_first = place.tile * ROWS, head = place.head, b = place.b;  // the first keys have the most queries
+    const HeadView h = head_view(a, b, head);
     const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
     load_tile<HDP>(m.k, h.k, h.row, key_first, a);
     load_tile<HDP>(m.v, h.v, h.row, key_first, a);
@@ -368,16 +386,16 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Atten
         if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // all in later documents
         __syncthreads();
         load_tile<HDP>(m.q, h.q, h.row, first, a);
-        load_tile<HDP>(m.dout, dout + head_offset(a, b, head), h.C, first, a);
-        load_rows<ROWS>(&m.rows, a, h, lse + statistics, delta + statistics, first);
+        load_tile<HDP>(m.dout, a.dout + head_offset(a, b, head), h.C, first, a);
+        load_rows<ROWS>(&m.rows, a, h, a.lse + statistics, a.delta + statistics, first);
         __syncthreads();
         backward_tile<HDP>(m, a, h, head, first, key_first);
         accumulate_product<HDP, true>(dv, m.probs, m.dout);
         accumulate_product<HDP, true>(dk, m.dscores, m.q);
     }
     __syncthreads();
-    store_result<HDP>(dqkv + (h.k - qkv), h.row, dk, key_first, a, m.scores);
-    store_result<HDP>(dqkv + (h.v - qkv), h.row, dv, key_first, a, m.scores);
+    store_result<HDP>(a.dqkv + (h.k - a.qkv), h.row, dk, key_first, a, m.scores);
+    store_result<HDP>(a.dqkv + (h.v - a.qkv), h.row, dv, key_first, a, m.scores);
 }
 
 // --- launches --------------------------------------------------------------------------------------------------------------------
@@ -388,43 +406,50 @@ static void allow_shared(Stream *s, Kernel kernel, size_t bytes) {
 }
 
 template <int HDP>
-static void launch_forward(Stream *s, const Attention *a, floatX *out, float *lse, const floatX *qkv) {
-    dim3 grid((unsigned)ceil_div64(a->T, Tile<HDP>::ROWS), (unsigned)a->NH, (unsigned)a->B);
+static unsigned blocks_of(Call *a) {
+    a->tiles = (int)ceil_div64(a->T, Tile<HDP>::ROWS);
+    return (unsigned)((int64_t)a->B * a->NH * a->tiles);  // below B * T * NH / 32
+}
+
+template <int HDP>
+static void launch_forward(Stream *s, Call a) {
+    const unsigned blocks = blocks_of<HDP>(&a);
     allow_shared(s, attention_forward_kernel<HDP>, sizeof(ForwardShared<HDP>));
-    attention_forward_kernel<HDP><<<grid, Tile<HDP>::THREADS, sizeof(ForwardShared<HDP>), stream_handle(s)>>>(*a, out, lse, qkv);
+    attention_forward_kernel<HDP><<<blocks, Tile<HDP>::THREADS, sizeof(ForwardShared<HDP>), stream_handle(s)>>>(a);
     check_launch(s, "attention forward");
 }
 
 template <int HDP>
-static void launch_backward(Stream *s, const Attention *a, floatX *dqkv, const floatX *dout, const floatX *out, const float *lse, const floatX *qkv, float *delta) {
+static void launch_backward(Stream *s, Call a) {
     const size_t shared = sizeof(BackwardShared<HDP>);
-    dim3 grid((unsigned)ceil_div64(a->T, Tile<HDP>::ROWS), (unsigned)a->NH, (unsigned)a->B);
-    attention_delta_kernel<<<(unsigned)ceil_div64((int64_t)a->B * a->T * a->NH, 256 / WARP), 256, 0, stream_handle(s)>>>(*a, delta, dout, out);
+    const unsigned blocks = blocks_of<HDP>(&a);
+    const int64_t queries = (int64_t)a.B * a.T * a.NH;
+    attention_delta_kernel<<<(unsigned)ceil_div64(queries, 256 / WARP), 256, 0, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, sums over heads");
     allow_shared(s, attention_dq_kernel<HDP>, shared);
-    attention_dq_kernel<HDP><<<grid, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(*a, dqkv, dout, lse, delta, qkv);
+    attention_dq_kernel<HDP><<<blocks, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, queries");
     allow_shared(s, attention_dkv_kernel<HDP>, shared);
-    attention_dkv_kernel<HDP><<<grid, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(*a, dqkv, dout, lse, delta, qkv);
+    attention_dkv_kernel<HDP><<<blocks, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, keys and values");
 }
 
 size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD) { return (size_t)B * (size_t)NH * (size_t)T * sizeof(float); }
 
-void attention_plain_forward(Stream *s, const Attention *a, floatX *out, float *lse, const floatX *qkv) {
-    if (a->HD <= 64) return launch_forward<64>(s, a, out, lse, qkv);
-    if (a->HD <= 96) return launch_forward<96>(s, a, out, lse, qkv);
-    if (a->HD <= 128) return launch_forward<128>(s, a, out, lse, qkv);
-    launch_forward<256>(s, a, out, lse, qkv);
+static Call call_of(const Attention *a) { return Call{*a, attention_scale(a), (float *)a->saved, (float *)a->workspace, 0}; }
+
+void attention_plain_forward(Stream *s, const Attention *a) {
+    if (a->HD <= 64) return launch_forward<64>(s, call_of(a));
+    if (a->HD <= 96) return launch_forward<96>(s, call_of(a));
+    if (a->HD <= 128) return launch_forward<128>(s, call_of(a));
+    launch_forward<256>(s, call_of(a));
 }
 
-void attention_plain_backward(Stream *s, const Attention *a, floatX *dqkv, const floatX *dout, const floatX *out, const float *lse, const floatX *qkv,
-                              void *workspace) {
-    float *delta = (float *)workspace;  // (B, NH, T)
-    if (a->HD <= 64) return launch_backward<64>(s, a, dqkv, dout, out, lse, qkv, delta);
-    if (a->HD <= 96) return launch_backward<96>(s, a, dqkv, dout, out, lse, qkv, delta);
-    if (a->HD <= 128) return launch_backward<128>(s, a, dqkv, dout, out, lse, qkv, delta);
-    launch_backward<256>(s, a, dqkv, dout, out, lse, qkv, delta);
+void attention_plain_backward(Stream *s, const Attention *a) {
+    if (a->HD <= 64) return launch_backward<64>(s, call_of(a));
+    if (a->HD <= 96) return launch_backward<96>(s, call_of(a));
+    if (a->HD <= 128) return launch_backward<128>(s, call_of(a));
+    launch_backward<256>(s, call_of(a));
 }
 
 __global__ void store_seed_kernel(int64_t *seed_and_offset, int64_t seed, int64_t offset) {

@@ -98,8 +98,7 @@ static __device__ __forceinline__ float block_max(float x, float *shared) {
 // What the elements block * 8 .. block * 8 + 7 of a sample are multiplied with: 0 or 1 / (1 - p). Call it only where p is not 0. The bits and the
 // multiplier are those of the CPU backend.
 static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], Dropout dropout, int64_t sample, uint64_t block) {
-    uint64_t s = (uint64_t)sample;
-    Philox4 bits = philox4x32_10(dropout.seed, PURPOSE_DROPOUT, (uint32_t)block, dropout.site, (uint32_t)s, (uint32_t)(s >> 32));
+    Philox4 bits = dropout_bits(dropout, sample, block);
     uint32_t threshold = (uint32_t)rintf(dropout.p * 65536.0f);
     float scale = f32_div(1.0f, f32_sub(1.0f, dropout.p));
 #pragma unroll

@@ -4,6 +4,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "llmc/cuda/common.cuh"
+#include "llmc/cuda/limits.h"
 #include "llmc/cuda/scratch.h"
 
 enum { BLOCK_WARPS = 8 };
@@ -13,64 +14,70 @@ static void check_width(Stream *s, int C) {
 }
 
 // x[e] *= the dropout multipliers of the 8 elements from column c of row `row` = b * T + t.
-static __device__ __forceinline__ void drop(float x[PACKED], Dropout dropout, int64_t row, int c, int T, int C) {
-    if (!(dropout.p > 0.0f)) return;
+static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a, int64_t row, int c) {
+    if (!(a.dropout.p > 0.0f)) return;
     float keep[PACKED];
-    dropout_multipliers(keep, dropout, dropout.first_sample + row / T, (uint64_t)(row % T * C + c) / PACKED);
+    dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T, (uint64_t)(row % a.T * a.C + c) / PACKED);
 #pragma unroll
     for (int e = 0; e < PACKED; e++) x[e] = __fmul_rn(x[e], keep[e]);
 }
 
 // --- forward ---------------------------------------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(floatX *x, const int32_t *tokens, const int32_t *positions, const floatX *wte,
-                                                                              const floatX *wpe, int64_t N, int T, int C, Dropout dropout) {
+__global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(Embedding a) {
     const int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP;
-    if (row >= N) return;
-    const floatX *word = wte + (int64_t)tokens[row] * C;
-    const floatX *position = wpe + (int64_t)positions[row] * C;
-    for (int c = threadIdx.x % WARP * PACKED; c < C; c += WARP * PACKED) {
-        float sum[PACKED], second[PACKED];
-        unpack(load_packed(word + c), sum);
-        unpack(load_packed(position + c), second);
+    if (row >= (int64_t)a.B * a.T) return;
+    floatX *x = a.x + row * a.C;
+    const int32_t token = a.wte ? a.tokens[row] - a.first_row : 0;
+    const bool held = a.wte && token >= 0 && token < a.rows;
+    const floatX *word = held ? a.wte + (int64_t)token * a.C : x;
+    const floatX *position = a.wpe ? a.wpe + (int64_t)a.positions[row] * a.C : NULL;
+    for (int c = threadIdx.x % WARP * PACKED; c < a.C; c += WARP * PACKED) {
+        float sum[PACKED] = {}, second[PACKED];
+        if (held || !a.wte) unpack(load_packed(word + c), sum);
+        if (position) {
+            unpack(load_packed(position + c), second);
 #pragma unroll
-        for (int e = 0; e < PACKED; e++) sum[e] = __fadd_rn(sum[e], second[e]);
-        drop(sum, dropout, row, c, T, C);
-        store_packed(x + row * C + c, pack(sum));
+            for (int e = 0; e < PACKED; e++) sum[e] = __fadd_rn(sum[e], second[e]);
+            drop(sum, a, row, c);
+        }
+        store_packed(x + c, pack(sum));
     }
 }
 
-void op_embedding_forward(Stream *s, floatX *x, const int32_t *tokens, const int32_t *positions, const floatX *wte, const floatX *wpe, int B, int T, int C,
-                          Dropout dropout) {
-    check_width(s, C);
-    int64_t N = (int64_t)B * T;
+void op_embedding_forward(Stream *s, const Embedding *a) {
+    check_width(s, a->C);
+    int64_t N = (int64_t)a->B * a->T;
     if (N == 0) return;
-    embedding_forward_kernel<<<(unsigned)ceil_div64(N, BLOCK_WARPS), WARP * BLOCK_WARPS, 0, stream_handle(s)>>>(x, tokens, positions, wte, wpe, N, T, C, dropout);
+    unsigned blocks = (unsigned)ceil_div64(N, BLOCK_WARPS);
+    embedding_forward_kernel<<<blocks, WARP * BLOCK_WARPS, 0, stream_handle(s)>>>(*a);
     check_launch(s, "embedding forward");
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------------------
 
-// Sums rows of dx into rows of a table: table row keys[i] += dx row rows[i] (after dropout), i in order. keys are sorted, and rows ascend inside a key.
+// Sums rows of dx into rows of a table: table row keys[i] - first_key += dx row rows[i] (after dropout), i in order.
+// keys are sorted, and rows ascend inside a key. Keys outside the table are left out.
 struct RowSums {
-    float *table;         // (rows of the table, C) accumulates
-    const int32_t *keys;  // (N)
-    const int32_t *rows;  // (N)
-    const floatX *dx;     // (N, C)
-    float *partials;      // (chunks, 2, C): a chunk's part of the run that began before it; and of the run that begins in it and goes on after it
-    int N, chunk;         // chunk: sorted rows that one warp sums
-    int T, C;
-    Dropout dropout;
+    Embedding op;
+    float *table;                // (table_rows, C) accumulates
+    int32_t first_key, table_rows;
+    const int32_t *keys, *rows;  // (N)
+    float *partials;             // (chunks, 2, C): a chunk's part of the run that began before it; and of the run that
+                                 // begins in it and goes on after it
+    int N, chunk;                // chunk: sorted rows that one warp sums
 };
 enum { SLAB = WARP * PACKED };  // columns that one warp sums
-enum { CHUNK_ROWS = 32 };       // at least; more where the partials would not fit
 enum { JOIN_BATCH = 8 };        // parts of a run loaded before the first is added, for the same reason as
 enum { BATCH = 4 };             // rows loaded before the first is added: enough loads in flight to hide their latency
 
-static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) { return a.partials + (2 * chunk + which) * a.C + c; }
+static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) { return a.partials + (2 * chunk + which) * a.op.C + c; }
 
-static __device__ __forceinline__ void accumulate_floats(float *to, const float x[PACKED]) {
-    float sum[PACKED];
+// Table row `key` from column c += x.
+static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t key, int c, const float x[PACKED]) {
+    const int32_t row = key - a.first_key;
+    if (row < 0 || row >= a.table_rows) return;
+    float sum[PACKED], *to = a.table + (int64_t)row * a.op.C + c;
     load_floats(to, sum);
 #pragma unroll
     for (int e = 0; e < PACKED; e++) sum[e] += x[e];
@@ -81,7 +88,7 @@ static __device__ __forceinline__ void accumulate_floats(float *to, const float 
 __global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk;
     const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
-    if (first >= a.N || c >= a.C) return;
+    if (first >= a.N || c >= a.op.C) return;
     const int begin = (int)first, end = first + a.chunk < a.N ? begin + a.chunk : a.N;
     bool began_before = begin > 0 && a.keys[begin - 1] == a.keys[begin];
     float sum[PACKED] = {};
@@ -89,7 +96,7 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums 
         Packed128 dx[BATCH];
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
-            if (base + j < end) dx[j] = load_packed(a.dx + (int64_t)a.rows[base + j] * a.C + c);
+            if (base + j < end) dx[j] = load_packed(a.op.dx + (int64_t)a.rows[base + j] * a.op.C + c);
         }
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
@@ -97,7 +104,7 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums 
             if (i >= end) break;
             float x[PACKED];
             unpack(dx[j], x);
-            drop(x, a.dropout, a.rows[i], c, a.T, a.C);
+            drop(x, a.op, a.rows[i], c);
 #pragma unroll
             for (int e = 0; e < PACKED; e++) sum[e] += x[e];
             const bool goes_on = i + 1 < a.N && a.keys[i + 1] == a.keys[i];
@@ -105,7 +112,7 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums 
             // The run or the chunk ends here.
             if (began_before) store_floats(partial(a, chunk, 0, c), sum);
             else if (goes_on) store_floats(partial(a, chunk, 1, c), sum);
-            else accumulate_floats(a.table + (int64_t)a.keys[i] * a.C + c, sum);
+            else accumulate_row(a, a.keys[i], c, sum);
             began_before = false;
 #pragma unroll
             for (int e = 0; e < PACKED; e++) sum[e] = 0.0f;
@@ -117,7 +124,7 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums 
 __global__ void __launch_bounds__(WARP * BLOCK_WARPS) join_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk, next = first + a.chunk;
     const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
-    if (next >= a.N || c >= a.C) return;
+    if (next >= a.N || c >= a.op.C) return;
     const int32_t key = a.keys[next - 1];
     const bool goes_on = a.keys[next] == key;
     const bool began_before = first > 0 && a.keys[first] == key && a.keys[first - 1] == key;
@@ -138,7 +145,7 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) join_chunks_kernel(RowSums
             for (int e = 0; e < PACKED; e++) sum[e] += part[j][e];
         }
     }
-    accumulate_floats(a.table + (int64_t)key * a.C + c, sum);
+    accumulate_row(a, key, c, sum);
 }
 
 __global__ void __launch_bounds__(256) number_rows_kernel(int32_t *rows, int N) {
@@ -155,20 +162,16 @@ struct SortScratch {
     int chunk;
 };
 
-static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// The partials get what the sort leaves of the scratch: chunks grow with N x C.
+// limits.h says how large each is.
 static SortScratch plan_scratch(Stream *s, int N, int C) {
     SortScratch scratch = {};
     int32_t *none = NULL;
-    cuda_check(stream_site(s), cub::DeviceRadixSort::SortPairs(NULL, scratch.sort_bytes, none, none, none, none, N, 0, 32, stream_handle(s)), "planning a sort");
-    size_t ids = aligned((size_t)N * sizeof(int32_t)), used = 3 * ids + aligned(scratch.sort_bytes);
-    size_t chunk_bytes = 2 * (size_t)C * sizeof(float);
-    size_t fits = used < OP_SCRATCH_BYTES ? (OP_SCRATCH_BYTES - used) / chunk_bytes : 0;  // chunks
-    size_t chunks = (size_t)ceil_div64(N, CHUNK_ROWS);
-    if (chunks > fits) chunks = fits > 0 ? fits : 1;
-    scratch.chunk = (int)ceil_div64(N, (int64_t)chunks);
-    uint8_t *memory = (uint8_t *)op_scratch(s, used + chunks * chunk_bytes, "embedding backward");
+    cuda_check(stream_site(s), cub::DeviceRadixSort::SortPairs(NULL, scratch.sort_bytes, none, none, none, none, N, 0, 32,
+                                                               stream_handle(s)), "planning a sort");
+    size_t ids = scratch_ids_bytes(N), used = 3 * ids + scratch_aligned(scratch.sort_bytes);
+    int64_t chunks = scratch_chunks(N, C, scratch.sort_bytes);
+    scratch.chunk = (int)ceil_div64(N, chunks);
+    uint8_t *memory = (uint8_t *)op_scratch(s, used + (size_t)chunks * scratch_chunk_bytes(C), "embedding backward");
     scratch.sorted_keys = (int32_t *)memory;
     scratch.rows = (int32_t *)(memory + ids);
     scratch.sorted_rows = (int32_t *)(memory + 2 * ids);
@@ -177,28 +180,34 @@ static SortScratch plan_scratch(Stream *s, int N, int C) {
     return scratch;
 }
 
-// table row keys[i] += dropout'(dx row i), the rows of one key in ascending order of i.
-static void accumulate_by_key(Stream *s, float *table, const floatX *dx, const int32_t *keys, int N, int T, int C, Dropout dropout) {
+// sums.table row keys[i] - first_key += dropout'(dx row i), the rows of one key in ascending order of i.
+static void accumulate_by_key(Stream *s, RowSums sums, const int32_t *keys) {
     cudaStream_t stream = stream_handle(s);
-    SortScratch scratch = plan_scratch(s, N, C);
+    const int N = sums.N;
+    SortScratch scratch = plan_scratch(s, N, sums.op.C);
     number_rows_kernel<<<(unsigned)ceil_div64(N, 256), 256, 0, stream>>>(scratch.rows, N);
     check_launch(s, "embedding backward, row numbers");
-    cuda_check(stream_site(s), cub::DeviceRadixSort::SortPairs(scratch.sort, scratch.sort_bytes, keys, scratch.sorted_keys, scratch.rows, scratch.sorted_rows, N, 0, 32, stream),
+    cuda_check(stream_site(s), cub::DeviceRadixSort::SortPairs(scratch.sort, scratch.sort_bytes, keys, scratch.sorted_keys,
+                                                               scratch.rows, scratch.sorted_rows, N, 0, 32, stream),
                "sorting rows by token");
-    RowSums a = {table, scratch.sorted_keys, scratch.sorted_rows, dx, scratch.partials, N, scratch.chunk, T, C, dropout};
-    dim3 grid((unsigned)ceil_div64(ceil_div64(N, a.chunk), BLOCK_WARPS), (unsigned)ceil_div64(C, SLAB));
-    sum_chunks_kernel<<<grid, WARP * BLOCK_WARPS, 0, stream>>>(a);
+    sums.keys = scratch.sorted_keys;
+    sums.rows = scratch.sorted_rows;
+    sums.partials = scratch.partials;
+    sums.chunk = scratch.chunk;
+    int64_t chunks = ceil_div64(N, sums.chunk);
+    dim3 grid((unsigned)ceil_div64(chunks, BLOCK_WARPS), (unsigned)ceil_div64(sums.op.C, SLAB));
+    sum_chunks_kernel<<<grid, WARP * BLOCK_WARPS, 0, stream>>>(sums);
     check_launch(s, "embedding backward, sums");
-    join_chunks_kernel<<<grid, WARP * BLOCK_WARPS, 0, stream>>>(a);
+    join_chunks_kernel<<<grid, WARP * BLOCK_WARPS, 0, stream>>>(sums);
     check_launch(s, "embedding backward, joins");
 }
 
-void op_embedding_backward(Stream *s, float *dwte, float *dwpe, const floatX *dx, const int32_t *tokens, const int32_t *positions, int B, int T, int C,
-                           Dropout dropout) {
-    check_width(s, C);
-    int64_t N = (int64_t)B * T;
+void op_embedding_backward(Stream *s, const Embedding *a) {
+    check_width(s, a->C);
+    int64_t N = (int64_t)a->B * a->T;  // op_check_model: 32 bits
     if (N == 0) return;
-    if (N > INT32_MAX) fatal(stream_site(s), EXIT_USAGE, "a micro-batch of %lld tokens is too large; use a smaller one", (long long)N);
-    accumulate_by_key(s, dwte, dx, tokens, (int)N, T, C, dropout);
-    accumulate_by_key(s, dwpe, dx, positions, (int)N, T, C, dropout);
+    RowSums words = {*a, a->dwte, a->first_row, a->rows}, positions = {*a, a->dwpe, 0, INT32_MAX};
+    words.N = positions.N = (int)N;
+    accumulate_by_key(s, words, a->tokens);
+    accumulate_by_key(s, positions, a->positions);
 }

@@ -8,31 +8,21 @@
 #define CHUNK_BYTES ((int64_t)1 << 30)
 enum { CHUNK_ROW_ALIGN = 256 };  // rows of the GEMM's largest tile
 
-int64_t op_head_chunk_rows(int64_t N, int Vp) {
-    int64_t most = CHUNK_BYTES / ((int64_t)Vp * (int64_t)sizeof(floatX)) / CHUNK_ROW_ALIGN * CHUNK_ROW_ALIGN;
+int64_t op_head_chunk_rows(int64_t N, int rows) {
+    int64_t most = CHUNK_BYTES / ((int64_t)rows * (int64_t)sizeof(floatX)) / CHUNK_ROW_ALIGN * CHUNK_ROW_ALIGN;
     if (most < CHUNK_ROW_ALIGN) most = CHUNK_ROW_ALIGN;
     if (N <= most) return N;
     return round_up64(ceil_div64(N, ceil_div64(N, most)), CHUNK_ROW_ALIGN);  // chunks of about the same size
 }
 
-size_t op_head_workspace_bytes(int64_t N, int C, int Vp) {
-    return GEMM_WORKSPACE_BYTES + (size_t)op_head_chunk_rows(N, Vp) * (size_t)Vp * sizeof(floatX);
+size_t op_head_workspace_bytes(int64_t N, int C, int rows) {
+    return GEMM_WORKSPACE_BYTES + (size_t)op_head_chunk_rows(N, rows) * (size_t)rows * sizeof(floatX);
 }
 
 // --- cross-entropy ---------------------------------------------------------------------------------------------------------------
 
-struct CrossEntropy {
-    floatX *logits;          // (rows, Vp) in; with gradient, out: dlogits
-    float *losses;           // (rows) out
-    const int32_t *targets;  // (rows)
-    const float *loss_mask;  // (rows) or NULL
-    float loss_scale;
-    int Vp;
-    bool gradient;
-};
-
-static __device__ __forceinline__ float row_weight(const float *loss_mask, float loss_scale, int64_t row) {
-    return loss_mask ? loss_mask[row] * loss_scale : loss_scale;
+static __device__ __forceinline__ float row_weight(const Head &a, int64_t row) {
+    return a.loss_mask ? a.loss_mask[row] * a.loss_scale : a.loss_scale;
 }
 
 // A maximum and the sum of e^(x - maximum) so far.
@@ -74,14 +64,24 @@ static __device__ __forceinline__ OnlineSum block_join(OnlineSum own) {
     return row;
 }
 
-// One block per row. KEEP: the row waits in shared memory between the two passes, so that global memory is read once; else it is read again,
-// from the L2 as a rule. Two blocks fit a multiprocessor where one row takes less than half of its shared memory, so that loads overlap with stores.
+// A chunk of the head: op is the whole, row its first row in it, logits its own.
+struct Chunk {
+    Head op;
+    int64_t row, rows;
+    floatX *logits;  // (rows, op.rows) in; with a gradient, out: dlogits
+};
+
+// The target's column among this rank's; outside 0 .. op.rows - 1 where another rank holds it.
+static __device__ __forceinline__ int target_column(const Chunk &a) { return a.op.targets[a.row + blockIdx.x] - a.op.first_row; }
+
+static __device__ __forceinline__ float target_logit(const Chunk &a, const floatX *logits) {
+    const int column = target_column(a);
+    return column >= 0 && column < a.op.rows ? floatX_to_float(logits[column]) : 0.0f;
+}
+
+// First half: the row's sum over this rank's columns. KEEP: the row waits in shared memory for the second half.
 template <bool KEEP>
-__global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(CrossEntropy a) {
-    extern __shared__ uint4 kept[];  // (Vp / 8)
-    floatX *row = a.logits + (int64_t)blockIdx.x * a.Vp;
-    const int target = a.targets[blockIdx.x], vectors = a.Vp / PACKED;
-    const float target_logit = floatX_to_float(row[target]);
+static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int vectors, uint4 *kept) {
     OnlineSum own = {-INFINITY, 0.0f};
 #pragma unroll 4
     for (int v = threadIdx.x; v < vectors; v += ROW_THREADS) {
@@ -91,10 +91,14 @@ __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(CrossEntropy
         if (KEEP) kept[v] = packed.words;
         own = add_values(own, x);
     }
-    const OnlineSum sum = block_join(own);  // its barrier also separates the last read of target_logit from the first store
-    if (threadIdx.x == 0) a.losses[blockIdx.x] = logf(sum.sum) + (sum.max - target_logit);
-    if (!a.gradient) return;
-    const float weight = row_weight(a.loss_mask, a.loss_scale, blockIdx.x), scale = weight / sum.sum;
+    return block_join(own);
+}
+
+// Second half: the logits become dlogits, by the sum over all ranks' columns.
+template <bool KEEP>
+static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *row, int vectors, OnlineSum sum, const uint4 *kept) {
+    const int target = target_column(a);
+    const float weight = row_weight(a.op, a.row + blockIdx.x), scale = weight / sum.sum;
 #pragma unroll 4
     for (int v = threadIdx.x; v < vectors; v += ROW_THREADS) {
         Packed128 packed = KEEP ? Packed128{kept[v]} : load_packed(row + (int64_t)v * PACKED);
@@ -102,52 +106,119 @@ __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(CrossEntropy
         unpack(packed, x);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) x[e] = fast_exp2(fmaf(x[e], LOG2_E, -LOG2_E * sum.max)) * scale;
-        if (v == target / PACKED) {
+        if (target >= v * PACKED && target < (v + 1) * PACKED) {
 #pragma unroll
-            for (int e = 0; e < PACKED; e++) x[e] -= e == target % PACKED ? weight : 0.0f;
+            for (int e = 0; e < PACKED; e++) x[e] -= e == target - v * PACKED ? weight : 0.0f;
         }
         store_packed(row + (int64_t)v * PACKED, pack(x));  // read next by two GEMMs
     }
 }
 
-static void cross_entropy(Stream *s, const CrossEntropy *a, int64_t rows) {
-    size_t row_bytes = (size_t)a->Vp * sizeof(floatX);
+// Both halves in one kernel, one block per row, where this rank holds the whole vocabulary. KEEP: global memory is read once;
+// else it is read again, from the L2 as a rule. Two blocks fit a multiprocessor where one row takes less than half of its shared
+// memory, so that loads overlap with stores.
+template <bool KEEP>
+__global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(Chunk a) {
+    extern __shared__ uint4 kept[];  // (vocabulary rows / 8)
+    floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
+    const int vectors = a.op.rows / PACKED;
+    const float target = target_logit(a, row);
+    const OnlineSum sum = sum_columns<KEEP>(row, vectors, kept);  // its barrier also separates the last read of target from the first store
+    if (threadIdx.x == 0) a.op.losses[a.row + blockIdx.x] = logf(sum.sum) + (sum.max - target);
+    if (a.op.dx || a.op.dwte) write_gradient<KEEP>(a, row, vectors, sum, kept);
+}
+
+__global__ void __launch_bounds__(ROW_THREADS) statistics_kernel(Chunk a) {
+    const floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
+    const float target = target_logit(a, row);
+    const OnlineSum sum = sum_columns<false>(row, a.op.rows / PACKED, NULL);
+    if (threadIdx.x == 0) a.op.own[blockIdx.x] = HeadStatistics{sum.max, sum.sum, target};
+}
+
+__global__ void __launch_bounds__(ROW_THREADS) gradient_kernel(Chunk a) {
+    const HeadStatistics *all = a.op.all + blockIdx.x;
+    OnlineSum sum = {all->max, all->sum};
+    float target = all->target;
+    for (int r = 1; r < a.op.ranks; r++) {
+        sum = join(sum, OnlineSum{all[r * a.rows].max, all[r * a.rows].sum});
+        target += all[r * a.rows].target;
+    }
+    if (threadIdx.x == 0) a.op.losses[a.row + blockIdx.x] = logf(sum.sum) + (sum.max - target);
+    if (a.op.dx || a.op.dwte) write_gradient<false>(a, a.logits + (int64_t)blockIdx.x * a.op.rows, a.op.rows / PACKED, sum, NULL);
+}
+
+static void cross_entropy(Stream *s, const Chunk &a) {
+    size_t row_bytes = (size_t)a.op.rows * sizeof(floatX);
     if (row_bytes + 1024 <= stream_device(s)->shared_bytes_block) {
         cuda_check(stream_site(s), cudaFuncSetAttribute(cross_entropy_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row_bytes),
                    "asking for shared memory for the cross-entropy");
-        cross_entropy_kernel<true><<<(unsigned)rows, ROW_THREADS, row_bytes, stream_handle(s)>>>(*a);
+        cross_entropy_kernel<true><<<(unsigned)a.rows, ROW_THREADS, row_bytes, stream_handle(s)>>>(a);
     } else {
-        cross_entropy_kernel<false><<<(unsigned)rows, ROW_THREADS, 0, stream_handle(s)>>>(*a);
+        cross_entropy_kernel<false><<<(unsigned)a.rows, ROW_THREADS, 0, stream_handle(s)>>>(a);
     }
     check_launch(s, "cross-entropy");
 }
 
+// --- the op ----------------------------------------------------------------------------------------------------------------------
+
 // *loss_sum += sum of losses[n] * weight[n]: thread t adds rows t, t + 1024, ... in order, then a fixed tree joins the threads. Not the CPU backend's
 // order, but the same at every run.
-__global__ void __launch_bounds__(1024) loss_sum_kernel(float *loss_sum, const float *losses, const float *loss_mask, float loss_scale, int64_t N) {
+__global__ void __launch_bounds__(1024) loss_sum_kernel(Head a) {
     __shared__ float shared[32];
     float sum = 0.0f;
-    for (int64_t n = threadIdx.x; n < N; n += 1024) sum += losses[n] * row_weight(loss_mask, loss_scale, n);
+    for (int64_t n = threadIdx.x; n < a.N; n += 1024) sum += a.losses[n] * row_weight(a, n);
     sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) *loss_sum += sum;
+    if (threadIdx.x == 0) *a.loss_sum += sum;
 }
 
-void op_head(Stream *s, float *losses, float *loss_sum, floatX *dx, float *dwte, const floatX *x, const floatX *wte, const int32_t *targets,
-             const float *loss_mask, float loss_scale, int64_t N, int C, int Vp, bool overwrite, void *workspace) {
-    if (Vp % PACKED || C % PACKED) {
-        fatal(stream_site(s), EXIT_USAGE, "a vocabulary of %d rows and a hidden size of %d: the GPU needs multiples of %d; see --make-vocab-size-divisible-by", Vp, C, (int)PACKED);
-    }
-    if (N == 0) return;
-    floatX *logits = (floatX *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES);  // (rows, Vp)
-    int64_t chunk = op_head_chunk_rows(N, Vp);
-    for (int64_t row = 0; row < N; row += chunk) {
-        int64_t rows = N - row < chunk ? N - row : chunk;
-        matmul_nt(s, logits, x + row * C, wte, rows, Vp, C, workspace);
-        CrossEntropy a = {logits, losses + row, targets + row, loss_mask ? loss_mask + row : NULL, loss_scale, Vp, dx || dwte};
-        cross_entropy(s, &a, rows);
-        if (dwte) matmul_tn(s, dwte, logits, x + row * C, Vp, C, rows, overwrite && row == 0, workspace);
-        if (dx) matmul_nn(s, dx + row * C, logits, wte, rows, C, Vp, workspace);
-    }
-    loss_sum_kernel<<<1, 1024, 0, stream_handle(s)>>>(loss_sum, losses, loss_mask, loss_scale, N);
+void op_loss_sum(Stream *s, const Head *a) {
+    if (a->N == 0) return;
+    loss_sum_kernel<<<1, 1024, 0, stream_handle(s)>>>(*a);
     check_launch(s, "loss sum");
+}
+
+static Chunk chunk_of(const Head *a, int64_t row, int64_t rows) {
+    return Chunk{*a, row, rows, (floatX *)((uint8_t *)a->workspace + GEMM_WORKSPACE_BYTES)};
+}
+
+static void logits(Stream *s, const Chunk &c) {
+    const Head &a = c.op;
+    if (a.rows % PACKED || a.C % PACKED) {
+        fatal(stream_site(s), EXIT_USAGE, "a vocabulary of %d rows and a hidden size of %d: the GPU needs multiples of %d; see --make-vocab-size-divisible-by", a.rows, a.C,
+              (int)PACKED);
+    }
+    matmul_nt(s, c.logits, a.x + c.row * a.C, a.wte, c.rows, a.rows, a.C, a.workspace);
+}
+
+// From dlogits, where the logits were.
+static void backward(Stream *s, const Chunk &c) {
+    const Head &a = c.op;
+    if (a.dwte) matmul_tn(s, a.dwte, c.logits, a.x + c.row * a.C, a.rows, a.C, c.rows, a.overwrite && c.row == 0, a.workspace);
+    if (a.dx) matmul_nn(s, a.dx + c.row * a.C, c.logits, a.wte, c.rows, a.C, a.rows, a.workspace);
+}
+
+void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows) {
+    Chunk c = chunk_of(a, row, rows);
+    logits(s, c);
+    statistics_kernel<<<(unsigned)rows, ROW_THREADS, 0, stream_handle(s)>>>(c);
+    check_launch(s, "cross-entropy, statistics");
+}
+
+void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows) {
+    Chunk c = chunk_of(a, row, rows);
+    gradient_kernel<<<(unsigned)rows, ROW_THREADS, 0, stream_handle(s)>>>(c);
+    check_launch(s, "cross-entropy, gradients");
+    backward(s, c);
+}
+
+// With the whole vocabulary both halves are one kernel: two would read the logits once more, which takes a third longer.
+void op_head(Stream *s, const Head *a) {
+    int64_t chunk = op_head_chunk_rows(a->N, a->rows);
+    for (int64_t row = 0; row < a->N; row += chunk) {
+        Chunk c = chunk_of(a, row, a->N - row < chunk ? a->N - row : chunk);
+        logits(s, c);
+        cross_entropy(s, c);
+        backward(s, c);
+    }
+    op_loss_sum(s, a);
 }

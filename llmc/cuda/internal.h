@@ -28,6 +28,7 @@ struct Device {
     DeviceSlot linear;          // linear.cu: cuBLASLt's handle and the plans of the shapes seen
     DeviceSlot attention;       // attention's file: cuDNN's handle and the plans of the shapes seen
     void *scratch;              // scratch.cu: memory of the ops that get no workspace, from the memory plan
+    size_t scratch_bytes;
     Stream *scratch_user;       // the stream of the last op that used it
     size_t allocated;           // bytes handed out by device_alloc in all
 };

@@ -4,6 +4,7 @@
 // Forward: a row is handled by W warps, each lane holding V vectors of 8 elements; a block has one row, or 8 where a warp is enough for one and none waits. Sums run in a fixed
 // order: per lane, butterfly over the warp, then warp by warp; the parameters' gradients per block in registers, then over the blocks.
 #include "llmc/cuda/common.cuh"
+#include "llmc/cuda/limits.h"
 #include "llmc/cuda/scratch.h"
 
 // --- how a row is spread over threads --------------------------------------------------------------------------------------------
@@ -41,20 +42,8 @@ static int row_vectors(Stream *s, int C) {
 
 // --- forward ---------------------------------------------------------------------------------------------------------------------
 
-struct NormForward {
-    floatX *residual_out;                // (N, C) out, with branch only
-    floatX *y;                           // (N, C) out
-    float *mean, *rstd;                  // (N) out
-    const floatX *residual, *branch;     // (N, C); branch NULL: no sum, LayerNorm of residual
-    const floatX *gamma, *beta;          // (C)
-    int64_t N;
-    int T, C;
-    float epsilon;
-    Dropout dropout;                     // of branch
-};
-
 // residual + dropout(branch), 8 elements from (row, c), rounded. The products and sums are the CPU backend's, bit for bit.
-static __device__ __forceinline__ Packed128 residual_sum(const NormForward &a, Packed128 residual, Packed128 branch, int64_t row, int c) {
+static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Packed128 residual, Packed128 branch, int64_t row, int c) {
     float sum[PACKED], x[PACKED];
     unpack(residual, sum);
     unpack(branch, x);
@@ -71,7 +60,7 @@ static __device__ __forceinline__ Packed128 residual_sum(const NormForward &a, P
 
 // Statistics of the row whose vectors are x; variance from differences, in which digits survive a large mean.
 template <int W, int V>
-static __device__ __forceinline__ void row_statistics(const Packed128 x[V], const NormForward &a, int lane, float2 (*shared)[32], float *mean, float *rstd) {
+static __device__ __forceinline__ void row_statistics(const Packed128 x[V], const LayerNorm &a, int lane, float2 (*shared)[32], float *mean, float *rstd) {
     float sum = 0.0f, squares = 0.0f, value[PACKED];
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -91,7 +80,7 @@ static __device__ __forceinline__ void row_statistics(const Packed128 x[V], cons
 }
 
 template <int W, int V>
-__global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(NormForward a) {
+__global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(LayerNorm a, int64_t N) {
     __shared__ float2 shared[2][32];
     const int lane = threadIdx.x % RowGroup<W>::LANES;
     const int64_t row = (int64_t)blockIdx.x * RowGroup<W>::ROWS + threadIdx.x / RowGroup<W>::LANES;
@@ -100,9 +89,9 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Norm
 #pragma unroll
     for (int v = 0; v < V; v++) {
         int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-        here[v] = row < a.N && c < a.C;
+        here[v] = row < N && c < a.C;
         x[v].words = branch[v].words = make_uint4(0, 0, 0, 0);
-        if (here[v]) x[v] = load_packed(a.residual + row * a.C + c);
+        if (here[v]) x[v] = load_packed((a.branch ? a.residual : a.x) + row * a.C + c);
         if (here[v] && a.branch) branch[v] = load_packed_streaming(a.branch + row * a.C + c);
     }
 #pragma unroll
@@ -110,7 +99,7 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Norm
         int c = (v * RowGroup<W>::LANES + lane) * PACKED;
         if (!here[v] || !a.branch) continue;
         x[v] = residual_sum(a, x[v], branch[v], row, c);
-        store_packed(a.residual_out + row * a.C + c, x[v]);
+        store_packed(a.x + row * a.C + c, x[v]);
     }
     float mean, rstd;
     row_statistics<W, V>(x, a, lane, shared, &mean, &rstd);
@@ -126,21 +115,21 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Norm
         for (int e = 0; e < PACKED; e++) value[e] = (value[e] - mean) * rstd * gamma[e] + beta[e];
         store_packed(a.y + row * a.C + c, pack(value));
     }
-    if (lane == 0 && row < a.N) {
+    if (lane == 0 && row < N) {
         a.mean[row] = mean;
         a.rstd[row] = rstd;
     }
 }
 
 template <int W, int V>
-static void run_forward(Stream *s, const NormForward &a) {
-    int64_t blocks = ceil_div64(a.N, RowGroup<W>::ROWS);
-    norm_forward_kernel<W, V><<<(unsigned)blocks, RowGroup<W>::THREADS, 0, stream_handle(s)>>>(a);
+static void run_forward(Stream *s, const LayerNorm &a) {
+    int64_t N = (int64_t)a.B * a.T, blocks = ceil_div64(N, RowGroup<W>::ROWS);
+    norm_forward_kernel<W, V><<<(unsigned)blocks, RowGroup<W>::THREADS, 0, stream_handle(s)>>>(a, N);
     check_launch(s, "LayerNorm forward");
 }
 
 // With the fewest threads per row that hold a row in at most 3 vectors per lane.
-static void launch_forward(Stream *s, const NormForward &a) {
+static void launch_forward(Stream *s, const LayerNorm &a) {
     int vectors = row_vectors(s, a.C);
     if (vectors <= 32) return run_forward<1, 1>(s, a);
     if (vectors <= 64) return run_forward<1, 2>(s, a);
@@ -156,37 +145,18 @@ static void launch_forward(Stream *s, const NormForward &a) {
     run_forward<32, 2>(s, a);
 }
 
-void op_layernorm_forward(Stream *s, floatX *y, float *mean, float *rstd, const floatX *x, const floatX *gamma, const floatX *beta, int64_t N, int C,
-                          float epsilon) {
-    if (N == 0) return;
-    NormForward a = {NULL, y, mean, rstd, x, NULL, gamma, beta, N, 1, C, epsilon, {0.0f, 0, 0, 0}};
-    launch_forward(s, a);
-}
-
-void op_residual_layernorm_forward(Stream *s, floatX *residual_out, floatX *y, float *mean, float *rstd, const floatX *residual, const floatX *branch,
-                                   const floatX *gamma, const floatX *beta, int B, int T, int C, float epsilon, Dropout dropout) {
-    NormForward a = {residual_out, y, mean, rstd, residual, branch, gamma, beta, (int64_t)B * T, T, C, epsilon, dropout};
-    if (a.N == 0) return;
-    launch_forward(s, a);
+void op_layernorm_forward(Stream *s, const LayerNorm *a) {
+    if (a->B > 0 && a->T > 0) launch_forward(s, *a);
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------------------
 
-struct NormBackward {
-    floatX *dresidual;          // (N, C) in and out
-    floatX *dbranch;            // (N, C) out or NULL
-    float *dgamma, *dbeta;      // (C) accumulate
-    float *dbias;               // (C) accumulates, or NULL: of the branch's linear layer
-    float *partials;            // (blocks, 3, C): each block's sums for dgamma, dbeta and dbias
-    const floatX *dy, *x;       // (N, C)
-    const floatX *gamma;        // (C)
-    const float *mean, *rstd;   // (N)
+struct NormBackward : LayerNorm {
+    float *partials;  // (blocks, 3, C): each block's sums for dgamma, dbeta and branch_sum
     int64_t N;
-    int T, C;
-    Dropout dropout;            // of the branch
 };
 
-enum { PARAMETERS = 3 };  // gamma, beta, the branch's bias
+enum { PARAMETERS = 3 };  // gamma, beta, the bias of the branch's linear
 enum { INPUTS = 3 };      // dy, x, dresidual
 
 // Rows come in tiles, copied to shared memory while the tile before is computed. A tile is read twice: by warps along its rows, for the two means of each, then
@@ -365,8 +335,9 @@ __global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackwa
     float total = 0.0f;
 #pragma unroll
     for (int i = 0; i < SLICES; i++) total += slices[i][threadIdx.x];
-    float *target = column < a.C ? a.dgamma : column < 2 * a.C ? a.dbeta : a.dbias;
-    if (target) target[column % a.C] += total;
+    if (column < a.C) a.dgamma[column] += total;
+    else if (column < 2 * a.C) a.dbeta[column - a.C] += total;
+    else if (a.branch_sum) a.branch_sum[column - 2 * a.C] = total;
 }
 
 // Tiles of at most 56 KiB, or of one row: several blocks share a multiprocessor, and while one waits at a barrier the others compute.
@@ -394,8 +365,11 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
                "asking for shared memory for LayerNorm's backward");
     cuda_check(site, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, norm_backward_kernel<THREADS, V, DROPS>, t.threads, shared), "asking how LayerNorm's backward fits");
     int64_t wanted = ceil_div64(a.N, t.rows), most = (int64_t)stream_device(s)->multiprocessors * (resident > 1 ? resident : 1);
+    size_t block_bytes = PARAMETERS * (size_t)a.C * sizeof(float);
+    int64_t fits = (int64_t)(SCRATCH_LEAST / block_bytes);
     int blocks = (int)(wanted < most ? wanted : most);
-    a.partials = (float *)op_scratch(s, (size_t)blocks * PARAMETERS * (size_t)a.C * sizeof(float), "LayerNorm backward");
+    if (blocks > fits) blocks = (int)fits;
+    a.partials = (float *)op_scratch(s, (size_t)blocks * block_bytes, "LayerNorm backward");
     norm_backward_kernel<THREADS, V, DROPS><<<blocks, t.threads, shared, stream_handle(s)>>>(a, t);
     check_launch(s, "LayerNorm backward");
     norm_partials_kernel<<<(unsigned)ceil_div64(PARAMETERS * (int64_t)a.C, WARP), WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
@@ -411,10 +385,9 @@ static void choose_backward(Stream *s, const NormBackward &a) {
     else launch_backward<1024, 2, DROPS>(s, a, t);
 }
 
-void op_layernorm_backward(Stream *s, floatX *dresidual, floatX *dbranch, float *dgamma, float *dbeta, float *dbias, const floatX *dy, const floatX *x, const floatX *gamma,
-                           const float *mean, const float *rstd, int B, int T, int C, Dropout dropout) {
-    NormBackward a = {dresidual, dbranch, dgamma, dbeta, dbias, NULL, dy, x, gamma, mean, rstd, (int64_t)B * T, T, C, dropout};
+void op_layernorm_backward(Stream *s, const LayerNorm *op) {
+    NormBackward a = {*op, NULL, (int64_t)op->B * op->T};
     if (a.N == 0) return;
-    if (dbranch && dropout.p > 0.0f) choose_backward<true>(s, a);
+    if (a.dbranch && a.dropout.p > 0.0f) choose_backward<true>(s, a);
     else choose_backward<false>(s, a);
 }

@@ -257,8 +257,10 @@ static __global__ void __launch_bounds__(SUM_WARPS * WARP) column_sum_kernel(flo
                                                                      int64_t N, int OC) {
     __shared__ __align__(16) float sums[SUM_WARPS][SUM_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int column = blockIdx.x * SUM_COLUMNS + lane * PACKED;
-    int64_t first = (int64_t)blockIdx.y * SUM_ROWS, end = first + SUM_ROWS < N ? first + SUM_ROWS : N;
+    int slabs = (OC + SUM_COLUMNS - 1) / SUM_COLUMNS, slab = (int)(blockIdx.x % (unsigned)slabs);
+    int64_t part = blockIdx.x / (unsigned)slabs;  // in one dimension: the others of a grid end at 65535
+    int column = slab * SUM_COLUMNS + lane * PACKED;
+    int64_t first = part * SUM_ROWS, end = first + SUM_ROWS < N ? first + SUM_ROWS : N;
     float sum[PACKED] = {};
     for (int64_t row = first + warp; column < OC && row < end; row += SUM_BATCH * SUM_WARPS) {
         Packed128 dy_row[SUM_BATCH], pre_row[SUM_BATCH];
@@ -289,12 +291,12 @@ static __global__ void __launch_bounds__(SUM_WARPS * WARP) column_sum_kernel(flo
     }
     store_floats(&sums[warp][lane * PACKED], sum);
     __syncthreads();
-    column = blockIdx.x * SUM_COLUMNS + threadIdx.x;  // one column per thread
+    column = slab * SUM_COLUMNS + threadIdx.x;  // one column per thread
     if (column >= OC) return;
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < SUM_WARPS; w++) total += sums[w][threadIdx.x];
-    partial[(int64_t)blockIdx.y * OC + column] = total;
+    partial[part * OC + column] = total;
 }
 static_assert(SUM_COLUMNS == SUM_WARPS * WARP, "one thread per column when the warps' sums are joined");
 
@@ -316,16 +318,20 @@ static __global__ void __launch_bounds__(JOIN_SLICES * JOIN_COLUMNS) column_join
     dbias[column] += sum;
 }
 
+static void join_columns(Stream *s, float *dbias, const float *partial, int parts, int OC) {
+    unsigned blocks = (unsigned)ceil_div64(OC, JOIN_COLUMNS);
+    column_join_kernel<<<blocks, JOIN_SLICES * JOIN_COLUMNS, 0, stream_handle(s)>>>(dbias, partial, parts, OC);
+    check_launch(s, "column_join");
+}
+
 // dbias += column sums of dy; with pre after dy has been multiplied by GELU'(pre). dbias NULL: that product alone.
 static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC, float *partial) {
-    int parts = (int)ceil_div64(N, SUM_ROWS);  // at most 65535: N below 16 M
-    dim3 grid((unsigned)ceil_div64(OC, SUM_COLUMNS), (unsigned)parts);
-    if (pre) column_sum_kernel<true><<<grid, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, pre, N, OC);
-    else column_sum_kernel<false><<<grid, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, NULL, N, OC);
+    int64_t parts = ceil_div64(N, SUM_ROWS);
+    unsigned blocks = (unsigned)(parts * ceil_div64(OC, SUM_COLUMNS));
+    if (pre) column_sum_kernel<true><<<blocks, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, pre, N, OC);
+    else column_sum_kernel<false><<<blocks, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, NULL, N, OC);
     check_launch(s, "column_sum");
-    if (!dbias) return;
-    column_join_kernel<<<(unsigned)ceil_div64(OC, JOIN_COLUMNS), JOIN_SLICES * JOIN_COLUMNS, 0, stream_handle(s)>>>(dbias, partial, parts, OC);
-    check_launch(s, "column_join");
+    if (dbias) join_columns(s, dbias, partial, (int)parts, OC);
 }
 
 // --- GELU ------------------------------------------------------------------------------------------------------------------------
@@ -358,41 +364,46 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
     return GEMM_WORKSPACE_BYTES + (size_t)(ceil_div64(max_N, SUM_ROWS) * (max_C > max_OC ? max_C : max_OC)) * sizeof(float);
 }
 
-void op_linear_forward(Stream *s, floatX *y, floatX *pre, const floatX *x, const floatX *w, const floatX *bias, int64_t N, int C, int OC, void *workspace) {
-    if (pre && !bias) {  // no epilogue for GELU without a bias that stores its input
-        matmul_nt(s, pre, x, w, N, OC, C, workspace);
-        op_gelu_forward(s, y, pre, N * OC);
+static float *partial_sums(void *workspace) { return (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES); }
+
+void op_linear_forward(Stream *s, const Linear *a) {
+    if (a->pre && !a->bias) {  // no epilogue for GELU without a bias that stores its input
+        matmul_nt(s, a->pre, a->x, a->w, a->N, a->OC, a->C, a->workspace);
+        op_gelu_forward(s, a->y, a->pre, a->N * a->OC);
         return;
     }
     Gemm g = {};
-    g.d = y, g.a = x, g.b = w, g.m = N, g.n = OC, g.k = C, g.workspace = workspace;
+    g.d = a->y, g.a = a->x, g.b = a->w, g.m = a->N, g.n = a->OC, g.k = a->C, g.workspace = a->workspace;
     g.transpose_b = true;
-    g.epilogue = pre ? GEMM_BIAS_GELU : bias ? GEMM_BIAS : GEMM_PLAIN;
-    g.bias = bias;
-    g.aux = pre;
+    g.epilogue = a->pre ? GEMM_BIAS_GELU : a->bias ? GEMM_BIAS : GEMM_PLAIN;
+    g.bias = a->bias;
+    g.aux = a->pre;
     gemm(s, &g);
 }
 
-// dx = dy w, times GELU'(pre), and the column sums of the result.
-static void dx_through_gelu(Stream *s, floatX *dx, const floatX *dy, const floatX *w, const floatX *pre, float *dpre_bias, int64_t N, int C, int OC, void *workspace) {
-    float *partial = (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES);
+// dx = dy w, times GELU'(x_pre), and the column sums of the result.
+static void dx_through_gelu(Stream *s, const Linear *a) {
     Gemm g = {};
-    g.d = dx, g.a = dy, g.b = w, g.m = N, g.n = C, g.k = OC, g.workspace = workspace;
+    g.d = a->dx, g.a = a->dy, g.b = a->w, g.m = a->N, g.n = a->C, g.k = a->OC, g.workspace = a->workspace;
     g.epilogue = GEMM_DGELU;
-    g.aux = (floatX *)pre;  // read only
+    g.aux = (floatX *)a->x_pre;  // read only
     bool fused = table_row(stream_device(s), &g) != NULL;
     if (!fused) g.epilogue = GEMM_PLAIN, g.aux = NULL;
     gemm(s, &g);
-    if (!fused || dpre_bias) bias_backward(s, dpre_bias, dx, fused ? NULL : pre, N, C, partial);
+    if (fused && !a->dpre_bias) return;
+    bias_backward(s, a->dpre_bias, a->dx, fused ? NULL : a->x_pre, a->N, a->C, partial_sums(a->workspace));
 }
 
-void op_linear_backward(Stream *s, floatX *dx, float *dw, float *dbias, const floatX *dy, const floatX *x, const floatX *w, const floatX *pre,
-                        float *dpre_bias, int64_t N, int C, int OC, bool overwrite, void *workspace) {
+void op_linear_backward(Stream *s, const Linear *a) {
+    if (a->N == 0) return;
+    matmul_tn(s, a->dw, a->dy, a->x, a->OC, a->C, a->N, a->overwrite, a->workspace);
+    if (!a->dx) return;
+    if (a->x_pre) dx_through_gelu(s, a);
+    else matmul_nn(s, a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);
+}
+
+void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC, void *workspace) {
     if (N == 0) return;
-    // Read only without pre.
-    if (dbias) bias_backward(s, dbias, (floatX *)dy, NULL, N, OC, (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES));
-    matmul_tn(s, dw, dy, x, OC, C, N, overwrite, workspace);
-    if (!dx) return;
-    if (pre) dx_through_gelu(s, dx, dy, w, pre, dpre_bias, N, C, OC, workspace);
-    else matmul_nn(s, dx, dy, w, N, C, OC, workspace);
+    if (sum) join_columns(s, dbias, sum, 1, OC);
+    else bias_backward(s, dbias, (floatX *)dy, NULL, N, OC, partial_sums(workspace));  // reads it only
 }

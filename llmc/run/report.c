@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "llmc/base/version.h"
+#include "llmc/ops.h"
 #include "llmc/run/node_exchange.h"
 #include "llmc/run/run.h"
 #include "llmc/state/probe.h"
@@ -51,12 +52,20 @@ static void report_batch(Run *run) {
              c->global_batch_size, (long long)c->rampup_increment, (long long)c->rampup_samples);
 }
 
+// What makes attention slower than it could be, if anything does.
+static void report_attention(Run *run) {
+    char notice[512];
+    op_attention_notice(run->config.seq_length, run->config.reset_attention_mask, notice, sizeof notice);
+    if (*notice) log_line(run->log, "%s", notice);
+}
+
 void report_start(Run *run) {
     const Config *c = &run->config;
     const Memory *memory = &run->memory;
     long long parameters = zero_layout(run->zero)->parameters;
     report_program(run);
     report_exchange(run);
+    report_attention(run);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
     log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", truth(c->quantized_weights),

@@ -1,4 +1,5 @@
-// What the GPU tests share: counted checks without a test library, because a machine with GPUs is often bare. Included by test/gpu/test_*.cu.
+// What the GPU tests share: counted checks without a test library, because a machine with GPUs is
+// often bare. Included by test/gpu/test_*.cu.
 #pragma once
 #include <stdarg.h>
 #include <stdbool.h>
@@ -11,7 +12,8 @@ typedef struct Checks {
 } Checks;
 
 // Counts a check; a failed one is told, the first 20 of a program in words.
-static inline bool check(Checks *checks, bool holds, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static inline bool check(Checks *checks, bool holds, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static inline bool check(Checks *checks, bool holds, const char *format, ...) {
     if (holds) {
         checks->passed++;

@@ -1,6 +1,7 @@
-// The gradients of a GPT at real sizes, for a comparison with PyTorch: reads weights and tokens from a golden file that dev/ref/layer_gradients.py wrote,
-// computes one micro-batch's losses and the gradient of every tensor, and writes both as a file of the same format. Linked once with the CPU
-// backend and once with the CUDA backend; started by that script.
+// The gradients of a GPT at real sizes, for a comparison with PyTorch: reads weights and tokens
+// from a golden file that dev/ref/layer_gradients.py wrote, computes one micro-batch's losses and
+// the gradient of every tensor, and writes both as a file of the same format. Linked once with the
+// CPU backend and once with the CUDA backend; started by that script.
 //
 //   layer_dump INPUT OUTPUT [--deterministic]
 #include "test/golden/golden.h"
@@ -13,7 +14,12 @@ static void die(const char *what, const char *name) {
 
 // The model that the file's "config" names: L, C, NH, T, Vp, B.
 static void open_model(Bench *b, const Golden *g) {
-    static const char *const names[] = {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings", "--micro-batch-size"};
+    static const char *const names[] = {"--num-layers",
+                                        "--hidden-size",
+                                        "--num-attention-heads",
+                                        "--seq-length",
+                                        "--max-position-embeddings",
+                                        "--micro-batch-size"};
     const char *flags[16] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
     char values[6][16];
     int64_t n;
@@ -60,13 +66,15 @@ static bool write_file(Bench *b, FILE *file) {
     int64_t N = (int64_t)b->gpt.B * b->gpt.T, offset = round_up64(4 * N, 64);
     int length = snprintf(text, sizeof text, "golden 1 %08d\nlosses f32 %lld 0\n", (int)TEXT, (long long)N);
     for (int i = 0; i < b->gpt.tensors; i++) {
-        length += snprintf(text + length, sizeof text - (size_t)length, "gradient.%s f32 %lld %lld\n", b->gpt.tensor[i].name, (long long)bench_numel(b, i), (long long)offset);
+        length += snprintf(text + length, sizeof text - (size_t)length, "gradient.%s f32 %lld %lld\n",
+                           b->gpt.tensor[i].name, (long long)bench_numel(b, i), (long long)offset);
         if (length >= TEXT) return false;
         offset = round_up64(offset + 4 * bench_numel(b, i), 64);
     }
     memset(text + length, '\n', (size_t)(TEXT - length));
     bool ok = fwrite(text, 1, TEXT, file) == TEXT && write_tensor(b, b->gpt.losses, N, file);
-    for (int i = 0; i < b->gpt.tensors && ok; i++) ok = write_tensor(b, zero_grad(b->zero, i), bench_numel(b, i), file);
+    for (int i = 0; i < b->gpt.tensors && ok; i++)
+        ok = write_tensor(b, zero_grad(b->zero, i), bench_numel(b, i), file);
     return ok;
 }
 
@@ -75,7 +83,8 @@ int main(int argc, char **argv) {
     Golden g;
     Bench b;
     bool deterministic = argc == 4 && !strcmp(argv[3], "--deterministic");
-    if (argc < 3 || argc > 4 || (argc == 4 && !deterministic)) die("usage:", "layer_dump INPUT OUTPUT [--deterministic]");
+    if (argc < 3 || argc > 4 || (argc == 4 && !deterministic))
+        die("usage:", "layer_dump INPUT OUTPUT [--deterministic]");
     if (!golden_open(&g, argv[1])) die("cannot read", argv[1]);
     launch_init(&launch, &argc, &argv);
     open_model(&b, &g);
@@ -88,7 +97,8 @@ int main(int argc, char **argv) {
     float loss = bench_pass(&b, 1.0f / (float)(b.gpt.B * b.gpt.T), true, true, true);
     FILE *file = fopen(argv[2], "wb");
     if (!file || !write_file(&b, file) || fclose(file) != 0) die("cannot write", argv[2]);
-    printf("%s: loss %.6f, %zu bytes allocated, %zu planned\n", device_name(b.device), loss, device_allocated(b.device), memory_plan_total(&b.memory_plan));
+    printf("%s: loss %.6f, %zu bytes allocated, %zu planned\n", device_name(b.device), loss,
+           device_allocated(b.device), memory_plan_total(&b.memory_plan));
     bool planned = device_allocated(b.device) == memory_plan_total(&b.memory_plan);
     golden_close(&g);
     bench_close(&b);

@@ -1,5 +1,6 @@
-// What the programs that run the ops on either backend share: pseudo-random inputs that are the same everywhere, and tensors in device memory.
-// Included by test/gpu/ops_dump.c and test/gpu/ops_invariants.c, each linked once with the CPU backend and once with the CUDA backend.
+// What the programs that run the ops on either backend share: pseudo-random inputs that are the
+// same everywhere, and tensors in device memory. Included by test/gpu/ops_dump.c and
+// test/gpu/ops_invariants.c, each linked once with the CPU backend and once with the CUDA backend.
 #pragma once
 #include <math.h>
 #include <stdio.h>
@@ -11,13 +12,15 @@
 #include "llmc/ops.h"
 #include "test/random.h"
 
-// --- device memory -------------------------------------------------------------------------------------------------------------------
+enum { SCRATCH_ROWS = 1 << 20, SCRATCH_WIDTH = 16384 };
+
+// --- device memory -------------------------------------------------------------------------------
 
 typedef struct Lab {
     Device *device;
     Stream *stream;
     Random random;
-    void *scratch;  // (op_scratch_bytes)
+    void *scratch;  // of the ops, for up to SCRATCH_ROWS rows of SCRATCH_WIDTH
 } Lab;
 
 static inline Lab lab_open(const Site *site) {
@@ -28,12 +31,13 @@ static inline Lab lab_open(const Site *site) {
         exit(err.code);
     }
     lab.stream = stream_create(lab.device, "ops");
-    lab.scratch = device_alloc(lab.device, op_scratch_bytes(), "the ops' scratch", &err);
+    size_t scratch = op_scratch_bytes(SCRATCH_ROWS, SCRATCH_WIDTH);
+    lab.scratch = device_alloc(lab.device, scratch, "the ops' scratch", &err);
     if (!lab.scratch) {
         fprintf(stderr, "%s\n", err.what);
         exit(err.code);
     }
-    op_set_scratch(lab.device, lab.scratch);
+    op_set_scratch(lab.device, lab.scratch, scratch);
     return lab;
 }
 static inline void lab_close(Lab *lab) {
@@ -58,17 +62,23 @@ static inline void *upload(Lab *lab, const void *host, size_t bytes) {
     stream_synchronize(lab->stream);
     return memory;
 }
-// All bytes 0xFF, NaN in every precision: an element that an op forgets to write, or reads before writing it, shows.
+// All bytes 0xFF, NaN in every precision: an element that an op forgets to write, or reads before
+// writing it, shows.
 static inline void *poisoned(Lab *lab, size_t bytes) {
     void *host = memset(xmalloc(bytes ? bytes : 1, "poison"), 0xFF, bytes ? bytes : 1);
     void *memory = upload(lab, host, bytes);
     free(host);
     return memory;
 }
-static inline floatX *poisoned_x(Lab *lab, int64_t n) { return (floatX *)poisoned(lab, (size_t)n * sizeof(floatX)); }
-static inline float *poisoned_f(Lab *lab, int64_t n) { return (float *)poisoned(lab, (size_t)n * sizeof(float)); }
+static inline floatX *poisoned_x(Lab *lab, int64_t n) {
+    return (floatX *)poisoned(lab, (size_t)n * sizeof(floatX));
+}
+static inline float *poisoned_f(Lab *lab, int64_t n) {
+    return (float *)poisoned(lab, (size_t)n * sizeof(float));
+}
 
-// Random inputs, each a bf16 value whatever floatX is, so that every build computes from the same numbers.
+// Random inputs, each a bf16 value whatever floatX is, so that every build computes from the same
+// numbers.
 static inline floatX *random_x(Lab *lab, int64_t n, double mean, double deviation) {
     floatX *host = (floatX *)xmalloc((size_t)n * sizeof(floatX), "an input");
     for (int64_t i = 0; i < n; i++) {
@@ -98,9 +108,11 @@ static inline int32_t *random_ids(Lab *lab, int64_t n, int limit) {
     return memory;
 }
 // Document starts (B, T) with borders at random; and the positions that begin anew at each.
-static inline void random_documents(Lab *lab, int B, int T, bool borders, int32_t **doc_start, int32_t **positions) {
+static inline void random_documents(Lab *lab, int B, int T, bool borders, int32_t **doc_start,
+                                    int32_t **positions) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int32_t);
-    int32_t *start = (int32_t *)xmalloc(bytes, "document starts"), *position = (int32_t *)xmalloc(bytes, "positions");
+    int32_t *start = (int32_t *)xmalloc(bytes, "document starts"),
+            *position = (int32_t *)xmalloc(bytes, "positions");
     for (int b = 0; b < B; b++) {
         int32_t current = 0;
         for (int t = 0; t < T; t++) {

@@ -1,12 +1,16 @@
-// Runs every op of llmc/ops.h on fixed pseudo-random inputs and writes the named results to a file. Linked once with the CPU backend, in both precisions, and
-// once with the CUDA backend; compare_dumps.py applies the tolerance rule to three such files. Usage: ops_dump FILE [--deterministic | --own-kernels]
-// --own-kernels: only what calls no library on a GPU, for compute-sanitizer's racecheck, which fails inside a program that calls cuBLASLt.
+// Runs every op of llmc/ops.h on fixed pseudo-random inputs and writes the named results to a file.
+// Linked once with the CPU backend, in both precisions, and once with the CUDA backend;
+// compare_dumps.py applies the tolerance rule to three such files. Usage: ops_dump FILE
+// [--deterministic | --own-kernels] --own-kernels: only what calls no library on a GPU, for
+// compute-sanitizer's racecheck, which fails inside a program that calls cuBLASLt.
 #include "test/gpu/ops_data.h"
 
-// --- the file: "opsdump1\n", then per result: "<name> <kind> <compare> <count>\n" and count values ------------------------------------
-// kind: b bf16, f fp32. compare: e every bit equal to the CPU backend's in the same precision, t within the tolerance.
+// --- the file: "opsdump1\n", then per result: "<name> <kind> <compare> <count>\n" and count values
+// kind: b bf16, f fp32. compare: e every bit equal to the CPU backend's in the same precision, t
+// within the tolerance.
 
-enum { SAMPLED_ABOVE = 65536 };  // larger tensors are thinned out to about that many elements, the same ones in every build
+// Larger tensors are thinned out to about that many elements, the same ones in every build.
+enum { SAMPLED_ABOVE = 65536 };
 
 typedef struct Dump {
     Lab lab;
@@ -15,7 +19,8 @@ typedef struct Dump {
     char scope[128];  // the case's name, before each result's
 } Dump;
 
-static void write_values(Dump *d, const char *name, const void *memory, int64_t count, size_t size, char kind, char compare) {
+static void write_values(Dump *d, const char *name, const void *memory, int64_t count, size_t size, char kind,
+                         char compare) {
     int64_t step = count > SAMPLED_ABOVE ? (ceil_div64(count, SAMPLED_ABOVE) | 1) : 1;
     uint8_t *host = (uint8_t *)xmalloc((size_t)count * size, "a result");
     copy_to_host(d->lab.stream, host, memory, (size_t)count * size);
@@ -27,7 +32,9 @@ static void write_values(Dump *d, const char *name, const void *memory, int64_t 
 static void dump_x(Dump *d, const char *name, const floatX *memory, int64_t count, char compare) {
     write_values(d, name, memory, count, sizeof(floatX), sizeof(floatX) == 2 ? 'b' : 'f', compare);
 }
-static void dump_f(Dump *d, const char *name, const float *memory, int64_t count, char compare) { write_values(d, name, memory, count, sizeof(float), 'f', compare); }
+static void dump_f(Dump *d, const char *name, const float *memory, int64_t count, char compare) {
+    write_values(d, name, memory, count, sizeof(float), 'f', compare);
+}
 
 static const Dropout NONE = {0.0f, 0, 0, 0};
 static Dropout dropout_of(float p, int site) {
@@ -35,9 +42,10 @@ static Dropout dropout_of(float p, int site) {
     return dropout;
 }
 
-// --- initial weights -------------------------------------------------------------------------------------------------------------------
+// --- initial weights -----------------------------------------------------------------------------
 
-// From an address that is a multiple of 2 bytes alone, as biases may lie; what stands behind the values must stay.
+// From an address that is a multiple of 2 bytes alone, as biases may lie; what stands behind the
+// values must stay.
 static void case_init(Dump *d, int64_t n, double std) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "init_%lld_std%g", (long long)n, std);
@@ -47,33 +55,47 @@ static void case_init(Dump *d, int64_t n, double std) {
     release(lab, (void *[]){weights, NULL});
 }
 
-// --- embedding -------------------------------------------------------------------------------------------------------------------------
+// --- embedding -----------------------------------------------------------------------------------
 
 static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, float p) {
     Lab *lab = &d->lab;
     int64_t n = (int64_t)B * T;
-    snprintf(d->scope, sizeof d->scope, "embedding_%dx%dx%d%s_p%g", B, T, C, documents ? "_documents" : "", (double)p);
+    snprintf(d->scope, sizeof d->scope, "embedding_%dx%dx%d%s_p%g", B, T, C, documents ? "_documents" : "",
+             (double)p);
     int32_t *tokens = random_ids(lab, n, V), *start, *positions;
     random_documents(lab, B, T, documents, &start, &positions);
-    floatX *wte = random_x(lab, (int64_t)V * C, 0, 0.02), *wpe = random_x(lab, (int64_t)T * C, 0, 0.02), *dx = random_x(lab, n * C, 0, 1), *x = poisoned_x(lab, n * C);
+    floatX *wte = random_x(lab, (int64_t)V * C, 0, 0.02), *wpe = random_x(lab, (int64_t)T * C, 0, 0.02),
+           *dx = random_x(lab, n * C, 0, 1), *x = poisoned_x(lab, n * C);
     float *dwte = random_f(lab, (int64_t)V * C, 1), *dwpe = random_f(lab, (int64_t)T * C, 1);
-    op_embedding_forward(lab->stream, x, tokens, positions, wte, wpe, B, T, C, dropout_of(p, DROPOUT_EMBEDDING));
-    op_embedding_backward(lab->stream, dwte, dwpe, dx, tokens, positions, B, T, C, dropout_of(p, DROPOUT_EMBEDDING));
+    Embedding a = {B,   T,   C, 0,  V,    tokens, positions, dropout_of(p, DROPOUT_EMBEDDING),
+                   wte, wpe, x, dx, dwte, dwpe};
+    op_embedding_forward(lab->stream, &a);
+    op_embedding_backward(lab->stream, &a);
     dump_x(d, "x", x, n * C, 'e');
+    // One rank's part of the vocabulary, onto the same gradients.
+    a.first_row = V / 3, a.rows = V / 2, a.wte += V / 3 * C, a.dwte += V / 3 * C, a.wpe = NULL;
+    op_embedding_forward(lab->stream, &a);
+    op_embedding_backward(lab->stream, &a);
+    dump_x(d, "x_part", x, n * C, 'e');
+    a.wte = NULL, a.wpe = wpe;
+    op_embedding_forward(lab->stream, &a);
+    dump_x(d, "x_rest", x, n * C, 'e');
     dump_f(d, "dwte", dwte, (int64_t)V * C, 't');
     dump_f(d, "dwpe", dwpe, (int64_t)T * C, 't');
     release(lab, (void *[]){tokens, start, positions, wte, wpe, dx, x, dwte, dwpe, NULL});
 }
 
-// --- LayerNorm -------------------------------------------------------------------------------------------------------------------------
+// --- LayerNorm -----------------------------------------------------------------------------------
 
 static void case_layernorm_forward(Dump *d, int B, int T, int C, double mean_of_x) {
     Lab *lab = &d->lab;
     int64_t n = (int64_t)B * T;
     snprintf(d->scope, sizeof d->scope, "layernorm_%dx%d_mean%g", (int)n, C, mean_of_x);
-    floatX *x = random_x(lab, n * C, mean_of_x, 1), *gamma = random_x(lab, C, 1, 0.1), *beta = random_x(lab, C, 0, 0.1), *y = poisoned_x(lab, n * C);
+    floatX *x = random_x(lab, n * C, mean_of_x, 1), *gamma = random_x(lab, C, 1, 0.1),
+           *beta = random_x(lab, C, 0, 0.1), *y = poisoned_x(lab, n * C);
     float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n);
-    op_layernorm_forward(lab->stream, y, mean, rstd, x, gamma, beta, n, C, 1e-5f);
+    LayerNorm a = {B, T, C, 1e-5f, NONE, x, NULL, NULL, gamma, beta, y, mean, .rstd = rstd};
+    op_layernorm_forward(lab->stream, &a);
     dump_x(d, "y", y, n * C, 't');
     dump_f(d, "mean", mean, n, 't');
     dump_f(d, "rstd", rstd, n, 't');
@@ -84,16 +106,21 @@ static void case_residual(Dump *d, int B, int T, int C, float p) {
     Lab *lab = &d->lab;
     int64_t n = (int64_t)B * T;
     snprintf(d->scope, sizeof d->scope, "residual_layernorm_%dx%dx%d_p%g", B, T, C, (double)p);
-    floatX *residual = random_x(lab, n * C, 0, 1), *branch = random_x(lab, n * C, 0, 1), *gamma = random_x(lab, C, 1, 0.1), *beta = random_x(lab, C, 0, 0.1);
+    floatX *residual = random_x(lab, n * C, 0, 1), *branch = random_x(lab, n * C, 0, 1),
+           *gamma = random_x(lab, C, 1, 0.1), *beta = random_x(lab, C, 0, 0.1);
     floatX *sum = poisoned_x(lab, n * C), *y = poisoned_x(lab, n * C);
     float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n);
-    op_residual_layernorm_forward(lab->stream, sum, y, mean, rstd, residual, branch, gamma, beta, B, T, C, 1e-5f, dropout_of(p, DROPOUT_PROJECTION));
+    LayerNorm a = {B,   T,        C,           1e-5f, dropout_of(p, DROPOUT_PROJECTION),
+                   sum, residual, branch,      gamma, beta,
+                   y,   mean,     .rstd = rstd};
+    op_layernorm_forward(lab->stream, &a);
     dump_x(d, "sum", sum, n * C, 'e');
     dump_x(d, "y", y, n * C, 't');
     dump_f(d, "mean", mean, n, 't');
     dump_f(d, "rstd", rstd, n, 't');
     // In place.
-    op_residual_layernorm_forward(lab->stream, residual, y, mean, rstd, residual, branch, gamma, beta, B, T, C, 1e-5f, dropout_of(p, DROPOUT_PROJECTION));
+    a.x = residual;
+    op_layernorm_forward(lab->stream, &a);
     dump_x(d, "sum_in_place", residual, n * C, 'e');
     release(lab, (void *[]){residual, branch, gamma, beta, sum, y, mean, rstd, NULL});
 }
@@ -101,18 +128,33 @@ static void case_residual(Dump *d, int B, int T, int C, float p) {
 static void case_layernorm_backward(Dump *d, int B, int T, int C, bool branch, float p) {
     Lab *lab = &d->lab;
     int64_t n = (int64_t)B * T;
-    snprintf(d->scope, sizeof d->scope, "layernorm_backward_%dx%dx%d%s_p%g", B, T, C, branch ? "_branch" : "", (double)p);
-    floatX *x = random_x(lab, n * C, 0.5, 1), *gamma = random_x(lab, C, 1, 0.1), *beta = random_x(lab, C, 0, 0.1), *y = poisoned_x(lab, n * C);
-    floatX *dy = random_x(lab, n * C, 0, 1), *dresidual = random_x(lab, n * C, 0, 1), *dbranch = poisoned_x(lab, n * C);
-    float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n), *dgamma = random_f(lab, C, 1), *dbeta = random_f(lab, C, 1), *dbias = random_f(lab, C, 1);
-    op_layernorm_forward(lab->stream, y, mean, rstd, x, gamma, beta, n, C, 1e-5f);
-    op_layernorm_backward(lab->stream, dresidual, branch ? dbranch : NULL, dgamma, dbeta, dbias, dy, x, gamma, mean, rstd, B, T, C, dropout_of(p, DROPOUT_FFN));
+    snprintf(d->scope, sizeof d->scope, "layernorm_backward_%dx%dx%d%s_p%g", B, T, C, branch ? "_branch" : "",
+             (double)p);
+    floatX *x = random_x(lab, n * C, 0.5, 1), *gamma = random_x(lab, C, 1, 0.1),
+           *beta = random_x(lab, C, 0, 0.1), *y = poisoned_x(lab, n * C);
+    floatX *dy = random_x(lab, n * C, 0, 1), *dresidual = random_x(lab, n * C, 0, 1),
+           *dbranch = poisoned_x(lab, n * C);
+    float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n), *dgamma = random_f(lab, C, 1),
+          *dbeta = random_f(lab, C, 1), *dbias = random_f(lab, C, 1);
+    float *branch_sum = poisoned_f(lab, C);
+    LayerNorm a = {B,    T, C,    1e-5f,       dropout_of(p, DROPOUT_FFN), x, NULL, NULL, gamma,
+                   beta, y, mean, .rstd = rstd};
+    op_layernorm_forward(lab->stream, &a);
+    a.dy = dy;
+    a.dresidual = dresidual;
+    a.dbranch = branch ? dbranch : NULL;
+    a.dgamma = dgamma;
+    a.dbeta = dbeta;
+    a.branch_sum = branch_sum;
+    op_layernorm_backward(lab->stream, &a);
+    op_bias_gradient(lab->stream, dbias, branch ? dbranch : dresidual, branch_sum, n, C, NULL);
     dump_x(d, "dresidual", dresidual, n * C, 't');
     if (branch) dump_x(d, "dbranch", dbranch, n * C, 't');
     dump_f(d, "dgamma", dgamma, C, 't');
     dump_f(d, "dbeta", dbeta, C, 't');
     dump_f(d, "dbias", dbias, C, 't');
-    release(lab, (void *[]){x, gamma, beta, y, dy, dresidual, dbranch, mean, rstd, dgamma, dbeta, dbias, NULL});
+    release(lab, (void *[]){x, gamma, beta, y, dy, dresidual, dbranch, mean, rstd, dgamma, dbeta, dbias,
+                            branch_sum, NULL});
 }
 
 static void cases_layernorm(Dump *d) {
@@ -126,26 +168,41 @@ static void cases_layernorm(Dump *d) {
     case_residual(d, 3, 17, 768, 0.0f);
     case_layernorm_backward(d, 2, 9, 768, false, 0.0f);
     case_layernorm_backward(d, 2, 9, 768, true, 0.0f);
-    case_layernorm_backward(d, 3, 2001, 64, true, 0.1f);  // more rows than the blocks that a GPU keeps resident have groups
+    // More rows than the blocks that a GPU keeps resident have groups.
+    case_layernorm_backward(d, 3, 2001, 64, true, 0.1f);
     case_layernorm_backward(d, 1, 1500, 2048, true, 0.1f);
 }
 
-// --- linear layers ---------------------------------------------------------------------------------------------------------------------
+// --- linear layers -------------------------------------------------------------------------------
 
 static void case_linear(Dump *d, int64_t n, int C, int OC, bool bias, bool gelu) {
     Lab *lab = &d->lab;
-    snprintf(d->scope, sizeof d->scope, "linear_%dx%dx%d%s%s", (int)n, C, OC, bias ? "_bias" : "", gelu ? "_gelu" : "");
+    snprintf(d->scope, sizeof d->scope, "linear_%dx%dx%d%s%s", (int)n, C, OC, bias ? "_bias" : "",
+             gelu ? "_gelu" : "");
     void *workspace = poisoned(lab, op_linear_workspace_bytes(n, C, OC));
-    floatX *x = random_x(lab, n * C, 0, 1), *w = random_x(lab, (int64_t)OC * C, 0, 0.05), *b = random_x(lab, OC, 0, 0.5);
+    floatX *x = random_x(lab, n * C, 0, 1), *w = random_x(lab, (int64_t)OC * C, 0, 0.05),
+           *b = random_x(lab, OC, 0, 0.5);
     floatX *y = poisoned_x(lab, n * OC), *pre = poisoned_x(lab, n * OC);
-    op_linear_forward(lab->stream, y, gelu ? pre : NULL, x, w, bias ? b : NULL, n, C, OC, workspace);
+    Linear a = {n, C, OC, x, w, bias ? b : NULL, y, gelu ? pre : NULL, .workspace = workspace};
+    op_linear_forward(lab->stream, &a);
     dump_x(d, "y", y, n * OC, 't');
     if (gelu) dump_x(d, "pre", pre, n * OC, 't');
-    floatX *dy = random_x(lab, n * OC, 0, 1), *input_pre = random_x(lab, n * C, 0, 1), *dx = poisoned_x(lab, n * C);
-    float *dw = random_f(lab, (int64_t)OC * C, 1), *db = random_f(lab, OC, 1), *dpre_bias = random_f(lab, C, 1);
-    op_linear_backward(lab->stream, dx, dw, bias ? db : NULL, dy, x, w, gelu ? input_pre : NULL, gelu ? dpre_bias : NULL, n, C, OC, true, workspace);
+    floatX *dy = random_x(lab, n * OC, 0, 1), *input_pre = random_x(lab, n * C, 0, 1),
+           *dx = poisoned_x(lab, n * C);
+    float *dw = random_f(lab, (int64_t)OC * C, 1), *db = random_f(lab, OC, 1),
+          *dpre_bias = random_f(lab, C, 1);
+    a.dy = dy;
+    a.x_pre = gelu ? input_pre : NULL;
+    a.dx = dx;
+    a.dw = dw;
+    a.dpre_bias = gelu ? dpre_bias : NULL;
+    a.overwrite = true;
+    op_linear_backward(lab->stream, &a);
     dump_x(d, "dx", dx, n * C, 't');
-    op_linear_backward(lab->stream, NULL, dw, bias ? db : NULL, dy, x, w, NULL, NULL, n, C, OC, false, workspace);  // a second micro-batch, without dx
+    a.dx = NULL;  // a second micro-batch, without dx
+    a.overwrite = false;
+    op_linear_backward(lab->stream, &a);
+    for (int i = 0; bias && i < 2; i++) op_bias_gradient(lab->stream, db, dy, NULL, n, OC, workspace);
     dump_f(d, "dw", dw, (int64_t)OC * C, 't');
     dump_f(d, "dbias", db, OC, 't');
     dump_f(d, "dpre_bias", dpre_bias, C, 't');
@@ -169,19 +226,37 @@ static void cases_linear(Dump *d) {
     case_linear(d, 2048, 80, 240, true, false);
 }
 
-// --- head ------------------------------------------------------------------------------------------------------------------------------
+// --- head ----------------------------------------------------------------------------------------
 
 static void case_head(Dump *d, int64_t n, int C, int Vp, bool mask, bool backward) {
     Lab *lab = &d->lab;
-    snprintf(d->scope, sizeof d->scope, "head_%dx%dx%d%s%s", (int)n, C, Vp, mask ? "_mask" : "", backward ? "" : "_evaluation");
+    snprintf(d->scope, sizeof d->scope, "head_%dx%dx%d%s%s", (int)n, C, Vp, mask ? "_mask" : "",
+             backward ? "" : "_evaluation");
     void *workspace = poisoned(lab, op_head_workspace_bytes(n, C, Vp));
-    floatX *x = random_x(lab, n * C, 0, 1), *wte = random_x(lab, (int64_t)Vp * C, 0, 1.0 / sqrt((double)C)), *dx = poisoned_x(lab, n * C);
+    floatX *x = random_x(lab, n * C, 0, 1), *wte = random_x(lab, (int64_t)Vp * C, 0, 1.0 / sqrt((double)C)),
+           *dx = poisoned_x(lab, n * C);
     int32_t *targets = random_ids(lab, n, Vp);
-    float *losses = poisoned_f(lab, n), *dwte = random_f(lab, (int64_t)Vp * C, 1e-3), *loss_sum = random_f(lab, 1, 1);
+    float *losses = poisoned_f(lab, n), *dwte = random_f(lab, (int64_t)Vp * C, 1e-3),
+          *loss_sum = random_f(lab, 1, 1);
     float *weights = (float *)xmalloc((size_t)n * sizeof(float), "the loss mask");
     for (int64_t i = 0; i < n; i++) weights[i] = i % 5 == 2 ? 0.0f : 1.0f;
     float *loss_mask = (float *)upload(lab, weights, (size_t)n * sizeof(float));
-    op_head(lab->stream, losses, loss_sum, backward ? dx : NULL, backward ? dwte : NULL, x, wte, targets, mask ? loss_mask : NULL, 1.0f / (float)n, n, C, Vp, mask, workspace);
+    Head a = {n,
+              C,
+              0,
+              Vp,
+              x,
+              wte,
+              targets,
+              mask ? loss_mask : NULL,
+              1.0f / (float)n,
+              losses,
+              loss_sum,
+              .workspace = workspace};
+    a.dx = backward ? dx : NULL;
+    a.dwte = backward ? dwte : NULL;
+    a.overwrite = mask;
+    op_head(lab->stream, &a);
     dump_f(d, "losses", losses, n, 't');
     dump_f(d, "loss_sum", loss_sum, 1, 't');
     if (backward) dump_x(d, "dx", dx, n * C, 't');
@@ -196,24 +271,33 @@ static void cases_head(Dump *d) {
     case_head(d, 200, 128, 1024, true, false);
     case_head(d, 40, 16, 50304, false, true);
     case_head(d, 40, 64, 136, true, true);
-    case_head(d, 4200, 16, 131072, true, true);  // several chunks on a GPU, and rows larger than its shared memory
+    // Several chunks on a GPU, and rows larger than its shared memory.
+    case_head(d, 4200, 16, 131072, true, true);
 }
 
-// --- attention -------------------------------------------------------------------------------------------------------------------------
+// --- attention -----------------------------------------------------------------------------------
 
-// documents: 0 none, 1 document starts, 2 starts that are all 0, which give the plain result and name no fused kernel on a GPU.
+// documents: 0 none, 1 document starts, 2 starts that are all 0, which give the plain result and
+// name no fused kernel on a GPU.
 static void case_attention(Dump *d, int B, int T, int NH, int HD, int documents, float p) {
     Lab *lab = &d->lab;
     int64_t out_size = (int64_t)B * T * NH * HD;
     if (d->own_kernels && !documents) return;
-    snprintf(d->scope, sizeof d->scope, "attention_%dx%dx%dx%d%s_p%g", B, T, NH, HD, documents == 1 ? "_documents" : documents ? "_plain" : "", (double)p);
+    snprintf(d->scope, sizeof d->scope, "attention_%dx%dx%dx%d%s_p%g", B, T, NH, HD,
+             documents == 1 ? "_documents"
+             : documents    ? "_plain"
+                            : "",
+             (double)p);
     int32_t *start, *positions;
     random_documents(lab, B, T, documents == 1, &start, &positions);
-    void *workspace = poisoned(lab, op_attention_workspace_bytes(B, T, NH, HD)), *saved = poisoned(lab, op_attention_saved_bytes(B, T, NH, HD));
-    floatX *qkv = random_x(lab, 3 * out_size, 0, 1), *dout = random_x(lab, out_size, 0, 1), *out = poisoned_x(lab, out_size), *dqkv = poisoned_x(lab, 3 * out_size);
+    void *workspace = poisoned(lab, op_attention_workspace_bytes(B, T, NH, HD)),
+         *saved = poisoned(lab, op_attention_saved_bytes(B, T, NH, HD));
+    floatX *qkv = random_x(lab, 3 * out_size, 0, 1), *dout = random_x(lab, out_size, 0, 1),
+           *out = poisoned_x(lab, out_size), *dqkv = poisoned_x(lab, 3 * out_size);
     Dropout dropout = p > 0.0f ? dropout_of(p, DROPOUT_ATTENTION) : NONE;
-    op_attention_forward(lab->stream, out, saved, qkv, documents ? start : NULL, B, T, NH, HD, dropout, workspace);
-    op_attention_backward(lab->stream, dqkv, dout, out, saved, qkv, documents ? start : NULL, B, T, NH, HD, dropout, workspace);
+    Attention a = {B, T, NH, HD, dropout, qkv, documents ? start : NULL, out, saved, dout, dqkv, workspace};
+    op_attention_forward(lab->stream, &a);
+    op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
     dump_x(d, "dqkv", dqkv, 3 * out_size, 't');
     release(lab, (void *[]){start, positions, workspace, saved, qkv, dout, out, dqkv, NULL});
@@ -274,7 +358,8 @@ int main(int argc, char **argv) {
     if (!d.own_kernels) cases_head(&d);
     cases_attention(&d);
     bool written = fflush(d.file) == 0 && !ferror(d.file) && fclose(d.file) == 0;
-    printf("%s backend, %s: results %s\n", device_backend(), FLOATX_NAME, written ? "written" : "could not be written");
+    printf("%s backend, %s: results %s\n", device_backend(), FLOATX_NAME,
+           written ? "written" : "could not be written");
     lab_close(&d.lab);
     return written ? EXIT_DONE : EXIT_DATA;
 }

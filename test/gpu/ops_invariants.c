@@ -1,6 +1,8 @@
-// What must hold on either backend without a reference from the other: the same inputs give the same bits, and attention's dropout, whose mask a backend
-// may choose itself, is one mask for forward and backward, of the right density, different in every layer. Prints ok / not ok lines and a count; exit code 0
-// when all hold. Usage: ops_invariants [--deterministic]. With the flag attention's backward must repeat itself to the bit too.
+// What must hold on either backend without a reference from the other: the same inputs give the
+// same bits, and attention's dropout, whose mask a backend may choose itself, is one mask for
+// forward and backward, of the right density, different in every layer. Prints ok / not ok lines
+// and a count; exit code 0 when all hold. Usage: ops_invariants [--deterministic]. With the flag
+// attention's backward must repeat itself to the bit too.
 #include "test/gpu/ops_data.h"
 
 typedef struct Verdict {
@@ -42,38 +44,58 @@ static double *to_doubles(Lab *lab, const floatX *memory, int64_t n) {
 }
 static double *random_doubles(Lab *lab, int64_t n) {
     double *x = (double *)xcalloc((size_t)n, sizeof(double), "an input");
-    for (int64_t i = 0; i < n; i++) x[i] = (double)floatX_to_float(floatX_from_float((float)random_normal(&lab->random)));
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (double)floatX_to_float(floatX_from_float((float)random_normal(&lab->random)));
     return x;
 }
 
-// --- the same inputs give the same bits ----------------------------------------------------------------------------------------------------
+// --- the same inputs give the same bits ----------------------------------------------------------
 
 enum { RB = 4, RT = 512, RC = 256, RV = 1024, RN = RB * RT };
 
 static void repeat_norm_and_embedding(Lab *lab, Verdict *v) {
     int32_t *tokens = random_ids(lab, RN, 40), *start, *positions;
     random_documents(lab, RB, RT, true, &start, &positions);
-    floatX *x = random_x(lab, RN * RC, 0, 1), *dy = random_x(lab, RN * RC, 0, 1), *gamma = random_x(lab, RC, 1, 0.1), *y = poisoned_x(lab, RN * RC);
-    float *mean = poisoned_f(lab, RN), *rstd = poisoned_f(lab, RN), *result[2];
+    floatX *x = random_x(lab, RN * RC, 0, 1), *dy = random_x(lab, RN * RC, 0, 1),
+           *gamma = random_x(lab, RC, 1, 0.1), *y = poisoned_x(lab, RN * RC);
+    float *mean = poisoned_f(lab, RN), *rstd = poisoned_f(lab, RN), *sum = poisoned_f(lab, RC), *result[2];
     size_t results = RV * RC + RT * RC + 3 * RC;  // dwte, dwpe, dgamma, dbeta, dbias
     floatX *dresidual = poisoned_x(lab, RN * RC);
     Dropout dropout = {0.1f, 5, 9, 77};
-    op_layernorm_forward(lab->stream, y, mean, rstd, x, gamma, gamma, RN, RC, 1e-5f);
+    LayerNorm norm = {
+        RB, RT, RC, 1e-5f, dropout, x, NULL, NULL, gamma, gamma, y, mean, rstd, dy, .dresidual = dresidual};
+    op_layernorm_forward(lab->stream, &norm);
     for (int i = 0; i < 2; i++) {
         result[i] = (float *)lab_alloc(lab, results * sizeof(float));
         float *dgamma = result[i] + RV * RC + RT * RC;
         copy_on_device(lab->stream, dresidual, x, RN * RC * sizeof(floatX));
-        op_embedding_backward(lab->stream, result[i], result[i] + RV * RC, dy, tokens, positions, RB, RT, RC, dropout);
-        op_layernorm_backward(lab->stream, dresidual, NULL, dgamma, dgamma + RC, dgamma + 2 * RC, dy, x, gamma, mean, rstd, RB, RT, RC, dropout);
+        Embedding embedding = {RB,
+                               RT,
+                               RC,
+                               0,
+                               RV,
+                               tokens,
+                               positions,
+                               dropout,
+                               .dx = dy,
+                               .dwte = result[i],
+                               .dwpe = result[i] + RV * RC};
+        op_embedding_backward(lab->stream, &embedding);
+        norm.dgamma = dgamma, norm.dbeta = dgamma + RC, norm.branch_sum = sum;
+        op_layernorm_backward(lab->stream, &norm);
+        op_bias_gradient(lab->stream, dgamma + 2 * RC, dresidual, sum, RN, RC, NULL);
     }
-    verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)), "embedding and LayerNorm backward repeat themselves", 0);
-    release(lab, (void *[]){tokens, start, positions, x, dy, gamma, y, mean, rstd, dresidual, result[0], result[1], NULL});
+    verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
+            "embedding and LayerNorm backward repeat themselves", 0);
+    release(lab, (void *[]){tokens, start, positions, x, dy, gamma, y, mean, rstd, sum, dresidual, result[0],
+                            result[1], NULL});
 }
 
 static void repeat_head_and_linear(Lab *lab, Verdict *v) {
     size_t bytes = op_head_workspace_bytes(RN, RC, RV), linear = op_linear_workspace_bytes(RN, RC, RV);
     void *workspace = poisoned(lab, bytes > linear ? bytes : linear);
-    floatX *x = random_x(lab, RN * RC, 0, 1), *w = random_x(lab, RV * RC, 0, 0.1), *dy = random_x(lab, RN * RV, 0, 1);
+    floatX *x = random_x(lab, RN * RC, 0, 1), *w = random_x(lab, RV * RC, 0, 0.1),
+           *dy = random_x(lab, RN * RV, 0, 1);
     int32_t *targets = random_ids(lab, RN, RV);
     float *losses = poisoned_f(lab, RN), *result[2];
     floatX *dx[2];
@@ -81,15 +103,78 @@ static void repeat_head_and_linear(Lab *lab, Verdict *v) {
     for (int i = 0; i < 2; i++) {
         result[i] = (float *)lab_alloc(lab, results * sizeof(float));
         dx[i] = poisoned_x(lab, RN * RC);
-        op_head(lab->stream, losses, result[i] + RV * RC + RV, dx[i], result[i], x, w, targets, NULL, 1e-3f, RN, RC, RV, false, workspace);
-        op_linear_backward(lab->stream, NULL, result[i], result[i] + RV * RC, dy, x, w, NULL, NULL, RN, RC, RV, false, workspace);
+        Head head = {RN,
+                     RC,
+                     0,
+                     RV,
+                     x,
+                     w,
+                     targets,
+                     NULL,
+                     1e-3f,
+                     losses,
+                     result[i] + RV * RC + RV,
+                     dx[i],
+                     result[i],
+                     .workspace = workspace};
+        op_head(lab->stream, &head);
+        Linear product = {RN, RC, RV, x, w, .dy = dy, .dw = result[i], .workspace = workspace};
+        op_linear_backward(lab->stream, &product);
+        op_bias_gradient(lab->stream, result[i] + RV * RC, dy, NULL, RN, RV, workspace);
     }
-    verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)), "head and linear backward repeat themselves: weight gradients and loss", 0);
-    verdict(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)), "head backward repeats itself: input gradient", 0);
+    verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
+            "head and linear backward repeat themselves: weight gradients and loss", 0);
+    verdict(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)),
+            "head backward repeats itself: input gradient", 0);
     release(lab, (void *[]){workspace, x, w, dy, targets, losses, result[0], result[1], dx[0], dx[1], NULL});
 }
 
-// --- attention: one call ---------------------------------------------------------------------------------------------------------------------
+// Where one rank holds the whole vocabulary, logits and gradients in two calls a chunk give the
+// bits of op_head.
+static void head_in_two_calls(Lab *lab, Verdict *v) {
+    floatX *x = random_x(lab, RN * RC, 0, 1), *w = random_x(lab, RV * RC, 0, 0.1), *dx[2];
+    int32_t *targets = random_ids(lab, RN, RV);
+    float *result[2];  // dwte, losses, loss_sum
+    int64_t chunk = op_head_chunk_rows(RN, RV), results = RV * RC + RN + 1;
+    HeadStatistics *own = (HeadStatistics *)lab_alloc(lab, (size_t)chunk * sizeof *own);
+    void *workspace = poisoned(lab, op_head_workspace_bytes(RN, RC, RV));
+    for (int i = 0; i < 2; i++) {
+        result[i] = (float *)lab_alloc(lab, (size_t)results * sizeof(float));
+        dx[i] = poisoned_x(lab, RN * RC);
+        Head head = {RN,
+                     RC,
+                     0,
+                     RV,
+                     x,
+                     w,
+                     targets,
+                     NULL,
+                     1e-3f,
+                     result[i] + RV * RC,
+                     result[i] + RV * RC + RN,
+                     dx[i],
+                     result[i],
+                     true,
+                     workspace,
+                     own,
+                     own,
+                     .ranks = 1};
+        if (i == 0) op_head(lab->stream, &head);
+        for (int64_t row = 0; i == 1 && row < RN; row += chunk) {
+            int64_t rows = RN - row < chunk ? RN - row : chunk;
+            op_head_logits(lab->stream, &head, row, rows);
+            op_head_gradients(lab->stream, &head, row, rows);
+        }
+        if (i == 1) op_loss_sum(lab->stream, &head);
+    }
+    verdict(v, same_bits(lab, result[0], result[1], (size_t)results * sizeof(float)),
+            "the head in two calls: weight gradient and losses", 0);
+    verdict(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)),
+            "the head in two calls: input gradient", 0);
+    release(lab, (void *[]){x, w, dx[0], dx[1], targets, result[0], result[1], own, workspace, NULL});
+}
+
+// --- attention: one call -------------------------------------------------------------------------
 
 typedef struct Call {
     int B, T, NH, HD;
@@ -106,9 +191,12 @@ static int64_t out_size(const Call *c) { return (int64_t)c->B * c->T * c->NH * c
 
 static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *dout) {
     Answer answer = {poisoned_x(lab, out_size(c)), poisoned_x(lab, 3 * out_size(c))};
-    void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD)), *saved = poisoned(lab, op_attention_saved_bytes(c->B, c->T, c->NH, c->HD));
-    op_attention_forward(lab->stream, answer.out, saved, qkv, c->doc_start, c->B, c->T, c->NH, c->HD, c->dropout, workspace);
-    op_attention_backward(lab->stream, answer.dqkv, dout, answer.out, saved, qkv, c->doc_start, c->B, c->T, c->NH, c->HD, c->dropout, workspace);
+    void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD)),
+         *saved = poisoned(lab, op_attention_saved_bytes(c->B, c->T, c->NH, c->HD));
+    Attention a = {c->B,         c->T,       c->NH, c->HD, c->dropout,  qkv,
+                   c->doc_start, answer.out, saved, dout,  answer.dqkv, workspace};
+    op_attention_forward(lab->stream, &a);
+    op_attention_backward(lab->stream, &a);
     release(lab, (void *[]){workspace, saved, NULL});
     return answer;
 }
@@ -116,33 +204,40 @@ static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *d
 static void repeat_attention(Lab *lab, Verdict *v, Call call, const char *what) {
     floatX *qkv = random_x(lab, 3 * out_size(&call), 0, 1), *dout = random_x(lab, out_size(&call), 0, 1);
     Answer a = attend(lab, &call, qkv, dout), b = attend(lab, &call, qkv, dout);
-    bool same = same_bits(lab, a.out, b.out, (size_t)out_size(&call) * sizeof(floatX)) && same_bits(lab, a.dqkv, b.dqkv, 3 * (size_t)out_size(&call) * sizeof(floatX));
+    bool same = same_bits(lab, a.out, b.out, (size_t)out_size(&call) * sizeof(floatX)) &&
+                same_bits(lab, a.dqkv, b.dqkv, 3 * (size_t)out_size(&call) * sizeof(floatX));
     verdict(v, same, what, 0);
     release(lab, (void *[]){qkv, dout, a.out, a.dqkv, b.out, b.dqkv, NULL});
 }
 
-// --- attention: dropout's mask, made visible -------------------------------------------------------------------------------------------------
+// --- attention: dropout's mask, made visible -----------------------------------------------------
 
-// With q = k = 0 the probabilities of query t are 1 / (t + 1). With v the identity (T = HD) out shows the dropped probabilities themselves, and with dout the
-// identity dv shows those that backward used, transposed.
+// With q = k = 0 the probabilities of query t are 1 / (t + 1). With v the identity (T = HD) out
+// shows the dropped probabilities themselves, and with dout the identity dv shows those that
+// backward used, transposed.
 enum { SIDE = 64 };  // T and HD
 
-// mask (B, NH, T, T): the multiplier of every visible probability, from forward; *disagreements: entries where backward's differs by more than rounding.
+// mask (B, NH, T, T): the multiplier of every visible probability, from forward; *disagreements:
+// entries where backward's differs by more than rounding.
 static double *read_mask(Lab *lab, const Call *c, int64_t *disagreements) {
     int64_t rows = (int64_t)c->B * c->T * c->NH;
-    double *qkv = (double *)xcalloc((size_t)rows * 3 * SIDE, sizeof(double), "qkv"), *dout = (double *)xcalloc((size_t)rows * SIDE, sizeof(double), "dout");
+    double *qkv = (double *)xcalloc((size_t)rows * 3 * SIDE, sizeof(double), "qkv"),
+           *dout = (double *)xcalloc((size_t)rows * SIDE, sizeof(double), "dout");
     for (int64_t row = 0; row < rows; row++) {
         int64_t t = row / c->NH % c->T;
         qkv[(row * 3 + 2) * SIDE + t] = 1.0;
         dout[row * SIDE + t] = 1.0;
     }
-    floatX *device_qkv = from_doubles(lab, qkv, rows * 3 * SIDE), *device_dout = from_doubles(lab, dout, rows * SIDE);
+    floatX *device_qkv = from_doubles(lab, qkv, rows * 3 * SIDE),
+           *device_dout = from_doubles(lab, dout, rows * SIDE);
     Answer answer = attend(lab, c, device_qkv, device_dout);
-    double *out = to_doubles(lab, answer.out, rows * SIDE), *dqkv = to_doubles(lab, answer.dqkv, rows * 3 * SIDE);
+    double *out = to_doubles(lab, answer.out, rows * SIDE),
+           *dqkv = to_doubles(lab, answer.dqkv, rows * 3 * SIDE);
     double *mask = (double *)xcalloc((size_t)rows * SIDE, sizeof(double), "the mask");
     *disagreements = 0;
     for (int64_t i = 0; i < rows * SIDE; i++) {
-        int64_t b = i / (c->NH * SIDE * SIDE), head = i / (SIDE * SIDE) % c->NH, t = i / SIDE % SIDE, key = i % SIDE;
+        int64_t b = i / (c->NH * SIDE * SIDE), head = i / (SIDE * SIDE) % c->NH, t = i / SIDE % SIDE,
+                key = i % SIDE;
         double forward = out[((b * SIDE + t) * c->NH + head) * SIDE + key] * (double)(t + 1);
         double backward = dqkv[(((b * SIDE + key) * c->NH + head) * 3 + 2) * SIDE + t] * (double)(t + 1);
         mask[i] = forward;
@@ -157,7 +252,8 @@ static double *read_mask(Lab *lab, const Call *c, int64_t *disagreements) {
     return mask;
 }
 
-// Share of kept probabilities, and the largest relative distance of a kept multiplier from 1 / (1 - p).
+// Share of kept probabilities, and the largest relative distance of a kept multiplier from 1 / (1 -
+// p).
 static void mask_statistics(const double *mask, int64_t heads, float p, double *kept, double *off) {
     int64_t visible = 0, alive = 0;
     *off = 0.0;
@@ -187,29 +283,34 @@ static void check_mask(Lab *lab, Verdict *v, Call call) {
     double *mask = read_mask(lab, &call, &wrong);
     verdict(v, wrong == 0, "dropout: forward and backward use one mask", (double)wrong);
     mask_statistics(mask, heads, p, &kept, &off);
-    verdict(v, fabs(kept - (1.0 - (double)p)) < 5.0 * sqrt((double)p * (1.0 - (double)p) / visible), "dropout: share of kept probabilities is 1 - p within 5 sigma", kept);
+    verdict(v, fabs(kept - (1.0 - (double)p)) < 5.0 * sqrt((double)p * (1.0 - (double)p) / visible),
+            "dropout: share of kept probabilities is 1 - p within 5 sigma", kept);
     verdict(v, off < 0.02, "dropout: kept probabilities are multiplied by 1 / (1 - p)", off);
     // Masks of other layers and samples agree only by chance: both dropped or both kept.
-    double chance = (double)p * (double)p + (1.0 - (double)p) * (1.0 - (double)p), spread = 5.0 * sqrt(chance * (1.0 - chance) / visible);
+    double chance = (double)p * (double)p + (1.0 - (double)p) * (1.0 - (double)p),
+           spread = 5.0 * sqrt(chance * (1.0 - chance) / visible);
     for (int other = 0; other < 3; other++) {
         Call changed = call;
         if (other == 0) changed.dropout.site += 4;
         if (other == 1) changed.dropout.first_sample += call.B;
         if (other == 2) changed.dropout.seed += 1;
         double *second = read_mask(lab, &changed, &wrong), equal = share_of_equal_zeros(mask, second, heads);
-        verdict(v, fabs(equal - chance) < spread, "dropout: another layer, sample or seed has an unrelated mask", equal);
+        verdict(v, fabs(equal - chance) < spread,
+                "dropout: another layer, sample or seed has an unrelated mask", equal);
         free(second);
     }
     double *again = read_mask(lab, &call, &wrong);
-    verdict(v, share_of_equal_zeros(mask, again, heads) == 1.0, "dropout: a recomputed forward has the same mask", 0);
+    verdict(v, share_of_equal_zeros(mask, again, heads) == 1.0,
+            "dropout: a recomputed forward has the same mask", 0);
     free(again);
     free(mask);
 }
 
-// --- attention with a known mask against double precision ------------------------------------------------------------------------------------
+// --- attention with a known mask against double precision ----------------------------------------
 
 // One head: out, dq, dk, dv (SIDE, SIDE) from q, k, v, dout and the mask.
-static void reference_head(const double *q, const double *k, const double *v, const double *dout, const double *mask, double *out, double *dq, double *dk, double *dv) {
+static void reference_head(const double *q, const double *k, const double *v, const double *dout,
+                           const double *mask, double *out, double *dq, double *dk, double *dv) {
     double scale = 1.0 / sqrt((double)SIDE), p[SIDE], dp[SIDE];
     memset(out, 0, SIDE * SIDE * sizeof(double));
     memset(dq, 0, SIDE * SIDE * sizeof(double));
@@ -242,8 +343,10 @@ static void reference_head(const double *q, const double *k, const double *v, co
     }
 }
 
-// Root of the mean squared difference over the root of the mean squared reference, of one head's rows: got is `stride` apart.
-static void add_errors(const double *got, int64_t stride, const double *expected, double *error, double *size) {
+// Root of the mean squared difference over the root of the mean squared reference, of one head's
+// rows: got is `stride` apart.
+static void add_errors(const double *got, int64_t stride, const double *expected, double *error,
+                       double *size) {
     for (int i = 0; i < SIDE * SIDE; i++) {
         double difference = got[i / SIDE * stride + i % SIDE] - expected[i];
         *error += difference * difference;
@@ -256,24 +359,35 @@ static void gather(double *to, const double *from, int64_t stride) {
 
 static void check_against_double(Lab *lab, Verdict *v, Call call) {
     int64_t n = out_size(&call), wrong, out_row = (int64_t)call.NH * SIDE, qkv_row = 3 * out_row;
-    double *mask = read_mask(lab, &call, &wrong), *qkv = random_doubles(lab, 3 * n), *dout = random_doubles(lab, n);
-    for (int64_t i = 0; i < (int64_t)call.B * call.NH * SIDE * SIDE; i++) mask[i] = mask[i] == 0.0 ? 0.0 : 1.0 / (1.0 - (double)call.dropout.p);
+    double *mask = read_mask(lab, &call, &wrong), *qkv = random_doubles(lab, 3 * n),
+           *dout = random_doubles(lab, n);
+    for (int64_t i = 0; i < (int64_t)call.B * call.NH * SIDE * SIDE; i++)
+        mask[i] = mask[i] == 0.0 ? 0.0 : 1.0 / (1.0 - (double)call.dropout.p);
     floatX *device_qkv = from_doubles(lab, qkv, 3 * n), *device_dout = from_doubles(lab, dout, n);
     Answer answer = attend(lab, &call, device_qkv, device_dout);
-    double *out = to_doubles(lab, answer.out, n), *dqkv = to_doubles(lab, answer.dqkv, 3 * n), error[4] = {0}, size[4] = {0};
-    double *head = (double *)xcalloc(8 * SIDE * SIDE, sizeof(double), "a head");  // q, k, v, dout, out, dq, dk, dv
+    double *out = to_doubles(lab, answer.out, n), *dqkv = to_doubles(lab, answer.dqkv, 3 * n), error[4] = {0},
+           size[4] = {0};
+    // q, k, v, dout, out, dq, dk, dv.
+    double *head = (double *)xcalloc(8 * SIDE * SIDE, sizeof(double), "a head");
     enum { AREA = SIDE * SIDE };
     for (int64_t i = 0; i < (int64_t)call.B * call.NH; i++) {
-        int64_t b = i / call.NH, h = i % call.NH, out_at = b * SIDE * out_row + h * SIDE, qkv_at = b * SIDE * qkv_row + h * 3 * SIDE;
+        int64_t b = i / call.NH, h = i % call.NH, out_at = b * SIDE * out_row + h * SIDE,
+                qkv_at = b * SIDE * qkv_row + h * 3 * SIDE;
         for (int part = 0; part < 3; part++) gather(head + part * AREA, qkv + qkv_at + part * SIDE, qkv_row);
         gather(head + 3 * AREA, dout + out_at, out_row);
-        reference_head(head, head + AREA, head + 2 * AREA, head + 3 * AREA, mask + i * AREA, head + 4 * AREA, head + 5 * AREA, head + 6 * AREA, head + 7 * AREA);
+        reference_head(head, head + AREA, head + 2 * AREA, head + 3 * AREA, mask + i * AREA, head + 4 * AREA,
+                       head + 5 * AREA, head + 6 * AREA, head + 7 * AREA);
         add_errors(out + out_at, out_row, head + 4 * AREA, &error[0], &size[0]);
-        for (int part = 0; part < 3; part++) add_errors(dqkv + qkv_at + part * SIDE, qkv_row, head + (5 + part) * AREA, &error[1 + part], &size[1 + part]);
+        for (int part = 0; part < 3; part++)
+            add_errors(dqkv + qkv_at + part * SIDE, qkv_row, head + (5 + part) * AREA, &error[1 + part],
+                       &size[1 + part]);
     }
-    // Two or three bf16 roundings on the way (probabilities, gradient of the scores, result), each of at most 2^-9 relative.
-    const char *names[4] = {"attention with dropout, out", "attention with dropout, dq", "attention with dropout, dk", "attention with dropout, dv"};
-    for (int i = 0; i < 4; i++) verdict(v, sqrt(error[i] / size[i]) < 0x1p-7, names[i], sqrt(error[i] / size[i]));
+    // Two or three bf16 roundings on the way (probabilities, gradient of the scores, result), each
+    // of at most 2^-9 relative.
+    const char *names[4] = {"attention with dropout, out", "attention with dropout, dq",
+                            "attention with dropout, dk", "attention with dropout, dv"};
+    for (int i = 0; i < 4; i++)
+        verdict(v, sqrt(error[i] / size[i]) < 0x1p-7, names[i], sqrt(error[i] / size[i]));
     release(lab, (void *[]){device_qkv, device_dout, answer.out, answer.dqkv, NULL});
     free(mask);
     free(qkv);
@@ -291,14 +405,17 @@ int main(int argc, char **argv) {
     device_set_deterministic(lab.device, deterministic);
     repeat_norm_and_embedding(&lab, &v);
     repeat_head_and_linear(&lab, &v);
+    head_in_two_calls(&lab, &v);
     int32_t *zeros, *positions;
     random_documents(&lab, 4, 512, false, &zeros, &positions);
-    Call big = {2, 512, 3, 64, {0.0f, 0, 0, 0}, zeros}, small = {2, SIDE, 3, SIDE, {0.25f, 4321, 4 * 7 + DROPOUT_ATTENTION, 1000}, NULL};
+    Call big = {2, 512, 3, 64, {0.0f, 0, 0, 0}, zeros},
+         small = {2, SIDE, 3, SIDE, {0.25f, 4321, 4 * 7 + DROPOUT_ATTENTION, 1000}, NULL};
     repeat_attention(&lab, &v, big, "attention with document starts repeats itself");
     big.doc_start = NULL;
     if (deterministic) repeat_attention(&lab, &v, big, "attention repeats itself in deterministic mode");
     big.dropout = small.dropout;
-    if (deterministic) repeat_attention(&lab, &v, big, "attention with dropout repeats itself in deterministic mode");
+    if (deterministic)
+        repeat_attention(&lab, &v, big, "attention with dropout repeats itself in deterministic mode");
     check_mask(&lab, &v, small);
     check_against_double(&lab, &v, small);
     small.dropout.p = 0.0f;

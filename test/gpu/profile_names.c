@@ -1,5 +1,6 @@
-// A tool for NVTX to load (NVTX_INJECTION64_PATH): writes every range that starts and ends, and every stream that gets a name, into the file PROFILE_NAMES,
-// as "start NAME", "end NAME" and "stream NAME". test/gpu.sh looks there for the trainer's phases.
+// A tool for NVTX to load (NVTX_INJECTION64_PATH): writes every range that starts and ends, and
+// every stream that gets a name, into the file PROFILE_NAMES, as "start NAME", "end NAME" and
+// "stream NAME". test/gpu.sh looks there for the trainer's phases.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,8 @@ static nvtxRangeId_t NVTX_API started(const char *name) {
 static void NVTX_API ended(nvtxRangeId_t range) { note("end", (const char *)(uintptr_t)range); }
 static void NVTX_API named(cudaStream_t stream, const char *name) { note("stream", name); }
 
-static int take(const NvtxExportTableCallbacks *callbacks, NvtxCallbackModule module, unsigned at, NvtxFunctionPointer function) {
+static int take(const NvtxExportTableCallbacks *callbacks, NvtxCallbackModule module, unsigned at,
+                NvtxFunctionPointer function) {
     NvtxFunctionTable table = NULL;
     unsigned size = 0;
     if (!callbacks->GetModuleFunctionTable(module, &table, &size) || at >= size) return 0;
@@ -30,11 +32,15 @@ static int take(const NvtxExportTableCallbacks *callbacks, NvtxCallbackModule mo
     return 1;
 }
 
-// NVTX calls this when the program makes its first call. Returns 0 when the program's NVTX is another than is known here.
+// NVTX calls this when the program makes its first call. Returns 0 when the program's NVTX is
+// another than is known here.
 int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t export_table);
 int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t export_table) {
-    const NvtxExportTableCallbacks *callbacks = (const NvtxExportTableCallbacks *)export_table(NVTX_ETID_CALLBACKS);
-    return callbacks && take(callbacks, NVTX_CB_MODULE_CORE, NVTX_CBID_CORE_RangeStartA, (NvtxFunctionPointer)started) &&
+    const NvtxExportTableCallbacks *callbacks =
+        (const NvtxExportTableCallbacks *)export_table(NVTX_ETID_CALLBACKS);
+    return callbacks &&
+           take(callbacks, NVTX_CB_MODULE_CORE, NVTX_CBID_CORE_RangeStartA, (NvtxFunctionPointer)started) &&
            take(callbacks, NVTX_CB_MODULE_CORE, NVTX_CBID_CORE_RangeEnd, (NvtxFunctionPointer)ended) &&
-           take(callbacks, NVTX_CB_MODULE_CUDART, NVTX_CBID_CUDART_NameCudaStreamA, (NvtxFunctionPointer)named);
+           take(callbacks, NVTX_CB_MODULE_CUDART, NVTX_CBID_CUDART_NameCudaStreamA,
+                (NvtxFunctionPointer)named);
 }

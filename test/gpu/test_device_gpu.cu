@@ -1,4 +1,5 @@
-// The CUDA device: what it refuses, memory, copies that neither side waits for, the order of streams and events.
+// The CUDA device: what it refuses, memory, copies that neither side waits for, the order of
+// streams and events.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -20,26 +21,35 @@ static void busy(Stream *stream, int *out, int value, int milliseconds) {
     check_launch(stream, "busy");
 }
 
-static uint8_t pattern(size_t i, int seed) { return (uint8_t)((i * 2654435761u + (size_t)seed * 40503u) >> 13); }
+static uint8_t pattern(size_t i, int seed) {
+    return (uint8_t)((i * 2654435761u + (size_t)seed * 40503u) >> 13);
+}
 
 static void test_open(Checks *c, Device *device) {
     char text[256];
     size_t available = 0, total = 0;
     device_libraries(text, sizeof text);
     device_memory(device, &available, &total);
-    printf("%s, %d multiprocessors, %.1f GB, peak %.1f TFLOP/s, %s\n", device_name(device), device->multiprocessors, 1e-9 * (double)total, 1e-12 * device_peak_flops(device), text);
-    check(c, strcmp(device_backend(), "cuda") == 0 && !device_is_host(), "the backend's name is %s, host: %d", device_backend(), device_is_host());
-    check(c, strstr(text, "cuBLASLt") && strstr(text, "cuDNN") && strstr(text, "NCCL"), "the libraries are %s", text);
+    printf("%s, %d multiprocessors, %.1f GB, peak %.1f TFLOP/s, %s\n", device_name(device),
+           device->multiprocessors, 1e-9 * (double)total, 1e-12 * device_peak_flops(device), text);
+    check(c, strcmp(device_backend(), "cuda") == 0 && !device_is_host(), "the backend's name is %s, host: %d",
+          device_backend(), device_is_host());
+    check(c, strstr(text, "cuBLASLt") && strstr(text, "cuDNN") && strstr(text, "NCCL"),
+          "the libraries are %s", text);
     check(c, available > 0 && available <= total, "%zu of %zu bytes free", available, total);
     check(c, device_site(device)->rank == 3, "the site is not the one given");
     if (strstr(device_name(device), "H100 80GB HBM3") || strstr(device_name(device), "H200")) {
-        check(c, device_peak_flops(device) == 989.4e12, "peak of %s is %g", device_name(device), device_peak_flops(device));
+        check(c, device_peak_flops(device) == 989.4e12, "peak of %s is %g", device_name(device),
+              device_peak_flops(device));
     }
     check(c, device_count() > 0 && device_count() < 1000, "%d GPUs", device_count());
     const int missing[] = {-1, 1000};
     for (int i = 0; i < 2; i++) {
         Error err = {};
-        check(c, device_open(missing[i], NULL, &err) == NULL && err.code == EXIT_ENVIRONMENT && strstr(err.what, "does not exist"), "GPU %d: %s", missing[i], err.what);
+        check(c,
+              device_open(missing[i], NULL, &err) == NULL && err.code == EXIT_ENVIRONMENT &&
+                  strstr(err.what, "does not exist"),
+              "GPU %d: %s", missing[i], err.what);
     }
     check(c, !device->deterministic, "deterministic from the start");
     device_set_deterministic(device, true);
@@ -68,48 +78,46 @@ static void test_memory(Checks *c, Device *device) {
         }
     }
     free(back);
-    check(c, device_alloc(device, (size_t)1 << 50, "the weight arena", &err) == NULL && err.code == EXIT_ENVIRONMENT && strstr(err.what, "the weight arena"), "a petabyte: %s", err.what);
+    check(c,
+          device_alloc(device, (size_t)1 << 50, "the weight arena", &err) == NULL &&
+              err.code == EXIT_ENVIRONMENT && strstr(err.what, "the weight arena"),
+          "a petabyte: %s", err.what);
     int *word = (int *)device_alloc(device, sizeof(int), "a test", &err);
     busy(stream, word, 1, 0);  // the refused allocation must not be reported as this launch's error
     stream_destroy(stream);
     device_free(device, word);
 }
 
-// What the program says it allocated is what the driver says is gone, up to its granularity of 2 MiB a piece.
+// What the program says it allocated is what the driver says is gone, up to its granularity of 2
+// MiB a piece.
 static void test_count(Checks *c, Device *device) {
     Error err = {};
-    size_t before = device_allocated(device), taken = device_taken(device), share = device_share(device, 1), size = (size_t)300 << 20, slack = (size_t)4 << 20;
+    size_t before = device_allocated(device), taken = device_taken(device), share = device_share(device, 1),
+           size = (size_t)300 << 20, slack = (size_t)4 << 20;
     void *memory = device_alloc(device, size, "a test", &err);
     size_t now = device_taken(device);
-    check(c, device_allocated(device) - before == size, "%zu bytes counted instead of %zu", device_allocated(device) - before, size);
-    check(c, now >= taken + size && now <= taken + size + slack, "%zu bytes are gone after allocating %zu", now - taken, size);
-    check(c, device_share(device, 1) + (now - taken) <= share + slack, "%zu bytes free, before %zu", device_share(device, 1), share);
-    check(c, device_share(device, 2) <= share / 2, "half of %zu bytes is %zu", share, device_share(device, 2));
+    check(c, device_allocated(device) - before == size, "%zu bytes counted instead of %zu",
+          device_allocated(device) - before, size);
+    check(c, now >= taken + size && now <= taken + size + slack, "%zu bytes are gone after allocating %zu",
+          now - taken, size);
+    check(c, device_share(device, 1) + (now - taken) <= share + slack, "%zu bytes free, before %zu",
+          device_share(device, 1), share);
+    check(c, device_share(device, 2) <= share / 2, "half of %zu bytes is %zu", share,
+          device_share(device, 2));
     device_free(device, memory);
     check(c, device_allocated(device) - before == size, "what was freed is no longer counted");
 }
 
-// Sizes that the kernels cannot compute are refused before a run, by the flag's name.
-static void test_limits(Checks *c) {
-    const struct { int C, NH, HD, F, Vp; const char *names; } model[] = {
-        {768, 12, 64, 3072, 50304, NULL},  {640, 5, 128, 2560, 512, NULL},     {100, 4, 25, 400, 512, "--hidden-size 100"},
-        {96, 8, 12, 384, 512, "attention heads of size 12"}, {3072, 6, 512, 12288, 512, "attention heads of size 512"},
-        {64, 2, 32, 260, 512, "--ffn-hidden-size 260"},     {64, 2, 32, 256, 50257, "--make-vocab-size-divisible-by"}, {16384, 128, 128, 65536, 512, NULL}, {16392, 128, 128, 65536, 512, "--hidden-size 16392"},
-    };
-    for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) {
-        Error err = {};
-        bool fine = op_check_model(model[i].C, model[i].NH, model[i].HD, model[i].F, model[i].Vp, &err);
-        check(c, fine == !model[i].names && (fine || (err.code == EXIT_USAGE && strstr(err.what, model[i].names))), "model %zu: %s", i, fine ? "accepted" : err.what);
-    }
-}
-
-// Uploads of less and of much more than the ring, whose host memory is overwritten at once, and downloads of the same.
+// Uploads of less and of much more than the ring, whose host memory is overwritten at once, and
+// downloads of the same.
 static void test_copies(Checks *c, Device *device) {
     Error err = {};
-    const size_t sizes[] = {1, 7, 4096, STAGING_BYTES, STAGING_BYTES + 1, (size_t)STAGING_BYTES * STAGING_SLOTS * 3 + 12345};
+    const size_t sizes[] = {
+        1, 7, 4096, STAGING_BYTES, STAGING_BYTES + 1, (size_t)STAGING_BYTES * STAGING_SLOTS * 3 + 12345};
     size_t most = sizes[5];
     Stream *stream = stream_create(device, "compute");
-    uint8_t *memory = (uint8_t *)device_alloc(device, most, "a test", &err), *host = (uint8_t *)malloc(most), *back = (uint8_t *)malloc(most);
+    uint8_t *memory = (uint8_t *)device_alloc(device, most, "a test", &err), *host = (uint8_t *)malloc(most),
+            *back = (uint8_t *)malloc(most);
     for (int i = 0; i < 6; i++) {
         for (size_t j = 0; j < sizes[i]; j++) host[j] = pattern(j, i);
         copy_to_device(stream, memory, host, sizes[i]);
@@ -122,7 +130,8 @@ static void test_copies(Checks *c, Device *device) {
     }
     copy_to_device(stream, memory, NULL, 0);
     copy_to_host(stream, NULL, memory, 0);
-    const int moves[][2] = {{0, 3}, {3, 0}, {0, 500}, {500, 0}, {0, 1000}, {17, 17}};  // to, from; 1000 bytes, most of them overlapping
+    // to, from; 1000 bytes, most of them overlapping.
+    const int moves[][2] = {{0, 3}, {3, 0}, {0, 500}, {500, 0}, {0, 1000}, {17, 17}};
     for (int i = 0; i < 6; i++) {
         for (size_t j = 0; j < 2000; j++) host[j] = pattern(j, 9);
         copy_to_device(stream, memory, host, 2000);
@@ -132,7 +141,8 @@ static void test_copies(Checks *c, Device *device) {
         memset(host + 1501, 0, 3);
         copy_to_host(stream, back, memory, 2000);
         stream_synchronize(stream);
-        check(c, memcmp(back, host, 2000) == 0, "moving from %d to %d on the device", moves[i][1], moves[i][0]);
+        check(c, memcmp(back, host, 2000) == 0, "moving from %d to %d on the device", moves[i][1],
+              moves[i][0]);
     }
     stream_destroy(stream);
     device_free(device, memory);
@@ -140,7 +150,8 @@ static void test_copies(Checks *c, Device *device) {
     free(back);
 }
 
-// While the stream is busy, copies return at once, in both directions; the data arrive in stream order.
+// While the stream is busy, copies return at once, in both directions; the data arrive in stream
+// order.
 static void test_asynchrony(Checks *c, Device *device) {
     Error err = {};
     const int milliseconds = 200;
@@ -156,7 +167,8 @@ static void test_asynchrony(Checks *c, Device *device) {
     copy_to_host(stream, back, word, sizeof back);
     event_record(landed, stream);
     double issued = monotonic_seconds() - start;
-    check(c, issued < 0.5e-3 * milliseconds, "three calls took %.1f ms while the stream was busy", 1e3 * issued);
+    check(c, issued < 0.5e-3 * milliseconds, "three calls took %.1f ms while the stream was busy",
+          1e3 * issued);
     event_synchronize(landed);
     double waited = monotonic_seconds() - start;
     check(c, waited > 0.9e-3 * milliseconds, "the event was waited for only %.1f ms", 1e3 * waited);
@@ -169,7 +181,8 @@ static void test_asynchrony(Checks *c, Device *device) {
 static void test_events(Checks *c, Device *device) {
     Error err = {};
     Stream *first = stream_create(device, "compute"), *second = stream_create(device, "communication");
-    Event *start = event_create_timed(device), *stop = event_create_timed(device), *order = event_create(device);
+    Event *start = event_create_timed(device), *stop = event_create_timed(device),
+          *order = event_create(device);
     int *word = (int *)device_alloc(device, 2 * sizeof(int), "a test", &err), back[2] = {-1, -1};
     event_record(start, first);
     busy(first, word, 5, 100);
@@ -191,7 +204,9 @@ static void test_events(Checks *c, Device *device) {
     int usual = 0, priority = 0;
     cudaStreamGetPriority(stream_handle(first), &usual);
     cudaStreamGetPriority(stream_handle(urgent), &priority);
-    check(c, usual == 0 && priority < usual, "priority %d of an urgent stream, %d of another", priority, usual);  // lower numbers go first
+    // Lower numbers go first.
+    check(c, usual == 0 && priority < usual, "priority %d of an urgent stream, %d of another", priority,
+          usual);
     stream_destroy(urgent);
     stream_destroy(first);
     stream_destroy(second);
@@ -212,7 +227,6 @@ int main(void) {
     test_open(&checks, device);
     test_memory(&checks, device);
     test_count(&checks, device);
-    test_limits(&checks);
     test_copies(&checks, device);
     test_asynchrony(&checks, device);
     test_events(&checks, device);

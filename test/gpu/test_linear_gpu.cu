@@ -1,8 +1,10 @@
-// The linear layers on a GPU against fp64 on the host, and against themselves: the same bits twice. With --speed also the rates of the products of a
-// 125M model's layer at micro-batch 32, sequence 2048.
+// The linear layers on a GPU against fp64 on the host, and against themselves: the same bits twice.
+// With --speed also the rates of the products of a 125M model's layer at micro-batch 32, sequence
+// 2048.
 //
-// Tolerances are error bounds, not guesses: half a unit in the last place of bf16 for the stored value (2^-8 of it at most), k x 2^-23 x the sum of
-// |a b| for fp32 sums in any order, and 2^-11 for the hardware's tanh, multiplied by what it enters into.
+// Tolerances are error bounds, not guesses: half a unit in the last place of bf16 for the stored
+// value (2^-8 of it at most), k x 2^-23 x the sum of |a b| for fp32 sums in any order, and 2^-11
+// for the hardware's tanh, multiplied by what it enters into.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -38,7 +40,8 @@ typedef struct Values {
     int64_t count;
 } Values;
 static Values random_values(Bench *b, int64_t count, float scale) {
-    Values v = {(floatX *)new_host((size_t)count * sizeof(floatX)), (floatX *)new_memory(b, (size_t)count * sizeof(floatX)), count};
+    Values v = {(floatX *)new_host((size_t)count * sizeof(floatX)),
+                (floatX *)new_memory(b, (size_t)count * sizeof(floatX)), count};
     for (int64_t i = 0; i < count; i++) v.host[i] = floatX_from_float(draw(b, scale));
     copy_to_device(b->stream, v.device, v.host, (size_t)count * sizeof(floatX));
     return v;
@@ -58,7 +61,9 @@ static floatX *fetch(Bench *b, const void *device, int64_t count, size_t size) {
 }
 
 // (1 + tanh(u)) / 2 without the cancellation that leaves nothing of it below u = -19.
-static double exact_gate(double x) { return 1.0 / (1.0 + exp(-2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+static double exact_gate(double x) {
+    return 1.0 / (1.0 + exp(-2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x)));
+}
 static double exact_gelu(double x) { return x * exact_gate(x); }
 static double exact_gelu_derivative(double x) {
     double u = 0.7978845608028654 * (x + 0.044715 * x * x * x), t = tanh(u);
@@ -77,28 +82,46 @@ static void compare(Worst *worst, int64_t i, double got, double exact, double bo
     if (!(ratio <= worst->ratio)) worst->ratio = ratio, worst->at = i;  // NaN counts as the worst
 }
 static void check_worst(Bench *b, const Worst *worst, const char *what, int64_t N, int C, int OC) {
-    check(b->checks, worst->ratio <= 1.0, "%s of (%lld, %d) x (%d, %d)^T: element %lld is off by %g times its bound", what, (long long)N, C, OC, C, (long long)worst->at, worst->ratio);
+    check(b->checks, worst->ratio <= 1.0,
+          "%s of (%lld, %d) x (%d, %d)^T: element %lld is off by %g times its bound", what, (long long)N, C,
+          OC, C, (long long)worst->at, worst->ratio);
 }
 
-// --- forward ---------------------------------------------------------------------------------------------------------------------
+// --- forward -------------------------------------------------------------------------------------
 
 static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool with_bias) {
-    Values x = random_values(b, N * C, 1.0f), w = random_values(b, (int64_t)OC * C, 2.0f / sqrtf((float)C)), bias = random_values(b, OC, 0.5f);
-    floatX *y = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX)), *pre = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX));
+    Values x = random_values(b, N * C, 1.0f), w = random_values(b, (int64_t)OC * C, 2.0f / sqrtf((float)C)),
+           bias = random_values(b, OC, 0.5f);
+    floatX *y = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX)),
+           *pre = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX));
     void *workspace = new_memory(b, op_linear_workspace_bytes(N, C, OC));
-    op_linear_forward(b->stream, y, with_pre ? pre : NULL, x.device, w.device, with_bias ? bias.device : NULL, N, C, OC, workspace);
+    Linear linear = {.N = N,
+                     .C = C,
+                     .OC = OC,
+                     .x = x.device,
+                     .w = w.device,
+                     .bias = with_bias ? bias.device : NULL,
+                     .y = y};
+    linear.pre = with_pre ? pre : NULL;
+    linear.workspace = workspace;
+    op_linear_forward(b->stream, &linear);
     floatX *got_y = fetch(b, y, N * OC, sizeof(floatX)), *got_pre = fetch(b, pre, N * OC, sizeof(floatX));
     Worst worst_y = {}, worst_pre = {};
     for (int64_t n = 0; n < N; n++) {
         for (int o = 0; o < OC; o++) {
             int64_t i = n * OC + o;
             double sum = with_bias ? at(&bias, o) : 0.0, size = fabs(sum);
-            for (int k = 0; k < C; k++) sum += at(&x, n * C + k) * at(&w, (int64_t)o * C + k), size += fabs(at(&x, n * C + k) * at(&w, (int64_t)o * C + k));
+            for (int k = 0; k < C; k++)
+                sum += at(&x, n * C + k) * at(&w, (int64_t)o * C + k),
+                    size += fabs(at(&x, n * C + k) * at(&w, (int64_t)o * C + k));
             double summed = C * 0x1p-23 * size;
             if (with_pre) {
                 compare(&worst_pre, i, floatX_to_float(got_pre[i]), sum, bf16_half_ulp(sum) + summed);
-                // GELU of the sum before or after its rounding, whichever the epilogue takes; |GELU'| <= 1.13
-                compare(&worst_y, i, floatX_to_float(got_y[i]), exact_gelu(sum), bf16_half_ulp(exact_gelu(sum)) + 1.13 * (summed + bf16_half_ulp(sum)) + fabs(sum) * 0x1p-11);
+                // GELU of the sum before or after its rounding, whichever the epilogue takes;
+                // |GELU'| <= 1.13
+                compare(&worst_y, i, floatX_to_float(got_y[i]), exact_gelu(sum),
+                        bf16_half_ulp(exact_gelu(sum)) + 1.13 * (summed + bf16_half_ulp(sum)) +
+                            fabs(sum) * 0x1p-11);
             } else {
                 compare(&worst_y, i, floatX_to_float(got_y[i]), sum, bf16_half_ulp(sum) + summed);
             }
@@ -106,26 +129,33 @@ static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool
     }
     check_worst(b, &worst_y, with_pre ? "GELU" : "the product", N, C, OC);
     if (with_pre) check_worst(b, &worst_pre, "the pre-activation", N, C, OC);
-    op_linear_forward(b->stream, y, with_pre ? pre : NULL, x.device, w.device, with_bias ? bias.device : NULL, N, C, OC, workspace);
+    op_linear_forward(b->stream, &linear);
     floatX *again = fetch(b, y, N * OC, sizeof(floatX));
-    check(b->checks, memcmp(again, got_y, (size_t)(N * OC) * sizeof(floatX)) == 0, "a second forward gives other bits");
+    check(b->checks, memcmp(again, got_y, (size_t)(N * OC) * sizeof(floatX)) == 0,
+          "a second forward gives other bits");
     values_free(b, &x), values_free(b, &w), values_free(b, &bias);
     device_free(b->device, y), device_free(b->device, pre), device_free(b->device, workspace);
     free(got_y), free(got_pre), free(again);
 }
 
-// --- backward --------------------------------------------------------------------------------------------------------------------
+// --- backward ------------------------------------------------------------------------------------
 
-static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values *w, const Values *pre, int64_t N, int C, int OC) {
+static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values *w, const Values *pre,
+                     int64_t N, int C, int OC) {
     Worst worst = {};
     for (int64_t n = 0; n < N; n++) {
         for (int k = 0; k < C; k++) {
             double sum = 0.0, size = 0.0;
-            for (int o = 0; o < OC; o++) sum += at(dy, n * OC + o) * at(w, (int64_t)o * C + k), size += fabs(at(dy, n * OC + o) * at(w, (int64_t)o * C + k));
+            for (int o = 0; o < OC; o++)
+                sum += at(dy, n * OC + o) * at(w, (int64_t)o * C + k),
+                    size += fabs(at(dy, n * OC + o) * at(w, (int64_t)o * C + k));
             double p = pre ? at(pre, n * C + k) : 0.0, slope = pre ? exact_gelu_derivative(p) : 1.0;
-            // The product may be rounded before it meets the slope; the slope's gate may come from the hardware's tanh, which is right to 2^-11 of itself.
+            // The product may be rounded before it meets the slope; the slope's gate may come from
+            // the hardware's tanh, which is right to 2^-11 of itself.
             double bound = bf16_half_ulp(sum * slope) + OC * 0x1p-23 * size * 1.13;
-            if (pre) bound += fabs(slope) * bf16_half_ulp(sum) + fabs(sum) * (1.0 + fabs(p)) * (1.0 + p * p / 7.0) * 0x1p-11;
+            if (pre)
+                bound += fabs(slope) * bf16_half_ulp(sum) +
+                         fabs(sum) * (1.0 + fabs(p)) * (1.0 + p * p / 7.0) * 0x1p-11;
             compare(&worst, n * C + k, floatX_to_float(dx[n * C + k]), sum * slope, bound);
         }
     }
@@ -133,24 +163,32 @@ static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values 
 }
 
 // before + the sum over `passes` equal micro-batches
-static void check_dw(Bench *b, const float *dw, const float *dbias, float before, int passes, const Values *dy, const Values *x, int64_t N, int C, int OC) {
+static void check_dw(Bench *b, const float *dw, const float *dbias, float before, int passes,
+                     const Values *dy, const Values *x, int64_t N, int C, int OC) {
     Worst worst = {}, worst_bias = {};
     for (int o = 0; o < OC; o++) {
         double column = 0.0, column_size = fabs(before);
         for (int64_t n = 0; n < N; n++) column += at(dy, n * OC + o), column_size += fabs(at(dy, n * OC + o));
-        if (dbias) compare(&worst_bias, o, dbias[o], before + passes * column, (double)(N + 2) * passes * 0x1p-23 * column_size);
+        if (dbias)
+            compare(&worst_bias, o, dbias[o], before + passes * column,
+                    (double)(N + 2) * passes * 0x1p-23 * column_size);
         for (int k = 0; k < C; k++) {
             double sum = 0.0, size = fabs(before);
-            for (int64_t n = 0; n < N; n++) sum += at(dy, n * OC + o) * at(x, n * C + k), size += fabs(at(dy, n * OC + o) * at(x, n * C + k));
-            compare(&worst, (int64_t)o * C + k, dw[(int64_t)o * C + k], before + passes * sum, (double)(N + 2) * passes * 0x1p-23 * size);
+            for (int64_t n = 0; n < N; n++)
+                sum += at(dy, n * OC + o) * at(x, n * C + k),
+                    size += fabs(at(dy, n * OC + o) * at(x, n * C + k));
+            compare(&worst, (int64_t)o * C + k, dw[(int64_t)o * C + k], before + passes * sum,
+                    (double)(N + 2) * passes * 0x1p-23 * size);
         }
     }
     check_worst(b, &worst, "dw", N, C, OC);
     if (dbias) check_worst(b, &worst_bias, "dbias", N, C, OC);
 }
 
-// dpre_bias (C) after `passes` equal micro-batches that gave dx (N, C): summed before or after dx was rounded.
-static void check_dpre_bias(Bench *b, const float *device_bias, const floatX *device_dx, int passes, int64_t N, int C) {
+// dpre_bias (C) after `passes` equal micro-batches that gave dx (N, C): summed before or after dx
+// was rounded.
+static void check_dpre_bias(Bench *b, const float *device_bias, const floatX *device_dx, int passes,
+                            int64_t N, int C) {
     float *got = (float *)fetch(b, device_bias, C, sizeof(float));
     floatX *dx = fetch(b, device_dx, N * C, sizeof(floatX));
     Worst worst = {};
@@ -158,7 +196,8 @@ static void check_dpre_bias(Bench *b, const float *device_bias, const floatX *de
         double sum = 0.0, bound = 0.0;
         for (int64_t n = 0; n < N; n++) {
             double value = floatX_to_float(dx[n * C + c]);
-            sum += passes * value, bound += passes * (bf16_half_ulp(value) + (double)(N + 2) * passes * 0x1p-23 * fabs(value));
+            sum += passes * value,
+                bound += passes * (bf16_half_ulp(value) + (double)(N + 2) * passes * 0x1p-23 * fabs(value));
         }
         compare(&worst, c, got[c], sum, bound);
     }
@@ -169,22 +208,33 @@ static void check_dpre_bias(Bench *b, const float *device_bias, const floatX *de
 // Two micro-batches onto gradients that are not zero.
 static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
     const float before = 3.25f;
-    Values dy = random_values(b, N * OC, 1.0f), x = random_values(b, N * C, 1.0f), w = random_values(b, (int64_t)OC * C, 0.5f), pre = random_values(b, N * C, 4.0f);
+    Values dy = random_values(b, N * OC, 1.0f), x = random_values(b, N * C, 1.0f),
+           w = random_values(b, (int64_t)OC * C, 0.5f), pre = random_values(b, N * C, 4.0f);
     size_t dw_bytes = (size_t)OC * C * sizeof(float), dbias_bytes = (size_t)OC * sizeof(float);
     floatX *dx = (floatX *)new_memory(b, (size_t)(N * C) * sizeof(floatX));
-    float *dw = (float *)new_memory(b, dw_bytes), *dbias = (float *)new_memory(b, dbias_bytes), *start = (float *)new_host(dw_bytes + dbias_bytes);
+    float *dw = (float *)new_memory(b, dw_bytes), *dbias = (float *)new_memory(b, dbias_bytes),
+          *start = (float *)new_host(dw_bytes + dbias_bytes);
     for (size_t i = 0; i < (dw_bytes + dbias_bytes) / sizeof(float); i++) start[i] = before;
     void *workspace = new_memory(b, op_linear_workspace_bytes(N, C, OC));
     float *dpre_bias = (float *)new_memory(b, (size_t)C * sizeof(float));
     set_zero(b->stream, dpre_bias, (size_t)C * sizeof(float));
     float *first_dw = NULL, *first_dbias = NULL;
+    Linear linear = {.N = N, .C = C, .OC = OC, .x = x.device, .w = w.device};
+    linear.dy = dy.device;
+    linear.x_pre = with_pre ? pre.device : NULL;
+    linear.dx = dx;
+    linear.dw = dw;
+    linear.dpre_bias = with_pre ? dpre_bias : NULL;
+    linear.workspace = workspace;
     for (int run = 0; run < 2; run++) {
         copy_to_device(b->stream, dw, start, dw_bytes);
         copy_to_device(b->stream, dbias, start, dbias_bytes);
         for (int pass = 0; pass < 2; pass++) {
-            op_linear_backward(b->stream, dx, dw, dbias, dy.device, x.device, w.device, with_pre ? pre.device : NULL, with_pre ? dpre_bias : NULL, N, C, OC, false, workspace);
+            op_bias_gradient(b->stream, dbias, dy.device, NULL, N, OC, workspace);
+            op_linear_backward(b->stream, &linear);
         }
-        float *got_dw = (float *)fetch(b, dw, (int64_t)OC * C, sizeof(float)), *got_dbias = (float *)fetch(b, dbias, OC, sizeof(float));
+        float *got_dw = (float *)fetch(b, dw, (int64_t)OC * C, sizeof(float)),
+              *got_dbias = (float *)fetch(b, dbias, OC, sizeof(float));
         if (run == 0) {
             first_dw = got_dw, first_dbias = got_dbias;
             floatX *got_dx = fetch(b, dx, N * C, sizeof(floatX));
@@ -192,18 +242,24 @@ static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
             check_dw(b, got_dw, got_dbias, before, 2, &dy, &x, N, C, OC);
             free(got_dx);
         } else {
-            check(b->checks, memcmp(got_dw, first_dw, dw_bytes) == 0 && memcmp(got_dbias, first_dbias, dbias_bytes) == 0, "a second backward gives other bits");
+            check(b->checks,
+                  memcmp(got_dw, first_dw, dw_bytes) == 0 && memcmp(got_dbias, first_dbias, dbias_bytes) == 0,
+                  "a second backward gives other bits");
             free(got_dw), free(got_dbias);
         }
     }
     if (with_pre) check_dpre_bias(b, dpre_bias, dx, 4, N, C);
-    op_linear_backward(b->stream, NULL, dw, NULL, dy.device, x.device, w.device, NULL, NULL, N, C, OC, true, workspace);  // dw alone, once
+    linear.dx = NULL;  // dw alone, once
+    linear.overwrite = true;
+    op_linear_backward(b->stream, &linear);
     float *dw_after = (float *)fetch(b, dw, (int64_t)OC * C, sizeof(float));
     check_dw(b, dw_after, NULL, 0.0f, 1, &dy, &x, N, C, OC);
     float *bias_after = (float *)fetch(b, dbias, OC, sizeof(float));
-    check(b->checks, memcmp(bias_after, first_dbias, dbias_bytes) == 0, "dbias changed where it was not asked for");
+    check(b->checks, memcmp(bias_after, first_dbias, dbias_bytes) == 0,
+          "dbias changed where it was not asked for");
     values_free(b, &dy), values_free(b, &x), values_free(b, &w), values_free(b, &pre);
-    device_free(b->device, dx), device_free(b->device, dw), device_free(b->device, dbias), device_free(b->device, workspace);
+    device_free(b->device, dx), device_free(b->device, dw), device_free(b->device, dbias),
+        device_free(b->device, workspace);
     device_free(b->device, dpre_bias);
     free(start), free(first_dw), free(first_dbias), free(bias_after), free(dw_after);
 }
@@ -220,9 +276,11 @@ static void test_gelu(Bench *b) {
         Worst worst = {};
         for (int64_t i = 0; i < lengths[l]; i++) {
             double exact = exact_gelu(at(&pre, i));
-            compare(&worst, i, floatX_to_float(got[i]), exact, bf16_half_ulp(exact) + fabs(exact) * 0x1p-15);  // e^-2u in fp32, u up to 25
+            // e^-2u in fp32, u up to 25.
+            compare(&worst, i, floatX_to_float(got[i]), exact, bf16_half_ulp(exact) + fabs(exact) * 0x1p-15);
         }
-        check(b->checks, worst.ratio <= 1.0, "GELU of %g is off by %g times its bound", at(&pre, worst.at), worst.ratio);
+        check(b->checks, worst.ratio <= 1.0, "GELU of %g is off by %g times its bound", at(&pre, worst.at),
+              worst.ratio);
         check(b->checks, got[lengths[l]] == 0, "GELU of %lld values wrote one more", (long long)lengths[l]);
         free(got);
     }
@@ -238,11 +296,15 @@ static void test_many_shapes(Bench *b) {
     for (int round = 0; round < 2; round++) {
         for (int64_t N = 1; N <= 100; N++) {
             set_zero(b->stream, y, 256 * 64 * sizeof(floatX));
-            op_linear_forward(b->stream, y, NULL, x.device, w.device, NULL, N, 64, 64, workspace);
+            Linear linear = {.N = N, .C = 64, .OC = 64, .x = x.device, .w = w.device, .bias = NULL, .y = y};
+            linear.workspace = workspace;
+            op_linear_forward(b->stream, &linear);
             floatX *got = fetch(b, y, 256 * 64, sizeof(floatX));
             double sum = 0.0;
             for (int k = 0; k < 64; k++) sum += at(&x, (N - 1) * 64 + k) * at(&w, 63 * 64 + k);
-            check(b->checks, fabs(floatX_to_float(got[N * 64 - 1]) - sum) <= bf16_half_ulp(sum) + 64 * 0x1p-23 * 64, "the last of %lld rows", (long long)N);
+            check(b->checks,
+                  fabs(floatX_to_float(got[N * 64 - 1]) - sum) <= bf16_half_ulp(sum) + 64 * 0x1p-23 * 64,
+                  "the last of %lld rows", (long long)N);
             check(b->checks, got[N * 64] == 0, "%lld rows: one more was written", (long long)N);
             free(got);
         }
@@ -251,7 +313,7 @@ static void test_many_shapes(Bench *b) {
     device_free(b->device, y), device_free(b->device, workspace);
 }
 
-// --- speed -----------------------------------------------------------------------------------------------------------------------
+// --- speed ---------------------------------------------------------------------------------------
 
 typedef struct Layer {
     const char *name;
@@ -261,28 +323,53 @@ typedef struct Layer {
 
 static void time_layer(Bench *b, const Layer *l, int64_t N) {
     enum { REPEATS = 20 };
-    Values dy = random_values(b, N * l->OC, 1.0f), x = random_values(b, N * l->C, 1.0f), w = random_values(b, (int64_t)l->OC * l->C, 0.05f), bias = random_values(b, l->OC, 0.1f);
-    floatX *wide = (floatX *)new_memory(b, (size_t)N * (size_t)(l->C > l->OC ? l->C : l->OC) * sizeof(floatX)), *pre = (floatX *)new_memory(b, (size_t)(N * l->OC) * sizeof(floatX));
-    float *dw = (float *)new_memory(b, (size_t)l->OC * (size_t)l->C * sizeof(float)), *dbias = (float *)new_memory(b, (size_t)l->OC * sizeof(float));
+    Values dy = random_values(b, N * l->OC, 1.0f), x = random_values(b, N * l->C, 1.0f),
+           w = random_values(b, (int64_t)l->OC * l->C, 0.05f), bias = random_values(b, l->OC, 0.1f);
+    floatX *wide =
+               (floatX *)new_memory(b, (size_t)N * (size_t)(l->C > l->OC ? l->C : l->OC) * sizeof(floatX)),
+           *pre = (floatX *)new_memory(b, (size_t)(N * l->OC) * sizeof(floatX));
+    float *dw = (float *)new_memory(b, (size_t)l->OC * (size_t)l->C * sizeof(float)),
+          *dbias = (float *)new_memory(b, (size_t)l->OC * sizeof(float));
     void *workspace = new_memory(b, op_linear_workspace_bytes(N, l->C, l->OC));
-    Event *mark[3] = {event_create_timed(b->device), event_create_timed(b->device), event_create_timed(b->device)};
+    Linear forward = {
+        .N = N, .C = l->C, .OC = l->OC, .x = x.device, .w = w.device, .bias = bias.device, .y = wide};
+    forward.pre = l->gelu_out ? pre : NULL;
+    forward.workspace = workspace;
+    Linear backward = {.N = N, .C = l->C, .OC = l->OC, .x = x.device, .w = w.device};
+    backward.dy = dy.device;
+    backward.x_pre = l->gelu_in ? x.device : NULL;
+    backward.dx = wide;
+    backward.dw = dw;
+    backward.overwrite = true;
+    backward.workspace = workspace;
+    Event *mark[3] = {event_create_timed(b->device), event_create_timed(b->device),
+                      event_create_timed(b->device)};
     for (int round = 0; round < 2; round++) {  // the first warms up
         event_record(mark[0], b->stream);
-        for (int i = 0; i < REPEATS; i++) op_linear_forward(b->stream, wide, l->gelu_out ? pre : NULL, x.device, w.device, bias.device, N, l->C, l->OC, workspace);
+        for (int i = 0; i < REPEATS; i++) op_linear_forward(b->stream, &forward);
         event_record(mark[1], b->stream);
-        for (int i = 0; i < REPEATS; i++) op_linear_backward(b->stream, wide, dw, dbias, dy.device, x.device, w.device, l->gelu_in ? x.device : NULL, NULL, N, l->C, l->OC, true, workspace);
+        for (int i = 0; i < REPEATS; i++) {
+            op_bias_gradient(b->stream, dbias, dy.device, NULL, N, l->OC, workspace);
+            op_linear_backward(b->stream, &backward);
+        }
         event_record(mark[2], b->stream);
     }
-    double forward = event_elapsed_ms(mark[0], mark[1]) / REPEATS, backward = event_elapsed_ms(mark[1], mark[2]) / REPEATS, flops = 2.0 * (double)N * l->C * l->OC;
-    printf("  %-5s (%lld, %d) -> %d   forward %7.3f ms %6.1f TFLOP/s   backward %7.3f ms %6.1f TFLOP/s\n", l->name, (long long)N, l->C, l->OC, forward, 1e-9 * flops / forward, backward,
-           2e-9 * flops / backward);
+    double there = event_elapsed_ms(mark[0], mark[1]) / REPEATS,
+           back = event_elapsed_ms(mark[1], mark[2]) / REPEATS;
+    double flops = 2.0 * (double)N * l->C * l->OC;
+    printf("  %-5s (%lld, %d) -> %d   forward %7.3f ms %6.1f TFLOP/s   backward %7.3f ms %6.1f TFLOP/s\n",
+           l->name, (long long)N, l->C, l->OC, there, 1e-9 * flops / there, back, 2e-9 * flops / back);
     for (int i = 0; i < 3; i++) event_destroy(mark[i]);
     values_free(b, &dy), values_free(b, &x), values_free(b, &w), values_free(b, &bias);
-    device_free(b->device, wide), device_free(b->device, pre), device_free(b->device, dw), device_free(b->device, dbias), device_free(b->device, workspace);
+    device_free(b->device, wide), device_free(b->device, pre), device_free(b->device, dw),
+        device_free(b->device, dbias), device_free(b->device, workspace);
 }
 
 static void time_layers(Bench *b) {
-    const Layer layers[] = {{"qkv", 768, 2304, false, false}, {"proj", 768, 768, false, false}, {"fc1", 768, 3072, true, false}, {"fc2", 3072, 768, false, true}};
+    const Layer layers[] = {{"qkv", 768, 2304, false, false},
+                            {"proj", 768, 768, false, false},
+                            {"fc1", 768, 3072, true, false},
+                            {"fc2", 3072, 768, false, true}};
     for (int i = 0; i < 4; i++) time_layer(b, &layers[i], 32 * 2048);
 }
 

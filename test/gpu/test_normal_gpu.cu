@@ -1,5 +1,6 @@
-// The normal numbers of llmc/base/normal.h and what they are made of: computed on the GPU and on the host, in double, before any rounding hides a last bit; and
-// op_init_weights against the host's numbers, tensors of the real sizes.
+// The normal numbers of llmc/base/normal.h and what they are made of: computed on the GPU and on
+// the host, in double, before any rounding hides a last bit; and op_init_weights against the host's
+// numbers, tensors of the real sizes.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -13,15 +14,19 @@
 struct Drawn {
     double uniform, logarithm, near_one, near_zero, cosine, sine, normal[2];
 };
-static const char *const PART[] = {"uniform", "logarithm", "logarithm near 1", "logarithm near 0", "cosine", "sine", "first normal", "second normal"};
+static const char *const PART[] = {"uniform", "logarithm", "logarithm near 1", "logarithm near 0",
+                                   "cosine",  "sine",      "first normal",     "second normal"};
 enum { PARTS = sizeof PART / sizeof PART[0], CORNERS = 7, SEED = 99, STREAM = 7 };
 static_assert(sizeof(Drawn) == PARTS * sizeof(double), "Drawn is an array of doubles");
 
-// The first draws take their words from the ends and middles of their range; the others from the stream.
+// The first draws take their words from the ends and middles of their range; the others from the
+// stream.
 static __host__ __device__ Philox4 words_of(uint64_t i) {
-    const uint32_t corner[CORNERS] = {0, 2048, 0x40000000u, 0x7FFFFFFFu, 0x80000000u, 0xC0000000u, 0xFFFFFFFFu};
+    const uint32_t corner[CORNERS] = {0,           2048,        0x40000000u, 0x7FFFFFFFu,
+                                      0x80000000u, 0xC0000000u, 0xFFFFFFFFu};
     Philox4 bits = counter_bits(SEED, PURPOSE_INIT, STREAM, i);
-    for (int w = 0; i < CORNERS * CORNERS * CORNERS * CORNERS && w < 4; w++, i /= CORNERS) bits.v[w] = corner[i % CORNERS];
+    for (int w = 0; i < CORNERS * CORNERS * CORNERS * CORNERS && w < 4; w++, i /= CORNERS)
+        bits.v[w] = corner[i % CORNERS];
     return bits;
 }
 
@@ -29,7 +34,8 @@ static __host__ __device__ Drawn drawn_of(uint64_t i) {
     Philox4 bits = words_of(i);
     Drawn d;
     d.uniform = uniform53(bits.v[0], bits.v[1]);
-    double rest = f64_sub(1.0, d.uniform), small = f64_from_bits((uint64_t)(1023 - i % 50) << 52);  // a power of two
+    // A power of two.
+    double rest = f64_sub(1.0, d.uniform), small = f64_from_bits((uint64_t)(1023 - i % 50) << 52);
     d.logarithm = log_unit(rest);
     d.near_one = log_unit(f64_sub(1.0, f64_mul(d.uniform, small)));
     d.near_zero = log_unit(f64_mul(rest, f64_from_bits((uint64_t)(1023 - i % 11) << 52)));
@@ -46,7 +52,8 @@ static __global__ void draw_kernel(Drawn *out, int count) {
 static void test_functions(Checks *c, Device *device, Stream *stream) {
     enum { COUNT = 2000000 };
     Error err = {};
-    Drawn *out = (Drawn *)device_alloc(device, COUNT * sizeof(Drawn), "a test", &err), *host = (Drawn *)malloc(COUNT * sizeof(Drawn));
+    Drawn *out = (Drawn *)device_alloc(device, COUNT * sizeof(Drawn), "a test", &err),
+          *host = (Drawn *)malloc(COUNT * sizeof(Drawn));
     draw_kernel<<<(COUNT + 255) / 256, 256, 0, stream_handle(stream)>>>(out, COUNT);
     check_launch(stream, "draw");
     copy_to_host(stream, host, out, COUNT * sizeof(Drawn));
@@ -55,9 +62,12 @@ static void test_functions(Checks *c, Device *device, Stream *stream) {
     for (int i = 0; i < COUNT; i++) {
         Drawn expected = drawn_of((uint64_t)i);
         const double *ours = &host[i].uniform, *theirs = &expected.uniform;
-        for (int part = 0; part < PARTS; part++) differ[part] += memcmp(&ours[part], &theirs[part], sizeof(double)) != 0;
+        for (int part = 0; part < PARTS; part++)
+            differ[part] += memcmp(&ours[part], &theirs[part], sizeof(double)) != 0;
     }
-    for (int part = 0; part < PARTS; part++) check(c, differ[part] == 0, "%s: %d of %d differ from the host's", PART[part], differ[part], (int)COUNT);
+    for (int part = 0; part < PARTS; part++)
+        check(c, differ[part] == 0, "%s: %d of %d differ from the host's", PART[part], differ[part],
+              (int)COUNT);
     free(host);
     device_free(device, out);
 }
@@ -73,7 +83,9 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
     const int64_t sizes[] = {1, 2, 511, 512, 513, 1000001, (int64_t)3000 * 1024};
     const double stds[] = {0.02, 0.02 / 9, 0, -1};
     Error err = {};
-    floatX *weights = (floatX *)device_alloc(device, (size_t)(sizes[6] + 2) * sizeof *weights, "a test", &err), *host = (floatX *)malloc((size_t)(sizes[6] + 2) * sizeof *host);
+    floatX *weights =
+               (floatX *)device_alloc(device, (size_t)(sizes[6] + 2) * sizeof *weights, "a test", &err),
+           *host = (floatX *)malloc((size_t)(sizes[6] + 2) * sizeof *host);
     for (int i = 0; i < 7 * 4; i++) {
         int64_t n = sizes[i / 4];
         double std = stds[i % 4];
@@ -84,8 +96,10 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
         stream_synchronize(stream);
         int64_t differ = 0;
         for (int64_t j = 0; j < n; j++) differ += host[1 + j] != expected_weight(j, std);
-        check(c, differ == 0, "%lld weights, deviation %g: %lld differ", (long long)n, std, (long long)differ);
-        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "%lld weights, deviation %g: more was written", (long long)n, std);
+        check(c, differ == 0, "%lld weights, deviation %g: %lld differ", (long long)n, std,
+              (long long)differ);
+        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "%lld weights, deviation %g: more was written",
+              (long long)n, std);
     }
     free(host);
     device_free(device, weights);

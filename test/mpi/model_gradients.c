@@ -115,9 +115,7 @@ static bool build_model(Model *m, Error *err) {
     m->compute = stream_create(rank->device, "compute");
     m->timers = timers_create(rank->device, 0);
     zero_start(m->zero, rank->device, m->compute, rank->lanes, m->timers);
-    m->gpt.zero = m->zero;
-    m->gpt.stream = m->compute;
-    op_set_scratch(rank->device, m->gpt.scratch);
+    gpt_start(&m->gpt, m->zero, rank->device, m->compute);
     Peers peers = {MPI_COMM_WORLD, 0, NULL};
     gpt_init_weights(&m->gpt, (uint64_t)m->config.seed, peers);
     zero_masters_from_weights(m->zero);

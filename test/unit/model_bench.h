@@ -1,4 +1,5 @@
-// A GPT on one rank with everything it needs around it, for tests of train_gpt.cu's model. Included by tests only.
+// A GPT on one rank with everything it needs around it, for tests of train_gpt.cu's model. Included
+// by tests only.
 #pragma once
 #include <mpi.h>
 #include <stdlib.h>
@@ -21,10 +22,21 @@ typedef struct Bench {
     GPT gpt;
 } Bench;
 
-// Parses the flags as the program would (appended to those every model needs) and builds the model; the weights are not filled yet.
+// Parses the flags as the program would (appended to those every model needs) and builds the model;
+// the weights are not filled yet.
 static inline bool bench_open(Bench *b, int count, const char *const *flags, int vocabulary) {
-    const char *base[] = {"test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters", "10",
-                          "--tokenizer-type", "NullTokenizer", "--make-vocab-size-divisible-by", "1"};
+    const char *base[] = {"test",
+                          "--bf16",
+                          "--use-distributed-optimizer",
+                          "--mock-data",
+                          "--lr",
+                          "1e-3",
+                          "--train-iters",
+                          "10",
+                          "--tokenizer-type",
+                          "NullTokenizer",
+                          "--make-vocab-size-divisible-by",
+                          "1"};
     int fixed = (int)(sizeof base / sizeof base[0]);
     char **argv = calloc((size_t)(fixed + count + 3), sizeof *argv);
     char vocab_flag[16];
@@ -36,7 +48,8 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     argv[fixed + count] = (char *)"--vocab-size";
     argv[fixed + count + 1] = vocab_flag;
     int hosts[1] = {0};
-    bool ok = config_parse(&b->config, fixed + count + 2, argv, NULL, 0, &err) && mesh_build(&b->mesh, 0, 1, hosts, 0, 1, 1, &err) &&
+    bool ok = config_parse(&b->config, fixed + count + 2, argv, NULL, 0, &err) &&
+              mesh_build(&b->mesh, 0, 1, hosts, 0, 1, 1, &err) &&
               config_finish(&b->config, 1, vocabulary, vocabulary - 1, &err);
     free(argv);
     if (!ok) {
@@ -54,9 +67,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     ok = ok && memory_plan_allocate(&b->memory_plan, b->device, 1, &err);
     if (!ok) fprintf(stderr, "bench: %s\n", err.what);
     zero_start(b->zero, b->device, b->compute, &b->lanes, b->timers);
-    b->gpt.zero = b->zero;
-    b->gpt.stream = b->compute;
-    op_set_scratch(b->device, b->gpt.scratch);
+    gpt_start(&b->gpt, b->zero, b->device, b->compute);
     return ok;
 }
 
@@ -84,12 +95,21 @@ static inline void bench_upload(Bench *b, const int32_t *tokens, const int32_t *
     free(positions);
 }
 
-static inline int64_t bench_numel(const Bench *b, int tensor) { return tensor_elements(&b->gpt.tensor[tensor]); }
+static inline int64_t bench_numel(const Bench *b, int tensor) {
+    return tensor_elements(&b->gpt.tensor[tensor]);
+}
 
-// Forward and, when wanted, backward of the uploaded micro-batch, the step's first, last, both or neither; returns the loss accumulated so far.
+// Forward and, when wanted, backward of the uploaded micro-batch, the step's first, last, both or
+// neither; returns the loss accumulated so far.
 static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool first, bool last) {
     GPT *g = &b->gpt;
-    Pass pass = {.B = g->B, .T = g->T, .training = true, .backward = backward, .first = first, .last = last, .loss_scale = loss_scale};
+    Pass pass = {.B = g->B,
+                 .T = g->T,
+                 .training = true,
+                 .backward = backward,
+                 .first = first,
+                 .last = last,
+                 .loss_scale = loss_scale};
     gpt_forward(g, &pass);
     gpt_head(g, &pass);
     if (backward) gpt_backward(g, &pass);

@@ -1,5 +1,5 @@
-// What the tests of the ops share: random tensors, exact-size buffers, doubles of a tensor, comparisons.
-// Included by test_ops.c and test_ops_gradients.c only.
+// What the tests of the ops share: random tensors, exact-size buffers, doubles of a tensor,
+// comparisons. Included by test_ops.c and test_ops_gradients.c only.
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 static const Dropout NO_DROPOUT = {0};
 
-// --- buffers of exactly the size asked for, so that a sanitizer sees one element too many -------------------------------------------
+// --- buffers of exactly the size asked for, so that a sanitizer sees one element too many --------
 
 static inline floatX *random_floatX(Random *rng, int64_t n, double mean, double deviation) {
     floatX *x = xmalloc((size_t)n * sizeof(floatX), "a test tensor");
@@ -33,8 +33,11 @@ static inline int32_t *random_ids(Random *rng, int64_t n, int limit) {
     for (int64_t i = 0; i < n; i++) x[i] = (int32_t)(random_u64(rng) % (uint64_t)limit);
     return x;
 }
-// A buffer filled with 0xFF, NaN in both precisions: an element that an op forgets to write, or reads before writing, shows.
-static inline void *poisoned(size_t bytes) { return memset(xmalloc(bytes ? bytes : 1, "a test buffer"), 0xFF, bytes); }
+// A buffer filled with 0xFF, NaN in both precisions: an element that an op forgets to write, or
+// reads before writing, shows.
+static inline void *poisoned(size_t bytes) {
+    return memset(xmalloc(bytes ? bytes : 1, "a test buffer"), 0xFF, bytes);
+}
 static inline floatX *poisoned_floatX(int64_t n) { return poisoned((size_t)n * sizeof(floatX)); }
 static inline float *poisoned_floats(int64_t n) { return poisoned((size_t)n * sizeof(float)); }
 static inline double *zero_doubles(int64_t n) { return xcalloc((size_t)n, sizeof(double), "a reference"); }
@@ -44,7 +47,9 @@ static inline double *doubles_of(const floatX *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) d[i] = (double)floatX_to_float(x[i]);
     return d;
 }
-static inline void *copy_of(const void *x, size_t bytes) { return memcpy(xmalloc(bytes, "a copy"), x, bytes); }
+static inline void *copy_of(const void *x, size_t bytes) {
+    return memcpy(xmalloc(bytes, "a copy"), x, bytes);
+}
 
 // Frees a NULL-terminated list of buffers.
 static inline void free_all(void *first, ...) {
@@ -54,7 +59,7 @@ static inline void free_all(void *first, ...) {
     va_end(list);
 }
 
-// --- document starts: random borders, never decreasing ------------------------------------------------------------------------------
+// --- document starts: random borders, never decreasing -------------------------------------------
 
 static inline int32_t *random_doc_start(Random *rng, int B, int T) {
     int32_t *start = xmalloc((size_t)B * (size_t)T * sizeof(int32_t), "document starts");
@@ -68,21 +73,27 @@ static inline int32_t *random_doc_start(Random *rng, int B, int T) {
     return start;
 }
 
-// --- comparisons --------------------------------------------------------------------------------------------------------------------
+// --- comparisons ---------------------------------------------------------------------------------
 
 // One rounding of floatX: 2^-8 for bf16, 2^-24 for fp32.
 static inline double floatX_unit_roundoff(void) { return sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24; }
 
-// |got - expected| <= relative |expected| + absolute, for every element; NaN fails. Says where and by how much.
-static inline void check_close(const char *what, double got, double expected, double relative, double absolute, int64_t at) {
+// |got - expected| <= relative |expected| + absolute, for every element; NaN fails. Says where and
+// by how much.
+static inline void check_close(const char *what, double got, double expected, double relative,
+                               double absolute, int64_t at) {
     double allowed = relative * fabs(expected) + absolute;
     if (fabs(got - expected) <= allowed) return;
-    fail_msg("%s[%lld]: got %.9g, expected %.9g, allowed difference %.3g", what, (long long)at, got, expected, allowed);
+    fail_msg("%s[%lld]: got %.9g, expected %.9g, allowed difference %.3g", what, (long long)at, got, expected,
+             allowed);
 }
 // A stored floatX tensor: one rounding, and `absolute` for the fp32 arithmetic before it.
-static inline void check_floatX(const char *what, const floatX *got, const double *expected, int64_t n, double absolute) {
-    for (int64_t i = 0; i < n; i++) check_close(what, (double)floatX_to_float(got[i]), expected[i], floatX_unit_roundoff(), absolute, i);
+static inline void check_floatX(const char *what, const floatX *got, const double *expected, int64_t n,
+                                double absolute) {
+    for (int64_t i = 0; i < n; i++)
+        check_close(what, (double)floatX_to_float(got[i]), expected[i], floatX_unit_roundoff(), absolute, i);
 }
-static inline void check_floats(const char *what, const float *got, const double *expected, int64_t n, double absolute) {
+static inline void check_floats(const char *what, const float *got, const double *expected, int64_t n,
+                                double absolute) {
     for (int64_t i = 0; i < n; i++) check_close(what, (double)got[i], expected[i], 1e-6, absolute, i);
 }

@@ -113,7 +113,8 @@ static void test_untimed_events(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
     Stream *stream = stream_create(device, "compute");
-    Event *order = event_create(device), *timed = event_create_timed(device), *pairs[][2] = {{timed, timed}, {order, timed}, {timed, order}};
+    Event *order = event_create(device), *timed = event_create_timed(device),
+          *pairs[][2] = {{timed, timed}, {order, timed}, {timed, order}};
     event_record(order, stream);
     event_record(timed, stream);
     stream_wait(stream, order);
@@ -139,8 +140,9 @@ static void test_untimed_events(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),   cmocka_unit_test(test_rounding_modes), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_copies), cmocka_unit_test(test_events),         cmocka_unit_test(test_untimed_events),
+        cmocka_unit_test(test_open),   cmocka_unit_test(test_rounding_modes),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_events), cmocka_unit_test(test_untimed_events),
     };
     return cmocka_run_group_tests_name("the CPU device", tests, NULL, NULL);
 }

@@ -1,20 +1,24 @@
-// The CPU ops, forward and backward, against naive double-precision references written here from the formulas; dropout against its
-// definition; single ops against PyTorch. Runs in both precisions of llmc/base/dtype.h. Finite differences: test_ops_gradients.c.
+// The CPU ops, forward and backward, against naive double-precision references written here from
+// the formulas; dropout against its definition; single ops against PyTorch. Runs in both precisions
+// of llmc/base/dtype.h. Finite differences: test_ops_gradients.c.
 #include "test/unit/ops_common.h"
 
 #include "llmc/cpu/internal.h"
 #include "test/golden/golden.h"
 
-// --- functions ----------------------------------------------------------------------------------------------------------------------
+// --- functions -----------------------------------------------------------------------------------
 
-static double gelu_exact(double x) { return 0.5 * x * (1.0 + tanh(0.79788456 * x * (1.0 + 0.044715 * x * x))); }
+static double gelu_exact(double x) {
+    return 0.5 * x * (1.0 + tanh(0.79788456 * x * (1.0 + 0.044715 * x * x)));
+}
 static double gelu_derivative_exact(double x) {
     double t = tanh(0.79788456 * x * (1.0 + 0.044715 * x * x));
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.79788456 * (1.0 + 3.0 * 0.044715 * x * x);
 }
 
 static void test_exp(void **state) {
-    for (float x = -87.0f; x < 88.3f; x += 0.00371f) check_close("exp", (double)exp_approx(x), exp((double)x), 1.3e-7, 0.0, 0);
+    for (float x = -87.0f; x < 88.3f; x += 0.00371f)
+        check_close("exp", (double)exp_approx(x), exp((double)x), 1.3e-7, 0.0, 0);
     assert_true(exp_approx(0.0f) == 1.0f);
     assert_true(exp_approx(100.0f) == INFINITY && exp_approx(INFINITY) == INFINITY);
     assert_true(exp_approx(-1e30f) < 2e-38f && exp_approx(-INFINITY) < 2e-38f);
@@ -22,25 +26,30 @@ static void test_exp(void **state) {
 }
 
 static void test_gelu(void **state) {
-    // Far below a hundredth of a bf16 ulp (2^-8 / 100 = 4e-5). The left tail, below 1e-6, is allowed that much absolutely.
+    // Far below a hundredth of a bf16 ulp (2^-8 / 100 = 4e-5). The left tail, below 1e-6, is
+    // allowed that much absolutely.
     for (float x = -30.0f; x < 30.0f; x += 0.00113f) {
         check_close("gelu", (double)gelu(x), gelu_exact((double)x), 1e-6, 1e-7, (int64_t)(x * 1000));
-        check_close("gelu'", (double)gelu_derivative(x), gelu_derivative_exact((double)x), 1e-6, 4e-6, (int64_t)(x * 1000));
+        check_close("gelu'", (double)gelu_derivative(x), gelu_derivative_exact((double)x), 1e-6, 4e-6,
+                    (int64_t)(x * 1000));
     }
     assert_true(isnan(gelu(NAN)) && isnan(gelu_derivative(NAN)));
-    assert_true(gelu(1e4f) == 1e4f && gelu(-1e4f) == 0.0f && gelu_derivative(1e4f) == 1.0f && gelu_derivative(-1e4f) == 0.0f);
+    assert_true(gelu(1e4f) == 1e4f && gelu(-1e4f) == 0.0f && gelu_derivative(1e4f) == 1.0f &&
+                gelu_derivative(-1e4f) == 0.0f);
     floatX pre[3] = {floatX_from_float(-1.5f), floatX_from_float(0.0f), floatX_from_float(2.25f)}, y[3];
     double expected[3] = {gelu_exact(-1.5), 0.0, gelu_exact(2.25)};
     op_gelu_forward(NULL, y, pre, 3);
     check_floatX("op_gelu_forward", y, expected, 3, 1e-6);
 }
 
-// --- dropout ------------------------------------------------------------------------------------------------------------------------
+// --- dropout -------------------------------------------------------------------------------------
 
 // The multiplier of one element, from the definition in ops.h.
 static float multiplier(Dropout d, int64_t sample, int64_t element) {
     if (d.p == 0.0f) return 1.0f;
-    Philox4 r = philox4x32_10(d.seed, PURPOSE_DROPOUT, (uint32_t)(element / 8), d.site, (uint32_t)(sample & 0xFFFFFFFF), (uint32_t)(sample >> 32));
+    uint32_t purpose = PURPOSE_DROPOUT + 256 * (uint32_t)(element / 8 >> 32);
+    Philox4 r = philox4x32_10(d.seed, purpose, (uint32_t)(element / 8), d.site,
+                              (uint32_t)(sample & 0xFFFFFFFF), (uint32_t)(sample >> 32));
     uint32_t word = r.v[element % 8 / 2], bits = element % 2 ? word >> 16 : word & 0xFFFF;
     return bits >= (uint32_t)rint((double)d.p * 65536.0) ? 1.0f / (1.0f - d.p) : 0.0f;
 }
@@ -68,13 +77,34 @@ static void test_dropout_multipliers(void **state) {
     free(many);
 }
 
-// Share of kept elements of n, given p; and of pairs that are kept in two masks, which must be independent.
+// Elements whose numbers differ above the 32 bits of a counter word have masks of their own.
+static void test_dropout_far_elements(void **state) {
+    enum { N = 4096 };
+    const int64_t far[] = {1ll << 35, 2ll << 35, 1ll << 58};  // 8 elements share a counter
+    Dropout d = {0.5f, 77, 4 * 5 + DROPOUT_ATTENTION, 0};
+    float near[N], there[N];
+    dropout_multipliers(near, d, 3, 0, N);
+    for (size_t i = 0; i < sizeof far / sizeof far[0]; i++) {
+        int equal = 0;
+        dropout_multipliers(there, d, 3, far[i], N);
+        for (int j = 0; j < N; j++) equal += near[j] == there[j];
+        assert_in_range(equal, N / 2 - 200, N / 2 + 200);  // 6 sigma
+        for (int j = 0; j < N; j++) assert_true(there[j] == multiplier(d, 3, far[i] + j));
+    }
+    // A range that passes the border.
+    dropout_multipliers(there, d, 3, far[0] - 13, N);
+    for (int j = 0; j < N; j++) assert_true(there[j] == multiplier(d, 3, far[0] - 13 + j));
+}
+
+// Share of kept elements of n, given p; and of pairs that are kept in two masks, which must be
+// independent.
 static void test_dropout_statistics(void **state) {
     enum { N = 200000 };
     float *a = poisoned_floats(N), *b = poisoned_floats(N);
     const float rates[] = {0.1f, 0.5f, 0.001f};
     for (size_t i = 0; i < 3; i++) {
-        double p = (double)rates[i], keep = 1.0 - p, sigma = sqrt(p * keep / N), sigma_pair = sqrt(keep * keep * (1 - keep * keep) / N);
+        double p = (double)rates[i], keep = 1.0 - p, sigma = sqrt(p * keep / N),
+               sigma_pair = sqrt(keep * keep * (1 - keep * keep) / N);
         Dropout base = {rates[i], 1234, 4 * 3 + DROPOUT_PROJECTION, 0};
         dropout_multipliers(a, base, 42, 0, N);
         double kept = 0;
@@ -94,7 +124,7 @@ static void test_dropout_statistics(void **state) {
     free_all(a, b, NULL);
 }
 
-// --- embedding ----------------------------------------------------------------------------------------------------------------------
+// --- embedding -----------------------------------------------------------------------------------
 
 static void check_embedding(int B, int T, int C, Dropout d) {
     Random rng = {1};
@@ -108,8 +138,9 @@ static void check_embedding(int B, int T, int C, Dropout d) {
     for (int64_t i = 0; i < VOCABULARY * C; i++) dwte_expected[i] = (double)dwte[i];
     for (int64_t i = 0; i < POSITIONS * C; i++) dwpe_expected[i] = (double)dwpe[i];
 
-    op_embedding_forward(NULL, x, tokens, positions, wte, wpe, B, T, C, d);
-    op_embedding_backward(NULL, dwte, dwpe, dx, tokens, positions, B, T, C, d);
+    Embedding e = {B, T, C, 0, VOCABULARY, tokens, positions, d, wte, wpe, x, dx, dwte, dwpe};
+    op_embedding_forward(NULL, &e);
+    op_embedding_backward(NULL, &e);
     for (int64_t i = 0; i < n; i++) {
         int64_t row = i / C, c = i % C;
         float keep = multiplier(d, d.first_sample + row / T, row % T * C + c);
@@ -123,6 +154,42 @@ static void check_embedding(int B, int T, int C, Dropout d) {
     free_all(wte, wpe, tokens, positions, x, dx, dwte, dwpe, dwte_expected, dwpe_expected, NULL);
 }
 
+// A vocabulary in the hands of three ranks: together they make the bits of one.
+static void test_embedding_parts(void **state) {
+    enum { V = 50, B = 2, T = 9, C = 24, N = B * T };
+    const int border[] = {0, 7, 40, V};
+    Random rng = {21};
+    Dropout d = {0.25f, 9, DROPOUT_EMBEDDING, 11};
+    floatX *wte = random_floatX(&rng, V * C, 0, 1), *wpe = random_floatX(&rng, N * C, 0, 1),
+           *dx = random_floatX(&rng, N * C, 0, 1);
+    floatX *x = poisoned_floatX(N * C), *sum = xcalloc(N * C, sizeof(floatX), "x"),
+           *part = poisoned_floatX(N * C);
+    int32_t *tokens = random_ids(&rng, N, V), *positions = random_ids(&rng, N, N);
+    float *dwte = random_floats(&rng, V * C, 1), *dwpe = random_floats(&rng, N * C, 1);
+    float *dwte_parts = copy_of(dwte, V * C * sizeof(float)),
+          *dwpe_part = copy_of(dwpe, N * C * sizeof(float));
+    Embedding whole = {B, T, C, 0, V, tokens, positions, d, wte, wpe, x, dx, dwte, dwpe};
+    op_embedding_forward(NULL, &whole);
+    op_embedding_backward(NULL, &whole);
+    for (int rank = 0; rank < 3; rank++) {
+        int64_t at = border[rank] * C;
+        float *dwpe_rank = copy_of(dwpe_part, N * C * sizeof(float));
+        Embedding mine = {B, T, C, border[rank], border[rank + 1] - border[rank], tokens, positions, d,
+                          wte + at, NULL, part, dx, dwte_parts + at, dwpe_rank};
+        op_embedding_forward(NULL, &mine);
+        op_embedding_backward(NULL, &mine);
+        assert_memory_equal(dwpe_rank, dwpe, N * C * sizeof(float));  // every rank has all positions
+        for (int i = 0; i < N * C; i++)
+            sum[i] = floatX_from_float(floatX_to_float(sum[i]) + floatX_to_float(part[i]));
+        free(dwpe_rank);
+    }
+    Embedding rest = {B, T, C, .positions = positions, .dropout = d, .wpe = wpe, .x = sum};
+    op_embedding_forward(NULL, &rest);
+    assert_memory_equal(sum, x, N * C * sizeof(floatX));
+    assert_memory_equal(dwte_parts, dwte, V * C * sizeof(float));
+    free_all(wte, wpe, dx, x, sum, part, tokens, positions, dwte, dwpe, dwte_parts, dwpe_part, NULL);
+}
+
 static void test_embedding(void **state) {
     check_embedding(1, 1, 8, NO_DROPOUT);
     check_embedding(3, 17, 24, NO_DROPOUT);
@@ -130,17 +197,17 @@ static void test_embedding(void **state) {
     check_embedding(2, 3, 1040, (Dropout){0.1f, 9, DROPOUT_EMBEDDING, 3});
 }
 
-// --- LayerNorm ----------------------------------------------------------------------------------------------------------------------
+// --- LayerNorm -----------------------------------------------------------------------------------
 
-typedef struct LayerNorm {
+typedef struct NormCase {
     int B, T, C;
     int64_t N, n;
     floatX *x, *gamma, *beta;
     double *y, *mean, *rstd;  // reference
-} LayerNorm;
+} NormCase;
 
 // The reference's forward on x, which has mean 3: the variance must not lose its digits.
-static void layernorm_reference(LayerNorm *ln, double epsilon) {
+static void layernorm_reference(NormCase *ln, double epsilon) {
     ln->y = zero_doubles(ln->n);
     ln->mean = zero_doubles(ln->N);
     ln->rstd = zero_doubles(ln->N);
@@ -157,22 +224,26 @@ static void layernorm_reference(LayerNorm *ln, double epsilon) {
     }
 }
 
-static LayerNorm layernorm_make(Random *rng, int B, int T, int C) {
-    LayerNorm ln = {.B = B, .T = T, .C = C, .N = (int64_t)B * T, .n = (int64_t)B * T * C};
+static NormCase layernorm_make(Random *rng, int B, int T, int C) {
+    NormCase ln = {.B = B, .T = T, .C = C, .N = (int64_t)B * T, .n = (int64_t)B * T * C};
     ln.x = random_floatX(rng, ln.n, 3, 1);
     ln.gamma = random_floatX(rng, C, 1, 0.3);
     ln.beta = random_floatX(rng, C, 0, 0.3);
     return ln;
 }
-static void layernorm_free(LayerNorm *ln) { free_all(ln->x, ln->gamma, ln->beta, ln->y, ln->mean, ln->rstd, NULL); }
+static void layernorm_free(NormCase *ln) {
+    free_all(ln->x, ln->gamma, ln->beta, ln->y, ln->mean, ln->rstd, NULL);
+}
 
 static void check_layernorm_forward(int B, int T, int C) {
     Random rng = {2};
-    LayerNorm ln = layernorm_make(&rng, B, T, C);
+    NormCase ln = layernorm_make(&rng, B, T, C);
     layernorm_reference(&ln, 1e-5);
     floatX *y = poisoned_floatX(ln.n);
     float *mean = poisoned_floats(ln.N), *rstd = poisoned_floats(ln.N);
-    op_layernorm_forward(NULL, y, mean, rstd, ln.x, ln.gamma, ln.beta, ln.N, C, 1e-5f);
+    LayerNorm norm = {
+        B, T, C, 1e-5f, .x = ln.x, .gamma = ln.gamma, .beta = ln.beta, .y = y, .mean = mean, .rstd = rstd};
+    op_layernorm_forward(NULL, &norm);
     check_floatX("layernorm y", y, ln.y, ln.n, 1e-5);
     check_floats("layernorm mean", mean, ln.mean, ln.N, 1e-6);
     for (int64_t i = 0; i < ln.N; i++) check_close("layernorm rstd", (double)rstd[i], ln.rstd[i], 1e-5, 0, i);
@@ -183,11 +254,12 @@ static void check_layernorm_forward(int B, int T, int C) {
 // alias: residual_out is residual itself, as ops.h allows.
 static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias) {
     Random rng = {3};
-    LayerNorm ln = layernorm_make(&rng, B, T, C);  // ln.x: the residual, then the sum
+    NormCase ln = layernorm_make(&rng, B, T, C);  // ln.x: the residual, then the sum
     floatX *branch = random_floatX(&rng, ln.n, 0, 1), *y = poisoned_floatX(ln.n);
     floatX *sum = alias ? copy_of(ln.x, (size_t)ln.n * sizeof(floatX)) : poisoned_floatX(ln.n);
     float *mean = poisoned_floats(ln.N), *rstd = poisoned_floats(ln.N);
-    op_residual_layernorm_forward(NULL, sum, y, mean, rstd, alias ? sum : ln.x, branch, ln.gamma, ln.beta, B, T, C, 1e-5f, d);
+    LayerNorm norm = {B, T, C, 1e-5f, d, sum, alias ? sum : ln.x, branch, ln.gamma, ln.beta, y, mean, .rstd = rstd};
+    op_layernorm_forward(NULL, &norm);
     for (int64_t i = 0; i < ln.n; i++) {
         float keep = multiplier(d, d.first_sample + i / C / T, i % ((int64_t)T * C));
         floatX expected = floatX_from_float(floatX_to_float(ln.x[i]) + floatX_to_float(branch[i]) * keep);
@@ -203,20 +275,26 @@ static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias)
 
 static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch) {
     Random rng = {4};
-    LayerNorm ln = layernorm_make(&rng, B, T, C);
+    NormCase ln = layernorm_make(&rng, B, T, C);
     layernorm_reference(&ln, 1e-5);
-    floatX *dy = random_floatX(&rng, ln.n, 0, 1), *dresidual = random_floatX(&rng, ln.n, 0, 1), *dbranch = poisoned_floatX(ln.n);
-    float *dgamma = random_floats(&rng, C, 1), *dbeta = random_floats(&rng, C, 1), *mean = poisoned_floats(ln.N), *rstd = poisoned_floats(ln.N);
-    float *dbias = random_floats(&rng, C, 1);
-    double *expected = doubles_of(dresidual, ln.n), *dgamma_expected = zero_doubles(C), *dbeta_expected = zero_doubles(C), *dbias_expected = zero_doubles(C);
-    for (int c = 0; c < C; c++) dgamma_expected[c] = (double)dgamma[c], dbeta_expected[c] = (double)dbeta[c], dbias_expected[c] = (double)dbias[c];
+    floatX *dy = random_floatX(&rng, ln.n, 0, 1), *dresidual = random_floatX(&rng, ln.n, 0, 1),
+           *dbranch = poisoned_floatX(ln.n);
+    float *dgamma = random_floats(&rng, C, 1), *dbeta = random_floats(&rng, C, 1),
+          *mean = poisoned_floats(ln.N), *rstd = poisoned_floats(ln.N);
+    float *dbias = random_floats(&rng, C, 1), *branch_sum = poisoned_floats(C);
+    double *expected = doubles_of(dresidual, ln.n), *dgamma_expected = zero_doubles(C),
+           *dbeta_expected = zero_doubles(C), *dbias_expected = zero_doubles(C);
+    for (int c = 0; c < C; c++)
+        dgamma_expected[c] = (double)dgamma[c], dbeta_expected[c] = (double)dbeta[c],
+        dbias_expected[c] = (double)dbias[c];
     for (int64_t row = 0; row < ln.N; row++) {
         double mean_g = 0, mean_g_xhat = 0;
         mean[row] = (float)ln.mean[row], rstd[row] = (float)ln.rstd[row];
         for (int pass = 0; pass < 2; pass++) {  // first the means, then the gradient
             for (int c = 0; c < C; c++) {
                 double xhat = ((double)floatX_to_float(ln.x[row * C + c]) - ln.mean[row]) * ln.rstd[row];
-                double dy_c = (double)floatX_to_float(dy[row * C + c]), g = dy_c * (double)floatX_to_float(ln.gamma[c]);
+                double dy_c = (double)floatX_to_float(dy[row * C + c]),
+                       g = dy_c * (double)floatX_to_float(ln.gamma[c]);
                 if (pass == 0) {
                     mean_g += g / C, mean_g_xhat += g * xhat / C;
                     dgamma_expected[c] += dy_c * xhat, dbeta_expected[c] += dy_c;
@@ -226,7 +304,11 @@ static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch
             }
         }
     }
-    op_layernorm_backward(NULL, dresidual, branch ? dbranch : NULL, dgamma, dbeta, C % 2 ? NULL : dbias, dy, ln.x, ln.gamma, mean, rstd, B, T, C, d);
+    LayerNorm norm = {B, T, C, 1e-5f, d, .x = ln.x, .gamma = ln.gamma, .mean = mean, .rstd = rstd, .dy = dy,
+                      .dresidual = dresidual, .dbranch = branch ? dbranch : NULL, .dgamma = dgamma,
+                      .dbeta = dbeta, .branch_sum = branch_sum};
+    op_layernorm_backward(NULL, &norm);
+    op_bias_gradient(NULL, dbias, branch ? dbranch : dresidual, branch_sum, ln.N, C, NULL);
     check_floatX("dresidual", dresidual, expected, ln.n, 2e-5);
     check_floats("dgamma", dgamma, dgamma_expected, C, 1e-4);
     check_floats("dbeta", dbeta, dbeta_expected, C, 1e-4);
@@ -234,10 +316,12 @@ static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch
         float keep = multiplier(d, d.first_sample + i / C / T, i % ((int64_t)T * C));
         assert_true(dbranch[i] == floatX_from_float(floatX_to_float(dresidual[i]) * keep));
     }
-    for (int64_t i = 0; C % 2 == 0 && i < ln.n; i++) dbias_expected[i % C] += (double)floatX_to_float(branch ? dbranch[i] : dresidual[i]);
+    for (int64_t i = 0; i < ln.n; i++)
+        dbias_expected[i % C] += (double)floatX_to_float(branch ? dbranch[i] : dresidual[i]);
     check_floats("dbias of the branch", dbias, dbias_expected, C, 1e-4);
     layernorm_free(&ln);
-    free_all(dy, dresidual, dbranch, dgamma, dbeta, dbias, mean, rstd, expected, dgamma_expected, dbeta_expected, dbias_expected, NULL);
+    free_all(dy, dresidual, dbranch, dgamma, dbeta, dbias, branch_sum, mean, rstd, expected, dgamma_expected,
+             dbeta_expected, dbias_expected, NULL);
 }
 
 static void test_layernorm(void **state) {
@@ -255,31 +339,39 @@ static void test_layernorm(void **state) {
     }
 }
 
-// --- linear layers ------------------------------------------------------------------------------------------------------------------
+// --- linear layers -------------------------------------------------------------------------------
 
 static void check_linear(int N, int C, int OC, bool with_bias, bool with_gelu) {
     Random rng = {5};
-    floatX *x = random_floatX(&rng, N * C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 1 / sqrt(C)), *bias = random_floatX(&rng, OC, 0, 1);
+    floatX *x = random_floatX(&rng, N * C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 1 / sqrt(C)),
+           *bias = random_floatX(&rng, OC, 0, 1);
     floatX *y = poisoned_floatX(N * OC), *pre = poisoned_floatX(N * OC);
-    double *x64 = doubles_of(x, N * C), *w64 = doubles_of(w, OC * C), *bias64 = doubles_of(bias, OC), *sum = zero_doubles(N * OC);
+    double *x64 = doubles_of(x, N * C), *w64 = doubles_of(w, OC * C), *bias64 = doubles_of(bias, OC),
+           *sum = zero_doubles(N * OC);
     void *workspace = poisoned(op_linear_workspace_bytes(N, C, OC));
     for (int64_t i = 0; i < N * OC; i++) {
         sum[i] = with_bias ? bias64[i % OC] : 0.0;
         for (int c = 0; c < C; c++) sum[i] += x64[i / OC * C + c] * w64[i % OC * C + c];
     }
-    op_linear_forward(NULL, y, with_gelu ? pre : NULL, x, w, with_bias ? bias : NULL, N, C, OC, workspace);
+    const floatX *used_bias = with_bias ? bias : NULL;
+    Linear linear = {N, C, OC, x, w, used_bias, y, with_gelu ? pre : NULL, .workspace = workspace};
+    op_linear_forward(NULL, &linear);
     check_floatX(with_gelu ? "linear pre" : "linear y", with_gelu ? pre : y, sum, N * OC, 1e-5);
-    for (int64_t i = 0; with_gelu && i < N * OC; i++) sum[i] = gelu_exact((double)floatX_to_float(pre[i]));  // of the rounded value
+    // Of the rounded value.
+    for (int64_t i = 0; with_gelu && i < N * OC; i++) sum[i] = gelu_exact((double)floatX_to_float(pre[i]));
     if (with_gelu) check_floatX("linear gelu", y, sum, N * OC, 1e-6);
     free_all(x, w, bias, y, pre, x64, w64, bias64, sum, workspace, NULL);
 }
 
-static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_dbias, bool with_pre, bool overwrite) {
+static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_dbias, bool with_pre,
+                                  bool overwrite) {
     Random rng = {6};
-    floatX *x = random_floatX(&rng, N * C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 1 / sqrt(OC)), *dy = random_floatX(&rng, N * OC, 0, 1);
+    floatX *x = random_floatX(&rng, N * C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 1 / sqrt(OC)),
+           *dy = random_floatX(&rng, N * OC, 0, 1);
     floatX *pre = random_floatX(&rng, N * C, 0, 1.5), *dx = poisoned_floatX(N * C);
     float *dw = random_floats(&rng, OC * C, 1), *dbias = random_floats(&rng, OC, 1);
-    double *x64 = doubles_of(x, N * C), *w64 = doubles_of(w, OC * C), *dy64 = doubles_of(dy, N * OC), *dx64 = zero_doubles(N * C);
+    double *x64 = doubles_of(x, N * C), *w64 = doubles_of(w, OC * C), *dy64 = doubles_of(dy, N * OC),
+           *dx64 = zero_doubles(N * C);
     double *dw64 = zero_doubles(OC * C), *dbias64 = zero_doubles(OC);
     for (int i = 0; i < OC * C; i++) dw64[i] = overwrite ? 0.0 : (double)dw[i];
     if (overwrite) dw[0] = NAN;
@@ -295,60 +387,72 @@ static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_
                 dx64[i * C + c] += dy64[i * OC + o] * w64[o * C + c];
             }
         }
-        for (int c = 0; with_pre && c < C; c++) dx64[i * C + c] *= gelu_derivative_exact((double)floatX_to_float(pre[i * C + c]));
+        for (int c = 0; with_pre && c < C; c++)
+            dx64[i * C + c] *= gelu_derivative_exact((double)floatX_to_float(pre[i * C + c]));
     }
     void *workspace = poisoned(op_linear_workspace_bytes(N, C, OC));
-    op_linear_backward(NULL, with_dx ? dx : NULL, dw, with_dbias ? dbias : NULL, dy, x, w, with_pre ? pre : NULL, with_pre ? dpre_bias : NULL, N, C, OC, overwrite, workspace);
+    Linear linear = {N, C, OC, .x = x, .w = w, .dy = dy, .x_pre = with_pre ? pre : NULL,
+                     .dx = with_dx ? dx : NULL, .dw = dw, .dpre_bias = with_pre ? dpre_bias : NULL,
+                     .overwrite = overwrite, .workspace = workspace};
+    op_linear_backward(NULL, &linear);
+    if (with_dbias) op_bias_gradient(NULL, dbias, dy, NULL, N, OC, workspace);
     if (with_dx) check_floatX("linear dx", dx, dx64, N * C, 2e-5);
-    for (int i = 0; with_dx && with_pre && i < N * C; i++) dpre_bias64[i % C] += (double)floatX_to_float(dx[i]);
+    for (int i = 0; with_dx && with_pre && i < N * C; i++)
+        dpre_bias64[i % C] += (double)floatX_to_float(dx[i]);
     check_floats("bias gradient before GELU", dpre_bias, dpre_bias64, C, 2e-4);
     check_floats("linear dw", dw, dw64, OC * C, 2e-4);
     check_floats("linear dbias", dbias, dbias64, OC, 2e-4);
-    free_all(dpre_bias, dpre_bias64, x, w, dy, pre, dx, dw, dbias, x64, w64, dy64, dx64, dw64, dbias64, workspace, NULL);
+    free_all(dpre_bias, dpre_bias64, x, w, dy, pre, dx, dw, dbias, x64, w64, dy64, dx64, dw64, dbias64,
+             workspace, NULL);
 }
 
 static void test_linear(void **state) {
     // 1100 rows: several internal chunks, the last one partial.
     const int shapes[][3] = {{1, 8, 8}, {5, 24, 40}, {37, 48, 33}, {1100, 16, 24}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int options = 0; options < 4; options++) check_linear(shapes[i][0], shapes[i][1], shapes[i][2], options & 1, options & 2);
+        for (int options = 0; options < 4; options++)
+            check_linear(shapes[i][0], shapes[i][1], shapes[i][2], options & 1, options & 2);
         for (int options = 0; options < 16; options++) {
-            check_linear_backward(shapes[i][0], shapes[i][1], shapes[i][2], options & 1, options & 2, options & 4, options & 8);
+            check_linear_backward(shapes[i][0], shapes[i][1], shapes[i][2], options & 1, options & 2,
+                                  options & 4, options & 8);
         }
     }
 }
 
-// --- attention ----------------------------------------------------------------------------------------------------------------------
+// --- attention -----------------------------------------------------------------------------------
 
-typedef struct Attention {
+typedef struct AttentionCase {
     int B, T, NH, HD;
     Dropout dropout;
     int64_t n;           // B T NH HD
     floatX *qkv, *dout;
     int32_t *doc_start;  // or NULL
     double *out, *dqkv;  // reference
-} Attention;
+} AttentionCase;
 
-static double qkv_value(const Attention *a, int b, int t, int head, int part, int d) {
+static double qkv_value(const AttentionCase *a, int b, int t, int head, int part, int d) {
     return (double)floatX_to_float(a->qkv[((((int64_t)b * a->T + t) * a->NH + head) * 3 + part) * a->HD + d]);
 }
 
 // One query of one head, forward and backward, straight from the definition.
-static void attention_reference_row(const Attention *a, int b, int head, int t, double *p, double *dp) {
+static void attention_reference_row(const AttentionCase *a, int b, int head, int t, double *p, double *dp) {
     int begin = a->doc_start ? a->doc_start[b * a->T + t] : 0;
     double scale = 1.0 / sqrt(a->HD), sum = 0, mean = 0;
     int64_t row = ((int64_t)b * a->T + t) * a->NH + head;
     for (int key = begin; key <= t; key++) {
         p[key] = 0;
-        for (int d = 0; d < a->HD; d++) p[key] += qkv_value(a, b, t, head, 0, d) * qkv_value(a, b, key, head, 1, d);
+        for (int d = 0; d < a->HD; d++)
+            p[key] += qkv_value(a, b, t, head, 0, d) * qkv_value(a, b, key, head, 1, d);
         sum += p[key] = exp(p[key] * scale);
     }
     for (int key = begin; key <= t; key++) {
-        double keep = (double)multiplier(a->dropout, a->dropout.first_sample + b, ((int64_t)head * a->T + t) * a->T + key);
+        double keep = (double)multiplier(a->dropout, a->dropout.first_sample + b,
+                                         ((int64_t)head * a->T + t) * a->T + key);
         p[key] /= sum;
         dp[key] = 0;
         for (int d = 0; d < a->HD; d++) {
-            double dout = (double)floatX_to_float(a->dout[row * a->HD + d]), v = qkv_value(a, b, key, head, 2, d);
+            double dout = (double)floatX_to_float(a->dout[row * a->HD + d]),
+                   v = qkv_value(a, b, key, head, 2, d);
             a->out[row * a->HD + d] += p[key] * keep * v;
             a->dqkv[((((int64_t)b * a->T + key) * a->NH + head) * 3 + 2) * a->HD + d] += p[key] * keep * dout;
             dp[key] += dout * v * keep;
@@ -359,14 +463,15 @@ static void attention_reference_row(const Attention *a, int b, int head, int t, 
         double ds = p[key] * (dp[key] - mean) * scale;
         for (int d = 0; d < a->HD; d++) {
             a->dqkv[row * 3 * a->HD + d] += ds * qkv_value(a, b, key, head, 1, d);
-            a->dqkv[((((int64_t)b * a->T + key) * a->NH + head) * 3 + 1) * a->HD + d] += ds * qkv_value(a, b, t, head, 0, d);
+            a->dqkv[((((int64_t)b * a->T + key) * a->NH + head) * 3 + 1) * a->HD + d] +=
+                ds * qkv_value(a, b, t, head, 0, d);
         }
     }
 }
 
-static Attention attention_make(int B, int T, int NH, int HD, bool documents, Dropout dropout) {
+static AttentionCase attention_make(int B, int T, int NH, int HD, bool documents, Dropout dropout) {
     Random rng = {7};
-    Attention a = {.B = B, .T = T, .NH = NH, .HD = HD, .dropout = dropout, .n = (int64_t)B * T * NH * HD};
+    AttentionCase a = {.B = B, .T = T, .NH = NH, .HD = HD, .dropout = dropout, .n = (int64_t)B * T * NH * HD};
     a.qkv = random_floatX(&rng, 3 * a.n, 0, 1);
     a.dout = random_floatX(&rng, a.n, 0, 1);
     a.doc_start = documents ? random_doc_start(&rng, B, T) : NULL;
@@ -383,13 +488,14 @@ static Attention attention_make(int B, int T, int NH, int HD, bool documents, Dr
 }
 
 static void check_attention(int B, int T, int NH, int HD, bool documents, Dropout dropout) {
-    Attention a = attention_make(B, T, NH, HD, documents, dropout);
+    AttentionCase a = attention_make(B, T, NH, HD, documents, dropout);
     floatX *out = poisoned_floatX(a.n), *dqkv = poisoned_floatX(3 * a.n);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
     void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD));
-    op_attention_forward(NULL, out, saved, a.qkv, a.doc_start, B, T, NH, HD, dropout, workspace);
+    Attention attention = {B, T, NH, HD, dropout, a.qkv, a.doc_start, out, saved, a.dout, dqkv, workspace};
+    op_attention_forward(NULL, &attention);
     memset(workspace, 0xFF, op_attention_workspace_bytes(B, T, NH, HD));  // nothing may survive in it
-    op_attention_backward(NULL, dqkv, a.dout, out, saved, a.qkv, a.doc_start, B, T, NH, HD, dropout, workspace);
+    op_attention_backward(NULL, &attention);
     check_floatX("attention out", out, a.out, a.n, 2e-5);
     check_floatX("attention dqkv", dqkv, a.dqkv, 3 * a.n, 5e-5);
     free_all(a.qkv, a.dout, a.out, a.dqkv, out, dqkv, saved, workspace, NULL);
@@ -397,7 +503,8 @@ static void check_attention(int B, int T, int NH, int HD, bool documents, Dropou
 }
 
 static void test_attention(void **state) {
-    const int shapes[][4] = {{1, 1, 1, 8}, {2, 5, 3, 8}, {1, 64, 1, 64}, {2, 65, 2, 16}, {1, 131, 1, 80}, {1, 33, 2, 128}};
+    const int shapes[][4] = {{1, 1, 1, 8},   {2, 5, 3, 8},    {1, 64, 1, 64},
+                             {2, 65, 2, 16}, {1, 131, 1, 80}, {1, 33, 2, 128}};
     Dropout dropout = {0.3f, 5, 4 * 1 + DROPOUT_ATTENTION, 1000000000000};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const int *s = shapes[i];
@@ -408,37 +515,47 @@ static void test_attention(void **state) {
     }
 }
 
-// A micro-batch of two samples gives what two of one sample give, bit for bit: masks hang on the global sample only.
+// A micro-batch of two samples gives what two of one sample give, bit for bit: masks hang on the
+// global sample only.
 static void test_attention_split(void **state) {
     enum { T = 70, NH = 3, HD = 16, ROW = T * NH * HD };
     Dropout dropout = {0.2f, 11, DROPOUT_ATTENTION, 40}, second = dropout;
     second.first_sample = 41;
     Random rng = {8};
-    floatX *qkv = random_floatX(&rng, 2 * 3 * ROW, 0, 1), *whole = poisoned_floatX(2 * ROW), *parts = poisoned_floatX(2 * ROW);
-    void *saved = poisoned(op_attention_saved_bytes(2, T, NH, HD)), *workspace = poisoned(op_attention_workspace_bytes(2, T, NH, HD));
-    op_attention_forward(NULL, whole, saved, qkv, NULL, 2, T, NH, HD, dropout, workspace);
-    op_attention_forward(NULL, parts, saved, qkv, NULL, 1, T, NH, HD, dropout, workspace);
-    op_attention_forward(NULL, parts + ROW, saved, qkv + 3 * ROW, NULL, 1, T, NH, HD, second, workspace);
+    floatX *qkv = random_floatX(&rng, 2 * 3 * ROW, 0, 1), *whole = poisoned_floatX(2 * ROW),
+           *parts = poisoned_floatX(2 * ROW);
+    void *saved = poisoned(op_attention_saved_bytes(2, T, NH, HD)),
+         *workspace = poisoned(op_attention_workspace_bytes(2, T, NH, HD));
+    Attention calls[] = {
+        {2, T, NH, HD, dropout, qkv, .out = whole, .saved = saved, .workspace = workspace},
+        {1, T, NH, HD, dropout, qkv, .out = parts, .saved = saved, .workspace = workspace},
+        {1, T, NH, HD, second, qkv + 3 * ROW, .out = parts + ROW, .saved = saved, .workspace = workspace}};
+    for (int i = 0; i < 3; i++) op_attention_forward(NULL, &calls[i]);
     assert_memory_equal(whole, parts, 2 * ROW * sizeof(floatX));
     free_all(qkv, whole, parts, saved, workspace, NULL);
 }
 
-// Scores in the hundreds would overflow exp without the maximum taken out; and a NaN must come through, for the sentry to see.
+// Scores in the hundreds would overflow exp without the maximum taken out; and a NaN must come
+// through, for the sentry to see.
 static void test_attention_extremes(void **state) {
     enum { T = 9, HD = 8 };
     Random rng = {9};
-    floatX *qkv = random_floatX(&rng, T * 3 * HD, 0, 30), *out = poisoned_floatX(T * HD), *dqkv = poisoned_floatX(T * 3 * HD);
-    void *saved = poisoned(op_attention_saved_bytes(1, T, 1, HD)), *workspace = poisoned(op_attention_workspace_bytes(1, T, 1, HD));
-    op_attention_forward(NULL, out, saved, qkv, NULL, 1, T, 1, HD, NO_DROPOUT, workspace);
-    op_attention_backward(NULL, dqkv, out, out, saved, qkv, NULL, 1, T, 1, HD, NO_DROPOUT, workspace);
-    for (int i = 0; i < T * HD; i++) assert_true(isfinite(floatX_to_float(out[i])) && isfinite(floatX_to_float(dqkv[i])));
+    floatX *qkv = random_floatX(&rng, T * 3 * HD, 0, 30), *out = poisoned_floatX(T * HD),
+           *dqkv = poisoned_floatX(T * 3 * HD);
+    void *saved = poisoned(op_attention_saved_bytes(1, T, 1, HD)),
+         *workspace = poisoned(op_attention_workspace_bytes(1, T, 1, HD));
+    Attention attention = {1, T, 1, HD, NO_DROPOUT, qkv, NULL, out, saved, out, dqkv, workspace};
+    op_attention_forward(NULL, &attention);
+    op_attention_backward(NULL, &attention);
+    for (int i = 0; i < T * HD; i++)
+        assert_true(isfinite(floatX_to_float(out[i])) && isfinite(floatX_to_float(dqkv[i])));
     qkv[5 * 3 * HD] = floatX_from_float(NAN);  // query 5
-    op_attention_forward(NULL, out, saved, qkv, NULL, 1, T, 1, HD, NO_DROPOUT, workspace);
+    op_attention_forward(NULL, &attention);
     for (int i = 0; i < T * HD; i++) assert_true(isnan(floatX_to_float(out[i])) == (i / HD == 5));
     free_all(qkv, out, dqkv, saved, workspace, NULL);
 }
 
-// --- head ---------------------------------------------------------------------------------------------------------------------------
+// --- head ----------------------------------------------------------------------------------------
 
 typedef struct HeadCase {
     int64_t N;
@@ -449,8 +566,10 @@ typedef struct HeadCase {
     double *losses, *dx, *dwte, loss_sum;  // reference
 } HeadCase;
 
-// Logits are rounded to floatX, and so are dlogits, before they go on: the reference does the same, since a rounding of dlogits is seen in dx.
-static void head_reference_row(HeadCase *h, int64_t row, const double *x, const double *wte, double *logits, float scale) {
+// Logits are rounded to floatX, and so are dlogits, before they go on: the reference does the same,
+// since a rounding of dlogits is seen in dx.
+static void head_reference_row(HeadCase *h, int64_t row, const double *x, const double *wte, double *logits,
+                               float scale) {
     double max = -INFINITY, sum = 0, weight = (double)(h->mask ? h->mask[row] * scale : scale);
     for (int v = 0; v < h->Vp; v++) {
         logits[v] = 0;
@@ -493,7 +612,8 @@ static void head_free(HeadCase *h) {
     free(h->mask);
 }
 
-// A logit or dlogit next to a rounding border may fall on the other side in fp32, which moves what follows by one rounding of it: `slack`.
+// A logit or dlogit next to a rounding border may fall on the other side in fp32, which moves what
+// follows by one rounding of it: `slack`.
 static void check_head(int64_t N, int C, int Vp, bool masked, bool want_dx, bool want_dwte) {
     float scale = 1.0f / (float)N, loss_sum = 2.0f;
     HeadCase h = head_make(N, C, Vp, masked, scale);
@@ -501,14 +621,17 @@ static void check_head(int64_t N, int C, int Vp, bool masked, bool want_dx, bool
     floatX *dx = poisoned_floatX(N * C);
     void *workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
     for (int64_t i = 0; i < (int64_t)Vp * C; i++) dwte[i] = 0.5f;
-    op_head(NULL, losses, &loss_sum, want_dx ? dx : NULL, want_dwte ? dwte : NULL, h.x, h.wte, h.targets, h.mask, scale, N, C, Vp, false, workspace);
+    Head head = {N, C, 0, Vp, h.x, h.wte, h.targets, h.mask, scale, losses, &loss_sum, want_dx ? dx : NULL,
+                 want_dwte ? dwte : NULL, false, .workspace = workspace};
+    op_head(NULL, &head);
     double slack = floatX_unit_roundoff() / 4 + 1e-5;
     for (int64_t i = 0; i < N; i++) check_close("loss", (double)losses[i], h.losses[i], 0, slack, i);
     check_close("loss sum", (double)loss_sum, h.loss_sum, 0, slack / 8, 0);
     if (want_dx) check_floatX("head dx", dx, h.dx, N * C, slack / (double)N);
     double *untouched = zero_doubles((int64_t)Vp * C);
     for (int64_t i = 0; i < (int64_t)Vp * C; i++) untouched[i] = 0.5;
-    check_floats("head dwte", dwte, want_dwte ? h.dwte : untouched, (int64_t)Vp * C, 4 * slack / (double)N + 1e-6);
+    check_floats("head dwte", dwte, want_dwte ? h.dwte : untouched, (int64_t)Vp * C,
+                 4 * slack / (double)N + 1e-6);
     head_free(&h);
     free_all(losses, dwte, dx, workspace, untouched, NULL);
 }
@@ -527,43 +650,57 @@ static void test_head(void **state) {
     float mask[N] = {0}, losses[N], sum = 0, dwte[VP * C] = {0};
     int32_t targets[N] = {0, 3, 15, 7};
     void *workspace = poisoned(op_head_workspace_bytes(N, C, VP));
-    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, mask, 0.25f, N, C, VP, false, workspace);
+    Head head = {N, C, 0, VP, x, wte, targets, mask, 0.25f, losses, &sum, dx, dwte, false, .workspace = workspace};
+    op_head(NULL, &head);
     assert_true(sum == 0.0f && losses[0] > 0.0f);
     for (int i = 0; i < N * C; i++) assert_true(floatX_to_float(dx[i]) == 0.0f);
     for (int i = 0; i < VP * C; i++) assert_true(dwte[i] == 0.0f);
     x[2 * C] = floatX_from_float(NAN);
-    op_head(NULL, losses, &sum, NULL, NULL, x, wte, targets, NULL, 0.25f, N, C, VP, false, workspace);
+    head.dx = NULL;
+    head.dwte = NULL;
+    head.loss_mask = NULL;
+    op_head(NULL, &head);
     assert_true(isnan(losses[2]) && isnan(sum) && isfinite(losses[0]) && isfinite(losses[3]));
     free_all(x, wte, workspace, NULL);
 }
 
-// More rows than a chunk: the same as calling op_head chunk by chunk, and as the naive reference in one piece.
+// More rows than a chunk: the same as calling op_head chunk by chunk, and as the naive reference in
+// one piece.
 static void test_head_chunks(void **state) {
     enum { C = 8, VP = 8192 };
     int64_t chunk = op_head_chunk_rows(1 << 20, VP), N = 2 * chunk + 5;
     assert_true(chunk >= 1 && op_head_chunk_rows(3, VP) == 3);
     assert_true(op_head_workspace_bytes(N, C, VP) == op_head_workspace_bytes(100 * N, C, VP));
     Random rng = {12};
-    floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, VP * C, 0, 0.5), *dx = poisoned_floatX(N * C), *dx_parts = poisoned_floatX(N * C);
+    floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, VP * C, 0, 0.5),
+           *dx = poisoned_floatX(N * C), *dx_parts = poisoned_floatX(N * C);
     int32_t *targets = random_ids(&rng, N, VP);
     float *mask = random_floats(&rng, N, 1);  // any weights will do
     float *losses = poisoned_floats(N), *losses_parts = poisoned_floats(N), sum = 0, sum_parts = 0;
-    float *dwte = xcalloc(VP * C, sizeof(float), "dwte"), *dwte_parts = xcalloc(VP * C, sizeof(float), "dwte");
+    float *dwte = xcalloc(VP * C, sizeof(float), "dwte"),
+          *dwte_parts = xcalloc(VP * C, sizeof(float), "dwte");
     void *workspace = poisoned(op_head_workspace_bytes(N, C, VP));
     dwte[0] = dwte_parts[VP * C - 1] = NAN;  // to be overwritten
-    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, mask, 1.0f / (float)N, N, C, VP, true, workspace);
+    Head whole = {N,      C,    0,  VP,   x,    wte,      targets, mask, 1.0f / (float)N,
+                  losses, &sum, dx, dwte, true, .workspace = workspace};
+    op_head(NULL, &whole);
     // In pieces of a third of a chunk: other borders than the op's own.
     for (int64_t row = 0, step = chunk / 3; row < N; row += step) {
         int64_t rows = row + step < N ? step : N - row;
-        op_head(NULL, losses_parts + row, &sum_parts, dx_parts + row * C, dwte_parts, x + row * C, wte, targets + row, mask + row, 1.0f / (float)N,
-                rows, C, VP, row == 0, workspace);
+        Head part = {rows, C, 0, VP, x + row * C, wte, targets + row, mask + row, 1.0f / (float)N,
+                     losses_parts + row, &sum_parts, dx_parts + row * C, dwte_parts, row == 0,
+                     .workspace = workspace};
+        op_head(NULL, &part);
     }
     double unit = floatX_unit_roundoff();
-    for (int64_t i = 0; i < N; i++) check_close("chunked loss", (double)losses_parts[i], (double)losses[i], 1e-6, unit, i);
+    for (int64_t i = 0; i < N; i++)
+        check_close("chunked loss", (double)losses_parts[i], (double)losses[i], 1e-6, unit, i);
     for (int64_t i = 0; i < N * C; i++) {
-        check_close("chunked dx", (double)floatX_to_float(dx_parts[i]), (double)floatX_to_float(dx[i]), 2 * unit, 4 * unit / (double)N + 1e-8, i);
+        check_close("chunked dx", (double)floatX_to_float(dx_parts[i]), (double)floatX_to_float(dx[i]),
+                    2 * unit, 4 * unit / (double)N + 1e-8, i);
     }
-    for (int64_t i = 0; i < VP * C; i++) check_close("chunked dwte", (double)dwte_parts[i], (double)dwte[i], 1e-4, unit * 1e-3, i);
+    for (int64_t i = 0; i < VP * C; i++)
+        check_close("chunked dwte", (double)dwte_parts[i], (double)dwte[i], 1e-4, unit * 1e-3, i);
     check_close("chunked loss sum", (double)sum_parts, (double)sum, 1e-4, 1e-6, 0);
     double expected_sum = 0;
     for (int64_t i = 0; i < N; i++) expected_sum += (double)losses[i] * (double)mask[i] / (double)N;
@@ -571,7 +708,79 @@ static void test_head_chunks(void **state) {
     free_all(x, wte, dx, dx_parts, targets, mask, losses, losses_parts, dwte, dwte_parts, workspace, NULL);
 }
 
-// --- against PyTorch ----------------------------------------------------------------------------------------------------------------
+// The whole head by chunks, as `ranks` ranks with vocabularies of V / ranks rows would: `head`
+// describes one rank's whole problem. dx (ranks, N, C): each rank's part.
+static void head_of_ranks(Head head, int ranks, int V, float *losses, floatX *dx, float *dwte) {
+    int64_t rows = V / ranks, chunk = op_head_chunk_rows(head.N, (int)rows);
+    HeadStatistics *all = xcalloc((size_t)(ranks * chunk), sizeof *all, "statistics");
+    void *workspace[4];
+    Head rank[4];
+    for (int r = 0; r < ranks; r++) {
+        rank[r] = head;
+        rank[r].first_row = r * (int)rows, rank[r].rows = (int)rows;
+        rank[r].wte = head.wte + r * rows * head.C;
+        rank[r].dwte = dwte + r * rows * head.C;
+        rank[r].dx = dx + r * head.N * head.C;
+        rank[r].losses = losses + r * head.N;
+        rank[r].workspace = workspace[r] = poisoned(op_head_workspace_bytes(head.N, head.C, (int)rows));
+        rank[r].all = all, rank[r].ranks = ranks;
+    }
+    for (int64_t row = 0; row < head.N; row += chunk) {
+        int64_t n = head.N - row < chunk ? head.N - row : chunk;
+        for (int r = 0; r < ranks; r++) {
+            rank[r].own = all + r * n;
+            op_head_logits(NULL, &rank[r], row, n);
+        }
+        for (int r = 0; r < ranks; r++) op_head_gradients(NULL, &rank[r], row, n);
+    }
+    op_loss_sum(NULL, &rank[0]);
+    for (int r = 0; r < ranks; r++) free(workspace[r]);
+    free(all);
+}
+
+// One rank gives the bits of op_head, two and four the same up to rounding; all ranks find the same
+// losses.
+static void check_head_ranks(int ranks) {
+    enum { N = 300, C = 8, V = 8192 };
+    Random rng = {13};
+    floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, V * C, 0, 0.5);
+    int32_t *targets = random_ids(&rng, N, V);
+    floatX *dx = poisoned_floatX(N * C), *dx_parts = poisoned_floatX((int64_t)ranks * N * C);
+    float *losses = poisoned_floats(N), *losses_parts = poisoned_floats((int64_t)ranks * N), sum = 3,
+          sum_parts = 3;
+    float *dwte = poisoned_floats(V * C), *dwte_parts = poisoned_floats(V * C);
+    void *workspace = poisoned(op_head_workspace_bytes(N, C, V));
+    Head head = {N, C, 0, V, x, wte, targets, NULL, 0.25f, losses, &sum, dx, dwte, true, .workspace = workspace};
+    op_head(NULL, &head);
+    head.loss_sum = &sum_parts;
+    head_of_ranks(head, ranks, V, losses_parts, dx_parts, dwte_parts);
+    double unit = floatX_unit_roundoff();
+    if (ranks == 1) {
+        assert_memory_equal(losses, losses_parts, N * sizeof(float));
+        assert_memory_equal(dx, dx_parts, N * C * sizeof(floatX));
+        assert_memory_equal(dwte, dwte_parts, V * C * sizeof(float));
+        assert_true(sum == sum_parts);
+    }
+    for (int r = 1; r < ranks; r++)
+        assert_memory_equal(losses_parts, losses_parts + r * N, N * sizeof(float));
+    for (int64_t i = 0; i < N; i++)
+        check_close("loss of ranks", (double)losses_parts[i], (double)losses[i], 2e-6, 1e-6, i);
+    for (int64_t i = 0; i < N * C; i++) {
+        double whole = 0;
+        for (int r = 0; r < ranks; r++) whole += (double)floatX_to_float(dx_parts[(int64_t)r * N * C + i]);
+        check_close("dx of ranks", whole, (double)floatX_to_float(dx[i]), 4 * unit, 2 * unit + 2e-6, i);
+    }
+    for (int64_t i = 0; i < V * C; i++)
+        check_close("dwte of ranks", (double)dwte_parts[i], (double)dwte[i], 4 * unit, unit * 1e-2 + 2e-6, i);
+    check_close("loss sum of ranks", (double)sum_parts, (double)sum, 1e-5, 0, 0);
+    free_all(x, wte, targets, dx, dx_parts, losses, losses_parts, dwte, dwte_parts, workspace, NULL);
+}
+
+static void test_head_ranks(void **state) {
+    for (int ranks = 1; ranks <= 4; ranks *= 2) check_head_ranks(ranks);
+}
+
+// --- against PyTorch -----------------------------------------------------------------------------
 
 // bf16 values of a golden tensor, exact in either precision.
 static floatX *golden_floatX(const Golden *g, const char *name, int64_t *count) {
@@ -582,7 +791,8 @@ static floatX *golden_floatX(const Golden *g, const char *name, int64_t *count) 
     return x;
 }
 
-// The design's rule: our root mean square error against PyTorch's fp32 result is at most twice PyTorch's own in bf16; in fp32, nothing but rounding.
+// The design's rule: our root mean square error against PyTorch's fp32 result is at most twice
+// PyTorch's own in bf16; in fp32, nothing but rounding.
 static void check_golden(const Golden *g, const char *name, const double *ours) {
     char error_name[128];
     snprintf(error_name, sizeof error_name, "error.%s", name);
@@ -596,7 +806,9 @@ static void check_golden(const Golden *g, const char *name, const double *ours) 
     }
     double error = sqrt(squares / (double)n), atol = 1e-6 * sqrt(reference / (double)n);
     double allowed = atol + (sizeof(floatX) == 2 ? 2.0 * (double)torch_error[0] : 0.0);
-    if (!(error <= allowed)) fail_msg("%s: error %.3g, allowed %.3g (PyTorch bf16 %.3g)", name, error, allowed, (double)torch_error[0]);
+    if (!(error <= allowed))
+        fail_msg("%s: error %.3g, allowed %.3g (PyTorch bf16 %.3g)", name, error, allowed,
+                 (double)torch_error[0]);
 }
 static void check_golden_floatX(const Golden *g, const char *name, const floatX *ours, int64_t n) {
     double *values = doubles_of(ours, n);
@@ -612,26 +824,34 @@ static void check_golden_floats(const Golden *g, const char *name, const float *
 
 static void test_golden(void **state) {
     Golden g;
-    if (!golden_open(&g, "test/golden/gpt/gpt.golden")) fail_msg("cannot read test/golden/gpt/gpt.golden; run the tests from the repository's root");
+    if (!golden_open(&g, "test/golden/gpt/gpt.golden"))
+        fail_msg("cannot read test/golden/gpt/gpt.golden; run the tests from the repository's root");
     assert_null(golden_f32(&g, "no.such.tensor", NULL));
     assert_null(golden_f32(&g, "config", NULL));
     const int32_t *config = golden_i32(&g, "config", NULL), *targets = golden_i32(&g, "targets", NULL);
     int C = config[1], NH = config[2], T = config[3], Vp = config[4], B = config[5];
     int64_t n, n_qkv, n_wte;
 
-    floatX *qkv = golden_floatX(&g, "op.attention.qkv", &n_qkv), *dout = golden_floatX(&g, "op.attention.dout", &n);
+    floatX *qkv = golden_floatX(&g, "op.attention.qkv", &n_qkv),
+           *dout = golden_floatX(&g, "op.attention.dout", &n);
     assert_true(n == (int64_t)B * T * C && n_qkv == 3 * n);
     floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(n_qkv);
-    void *saved = poisoned(op_attention_saved_bytes(B, T, NH, C / NH)), *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, C / NH));
-    op_attention_forward(NULL, out, saved, qkv, NULL, B, T, NH, C / NH, NO_DROPOUT, workspace);
-    op_attention_backward(NULL, dqkv, dout, out, saved, qkv, NULL, B, T, NH, C / NH, NO_DROPOUT, workspace);
+    void *saved = poisoned(op_attention_saved_bytes(B, T, NH, C / NH)),
+         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, C / NH));
+    Attention attention = {B, T, NH, C / NH, NO_DROPOUT, qkv, NULL, out, saved, dout, dqkv, workspace};
+    op_attention_forward(NULL, &attention);
+    op_attention_backward(NULL, &attention);
     check_golden_floatX(&g, "op.attention.out", out, n);
     check_golden_floatX(&g, "op.attention.dqkv", dqkv, n_qkv);
 
-    floatX *x = golden_floatX(&g, "op.head.x", &n), *wte = golden_floatX(&g, "weight.embedding.word_embeddings.weight", &n_wte), *dx = poisoned_floatX(n);
+    floatX *x = golden_floatX(&g, "op.head.x", &n),
+           *wte = golden_floatX(&g, "weight.embedding.word_embeddings.weight", &n_wte),
+           *dx = poisoned_floatX(n);
     float *losses = poisoned_floats(B * T), *dwte = xcalloc((size_t)n_wte, sizeof(float), "dwte"), sum = 0;
     void *head_workspace = poisoned(op_head_workspace_bytes(B * T, C, Vp));
-    op_head(NULL, losses, &sum, dx, dwte, x, wte, targets, NULL, 1.0f / (float)(B * T), B * T, C, Vp, true, head_workspace);
+    Head head = {B * T,  C,    0,  Vp,   x,    wte,           targets, NULL, 1.0f / (float)(B * T),
+                 losses, &sum, dx, dwte, true, .workspace = head_workspace};
+    op_head(NULL, &head);
     check_golden_floats(&g, "op.head.losses", losses, B * T);
     check_golden_floatX(&g, "op.head.dx", dx, n);
     check_golden_floats(&g, "op.head.dwte", dwte, n_wte);
@@ -644,8 +864,10 @@ int main(void) {
         cmocka_unit_test(test_exp),
         cmocka_unit_test(test_gelu),
         cmocka_unit_test(test_dropout_multipliers),
+        cmocka_unit_test(test_dropout_far_elements),
         cmocka_unit_test(test_dropout_statistics),
         cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_embedding_parts),
         cmocka_unit_test(test_layernorm),
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_attention),
@@ -653,6 +875,7 @@ int main(void) {
         cmocka_unit_test(test_attention_extremes),
         cmocka_unit_test(test_head),
         cmocka_unit_test(test_head_chunks),
+        cmocka_unit_test(test_head_ranks),
         cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests_name("ops (" FLOATX_NAME ")", tests, NULL, NULL);

@@ -1,8 +1,10 @@
-// Every backward op against finite differences of its forward: no formula is shared with the code under test. Needs smooth forwards, so it runs
-// in the fp32 build (make PRECISION=fp32 BUILD=build/fp32 ...) and skips itself in bf16, where test_ops.c compares with references.
+// Every backward op against finite differences of its forward: no formula is shared with the code
+// under test. Needs smooth forwards, so it runs in the fp32 build (make PRECISION=fp32
+// BUILD=build/fp32 ...) and skips itself in bf16, where test_ops.c compares with references.
 //
-// A case owns inputs in floats, a forward that returns a scalar (a fixed random weighting of the outputs), and the gradients the backward ops gave for
-// it. Each input is checked along random sign directions, at the coordinate with the largest gradient, and at random coordinates.
+// A case owns inputs in floats, a forward that returns a scalar (a fixed random weighting of the
+// outputs), and the gradients the backward ops gave for it. Each input is checked along random sign
+// directions, at the coordinate with the largest gradient, and at random coordinates.
 #include "test/unit/ops_common.h"
 
 // One differentiable input: n values, and the gradient to check.
@@ -15,14 +17,17 @@ typedef struct Input {
 
 typedef double (*Forward)(void *context);
 
-// Fourth-order central difference of forward along `direction` (NULL: coordinate `at` alone) in steps of h.
-static double derivative(Forward forward, void *context, const Input *in, const float *direction, int64_t at, double h) {
+// Fourth-order central difference of forward along `direction` (NULL: coordinate `at` alone) in
+// steps of h.
+static double derivative(Forward forward, void *context, const Input *in, const float *direction, int64_t at,
+                         double h) {
     const double steps[4] = {-2, -1, 1, 2}, weights[4] = {1, -8, 8, -1};
     float *saved = copy_of(in->values, (size_t)in->n * sizeof(float));
     double sum = 0, at_moved = 0, coordinate_h = h;
     for (int i = 0; i < 4; i++) {
         if (direction) {
-            for (int64_t j = 0; j < in->n; j++) in->values[j] = (float)((double)saved[j] + steps[i] * h * (double)direction[j]);
+            for (int64_t j = 0; j < in->n; j++)
+                in->values[j] = (float)((double)saved[j] + steps[i] * h * (double)direction[j]);
         } else {
             in->values[at] = (float)((double)saved[at] + steps[i] * h);
             at_moved += steps[i] * ((double)in->values[at] - (double)saved[at]);
@@ -35,7 +40,8 @@ static double derivative(Forward forward, void *context, const Input *in, const 
     return sum / (12.0 * coordinate_h);
 }
 
-// tolerance: relative to the gradient's L2 norm for directions, to its largest element for coordinates.
+// tolerance: relative to the gradient's L2 norm for directions, to its largest element for
+// coordinates.
 static void check_gradient(Forward forward, void *context, Input in, Random *rng) {
     const double tolerance = 1e-3, h = 1e-2;
     double squares = 0;
@@ -52,12 +58,14 @@ static void check_gradient(Forward forward, void *context, Input in, Random *rng
             direction[i] = random_u64(rng) & 1 ? 1.0f : -1.0f;
             analytic += (double)in.gradient[i] * (double)direction[i];
         }
-        check_close(in.name, analytic, derivative(forward, context, &in, direction, 0, h), tolerance, tolerance * sqrt(squares), -1 - trial);
+        check_close(in.name, analytic, derivative(forward, context, &in, direction, 0, h), tolerance,
+                    tolerance * sqrt(squares), -1 - trial);
     }
     for (int trial = 0; trial < 4; trial++) {
         int64_t at = trial == 0 ? largest : (int64_t)(random_u64(rng) % (uint64_t)in.n);
         double numeric = derivative(forward, context, &in, NULL, at, 2 * h);
-        check_close(in.name, (double)in.gradient[at], numeric, tolerance, tolerance * (double)fabsf(in.gradient[largest]), at);
+        check_close(in.name, (double)in.gradient[at], numeric, tolerance,
+                    tolerance * (double)fabsf(in.gradient[largest]), at);
     }
     free(direction);
 }
@@ -69,49 +77,53 @@ static double weighted(const floatX *y, const float *weights, int64_t n) {
     return sum;
 }
 
-// In this build floatX is float; the casts below only say so to a compiler that also compiles the bf16 build.
+// In this build floatX is float; the casts below only say so to a compiler that also compiles the
+// bf16 build.
 static float *as_floats(floatX *x) { return (float *)(void *)x; }
+static const floatX *as_floatX(const float *x) { return (const floatX *)(const void *)x; }
 static bool skipped_in_bf16(void) {
     if (sizeof(floatX) == sizeof(float)) return false;
-    print_message("skipped: bf16 forwards are not smooth; build with PRECISION=fp32 for finite differences\n");
+    print_message(
+        "skipped: bf16 forwards are not smooth; build with PRECISION=fp32 for finite differences\n");
     skip();
     return true;
 }
 static float *zero_floats(int64_t n) { return xcalloc((size_t)n, sizeof(float), "a gradient"); }
 
-// --- embedding ----------------------------------------------------------------------------------------------------------------------
+// --- embedding -----------------------------------------------------------------------------------
 
 enum { VOCABULARY = 9, POSITIONS = 12 };
 
-typedef struct Embedding {
-    int B, T, C;
-    Dropout dropout;
-    floatX *wte, *wpe, *x;
+typedef struct EmbeddingCase {
+    Embedding op;
+    floatX *wte, *wpe;
     int32_t *tokens, *positions;
     float *weights;
-} Embedding;
+} EmbeddingCase;
 
 static double embedding_forward(void *context) {
-    Embedding *e = context;
-    op_embedding_forward(NULL, e->x, e->tokens, e->positions, e->wte, e->wpe, e->B, e->T, e->C, e->dropout);
-    return weighted(e->x, e->weights, (int64_t)e->B * e->T * e->C);
+    EmbeddingCase *e = context;
+    op_embedding_forward(NULL, &e->op);
+    return weighted(e->op.x, e->weights, (int64_t)e->op.B * e->op.T * e->op.C);
 }
 
 static void check_embedding(int B, int T, int C, Dropout dropout) {
     Random rng = {21};
     int64_t n = (int64_t)B * T * C;
-    Embedding e = {.B = B, .T = T, .C = C, .dropout = dropout};
+    EmbeddingCase e;
     e.wte = random_floatX(&rng, VOCABULARY * C, 0, 1);
     e.wpe = random_floatX(&rng, POSITIONS * C, 0, 1);
     e.tokens = random_ids(&rng, B * T, VOCABULARY);
     e.positions = random_ids(&rng, B * T, POSITIONS);
-    e.x = poisoned_floatX(n);
     e.weights = random_floats(&rng, n, 1);
     float *dwte = zero_floats(VOCABULARY * C), *dwpe = zero_floats(POSITIONS * C);
-    op_embedding_backward(NULL, dwte, dwpe, (const floatX *)(const void *)e.weights, e.tokens, e.positions, B, T, C, dropout);
+    e.op = (Embedding){B,           T,       C,     0,     VOCABULARY,         e.tokens,
+                       e.positions, dropout, e.wte, e.wpe, poisoned_floatX(n), as_floatX(e.weights),
+                       dwte,        dwpe};
+    op_embedding_backward(NULL, &e.op);
     check_gradient(embedding_forward, &e, (Input){"wte", as_floats(e.wte), dwte, VOCABULARY * C}, &rng);
     check_gradient(embedding_forward, &e, (Input){"wpe", as_floats(e.wpe), dwpe, POSITIONS * C}, &rng);
-    free_all(e.wte, e.wpe, e.tokens, e.positions, e.x, e.weights, dwte, dwpe, NULL);
+    free_all(e.wte, e.wpe, e.tokens, e.positions, e.op.x, e.weights, dwte, dwpe, NULL);
 }
 
 static void test_embedding_gradients(void **state) {
@@ -120,46 +132,46 @@ static void test_embedding_gradients(void **state) {
     check_embedding(3, 7, 40, (Dropout){0.4f, 3, DROPOUT_EMBEDDING, 100});
 }
 
-// --- residual + LayerNorm -----------------------------------------------------------------------------------------------------------
+// --- residual + LayerNorm ------------------------------------------------------------------------
 
-typedef struct Norm {
-    int B, T, C;
-    Dropout dropout;
-    floatX *residual, *branch, *gamma, *beta, *sum, *y;
-    float *mean, *rstd, *sum_weights, *y_weights;
-} Norm;
+typedef struct NormCase {
+    LayerNorm op;
+    floatX *residual, *branch, *gamma, *beta;
+    float *sum_weights, *y_weights;
+} NormCase;
 
 // The sum is used twice, as in the model: by the next residual addition and by the LayerNorm.
 static double norm_forward(void *context) {
-    Norm *m = context;
-    int64_t n = (int64_t)m->B * m->T * m->C;
-    op_residual_layernorm_forward(NULL, m->sum, m->y, m->mean, m->rstd, m->residual, m->branch, m->gamma, m->beta, m->B, m->T, m->C, 1e-5f, m->dropout);
-    return weighted(m->sum, m->sum_weights, n) + weighted(m->y, m->y_weights, n);
+    NormCase *m = context;
+    int64_t n = (int64_t)m->op.B * m->op.T * m->op.C;
+    op_layernorm_forward(NULL, &m->op);
+    return weighted(m->op.x, m->sum_weights, n) + weighted(m->op.y, m->y_weights, n);
 }
 
 static void check_norm(int B, int T, int C, Dropout dropout) {
     Random rng = {22};
     int64_t N = (int64_t)B * T, n = N * C;
-    Norm m = {.B = B, .T = T, .C = C, .dropout = dropout};
+    NormCase m;
     m.residual = random_floatX(&rng, n, 0.5, 1);
     m.branch = random_floatX(&rng, n, 0, 1);
     m.gamma = random_floatX(&rng, C, 1, 0.3);
     m.beta = random_floatX(&rng, C, 0, 0.3);
-    m.sum = poisoned_floatX(n);
-    m.y = poisoned_floatX(n);
-    m.mean = poisoned_floats(N);
-    m.rstd = poisoned_floats(N);
     m.sum_weights = random_floats(&rng, n, 0.5);
     m.y_weights = random_floats(&rng, n, 1);
-    norm_forward(&m);
     floatX *dresidual = copy_of(m.sum_weights, (size_t)n * sizeof(float)), *dbranch = poisoned_floatX(n);
     float *dgamma = zero_floats(C), *dbeta = zero_floats(C);
-    op_layernorm_backward(NULL, dresidual, dbranch, dgamma, dbeta, NULL, (const floatX *)(const void *)m.y_weights, m.sum, m.gamma, m.mean, m.rstd, B, T, C, dropout);
-    check_gradient(norm_forward, &m, (Input){"residual", as_floats(m.residual), as_floats(dresidual), n}, &rng);
+    m.op = (LayerNorm){B, T, C, 1e-5f, dropout, poisoned_floatX(n), m.residual, m.branch, m.gamma, m.beta,
+                       poisoned_floatX(n), poisoned_floats(N), poisoned_floats(N), as_floatX(m.y_weights),
+                       dresidual, dbranch, dgamma, .dbeta = dbeta};
+    norm_forward(&m);
+    op_layernorm_backward(NULL, &m.op);
+    check_gradient(norm_forward, &m, (Input){"residual", as_floats(m.residual), as_floats(dresidual), n},
+                   &rng);
     check_gradient(norm_forward, &m, (Input){"branch", as_floats(m.branch), as_floats(dbranch), n}, &rng);
     check_gradient(norm_forward, &m, (Input){"gamma", as_floats(m.gamma), dgamma, C}, &rng);
     check_gradient(norm_forward, &m, (Input){"beta", as_floats(m.beta), dbeta, C}, &rng);
-    free_all(m.residual, m.branch, m.gamma, m.beta, m.sum, m.y, m.mean, m.rstd, m.sum_weights, m.y_weights, dresidual, dbranch, dgamma, dbeta, NULL);
+    free_all(m.residual, m.branch, m.gamma, m.beta, m.op.x, m.op.y, m.op.mean, m.op.rstd, m.sum_weights,
+             m.y_weights, dresidual, dbranch, dgamma, dbeta, NULL);
 }
 
 static void test_norm_gradients(void **state) {
@@ -169,47 +181,48 @@ static void test_norm_gradients(void **state) {
     check_norm(2, 5, 100, (Dropout){0.3f, 3, 4 * 7 + DROPOUT_FFN, 9});
 }
 
-// --- linear -> GELU -> linear -------------------------------------------------------------------------------------------------------
+// --- linear -> GELU -> linear --------------------------------------------------------------------
 
 typedef struct Mlp {
-    int64_t N;
-    int C, F;
-    floatX *x, *w1, *b1, *w2, *b2, *pre, *hidden, *y;
+    Linear first, second;
+    floatX *x, *w1, *b1, *w2, *b2;
     float *weights;
-    void *workspace;
 } Mlp;
 
 static double mlp_forward(void *context) {
     Mlp *m = context;
-    op_linear_forward(NULL, m->hidden, m->pre, m->x, m->w1, m->b1, m->N, m->C, m->F, m->workspace);
-    op_linear_forward(NULL, m->y, NULL, m->hidden, m->w2, m->b2, m->N, m->F, m->C, m->workspace);
-    return weighted(m->y, m->weights, m->N * m->C);
+    op_linear_forward(NULL, &m->first);
+    op_linear_forward(NULL, &m->second);
+    return weighted(m->second.y, m->weights, m->second.N * m->second.OC);
 }
 
 static void check_mlp(int64_t N, int C, int F) {
     Random rng = {23};
     int64_t n_w = (int64_t)C * F;
-    Mlp m = {.N = N, .C = C, .F = F, .x = random_floatX(&rng, N * C, 0, 1)};
+    Mlp m = {.x = random_floatX(&rng, N * C, 0, 1)};
     m.w1 = random_floatX(&rng, n_w, 0, 1 / sqrt(C));
     m.b1 = random_floatX(&rng, F, 0, 0.5);
     m.w2 = random_floatX(&rng, n_w, 0, 1 / sqrt(F));
     m.b2 = random_floatX(&rng, C, 0, 0.5);
-    m.pre = poisoned_floatX(N * F);
-    m.hidden = poisoned_floatX(N * F);
-    m.y = poisoned_floatX(N * C);
     m.weights = random_floats(&rng, N * C, 1);
-    m.workspace = poisoned(op_linear_workspace_bytes(N, F, F));
-    mlp_forward(&m);
+    floatX *pre = poisoned_floatX(N * F), *hidden = poisoned_floatX(N * F), *y = poisoned_floatX(N * C);
     floatX *dx = poisoned_floatX(N * C), *dpre = poisoned_floatX(N * F);
     float *dw1 = zero_floats(n_w), *db1 = zero_floats(F), *dw2 = zero_floats(n_w), *db2 = zero_floats(C);
-    op_linear_backward(NULL, dpre, dw2, db2, (const floatX *)(const void *)m.weights, m.hidden, m.w2, m.pre, db1, N, F, C, false, m.workspace);
-    op_linear_backward(NULL, dx, dw1, NULL, dpre, m.x, m.w1, NULL, NULL, N, C, F, false, m.workspace);
+    void *workspace = poisoned(op_linear_workspace_bytes(N, F, F));
+    const floatX *dy = as_floatX(m.weights);
+    m.first = (Linear){N, C, F, m.x, m.w1, m.b1, hidden, pre, dpre, NULL, dx, dw1, NULL, false, workspace};
+    m.second = (Linear){N, F, C, hidden, m.w2, m.b2, y, NULL, dy, pre, dpre, dw2, db1, false, workspace};
+    mlp_forward(&m);
+    op_linear_backward(NULL, &m.second);
+    op_bias_gradient(NULL, db2, dy, NULL, N, C, workspace);
+    op_linear_backward(NULL, &m.first);
     check_gradient(mlp_forward, &m, (Input){"x", as_floats(m.x), as_floats(dx), N * C}, &rng);
     check_gradient(mlp_forward, &m, (Input){"w1", as_floats(m.w1), dw1, n_w}, &rng);
     check_gradient(mlp_forward, &m, (Input){"b1", as_floats(m.b1), db1, F}, &rng);
     check_gradient(mlp_forward, &m, (Input){"w2", as_floats(m.w2), dw2, n_w}, &rng);
     check_gradient(mlp_forward, &m, (Input){"b2", as_floats(m.b2), db2, C}, &rng);
-    free_all(m.x, m.w1, m.b1, m.w2, m.b2, m.pre, m.hidden, m.y, m.weights, m.workspace, dx, dpre, dw1, db1, dw2, db2, NULL);
+    free_all(m.x, m.w1, m.b1, m.w2, m.b2, pre, hidden, y, m.weights, workspace, dx, dpre, dw1, db1, dw2, db2,
+             NULL);
 }
 
 static void test_linear_gradients(void **state) {
@@ -219,38 +232,37 @@ static void test_linear_gradients(void **state) {
     check_mlp(530, 16, 48);
 }
 
-// --- attention ----------------------------------------------------------------------------------------------------------------------
+// --- attention -----------------------------------------------------------------------------------
 
-typedef struct Attention {
-    int B, T, NH, HD;
-    Dropout dropout;
-    floatX *qkv, *out;
+typedef struct AttentionCase {
+    Attention op;
+    floatX *qkv;
     int32_t *doc_start;
     float *weights;
-    void *saved, *workspace;
-} Attention;
+    int64_t n;  // of out
+} AttentionCase;
 
 static double attention_forward(void *context) {
-    Attention *a = context;
-    op_attention_forward(NULL, a->out, a->saved, a->qkv, a->doc_start, a->B, a->T, a->NH, a->HD, a->dropout, a->workspace);
-    return weighted(a->out, a->weights, (int64_t)a->B * a->T * a->NH * a->HD);
+    AttentionCase *a = context;
+    op_attention_forward(NULL, &a->op);
+    return weighted(a->op.out, a->weights, a->n);
 }
 
 static void check_attention(int B, int T, int NH, int HD, bool documents, Dropout dropout) {
     Random rng = {24};
     int64_t n = (int64_t)B * T * NH * HD;
-    Attention a = {.B = B, .T = T, .NH = NH, .HD = HD, .dropout = dropout};
-    a.qkv = random_floatX(&rng, 3 * n, 0, 0.8);
-    a.out = poisoned_floatX(n);
+    AttentionCase a = {.n = n, .qkv = random_floatX(&rng, 3 * n, 0, 0.8)};
     a.doc_start = documents ? random_doc_start(&rng, B, T) : NULL;
     a.weights = random_floats(&rng, n, 1);
-    a.saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
-    a.workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD));
+    void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
+    void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD));
+    floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(3 * n);
+    a.op = (Attention){B,    T,        NH, HD, dropout, a.qkv, a.doc_start, out, saved, as_floatX(a.weights),
+                       dqkv, workspace};
     attention_forward(&a);
-    floatX *dqkv = poisoned_floatX(3 * n);
-    op_attention_backward(NULL, dqkv, (const floatX *)(const void *)a.weights, a.out, a.saved, a.qkv, a.doc_start, B, T, NH, HD, dropout, a.workspace);
+    op_attention_backward(NULL, &a.op);
     check_gradient(attention_forward, &a, (Input){"qkv", as_floats(a.qkv), as_floats(dqkv), 3 * n}, &rng);
-    free_all(a.qkv, a.out, a.weights, a.saved, a.workspace, dqkv, NULL);
+    free_all(a.qkv, out, a.weights, saved, workspace, dqkv, NULL);
     free(a.doc_start);
 }
 
@@ -267,43 +279,44 @@ static void test_attention_gradients(void **state) {
     }
 }
 
-// --- head ---------------------------------------------------------------------------------------------------------------------------
+// --- head ----------------------------------------------------------------------------------------
 
-typedef struct LmHead {
-    int64_t N;
-    int C, Vp;
+typedef struct HeadCase {
+    Head op;
     floatX *x, *wte;
     int32_t *targets;
-    float *mask, *losses;  // mask or NULL
-    float scale;
-    void *workspace;
-} LmHead;
+    float *mask;  // or NULL
+} HeadCase;
 
 // From the rows' losses in double: *loss_sum in fp32 would be too coarse for differences.
 static double lm_head_forward(void *context) {
-    LmHead *h = context;
-    float ignored = 0;
+    HeadCase *h = context;
+    Head op = h->op;
     double sum = 0;
-    op_head(NULL, h->losses, &ignored, NULL, NULL, h->x, h->wte, h->targets, h->mask, h->scale, h->N, h->C, h->Vp, false, h->workspace);
-    for (int64_t i = 0; i < h->N; i++) sum += (double)h->losses[i] * (h->mask ? (double)h->mask[i] : 1.0) * (double)h->scale;
+    op.dx = NULL;
+    op.dwte = NULL;
+    op_head(NULL, &op);
+    for (int64_t i = 0; i < op.N; i++) {
+        sum += (double)op.losses[i] * (h->mask ? (double)h->mask[i] : 1.0) * (double)op.loss_scale;
+    }
     return sum;
 }
 
 static void check_lm_head(int64_t N, int C, int Vp, bool masked) {
     Random rng = {25};
-    LmHead h = {.N = N, .C = C, .Vp = Vp, .scale = 0.5f};
+    HeadCase h;
     h.x = random_floatX(&rng, N * C, 0, 1);
     h.wte = random_floatX(&rng, (int64_t)Vp * C, 0, 1 / sqrt(C));
     h.targets = random_ids(&rng, N, Vp);
     h.mask = masked ? random_floats(&rng, N, 1) : NULL;  // any weights will do
-    h.losses = poisoned_floats(N);
-    h.workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
+    void *workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
     floatX *dx = poisoned_floatX(N * C);
-    float *dwte = zero_floats((int64_t)Vp * C), sum = 0;
-    op_head(NULL, h.losses, &sum, dx, dwte, h.x, h.wte, h.targets, h.mask, h.scale, N, C, Vp, false, h.workspace);
+    float *dwte = zero_floats((int64_t)Vp * C), *losses = poisoned_floats(N), sum = 0;
+    h.op = (Head){N, C, 0, Vp, h.x, h.wte, h.targets, h.mask, 0.5f, losses, &sum, dx, dwte, false, .workspace = workspace};
+    op_head(NULL, &h.op);
     check_gradient(lm_head_forward, &h, (Input){"x", as_floats(h.x), as_floats(dx), N * C}, &rng);
     check_gradient(lm_head_forward, &h, (Input){"wte", as_floats(h.wte), dwte, (int64_t)Vp * C}, &rng);
-    free_all(h.x, h.wte, h.targets, h.losses, h.workspace, dx, dwte, NULL);
+    free_all(h.x, h.wte, h.targets, losses, workspace, dx, dwte, NULL);
     free(h.mask);
 }
 
@@ -317,8 +330,9 @@ static void test_head_gradients(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_embedding_gradients), cmocka_unit_test(test_norm_gradients), cmocka_unit_test(test_linear_gradients),
-        cmocka_unit_test(test_attention_gradients), cmocka_unit_test(test_head_gradients),
+        cmocka_unit_test(test_embedding_gradients), cmocka_unit_test(test_norm_gradients),
+        cmocka_unit_test(test_linear_gradients),    cmocka_unit_test(test_attention_gradients),
+        cmocka_unit_test(test_head_gradients),
     };
     return cmocka_run_group_tests_name("gradients of the ops (" FLOATX_NAME ")", tests, NULL, NULL);
 }

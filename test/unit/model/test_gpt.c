@@ -1,5 +1,6 @@
-// The GPT of train_gpt.cu as a whole: against PyTorch (logits, losses, every gradient, ten AdamW steps), by finite differences in the fp32 build,
-// and its promises (recomputation and dropout do not change what they must not change).
+// The GPT of train_gpt.cu as a whole: against PyTorch (logits, losses, every gradient, ten AdamW
+// steps), by finite differences in the fp32 build, and its promises (recomputation and dropout do
+// not change what they must not change).
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,8 +16,10 @@
 #define GOLDEN "test/golden/gpt/gpt.golden"
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
-// The design's rule: ours may err at most twice as much as PyTorch in bf16. In the fp32 build both compute in fp32 and must agree closely.
-static void expect_close(const Golden *g, const char *name, const float *ours, const float *reference, int64_t n) {
+// The design's rule: ours may err at most twice as much as PyTorch in bf16. In the fp32 build both
+// compute in fp32 and must agree closely.
+static void expect_close(const Golden *g, const char *name, const float *ours, const float *reference,
+                         int64_t n) {
     char key[160];
     double squares = 0, worst = 0, scale = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -36,7 +39,8 @@ static void expect_close(const Golden *g, const char *name, const float *ours, c
         worst_limit = 2.0 * allowed[1] + 1e-3 * scale;  // one unlucky rounding among n
     }
     if (!(rms <= rms_limit && worst <= worst_limit)) {
-        fail_msg("%s: rms error %g (allowed %g), largest %g (allowed %g), scale %g", name, rms, rms_limit, worst, worst_limit, scale);
+        fail_msg("%s: rms error %g (allowed %g), largest %g (allowed %g), scale %g", name, rms, rms_limit,
+                 worst, worst_limit, scale);
     }
 }
 
@@ -57,12 +61,34 @@ static void fill_from_golden(Bench *b, const Golden *g) {
 }
 
 static void open_golden(Bench *b, Golden *g) {
-    static const char *const flags[] = {"--num-layers", "3", "--hidden-size", "48", "--num-attention-heads", "3", "--seq-length", "16",
-                                        "--max-position-embeddings", "16", "--micro-batch-size", "4", "--global-batch-size", "8", "--hidden-dropout", "0",
-                                        "--attention-dropout", "0", "--adam-beta2", "0.95", "--weight-decay", "0.1", "--clip-grad", "1.0"};
+    static const char *const flags[] = {"--num-layers",
+                                        "3",
+                                        "--hidden-size",
+                                        "48",
+                                        "--num-attention-heads",
+                                        "3",
+                                        "--seq-length",
+                                        "16",
+                                        "--max-position-embeddings",
+                                        "16",
+                                        "--micro-batch-size",
+                                        "4",
+                                        "--global-batch-size",
+                                        "8",
+                                        "--hidden-dropout",
+                                        "0",
+                                        "--attention-dropout",
+                                        "0",
+                                        "--adam-beta2",
+                                        "0.95",
+                                        "--weight-decay",
+                                        "0.1",
+                                        "--clip-grad",
+                                        "1.0"};
     assert_true(golden_open(g, GOLDEN));
     const int32_t *config = golden_i32(g, "config", NULL);
-    assert_true(config[0] == 3 && config[1] == 48 && config[2] == 3 && config[3] == 16 && config[4] == 128 && config[5] == 4);
+    assert_true(config[0] == 3 && config[1] == 48 && config[2] == 3 && config[3] == 16 && config[4] == 128 &&
+                config[5] == 4);
     assert_true(bench_open(b, COUNT(flags), flags, 128));
     fill_from_golden(b, g);
 }
@@ -77,7 +103,13 @@ static void test_forward_matches_pytorch(void **state) {
     float loss = bench_pass(&b, 1.0f / (float)N, false, false, false);
     floatX *logits = malloc((size_t)(N * V) * sizeof *logits);
     float *wide = malloc((size_t)(N * V) * sizeof *wide);
-    op_linear_forward(b.compute, logits, NULL, b.gpt.lnf, zero_weight(b.zero, GPT_WTE), NULL, N, b.gpt.C, V, b.gpt.workspace);
+    op_linear_forward(b.compute, &(Linear){.N = N,
+                                           .C = b.gpt.C,
+                                           .OC = V,
+                                           .x = b.gpt.lnf.y,
+                                           .w = zero_weight(b.zero, GPT_WTE),
+                                           .y = logits,
+                                           .workspace = b.gpt.workspace});
     for (int i = 0; i < N * V; i++) wide[i] = floatX_to_float(logits[i]);
     expect_close(&g, "logits", wide, golden_f32(&g, "logits", NULL), N * V);
     expect_close(&g, "losses", b.gpt.losses, golden_f32(&g, "losses", NULL), N);
@@ -88,13 +120,15 @@ static void test_forward_matches_pytorch(void **state) {
     bench_close(&b);
 }
 
-// The bias of the k rows does not change the softmax: its gradient is rounding noise in any precision.
+// The bias of the k rows does not change the softmax: its gradient is rounding noise in any
+// precision.
 static bool noise(const Bench *b, int tensor, int64_t element) {
     bool qkv_bias = strstr(b->gpt.tensor[tensor].name, "query_key_value.bias") != NULL;
     return qkv_bias && element / b->gpt.HD % 3 == 1;
 }
 
-static void compare_tensor(Bench *b, const Golden *g, int tensor, const char *kind, const float *ours, const float *reference) {
+static void compare_tensor(Bench *b, const Golden *g, int tensor, const char *kind, const float *ours,
+                           const float *reference) {
     char name[160];
     int64_t n = bench_numel(b, tensor), kept = 0;
     float *x = malloc((size_t)n * sizeof *x), *y = malloc((size_t)n * sizeof *y);
@@ -146,7 +180,8 @@ static void test_ten_steps_match_pytorch(void **state) {
     Golden g;
     open_golden(&b, &g);
     const float *loss = golden_f32(&g, "steps.loss", NULL), *norm = golden_f32(&g, "steps.norm", NULL);
-    const float *bf16_loss = golden_f32(&g, "steps.bf16_loss", NULL), *bf16_norm = golden_f32(&g, "steps.bf16_norm", NULL);
+    const float *bf16_loss = golden_f32(&g, "steps.bf16_loss", NULL),
+                *bf16_norm = golden_f32(&g, "steps.bf16_norm", NULL);
     bool fp32 = sizeof(floatX) == sizeof(float);
     double loss_error = 0, norm_error = 0, loss_allowed = 0, norm_allowed = 0;
     for (int step = 0; step < 10; step++) {
@@ -158,8 +193,10 @@ static void test_ten_steps_match_pytorch(void **state) {
         loss_allowed = fmax(loss_allowed, fabs(bf16_loss[step] - loss[step]));
         norm_allowed = fmax(norm_allowed, fabs(bf16_norm[step] - norm[step]) / norm[step]);
     }
-    if (loss_error > (fp32 ? 1e-4 : 2 * loss_allowed + 1e-3)) fail_msg("loss differs by %g, PyTorch bf16 by %g", loss_error, loss_allowed);
-    if (norm_error > (fp32 ? 1e-3 : 2 * norm_allowed + 1e-3)) fail_msg("norm differs by %g, PyTorch bf16 by %g", norm_error, norm_allowed);
+    if (loss_error > (fp32 ? 1e-4 : 2 * loss_allowed + 1e-3))
+        fail_msg("loss differs by %g, PyTorch bf16 by %g", loss_error, loss_allowed);
+    if (norm_error > (fp32 ? 1e-3 : 2 * norm_allowed + 1e-3))
+        fail_msg("norm differs by %g, PyTorch bf16 by %g", norm_error, norm_allowed);
     golden_close(&g);
     bench_close(&b);
 }
@@ -182,7 +219,8 @@ static void test_masters_match_pytorch(void **state) {
         double squares = 0, reference = 0;
         for (int64_t i = 0; i < n; i++) {
             if (noise(&b, piece->tensor, i)) continue;
-            double expected = bf16_to_float(change[i]), ours = (double)b.zero->master[piece->state_at + i] - bf16_to_float(before[i]);
+            double expected = bf16_to_float(change[i]),
+                   ours = (double)b.zero->master[piece->state_at + i] - bf16_to_float(before[i]);
             squares += (ours - expected) * (ours - expected);
             reference += expected * expected;
         }
@@ -192,15 +230,32 @@ static void test_masters_match_pytorch(void **state) {
         // The stored change is rounded to bf16: 2^-9 of it is the reference's own error.
         double rms = sqrt(squares / (double)n), atol = 0x1p-8 * sqrt(reference / (double)n);
         double limit = (sizeof(floatX) == sizeof(float) ? 0.0 : 2.0 * allowed[0]) + atol;
-        if (!(rms <= limit)) fail_msg("%s: change differs by %g rms, allowed %g", b.gpt.tensor[piece->tensor].name, rms, limit);
+        if (!(rms <= limit))
+            fail_msg("%s: change differs by %g rms, allowed %g", b.gpt.tensor[piece->tensor].name, rms,
+                     limit);
     }
     golden_close(&g);
     bench_close(&b);
 }
 
-static const char *const small_flags[] = {"--num-layers", "2", "--hidden-size", "24", "--num-attention-heads", "3", "--seq-length", "12",
-                                          "--max-position-embeddings", "13", "--micro-batch-size", "2", "--hidden-dropout", "0.1",
-                                          "--attention-dropout", "0.1", "--init-method-std", "0.2"};
+static const char *const small_flags[] = {"--num-layers",
+                                          "2",
+                                          "--hidden-size",
+                                          "24",
+                                          "--num-attention-heads",
+                                          "3",
+                                          "--seq-length",
+                                          "12",
+                                          "--max-position-embeddings",
+                                          "13",
+                                          "--micro-batch-size",
+                                          "2",
+                                          "--hidden-dropout",
+                                          "0.1",
+                                          "--attention-dropout",
+                                          "0.1",
+                                          "--init-method-std",
+                                          "0.2"};
 
 static void open_small(Bench *b, bool recompute) {
     const char *flags[COUNT(small_flags) + 2];
@@ -217,7 +272,8 @@ static void open_small(Bench *b, bool recompute) {
     bench_upload(b, tokens, targets);
 }
 
-// d loss / d (direction) against (loss(w + h d) - loss(w - h d)) / 2h for one random direction in each tensor, with both dropouts on.
+// d loss / d (direction) against (loss(w + h d) - loss(w - h d)) / 2h for one random direction in
+// each tensor, with both dropouts on.
 static void test_finite_differences(void **state) {
     if (sizeof(floatX) != sizeof(float)) {
         print_message("finite differences need the fp32 build\n");
@@ -238,14 +294,16 @@ static void test_finite_differences(void **state) {
         // The k rows of the QKV bias have no gradient at all.
         for (int64_t i = 0; i < n; i++) expected += gradient[i] * (gradient[i] / length);
         for (int side = 0; side < 2; side++) {
-            for (int64_t i = 0; i < n; i++) w[i] = floatX_from_float(saved[i] + (float)((side ? -h : h) * gradient[i] / length));
+            for (int64_t i = 0; i < n; i++)
+                w[i] = floatX_from_float(saved[i] + (float)((side ? -h : h) * gradient[i] / length));
             set_zero(b.compute, b.zero->loss_sum, sizeof(float));
             losses[side] = bench_pass(&b, 1.0f / 24, false, false, false);
         }
         for (int64_t i = 0; i < n; i++) w[i] = floatX_from_float(saved[i]);
         free(saved);
         double measured = (losses[0] - losses[1]) / (2 * h);
-        if (fabs(measured - expected) > 5e-3 * fabs(expected) + 3e-4) fail_msg("%s: %g by differences, %g by backward", b.gpt.tensor[t].name, measured, expected);
+        if (fabs(measured - expected) > 5e-3 * fabs(expected) + 3e-4)
+            fail_msg("%s: %g by differences, %g by backward", b.gpt.tensor[t].name, measured, expected);
     }
     bench_close(&b);
 }
@@ -256,24 +314,27 @@ static void test_full_recompute_gives_the_same_bits(void **state) {
     open_small(&again, true);
     zero_step_begins(plain.zero, 1);
     zero_step_begins(again.zero, 1);
-    assert_true(bench_pass(&plain, 1.0f / 24, true, true, true) == bench_pass(&again, 1.0f / 24, true, true, true));
+    assert_true(bench_pass(&plain, 1.0f / 24, true, true, true) ==
+                bench_pass(&again, 1.0f / 24, true, true, true));
     for (int t = 0; t < plain.gpt.tensors; t++) {
-        assert_memory_equal(zero_grad(plain.zero, t), zero_grad(again.zero, t), (size_t)bench_numel(&plain, t) * sizeof(float));
+        assert_memory_equal(zero_grad(plain.zero, t), zero_grad(again.zero, t),
+                            (size_t)bench_numel(&plain, t) * sizeof(float));
     }
     assert_true(memory_plan_total(&again.memory_plan) < memory_plan_total(&plain.memory_plan));
     bench_close(&plain);
     bench_close(&again);
 }
 
-// Two passes over the same data give the same gradients, and accumulate: twice one pass is one pass doubled. The first overwrites what the matrices'
-// gradients held before.
+// Two passes over the same data give the same gradients, and accumulate: twice one pass is one pass
+// doubled. The first overwrites what the matrices' gradients held before.
 static void test_gradients_accumulate(void **state) {
     Bench b;
     open_small(&b, false);
     size_t bytes = (size_t)b.zero->plan.arena_elements * sizeof(float);
     float *once = malloc(bytes);
     for (int t = 0; t < b.gpt.tensors; t++) {
-        for (int64_t i = 0; b.gpt.tensor[t].dims > 1 && i < bench_numel(&b, t); i++) zero_grad(b.zero, t)[i] = NAN;
+        for (int64_t i = 0; b.gpt.tensor[t].dims > 1 && i < bench_numel(&b, t); i++)
+            zero_grad(b.zero, t)[i] = NAN;
     }
     zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / 24, true, true, false);
@@ -298,12 +359,12 @@ static void test_evaluation_has_no_dropout(void **state) {
     zero_step_begins(b.zero, 1);
     gpt_forward(&b.gpt, &(Pass){.B = 2, .T = 12});
     floatX first[24 * 24], second[24 * 24];
-    memcpy(first, b.gpt.lnf, sizeof first);
+    memcpy(first, b.gpt.lnf.y, sizeof first);
     gpt_forward(&b.gpt, &(Pass){.B = 2, .T = 12, .first_sample = 99});
-    memcpy(second, b.gpt.lnf, sizeof second);
+    memcpy(second, b.gpt.lnf.y, sizeof second);
     assert_memory_equal(first, second, sizeof first);
     gpt_forward(&b.gpt, &(Pass){.B = 2, .T = 12, .first_sample = 99, .training = true});
-    assert_memory_not_equal(first, b.gpt.lnf, sizeof first);
+    assert_memory_not_equal(first, b.gpt.lnf.y, sizeof first);
     bench_close(&b);
 }
 
@@ -312,7 +373,8 @@ static void test_parameter_table(void **state) {
     open_small(&b, false);
     int64_t h = 24, L = 2, V = 31, P = 13;
     assert_int_equal(b.zero->plan.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
-    assert_string_equal(b.gpt.tensor[gpt_layer_tensor(1, FC2_W)].name, "encoder.layers.1.mlp.dense_4h_to_h.weight");
+    assert_string_equal(b.gpt.tensor[gpt_layer_tensor(1, FC2_W)].name,
+                        "encoder.layers.1.mlp.dense_4h_to_h.weight");
     double sum = 0, squares = 0;
     const floatX *w = zero_weight(b.zero, GPT_WTE);
     for (int64_t i = 0; i < V * h; i++) {

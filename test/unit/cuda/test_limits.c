@@ -1,0 +1,91 @@
+// What a GPU's ops take and refuse, asked without a GPU: sizes of models, scratch memory, attention.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <string.h>
+
+#include "llmc/cuda/limits.h"
+
+typedef struct ModelSizes {
+    int C, NH, HD, F, V;
+    int64_t N;
+    const char *names;  // in the error; NULL: accepted
+} ModelSizes;
+
+// Sizes that the kernels cannot compute are refused before a run, by the flag's name.
+static void test_models(void **state) {
+    const int64_t most = INT32_MAX;
+    const ModelSizes model[] = {
+        {768, 12, 64, 3072, 50304, 65536, NULL},
+        {640, 5, 128, 2560, 512, most, NULL},
+        {16384, 128, 128, 65536, 512, 1, NULL},
+        {100, 4, 25, 400, 512, 1, "--hidden-size 100"},
+        {16392, 128, 128, 65536, 512, 1, "--hidden-size 16392"},
+        {96, 8, 12, 384, 512, 1, "attention heads of size 12"},
+        {3072, 6, 512, 12288, 512, 1, "attention heads of size 512"},
+        {64, 2, 32, 260, 512, 1, "--ffn-hidden-size 260"},
+        {64, 2, 32, 256, 50257, 1, "--make-vocab-size-divisible-by"},
+        {64, 2, 32, 256, 512, most + 1, "--micro-batch-size"},
+    };
+    for (size_t i = 0; i < sizeof model / sizeof model[0]; i++) {
+        const ModelSizes *m = &model[i];
+        Error err = {0};
+        bool fine = limits_check_model(m->C, m->NH, m->HD, m->F, m->V, m->N, &err);
+        assert_int_equal(fine, m->names == NULL);
+        if (fine) continue;
+        assert_int_equal(err.code, EXIT_USAGE);
+        assert_non_null(strstr(err.what, m->names));
+    }
+}
+
+// What the embedding's backward asks of the scratch when the sort takes `sort` bytes, as embedding.cu adds it up.
+static size_t embedding_wants(int64_t N, int C, size_t sort) {
+    size_t used = 3 * scratch_ids_bytes(N) + scratch_aligned(sort);
+    return used + (size_t)scratch_chunks(N, C, sort) * scratch_chunk_bytes(C);
+}
+
+// The plan has room for it at any size. A small model's micro-batch of 3.4 M tokens was the first that had none.
+static void test_scratch(void **state) {
+    const int64_t rows[] = {1, 31, 2048, 65536, 1 << 20, 3100000, 3400000, 1 << 24, INT32_MAX};
+    const int widths[] = {8, 64, 768, 4096, 16384};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        for (size_t j = 0; j < sizeof widths / sizeof widths[0]; j++) {
+            int64_t N = rows[i], most = (int64_t)scratch_sort_bytes(N);
+            int C = widths[j];
+            for (int part = 0; part <= 4; part++) {
+                assert_true(embedding_wants(N, C, (size_t)(most * part / 4)) <= scratch_bytes(N, C));
+            }
+            assert_true(scratch_chunks(N, C, (size_t)most) >= 1);
+            // LayerNorm's backward wants at least one block's sums: 3 rows of fp32.
+            assert_true(3 * (size_t)C * sizeof(float) <= SCRATCH_LEAST && scratch_bytes(N, C) >= SCRATCH_LEAST);
+        }
+    }
+}
+
+// Chunks decide the order of sums, and so bits: these are the numbers of runs that were made with 64 MiB.
+static void test_chunks(void **state) {
+    assert_int_equal(scratch_chunks(65536, 768, 600000), 2048);
+    assert_int_equal(scratch_chunks(16384, 2048, 200000), 512);
+    assert_int_equal(scratch_chunks(1 << 20, 768, 9 << 20), (SCRATCH_LEAST - (21 << 20)) / 6144);
+    assert_int_equal(scratch_chunks(3400000, 64, 28 << 20), CHUNKS_LEAST);
+    assert_int_equal(scratch_bytes(65536, 768), SCRATCH_LEAST);
+}
+
+static void test_attention(void **state) {
+    assert_true(limits_for_cudnn(2048, false) && limits_for_cudnn(64, false));
+    assert_false(limits_for_cudnn(2048, true));
+    assert_false(limits_for_cudnn(2040, false));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_models),
+        cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_attention),
+    };
+    return cmocka_run_group_tests_name("limits of the GPU's ops", tests, NULL, NULL);
+}
