@@ -1,5 +1,5 @@
 // What the GPU's ops can compute and what scratch memory they want, as functions of sizes alone: plain
-// C, so that a test without a GPU can ask them. Included by limits.cu, scratch.cu, embedding.cu,
+// C, so that a test without a GPU can ask them. Included by limits.cu, embedding.cu,
 // layernorm.cu, attention_cudnn.cpp and test_limits.c.
 #pragma once
 #include <limits.h>
