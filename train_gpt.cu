@@ -17,9 +17,6 @@
 #include "llmc/state/probe.h"        // figures on what quantisation does
 #include "train_gpt.h"               // GPT, ops, Zero
 
-// GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows,
-// tanh GELU, tied head.
-=======
 // ===== the GPT ===================================================================================
 // GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows,
 // tanh GELU, tied head.
