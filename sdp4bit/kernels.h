@@ -98,10 +98,9 @@ void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n);
 void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n);
 // *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
-// judge.h's step_record of piece_sums (pieces) and *loss. wire_fault is left to the caller, and 0
-// here.
+// judge.h's step_record of piece_sums (pieces), *loss and *fault.
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
-                        const float *loss);
+                        const float *loss, const uint64_t *fault);
 // judge.h's judge_step.
 void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 
@@ -112,6 +111,8 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 // Then the matrices. A grouped codec sends codes of p - float(w) (difference) or of p (direct). A
 // plain one sends p rounded. The tail is p rounded. A skipped step leaves everything as it is. It
 // sends zero codes and zero scales, and leaves unquantised sections unwritten: nobody applies them.
+// An element that adamw.h refuses keeps its p, m and v. Then *fault = code, unless it already says
+// something; the write is atomic.
 typedef struct UpdateShard {
     const StepControl *control;
     float beta1, beta2, epsilon, weight_decay;
@@ -129,6 +130,7 @@ typedef struct UpdateShard {
     uint8_t *codes;        // (message.codes_stride) codes or rounded weights
     float *scales;         // (message.groups)
     uint8_t *tail;         // (tail_per_rank) floatX
+    uint64_t *fault, code; // judge.h's faults
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
 

@@ -267,8 +267,8 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
 }
 
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
-                        const float *loss) {
-    *record = step_record(piece_sums, pieces, *loss);
+                        const float *loss, const uint64_t *fault) {
+    *record = step_record(piece_sums, pieces, *loss, *fault);
 }
 
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(control, a); }
@@ -278,10 +278,12 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(
 // n elements of the state at `at`, whose gradients start at grads.
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
     float *master = a->master + at, *exp_avg = a->exp_avg + at, *exp_avg_sq = a->exp_avg_sq + at;
+    bool sound = true;
     if (!a->control->applied) return;
     for (int64_t j = 0; j < n; j++) {
-        master[j] = adamw_element(master[j], &exp_avg[j], &exp_avg_sq[j], grads[j], scalars);
+        sound &= adamw_element(&master[j], &exp_avg[j], &exp_avg_sq[j], grads[j], scalars);
     }
+    if (!sound && !*a->fault) *a->fault = a->code;
 }
 
 static void update_group(const UpdateShard *a, int64_t at, int n) {

@@ -6,22 +6,30 @@
 
 // --- update --------------------------------------------------------------------------------------
 
-// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. A lane's two halves
-// of a sector meet in the caches; swapping them among lanes to touch whole sectors costs more
-// instructions than it saves traffic here.
-DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars,
+// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. False where an element
+// was refused. A lane's two halves of a sector meet in the caches. Swapping them among lanes to touch
+// whole sectors costs more instructions than it saves traffic here.
+DEV_FN bool update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars,
                           const float *grads, int64_t at, bool live) {
     float grad[PACKED], m[PACKED], v[PACKED];
-    if (!live) return;
+    bool sound = true;
+    if (!live) return true;
     load_read_only(grads + at, grad);
     load_floats(a.master + at, master);
     load_floats(a.exp_avg + at, m);
     load_floats(a.exp_avg_sq + at, v);
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) master[e] = adamw_element(master[e], &m[e], &v[e], grad[e], scalars);
+    for (int e = 0; e < PACKED; e++) sound &= adamw_element(&master[e], &m[e], &v[e], grad[e], scalars);
     store_floats(a.master + at, master);
     store_floats(a.exp_avg + at, m);
     store_floats(a.exp_avg_sq + at, v);
+    return sound;
+}
+
+// Whoever refuses first says so; AdamW of several buckets and checks of messages may find something at
+// the same time.
+DEV_FN void mark_refused(const UpdateShard &a) {
+    atomicCAS(reinterpret_cast<unsigned long long *>(a.fault), 0ull, (unsigned long long)a.code);
 }
 
 // x = what is coded: the masters, or their difference from the replica; 0 where nothing is.
@@ -71,7 +79,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
                 int64_t at = tile + thread_start<S>() + v * S::SPAN;
                 bool live = run_live<S>(elements, v);
                 float master[PACKED];
-                update_vector(master, a, scalars, a.grads + position, at, live);
+                if (!update_vector(master, a, scalars, a.grads + position, at, live)) mark_refused(a);
                 coded_values(x[v], master, a.weights + position + at, difference, live);
             }
         }
@@ -95,10 +103,11 @@ __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
            m = *reinterpret_cast<const float4 *>(a.exp_avg + at);
     float4 v = *reinterpret_cast<const float4 *>(a.exp_avg_sq + at);
     AdamScalars scalars = adam_scalars(&a, a.weight_decay);
-    p.x = adamw_element(p.x, &m.x, &v.x, grad.x, scalars),
-    p.y = adamw_element(p.y, &m.y, &v.y, grad.y, scalars);
-    p.z = adamw_element(p.z, &m.z, &v.z, grad.z, scalars),
-    p.w = adamw_element(p.w, &m.w, &v.w, grad.w, scalars);
+    bool sound = adamw_element(&p.x, &m.x, &v.x, grad.x, scalars);
+    sound &= adamw_element(&p.y, &m.y, &v.y, grad.y, scalars);
+    sound &= adamw_element(&p.z, &m.z, &v.z, grad.z, scalars);
+    sound &= adamw_element(&p.w, &m.w, &v.w, grad.w, scalars);
+    if (!sound) mark_refused(a);
     *reinterpret_cast<float4 *>(a.master + at) = p;
     *reinterpret_cast<float4 *>(a.exp_avg + at) = m;
     *reinterpret_cast<float4 *>(a.exp_avg_sq + at) = v;
@@ -116,9 +125,9 @@ __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
     int64_t at = a.bucket.matrix_per_rank + i;
-    float grad = a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + i], m = a.exp_avg[at],
-          v = a.exp_avg_sq[at];
-    float master = adamw_element(a.master[at], &m, &v, grad, adam_scalars(&a, 0.0f));
+    float grad = a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + i];
+    float master = a.master[at], m = a.exp_avg[at], v = a.exp_avg_sq[at];
+    if (!adamw_element(&master, &m, &v, grad, adam_scalars(&a, 0.0f))) mark_refused(a);
     a.master[at] = master;
     a.exp_avg[at] = m;
     a.exp_avg_sq[at] = v;

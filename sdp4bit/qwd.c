@@ -44,6 +44,8 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.codes = alone(step) ? (uint8_t *)weights : own + at.codes;
     u.scales = alone(step) ? NULL : (float *)(void *)(own + at.scales);
     u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix_elements) : own + at.tail;
+    u.fault = step->checks->fault;
+    u.code = fault_code(FAULT_OF_UPDATE, (uint64_t)b);
     if (!alone(step)) lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
     kernel_update_shard(lanes->last, &u);
     if (!alone(step)) wire_seal_own(step->checks, b, (int)slot, &m, buffer, lanes->last);

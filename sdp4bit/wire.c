@@ -1,8 +1,10 @@
 // Sealed messages: see wire.h. The checksum itself is kernel_seal_messages' and kernel_check_messages'.
 #include "sdp4bit/wire.h"
 
-// A mismatch as 64 bits: a mark, the hop, the bucket, the message's slot. Lower ones are nearer to the cause.
-static uint64_t fault_code(WireHop hop, int b) { return (uint64_t)1 << 63 | (uint64_t)hop << 56 | (uint64_t)(b & 0xFFFFFFFF) << 24; }
+// A mismatch's place in its fault: the hop, the bucket, then the message's slot, which a check adds.
+static uint64_t mismatch(WireHop hop, int b) {
+    return fault_code(FAULT_OF_MESSAGE, (uint64_t)hop << 56 | (uint64_t)(uint32_t)b << 24);
+}
 
 // What tells a message from all others: one that was never sent, and its slot still holds that of an earlier step, must not pass.
 static uint64_t message_key(const WireChecks *checks, bool weights, int b, int k) {
@@ -43,7 +45,7 @@ void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayo
     if (!sealed(checks, message)) return;
     int size = level_of(checks->mesh, hop)->size, self = level_of(checks->mesh, hop)->rank;
     SealMessages s = {recv, size, self, message->bytes, message_key(checks, false, b, k), (uint32_t)self, 1u << 16};  // from i to self
-    kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, fault_code(hop, b));
+    kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, mismatch(hop, b));
 }
 
 void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
@@ -62,10 +64,10 @@ void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const 
 void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
     if (!sealed(checks, message)) return;
     SealMessages s = {buffer + first * message->bytes, level_of(checks->mesh, hop)->size * run, -1, message->bytes, message_key(checks, true, b, 0), (uint32_t)first, 1};
-    kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, fault_code(hop, b) | (uint64_t)first);
+    kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, mismatch(hop, b) | (uint64_t)first);
 }
 
-bool wire_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
+static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
     static const char *const names[] = {"weights between nodes", "weights inside the node", "gradients inside the node", "gradients between nodes"};
     WireHop hop = (WireHop)(fault >> 56 & 3);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
@@ -74,4 +76,18 @@ bool wire_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
     if (hop == HOP_WEIGHT_RAIL) slot %= mesh->rail.size;
     return error_set(err, EXIT_COMMUNICATION, "message from rank %d to rank %d, %s, bucket %d: it did not arrive as it was sent; restart from the last checkpoint, and look at the "
                      "network and the memory of both", group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop], b);
+}
+
+bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {
+    switch (fault_origin(fault)) {
+        case FAULT_OF_UPDATE:
+            return error_set(err, EXIT_DIVERGED,
+                             "the update on rank %d, bucket %d, made weights that are not finite, or beyond "
+                             "8.5e37; they were not written, and nothing was saved after it; lower --lr, or "
+                             "look at --adam-eps, --adam-beta2, --weight-decay and the data",
+                             rank, (int)(fault & 0xFFFFFFFF));
+        case FAULT_OF_MESSAGE: return message_error(fault, rank, mesh, err);
+    }
+    return error_set(err, EXIT_COMMUNICATION, "rank %d sent a finding that no rank can make: %llx", rank,
+                     (unsigned long long)fault);
 }

@@ -15,7 +15,8 @@ typedef struct WireChecks {
     const Mesh *mesh;
     bool sealed;           // plan_seal: messages have room for a checksum
     uint64_t *sums;        // device (WIRE_HOPS, dp): scratch of the checks; those of one hop are all on one stream
-    uint64_t *fault;       // device (1): the first mismatch this rank has seen, 0: none
+    uint64_t *fault;       // device (1): the first fault this rank has found (judge.h), 0: none; also
+                           // what kernel_update_shard refused, sealed or not
     const Faults *faults;  // for tests
     int64_t step;          // iteration
     int exchange;          // number of the next exchange in this step
@@ -32,7 +33,8 @@ void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *mes
 void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream);
 void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream);
 
-// The error (EXIT_COMMUNICATION) of a fault (StepControl.wire_fault) that rank `receiver` saw: "message from rank 2 to rank 0, gradients inside the node, bucket 3".
-bool wire_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err);
+// The error of a fault (judge.h) that `rank` found. EXIT_DIVERGED: an update was refused.
+// EXIT_COMMUNICATION: "message from rank 2 to rank 0, gradients inside the node, bucket 3".
+bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err);
 
 LLMC_END

@@ -276,6 +276,7 @@ static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding r
     float *grads = (float *)filled(b, shard * 4, 11);
     floatX *weights = (floatX *)filled(b, shard * (int64_t)sizeof(floatX), 12);
     uint8_t *message = (uint8_t *)filled(b, m.bytes, 13);
+    uint64_t *fault = (uint64_t *)filled(b, sizeof *fault, 17);
     u.control = control;
     u.beta1 = 0.9f, u.beta2 = 0.95f, u.epsilon = 1e-8f, u.weight_decay = 0.1f;
     u.bucket = l.bucket;
@@ -291,6 +292,8 @@ static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding r
     u.codes = message;
     u.scales = (float *)(message + m.scales);
     u.tail = message + m.tail;
+    u.fault = fault;
+    u.code = fault_code(FAULT_OF_UPDATE, 0);
     kernel_update_shard(b->stream, &u);
     double ms = median_ms(b, [&] { kernel_update_shard(b->stream, &u); });
     report(b, name, shard, shard * (4 * 4 + (quantised ? (int64_t)sizeof(floatX) : 0)), shard * 3 * 4 + coded_bytes(codec, group, shard), ms);

@@ -41,7 +41,7 @@ bool replicas_sound(Run *run) {
 bool save_checkpoint(Run *run) {
     settle(run, 0);
     Peers world = run_peers(run, run->launch.world);
-    if (!run_agreed(run, zero_wire_sound(run->zero, world, &run->error))) return false;
+    if (!run_agreed(run, zero_sound(run->zero, world, &run->error))) return false;
     if (!run->config.save || run->last_saved == run->iteration) return true;
     if (run->config.verify_replicas_interval && !replicas_sound(run)) return false;
     run->site.phase = "save checkpoint";

@@ -17,8 +17,9 @@ typedef struct Sentry {
 } Sentry;
 
 // Takes the verdict of an iteration. When it ends the run, err (unless it holds an error already)
-// gets EXIT_DIVERGED: a loss or norm that is not finite without --on-nan skip, or
-// --max-skipped-in-a-row; or EXIT_COMMUNICATION: a message that arrived wrong (--verify-wire).
+// says why. EXIT_DIVERGED: a loss or norm that is not finite without --on-nan skip,
+// --max-skipped-in-a-row, or an update that was refused. EXIT_COMMUNICATION: a message that arrived
+// wrong (--verify-wire).
 void sentry_judge(Sentry *sentry, const StepControl *verdict, int64_t iteration, Log *log, Error *err);
 // The sentry's part of a checkpoint: its counters, and the means in the latest verdict, which the
 // next step is measured by.

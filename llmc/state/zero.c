@@ -155,10 +155,10 @@ void zero_masters_from_weights(Zero *zero) {
 //   control     The verdict writes it, on `last` after computed. AdamW reads it on `last`, the
 //               applies on middle before done[b], compute after judged.
 //   loss_sum    Compute. The verdict reads it between computed and judged.
-//   wire fault  Checks on middle and `last` write it, atomically. It is copied on `last`: after the
-//               gradients' checks, which come before the chunks' final sums, and after the final
-//               done of the step before. The checks' sums have one row per hop, whose checks are on
-//               one stream.
+//   fault       Checks on middle and `last`, and AdamW on `last`, write it, atomically. The record
+//               reads it on `last`: after the gradients' checks, which come before the chunks' final
+//               sums, and after the final done of the step before. The checks' sums have one row per
+//               hop, whose checks are on one stream.
 //   staging     Copies write it. The host reads it after `staged`.
 //
 // The exposed time is what compute waits for judged and done[b]. On CPU ranks all streams are the
@@ -240,8 +240,8 @@ void zero_reduce_unit(Zero *zero, int unit) {
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     const Group *world = &zero->mesh->world;
     int rank = world->rank;
-    kernel_step_record(zero->lanes->last, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets, zero->loss_sum);
-    if (zero->wire_checks.sealed) copy_on_device(zero->lanes->last, &zero->records[rank].wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
+    kernel_step_record(zero->lanes->last, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets,
+                       zero->loss_sum, zero->wire_checks.fault);
     comm_all_gather(world, zero->records, sizeof(StepRecord), zero->lanes->last);
     Judge j = {0};
     j.records = zero->records;
@@ -407,16 +407,15 @@ int64_t zero_zeros(Zero *zero, Peers group) {
     return zeros;
 }
 
-bool zero_wire_sound(Zero *zero, Peers world, Error *err) {
+bool zero_sound(Zero *zero, Peers world, Error *err) {
     StepControl found;
     int ranks = zero->mesh->world.size;
     StepRecord own = {0};
-    if (!zero->wire_checks.sealed) return true;
     StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the ranks' findings");
-    copy_to_host(zero->lanes->last, &own.wire_fault, zero->wire_checks.fault, sizeof(uint64_t));
+    copy_to_host(zero->lanes->last, &own.fault, zero->wire_checks.fault, sizeof(uint64_t));
     stream_synchronize(zero->lanes->last);
     peers_gather(world, &own, records, (int)sizeof own, MPI_BYTE);
-    bool sound = !judge_wire(&found, records, ranks);
+    bool sound = !judge_faults(&found, records, ranks);
     free(records);
-    return sound || wire_error(found.wire_fault, found.wire_rank, zero->mesh, err);
+    return sound || fault_error(found.fault, found.fault_rank, zero->mesh, err);
 }

@@ -101,9 +101,10 @@ double zero_params_norm(Zero *zero, Peers group);
 // Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective,
 // synchronises.
 int64_t zero_zeros(Zero *zero, Peers group);
-// False on all ranks when one has received a message wrong since the latest verdict
-// (--verify-wire): a save must not follow. Collective, synchronises. Error: EXIT_COMMUNICATION.
-bool zero_wire_sound(Zero *zero, Peers group, Error *err);
+// False on all ranks when one has found a fault since the latest verdict: a refused update, or a
+// message that arrived wrong (--verify-wire). A save must not follow. Collective, synchronises.
+// Error: fault_error of wire.h.
+bool zero_sound(Zero *zero, Peers group, Error *err);
 
 // --- to and from the host, for checkpoints ---------------------------------------------------------------------
 

@@ -101,8 +101,9 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
     if (zero->wire_checks.sealed) {
         memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_checks.sums);
-        memory_plan_reserve(memory_plan, "norm and verdict", "message that arrived wrong", sizeof(uint64_t), (void **)&zero->wire_checks.fault);
     }
+    memory_plan_reserve(memory_plan, "norm and verdict", "first fault", sizeof(uint64_t),
+                        (void **)&zero->wire_checks.fault);
     memory_plan_reserve(memory_plan, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
     reserve_communication(zero, memory_plan);
 }

@@ -62,7 +62,7 @@ one_rank() { # RANK FLAGS...
 check "rank 1 alone, baseline: all ranks end, or skip" one_rank 1
 check "rank 3 alone, SDP4Bit: all ranks end, or skip" one_rank 3 "${paper[@]}"
 last_good() { # what was saved before still loads
-    trains 4 --gpus-per-node 2 "${paper[@]}" --load "$work/sdp4bit" --finetune --lr 0 --min-lr 0 --lr-warmup-iters 0 --no-check-for-nan-in-loss-and-grad --train-iters 1 --eval-iters 0
+    trains 4 --gpus-per-node 2 "${paper[@]}" --load "$work/sdp4bit" --finetune --lr 0 --min-lr 0 --lr-warmup-iters 0 --on-nan skip --train-iters 1 --eval-iters 0
 }
 check "the last good checkpoint loads" last_good
 
@@ -91,9 +91,33 @@ counted() { # the run goes on with its counters
     [ -z "$why" ]
 }
 check "resumed after skipped steps" counted
-unchecked() {
-    trains 4 "${wild[@]}" --no-check-for-nan-in-loss-and-grad --train-iters 3 --eval-iters 0 || return 1
-    [ "$(grep -c 'lm loss: nan' "$work/out")" -eq 2 ] || { why="the loss is not shown as nan"; return 1; }
+# The update itself refuses what is not finite, whatever the flags allow: the verdict after it ends the
+# run, and nothing is saved after it.
+refused() { # RANKS NAME ITERATION FLAGS...: the last one saved is the iteration before
+    local ranks=$1 name=$2 iteration=$3 saved
+    shift 3
+    LIMIT=30 train "$ranks" --gpus-per-node $(((ranks + 1) / 2)) --save "$work/$name" --save-interval 1 --eval-iters 0 "$@"
+    error_names 4 "the update on rank" $? || return 1
+    grep -q 'not finite, or beyond 8.5e37.*lower --lr' "$work/err" || { say "no advice"; return 1; }
+    [ "$(grep -c 'error: ' "$work/err")" -eq 1 ] || { say "not one line"; return 1; }
+    saved=$(cat "$work/$name/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)
+    [ "$saved" = $((iteration - 1)) ] || { why="iteration $saved was saved last, not $((iteration - 1))"; return 1; }
 }
-check "--no-check-for-nan-in-loss-and-grad goes on, and shows nan" unchecked
+high=(--lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0)
+check "an update beyond fp32, baseline" refused 4 high 1 "${high[@]}"
+check "an update beyond fp32, SDP4Bit" refused 4 high4 1 "${high[@]}" "${paper[@]}"
+check "an update beyond fp32, one rank" refused 1 high1 1 "${high[@]}"
+check "an update beyond fp32, --on-nan skip" refused 4 high_skip 1 "${high[@]}" --on-nan skip
+unchecked() {
+    refused 4 unchecked 2 "${wild[@]}" --no-check-for-nan-in-loss-and-grad || return 1
+    grep -q 'lm loss: nan' "$work/out" || { why="the loss is not shown as nan"; return 1; }
+}
+check "--no-check-for-nan-in-loss-and-grad shows nan, and the update refuses it" unchecked
+late_refusal() { # nothing is saved in between: the next step's verdict, or the end, ends the run
+    LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --log-interval 1000
+    error_names 4 "iteration 2 update: the update on rank" $? || return 1
+    LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --train-iters 1
+    error_names 4 "the update on rank" $?
+}
+check "without saves in between: exit code 4" late_refusal
 finish

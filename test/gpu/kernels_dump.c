@@ -359,6 +359,7 @@ typedef struct Weights {
     float *master, *m, *v;   // (dp, shard) all ranks' states
     uint8_t *messages;       // [local][node]
     StepControl *control;
+    uint64_t *fault;
     MessageLayout message;
 } Weights;
 
@@ -390,6 +391,7 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->v = (float *)upload(d, values, states * 4);
     StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0, UNSPIKED, 0};
     w->control = (StepControl *)upload(d, &control, sizeof control);
+    w->fault = (uint64_t *)upload(d, &control.fault, sizeof control.fault);
     stream_synchronize(d->stream);
     free(host);
     free(values);
@@ -403,6 +405,12 @@ static void free_weights(Run *r, Weights *w) {
     release(r->d, w->v);
     release(r->d, w->messages);
     release(r->d, w->control);
+    release(r->d, w->fault);
+}
+
+static void set_learning_rate(Run *r, Weights *w, float learning_rate) {
+    copy_to_device(r->d->stream, &w->control->learning_rate, &learning_rate, sizeof learning_rate);
+    stream_synchronize(r->d->stream);
 }
 
 static void set_applied(Run *r, Weights *w, int applied) {
@@ -444,6 +452,8 @@ static void weight_step(Run *r, Weights *w, const char *name) {
         MessageSections at = message_sections(&w->message, 0);
         u.scales = (float *)(void *)(message + at.scales);
         u.tail = message + at.tail;
+        u.fault = w->fault;
+        u.code = fault_code(FAULT_OF_UPDATE, (uint64_t)rank);
         kernel_update_shard(d->stream, &u);
         const MessageLayout *m = &w->message;
         result(d, codec_info(r->c.weight).levels ? RAW : BF16, message, m->codes_stride, "%s rank%d codes", name, rank);
@@ -452,13 +462,15 @@ static void weight_step(Run *r, Weights *w, const char *name) {
     }
     ApplyWeights a = {w->control, r->bucket, w->messages, r->c.nodes, r->c.per_node, w->message, r->c.weight, r->c.group_weight, r->c.difference, w->weights};
     kernel_apply_weights(d->stream, &a);
+    result(d, RAW, w->fault, sizeof *w->fault, "%s fault", name);
     result(d, FP32, w->master, shard * r->plan.dp * 4, "%s masters", name);
     result(d, FP32, w->m, shard * r->plan.dp * 4, "%s exp_avg", name);
     result(d, FP32, w->v, shard * r->plan.dp * 4, "%s exp_avg_sq", name);
     result(d, sizeof(floatX) == 2 ? BF16 : FP32, w->weights, r->elements * (int64_t)sizeof(floatX), "%s weights", name);
 }
 
-// Two steps, a skipped one, and one on gradients that hold infinities and NaN while the check for them is off.
+// Two steps, a skipped one, one on gradients that hold infinities and NaN while the check for them is
+// off, and one with a learning rate that brings some masters over their limit.
 static void weights(Run *r) {
     Weights w;
     start_weights(r, &w, true);
@@ -469,6 +481,10 @@ static void weights(Run *r) {
     free_weights(r, &w);
     start_weights(r, &w, false);
     weight_step(r, &w, "unchecked");
+    free_weights(r, &w);
+    start_weights(r, &w, true);
+    set_learning_rate(r, &w, 6e37f);
+    weight_step(r, &w, "wild");
     free_weights(r, &w);
 }
 
@@ -490,8 +506,11 @@ static void weights_alone(Run *r) {
     u.difference = true;
     u.codes = (uint8_t *)w.weights;
     u.tail = (uint8_t *)(w.weights + r->bucket.matrix_elements);
+    u.fault = w.fault;
+    u.code = fault_code(FAULT_OF_UPDATE, 0);
     kernel_update_shard(d->stream, &u);
     result(d, RAW, w.weights, r->elements * (int64_t)sizeof(floatX), "alone weights");
+    result(d, RAW, w.fault, sizeof *w.fault, "alone fault");
     set_applied(r, &w, 0);
     kernel_update_shard(d->stream, &u);
     result(d, RAW, w.weights, r->elements * (int64_t)sizeof(floatX), "alone, skipped, weights");
@@ -556,7 +575,10 @@ static void verdicts(Dump *d) {
     float sums_host[] = {0.1f, 1e-30f, 3.0f, 1e10f, FLT_MIN, 7.7f, 1e38f}, loss_host[] = {2.345f, NAN};
     float *sums = (float *)upload(d, sums_host, sizeof sums_host), *loss = (float *)upload(d, loss_host, sizeof loss_host);
     StepRecord *records = (StepRecord *)reserve(d, 8 * sizeof(StepRecord));
-    for (int pieces = 0; pieces <= 7; pieces++) kernel_step_record(d->stream, records + pieces, sums, pieces, loss);
+    uint64_t *fault = (uint64_t *)reserve(d, sizeof *fault);
+    for (int pieces = 0; pieces <= 7; pieces++) {
+        kernel_step_record(d->stream, records + pieces, sums, pieces, loss, fault);
+    }
     result(d, FP64, records, 8 * sizeof(StepRecord), "records");
     StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0};
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
@@ -565,7 +587,7 @@ static void verdicts(Dump *d) {
         j.dp = 1 + step % 6;
         j.clip_grad = step % 4 == 1 ? 0.0f : 0.75f;
         // A NaN loss on the last record now and then: skipped, or applied where the check is off.
-        kernel_step_record(d->stream, records + j.dp - 1, sums, step % 7, loss + (step % 5 == 3));
+        kernel_step_record(d->stream, records + j.dp - 1, sums, step % 7, loss + (step % 5 == 3), fault);
         j.skip_non_finite = step != 8;
         kernel_judge(d->stream, control, &j);
         dump_control(d, control, step);
@@ -573,6 +595,7 @@ static void verdicts(Dump *d) {
     release(d, sums);
     release(d, loss);
     release(d, records);
+    release(d, fault);
     release(d, control);
 }
 
@@ -614,12 +637,13 @@ static void spikes(Dump *d) {
     }
     float *sums = (float *)upload(d, sums_host, sizeof sums_host), *loss = (float *)upload(d, loss_host, sizeof loss_host);
     StepRecord *records = (StepRecord *)reserve(d, sizeof(StepRecord));
+    uint64_t *fault = (uint64_t *)reserve(d, sizeof *fault);
     StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0}, host;
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
     Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
     for (int step = 0; step < STEPS; step++) {
         j.skip_spikes = step > 80;
-        kernel_step_record(d->stream, records, sums + step, 1, loss + step);
+        kernel_step_record(d->stream, records, sums + step, 1, loss + step, fault);
         kernel_judge(d->stream, control, &j);
         copy_to_host(d->stream, &host, control, sizeof host);
         stream_synchronize(d->stream);
@@ -631,6 +655,7 @@ static void spikes(Dump *d) {
     release(d, sums);
     release(d, loss);
     release(d, records);
+    release(d, fault);
     release(d, control);
 }
 

@@ -291,7 +291,7 @@ static bool same_verdict(Model *m, uint32_t step) {
     download(m, records, m->zero->records, (size_t)m->zero->plan.dp * sizeof *records);
     for (int r = 0; r < m->zero->plan.dp; r++) {
         if (records[r].sum_squares != m->sim.records[r].sum_squares || records[r].loss != m->sim.records[r].loss) return complain(m, step, "another record", r);
-        if (records[r].wire_fault) return complain(m, step, "a message's checksum", (int64_t)records[r].wire_fault);
+        if (records[r].fault) return complain(m, step, "a message's checksum", (int64_t)records[r].fault);
     }
     StepControl control = zero_verdict(m->zero, 0);
     if (!control.applied) return complain(m, step, "a skipped step", 0);

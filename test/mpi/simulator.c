@@ -150,6 +150,7 @@ static void fill_records(Simulator *sim, const float *losses) {
         }
         sim->records[rank].sum_squares = sum;
         sim->records[rank].loss = (double)losses[rank];
+        sim->records[rank].fault = sim->fault[rank];
     }
 }
 
@@ -192,7 +193,13 @@ static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
     }
     bool finite = isfinite(squares) && isfinite(loss);
     spike(sim, finite);  // reported only
-    c->applied = !sim->options.skip_non_finite || finite;
+    c->fault = 0;
+    c->fault_rank = 0;
+    for (int r = dp - 1; r >= 0; r--) {
+        uint64_t fault = sim->records[r].fault;
+        if (fault && (!c->fault || fault <= c->fault)) c->fault = fault, c->fault_rank = r;
+    }
+    c->applied = (!sim->options.skip_non_finite || finite) && !c->fault;
     c->spikes.skipped_in_a_row = c->applied ? 0 : c->spikes.skipped_in_a_row + 1;
     if (c->applied) {
         c->adam_steps++;
@@ -205,6 +212,19 @@ static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
 
 // --- AdamW -----------------------------------------------------------------------------------------------------------------------
 
+// The rank that owns an element marks its refused update, with the first bucket that has one.
+static void refuse(Simulator *sim, const Place *place, int64_t at) {
+    const Plan *plan = sim->options.plan;
+    int b = 0;
+    while (b + 1 < plan->buckets && plan->bucket[b + 1].arena_start <= at) b++;
+    const Bucket *bucket = &plan->bucket[b];
+    int64_t position = at - bucket->arena_start;
+    int64_t rank = place->matrix ? position / bucket->matrix_per_rank
+                                 : (position - bucket->matrix_elements) / bucket->tail_per_rank;
+    uint64_t fault = (uint64_t)1 << 62 | (uint64_t)b;
+    if (!sim->fault[rank] || fault < sim->fault[rank]) sim->fault[rank] = fault;
+}
+
 static void adamw(Simulator *sim, const Place *place) {
     const SimulatorOptions *o = &sim->options;
     const StepControl *c = &sim->control;
@@ -214,9 +234,14 @@ static void adamw(Simulator *sim, const Place *place) {
         float m = o->beta1 * sim->exp_avg[i] + (1.0f - o->beta1) * g;
         float v = o->beta2 * sim->exp_avg_sq[i] + (1.0f - o->beta2) * g * g;
         float step = m / c->bias_correction1 / (sqrtf(v / c->bias_correction2) + o->epsilon) + decay * p;
+        p -= c->learning_rate * step;
+        if (!isfinite(m) || !isfinite(v) || !(fabsf(p) < 0x1p126f)) {
+            refuse(sim, place, i);
+            continue;
+        }
         sim->exp_avg[i] = m;
         sim->exp_avg_sq[i] = v;
-        sim->master[i] = p - c->learning_rate * step;
+        sim->master[i] = p;
     }
 }
 
@@ -267,6 +292,7 @@ void simulator_create(Simulator *sim, const SimulatorOptions *options, const flo
     sim->exp_avg_sq = (float *)xcalloc(n, sizeof(float), "the simulator");
     sim->replica = (floatX *)xcalloc(n, sizeof(floatX), "the simulator");
     sim->records = (StepRecord *)xcalloc((size_t)options->plan->dp, sizeof(StepRecord), "the simulator");
+    sim->fault = (uint64_t *)xcalloc((size_t)options->plan->dp, sizeof(uint64_t), "the simulator");
     for (size_t i = 0; i < n; i++) {
         sim->replica[i] = weights[i];
         sim->master[i] = floatX_to_float(weights[i]);
@@ -282,6 +308,7 @@ void simulator_free(Simulator *sim) {
     free(sim->exp_avg_sq);
     free(sim->replica);
     free(sim->records);
+    free(sim->fault);
 }
 
 uint64_t simulator_hash(const Simulator *sim) {

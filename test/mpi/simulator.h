@@ -26,6 +26,7 @@ typedef struct Simulator {
     float *master, *exp_avg, *exp_avg_sq;  // the union of all shards
     floatX *replica;                       // the weights, equal on every rank
     StepRecord *records;                   // (dp)
+    uint64_t *fault;                       // (dp) what each rank has found
     StepControl control;
 } Simulator;
 

@@ -255,10 +255,12 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
     writes(s, leaves, 4 * n);
     writes(s, sum, 4);
 }
-void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss) {
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
+                        const uint64_t *fault) {
     begin_on(s, "step record");
     reads(s, piece_sums, 4 * pieces);
     reads(s, loss, 4);
+    reads(s, fault, 8);
     writes(s, record, sizeof *record);
 }
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
@@ -280,6 +282,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);  // the codes' section ends where the scales' begins
     if (a->scales) writes(s, a->scales, 4 * (codec_info(a->codec).levels ? matrix / a->group : 0));
     writes(s, a->tail, X * tail);
+    use(s->device, ATOMIC, a->fault, 8);
 }
 
 void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
@@ -464,7 +467,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
         // The second step and the fourth end with copies behind the training's back, the fourth with all that looks at the weights and waits besides.
         if (step == 2 || step == 4) staged = stage(r);
         if (step == 4) {
-            assert_true(zero_wire_sound(zero, alone, &err));
+            assert_true(zero_sound(zero, alone, &err));
             zero_params_norm(zero, alone);
             zero_zeros(zero, alone);
             zero_weights_wait_all(zero);

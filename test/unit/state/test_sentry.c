@@ -58,7 +58,33 @@ static void wrong_messages_are_seen_first(void **state) {
         b.judge.records = &record;
         kernel_judge(NULL, &b.control, &b.judge);
         assert_false(b.control.applied);
-        assert_true(b.control.wire_fault == 77);
+        assert_true(b.control.fault == 77);
+    }
+}
+
+// Of several faults all ranks keep the lowest, and of equal ones the lowest rank's. The step is skipped.
+static void the_fault_nearest_to_its_cause_is_kept(void **state) {
+    uint64_t update = fault_code(FAULT_OF_UPDATE, 3), message = fault_code(FAULT_OF_MESSAGE, 0);
+    StepRecord records[4] = {{1, 3, 0}, {1, 3, message}, {1, 3, update + 1}, {1, 3, update}};
+    Bench b = bench_of(10, 10, true);
+    b.judge.records = records;
+    b.judge.dp = 4;
+    kernel_judge(NULL, &b.control, &b.judge);
+    assert_false(b.control.applied);
+    assert_true(b.control.fault == update && b.control.fault_rank == 3);
+}
+
+static void a_refused_update_ends_the_run(void **state) {
+    static const OnNan on_nan[] = {ON_NAN_ABORT, ON_NAN_SKIP};
+    for (int i = 0; i < 4; i++) {
+        Config config = {.on_nan = on_nan[i % 2], .check_for_nan_in_loss_and_grad = i < 2};
+        Sentry sentry = {.config = &config};
+        StepControl verdict = {.loss = 2, .grad_norm = 1, .fault = fault_code(FAULT_OF_UPDATE, 3), .fault_rank = 1};
+        Error err = {0};
+        sentry_judge(&sentry, &verdict, 7, NULL, &err);
+        assert_int_equal(err.code, EXIT_DIVERGED);
+        assert_non_null(strstr(err.what, "the update on rank 1, bucket 3, made weights that are not finite"));
+        assert_int_equal(sentry.ended_at, 7);
     }
 }
 
@@ -215,7 +241,10 @@ static void state_survives_a_checkpoint(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_messages_are_seen_first), cmocka_unit_test(calm_runs_have_no_spikes),
+        cmocka_unit_test(wrong_messages_are_seen_first),
+        cmocka_unit_test(the_fault_nearest_to_its_cause_is_kept),
+        cmocka_unit_test(a_refused_update_ends_the_run),
+        cmocka_unit_test(calm_runs_have_no_spikes),
         cmocka_unit_test(spikes_are_found),
         cmocka_unit_test(skipped_only_when_asked),
         cmocka_unit_test(first_steps_and_zero_factors_are_not_measured),
