@@ -20,7 +20,8 @@ static bool environment_error(Error *err) {
 bool append_open(Append *file, const char *path, bool exclusive, Error *err) {
     // O_RDWR: append_end_line looks at the last byte. O_NONBLOCK is for pipes and terminals, whose
     // readers may have stopped.
-    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | (exclusive ? O_EXCL : 0), 0666);
+    int fd =
+        open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | (exclusive ? O_EXCL : 0), 0666);
     if (fd < 0) {
         int reason = errno;
         durable_error(err, "open", path);
@@ -65,15 +66,18 @@ bool append_record(Append *file, const void *record, size_t bytes) {
     bool regular = fstat(file->fd, &before) == 0 && S_ISREG(before.st_mode);
     errno = 0;
     bool ended = !file->torn || write_in_time(file, "\n", 1);
-    if (ended && (regular ? write_all(file->fd, (const char *)record, bytes) : write_in_time(file, (const char *)record, bytes))) {
+    if (ended && (regular ? write_all(file->fd, (const char *)record, bytes)
+                          : write_in_time(file, (const char *)record, bytes))) {
         file->failing = false;
         return true;
     }
     int reason = errno;
     bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
     if (!file->failing && (regular || monotonic_seconds() >= file->quiet_until)) {
-        warning_print(NULL, "cannot write %s: %s; training goes on, records are missing from this file until it can be written%s", file->path,
-                      reason == EAGAIN ? "its reader does not keep up" : strerror(reason),
+        warning_print(NULL,
+                      "cannot write %s: %s; training goes on, records are missing from this file until it "
+                      "can be written%s",
+                      file->path, reason == EAGAIN ? "its reader does not keep up" : strerror(reason),
                       cut || !regular ? "" : ", and the last one is torn");
     }
     file->failing = true;

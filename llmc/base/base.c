@@ -61,14 +61,16 @@ static void print_line(const char *kind, const Site *site, const char *what) {
     if (site && site->rank >= 0) {
         char gpu[24] = "", iteration[40] = "";
         if (site->gpu >= 0) snprintf(gpu, sizeof gpu, ", gpu %d", site->gpu);
-        if (site->iteration > 0) snprintf(iteration, sizeof iteration, " iteration %lld", (long long)site->iteration);
+        if (site->iteration > 0)
+            snprintf(iteration, sizeof iteration, " iteration %lld", (long long)site->iteration);
         snprintf(where, sizeof where, "rank %d (node %d%s)%s", site->rank, site->node, gpu, iteration);
     }
     const char *phase = site && site->phase ? site->phase : "";
     // Names out of damaged files may hold anything. One line stays one line, and a terminal gets no
     // commands.
     char line[64 + sizeof where + sizeof(((Error *)0)->what)];
-    int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%s%.*s", kind, where, *where && *phase ? " " : "", phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
+    int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%s%.*s", kind, where, *where && *phase ? " " : "",
+                          phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
     if (length > (int)sizeof line - 2) length = (int)sizeof line - 2;
     for (int i = 0; i < length; i++) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';
@@ -96,7 +98,8 @@ void warning_print(const Site *site, const char *format, ...) {
 static void end_job(int code) {
     const useconds_t moment = 200000;
     bool in_job = mpi_is_up();
-    if (in_job) usleep(moment);  // the launcher of Open MPI 5 often loses what a rank has just written when it aborts
+    if (in_job)
+        usleep(moment);  // the launcher of Open MPI 5 often loses what a rank has just written when it aborts
     if (gettid() != getpid()) _exit(code);
     if (in_job) MPI_Abort(MPI_COMM_WORLD, code);
     exit(code);
@@ -117,8 +120,9 @@ static _Thread_local const Site *thread_site;
 
 // Of signal handlers only write and _exit may be called here.
 static void on_illegal_instruction(int number) {
-    static const char line[] = "error: this processor lacks an instruction that the program was built with; build it "
-                               "here, or with make ARCH_CFLAGS=-march=x86-64\n";
+    static const char line[] =
+        "error: this processor lacks an instruction that the program was built with; build it "
+        "here, or with make ARCH_CFLAGS=-march=x86-64\n";
     (void)!write(STDERR_FILENO, line, sizeof line - 1);
     _exit(EXIT_ENVIRONMENT);
 }
@@ -141,7 +145,8 @@ void fatal(const Site *site, int code, const char *format, ...) {
 
 static void *checked(void *p, size_t bytes, const char *purpose) {
     if (!p && bytes) {
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory: %zu bytes for %s; use a smaller configuration or a larger machine", bytes,
+        fatal(NULL, EXIT_ENVIRONMENT,
+              "out of memory: %zu bytes for %s; use a smaller configuration or a larger machine", bytes,
               purpose);
     }
     return p;
@@ -155,7 +160,9 @@ void *xcalloc(size_t count, size_t bytes, const char *purpose) {
     return checked(calloc(count, bytes), total, purpose);
 }
 
-void *xrealloc(void *old, size_t bytes, const char *purpose) { return checked(realloc(old, bytes), bytes, purpose); }
+void *xrealloc(void *old, size_t bytes, const char *purpose) {
+    return checked(realloc(old, bytes), bytes, purpose);
+}
 
 char *xstrdup(const char *text) {
     size_t bytes = strlen(text) + 1;

@@ -66,7 +66,8 @@ void warning_print(const Site *site, const char *format, ...) __attribute__((for
 // calls MPI_Abort when MPI is up, else exit. Another calls _exit, because MPI and what exit runs
 // belong to the main thread (MPI_THREAD_FUNNELED); a process that leaves with a code of its own
 // makes the launcher end the other ranks. site may be NULL: the thread's is taken.
-void fatal(const Site *site, int code, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
+void fatal(const Site *site, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4), noreturn));
 
 // From here on an instruction that this processor lacks ends the process with one line and
 // EXIT_ENVIRONMENT: the program was built for another processor (ARCH_CFLAGS in the Makefile).

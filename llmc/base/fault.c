@@ -15,7 +15,9 @@ static bool parse_fault(const char *word, Fault *fault) {
         if (strncmp(word, names[kind], length) != 0) continue;
         word += length;
         fault->kind = (FaultKind)kind;
-        if (sscanf(word, ":%d:%" SCNd64 ":%" SCNd64 "%n", &fault->rank, &fault->iteration, &fault->at, &used) != 3) return false;
+        if (sscanf(word, ":%d:%" SCNd64 ":%" SCNd64 "%n", &fault->rank, &fault->iteration, &fault->at,
+                   &used) != 3)
+            return false;
         fault->bit = fault->rank % 8;
         word += used;
         if (kind <= FAULT_MESSAGE && sscanf(word, ":%" SCNd64 "%n", &fault->bit, &used) == 1) word += used;
@@ -36,7 +38,10 @@ bool faults_from_environment(Faults *faults, int rank, Error *err) {
         if (ok && fault.rank == rank) faults->fault[faults->count++] = fault;
     }
     free(words);
-    return ok || error_set(err, EXIT_USAGE, "SDP4BIT_FAULT=%.200s is not understood; it is for tests of this program: unset it", wanted);
+    return ok ||
+           error_set(err, EXIT_USAGE,
+                     "SDP4BIT_FAULT=%.200s is not understood; it is for tests of this program: unset it",
+                     wanted);
 }
 
 const Fault *fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at) {

@@ -33,8 +33,11 @@ static void write_bins(const int64_t *bin, FILE *out) {
 }
 
 void histogram_write(const Histogram *h, FILE *out) {
-    fprintf(out, "\"count\":%lld,\"zeros\":%lld,\"non_finite\":%lld,\"sum\":%.17g,\"squares\":%.17g,\"fourth\":%.17g,\"largest\":%.9g,\"positive\":[", (long long)h->count,
-            (long long)h->zeros, (long long)h->non_finite, h->sum, h->squares, h->fourth, (double)h->largest);
+    fprintf(out,
+            "\"count\":%lld,\"zeros\":%lld,\"non_finite\":%lld,\"sum\":%.17g,\"squares\":%.17g,\"fourth\":%."
+            "17g,\"largest\":%.9g,\"positive\":[",
+            (long long)h->count, (long long)h->zeros, (long long)h->non_finite, h->sum, h->squares, h->fourth,
+            (double)h->largest);
     write_bins(h->bin[0], out);
     fprintf(out, "],\"negative\":[");
     write_bins(h->bin[1], out);

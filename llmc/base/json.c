@@ -61,7 +61,11 @@ void json_write_string(FILE *out, const char *text) {
 
 // Bytes of the UTF-8 character at c (so that truncation cuts none), 0 when it is none.
 static int utf8_length(const unsigned char *c) {
-    int n = c[0] < 0x80 ? 1 : (c[0] & 0xe0) == 0xc0 ? 2 : (c[0] & 0xf0) == 0xe0 ? 3 : (c[0] & 0xf8) == 0xf0 ? 4 : 0;
+    int n = c[0] < 0x80             ? 1
+            : (c[0] & 0xe0) == 0xc0 ? 2
+            : (c[0] & 0xf0) == 0xe0 ? 3
+            : (c[0] & 0xf8) == 0xf0 ? 4
+                                    : 0;
     for (int i = 1; i < n; i++) {
         if ((c[i] & 0xc0) != 0x80) return 0;
     }

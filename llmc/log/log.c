@@ -26,7 +26,7 @@ struct Log {
     int64_t skipped, epoch;    // skipped steps, and the latest epoch that was told
 };
 
-// ---- plain lines and JSON lines -------------------------------------------------------------------------------------------------------
+// ---- plain lines and JSON lines -----------------------------------------------------------------
 
 // " <label>: <value> |" with %.<digits>f or %.<digits>E, and nan or inf in lower case without a
 // stray sign.
@@ -82,7 +82,7 @@ void log_scalar(Log *log, const char *tag, int64_t step, double value) {
     if (log->active && log->tensorboard) tensorboard_scalar(log->tensorboard, tag, step, value);
 }
 
-// ---- opening and plain lines ----------------------------------------------------------------------------------------------------------
+// ---- opening and plain lines --------------------------------------------------------------------
 
 static bool open_json(Log *log, const char *path, Error *err) {
     char *folder = xstrdup(path), *slash = strrchr(folder, '/');
@@ -100,7 +100,8 @@ static bool open_json(Log *log, const char *path, Error *err) {
 
 Log *log_open(const Config *config, int world_size, bool active, const Site *site, Error *err) {
     Log *log = (Log *)xcalloc(1, sizeof *log, "log");
-    *log = (Log){.config = config, .world_size = world_size, .active = active, .site = site, .json = {.fd = -1}};
+    *log =
+        (Log){.config = config, .world_size = world_size, .active = active, .site = site, .json = {.fd = -1}};
     if (!active) return log;
     bool opened = !config->log_jsonl || open_json(log, config->log_jsonl, err);
     if (opened && config->tensorboard_dir) {
@@ -134,7 +135,8 @@ void log_line(Log *log, const char *format, ...) {
 void log_idle_flags(Log *log) {
     const Config *c = log->config;
     const char *none = "WARNING: one data-parallel rank";
-    if (c->quantized_weights || c->quantized_gradients) log_line(log, "%s sends nothing: the quantisation flags have no effect", none);
+    if (c->quantized_weights || c->quantized_gradients)
+        log_line(log, "%s sends nothing: the quantisation flags have no effect", none);
     if (c->verify_wire) log_line(log, "%s sends nothing: --verify-wire has no effect", none);
 }
 
@@ -158,11 +160,13 @@ void log_datetime(Log *log, const char *format, ...) {
 
 void log_memory(Log *log, int64_t iterations, double bytes) {
     double mb = bytes / 0x1p20;
-    log_line(log, "[Rank 0] (after %lld iterations) memory (MB) | allocated: %f | max allocated: %f | reserved: %f | max reserved: %f",
+    log_line(log,
+             "[Rank 0] (after %lld iterations) memory (MB) | allocated: %f | max allocated: %f | reserved: "
+             "%f | max reserved: %f",
              (long long)iterations, mb, mb, mb, mb);
 }
 
-// ---- start ------------------------------------------------------------------------------------------------------------------------------
+// ---- start --------------------------------------------------------------------------------------
 
 static void write_arguments_to_tensorboard(Log *log, const char *arguments) {
     cJSON *all = cJSON_Parse(arguments);
@@ -176,7 +180,8 @@ static void write_arguments_to_tensorboard(Log *log, const char *arguments) {
     cJSON_Delete(all);
 }
 
-static void write_start_json(Log *log, int64_t parameters, int nodes, const char *device, const char *arguments) {
+static void write_start_json(Log *log, int64_t parameters, int nodes, const char *device,
+                             const char *arguments) {
     char host_libraries[512], device_libs[512], libraries[1028], when[32], host[256] = "";
     version_libraries(host_libraries, sizeof host_libraries);
     device_libraries(device_libs, sizeof device_libs);
@@ -215,8 +220,16 @@ static void warn_of_flags(Log *log, int nodes) {
     const Config *c = log->config;
     int ranks = log->world_size;
     if (!c->quantized_gradients || ranks == 1 || !log->active) return;
-    if (nodes == 1) log_line(log, "WARNING: one node: gradients travel in %d bits only, --gradient-quantization-bits-inter has no effect", c->gradient_quantization_bits_intra);
-    if (nodes == ranks) log_line(log, "WARNING: one rank per node: gradients travel in %d bits only, --gradient-quantization-bits-intra has no effect", c->gradient_quantization_bits_inter);
+    if (nodes == 1)
+        log_line(log,
+                 "WARNING: one node: gradients travel in %d bits only, --gradient-quantization-bits-inter "
+                 "has no effect",
+                 c->gradient_quantization_bits_intra);
+    if (nodes == ranks)
+        log_line(log,
+                 "WARNING: one rank per node: gradients travel in %d bits only, "
+                 "--gradient-quantization-bits-intra has no effect",
+                 c->gradient_quantization_bits_inter);
 }
 
 void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
@@ -229,7 +242,7 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
     free(arguments);
 }
 
-// ---- the iteration line -----------------------------------------------------------------------------------------------------------------
+// ---- the iteration line -------------------------------------------------------------------------
 
 bool report_has_loss(const IntervalReport *r) { return r->lm_loss > 0 || !isfinite(r->lm_loss); }
 
@@ -244,8 +257,10 @@ static void add_megatron_fields(Text *line, const Config *config, const Interval
     if (report_has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
     add_fixed(line, "loss scale", 1, 1.0, "");  // bf16 needs none; parsers expect the field
     if (!(r->last.grad_norm < 0)) add_fixed(line, "grad norm", 3, r->last.grad_norm, "");
-    if (config->log_num_zeros_in_grad && !(r->last.num_zeros < 0)) add_fixed(line, "num zeros", 1, r->last.num_zeros, "");
-    if (config->log_params_norm && !(r->last.params_norm < 0)) add_fixed(line, "params norm", 3, r->last.params_norm, "");
+    if (config->log_num_zeros_in_grad && !(r->last.num_zeros < 0))
+        add_fixed(line, "num zeros", 1, r->last.num_zeros, "");
+    if (config->log_params_norm && !(r->last.params_norm < 0))
+        add_fixed(line, "params norm", 3, r->last.params_norm, "");
     text_add(line, " number of skipped iterations: %3lld |", (long long)r->skipped);
     text_add(line, " number of nan iterations: %3lld |", (long long)r->nan);
 }
@@ -296,13 +311,16 @@ static void write_interval_scalars(Log *log, const IntervalReport *r) {
     Tensorboard *tb = log->tensorboard;
     if (log->config->log_timers_to_tensorboard) {
         tensorboard_scalar(tb, "iteration-time", r->last.iteration, r->elapsed_ms / 1e3);
-        if (log->config->log_throughput) tensorboard_scalar(tb, "throughput", r->last.iteration, r->tflops_per_gpu);
+        if (log->config->log_throughput)
+            tensorboard_scalar(tb, "throughput", r->last.iteration, r->tflops_per_gpu);
     }
-    if (r->tokens_per_second > 0) tensorboard_scalar(tb, "tokens-per-second", r->last.iteration, r->tokens_per_second);
+    if (r->tokens_per_second > 0)
+        tensorboard_scalar(tb, "tokens-per-second", r->last.iteration, r->tokens_per_second);
     if (r->mfu > 0) tensorboard_scalar(tb, "mfu", r->last.iteration, r->mfu);
     tensorboard_scalar(tb, "inter-node-bytes-per-step", r->last.iteration, r->inter_node_bytes);
     tensorboard_scalar(tb, "intra-node-bytes-per-step", r->last.iteration, r->intra_node_bytes);
-    if (r->exposed_comm_ms >= 0) tensorboard_scalar(tb, "exposed-comm-ms", r->last.iteration, r->exposed_comm_ms);
+    if (r->exposed_comm_ms >= 0)
+        tensorboard_scalar(tb, "exposed-comm-ms", r->last.iteration, r->exposed_comm_ms);
     if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->last.iteration, r->epoch);
 }
 
@@ -331,7 +349,7 @@ void log_iteration(Log *log, const IntervalReport *report) {
     if (log->tensorboard) write_interval_scalars(log, report);
 }
 
-// ---- a single iteration -----------------------------------------------------------------------------------------------------------------
+// ---- a single iteration -------------------------------------------------------------------------
 
 // Megatron-LM writes most values twice, over iterations and over samples.
 static void scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samples, double value) {
@@ -345,13 +363,16 @@ static void write_step_scalars(Log *log, const StepReport *r) {
     const Config *config = log->config;
     int64_t i = r->iteration, samples = r->consumed_samples;
     scalar_twice(log, "learning-rate", i, samples, r->learning_rate);
-    if (config->log_batch_size_to_tensorboard) scalar_twice(log, "batch-size", i, samples, r->global_batch_size);
+    if (config->log_batch_size_to_tensorboard)
+        scalar_twice(log, "batch-size", i, samples, r->global_batch_size);
     scalar_twice(log, "lm loss", i, samples, r->loss);
     scalar_twice(log, "loss-scale", i, samples, 1.0);
     if (config->log_world_size_to_tensorboard) scalar_twice(log, "world-size", i, samples, log->world_size);
     if (!(r->grad_norm < 0)) scalar_twice(log, "grad-norm", i, samples, r->grad_norm);
-    if (config->log_num_zeros_in_grad && !(r->num_zeros < 0)) scalar_twice(log, "num-zeros", i, samples, r->num_zeros);
-    if (config->log_params_norm && !(r->params_norm < 0)) scalar_twice(log, "params-norm", i, samples, r->params_norm);
+    if (config->log_num_zeros_in_grad && !(r->num_zeros < 0))
+        scalar_twice(log, "num-zeros", i, samples, r->num_zeros);
+    if (config->log_params_norm && !(r->params_norm < 0))
+        scalar_twice(log, "params-norm", i, samples, r->params_norm);
     if (config->log_memory_to_tensorboard && r->reserved_bytes > 0) {
         tensorboard_scalar(log->tensorboard, "mem-reserved-bytes", r->iteration, r->reserved_bytes);
         tensorboard_scalar(log->tensorboard, "mem-allocated-bytes", r->iteration, r->allocated_bytes);
@@ -375,8 +396,10 @@ static void warn_of_step(Log *log, const StepReport *r) {
     if (!r->skipped || (isfinite(r->loss) && isfinite(r->grad_norm))) return;
     log->skipped++;
     if (log->skipped & (log->skipped - 1)) return;  // the 1st, 2nd, 4th, 8th ... are told
-    log_line(log, "WARNING: iteration %lld was skipped, its loss or gradient norm is not finite (%lld since the start of this run)", (long long)r->iteration,
-             (long long)log->skipped);
+    log_line(log,
+             "WARNING: iteration %lld was skipped, its loss or gradient norm is not finite (%lld since the "
+             "start of this run)",
+             (long long)r->iteration, (long long)log->skipped);
 }
 
 void log_step_scalars(Log *log, const StepReport *report) {
@@ -387,7 +410,7 @@ void log_step_scalars(Log *log, const StepReport *report) {
     if (log->tensorboard && (every <= 1 || report->iteration % every == 0)) write_step_scalars(log, report);
 }
 
-// ---- timers -------------------------------------------------------------------------------------------------------------------------------
+// ---- timers -------------------------------------------------------------------------------------
 
 // "    forward-backward ...............................:": the name and a blank, then dots to 48
 // characters.
@@ -398,7 +421,8 @@ static void add_timer_label(Text *table, const char *name) {
     text_add(table, ":");
 }
 
-static void add_timer(Text *table, TimingLogOption option, const char *name, const TimerStats *stats, int world) {
+static void add_timer(Text *table, TimingLogOption option, const char *name, const TimerStats *stats,
+                      int world) {
     if (option == TIMING_MAX) {
         add_timer_label(table, name);
         text_add(table, " %.2f", stats->max_ms);
@@ -408,7 +432,8 @@ static void add_timer(Text *table, TimingLogOption option, const char *name, con
     } else {
         text_add(table, "\n  %s:", name);
         for (int rank = 0; rank < world; rank++) {
-            if (stats->rank_ms[rank] > 0) text_add(table, "\n     rank %2d: %.2f", rank, stats->rank_ms[rank]);
+            if (stats->rank_ms[rank] > 0)
+                text_add(table, "\n     rank %2d: %.2f", rank, stats->rank_ms[rank]);
         }
     }
 }
@@ -417,7 +442,8 @@ static void print_timers(Log *log, const Timer *which, int count, const TimerSta
     TimingLogOption option = log->config->timing_log_option;
     Text table = {0};
     bool any = false;
-    text_add(&table, "%s", option == TIMING_ALL ? "times across ranks (ms):" : "(min, max) time across ranks (ms):");
+    text_add(&table, "%s",
+             option == TIMING_ALL ? "times across ranks (ms):" : "(min, max) time across ranks (ms):");
     for (int i = 0; i < count; i++) {
         if (!stats[i].recorded) continue;
         add_timer(&table, option, timer_name(which[i]), &stats[i], world);
@@ -431,7 +457,8 @@ static void print_timers(Log *log, const Timer *which, int count, const TimerSta
 }
 
 // iteration < 0: none.
-static void write_timers_json(Log *log, const char *kind, int64_t iteration, const Timer *which, int count, const TimerStats *stats) {
+static void write_timers_json(Log *log, const char *kind, int64_t iteration, const Timer *which, int count,
+                              const TimerStats *stats) {
     Text json = json_begin(kind);
     if (iteration >= 0) json_integer(&json, "iteration", iteration);
     json_open(&json, "timing");
@@ -450,8 +477,8 @@ static void write_timers_json(Log *log, const char *kind, int64_t iteration, con
 
 // Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count),
 // out.
-static void collect_and_print(Log *log, const char *kind, Timers *timers, const Timer *which, int count, int64_t iteration,
-                              double divisor, Peers peers, TimerStats *stats) {
+static void collect_and_print(Log *log, const char *kind, Timers *timers, const Timer *which, int count,
+                              int64_t iteration, double divisor, Peers peers, TimerStats *stats) {
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
     double *rank_ms = (double *)xmalloc((size_t)count * (size_t)world * sizeof *rank_ms, "timer values");
@@ -471,7 +498,8 @@ void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations,
     TimerStats stats[TIMERS];
     int count = 0;
     for (int t = TIMER_FORWARD_BACKWARD; t <= TIMER_OPTIMIZER; t++) which[count++] = (Timer)t;
-    collect_and_print(log, "timers", timers, which, count, iteration, (double)(iterations > 0 ? iterations : 1), peers, stats);
+    collect_and_print(log, "timers", timers, which, count, iteration,
+                      (double)(iterations > 0 ? iterations : 1), peers, stats);
     if (!log->active || !log->tensorboard || !log->config->log_timers_to_tensorboard) return;
     for (int i = 0; i < count; i++) {
         char tag[64];
@@ -487,7 +515,7 @@ void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, P
     collect_and_print(log, "phases", timers, which, count, -1, 1.0, peers, stats);
 }
 
-// ---- validation -----------------------------------------------------------------------------------------------------------------------------
+// ---- validation ---------------------------------------------------------------------------------
 
 // exp(loss), with the loss capped at 20 as Megatron-LM does; a NaN stays one.
 static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
@@ -495,10 +523,12 @@ static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 2
 static void write_validation_scalars(Log *log, int64_t iteration, int64_t samples, bool test, double loss) {
     scalar_twice(log, test ? "lm loss test" : "lm loss validation", iteration, samples, loss);
     if (!log->config->log_validation_ppl_to_tensorboard) return;
-    scalar_twice(log, test ? "lm loss test ppl" : "lm loss validation ppl", iteration, samples, perplexity(loss));
+    scalar_twice(log, test ? "lm loss test ppl" : "lm loss validation ppl", iteration, samples,
+                 perplexity(loss));
 }
 
-static void write_validation_json(Log *log, int64_t iteration, int64_t samples, bool test, const char *where, double loss) {
+static void write_validation_json(Log *log, int64_t iteration, int64_t samples, bool test, const char *where,
+                                  double loss) {
     Text json = json_begin("valid");
     json_integer(&json, "iteration", iteration);
     json_integer(&json, "consumed_samples", samples);

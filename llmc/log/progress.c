@@ -13,7 +13,8 @@ struct Progress {
     Append file;
     int world_size;
     double job_start_s, job_start_flops;  // this process
-    double run_start_s, run_start_flops;  // the first job at this world size since another world size was used
+    double run_start_s,
+        run_start_flops;  // the first job at this world size since another world size was used
 };
 
 #define TIME_FORMAT "%Y-%m-%d %H:%M:%S"
@@ -25,7 +26,8 @@ static void append_line(Progress *p, const char *what) {
     localtime_r(&now, &parts);
     strftime(when, sizeof when, TIME_FORMAT, &parts);
     const char *job = getenv("SLURM_JOB_ID");
-    int n = snprintf(line, sizeof line, "%s\tJob ID: %s\t# GPUs: %d\t%s\n", when, job ? job : "", p->world_size, what);
+    int n = snprintf(line, sizeof line, "%s\tJob ID: %s\t# GPUs: %d\t%s\n", when, job ? job : "",
+                     p->world_size, what);
     append_record(&p->file, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
@@ -60,7 +62,11 @@ static char *path_in(const char *save) { return text_format("%s/progress.txt", s
 Progress *progress_open(const char *save, int world_size, double flops_so_far, bool active, Error *err) {
     Progress *p = (Progress *)xcalloc(1, sizeof *p, "progress log");
     double now = wall_seconds();
-    *p = (Progress){.active = active, .file = {.fd = -1}, .world_size = world_size, .job_start_s = now, .job_start_flops = flops_so_far};
+    *p = (Progress){.active = active,
+                    .file = {.fd = -1},
+                    .world_size = world_size,
+                    .job_start_s = now,
+                    .job_start_flops = flops_so_far};
     if (!active) return p;
     char *path = path_in(save);
     bool opened = append_make_folders(save, err) && append_open(&p->file, path, false, err);
@@ -99,10 +105,13 @@ void progress_checkpoint(Progress *progress, int64_t iteration, double flops_so_
     double now = wall_seconds();
     char what[400];
     snprintf(what, sizeof what,
-             "Saved checkpoint\tIteration: %lld\tJob throughput: %.1f TFLOP/s/GPU\tCumulative throughput: %.1f TFLOP/s/GPU\t"
+             "Saved checkpoint\tIteration: %lld\tJob throughput: %.1f TFLOP/s/GPU\tCumulative throughput: "
+             "%.1f TFLOP/s/GPU\t"
              "Floating-point operations: %.2e\tTokens (in billions): %.2f",
-             (long long)iteration, throughput(progress, flops_so_far - progress->job_start_flops, now - progress->job_start_s),
-             throughput(progress, flops_so_far - progress->run_start_flops, now - progress->run_start_s), flops_so_far, tokens_so_far / 1e9);
+             (long long)iteration,
+             throughput(progress, flops_so_far - progress->job_start_flops, now - progress->job_start_s),
+             throughput(progress, flops_so_far - progress->run_start_flops, now - progress->run_start_s),
+             flops_so_far, tokens_so_far / 1e9);
     append_line(progress, what);
 }
 

@@ -13,7 +13,8 @@ void short_duration(char *out, size_t bytes, double seconds) {
     else snprintf(out, bytes, "%ds", (int)s);
 }
 
-static void append(char *out, size_t bytes, size_t *at, const char *format, ...) __attribute__((format(printf, 4, 5)));
+static void append(char *out, size_t bytes, size_t *at, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 
 static void append(char *out, size_t bytes, size_t *at, const char *format, ...) {
     va_list args;
@@ -36,7 +37,8 @@ void short_line(char *out, size_t bytes, const IntervalReport *r) {
     size_t at = 0;
     append(out, bytes, &at, "step %6lld/%lld", (long long)r->last.iteration, (long long)r->train_iters);
     if (report_has_loss(r)) append(out, bytes, &at, " | loss %.4f", isnan(r->lm_loss) ? NAN : r->lm_loss);
-    if (!(r->last.grad_norm < 0)) append(out, bytes, &at, " | norm %.3f", isnan(r->last.grad_norm) ? NAN : r->last.grad_norm);
+    if (!(r->last.grad_norm < 0))
+        append(out, bytes, &at, " | norm %.3f", isnan(r->last.grad_norm) ? NAN : r->last.grad_norm);
     append(out, bytes, &at, " | lr %.2e", r->last.learning_rate);
     if (r->tokens_per_second > 0) {
         with_commas(text, sizeof text, r->tokens_per_second);

@@ -142,7 +142,8 @@ static Bytes text_record(double wall_time, int64_t step, const char *tag, const 
     return value_record(wall_time, step, &value);
 }
 
-size_t tensorboard_encode(uint8_t *out, size_t capacity, double wall_time, int64_t step, const char *tag, float value) {
+size_t tensorboard_encode(uint8_t *out, size_t capacity, double wall_time, int64_t step, const char *tag,
+                          float value) {
     Bytes record = tag ? scalar_record(wall_time, step, tag, value) : version_record(wall_time);
     size_t length = record.length;
     if (length <= capacity) memcpy(out, record.data, length);
@@ -160,7 +161,8 @@ static void append_and_free(Tensorboard *tb, Bytes record) {
 static char *event_path(const char *dir, int n) {
     char host[256] = "localhost";
     gethostname(host, sizeof host - 1);
-    return text_format("%s/events.out.tfevents.%lld.%s.%ld.%d", dir, (long long)time(NULL), host, (long)getpid(), n);
+    return text_format("%s/events.out.tfevents.%lld.%s.%ld.%d", dir, (long long)time(NULL), host,
+                       (long)getpid(), n);
 }
 
 Tensorboard *tensorboard_open(const char *dir, Error *err) {

@@ -16,6 +16,7 @@ void tensorboard_scalar(Tensorboard *tb, const char *tag, int64_t step, double v
 void tensorboard_text(Tensorboard *tb, const char *tag, int64_t step, const char *text);
 // Encodes one record into out (capacity bytes), returns its length: for the tests' golden bytes.
 // tag NULL: the version record. A record that does not fit is not written, only measured.
-size_t tensorboard_encode(uint8_t *out, size_t capacity, double wall_time, int64_t step, const char *tag, float value);
+size_t tensorboard_encode(uint8_t *out, size_t capacity, double wall_time, int64_t step, const char *tag,
+                          float value);
 
 LLMC_END

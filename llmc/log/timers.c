@@ -106,14 +106,17 @@ static void grow(Recorder *r) {
     r->capacity = capacity;
 }
 
-static const Site *site_of(const Timers *timers) { return timers->device ? device_site(timers->device) : NULL; }
+static const Site *site_of(const Timers *timers) {
+    return timers->device ? device_site(timers->device) : NULL;
+}
 
 void timer_start(Timers *timers, Timer timer, Stream *stream) {
     Recorder *r = &timers->recorders[timer];
     if (!r->running) r->range = profile_range_start(timer_name(timer));
     if (timer_info[timer].level > timers->level) return;
     if (r->running) {
-        fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s started twice; this is a fault of the program, please report it", timer_name(timer));
+        fatal(site_of(timers), EXIT_ENVIRONMENT,
+              "timer %s started twice; this is a fault of the program, please report it", timer_name(timer));
     }
     if (r->used == MOST_WAITING) read_spans(r, MOST_WAITING / 2);
     if (r->used == r->capacity) grow(r);
@@ -135,8 +138,9 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream) {
     profile_range_end(r->range);
     if (timer_info[timer].level > timers->level) return;
     if (!r->running || r->stream != stream) {
-        fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s stopped %s; this is a fault of the program, please report it",
-              timer_name(timer), r->running ? "on another stream than it was started on" : "without a start");
+        fatal(site_of(timers), EXIT_ENVIRONMENT,
+              "timer %s stopped %s; this is a fault of the program, please report it", timer_name(timer),
+              r->running ? "on another stream than it was started on" : "without a start");
     }
     Span *span = &r->spans[r->used++];
     r->running = false;
@@ -171,16 +175,19 @@ static TimerStats combine(const double *row, int world) {
     return stats;
 }
 
-void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers, TimerStats *stats, double *rank_ms) {
+void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers,
+                    TimerStats *stats, double *rank_ms) {
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
     double *mine = (double *)xmalloc((size_t)count * sizeof *mine, "timer values");
-    double *gathered = (double *)xmalloc((size_t)count * (size_t)world * sizeof *gathered, "timer values");  // (world, count)
+    double *gathered = (double *)xmalloc((size_t)count * (size_t)world * sizeof *gathered,
+                                         "timer values");  // (world, count)
     double *row = (double *)xmalloc((size_t)world * sizeof *row, "timer values");
     for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, which[i]) / divisor;
     peers_gather(peers, mine, gathered, count, MPI_DOUBLE);
     for (int i = 0; i < count; i++) {
-        for (int rank = 0; rank < world; rank++) row[rank] = gathered[(size_t)rank * (size_t)count + (size_t)i];
+        for (int rank = 0; rank < world; rank++)
+            row[rank] = gathered[(size_t)rank * (size_t)count + (size_t)i];
         stats[i] = combine(row, world);
         if (rank_ms) {
             stats[i].rank_ms = rank_ms + (size_t)i * (size_t)world;

@@ -12,12 +12,24 @@ LLMC_BEGIN
 // In Megatron's print order. Level 0..2 of --timing-log-level decides which exist (see timer_info
 // in timers.c).
 typedef enum Timer {
-    TIMER_FORWARD_BACKWARD, TIMER_FORWARD_COMPUTE, TIMER_BACKWARD_COMPUTE, TIMER_BATCH_GENERATOR, TIMER_ALL_GRADS_SYNC,
-    TIMER_PARAMS_ALL_GATHER, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, TIMER_OPTIMIZER_INNER_STEP, TIMER_OPTIMIZER,
-    TIMER_EVALUATE, TIMER_SAVE_CHECKPOINT, TIMER_LOAD_CHECKPOINT, TIMER_SETUP, TIMER_DATA_SETUP,
+    TIMER_FORWARD_BACKWARD,
+    TIMER_FORWARD_COMPUTE,
+    TIMER_BACKWARD_COMPUTE,
+    TIMER_BATCH_GENERATOR,
+    TIMER_ALL_GRADS_SYNC,
+    TIMER_PARAMS_ALL_GATHER,
+    TIMER_OPTIMIZER_CLIP_MAIN_GRAD,
+    TIMER_OPTIMIZER_INNER_STEP,
+    TIMER_OPTIMIZER,
+    TIMER_EVALUATE,
+    TIMER_SAVE_CHECKPOINT,
+    TIMER_LOAD_CHECKPOINT,
+    TIMER_SETUP,
+    TIMER_DATA_SETUP,
     // Not in Megatron-LM's table: communication that the compute stream waited for, the "exposed
     // comm" of the iteration line.
-    TIMER_EXPOSED_GRADIENTS, TIMER_EXPOSED_WEIGHTS,
+    TIMER_EXPOSED_GRADIENTS,
+    TIMER_EXPOSED_WEIGHTS,
     TIMERS
 } Timer;
 
@@ -45,6 +57,7 @@ typedef struct TimerStats {
     bool recorded;
 } TimerStats;
 // rank_ms: (count, world) or NULL.
-void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers, TimerStats *stats, double *rank_ms);
+void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers,
+                    TimerStats *stats, double *rank_ms);
 
 LLMC_END

@@ -19,7 +19,9 @@
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };          // ranks whose last collective is told
 enum { MOST_TURNS = 10 };           // of hosts that speak one after the other
-enum { STACK_BYTES = 512 << 10 };   // of the thread; the thread-local memory of the libraries takes some 70 KiB
+enum {
+    STACK_BYTES = 512 << 10
+};  // of the thread; the thread-local memory of the libraries takes some 70 KiB
 // Seconds beyond the limit. Where a host's own name is not found, MPI alone takes 10 s to start. At
 // the end the ranks have just met.
 enum { PATIENCE_AT_START = 20, PATIENCE_AT_END = 10 };
@@ -53,16 +55,16 @@ struct Heartbeat {
     HeartbeatLook look;   // NULL: nothing
     void *look_context;
     // of ranks that are watched; the thread is started after these are set
-    Slot *slots;          // (size) shared; NULL: MPI starts or ends. The slot before the first belongs to all: its
-                          // `waits` is taken by the rank that ends the job
+    Slot *slots;  // (size) shared; NULL: MPI starts or ends. The slot before the first belongs to all: its
+                  // `waits` is taken by the rank that ends the job
     int own, size;
     bool other_hosts;
     double patience;      // what a wait may take beyond the limit before the watchdog ends it: those who know
                           // their limit were first
     atomic_llong moves;   // signs of progress of the main thread
     long long moves_seen, moves_since;  // the thread's
-    long long *seen;      // (2, size) the thread's: the others' beats, and since when they are the same. Made by
-                          // the main thread: an allocation by the other takes an arena of its own
+    long long *seen;  // (2, size) the thread's: the others' beats, and since when they are the same. Made by
+                      // the main thread: an allocation by the other takes an arena of its own
     long long *calls;     // (size) the thread's, while it tells them; as above
     Faults faults;        // for tests
     int64_t fault_iteration, fault_number;
@@ -106,7 +108,8 @@ static void describe(const Slot *slot, char *text, size_t bytes) {
     int64_t iteration;
     char phase[8 * PHASE_WORDS];
     where(slot, &iteration, phase);
-    if (iteration > 0) snprintf(text, bytes, "iteration %lld, %s", (long long)iteration, *phase ? phase : "start");
+    if (iteration > 0)
+        snprintf(text, bytes, "iteration %lld, %s", (long long)iteration, *phase ? phase : "start");
     else snprintf(text, bytes, "%s", *phase ? phase : "start");
 }
 
@@ -120,7 +123,8 @@ static bool list_busy(const Heartbeat *h, char *text, size_t bytes) {
         if (i == h->own || atomic_load(&slot->waits) || atomic_load(&slot->beats) < 0) continue;
         char last[96];
         describe(slot, last, sizeof last);
-        used += (size_t)snprintf(text + used, bytes - used, "%srank %d is still busy (last seen at %s)", found++ ? ", " : "", atomic_load(&slot->rank), last);
+        used += (size_t)snprintf(text + used, bytes - used, "%srank %d is still busy (last seen at %s)",
+                                 found++ ? ", " : "", atomic_load(&slot->rank), last);
     }
     return found > 0;
 }
@@ -161,17 +165,19 @@ static void list_calls(const Heartbeat *h, char *text, size_t bytes) {
         if (h->calls[i] > most) most = h->calls[i];
     }
     if (most == 0) return;
-    for (int told = 0, i = h->own; told < MOST_CALLERS && i >= 0 && used < bytes; told++, i = furthest_behind(h)) {
+    for (int told = 0, i = h->own; told < MOST_CALLERS && i >= 0 && used < bytes;
+         told++, i = furthest_behind(h)) {
         char last[8 * CALL_WORDS];
         load_text(last, h->slots[i].call, CALL_WORDS);
-        used += (size_t)snprintf(text + used, bytes - used, "%srank %d %lld collectives%s%s", told ? "; " : "; issued: ", atomic_load(&h->slots[i].rank), h->calls[i],
+        used += (size_t)snprintf(text + used, bytes - used, "%srank %d %lld collectives%s%s",
+                                 told ? "; " : "; issued: ", atomic_load(&h->slots[i].rank), h->calls[i],
                                  *last ? ", the last " : "", last);
         h->calls[i] = -1;
     }
     if (used < bytes) list_rest(h, text + used, bytes - used);
 }
 
-// --- the watchdog ----------------------------------------------------------------------------------------------------------------
+// --- the watchdog --------------------------------------------------------------------------------
 
 static void take_floor(Heartbeat *h) {
     int nobody = 0;
@@ -218,8 +224,10 @@ static void end_job(Heartbeat *h, const char *what) {
 static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
     char last[96], what[256];
     describe(silent, last, sizeof last);
-    snprintf(what, sizeof what, "rank %d has shown no sign of life for %.0f s (last seen at %s); see what stopped it "
-             "(--distributed-timeout-minutes sets the limit)", atomic_load(&silent->rank), seconds, last);
+    snprintf(what, sizeof what,
+             "rank %d has shown no sign of life for %.0f s (last seen at %s); see what stopped it "
+             "(--distributed-timeout-minutes sets the limit)",
+             atomic_load(&silent->rank), seconds, last);
     end_job(h, what);
 }
 
@@ -234,16 +242,22 @@ static bool writes_log(const Slot *slot) {
 static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text, size_t bytes) {
     char busy[448];
     if (!waits && writes_log(&h->slots[h->own])) {
-        snprintf(text, bytes, "no progress for %.0f s: nobody reads this rank's log (its standard output); see what "
-                 "stopped its reader", idle);
+        snprintf(text, bytes,
+                 "no progress for %.0f s: nobody reads this rank's log (its standard output); see what "
+                 "stopped its reader",
+                 idle);
     } else if (!waits) {
-        snprintf(text, bytes, "no progress for %.0f s: this rank is stuck, or its device waits for another; see what "
-                 "it does there", idle);
+        snprintf(text, bytes,
+                 "no progress for %.0f s: this rank is stuck, or its device waits for another; see what "
+                 "it does there",
+                 idle);
     } else if (list_busy(h, busy, sizeof busy)) {
         snprintf(text, bytes, "waited %.0f s: %.440s; see what stopped it", idle, busy);
     } else {
-        snprintf(text, bytes, "waited %.0f s for the device or another host, no rank of this host is busy; see "
-                 "whether a GPU hangs (nvidia-smi, dmesg)", idle);
+        snprintf(text, bytes,
+                 "waited %.0f s for the device or another host, no rank of this host is busy; see "
+                 "whether a GPU hangs (nvidia-smi, dmesg)",
+                 idle);
     }
 }
 
@@ -289,8 +303,9 @@ static int rank_guess(void) {
 static void end_process(const Limit *l) {
     char what[400];
     Site site = {-1, 0, 0, 0, l->phase, NULL};  // of nodes and GPUs nothing is known yet, or any more
-    snprintf(what, sizeof what, "rank %d waited %.0f s for %s; %s (--distributed-timeout-minutes sets the limit)",
-             rank_guess(), l->seconds, l->wanted, l->advice);
+    snprintf(what, sizeof what,
+             "rank %d waited %.0f s for %s; %s (--distributed-timeout-minutes sets the limit)", rank_guess(),
+             l->seconds, l->wanted, l->advice);
     error_print(&site, what);
     _exit(l->code);
 }
@@ -314,7 +329,7 @@ static void beat(Heartbeat *h, long long now) {
     atomic_fetch_add(&h->slots[h->own].beats, 1);
 }
 
-// --- the thread --------------------------------------------------------------------------------------------------
+// --- the thread ----------------------------------------------------------------------------------
 
 // Until the next beat. False once the thread is to end.
 static bool rest(Heartbeat *h) {
@@ -386,7 +401,7 @@ static Heartbeat *create(double limit) {
     return h;
 }
 
-// --- opening and closing -----------------------------------------------------------------------------------------
+// --- opening and closing -------------------------------------------------------------------------
 
 // Seconds that the ranks before this one have to speak and end the job. Open MPI's launcher takes 2
 // s to end ranks that are in MPI_Init or MPI_Finalize.
@@ -434,7 +449,8 @@ static Slot *map_slots(Peers host, int *rank, int *size) {
     size_t bytes = 2 * sizeof(Slot);
     map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED) {
-        fatal(host.site, EXIT_ENVIRONMENT, "out of memory: %zu bytes for the heartbeat; use a larger machine", bytes);
+        fatal(host.site, EXIT_ENVIRONMENT, "out of memory: %zu bytes for the heartbeat; use a larger machine",
+              bytes);
     }
     return (Slot *)map + 1;
 }
@@ -490,7 +506,7 @@ void heartbeat_close(Site *site) {
     free(h);
 }
 
-// --- what the main thread tells and asks -------------------------------------------------------------------------------------------
+// --- what the main thread tells and asks ---------------------------------------------------------
 
 static void stand_still(void) {
     for (;;) pause();

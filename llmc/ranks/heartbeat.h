@@ -38,7 +38,7 @@ void heartbeat_ending(Site *site, double limit, int code);
 // Ends whichever of the three it is. From here on this rank's silence means nothing.
 void heartbeat_close(Site *site);
 
-// --- what the main thread tells; nothing unless ranks are watched ---------------------------------------------
+// --- what the main thread tells; nothing unless ranks are watched --------------------------------
 
 // This rank begins (ends) to wait for others or its device, at the site's iteration and phase;
 // either is progress.
@@ -63,7 +63,7 @@ void heartbeat_issues(const Site *site, const char *what, const char *scope);
 typedef bool (*HeartbeatLook)(void *context, char *what, size_t bytes);
 void heartbeat_watch(const Site *site, HeartbeatLook look, void *context);
 
-// --- for who ends the job ---------------------------------------------------------------------------------------
+// --- for who ends the job ------------------------------------------------------------------------
 
 // Called when a wait has taken too long. Gives the watchdogs a moment to find a rank that is
 // stopped or dead (they end the job), then looks for ranks of this host that are alive but do not

@@ -47,8 +47,10 @@ void *host_memory_map(Peers host, size_t bytes, bool all_write) {
     if (rank == 0) fd = create_file(bytes, &name);
     peers_broadcast(host, &name, sizeof name, 0);
     if (rank != 0 && name.fd >= 0) fd = open_file(&name, write);
-    void *map = fd >= 0 ? mmap(NULL, bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
-    bool ok = peers_agree(host, map != MAP_FAILED, NULL, NULL);  // also: everyone has opened it, the first rank may close it
+    void *map = fd >= 0 ? mmap(NULL, bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0)
+                        : MAP_FAILED;
+    bool ok = peers_agree(host, map != MAP_FAILED, NULL,
+                          NULL);  // also: everyone has opened it, the first rank may close it
     if (fd >= 0) close(fd);
     if (ok) return map;
     if (map != MAP_FAILED) munmap(map, bytes);

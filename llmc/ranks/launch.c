@@ -10,7 +10,8 @@
 #include "llmc/ranks/peers.h"
 
 int launch_rank_guess(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};  // Open MPI's mpirun, PMIx, MPICH and PMI-2
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK",
+                                        "PMI_RANK"};  // Open MPI's mpirun, PMIx, MPICH and PMI-2
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *rank = getenv(names[i]);
         if (rank) return atoi(rank);
@@ -35,10 +36,12 @@ typedef struct Starter {
 } Starter;
 
 static const Starter starters[] = {
-    {"TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "torchrun", "processes", "start this program with mpirun -np RANKS instead"},
+    {"TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "torchrun", "processes",
+     "start this program with mpirun -np RANKS instead"},
     {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "tasks",
      "use srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun inside the allocation"},
-    {"PMI_RANK", "PMI_SIZE", "PMI_RANK", "mpiexec", "processes", "use the mpirun of the MPI library that this program was built with (--version names it)"},
+    {"PMI_RANK", "PMI_SIZE", "PMI_RANK", "mpiexec", "processes",
+     "use the mpirun of the MPI library that this program was built with (--version names it)"},
 };
 
 // Such processes would each train alone. Asked before MPI starts, because Open MPI then ends a task
@@ -50,7 +53,9 @@ static void refuse_lonely(bool joined) {
         const char *sign = getenv(s->sign), *size = getenv(s->size), *rank = getenv(s->rank);
         if (!sign || !size || atoi(size) <= 1) continue;
         Error err;
-        error_set(&err, EXIT_ENVIRONMENT, "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size, s->processes, s->advice);
+        error_set(&err, EXIT_ENVIRONMENT,
+                  "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size,
+                  s->processes, s->advice);
         // The first one speaks for all, and has the time to, whatever the starter does when one
         // ends. Nobody is there to agree with, and nothing to abort.
         if (rank && atoi(rank) > 0) sleep(2);

@@ -32,7 +32,8 @@ int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWor
     int wanted = threads < MOST_THREADS ? threads : MOST_THREADS, started = 0;
     if (wanted > pieces) wanted = (int)pieces;
     pthread_t thread[MOST_THREADS];
-    while (started + 1 < wanted && pthread_create(&thread[started], NULL, take_pieces, &ranges) == 0) started++;
+    while (started + 1 < wanted && pthread_create(&thread[started], NULL, take_pieces, &ranges) == 0)
+        started++;
     take_pieces(&ranges);
     for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
     return started + 1;
@@ -41,7 +42,8 @@ int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWor
 int parallel_share(Peers group) {
     cpu_set_t own, all;
     CPU_ZERO(&own);
-    if (sched_getaffinity(0, sizeof own, &own) != 0) CPU_ZERO(&own);  // more processors than the set has room for: one thread
+    if (sched_getaffinity(0, sizeof own, &own) != 0)
+        CPU_ZERO(&own);  // more processors than the set has room for: one thread
     Peers host = group;
     int ranks = 1;
     host.comm = peers_of_host(group);

@@ -11,7 +11,8 @@ void mpi_check(const Site *site, int rc, const char *what, const char *where) {
     int length = 0;
     MPI_Error_string(rc, text, &length);
     heartbeat_take_turn(site);  // a lost rank fails the collectives of all
-    fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what, where, text);
+    fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what,
+          where, text);
 }
 
 static void check(Peers peers, int rc, const char *what) { mpi_check(peers.site, rc, what, "over MPI"); }
@@ -23,7 +24,9 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
     check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
     if (*done) return;
     heartbeat_take_floor(peers.site);
-    fatal(peers.site, EXIT_COMMUNICATION, "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", peers.limit, who);
+    fatal(peers.site, EXIT_COMMUNICATION,
+          "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)",
+          peers.limit, who);
 }
 
 // Completes a nonblocking operation. started: what the call that began it has returned.
@@ -34,7 +37,8 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     heartbeat_waits(peers.site, true);
     for (int polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
-        if (!done && polls % 1024 == 0 && peers.limit > 0 && deadline_passed(&deadline)) no_answer(peers, request, &done, what);
+        if (!done && polls % 1024 == 0 && peers.limit > 0 && deadline_passed(&deadline))
+            no_answer(peers, request, &done, what);
     }
     heartbeat_waits(peers.site, false);
 }
@@ -67,29 +71,35 @@ void peers_broadcast(Peers peers, void *bytes, size_t count, int root) {
     for (size_t at = 0; at < count; at += most) {
         MPI_Request request;
         int part = (int)(count - at < most ? count - at : most);
-        complete(peers, MPI_Ibcast((uint8_t *)bytes + at, part, MPI_BYTE, root, peers.comm, &request), &request, "broadcast");
+        complete(peers, MPI_Ibcast((uint8_t *)bytes + at, part, MPI_BYTE, root, peers.comm, &request),
+                 &request, "broadcast");
     }
 }
 
 void peers_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op) {
     MPI_Request request;
-    complete(peers, MPI_Iallreduce(MPI_IN_PLACE, values, count, type, op, peers.comm, &request), &request, "all-reduce");
+    complete(peers, MPI_Iallreduce(MPI_IN_PLACE, values, count, type, op, peers.comm, &request), &request,
+             "all-reduce");
 }
 
 void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type) {
     MPI_Request request;
-    complete(peers, MPI_Iallgather(own, count, type, all, count, type, peers.comm, &request), &request, "all-gather");
+    complete(peers, MPI_Iallgather(own, count, type, all, count, type, peers.comm, &request), &request,
+             "all-gather");
 }
 
 void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start) {
     MPI_Request request;
-    complete(peers, MPI_Igatherv(own, bytes, MPI_BYTE, all, length, start, MPI_BYTE, 0, peers.comm, &request), &request, "gather");
+    complete(peers, MPI_Igatherv(own, bytes, MPI_BYTE, all, length, start, MPI_BYTE, 0, peers.comm, &request),
+             &request, "gather");
 }
 
 enum { WORK_DONE, WORK_GOES_ON, WORK_FAILED };  // in the order of what counts for all
 
 // Well below the limit, from which the wait for a rank that works takes that much away.
-static double next_meeting(Peers peers) { return monotonic_seconds() + (peers.limit > 0 && peers.limit < 4 ? peers.limit / 4 : 1); }
+static double next_meeting(Peers peers) {
+    return monotonic_seconds() + (peers.limit > 0 && peers.limit < 4 ? peers.limit / 4 : 1);
+}
 
 PeersWork peers_work(Peers peers) {
     PeersWork work = {peers, next_meeting(peers), WORK_GOES_ON};
@@ -133,7 +143,8 @@ MPI_Comm peers_split(Peers peers, int color, int key) {
 MPI_Comm peers_of_host(Peers peers) {
     MPI_Comm made;
     heartbeat_waits(peers.site, true);
-    check(peers, MPI_Comm_split_type(peers.comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made), "making a communicator");
+    check(peers, MPI_Comm_split_type(peers.comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made),
+          "making a communicator");
     heartbeat_waits(peers.site, false);
     return made;
 }

@@ -18,7 +18,9 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.mock_data = c->mock_data;
     o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
     if (c->full_validation) o.samples[SPLIT_VALID] = ONE_EPOCH;
-    else if (c->eval_interval > 0) o.samples[SPLIT_VALID] = (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size;
+    else if (c->eval_interval > 0)
+        o.samples[SPLIT_VALID] =
+            (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size;
     o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
     o.surplus = c->mid_level_dataset_surplus;
     o.seq_length = c->seq_length;
@@ -36,11 +38,14 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     return o;
 }
 
-void loader_options_go_on(LoaderOptions *o, const Config *c, int64_t iteration, int64_t consumed_train, int64_t consumed_valid) {
+void loader_options_go_on(LoaderOptions *o, const Config *c, int64_t iteration, int64_t consumed_train,
+                          int64_t consumed_valid) {
     int64_t train = config_samples_at_end(c, iteration, consumed_train);
     if (o->samples[SPLIT_TRAIN] > 0 && train > o->samples[SPLIT_TRAIN]) o->samples[SPLIT_TRAIN] = train;
     // One more than in training: the one at the end.
-    int64_t evaluations = iteration < c->train_iters && !c->skip_train ? c->train_iters / c->eval_interval - iteration / c->eval_interval + 1 : 1;
+    int64_t evaluations = iteration < c->train_iters && !c->skip_train
+                              ? c->train_iters / c->eval_interval - iteration / c->eval_interval + 1
+                              : 1;
     int64_t valid = consumed_valid + evaluations * c->eval_iters * c->global_batch_size;
     if (o->samples[SPLIT_VALID] > 0 && valid > o->samples[SPLIT_VALID]) o->samples[SPLIT_VALID] = valid;
 }

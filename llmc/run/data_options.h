@@ -11,7 +11,7 @@ LoaderOptions loader_options(const Config *config, int dp_rank, int dp_size);
 // changed: each split asks for as many samples more as the rest of the run wants. A run that goes
 // on as it began asks for the same numbers, and its data keep their order. consumed_*: samples so
 // far.
-void loader_options_go_on(LoaderOptions *options, const Config *config, int64_t iteration, int64_t consumed_train,
-                          int64_t consumed_valid);
+void loader_options_go_on(LoaderOptions *options, const Config *config, int64_t iteration,
+                          int64_t consumed_train, int64_t consumed_valid);
 
 LLMC_END

@@ -12,7 +12,10 @@ void node_exchange_report(Log *log, Peers world, const Error *not_shared, bool s
     if (without == 0) {
         if (shared) log_line(log, "inside a node messages are fetched by the GPUs' copy engines");
     } else if (without < ranks) {
-        log_line(log, "WARNING: inside a node messages are fetched by the GPUs' copy engines, but on %d of %d ranks they travel through NCCL: %s", without, ranks, why.what);
+        log_line(log,
+                 "WARNING: inside a node messages are fetched by the GPUs' copy engines, but on %d of %d "
+                 "ranks they travel through NCCL: %s",
+                 without, ranks, why.what);
     } else if (asked) {
         log_line(log, "WARNING: --node-exchange copies has no effect: %s", why.what);
     } else if (!device_is_host()) {

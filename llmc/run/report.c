@@ -9,7 +9,7 @@
 #include "llmc/run/run.h"
 #include "llmc/state/probe.h"
 
-// --- the start ---------------------------------------------------------------------------------------------------
+// --- the start -----------------------------------------------------------------------------------
 
 static const char *truth(bool yes) { return yes ? "True" : "False"; }
 
@@ -47,9 +47,11 @@ static void report_batch(Run *run) {
         log_line(run->log, "setting number of micro-batches to constant %d", c->micro_batches);
         return;
     }
-    log_line(run->log, "will use batch size rampup starting from global batch size %lld to global batch size %d "
-             "with batch size increments %lld over %lld samples.", (long long)c->rampup_start,
-             c->global_batch_size, (long long)c->rampup_increment, (long long)c->rampup_samples);
+    log_line(run->log,
+             "will use batch size rampup starting from global batch size %lld to global batch size %d "
+             "with batch size increments %lld over %lld samples.",
+             (long long)c->rampup_start, c->global_batch_size, (long long)c->rampup_increment,
+             (long long)c->rampup_samples);
 }
 
 // What makes attention slower than it could be, if anything does.
@@ -70,20 +72,23 @@ void report_start(Run *run) {
     if (run->launch.rank == 0) config_print(c, stdout);
     log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", truth(c->quantized_weights),
              c->wq_group_size, c->weight_quantization_bits);
-    log_line(run->log, "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; "
-             "inter-node group size = %d, bits = %d.", truth(c->quantized_gradients), c->gq_group_size_intra,
-             c->gradient_quantization_bits_intra, c->gq_group_size_inter, c->gradient_quantization_bits_inter);
+    log_line(run->log,
+             "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; "
+             "inter-node group size = %d, bits = %d.",
+             truth(c->quantized_gradients), c->gq_group_size_intra, c->gradient_quantization_bits_intra,
+             c->gq_group_size_inter, c->gradient_quantization_bits_inter);
     if (run->mesh.dp.size == 1) log_idle_flags(run->log);
     report_batch(run);
-    log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", c->vocab_size_unpadded,
-             c->vocab_size_padded - c->vocab_size_unpadded, c->vocab_size_padded);
-    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld", parameters);
+    log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
+             c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded, c->vocab_size_padded);
+    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld",
+             parameters);
     log_line(run->log, "memory plan: %.1f MiB per rank, %.1f MiB were free", (double)memory->planned / 0x1p20,
              (double)memory->share_before / 0x1p20);
     log_start(run->log, parameters, run->mesh.rail.size, device_name(run->device));
 }
 
-// --- a step ------------------------------------------------------------------------------------------------------
+// --- a step --------------------------------------------------------------------------------------
 
 // What is known of every iteration once it is settled. Where zeros or norms are wanted it is
 // collective and synchronises, once per iteration.
@@ -119,7 +124,7 @@ void settle(Run *run, int which) {
     report_step(run, iteration);
 }
 
-// --- an interval -------------------------------------------------------------------------------------------------
+// --- an interval ---------------------------------------------------------------------------------
 
 void interval_begin(Run *run) {
     memset(&run->interval, 0, sizeof run->interval);

@@ -8,7 +8,7 @@
 #include "llmc/run/same_run.h"
 #include "llmc/state/replicas.h"
 
-// --- saving --------------------------------------------------------------------------------------------------------
+// --- saving --------------------------------------------------------------------------------------
 
 static RunState current_state(const Run *run) {
     RunState state;
@@ -56,7 +56,7 @@ bool save_checkpoint(Run *run) {
     return true;
 }
 
-// --- loading -------------------------------------------------------------------------------------------------------
+// --- loading -------------------------------------------------------------------------------------
 
 static bool tensors_match(Run *run, const Checkpoint *checkpoint) {
     int count;
@@ -94,8 +94,10 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     if (!c->finetune) config_go_on(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
     if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
-        return error_set(&run->error, EXIT_CHECKPOINT, "the checkpoint in %s was saved without the optimizer; add "
-                         "--no-load-optim or --finetune", c->load);
+        return error_set(&run->error, EXIT_CHECKPOINT,
+                         "the checkpoint in %s was saved without the optimizer; add "
+                         "--no-load-optim or --finetune",
+                         c->load);
     }
     if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
     if (c->finetune) return true;
@@ -107,8 +109,10 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
 
 // No checkpoint in --load.
 static Loaded nothing_to_load(Run *run) {
-    log_line(run->log, "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting "
-             "from scratch", run->config.load);
+    log_line(run->log,
+             "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting "
+             "from scratch",
+             run->config.load);
     if (!run->config.exit_on_missing_checkpoint) return LOAD_FRESH;
     log_line(run->log, ">> '--exit-on-missing-checkpoint' set ... exiting. <<");
     run->exit_code = EXIT_DONE;
@@ -122,13 +126,16 @@ static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fe
     char fallback[1400];
     log_line(run->log, " loading checkpoint from %s at iteration %lld", load, (long long)*iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    Checkpoint *checkpoint = checkpoint_open_sound(load, iteration, world, fallback, sizeof fallback, &run->error);
+    Checkpoint *checkpoint =
+        checkpoint_open_sound(load, iteration, world, fallback, sizeof fallback, &run->error);
     *fell_back = *fallback;
     if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = run_agreed(run, checkpoint != NULL) && run_agreed(run, restore(run, checkpoint));
     if (checkpoint) checkpoint_close(checkpoint);
     timer_stop(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    if (ok) log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", load, (long long)*iteration);
+    if (ok)
+        log_line(run->log, "  successfully loaded checkpoint from %s at iteration %lld", load,
+                 (long long)*iteration);
     return ok;
 }
 

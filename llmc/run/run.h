@@ -72,7 +72,7 @@ typedef struct Run {
     Memory memory;           // the plan against what was there
 } Run;
 
-// --- run.c -------------------------------------------------------------------------------------------------
+// --- run.c ---------------------------------------------------------------------------------------
 
 // A run that holds nothing yet.
 void run_init(Run *run);
@@ -86,7 +86,7 @@ void run_meet(Run *run);
 // that rank prints it, and run->exit_code is the error's. Collective over the world.
 bool run_agreed(Run *run, bool ok);
 
-// --- setup.c: in this order -----------------------------------------------------------------------------------
+// --- setup.c: in this order ----------------------------------------------------------------------
 
 // Places this rank, opens the tokenizer, completes the config. Needs no device. Errors: EXIT_USAGE,
 // EXIT_DATA, EXIT_ENVIRONMENT.
@@ -110,7 +110,7 @@ bool run_prepare_saves(Run *run);
 // --inspect-data and --check-data: rank 0 looks at the data, nobody trains.
 void run_look_at_data(Run *run);
 
-// --- report.c -------------------------------------------------------------------------------------------------
+// --- report.c ------------------------------------------------------------------------------------
 
 // The lines before training: program, mesh, flags, sizes.
 void report_start(Run *run);
@@ -122,7 +122,7 @@ void interval_end(Run *run);
 // Reads the verdict of a step. which: 0 the latest one launched, 1 the one before.
 void settle(Run *run, int which);
 
-// --- resume.c ---------------------------------------------------------------------------------------------------
+// --- resume.c ------------------------------------------------------------------------------------
 
 // False on every rank when one failed: the run ends.
 bool save_checkpoint(Run *run);
@@ -136,7 +136,7 @@ bool replicas_sound(Run *run);
 typedef enum Loaded { LOAD_FAILED, LOAD_FRESH, LOAD_RESTORED } Loaded;
 Loaded load_checkpoint(Run *run);
 
-// --- sample.c ---------------------------------------------------------------------------------------------------
+// --- sample.c ------------------------------------------------------------------------------------
 
 // Fills logits (padded vocabulary) of the token after ids[0..n), on the host.
 typedef void (*NextLogits)(void *model, const int32_t *ids, int64_t n, floatX *logits);

@@ -31,11 +31,15 @@ static char *text_of_first(const char *own, Peers world) {
 
 bool same_flags(const Config *config, Peers world, Error *err) {
     char program[512];
-    snprintf(program, sizeof program, "%s commit %s (%s)", version_number(), version_commit(), device_backend());
-    char *arguments = config_to_json(config), *first_program = text_of_first(program, world), *first_arguments = text_of_first(arguments, world);
+    snprintf(program, sizeof program, "%s commit %s (%s)", version_number(), version_commit(),
+             device_backend());
+    char *arguments = config_to_json(config), *first_program = text_of_first(program, world),
+         *first_arguments = text_of_first(arguments, world);
     bool ok = true;
     if (strcmp(program, first_program) != 0) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "this is sdp4bit.c %s, but rank 0's is %s; install the same build on all machines", program, first_program);
+        ok = error_set(err, EXIT_ENVIRONMENT,
+                       "this is sdp4bit.c %s, but rank 0's is %s; install the same build on all machines",
+                       program, first_program);
     } else {
         ok = config_same(arguments, first_arguments, err);
     }
@@ -54,10 +58,16 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     if (rank_of(world) == 0) memcpy(first, own, (size_t)count * sizeof *own);
     peers_broadcast(world, first, (size_t)first_count * sizeof *first, 0);
     bool ok = count == first_count;
-    if (!ok) error_set(err, EXIT_DATA, "there are other data here than where rank 0 reads: %d shards, not %lld; give all machines the same", count, (long long)first_count);
+    if (!ok)
+        error_set(err, EXIT_DATA,
+                  "there are other data here than where rank 0 reads: %d shards, not %lld; give all machines "
+                  "the same",
+                  count, (long long)first_count);
     for (int i = 0; i < count && ok; i++) {
         if (own[i] == first[i]) continue;
-        ok = error_set(err, EXIT_DATA, "%s is another shard here than where rank 0 reads it; copy one to all machines", loader_shard_prefix(loader, i));
+        ok = error_set(err, EXIT_DATA,
+                       "%s is another shard here than where rank 0 reads it; copy one to all machines",
+                       loader_shard_prefix(loader, i));
     }
     free(first);
     free(own);
@@ -93,13 +103,21 @@ bool same_save_folder(const char *directory, Peers world, Error *err) {
     bool all = peers_agree(world, seen, NULL, NULL);
     if (rank_of(world) == 0 && made) unlink(marker);
     free(marker);
-    return all || seen || error_set(err, EXIT_CHECKPOINT, "the --save folder %s is not the one that rank 0 sees: every rank writes its part of a checkpoint there; "
-                                    "give one on a file system that all machines share", directory);
+    return all || seen ||
+           error_set(err, EXIT_CHECKPOINT,
+                     "the --save folder %s is not the one that rank 0 sees: every rank writes its part of a "
+                     "checkpoint there; "
+                     "give one on a file system that all machines share",
+                     directory);
 }
 
 bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Error *err) {
     bool here = save_folder_holds(directory, iteration), first = here;
     peers_broadcast(world, &first, sizeof first, 0);
-    return here || !first || error_set(err, EXIT_CHECKPOINT, "the checkpoint of iteration %lld, which rank 0 loads, is not in %s on this machine; give a --load folder that "
-                                       "all machines share", (long long)iteration, directory);
+    return here || !first ||
+           error_set(err, EXIT_CHECKPOINT,
+                     "the checkpoint of iteration %lld, which rank 0 loads, is not in %s on this machine; "
+                     "give a --load folder that "
+                     "all machines share",
+                     (long long)iteration, directory);
 }

@@ -64,7 +64,7 @@ void sample_log(Log *log, int64_t iteration, const Tokenizer *tokenizer, const i
     free(text);
 }
 
-// --- --sample-prompt ------------------------------------------------------------------------------------------
+// --- --sample-prompt -----------------------------------------------------------------------------
 
 // The prompt's ids, or EOD alone for an empty one.
 static TokenBuffer prompt_ids(const Run *run) {
@@ -75,8 +75,10 @@ static TokenBuffer prompt_ids(const Run *run) {
     encoder_encode(encoder, prompt, strlen(prompt), &ids, &replaced);
     encoder_free(encoder);
     if (replaced) {
-        log_line(run->log, "WARNING: --sample-prompt has %lld places that this tokenizer cannot encode; they are left "
-                 "out or replaced", (long long)replaced);
+        log_line(run->log,
+                 "WARNING: --sample-prompt has %lld places that this tokenizer cannot encode; they are left "
+                 "out or replaced",
+                 (long long)replaced);
     }
     if (ids.count == 0) token_buffer_append(&ids, tokenizer_eod(run->tokenizer));
     return ids;
@@ -95,7 +97,8 @@ void write_sample(Run *run, NextLogits next_logits, void *model) {
     for (; n < total; n++) {
         if (run->launch.rank == 0) {
             next_logits(model, ids, n, logits);
-            ids[n] = sample_token(logits, c->vocab_size_unpadded, c->sample_temperature, (uint64_t)c->seed, n);
+            ids[n] =
+                sample_token(logits, c->vocab_size_unpadded, c->sample_temperature, (uint64_t)c->seed, n);
         }
         run_meet(run);  // at each token: the others wait for rank 0, and a single wait has a limit
     }

@@ -16,7 +16,8 @@
 static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     const Config *c = &run->config;
     if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
-    run->tokenizer = tokenizer_open(c->tokenizer_type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
+    run->tokenizer =
+        tokenizer_open(c->tokenizer_type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
     if (!run->tokenizer) return false;
     *vocab = tokenizer_vocab_size(run->tokenizer);
     *eod = tokenizer_eod(run->tokenizer);
@@ -32,7 +33,8 @@ bool run_place(Run *run) {
     bool ok = mesh_build(&run->mesh, rank, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
                          c->pipeline_model_parallel_size, &run->error);
     free(made_up);
-    if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error)) return false;
+    if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error))
+        return false;
     run->own = devices_in_order(run->launch.host);
     run->site.node = run->mesh.world.rank / run->mesh.per_node;
     run->site.gpu = device_is_host() ? -1 : run->own.index;
@@ -99,9 +101,11 @@ bool run_open_data(Run *run) {
     loader_options_go_on(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
     run->site.phase = "load data";
     run->loader = loader_open(&o, run_peers(run, run->launch.host), &run->error);
-    if (!run->loader || !c->full_validation || !loader_has_split(run->loader, SPLIT_VALID)) return run->loader != NULL;
+    if (!run->loader || !c->full_validation || !loader_has_split(run->loader, SPLIT_VALID))
+        return run->loader != NULL;
     if (run_eval_iters(run, SPLIT_VALID) > 0) return true;
-    return error_set(&run->error, EXIT_DATA, "the validation split has %lld samples, fewer than a global batch of %d; give it "
+    return error_set(&run->error, EXIT_DATA,
+                     "the validation split has %lld samples, fewer than a global batch of %d; give it "
                      "more weight with --split, or drop --full-validation",
                      (long long)loader_samples(run->loader, SPLIT_VALID), c->global_batch_size);
 }
@@ -118,8 +122,10 @@ static void compare_split(Run *run, int split) {
     int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
     if (!samples) return;
     if (before && samples != before) {
-        log_line(run->log, "the %s split has %lld samples and had %lld in the checkpoint: the data go on in another "
-                 "order", split_name(split), (long long)samples, (long long)before);
+        log_line(run->log,
+                 "the %s split has %lld samples and had %lld in the checkpoint: the data go on in another "
+                 "order",
+                 split_name(split), (long long)samples, (long long)before);
     }
     run->split_samples[split] = samples;
 }
@@ -127,9 +133,11 @@ static void compare_split(Run *run, int split) {
 bool run_setup_data(Run *run) {
     timer_start(run->timers, TIMER_DATA_SETUP, NULL);
     if (!run_agreed(run, run_open_data(run))) return false;
-    if (!run_agreed(run, same_data(run->loader, run_peers(run, run->launch.world), &run->error))) return false;
+    if (!run_agreed(run, same_data(run->loader, run_peers(run, run->launch.world), &run->error)))
+        return false;
     if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
-    for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++) compare_split(run, split);
+    for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++)
+        compare_split(run, split);
     run->site.phase = "setup";
     timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
     return true;
@@ -141,8 +149,8 @@ bool run_prepare_saves(Run *run) {
     run->schedule = schedule_from_config(c);  // only now: a loaded checkpoint may bring its own
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, writes, &run->error);
     if (!run_agreed(run, run->progress != NULL)) return false;
-    run->saver = saver_open(c, &run->mesh, run->zero, run->log, run->progress, run_peers(run, run->launch.world),
-                            run->went_on_from, &run->save_lock);
+    run->saver = saver_open(c, &run->mesh, run->zero, run->log, run->progress,
+                            run_peers(run, run->launch.world), run->went_on_from, &run->save_lock);
     return !c->save || run_agreed(run, saver_has_room(&run->saver, run->iteration, &run->error));
 }
 
@@ -156,6 +164,7 @@ void run_look_at_data(Run *run) {
     LoaderOptions o = loader_options(c, run->mesh.dp.rank, run->mesh.dp.size);
     if (!run_agreed(run, !first || !c->check_data || check_data(&o, stdout, &run->error))) return;
     if (c->inspect_data < 0 || !run_agreed(run, run_open_data(run))) return;
-    run_agreed(run, !first || loader_inspect(run->loader, c->inspect_data, stdout,
-                                             run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error));
+    run_agreed(run,
+               !first || loader_inspect(run->loader, c->inspect_data, stdout,
+                                        run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error));
 }

@@ -20,11 +20,13 @@ static size_t bytes_with(const Config *config, size_t planned, Setting setting, 
 // May a micro-batch of this size replace the configured one, all else being equal?
 static bool divides(const Config *config, int micro_batch) {
     int64_t unit = (int64_t)micro_batch * config->dp_size;
-    return config->global_batch_size % unit == 0 && config->rampup_start % unit == 0 && config->rampup_increment % unit == 0;
+    return config->global_batch_size % unit == 0 && config->rampup_start % unit == 0 &&
+           config->rampup_increment % unit == 0;
 }
 
 // The largest micro-batch below `limit` that fits with this recomputation; 0 when none does.
-static int largest_micro_batch(const Config *config, size_t planned, size_t share, int limit, Recompute recompute, ModelBytes model_bytes) {
+static int largest_micro_batch(const Config *config, size_t planned, size_t share, int limit,
+                               Recompute recompute, ModelBytes model_bytes) {
     for (int m = limit - 1; m > 0; m--) {
         Setting setting = {m, recompute};
         if (divides(config, m) && bytes_with(config, planned, setting, model_bytes) <= share) return m;
@@ -36,14 +38,17 @@ static int largest_micro_batch(const Config *config, size_t planned, size_t shar
 // is recomputed always.
 static bool full_fits(const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
     Setting setting = {config->micro_batch_size, RECOMPUTE_FULL};
-    return config->recompute_granularity != RECOMPUTE_FULL && bytes_with(config, planned, setting, model_bytes) <= share;
+    return config->recompute_granularity != RECOMPUTE_FULL &&
+           bytes_with(config, planned, setting, model_bytes) <= share;
 }
 
 static const char *full_flag(const Config *config) {
-    return config->recompute_activations ? "--recompute-granularity full instead of --recompute-activations" : "--recompute-granularity full";
+    return config->recompute_activations ? "--recompute-granularity full instead of --recompute-activations"
+                                         : "--recompute-granularity full";
 }
 
-void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
+void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
+                   ModelBytes model_bytes) {
     Recompute now = config->recompute_granularity;
     bool full = full_fits(config, planned, share, model_bytes);
     int smaller = largest_micro_batch(config, planned, share, config->micro_batch_size, now, model_bytes);
@@ -55,11 +60,18 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
     } else if (full) {
         snprintf(text, bytes, "%s fits", flag);
     } else {
-        int both = now == RECOMPUTE_FULL ? 0 : largest_micro_batch(config, planned, share, config->micro_batch_size, RECOMPUTE_FULL, model_bytes);
+        int both = now == RECOMPUTE_FULL
+                       ? 0
+                       : largest_micro_batch(config, planned, share, config->micro_batch_size, RECOMPUTE_FULL,
+                                             model_bytes);
         Setting least = {1, RECOMPUTE_FULL};
         double missing = (double)bytes_with(config, planned, least, model_bytes) - (double)share;
         if (both) snprintf(text, bytes, "--micro-batch-size %d with %s fits", both, flag);
-        else snprintf(text, bytes, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks %.1f MiB; use more ranks with memory of their own, or a smaller model", missing / 0x1p20);
+        else
+            snprintf(text, bytes,
+                     "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks "
+                     "%.1f MiB; use more ranks with memory of their own, or a smaller model",
+                     missing / 0x1p20);
     }
 }
 
@@ -84,7 +96,8 @@ size_t memory_beside_plan(int ranks, bool nccl_in_node) {
     return (size_t)mib << 20;
 }
 
-void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks, bool nccl_in_node) {
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks,
+                    bool nccl_in_node) {
     memory->beside = device_is_host() ? 0 : memory_beside_plan(ranks, nccl_in_node);
     memory->device = device;
     memory->sharers = sharers;
@@ -93,12 +106,15 @@ void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *devic
     memory->share_before = device_share(device, sharers);
 }
 
-bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes, Error *err) {
+bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes,
+                     Error *err) {
     size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
     if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
     if (memory_plan->count > 0 && memory_plan->entries[0].memory && host_failed(memory_plan)) return false;
     size_t length = strlen(err->what);
-    if (memory->beside) snprintf(err->what + length, sizeof err->what - length, " beside %zu MiB kept for libraries; ", memory->beside >> 20);
+    if (memory->beside)
+        snprintf(err->what + length, sizeof err->what - length, " beside %zu MiB kept for libraries; ",
+                 memory->beside >> 20);
     else snprintf(err->what + length, sizeof err->what - length, "; ");
     length = strlen(err->what);
     // Free memory may still be refused, where it lies in small pieces. A smaller plan is the answer
@@ -112,12 +128,17 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     if (memory->reported) return;
     memory->reported = true;
     const double MB = 0x1p20;
-    double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before, taken = (double)device_taken(memory->device);
+    double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before,
+           taken = (double)device_taken(memory->device);
     // A GPU's memory is seen as a whole: the ranks that share it have equal plans. The CPU's is
     // this process's.
-    double plans = device_is_host() ? allocated : allocated * memory->sharers, beside = taken - before - plans;
+    double plans = device_is_host() ? allocated : allocated * memory->sharers,
+           beside = taken - before - plans;
     log_memory(log, iterations, allocated);
-    log_line(log, "memory beside the plan (MB) | before it (context, other processes): %.1f | since then (libraries, buffers of the host): %.1f", before / MB, beside / MB);
+    log_line(log,
+             "memory beside the plan (MB) | before it (context, other processes): %.1f | since then "
+             "(libraries, buffers of the host): %.1f",
+             before / MB, beside / MB);
     Text json = json_begin("memory");
     json_integer(&json, "iteration", iterations);
     json_integer(&json, "planned_bytes", (int64_t)memory->planned);

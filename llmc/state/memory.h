@@ -26,14 +26,17 @@ typedef struct Memory {
 size_t memory_beside_plan(int ranks, bool nccl_in_node);
 // Looks at what is free for each of `sharers` ranks that draw on the same memory: CPU ranks of a
 // host, or ranks that share a GPU. Before any of them allocates. ranks, nccl_in_node: see above.
-void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks, bool nccl_in_node);
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks,
+                    bool nccl_in_node);
 // Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or
 // recompute setting that does (memory_advice).
-bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes, Error *err);
+bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes,
+                     Error *err);
 // What to change so that a run, whose plan takes `planned` bytes under config, fits `share` bytes:
 // the largest smaller micro-batch, full recomputation, or both. A micro-batch divides the sequences
 // per rank and step, and the steps of a batch ramp-up.
-void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share, ModelBytes model_bytes);
+void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
+                   ModelBytes model_bytes);
 // Once, when libraries have been loaded and used: Megatron-LM's memory line, a line of what was
 // taken beside the plan, and the JSON line "memory".
 void memory_report(Memory *memory, Log *log, int64_t iterations);

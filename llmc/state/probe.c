@@ -15,8 +15,12 @@
 // same sums.
 enum { EXACT_CHUNKS = 8 };
 
-static bool errors_due(const Zero *zero) { return due(zero->step, zero->config->log_quantization_error_interval); }
-static bool histograms_due(const Zero *zero) { return due(zero->step, zero->config->dump_distributions_interval); }
+static bool errors_due(const Zero *zero) {
+    return due(zero->step, zero->config->log_quantization_error_interval);
+}
+static bool histograms_due(const Zero *zero) {
+    return due(zero->step, zero->config->dump_distributions_interval);
+}
 bool probe_due(const Zero *zero) { return errors_due(zero) || histograms_due(zero); }
 
 bool probe_folder(const Config *config, Error *err) {
@@ -24,7 +28,9 @@ bool probe_folder(const Config *config, Error *err) {
     if (!folder) return true;
     if (!append_make_folders(folder, err)) return false;
     if (access(folder, W_OK | X_OK) == 0) return true;
-    return error_set(err, EXIT_ENVIRONMENT, "cannot write to %s: %s; give another folder to --dump-distributions", folder, strerror(errno));
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "cannot write to %s: %s; give another folder to --dump-distributions", folder,
+                     strerror(errno));
 }
 
 // Every hop in fp32: the mean of the local gradients, but for the rounding of fp32 sums.
@@ -48,7 +54,8 @@ void probe_reserve(Zero *zero, MemoryPlan *memory_plan) {
     TlqWorkspace *w = &probe->workspace;
     tlq_workspace(w, &zero->plan, &wire);
     const char *group = "quantisation error";
-    memory_plan_reserve(memory_plan, group, "gradients of a bucket, to be reduced exactly", (size_t)largest * sizeof(float), (void **)&probe->exact);
+    memory_plan_reserve(memory_plan, group, "gradients of a bucket, to be reduced exactly",
+                        (size_t)largest * sizeof(float), (void **)&probe->exact);
     tlq_reserve(memory_plan, group, w, zero_grain(zero));
 }
 
@@ -64,7 +71,7 @@ Traffic probe_traffic(const Zero *zero) {
     return traffic;
 }
 
-// --- in the step ----------------------------------------------------------------------------------
+// --- in the step ---------------------------------------------------------------------------------
 
 // n device values as floats on the host, in the order of the lane `last`.
 static float *fetch(Zero *zero, const float *values, int64_t n) {
@@ -86,12 +93,17 @@ static float *fetch_weights(Zero *zero, const floatX *values, int64_t n) {
 
 static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
     Probe *probe = &zero->probe;
-    if (!probe->histograms) probe->histograms = (Histogram *)xcalloc((size_t)zero->plan.tensors * PROBE_KINDS, sizeof(Histogram), "histograms");
+    if (!probe->histograms)
+        probe->histograms =
+            (Histogram *)xcalloc((size_t)zero->plan.tensors * PROBE_KINDS, sizeof(Histogram), "histograms");
     return &probe->histograms[tensor * PROBE_KINDS + (int)kind];
 }
 
 // Is the piece one of a matrix in this bucket? (1-D tensors are never quantised.)
-static bool is_matrix_of(const Piece *piece, const Bucket *bucket) { return piece->arena_at >= bucket->arena_start && piece->arena_at < bucket->arena_start + bucket->matrix_elements; }
+static bool is_matrix_of(const Piece *piece, const Bucket *bucket) {
+    return piece->arena_at >= bucket->arena_start &&
+           piece->arena_at < bucket->arena_start + bucket->matrix_elements;
+}
 
 // The gradient as the first level of the reduction takes it, 1/dp of the local one, and what
 // Hadamard makes of it. The transform is scaled to be orthonormal, so that both have the same norm.
@@ -123,9 +135,11 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     exact.workspace = probe->workspace;
     float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
     Traffic before = probe_traffic(zero);
-    copy_on_device(zero->lanes->last, probe->exact, zero->grads + bucket->arena_start, (size_t)(bucket->matrix_elements + bucket->tail_elements) * sizeof(float));
+    copy_on_device(zero->lanes->last, probe->exact, zero->grads + bucket->arena_start,
+                   (size_t)(bucket->matrix_elements + bucket->tail_elements) * sizeof(float));
     lanes_after(zero->lanes, zero->lanes->first, zero->lanes->last);
-    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_per_rank / HADAMARD_ORDER, zero->lanes);
+    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_per_rank / HADAMARD_ORDER,
+                      zero->lanes);
     Traffic after = probe_traffic(zero);
     probe->exact_traffic.node += after.node - before.node;
     probe->exact_traffic.rail += after.rail - before.rail;
@@ -134,7 +148,8 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
 // Adds the squares of reduced - exact and of exact over n values of the own shard at this place of
 // the bucket.
 static void compare_window(Zero *zero, const Bucket *bucket, int64_t at, int64_t n) {
-    float *reduced = fetch(zero, zero->grads + bucket->arena_start + at, n), *exact = fetch(zero, zero->probe.exact + at, n);
+    float *reduced = fetch(zero, zero->grads + bucket->arena_start + at, n),
+          *exact = fetch(zero, zero->probe.exact + at, n);
     for (int64_t i = 0; i < n; i++) {
         double error = (double)reduced[i] - exact[i];
         zero->probe.error_squares += error * error;
@@ -149,7 +164,8 @@ void probe_reduced(Zero *zero, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     int64_t rank = zero->mesh->dp.rank;
     compare_window(zero, bucket, rank * bucket->matrix_per_rank, bucket->matrix_per_rank);
-    compare_window(zero, bucket, bucket->matrix_elements + rank * bucket->tail_per_rank, bucket->tail_per_rank);
+    compare_window(zero, bucket, bucket->matrix_elements + rank * bucket->tail_per_rank,
+                   bucket->tail_per_rank);
 }
 
 void probe_updated(Zero *zero, int b) {
@@ -170,16 +186,18 @@ void probe_updated(Zero *zero, int b) {
     }
 }
 
-// --- after the step -------------------------------------------------------------------------------
+// --- after the step ------------------------------------------------------------------------------
 
 // Squares of replica - master and of bf16(master) - master over the own shard.
 static void replica_squares(Zero *zero, double squares[2]) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
         int64_t n = piece->hi - piece->lo;
-        float *master = fetch(zero, zero->master + piece->state_at, n), *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
+        float *master = fetch(zero, zero->master + piece->state_at, n),
+              *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
         for (int64_t j = 0; j < n; j++) {
-            double error = (double)replica[j] - master[j], rounding = (double)floatX_to_float(floatX_from_float(master[j])) - master[j];
+            double error = (double)replica[j] - master[j],
+                   rounding = (double)floatX_to_float(floatX_from_float(master[j])) - master[j];
             squares[0] += error * error;
             squares[1] += rounding * rounding;
         }
@@ -189,7 +207,9 @@ static void replica_squares(Zero *zero, double squares[2]) {
 }
 
 // sqrt(a / b); `none` where both are 0.
-static double root_ratio(double a, double b, double none) { return a == 0.0 && b == 0.0 ? none : sqrt(a / b); }
+static double root_ratio(double a, double b, double none) {
+    return a == 0.0 && b == 0.0 ? none : sqrt(a / b);
+}
 
 static void report_errors(Zero *zero, Log *log, Peers group) {
     Probe *probe = &zero->probe;
@@ -197,8 +217,12 @@ static void report_errors(Zero *zero, Log *log, Peers group) {
     replica_squares(zero, squares + 2);
     probe->error_squares = probe->exact_squares = 0.0;
     peers_reduce(group, squares, 4, MPI_DOUBLE, MPI_SUM);
-    double gradient = root_ratio(squares[0], squares[1], 0.0), norm = sqrt(squares[1]), replica = root_ratio(squares[2], squares[3], 1.0);
-    log_line(log, " quantization error at iteration %lld | reduced gradient: %.3E | replica over bf16 rounding: %.4f |", (long long)zero->step, gradient, replica);
+    double gradient = root_ratio(squares[0], squares[1], 0.0), norm = sqrt(squares[1]),
+           replica = root_ratio(squares[2], squares[3], 1.0);
+    log_line(log,
+             " quantization error at iteration %lld | reduced gradient: %.3E | replica over bf16 rounding: "
+             "%.4f |",
+             (long long)zero->step, gradient, replica);
     log_scalar(log, "quantization-error gradient", zero->step, gradient);
     log_scalar(log, "quantization-error replica over bf16", zero->step, replica);
     Text json = json_begin("quantization_error");
@@ -213,8 +237,8 @@ static void report_errors(Zero *zero, Log *log, Peers group) {
 // shard.
 static void write_histograms(const Zero *zero, FILE *out) {
     static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard"};
-    fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n", (long long)zero->step, zero->mesh->dp.rank, zero->plan.dp,
-            HISTOGRAM_BINS, HISTOGRAM_SHIFT);
+    fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n",
+            (long long)zero->step, zero->mesh->dp.rank, zero->plan.dp, HISTOGRAM_BINS, HISTOGRAM_SHIFT);
     for (int t = 0; zero->probe.histograms && t < zero->plan.tensors; t++) {
         for (int k = 0; k < PROBE_KINDS; k++) {
             const Histogram *h = &zero->probe.histograms[t * PROBE_KINDS + k];
@@ -240,7 +264,8 @@ static bool save_text(const char *folder, const char *path, const char *text, si
 }
 
 static void histogram_path(const Zero *zero, int rank, char *path, size_t bytes) {
-    snprintf(path, bytes, "%s/iter_%07lld.rank_%03d.jsonl", zero->config->dump_distributions, (long long)zero->step, rank);
+    snprintf(path, bytes, "%s/iter_%07lld.rank_%03d.jsonl", zero->config->dump_distributions,
+             (long long)zero->step, rank);
 }
 
 // Every rank writes a file, also one whose shard has no matrix: readers count the files.
@@ -260,7 +285,9 @@ static void dump_histograms(Zero *zero) {
         if (unlink(path)) break;
     }
     histogram_path(zero, zero->mesh->dp.rank, path, sizeof path);
-    if (!save_text(folder, path, text, bytes, &err)) warning_print(device_site(zero->device), "%.900s; training goes on without these distributions", err.what);
+    if (!save_text(folder, path, text, bytes, &err))
+        warning_print(device_site(zero->device), "%.900s; training goes on without these distributions",
+                      err.what);
     free(text);
 }
 

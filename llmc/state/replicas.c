@@ -29,7 +29,8 @@ static void gather_hashes(Check *c) {
     set_zero(zero->compute, zero->hash, (size_t)c->buckets * sizeof(uint64_t));
     for (int b = 0; b < c->buckets; b++) {
         const Bucket *bucket = bucket_of(c, b);
-        kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start, bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
+        kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start,
+                            bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
     }
     copy_to_host(zero->compute, own, zero->hash, (size_t)c->buckets * sizeof(uint64_t));
     stream_synchronize(zero->compute);
@@ -53,7 +54,9 @@ static int majority(const Check *c, int b) {
     return -1;
 }
 
-static void broadcast(const Check *c, int64_t n, int root) { peers_broadcast(c->group, c->weights, (size_t)n * sizeof(floatX), root); }
+static void broadcast(const Check *c, int64_t n, int root) {
+    peers_broadcast(c->group, c->weights, (size_t)n * sizeof(floatX), root);
+}
 
 // Everyone who differs takes root's version.
 static void take_from(const Check *c, int b, int root) {
@@ -66,7 +69,8 @@ static void take_from(const Check *c, int b, int root) {
         if (c->rank == root) copy_to_host(zero->compute, c->weights, weights, (size_t)n * sizeof(floatX));
         stream_synchronize(zero->compute);
         broadcast(c, n, root);
-        if (hash_at(c, c->rank, b) != hash_at(c, root, b)) copy_to_device(zero->compute, weights, c->weights, (size_t)n * sizeof(floatX));
+        if (hash_at(c, c->rank, b) != hash_at(c, root, b))
+            copy_to_device(zero->compute, weights, c->weights, (size_t)n * sizeof(floatX));
         stream_synchronize(zero->compute);
     }
 }
@@ -90,8 +94,10 @@ static void take_masters(const Check *c, int owner, int64_t arena, int64_t state
 static void refresh(const Check *c, int b) {
     const Bucket *bucket = bucket_of(c, b);
     for (int owner = 0; owner < c->size; owner++) {
-        take_masters(c, owner, bucket->arena_start + owner * bucket->matrix_per_rank, bucket->state_start, bucket->matrix_per_rank);
-        take_masters(c, owner, bucket->arena_start + bucket->matrix_elements + owner * bucket->tail_per_rank, bucket->state_start + bucket->matrix_per_rank, bucket->tail_per_rank);
+        take_masters(c, owner, bucket->arena_start + owner * bucket->matrix_per_rank, bucket->state_start,
+                     bucket->matrix_per_rank);
+        take_masters(c, owner, bucket->arena_start + bucket->matrix_elements + owner * bucket->tail_per_rank,
+                     bucket->state_start + bucket->matrix_per_rank, bucket->tail_per_rank);
     }
 }
 
@@ -112,11 +118,17 @@ static void report(const Check *c, int b, int root, int64_t repairs, Log *log) {
     const Bucket *bucket = bucket_of(c, b);
     list_ranks(c, b, root, ranks, sizeof ranks);
     if (root >= 0) {
-        log_line(log, "WARNING: iteration %lld: the weights of rank %s differ from those of %d of %d ranks in bucket %d (layers %d to %d): taken from rank %d (repair %lld of this run)",
-                 iteration, ranks, ranks_like(c, root, b), c->size, b, bucket->first_unit, bucket->end_unit - 1, root, (long long)repairs);
+        log_line(log,
+                 "WARNING: iteration %lld: the weights of rank %s differ from those of %d of %d ranks in "
+                 "bucket %d (layers %d to %d): taken from rank %d (repair %lld of this run)",
+                 iteration, ranks, ranks_like(c, root, b), c->size, b, bucket->first_unit,
+                 bucket->end_unit - 1, root, (long long)repairs);
     } else {
-        log_line(log, "WARNING: iteration %lld: the weights of ranks %s differ in bucket %d (layers %d to %d), and no version is that of most: all take the masters, rounded "
-                 "(repair %lld of this run)", iteration, ranks, b, bucket->first_unit, bucket->end_unit - 1, (long long)repairs);
+        log_line(log,
+                 "WARNING: iteration %lld: the weights of ranks %s differ in bucket %d (layers %d to %d), "
+                 "and no version is that of most: all take the masters, rounded "
+                 "(repair %lld of this run)",
+                 iteration, ranks, b, bucket->first_unit, bucket->end_unit - 1, (long long)repairs);
     }
     Text json = json_begin("repair");
     json_integer(&json, "iteration", iteration);
@@ -164,6 +176,9 @@ bool replicas_verify(Zero *zero, Peers group, Log *log, int64_t *repairs, Error 
     free(c.hash);
     free(c.weights);
     free(c.masters);
-    return bad < 0 || error_set(err, EXIT_COMMUNICATION, "the ranks' weights in bucket %d differ even after their repair: the memory of some rank cannot be trusted; look at the hosts, "
-                                "and restart from the last checkpoint", bad);
+    return bad < 0 || error_set(err, EXIT_COMMUNICATION,
+                                "the ranks' weights in bucket %d differ even after their repair: the memory "
+                                "of some rank cannot be trusted; look at the hosts, "
+                                "and restart from the last checkpoint",
+                                bad);
 }

@@ -6,9 +6,13 @@
 // printf shows the sign of a NaN, which means nothing.
 static double shown(float x) { return isnan(x) ? NAN : (double)x; }
 
-static void report_spike(const Sentry *s, const StepControl *v, int64_t iteration, const char *what, double value, double limit, double factor, Log *log) {
-    log_line(log, "WARNING: iteration %lld: spike: %s %.6E lies above %.6E, its running mean plus %g deviations; the step was %s (spike %lld)", (long long)iteration, what, value,
-             limit, factor, v->applied ? "applied" : "skipped", (long long)s->spikes);
+static void report_spike(const Sentry *s, const StepControl *v, int64_t iteration, const char *what,
+                         double value, double limit, double factor, Log *log) {
+    log_line(log,
+             "WARNING: iteration %lld: spike: %s %.6E lies above %.6E, its running mean plus %g deviations; "
+             "the step was %s (spike %lld)",
+             (long long)iteration, what, value, limit, factor, v->applied ? "applied" : "skipped",
+             (long long)s->spikes);
     Text json = json_begin("spike");
     json_integer(&json, "iteration", iteration);
     json_text(&json, "what", what);
@@ -23,8 +27,11 @@ static void report_spikes(Sentry *s, const StepControl *v, int64_t iteration, Lo
     const Config *c = s->config;
     if (!found->found) return;
     s->spikes++;
-    if (found->found & SPIKE_LOSS) report_spike(s, v, iteration, "loss", v->loss, found->loss_limit, c->loss_spike_factor, log);
-    if (found->found & SPIKE_NORM) report_spike(s, v, iteration, "gradient norm", v->grad_norm, found->norm_limit, c->norm_spike_factor, log);
+    if (found->found & SPIKE_LOSS)
+        report_spike(s, v, iteration, "loss", v->loss, found->loss_limit, c->loss_spike_factor, log);
+    if (found->found & SPIKE_NORM)
+        report_spike(s, v, iteration, "gradient norm", v->grad_norm, found->norm_limit, c->norm_spike_factor,
+                     log);
 }
 
 void sentry_judge(Sentry *s, const StepControl *v, int64_t iteration, Log *log, Error *err) {
@@ -37,10 +44,15 @@ void sentry_judge(Sentry *s, const StepControl *v, int64_t iteration, Log *log, 
     if (v->fault) {
         fault_error(v->fault, v->fault_rank, s->mesh, err);
     } else if (!finite && c->check_for_nan_in_loss_and_grad && c->on_nan == ON_NAN_ABORT) {
-        error_set(err, EXIT_DIVERGED, "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the data, or use --on-nan skip", shown(v->loss),
-                  shown(v->grad_norm));
-    } else if (!v->applied && c->max_skipped_in_a_row > 0 && v->spikes.skipped_in_a_row >= c->max_skipped_in_a_row) {
-        error_set(err, EXIT_DIVERGED, "%lld steps in a row were skipped, the last with loss %g, gradient norm %g; lower --lr or look at the data (--max-skipped-in-a-row sets the limit)",
+        error_set(err, EXIT_DIVERGED,
+                  "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the "
+                  "data, or use --on-nan skip",
+                  shown(v->loss), shown(v->grad_norm));
+    } else if (!v->applied && c->max_skipped_in_a_row > 0 &&
+               v->spikes.skipped_in_a_row >= c->max_skipped_in_a_row) {
+        error_set(err, EXIT_DIVERGED,
+                  "%lld steps in a row were skipped, the last with loss %g, gradient norm %g; lower --lr or "
+                  "look at the data (--max-skipped-in-a-row sets the limit)",
                   (long long)v->spikes.skipped_in_a_row, shown(v->loss), shown(v->grad_norm));
     }
     if (err->code) s->ended_at = iteration;

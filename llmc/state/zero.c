@@ -7,7 +7,7 @@
 
 #include "llmc/ranks/peers.h"
 
-// --- start and end --------------------------------------------------------------------------------
+// --- start and end -------------------------------------------------------------------------------
 
 void zero_set_counters(Zero *zero, const StepControl *start) {
     StepControl control = *start;
@@ -18,8 +18,10 @@ void zero_set_counters(Zero *zero, const StepControl *start) {
 // What leaves this rank inside its node may be fetched by the others.
 static void share_messages(Zero *zero) {
     const TlqWorkspace *probe = &zero->probe.workspace;
-    CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes}, {probe->send1, probe->send1_bytes}};
-    for (int slot = 0; slot < LANE_SLOTS; slot++) piece[2 + slot] = (CommPiece){zero->gather[slot], zero->gather_bytes[slot]};
+    CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes},
+                                       {probe->send1, probe->send1_bytes}};
+    for (int slot = 0; slot < LANE_SLOTS; slot++)
+        piece[2 + slot] = (CommPiece){zero->gather[slot], zero->gather_bytes[slot]};
     comm_share(&zero->mesh->node, zero->node_flags, piece, 2 + LANE_SLOTS, &zero->not_shared);
 }
 
@@ -38,7 +40,8 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     zero->judged = event_create(device);
     zero->staged = event_create(device);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
-    copy_to_device(compute, zero->segments, zero->plan.segments, (size_t)zero->plan.segments_total * sizeof(Segment));
+    copy_to_device(compute, zero->segments, zero->plan.segments,
+                   (size_t)zero->plan.segments_total * sizeof(Segment));
     StepControl start = {0};
     start.beta1_power = start.beta2_power = 1.0;
     zero_set_counters(zero, &start);
@@ -104,7 +107,8 @@ float *zero_grad(const Zero *zero, int tensor) { return zero->grads + zero->plan
 void zero_masters_from_weights(Zero *zero) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        kernel_widen(zero->compute, zero->master + piece->state_at, zero->weights + piece->arena_at, piece->hi - piece->lo);
+        kernel_widen(zero->compute, zero->master + piece->state_at, zero->weights + piece->arena_at,
+                     piece->hi - piece->lo);
     }
 }
 
@@ -189,14 +193,16 @@ Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
 
 static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
     // Megatron's iteration counter is 0-based when the flag is compared.
-    bool quantise = zero->config->quantized_gradients && iteration - 1 >= zero->config->gradients_quantization_start_iteration;
+    bool quantise = zero->config->quantized_gradients &&
+                    iteration - 1 >= zero->config->gradients_quantization_start_iteration;
     return quantise ? &zero->grad_wire : &zero->plain_grad_wire;
 }
 
 void zero_step_begins(Zero *zero, int64_t iteration) {
     zero->step = zero->wire_checks.step = iteration;
     zero->wire_checks.exchange = 0;
-    for (int b = 0; b < zero->plan.buckets; b++) zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
+    for (int b = 0; b < zero->plan.buckets; b++)
+        zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
 
@@ -216,8 +222,10 @@ static void reduce_bucket(Zero *zero, int b) {
     probe_gradients(zero, &step, b);
     tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves, zero->lanes);
     probe_reduced(zero, b);
-    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b, matrix_leaves, bucket->matrix_per_rank / HADAMARD_ORDER);
-    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER));
+    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b, matrix_leaves,
+                    bucket->matrix_per_rank / HADAMARD_ORDER);
+    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves,
+                    ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER));
 }
 
 void zero_reduce_unit(Zero *zero, int unit) {
@@ -279,7 +287,8 @@ static void count_zeros(Zero *zero) {
     set_zero(zero->lanes->last, zero->zeros, sizeof(int64_t));
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        kernel_count_zeros(zero->lanes->last, zero->zeros, zero->grads + piece->arena_at, piece->hi - piece->lo);
+        kernel_count_zeros(zero->lanes->last, zero->zeros, zero->grads + piece->arena_at,
+                           piece->hi - piece->lo);
     }
 }
 
@@ -288,9 +297,11 @@ static void count_zeros(Zero *zero) {
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
-    qwd_update_bucket(step, b, zero->grads + bucket->arena_start, zero->weights + bucket->arena_start, zero->master + bucket->state_start,
-                      zero->exp_avg + bucket->state_start, zero->exp_avg_sq + bucket->state_start, zero->gather[qwd_slot(b)], zero->lanes);
-    set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
+    qwd_update_bucket(step, b, zero->grads + bucket->arena_start, zero->weights + bucket->arena_start,
+                      zero->master + bucket->state_start, zero->exp_avg + bucket->state_start,
+                      zero->exp_avg_sq + bucket->state_start, zero->gather[qwd_slot(b)], zero->lanes);
+    set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements,
+             (size_t)bucket->tail_elements * sizeof(float));
     timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
 }
 
@@ -307,7 +318,8 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     qwd_gather_bucket(step, b, buffer, zero->lanes);
     qwd_apply_bucket(step, b, weights, buffer, zero->lanes);
     timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
-    fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights, (bucket->matrix_elements + bucket->tail_elements) * (int64_t)sizeof(floatX));
+    fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights,
+               (bucket->matrix_elements + bucket->tail_elements) * (int64_t)sizeof(floatX));
     event_record(zero->done[b], middle);
     zero->pending[b] = true;
     if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
@@ -379,7 +391,7 @@ void zero_synchronize(Zero *zero) {
     stream_synchronize(zero->compute);
 }
 
-// --- figures over all ranks -----------------------------------------------------------------------
+// --- figures over all ranks ----------------------------------------------------------------------
 
 double zero_params_norm(Zero *zero, Peers group) {
     double squares = 0.0;
@@ -388,7 +400,8 @@ double zero_params_norm(Zero *zero, Peers group) {
         const Piece *piece = &zero->pieces[i];
         int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
         float sum = 0.0f;
-        kernel_square_weights(zero->compute, zero->leaves, zero->weights + piece->arena_at, piece->hi - piece->lo);
+        kernel_square_weights(zero->compute, zero->leaves, zero->weights + piece->arena_at,
+                              piece->hi - piece->lo);
         kernel_tree_sum(zero->compute, zero->piece_sums, zero->leaves, leaves);
         copy_to_host(zero->compute, &sum, zero->piece_sums, sizeof sum);
         stream_synchronize(zero->compute);

@@ -18,7 +18,7 @@ LLMC_BEGIN
 
 typedef struct Zero Zero;
 
-// --- start and end ---------------------------------------------------------------------------------------
+// --- start and end -------------------------------------------------------------------------------
 
 // Builds the layout and reserves every buffer in the memory plan. Needs no device. tensors: (count)
 // the model's, in forward order; copied. NULL with EXIT_USAGE for sizes that cannot be, or for a
@@ -39,7 +39,7 @@ void zero_stop(Zero *zero);
 void zero_free(Zero *zero);
 void zero_masters_from_weights(Zero *zero);
 
-// --- what it is made of -----------------------------------------------------------------------------------
+// --- what it is made of --------------------------------------------------------------------------
 
 // The layout in buckets, and what travels: gradients before and after they are quantised, and
 // weights.
@@ -57,7 +57,7 @@ bool zero_node_shares(const Zero *zero, Error *why);
 floatX *zero_weight(const Zero *zero, int tensor);
 float *zero_grad(const Zero *zero, int tensor);
 
-// --- the step ----------------------------------------------------------------------------------------------
+// --- the step ------------------------------------------------------------------------------------
 
 // In this order. iteration is 1-based. zero_step_begins clears the loss. zero_update leaves the 1-D
 // tensors' gradients clear. The matrices' hold the old ones, which the step's first micro-batch
@@ -83,7 +83,7 @@ void zero_weights_wait_all(Zero *zero);
 // All work of all streams has ended; before memory and communicators go.
 void zero_synchronize(Zero *zero);
 
-// --- figures over all ranks ----------------------------------------------------------------------------------
+// --- figures over all ranks ----------------------------------------------------------------------
 
 // Exposed communication, ms per step, on the rank that waited least. The rest of other ranks'
 // waiting is difference in GPU speed. On CPU ranks: the time that the work takes. most_ms:
@@ -95,8 +95,8 @@ typedef struct Exposed {
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 // ms: (2, world), each rank's waits for reductions, then for gathers.
 Exposed zero_exposed_of(const double *ms, int world);
-// Norm of the model's weights (bf16), as Megatron-LM prints it: each rank adds up the weights whose masters it
-// holds, so that each counts once. Collective, synchronises.
+// Norm of the model's weights (bf16), as Megatron-LM prints it: each rank adds up the weights whose
+// masters it holds, so that each counts once. Collective, synchronises.
 double zero_params_norm(Zero *zero, Peers group);
 // Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective,
 // synchronises.
@@ -106,7 +106,7 @@ int64_t zero_zeros(Zero *zero, Peers group);
 // Error: fault_error of wire.h.
 bool zero_sound(Zero *zero, Peers group, Error *err);
 
-// --- to and from the host, for checkpoints ---------------------------------------------------------------------
+// --- to and from the host, for checkpoints -------------------------------------------------------
 
 // A run of elements of one tensor in this rank's shard: elements [lo, hi) of the rank's part of the
 // tensor.

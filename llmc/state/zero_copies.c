@@ -81,7 +81,8 @@ static uint64_t element_bytes(bool optimizer) { return sizeof(floatX) + (optimiz
 
 uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
     uint64_t elements = 0;
-    for (int i = 0; i < zero->piece_count; i++) elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
+    for (int i = 0; i < zero->piece_count; i++)
+        elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
     return elements * element_bytes(optimizer);
 }
 

@@ -20,7 +20,7 @@ struct Zero {
     const Mesh *mesh;
     Plan plan;
     Tensor *tensors;                // (plan.tensors)
-    GradWire plain_grad_wire;       // before --gradients-quantization-start-iteration, or without quantisation
+    GradWire plain_grad_wire;  // before --gradients-quantization-start-iteration, or without quantisation
     GradWire grad_wire;             // as the flags say
     WeightWire weight_wire;
     Device *device;
@@ -66,8 +66,8 @@ struct Zero {
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
     WireChecks wire_checks;         // --verify-wire
-    Error not_shared;               // why the node's ranks do not fetch messages from each other; code 0: they
-                                    // do, or should not
+    Error not_shared;  // why the node's ranks do not fetch messages from each other; code 0: they
+                       // do, or should not
 };
 
 LLMC_END

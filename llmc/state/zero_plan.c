@@ -9,7 +9,8 @@
 static void choose_wires(Zero *zero) {
     const Config *c = zero->config;
     GradWire plain = {0};
-    plain.intra_codec = plain.inter_codec = plain.tail_codec = c->grad_reduce_in_bf16 ? CODEC_BF16 : CODEC_FP32;
+    plain.intra_codec = plain.inter_codec = plain.tail_codec =
+        c->grad_reduce_in_bf16 ? CODEC_BF16 : CODEC_FP32;
     plain.intra_group = plain.inter_group = HADAMARD_ORDER;
     plain.chunks = c->gradient_alltoall_pipeline;
     plain.rounding = c->gq_rounding;
@@ -38,7 +39,8 @@ static PlanOptions plan_options(const Zero *zero) {
     PlanOptions o;
     // One rank sends nothing. The quantisation flags must not move a single number there: no
     // groups, and no padding for them.
-    bool sends = zero->mesh->dp.size > 1, gradients = sends && c->quantized_gradients, weights = sends && c->quantized_weights;
+    bool sends = zero->mesh->dp.size > 1, gradients = sends && c->quantized_gradients,
+         weights = sends && c->quantized_weights;
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
     o.nodes = zero->mesh->rail.size;
     o.per_node = zero->mesh->node.size;
@@ -63,7 +65,8 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     TlqWorkspace plain, *w = &zero->tlq;
     tlq_workspace(w, &zero->plan, &zero->grad_wire);
     tlq_workspace(&plain, &zero->plan, &zero->plain_grad_wire);
-    bool late_start = zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
+    bool late_start =
+        zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
     if (late_start) {
         w->send1_bytes = w->recv1_bytes = larger(w->send1_bytes, plain.send1_bytes);
         w->send2_bytes = w->recv2_bytes = larger(w->send2_bytes, plain.send2_bytes);
@@ -75,9 +78,15 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     // Two buffers for all buckets, which use them in turn: one is gathered while another shard is
     // updated.
     size_t *gather = zero->gather_bytes;
-    for (int b = 0; b < zero->plan.buckets; b++) gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
-    for (int slot = 0; slot < LANE_SLOTS; slot++) memory_plan_reserve(memory_plan, group, "weights, gathered", (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
-    if (grain > 1) memory_plan_reserve(memory_plan, group, "flags of the node's ranks", COMM_FLAG_BYTES, &zero->node_flags);
+    for (int b = 0; b < zero->plan.buckets; b++)
+        gather[qwd_slot(b)] =
+            larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
+    for (int slot = 0; slot < LANE_SLOTS; slot++)
+        memory_plan_reserve(memory_plan, group, "weights, gathered",
+                            (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
+    if (grain > 1)
+        memory_plan_reserve(memory_plan, group, "flags of the node's ranks", COMM_FLAG_BYTES,
+                            &zero->node_flags);
 }
 
 static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
@@ -87,24 +96,38 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
         zero->leaf_start[b] = (int64_t)leaves;
         leaves += (size_t)bucket_leaves(&plan->bucket[b]);
     }
-    memory_plan_reserve(memory_plan, "weights", FLOATX_NAME " replica", elements * sizeof(floatX), (void **)&zero->weights);
-    memory_plan_reserve(memory_plan, "gradients", "fp32 accumulated", elements * sizeof(float), (void **)&zero->grads);
-    memory_plan_reserve(memory_plan, "optimizer state", "fp32 masters, own shard", shard * sizeof(float), (void **)&zero->master);
-    memory_plan_reserve(memory_plan, "optimizer state", "first moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg);
-    memory_plan_reserve(memory_plan, "optimizer state", "second moments, own shard", shard * sizeof(float), (void **)&zero->exp_avg_sq);
-    memory_plan_reserve(memory_plan, "norm and verdict", "segment table", (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
-    memory_plan_reserve(memory_plan, "norm and verdict", "leaves of the norm", leaves * sizeof(float), (void **)&zero->leaves);
-    memory_plan_reserve(memory_plan, "norm and verdict", "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
-    memory_plan_reserve(memory_plan, "norm and verdict", "records of all ranks", (size_t)zero->mesh->world.size * sizeof(StepRecord), (void **)&zero->records);
-    memory_plan_reserve(memory_plan, "norm and verdict", "step control", sizeof(StepControl), (void **)&zero->control);
+    memory_plan_reserve(memory_plan, "weights", FLOATX_NAME " replica", elements * sizeof(floatX),
+                        (void **)&zero->weights);
+    memory_plan_reserve(memory_plan, "gradients", "fp32 accumulated", elements * sizeof(float),
+                        (void **)&zero->grads);
+    memory_plan_reserve(memory_plan, "optimizer state", "fp32 masters, own shard", shard * sizeof(float),
+                        (void **)&zero->master);
+    memory_plan_reserve(memory_plan, "optimizer state", "first moments, own shard", shard * sizeof(float),
+                        (void **)&zero->exp_avg);
+    memory_plan_reserve(memory_plan, "optimizer state", "second moments, own shard", shard * sizeof(float),
+                        (void **)&zero->exp_avg_sq);
+    memory_plan_reserve(memory_plan, "norm and verdict", "segment table",
+                        (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
+    memory_plan_reserve(memory_plan, "norm and verdict", "leaves of the norm", leaves * sizeof(float),
+                        (void **)&zero->leaves);
+    memory_plan_reserve(memory_plan, "norm and verdict", "sums per bucket",
+                        2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
+    memory_plan_reserve(memory_plan, "norm and verdict", "records of all ranks",
+                        (size_t)zero->mesh->world.size * sizeof(StepRecord), (void **)&zero->records);
+    memory_plan_reserve(memory_plan, "norm and verdict", "step control", sizeof(StepControl),
+                        (void **)&zero->control);
     memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
-    memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes", (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
+    memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes",
+                        (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
     if (zero->wire_checks.sealed) {
-        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages", WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t), (void **)&zero->wire_checks.sums);
+        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages",
+                            WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t),
+                            (void **)&zero->wire_checks.sums);
     }
     memory_plan_reserve(memory_plan, "norm and verdict", "first fault", sizeof(uint64_t),
                         (void **)&zero->wire_checks.fault);
-    memory_plan_reserve(memory_plan, "norm and verdict", "zero count", sizeof(int64_t), (void **)&zero->zeros);
+    memory_plan_reserve(memory_plan, "norm and verdict", "zero count", sizeof(int64_t),
+                        (void **)&zero->zeros);
     reserve_communication(zero, memory_plan);
 }
 
@@ -148,7 +171,8 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     zero->config = config;
     zero->mesh = zero->wire_checks.mesh = mesh;
     choose_wires(zero);
-    if (!faults_from_environment(&zero->faults, mesh->world.rank, err) || !plan_layout(zero, tensors, count, err)) {
+    if (!faults_from_environment(&zero->faults, mesh->world.rank, err) ||
+        !plan_layout(zero, tensors, count, err)) {
         free(zero);
         return NULL;
     }
@@ -170,7 +194,8 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     // At least a byte: it must be there on every rank, also on one that owns nothing.
     if (config->save && config->async_save) {
         zero->staging_bytes = zero_own_checkpoint_bytes(zero, !config->no_save_optim);
-        memory_plan_reserve_host(memory_plan, "host memory", "copy of a checkpoint (--async-save)", larger((size_t)zero->staging_bytes, 1), &zero->staging);
+        memory_plan_reserve_host(memory_plan, "host memory", "copy of a checkpoint (--async-save)",
+                                 larger((size_t)zero->staging_bytes, 1), &zero->staging);
     }
     return zero;
 }
