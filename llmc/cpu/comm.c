@@ -17,22 +17,19 @@ struct Comm {
 };
 
 void comm_open(Mesh *mesh, Device *device, double limit) {
-    Group *list[MESH_GROUPS];
-    mesh_list(mesh, list);
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (list[i]->size == 1 || list[i] == &mesh->dp) continue;
-        list[i]->comm = (Comm *)xcalloc(1, sizeof(Comm), "the communicator");
-        list[i]->comm->site = device_site(device);
-        list[i]->comm->limit = limit;
+        Group *group = &mesh->group[i];
+        if (group->size == 1 || group == &mesh->dp) continue;
+        group->comm = (Comm *)xcalloc(1, sizeof(Comm), "the communicator");
+        group->comm->site = device_site(device);
+        group->comm->limit = limit;
     }
 }
 
 void comm_close(Mesh *mesh) {
-    Group *list[MESH_GROUPS];
-    mesh_list(mesh, list);
     for (int i = 0; i < MESH_GROUPS; i++) {
-        Comm *comm = list[i]->comm;
-        list[i]->comm = NULL;
+        Comm *comm = mesh->group[i].comm;
+        mesh->group[i].comm = NULL;
         if (!comm) continue;
         free(comm->requests);
         free(comm->member);

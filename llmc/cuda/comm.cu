@@ -62,14 +62,13 @@ static void nccl_failed(const Group *group, ncclResult_t result, const char *wha
 // host's own calls on the communicators: NCCL answers from words that its threads write atomically,
 // and takes no lock. "In progress" is no error. context: the mesh.
 static bool broken_behind(void *context, char *what, size_t bytes) {
-    Group *list[MESH_GROUPS];
-    mesh_list((const Mesh *)context, list);
     for (int i = 0; i < MESH_GROUPS; i++) {
+        const Group *group = &((const Mesh *)context)->group[i];
         ncclResult_t behind = ncclSuccess;
-        if (!list[i]->comm || !list[i]->comm->nccl) continue;
-        ncclResult_t asked = ncclCommGetAsyncError(list[i]->comm->nccl, &behind);
+        if (!group->comm || !group->comm->nccl) continue;
+        ncclResult_t asked = ncclCommGetAsyncError(group->comm->nccl, &behind);
         if (asked != ncclSuccess || behind == ncclSuccess || behind == ncclInProgress) continue;
-        describe_failure(list[i], behind, "NCCL", true, what, bytes);
+        describe_failure(group, behind, "NCCL", true, what, bytes);
         return true;
     }
     return false;
@@ -89,18 +88,17 @@ static void nccl_end(const Group *group, ncclResult_t result, const char *what) 
 // --- communicators -------------------------------------------------------------------------------
 
 void comm_open(Mesh *mesh, Device *device, double) {
-    Group *list[MESH_GROUPS];
-    mesh_list(mesh, list);
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (list[i]->size == 1 || list[i] == &mesh->dp) continue;
+        Group *group = &mesh->group[i];
+        if (group->size == 1 || group == &mesh->dp) continue;
         Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "the communicator");
         comm->device = device;
         comm->site = device_site(device);
         comm->mesh = mesh;
-        if (list[i] == &mesh->node) comm->neighbours = neighbours_open(device, list[i]->mpi);
-        comm->few_bytes = list[i] == &mesh->world;
-        comm->by_messages = list[i] == &mesh->rail;
-        list[i]->comm = comm;
+        if (group == &mesh->node) comm->neighbours = neighbours_open(device, group->mpi);
+        comm->few_bytes = group == &mesh->world;
+        comm->by_messages = group == &mesh->rail;
+        group->comm = comm;
     }
 }
 
@@ -140,37 +138,35 @@ static bool wants_nccl(const Comm *comm) {
 }
 
 void comm_connect(const Mesh *mesh, void *memory) {
-    Group *list[MESH_GROUPS];
-    mesh_list(mesh, list);
     if (!mesh->world.comm) return;
     const Site *site = mesh->world.comm->site;
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (!wants_nccl(list[i]->comm)) continue;
+        const Group *group = &mesh->group[i];
+        if (!wants_nccl(group->comm)) continue;
         heartbeat_watch(site, NULL, (void *)mesh);  // while it looks, the pointers stay as they are
-        make_communicator(list[i]);
+        make_communicator(group);
         heartbeat_watch(site, broken_behind, (void *)mesh);
-        send_first_messages(list[i], (uint8_t *)memory);
+        send_first_messages(group, (uint8_t *)memory);
     }
     peers_meet(peers_of(&mesh->world));  // nobody is connected before all are
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (list[i]->comm) list[i]->comm->connected = true;
+        if (mesh->group[i].comm) mesh->group[i].comm->connected = true;
     }
 }
 
 void comm_close(Mesh *mesh) {
-    Group *list[MESH_GROUPS];
-    mesh_list(mesh, list);
     if (mesh->world.comm) heartbeat_watch(mesh->world.comm->site, NULL, mesh);
     for (int i = 0; i < MESH_GROUPS; i++) {
-        Comm *comm = list[i]->comm;
+        Group *group = &mesh->group[i];
+        Comm *comm = group->comm;
         if (!comm) continue;
         if (comm->neighbours) neighbours_close(comm->neighbours);
         if (comm->nccl) {
-            nccl_begin(list[i]);
-            nccl_end(list[i], ncclCommFinalize(comm->nccl), "closing the NCCL communicator");
+            nccl_begin(group);
+            nccl_end(group, ncclCommFinalize(comm->nccl), "closing the NCCL communicator");
             ncclCommDestroy(comm->nccl);
         }
-        list[i]->comm = NULL;
+        group->comm = NULL;
         free(comm);
     }
 }

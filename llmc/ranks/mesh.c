@@ -1,6 +1,7 @@
 // Rank arithmetic and the communicators made after it: see mesh.h.
 #include "llmc/ranks/mesh.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 
 // Hosts as nodes: each must hold the same number of consecutive ranks. Linear in the ranks.
@@ -47,6 +48,8 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     return true;
 }
 
+_Static_assert(offsetof(Mesh, embedding) == offsetof(Mesh, group[MESH_GROUPS - 1]), "loops meet every group");
+
 static Group group_of(const char *name, int world_rank, int stride, int size) {
     int rank = world_rank / stride % size;
     Group group = {name, rank, size, world_rank - rank * stride, stride, MPI_COMM_NULL, NULL};
@@ -78,22 +81,14 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
     return true;
 }
 
-void mesh_list(const Mesh *mesh, Group *list[MESH_GROUPS]) {
-    Mesh *m = (Mesh *)mesh;
-    Group *const all[MESH_GROUPS] = {&m->world, &m->tp, &m->pp, &m->dp, &m->node, &m->rail, &m->embedding};
-    for (int i = 0; i < MESH_GROUPS; i++) list[i] = all[i];
-}
-
 int group_peer(const Group *kind, int of, int i) {
     return of + (i - of / kind->stride % kind->size) * kind->stride;
 }
 
 bool mesh_open(Mesh *mesh, Peers world, Error *err) {
-    Group *list[MESH_GROUPS];
     bool as_computed = true;
-    mesh_list(mesh, list);
     for (int i = 0; i < MESH_GROUPS; i++) {
-        Group *group = list[i];
+        Group *group = &mesh->group[i];
         int rank, size;
         // The world's first: a rank that does not come is found there within the limit.
         group->mpi = i == 0 ? peers_duplicate(world) : peers_split(world, group->first, group->rank);
@@ -108,9 +103,8 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err) {
 }
 
 void mesh_close(Mesh *mesh) {
-    Group *list[MESH_GROUPS];
-    mesh_list(mesh, list);
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (list[i]->name && list[i]->mpi != MPI_COMM_NULL) MPI_Comm_free(&list[i]->mpi);
+        Group *group = &mesh->group[i];
+        if (group->name && group->mpi != MPI_COMM_NULL) MPI_Comm_free(&group->mpi);
     }
 }

@@ -19,12 +19,18 @@ typedef struct Group {
     Comm *comm;        // for messages in device memory; NULL in a group of one, and before comm_open
 } Group;
 
+enum { MESH_GROUPS = 7 };
 typedef struct Mesh {
-    Group world;
-    Group tp, pp, dp;      // tensor, pipeline and data parallel
-    Group node, rail;      // the two levels of dp: its ranks of one node, and one rank of each node
-    Group embedding;       // first and last stage of a pipeline; one rank elsewhere
-    int nodes, per_node;   // of the world, whatever its groups: node world.rank / per_node is this rank's
+    union {
+        struct {
+            Group world;
+            Group tp, pp, dp;       // tensor, pipeline and data parallel
+            Group node, rail;       // the two levels of dp: its ranks of one node, one rank of each node
+            Group embedding;        // first and last stage of a pipeline; one rank elsewhere
+        };
+        Group group[MESH_GROUPS];   // the same, for loops
+    };
+    int nodes, per_node;            // of the world: this rank is in node world.rank / per_node
 } Mesh;
 
 // Arithmetic alone. host_of_rank: (world_size) numbers in [0, world_size), equal for ranks of one
@@ -40,9 +46,6 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err);
 // Frees the communicators. Collective. Nothing without mesh_open.
 void mesh_close(Mesh *mesh);
 
-// All groups of a mesh, for loops.
-enum { MESH_GROUPS = 7 };
-void mesh_list(const Mesh *mesh, Group *list[MESH_GROUPS]);
 // Groups of one kind divide the world. The world's number of member i of the one that `of` is in.
 int group_peer(const Group *kind, int of, int i);
 

@@ -99,17 +99,16 @@ static bool one_embedding(const Mesh *a, const Mesh *b) {
 
 static void check_group(const Mesh *mesh, int ranks, int kind, Together together) {
     for (int r = 0; r < ranks; r++) {
-        Group *own[MESH_GROUPS];
-        mesh_list(&mesh[r], own);
+        const Group *own = &mesh[r].group[kind];
         int place = 0;
         for (int other = 0; other < ranks; other++) {
             if (!together(&mesh[r], &mesh[other])) continue;
-            assert_int_equal(group_peer(own[kind], r, place), other);
-            assert_int_equal(own[kind]->first + place * own[kind]->stride, other);
-            if (other == r) assert_int_equal(own[kind]->rank, place);
+            assert_int_equal(group_peer(own, r, place), other);
+            assert_int_equal(own->first + place * own->stride, other);
+            if (other == r) assert_int_equal(own->rank, place);
             place++;
         }
-        assert_int_equal(own[kind]->size, place);
+        assert_int_equal(own->size, place);
     }
 }
 
