@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Bandwidth of the fused kernels (quantise, sum and requantise, final sum, AdamW with difference, apply) at 8 MB to 2 GB of fp32 input, as a share of a
-# device copy: prints a table, writes JSON. Builds dev/bench/codec.cu first. Needs a GPU and what `make gpu` needs.
+# Bandwidth of the fused kernels (quantise, sum and requantise, final sum, AdamW with difference,
+# apply) at 8 MB to 2 GB of fp32 input, as a share of a device copy. Prints a table, writes JSON.
+# Builds dev/bench/codec.cu first. Needs a GPU and what `make gpu` needs.
 #
 #   dev/bench/codec.sh [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 #
@@ -10,7 +11,8 @@
 help_if_asked dev/bench/codec.sh "$@"
 set -euo pipefail
 build=$BUILD out=()
-nvidia-smi >/dev/null 2>&1 || die 3 "no GPU was found (nvidia-smi does not answer): there is nothing to measure"
+nvidia-smi >/dev/null 2>&1 ||
+    die 3 "no GPU was found (nvidia-smi does not answer): there is nothing to measure"
 case " $* " in *" --out "*) ;; *) out=(--out dev/bench/results/codec.json) ;; esac
 # The Makefile's rule for GPU test programs serves any source that its stem leads to.
 make -j "$(nproc)" BUILD="$build" ARCH="${ARCH:-native}" "$build/test/gpu/../../dev/bench/codec" >&2

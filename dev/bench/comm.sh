@@ -1,34 +1,48 @@
 #!/usr/bin/env bash
-# Whole training steps on several GPUs, arm by arm, inside one node and over networks of several speeds that are emulated on this machine; beside each the
-# best possible schedule (comm_bound.py) from layers' times and plain collectives' bandwidth of the same run. Prints a table of steps and one of memory (the
-# plan, and what the trainer found taken), writes JSON and a plot, both after every network: a call that a signal ends leaves what it has. --sync-only:
-# synchronisation alone.
+# Whole training steps on several GPUs, arm by arm: inside one node, and over networks of several
+# speeds that are emulated on this machine. Beside each step stands the best possible schedule
+# (comm_bound.py), from layers' times and plain collectives' bandwidth of the same run.
 #
-#   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"] [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
-#                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json] [--plain-mb 256]
-#                     [--sync-only]
+# Prints a table of steps and one of memory, writes JSON and a plot. Both are written after every
+# network: a call that a signal ends leaves what it has. --sync-only: synchronisation alone.
 #
-#   models     NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file; global batch = micro-batch x ranks
-#   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D emulated nodes, the loopback as fast as the
-#              processors copy (about 100 Gb/s a node). A number: the same, shaped to that many Gb/s per node; 25 and 10 are met, of 100
-#              NCCL gets less than half. Both need root and tc, and are taken away at the end; what cannot be had is named at the beginning and left out
-#   arms       qwd and tlq-hs leave the other side as bf16; ulq and sdp4bit as in the paper; also tlq and qw. NAME+sums: the same with --verify-wire; beside
-#              NAME, a line says what the checksums cost: dev/bench/comm.sh --networks inside --models 1.3b:8 --arms "sdp4bit sdp4bit+sums" --iters 20
+#   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"]
+#                     [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
+#                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json]
+#                     [--plain-mb 256] [--sync-only]
+#
+#   models     NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file.
+#              Global batch = micro-batch x ranks
+#   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D
+#              emulated nodes, the loopback as fast as the processors copy (about 100 Gb/s a node).
+#              A number: the same, shaped to that many Gb/s per node. 25 and 10 are met. Of 100 NCCL
+#              gets less than half. sockets and numbers need root and tc. The loopback is restored
+#              at the end. What cannot be had is named at the beginning and left out
+#   arms       qwd and tlq-hs leave the other side as bf16. ulq and sdp4bit are as in the paper.
+#              Also tlq and qw. NAME+sums is the same with --verify-wire. Beside NAME a line says
+#              what the checksums cost: --networks inside --models 1.3b:8 --arms "sdp4bit
+#              sdp4bit+sums" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
-#   iters      steps measured, after as many to warm up [4]: at least, where steps are short and about a second holds more (up to 30); fewer where steps take
-#              longer than 3 s in all, but never fewer than 2. A line below the table names what was measured with fewer than 3
-#   time-limit seconds until everything ends, the last ten of them kept for that: arms that would not fit what is left are named and left out
+#   iters      steps measured, after as many to warm up [4]. Short steps fill about a second (up to
+#              30). Steps that would take longer than 3 s in all are fewer, but never fewer than 2.
+#              A line below the table names what was measured with fewer than 3
+#   time-limit seconds until everything ends. The last ten of them are kept for that. Arms that do
+#              not fit what is left are named and left out
 #   flags      more flags of the trainer, for every arm
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
-#   logs       keeps the logs of the runs in FOLDER; a later call with the same folder adds its rows to theirs, so that one table can be made of several calls;
-#              layers' times are taken from there too, which a line says. An arm that is run again loses its old row, whatever becomes of the new run
+#   logs       keeps the logs of the runs in FOLDER. A later call with the same folder adds its
+#              rows, so that several calls make one table. It takes layers' times from there and
+#              says so. An arm that is run again loses its old row, whatever becomes of the new run
 #
-# Arms of a model and network share a process. Where one takes it along, those without a row are run once more without it.
+# Arms of a model and network share a process. If one arm ends it, those without a row are run once
+# more without that arm.
 #
-# TCP's congestion control is this machine's; the results here are of cubic (sysctl net.ipv4.tcp_congestion_control).
+# TCP's congestion control is this machine's. The results here are of cubic
+# (sysctl net.ipv4.tcp_congestion_control).
 #
-# Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside and logical only), by default a small model, small:2, with
-# the results in runs/: for a look at the scripts, no measurement. BUILD: folder of the programs.
+# Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside
+# and logical only): by default a small model, small:2, with the results in runs/. That is for a
+# look at the scripts, no measurement. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -37,7 +51,8 @@ set -euo pipefail
 
 COMMAND_LINE="dev/bench/comm.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
-models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0 device=${DEVICE:-gpu}
+models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0
+device=${DEVICE:-gpu}
 while [ $# -gt 0 ]; do
     [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/comm.sh --help"
     case $1 in
@@ -62,26 +77,34 @@ else
     results=dev/bench/results made=
 fi
 if [ $sync_only = 1 ]; then
-    models=${models:-1.3b:1} networks=${networks:-inside logical sockets} arms=${arms:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit} out=${out:-$results/sync$made.json}
+    models=${models:-1.3b:1} networks=${networks:-inside logical sockets} out=${out:-$results/sync$made.json}
+    arms=${arms:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit}
 else
-    models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside sockets 25 10} arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-$results/comm$made.json}
+    models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside sockets 25 10}
+    arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-$results/comm$made.json}
 fi
 make_folder "$(dirname "$out")"
-[[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--iters and --time-limit want positive numbers"
+[[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] ||
+    die 2 "--iters and --time-limit want positive numbers"
 
-# --- ranks, programs, arms -------------------------------------------------------------------------------------------------------------------
+# --- ranks, programs, arms ------------------------------------------------------------------------
 
-suffix='' start=9
+suffix='' start=9 benches=gpu-bench
 case $device in
 gpu) ;;
-cpu) suffix=_cpu start=1 plain_mb=${plain_mb:-4} ;;
+cpu) suffix=_cpu start=1 benches=bench plain_mb=${plain_mb:-4} ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
 trainer=$BUILD/dev/bench/train_arms$suffix synchroniser=$BUILD/dev/bench/sync_only$suffix
-for program in "$trainer" "$synchroniser"; do [ -x "$program" ] || die 3 "$program is missing; run make $([ "$device" = cpu ] && say bench || say gpu-bench)"; done
+for program in "$trainer" "$synchroniser"; do
+    [ -x "$program" ] || die 3 "$program is missing; run make $benches"
+done
 gpus=4
 IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
-[ "$device" = cpu ] || if [ ${#visible[@]} -gt 0 ]; then gpus=${#visible[@]}; else gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true); fi
+if [ "$device" = gpu ]; then
+    gpus=${#visible[@]}
+    [ "$gpus" -gt 0 ] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+fi
 if [ -z "$shape" ]; then
     [ "$gpus" -ge 2 ] || die 3 "two GPUs at least are needed; this machine has $gpus"
     shape=2x$((gpus / 2))
@@ -93,13 +116,19 @@ for network in $networks; do
     case $network in
     inside | logical) ;;
     sockets) [ "$device" = gpu ] || die 2 "the network sockets is for GPUs" ;;
-    *) [[ $network =~ ^[0-9]+(\.[0-9]+)?$ ]] || die 2 "the network $network is unknown; use inside, logical, sockets or a number of Gb/s"
-        [ "$device" = gpu ] || die 2 "networks with a speed are for GPUs: CPU ranks send nothing through sockets" ;;
+    *)
+        [[ $network =~ ^[0-9]+(\.[0-9]+)?$ ]] ||
+            die 2 "the network $network is unknown; use inside, logical, sockets or a number of Gb/s"
+        [ "$device" = gpu ] ||
+            die 2 "networks with a speed are for GPUs: CPU ranks send nothing through sockets"
+        ;;
     esac
 done
 card() { # NAME
     local path
-    for path in "configs/gpt_$1.args" "dev/bench/$1.args" "$caller/$1"; do [ ! -f "$path" ] || { say "$path"; return; }; done
+    for path in "configs/gpt_$1.args" "dev/bench/$1.args" "$caller/$1"; do
+        [ ! -f "$path" ] || { say "$path"; return; }
+    done
 }
 for model in $models; do
     [ -n "$(card "${model%:*}")" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
@@ -108,7 +137,8 @@ done
 name_of() { basename "${1%:*}" .args; } # MODEL:ROWS
 
 weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic)
-gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128 --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
+gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
+    --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
 arm_flags() { # NAME: sets $arm
     case ${1%+sums} in
     fp32) arm=() ;;
@@ -119,7 +149,7 @@ arm_flags() { # NAME: sets $arm
     tlq-hs) arm=("${gradients[@]}" --hadamard-transform) ;;
     ulq) arm=("${gradients[@]}" --gradient-quantization-bits-intra 4) ;;
     sdp4bit) arm=("${weights[@]}" "${gradients[@]}" --hadamard-transform) ;;
-    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq or sdp4bit, each with +sums too" ;;
+    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq, sdp4bit or NAME+sums" ;;
     esac
     [ "$1" = "${1%+sums}" ] || arm+=(--verify-wire)
 }
@@ -135,13 +165,16 @@ network_flags() {
 }
 # model_flags MODEL:ROWS RANKS MICRO_BATCHES: sets $what.
 model_flags() {
-    what=("@$(card "${1%:*}")" --micro-batch-size "${1##*:}" --global-batch-size $((${1##*:} * $2 * $3)) --mock-data --hidden-dropout 0 --attention-dropout 0
-        --train-iters 1000000 --eval-interval 1000000 --eval-iters 0 --distributed-timeout-minutes 1 ${flags[@]+"${flags[@]}"}) # a rank that hangs is named in time
+    # A timeout of a minute: a rank that hangs is named in time.
+    what=("@$(card "${1%:*}")" --micro-batch-size "${1##*:}" --global-batch-size $((${1##*:} * $2 * $3))
+        --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 1000000 --eval-interval 1000000
+        --eval-iters 0 --distributed-timeout-minutes 1 ${flags[@]+"${flags[@]}"})
 }
 
-# --- running -----------------------------------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
-grace=5 ending=5 # seconds that a command may take to end when it is told to, and that the table and the loopback may take
+grace=5  # seconds that a command may take to end when it is told to
+ending=5 # seconds that the table and the loopback may take
 folder=$(mktemp -d) shaped=0
 end_jobs() { # what runs in the background
     local running
@@ -158,11 +191,16 @@ clean_up() {
 stopped() { # by a signal
     trap '' HUP INT TERM
     end_jobs
-    if write_table 2>/dev/null; then say "stopped; what was measured before is in $out" >&2; else say "stopped before anything was measured" >&2; fi
+    if write_table 2>/dev/null; then
+        say "stopped; what was measured before is in $out" >&2
+    else
+        say "stopped before anything was measured" >&2
+    fi
     exit 1
 }
 case $logs in '') logs=$folder ;; /*) ;; *) logs=$caller/$logs ;; esac
-if [ $sync_only = 1 ]; then table=(sync "$logs" "$out"); else table=(table "$logs" "$out" "${out%.json}.svg"); fi
+table=(table "$logs" "$out" "${out%.json}.svg")
+[ $sync_only = 0 ] || table=(sync "$logs" "$out")
 write_table() { python3 dev/bench/comm_table.py "${table[@]}" >"$folder/table"; }
 trap clean_up EXIT
 trap stopped HUP INT TERM
@@ -175,7 +213,7 @@ shape_network() {
     inside | logical) [ $shaped = 1 ] || return 0 ;;
     *) words=("$nodes" "${1/sockets/unlimited}") how=1 ;;
     esac
-    [ $how = 0 ] || shaped=1 # from now on there is something to restore, also when this fails half-way
+    [ $how = 0 ] || shaped=1 # to be restored, also when this fails half-way
     if scripts/emulate_network.sh "${words[@]}" >"$folder/shape" 2>&1; then
         shaped=$how
         cat "$folder/shape" >&2
@@ -185,15 +223,17 @@ shape_network() {
     fi
 }
 left() { say $((limit - SECONDS)); }
-# time_for SECONDS: so many, or those that a command may take for all to end in time; 0 when there are none, which timeout would take for no limit.
+# time_for SECONDS: so many, or as many as a command may take for all to end in time. 0: none are
+# left. The caller must not hand 0 to timeout, which takes it for no limit.
 time_for() {
     local most=$((limit - SECONDS - grace - ending))
     [ $most -le "$1" ] || most=$1
     [ $most -ge 0 ] || most=0
     say $most
 }
-# started COMMAND...: its output goes to a file of which the end is shown when it fails; --logs keeps all of it then. In the background: the shell heeds a signal
-# only when what runs in front of it has ended, and Ctrl-C does not reach the process group of timeout.
+# started COMMAND...: its output goes to files. When it fails, their ends are shown and --logs keeps
+# them. It runs in the background: the shell heeds a signal only when what runs in front of it has
+# ended, and Ctrl-C does not reach the process group of timeout.
 started() {
     "$@" >"$folder/out" 2>"$folder/err" &
     wait $! && return
@@ -203,15 +243,17 @@ started() {
     return 1
 }
 export -f launch one_machine without_banners say say_signal
-# in_time SECONDS RANKS COMMAND...: takes the place of the shell, so that timeout is what a signal ends. The shell inside outlives SIGTERM, so that timeout waits
-# for mpirun, which gets it too and ends its ranks.
+# in_time SECONDS RANKS COMMAND...: takes the place of the shell, so that timeout is what a signal
+# ends. The shell inside outlives SIGTERM, so that timeout waits for mpirun. That gets the signal
+# too and ends its ranks.
 in_time() {
     local seconds=$1
     shift
     exec timeout -k $grace "$seconds" bash -c 'trap : TERM; launch "$@"' launch "$@"
 }
 
-# synchronise MODEL NETWORK REPETITIONS: plain bandwidths, what each arm's buckets send and, with repetitions, how long that takes.
+# synchronise MODEL NETWORK REPETITIONS: plain bandwidths, and what each arm's buckets send. With
+# repetitions also how long that takes.
 synchronise() {
     local name words=() file seconds
     seconds=$(time_for "$limit")
@@ -224,29 +266,37 @@ synchronise() {
         arm_flags "$name"
         words+=(--arm "$name" ${arm[@]+"${arm[@]}"})
     done
-    started in_time "$seconds" $ranks "$synchroniser" --out "$file" --repetitions "$3" --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
+    started in_time "$seconds" $ranks "$synchroniser" --out "$file" --repetitions "$3" \
+        --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
         say "warning: synchronisation of $1, $2 failed" >&2
 }
 
 of_card() { sed -n "s/^--$2[ =]*\([0-9]*\).*/\1/p" "$1" | tail -n 1; } # FILE NAME: a number
-# second_of LAYERS MODEL MICRO_BATCHES: steps that last about a second on a GPU of 400 TFLOP/s, or four.
+# second_of LAYERS MODEL MICRO_BATCHES: steps that last about a second on a GPU of 400 TFLOP/s, or
+# four.
 second_of() {
     local file hidden length steps=10
     file=$(card "${2%:*}")
     hidden=$(of_card "$file" hidden-size) length=$(of_card "$file" seq-length)
-    [ "$1" -lt 1 ] || [ "${hidden:-0}" = 0 ] || [ "${length:-0}" = 0 ] || steps=$((400000000000000 / (72 * $1 * hidden * hidden * length * ${2##*:} * $3) + 1))
+    [ "$1" -lt 1 ] || [ "${hidden:-0}" = 0 ] || [ "${length:-0}" = 0 ] ||
+        steps=$((400000000000000 / (72 * $1 * hidden * hidden * length * ${2##*:} * $3) + 1))
     [ $steps -ge 4 ] || steps=4
     [ $steps -le 200 ] || steps=200
     say $steps
 }
-# compute_alone MODEL GPU: begins to take times of layers on one rank, at full and at half depth, with one and with two micro-batches, each after two seconds of
-# the same steps: only then a GPU is at the clock that it keeps, which the steps of all ranks are measured at.
+# compute_alone MODEL GPU: begins to take times of layers on one rank, at full and at half depth,
+# with one and with two micro-batches. Two seconds of the same steps come before each: only then a
+# GPU is at the clock that it keeps, at which the steps of all ranks are measured.
 alone_pid=() alone_model=() alone_at=() alone_out=() # of those that run
 compute_alone() {
     local depth words=() k at layers steps warm=2 seconds
     [ "$device" = gpu ] || warm=1
     at=$logs/one/$(name_of "$1")/${1##*:}
-    [ ! -e "$at/done" ] || { say "layers' times of $1 are those of an earlier call in $at; without that folder they are taken anew, as another machine wants" >&2; return; }
+    if [ -e "$at/done" ]; then
+        say "layers' times of $1 are those of an earlier call in $at;" \
+            "on another machine remove that folder, and they are taken anew" >&2
+        return
+    fi
     seconds=$(time_for 200)
     [ "$seconds" -gt 0 ] || { say "left out for want of time: layers of $1: no bound" >&2; return; }
     mkdir -p "$at"
@@ -255,13 +305,18 @@ compute_alone() {
         [ $depth = full ] || layers=$((layers / 2))
         for k in 1 2; do
             model_flags "$1" 1 $k
-            if [ "$device" = gpu ]; then steps=$(second_of "$layers" "$1" "$k"); else steps=$most; fi
-            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$steps" --exit-interval $(((warm + 1) * steps)) --timing-log-level 2 --log-jsonl "$at/$depth-$k.jsonl")
+            steps=$most
+            [ "$device" = cpu ] || steps=$(second_of "$layers" "$1" "$k")
+            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$steps"
+                --exit-interval $(((warm + 1) * steps)) --timing-log-level 2
+                --log-jsonl "$at/$depth-$k.jsonl")
             [ $depth = full ] || words+=(--num-layers "$layers")
         done
     done
     # One rank needs no launcher.
-    env OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${2:+CUDA_VISIBLE_DEVICES="$2"} timeout -k $grace "$seconds" "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1 &
+    env OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+        ${2:+CUDA_VISIBLE_DEVICES="$2"} \
+        timeout -k $grace "$seconds" "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1 &
     alone_pid+=($!) alone_model+=("$1") alone_at+=("$at") alone_out+=("$folder/one.$2.out")
 }
 layers_timed() { # waits for those that run
@@ -270,13 +325,15 @@ layers_timed() { # waits for those that run
         if wait "${alone_pid[i]}"; then
             : >"${alone_at[i]}/done"
         else
-            { tail -n 3 "${alone_out[i]}"; say "warning: ${alone_model[i]} on one rank failed: no bound"; } >&2
+            tail -n 3 "${alone_out[i]}" >&2
+            say "warning: ${alone_model[i]} on one rank failed: no bound" >&2
         fi
     done
     alone_pid=() alone_model=() alone_at=() alone_out=()
 }
 
-# forget FOLDER ARM...: what earlier runs of these arms left there. Their bytes on the loopback must not be taken for those of a run that has none.
+# forget FOLDER ARM...: what earlier runs of these arms left there. Their bytes on the loopback must
+# not be taken for those of a run that has none.
 forget() {
     local at=$1 name
     shift
@@ -286,7 +343,8 @@ forget() {
     done
 }
 
-# train_once MODEL NETWORK ARM...: those that fit into the time, in one process, named in $begun. False when a rank ended badly.
+# train_once MODEL NETWORK ARM...: the arms that fit into the time, in one process. $begun has their
+# names. False when a rank ended badly.
 begun=()
 train_once() {
     local model=$1 network=$2 name steps words=() planned=0 before=$SECONDS at seconds count
@@ -295,7 +353,8 @@ train_once() {
     network_flags "$network"
     model_flags "$model" $ranks 1
     seconds=$(time_for "$limit")
-    python3 dev/bench/comm_table.py steps "$logs" "$(name_of "$model")" "${model##*:}" "$network" "$seconds" "$start" "$most" "$@" >"$folder/steps"
+    python3 dev/bench/comm_table.py steps "$logs" "$(name_of "$model")" "${model##*:}" "$network" \
+        "$seconds" "$start" "$most" "$@" >"$folder/steps"
     while read -r name steps; do
         if [ "$name" = seconds ]; then
             planned=${steps%.*}
@@ -303,7 +362,8 @@ train_once() {
             say "left out for want of time or of what sends: $model, $network, $name ($(left) s left)" >&2
         else
             arm_flags "$name"
-            words+=(--arm "$name" ${arm[@]+"${arm[@]}"} --log-interval "$steps" --exit-interval $((2 * steps)) --log-jsonl "$at/$name.jsonl")
+            words+=(--arm "$name" ${arm[@]+"${arm[@]}"} --log-interval "$steps" --exit-interval $((2 * steps))
+                --log-jsonl "$at/$name.jsonl")
             begun+=("$name")
         fi
     done <"$folder/steps"
@@ -312,19 +372,22 @@ train_once() {
     mkdir -p "$at"
     forget "$at" "${begun[@]}"
     say "$SECONDS s: $model, $network, $count arms, about $planned s" >&2
-    started in_time "$seconds" $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" "${words[@]}" || return 1
+    started in_time "$seconds" $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" \
+        "${words[@]}" || return 1
     # What an arm's start takes is learned from the last ones.
     start=$(((SECONDS - before - planned + start * count + count - 1) / count))
     [ $start -ge 1 ] || start=1
 }
 
-# train MODEL NETWORK: all arms; those that went down with another one a second time, without that one.
+# train MODEL NETWORK: all arms. Those that went down with another one run once more, without that
+# one.
 train() {
     local lost=()
     # shellcheck disable=SC2086 # arms are words
     train_once "$1" "$2" $arms && return
     # In the order in which they ran: the first without a row is the one that failed.
-    mapfile -t lost < <(python3 dev/bench/comm_table.py unfinished "$logs" "$(name_of "$1")" "${1##*:}" "$2" "${begun[@]}")
+    mapfile -t lost < <(python3 dev/bench/comm_table.py unfinished "$logs" "$(name_of "$1")" "${1##*:}" "$2" \
+        "${begun[@]}")
     if [ ${#lost[@]} -lt 2 ] || [ "$(time_for "$limit")" = 0 ]; then
         say "warning: not every arm of $1, $2 ran to its end${lost[0]:+: ${lost[*]}}" >&2
         return
@@ -334,7 +397,9 @@ train() {
 }
 
 sizes=$(for model in $models; do say "${model%:*}"; done | sort -u)
-first_of() { for model in $models; do [ "${model%:*}" != "$1" ] || { say "$model"; return; }; done; }
+first_of() { # SIZE: the first model of it
+    for model in $models; do [ "${model%:*}" != "$1" ] || { say "$model"; return; }; done
+}
 # Every speed is tried before anything is measured.
 had=''
 for network in $networks; do ! shape_network "$network" || had+=" $network"; done

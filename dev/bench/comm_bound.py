@@ -1,8 +1,8 @@
 """The best that anyone could run: a step whose communication is late by what the network demands only.
 
-Every transfer starts when its gradients or its shard are ready. Every layer waits for its own weights
-only. Kernels that quantise cost nothing. Layers' times are those of one rank without communication,
-bandwidths those of plain collectives. Pure functions, used by comm_table.py.
+Every transfer starts when its gradients or its shard are ready. Every layer waits for its own
+weights only. Kernels that quantise cost nothing. Layers' times are those of one rank without
+communication, bandwidths those of plain collectives. Pure functions, used by comm_table.py.
 
 Times are ms, rates GB/s sent by each rank, bytes those that each rank sends.
 """
@@ -15,8 +15,9 @@ PLAIN = {"grad_node": "all_to_all_node", "grad_rail": "all_to_all_rail",
 def layer_times(full, half, layers, half_layers):
     """Times of the parts of a step, from runs of one rank with all and with fewer layers.
 
-    full, half: {"one": (forward, backward), "two": (forward, backward)} for one and for two micro-batches
-    per step. The difference is a micro-batch beside which no optimiser and no norm runs."""
+    full, half: {"one": (forward, backward), "two": (forward, backward)} for one and for two
+    micro-batches per step. The difference is a micro-batch beside which no optimiser and no norm
+    runs."""
     parts = []
     for k in range(2):
         whole, part = full["two"][k] - full["one"][k], half["two"][k] - half["one"][k]
@@ -55,8 +56,8 @@ def layers_of(bucket):
 def step_bound(layers, times, update, dp, buckets, plain):
     """ms of a step in the steady state.
 
-    times: layer_times. update: ms of AdamW on all parameters on one rank. buckets: as sync_only writes
-    them, in forward order, units 0 (embedding) to `layers`."""
+    times: layer_times. update: ms of AdamW on all parameters on one rank. buckets: as sync_only
+    writes them, in forward order, units 0 (embedding) to `layers`."""
     transfers = [transfer_times(b, plain) for b in buckets]
     elements = sum(b["elements"] for b in buckets)
     weights_ready, now, period = [0.0] * len(buckets), 0.0, None

@@ -116,15 +116,16 @@ def compute_ms(one):
 
 # --- which arms fit -----------------------------------------------------------------------------------------
 
-# Seconds that an interval of short steps lasts. The interval before it lasts as long and brings a GPU
-# near the clock that it keeps.
+# Seconds that an interval of short steps lasts. The interval before it lasts as long and brings a
+# GPU near the clock that it keeps.
 FULL = 1.0
 FULL_STEPS = 30   # at most, where --iters does not ask for more
 LONG = 3.0        # seconds beyond which an interval has fewer steps than --iters
-# An interval begins and ends with a synchronisation of the compute stream. That does not wait for the
-# gathers under way. If the first interval had one step, an unknown part of its weights would have
-# travelled before the clock starts, and one measured step would not make up for it: fp32 gradients at
-# 1.3B and 10 Gb/s a node showed 126 ms of 3.17 s too little. With two steps both ends wait alike.
+# An interval begins and ends with a synchronisation of the compute stream. That does not wait for
+# the gathers under way. If the first interval had one step, an unknown part of its weights would
+# have travelled before the clock starts, and one measured step would not make up for it: fp32
+# gradients at 1.3B and 10 Gb/s a node showed 126 ms of 3.17 s too little. Intervals of two steps
+# wait as long for the same bytes as longer ones.
 FEWEST = 2
 
 
@@ -316,8 +317,8 @@ def taken_by(path):
 
     That line comes after the first interval. planned: activations and all. taken: what the whole
     device had lost by then. before: what it had lost before the run's plan was allocated, to the
-    process's context and to earlier runs. CPU ranks count the whole process, which keeps what earlier
-    runs freed: only its first run's figures are its own."""
+    process's context and to earlier runs. CPU ranks count the whole process, which keeps what
+    earlier runs freed: only its first run's figures are its own."""
     run = last_run(path)
     found = next((r for r in run if r["kind"] == "memory"), None)
     if not found:

@@ -6,8 +6,8 @@ Per step and kernel: how often it ran and its time. And the time during which no
     dev/bench/kernel_table.py trace.csv [--marker NAME] [--skip 5] [--rows 60] [--sequence]
 
 A step ends at the last launch of the kernel whose name holds NAME. By default that is the loss sum,
-which runs once per micro-batch. The first `skip` steps and the last one are left out. --sequence lists
-one step's launches in order instead.
+which runs once per micro-batch. The first `skip` steps and the last one are left out. --sequence
+lists one step's launches in order instead.
 """
 import argparse
 import collections

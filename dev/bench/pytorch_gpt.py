@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """The peer on the same GPU: a GPT-3-style model in PyTorch.
 
-It uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model: tokens/s, ms per step, peak
-memory.
+It uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model: tokens/s, ms per step,
+peak memory.
 
     python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 [--weights bf16] [--steps 20] [--sequence 2048]
 
 --weights fp32   bf16 autocast and norm clipping, as nanoGPT trains and as precise as this trainer
---weights bf16   weights, gradients and AdamW's moments in bf16, no clipping: PyTorch's fastest form,
-                 which does less than this trainer
+--weights bf16   weights, gradients and AdamW's moments in bf16, no clipping: PyTorch's fastest
+                 form, which does less than this trainer
 """
 import argparse
 import json

@@ -1,21 +1,28 @@
 #!/usr/bin/env bash
-# What saving costs a run: the same steps without saves, with --async-save, and with saves that training waits for. Prints a table and writes JSON; see
-# dev/bench/save_table.py for what the columns mean. The aim: the step after a save in the background is at most 5 % slower.
+# What saving costs a run: the same steps without saves, with --async-save, and with saves that
+# training waits for. Prints a table and writes JSON. dev/bench/save_table.py says what the columns
+# mean. The aim: the step after a save in the background is at most 5 % slower.
 #
-#   dev/bench/save.sh [--model 1.3b:8] [--ranks N] [--iters 400] [--save-interval 100] [--ways "none async sync"] [--flags "FLAGS"] [--folder FOLDER]
+#   dev/bench/save.sh [--model 1.3b:8] [--ranks N] [--iters 400] [--save-interval 100]
+#                     [--ways "none async sync"] [--flags "FLAGS"] [--folder FOLDER]
 #                     [--logs FOLDER] [--out FILE.json]
 #
-#   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file, made-up data; global batch = micro-batch x ranks
+#   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file,
+#                  made-up data. Global batch = micro-batch x ranks
 #   ranks          in one node [all GPUs]
-#   iters          steps of each run, a multiple of save-interval: a run saves at its end too [400; CPU ranks 30]
-#   save-interval  steps that take longer than writing a checkpoint, which the figures of a step after a save want: a save that waits for the one before is left
-#                  out of them. The default, 25 s, is for 1.3B, of which a checkpoint takes 12 to 19 s at 2 GB/s [100; CPU ranks 10]
+#   iters          steps of each run, a multiple of save-interval: a run saves at its end too
+#                  [400; CPU ranks 30]
+#   save-interval  steps that take longer than writing a checkpoint. A save that waits for the one
+#                  before is left out of the figures of a step after a save. The default, 25 s, is
+#                  for 1.3B, of which a checkpoint takes 12 to 19 s at 2 GB/s [100; CPU ranks 10]
 #   flags          what travels, or anything else [SDP4Bit]
-#   folder         on the disk to be measured [a temporary one]; room for two checkpoints is needed: 14 bytes per parameter each, 18.4 GB at 1.3B
+#   folder         on the disk to be measured [a temporary one]. It needs room for two checkpoints
+#                  of 14 bytes per parameter, 18.4 GB each at 1.3B
 #   logs           keeps the logs of the runs there
 #
-# Needs make gpu. DEVICE=cpu runs on ranks of processors instead, by default a small model, small:2, with the results in runs/: for a look at the script, no
-# measurement. BUILD: folder of the programs.
+# Needs make gpu. DEVICE=cpu runs on ranks of processors instead: by default a small model, small:2,
+# with the results in runs/. That is for a look at the script, no measurement. BUILD: folder of the
+# programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -24,7 +31,8 @@ set -euo pipefail
 
 COMMAND_LINE="dev/bench/save.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
-model='' ranks='' iters='' interval='' ways='none async sync' folder='' logs='' out='' device=${DEVICE:-gpu}
+model='' ranks='' iters='' interval='' ways='none async sync' folder='' logs='' out=''
+device=${DEVICE:-gpu}
 flags=(--quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform)
 from_caller() { case $1 in /*) say "$1" ;; *) say "$caller/$1" ;; esac; }
 while [ $# -gt 0 ]; do
@@ -44,48 +52,64 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 case $device in
-gpu) trainer=$BUILD/train_gpt model=${model:-1.3b:8} iters=${iters:-400} interval=${interval:-100} out=${out:-dev/bench/results/save.json}
-    [ -n "$ranks" ] || ranks=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true; fi) ;;
-cpu) trainer=$BUILD/train_gpt_cpu ranks=${ranks:-2} model=${model:-small:2} iters=${iters:-30} interval=${interval:-10} out=${out:-runs/save_cpu.json} ;;
+gpu)
+    trainer=$BUILD/train_gpt model=${model:-1.3b:8} iters=${iters:-400} interval=${interval:-100}
+    out=${out:-dev/bench/results/save.json} made='make gpu'
+    IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
+    [ -n "$ranks" ] || [ ${#visible[@]} = 0 ] || ranks=${#visible[@]}
+    [ -n "$ranks" ] || ranks=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+    ;;
+cpu)
+    trainer=$BUILD/train_gpt_cpu model=${model:-small:2} iters=${iters:-30} interval=${interval:-10}
+    out=${out:-runs/save_cpu.json} made=make ranks=${ranks:-2}
+    ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
 make_folder "$(dirname "$out")"
-[ -x "$trainer" ] || die 3 "$trainer is missing; run make$([ "$device" = cpu ] || say ' gpu')"
+[ -x "$trainer" ] || die 3 "$trainer is missing; run $made"
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die 3 "no GPU was found; name the number of ranks with --ranks"
-[[ $iters =~ ^[1-9][0-9]*$ && $interval =~ ^[1-9][0-9]*$ ]] && [ $((iters % interval)) = 0 ] && [ "$iters" -ge $((2 * interval)) ] ||
+[[ $iters =~ ^[1-9][0-9]*$ && $interval =~ ^[1-9][0-9]*$ ]] && [ $((iters % interval)) = 0 ] &&
+    [ "$iters" -ge $((2 * interval)) ] ||
     die 2 "--iters wants a multiple of --save-interval, twice as much at least"
-[[ $model =~ ^(.+):([1-9][0-9]*)$ ]] || die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
+[[ $model =~ ^(.+):([1-9][0-9]*)$ ]] ||
+    die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
 card=configs/gpt_${BASH_REMATCH[1]}.args rows=${BASH_REMATCH[2]}
 [ -f "$card" ] || card=dev/bench/${BASH_REMATCH[1]}.args
 [ -f "$card" ] || card=$(from_caller "${BASH_REMATCH[1]}")
 [ -f "$card" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
-for way in $ways; do case $way in none | async | sync) ;; *) die 2 "the way $way is unknown; use none, async or sync" ;; esac; done
+for way in $ways; do
+    case $way in none | async | sync) ;; *) die 2 "the way $way is unknown; use none, async or sync" ;; esac
+done
 
 [ -z "$folder" ] || mkdir -p "$folder"
-if [ -n "$folder" ]; then own=$(mktemp -d "$folder/save.XXXXXX"); else own=$(mktemp -d); fi || die 3 "no folder for checkpoints could be made${folder:+ in $folder}"
+own=$(mktemp -d ${folder:+"$folder/save.XXXXXX"}) ||
+    die 3 "no folder for checkpoints could be made${folder:+ in $folder}"
 trap 'rm -rf "$own"' EXIT
 trap 'exit 1' HUP INT TERM
 [ -n "$logs" ] || logs=$own/logs
 mkdir -p "$logs"
 
-common=("@$card" --micro-batch-size "$rows" --global-batch-size $((rows * ranks)) --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 1000000
-    --eval-interval 1000000 --eval-iters 0 --log-interval 1 --exit-interval "$iters" --gpus-per-node "$ranks" ${flags[@]+"${flags[@]}"})
+common=("@$card" --micro-batch-size "$rows" --global-batch-size $((rows * ranks)) --mock-data
+    --hidden-dropout 0 --attention-dropout 0 --train-iters 1000000 --eval-interval 1000000 --eval-iters 0
+    --log-interval 1 --exit-interval "$iters" --gpus-per-node "$ranks" ${flags[@]+"${flags[@]}"})
 for way in $ways; do
     saves=()
-    case $way in
-    async) saves=(--save "$own/$way" --save-interval "$interval" --keep-last-checkpoints 1 --async-save) ;;
-    sync) saves=(--save "$own/$way" --save-interval "$interval" --keep-last-checkpoints 1) ;;
-    esac
+    [ "$way" = none ] || saves=(--save "$own/$way" --save-interval "$interval" --keep-last-checkpoints 1)
+    [ "$way" != async ] || saves+=(--async-save)
     say "$SECONDS s: $way" >&2
     rm -f "$logs/$way".*
     # The table wants the time at which each line comes.
-    launch "$ranks" "$trainer" "${common[@]}" ${saves[@]+"${saves[@]}"} --log-jsonl "$logs/$way.jsonl" 2>"$logs/$way.err" | python3 dev/bench/save_table.py stamp "$logs/$way.lines" ||
+    launch "$ranks" "$trainer" "${common[@]}" ${saves[@]+"${saves[@]}"} --log-jsonl "$logs/$way.jsonl" \
+        2>"$logs/$way.err" | python3 dev/bench/save_table.py stamp "$logs/$way.lines" ||
         { tail -n 5 "$logs/$way.err" >&2; die 1 "the run $way failed"; }
     if [ "$way" != none ]; then
         # Of its only checkpoint, and of the disk.
-        { find "$own/$way" -type f -path '*/iter_*' -printf '%s\n' | awk '{ sum += $1 } END { printf "bytes %d\n", sum }'
+        {
+            find "$own/$way" -type f -path '*/iter_*' -printf '%s\n' |
+                awk '{ sum += $1 } END { printf "bytes %d\n", sum }'
             say "filesystem $(df --output=fstype "$own" | tail -n 1)"
-            say "pinned $("$trainer" "${common[@]}" "${saves[@]}" --plan --plan-world-size "$ranks" 2>/dev/null | awk '/copy of a checkpoint/ { bytes = $NF } END { printf "%d", bytes }')"
+            "$trainer" "${common[@]}" "${saves[@]}" --plan --plan-world-size "$ranks" 2>/dev/null |
+                awk '/copy of a checkpoint/ { bytes = $NF } END { printf "pinned %d\n", bytes }'
         } >"$logs/$way.sizes"
         rm -rf "${own:?}/$way"
     fi

@@ -7,17 +7,19 @@
 A step's time is that between two lines of iterations: the trainer's own figure leaves saves out.
 Columns:
   step      median ms of the steps that do not follow a save closely; the first five are left out
-  begins    ms from the line "saving" until training goes on. A save in the foreground is complete then
+  begins    ms from the line "saving" until training goes on. A save in the foreground is complete
+            then
   after     ms of the step after a save, `begins` included; then of the second and the third step.
             The copies into host memory run beside the first of them. Its update waits for their end
   excess %  after over the median step of the run without saves
   lost      all that a save costs: ms by which all steps until the next save exceed that median
   waits     ms that a save waited for the one before. It is in no other column
-  complete  seconds from "saving" until the checkpoint is on the disk and the tracker names it. A save
-            in the background is looked after once per step
+  complete  seconds from "saving" until the checkpoint is on the disk and the tracker names it. A
+            save in the background is looked after once per step
 
 Each figure is the largest of all saves. Saves that waited for the one before are left out of the
-columns on steps: behind a wait the saved step's update has ended, and the next step looks too short.
+columns on steps: behind a wait the saved step's update has ended, and the next step looks too
+short.
 """
 import json
 import os

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Training speed on one GPU: 125M (micro-batch 32), 350M (16) and 1.3B (8), sequence 2048, no dropout, made-up data; as it is and in
-# --deterministic-mode; PyTorch (torch.compile, fused AdamW, SDPA) in the same run when it is there, with bf16 weights, and with fp32 ones when asked. Prints
-# one table, writes one JSON file. Needs build/train_gpt and a GPU.
+# Training speed on one GPU: 125M (micro-batch 32), 350M (16) and 1.3B (8), sequence 2048, no
+# dropout, made-up data, as it is and in --deterministic-mode. PyTorch (torch.compile, fused AdamW,
+# SDPA) runs in the same call when it is there: with bf16 weights, and with fp32 ones when asked.
+# Prints one table, writes one JSON file. Needs build/train_gpt and a GPU.
 #
-#   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30] [--pytorch "bf16 fp32"|none] [--out FILE.json]
+#   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30]
+#                           [--pytorch "bf16 fp32"|none] [--out FILE.json]
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -33,9 +35,11 @@ for model in $models; do
         [ $mode = deterministic ] && flags=(--deterministic-mode)
         rows=${model#*:}
         echo "running ${model%:*}, micro-batch $rows, $mode" >&2
-        "$program" @configs/gpt_"${model%:*}".args --micro-batch-size "$rows" --global-batch-size "$rows" --mock-data --hidden-dropout 0 \
-            --attention-dropout 0 --train-iters 100000 --exit-interval "$iterations" --log-interval 10 --eval-interval 1000000 --eval-iters 0 \
-            --log-jsonl "$folder/${model%:*}.$rows.$mode.jsonl" "${flags[@]}" >"$folder/log" 2>&1 || { tail -n 5 "$folder/log" >&2; continue; }
+        "$program" @configs/gpt_"${model%:*}".args --micro-batch-size "$rows" --global-batch-size "$rows" \
+            --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 100000 --log-interval 10 \
+            --exit-interval "$iterations" --eval-interval 1000000 --eval-iters 0 \
+            --log-jsonl "$folder/${model%:*}.$rows.$mode.jsonl" "${flags[@]}" >"$folder/log" 2>&1 ||
+            tail -n 5 "$folder/log" >&2
     done
 done
 if [ "$pytorch" != none ] && python3 -c 'import torch' 2>/dev/null; then

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Tokenising speed of preprocess_data with GPT-2's vocabulary, and of Hugging Face's `tokenizers` on the same files and number of cores.
+# Tokenising speed of preprocess_data with GPT-2's vocabulary, and of Hugging Face's `tokenizers` on
+# the same files and number of cores.
 #
 #   dev/bench/tokenizer.sh [--vocab FOLDER] [--max-mb N] [--threads "1 2"]
 #
-# FOLDER holds vocab.json and merges.txt (default data/gpt2, where dev/data/get_gpt2_vocab.sh puts them). The corpora are distinct files of this
-# machine, one document each: manual pages (English prose with markup; unpacked) and C headers. preprocess_data is timed from the first read to
-# the finished shard on disk, `tokenizers` for its encode calls alone, in batches of 256 documents already in memory; neither counts loading the
-# vocabulary. Each runs three times, the best counts. BUILD names the folder of the program, PYTHON an interpreter with the `tokenizers` package.
+# FOLDER holds vocab.json and merges.txt (default data/gpt2, where dev/data/get_gpt2_vocab.sh puts
+# them). The corpora are distinct files of this machine, one document each: manual pages (English
+# prose with markup, unpacked) and C headers. preprocess_data is timed from the first read to the
+# finished shard on disk. `tokenizers` is timed for its encode calls alone, in batches of 256
+# documents already in memory. Neither counts loading the vocabulary. Each runs three times, the
+# best counts. BUILD names the folder of the program, PYTHON an interpreter with the `tokenizers`
+# package.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/bench/tokenizer.sh "$@"
@@ -25,15 +29,20 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# first_bytes MB: of a list of files (standard input) those that fit into so many megabytes.
+first_bytes() {
+    xargs -r -d '\n' stat -c '%s %n' |
+        awk -v left="$1" 'BEGIN { left *= 1e6 } (left -= $1) >= 0 { print substr($0, length($1) + 2) }'
+}
 # Cuts a list of files (standard input) to max_mb and drops files with the same content.
 bounded() {
-    xargs -r -d '\n' md5sum | awk '!seen[$1]++ { print substr($0, 35) }' | xargs -r -d '\n' stat -c '%s %n' |
-        awk -v left="$max_mb" 'BEGIN { left *= 1e6 } (left -= $1) >= 0 { print substr($0, length($1) + 2) }'
+    xargs -r -d '\n' md5sum | awk '!seen[$1]++ { print substr($0, 35) }' | first_bytes "$max_mb"
 }
 mkdir "$work/man"
-# Pages unpack to about four times their size; half as many again as needed leaves room for the ones with the same content.
-find /usr/share/man/man[1-8] -type f -name '*.gz' | LC_ALL=C sort | xargs -r -d '\n' stat -c '%s %n' |
-    awk -v left="$max_mb" 'BEGIN { left *= 1.5e6 / 4 } (left -= $1) >= 0 { print substr($0, length($1) + 2) }' |
+# Pages unpack to about four times their size. Half as many again as needed leaves room for those of
+# the same content.
+find /usr/share/man/man[1-8] -type f -name '*.gz' | LC_ALL=C sort |
+    first_bytes "$(awk -v most="$max_mb" 'BEGIN { print most * 1.5 / 4 }')" |
     while read -r page; do gzip -dc "$page" >"$work/man/$(basename "$page" .gz)"; done
 find "$work/man" -type f | LC_ALL=C sort | bounded >"$work/man.list"
 find /usr/include -type f -name '*.h' | LC_ALL=C sort | bounded >"$work/headers.list"
@@ -60,8 +69,9 @@ END
 ours() { # list, threads: "MB/s tokens"
     local best=0 tokens=0 line rate
     for _ in 1 2 3; do
-        line=$(taskset -c "0-$(($2 - 1))" "$build/preprocess_data" --text --input-list "$1" --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" \
-            --workers "$2" --log-interval 1000000000 --output-prefix "$work/out" 2>&1 | grep '^Wrote')
+        line=$(taskset -c "0-$(($2 - 1))" "$build/preprocess_data" --text --input-list "$1" \
+            --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" --workers "$2" \
+            --log-interval 1000000000 --output-prefix "$work/out" 2>&1 | grep '^Wrote')
         rate=$(sed -E 's/.*\(([0-9.]+) MB\/s\).*/\1/' <<<"$line")
         tokens=$(sed -E 's/.* ([0-9]+) tokens.*/\1/' <<<"$line")
         best=$(awk -v a="$best" -v b="$rate" 'BEGIN { print (a > b ? a : b) }')
@@ -69,14 +79,18 @@ ours() { # list, threads: "MB/s tokens"
     echo "$best $tokens"
 }
 peer() {
-    taskset -c "0-$(($2 - 1))" env RAYON_NUM_THREADS="$2" TOKENIZERS_PARALLELISM=true "$python" "$work/peer.py" "$vocab" "$1"
+    taskset -c "0-$(($2 - 1))" env RAYON_NUM_THREADS="$2" TOKENIZERS_PARALLELISM=true \
+        "$python" "$work/peer.py" "$vocab" "$1"
 }
 
 have_peer=0
 "$python" -c 'import tokenizers' 2>/dev/null && have_peer=1
 [ $have_peer = 1 ] || echo "# $python has no tokenizers package: no comparison" >&2
-echo "# $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-[ $have_peer = 0 ] || echo "# tokenizers $("$python" -c 'import tokenizers; print(tokenizers.__version__)'); $("$build/preprocess_data" --version)"
+processor=$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)
+echo "# $processor, commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+[ $have_peer = 0 ] ||
+    echo "# tokenizers $("$python" -c 'import tokenizers; print(tokenizers.__version__)');" \
+        "$("$build/preprocess_data" --version)"
 printf '%-8s %8s %8s %10s %16s %16s\n' corpus MB threads tokens preprocess_data tokenizers
 for corpus in man headers; do
     mb=$(xargs -r -d '\n' stat -c %s <"$work/$corpus.list" | awk '{ n += $1 } END { printf "%.1f", n / 1e6 }')
@@ -85,6 +99,6 @@ for corpus in man headers; do
         peer_rate=- peer_tokens=$tokens
         [ $have_peer = 0 ] || read -r peer_rate peer_tokens < <(peer "$work/$corpus.list" "$n")
         printf '%-8s %8s %8s %10s %11s MB/s %11s MB/s\n' "$corpus" "$mb" "$n" "$tokens" "$rate" "$peer_rate"
-        [ "$tokens" = "$peer_tokens" ] || { echo "token counts differ: $tokens and $peer_tokens" >&2; exit 1; }
+        [ "$tokens" = "$peer_tokens" ] || die 1 "token counts differ: $tokens and $peer_tokens"
     done
 done

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Downloads GPT-2's vocab.json and merges.txt (for --vocab-file and --merge-file) and checks that they are the originals.
+# Downloads GPT-2's vocab.json and merges.txt (for --vocab-file and --merge-file) and checks that
+# they are the originals.
 #
 #   dev/data/get_gpt2_vocab.sh [FOLDER]        # default data/gpt2
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
@@ -12,7 +13,8 @@ case ${1:-} in -*) die 2 "unknown flag $1; see dev/data/get_gpt2_vocab.sh --help
 folder=${1:-$PWD/data/gpt2}
 cd "$caller" # relative paths are the caller's
 
-# fetch FILE SHA256 ADDRESS...: tries the addresses in turn; what is already there and right is kept.
+# fetch FILE SHA256 ADDRESS...: tries the addresses in turn. What is there already and right is
+# kept.
 fetch() {
     local file=$folder/$1 sum=$2 address
     shift 2
@@ -31,14 +33,15 @@ fetch() {
         fi
         rm -f "$file.part"
     done
-    echo "error: could not get $file; check the network, or copy it from another machine" >&2
-    exit 3
+    die 3 "could not get $file; check the network, or copy it from another machine"
 }
 
 make_folder "$folder"
-command -v curl >/dev/null || { echo "error: curl is missing; apt-get install curl" >&2; exit 3; }
+have_command curl || die 3 "curl is missing; apt-get install curl"
 fetch vocab.json 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783 \
-    https://huggingface.co/openai-community/gpt2/resolve/main/vocab.json https://s3.amazonaws.com/models.huggingface.co/bert/gpt2-vocab.json
+    https://huggingface.co/openai-community/gpt2/resolve/main/vocab.json \
+    https://s3.amazonaws.com/models.huggingface.co/bert/gpt2-vocab.json
 fetch merges.txt 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5 \
-    https://huggingface.co/openai-community/gpt2/resolve/main/merges.txt https://s3.amazonaws.com/models.huggingface.co/bert/gpt2-merges.txt
+    https://huggingface.co/openai-community/gpt2/resolve/main/merges.txt \
+    https://s3.amazonaws.com/models.huggingface.co/bert/gpt2-merges.txt
 echo "use --vocab-file $folder/vocab.json --merge-file $folder/merges.txt"

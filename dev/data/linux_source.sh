@@ -1,32 +1,40 @@
 #!/usr/bin/env bash
-# A large corpus that needs nothing but a Debian (or Ubuntu) mirror: the Linux kernel's source, code and documentation, one document per text file,
-# as Megatron shards. Linux 6.1: 78 k documents, 946 MB of text, 458 M GPT-2 tokens.
+# A large corpus that needs nothing but a Debian (or Ubuntu) mirror: the Linux kernel's source, code
+# and documentation, as Megatron shards with one document per text file. Linux 6.1: 78 k documents,
+# 946 MB of text, 458 M GPT-2 tokens.
 #
-#   dev/data/linux_source.sh [--output-prefix PATH] [--max-mb N] [--vocab FOLDER] [--tokenizer-type TYPE] [--workers N] [--work FOLDER] [--deb FILE]
+#   dev/data/linux_source.sh [--output-prefix PATH] [--max-mb N] [--vocab FOLDER] [--workers N]
+#                            [--tokenizer-type TYPE] [--work FOLDER] [--deb FILE]
 #
 #   --output-prefix   the shard is PATH_text_document.bin and .idx (default data/linux)
 #   --max-mb          use the first N MB of text only
 #   --vocab           folder of vocab.json and merges.txt (default data/gpt2)
-#   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first when the vocabulary is there, else Byte)
+#   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first when the vocabulary is there,
+#                     else Byte)
 #   --workers         threads (default: one per processor)
-#   --work            where the package is kept and unpacked (default data/linux_source); about 1.7 GB
+#   --work            where the package is kept and unpacked (default data/linux_source); about 1.7
+#                     GB
 #   --deb             a linux-source-*.deb that is already here, for machines without a mirror
 #
-# The documents come in the order of their MD5 sums, without files of equal content: the same on every machine, well mixed (so that the validation
-# part of --split is like the rest), and --max-mb takes a fair sample. Files above 1 MiB (tables of register names) and binaries are left out.
-# BUILD names the folder of preprocess_data (default build).
+# The documents come in the order of their MD5 sums, without files of equal content. That is the
+# same on every machine. It is well mixed, so that the validation part of --split is like the rest
+# and --max-mb takes a fair sample. Files above 1 MiB (tables of register names) and binaries are
+# left out. BUILD names the folder of preprocess_data (default build).
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+caller=$PWD build=${BUILD:-}
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/data/linux_source.sh "$@"
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-build=${BUILD:-$root/build}
-output=$root/data/linux max_mb=0 vocab=$root/data/gpt2 type="" workers="" work=$root/data/linux_source deb=""
+root=$PWD build=${build:-$PWD/build}
+cd "$caller" # relative paths are the caller's
+output=$root/data/linux max_mb=0 vocab=$root/data/gpt2 type="" workers="" deb=""
+work=$root/data/linux_source
 
-fail() { echo "error: $2" >&2; exit "$1"; }
 flags="--output-prefix --max-mb --vocab --tokenizer-type --workers --work --deb --help"
 while [ $# -gt 0 ]; do
     case $1 in
-        --help | -h) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
         --output-prefix | --max-mb | --vocab | --tokenizer-type | --workers | --work | --deb)
-            [ $# -ge 2 ] || fail 2 "$1 needs a value" ;;&
+            [ $# -ge 2 ] || die 2 "$1 needs a value" ;;&
         --output-prefix) output=$2 ;;
         --max-mb) max_mb=$2 ;;
         --vocab) vocab=$2 ;;
@@ -34,78 +42,97 @@ while [ $# -gt 0 ]; do
         --workers) workers=$2 ;;
         --work) work=$2 ;;
         --deb) deb=$2 ;;
-        *) fail 2 "unknown flag $1; known are $flags" ;;
+        *) die 2 "unknown flag $1; known are $flags" ;;
     esac
     shift 2
 done
-[[ $max_mb =~ ^[0-9]+$ ]] || fail 2 "--max-mb $max_mb: not a whole number"
+[[ $max_mb =~ ^[0-9]+$ ]] || die 2 "--max-mb $max_mb: not a whole number"
 if [ -z "$type" ]; then
     type=Byte
     [ ! -f "$vocab/vocab.json" ] || type=GPT2BPETokenizer
 fi
 tokenizer=(--tokenizer-type "$type")
-[ "$type" != GPT2BPETokenizer ] || tokenizer+=(--vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt")
-[ -x "$build/preprocess_data" ] || fail 3 "$build/preprocess_data is missing; run make"
-for tool in dpkg-deb tar xz md5sum; do command -v $tool >/dev/null || fail 3 "$tool is missing; apt-get install dpkg tar xz-utils coreutils"; done
+[ "$type" != GPT2BPETokenizer ] ||
+    tokenizer+=(--vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt")
+[ -x "$build/preprocess_data" ] || die 3 "$build/preprocess_data is missing; run make"
+for tool in dpkg-deb tar xz md5sum; do
+    have_command $tool || die 3 "$tool is missing; apt-get install dpkg tar xz-utils coreutils"
+done
 mkdir -p "$work" "$(dirname "$output")"
 
 # The newest linux-source-VERSION package, which the package linux-source depends on.
-package_name() { apt-cache depends linux-source 2>/dev/null | awk '/Depends: linux-source-/ { print $2; exit }'; }
+package_name() {
+    apt-cache depends linux-source 2>/dev/null | awk '/Depends: linux-source-/ { print $2; exit }'
+}
 
 # Leaves the name of the .deb in $deb.
 download() {
-    command -v apt-get >/dev/null || fail 3 "apt-get is missing; download a linux-source-*.deb elsewhere and give it with --deb"
+    have_command apt-get ||
+        die 3 "apt-get is missing; download a linux-source-*.deb elsewhere and give it with --deb"
     local package have
     package=$(package_name)
     if [ -z "$package" ]; then
         echo "apt knows no linux-source package: updating its lists"
-        if [ "$(id -u)" -eq 0 ]; then apt-get -q update; else sudo apt-get -q update; fi || fail 3 "apt-get update failed; check the mirror"
+        if [ "$(id -u)" -eq 0 ]; then apt-get -q update; else sudo apt-get -q update; fi ||
+            die 3 "apt-get update failed; check the mirror"
         package=$(package_name)
     fi
-    [ -n "$package" ] || fail 3 "no mirror in apt's sources has linux-source; add Debian's main or Ubuntu's main"
-    have=$(find "$work" -maxdepth 1 -name "${package}_*.deb" | LC_ALL=C sort | tail -n 1)
+    [ -n "$package" ] ||
+        die 3 "no mirror in apt's sources has linux-source; add Debian's main or Ubuntu's main"
+    newest() { find "$work" -maxdepth 1 -name "${package}_*.deb" | LC_ALL=C sort | tail -n 1; }
+    have=$(newest)
     if [ -z "$have" ]; then
         echo "download $package"
         # Into a folder of its own, so that a broken download is never taken for the package.
         rm -rf "$work/download"
         mkdir "$work/download"
-        (cd "$work/download" && apt-get -q -o APT::Sandbox::User=root download "$package") || fail 3 "apt-get download $package failed; check the mirror and the disk"
+        (cd "$work/download" && apt-get -q -o APT::Sandbox::User=root download "$package") ||
+            die 3 "apt-get download $package failed; check the mirror and the disk"
         mv "$work/download/"*.deb "$work/"
         rmdir "$work/download"
-        have=$(find "$work" -maxdepth 1 -name "${package}_*.deb" | LC_ALL=C sort | tail -n 1)
+        have=$(newest)
     fi
     deb=$have
 }
 
-# The package holds one compressed tar file; both are unpacked in a pipe, so that only the source takes room on the disk.
+# The package holds one compressed tar file. Both are unpacked in a pipe, so that only the source
+# takes room on the disk.
 unpack() {
     local name decompress
-    name=$(dpkg-deb --fsys-tarfile "$deb" | tar -tv | awk '$1 ~ /^-/ && $NF ~ /linux-source-[^\/]*\.tar\.[a-z0-9]+$/ { print $NF }')
+    name=$(dpkg-deb --fsys-tarfile "$deb" | tar -tv |
+        awk '$1 ~ /^-/ && $NF ~ /linux-source-[^\/]*\.tar\.[a-z0-9]+$/ { print $NF }')
     case $name in
         *.xz) decompress=-J ;;
         *.bz2) decompress=-j ;;
         *.gz) decompress=-z ;;
         *.zst) decompress=--zstd ;;
-        *) fail 5 "$deb holds no linux-source-*.tar file; give a linux-source-VERSION package" ;;
+        *) die 5 "$deb holds no linux-source-*.tar file; give a linux-source-VERSION package" ;;
     esac
     echo "unpack $name of $(basename "$deb")"
     rm -rf "$work/source"
     mkdir "$work/source"
-    dpkg-deb --fsys-tarfile "$deb" | tar -xO "$name" | tar -x "$decompress" -C "$work/source" --no-same-owner || fail 3 "unpacking failed; check the disk ($work needs 1.7 GB)"
+    dpkg-deb --fsys-tarfile "$deb" | tar -xO "$name" |
+        tar -x "$decompress" -C "$work/source" --no-same-owner ||
+        die 3 "unpacking failed; check the disk ($work needs 1.7 GB)"
     basename "$deb" >"$work/source.of"
 }
 
-# "MD5 size path" of every text file up to 1 MiB that is not empty, one per content, by MD5. A file is binary when it holds a zero byte.
+# The paths of the text files up to 1 MiB that are not empty, one per content, by MD5. A file is
+# binary when it holds a zero byte.
 list_documents() {
-    (cd "$work/source" && find . -type f -size -2049 -print0 | LC_ALL=C xargs -0 grep -lI -Z '' | xargs -0 md5sum) | LC_ALL=C sort |
-        awk '!seen[$1]++ { print substr($0, 35) }' | sed "s|^\./|$work/source/|" | xargs -r -d '\n' stat -c '%s %n' |
-        awk -v left="$max_mb" 'BEGIN { all = !left; left *= 1e6 } (left -= $1) >= 0 || all { print substr($0, length($1) + 2) }'
+    (cd "$work/source" && find . -type f -size -2049 -print0 | LC_ALL=C xargs -0 grep -lI -Z '' |
+        xargs -0 md5sum) | LC_ALL=C sort |
+        awk '!seen[$1]++ { print substr($0, 35) }' | sed "s|^\./|$work/source/|" |
+        xargs -r -d '\n' stat -c '%s %n' |
+        awk -v left="$max_mb" 'BEGIN { all = !left; left *= 1e6 }
+            (left -= $1) >= 0 || all { print substr($0, length($1) + 2) }'
 }
 
 [ -n "$deb" ] || download
-[ -f "$deb" ] || fail 5 "$deb is missing"
+[ -f "$deb" ] || die 5 "$deb is missing"
 [ "$(cat "$work/source.of" 2>/dev/null)" = "$(basename "$deb")" ] || unpack
 list_documents >"$work/documents"
 echo "$(wc -l <"$work/documents") documents, tokenizer $type"
-"$build/preprocess_data" --text --input-list "$work/documents" "${tokenizer[@]}" --append-eod ${workers:+--workers "$workers"} --log-interval 20000 --output-prefix "$output"
+"$build/preprocess_data" --text --input-list "$work/documents" "${tokenizer[@]}" --append-eod \
+    ${workers:+--workers "$workers"} --log-interval 20000 --output-prefix "$output"
 echo "use --data-path ${output}_text_document"

@@ -1,32 +1,42 @@
 #!/usr/bin/env bash
-# The Pile, deduplicated (EleutherAI/the_pile_deduplicated on Hugging Face), as one Megatron shard: the corpus of the SDP4Bit paper. Needs the
-# internet and python3 with the packages huggingface_hub and pyarrow.
+# The Pile, deduplicated (EleutherAI/the_pile_deduplicated on Hugging Face), as one Megatron shard:
+# the corpus of the SDP4Bit paper. Needs the internet and python3 with the packages huggingface_hub
+# and pyarrow.
 #
-#   dev/data/pile.sh [--output-prefix PATH] [--max-files N] [--vocab FOLDER] [--workers N] [--work FOLDER] [--local FOLDER] [--files-per-part N]
+#   dev/data/pile.sh [--output-prefix PATH] [--max-files N] [--vocab FOLDER] [--workers N]
+#                    [--work FOLDER] [--local FOLDER] [--files-per-part N]
 #
 #   --output-prefix   the shard is PATH.bin and PATH.idx (default data/pile_text_document)
-#   --max-files       take only the first N of the data set's 1650 files (each about 270 MB, 125 M tokens)
-#   --vocab           folder of vocab.json and merges.txt (default data/gpt2; fetched when it is not there)
+#   --max-files       take only the first N of the data set's 1650 files (each about 270 MB, 125 M
+#                     tokens)
+#   --vocab           folder of vocab.json and merges.txt (default data/gpt2; fetched when it is not
+#                     there)
 #   --workers         threads (default: one per processor)
 #   --work            where the parts are kept (default data/pile)
 #   --local           folder of .parquet files that are already here, instead of the download
 #   --files-per-part  files in one part (default 25)
 #
-# Files are downloaded one after another, streamed into preprocess_data and deleted: the disk holds one of them at a time. A part that is finished is
-# kept, so that the same command continues after an interruption. At the end the parts are merged, which takes their size again (about
-# 2 x 415 GB for the whole Pile); the parts may be deleted then. BUILD names the folder of the programs, PYTHON the interpreter.
+# Files are downloaded one after another, streamed into preprocess_data and deleted: the disk holds
+# one of them at a time. A part that is finished is kept, so that the same command continues after
+# an interruption. At the end the parts are merged, which takes their size again (about 2 x 415 GB
+# for the whole Pile). The parts may be deleted then. BUILD names the folder of the programs, PYTHON
+# the interpreter.
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+caller=$PWD build=${BUILD:-}
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/data/pile.sh "$@"
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-build=${BUILD:-$root/build} python=${PYTHON:-python3}
-output=$root/data/pile_text_document max_files=0 vocab=$root/data/gpt2 workers="" work=$root/data/pile local_folder="" per_part=25
+root=$PWD build=${build:-$PWD/build}
+cd "$caller" # relative paths are the caller's
+python=${PYTHON:-python3}
+output=$root/data/pile_text_document max_files=0 vocab=$root/data/gpt2 workers="" work=$root/data/pile
+local_folder="" per_part=25
 
-fail() { echo "error: $2" >&2; exit "$1"; }
 flags="--output-prefix --max-files --vocab --workers --work --local --files-per-part --help"
 while [ $# -gt 0 ]; do
     case $1 in
-        --help | -h) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
         --output-prefix | --max-files | --vocab | --workers | --work | --local | --files-per-part)
-            [ $# -ge 2 ] || fail 2 "$1 needs a value" ;;&
+            [ $# -ge 2 ] || die 2 "$1 needs a value" ;;&
         --output-prefix) output=$2 ;;
         --max-files) max_files=$2 ;;
         --vocab) vocab=$2 ;;
@@ -34,17 +44,21 @@ while [ $# -gt 0 ]; do
         --work) work=$2 ;;
         --local) local_folder=$2 ;;
         --files-per-part) per_part=$2 ;;
-        *) fail 2 "unknown flag $1; known are $flags" ;;
+        *) die 2 "unknown flag $1; known are $flags" ;;
     esac
     shift 2
 done
-[[ $max_files =~ ^[0-9]+$ ]] || fail 2 "--max-files $max_files: not a whole number"
-[[ $per_part =~ ^[1-9][0-9]*$ ]] || fail 2 "--files-per-part $per_part: not a positive whole number"
-for tool in preprocess_data merge_datasets; do [ -x "$build/$tool" ] || fail 3 "$build/$tool is missing; run make"; done
+[[ $max_files =~ ^[0-9]+$ ]] || die 2 "--max-files $max_files: not a whole number"
+[[ $per_part =~ ^[1-9][0-9]*$ ]] || die 2 "--files-per-part $per_part: not a positive whole number"
+for tool in preprocess_data merge_datasets; do
+    [ -x "$build/$tool" ] || die 3 "$build/$tool is missing; run make"
+done
 modules=pyarrow.parquet
 [ -n "$local_folder" ] || modules+=,huggingface_hub
-"$python" -c "import $modules" || fail 3 "$python lacks a package; pip install huggingface_hub pyarrow"
-if [ ! -f "$vocab/vocab.json" ] || [ ! -f "$vocab/merges.txt" ]; then "$root/dev/data/get_gpt2_vocab.sh" "$vocab"; fi
+"$python" -c "import $modules" || die 3 "$python lacks a package; pip install huggingface_hub pyarrow"
+if [ ! -f "$vocab/vocab.json" ] || [ ! -f "$vocab/merges.txt" ]; then
+    "$root/dev/data/get_gpt2_vocab.sh" "$vocab"
+fi
 mkdir -p "$work/parts" "$(dirname "$output")"
 
 # list: the names of the data set's files, in order. text NAME...: their documents as JSON lines.
@@ -55,18 +69,19 @@ DATA_SET = "EleutherAI/the_pile_deduplicated"
 action, work, local, *names = sys.argv[1:]
 if action == "list":
     if local:
-        found = [name for name in os.listdir(local) if name.endswith(".parquet")]
+        found = os.listdir(local)
     else:
         from huggingface_hub import HfApi
-        found = [name for name in HfApi().list_repo_files(DATA_SET, repo_type="dataset") if name.endswith(".parquet")]
-    print("\n".join(sorted(found)))
+        found = HfApi().list_repo_files(DATA_SET, repo_type="dataset")
+    print("\n".join(sorted(name for name in found if name.endswith(".parquet"))))
 else:
     for name in names:
         if local:
             path = os.path.join(local, name)
         else:
             from huggingface_hub import hf_hub_download
-            path = hf_hub_download(DATA_SET, name, repo_type="dataset", local_dir=os.path.join(work, "download"))
+            download = os.path.join(work, "download")
+            path = hf_hub_download(DATA_SET, name, repo_type="dataset", local_dir=download)
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256, columns=["text"]):
             for text in batch.column(0).to_pylist():
                 sys.stdout.write(json.dumps({"text": text or ""}) + "\n")
@@ -74,14 +89,16 @@ else:
             os.remove(path)
 END
 
-"$python" "$work/pile.py" list "$work" "$local_folder" >"$work/files" || fail 3 "cannot list the data set's files; check the network"
-[ "$max_files" -eq 0 ] || { head -n "$max_files" "$work/files" >"$work/files.some" && mv "$work/files.some" "$work/files"; }
+"$python" "$work/pile.py" list "$work" "$local_folder" >"$work/files" ||
+    die 3 "cannot list the data set's files; check the network"
 mapfile -t files <"$work/files"
-[ -n "${files[0]:-}" ] || fail 5 "no .parquet files in ${local_folder:-the data set}"
+[ "$max_files" -eq 0 ] || files=("${files[@]:0:max_files}")
+[ -n "${files[0]:-}" ] || die 5 "no .parquet files in ${local_folder:-the data set}"
 parts=()
 for ((first = 0; first < ${#files[@]}; first += per_part)); do
     names=("${files[@]:first:per_part}")
-    # The part's name says what is in it, so that other --max-files or --files-per-part do not take a wrong one for finished.
+    # The part's name says what is in it: another --max-files or --files-per-part takes no wrong
+    # one.
     part=$(printf 'part_%05d_%05d' "$first" $((first + ${#names[@]} - 1)))
     parts+=("$work/parts/$part")
     if [ -f "$work/parts/$part.idx" ]; then
@@ -89,10 +106,12 @@ for ((first = 0; first < ${#files[@]}; first += per_part)); do
         continue
     fi
     echo "$part: ${#names[@]} files"
-    # Under another name until the pipe has ended well: after a broken download preprocess_data sees only an early end of its input.
+    # Under another name until the pipe has ended well. After a broken download preprocess_data sees
+    # an early end of its input, nothing else.
     "$python" "$work/pile.py" text "$work" "$local_folder" "${names[@]}" |
-        "$build/preprocess_data" --input - --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" --append-eod ${workers:+--workers "$workers"} \
-            --log-interval 100000 --output-prefix "$work/unfinished" || fail 3 "$part was not finished; run the same command again"
+        "$build/preprocess_data" --input - --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" \
+            --append-eod ${workers:+--workers "$workers"} --log-interval 100000 \
+            --output-prefix "$work/unfinished" || die 3 "$part was not finished; run the same command again"
     mv "$work/unfinished_text_document.bin" "$work/parts/$part.bin"
     mv "$work/unfinished_text_document.idx" "$work/parts/$part.idx"
 done

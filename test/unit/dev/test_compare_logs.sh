@@ -1,5 +1,6 @@
 #!/bin/bash
-# dev/compare_logs: figures of known answers, Megatron-LM's text, resumed and torn logs, the plot's XML, errors.
+# dev/compare_logs: figures of known answers, Megatron-LM's text, resumed and torn logs, the plot's
+# XML, errors.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 folder=$(mktemp -d)
@@ -37,8 +38,8 @@ well_formed() {
 }
 
 # JSON lines. The reference's loss is 5 - i/100. The other's is 0.03 above it at odd iterations and
-# 0.05 at even ones: gap 0.04, standard deviation 0.01 * sqrt(20/19), error 0.01 / sqrt(19) = 0.0023.
-# The reference's last twenty average 4.095: 100 * 0.04 / 4.095 = 0.98.
+# 0.05 at even ones: gap 0.04, standard deviation 0.01 * sqrt(20/19), error 0.01 / sqrt(19) =
+# 0.0023. The reference's last twenty average 4.095: 100 * 0.04 / 4.095 = 0.98.
 json_log() { # add_odd add_even inter_bytes ms tokens_per_second last
     awk -v odd="$1" -v even="$2" -v bytes="$3" -v ms="$4" -v tokens="$5" -v last="$6" 'BEGIN {
         print "{\"kind\":\"start\",\"world_size\":4}"
@@ -144,11 +145,13 @@ grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
         match($0, /"iteration":[0-9]+/) {if (substr($0, RSTART + 12, RLENGTH - 12) + 0 > 40) print}'
 } > "$folder/resumed.jsonl"
 runs 0 r="$folder/resumed.jsonl"
-# 41..50 of the second part: 4.59 ... 4.50, mean 4.545; 31..40 of the first: 5.69 ... 5.60, mean 5.645; together 5.095
+# 41..50 of the second part: 4.59 ... 4.50, mean 4.545; 31..40 of the first: 5.69 ... 5.60, mean
+# 5.645; together 5.095
 grep -q '^r  *50  *4.5000  *5.0950 ' "$folder/out" || fail "resumed run"
 grep -q '1 unreadable JSON lines' "$folder/err" || fail "torn line inside is told"
 
-# Two runs in one file, told apart by the flags of their starts. Folders and lengths make no other run.
+# Two runs in one file, told apart by the flags of their starts. Folders and lengths make no other
+# run.
 part() { # FIRST LAST FLAGS
     awk -v first="$1" -v last="$2" -v flags="$3" 'BEGIN {
         print "{\"kind\":\"start\",\"arguments\":" flags "}"
@@ -169,7 +172,8 @@ runs 0 "$folder/once.jsonl"
 runs 0 "$folder/flagless.jsonl"
 [ ! -s "$folder/err" ] || fail "no note without flags to compare: $(cat "$folder/err")"
 
-# Megatron-LM's text: a line of a real run, newer versions' time stamps, launchers' prefixes; half a line at the end.
+# Megatron-LM's text: a line of a real run, newer versions' time stamps, launchers' prefixes; half a
+# line at the end.
 cat > "$folder/megatron.log" <<'END'
   seq_length ...................................... 2048
 [after dataloaders are built] datetime: 2024-05-05 10:00:00
@@ -188,8 +192,8 @@ runs 0 megatron="$folder/megatron.log" --svg "$folder/m.svg" --x time
 has "Megatron's text" "megatron 300 0.0070 0.0350 0.0080 11,165"
 well_formed "$folder/m.svg"
 
-# Two of Megatron-LM's at its usual log interval of 100: the window is widened to five intervals, 600 to
-# 1000. There the gaps are 0.03, 0.05, 0.03, 0.05, 0.03: mean 0.038 over 4.76, deviation
+# Two of Megatron-LM's at its usual log interval of 100: the window is widened to five intervals,
+# 600 to 1000. There the gaps are 0.03, 0.05, 0.03, 0.05, 0.03: mean 0.038 over 4.76, deviation
 # sqrt(0.00048 / 4). Neighbours do not resemble each other: 0.0049.
 for add in 0 0.03; do
     awk -v add=$add 'BEGIN { for (i = 100; i <= 1000; i += 100) {
@@ -208,7 +212,8 @@ runs 0 a="$folder/mega-0.log" b="$folder/mega-0.03.log" --smooth 700
 lacks "a window that is wide enough stays" "would hold fewer"
 grep -q 'last 700' "$folder/out" || fail "a window that is wide enough stays"
 
-# This program's text against JSON lines of the same run: compared over whole log intervals, five of them at least.
+# This program's text against JSON lines of the same run: compared over whole log intervals, five of
+# them at least.
 awk 'BEGIN { for (i = 10; i <= 100; i += 10) {
     printf " iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): 160.0 |", i, 100, 8 * i
     printf " learning rate: 1.000E-04 | global batch size: %5d | lm loss: %.6E |", 8, 5 - (i - 4.5) / 100 + 0.04
@@ -221,8 +226,8 @@ has "text against JSON lines" "quant 100 4.0850 4.2850 +0.0400 +0.94 0.0000 - 1,
 runs 0 quant="$folder/quant.log" base="$folder/base.jsonl"
 grep -q '^base .* -0.0400  *-0.93 ' "$folder/out" || fail "the other way round"
 
-# NaN is shown: as JSON null, as our text, and as the field that Megatron-LM leaves out. The plot has a
-# hole.
+# NaN is shown: as JSON null, as our text, and as the field that Megatron-LM leaves out. The plot
+# has a hole.
 {
     sed '$d' "$folder/base.jsonl"
     echo '{"kind":"train","iteration":101,"loss":null,"loss_text":"nan","skipped":true}'
@@ -272,8 +277,8 @@ cat "$folder/base.jsonl" >> "$folder/odd"
 runs 0 "$folder/odd"
 grep -q '^odd  *100  *4.0000' "$folder/out" || fail "damaged lines before good ones"
 
-# Lines that JSON allows and no run writes are left out and counted, or read without the field that is
-# no number.
+# Lines that JSON allows and no run writes are left out and counted, or read without the field that
+# is no number.
 hostile() { # NAME UNREADABLE LINES...: before and among good ones, in a log that is compared and plotted
     local name=$1 unreadable=$2
     shift 2

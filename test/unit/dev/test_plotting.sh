@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The plots (dev/plotting.py) and the JSON files of measurements (dev/tables.py): ticks, every picture in
-# the repository, and that these pictures and pages are what the committed results give.
+# The plots (dev/plotting.py) and the JSON files of measurements (dev/tables.py): ticks, every
+# picture in the repository, and that these pictures and pages are what the committed results give.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 folder=$(mktemp -d) || exit 1
