@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The benchmarks of communication, on CPU ranks: several arms in one process train as separate processes do, synchronisation alone, the tables of
-# dev/bench/comm.sh and save.sh. And initial weights that do not depend on the number of threads.
+# The benchmarks of communication, on CPU ranks: several arms in one process train as separate
+# processes do, synchronisation alone, the tables of dev/bench/comm.sh and save.sh. And initial
+# weights that do not depend on the number of threads.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 arms=$BUILD/dev/bench/train_arms_cpu synchronise=$BUILD/dev/bench/sync_only_cpu
@@ -10,7 +11,7 @@ done
 make_shard text 400 7
 data=$work/text_text_document
 
-# --- several arms in one process -----------------------------------------------------------------------------------------------------------------
+# --- several arms in one process -----------------------------------------------------------------
 # start NP PROGRAM WORDS...: like ranks, with another program.
 start() {
     local np=$1
@@ -21,19 +22,27 @@ common=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 2 --trai
 one_process() {
     local name
     rm -f "$work"/arm_*.jsonl
-    start 4 "$arms" --loopback "$work/loopback" "${common[@]}" --arm first --log-jsonl "$work/arm_first.jsonl" --arm second "${paper[@]}" --log-jsonl "$work/arm_second.jsonl" \
-        --arm third --grad-reduce-in-bf16 --seed 7 --log-jsonl "$work/arm_third.jsonl" || { say "exit code $?"; return 1; }
-    logged alone_first 4 --gpus-per-node 2 --train-iters 6 && logged alone_second 4 --gpus-per-node 2 --train-iters 6 "${paper[@]}" &&
+    start 4 "$arms" --loopback "$work/loopback" "${common[@]}" \
+        --arm first --log-jsonl "$work/arm_first.jsonl" \
+        --arm second "${paper[@]}" --log-jsonl "$work/arm_second.jsonl" \
+        --arm third --grad-reduce-in-bf16 --seed 7 --log-jsonl "$work/arm_third.jsonl" ||
+        { say "exit code $?"; return 1; }
+    logged alone_first 4 --gpus-per-node 2 --train-iters 6 &&
+        logged alone_second 4 --gpus-per-node 2 --train-iters 6 "${paper[@]}" &&
         logged alone_third 4 --gpus-per-node 2 --train-iters 6 --grad-reduce-in-bf16 --seed 7 || return 1
-    for name in first second third; do same_training "arm_$name" "alone_$name" || { why="$name: $why"; return 1; }; done
+    for name in first second third; do
+        same_training "arm_$name" "alone_$name" || { why="$name: $why"; return 1; }
+    done
     train_lines arm_first >"$work/left"
     train_lines arm_second >"$work/right"
     ! cmp -s "$work/left" "$work/right" || { why="two arms have the same losses"; return 1; }
-    [ "$(grep -c '^{"arm":"[a-z]*","loopback_bytes":[0-9]*}$' "$work/loopback")" -eq 3 ] || { why="no loopback bytes of three arms"; return 1; }
+    [ "$(grep -c '^{"arm":"[a-z]*","loopback_bytes":[0-9]*}$' "$work/loopback")" -eq 3 ] ||
+        { why="no loopback bytes of three arms"; return 1; }
 }
 check "three arms in one process train as three processes do" one_process
 one_folder() { # the second goes on where the first ended: the folder is free once an arm is done
-    start 2 "$arms" "${common[@]}" --save "$work/arms" --save-interval 100 --arm first --exit-interval 3 --arm second --load "$work/arms" --log-jsonl "$work/arm_on.jsonl" ||
+    start 2 "$arms" "${common[@]}" --save "$work/arms" --save-interval 100 --arm first --exit-interval 3 \
+        --arm second --load "$work/arms" --log-jsonl "$work/arm_on.jsonl" ||
         { say "exit code $?"; return 1; }
     [ "$(train_lines arm_on | wc -l)" -eq 3 ] || say "it did not go on"
 }
@@ -42,14 +51,16 @@ goes_on() {
     rm -f "$work"/arm_*.jsonl
     start 2 "$arms" "${common[@]}" --arm bad --hidden-size 33 --arm good --log-jsonl "$work/arm_good.jsonl"
     local rc=$?
-    [ $rc -eq 2 ] && grep -qx 'error: arm bad ended with exit code 2' "$work/err" || { say "exit code $rc"; return 1; }
+    [ $rc -eq 2 ] && grep -qx 'error: arm bad ended with exit code 2' "$work/err" ||
+        { say "exit code $rc"; return 1; }
     [ "$(train_lines arm_good | wc -l)" -eq 6 ] || say "the arm behind it did not train"
 }
 check "an arm that fails is named, and the next one trains" goes_on
 stopped() {
     local pid rc
     rm -f "$work"/arm_*.jsonl
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$arms" "${common[@]}" --train-iters 1000000 --arm long --log-jsonl "$work/arm_long.jsonl" --arm never \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$arms" "${common[@]}" --train-iters 1000000 --arm long \
+        --log-jsonl "$work/arm_long.jsonl" --arm never \
         --log-jsonl "$work/arm_never.jsonl" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     wait_for_iteration arm_long 2 || { say "it did not start"; return 1; }
@@ -67,18 +78,23 @@ check "no arm is a usage error" no_arm
 
 # Tensors of more elements than a thread takes at once.
 same_weights() {
-    logged one_core 1 --hidden-size 256 --train-iters 4 --exit-interval 1 --global-batch-size 2 || return 1  # bound to one core by mpirun
+    # mpirun binds a rank to one core.
+    logged one_core 1 --hidden-size 256 --train-iters 4 --exit-interval 1 --global-batch-size 2 || return 1
     rm -f "$work/all_cores.jsonl"
-    OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --hidden-size 256 \
-        --train-iters 4 --exit-interval 1 --global-batch-size 2 --log-jsonl "$work/all_cores.jsonl" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$BUILD/train_gpt_cpu" \
+        "${model[@]}" "${batch[@]}" --data-path "$data" --hidden-size 256 \
+        --train-iters 4 --exit-interval 1 --global-batch-size 2 --log-jsonl "$work/all_cores.jsonl" \
+        >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     same_training one_core all_cores
 }
 check "initial weights do not depend on the number of threads" same_weights
 
-# --- synchronisation alone -------------------------------------------------------------------------------------------------------------------------
+# --- synchronisation alone -----------------------------------------------------------------------
 sync_alone() {
-    start 4 "$synchronise" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" --arm bf16 --grad-reduce-in-bf16 --arm sdp4bit "${paper[@]}" || { say "exit code $?"; return 1; }
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node 2 "${paper[@]}" || { say "--plan failed"; return 1; }
+    start 4 "$synchronise" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" --arm bf16 \
+        --grad-reduce-in-bf16 --arm sdp4bit "${paper[@]}" || { say "exit code $?"; return 1; }
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node 2 \
+        "${paper[@]}" || { say "--plan failed"; return 1; }
     why=$(python3 - "$work/sync.jsonl" "$work/out" 2>&1 <<'END'
 import json, re, sys
 found = [json.loads(line) for line in open(sys.argv[1])]
@@ -91,13 +107,16 @@ if not all(plain[k] > 0 for k in plain if k.startswith("all_")):
 for r in bf16, sdp:
     if not (r["gradients_ms"] > 0 and r["adamw_ms"] > 0 and r["weights_ms"] + r["adamw_ms"] > 0):
         sys.exit("a time that is not positive")
-hops = {"grad_node": "gradients, inside a node", "grad_rail": "gradients, between nodes", "weight_node": "weights, inside a node", "weight_rail": "weights, between nodes"}
-lines = re.findall(r"bucket +\d+: gradients inside +(\d+) between +(\d+)  weights inside +(\d+) between +(\d+)", plan)
+hops = {"grad_node": "gradients, inside a node", "grad_rail": "gradients, between nodes",
+        "weight_node": "weights, inside a node", "weight_rail": "weights, between nodes"}
+sent = r"inside +(\d+) between +(\d+)"
+lines = re.findall(rf"bucket +\d+: gradients {sent}  weights {sent}", plan)
 for k, (hop, name) in enumerate(hops.items()):
     planned = int(re.search(name + r" +(\d+)", plan).group(1))
     if sum(b[hop] for b in sdp["buckets"]) != planned or sum(int(line[k]) for line in lines) != planned:
         sys.exit(f"{name}: the buckets send {sum(b[hop] for b in sdp['buckets'])} bytes, {planned} by --plan")
-memory = {group: int(size) for group, size in re.findall(r"^  (weights|gradients|optimizer state) +(\d+) ", plan, re.M)}
+found = re.findall(r"^  (weights|gradients|optimizer state) +(\d+) ", plan, re.M)
+memory = {group: int(size) for group, size in found}
 for group, size in memory.items():
     if sdp["memory"][group] != size:
         sys.exit(f"{group}: {sdp['memory'][group]} bytes, {size} by --plan")
@@ -107,12 +126,15 @@ END
 )
 }
 check "synchronisation alone: times, bytes of every bucket and memory as planned" sync_alone
-sync_again() { # a second call adds its arms to the file: each keeps the bandwidths of its own call, and an arm that is measured again the newer line
+# A second call adds its arms to the file. Each keeps the bandwidths of its own call. An arm that is
+# measured again has the newer line.
+sync_again() {
     local file=$work/adds/sync/m/inside.jsonl plain i
     mkdir -p "${file%/*}"
     for i in "--arm bf16 --grad-reduce-in-bf16 --arm fp32" "--arm fp32 --arm sdp4bit ${paper[*]}"; do
         # shellcheck disable=SC2086 # words
-        start 2 "$synchronise" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i || { say "exit code $?"; return 1; }
+        start 2 "$synchronise" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i ||
+            { say "exit code $?"; return 1; }
         printf '{"kind":"arm","arm":"cut sho' >>"$file"  # what a call that is killed leaves
     done
     plain=$(grep -c '"kind":"plain"' "$file")
@@ -120,21 +142,26 @@ sync_again() { # a second call adds its arms to the file: each keeps the bandwid
 import json, sys
 import comm_table
 found = comm_table.read_sync(sys.argv[1], "m", "inside")
-rates = [json.loads(line)["all_to_all_node"] for line in open(sys.argv[1] + "/sync/m/inside.jsonl") if '"plain"' in line]
-if sys.argv[2] != "2" or {arm: rates.index(r["plain"]["all_to_all_node"]) for arm, r in found.items()} != {"bf16": 0, "fp32": 1, "sdp4bit": 1}:
+calls = [line for line in open(sys.argv[1] + "/sync/m/inside.jsonl") if '"plain"' in line]
+rates = [json.loads(line)["all_to_all_node"] for line in calls]
+call_of = {arm: rates.index(r["plain"]["all_to_all_node"]) for arm, r in found.items()}
+if sys.argv[2] != "2" or call_of != {"bf16": 0, "fp32": 1, "sdp4bit": 1}:
     sys.exit(f"{sys.argv[2]} calls in the file, arms {sorted(found)}")
 END
 )
 }
 check "synchronisation alone: a second call adds its arms to the first's" sync_again
 
-# Ranks that are stopped, or stuck: 40 arms of 100 steps are more than they live to see. The plain collectives' line says that all have begun.
-sync_hangs() { # PATTERN of the error that ends the run; COMMAND...: what makes a rank hang once it runs
+# Ranks that are stopped, or stuck. 40 arms of 100 steps are more than they live to see. The plain
+# collectives' line says that all have begun. sync_hangs PATTERN COMMAND...: the error that ends the
+# run, and what makes a rank hang once it runs.
+sync_hangs() {
     local pattern=$1 words=() i
     shift
     for ((i = 0; i < 40; i++)); do words+=(--arm "arm$i" "${paper[@]}"); done
     rm -f "$work/hangs.jsonl"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 "$synchronise" --out "$work/hangs.jsonl" --repetitions 100 --plain-mb 1 "${common[@]}" --distributed-timeout-minutes 0.05 \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 "$synchronise" --out "$work/hangs.jsonl" --repetitions 100 \
+        --plain-mb 1 "${common[@]}" --distributed-timeout-minutes 0.05 \
         "${words[@]}" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     wait_until grep -qs '"kind":"plain"' "$work/hangs.jsonl"
@@ -143,7 +170,8 @@ sync_hangs() { # PATTERN of the error that ends the run; COMMAND...: what makes 
     error_names 7 "arm" $? || return 1
     grep -qE "^error: .*$pattern" "$work/err" || say "not $pattern"
 }
-check "synchronisation alone: a rank that is stopped ends the run in time and is named" sync_hangs "rank 1 has shown no sign of life for .*last seen at arm[0-9]*\)" signal_rank STOP 1
+check "synchronisation alone: a rank that is stopped ends the run in time and is named" sync_hangs \
+    "rank 1 has shown no sign of life for .*last seen at arm[0-9]*\)" signal_rank STOP 1
 sync_stuck() { # NUMBER of the wait before which rank 2 stands still
     export SDP4BIT_FAULT=stall:2:0:$1
     sync_hangs "(rank 2 \(.* arm[0-9]*: no progress for|rank 2 is still busy .*arm)" true
@@ -153,7 +181,7 @@ sync_stuck() { # NUMBER of the wait before which rank 2 stands still
 }
 check "synchronisation alone: so does one that is stuck in a step" sync_stuck 900
 
-# --- the whole comparison ------------------------------------------------------------------------------------------------------------------------------
+# --- the whole comparison ------------------------------------------------------------------------
 cat >"$work/tiny.args" <<'END'
 --num-layers 4
 --hidden-size 64
@@ -169,53 +197,78 @@ cat >"$work/tiny.args" <<'END'
 END
 root=$PWD
 compare() { # WORDS...: comm.sh on CPU ranks, in the folder of the model card
-    (cd "$work" && DEVICE=cpu timeout -k 5 "$LIMIT" "$root/dev/bench/comm.sh" --models tiny.args:2 --shape 2x2 --iters 1 --plain-mb 1 --flags "--ddp-bucket-size 50000" "$@") >"$work/out" 2>"$work/err" </dev/null
+    (cd "$work" && DEVICE=cpu timeout -k 5 "$LIMIT" "$root/dev/bench/comm.sh" --models tiny.args:2 \
+        --shape 2x2 --iters 1 --plain-mb 1 --flags "--ddp-bucket-size 50000" "$@") \
+        >"$work/out" 2>"$work/err" </dev/null
+}
+# rows_of FILE KEY...: the rows of a JSON file, one a line: the values of these keys.
+rows_of() {
+    python3 -c 'import json, sys
+for row in json.load(open(sys.argv[1]))["rows"]: print(*(row[key] for key in sys.argv[2:]))' "$@"
 }
 comparison() {
-    local at=$work/logs/train/tiny/2/logical  # with lines of an earlier run of two arms, of which one is run again
+    # The folder has lines of an earlier run of two arms. One of them is run again.
+    local at=$work/logs/train/tiny/2/logical
     mkdir -p "$at"
     printf '{"arm":"%s","loopback_bytes":-1}\n' sdp4bit sdp4bit+sums >"$at/loopback"
     printf '{"kind":"start"}\n' >"$at/sdp4bit.jsonl"
-    compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?"; return 1; }
+    compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
+        { say "exit code $?"; return 1; }
     ! grep -q "^layers' times of" "$work/err" || { why="layers' times were not measured"; return 1; }
-    [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback") $(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = "1 1 1" ] || { why="lines of an earlier run are left"; return 1; }
-    compare --networks inside --arms "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" || { say "exit code $?, second call"; return 1; }
-    grep -q "^layers' times of tiny.args:2 are those of an earlier call in $work/logs/one/tiny/2; " "$work/err" || { why="it does not say whose layers' times it takes"; return 1; }
+    [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback")" = "1 1" ] &&
+        [ "$(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = 1 ] ||
+        { why="lines of an earlier run are left"; return 1; }
+    compare --networks inside --arms "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
+        { say "exit code $?, second call"; return 1; }
+    grep -q "^layers' times of tiny.args:2 are those of an earlier call in $work/logs/one/tiny/2; " \
+        "$work/err" || { why="it does not say whose layers' times it takes"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys, xml.dom.minidom
 made = json.load(open(sys.argv[1] + "/comm.json"))
 rows = {(r["network"], r["arm"]): r for r in made["rows"]}
-if set(rows) != {("logical", a) for a in ("fp32", "bf16", "sdp4bit")} | {("inside", a) for a in ("fp32", "sdp4bit")}:
+wanted = {"logical": ("fp32", "bf16", "sdp4bit"), "inside": ("fp32", "sdp4bit")}
+if set(rows) != {(network, arm) for network, arms in wanted.items() for arm in arms}:
     sys.exit(f"rows {sorted(rows)}")
 for name, r in rows.items():
-    if not (r["ms"] > 0 and r["tokens_per_second"] > 0 and r["tflops_per_gpu"] > 0 and r["exposed_gradients_ms"] >= 0 and r["exposed_weights_ms"] >= 0 and r["exposed_most_ms"] >= r["exposed_gradients_ms"] + r["exposed_weights_ms"]):
+    gradients, weights = r["exposed_gradients_ms"], r["exposed_weights_ms"]
+    if not (r["ms"] > 0 and r["tokens_per_second"] > 0 and r["tflops_per_gpu"] > 0 and gradients >= 0
+            and weights >= 0 and r["exposed_most_ms"] >= gradients + weights):
         sys.exit(f"{name}: a figure is missing")
     if not (r["bound_ms"] >= r["compute_ms"] > 0 and abs(r["over_bound"] - r["ms"] / r["bound_ms"]) < 1e-9):
         sys.exit(f"{name}: bound {r['bound_ms']}, computing {r['compute_ms']}")
     base = rows[r["network"], "fp32"]
     if abs(r["over_fp32"] - base["ms"] / r["ms"]) > 1e-9:
         sys.exit(f"{name}: speedup {r['over_fp32']}")
-if rows["inside", "sdp4bit"]["node_bytes"] != 0 or not rows["logical", "bf16"]["node_bytes"] > 3 * rows["logical", "sdp4bit"]["node_bytes"] > 0:
+sent = lambda *point: rows[point]["node_bytes"]
+if sent("inside", "sdp4bit") != 0 or not sent("logical", "bf16") > 3 * sent("logical", "sdp4bit") > 0:
     sys.exit("bytes between nodes")
 memory = {(m["nodes"], m["arm"]): m for m in made["memory"]}
 sdp = memory[2, "sdp4bit"]
-# 2 + 4 + 12/4 + int4 codes and a scale per 2048; twice int8 codes with a scale per 128, and int4 ones over two ranks.
-if abs(sdp["release_always"] - (9 + 0.5 + 4 / 2048)) > 1e-9 or abs(sdp["release_transient"] - (2 * (1 + 4 / 128) + (0.5 + 4 / 128) / 2)) > 1e-9 or not sdp["sum"] > 9:
+# 2 + 4 + 12/4 + int4 codes and a scale per 2048; twice int8 codes with a scale per 128, and int4
+# ones over two ranks.
+always, transient = 9 + 0.5 + 4 / 2048, 2 * (1 + 4 / 128) + (0.5 + 4 / 128) / 2
+near = lambda a, b: abs(a - b) < 1e-9
+if not (near(sdp["release_always"], always) and near(sdp["release_transient"], transient) and sdp["sum"] > 9):
     sys.exit(f"memory {sdp}")
 for shape in (2, "sdp4bit"), (2, "bf16"), (1, "fp32"):
     for m in memory[shape]["measured"]:
-        if not (m["micro_batch"] == 2 and m["taken_bytes"] > m["allocated_bytes"] >= m["planned_bytes"] > 0 and m["taken_per_parameter"] > m["planned_per_parameter"] > memory[shape]["sum"]):
+        if not (m["micro_batch"] == 2 and m["taken_bytes"] > m["allocated_bytes"] >= m["planned_bytes"] > 0
+                and m["taken_per_parameter"] > m["planned_per_parameter"] > memory[shape]["sum"]):
             sys.exit(f"memory taken {shape}: {m}")
     if len(memory[shape]["measured"]) != 1:
         sys.exit(f"memory taken {shape}: not of one run")
 xml.dom.minidom.parse(sys.argv[1] + "/comm.svg")
 END
 ) || return 1
-    grep -q '^tiny  *2  nodes in name only  *SDP4Bit ' "$work/out" || grep -q '^tiny  *2 nodes in name only  *SDP4Bit ' "$work/out" || { why="no row of SDP4Bit in the table"; return 1; }
-    grep -q '^tiny  *2x2  *SDP4Bit .*| *2  *[0-9.]*  *[0-9.]*$' "$work/out" || { why="no row of SDP4Bit in the table of memory"; return 1; }
+    grep -q '^tiny  *2  nodes in name only  *SDP4Bit ' "$work/out" ||
+        grep -q '^tiny  *2 nodes in name only  *SDP4Bit ' "$work/out" ||
+        { why="no row of SDP4Bit in the table"; return 1; }
+    grep -q '^tiny  *2x2  *SDP4Bit .*| *2  *[0-9.]*  *[0-9.]*$' "$work/out" ||
+        { why="no row of SDP4Bit in the table of memory"; return 1; }
 }
 check "comm.sh: table, JSON and plot, of two calls together" comparison
-# The same with the programs of CPU ranks in the place of the GPU's, in a network namespace whose loopback nobody else uses: 4 pretended GPUs as 2 nodes.
+# The same with the programs of CPU ranks in the place of the GPU's, in a network namespace whose
+# loopback nobody else uses: 4 pretended GPUs as 2 nodes.
 pretended=$work/pretended
 mkdir -p "$pretended/build/dev/bench" "$pretended/bin"
 ln -sf "$arms" "$pretended/build/dev/bench/train_arms"
@@ -223,37 +276,46 @@ ln -sf "$synchronise" "$pretended/build/dev/bench/sync_only"
 printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$pretended/bin/nvidia-smi"
 chmod +x "$pretended/bin/nvidia-smi"
 on_pretended() { # COMMAND: of the shell, in $work, whose process it takes
-    cd "$work" && PATH=$pretended/bin:$PATH BUILD=$pretended/build exec unshare -n -m bash -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && $1" >"$work/out" 2>"$work/err" </dev/null
+    cd "$work" && PATH=$pretended/bin:$PATH BUILD=$pretended/build exec unshare -n -m bash -c \
+        "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && $1" >"$work/out" \
+        2>"$work/err" </dev/null
 }
 export -f on_pretended
 export work pretended
 networks_in_turn() {
-    timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash "'$root/dev/bench/comm.sh' --models tiny.args:1 --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1 --logs turn --out comm3.json && tc qdisc show dev lo" ||
+    local options="--models tiny.args:1 --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1"
+    timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash \
+        "'$root/dev/bench/comm.sh' $options --logs turn --out comm3.json && tc qdisc show dev lo" ||
         { say "exit code $?"; return 1; }
-    grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" && ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
-    [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] || { why="layers were not timed after two seconds, or the most steps taken for them"; return 1; }
-    why=$(python3 - "$work" 2>&1 <<'END'
-import json, sys
-rows = json.load(open(sys.argv[1] + "/comm3.json"))["rows"]
-if [(r["network"], r["arm"], r["nodes"]) for r in rows] != [(n, a, 2) for n in ("100", "10") for a in ("fp32", "sdp4bit")]:
-    sys.exit(f"rows {[(r['network'], r['arm'], r['nodes']) for r in rows]}")
-if not all(0 <= r["loopback_ratio"] < 1 for r in rows):  # CPU ranks send nothing through sockets
-    sys.exit("the loopback's own count is missing")
-END
-)
+    grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" &&
+        ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
+    [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] ||
+        { why="layers were not timed after two seconds, or the most steps taken for them"; return 1; }
+    # CPU ranks send nothing through sockets: the loopback's own count is there, and small.
+    why="rows: $(rows_of "$work/comm3.json" network arm nodes | tr '\n' ',')"
+    [ "$why" = "rows: 100 fp32 2,100 sdp4bit 2,10 fp32 2,10 sdp4bit 2," ] || return 1
+    rows_of "$work/comm3.json" loopback_ratio | awk '!($1 >= 0 && $1 < 1) { exit 1 }' ||
+        { why="the loopback's own count is missing"; return 1; }
 }
-# A shaper that refuses one speed: the others are measured all the same, and the refusal is known before anything is.
+# A shaper that refuses one speed: the others are measured all the same, and the refusal is known
+# before anything is.
 network_refused() {
     mkdir -p "$work/refusing"
     # shellcheck disable=SC2016 # for the script
-    printf '#!/bin/sh\ncase "$*" in *"rate 20000mbit"*) echo "Error: refused" >&2; exit 2 ;; esac\nexec %s "$@"\n' "$(command -v tc)" >"$work/refusing/tc"
+    printf '%s\n' '#!/bin/sh' 'case "$*" in *"rate 20000mbit"*) echo "Error: refused" >&2; exit 2 ;; esac' \
+        "exec $(command -v tc) \"\$@\"" >"$work/refusing/tc"
     chmod +x "$work/refusing/tc"
-    timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash "PATH=$work/refusing:\$PATH '$root/dev/bench/comm.sh' --models tiny.args:1 --networks '10 100' --arms fp32 --iters 1 --plain-mb 1 --out comm4.json && tc qdisc show dev lo" ||
+    local options="--models tiny.args:1 --networks '10 100' --arms fp32 --iters 1 --plain-mb 1 --out comm4.json"
+    timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash \
+        "PATH=$work/refusing:\$PATH '$root/dev/bench/comm.sh' $options && tc qdisc show dev lo" ||
         { say "exit code $?"; return 1; }
-    [ "$(grep -c '^warning: the network 10 is left out: error: tc could not shape the loopback' "$work/err")" -eq 1 ] || { why="no line about 10 Gb/s"; return 1; }
-    sed '/layers are timed/q' "$work/err" | grep -q '^warning: the network 10 ' || { why="it was not tried before layers were timed"; return 1; }
+    local refusal='^warning: the network 10 is left out: error: tc could not shape the loopback'
+    [ "$(grep -c "$refusal" "$work/err")" -eq 1 ] || { why="no line about 10 Gb/s"; return 1; }
+    sed '/layers are timed/q' "$work/err" | grep -q '^warning: the network 10 ' ||
+        { why="it was not tried before layers were timed"; return 1; }
     ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
-    why=$(python3 -c 'import json, sys; rows = [(r["network"], r["arm"]) for r in json.load(open(sys.argv[1]))["rows"]]; sys.exit(rows != [("100", "fp32")] and str(rows))' "$work/comm4.json" 2>&1)
+    why="rows: $(rows_of "$work/comm4.json" network arm)"
+    [ "$why" = "rows: 100 fp32" ]
 }
 # signalled SIGNAL FILE COMMAND...: waits for FILE, sends the signal to the command alone. It has to
 # end with 1, not with the 0 of a command that runs to its end, and without ranks.
@@ -262,7 +324,9 @@ signalled() {
     shift 2
     rm -f "$file"
     # A shell that is told to ignore SIGINT, as what runs in the background is, cannot heed it.
-    python3 -c 'import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])' "$@" &
+    python3 -c 'import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])' "$@" &
     job=$!
     wait_until test -s "$file"
     kill -"$signal" "$job"
@@ -273,15 +337,20 @@ signalled() {
 }
 # Eight arms of 600 steps each last longer than a signal may take.
 loopback_restored() {
-    local signal
+    local signal options="--models tiny.args:1 --networks 100 --iters 300 --plain-mb 1"
+    options+=" --arms 'fp32 bf16 qwd qw tlq tlq-hs ulq sdp4bit'"
     for signal in INT TERM; do
         signalled $signal "$work/signalled/train/tiny/1/100/fp32.jsonl" bash -c 'on_pretended "$1"' bash \
-            "exec '$root/dev/bench/comm.sh' --models tiny.args:1 --networks 100 --arms 'fp32 bf16 qwd qw tlq tlq-hs ulq sdp4bit' --iters 300 --plain-mb 1 --logs $work/signalled --out comm5.json" || return 1
-        [ "$(grep -c '^loopback: unlimited$' "$work/err")" -eq 2 ] || { why="SIG$signal: the loopback was not restored, or nobody said so"; return 1; }
+            "exec '$root/dev/bench/comm.sh' $options --logs $work/signalled --out comm5.json" || return 1
+        [ "$(grep -c '^loopback: unlimited$' "$work/err")" -eq 2 ] ||
+            { why="SIG$signal: the loopback was not restored, or nobody said so"; return 1; }
     done
 }
-if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' 2>/dev/null; then
-    for name in "networks of several speeds" "a network that is refused is left out" "a signal ends it soon, with the loopback restored"; do
+if ! command -v tc >/dev/null || ! command -v ip >/dev/null ||
+    ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' \
+    2>/dev/null; then
+    for name in "networks of several speeds" "a network that is refused is left out" \
+        "a signal ends it soon, with the loopback restored"; do
         skip "comm.sh: $name" "tc, ip or the right to make a network namespace is missing"
     done
 else
@@ -291,18 +360,25 @@ else
 fi
 too_late() {
     compare --networks inside --arms "fp32 bf16" --time-limit 1 --out "$work/late.json"
-    [ $? -eq 1 ] && grep -q '^left out for want of time.*tiny.args:2, inside, bf16' "$work/err" && grep -qx 'error: no arm has run to its end; see above' "$work/err" || say "nothing was left out"
+    [ $? -eq 1 ] && grep -q '^left out for want of time.*tiny.args:2, inside, bf16' "$work/err" &&
+        grep -qx 'error: no arm has run to its end; see above' "$work/err" || say "nothing was left out"
 }
 check "comm.sh: what does not fit the time is left out and named" too_late
-# On SIGINT and SIGTERM what was measured before is there: the first network's row, in a file that is written whole.
+# On SIGINT and SIGTERM what was measured before is there: the first network's row, in a file that
+# is written whole.
 what_it_has() {
     local signal
     for signal in INT TERM; do
         rm -rf "$work/had" "$work/had.json"
-        signalled $signal "$work/had/train/tiny/2/logical/fp32.jsonl" bash -c 'cd "$1" && DEVICE=cpu exec "$2" --models tiny.args:2 --shape 2x2 --networks "inside logical" --arms fp32 --iters 300 --plain-mb 1 \
-            --logs had --out had.json >"$1/out" 2>"$1/err" </dev/null' bash "$work" "$root/dev/bench/comm.sh" || return 1
-        why=$(python3 -c 'import json, sys; rows = [r["network"] for r in json.load(open(sys.argv[1]))["rows"]]; sys.exit(rows != ["inside"] and str(rows))' "$work/had.json" 2>&1) || return 1
-        grep -qx "stopped; what was measured before is in $work/had.json" "$work/err" || { why="SIG$signal: nothing says where it is"; return 1; }
+        # shellcheck disable=SC2016 # for the shell inside
+        signalled $signal "$work/had/train/tiny/2/logical/fp32.jsonl" bash -c 'cd "$1" || exit
+            DEVICE=cpu exec "$2" --models tiny.args:2 --shape 2x2 --networks "inside logical" --arms fp32 \
+                --iters 300 --plain-mb 1 --logs had --out had.json >"$1/out" 2>"$1/err" </dev/null' \
+            bash "$work" "$root/dev/bench/comm.sh" || return 1
+        why="rows: $(rows_of "$work/had.json" network)"
+        [ "$why" = "rows: inside" ] || return 1
+        grep -qx "stopped; what was measured before is in $work/had.json" "$work/err" ||
+            { why="SIG$signal: nothing says where it is"; return 1; }
     done
 }
 check "comm.sh: a signal ends it soon, and leaves what it has" what_it_has
@@ -312,7 +388,8 @@ impostor() { # FOLDER LINE...: programs of which train_arms_cpu does this on sev
     shift
     mkdir -p "$folder"
     ln -sf "$synchronise" "$folder/"
-    { printf '%s\n' '#!/bin/bash' "real=$arms work=$work" '[ "${OMPI_COMM_WORLD_SIZE:-1}" -gt 1 ] || exec "$real" "$@"' "$@"; } >"$folder/train_arms_cpu"
+    { printf '%s\n' '#!/bin/bash' "real=$arms work=$work" \
+        '[ "${OMPI_COMM_WORLD_SIZE:-1}" -gt 1 ] || exec "$real" "$@"' "$@"; } >"$folder/train_arms_cpu"
     chmod +x "$folder/train_arms_cpu"
 }
 hard_end() {
@@ -320,30 +397,45 @@ hard_end() {
     impostor hangs 'trap "" TERM' ': >"$work/hung"' 'while :; do sleep 1; done'
     BUILD=$work/hangs compare --networks inside --arms "fp32 bf16" --time-limit 30 --out "$work/hangs.json"
     [ $((SECONDS - since)) -le 120 ] || { why="it took $((SECONDS - since)) s of 30"; return 1; }
-    [ -e "$work/hung" ] && grep -q '^warning: not every arm of tiny.args:2, inside ran to its end: fp32 bf16$' "$work/err" || { say "it did not come to the arms"; return 1; }
+    [ -e "$work/hung" ] &&
+        grep -q '^warning: not every arm of tiny.args:2, inside ran to its end: fp32 bf16$' "$work/err" ||
+        { say "it did not come to the arms"; return 1; }
     [ -z "$(rank_pids)" ] || say "ranks are left"
 }
 check "comm.sh: the time limit is one" hard_end
 # The rank 1 that trains bf16 is lost: the arms behind it are run again, those before it are not.
 lost_rank() {
-    impostor loses 'echo "$*" >>"$work/called.${OMPI_COMM_WORLD_RANK:-0}"' '[ "$OMPI_COMM_WORLD_RANK" = 1 ] || exec "$real" "$@"' \
-        'case "$*" in *"--arm bf16"*) (until grep -qs "\"interval\"" "$work/lost/train/tiny/2/inside/bf16.jsonl"; do sleep 0.05; done; kill -KILL $$) & ;; esac' 'exec "$real" "$@"'
-    BUILD=$work/loses compare --networks inside --arms "fp32 bf16 qwd sdp4bit" --iters 300 --logs "$work/lost" --out "$work/lost.json" || { say "exit code $?"; return 1; }
-    grep -qx 'warning: tiny.args:2, inside, bf16 did not run to its end; without it once more: qwd sdp4bit' "$work/err" || { say "no line about bf16"; return 1; }
-    [ "$(grep -c -- '--arm fp32' "$work/called.0") $(grep -c -- '--arm bf16' "$work/called.0") $(grep -c -- '--arm sdp4bit' "$work/called.0")" = "1 1 2" ] || { why="not the arms without a row were run again"; return 1; }
-    why=$(python3 -c 'import json, sys; rows = [r["arm"] for r in json.load(open(sys.argv[1]))["rows"]]; sys.exit(rows != ["fp32", "qwd", "sdp4bit"] and str(rows))' "$work/lost.json" 2>&1)
+    impostor loses 'echo "$*" >>"$work/called.${OMPI_COMM_WORLD_RANK:-0}"' \
+        '[ "$OMPI_COMM_WORLD_RANK" = 1 ] || exec "$real" "$@"' \
+        'log=$work/lost/train/tiny/2/inside/bf16.jsonl' \
+        'until_bf16() { until grep -qs "\"interval\"" "$log"; do sleep 0.05; done; }' \
+        'case "$*" in *"--arm bf16"*) (until_bf16; kill -KILL $$) & ;; esac' 'exec "$real" "$@"'
+    BUILD=$work/loses compare --networks inside --arms "fp32 bf16 qwd sdp4bit" --iters 300 --logs \
+        "$work/lost" --out "$work/lost.json" || { say "exit code $?"; return 1; }
+    grep -qx 'warning: tiny.args:2, inside, bf16 did not run to its end; without it once more: qwd sdp4bit' \
+        "$work/err" || { say "no line about bf16"; return 1; }
+    calls() { grep -c -- "--arm $1" "$work/called.0"; }
+    [ "$(calls fp32) $(calls bf16) $(calls sdp4bit)" = "1 1 2" ] ||
+        { why="not the arms without a row were run again"; return 1; }
+    why="rows: $(rows_of "$work/lost.json" arm | tr '\n' ' ')"
+    [ "$why" = "rows: fp32 qwd sdp4bit " ]
 }
 check "comm.sh: arms that a lost rank takes along are run once more" lost_rank
 sync_table() {
-    compare --sync-only --networks logical --arms "bf16 tlq-hs tlq-hs+sums" --out "$work/sync.json" || { say "exit code $?"; return 1; }
+    compare --sync-only --networks logical --arms "bf16 tlq-hs tlq-hs+sums" --out "$work/sync.json" ||
+        { say "exit code $?"; return 1; }
     why=$(python3 - "$work/sync.json" "$work/out" 2>&1 <<'END'
 import json, re, sys
 rows = json.load(open(sys.argv[1]))["rows"]
-line = re.search(r"^checksums \(--verify-wire\), tiny, nodes in name only, TLq-HS: [0-9.]+ -> [0-9.]+ ms .* and (\d+) bytes$", open(sys.argv[2]).read(), re.M)
+line = re.search(r"^checksums \(--verify-wire\), tiny, nodes in name only, TLq-HS: "
+                 r"[0-9.]+ -> [0-9.]+ ms .* and (\d+) bytes$", open(sys.argv[2]).read(), re.M)
 plain, sums = (sum(r["sent"].values()) for r in rows[1:])
-if not line or int(line.group(1)) != sums - plain or (sums - plain) % 8 or not 0 < sums - plain < 0.01 * plain:
+more = sums - plain
+if not line or int(line.group(1)) != more or more % 8 or not 0 < more < 0.01 * plain:
     sys.exit(f"checksums: {plain} and {sums} bytes")
-if [r["arm"] for r in rows] != ["bf16", "tlq-hs", "tlq-hs+sums"] or not all(r["gradients_ms"] > 0 and r["gradients_floor_ms"] > 0 and r["weights_floor_ms"] > 0 for r in rows):
+times = ("gradients_ms", "gradients_floor_ms", "weights_floor_ms")
+arms = [r["arm"] for r in rows]
+if arms != ["bf16", "tlq-hs", "tlq-hs+sums"] or not all(r[time] > 0 for r in rows for time in times):
     sys.exit("rows or times are missing")
 END
 )
@@ -353,25 +445,31 @@ check "comm.sh --sync-only" sync_table
 saving() {
     local shim=$BUILD/test/fault/shim.so
     mkdir -p "$work/disk"
-    (cd "$work" && LD_PRELOAD=$shim SHIM_SLOW_MS=200 SHIM_RANK=0 SHIM_FOLDER=$work/disk SHIM_AT=0 DEVICE=cpu timeout -k 5 "$LIMIT" "$root/dev/bench/save.sh" --model tiny.args:1 \
-        --iters 20 --save-interval 10 --folder disk --out save.json) >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    (cd "$work" && LD_PRELOAD=$shim SHIM_SLOW_MS=200 SHIM_RANK=0 SHIM_FOLDER=$work/disk SHIM_AT=0 DEVICE=cpu \
+        timeout -k 5 "$LIMIT" "$root/dev/bench/save.sh" --model tiny.args:1 \
+        --iters 20 --save-interval 10 --folder disk --out save.json) >"$work/out" 2>"$work/err" </dev/null ||
+            { say "exit code $?"; return 1; }
     [ -z "$(ls -A "$work/disk")" ] || { why="left $(ls -A "$work/disk")"; return 1; }
-    ranks 1 @"$work/tiny.args" --micro-batch-size 1 --global-batch-size 2 --mock-data --plan --plan-world-size 2 --gpus-per-node 2 --save x --async-save --save-interval 10 \
-        --quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform || { say "--plan failed"; return 1; }
+    ranks 1 @"$work/tiny.args" --micro-batch-size 1 --global-batch-size 2 --mock-data --plan \
+        --plan-world-size 2 --gpus-per-node 2 --save x --async-save --save-interval 10 \
+        --quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform ||
+            { say "--plan failed"; return 1; }
     why=$(python3 - "$work/save.json" "$(awk '/copy of a checkpoint/ { print $NF }' "$work/out")" 2>&1 <<'END'
 import json, sys
 none, behind, front = json.load(open(sys.argv[1]))["rows"]
 if (none["way"], behind["way"], front["way"]) != ("none", "async", "sync") or "saves" in none:
     sys.exit("not the three ways")
 for r in behind, front:
-    if [s["iteration"] for s in r["saves"]] != [10, 20] or [len(s["after_ms"]) for s in r["saves"]] != [3, 0] or not r["bytes"] > 14 * r["parameters"]:
+    saves = [(s["iteration"], len(s["after_ms"])) for s in r["saves"]]
+    if saves != [(10, 3), (20, 0)] or not r["bytes"] > 14 * r["parameters"]:
         sys.exit(f"{r['way']}: saves {r['saves']}, {r['bytes']} bytes")
     if not all(s["complete_s"] > 0.8 for s in r["saves"]):
         sys.exit(f"{r['way']}: complete after {[s['complete_s'] for s in r['saves']]} s")
 if behind["pinned_bytes_per_rank"] != int(sys.argv[2]) or front["pinned_bytes_per_rank"] != 0:
     sys.exit(f"page-locked: {behind['pinned_bytes_per_rank']} instead of {sys.argv[2]} bytes")
 wait, first = front["saves"][0], behind["saves"][0]
-if not (wait["begins_ms"] > 800 and wait["after_ms"][0] > none["step_ms"] + 800 and wait["excess_percent"] > 0 and wait["lost_ms"] > 400):
+if not (wait["begins_ms"] > 800 and wait["after_ms"][0] > none["step_ms"] + 800
+        and wait["excess_percent"] > 0 and wait["lost_ms"] > 400):
     sys.exit(f"in the foreground: {wait}")
 if not (first["begins_ms"] < 400 and first["after_ms"][0] < wait["after_ms"][0] - 400):
     sys.exit(f"in the background: {first}")
@@ -381,18 +479,27 @@ if first["waits_ms"] != 0 or (10 * none["step_ms"] < 500 and not behind["saves"]
 END
 )
 }
-if [ -e "$BUILD/test/fault/shim.so" ]; then check "save.sh: what saves cost on a slow disk" saving; else skip "save.sh" "$BUILD/test/fault/shim.so is not built"; fi
-# With DEVICE=cpu alone both end within a minute or two on any machine, and leave the results of GPUs in dev/bench alone.
+if [ -e "$BUILD/test/fault/shim.so" ]; then
+    check "save.sh: what saves cost on a slow disk" saving
+else
+    skip "save.sh" "$BUILD/test/fault/shim.so is not built"
+fi
+# With DEVICE=cpu alone both end within a minute or two on any machine, and leave the results of
+# GPUs in dev/bench alone.
 by_default() {
-    DEVICE=cpu timeout -k 5 "$LIMIT" dev/bench/comm.sh --out "$work/default.json" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    DEVICE=cpu timeout -k 5 "$LIMIT" dev/bench/comm.sh --out "$work/default.json" >"$work/out" 2>"$work/err" \
+        </dev/null || { say "exit code $?"; return 1; }
     why=$(python3 - "$work/default.json" 2>&1 <<'END'
 import json, sys
 rows = {(r["network"], r["arm"]) for r in json.load(open(sys.argv[1]))["rows"]}
-if rows != {(n, a) for n in ("inside", "logical") for a in ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit")}:
+arms = ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit")
+if rows != {(network, arm) for network in ("inside", "logical") for arm in arms}:
     sys.exit(f"rows {sorted(rows)}")
 END
 ) || return 1
-    DEVICE=cpu timeout -k 5 "$LIMIT" dev/bench/save.sh --folder "$work" --out "$work/save_default.json" >"$work/out" 2>"$work/err" </dev/null && [ -s "$work/save_default.json" ] || say "save.sh: exit code $?"
+    DEVICE=cpu timeout -k 5 "$LIMIT" dev/bench/save.sh --folder "$work" --out "$work/save_default.json" \
+        >"$work/out" 2>"$work/err" </dev/null && [ -s "$work/save_default.json" ] ||
+        say "save.sh: exit code $?"
 }
 check "DEVICE=cpu comm.sh and save.sh by default" by_default
 wrong() { # TEXT WORDS...
@@ -405,9 +512,11 @@ check "comm.sh: a network for GPUs" wrong "networks with a speed are for GPUs" -
 check "comm.sh: an unknown arm" wrong "the arm nosuch is unknown" --networks inside --arms "fp32 nosuch"
 built() { # of nothing: what DEVICE=cpu wants of comm.sh and save.sh
     local program
-    make -n bench BUILD="$work/nothing" >"$work/out" 2>"$work/err" || { say "make -n bench failed"; return 1; }
+    make -n bench BUILD="$work/nothing" >"$work/out" 2>"$work/err" ||
+        { say "make -n bench failed"; return 1; }
     for program in train_gpt_cpu dev/bench/train_arms_cpu dev/bench/sync_only_cpu; do
-        grep -q -- " -o $work/nothing/$program\$" "$work/out" || { why="$program would not be built"; return 1; }
+        grep -q -- " -o $work/nothing/$program\$" "$work/out" ||
+            { why="$program would not be built"; return 1; }
     done
 }
 check "make bench builds all that the scripts start on CPU ranks" built

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# dev/experiments/study: statistics of made results whose answers are known by hand, and real runs of a tiny model: arms, skipping what is done,
-# a time budget, other settings, a run that fails, several folders in one report.
+# dev/experiments/study: statistics of made results whose answers are known, and real runs
+# of a tiny model: arms, skipping what is done, a time budget, other settings, a run that fails,
+# several folders in one report.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 600 8
@@ -9,12 +10,14 @@ export BUILD
 unset ARM SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
 study=dev/experiments/study
 
-# ---- made results -----------------------------------------------------------------------------------------------------------------------------
-# made FOLDER ARM SEED LOSS [BATCH]: a result of two logged errors; the first half of the run is not counted.
+# ---- made results --------------------------------------------------------------------------------
+# made FOLDER ARM SEED LOSS [BATCH]: a result of two logged errors; the first half of the run is not
+# counted.
 made() {
     mkdir -p "$work/$1"
-    printf '{"arm":"%s","seed":%d,"settings":{"model":"125m","iterations":100,"global_batch_size":%d,"ranks":4,"ranks_per_node":2,"flags":[]},"seconds":1,"commit":"c","device":"d",
-"parameters":7,"diverged":false,"valid_loss":%s,"train_loss":{"every":1,"mean":[3,2,%s]},"tokens_per_second":1000,"inter_node_bytes":2500000,
+    printf '{"arm":"%s","seed":%d,"settings":{"model":"125m","iterations":100,"global_batch_size":%d,"ranks":4,
+"ranks_per_node":2,"flags":[]},"seconds":1,"commit":"c","device":"d","parameters":7,"diverged":false,
+"valid_loss":%s,"train_loss":{"every":1,"mean":[3,2,%s]},"tokens_per_second":1000,"inter_node_bytes":2500000,
 "errors":[[50,9,9],[60,0.1,1.5],[100,0.3,2.5]]}\n' "$2" "$3" "${5:-64}" "$4" "$4" >"$work/$1/$2.$3.json"
 }
 i=0
@@ -25,13 +28,16 @@ made two qw-g2048 1 3.5
 made two qwd 1 2.99
 made two tlq 1 3.02
 made two tlq-hs 1 3.02
-reports() { "$study" report "$@" --out "$work/page" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }; }
+reports() {
+    "$study" report "$@" --out "$work/page" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+}
 # says TEXT: the page has it, wherever its lines are broken.
 says() {
     tr -s ' \\\n' ' ' <"$work/page/125m.md" | grep -qF -- "$(tr -s ' ' <<<"$1")" ||
         { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m.md" | head -n 3)"; return 1; }
 }
-# Gaps 0.01, 0.03, 0.02, 0.02: mean 0.02, deviation sqrt(0.0002 / 3) = 0.00816, three degrees of freedom, t = 3.182: 0.01299 for four seeds, 0.02598 for one.
+# Gaps 0.01, 0.03, 0.02, 0.02: mean 0.02, deviation sqrt(0.0002 / 3) = 0.00816, three degrees of
+# freedom, t = 3.182: 0.01299 for four seeds, 0.02598 for one.
 by_hand() {
     reports "$work/one" "$work/two" || return 1
     says '| baseline | 4 | 3.01000 | - | - | - |  | 0.2000 | 2.000 | 2.500 | 1,000 |' &&
@@ -39,7 +45,8 @@ by_hand() {
         says '| qw-g2048 | 1 | 3.50000 | +0.50000 | 0.02598 | +16.667 | worse |' &&
         says '| qwd | 1 | 2.99000 | -0.01000 | 0.02598 | -0.333 | inside the noise |' &&
         says 'standard deviation of 0.02582 over 4 seeds' && says 'own standard deviation is 0.00816' &&
-        says '- qw-g2048 is worse than qwd: holds (+0.51000 ± 0.02598)' && says '- tlq is worse than tlq-hs: **cannot be told** from the noise (+0.00000 ± 0.02598)' &&
+        says '- qw-g2048 is worse than qwd: holds (+0.51000 ± 0.02598)' &&
+        says '- tlq is worse than tlq-hs: **cannot be told** from the noise (+0.00000 ± 0.02598)' &&
         says '- sdp4bit is as good as the baseline: **does not hold** (+0.02000 ± 0.01299)' &&
         says '- qwd is as good as the baseline: holds as far as the noise lets one see'
 }
@@ -47,33 +54,48 @@ check "gaps, intervals and verdicts of known answers" by_hand
 pictures() {
     local name
     for name in gaps training gradient_error replica_error; do
-        says "![$name](125m_$name.svg)" && python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$work/page/125m_$name.svg" || { why="picture $name"; return 1; }
+        says "![$name](125m_$name.svg)" &&
+            python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' \
+            "$work/page/125m_$name.svg" || { why="picture $name"; return 1; }
     done
 }
 check "the plots" pictures
 warnings() {
-    reports "$work/one" "$work/two" && says 'no measurement of speed' && says 'Arms with one seed share one reference'
+    reports "$work/one" "$work/two" && says 'no measurement of speed' &&
+        says 'Arms with one seed share one reference'
 }
 check "what the page warns of" warnings
 command_of() { # the micro-batch is named when all runs have the same
     local command='    dev/experiments/study run --data PREFIX --model 125m --iterations 100 --global-batch-size 64'
-    cp -r "$work/one" "$work/eight" && reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" || return 1
-    sed -i 's/"commit"/"micro_batch_size":8,&/' "$work"/eight/*.json && reports "$work/eight" && says "$command --micro-batch-size 8 --ranks 4 --gpus-per-node 2" || return 1
-    sed -i 's/"micro_batch_size":8/"micro_batch_size":4/' "$work/eight/baseline.2.json" && reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" || return 1
-    reports "$work/one" && ! grep -q 'share one reference' "$work/page/125m.md" || { why="a reference of nothing"; return 1; }
+    cp -r "$work/one" "$work/eight" && reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" ||
+        return 1
+    sed -i 's/"commit"/"micro_batch_size":8,&/' "$work"/eight/*.json && reports "$work/eight" &&
+        says "$command --micro-batch-size 8 --ranks 4 --gpus-per-node 2" || return 1
+    sed -i 's/"micro_batch_size":8/"micro_batch_size":4/' "$work/eight/baseline.2.json" &&
+        reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" || return 1
+    reports "$work/one" && ! grep -q 'share one reference' "$work/page/125m.md" ||
+        { why="a reference of nothing"; return 1; }
 }
 check "the command that made the runs" command_of
 reversed() { # the other way round, and no noise known
-    made three baseline 1 3.0 && made three tlq 1 2.8 && made three tlq-hs 1 2.9 && reports "$work/three" || return 1
-    says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: cannot tell |' && says 'no gap can be told from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
+    made three baseline 1 3.0 && made three tlq 1 2.8 && made three tlq-hs 1 2.9 && reports "$work/three" ||
+        return 1
+    says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: cannot tell |' &&
+        says 'no gap can be told from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
 }
 check "one seed alone tells nothing" reversed
-from_baseline() { # no arm has several seeds: the baseline's 3.0 and 3.2, deviation 0.14142, times sqrt(2), t = 12.706
-    made three baseline 2 3.2 && reports "$work/three" && says '| tlq | 1 | 2.80000 | -0.20000 | 2.54120 | -6.667 | inside the noise |'
+# No arm has several seeds. The baseline has 3.0 and 3.2: deviation 0.14142, times sqrt(2), t =
+# 12.706.
+from_baseline() {
+    made three baseline 2 3.2 && reports "$work/three" &&
+        says '| tlq | 1 | 2.80000 | -0.20000 | 2.54120 | -6.667 | inside the noise |'
 }
 check "the baseline's seeds as the yardstick" from_baseline
 # lost FOLDER ARM SEED: a run that diverged.
-lost() { made "$1" "$2" "$3" null && sed -i 's/"diverged":false/"diverged":true/; s/\[3,2,null\]/[3,2]/' "$work/$1/$2.$3.json"; }
+lost() {
+    made "$1" "$2" "$3" null &&
+        sed -i 's/"diverged":false/"diverged":true/; s/\[3,2,null\]/[3,2]/' "$work/$1/$2.$3.json"
+}
 for i in 1 2 3 4; do made six baseline $i 3.0$i; done
 for i in 1 2 3; do made six sdp4bit $i 3.0$i; done
 lost six sdp4bit 4
@@ -82,12 +104,19 @@ lost six ulq 1
 made six tlq 1 3.01
 lost six tlq-hs 1
 diverged() {
-    reports "$work/six" && says '| sdp4bit | 3 of 4 | 3.02000 | +0.00000 | - | +0.000 | diverged |' && says '- sdp4bit is as good as the baseline: **does not hold**: 1 of 4 runs diverged, of the baseline 0 of 4' &&
-        says '- qw-g2048 is worse than baseline: holds (1 of 1 runs diverged)' && says '- tlq is worse than tlq-hs: **does not hold**: 1 of 1 runs of tlq-hs diverged' &&
-        says '- ulq is worse than tlq-hs: **cannot be told**: runs of both diverged' && grep -q 'sdp4bit (1 diverged)' "$work/page/125m_gaps.svg" && grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
+    reports "$work/six" && says '| sdp4bit | 3 of 4 | 3.02000 | +0.00000 | - | +0.000 | diverged |' &&
+        says '- sdp4bit is as good as the baseline: **does not hold**: 1 of 4 runs diverged,' &&
+        says 'runs diverged, of the baseline 0 of 4' &&
+        says '- qw-g2048 is worse than baseline: holds (1 of 1 runs diverged)' &&
+        says '- tlq is worse than tlq-hs: **does not hold**: 1 of 1 runs of tlq-hs diverged' &&
+        says '- ulq is worse than tlq-hs: **cannot be told**: runs of both diverged' &&
+        grep -q 'sdp4bit (1 diverged)' "$work/page/125m_gaps.svg" &&
+        grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
 check "runs that diverged count against their arm" diverged
-lucky() { # three gaps that chance made equal, 0.02, beside an arm whose gaps scatter by 0.00816: the interval is of both, t of 3 + 2 degrees of freedom
+# Three gaps that chance made equal, 0.02, beside an arm whose gaps scatter by 0.00816. The interval
+# is of both, t of 3 + 2 degrees of freedom.
+lucky() {
     local i=0 loss
     cp -r "$work/one" "$work/seven"
     for loss in 3.01 3.05 3.00 3.06; do made seven sdp4bit $((i += 1)) $loss; done
@@ -113,28 +142,34 @@ rm "$work/five"/*
 made five baseline 1 null
 check "a result without its loss" wrong "no result of this program" "$work/five"
 
-# ---- real runs ----------------------------------------------------------------------------------------------------------------------------------
-tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 --make-vocab-size-divisible-by 8 --tokenizer-type Byte --lr 3e-3 --min-lr 3e-4)
+# ---- real runs -----------------------------------------------------------------------------------
+tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 \
+    --make-vocab-size-divisible-by 8 --tokenizer-type Byte --lr 3e-3 --min-lr 3e-4)
 # runs CODE ARMS SEEDS [OPTIONS...]
 runs() {
     local rc=0 code=$1 arms=$2 seeds=$3
     shift 3
-    "$study" run --data "$data" --device cpu --iterations 6 --global-batch-size 8 --eval-iterations 2 --error-interval "${ERRORS:-2}" --warmup-fraction 0.2 \
-        --results "$work/study" --arms "$arms" --seeds "$seeds" "$@" -- "${tiny[@]}" ${extra[@]+"${extra[@]}"} >"$work/out" 2>"$work/err" || rc=$?
+    "$study" run --data "$data" --device cpu --iterations 6 --global-batch-size 8 --eval-iterations 2 \
+        --error-interval "${ERRORS:-2}" --warmup-fraction 0.2 \
+        --results "$work/study" --arms "$arms" --seeds "$seeds" "$@" -- "${tiny[@]}" \
+        ${extra[@]+"${extra[@]}"} >"$work/out" 2>"$work/err" || rc=$?
     [ $rc = "$code" ] || { say "exit code $rc instead of $code"; return 1; }
 }
 extra=()
 first_call() {
     runs 0 baseline,sdp4bit 1,2 --minutes 0.0001 || return 1
-    [ "$(find "$work/study/125m" -name '*.json' | wc -l)" = 1 ] && grep -q '^3 runs are left' "$work/out" || { why="the time budget was not kept: $(cat "$work/out")"; return 1; }
+    [ "$(find "$work/study/125m" -name '*.json' | wc -l)" = 1 ] && grep -q '^3 runs are left' "$work/out" ||
+        { why="the time budget was not kept: $(cat "$work/out")"; return 1; }
 }
 check "a call whose time is up leaves the rest" first_call
 second_call() {
     local before
     before=$(stat -c %Y.%i "$work/study/125m/baseline.1.json")
     runs 0 baseline,sdp4bit 1,2 || return 1
-    grep -q '1 of 4 runs are done, 3 to do' "$work/out" && [ "$(find "$work/study/125m" -name '*.json' | wc -l)" = 4 ] || { why="$(cat "$work/out")"; return 1; }
-    [ "$before" = "$(stat -c %Y.%i "$work/study/125m/baseline.1.json")" ] || { why="a finished run was repeated"; return 1; }
+    grep -q '1 of 4 runs are done, 3 to do' "$work/out" &&
+        [ "$(find "$work/study/125m" -name '*.json' | wc -l)" = 4 ] || { why="$(cat "$work/out")"; return 1; }
+    [ "$before" = "$(stat -c %Y.%i "$work/study/125m/baseline.1.json")" ] ||
+        { why="a finished run was repeated"; return 1; }
     runs 0 baseline,sdp4bit 1,2 && grep -q '4 of 4 runs are done, 0 to do' "$work/out"
 }
 check "the next call goes on" second_call
@@ -155,45 +190,59 @@ assert all(0.01 < e[1] < 1 and e[2] > 1 for e in quant["errors"]), quant["errors
 END
 }
 check "what a result holds" contents
-real_report() { "$study" report "$work/study/125m" --out "$work/page2" >"$work/out" 2>"$work/err" && grep -q '^| sdp4bit | 2 |' "$work/page2/125m.md" || say "no report"; }
+real_report() {
+    "$study" report "$work/study/125m" --out "$work/page2" >"$work/out" 2>"$work/err" &&
+        grep -q '^| sdp4bit | 2 |' "$work/page2/125m.md" || say "no report"
+}
 check "a report of real runs" real_report
-shows() { "$study" status --results "$work/study" --arms baseline,qwd >"$work/out" && grep -q '^baseline *1234 *to do' "$work/out" || say "status"; }
+shows() {
+    "$study" status --results "$work/study" --arms baseline,qwd >"$work/out" &&
+        grep -q '^baseline *1234 *to do' "$work/out" || say "status"
+}
 check "status" shows
 other_settings() {
     extra=(--lr 1e-3)
     runs 5 baseline 1 && error_names 5 "choose another --results folder" 5
 }
 check "a study of other settings is not mixed in" other_settings
-other_transport() { # runs on GPUs that ranks share, which need --emulate-nodes, are comparable with others
+# Runs on GPUs that ranks share need --emulate-nodes. They are comparable with others.
+other_transport() {
     python3 - "$study" "$work" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
 import importlib.machinery, importlib.util, sys, types
 loader = importlib.machinery.SourceFileLoader("study", sys.argv[1])
 study = importlib.util.module_from_spec(importlib.util.spec_from_loader("study", loader))
 loader.exec_module(study)
 study.data_fingerprint = lambda prefix: "same"
-options = lambda *flags: types.SimpleNamespace(model="125m", iterations=1, global_batch_size=1, ranks=4, gpus_per_node=2, eval_iterations=1, warmup_fraction=0.05, data="", flags=list(flags),
-                                               micro_batch_size=1, error_interval=0)
+options = lambda *flags: types.SimpleNamespace(
+    model="125m", iterations=1, global_batch_size=1, ranks=4, gpus_per_node=2, eval_iterations=1,
+    warmup_fraction=0.05, data="", flags=list(flags), micro_batch_size=1, error_interval=0)
 plain, emulated, other = options(), options("--emulate-nodes"), options("--lr", "1e-3")
 assert study.settings_of(plain) == study.settings_of(emulated) != study.settings_of(other)
 path = sys.argv[2] + "/one/baseline.1.json"
 made = open(path).read()
 open(sys.argv[2] + "/transport.json", "w").write(made.replace('"flags":[]', '"flags":["--emulate-nodes"]'))
-assert '"flags":[]' in made and study.read_result(sys.argv[2] + "/transport.json")["settings"] == study.read_result(path)["settings"]
+settings = lambda path: study.read_result(path)["settings"]
+assert '"flags":[]' in made and settings(sys.argv[2] + "/transport.json") == settings(path)
 assert "--emulate-nodes" in study.trainer_flags(emulated, "baseline", 1)
 END
 }
 check "emulated nodes are no other settings" other_transport
 fails() {
     extra=()
-    ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" && [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
+    ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" &&
+        [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
 }
 check "a run that fails is told and leaves no result" fails
-fails_alike() { # CODE OPTIONS...: usage or environment, which is the same for all runs: one line for the run, one that says what is left
+# fails_alike CODE OPTIONS...: usage or environment, which is the same for all runs. One line is for
+# the run, one says what is left.
+fails_alike() {
     local code=$1
     shift
     extra=()
     ERRORS=0 runs 1 baseline,qwd,tlq 4 "$@" || return 1
-    [ "$(grep -c ": exit code $code: error: " "$work/err")" -eq 1 ] && grep -qx "stopped: exit code $code is most likely that of the others too; 2 of 3 runs were not started" "$work/err" || say "it went on"
+    [ "$(grep -c ": exit code $code: error: " "$work/err")" -eq 1 ] &&
+        grep -qx "stopped: exit code $code is most likely that of the others too; 2 of 3 runs were not started" \
+            "$work/err" || say "it went on"
 }
 check "a usage error ends the study at its first run" fails_alike 2 --micro-batch-size 3
 no_program() { BUILD=$work/none fails_alike 3; }
@@ -203,7 +252,8 @@ claimed_elsewhere() { # a run that another call is making is left to it
     mkdir -p "$work/study/raw/125m"
     (
         flock -n 9 || exit 1
-        runs 0 tlq 3 && grep -q 'tlq seed 3: another call makes it' "$work/out" && [ ! -e "$work/study/125m/tlq.3.json" ]
+        runs 0 tlq 3 && grep -q 'tlq seed 3: another call makes it' "$work/out" &&
+            [ ! -e "$work/study/125m/tlq.3.json" ]
     ) 9>"$work/study/raw/125m/tlq.3.lock" || { why="$(cat "$work/out")"; return 1; }
     runs 0 tlq 3 && [ -e "$work/study/125m/tlq.3.json" ]
 }

@@ -24,7 +24,8 @@ runs() {
     local expected=$1 code=0
     shift
     "$compare" "$@" > "$folder/out" 2> "$folder/err" || code=$?
-    [ "$code" = "$expected" ] || { fail "exit code $code, not $expected: $*"; cat "$folder/out" "$folder/err"; }
+    [ "$code" = "$expected" ] ||
+        { fail "exit code $code, not $expected: $*"; cat "$folder/out" "$folder/err"; }
 }
 # one_error TEXT: the last run printed this one line to stderr and no traceback
 one_error() {
@@ -34,7 +35,8 @@ one_error() {
     fi
 }
 well_formed() {
-    python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$1" || fail "plot is not well-formed"
+    python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$1" ||
+        fail "plot is not well-formed"
 }
 
 # JSON lines. The reference's loss is 5 - i/100. The other's is 0.03 above it at odd iterations and
@@ -49,7 +51,8 @@ json_log() { # add_odd add_even inter_bytes ms tokens_per_second last
             if (i % 10 == 0) {
                 printf "{\"kind\":\"interval\",\"iteration\":%d,\"iterations\":10,\"loss\":%.17g,", i, loss
                 printf "\"global_batch_size\":8,\"inter_node_bytes\":%d,\"intra_node_bytes\":2500000,", bytes
-                printf "\"timing\":{\"elapsed_ms\":%g,\"tokens_per_second\":%g,", i == 10 ? 9999 : ms, i == 10 ? 1 : tokens
+                printf "\"timing\":{\"elapsed_ms\":%g,", i == 10 ? 9999 : ms
+                printf "\"tokens_per_second\":%g,", i == 10 ? 1 : tokens
                 printf "\"exposed_comm_ms\":%g}}\n", ms / 10
             }
             if (i % 50 == 0) {
@@ -57,7 +60,8 @@ json_log() { # add_odd add_even inter_bytes ms tokens_per_second last
                 printf "\"loss\":%.17g,\"ppl\":1}\n", loss + 0.5
             }
         }
-        print "{\"kind\":\"valid\",\"iteration\":100,\"split\":\"test\",\"where\":\"x\",\"loss\":99,\"ppl\":1}"
+        printf "{\"kind\":\"valid\",\"iteration\":100,\"split\":\"test\",\"where\":\"x\","
+        print "\"loss\":99,\"ppl\":1}"
         printf "{\"kind\":\"trai"
     }'
 }
@@ -70,7 +74,8 @@ has "what the error is of" "tail noise: of the mean over the tail of this one pa
 to seed: other seeds move a gap many times as far (see --help)"
 [ "$(grep -c '^tail noise' "$folder/out")" = 1 ] || fail "what the error is of is said once"
 head -n 1 "$folder/out" | grep -q ' gap  *tail ' || fail "the error's column"
-has "note" "quant: loss +0.98 % against base over iterations 81 to 100, 4.00x fewer bytes between nodes, 1.25x its tokens/s"
+has "note" "quant: loss +0.98 % against base over iterations 81 to 100, 4.00x fewer bytes between nodes, \
+1.25x its tokens/s"
 has "curves, head" "iteration base quant difference"
 has "curves, first row" " 1 4.9900 5.0200 +0.0300"
 has "curves, middle row" " 50 4.5950 4.6350 +0.0400"
@@ -79,14 +84,16 @@ has "curves, last row" " 100 4.0950 4.1350 +0.0400"
 well_formed "$folder/a.svg"
 [ "$(grep -c '<polyline' "$folder/a.svg")" = 9 ] ||
     fail "plot: two raw, two smoothed lines and a difference over iterations, four lines over time"
-for text in '>base<' '>quant<' '>training loss<' '>iteration<' '>difference<' '>4.0950<' '>training time (seconds'; do
+for text in '>base<' '>quant<' '>training loss<' '>iteration<' '>difference<' '>4.0950<' \
+    '>training time (seconds'; do
     grep -qF -- "$text" "$folder/a.svg" || fail "plot lacks $text"
 done
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --smooth 50
 has "another window" "quant 100 4.0500 4.2850 +0.0400 +0.94 0.0014 4.5500 +1.11 1,250 10.000 2.500 16.0"
 
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --smooth 2
-has "a narrow window, of every iteration" "quant 100 4.0500 4.0450 +0.0400 +1.00 0.0100 4.5500 +1.11 1,250 10.000 2.500 16.0"
+has "a narrow window, of every iteration" \
+    "quant 100 4.0500 4.0450 +0.0400 +1.00 0.0100 4.5500 +1.11 1,250 10.000 2.500 16.0"
 
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --x iteration --svg "$folder/i.svg"
 well_formed "$folder/i.svg"
@@ -186,7 +193,7 @@ cat > "$folder/megatron.log" <<'END'
 -----------------------------------------------------------------------------------------------
 3:  [2024-10-28 11:02:03] iteration      300/   80000 | consumed samples:         1200 | elapsed time per iteration (ms): 733.7 | learning rate: 8.571429E-05 | global batch size:     4 | lm loss: 7.000000E-03 | loss scale: 1.0 | grad norm: 0.050 | number of skipped iterations:   0 | number of nan iterations:   0 |
 END
-printf ' iteration      400/   80000 | consumed samples:         1600 | elapsed time per iteration (ms): 733.7 | lm loss: 6.0' >> "$folder/megatron.log"
+printf ' iteration      400/   80000 | consumed samples:         1600 | lm loss: 6.0' >> "$folder/megatron.log"
 runs 0 megatron="$folder/megatron.log" --svg "$folder/m.svg" --x time
 # 4 * 2048 / 0.7337 s = 11165 tokens/s; columns that Megatron-LM does not log are left out
 has "Megatron's text" "megatron 300 0.0070 0.0350 0.0080 11,165"
@@ -197,8 +204,8 @@ well_formed "$folder/m.svg"
 # sqrt(0.00048 / 4). Neighbours do not resemble each other: 0.0049.
 for add in 0 0.03; do
     awk -v add=$add 'BEGIN { for (i = 100; i <= 1000; i += 100) {
-        printf " iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): 160.0 |", i, 1000, 8 * i
-        printf " global batch size: %5d |", 8
+        printf " iteration %8d/%8d | consumed samples: %12d |", i, 1000, 8 * i
+        printf " elapsed time per iteration (ms): 160.0 | global batch size: %5d |", 8
         printf " lm loss: %.6E |", 5 - i / 1000 * 0.3 + (add ? add + (i % 200 == 100 ? 0.02 : 0) : 0)
         print " number of skipped iterations:   0 |"
     } }' > "$folder/mega-$add.log"
@@ -215,8 +222,9 @@ grep -q 'last 700' "$folder/out" || fail "a window that is wide enough stays"
 # This program's text against JSON lines of the same run: compared over whole log intervals, five of
 # them at least.
 awk 'BEGIN { for (i = 10; i <= 100; i += 10) {
-    printf " iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): 160.0 |", i, 100, 8 * i
-    printf " learning rate: 1.000E-04 | global batch size: %5d | lm loss: %.6E |", 8, 5 - (i - 4.5) / 100 + 0.04
+    printf " iteration %8d/%8d | consumed samples: %12d |", i, 100, 8 * i
+    printf " elapsed time per iteration (ms): 160.0 | learning rate: 1.000E-04 |"
+    printf " global batch size: %5d | lm loss: %.6E |", 8, 5 - (i - 4.5) / 100 + 0.04
     printf " loss scale: 1.0 | grad norm: 1.000 | number of skipped iterations:   0 |"
     printf " number of nan iterations:   0 | tokens/s: 1250 | MFU: 41.5%% | inter-node MB/step: 10.000 |"
     print " intra-node MB/step: 2.500 | exposed comm (ms): 16.0 | ETA: 1h02m | epoch: 0.125 |"
@@ -271,7 +279,8 @@ runs 5 "$folder/base.jsonl" --svg "$folder/none/x.svg"
 one_error "give another path"
 runs 2 "$folder/base.jsonl" --curves 0
 runs 2
-printf '%s\n' '{"kind":"train","iteration":"x"}' '[1]' '{"kind":"train"}' '{"kind":"train","iteration":1,"loss":{}}' \
+printf '%s\n' '{"kind":"train","iteration":"x"}' '[1]' '{"kind":"train"}' \
+    '{"kind":"train","iteration":1,"loss":{}}' \
     '{"kind":"interval","iteration":1,"timing":3}' '{' > "$folder/odd"
 cat "$folder/base.jsonl" >> "$folder/odd"
 runs 0 "$folder/odd"
@@ -279,7 +288,8 @@ grep -q '^odd  *100  *4.0000' "$folder/out" || fail "damaged lines before good o
 
 # Lines that JSON allows and no run writes are left out and counted, or read without the field that
 # is no number.
-hostile() { # NAME UNREADABLE LINES...: before and among good ones, in a log that is compared and plotted
+# hostile NAME UNREADABLE LINES...: before good ones, in a log that is compared and plotted.
+hostile() {
     local name=$1 unreadable=$2
     shift 2
     { printf '%s\n' "$@"; cat "$folder/base.jsonl"; } > "$folder/hostile.jsonl"
@@ -311,7 +321,9 @@ hostile "a loss nested deep" 0 '{"kind":"train","iteration":0,"loss":{"a":[1]}}'
 hostile "a long line of text" 0 "$nested" " iteration $longer/ 10 | lm loss: 1.0 |" \
     "validation loss at iteration $longer | lm loss value: 1.0 | lm loss PPL: 1.0 |"
 for value in '"x"' '[1]' '{}' 1e400 -1e400 NaN true "$long"; do
-    hostile "fields that are $value" 0 "$(printf '{"kind":"interval","iteration":1,"iterations":1,"loss":5,%s,"timing":{%s}}' \
+    form='{"kind":"interval","iteration":1,"iterations":1,"loss":5,%s,"timing":{%s}}'
+    # shellcheck disable=SC2059 # the form is one
+    hostile "fields that are $value" 0 "$(printf "$form" \
         "\"global_batch_size\":$value,\"inter_node_bytes\":$value,\"intra_node_bytes\":$value" \
         "\"elapsed_ms\":$value,\"tokens_per_second\":$value,\"exposed_comm_ms\":$value")"
 done
@@ -320,7 +332,8 @@ sed 's/"elapsed_ms":200/"elapsed_ms":1e308/' "$folder/base.jsonl" > "$folder/hug
 runs 5 "$folder/huge.jsonl" --x time --svg "$folder/h.svg"
 one_error "too large or too small to compute with"
 # A loss of zero is a reference that nothing can be a percentage of.
-printf '{"kind":"train","iteration":1,"loss":0}\n{"kind":"valid","iteration":1,"split":"valid","loss":0}\n' > "$folder/zero.jsonl"
+printf '{"kind":"train","iteration":1,"loss":0}\n{"kind":"valid","iteration":1,"split":"valid","loss":0}\n' \
+    > "$folder/zero.jsonl"
 runs 0 a="$folder/zero.jsonl" b="$folder/zero.jsonl"
 grep -q '^b .* nan ' "$folder/out" || fail "a reference of zero"
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Event files read back by TensorBoard's own package: scalars, steps, texts. Skipped (exit 77), once they are written, where python3 has no tensorboard; PYTHON
-# names another interpreter.
+# Event files read back by TensorBoard's own package: scalars, steps, texts. Skipped (exit 77), once
+# they are written, where python3 has no tensorboard; PYTHON names another interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 folder=$(mktemp -d)
@@ -21,7 +21,8 @@ int main(int argc, char **argv) {
     return 0;
 }
 END
-"${MPICC:-mpicc}" -std=c11 -D_GNU_SOURCE -I. "$folder/write.c" "${BUILD:-build}/libllmc.a" -lcjson -lxxhash -lpcre2-8 -lpthread -lm -o "$folder/write"
+"${MPICC:-mpicc}" -std=c11 -D_GNU_SOURCE -I. "$folder/write.c" "${BUILD:-build}/libllmc.a" -lcjson -lxxhash \
+    -lpcre2-8 -lpthread -lm -o "$folder/write"
 "$folder/write" "$folder/events"
 
 python=${PYTHON:-python3}
