@@ -4,17 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes, void **target) {
+void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
+                         void **target) {
     if (plan->count == plan->capacity) {
         plan->capacity = plan->capacity ? 2 * plan->capacity : 32;
-        plan->entries = (MemoryPlanEntry *)xrealloc(plan->entries, (size_t)plan->capacity * sizeof(MemoryPlanEntry), "the memory plan");
+        plan->entries = (MemoryPlanEntry *)xrealloc(
+            plan->entries, (size_t)plan->capacity * sizeof(MemoryPlanEntry), "the memory plan");
     }
     MemoryPlanEntry entry = {group, purpose, bytes, target, NULL, false};
     plan->entries[plan->count++] = entry;
     *target = NULL;
 }
 
-void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes, void **target) {
+void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
+                              void **target) {
     memory_plan_reserve(plan, group, purpose, bytes, target);
     plan->entries[plan->count - 1].host = true;
 }
@@ -27,7 +30,9 @@ static size_t sum_of(const MemoryPlan *plan, bool host) {
 
 size_t memory_plan_total(const MemoryPlan *plan) { return sum_of(plan, false); }
 
-size_t memory_plan_needed(const MemoryPlan *plan) { return memory_plan_total(plan) + (device_is_host() ? sum_of(plan, true) : 0); }
+size_t memory_plan_needed(const MemoryPlan *plan) {
+    return memory_plan_total(plan) + (device_is_host() ? sum_of(plan, true) : 0);
+}
 
 bool memory_plan_allocate(MemoryPlan *plan, Device *device, int sharers, Error *err) {
     return memory_plan_allocate_within(plan, device, device_share(device, sharers), sharers, err);
@@ -37,14 +42,19 @@ bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share,
     size_t wanted = memory_plan_needed(plan);
     if (wanted > share) {
         char whose[64] = "are free";
-        if (sharers > 1) snprintf(whose, sizeof whose, "are free for each of the %d ranks of this machine", sharers);
-        return error_set(err, EXIT_ENVIRONMENT, "the memory plan takes %.1f MiB, %.1f MiB %s: %.1f MiB too much (--plan shows what takes how much)", (double)wanted / 0x1p20,
-                         (double)share / 0x1p20, whose, (double)(wanted - share) / 0x1p20);
+        if (sharers > 1)
+            snprintf(whose, sizeof whose, "are free for each of the %d ranks of this machine", sharers);
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "the memory plan takes %.1f MiB, %.1f MiB %s: %.1f MiB too much (--plan shows what "
+                         "takes how much)",
+                         (double)wanted / 0x1p20, (double)share / 0x1p20, whose,
+                         (double)(wanted - share) / 0x1p20);
     }
     for (int i = 0; i < plan->count; i++) {
         MemoryPlanEntry *entry = &plan->entries[i];
         if (entry->bytes == 0) continue;
-        entry->memory = entry->host ? host_alloc(device, entry->bytes, entry->purpose, err) : device_alloc(device, entry->bytes, entry->purpose, err);
+        entry->memory = entry->host ? host_alloc(device, entry->bytes, entry->purpose, err)
+                                    : device_alloc(device, entry->bytes, entry->purpose, err);
         if (!entry->memory) return false;
         *entry->target = entry->memory;
     }
@@ -61,12 +71,15 @@ size_t memory_plan_group_bytes(const MemoryPlan *plan, int i) {
     return sum;
 }
 
-// Entry i and those after it of the same purpose, such as one per layer; *count of them. 0 bytes when an earlier entry began the sum.
+// Entry i and those after it of the same purpose, such as one per layer; *count of them. 0 bytes
+// when an earlier entry began the sum.
 static size_t purpose_bytes(const MemoryPlan *plan, int i, int *count) {
     size_t sum = 0;
     *count = 0;
     for (int j = 0; j < plan->count; j++) {
-        if (strcmp(plan->entries[j].group, plan->entries[i].group) || strcmp(plan->entries[j].purpose, plan->entries[i].purpose)) continue;
+        if (strcmp(plan->entries[j].group, plan->entries[i].group) ||
+            strcmp(plan->entries[j].purpose, plan->entries[i].purpose))
+            continue;
         if (j < i) return 0;
         sum += plan->entries[j].bytes;
         ++*count;
@@ -94,7 +107,8 @@ static void print_groups(const MemoryPlan *plan, bool host, double parameters, F
 void memory_plan_print(const MemoryPlan *plan, int64_t parameters, FILE *out) {
     double n = (double)parameters;
     print_groups(plan, false, n, out);
-    fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", "total", memory_plan_total(plan), (double)memory_plan_total(plan) / n);
+    fprintf(out, "  %-38s %16zu bytes  %8.3f bytes/parameter\n", "total", memory_plan_total(plan),
+            (double)memory_plan_total(plan) / n);
     print_groups(plan, true, n, out);
 }
 

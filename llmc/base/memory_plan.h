@@ -1,5 +1,6 @@
-// One plan before any allocation: every device buffer of a run is reserved by name first, so that --plan prints exactly what the program
-// allocates, and what does not fit is known before anything is allocated. train_gpt.cu, zero_plan.c and probe.c reserve, memory.c allocates, plan_report.c
+// One plan before any allocation: every device buffer of a run is reserved by name first, so that
+// --plan prints exactly what the program allocates, and what does not fit is known before anything
+// is allocated. train_gpt.cu, zero_plan.c and probe.c reserve, memory.c allocates, plan_report.c
 // prints.
 #pragma once
 #include <stdio.h>
@@ -8,7 +9,8 @@
 LLMC_BEGIN
 
 typedef struct MemoryPlanEntry {
-    const char *group;    // "weights", "gradients", "optimizer state", "activations", "communication", ...: summed in --plan
+    const char *
+        group;  // "weights", "gradients", "optimizer state", "activations", "communication", ...: summed in --plan
     const char *purpose;  // "bf16 replica", ... a string literal
     size_t bytes;
     void **target;        // receives the address on allocation
@@ -22,20 +24,26 @@ typedef struct MemoryPlan {
 } MemoryPlan;
 
 // Reserves bytes (0 is allowed: the target becomes NULL).
-void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes, void **target);
-// The same in host memory that the device copies to by itself (device.h, host_alloc): not part of the total.
-void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes, void **target);
+void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
+                         void **target);
+// The same in host memory that the device copies to by itself (device.h, host_alloc): not part of
+// the total.
+void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
+                              void **target);
 size_t memory_plan_total(const MemoryPlan *plan);  // on the device
 // Bytes of entry i's group when i is its first entry, else 0: for loops over groups.
 size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
-// What the plan takes of the device's memory: on CPU ranks, where that is the host's, the host's entries too.
+// What the plan takes of the device's memory: on CPU ranks, where that is the host's, the host's
+// entries too.
 size_t memory_plan_needed(const MemoryPlan *plan);
-// Allocates everything, zeroed. sharers: how many ranks with the same needs draw on the same memory (CPU ranks of a host; 1 for a GPU of one's own).
-// Error (EXIT_ENVIRONMENT): says how much is missing (what to change: memory.h).
+// Allocates everything, zeroed. sharers: how many ranks with the same needs draw on the same memory
+// (CPU ranks of a host; 1 for a GPU of one's own). Error (EXIT_ENVIRONMENT): says how much is
+// missing (what to change: memory.h).
 bool memory_plan_allocate(MemoryPlan *plan, Device *device, int sharers, Error *err);
 // The same with each one's share (bytes) as it was found before any of them took its own.
 bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share, int sharers, Error *err);
-// Table of groups and purposes with bytes and bytes per parameter; entries of one purpose are one line, empty ones none.
+// Table of groups and purposes with bytes and bytes per parameter; entries of one purpose are one
+// line, empty ones none.
 void memory_plan_print(const MemoryPlan *plan, int64_t parameters, FILE *out);
 void memory_plan_free(MemoryPlan *plan, Device *device);
 

@@ -1,18 +1,25 @@
-// The CUDA backend of ops.h: attention. Chooses between cuDNN's fused kernels and our own, by the call's shape alone, so that forward and backward of a
-// layer take the same one. Called by train_gpt.cu through ops.h.
+// The CUDA backend of ops.h: attention. Chooses between cuDNN's fused kernels and our own, by the
+// call's shape alone, so that forward and backward of a layer take the same one. Called by
+// train_gpt.cu through ops.h.
 #include "llmc/cuda/attention.h"
 
-size_t op_attention_saved_bytes(int B, int T, int NH, int HD) { return (size_t)B * (size_t)NH * (size_t)T * sizeof(float); }
+size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {
+    return (size_t)B * (size_t)NH * (size_t)T * sizeof(float);
+}
 
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD) {
-    size_t plain = attention_plain_workspace_bytes(B, T, NH, HD), cudnn = attention_cudnn_workspace_bytes(B, T, NH, HD);
+    size_t plain = attention_plain_workspace_bytes(B, T, NH, HD),
+           cudnn = attention_cudnn_workspace_bytes(B, T, NH, HD);
     return plain > cudnn ? plain : cudnn;
 }
 
 // Nothing to do where there are no rows.
 static bool has_rows(Stream *s, const Attention *a) {
     if (a->HD % 8 || a->HD > 256) {
-        fatal(stream_site(s), EXIT_USAGE, "attention heads of %d: the GPU handles multiples of 8 up to 256; choose another --num-attention-heads or --kv-channels", a->HD);
+        fatal(stream_site(s), EXIT_USAGE,
+              "attention heads of %d: the GPU handles multiples of 8 up to 256; choose another "
+              "--num-attention-heads or --kv-channels",
+              a->HD);
     }
     return a->B > 0 && a->T > 0;
 }

@@ -1,5 +1,6 @@
-// The two attentions of the CUDA backend and what they share: attention.cu chooses, attention_cudnn.cpp calls cuDNN, attention_plain.cu has our own kernels.
-// Both keep the same thing for backward, the log-sum-exp of each query's scaled scores.
+// The two attentions of the CUDA backend and what they share: attention.cu chooses,
+// attention_cudnn.cpp calls cuDNN, attention_plain.cu has our own kernels. Both keep the same thing
+// for backward, the log-sum-exp of each query's scaled scores.
 #pragma once
 #include <math.h>
 
@@ -14,17 +15,21 @@ static inline float attention_scale(const Attention *a) { return 1.0f / sqrtf((f
 size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD);
 size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD);
 
-// Our own kernels: any T, any HD that is a multiple of 8 up to 256, document starts, dropout by the counter RNG. Deterministic.
+// Our own kernels: any T, any HD that is a multiple of 8 up to 256, document starts, dropout by the
+// counter RNG. Deterministic.
 void attention_plain_forward(Stream *stream, const Attention *a);
 void attention_plain_backward(Stream *stream, const Attention *a);
 
-// cuDNN's fused attention on the same tensors through strides, without copies. False when it has no plan for this call (then nothing was done, and it
-// says why on stderr once per shape); forward and backward of one shape answer alike. Dropout's mask comes from cuDNN's own Philox, keyed by (seed, site,
-// first_sample): the same in forward, recomputed forward and backward, but not the mask of ops.h. Failures of a plan that was built end the job.
+// cuDNN's fused attention on the same tensors through strides, without copies. False when it has no
+// plan for this call (then nothing was done, and it says why on stderr once per shape); forward and
+// backward of one shape answer alike. Dropout's mask comes from cuDNN's own Philox, keyed by (seed,
+// site, first_sample): the same in forward, recomputed forward and backward, but not the mask of
+// ops.h. Failures of a plan that was built end the job.
 bool attention_cudnn_forward(Stream *stream, const Attention *a);
 bool attention_cudnn_backward(Stream *stream, const Attention *a);
 
-// Writes two numbers to device memory in stream order: the seed and offset of cuDNN's dropout. A kernel, since the host's memory is not pinned.
+// Writes two numbers to device memory in stream order: the seed and offset of cuDNN's dropout. A
+// kernel, since the host's memory is not pinned.
 void attention_store_seed(Stream *stream, int64_t *seed_and_offset, int64_t seed, int64_t offset);
 
 LLMC_END

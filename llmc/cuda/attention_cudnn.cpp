@@ -1,11 +1,16 @@
-// cuDNN's fused causal attention through cudnn-frontend graphs, straight on Megatron's per-head interleaved qkv: strides do what copies would. One pair of
-// graphs, forward and backward, per shape, kept in the Device. Host code only. Called by attention.cu; what it refuses runs on attention_plain.cu.
+// cuDNN's fused causal attention through cudnn-frontend graphs, straight on Megatron's per-head
+// interleaved qkv: strides do what copies would. One pair of graphs, forward and backward, per
+// shape, kept in the Device. Host code only. Called by attention.cu; what it refuses runs on
+// attention_plain.cu.
 //
-// Deterministic mode: cuDNN's deterministic backward keeps the (T, T) gradients of the scores of all heads it is given in its workspace. To bound that, the
-// batch is cut into slices, whole samples or some heads of one sample, which run one after the other; forward uses the same slices, so that dropout's masks agree.
+// Deterministic mode: cuDNN's deterministic backward keeps the (T, T) gradients of the scores of
+// all heads it is given in its workspace. To bound that, the batch is cut into slices, whole
+// samples or some heads of one sample, which run one after the other; forward uses the same slices,
+// so that dropout's masks agree.
 #include <nvrtc.h>
 
-// cudnn-frontend's experimental part compiles kernels at run time, which nothing here asks for: its calls answer "error", and the program needs no NVRTC.
+// cudnn-frontend's experimental part compiles kernels at run time, which nothing here asks for: its
+// calls answer "error", and the program needs no NVRTC.
 template <class... Arguments>
 static nvrtcResult no_nvrtc(Arguments...) {
     return NVRTC_ERROR_INTERNAL_ERROR;
@@ -36,7 +41,7 @@ using TensorRef = std::shared_ptr<graph::Tensor_attributes>;
 
 namespace {
 
-// --- slices ----------------------------------------------------------------------------------------------------------------------
+// --- slices --------------------------------------------------------------------------------------
 
 // What one execution covers: `samples` whole samples, or with samples 1 some heads of one.
 struct Slice {
@@ -45,7 +50,8 @@ struct Slice {
 
 constexpr size_t SEED_BYTES = 256;                     // seed and offset, at the start of the workspace
 constexpr size_t SLACK_BYTES = (size_t)4 << 20;        // cuDNN's own needs beside the tensors counted here
-constexpr size_t SCORES_BYTES_MOST = (size_t)1 << 30;  // the (T, T) gradients of one sample are planned for up to this; beyond, by heads
+// The (T, T) gradients of one sample are planned for up to this; beyond, by heads.
+constexpr size_t SCORES_BYTES_MOST = (size_t)1 << 30;
 
 size_t up(int64_t n, int64_t multiple) { return (size_t)round_up64(n, multiple); }
 
@@ -55,10 +61,12 @@ size_t default_bytes(int samples, int heads, int T, int HD) {
 }
 // bf16 gradient of the scores, and the statistics: what the deterministic backward keeps.
 size_t deterministic_bytes(int samples, int heads, int T) {
-    return (size_t)samples * (size_t)heads * up(T, 128) * (up(T, 128) * sizeof(floatX) + 2 * sizeof(float)) + SLACK_BYTES;
+    return (size_t)samples * (size_t)heads * up(T, 128) * (up(T, 128) * sizeof(floatX) + 2 * sizeof(float)) +
+           SLACK_BYTES;
 }
 
-int largest_divisor(int n, size_t bytes_limit, size_t (*bytes)(int, int, int), int fixed, bool by_samples, int T) {
+int largest_divisor(int n, size_t bytes_limit, size_t (*bytes)(int, int, int), int fixed, bool by_samples,
+                    int T) {
     for (int d = n; d > 0; d--) {
         if (n % d == 0 && (by_samples ? bytes(d, fixed, T) : bytes(1, d, T)) <= bytes_limit) return d;
     }
@@ -74,9 +82,11 @@ Slice choose_slice(const Attention *a, bool deterministic, size_t workspace_byte
     return Slice{heads > 0 ? 1 : 0, heads};
 }
 
-size_t usable_bytes(const Attention *a) { return attention_cudnn_workspace_bytes(a->B, a->T, a->NH, a->HD) - SEED_BYTES; }
+size_t usable_bytes(const Attention *a) {
+    return attention_cudnn_workspace_bytes(a->B, a->T, a->NH, a->HD) - SEED_BYTES;
+}
 
-// --- graphs ----------------------------------------------------------------------------------------------------------------------
+// --- graphs --------------------------------------------------------------------------------------
 
 enum Uid : int64_t { Q = 1, K, V, O, STATS, DO, DQ, DK, DV, SEED, OFFSET };
 
@@ -102,34 +112,51 @@ void state_destroy(void *memory) {
     delete state;
 }
 
-std::string version_text(size_t version) { return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100); }
+std::string version_text(size_t version) {
+    return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+           std::to_string(version % 100);
+}
 
 // "cuDNN 9.19.0 (built with headers of 9.19.0), 32 x 12 heads of 64, sequence 2048"
 std::string describe(const Attention *a) {
-    return "cuDNN " + version_text(cudnnGetVersion()) + " (built with headers of " + version_text(CUDNN_VERSION) + "), attention of " + std::to_string(a->B) + " x " +
-           std::to_string(a->NH) + " heads of " + std::to_string(a->HD) + ", sequence " + std::to_string(a->T);
+    return "cuDNN " + version_text(cudnnGetVersion()) + " (built with headers of " +
+           version_text(CUDNN_VERSION) + "), attention of " + std::to_string(a->B) + " x " +
+           std::to_string(a->NH) + " heads of " + std::to_string(a->HD) + ", sequence " +
+           std::to_string(a->T);
 }
 
 // One line, from the first rank only: training goes on with our own kernels.
 void notice(const Device *device, const Attention *a, const std::string &reason) {
     if (device->site && device->site->rank > 0) return;
     std::string line = reason.substr(0, reason.find('\n'));
-    warning_print(device->site, "%s: %.600s; our own attention kernels are used, which are slower", describe(a).c_str(), line.c_str());
+    warning_print(device->site, "%s: %.600s; our own attention kernels are used, which are slower",
+                  describe(a).c_str(), line.c_str());
 }
 
-// A (samples, heads, T, HD) view of a tensor whose rows of one head are `row` elements apart, heads `head` apart.
-TensorRef add_tensor(graph::Graph &g, const char *name, Uid uid, const Attention *a, Slice slice, int64_t head, int64_t row) {
+// A (samples, heads, T, HD) view of a tensor whose rows of one head are `row` elements apart, heads
+// `head` apart.
+TensorRef add_tensor(graph::Graph &g, const char *name, Uid uid, const Attention *a, Slice slice,
+                     int64_t head, int64_t row) {
     return g.tensor(graph::Tensor_attributes()
                         .set_name(name)
                         .set_uid(uid)
                         .set_dim({slice.samples, slice.heads, a->T, a->HD})
                         .set_stride({row * a->T, head, row, 1}));
 }
-void describe_output(const TensorRef &tensor, Uid uid, const Attention *a, Slice slice, int64_t head, int64_t row) {
-    tensor->set_output(true).set_uid(uid).set_dim({slice.samples, slice.heads, a->T, a->HD}).set_stride({row * a->T, head, row, 1});
+void describe_output(const TensorRef &tensor, Uid uid, const Attention *a, Slice slice, int64_t head,
+                     int64_t row) {
+    tensor->set_output(true)
+        .set_uid(uid)
+        .set_dim({slice.samples, slice.heads, a->T, a->HD})
+        .set_stride({row * a->T, head, row, 1});
 }
 TensorRef add_seed(graph::Graph &g, const char *name, Uid uid) {
-    return g.tensor(graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim({1, 1, 1, 1}).set_stride({1, 1, 1, 1}).set_data_type(fe::DataType_t::INT64));
+    return g.tensor(graph::Tensor_attributes()
+                        .set_name(name)
+                        .set_uid(uid)
+                        .set_dim({1, 1, 1, 1})
+                        .set_stride({1, 1, 1, 1})
+                        .set_data_type(fe::DataType_t::INT64));
 }
 
 // Strides of qkv (B, T, NH, 3, HD) and of out (B, T, NH * HD).
@@ -142,30 +169,43 @@ Strides strides_of(const Attention *a) {
 }
 
 void set_types(graph::Graph &g) {
-    g.set_io_data_type(fe::DataType_t::BFLOAT16).set_intermediate_data_type(fe::DataType_t::FLOAT).set_compute_data_type(fe::DataType_t::FLOAT);
+    g.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
 }
 
 fe::error_t build_forward(graph::Graph &g, cudnnHandle_t handle, const Attention *a, Slice slice) {
     Strides s = strides_of(a);
     set_types(g);
-    TensorRef q = add_tensor(g, "q", Q, a, slice, s.qkv_head, s.qkv_row), k = add_tensor(g, "k", K, a, slice, s.qkv_head, s.qkv_row);
+    TensorRef q = add_tensor(g, "q", Q, a, slice, s.qkv_head, s.qkv_row),
+              k = add_tensor(g, "k", K, a, slice, s.qkv_head, s.qkv_row);
     TensorRef v = add_tensor(g, "v", V, a, slice, s.qkv_head, s.qkv_row);
     graph::SDPA_attributes options;
-    options.set_name("attention").set_generate_stats(true).set_causal_mask(true).set_attn_scale(attention_scale(a));
-    if (a->dropout.p > 0.0f) options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
+    options.set_name("attention")
+        .set_generate_stats(true)
+        .set_causal_mask(true)
+        .set_attn_scale(attention_scale(a));
+    if (a->dropout.p > 0.0f)
+        options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
     auto [out, stats] = g.sdpa(q, k, v, options);
     describe_output(out, O, a, slice, s.out_head, s.out_row);
-    stats->set_output(true).set_uid(STATS).set_data_type(fe::DataType_t::FLOAT).set_dim({slice.samples, slice.heads, a->T, 1}).set_stride(
-        {(int64_t)slice.heads * a->T, a->T, 1, 1});
+    stats->set_output(true)
+        .set_uid(STATS)
+        .set_data_type(fe::DataType_t::FLOAT)
+        .set_dim({slice.samples, slice.heads, a->T, 1})
+        .set_stride({(int64_t)slice.heads * a->T, a->T, 1, 1});
     return g.build(handle, {fe::HeurMode_t::A});
 }
 
-fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attention *a, Slice slice, bool deterministic) {
+fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attention *a, Slice slice,
+                           bool deterministic) {
     Strides s = strides_of(a);
     set_types(g);
-    TensorRef q = add_tensor(g, "q", Q, a, slice, s.qkv_head, s.qkv_row), k = add_tensor(g, "k", K, a, slice, s.qkv_head, s.qkv_row);
+    TensorRef q = add_tensor(g, "q", Q, a, slice, s.qkv_head, s.qkv_row),
+              k = add_tensor(g, "k", K, a, slice, s.qkv_head, s.qkv_row);
     TensorRef v = add_tensor(g, "v", V, a, slice, s.qkv_head, s.qkv_row);
-    TensorRef out = add_tensor(g, "out", O, a, slice, s.out_head, s.out_row), dout = add_tensor(g, "dout", DO, a, slice, s.out_head, s.out_row);
+    TensorRef out = add_tensor(g, "out", O, a, slice, s.out_head, s.out_row),
+              dout = add_tensor(g, "dout", DO, a, slice, s.out_head, s.out_row);
     TensorRef stats = g.tensor(graph::Tensor_attributes()
                                    .set_name("stats")
                                    .set_uid(STATS)
@@ -173,8 +213,12 @@ fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attentio
                                    .set_stride({(int64_t)slice.heads * a->T, a->T, 1, 1})
                                    .set_data_type(fe::DataType_t::FLOAT));
     graph::SDPA_backward_attributes options;
-    options.set_name("attention backward").set_causal_mask(true).set_attn_scale(attention_scale(a)).set_deterministic_algorithm(deterministic);
-    if (a->dropout.p > 0.0f) options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
+    options.set_name("attention backward")
+        .set_causal_mask(true)
+        .set_attn_scale(attention_scale(a))
+        .set_deterministic_algorithm(deterministic);
+    if (a->dropout.p > 0.0f)
+        options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
     auto [dq, dk, dv] = g.sdpa_backward(q, k, v, out, dout, stats, options);
     describe_output(dq, DQ, a, slice, s.qkv_head, s.qkv_row);
     describe_output(dk, DK, a, slice, s.qkv_head, s.qkv_row);
@@ -193,7 +237,8 @@ std::unique_ptr<Plan> build_plan(const Device *device, State *state, const Atten
     }
     try {
         fe::error_t status = build_forward(plan->forward, state->handle, a, plan->slice);
-        if (status.is_good()) status = build_backward(plan->backward, state->handle, a, plan->slice, device->deterministic);
+        if (status.is_good())
+            status = build_backward(plan->backward, state->handle, a, plan->slice, device->deterministic);
         if (status.is_bad()) {
             notice(device, a, "no plan (" + status.get_message() + ")");
             return plan;
@@ -204,7 +249,10 @@ std::unique_ptr<Plan> build_plan(const Device *device, State *state, const Atten
     }
     int64_t needed = std::max(plan->forward.get_workspace_size(), plan->backward.get_workspace_size());
     plan->usable = needed <= (int64_t)available;
-    if (!plan->usable) notice(device, a, "its plan needs " + std::to_string(needed) + " bytes of workspace, " + std::to_string(available) + " are planned");
+    if (!plan->usable)
+        notice(device, a,
+               "its plan needs " + std::to_string(needed) + " bytes of workspace, " +
+                   std::to_string(available) + " are planned");
     return plan;
 }
 
@@ -230,11 +278,12 @@ Plan *find_plan(Stream *stream, State **state, const Attention *a) {
     uint32_t dropout_bits = a->dropout.p > 0.0f ? f32_bits(a->dropout.p) : 0;
     PlanKey key{a->B, a->T, a->NH, a->HD, dropout_bits, device->deterministic};
     auto found = (*state)->plans.find(key);
-    if (found == (*state)->plans.end()) found = (*state)->plans.emplace(key, build_plan(device, *state, a)).first;
+    if (found == (*state)->plans.end())
+        found = (*state)->plans.emplace(key, build_plan(device, *state, a)).first;
     return found->second->usable ? found->second.get() : nullptr;
 }
 
-// --- execution -------------------------------------------------------------------------------------------------------------------
+// --- execution -----------------------------------------------------------------------------------
 
 // splitmix64's finaliser: neighbouring (seed, site, sample) give unrelated keys.
 uint64_t mix(uint64_t z) {
@@ -254,7 +303,8 @@ struct SliceStart {
 };
 SliceStart slice_start(const Attention *a, Slice slice, int i) {
     int per_sample = a->NH / slice.heads;  // 1 when a slice is whole samples
-    int64_t sample = (int64_t)(i / per_sample) * slice.samples, head = (int64_t)(i % per_sample) * slice.heads;
+    int64_t sample = (int64_t)(i / per_sample) * slice.samples,
+            head = (int64_t)(i % per_sample) * slice.heads;
     int64_t out = (sample * a->T * a->NH + head) * a->HD;
     return SliceStart{(sample * a->T * a->NH + head) * 3 * a->HD, out, (sample * a->NH + head) * a->T};
 }
@@ -262,13 +312,15 @@ SliceStart slice_start(const Attention *a, Slice slice, int i) {
 void check(Stream *stream, const Attention *a, bool good, const std::string &message, const char *what) {
     if (good) return;
     cuda_check_gpu(stream_site(stream));
-    fatal(stream_site(stream), EXIT_ENVIRONMENT, "%s: %s failed: %s; see whether cuDNN's version fits the GPU and the driver (--version names them)", describe(a).c_str(), what,
-          message.c_str());
+    fatal(stream_site(stream), EXIT_ENVIRONMENT,
+          "%s: %s failed: %s; see whether cuDNN's version fits the GPU and the driver (--version names them)",
+          describe(a).c_str(), what, message.c_str());
 }
 
 // Runs a graph on every slice. pointers(start) gives the tensors of the slice that begins there.
 template <class Pointers>
-void execute_slices(Stream *stream, State *state, const Plan *plan, const graph::Graph &g, const Attention *a, const char *what, Pointers pointers) {
+void execute_slices(Stream *stream, State *state, const Plan *plan, const graph::Graph &g, const Attention *a,
+                    const char *what, Pointers pointers) {
     cudnnStatus_t status = cudnnSetStream(state->handle, stream_handle(stream));
     check(stream, a, status == CUDNN_STATUS_SUCCESS, cudnnGetErrorString(status), "choosing the stream");
     int slices = a->B / plan->slice.samples * (a->NH / plan->slice.heads);
@@ -280,18 +332,22 @@ void execute_slices(Stream *stream, State *state, const Plan *plan, const graph:
             pack[SEED] = seed;
             pack[OFFSET] = seed + 1;
         }
-        fe::error_t result = g.execute(state->handle, pack, static_cast<uint8_t *>(a->workspace) + SEED_BYTES);
+        fe::error_t result =
+            g.execute(state->handle, pack, static_cast<uint8_t *>(a->workspace) + SEED_BYTES);
         check(stream, a, result.is_good(), result.get_message(), what);
     }
 }
 
-void *address(const void *base, int64_t element, size_t size) { return const_cast<uint8_t *>(static_cast<const uint8_t *>(base)) + element * (int64_t)size; }
+void *address(const void *base, int64_t element, size_t size) {
+    return const_cast<uint8_t *>(static_cast<const uint8_t *>(base)) + element * (int64_t)size;
+}
 
 }  // namespace
 
 size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD) {
     size_t one_sample = std::min(deterministic_bytes(1, NH, T), SCORES_BYTES_MOST);
-    return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), deterministic_bytes(1, 1, T), one_sample});  // no smaller for a larger B or T
+    // No smaller for a larger B or T.
+    return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), deterministic_bytes(1, 1, T), one_sample});
 }
 
 bool attention_cudnn_forward(Stream *stream, const Attention *a) {
@@ -313,15 +369,16 @@ bool attention_cudnn_backward(Stream *stream, const Attention *a) {
     Plan *plan = find_plan(stream, &state, a);
     if (!plan) return false;
     execute_slices(stream, state, plan, plan->backward, a, "backward", [&](SliceStart at) {
-        return std::unordered_map<int64_t, void *>{{Q, address(a->qkv, at.qkv, sizeof(floatX))},
-                                                   {K, address(a->qkv, at.qkv + a->HD, sizeof(floatX))},
-                                                   {V, address(a->qkv, at.qkv + 2 * a->HD, sizeof(floatX))},
-                                                   {O, address(a->out, at.out, sizeof(floatX))},
-                                                   {DO, address(a->dout, at.out, sizeof(floatX))},
-                                                   {STATS, address(a->saved, at.stats, sizeof(float))},
-                                                   {DQ, address(a->dqkv, at.qkv, sizeof(floatX))},
-                                                   {DK, address(a->dqkv, at.qkv + a->HD, sizeof(floatX))},
-                                                   {DV, address(a->dqkv, at.qkv + 2 * a->HD, sizeof(floatX))}};
+        return std::unordered_map<int64_t, void *>{
+            {Q, address(a->qkv, at.qkv, sizeof(floatX))},
+            {K, address(a->qkv, at.qkv + a->HD, sizeof(floatX))},
+            {V, address(a->qkv, at.qkv + 2 * a->HD, sizeof(floatX))},
+            {O, address(a->out, at.out, sizeof(floatX))},
+            {DO, address(a->dout, at.out, sizeof(floatX))},
+            {STATS, address(a->saved, at.stats, sizeof(float))},
+            {DQ, address(a->dqkv, at.qkv, sizeof(floatX))},
+            {DK, address(a->dqkv, at.qkv + a->HD, sizeof(floatX))},
+            {DV, address(a->dqkv, at.qkv + 2 * a->HD, sizeof(floatX))}};
     });
     return true;
 }

@@ -1,9 +1,12 @@
-// Our own causal attention, in tiles of queries and keys on the tensor cores: for document starts, for shapes that cuDNN does not take, and as a check of
-// cuDNN. No atomics, so every sum has a fixed order. Called by attention.cu.
+// Our own causal attention, in tiles of queries and keys on the tensor cores: for document starts,
+// for shapes that cuDNN does not take, and as a check of cuDNN. No atomics, so every sum has a
+// fixed order. Called by attention.cu.
 //
-// Forward passes over the keys twice: first for each query's log-sum-exp, then for out = P v with P already normalised, which needs no rescaling and lets
-// sums stay in registers. Backward recomputes P from the log-sum-exp, once per tile of queries for dq and once per tile of keys for dk and dv.
-// Products are of bf16 values with fp32 sums: P and the gradient of the scores are rounded to bf16 as inputs of a product.
+// Forward passes over the keys twice: first for each query's log-sum-exp, then for out = P v with P
+// already normalised, which needs no rescaling and lets sums stay in registers. Backward recomputes
+// P from the log-sum-exp, once per tile of queries for dq and once per tile of keys for dk and dv.
+// Products are of bf16 values with fp32 sums: P and the gradient of the scores are rounded to bf16
+// as inputs of a product.
 #include <math.h>
 #include <mma.h>
 
@@ -12,10 +15,11 @@
 
 using namespace nvcuda;
 
-// --- tiles -----------------------------------------------------------------------------------------------------------------------
+// --- tiles ---------------------------------------------------------------------------------------
 
-// Tiles are ROWS queries by ROWS keys; heads are padded with zeros to HDP columns. A warp handles 8 rows of the scores elementwise, and of a product with
-// HDP columns 16 rows (its row group) and every second fragment of 16 columns. Strides are padded against bank conflicts.
+// Tiles are ROWS queries by ROWS keys; heads are padded with zeros to HDP columns. A warp handles 8
+// rows of the scores elementwise, and of a product with HDP columns 16 rows (its row group) and
+// every second fragment of 16 columns. Strides are padded against bank conflicts.
 template <int HDP>
 struct Tile {
     static constexpr int ROWS = HDP <= 64 ? 64 : 32;
@@ -28,7 +32,8 @@ struct Tile {
 };
 enum { WARP_ROWS = 8 };  // rows of the scores per warp
 
-// What a tile's queries need besides q: the first key each may see (INT_MAX beyond T: none), its log-sum-exp, and sum(dout out).
+// What a tile's queries need besides q: the first key each may see (INT_MAX beyond T: none), its
+// log-sum-exp, and sum(dout out).
 template <int ROWS>
 struct QueryRows {
     int first_key[ROWS];
@@ -64,16 +69,19 @@ struct Call : Attention {
     int tiles;     // of a head
 };
 
-// The place of a block: every (sample, head) has `tiles` of them, in one dimension, since the others of a grid end at 65535.
+// The place of a block: every (sample, head) has `tiles` of them, in one dimension, since the
+// others of a grid end at 65535.
 struct Place {
     int tile, head, b;
 };
 static __device__ __forceinline__ Place place_of(const Call &a) {
     const unsigned head = blockIdx.x / (unsigned)a.tiles;
-    return Place{(int)(blockIdx.x % (unsigned)a.tiles), (int)(head % (unsigned)a.NH), (int)(head / (unsigned)a.NH)};
+    return Place{(int)(blockIdx.x % (unsigned)a.tiles), (int)(head % (unsigned)a.NH),
+                 (int)(head / (unsigned)a.NH)};
 }
 
-// Pointers of one (sample, head) and what the kernels share. Rows of qkv and dqkv are `row` apart, rows of out and dout C = NH * HD.
+// Pointers of one (sample, head) and what the kernels share. Rows of qkv and dqkv are `row` apart,
+// rows of out and dout C = NH * HD.
 struct HeadView {
     const floatX *q, *k, *v;
     int64_t row, C;
@@ -91,11 +99,14 @@ static __device__ __forceinline__ HeadView head_view(const Call &a, int b, int h
     h.sample = a.dropout.first_sample + b;
     return h;
 }
-static __device__ __forceinline__ int64_t head_offset(const Call &a, int b, int head) { return ((int64_t)b * a.T * a.NH + head) * a.HD; }
+static __device__ __forceinline__ int64_t head_offset(const Call &a, int b, int head) {
+    return ((int64_t)b * a.T * a.NH + head) * a.HD;
+}
 
 // Rows first .. first + ROWS - 1 of a (T, HD) matrix into shared memory, zeros beyond T and HD.
 template <int HDP>
-static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floatX *from, int64_t stride, int first, const Call &a) {
+static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floatX *from, int64_t stride,
+                                                 int first, const Call &a) {
     constexpr int VECTORS = HDP / PACKED;
     for (int i = threadIdx.x; i < Tile<HDP>::ROWS * VECTORS; i += Tile<HDP>::THREADS) {
         int r = i / VECTORS, d = i % VECTORS * PACKED;
@@ -106,7 +117,8 @@ static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floa
 }
 
 template <int ROWS>
-static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Call &a, const HeadView &h, const float *lse, const float *delta, int first) {
+static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Call &a, const HeadView &h,
+                                                 const float *lse, const float *delta, int first) {
     for (int r = threadIdx.x; r < ROWS; r += blockDim.x) {
         int t = first + r;
         rows->first_key[r] = t >= a.T ? INT_MAX : (h.doc_start ? h.doc_start[t] : 0);
@@ -120,11 +132,12 @@ template <int ROWS>
 static __device__ __forceinline__ int first_key_of_tile(const Call &a, const HeadView &h, int first) {
     if (!h.doc_start) return 0;
     int least = INT_MAX;
-    for (int r = threadIdx.x % WARP; r < ROWS && first + r < a.T; r += WARP) least = min(least, h.doc_start[first + r]);
+    for (int r = threadIdx.x % WARP; r < ROWS && first + r < a.T; r += WARP)
+        least = min(least, h.doc_start[first + r]);
     return __reduce_min_sync(0xFFFFFFFFu, least);
 }
 
-// --- products --------------------------------------------------------------------------------------------------------------------
+// --- products ------------------------------------------------------------------------------------
 
 typedef wmma::fragment<wmma::accumulator, 16, 16, 16, float> Accumulator;
 typedef wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> LeftRows;
@@ -134,7 +147,8 @@ typedef wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::col_majo
 
 // scores (ROWS, ROWS) = x y^T, x and y being tiles (ROWS, HDP).
 template <int HDP>
-static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfloat16 *x, const __nv_bfloat16 *y) {
+static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfloat16 *x,
+                                                   const __nv_bfloat16 *y) {
     constexpr int GROUPS = Tile<HDP>::GROUPS, LD = Tile<HDP>::LD, LD_SCORES = Tile<HDP>::LD_SCORES;
     for (int f = threadIdx.x / WARP; f < GROUPS * GROUPS; f += Tile<HDP>::WARPS) {
         int i = f / GROUPS * 16, j = f % GROUPS * 16;
@@ -152,7 +166,8 @@ static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfl
     }
 }
 
-// The part of a (ROWS, HDP) result that one warp holds: row group warp / 2, column fragments warp % 2, warp % 2 + 2, ...
+// The part of a (ROWS, HDP) result that one warp holds: row group warp / 2, column fragments warp %
+// 2, warp % 2 + 2, ...
 template <int HDP>
 struct Result {
     Accumulator part[Tile<HDP>::FRAGMENTS];
@@ -165,7 +180,8 @@ static __device__ __forceinline__ void clear(Result<HDP> &result) {
 
 // result += w y (or w^T y), w being (ROWS, ROWS) with stride LD_PROBS, y a tile (ROWS, HDP).
 template <int HDP, bool TRANSPOSE>
-static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, const __nv_bfloat16 *w, const __nv_bfloat16 *y) {
+static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, const __nv_bfloat16 *w,
+                                                          const __nv_bfloat16 *y) {
     constexpr int LD = Tile<HDP>::LD, LD_PROBS = Tile<HDP>::LD_PROBS;
     const int warp = threadIdx.x / WARP, i = warp / 2 * 16;
 #pragma unroll
@@ -184,9 +200,11 @@ static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, c
     }
 }
 
-// Rounds a result into rows first .. of a (T, HD) matrix whose rows are `stride` apart. patches: 256 floats per warp that nobody else uses now.
+// Rounds a result into rows first .. of a (T, HD) matrix whose rows are `stride` apart. patches:
+// 256 floats per warp that nobody else uses now.
 template <int HDP>
-static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, Result<HDP> &result, int first, const Call &a, float *patches) {
+static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, Result<HDP> &result,
+                                                    int first, const Call &a, float *patches) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     float *patch = patches + warp * 256;  // (16, 16)
     const int t = first + warp / 2 * 16 + lane / 2;
@@ -200,14 +218,17 @@ static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, 
     }
 }
 
-// --- elements of the scores ------------------------------------------------------------------------------------------------------
+// --- elements of the scores ----------------------------------------------------------------------
 
-// Dropout's multiplier of one probability: element (head * T + t) * T + key of its sample, as ops.h says.
-static __device__ __forceinline__ float keep_multiplier(const Call &a, const HeadView &h, int head, int t, int key) {
+// Dropout's multiplier of one probability: element (head * T + t) * T + key of its sample, as ops.h
+// says.
+static __device__ __forceinline__ float keep_multiplier(const Call &a, const HeadView &h, int head, int t,
+                                                        int key) {
     if (!(a.dropout.p > 0.0f)) return 1.0f;
     uint64_t element = ((uint64_t)head * (uint64_t)a.T + (uint64_t)t) * (uint64_t)a.T + (uint64_t)key;
     Philox4 bits = dropout_bits(a.dropout, h.sample, element / 8);
-    uint32_t low = element & 2 ? bits.v[1] : bits.v[0], high = element & 2 ? bits.v[3] : bits.v[2];  // selects: an array indexed at run time would leave the registers
+    // selects: an array indexed at run time would leave the registers.
+    uint32_t low = element & 2 ? bits.v[1] : bits.v[0], high = element & 2 ? bits.v[3] : bits.v[2];
     uint32_t word = element & 4 ? high : low, random16 = element & 1 ? word >> 16 : word & 0xFFFFu;
     uint32_t threshold = (uint32_t)rintf(a.dropout.p * 65536.0f);
     return random16 >= threshold ? f32_div(1.0f, f32_sub(1.0f, a.dropout.p)) : 0.0f;
@@ -219,11 +240,13 @@ static __device__ __forceinline__ bool sees(const QueryRows<ROWS> &rows, int que
     return key <= query_first + r && key >= rows.first_key[r];
 }
 
-// --- forward ---------------------------------------------------------------------------------------------------------------------
+// --- forward -------------------------------------------------------------------------------------
 
-// Pass 1: lse of the tile's queries, to shared memory and to lse (T). Each lane keeps a running maximum and sum over its columns; they meet at the end.
+// Pass 1: lse of the tile's queries, to shared memory and to lse (T). Each lane keeps a running
+// maximum and sum over its columns; they meet at the end.
 template <int HDP>
-static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const HeadView &h, float *lse, int first, int key_begin) {
+static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const HeadView &h, float *lse,
+                                   int first, int key_begin) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     float max[WARP_ROWS], sum[WARP_ROWS];
@@ -251,7 +274,8 @@ static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const H
     for (int i = 0; i < WARP_ROWS; i++) {
         const int r = warp * WARP_ROWS + i;
         float largest = warp_max(max[i]);
-        float total = warp_sum(sum[i] > 0.0f ? sum[i] * __expf(max[i] - largest) : 0.0f);  // a lane without keys has -inf - -inf otherwise
+        // A lane without keys has -inf - -inf otherwise.
+        float total = warp_sum(sum[i] > 0.0f ? sum[i] * __expf(max[i] - largest) : 0.0f);
         if (lane > 0) continue;
         m.rows.lse[r] = total > 0.0f ? largest + logf(total) : 0.0f;
         if (first + r < a.T) lse[first + r] = m.rows.lse[r];
@@ -264,7 +288,8 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(C
     extern __shared__ __align__(128) uint8_t memory[];
     ForwardShared<HDP> &m = *reinterpret_cast<ForwardShared<HDP> *>(memory);
     const Place place = place_of(a);
-    const int first = (a.tiles - 1 - place.tile) * ROWS, head = place.head, b = place.b;  // the longest tiles first
+    // The longest tiles first.
+    const int first = (a.tiles - 1 - place.tile) * ROWS, head = place.head, b = place.b;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const HeadView h = head_view(a, b, head);
     load_tile<HDP>(m.q, h.q, h.row, first, a);
@@ -284,7 +309,8 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(C
             for (int c = lane; c < ROWS; c += WARP) {
                 float p = 0.0f;
                 if (sees(m.rows, first, r, key_first + c)) {
-                    p = __expf(a.scale * m.scores[r * Tile<HDP>::LD_SCORES + c] - m.rows.lse[r]) * keep_multiplier(a, h, head, first + r, key_first + c);
+                    p = __expf(a.scale * m.scores[r * Tile<HDP>::LD_SCORES + c] - m.rows.lse[r]) *
+                        keep_multiplier(a, h, head, first + r, key_first + c);
                 }
                 m.probs[r * Tile<HDP>::LD_PROBS + c] = __float2bfloat16_rn(p);
             }
@@ -296,9 +322,10 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(C
     store_result<HDP>(a.out + head_offset(a, b, head), h.C, result, first, a, m.scores);
 }
 
-// --- backward --------------------------------------------------------------------------------------------------------------------
+// --- backward ------------------------------------------------------------------------------------
 
-// delta (B, NH, T) = sum over a head of dout out, which equals the sum over keys of p dp: one warp per query.
+// delta (B, NH, T) = sum over a head of dout out, which equals the sum over keys of p dp: one warp
+// per query.
 __global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     const int64_t query = (int64_t)blockIdx.x * (256 / WARP) + threadIdx.x / WARP;  // (B, T, NH)
     if (query >= (int64_t)a.B * a.T * a.NH) return;
@@ -316,10 +343,12 @@ __global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     if (threadIdx.x % WARP == 0) a.delta[(b * a.NH + head) * a.T + t] = sum;
 }
 
-// One pair of tiles in backward: from q, dout, k, v in shared memory to the rounded probabilities after dropout and the rounded gradient of the scores.
-// Begins after a barrier that follows the loads, ends with one.
+// One pair of tiles in backward: from q, dout, k, v in shared memory to the rounded probabilities
+// after dropout and the rounded gradient of the scores. Begins after a barrier that follows the
+// loads, ends with one.
 template <int HDP>
-static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, const Call &a, const HeadView &h, int head, int query_first, int key_first) {
+static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, const Call &a, const HeadView &h,
+                                                     int head, int query_first, int key_first) {
     constexpr int ROWS = Tile<HDP>::ROWS, LD_SCORES = Tile<HDP>::LD_SCORES, LD_PROBS = Tile<HDP>::LD_PROBS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     tile_scores<HDP>(m.scores, m.q, m.k);
@@ -355,7 +384,8 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Call a
     load_rows<ROWS>(&m.rows, a, h, a.lse + statistics, a.delta + statistics, first);
     Result<HDP> dq;
     clear(dq);
-    for (int key_first = first_key_of_tile<ROWS>(a, h, first) / ROWS * ROWS; key_first <= first; key_first += ROWS) {
+    for (int key_first = first_key_of_tile<ROWS>(a, h, first) / ROWS * ROWS; key_first <= first;
+         key_first += ROWS) {
         __syncthreads();
         load_tile<HDP>(m.k, h.k, h.row, key_first, a);
         load_tile<HDP>(m.v, h.v, h.row, key_first, a);
@@ -374,7 +404,8 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call 
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
     const Place place = place_of(a);
-    const int key_first = place.tile * ROWS, head = place.head, b = place.b;  // the first keys have the most queries
+    // The first keys have the most queries.
+    const int key_first = place.tile * ROWS, head = place.head, b = place.b;
     const HeadView h = head_view(a, b, head);
     const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
     load_tile<HDP>(m.k, h.k, h.row, key_first, a);
@@ -398,11 +429,13 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call 
     store_result<HDP>(a.dqkv + (h.v - a.qkv), h.row, dv, key_first, a, m.scores);
 }
 
-// --- launches --------------------------------------------------------------------------------------------------------------------
+// --- launches ------------------------------------------------------------------------------------
 
 template <class Kernel>
 static void allow_shared(Stream *s, Kernel kernel, size_t bytes) {
-    cuda_check(stream_site(s), cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "asking for shared memory for attention");
+    cuda_check(stream_site(s),
+               cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+               "asking for shared memory for attention");
 }
 
 template <int HDP>
@@ -415,7 +448,8 @@ template <int HDP>
 static void launch_forward(Stream *s, Call a) {
     const unsigned blocks = blocks_of<HDP>(&a);
     allow_shared(s, attention_forward_kernel<HDP>, sizeof(ForwardShared<HDP>));
-    attention_forward_kernel<HDP><<<blocks, Tile<HDP>::THREADS, sizeof(ForwardShared<HDP>), stream_handle(s)>>>(a);
+    attention_forward_kernel<HDP>
+        <<<blocks, Tile<HDP>::THREADS, sizeof(ForwardShared<HDP>), stream_handle(s)>>>(a);
     check_launch(s, "attention forward");
 }
 
@@ -434,9 +468,13 @@ static void launch_backward(Stream *s, Call a) {
     check_launch(s, "attention backward, keys and values");
 }
 
-size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD) { return (size_t)B * (size_t)NH * (size_t)T * sizeof(float); }
+size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD) {
+    return (size_t)B * (size_t)NH * (size_t)T * sizeof(float);
+}
 
-static Call call_of(const Attention *a) { return Call{*a, attention_scale(a), (float *)a->saved, (float *)a->workspace, 0}; }
+static Call call_of(const Attention *a) {
+    return Call{*a, attention_scale(a), (float *)a->saved, (float *)a->workspace, 0};
+}
 
 void attention_plain_forward(Stream *s, const Attention *a) {
     if (a->HD <= 64) return launch_forward<64>(s, call_of(a));

@@ -1,5 +1,7 @@
-// What the kernels of the CUDA backend share: 16-byte accesses to bf16 and fp32, reductions over a warp and a block, GELU, dropout's multipliers.
-// Device code only. Used by the kernels here and, through kernels_cuda.cuh, in sdp4bit/. CUDA-version shims belong here, one of the four places where the design allows a preprocessor conditional.
+// What the kernels of the CUDA backend share: 16-byte accesses to bf16 and fp32, reductions over a
+// warp and a block, GELU, dropout's multipliers. Device code only. Used by the kernels here and,
+// through kernels_cuda.cuh, in sdp4bit/. CUDA-version shims belong here, one of the four places
+// where the design allows a preprocessor conditional.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -15,7 +17,7 @@ static_assert(sizeof(floatX) == 2, "the CUDA backend is bf16; PRECISION=fp32 is 
 
 enum { WARP = 32 };
 
-// --- 16-byte accesses ------------------------------------------------------------------------------------------------------------
+// --- 16-byte accesses ----------------------------------------------------------------------------
 
 // 8 bf16 values in one 16-byte register group. Loads and stores need 16-byte alignment.
 enum { PACKED = 8 };
@@ -23,11 +25,20 @@ struct Packed128 {
     uint4 words;
 };
 
-static __device__ __forceinline__ Packed128 load_packed(const floatX *p) { return Packed128{*reinterpret_cast<const uint4 *>(p)}; }
-static __device__ __forceinline__ void store_packed(floatX *p, Packed128 v) { *reinterpret_cast<uint4 *>(p) = v.words; }
-// The same for data that is read or written once: it leaves the L2 first and keeps there what will be read again.
-static __device__ __forceinline__ Packed128 load_packed_streaming(const floatX *p) { return Packed128{__ldcs(reinterpret_cast<const uint4 *>(p))}; }
-static __device__ __forceinline__ void store_packed_streaming(floatX *p, Packed128 v) { __stcs(reinterpret_cast<uint4 *>(p), v.words); }
+static __device__ __forceinline__ Packed128 load_packed(const floatX *p) {
+    return Packed128{*reinterpret_cast<const uint4 *>(p)};
+}
+static __device__ __forceinline__ void store_packed(floatX *p, Packed128 v) {
+    *reinterpret_cast<uint4 *>(p) = v.words;
+}
+// The same for data that is read or written once: it leaves the L2 first and keeps there what will
+// be read again.
+static __device__ __forceinline__ Packed128 load_packed_streaming(const floatX *p) {
+    return Packed128{__ldcs(reinterpret_cast<const uint4 *>(p))};
+}
+static __device__ __forceinline__ void store_packed_streaming(floatX *p, Packed128 v) {
+    __stcs(reinterpret_cast<uint4 *>(p), v.words);
+}
 
 // Widens 8 values to fp32, exact. The low half of a word is the earlier element.
 static __device__ __forceinline__ void unpack(Packed128 v, float x[PACKED]) {
@@ -38,7 +49,8 @@ static __device__ __forceinline__ void unpack(Packed128 v, float x[PACKED]) {
         x[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
     }
 }
-// Rounds 8 fp32 values to bf16, to nearest even: floatX_from_float's bits for every value but NaNs, which become 0x7FFF here.
+// Rounds 8 fp32 values to bf16, to nearest even: floatX_from_float's bits for every value but NaNs,
+// which become 0x7FFF here.
 static __device__ __forceinline__ Packed128 pack(const float x[PACKED]) {
     uint32_t word[4];
 #pragma unroll
@@ -59,7 +71,7 @@ static __device__ __forceinline__ void store_floats(float *p, const float x[PACK
     reinterpret_cast<float4 *>(p)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
-// --- reductions in a fixed order -------------------------------------------------------------------------------------------------
+// --- reductions in a fixed order -----------------------------------------------------------------
 
 // Butterflies: every lane of the warp gets the same bits, because a + b = b + a.
 static __device__ __forceinline__ float warp_sum(float x) {
@@ -69,11 +81,13 @@ static __device__ __forceinline__ float warp_sum(float x) {
 }
 static __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-    for (int stride = WARP / 2; stride > 0; stride /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, stride));
+    for (int stride = WARP / 2; stride > 0; stride /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, stride));
     return x;
 }
 
-// Over a one-dimensional block of whole warps; every thread calls and gets the result. shared: (32) floats, free to be reused at the next call.
+// Over a one-dimensional block of whole warps; every thread calls and gets the result. shared: (32)
+// floats, free to be reused at the next call.
 static __device__ __forceinline__ float block_sum(float x, float *shared) {
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);
@@ -93,11 +107,12 @@ static __device__ __forceinline__ float block_max(float x, float *shared) {
     return x;
 }
 
-// --- dropout (ops.h's Dropout) ---------------------------------------------------------------------------------------------------
+// --- dropout (ops.h's Dropout) -------------------------------------------------------------------
 
-// What the elements block * 8 .. block * 8 + 7 of a sample are multiplied with: 0 or 1 / (1 - p). Call it only where p is not 0. The bits and the
-// multiplier are those of the CPU backend.
-static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], Dropout dropout, int64_t sample, uint64_t block) {
+// What the elements block * 8 .. block * 8 + 7 of a sample are multiplied with: 0 or 1 / (1 - p).
+// Call it only where p is not 0. The bits and the multiplier are those of the CPU backend.
+static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], Dropout dropout,
+                                                           int64_t sample, uint64_t block) {
     Philox4 bits = dropout_bits(dropout, sample, block);
     uint32_t threshold = (uint32_t)rintf(dropout.p * 65536.0f);
     float scale = f32_div(1.0f, f32_sub(1.0f, dropout.p));
@@ -105,7 +120,7 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
     for (int e = 0; e < PACKED; e++) keep[e] = philox_half(bits, e) >= threshold ? scale : 0.0f;
 }
 
-// --- fast functions, for ops outside the exact regime ------------------------------------------------------------------------------
+// --- fast functions, for ops outside the exact regime --------------------------------------------
 
 // 2^x and 1 / x to about 2^-22, one instruction each; denormal results are zero.
 static __device__ __forceinline__ float fast_exp2(float x) {
@@ -120,7 +135,7 @@ static __device__ __forceinline__ float fast_reciprocal(float x) {
 }
 #define LOG2_E 1.44269504f
 
-// --- GELU, tanh form -------------------------------------------------------------------------------------------------------------
+// --- GELU, tanh form -----------------------------------------------------------------------------
 
 // 0.5 (1 + tanh u) = 1 / (1 + e^-2u), u being the tanh form's inner polynomial.
 static __device__ __forceinline__ float gelu_gate(float x) {

@@ -1,9 +1,12 @@
-// The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into train_gpt; called by those whom device.h names, and by the
-// other files of this folder through internal.h.
+// The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into
+// train_gpt; called by those whom device.h names, and by the other files of this folder through
+// internal.h.
 //
-// Copies: a caller's host memory is ordinary, pageable memory, which the driver copies synchronously. So both directions pass through a ring of
-// pinned slots per stream. An upload is copied into a slot at once and travels later; a download lands in a slot and a host function in stream order
-// moves it to its destination. The host waits only when it runs a whole ring ahead of the device.
+// Copies: a caller's host memory is ordinary, pageable memory, which the driver copies
+// synchronously. So both directions pass through a ring of pinned slots per stream. An upload is
+// copied into a slot at once and travels later; a download lands in a slot and a host function in
+// stream order moves it to its destination. The host waits only when it runs a whole ring ahead of
+// the device.
 #include <cublasLt.h>
 #include <cudnn.h>
 #include <fenv.h>
@@ -17,21 +20,26 @@
 #include "llmc/cuda/common.cuh"
 #include "llmc/ranks/heartbeat.h"
 
-// --- errors ----------------------------------------------------------------------------------------------------------------------
+// --- errors --------------------------------------------------------------------------------------
 
-enum { ERROR_CONTAINED = 226 };  // cudaErrorContained, which older toolkits do not name: a fault of the hardware, or of a peer's memory, that ended this process's work alone
+// cudaErrorContained, which older toolkits do not name: a fault of the hardware, or of a peer's
+// memory, that ended this process's work alone.
+enum { ERROR_CONTAINED = 226 };
 
-// A GPU or a link that fails in mid-training has failed this rank, as where NCCL notices it: another try may find it sound. Before that it is a machine not to be used.
+// A GPU or a link that fails in mid-training has failed this rank, as where NCCL notices it:
+// another try may find it sound. Before that it is a machine not to be used.
 static int exit_code_of(const Site *site, cudaError_t status) {
-    bool hardware = status == cudaErrorECCUncorrectable || status == cudaErrorNvlinkUncorrectable || status == cudaErrorHardwareStackError || status == cudaErrorLaunchFailure ||
+    bool hardware = status == cudaErrorECCUncorrectable || status == cudaErrorNvlinkUncorrectable ||
+                    status == cudaErrorHardwareStackError || status == cudaErrorLaunchFailure ||
                     status == cudaErrorUnknown || (int)status == ERROR_CONTAINED;
     return hardware && site && site->iteration > 0 ? EXIT_COMMUNICATION : EXIT_ENVIRONMENT;
 }
 
 void cuda_check(const Site *site, cudaError_t status, const char *what) {
     if (status == cudaSuccess) return;
-    fatal(site, exit_code_of(site, status), "%s failed: %s (%s); run again with CUDA_LAUNCH_BLOCKING=1 to see where it began", what, cudaGetErrorString(status),
-          cudaGetErrorName(status));
+    fatal(site, exit_code_of(site, status),
+          "%s failed: %s (%s); run again with CUDA_LAUNCH_BLOCKING=1 to see where it began", what,
+          cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 void cuda_check_gpu(const Site *site) {
@@ -43,20 +51,29 @@ void check_launch(Stream *stream, const char *kernel) {
     cudaError_t status = cudaGetLastError();
     const Site *site = stream->device->site;
     if (status == cudaSuccess) return;
-    if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction || status == cudaErrorUnsupportedPtxVersion)
-        fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s; build the program for this GPU (make gpu ARCH=...)", kernel, stream->name,
-              cudaGetErrorString(status));
-    if (status == cudaErrorInvalidConfiguration || status == cudaErrorLaunchOutOfResources || status == cudaErrorMemoryAllocation)
-        fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s", kernel, stream->name, cudaGetErrorString(status));
+    if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
+        status == cudaErrorUnsupportedPtxVersion)
+        fatal(site, EXIT_ENVIRONMENT,
+              "the GPU kernel %s on the %s stream could not be started: %s; build the program for this GPU "
+              "(make gpu ARCH=...)",
+              kernel, stream->name, cudaGetErrorString(status));
+    if (status == cudaErrorInvalidConfiguration || status == cudaErrorLaunchOutOfResources ||
+        status == cudaErrorMemoryAllocation)
+        fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s", kernel,
+              stream->name, cudaGetErrorString(status));
     // A launch also returns what went wrong in work that is under way, on any stream.
-    fatal(site, exit_code_of(site, status), "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); see dmesg for errors of the GPU (Xid), or run again with "
-          "CUDA_LAUNCH_BLOCKING=1 to see where it began", kernel, stream->name, cudaGetErrorString(status), cudaGetErrorName(status));
+    fatal(site, exit_code_of(site, status),
+          "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); see dmesg for "
+          "errors of the GPU (Xid), or run again with "
+          "CUDA_LAUNCH_BLOCKING=1 to see where it began",
+          kernel, stream->name, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-// --- what the machine is ---------------------------------------------------------------------------------------------------------
+// --- what the machine is -------------------------------------------------------------------------
 
 enum { OLDEST_MAJOR = 8 };  // Ampere: bf16 tensor cores
-enum { FEWEST_QUEUES = 8 };  // of CUDA_DEVICE_MAX_CONNECTIONS: what CUDA takes when nothing is set. Megatron-LM's scripts set 1
+// Of CUDA_DEVICE_MAX_CONNECTIONS: what CUDA takes when nothing is set. Megatron-LM's scripts set 1.
+enum { FEWEST_QUEUES = 8 };
 
 static int version_major(int version) { return version / 1000; }
 static int version_minor(int version) { return version % 1000 / 10; }
@@ -66,10 +83,15 @@ static bool driver_is_new_enough(Error *err) {
     int driver = 0, runtime = 0;
     cudaError_t status = cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    if (status != cudaSuccess || driver == 0) return error_set(err, EXIT_ENVIRONMENT, "no NVIDIA driver was found; install one, or use train_gpt_cpu");
+    if (status != cudaSuccess || driver == 0)
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "no NVIDIA driver was found; install one, or use train_gpt_cpu");
     if (version_major(driver) >= version_major(runtime)) return true;
-    return error_set(err, EXIT_ENVIRONMENT, "the NVIDIA driver supports CUDA %d.%d, but this program was built with CUDA %d.%d; install a newer driver, or build with an older toolkit",
-                     version_major(driver), version_minor(driver), version_major(runtime), version_minor(runtime));
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "the NVIDIA driver supports CUDA %d.%d, but this program was built with CUDA %d.%d; "
+                     "install a newer driver, or build with an older toolkit",
+                     version_major(driver), version_minor(driver), version_major(runtime),
+                     version_minor(runtime));
 }
 
 int device_count(void) {
@@ -89,26 +111,36 @@ void device_environment(char *text, size_t bytes) {
     const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     *text = '\0';
     if (!queues || atoi(queues) >= FEWEST_QUEUES) return;
-    snprintf(text, bytes, "CUDA_DEVICE_MAX_CONNECTIONS=%s leaves the streams of the model and of communication few queues of the GPU, in which they wait for each other; unset it", queues);
+    snprintf(text, bytes,
+             "CUDA_DEVICE_MAX_CONNECTIONS=%s leaves the streams of the model and of communication few queues "
+             "of the GPU, in which they wait for each other; unset it",
+             queues);
 }
 
 static bool gpu_exists(int index, Error *err) {
     int gpus = 0;
     cudaError_t status = cudaGetDeviceCount(&gpus);
     if (status != cudaSuccess || gpus == 0) {
-        return error_set(err, EXIT_ENVIRONMENT, "no GPU can be used: %s; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use train_gpt_cpu",
-                         status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
+        return error_set(
+            err, EXIT_ENVIRONMENT,
+            "no GPU can be used: %s; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use train_gpt_cpu",
+            status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
     }
     if (index >= 0 && index < gpus) return true;
-    return error_set(err, EXIT_ENVIRONMENT, "GPU %d does not exist: this machine shows %d; start as many ranks per machine as it has GPUs, and let each rank see all of them or one of its own "
-                     "(CUDA_VISIBLE_DEVICES)", index, gpus);
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "GPU %d does not exist: this machine shows %d; start as many ranks per machine as it "
+                     "has GPUs, and let each rank see all of them or one of its own "
+                     "(CUDA_VISIBLE_DEVICES)",
+                     index, gpus);
 }
 
 static bool device_describe(Device *device, Error *err) {
     cudaDeviceProp p;
     cudaError_t status = cudaGetDeviceProperties(&p, device->index);
     if (status != cudaSuccess) {
-        return error_set(err, EXIT_ENVIRONMENT, "GPU %d cannot be asked for its properties: %s; see nvidia-smi", device->index, cudaGetErrorString(status));
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "GPU %d cannot be asked for its properties: %s; see nvidia-smi", device->index,
+                         cudaGetErrorString(status));
     }
     snprintf(device->name, sizeof device->name, "%.127s", p.name);
     device->major = p.major;
@@ -117,41 +149,52 @@ static bool device_describe(Device *device, Error *err) {
     device->shared_bytes_block = p.sharedMemPerBlockOptin;
     device->l2_bytes = (size_t)p.l2CacheSize;
     if (p.major >= OLDEST_MAJOR) return true;
-    return error_set(err, EXIT_ENVIRONMENT, "GPU %d (%s) has compute capability %d.%d, but bf16 training needs 8.0 or newer; use another GPU", device->index,
-                     device->name, p.major, p.minor);
+    return error_set(
+        err, EXIT_ENVIRONMENT,
+        "GPU %d (%s) has compute capability %d.%d, but bf16 training needs 8.0 or newer; use another GPU",
+        device->index, device->name, p.major, p.minor);
 }
 
-// --- the floating-point environment ----------------------------------------------------------------------------------------------
+// --- the floating-point environment --------------------------------------------------------------
 
 // Ordinary device arithmetic, whose treatment of denormals is the compiler's choice.
 static __global__ void probe_kernel(float *product, float a, float b) { *product = a * b; }
 
-// Neither the host nor this program's device code may flush denormals to zero, and the host must round to nearest even: the exact regime computes
-// on both sides. The device always rounds to nearest.
+// Neither the host nor this program's device code may flush denormals to zero, and the host must
+// round to nearest even: the exact regime computes on both sides. The device always rounds to
+// nearest.
 static bool arithmetic_is_exact(const Device *device, Error *err) {
     volatile float smallest_normal = FLT_MIN, half = 0.5f;
     volatile float denormal = smallest_normal * half;
     if (fegetround() != FE_TONEAREST || !(denormal > 0.0f)) {
-        return error_set(err, EXIT_ENVIRONMENT, "the CPU flushes denormal numbers to zero or does not round to nearest even, which changes results; "
-                                                "link no library built with -ffast-math");
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "the CPU flushes denormal numbers to zero or does not round to nearest even, which "
+                         "changes results; "
+                         "link no library built with -ffast-math");
     }
     float *product = NULL, result = 0.0f;
     cudaError_t status = cudaMalloc((void **)&product, sizeof *product);
     if (status == cudaSuccess) {
         probe_kernel<<<1, 1>>>(product, FLT_MIN, 0.5f);
         status = cudaGetLastError();
-        if (status == cudaSuccess) status = cudaMemcpy(&result, product, sizeof result, cudaMemcpyDeviceToHost);
+        if (status == cudaSuccess)
+            status = cudaMemcpy(&result, product, sizeof result, cudaMemcpyDeviceToHost);
         cudaFree(product);
     }
     if (status != cudaSuccess) {
-        return error_set(err, EXIT_ENVIRONMENT, "GPU %d (%s, compute capability %d.%d) cannot run this program: %s; build it for this GPU (make gpu ARCH=native)", device->index,
-                         device->name, device->major, device->minor, cudaGetErrorString(status));
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "GPU %d (%s, compute capability %d.%d) cannot run this program: %s; build it for "
+                         "this GPU (make gpu ARCH=native)",
+                         device->index, device->name, device->major, device->minor,
+                         cudaGetErrorString(status));
     }
     if (result == denormal) return true;
-    return error_set(err, EXIT_ENVIRONMENT, "this program's GPU code flushes denormal numbers to zero, which changes results; build it without -use_fast_math and -ftz=true");
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "this program's GPU code flushes denormal numbers to zero, which changes results; build "
+                     "it without -use_fast_math and -ftz=true");
 }
 
-// --- the device ------------------------------------------------------------------------------------------------------------------
+// --- the device ----------------------------------------------------------------------------------
 
 Device *device_open(int index, const Site *site, Error *err) {
     if (!driver_is_new_enough(err) || !gpu_exists(index, err)) return NULL;
@@ -162,8 +205,9 @@ Device *device_open(int index, const Site *site, Error *err) {
         cudaError_t status = cudaSetDevice(index);
         if (status == cudaSuccess && arithmetic_is_exact(device, err)) return device;
         if (status != cudaSuccess) {
-            error_set(err, EXIT_ENVIRONMENT, "GPU %d (%s) cannot be opened: %s; see whether another program holds it (nvidia-smi)", index, device->name,
-                      cudaGetErrorString(status));
+            error_set(err, EXIT_ENVIRONMENT,
+                      "GPU %d (%s) cannot be opened: %s; see whether another program holds it (nvidia-smi)",
+                      index, device->name, cudaGetErrorString(status));
         }
     }
     free(device);
@@ -196,8 +240,9 @@ void device_libraries(char *text, size_t bytes) {
     cudaRuntimeGetVersion(&runtime);
     ncclGetVersion(&nccl);
     size_t cublas = cublasLtGetVersion(), cudnn = cudnnGetVersion();
-    snprintf(text, bytes, "CUDA %d.%d (driver %d.%d), cuBLASLt %zu.%zu.%zu, cuDNN %zu.%zu.%zu, NCCL %d.%d.%d", version_major(runtime), version_minor(runtime),
-             version_major(driver), version_minor(driver), cublas / 10000, cublas / 100 % 100, cublas % 100, cudnn / 10000, cudnn / 100 % 100, cudnn % 100,
+    snprintf(text, bytes, "CUDA %d.%d (driver %d.%d), cuBLASLt %zu.%zu.%zu, cuDNN %zu.%zu.%zu, NCCL %d.%d.%d",
+             version_major(runtime), version_minor(runtime), version_major(driver), version_minor(driver),
+             cublas / 10000, cublas / 100 % 100, cublas % 100, cudnn / 10000, cudnn / 100 % 100, cudnn % 100,
              nccl / 10000, nccl / 100 % 100, nccl % 100);
 }
 
@@ -217,14 +262,16 @@ size_t device_taken(const Device *device) {
     return total - available;
 }
 
-// Dense bf16 matmul with fp32 sums, from the makers' data sheets. The first row whose text is in the device's name counts.
+// Dense bf16 matmul with fp32 sums, from the makers' data sheets. The first row whose text is in
+// the device's name counts.
 double device_peak_flops(const Device *device) {
     static const struct {
         const char *name;
         double flops;
     } table[] = {
-        {"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"GH200", 989.4e12}, {"H200", 989.4e12}, {"H100", 989.4e12}, {"H800", 989.4e12},
-        {"GB200", 2500e12},    {"B200", 2250e12},    {"A100", 312e12},    {"A800", 312e12},   {"L40S", 362e12},   {"RTX 4090", 165e12},
+        {"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"GH200", 989.4e12}, {"H200", 989.4e12},
+        {"H100", 989.4e12},    {"H800", 989.4e12},   {"GB200", 2500e12},  {"B200", 2250e12},
+        {"A100", 312e12},      {"A800", 312e12},     {"L40S", 362e12},    {"RTX 4090", 165e12},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         if (strstr(device->name, table[i].name)) return table[i].flops;
@@ -232,49 +279,60 @@ double device_peak_flops(const Device *device) {
     return 0.0;
 }
 
-// --- memory ----------------------------------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
     void *memory = NULL;
-    cudaError_t status = cudaMalloc(&memory, bytes ? bytes : 1);  // cudaMalloc aligns to 256 bytes, and a pointer is promised for 0 bytes too
+    // cudaMalloc aligns to 256 bytes, and a pointer is promised for 0 bytes too.
+    cudaError_t status = cudaMalloc(&memory, bytes ? bytes : 1);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // or the next check_launch would report it
         size_t available = 0, total = 0;
         device_memory(device, &available, &total);
-        error_set(err, EXIT_ENVIRONMENT, "out of GPU memory: %zu bytes for %s, %zu of %zu available; use a smaller model, a smaller micro-batch or --recompute-granularity full",
+        error_set(err, EXIT_ENVIRONMENT,
+                  "out of GPU memory: %zu bytes for %s, %zu of %zu available; use a smaller model, a smaller "
+                  "micro-batch or --recompute-granularity full",
                   bytes, purpose, available, total);
         return NULL;
     }
     cuda_check(device->site, status, "allocating GPU memory");
     cuda_check(device->site, cudaMemset(memory, 0, bytes), "clearing GPU memory");
-    cuda_check(device->site, cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");  // our streams do not wait for the default one
+    // Our streams do not wait for the default one.
+    cuda_check(device->site, cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");
     device->allocated += bytes;
     return memory;
 }
 
 size_t device_allocated(const Device *device) { return device->allocated; }
 
-void device_free(Device *device, void *memory) { cuda_check(device->site, cudaFree(memory), "freeing GPU memory"); }
+void device_free(Device *device, void *memory) {
+    cuda_check(device->site, cudaFree(memory), "freeing GPU memory");
+}
 
 void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
     void *memory = NULL;
     cudaError_t status = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);  // whole pages
     if (status == cudaSuccess) return memory;
     cudaGetLastError();  // or the next check_launch would report it
-    error_set(err, EXIT_ENVIRONMENT, "out of page-locked host memory: %zu bytes for %s (%s); free some memory, raise ulimit -l, or do without", bytes, purpose,
-              cudaGetErrorString(status));
+    error_set(err, EXIT_ENVIRONMENT,
+              "out of page-locked host memory: %zu bytes for %s (%s); free some memory, raise ulimit -l, or "
+              "do without",
+              bytes, purpose, cudaGetErrorString(status));
     return NULL;
 }
 
-void host_free(Device *device, void *memory) { cuda_check(device->site, cudaFreeHost(memory), "freeing pinned memory"); }
+void host_free(Device *device, void *memory) {
+    cuda_check(device->site, cudaFreeHost(memory), "freeing pinned memory");
+}
 
-// --- streams and events ----------------------------------------------------------------------------------------------------------
+// --- streams and events --------------------------------------------------------------------------
 
 static Stream *create_stream(Device *device, const char *name, int priority) {
     Stream *stream = (Stream *)xcalloc(1, sizeof *stream, "a stream");
     stream->device = device;
     stream->name = name;
-    cuda_check(device->site, cudaStreamCreateWithPriority(&stream->handle, cudaStreamNonBlocking, priority), "making a stream");
+    cuda_check(device->site, cudaStreamCreateWithPriority(&stream->handle, cudaStreamNonBlocking, priority),
+               "making a stream");
     nvtxNameCudaStreamA(stream->handle, name);
     return stream;
 }
@@ -283,7 +341,8 @@ Stream *stream_create(Device *device, const char *name) { return create_stream(d
 
 Stream *stream_create_urgent(Device *device, const char *name) {
     int lowest = 0, highest = 0;
-    cuda_check(device->site, cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for the streams' priorities");
+    cuda_check(device->site, cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+               "asking for the streams' priorities");
     return create_stream(device, name, highest);
 }
 
@@ -299,7 +358,8 @@ void stream_destroy(Stream *stream) {
 }
 
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-// What the GPU does may wait for other ranks: a host that waits for it is not the one that others wait for.
+// What the GPU does may wait for other ranks: a host that waits for it is not the one that others
+// wait for.
 void stream_synchronize(Stream *stream) {
     heartbeat_waits(stream_site(stream), true);
     cuda_check(stream_site(stream), cudaStreamSynchronize(stream->handle), "the GPU's work");
@@ -322,8 +382,13 @@ void event_destroy(Event *event) {
     free(event);
 }
 
-void event_record(Event *event, Stream *stream) { cuda_check(stream_site(stream), cudaEventRecord(event->handle, stream->handle), "recording an event"); }
-void stream_wait(Stream *stream, Event *event) { cuda_check(stream_site(stream), cudaStreamWaitEvent(stream->handle, event->handle, 0), "waiting for an event"); }
+void event_record(Event *event, Stream *stream) {
+    cuda_check(stream_site(stream), cudaEventRecord(event->handle, stream->handle), "recording an event");
+}
+void stream_wait(Stream *stream, Event *event) {
+    cuda_check(stream_site(stream), cudaStreamWaitEvent(stream->handle, event->handle, 0),
+               "waiting for an event");
+}
 void event_synchronize(Event *event) {
     heartbeat_waits(event->device->site, true);
     cuda_check(event->device->site, cudaEventSynchronize(event->handle), "the GPU's work");
@@ -334,20 +399,23 @@ double event_elapsed_ms(Event *start, Event *stop) {
     float ms = 0.0f;
     event_synchronize(start);
     event_synchronize(stop);
-    cuda_check(stop->device->site, cudaEventElapsedTime(&ms, start->handle, stop->handle), "reading the time between two events");
+    cuda_check(stop->device->site, cudaEventElapsedTime(&ms, start->handle, stop->handle),
+               "reading the time between two events");
     return ms;
 }
 
 uint64_t profile_range_start(const char *name) { return nvtxRangeStartA(name); }
 void profile_range_end(uint64_t range) { nvtxRangeEnd(range); }
 
-// --- copies ----------------------------------------------------------------------------------------------------------------------
+// --- copies --------------------------------------------------------------------------------------
 
 static void staging_create(Stream *stream) {
     for (int i = 0; i < STAGING_SLOTS; i++) {
         StagingSlot *slot = &stream->staging[i];
-        cuda_check(stream_site(stream), cudaHostAlloc(&slot->pinned, STAGING_BYTES, cudaHostAllocDefault), "allocating pinned memory");
-        cuda_check(stream_site(stream), cudaEventCreateWithFlags(&slot->free, cudaEventDisableTiming), "making an event");
+        cuda_check(stream_site(stream), cudaHostAlloc(&slot->pinned, STAGING_BYTES, cudaHostAllocDefault),
+                   "allocating pinned memory");
+        cuda_check(stream_site(stream), cudaEventCreateWithFlags(&slot->free, cudaEventDisableTiming),
+                   "making an event");
     }
 }
 
@@ -357,7 +425,8 @@ static StagingSlot *staging_take(Stream *stream) {
     StagingSlot *slot = &stream->staging[stream->next_slot];
     stream->next_slot = (stream->next_slot + 1) % STAGING_SLOTS;
     heartbeat_waits(stream_site(stream), true);
-    cuda_check(stream_site(stream), cudaEventSynchronize(slot->free), "the GPU's work");  // an event never recorded counts as complete
+    // An event never recorded counts as complete.
+    cuda_check(stream_site(stream), cudaEventSynchronize(slot->free), "the GPU's work");
     heartbeat_waits(stream_site(stream), false);
     return slot;
 }
@@ -373,7 +442,10 @@ void copy_to_device(Stream *stream, void *device_memory, const void *host, size_
         StagingSlot *slot = staging_take(stream);
         size_t piece = staging_piece(bytes - at);
         memcpy(slot->pinned, (const uint8_t *)host + at, piece);
-        cuda_check(stream_site(stream), cudaMemcpyAsync((uint8_t *)device_memory + at, slot->pinned, piece, cudaMemcpyHostToDevice, stream->handle), "copying to the GPU");
+        cuda_check(stream_site(stream),
+                   cudaMemcpyAsync((uint8_t *)device_memory + at, slot->pinned, piece, cudaMemcpyHostToDevice,
+                                   stream->handle),
+                   "copying to the GPU");
         staging_give_back(stream, slot);
     }
 }
@@ -389,30 +461,42 @@ void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t 
         StagingSlot *slot = staging_take(stream);
         slot->destination = (uint8_t *)host + at;
         slot->bytes = staging_piece(bytes - at);
-        cuda_check(stream_site(stream), cudaMemcpyAsync(slot->pinned, (const uint8_t *)device_memory + at, slot->bytes, cudaMemcpyDeviceToHost, stream->handle),
+        cuda_check(stream_site(stream),
+                   cudaMemcpyAsync(slot->pinned, (const uint8_t *)device_memory + at, slot->bytes,
+                                   cudaMemcpyDeviceToHost, stream->handle),
                    "copying from the GPU");
-        cuda_check(stream_site(stream), cudaLaunchHostFunc(stream->handle, staging_deliver, slot), "copying from the GPU");
+        cuda_check(stream_site(stream), cudaLaunchHostFunc(stream->handle, staging_deliver, slot),
+                   "copying from the GPU");
         staging_give_back(stream, slot);
     }
 }
 
 void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes) {
-    if (bytes) cuda_check(stream_site(stream), cudaMemcpyAsync(pinned, device_memory, bytes, cudaMemcpyDeviceToHost, stream->handle), "copying from the GPU");
+    if (bytes)
+        cuda_check(stream_site(stream),
+                   cudaMemcpyAsync(pinned, device_memory, bytes, cudaMemcpyDeviceToHost, stream->handle),
+                   "copying from the GPU");
 }
 
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
     if (to == from) return;
-    // Ranges may overlap, which the device's copy leaves undefined: pieces no longer than the distance, taken from the safe end. Ranges apart are one piece.
+    // Ranges may overlap, which the device's copy leaves undefined: pieces no longer than the
+    // distance, taken from the safe end. Ranges apart are one piece.
     bool upward = (uintptr_t)to > (uintptr_t)from;
     size_t distance = upward ? (uintptr_t)to - (uintptr_t)from : (uintptr_t)from - (uintptr_t)to;
     for (size_t done = 0; done < bytes;) {
         size_t piece = bytes - done < distance ? bytes - done : distance;
         size_t at = upward ? bytes - done - piece : done;
-        cuda_check(stream_site(stream), cudaMemcpyAsync((uint8_t *)to + at, (const uint8_t *)from + at, piece, cudaMemcpyDeviceToDevice, stream->handle), "copying on the GPU");
+        cuda_check(stream_site(stream),
+                   cudaMemcpyAsync((uint8_t *)to + at, (const uint8_t *)from + at, piece,
+                                   cudaMemcpyDeviceToDevice, stream->handle),
+                   "copying on the GPU");
         done += piece;
     }
 }
 
 void set_zero(Stream *stream, void *device_memory, size_t bytes) {
-    if (bytes) cuda_check(stream_site(stream), cudaMemsetAsync(device_memory, 0, bytes, stream->handle), "clearing GPU memory");
+    if (bytes)
+        cuda_check(stream_site(stream), cudaMemsetAsync(device_memory, 0, bytes, stream->handle),
+                   "clearing GPU memory");
 }

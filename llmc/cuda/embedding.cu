@@ -1,6 +1,7 @@
-// The CUDA backend of ops.h: token and position embedding. Forward: a warp per row. Backward without atomics, so that sums have a fixed order: rows are
-// sorted (stably) by token, runs of one token are summed in row order, long runs in equal chunks that a second kernel joins; then the same by position.
-// Called by train_gpt.cu through ops.h.
+// The CUDA backend of ops.h: token and position embedding. Forward: a warp per row. Backward
+// without atomics, so that sums have a fixed order: rows are sorted (stably) by token, runs of one
+// token are summed in row order, long runs in equal chunks that a second kernel joins; then the
+// same by position. Called by train_gpt.cu through ops.h.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "llmc/cuda/common.cuh"
@@ -10,19 +11,23 @@
 enum { BLOCK_WARPS = 8 };
 
 static void check_width(Stream *s, int C) {
-    if (C % PACKED) fatal(stream_site(s), EXIT_USAGE, "hidden size %d is not a multiple of %d, which the GPU's embedding needs; choose one that is", C, (int)PACKED);
+    if (C % PACKED)
+        fatal(stream_site(s), EXIT_USAGE,
+              "hidden size %d is not a multiple of %d, which the GPU's embedding needs; choose one that is",
+              C, (int)PACKED);
 }
 
 // x[e] *= the dropout multipliers of the 8 elements from column c of row `row` = b * T + t.
 static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a, int64_t row, int c) {
     if (!(a.dropout.p > 0.0f)) return;
     float keep[PACKED];
-    dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T, (uint64_t)(row % a.T * a.C + c) / PACKED);
+    dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T,
+                        (uint64_t)(row % a.T * a.C + c) / PACKED);
 #pragma unroll
     for (int e = 0; e < PACKED; e++) x[e] = __fmul_rn(x[e], keep[e]);
 }
 
-// --- forward ---------------------------------------------------------------------------------------------------------------------
+// --- forward -------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(Embedding a) {
     const int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP;
@@ -54,27 +59,33 @@ void op_embedding_forward(Stream *s, const Embedding *a) {
     check_launch(s, "embedding forward");
 }
 
-// --- backward --------------------------------------------------------------------------------------------------------------------
+// --- backward ------------------------------------------------------------------------------------
 
-// Sums rows of dx into rows of a table: table row keys[i] - first_key += dx row rows[i] (after dropout), i in order.
-// keys are sorted, and rows ascend inside a key. Keys outside the table are left out.
+// Sums rows of dx into rows of a table: table row keys[i] - first_key += dx row rows[i] (after
+// dropout), i in order. keys are sorted, and rows ascend inside a key. Keys outside the table are
+// left out.
 struct RowSums {
     Embedding op;
     float *table;                // (table_rows, C) accumulates
     int32_t first_key, table_rows;
     const int32_t *keys, *rows;  // (N)
-    float *partials;             // (chunks, 2, C): a chunk's part of the run that began before it; and of the run that
+    // (chunks, 2, C): a chunk's part of the run that began before it; and of the run that.
+    float *partials;
                                  // begins in it and goes on after it
     int N, chunk;                // chunk: sorted rows that one warp sums
 };
 enum { SLAB = WARP * PACKED };  // columns that one warp sums
 enum { JOIN_BATCH = 8 };        // parts of a run loaded before the first is added, for the same reason as
-enum { BATCH = 4 };             // rows loaded before the first is added: enough loads in flight to hide their latency
+// Rows loaded before the first is added: enough loads in flight to hide their latency.
+enum { BATCH = 4 };
 
-static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) { return a.partials + (2 * chunk + which) * a.op.C + c; }
+static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) {
+    return a.partials + (2 * chunk + which) * a.op.C + c;
+}
 
 // Table row `key` from column c += x.
-static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t key, int c, const float x[PACKED]) {
+static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t key, int c,
+                                                      const float x[PACKED]) {
     const int32_t row = key - a.first_key;
     if (row < 0 || row >= a.table_rows) return;
     float sum[PACKED], *to = a.table + (int64_t)row * a.op.C + c;
@@ -84,7 +95,8 @@ static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t 
     store_floats(to, sum);
 }
 
-// One warp sums one chunk of sorted rows, 256 columns. A run inside the chunk goes straight to the table.
+// One warp sums one chunk of sorted rows, 256 columns. A run inside the chunk goes straight to the
+// table.
 __global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk;
     const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
@@ -122,7 +134,8 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums 
 
 // The chunk in which a run begins that goes on after it adds up the run's parts, in order.
 __global__ void __launch_bounds__(WARP * BLOCK_WARPS) join_chunks_kernel(RowSums a) {
-    const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk, next = first + a.chunk;
+    const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk,
+                  next = first + a.chunk;
     const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
     if (next >= a.N || c >= a.op.C) return;
     const int32_t key = a.keys[next - 1];
@@ -166,12 +179,15 @@ struct SortScratch {
 static SortScratch plan_scratch(Stream *s, int N, int C) {
     SortScratch scratch = {};
     int32_t *none = NULL;
-    cuda_check(stream_site(s), cub::DeviceRadixSort::SortPairs(NULL, scratch.sort_bytes, none, none, none, none, N, 0, 32,
-                                                               stream_handle(s)), "planning a sort");
+    cuda_check(stream_site(s),
+               cub::DeviceRadixSort::SortPairs(NULL, scratch.sort_bytes, none, none, none, none, N, 0, 32,
+                                               stream_handle(s)),
+               "planning a sort");
     size_t ids = scratch_ids_bytes(N), used = 3 * ids + scratch_aligned(scratch.sort_bytes);
     int64_t chunks = scratch_chunks(N, C, scratch.sort_bytes);
     scratch.chunk = (int)ceil_div64(N, chunks);
-    uint8_t *memory = (uint8_t *)op_scratch(s, used + (size_t)chunks * scratch_chunk_bytes(C), "embedding backward");
+    uint8_t *memory =
+        (uint8_t *)op_scratch(s, used + (size_t)chunks * scratch_chunk_bytes(C), "embedding backward");
     scratch.sorted_keys = (int32_t *)memory;
     scratch.rows = (int32_t *)(memory + ids);
     scratch.sorted_rows = (int32_t *)(memory + 2 * ids);
@@ -180,15 +196,17 @@ static SortScratch plan_scratch(Stream *s, int N, int C) {
     return scratch;
 }
 
-// sums.table row keys[i] - first_key += dropout'(dx row i), the rows of one key in ascending order of i.
+// sums.table row keys[i] - first_key += dropout'(dx row i), the rows of one key in ascending order
+// of i.
 static void accumulate_by_key(Stream *s, RowSums sums, const int32_t *keys) {
     cudaStream_t stream = stream_handle(s);
     const int N = sums.N;
     SortScratch scratch = plan_scratch(s, N, sums.op.C);
     number_rows_kernel<<<(unsigned)ceil_div64(N, 256), 256, 0, stream>>>(scratch.rows, N);
     check_launch(s, "embedding backward, row numbers");
-    cuda_check(stream_site(s), cub::DeviceRadixSort::SortPairs(scratch.sort, scratch.sort_bytes, keys, scratch.sorted_keys,
-                                                               scratch.rows, scratch.sorted_rows, N, 0, 32, stream),
+    cuda_check(stream_site(s),
+               cub::DeviceRadixSort::SortPairs(scratch.sort, scratch.sort_bytes, keys, scratch.sorted_keys,
+                                               scratch.rows, scratch.sorted_rows, N, 0, 32, stream),
                "sorting rows by token");
     sums.keys = scratch.sorted_keys;
     sums.rows = scratch.sorted_rows;

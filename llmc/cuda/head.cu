@@ -1,15 +1,18 @@
-// The CUDA backend of ops.h: the language-model head. Rows are processed in chunks: logits by GEMM, then one kernel that turns them into the loss and, in
-// place, into their gradient, then the two GEMMs of the backward pass. Called by train_gpt.cu through ops.h, in training and in evaluation.
+// The CUDA backend of ops.h: the language-model head. Rows are processed in chunks: logits by GEMM,
+// then one kernel that turns them into the loss and, in place, into their gradient, then the two
+// GEMMs of the backward pass. Called by train_gpt.cu through ops.h, in training and in evaluation.
 #include "llmc/cuda/common.cuh"
 
-// --- workspace: [ cuBLASLt's | logits of one chunk ] ------------------------------------------------------------------------------
+// --- workspace: [ cuBLASLt's | logits of one chunk ] ---------------------------------------------
 
-// A chunk's logits take at most this much: every chunk costs a pass over the fp32 gradient of the embedding, so few large ones are better.
+// A chunk's logits take at most this much: every chunk costs a pass over the fp32 gradient of the
+// embedding, so few large ones are better.
 #define CHUNK_BYTES ((int64_t)1 << 30)
 enum { CHUNK_ROW_ALIGN = 256 };  // rows of the GEMM's largest tile
 
 int64_t op_head_chunk_rows(int64_t N, int rows) {
-    int64_t most = CHUNK_BYTES / ((int64_t)rows * (int64_t)sizeof(floatX)) / CHUNK_ROW_ALIGN * CHUNK_ROW_ALIGN;
+    int64_t row_bytes = (int64_t)rows * (int64_t)sizeof(floatX);
+    int64_t most = CHUNK_BYTES / row_bytes / CHUNK_ROW_ALIGN * CHUNK_ROW_ALIGN;
     if (most < CHUNK_ROW_ALIGN) most = CHUNK_ROW_ALIGN;
     if (N <= most) return N;
     return round_up64(ceil_div64(N, ceil_div64(N, most)), CHUNK_ROW_ALIGN);  // chunks of about the same size
@@ -19,7 +22,7 @@ size_t op_head_workspace_bytes(int64_t N, int C, int rows) {
     return GEMM_WORKSPACE_BYTES + (size_t)op_head_chunk_rows(N, rows) * (size_t)rows * sizeof(floatX);
 }
 
-// --- cross-entropy ---------------------------------------------------------------------------------------------------------------
+// --- cross-entropy -------------------------------------------------------------------------------
 
 static __device__ __forceinline__ float row_weight(const Head &a, int64_t row) {
     return a.loss_mask ? a.loss_mask[row] * a.loss_scale : a.loss_scale;
@@ -31,7 +34,8 @@ struct OnlineSum {
 };
 static __device__ __forceinline__ OnlineSum join(OnlineSum a, OnlineSum b) {
     float max = fmaxf(a.max, b.max);
-    float from_a = a.max == max ? a.sum : a.sum * fast_exp2(LOG2_E * (a.max - max)), from_b = b.max == max ? b.sum : b.sum * fast_exp2(LOG2_E * (b.max - max));
+    float from_a = a.max == max ? a.sum : a.sum * fast_exp2(LOG2_E * (a.max - max));
+    float from_b = b.max == max ? b.sum : b.sum * fast_exp2(LOG2_E * (b.max - max));
     return OnlineSum{max, from_a + from_b};
 }
 static __device__ __forceinline__ OnlineSum add_values(OnlineSum s, const float x[PACKED]) {
@@ -54,7 +58,8 @@ static __device__ __forceinline__ OnlineSum block_join(OnlineSum own) {
     __shared__ OnlineSum warps[ROW_THREADS / WARP];
 #pragma unroll
     for (int stride = WARP / 2; stride > 0; stride /= 2) {
-        OnlineSum other = {__shfl_down_sync(0xFFFFFFFFu, own.max, stride), __shfl_down_sync(0xFFFFFFFFu, own.sum, stride)};
+        OnlineSum other = {__shfl_down_sync(0xFFFFFFFFu, own.max, stride),
+                           __shfl_down_sync(0xFFFFFFFFu, own.sum, stride)};
         own = join(own, other);
     }
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = own;
@@ -72,20 +77,24 @@ struct Chunk {
 };
 
 // The target's column among this rank's; outside 0 .. op.rows - 1 where another rank holds it.
-static __device__ __forceinline__ int target_column(const Chunk &a) { return a.op.targets[a.row + blockIdx.x] - a.op.first_row; }
+static __device__ __forceinline__ int target_column(const Chunk &a) {
+    return a.op.targets[a.row + blockIdx.x] - a.op.first_row;
+}
 
 static __device__ __forceinline__ float target_logit(const Chunk &a, const floatX *logits) {
     const int column = target_column(a);
     return column >= 0 && column < a.op.rows ? floatX_to_float(logits[column]) : 0.0f;
 }
 
-// First half: the row's sum over this rank's columns. KEEP: the row waits in shared memory for the second half.
+// First half: the row's sum over this rank's columns. KEEP: the row waits in shared memory for the
+// second half.
 template <bool KEEP>
 static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int vectors, uint4 *kept) {
     OnlineSum own = {-INFINITY, 0.0f};
 #pragma unroll 4
     for (int v = threadIdx.x; v < vectors; v += ROW_THREADS) {
-        Packed128 packed = KEEP ? load_packed_streaming(row + (int64_t)v * PACKED) : load_packed(row + (int64_t)v * PACKED);
+        Packed128 packed =
+            KEEP ? load_packed_streaming(row + (int64_t)v * PACKED) : load_packed(row + (int64_t)v * PACKED);
         float x[PACKED];
         unpack(packed, x);
         if (KEEP) kept[v] = packed.words;
@@ -96,7 +105,8 @@ static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int v
 
 // Second half: the logits become dlogits, by the sum over all ranks' columns.
 template <bool KEEP>
-static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *row, int vectors, OnlineSum sum, const uint4 *kept) {
+static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *row, int vectors, OnlineSum sum,
+                                                      const uint4 *kept) {
     const int target = target_column(a);
     const float weight = row_weight(a.op, a.row + blockIdx.x), scale = weight / sum.sum;
 #pragma unroll 4
@@ -114,16 +124,18 @@ static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *ro
     }
 }
 
-// Both halves in one kernel, one block per row, where this rank holds the whole vocabulary. KEEP: global memory is read once;
-// else it is read again, from the L2 as a rule. Two blocks fit a multiprocessor where one row takes less than half of its shared
-// memory, so that loads overlap with stores.
+// Both halves in one kernel, one block per row, where this rank holds the whole vocabulary. KEEP:
+// global memory is read once; else it is read again, from the L2 as a rule. Two blocks fit a
+// multiprocessor where one row takes less than half of its shared memory, so that loads overlap
+// with stores.
 template <bool KEEP>
 __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(Chunk a) {
     extern __shared__ uint4 kept[];  // (vocabulary rows / 8)
     floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
     const int vectors = a.op.rows / PACKED;
     const float target = target_logit(a, row);
-    const OnlineSum sum = sum_columns<KEEP>(row, vectors, kept);  // its barrier also separates the last read of target from the first store
+    // Its barrier also separates the last read of target from the first store.
+    const OnlineSum sum = sum_columns<KEEP>(row, vectors, kept);
     if (threadIdx.x == 0) a.op.losses[a.row + blockIdx.x] = logf(sum.sum) + (sum.max - target);
     if (a.op.dx || a.op.dwte) write_gradient<KEEP>(a, row, vectors, sum, kept);
 }
@@ -144,13 +156,16 @@ __global__ void __launch_bounds__(ROW_THREADS) gradient_kernel(Chunk a) {
         target += all[r * a.rows].target;
     }
     if (threadIdx.x == 0) a.op.losses[a.row + blockIdx.x] = logf(sum.sum) + (sum.max - target);
-    if (a.op.dx || a.op.dwte) write_gradient<false>(a, a.logits + (int64_t)blockIdx.x * a.op.rows, a.op.rows / PACKED, sum, NULL);
+    if (a.op.dx || a.op.dwte)
+        write_gradient<false>(a, a.logits + (int64_t)blockIdx.x * a.op.rows, a.op.rows / PACKED, sum, NULL);
 }
 
 static void cross_entropy(Stream *s, const Chunk &a) {
     size_t row_bytes = (size_t)a.op.rows * sizeof(floatX);
     if (row_bytes + 1024 <= stream_device(s)->shared_bytes_block) {
-        cuda_check(stream_site(s), cudaFuncSetAttribute(cross_entropy_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row_bytes),
+        cuda_check(stream_site(s),
+                   cudaFuncSetAttribute(cross_entropy_kernel<true>,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row_bytes),
                    "asking for shared memory for the cross-entropy");
         cross_entropy_kernel<true><<<(unsigned)a.rows, ROW_THREADS, row_bytes, stream_handle(s)>>>(a);
     } else {
@@ -159,10 +174,10 @@ static void cross_entropy(Stream *s, const Chunk &a) {
     check_launch(s, "cross-entropy");
 }
 
-// --- the op ----------------------------------------------------------------------------------------------------------------------
+// --- the op --------------------------------------------------------------------------------------
 
-// *loss_sum += sum of losses[n] * weight[n]: thread t adds rows t, t + 1024, ... in order, then a fixed tree joins the threads. Not the CPU backend's
-// order, but the same at every run.
+// *loss_sum += sum of losses[n] * weight[n]: thread t adds rows t, t + 1024, ... in order, then a
+// fixed tree joins the threads. Not the CPU backend's order, but the same at every run.
 __global__ void __launch_bounds__(1024) loss_sum_kernel(Head a) {
     __shared__ float shared[32];
     float sum = 0.0f;
@@ -184,8 +199,10 @@ static Chunk chunk_of(const Head *a, int64_t row, int64_t rows) {
 static void logits(Stream *s, const Chunk &c) {
     const Head &a = c.op;
     if (a.rows % PACKED || a.C % PACKED) {
-        fatal(stream_site(s), EXIT_USAGE, "a vocabulary of %d rows and a hidden size of %d: the GPU needs multiples of %d; see --make-vocab-size-divisible-by", a.rows, a.C,
-              (int)PACKED);
+        fatal(stream_site(s), EXIT_USAGE,
+              "a vocabulary of %d rows and a hidden size of %d: the GPU needs multiples of %d; see "
+              "--make-vocab-size-divisible-by",
+              a.rows, a.C, (int)PACKED);
     }
     matmul_nt(s, c.logits, a.x + c.row * a.C, a.wte, c.rows, a.rows, a.C, a.workspace);
 }
@@ -193,7 +210,9 @@ static void logits(Stream *s, const Chunk &c) {
 // From dlogits, where the logits were.
 static void backward(Stream *s, const Chunk &c) {
     const Head &a = c.op;
-    if (a.dwte) matmul_tn(s, a.dwte, c.logits, a.x + c.row * a.C, a.rows, a.C, c.rows, a.overwrite && c.row == 0, a.workspace);
+    if (a.dwte)
+        matmul_tn(s, a.dwte, c.logits, a.x + c.row * a.C, a.rows, a.C, c.rows, a.overwrite && c.row == 0,
+                  a.workspace);
     if (a.dx) matmul_nn(s, a.dx + c.row * a.C, c.logits, a.wte, c.rows, a.C, a.rows, a.workspace);
 }
 
@@ -211,7 +230,8 @@ void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows) {
     backward(s, c);
 }
 
-// With the whole vocabulary both halves are one kernel: two would read the logits once more, which takes a third longer.
+// With the whole vocabulary both halves are one kernel: two would read the logits once more, which
+// takes a third longer.
 void op_head(Stream *s, const Head *a) {
     int64_t chunk = op_head_chunk_rows(a->N, a->rows);
     for (int64_t row = 0; row < a->N; row += chunk) {

@@ -1,6 +1,7 @@
-// What the files of the CUDA backend share on the host side: the Device, its streams and events, error checks, and the GEMM of linear.cu, which
-// the language-model head uses too. Included by llmc/cuda/ (with common.cuh, through which sdp4bit/kernels_cuda*.cu see it), dev/bench
-// and the GPU tests; host code sees llmc/device.h only.
+// What the files of the CUDA backend share on the host side: the Device, its streams and events,
+// error checks, and the GEMM of linear.cu, which the language-model head uses too. Included by
+// llmc/cuda/ (with common.cuh, through which sdp4bit/kernels_cuda*.cu see it), dev/bench and the
+// GPU tests; host code sees llmc/device.h only.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -9,8 +10,9 @@
 #include "llmc/base/dtype.h"
 LLMC_BEGIN
 
-// State that one file of the backend keeps per device, made when first used and freed by device_close: the file that fills a slot also
-// names the function that frees it, so that device.cu need not know what is inside.
+// State that one file of the backend keeps per device, made when first used and freed by
+// device_close: the file that fills a slot also names the function that frees it, so that device.cu
+// need not know what is inside.
 typedef struct DeviceSlot {
     void *state;                // NULL until first used
     void (*destroy)(void *state);
@@ -33,7 +35,8 @@ struct Device {
     size_t allocated;           // bytes handed out by device_alloc in all
 };
 
-// Pinned memory through which small copies between the host and the device pass, so that neither side waits for the other.
+// Pinned memory through which small copies between the host and the device pass, so that neither
+// side waits for the other.
 typedef struct StagingSlot {
     void *pinned;       // (STAGING_BYTES) page-locked
     cudaEvent_t free;   // recorded after the last use
@@ -58,27 +61,32 @@ struct Event {
 static inline cudaStream_t stream_handle(Stream *stream) { return stream->handle; }
 static inline Device *stream_device(Stream *stream) { return stream->device; }
 
-// Ends the job when a CUDA call failed: EXIT_ENVIRONMENT, or EXIT_COMMUNICATION for what hardware does to a run that trains already. what: the call, as in "copying
-// to the device".
+// Ends the job when a CUDA call failed: EXIT_ENVIRONMENT, or EXIT_COMMUNICATION for what hardware
+// does to a run that trains already. what: the call, as in "copying to the device".
 void cuda_check(const Site *site, cudaError_t status, const char *what);
-// The same where the GPU itself has failed, which any library then reports as its own failure: to be asked before that is believed.
+// The same where the GPU itself has failed, which any library then reports as its own failure: to
+// be asked before that is believed.
 void cuda_check_gpu(const Site *site);
-// After every kernel launch: ends the job when the launch was refused. Errors inside the kernel show up at a later call.
+// After every kernel launch: ends the job when the launch was refused. Errors inside the kernel
+// show up at a later call.
 void check_launch(Stream *stream, const char *kernel);
 
-// --- GEMM (linear.cu) ------------------------------------------------------------------------------------------------------------
+// --- GEMM (linear.cu) ----------------------------------------------------------------------------
 
 // What happens to the fp32 product before it is rounded and stored.
 typedef enum GemmEpilogue {
     GEMM_PLAIN,
     GEMM_BIAS,        // + bias, one value per column of d
-    GEMM_BIAS_GELU,   // aux = rounded(product + bias) is stored, d = GELU_tanh(product + bias), from the value before rounding
+    // Aux = rounded(product + bias) is stored, d = GELU_tanh(product + bias), from the value before
+    // rounding.
+    GEMM_BIAS_GELU,
     GEMM_DGELU        // times GELU_tanh'(aux)
 } GemmEpilogue;
 
-// d = op(a) op(b), row-major and packed: op(a) is (m, k), op(b) is (k, n), d is (m, n). fp32 sums, one rounding. The
-// rows of every matrix, as stored, are multiples of 8 elements long and every address is a multiple of 16 bytes. Two calls with the same sizes on one
-// GPU model and library version give the same bits.
+// d = op(a) op(b), row-major and packed: op(a) is (m, k), op(b) is (k, n), d is (m, n). fp32 sums,
+// one rounding. The rows of every matrix, as stored, are multiples of 8 elements long and every
+// address is a multiple of 16 bytes. Two calls with the same sizes on one GPU model and library
+// version give the same bits.
 typedef struct Gemm {
     void *d;                // (m, n) floatX or float
     const floatX *a, *b;
@@ -94,18 +102,23 @@ typedef struct Gemm {
 } Gemm;
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
 void gemm(Stream *stream, const Gemm *g);
-// The same with the heuristic's answer of this number, 0 .. GEMM_ANSWERS - 1, instead of the committed table's (-1): what dev/bench/gemm_search.cu
-// makes the table with. False, once, when the heuristic has fewer answers; the last one served then.
+// The same with the heuristic's answer of this number, 0 .. GEMM_ANSWERS - 1, instead of the
+// committed table's (-1): what dev/bench/gemm_search.cu makes the table with. False, once, when the
+// heuristic has fewer answers; the last one served then.
 enum { GEMM_ANSWERS = 48 };
 bool gemm_by_answer(Stream *stream, const Gemm *g, int answer);
 int gemm_form(const Gemm *g);  // what of it the table tells apart: transposes, accumulation, epilogue
 
 // The three products of a layer, named as in the CPU backend.
 // c (m, n) = a b^T, a being (m, k), b (n, k): y = x w^T.
-void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace);
+void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
+               void *workspace);
 // c (m, n) = a b, a being (m, k), b (k, n): dx = dy w.
-void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace);
-// c (m, n) += a^T b, or c = a^T b with overwrite, a being (k, m), b (k, n): dw += dy^T x. c is fp32.
-void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, bool overwrite, void *workspace);
+void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
+               void *workspace);
+// c (m, n) += a^T b, or c = a^T b with overwrite, a being (k, m), b (k, n): dw += dy^T x. c is
+// fp32.
+void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
+               bool overwrite, void *workspace);
 
 LLMC_END

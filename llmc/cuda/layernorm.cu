@@ -1,22 +1,28 @@
-// The CUDA backend of ops.h: LayerNorm forward, fused with the residual sum and dropout before it, and backward. Each reads its inputs once and writes
-// its outputs once: between its statistics and its result a row stays in registers, in backward in shared memory. Called by train_gpt.cu through ops.h.
+// The CUDA backend of ops.h: LayerNorm forward, fused with the residual sum and dropout before it,
+// and backward. Each reads its inputs once and writes its outputs once: between its statistics and
+// its result a row stays in registers, in backward in shared memory. Called by train_gpt.cu through
+// ops.h.
 //
-// Forward: a row is handled by W warps, each lane holding V vectors of 8 elements; a block has one row, or 8 where a warp is enough for one and none waits. Sums run in a fixed
-// order: per lane, butterfly over the warp, then warp by warp; the parameters' gradients per block in registers, then over the blocks.
+// Forward: a row is handled by W warps, each lane holding V vectors of 8 elements; a block has one
+// row, or 8 where a warp is enough for one and none waits. Sums run in a fixed order: per lane,
+// butterfly over the warp, then warp by warp; the parameters' gradients per block in registers,
+// then over the blocks.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/limits.h"
 #include "llmc/cuda/scratch.h"
 
-// --- how a row is spread over threads --------------------------------------------------------------------------------------------
+// --- how a row is spread over threads ------------------------------------------------------------
 
 template <int W>
 struct RowGroup {
     static constexpr int LANES = W * WARP;  // threads of one row
-    static constexpr int ROWS = W == 1 ? 8 : 1;  // of a block, at a time: rows that shared a barrier would wait for each other
+    // Of a block, at a time: rows that shared a barrier would wait for each other.
+    static constexpr int ROWS = W == 1 ? 8 : 1;
     static constexpr int THREADS = ROWS * LANES;  // of a block
 };
 
-// The sum of (a, b) over the threads of a row, the same bits in each. shared: (32) pairs that no thread still reads. A barrier when W > 1.
+// The sum of (a, b) over the threads of a row, the same bits in each. shared: (32) pairs that no
+// thread still reads. A barrier when W > 1.
 template <int W>
 static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *shared) {
     a = warp_sum(a), b = warp_sum(b);
@@ -35,21 +41,27 @@ static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *share
 
 // Vectors in a row.
 static int row_vectors(Stream *s, int C) {
-    if (C % PACKED) fatal(stream_site(s), EXIT_USAGE, "hidden size %d is not a multiple of %d, which the GPU's LayerNorm needs; choose one that is", C, (int)PACKED);
-    if (C > 16384) fatal(stream_site(s), EXIT_USAGE, "hidden size %d is larger than 16384, the most that the GPU's LayerNorm handles; use a smaller one", C);
+    if (C % LIMIT_MULTIPLE || C > LIMIT_HIDDEN) {
+        fatal(stream_site(s), EXIT_USAGE,
+              "hidden size %d: the GPU's LayerNorm takes multiples of %d up to %d", C, LIMIT_MULTIPLE,
+              LIMIT_HIDDEN);
+    }
     return C / PACKED;
 }
 
-// --- forward ---------------------------------------------------------------------------------------------------------------------
+// --- forward -------------------------------------------------------------------------------------
 
-// residual + dropout(branch), 8 elements from (row, c), rounded. The products and sums are the CPU backend's, bit for bit.
-static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Packed128 residual, Packed128 branch, int64_t row, int c) {
+// residual + dropout(branch), 8 elements from (row, c), rounded. The products and sums are the CPU
+// backend's, bit for bit.
+static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Packed128 residual,
+                                                         Packed128 branch, int64_t row, int c) {
     float sum[PACKED], x[PACKED];
     unpack(residual, sum);
     unpack(branch, x);
     if (a.dropout.p > 0.0f) {
         float keep[PACKED];
-        dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T, (uint64_t)(row % a.T * a.C + c) / PACKED);
+        dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T,
+                            (uint64_t)(row % a.T * a.C + c) / PACKED);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) x[e] = __fmul_rn(x[e], keep[e]);
     }
@@ -58,9 +70,11 @@ static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Pac
     return pack(sum);
 }
 
-// Statistics of the row whose vectors are x; variance from differences, in which digits survive a large mean.
+// Statistics of the row whose vectors are x; variance from differences, in which digits survive a
+// large mean.
 template <int W, int V>
-static __device__ __forceinline__ void row_statistics(const Packed128 x[V], const LayerNorm &a, int lane, float2 (*shared)[32], float *mean, float *rstd) {
+static __device__ __forceinline__ void row_statistics(const Packed128 x[V], const LayerNorm &a, int lane,
+                                                      float2 (*shared)[32], float *mean, float *rstd) {
     float sum = 0.0f, squares = 0.0f, value[PACKED];
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -85,7 +99,8 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     const int lane = threadIdx.x % RowGroup<W>::LANES;
     const int64_t row = (int64_t)blockIdx.x * RowGroup<W>::ROWS + threadIdx.x / RowGroup<W>::LANES;
     Packed128 x[V], branch[V];
-    bool here[V];  // this lane's v-th vector lies inside the row; threads without a row still meet the barriers
+    // This lane's v-th vector lies inside the row; threads without a row still meet the barriers.
+    bool here[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
         int c = (v * RowGroup<W>::LANES + lane) * PACKED;
@@ -149,7 +164,7 @@ void op_layernorm_forward(Stream *s, const LayerNorm *a) {
     if (a->B > 0 && a->T > 0) launch_forward(s, *a);
 }
 
-// --- backward --------------------------------------------------------------------------------------------------------------------
+// --- backward ------------------------------------------------------------------------------------
 
 struct NormBackward : LayerNorm {
     float *partials;  // (blocks, 3, C): each block's sums for dgamma, dbeta and branch_sum
@@ -159,25 +174,29 @@ struct NormBackward : LayerNorm {
 enum { PARAMETERS = 3 };  // gamma, beta, the bias of the branch's linear
 enum { INPUTS = 3 };      // dy, x, dresidual
 
-// Rows come in tiles, copied to shared memory while the tile before is computed. A tile is read twice: by warps along its rows, for the two means of each, then
-// by threads down its columns, so that a thread needs registers for the parameters' sums of its own columns only.
+// Rows come in tiles, copied to shared memory while the tile before is computed. A tile is read
+// twice: by warps along its rows, for the two means of each, then by threads down its columns, so
+// that a thread needs registers for the parameters' sums of its own columns only.
 struct BackwardTiles {
     int vectors;        // of a row
     int threads;
-    int groups;         // threads / vectors, at least 1: a group's threads hold the columns, and take every groups-th row
+    int groups;         // threads / vectors, at least 1: its threads hold the columns of every groups-th row
     int rows;           // of a tile
     int warps_per_row;  // that add up a row's means
     int stages;         // tiles in shared memory
     size_t stage_bytes;
 };
 
-// One thread's columns of one row: dresidual += the gradient of x, and dbranch. Adds to the thread's sums for the parameters.
+// One thread's columns of one row: dresidual += the gradient of x, and dbranch. Adds to the
+// thread's sums for the parameters.
 struct ColumnSums {
     float of[PARAMETERS][PACKED];
 };
 template <bool DROPS>
-static __device__ __forceinline__ void column_gradient(const NormBackward &a, int64_t row, int c, const uint4 *inputs, int64_t stride, Packed128 gamma_packed,
-                                                       float mean, float rstd, float mean_g, float mean_g_xhat, ColumnSums *sums) {
+static __device__ __forceinline__ void column_gradient(const NormBackward &a, int64_t row, int c,
+                                                       const uint4 *inputs, int64_t stride,
+                                                       Packed128 gamma_packed, float mean, float rstd,
+                                                       float mean_g, float mean_g_xhat, ColumnSums *sums) {
     float dy[PACKED], x[PACKED], gamma[PACKED], total[PACKED];
     unpack(Packed128{inputs[0]}, dy);
     unpack(Packed128{inputs[stride]}, x);
@@ -195,7 +214,8 @@ static __device__ __forceinline__ void column_gradient(const NormBackward &a, in
     unpack(rounded, total);  // the branch gets the gradient as it is stored
     if constexpr (DROPS) {
         float keep[PACKED];
-        dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T, (uint64_t)(row % a.T * a.C + c) / PACKED);
+        dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T,
+                            (uint64_t)(row % a.T * a.C + c) / PACKED);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) total[e] *= keep[e];
         rounded = pack(total);
@@ -209,18 +229,22 @@ static __device__ __forceinline__ void column_gradient(const NormBackward &a, in
 template <int BYTES>
 static __device__ __forceinline__ void copy_async(void *shared, const void *global) {
     unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
 
-// Starts the copies of a tile, whose rows lie one after the other, and ends the batch, which is empty beyond the last row. statistics: (2, WARP) mean and rstd.
-static __device__ __forceinline__ void fetch_tile(const NormBackward &a, const BackwardTiles &t, uint4 *stage, float *statistics, int64_t tile) {
+// Starts the copies of a tile, whose rows lie one after the other, and ends the batch, which is
+// empty beyond the last row. statistics: (2, WARP) mean and rstd.
+static __device__ __forceinline__ void fetch_tile(const NormBackward &a, const BackwardTiles &t, uint4 *stage,
+                                                  float *statistics, int64_t tile) {
     const int64_t first = tile * t.rows;
     const int rows = (int)(a.N - first < t.rows ? a.N - first : t.rows);
     const floatX *const inputs[INPUTS] = {a.dy, a.x, a.dresidual};
 #pragma unroll
     for (int i = 0; i < INPUTS; i++) {
-        for (int v = threadIdx.x; v < rows * t.vectors; v += t.threads) copy_async<16>(stage + i * t.rows * t.vectors + v, inputs[i] + first * a.C + (int64_t)v * PACKED);
+        for (int v = threadIdx.x; v < rows * t.vectors; v += t.threads)
+            copy_async<16>(stage + i * t.rows * t.vectors + v, inputs[i] + first * a.C + (int64_t)v * PACKED);
     }
     if ((int)threadIdx.x < rows) {
         copy_async<4>(statistics + threadIdx.x, a.mean + first + threadIdx.x);
@@ -230,7 +254,8 @@ static __device__ __forceinline__ void fetch_tile(const NormBackward &a, const B
 }
 
 // This warp's part of the sums of g = dy gamma and of g xhat over its row of the tile.
-static __device__ __forceinline__ void add_row(const NormBackward &a, const BackwardTiles &t, const uint4 *stage, const float *statistics, float2 *parts) {
+static __device__ __forceinline__ void add_row(const NormBackward &a, const BackwardTiles &t,
+                                               const uint4 *stage, const float *statistics, float2 *parts) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / t.warps_per_row;
     if (row >= t.rows) return;
     const uint4 *dy_row = stage + row * t.vectors, *x_row = dy_row + t.rows * t.vectors;
@@ -252,9 +277,11 @@ static __device__ __forceinline__ void add_row(const NormBackward &a, const Back
     if (lane == 0) parts[warp] = make_float2(sum_g, sum_g_xhat);
 }
 
-// The block's sums go to its row of partials: group after group through shared memory, or straight when the block is one group.
+// The block's sums go to its row of partials: group after group through shared memory, or straight
+// when the block is one group.
 template <int V>
-static __device__ __forceinline__ void store_partials(const NormBackward &a, const BackwardTiles &t, const ColumnSums sums[V], float *columns) {
+static __device__ __forceinline__ void store_partials(const NormBackward &a, const BackwardTiles &t,
+                                                      const ColumnSums sums[V], float *columns) {
     float *out = a.partials + (int64_t)blockIdx.x * PARAMETERS * a.C;
     float *target = t.groups == 1 ? out : columns;
     for (int g = 0; g < t.groups; g++) {
@@ -276,10 +303,13 @@ static __device__ __forceinline__ void store_partials(const NormBackward &a, con
     for (int i = threadIdx.x; t.groups > 1 && i < PARAMETERS * a.C; i += t.threads) out[i] = columns[i];
 }
 
-// A fixed number of blocks share the tiles, so that each block's sums for the parameters stay in registers until the end. A thread holds V vectors of columns.
+// A fixed number of blocks share the tiles, so that each block's sums for the parameters stay in
+// registers until the end. A thread holds V vectors of columns.
 template <int THREADS, int V, bool DROPS>
-__global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3) norm_backward_kernel(NormBackward a, BackwardTiles t) {
-    extern __shared__ uint4 tiles[];  // (stages, INPUTS, rows, vectors); at the end (3, C) floats when there are several groups
+__global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3)
+    norm_backward_kernel(NormBackward a, BackwardTiles t) {
+    // (stages, INPUTS, rows, vectors); at the end (3, C) floats when there are several groups.
+    extern __shared__ uint4 tiles[];
     __shared__ float statistics[2][2 * WARP];
     __shared__ float2 parts[WARP];
     const int group = V == 1 ? threadIdx.x / t.vectors : 0, stage_vectors = INPUTS * t.rows * t.vectors;
@@ -297,7 +327,8 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3) no
         if (t.stages == 1) fetch_tile(a, t, tiles, statistics[0], tile);
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads();  // the tile is here for all, and nobody reads the one before
-        if (t.stages == 2) fetch_tile(a, t, tiles + (1 - stage) * stage_vectors, statistics[1 - stage], tile + gridDim.x);
+        if (t.stages == 2)
+            fetch_tile(a, t, tiles + (1 - stage) * stage_vectors, statistics[1 - stage], tile + gridDim.x);
         const uint4 *here = tiles + stage * stage_vectors;
         add_row(a, t, here, statistics[stage], parts);
         __syncthreads();
@@ -311,8 +342,10 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3) no
             for (int v = 0; v < V; v++) {
                 int at = v * t.threads + threadIdx.x - group * t.vectors;
                 if (at >= t.vectors) continue;
-                column_gradient<DROPS>(a, tile * t.rows + r, at * PACKED, here + r * t.vectors + at, (int64_t)t.rows * t.vectors, gamma[v], statistics[stage][r],
-                                statistics[stage][WARP + r], sum.x / (float)a.C, sum.y / (float)a.C, &sums[v]);
+                column_gradient<DROPS>(a, tile * t.rows + r, at * PACKED, here + r * t.vectors + at,
+                                       (int64_t)t.rows * t.vectors, gamma[v], statistics[stage][r],
+                                       statistics[stage][WARP + r], sum.x / (float)a.C, sum.y / (float)a.C,
+                                       &sums[v]);
             }
         }
         if (t.stages == 1) __syncthreads();
@@ -322,13 +355,15 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3) no
     store_partials<V>(a, t, sums, reinterpret_cast<float *>(tiles));
 }
 
-// Adds the blocks' partials: 32 columns a block, 32 slices of the partials side by side, then the slices in order.
+// Adds the blocks' partials: 32 columns a block, 32 slices of the partials side by side, then the
+// slices in order.
 enum { SLICES = 32 };
 __global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackward a, int blocks) {
     __shared__ float slices[SLICES][WARP];
     const int column = blockIdx.x * WARP + threadIdx.x % WARP, slice = threadIdx.x / WARP;
     float sum = 0.0f;
-    for (int b = slice; b < blocks && column < PARAMETERS * a.C; b += SLICES) sum += a.partials[(int64_t)b * PARAMETERS * a.C + column];
+    for (int b = slice; b < blocks && column < PARAMETERS * a.C; b += SLICES)
+        sum += a.partials[(int64_t)b * PARAMETERS * a.C + column];
     slices[slice][threadIdx.x % WARP] = sum;
     __syncthreads();
     if (slice > 0 || column >= PARAMETERS * a.C) return;
@@ -340,7 +375,8 @@ __global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackwa
     else if (a.branch_sum) a.branch_sum[column - 2 * a.C] = total;
 }
 
-// Tiles of at most 56 KiB, or of one row: several blocks share a multiprocessor, and while one waits at a barrier the others compute.
+// Tiles of at most 56 KiB, or of one row: several blocks share a multiprocessor, and while one
+// waits at a barrier the others compute.
 static BackwardTiles backward_tiles(Stream *s, int C) {
     BackwardTiles t = {};
     t.vectors = row_vectors(s, C);
@@ -358,13 +394,20 @@ static BackwardTiles backward_tiles(Stream *s, int C) {
 template <int THREADS, int V, bool DROPS>
 static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
     const Site *site = stream_site(s);
-    size_t columns = t.groups > 1 ? PARAMETERS * (size_t)a.C * sizeof(float) : 0, shared = (size_t)t.stages * t.stage_bytes;
+    size_t columns = t.groups > 1 ? PARAMETERS * (size_t)a.C * sizeof(float) : 0;
+    size_t shared = (size_t)t.stages * t.stage_bytes;
     if (shared < columns) shared = columns;
     int resident = 0;
-    cuda_check(site, cudaFuncSetAttribute(norm_backward_kernel<THREADS, V, DROPS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+    cuda_check(site,
+               cudaFuncSetAttribute(norm_backward_kernel<THREADS, V, DROPS>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
                "asking for shared memory for LayerNorm's backward");
-    cuda_check(site, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, norm_backward_kernel<THREADS, V, DROPS>, t.threads, shared), "asking how LayerNorm's backward fits");
-    int64_t wanted = ceil_div64(a.N, t.rows), most = (int64_t)stream_device(s)->multiprocessors * (resident > 1 ? resident : 1);
+    cuda_check(site,
+               cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                   &resident, norm_backward_kernel<THREADS, V, DROPS>, t.threads, shared),
+               "asking how LayerNorm's backward fits");
+    int64_t wanted = ceil_div64(a.N, t.rows);
+    int64_t most = (int64_t)stream_device(s)->multiprocessors * (resident > 1 ? resident : 1);
     size_t block_bytes = PARAMETERS * (size_t)a.C * sizeof(float);
     int64_t fits = (int64_t)(SCRATCH_LEAST / block_bytes);
     int blocks = (int)(wanted < most ? wanted : most);
@@ -372,7 +415,8 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
     a.partials = (float *)op_scratch(s, (size_t)blocks * block_bytes, "LayerNorm backward");
     norm_backward_kernel<THREADS, V, DROPS><<<blocks, t.threads, shared, stream_handle(s)>>>(a, t);
     check_launch(s, "LayerNorm backward");
-    norm_partials_kernel<<<(unsigned)ceil_div64(PARAMETERS * (int64_t)a.C, WARP), WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
+    unsigned joins = (unsigned)ceil_div64(PARAMETERS * (int64_t)a.C, WARP);
+    norm_partials_kernel<<<joins, WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
     check_launch(s, "LayerNorm backward, sums over blocks");
 }
 

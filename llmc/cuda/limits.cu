@@ -1,6 +1,6 @@
-// What of ops.h depends on sizes alone (limits.h): which models the GPU's ops can compute, asked once
-// before anything is planned, so that a size that does not suit ends in one line instead of in the middle
-// of the first step; and what their attention costs. Called by train_gpt.cu.
+// What of ops.h depends on sizes alone (limits.h): which models the GPU's ops can compute, asked
+// once before anything is planned, so that a size that does not suit ends in one line instead of in
+// the middle of the first step; and what their attention costs. Called by train_gpt.cu.
 #include "llmc/cuda/limits.h"
 
 #include <stdio.h>
@@ -16,7 +16,9 @@ size_t op_scratch_bytes(int64_t N, int C) { return scratch_bytes(N, C); }
 void op_attention_notice(int T, bool documents, char *text, size_t bytes) {
     *text = '\0';
     if (limits_for_cudnn(T, documents)) return;
-    snprintf(text, bytes, "attention runs on this program's own kernels, which are slower than cuDNN's: cuDNN is used "
-                          "%s", documents ? "where attention does not stop at the borders of documents"
-                                          : "for sequence lengths that are multiples of 64");
+    snprintf(text, bytes,
+             "attention runs on this program's own kernels, which are slower than cuDNN's: cuDNN is used "
+             "%s",
+             documents ? "where attention does not stop at the borders of documents"
+                       : "for sequence lengths that are multiples of 64");
 }

@@ -1,5 +1,5 @@
-// What the GPU's ops can compute and what scratch memory they want, as functions of sizes alone: plain
-// C, so that a test without a GPU can ask them. Included by limits.cu, embedding.cu,
+// What the GPU's ops can compute and what scratch memory they want, as functions of sizes alone:
+// plain C, so that a test without a GPU can ask them. Included by limits.cu, embedding.cu,
 // layernorm.cu, attention_cudnn.cpp and test_limits.c.
 #pragma once
 #include <limits.h>
@@ -8,51 +8,57 @@
 
 // --- sizes of models -----------------------------------------------------------------------------
 
-// MULTIPLE: 16 bytes of floatX, as GEMMs and packed loads want. The largest head is attention_plain.cu's,
-// the largest hidden size layernorm.cu's.
+// MULTIPLE: 16 bytes of floatX, as GEMMs and packed loads want. The largest head is
+// attention_plain.cu's, the largest hidden size layernorm.cu's.
 enum { LIMIT_MULTIPLE = 8, LIMIT_HEAD = 256, LIMIT_HIDDEN = 16384 };
 
 // See op_check_model.
 static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) {
     const int multiple = LIMIT_MULTIPLE;
     if (C % multiple || C > LIMIT_HIDDEN) {
-        return error_set(err, EXIT_USAGE, "--hidden-size %d: a GPU computes multiples of %d up to %d; choose one, "
-                                          "or use train_gpt_cpu", C, multiple, LIMIT_HIDDEN);
+        return error_set(err, EXIT_USAGE,
+                         "--hidden-size %d: a GPU computes multiples of %d up to %d; choose one, "
+                         "or use train_gpt_cpu",
+                         C, multiple, LIMIT_HIDDEN);
     }
     if (HD % multiple || HD > LIMIT_HEAD) {
-        return error_set(err, EXIT_USAGE, "%d attention heads of size %d: a GPU computes sizes that are multiples "
-                                          "of %d up to %d; choose another --num-attention-heads",
+        return error_set(err, EXIT_USAGE,
+                         "%d attention heads of size %d: a GPU computes sizes that are multiples "
+                         "of %d up to %d; choose another --num-attention-heads",
                          NH, HD, multiple, LIMIT_HEAD);
     }
     if (F % multiple) {
-        return error_set(err, EXIT_USAGE, "--ffn-hidden-size %d: a GPU computes multiples of %d; choose one", F,
-                         multiple);
+        return error_set(err, EXIT_USAGE, "--ffn-hidden-size %d: a GPU computes multiples of %d; choose one",
+                         F, multiple);
     }
     if (V % multiple) {
-        return error_set(err, EXIT_USAGE, "the padded vocabulary of %d rows is no multiple of %d, as a GPU wants; use "
-                                          "--make-vocab-size-divisible-by 128 (the default) or another multiple of %d",
+        return error_set(err, EXIT_USAGE,
+                         "the padded vocabulary of %d rows is no multiple of %d, as a GPU wants; use "
+                         "--make-vocab-size-divisible-by 128 (the default) or another multiple of %d",
                          V, multiple, multiple);
     }
     if (N > INT_MAX) {  // rows are sorted by 32-bit numbers
-        return error_set(err, EXIT_USAGE, "a micro-batch of %lld tokens: a GPU computes at most %d; use a smaller "
-                                          "--micro-batch-size", (long long)N, INT_MAX);
+        return error_set(err, EXIT_USAGE,
+                         "a micro-batch of %lld tokens: a GPU computes at most %d; use a smaller "
+                         "--micro-batch-size",
+                         (long long)N, INT_MAX);
     }
     return true;
 }
 
 // --- attention -----------------------------------------------------------------------------------
 
-// Is this call one for cuDNN? Not with document starts, which it does not know. And not with a length that
-// is no multiple of 64: those are the lengths of sampling, where the length grows by one with every token
-// and a plan for each would cost more than it saves.
+// Is this call one for cuDNN? Not with document starts, which it does not know. And not with a
+// length that is no multiple of 64: those are the lengths of sampling, where the length grows by
+// one with every token and a plan for each would cost more than it saves.
 static inline bool limits_for_cudnn(int T, bool documents) { return !documents && T % 64 == 0; }
 
 // --- scratch memory ------------------------------------------------------------------------------
 
 // The scratch is at least SCRATCH_LEAST bytes, more where a micro-batch has millions of rows.
-// LayerNorm's backward takes what there is. The embedding's backward wants, one after the other: keys, row
-// numbers and sorted row numbers (N each), the sort's own memory, and two rows of fp32 for each chunk of
-// rows that a warp sums.
+// LayerNorm's backward takes what there is. The embedding's backward wants, one after the other:
+// keys, row numbers and sorted row numbers (N each), the sort's own memory, and two rows of fp32
+// for each chunk of rows that a warp sums.
 #define SCRATCH_LEAST ((size_t)64 << 20)
 enum { CHUNK_ROWS = 32, CHUNKS_LEAST = 256 };
 

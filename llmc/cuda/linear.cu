@@ -1,13 +1,17 @@
-// The linear layers of the GPT on a GPU: cuBLASLt for the products, two small kernels for what its epilogues do not do. Called by train_gpt.cu through
-// ops.h; the language-model head uses gemm() and the matmul_* functions through internal.h.
+// The linear layers of the GPT on a GPU: cuBLASLt for the products, two small kernels for what its
+// epilogues do not do. Called by train_gpt.cu through ops.h; the language-model head uses gemm()
+// and the matmul_* functions through internal.h.
 //
-// What is fused. Forward: the bias, and GELU where `pre` is wanted. Backward: the accumulation of dw into fp32 (beta = 1), and GELU' into the
-// product for dx where the table says that it pays; elsewhere GELU' has a pass of its own, which also sums the columns for the bias gradient before it.
-// cuBLASLt's epilogue for bias gradients is not used: it overwrites, where ours must accumulate over micro-batches, and costs more than a pass over dy.
+// What is fused. Forward: the bias, and GELU where `pre` is wanted. Backward: the accumulation of
+// dw into fp32 (beta = 1), and GELU' into the product for dx where the table says that it pays;
+// elsewhere GELU' has a pass of its own, which also sums the columns for the bias gradient before
+// it. cuBLASLt's epilogue for bias gradients is not used: it overwrites, where ours must accumulate
+// over micro-batches, and costs more than a pass over dy.
 //
-// GELU in the epilogue acts on the sum before it is rounded to `pre`, where op_gelu_forward and the CPU backend act on the rounded `pre`; both are one
-// rounding away from the exact value. Recomputing a whole layer runs the same product again and so gives the same bits. The other form is
-// GEMM_BIAS into `pre`, then op_gelu_forward.
+// GELU in the epilogue acts on the sum before it is rounded to `pre`, where op_gelu_forward and the
+// CPU backend act on the rounded `pre`; both are one rounding away from the exact value.
+// Recomputing a whole layer runs the same product again and so gives the same bits. The other form
+// is GEMM_BIAS into `pre`, then op_gelu_forward.
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +19,12 @@
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm_table.h"
 
-// --- plans: one per shape, made when first seen ----------------------------------------------------------------------------------
+// --- plans: one per shape, made when first seen --------------------------------------------------
 
 typedef struct GemmKey {
     int64_t m, n, k;
-    int64_t form;  // what of Gemm changes the kernel, the heuristic's answer taken, and the pointers' alignments
+    // What of Gemm changes the kernel, the heuristic's answer taken, and the pointers' alignments.
+    int64_t form;
 } GemmKey;
 
 typedef struct GemmPlan {
@@ -29,7 +34,8 @@ typedef struct GemmPlan {
     cublasLtMatmulAlgo_t algorithm;
 } GemmPlan;
 
-// Open addressing, capacity a power of two, at most half full. A plan may move when the table grows; its handles stay.
+// Open addressing, capacity a power of two, at most half full. A plan may move when the table
+// grows; its handles stay.
 typedef struct LinearState {
     cublasLtHandle_t handle;
     GemmPlan *table;
@@ -39,7 +45,9 @@ typedef struct LinearState {
 static void blas_check(const Site *site, cublasStatus_t status, const char *what) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     cuda_check_gpu(site);
-    fatal(site, EXIT_ENVIRONMENT, "cuBLASLt: %s failed: %s; see whether its version fits the GPU and the driver (--version names it)", what, cublasLtGetStatusString(status));
+    fatal(site, EXIT_ENVIRONMENT,
+          "cuBLASLt: %s failed: %s; see whether its version fits the GPU and the driver (--version names it)",
+          what, cublasLtGetStatusString(status));
 }
 
 static void linear_destroy(void *memory) {
@@ -74,7 +82,8 @@ static GemmPlan *plan_place(GemmPlan *table, int capacity, const GemmKey *key) {
     const int64_t parts[4] = {key->m, key->n, key->k, key->form};
     for (int i = 0; i < 4; i++) hash = (hash ^ (uint64_t)parts[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 32;
     int place = (int)(hash & (uint64_t)(capacity - 1));
-    while (table[place].key.m != 0 && memcmp(&table[place].key, key, sizeof *key) != 0) place = (place + 1) & (capacity - 1);
+    while (table[place].key.m != 0 && memcmp(&table[place].key, key, sizeof *key) != 0)
+        place = (place + 1) & (capacity - 1);
     return &table[place];
 }
 
@@ -89,9 +98,10 @@ static void table_grow(LinearState *state) {
     state->capacity = capacity;
 }
 
-// --- making a plan ---------------------------------------------------------------------------------------------------------------
+// --- making a plan -------------------------------------------------------------------------------
 
-// The largest power of two up to 256 that divides an address (or all of several, or-ed together): kernels with wide accesses depend on it.
+// The largest power of two up to 256 that divides an address (or all of several, or-ed together):
+// kernels with wide accesses depend on it.
 static uint32_t alignment_of(uintptr_t address) {
     uintptr_t bits = address | 256;
     return (uint32_t)(bits & (~bits + 1));
@@ -106,12 +116,14 @@ int gemm_form(const Gemm *g) {
 
 static GemmKey gemm_key(const Gemm *g, int answer) {
     int64_t form = gemm_form(g);
-    form |= (int64_t)matrix_alignment(g) << 8 | (int64_t)alignment_of((uintptr_t)g->bias) << 20 | (int64_t)(answer + 1) << 40;
+    form |= (int64_t)matrix_alignment(g) << 8 | (int64_t)alignment_of((uintptr_t)g->bias) << 20 |
+            (int64_t)(answer + 1) << 40;
     GemmKey key = {g->m, g->n, g->k, form};
     return key;
 }
 
-// The committed table's row for this product, on the library and GPU that it was made with, or NULL.
+// The committed table's row for this product, on the library and GPU that it was made with, or
+// NULL.
 static const GemmAnswer *table_row(const Device *device, const Gemm *g) {
     if (cublasLtGetVersion() != GEMM_TABLE_VERSION || device->major != GEMM_TABLE_MAJOR) return NULL;
     for (size_t i = 0; i < sizeof gemm_table / sizeof gemm_table[0]; i++) {
@@ -127,64 +139,102 @@ static int table_answer(const Device *device, const Gemm *g) {
     return row ? row->answer : 0;
 }
 
+static void set_attribute(const Site *site, cublasLtMatmulDesc_t operation,
+                          cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes) {
+    blas_check(site, cublasLtMatmulDescSetAttribute(operation, attribute, value, bytes),
+               "describing a product");
+}
+
 static void set_pointers(const Site *site, cublasLtMatmulDesc_t operation, const Gemm *g) {
+    const void *bias = g->bias, *aux = g->aux;
     if (g->epilogue == GEMM_BIAS || g->epilogue == GEMM_BIAS_GELU) {
-        blas_check(site, cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias), "naming the bias");
+        set_attribute(site, operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     }
     if (g->epilogue == GEMM_BIAS_GELU || g->epilogue == GEMM_DGELU) {
-        blas_check(site, cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &g->aux, sizeof g->aux), "naming the pre-activation");
+        set_attribute(site, operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
     }
 }
 
-// cuBLASLt is column-major: a row-major matrix is its transpose there, so d^T = op(b)^T op(a)^T is asked for, with b as the left operand.
+// cuBLASLt is column-major: a row-major matrix is its transpose there. So d^T = op(b)^T op(a)^T is
+// asked for, with b as the left operand.
 static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) {
-    const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
+    const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                            CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
     cublasLtEpilogue_t epilogue = epilogues[g->epilogue];
-    cublasOperation_t left = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, right = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    blas_check(site, cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
-    blas_check(site, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &left, sizeof left), "describing a product");
-    blas_check(site, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, &right, sizeof right), "describing a product");
-    blas_check(site, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue), "describing an epilogue");
+    cublasOperation_t left = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t right = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasStatus_t made = cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    blas_check(site, made, "describing a product");
+    set_attribute(site, plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &left, sizeof left);
+    set_attribute(site, plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, &right, sizeof right);
+    set_attribute(site, plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     if (g->aux) {
         int64_t row = g->n;
-        blas_check(site, cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof row), "describing an epilogue");
+        set_attribute(site, plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof row);
     }
     set_pointers(site, plan->operation, g);
 }
 
 // rows x columns as cuBLASLt counts them, packed.
-static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bool fp32, int64_t rows, int64_t columns) {
-    blas_check(site, cublasLtMatrixLayoutCreate(layout, fp32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)rows, (uint64_t)columns, rows), "describing a matrix");
+static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bool fp32, int64_t rows,
+                            int64_t columns) {
+    cudaDataType_t type = fp32 ? CUDA_R_32F : CUDA_R_16BF;
+    cublasStatus_t made = cublasLtMatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, rows);
+    blas_check(site, made, "describing a matrix");
 }
 
-// The heuristic's answer of this number (the last one when there are fewer; false says so): a function of the shape, the GPU and the library alone,
-// never of a timing. Partial sums may meet in fp32 only, so that a product is rounded once.
-static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g, int answer) {
-    cublasLtMatmulPreference_t wish;
+// What an algorithm may use. Partial sums may meet in fp32 only, so that a product is rounded once.
+static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g) {
     size_t workspace = GEMM_WORKSPACE_BYTES;
-    uint32_t alignment = matrix_alignment(g) < 16 ? matrix_alignment(g) : 16, reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const cublasLtMatmulPreferenceAttributes_t aligned[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                                                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    blas_check(site, cublasLtMatmulPreferenceCreate(&wish), "choosing an algorithm");
-    blas_check(site, cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace), "choosing an algorithm");
-    blas_check(site, cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions), "choosing an algorithm");
-    for (int i = 0; i < 4; i++) {
-        blas_check(site, cublasLtMatmulPreferenceSetAttribute(wish, aligned[i], &alignment, sizeof alignment), "choosing an algorithm");
+    uint32_t alignment = matrix_alignment(g) < 16 ? matrix_alignment(g) : 16;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        const void *value;
+        size_t bytes;
+    } wanted[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof alignment},
+    };
+    cublasLtMatmulPreference_t wish;
+    cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0] && status == CUBLAS_STATUS_SUCCESS; i++) {
+        status =
+            cublasLtMatmulPreferenceSetAttribute(wish, wanted[i].attribute, wanted[i].value, wanted[i].bytes);
     }
+    blas_check(site, status, "choosing an algorithm");
+    return wish;
+}
+
+// The heuristic's answer of this number; the last one when there are fewer, and false. A function
+// of the shape, the GPU and the library alone, never of a timing.
+static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g,
+                             int answer) {
+    cublasLtMatmulPreference_t wish = make_wish(site, g);
     cublasLtMatmulHeuristicResult_t found[GEMM_ANSWERS];
     int count = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->a, plan->b, plan->d, plan->d, wish, answer + 1, found, &count);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->a, plan->b, plan->d,
+                                                           plan->d, wish, answer + 1, found, &count);
     cublasLtMatmulPreferenceDestroy(wish);
     if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
-        fatal(site, EXIT_ENVIRONMENT, "cuBLASLt has no algorithm for a (%lld, %lld) x (%lld, %lld) product (%s); use layer sizes that are multiples of 8, or another version of cuBLAS",
-              (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n, cublasLtGetStatusString(status));
+        fatal(site, EXIT_ENVIRONMENT,
+              "cuBLASLt has no algorithm for a (%lld, %lld) x (%lld, %lld) product (%s); use layer sizes "
+              "that are multiples of 8, or another version of cuBLAS",
+              (long long)g->m, (long long)g->k, (long long)g->k, (long long)g->n,
+              cublasLtGetStatusString(status));
     }
     plan->algorithm = found[answer < count ? answer : count - 1].algo;
     return answer < count;
 }
 
-// answer: of the heuristic, or -1 for the table's. *exists (may be NULL): whether there is such an answer, told when the plan is made.
-static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g, int answer, bool *exists) {
+// answer: of the heuristic, or -1 for the table's. *exists (may be NULL): whether there is such an
+// answer, told when the plan is made.
+static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g, int answer,
+                                 bool *exists) {
     GemmKey key = gemm_key(g, answer);
     GemmPlan *plan = plan_place(state->table, state->capacity, &key);
     if (plan->key.m != 0) return plan;
@@ -195,25 +245,32 @@ static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm 
     plan->key = key;
     state->used++;
     describe_operation(device->site, plan, g);
-    describe_matrix(device->site, &plan->a, false, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k);
-    describe_matrix(device->site, &plan->b, false, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m);
+    describe_matrix(device->site, &plan->a, false, g->transpose_b ? g->k : g->n,
+                    g->transpose_b ? g->n : g->k);
+    describe_matrix(device->site, &plan->b, false, g->transpose_a ? g->m : g->k,
+                    g->transpose_a ? g->k : g->m);
     describe_matrix(device->site, &plan->d, g->fp32, g->n, g->m);
-    bool found = choose_algorithm(device->site, state->handle, plan, g, answer < 0 ? table_answer(device, g) : answer);
+    bool found =
+        choose_algorithm(device->site, state->handle, plan, g, answer < 0 ? table_answer(device, g) : answer);
     if (exists) *exists = found;
     return plan;
 }
 
-// --- products --------------------------------------------------------------------------------------------------------------------
+// --- products ------------------------------------------------------------------------------------
 
 bool gemm_by_answer(Stream *stream, const Gemm *g, int answer) {
     Device *device = stream_device(stream);
     LinearState *state = linear_state(device);
     bool exists = true;
     const GemmPlan *plan = find_plan(device, state, g, answer, &exists);
-    set_pointers(device->site, plan->operation, g);  // read when the call is made; one host thread drives a device
+    // Read when the call is made; one host thread drives a device.
+    set_pointers(device->site, plan->operation, g);
     float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
-    blas_check(device->site, cublasLtMatmul(state->handle, plan->operation, &one, g->b, plan->a, g->a, plan->b, &beta, g->d, plan->d, g->d, plan->d,
-                                            &plan->algorithm, g->workspace, GEMM_WORKSPACE_BYTES, stream_handle(stream)), "a product");
+    blas_check(device->site,
+               cublasLtMatmul(state->handle, plan->operation, &one, g->b, plan->a, g->a, plan->b, &beta, g->d,
+                              plan->d, g->d, plan->d, &plan->algorithm, g->workspace, GEMM_WORKSPACE_BYTES,
+                              stream_handle(stream)),
+               "a product");
     return exists;
 }
 
@@ -221,40 +278,47 @@ void gemm(Stream *stream, const Gemm *g) {
     if (g->m > 0) gemm_by_answer(stream, g, -1);
 }
 
-void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace) {
+static Gemm product(void *d, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
+                    void *workspace) {
     Gemm g = {};
-    g.d = c, g.a = a, g.b = b, g.m = m, g.n = n, g.k = k, g.workspace = workspace;
+    g.d = d, g.a = a, g.b = b, g.m = m, g.n = n, g.k = k, g.workspace = workspace;
+    return g;
+}
+
+void matmul_nt(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
+               void *workspace) {
+    Gemm g = product(c, a, b, m, n, k, workspace);
     g.transpose_b = true;
     gemm(stream, &g);
 }
 
-void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, void *workspace) {
-    Gemm g = {};
-    g.d = c, g.a = a, g.b = b, g.m = m, g.n = n, g.k = k, g.workspace = workspace;
+void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
+               void *workspace) {
+    Gemm g = product(c, a, b, m, n, k, workspace);
     gemm(stream, &g);
 }
 
-void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k, bool overwrite, void *workspace) {
-    Gemm g = {};
-    g.d = c, g.a = a, g.b = b, g.m = m, g.n = n, g.k = k, g.workspace = workspace;
+void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
+               bool overwrite, void *workspace) {
+    Gemm g = product(c, a, b, m, n, k, workspace);
     g.transpose_a = g.fp32 = true;
     g.accumulate = !overwrite;
     gemm(stream, &g);
 }
 
-// --- the bias gradient, and GELU' before it: column sums in two passes, in a fixed order ---------------------------------------------
+// --- the bias gradient, and GELU' before it: column sums in two passes, in a fixed order ---------
 
-// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns; a warp reads 512 bytes of one row at a time, each lane 8 columns. DGELU: the rows are first
-// multiplied by GELU'(pre), in place.
-// Pass 2: a block joins the partial sums of JOIN_COLUMNS columns.
-// SUM_BATCH rows are loaded before the first is used or stored: enough loads in flight to hide their latency.
-enum { SUM_WARPS = 8, SUM_COLUMNS = WARP * PACKED, SUM_ROWS = 256, SUM_BATCH = 4, JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
+// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns; a warp reads 512 bytes of one row at a
+// time, each lane 8 columns. DGELU: the rows are first multiplied by GELU'(pre), in place. Pass 2:
+// a block joins the partial sums of JOIN_COLUMNS columns. SUM_BATCH rows are loaded before the
+// first is used or stored: enough loads in flight to hide their latency.
+enum { SUM_WARPS = 8, SUM_COLUMNS = WARP * PACKED, SUM_ROWS = 256, SUM_BATCH = 4 };
+enum { JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
 
+// partial (ceil(N / SUM_ROWS), OC) out; dy (N, OC), with DGELU in and out; pre (N, OC), with DGELU.
 template <bool DGELU>
-static __global__ void __launch_bounds__(SUM_WARPS * WARP) column_sum_kernel(float *partial,     // (ceil(N / SUM_ROWS), OC) out
-                                                                     floatX *dy,         // (N, OC), with DGELU in and out
-                                                                     const floatX *pre,  // (N, OC), with DGELU
-                                                                     int64_t N, int OC) {
+static __global__ void __launch_bounds__(SUM_WARPS * WARP)
+    column_sum_kernel(float *partial, floatX *dy, const floatX *pre, int64_t N, int OC) {
     __shared__ __align__(16) float sums[SUM_WARPS][SUM_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int slabs = (OC + SUM_COLUMNS - 1) / SUM_COLUMNS, slab = (int)(blockIdx.x % (unsigned)slabs);
@@ -300,9 +364,9 @@ static __global__ void __launch_bounds__(SUM_WARPS * WARP) column_sum_kernel(flo
 }
 static_assert(SUM_COLUMNS == SUM_WARPS * WARP, "one thread per column when the warps' sums are joined");
 
-static __global__ void __launch_bounds__(JOIN_SLICES * JOIN_COLUMNS) column_join_kernel(float *dbias,          // (OC) accumulates
-                                                                               const float *partial,  // (parts, OC)
-                                                                               int parts, int OC) {
+// dbias (OC) accumulates; partial (parts, OC).
+static __global__ void __launch_bounds__(JOIN_SLICES * JOIN_COLUMNS)
+    column_join_kernel(float *dbias, const float *partial, int parts, int OC) {
     __shared__ float sums[JOIN_SLICES][JOIN_COLUMNS];
     int slice = threadIdx.x / JOIN_COLUMNS, lane = threadIdx.x % JOIN_COLUMNS;
     int column = blockIdx.x * JOIN_COLUMNS + lane;
@@ -320,21 +384,25 @@ static __global__ void __launch_bounds__(JOIN_SLICES * JOIN_COLUMNS) column_join
 
 static void join_columns(Stream *s, float *dbias, const float *partial, int parts, int OC) {
     unsigned blocks = (unsigned)ceil_div64(OC, JOIN_COLUMNS);
-    column_join_kernel<<<blocks, JOIN_SLICES * JOIN_COLUMNS, 0, stream_handle(s)>>>(dbias, partial, parts, OC);
+    column_join_kernel<<<blocks, JOIN_SLICES * JOIN_COLUMNS, 0, stream_handle(s)>>>(dbias, partial, parts,
+                                                                                    OC);
     check_launch(s, "column_join");
 }
 
-// dbias += column sums of dy; with pre after dy has been multiplied by GELU'(pre). dbias NULL: that product alone.
-static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC, float *partial) {
+// dbias += column sums of dy; with pre after dy has been multiplied by GELU'(pre). dbias NULL: that
+// product alone.
+static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC,
+                          float *partial) {
     int64_t parts = ceil_div64(N, SUM_ROWS);
     unsigned blocks = (unsigned)(parts * ceil_div64(OC, SUM_COLUMNS));
-    if (pre) column_sum_kernel<true><<<blocks, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, pre, N, OC);
-    else column_sum_kernel<false><<<blocks, SUM_WARPS * WARP, 0, stream_handle(s)>>>(partial, dy, NULL, N, OC);
+    cudaStream_t stream = stream_handle(s);
+    if (pre) column_sum_kernel<true><<<blocks, SUM_WARPS * WARP, 0, stream>>>(partial, dy, pre, N, OC);
+    else column_sum_kernel<false><<<blocks, SUM_WARPS * WARP, 0, stream>>>(partial, dy, NULL, N, OC);
     check_launch(s, "column_sum");
     if (dbias) join_columns(s, dbias, partial, (int)parts, OC);
 }
 
-// --- GELU ------------------------------------------------------------------------------------------------------------------------
+// --- GELU ----------------------------------------------------------------------------------------
 
 enum { GELU_THREADS = 256 };
 
@@ -353,15 +421,18 @@ static __global__ void __launch_bounds__(GELU_THREADS) gelu_kernel(floatX *y, co
 
 void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
     if (n == 0) return;
-    gelu_kernel<<<(unsigned)ceil_div64(n, GELU_THREADS * PACKED), GELU_THREADS, 0, stream_handle(s)>>>(y, pre, n);
+    gelu_kernel<<<(unsigned)ceil_div64(n, GELU_THREADS * PACKED), GELU_THREADS, 0, stream_handle(s)>>>(y, pre,
+                                                                                                       n);
     check_launch(s, "gelu");
 }
 
-// --- the ops ---------------------------------------------------------------------------------------------------------------------
+// --- the ops -------------------------------------------------------------------------------------
 
-// [ cuBLASLt's workspace | partial sums of a bias gradient: (ceil(N / SUM_ROWS), the wider side) fp32 ]
+// [ cuBLASLt's workspace | partial sums of a bias gradient: (ceil(N / SUM_ROWS), the wider side)
+// fp32 ]
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
-    return GEMM_WORKSPACE_BYTES + (size_t)(ceil_div64(max_N, SUM_ROWS) * (max_C > max_OC ? max_C : max_OC)) * sizeof(float);
+    return GEMM_WORKSPACE_BYTES +
+           (size_t)(ceil_div64(max_N, SUM_ROWS) * (max_C > max_OC ? max_C : max_OC)) * sizeof(float);
 }
 
 static float *partial_sums(void *workspace) { return (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES); }
@@ -372,8 +443,7 @@ void op_linear_forward(Stream *s, const Linear *a) {
         op_gelu_forward(s, a->y, a->pre, a->N * a->OC);
         return;
     }
-    Gemm g = {};
-    g.d = a->y, g.a = a->x, g.b = a->w, g.m = a->N, g.n = a->OC, g.k = a->C, g.workspace = a->workspace;
+    Gemm g = product(a->y, a->x, a->w, a->N, a->OC, a->C, a->workspace);
     g.transpose_b = true;
     g.epilogue = a->pre ? GEMM_BIAS_GELU : a->bias ? GEMM_BIAS : GEMM_PLAIN;
     g.bias = a->bias;
@@ -383,8 +453,7 @@ void op_linear_forward(Stream *s, const Linear *a) {
 
 // dx = dy w, times GELU'(x_pre), and the column sums of the result.
 static void dx_through_gelu(Stream *s, const Linear *a) {
-    Gemm g = {};
-    g.d = a->dx, g.a = a->dy, g.b = a->w, g.m = a->N, g.n = a->C, g.k = a->OC, g.workspace = a->workspace;
+    Gemm g = product(a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);
     g.epilogue = GEMM_DGELU;
     g.aux = (floatX *)a->x_pre;  // read only
     bool fused = table_row(stream_device(s), &g) != NULL;
@@ -402,7 +471,8 @@ void op_linear_backward(Stream *s, const Linear *a) {
     else matmul_nn(s, a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);
 }
 
-void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC, void *workspace) {
+void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *sum, int64_t N, int OC,
+                      void *workspace) {
     if (N == 0) return;
     if (sum) join_columns(s, dbias, sum, 1, OC);
     else bias_backward(s, dbias, (floatX *)dy, NULL, N, OC, partial_sums(workspace));  // reads it only

@@ -258,7 +258,8 @@ static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias)
     floatX *branch = random_floatX(&rng, ln.n, 0, 1), *y = poisoned_floatX(ln.n);
     floatX *sum = alias ? copy_of(ln.x, (size_t)ln.n * sizeof(floatX)) : poisoned_floatX(ln.n);
     float *mean = poisoned_floats(ln.N), *rstd = poisoned_floats(ln.N);
-    LayerNorm norm = {B, T, C, 1e-5f, d, sum, alias ? sum : ln.x, branch, ln.gamma, ln.beta, y, mean, .rstd = rstd};
+    LayerNorm norm = {B,      T,        C,       1e-5f, d,    sum,         alias ? sum : ln.x,
+                      branch, ln.gamma, ln.beta, y,     mean, .rstd = rstd};
     op_layernorm_forward(NULL, &norm);
     for (int64_t i = 0; i < ln.n; i++) {
         float keep = multiplier(d, d.first_sample + i / C / T, i % ((int64_t)T * C));
@@ -650,7 +651,8 @@ static void test_head(void **state) {
     float mask[N] = {0}, losses[N], sum = 0, dwte[VP * C] = {0};
     int32_t targets[N] = {0, 3, 15, 7};
     void *workspace = poisoned(op_head_workspace_bytes(N, C, VP));
-    Head head = {N, C, 0, VP, x, wte, targets, mask, 0.25f, losses, &sum, dx, dwte, false, .workspace = workspace};
+    Head head = {
+        N, C, 0, VP, x, wte, targets, mask, 0.25f, losses, &sum, dx, dwte, false, .workspace = workspace};
     op_head(NULL, &head);
     assert_true(sum == 0.0f && losses[0] > 0.0f);
     for (int i = 0; i < N * C; i++) assert_true(floatX_to_float(dx[i]) == 0.0f);
@@ -750,7 +752,8 @@ static void check_head_ranks(int ranks) {
           sum_parts = 3;
     float *dwte = poisoned_floats(V * C), *dwte_parts = poisoned_floats(V * C);
     void *workspace = poisoned(op_head_workspace_bytes(N, C, V));
-    Head head = {N, C, 0, V, x, wte, targets, NULL, 0.25f, losses, &sum, dx, dwte, true, .workspace = workspace};
+    Head head = {
+        N, C, 0, V, x, wte, targets, NULL, 0.25f, losses, &sum, dx, dwte, true, .workspace = workspace};
     op_head(NULL, &head);
     head.loss_sum = &sum_parts;
     head_of_ranks(head, ranks, V, losses_parts, dx_parts, dwte_parts);

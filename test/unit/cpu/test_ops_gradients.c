@@ -312,7 +312,9 @@ static void check_lm_head(int64_t N, int C, int Vp, bool masked) {
     void *workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
     floatX *dx = poisoned_floatX(N * C);
     float *dwte = zero_floats((int64_t)Vp * C), *losses = poisoned_floats(N), sum = 0;
-    h.op = (Head){N, C, 0, Vp, h.x, h.wte, h.targets, h.mask, 0.5f, losses, &sum, dx, dwte, false, .workspace = workspace};
+    h.op = (Head){N,     C,         0,      Vp,    h.x,
+                  h.wte, h.targets, h.mask, 0.5f,  losses,
+                  &sum,  dx,        dwte,   false, .workspace = workspace};
     op_head(NULL, &h.op);
     check_gradient(lm_head_forward, &h, (Input){"x", as_floats(h.x), as_floats(dx), N * C}, &rng);
     check_gradient(lm_head_forward, &h, (Input){"wte", as_floats(h.wte), dwte, (int64_t)Vp * C}, &rng);
