@@ -11,6 +11,17 @@ typedef struct Device Device;
 typedef struct Stream Stream;
 typedef struct Event Event;
 
+// What a backend's devices are like, for those who plan and report. Never changes.
+typedef struct DeviceKind {
+    bool numbered;            // a rank takes one of its host's; else every rank has one of its own
+    bool own_memory;          // beside the host's; else the ranks of a host draw on its memory together
+    bool asynchronous;        // work on a stream goes on while the caller does
+    const char *only_way;     // why messages between ranks have one way only; NULL: they may have several
+    const char *where;        // "on each GPU": whose memory a plan speaks of
+    const char *beside_plan;  // what takes memory that no plan counts
+} DeviceKind;
+const DeviceKind *device_kind(void);
+
 // GPUs of this machine that the program can see, 0 without a driver; INT_MAX for CPU ranks, which
 // need none.
 int device_count(void);
@@ -29,9 +40,7 @@ void device_close(Device *device);
 // GPU) take the ordered one. CPU ranks always do.
 void device_set_deterministic(Device *device, bool deterministic);
 const char *device_name(const Device *device);     // "CPU AMD EPYC ..." or the GPU's name
-const char *device_backend(void);  // "cpu" or "cuda": for texts; device_is_host tells what follows from it
-// Its memory is the host's and its streams are the caller: CPU ranks.
-bool device_is_host(void);
+const char *device_backend(void);  // "cpu" or "cuda", for texts
 const Site *device_site(const Device *device);
 // Libraries of the backend with their versions, for --version and logs.
 void device_libraries(char *text, size_t bytes);

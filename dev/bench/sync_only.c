@@ -167,7 +167,7 @@ static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *m
     zero_weights_wait_all(zero);
     event_record(marks->applied, bench->compute);
     event_synchronize(marks->applied);
-    const Event *judged = device_is_host() ? marks->reduced : marks->judged;
+    const Event *judged = device_kind()->asynchronous ? marks->judged : marks->reduced;
     ms[GRADIENTS] = event_elapsed_ms(marks->start, (Event *)judged);
     ms[AFTER_VERDICT] = event_elapsed_ms((Event *)judged, marks->applied);
     ms[ADAMW] = 1e3 * timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
@@ -263,7 +263,7 @@ static bool measure(Bench *bench, const Config *config, const Place *place, bool
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, &place->mesh));
     if (alone) lab.zero->wire_checks.sealed = false;  // nobody sends what would be checked
-    int sharers = device_is_host() ? bench->launch.size : place->own.sharers;
+    int sharers = devices_memory_sharers(&place->own);
     ok = ok && start_lab(bench, &lab, sharers);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
     close_lab(bench, &lab);

@@ -38,7 +38,7 @@ void comm_close(Mesh *mesh) {
 }
 
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
-    return error_set(err, EXIT_ENVIRONMENT, "CPU ranks send everything through MPI");
+    return error_set(err, EXIT_ENVIRONMENT, "%s", device_kind()->only_way);
 }
 void comm_unshare(const Group *node) {}
 void comm_connect(const Mesh *mesh, void *memory) {}

@@ -128,7 +128,14 @@ void device_set_deterministic(Device *device, bool deterministic) {}
 const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cpu"; }
 
-bool device_is_host(void) { return true; }
+
+const DeviceKind *device_kind(void) {
+    static const DeviceKind kind = {.only_way = "CPU ranks send everything through MPI",
+                                    .where = "of each rank",
+                                    .beside_plan = "the program, MPI's buffers and the data at hand"};
+    return &kind;
+}
+
 const Site *device_site(const Device *device) { return device->site; }
 
 void device_libraries(char *text, size_t bytes) {

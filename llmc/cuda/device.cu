@@ -231,7 +231,13 @@ void device_set_deterministic(Device *device, bool deterministic) { device->dete
 const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cuda"; }
 
-bool device_is_host(void) { return false; }
+
+const DeviceKind *device_kind(void) {
+    static const DeviceKind kind = {true, true, true, NULL, "on each GPU",
+                                    "the CUDA context and what cuBLAS, cuDNN and NCCL take"};
+    return &kind;
+}
+
 const Site *device_site(const Device *device) { return device->site; }
 
 void device_libraries(char *text, size_t bytes) {

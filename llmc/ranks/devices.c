@@ -14,6 +14,10 @@ OwnDevice devices_in_order(MPI_Comm host) {
     return own;
 }
 
+int devices_memory_sharers(const OwnDevice *own) {
+    return device_kind()->own_memory ? own->sharers : own->host_ranks;
+}
+
 void devices_share(OwnDevice *own, const Mesh *mesh, int devices, bool emulated_nodes) {
     if (!emulated_nodes || own->host_ranks <= devices || devices < 1) return;
     if (devices % mesh->per_node && mesh->per_node % devices) return;
@@ -37,7 +41,7 @@ OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes) {
     OwnDevice own = devices_in_order(host.comm);
     VisibleDevices seen = {device_count(), ""};
     devices_share(&own, mesh, seen.count, emulated_nodes);
-    if (device_is_host() || own.host_ranks == 1) return own;
+    if (!device_kind()->numbered || own.host_ranks == 1) return own;
     device_identity(0, seen.first, sizeof seen.first);
     size_t ranks = (size_t)own.host_ranks;
     VisibleDevices *all = (VisibleDevices *)xcalloc(ranks, sizeof seen, "the host's devices");

@@ -21,6 +21,9 @@ OwnDevice devices_in_order(MPI_Comm host);
 // device only. Collective over host, before any device is opened.
 OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes);
 
+// How many ranks draw on the memory that this rank allocates from.
+int devices_memory_sharers(const OwnDevice *own);
+
 // The first case. Ranks take the devices in turn if, of the host's devices and a node's ranks, one
 // number is a multiple of the other. Else nothing changes, and device_open says what is wrong.
 void devices_share(OwnDevice *own, const Mesh *mesh, int devices, bool emulated_nodes);

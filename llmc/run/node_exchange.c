@@ -18,7 +18,7 @@ void node_exchange_report(Log *log, Peers world, const Error *not_shared, bool s
                  without, ranks, why.what);
     } else if (asked) {
         log_line(log, "WARNING: --node-exchange copies has no effect: %s", why.what);
-    } else if (!device_is_host()) {
+    } else if (!device_kind()->only_way) {
         log_line(log, "inside a node messages travel through NCCL: %s", why.what);
     }
 }

@@ -127,7 +127,7 @@ static int largest_micro_batch(const Config *config, size_t planned, double shar
 }
 
 static void print_gib(const MemoryPlan *memory_plan, FILE *out) {
-    fprintf(out, "  GiB %s\n", device_is_host() ? "of each rank" : "on each GPU");
+    fprintf(out, "  GiB %s\n", device_kind()->where);
     for (int i = 0; i < memory_plan->count; i++) {
         size_t bytes = memory_plan_group_bytes(memory_plan, i);
         const MemoryPlanEntry *entry = &memory_plan->entries[i];
@@ -160,7 +160,7 @@ static void print_fits(const Config *c, const Plan *plan, size_t planned, ModelB
         fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
         print_fit(c, planned, share, model_bytes, out);
     }
-    if (!device_is_host()) return;
+    if (device_kind()->own_memory) return;
     fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
 }
 
@@ -223,8 +223,7 @@ void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memor
     fprintf(out, "memory per rank\n");
     memory_plan_print(memory_plan, plan->parameters, out);
     fprintf(out, "  on top, told by a run's log: %s\n",
-            device_is_host() ? "the program, MPI's buffers and the data at hand"
-                             : "the CUDA context and what cuBLAS, cuDNN and NCCL take");
+            device_kind()->beside_plan);
     print_wire(config, zero, out);
     fprintf(out, "verdict\n");
     print_gib(memory_plan, out);

@@ -32,8 +32,9 @@ static void report_exchange(Run *run) {
     char warning[512];
     Error why;
     bool shared = zero_node_shares(run->zero, &why);
-    if (c->emulate_nodes && device_is_host()) {
-        log_line(run->log, "WARNING: --emulate-nodes has no effect: CPU ranks send everything through MPI");
+    const char *only_way = device_kind()->only_way;
+    if (c->emulate_nodes && only_way) {
+        log_line(run->log, "WARNING: --emulate-nodes has no effect: %s", only_way);
     }
     node_exchange_report(run->log, run_peers(run, run->launch.world), &why, shared,
                          c->node_exchange == NODE_EXCHANGE_COPIES);

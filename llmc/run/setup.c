@@ -37,7 +37,7 @@ bool run_place(Run *run) {
         return false;
     run->own = devices_in_order(run->launch.host);
     run->site.node = run->mesh.world.rank / run->mesh.per_node;
-    run->site.gpu = device_is_host() ? -1 : run->own.index;
+    run->site.gpu = device_kind()->numbered ? run->own.index : -1;
     run->sentry.config = c;
     run->sentry.mesh = &run->mesh;
     return true;
@@ -48,7 +48,7 @@ static bool open_device(Run *run) {
     run->own = devices_choose(run_peers(run, run->launch.host), &run->mesh, run->config.emulate_nodes);
     // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU
     // alone would say 0. Where ranks share GPUs they name it by its index.
-    if (run->own.sharers > 1 && !device_is_host()) run->site.gpu = run->own.index;
+    if (run->own.sharers > 1 && device_kind()->numbered) run->site.gpu = run->own.index;
     run->device = device_open(run->own.index, &run->site, &run->error);
     if (!run->device) return false;
     device_set_deterministic(run->device, run->config.deterministic_mode);
@@ -65,7 +65,7 @@ bool run_allocate(Run *run, ModelBytes model_bytes) {
     if (!run_agreed(run, open_device(run))) return false;
     const Config *c = &run->config;
     bool nccl_in_node = c->node_exchange == NODE_EXCHANGE_NCCL && run->mesh.node.size > 1;
-    int sharers = device_is_host() ? run->own.host_ranks : run->own.sharers;
+    int sharers = devices_memory_sharers(&run->own);
     memory_measure(&run->memory, &run->memory_plan, run->device, sharers, run->launch.size, nccl_in_node);
     return run_agreed(run, true) &&
            run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, model_bytes, &run->error));

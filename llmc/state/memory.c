@@ -80,7 +80,7 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
 static bool host_failed(const MemoryPlan *memory_plan) {
     for (int i = 0; i < memory_plan->count; i++) {
         const MemoryPlanEntry *entry = &memory_plan->entries[i];
-        if (entry->bytes && !entry->memory) return entry->host && !device_is_host();
+        if (entry->bytes && !entry->memory) return entry->host && device_kind()->own_memory;
     }
     return false;
 }
@@ -98,7 +98,7 @@ size_t memory_beside_plan(int ranks, bool nccl_in_node) {
 
 void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks,
                     bool nccl_in_node) {
-    memory->beside = device_is_host() ? 0 : memory_beside_plan(ranks, nccl_in_node);
+    memory->beside = device_kind()->own_memory ? memory_beside_plan(ranks, nccl_in_node) : 0;
     memory->device = device;
     memory->sharers = sharers;
     memory->planned = memory_plan_needed(memory_plan);
@@ -132,8 +132,8 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
            taken = (double)device_taken(memory->device);
     // A GPU's memory is seen as a whole: the ranks that share it have equal plans. The CPU's is
     // this process's.
-    double plans = device_is_host() ? allocated : allocated * memory->sharers,
-           beside = taken - before - plans;
+    double plans = device_kind()->own_memory ? allocated * memory->sharers : allocated;
+    double beside = taken - before - plans;
     log_memory(log, iterations, allocated);
     log_line(log,
              "memory beside the plan (MB) | before it (context, other processes): %.1f | since then "

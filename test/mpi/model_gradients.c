@@ -104,7 +104,7 @@ static bool configure(Model *m, Error *err) {
 
 static bool build_model(Model *m, Error *err) {
     const ModelRank *rank = m->rank;
-    int sharers = device_is_host() ? rank->own.host_ranks : rank->own.sharers;
+    int sharers = devices_memory_sharers(&rank->own);
     gpt_describe(&m->gpt, &m->config);
     m->tensors = tensors_for_plan(m->gpt.tensor, m->gpt.tensors);
     m->zero = zero_plan(&m->config, rank->mesh, m->gpt.tensor, m->gpt.tensors, &m->memory_plan, err);

@@ -213,7 +213,9 @@ static void build_plan(Trial *t) {
 }
 
 // For comm_share.
-static void *allocate_shared(Trial *t, size_t bytes) { return allocate(t, device_is_host() ? bytes : (size_t)round_up64((int64_t)bytes, COMM_GRAIN)); }
+static void *allocate_shared(Trial *t, size_t bytes) {
+    return allocate(t, device_kind()->only_way ? bytes : (size_t)round_up64((int64_t)bytes, COMM_GRAIN));
+}
 
 static void build_steps(Trial *t, int chunks) {
     t->checks.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->plan.dp * sizeof(uint64_t));
@@ -247,7 +249,7 @@ static void build_steps(Trial *t, int chunks) {
 static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
-    if (chunks % 2 == 0 || t->mesh->node.size == 1 || device_is_host()) return true;
+    if (chunks % 2 == 0 || t->mesh->node.size == 1 || device_kind()->only_way) return true;
     for (int b = 0; b < t->plan.buckets; b++) piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight)};
     t->flags = allocate(t, COMM_FLAG_BYTES);
     bool ok = comm_share(&t->mesh->node, t->flags, piece, 1 + t->plan.buckets, &err);

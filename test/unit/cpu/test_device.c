@@ -22,7 +22,7 @@ static void test_open(void **state) {
     assert_non_null(device);
     assert_ptr_equal(device_site(device), &site);
     assert_string_equal(device_backend(), "cpu");
-    assert_true(device_is_host());
+    assert_false(device_kind()->own_memory || device_kind()->numbered);
     assert_int_equal(strncmp(device_name(device), "CPU ", 4), 0);
     char text[256];
     device_libraries(text, sizeof text);

@@ -109,7 +109,10 @@ static void writes(Stream *s, const void *memory, int64_t bytes) { use(s->device
 // --- device.h --------------------------------------------------------------------------------------------------------------------------
 
 static const Site site;
-bool device_is_host(void) { return false; }
+const DeviceKind *device_kind(void) {
+    static const DeviceKind kind = {.numbered = true, .own_memory = true, .asynchronous = true};
+    return &kind;
+}
 const Site *device_site(const Device *device) { return &site; }
 void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
 void device_environment(char *text, size_t bytes) { *text = '\0'; }
