@@ -1,6 +1,8 @@
-// Leaks in test programs over MPI, under AddressSanitizer. What MPI allocates while it starts is its own and stays to the end; its modules are gone when
-// the check at exit would name them. So its start is not watched, the rest of its allocations is told by its libraries' names, and leaks are looked
-// for before MPI_Finalize. Without the sanitizer the weak functions are not there, and nothing happens. Included by the one file with main.
+// Leaks in test programs over MPI, under AddressSanitizer. What MPI allocates while it starts is
+// its own and stays to the end; its modules are gone when the check at exit would name them. So its
+// start is not watched, the rest of its allocations is told by its libraries' names, and leaks are
+// looked for before MPI_Finalize. Without the sanitizer the weak functions are not there, and
+// nothing happens. Included by the one file with main.
 #pragma once
 #include <mpi.h>
 
@@ -12,7 +14,8 @@ int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_options(void);
 const char *__lsan_default_suppressions(void) {
-    return "leak:libopen-pal\nleak:libopen-rte\nleak:libmpi\nleak:libpmix\nleak:libhwloc\nleak:libevent\nleak:mca_\nleak:libucp\nleak:libucs\nleak:libfabric\n";
+    return "leak:libopen-pal\nleak:libopen-rte\nleak:libmpi\nleak:libpmix\nleak:libhwloc\nleak:"
+           "libevent\nleak:mca_\nleak:libucp\nleak:libucs\nleak:libfabric\n";
 }
 const char *__lsan_default_options(void) { return "leak_check_at_exit=0:print_suppressions=0"; }
 
@@ -35,4 +38,6 @@ static inline void leaks_launch(Launch *launch, int *argc, char ***argv) {
     leaks_of_mpi_end();
 }
 // 1 when this process has lost memory (which has then been reported), else 0. Before MPI_Finalize.
-static inline int leaks_found(void) { return __lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check() ? 1 : 0; }
+static inline int leaks_found(void) {
+    return __lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check() ? 1 : 0;
+}

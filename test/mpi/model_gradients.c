@@ -1,9 +1,12 @@
-// See model_gradients.h. A step here: forward and backward of the rank's own tokens, every rank's gradients as the backward left them to rank 0's simulator,
-// then reductions, verdict, AdamW and gathers through Zero, then both sides compared. The gradients need not be the same on every backend: the simulator
-// starts from whatever the ranks computed. The weights of the next step come out of this one, so what goes wrong also spreads.
+// See model_gradients.h. A step here: forward and backward of the rank's own tokens, every rank's
+// gradients as the backward left them to rank 0's simulator, then reductions, verdict, AdamW and
+// gathers through Zero, then both sides compared. The gradients need not be the same on every
+// backend: the simulator starts from whatever the ranks computed. The weights of the next step come
+// out of this one, so what goes wrong also spreads.
 //
-// Odd steps reduce after the backward, so that the reduced gradients can be looked at before AdamW. Even steps are the trainer's: a second backward over the
-// same tokens tells Zero as its layers complete, and nothing waits until the weights are gathered.
+// Odd steps reduce after the backward, so that the reduced gradients can be looked at before AdamW.
+// Even steps are the trainer's: a second backward over the same tokens tells Zero as its layers
+// complete, and nothing waits until the weights are gathered.
 #include "test/mpi/model_gradients.h"
 
 #include <math.h>
@@ -20,11 +23,12 @@
 enum { STEPS = 3 };
 static const float WEIGHT_DECAY = 0.1f;
 
-// --- arms ------------------------------------------------------------------------------------------------------------------------
+// --- arms ----------------------------------------------------------------------------------------
 
 enum { ARM_FLAGS = 12 };  // at most
 
-// What a run of an arm is told, and what must then travel: Zero makes its choice from the flags, the simulator takes these.
+// What a run of an arm is told, and what must then travel: Zero makes its choice from the flags,
+// the simulator takes these.
 typedef struct ModelArm {
     const char *name;
     const char *flags[ARM_FLAGS + 1];  // NULL at the end
@@ -39,31 +43,40 @@ typedef struct ModelArm {
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
 static const ModelArm arms[] = {
-    {"baseline fp32", {"--clip-grad", "1000"}, {F, F, 32, 32, F, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+    {"baseline fp32", {"--clip-grad", "1000"}, {F, F, 32, 32, F, false, SR, 0},
+     {FLOATX_CODEC, 32, false, RN}},
     {"SDP4Bit",
-     {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform", "--quantized-weights", "--wq-rounding", "stochastic",
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform",
+      "--quantized-weights", "--wq-rounding", "stochastic",
       "--gradient-alltoall-pipeline", "3"},
      {I8, I4, 128, 128, H, true, SR, 3},
      {I4, 2048, true, SR}},
     {"ULq, checksums",
-     {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-bits-intra", "4", "--verify-wire"},
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-bits-intra",
+      "4", "--verify-wire"},
      {I4, I4, 128, 128, H, false, SR, 0},
      {FLOATX_CODEC, 32, false, RN}},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 
-// A bucket per layer where the groups allow it, so that gradients are reduced while others are still computed.
+// A bucket per layer where the groups allow it, so that gradients are reduced while others are
+// still computed.
 static const char *const model_flags[] = {
-    "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer", "--make-vocab-size-divisible-by", "8", "--num-layers", "2",
-    "--kv-channels", "64", "--seq-length", "64", "--max-position-embeddings", "64", "--attention-dropout", "0", "--hidden-dropout", "0", "--micro-batch-size", "2",
-    "--lr", "1e-3", "--train-iters", "10", "--clip-grad", "0.2", "--ddp-bucket-size", "1"};
+    "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer",
+    "--make-vocab-size-divisible-by", "8", "--num-layers", "2", "--kv-channels", "64", "--seq-length",
+    "64", "--max-position-embeddings", "64", "--attention-dropout", "0", "--hidden-dropout", "0",
+    "--micro-batch-size", "2", "--lr", "1e-3", "--train-iters", "10", "--clip-grad", "0.2",
+    "--ddp-bucket-size", "1"};
 enum { MODEL_FLAGS = sizeof model_flags / sizeof *model_flags, SIZE_FLAGS = 6 };
-// Many CPU ranks share few cores, and one process simulates them all: they get a quarter of the parameters.
+// Many CPU ranks share few cores, and one process simulates them all: they get a quarter of the
+// parameters.
 enum { FEW_RANKS = 4 };
-static const char *const few_ranks_size[SIZE_FLAGS] = {"--hidden-size", "128", "--num-attention-heads", "2", "--vocab-size", "999"};
-static const char *const many_ranks_size[SIZE_FLAGS] = {"--hidden-size", "64", "--num-attention-heads", "1", "--vocab-size", "503"};
+static const char *const few_ranks_size[SIZE_FLAGS] = {
+    "--hidden-size", "128", "--num-attention-heads", "2", "--vocab-size", "999"};
+static const char *const many_ranks_size[SIZE_FLAGS] = {
+    "--hidden-size", "64", "--num-attention-heads", "1", "--vocab-size", "503"};
 
-// --- one rank --------------------------------------------------------------------------------------------------------------------
+// --- one rank ------------------------------------------------------------------------------------
 
 typedef struct Model {
     const ModelRank *rank;
@@ -99,7 +112,8 @@ static bool configure(Model *m, Error *err) {
     for (int i = 0; i < SIZE_FLAGS; i++) argv[argc++] = (char *)size[i];
     for (int i = 0; m->arm->flags[i]; i++) argv[argc++] = (char *)m->arm->flags[i];
     if (!config_parse(&m->config, argc, argv, NULL, 0, err)) return false;
-    return config_finish(&m->config, dp, (int)m->config.vocab_size + 1, (int)m->config.vocab_size, err);  // and the end of a document
+    int end_of_document = (int)m->config.vocab_size;
+    return config_finish(&m->config, dp, end_of_document + 1, end_of_document, err);
 }
 
 static bool build_model(Model *m, Error *err) {
@@ -125,8 +139,10 @@ static bool build_model(Model *m, Error *err) {
 static void build_simulator(Model *m) {
     const Config *c = &m->config;
     int dp = m->zero->plan.dp, kept = m->rank->mesh->dp.rank == 0 ? dp : 0;
-    SimulatorOptions o = {&m->zero->plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed, (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps,
-                          WEIGHT_DECAY, (float)c->clip_grad, true, (float)c->loss_spike_factor};
+    SimulatorOptions o = {
+        &m->zero->plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed,
+        (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps, WEIGHT_DECAY,
+        (float)c->clip_grad, true, (float)c->loss_spike_factor};
     m->local = (float *)xmalloc(arena_bytes(m), "the test");
     m->found = (float *)xmalloc(arena_bytes(m), "the test");
     m->every = (float *)xmalloc((size_t)kept * arena_bytes(m) + 1, "the test");
@@ -157,12 +173,14 @@ static void close_model(Model *m) {
     free(m);
 }
 
-// --- a step on both sides --------------------------------------------------------------------------------------------------------
+// --- a step on both sides ------------------------------------------------------------------------
 
-// The rank's micro-batch of the step: tokens of which the first numbers are more frequent, each with its successor as target.
+// The rank's micro-batch of the step: tokens of which the first numbers are more frequent, each
+// with its successor as target.
 static void upload_tokens(Model *m, uint32_t step) {
     int N = m->gpt.B * m->gpt.T, T = m->gpt.T;
-    int32_t *drawn = (int32_t *)xmalloc((size_t)(N + 1) * sizeof *drawn, "the test"), *positions = (int32_t *)xmalloc((size_t)N * sizeof *positions, "the test");
+    int32_t *drawn = (int32_t *)xmalloc((size_t)(N + 1) * sizeof *drawn, "the test");
+    int32_t *positions = (int32_t *)xmalloc((size_t)N * sizeof *positions, "the test");
     for (int i = 0; i <= N; i++) {
         Philox4 r = philox4x32_10(11, 0, (uint32_t)i, 0, (uint32_t)m->rank->mesh->dp.rank, step);
         double x = (r.v[0] + 0.5) * 0x1p-32;
@@ -176,11 +194,13 @@ static void upload_tokens(Model *m, uint32_t step) {
     free(positions);
 }
 
-// As the trainer's step up to zero_update, with one micro-batch. overlapped: layers are reduced as they complete; else not at all.
+// As the trainer's step up to zero_update, with one micro-batch. overlapped: layers are reduced as
+// they complete; else not at all.
 static void backward(Model *m, uint32_t step, bool overlapped) {
     GPT *g = &m->gpt;
     zero_step_begins(m->zero, step);
-    Pass pass = {.B = g->B, .T = g->T, .training = true, .backward = true, .first = true, .last = overlapped, .loss_scale = 1.0f / (float)(g->B * g->T)};
+    Pass pass = {.B = g->B, .T = g->T, .training = true, .backward = true, .first = true,
+        .last = overlapped, .loss_scale = 1.0f / (float)(g->B * g->T)};
     gpt_forward(g, &pass);
     gpt_head(g, &pass);
     gpt_backward(g, &pass);
@@ -201,10 +221,12 @@ static void reduce(Model *m, uint32_t step, bool overlapped) {
         for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit);
         return;
     }
-    // The 1-D tensors' gradients accumulate: what the first backward left goes, as zero_update clears it.
+    // The 1-D tensors' gradients accumulate: what the first backward left goes, as zero_update
+    // clears it.
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        set_zero(m->compute, m->zero->grads + bucket->arena_start + bucket->matrix_elements, (size_t)bucket->tail_elements * sizeof(float));
+        set_zero(m->compute, m->zero->grads + bucket->arena_start + bucket->matrix_elements,
+                 (size_t)bucket->tail_elements * sizeof(float));
     }
     backward(m, step, true);
 }
@@ -224,15 +246,17 @@ static void simulate(Model *m, uint32_t step) {
     MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
-// --- comparisons -----------------------------------------------------------------------------------------------------------------
+// --- comparisons ---------------------------------------------------------------------------------
 
 static bool complain(const Model *m, uint32_t step, const char *what, int64_t at) {
     const Mesh *mesh = m->rank->mesh;
-    fprintf(stderr, "rank %d, %d x %d, a GPT's gradients, %s, step %u: %s at %lld\n", mesh->dp.rank, mesh->rail.size, mesh->node.size, m->arm->name, step, what, (long long)at);
+    fprintf(stderr, "rank %d, %d x %d, a GPT's gradients, %s, step %u: %s at %lld\n", mesh->dp.rank,
+            mesh->rail.size, mesh->node.size, m->arm->name, step, what, (long long)at);
     return false;
 }
 
-// These are a model's gradients indeed: every tensor has some, every rank has its own, and the untrained model's loss is that of a guess.
+// These are a model's gradients indeed: every tensor has some, every rank has its own, and the
+// untrained model's loss is that of a guess.
 static bool plausible(const Model *m, uint32_t step) {
     const Plan *plan = &m->zero->plan;
     for (int t = 0; t < plan->tensors; t++) {
@@ -242,19 +266,24 @@ static bool plausible(const Model *m, uint32_t step) {
     }
     if (m->rank->mesh->dp.rank != 0) return true;
     for (int r = 1; r < plan->dp; r++) {
-        if (!memcmp(m->all[0], m->all[r], arena_bytes(m))) return complain(m, step, "the gradients of rank 0 again", r);
+        if (!memcmp(m->all[0], m->all[r], arena_bytes(m))) {
+            return complain(m, step, "the gradients of rank 0 again", r);
+        }
     }
-    return step > 1 || fabs(m->losses[0] - log(m->gpt.V)) < 0.5 || complain(m, step, "an untrained model's loss (in thousandths) is", (int64_t)(1000 * m->losses[0]));
+    return step > 1 || fabs(m->losses[0] - log(m->gpt.V)) < 0.5 ||
+           complain(m, step, "an untrained model's loss (in thousandths) is", (int64_t)(1000 * m->losses[0]));
 }
 
-static bool same_bits(const Model *m, uint32_t step, const char *what, const float *a, const float *b, int64_t from, int64_t n) {
+static bool same_bits(const Model *m, uint32_t step, const char *what, const float *a, const float *b,
+                      int64_t from, int64_t n) {
     if (!memcmp(a + from, b + from, (size_t)n * sizeof *a)) return true;
     int64_t i = from;
     while (f32_bits(a[i]) == f32_bits(b[i])) i++;
     return complain(m, step, what, i);
 }
 
-// The own windows hold the reduced gradient, the rest of the arena what the backward left. updated: after AdamW, which leaves the 1-D tensors' clear.
+// The own windows hold the reduced gradient, the rest of the arena what the backward left. updated:
+// after AdamW, which leaves the 1-D tensors' clear.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     const Plan *plan = &m->zero->plan;
     int64_t rank = m->rank->mesh->dp.rank;
@@ -262,8 +291,11 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     memcpy(expected, m->local, arena_bytes(m));
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank, tails = bucket->arena_start + bucket->matrix_elements, tail = tails + rank * bucket->tail_per_rank;
-        memcpy(expected + matrix, m->sim.reduced + matrix, (size_t)bucket->matrix_per_rank * sizeof *expected);
+        int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank;
+        int64_t tails = bucket->arena_start + bucket->matrix_elements;
+        int64_t tail = tails + rank * bucket->tail_per_rank;
+        memcpy(expected + matrix, m->sim.reduced + matrix,
+               (size_t)bucket->matrix_per_rank * sizeof *expected);
         memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
         if (updated) memset(expected + tails, 0, (size_t)bucket->tail_elements * sizeof *expected);
     }
@@ -273,15 +305,18 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     return ok;
 }
 
-static bool same_shards(const Model *m, uint32_t step, const char *what, const float *device, const float *whole) {
+static bool same_shards(const Model *m, uint32_t step, const char *what, const float *device,
+                        const float *whole) {
     int64_t rank = m->rank->mesh->dp.rank;
     bool ok = true;
     download(m, m->found, device, (size_t)m->zero->plan.shard_elements * sizeof(float));
     for (int b = 0; ok && b < m->zero->plan.buckets; b++) {
         const Bucket *bucket = &m->zero->plan.bucket[b];
         const float *matrix = m->found + bucket->state_start, *tail = matrix + bucket->matrix_per_rank;
-        ok = same_bits(m, step, what, matrix, whole + bucket->arena_start + rank * bucket->matrix_per_rank, 0, bucket->matrix_per_rank) &&
-             same_bits(m, step, what, tail, whole + bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank, 0, bucket->tail_per_rank);
+        const float *matrices = whole + bucket->arena_start, *tails = matrices + bucket->matrix_elements;
+        int64_t matrix_n = bucket->matrix_per_rank, tail_n = bucket->tail_per_rank;
+        ok = same_bits(m, step, what, matrix, matrices + rank * matrix_n, 0, matrix_n) &&
+             same_bits(m, step, what, tail, tails + rank * tail_n, 0, tail_n);
     }
     return ok;
 }
@@ -290,12 +325,17 @@ static bool same_verdict(Model *m, uint32_t step) {
     StepRecord *records = (StepRecord *)m->found;  // dp of them take less than the arena
     download(m, records, m->zero->records, (size_t)m->zero->plan.dp * sizeof *records);
     for (int r = 0; r < m->zero->plan.dp; r++) {
-        if (records[r].sum_squares != m->sim.records[r].sum_squares || records[r].loss != m->sim.records[r].loss) return complain(m, step, "another record", r);
+        if (records[r].sum_squares != m->sim.records[r].sum_squares ||
+            records[r].loss != m->sim.records[r].loss) {
+            return complain(m, step, "another record", r);
+        }
         if (records[r].fault) return complain(m, step, "a message's checksum", (int64_t)records[r].fault);
     }
     StepControl control = zero_verdict(m->zero, 0);
     if (!control.applied) return complain(m, step, "a skipped step", 0);
-    if ((control.clip_coefficient < 1.0f) != (m->config.clip_grad < 1.0)) return complain(m, step, "clipping that should bite, or should not", 0);
+    if ((control.clip_coefficient < 1.0f) != (m->config.clip_grad < 1.0)) {
+        return complain(m, step, "clipping that should bite, or should not", 0);
+    }
     return memcmp(&control, &m->sim.control, sizeof control) == 0 || complain(m, step, "another verdict", 0);
 }
 
@@ -303,7 +343,9 @@ static bool same_replica(const Model *m, uint32_t step) {
     const floatX *weights = (const floatX *)m->found;
     download(m, m->found, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof *weights);
     for (int64_t i = 0; i < m->zero->plan.arena_elements; i++) {
-        if (memcmp(weights + i, m->sim.replica + i, sizeof *weights)) return complain(m, step, "another weight", i);
+        if (memcmp(weights + i, m->sim.replica + i, sizeof *weights)) {
+            return complain(m, step, "another weight", i);
+        }
     }
     return true;
 }
@@ -314,12 +356,17 @@ static bool same_traffic(const Model *m, uint32_t step, Traffic before, uint64_t
     WireBytes plan = plan_wire_bytes(&m->zero->plan, &m->arm->grad, &m->arm->weight);
     if (m->zero->plan.dp == 1) memset(&plan, 0, sizeof plan);
     uint64_t records = (uint64_t)(m->zero->plan.dp - 1) * sizeof(StepRecord);
-    if (after.node - before.node != (uint64_t)(plan.grad_intra + plan.weight_intra)) return complain(m, step, "bytes inside the node", 0);
-    if (after.rail - before.rail != (uint64_t)(plan.grad_inter + plan.weight_inter)) return complain(m, step, "bytes between nodes", 0);
-    return comm_sent(&m->rank->mesh->world) - records_before == records || complain(m, step, "bytes of the records", 0);
+    if (after.node - before.node != (uint64_t)(plan.grad_intra + plan.weight_intra)) {
+        return complain(m, step, "bytes inside the node", 0);
+    }
+    if (after.rail - before.rail != (uint64_t)(plan.grad_inter + plan.weight_inter)) {
+        return complain(m, step, "bytes between nodes", 0);
+    }
+    return comm_sent(&m->rank->mesh->world) - records_before == records ||
+           complain(m, step, "bytes of the records", 0);
 }
 
-// --- steps and arms --------------------------------------------------------------------------------------------------------------
+// --- steps and arms ------------------------------------------------------------------------------
 
 static bool on_all(bool ok) {
     int value = ok;
@@ -342,9 +389,11 @@ static bool run_step(Model *m, uint32_t step) {
     }
     zero_update(m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
     zero_synchronize(m->zero);
-    ok = ok && plausible(m, step) && same_gradients(m, step, true) && same_verdict(m, step) && same_shards(m, step, "another master", m->zero->master, m->sim.master) &&
+    ok = ok && plausible(m, step) && same_gradients(m, step, true) && same_verdict(m, step) &&
+         same_shards(m, step, "another master", m->zero->master, m->sim.master) &&
          same_shards(m, step, "another first moment", m->zero->exp_avg, m->sim.exp_avg) &&
-         same_shards(m, step, "another second moment", m->zero->exp_avg_sq, m->sim.exp_avg_sq) && same_traffic(m, step, before, records) && same_replica(m, step);
+         same_shards(m, step, "another second moment", m->zero->exp_avg_sq, m->sim.exp_avg_sq) &&
+         same_traffic(m, step, before, records) && same_replica(m, step);
     return on_all(ok);
 }
 
@@ -367,7 +416,10 @@ int model_gradients_failures(const ModelRank *rank) {
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = run_arm(rank, &arms[arm]);
         failures += !ok;
-        if (mesh->dp.rank == 0) printf("%s %d x %d ranks: a GPT's gradients, %s\n", ok ? "ok" : "not ok", mesh->rail.size, mesh->node.size, arms[arm].name);
+        if (mesh->dp.rank == 0) {
+            printf("%s %d x %d ranks: a GPT's gradients, %s\n", ok ? "ok" : "not ok", mesh->rail.size,
+                   mesh->node.size, arms[arm].name);
+        }
     }
     return failures;
 }

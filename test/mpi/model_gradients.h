@@ -1,5 +1,7 @@
-// The exact regime on a GPT's own gradients: llmc/state/zero.c as the trainer drives it against the one-process simulator, to the bit. The synthetic tensors of
-// test_sdp4bit_mpi.c, which calls this, know nothing of real layouts, of the sizes that real gradients have, and of what follows from a weight a step later.
+// The exact regime on a GPT's own gradients: llmc/state/zero.c as the trainer drives it against the
+// one-process simulator, to the bit. The synthetic tensors of test_sdp4bit_mpi.c, which calls this,
+// know nothing of real layouts, of the sizes that real gradients have, and of what follows from a
+// weight a step later.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/ranks/devices.h"
@@ -14,8 +16,10 @@ typedef struct ModelRank {
     OwnDevice own;
 } ModelRank;
 
-// Trains a small model for a few steps under every arm, prints ok / not ok for each on rank 0 and returns how many failed, the same on all ranks. Collective
-// over MPI_COMM_WORLD. Switches the device to deterministic mode. A model that cannot be set up ends the job (EXIT_USAGE, EXIT_ENVIRONMENT).
+// Trains a small model for a few steps under every arm, prints ok / not ok for each on rank 0 and
+// returns how many failed, the same on all ranks. Collective over MPI_COMM_WORLD. Switches the
+// device to deterministic mode. A model that cannot be set up ends the job (EXIT_USAGE,
+// EXIT_ENVIRONMENT).
 int model_gradients_failures(const ModelRank *rank);
 
 LLMC_END

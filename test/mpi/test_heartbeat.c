@@ -31,9 +31,12 @@ void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off
     return refuse_memory ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
 }
 // Threads that it refuses.
-int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) {
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
+                          void *argument) {
     return refuse_threads ? EAGAIN : __real_pthread_create(thread, attributes, start, argument);
 }
 
@@ -62,7 +65,9 @@ static bool busy_rank_is_named(Site *site, int size, int busy) {
     site->iteration = 40 + busy;
     site->phase = "read data from a folder that is far away";  // longer than what is kept
     bool blames = asked(site, size, busy, text, sizeof text);
-    snprintf(expected, sizeof expected, "rank %d is still busy (last seen at iteration %d, read data from a folder that is)", busy, 40 + busy);
+    snprintf(expected, sizeof expected,
+             "rank %d is still busy (last seen at iteration %d, read data from a folder that is)", busy,
+             40 + busy);
     return blames && !strcmp(text, expected);
 }
 
@@ -77,7 +82,8 @@ static bool waits_end(Site *site) {
     return busy;
 }
 
-// A rank alone blames nobody, and lives as long as it shows progress: here for several times the limit of half a second. (test/fault/ranks.sh has those that do not.)
+// A rank alone blames nobody, and lives as long as it shows progress: here for several times the
+// limit of half a second. (test/fault/ranks.sh has those that do not.)
 static bool alone_watches_itself(const Site *site) {
     Site other = *site;
     char text[64];
@@ -93,7 +99,8 @@ static bool alone_watches_itself(const Site *site) {
     return ok && !other.heartbeat;
 }
 
-// The program started as test_heartbeat STALLS: a rank alone whose device stands still, until its watchdog ends it.
+// The program started as test_heartbeat STALLS: a rank alone whose device stands still, until its
+// watchdog ends it.
 static int stall(void) {
     Site site = {0, 0, 0, 3, "update", NULL};
     heartbeat_open(&site, MPI_COMM_SELF, 1, 0.2);
@@ -112,11 +119,14 @@ static int lack_memory(void) {
     return 0;
 }
 
-// The program started as test_heartbeat BEHIND by test/fault/ranks.sh: ranks whose devices stand still, two of which have issued fewer collectives.
+// The program started as test_heartbeat BEHIND by test/fault/ranks.sh: ranks whose devices stand
+// still, two of which have issued fewer collectives.
 static int fall_behind(const Launch *launch) {
     Site site = {launch->rank, 0, 0, 3, "update", NULL};
     heartbeat_open(&site, launch->host, launch->size, 3);
-    for (int i = launch->rank == 7 ? 2 : launch->rank == 5 ? 1 : 0; i < 10; i++) heartbeat_issues(&site, i % 2 ? "all-gather" : "all-to-all", "between nodes");
+    for (int i = launch->rank == 7 ? 2 : launch->rank == 5 ? 1 : 0; i < 10; i++) {
+        heartbeat_issues(&site, i % 2 ? "all-gather" : "all-to-all", "between nodes");
+    }
     if (launch->rank == 2) heartbeat_issues(&site, "all-to-all", "inside the node");
     heartbeat_waits(&site, true);
     sleep(30);
@@ -135,7 +145,8 @@ static bool look(void *context, char *what, size_t bytes) {
     return true;
 }
 
-// The program started as test_heartbeat BREAKS: a rank alone whose device waits for a message that will not come, long before the limit.
+// The program started as test_heartbeat BREAKS: a rank alone whose device waits for a message that
+// will not come, long before the limit.
 static int break_behind(void) {
     Site site = {0, 0, 0, 3, "update", NULL};
     Looks looks = {0, true};
@@ -182,9 +193,12 @@ static int lack_threads(const char *which) {
     return 0;
 }
 
-// The environment without what makes a process one of this job's ranks; malloc'ed, the words are those of environ.
+// The environment without what makes a process one of this job's ranks; malloc'ed, the words are
+// those of environ.
 static char **environment_of_one(void) {
-    const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_", "SLURM_", NULL};
+    const char *ours[] = {
+        "OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_", "PMI_", "MPI_LOCAL",
+        "PRTE_", "SLURM_", NULL};
     int count = 0, kept = 0;
     while (environ[count]) count++;
     char **words = (char **)xcalloc((size_t)count + 1, sizeof *words, "an environment");
@@ -196,8 +210,8 @@ static char **environment_of_one(void) {
     return words;
 }
 
-// Exit code of this program as a rank alone, and what it prints as it ends the job; -1: it was killed. Started anew, since a child of a process with threads
-// must start none.
+// Exit code of this program as a rank alone, and what it prints as it ends the job; -1: it was
+// killed. Started anew, since a child of a process with threads must start none.
 static int alone(char *argument, char *text, size_t bytes) {
     int ends[2], status = 0;
     size_t used = 0;
@@ -214,7 +228,10 @@ static int alone(char *argument, char *text, size_t bytes) {
     }
     free(words);
     close(ends[1]);
-    for (ssize_t got; child > 0 && used < bytes - 1 && (got = read(ends[0], text + used, bytes - 1 - used)) > 0;) used += (size_t)got;
+    for (ssize_t got;
+         child > 0 && used < bytes - 1 && (got = read(ends[0], text + used, bytes - 1 - used)) > 0;) {
+        used += (size_t)got;
+    }
     text[used] = '\0';
     close(ends[0]);
     return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -226,26 +243,33 @@ static bool collectives_are_told(char *text, size_t bytes) {
            strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
 }
 
-// What went wrong behind the main thread's back ends the job at once, not when the limit has passed.
+// What went wrong behind the main thread's back ends the job at once, not when the limit has
+// passed.
 static bool looking_ends_the_job(char *text, size_t bytes) {
     double start = monotonic_seconds();
     return alone(BREAKS, text, bytes) == EXIT_COMMUNICATION && monotonic_seconds() - start < 13 &&
-           strstr(text, "iteration 3 update: a collective between nodes failed behind the host's back: link lost\n");
+           strstr(text, "iteration 3 update: a collective between nodes failed behind the host's back: "
+                        "link lost\n");
 }
 
 // A rank must not go on without a heartbeat that the others of its host wait for.
 static bool ends_without_memory(char *text, size_t bytes) {
-    return alone(NO_MEMORY, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "out of memory: ") && strstr(text, "for the heartbeat");
+    return alone(NO_MEMORY, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "out of memory: ") &&
+           strstr(text, "for the heartbeat");
 }
 
 // With a limit nobody trains unwatched; without one there is nothing to watch for.
 static bool ends_without_threads(char *text, size_t bytes) {
-    const char *says = "cannot start the watchdog's thread: Resource temporarily unavailable; raise ulimit -u";
-    return alone(NO_THREAD, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "error: rank 0 (node 0, gpu 0) start: ") && strstr(text, says) &&
-           alone(NO_TIMER, text, bytes) == EXIT_ENVIRONMENT && strstr(text, says) && alone(NO_LIMIT, text, bytes) == 0 && !*text;
+    const char *says = "cannot start the watchdog's thread: Resource temporarily unavailable; raise "
+                       "ulimit -u";
+    return alone(NO_THREAD, text, bytes) == EXIT_ENVIRONMENT &&
+           strstr(text, "error: rank 0 (node 0, gpu 0) start: ") && strstr(text, says) &&
+           alone(NO_TIMER, text, bytes) == EXIT_ENVIRONMENT && strstr(text, says) &&
+           alone(NO_LIMIT, text, bytes) == 0 && !*text;
 }
 
-// Every rank as a host of its own, its node that of its rank: they speak one after the other. Of one host alone nobody waits for others.
+// Every rank as a host of its own, its node that of its rank: they speak one after the other. Of
+// one host alone nobody waits for others.
 static bool hosts_take_turns(int rank, int size) {
     if (rank > 1) return true;  // two are enough
     Site site = {rank, rank, 0, 0, "test", NULL};
@@ -283,7 +307,9 @@ int main(int argc, char **argv) {
     report(site.rank, "hosts speak one after the other", hosts_take_turns(launch.rank, launch.size));
     MPI_Barrier(MPI_COMM_WORLD);
     heartbeat_close(&site);
-    char told[2000] = "";  // with nobody watched: where the host's name is not found, MPI alone takes 10 s to start a program
+    // With nobody watched: where the host's name is not found, MPI alone takes 10 s to start a
+    // program.
+    char told[2000] = "";
     bool ok = site.rank > 0 || collectives_are_told(told, sizeof told);
     if (!ok) printf("# %s\n", told);
     report(site.rank, "the watchdog tells the collectives", ok);
@@ -298,7 +324,8 @@ int main(int argc, char **argv) {
     if (!ok) printf("# %s\n", told);
     report(site.rank, "a rank without a thread for it ends the job", ok);
     heartbeat_open(&site, launch.host, launch.size, 0);  // again, and without a limit
-    report(site.rank, "opened again without a limit", site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
+    report(site.rank, "opened again without a limit",
+           site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
     heartbeat_close(&site);
     launch_finalize(&launch);
     return failures > 0;

@@ -1,5 +1,6 @@
-// The loader with 1, 2, 4 ranks of one node: shared indices give the batches that private ones give, the ranks together read every
-// sample once and in order, memory is shared (or copied), and an error on one rank reaches all. Exit code 0 or 1.
+// The loader with 1, 2, 4 ranks of one node: shared indices give the batches that private ones
+// give, the ranks together read every sample once and in order, memory is shared (or copied), and
+// an error on one rank reaches all. Exit code 0 or 1.
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,9 @@ static void write_shard(const char *path, uint32_t seed) {
     CHECK(w);
     for (int i = 0; i < 200; i++) {
         int32_t tokens[64];
-        for (int t = 0; t < 64; t++) tokens[t] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % 1000;
+        for (int t = 0; t < 64; t++) {
+            tokens[t] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % 1000;
+        }
         CHECK(shard_writer_add_sequence(w, tokens, (int)(seed >> 8) % 64, &err));
         shard_writer_end_document(w);
     }
@@ -65,7 +68,8 @@ static LoaderOptions options_of(const char *const *words, int count) {
                            .dp_size = ranks};
 }
 
-// Rank r of the node reads what a lone process reads as the same data-parallel rank; all ranks' rows in order are samples 0, 1, 2, ...
+// Rank r of the node reads what a lone process reads as the same data-parallel rank; all ranks'
+// rows in order are samples 0, 1, 2, ...
 static void batches(const char *const *words, int count) {
     LoaderOptions o = options_of(words, count), alone = o;
     alone.dp_rank = 0;
@@ -95,7 +99,8 @@ static void batches(const char *const *words, int count) {
 static void memory(bool share) {
     NodeMemory *m = node_memory_open((Peers){MPI_COMM_WORLD, 0, NULL}, share);
     IndexMemory hooks = node_memory_hooks(m);
-    int32_t *a = (int32_t *)hooks.alloc(hooks.context, 4000, "a test"), *b = (int32_t *)hooks.alloc(hooks.context, 0, "a test");
+    int32_t *a = (int32_t *)hooks.alloc(hooks.context, 4000, "a test");
+    int32_t *b = (int32_t *)hooks.alloc(hooks.context, 0, "a test");
     CHECK(a && b && a[0] == 0 && a[999] == 0);
     MPI_Barrier(MPI_COMM_WORLD);
     CHECK(hooks.builder(hooks.context) == (rank == 0));

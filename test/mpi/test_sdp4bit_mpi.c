@@ -1,11 +1,15 @@
-// The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the one-process simulator, to the bit: every shape of
-// nodes x ranks that this number of ranks allows, every arm, several chunk counts, four consecutive steps of which the third is poisoned
-// with a NaN or an infinity and must be skipped everywhere. Then a step with an absurd learning rate, which must be refused element by element, and one that
-// must be skipped for that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
-// Run under mpirun with 1 to 16 ranks; prints ok / not ok on rank 0, exits 0 or 1.
-// Serves both backends (build/test/gpu/test_sdp4bit_mpi is the GPU's): the simulator always computes on the host.
+// The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the
+// one-process simulator, to the bit: every shape of nodes x ranks that this number of ranks allows,
+// every arm, several chunk counts, four consecutive steps of which the third is poisoned with a NaN
+// or an infinity and must be skipped everywhere. Then a step with an absurd learning rate, which
+// must be refused element by element, and one that must be skipped for that. Then, on every shape,
+// the same with the gradients of a GPT (model_gradients.h). Run under mpirun with 1 to 16 ranks;
+// prints ok / not ok on rank 0, exits 0 or 1. Serves both backends (build/test/gpu/test_sdp4bit_mpi
+// is the GPU's): the simulator always computes on the host.
 //
-//   test_sdp4bit_mpi [--emulate-nodes PER_NODE]   only this shape, whose node borders are real for NCCL, so that nodes may share GPUs
+//   test_sdp4bit_mpi [--emulate-nodes PER_NODE]
+// With the flag it runs this shape only, whose node borders are real for NCCL, so that nodes may
+// share GPUs.
 // ranks: 1 2 3 4 8 16
 #include <math.h>
 #include <mpi.h>
@@ -24,11 +28,12 @@ enum { STEPS = 4, POISONED_STEP = 3, WILD_STEP = 5, FAULTED_STEP = 6, MOST_TENSO
 static const uint32_t SEED = 1234;
 static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f, SPIKE_FACTOR = 3.0f;
 
-// --- arms ------------------------------------------------------------------------------------------------------------------------
+// --- arms ----------------------------------------------------------------------------------------
 
 typedef enum Shape { RAGGED, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
 
-// lowest and highest: of the reduced gradient's relative L2 error, for ragged little tensors with 1 % outliers 20 times as large.
+// lowest and highest: of the reduced gradient's relative L2 error, for ragged little tensors with 1
+// % outliers 20 times as large.
 typedef struct Arm {
     const char *name;
     GradWire grad;  // chunks is filled per run
@@ -47,15 +52,19 @@ static const Arm arms[] = {
     {"baseline fp32", {F, F, 32, 32, F, false, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 1e-6},
     {"baseline bf16", {H, H, 32, 32, H, false, SR, 0}, {H, 32, false, RN}, RAGGED, 1e-4, 5e-3},
     {"qWD only", {F, F, 32, 32, F, false, SR, 0}, {I4, 2048, true, RN}, RAGGED, 0, 1e-6},
-    {"TLq 128/128, qWD stochastic", {I8, I4, 128, 128, H, false, SR, 0}, {I4, 2048, true, SR}, RAGGED, 0.01, 0.6},
-    {"SDP4Bit: TLq-HS 128/128, qWD 2048", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 2048, true, RN}, RAGGED, 0.004, 0.25},
+    {"TLq 128/128, qWD stochastic", {I8, I4, 128, 128, H, false, SR, 0}, {I4, 2048, true, SR}, RAGGED,
+     0.01, 0.6},
+    {"SDP4Bit: TLq-HS 128/128, qWD 2048", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 2048, true, RN},
+     RAGGED, 0.004, 0.25},
     {"TLq-HS 32/96", {I8, I4, 32, 96, H, true, SR, 0}, {I4, 160, true, RN}, RAGGED, 0.004, 0.25},
     {"TLq-HS 128/512", {I8, I4, 128, 512, H, true, SR, 0}, {I8, 64, true, SR}, RAGGED, 0.004, 0.35},
     {"TLq-HS 512/128 nearest", {I8, I4, 512, 128, H, true, RN, 0}, {I4, 2048, true, RN}, RAGGED, 0.004, 0.2},
     {"TLq-HS 4096/2048", {I8, I4, 4096, 2048, H, true, SR, 0}, {I4, 4096, true, SR}, RAGGED, 0.004, 0.4},
     {"ULq, qW", {I4, I4, 128, 128, H, false, SR, 0}, {I4, 2048, false, SR}, RAGGED, 0.1, 0.8},
-    {"int8/int8, qW 8 bits nearest", {I8, I8, 128, 64, H, false, SR, 0}, {I8, 32, false, RN}, RAGGED, 0.005, 0.06},
-    {"int4/int8 with transform", {I4, I8, 64, 256, H, true, SR, 0}, {I8, 2048, true, SR}, RAGGED, 0.005, 0.25},
+    {"int8/int8, qW 8 bits nearest", {I8, I8, 128, 64, H, false, SR, 0}, {I8, 32, false, RN}, RAGGED,
+     0.005, 0.06},
+    {"int4/int8 with transform", {I4, I8, 64, 256, H, true, SR, 0}, {I8, 2048, true, SR}, RAGGED,
+     0.005, 0.25},
     {"bf16/int4", {H, I4, 32, 128, H, false, SR, 0}, {I4, 128, true, RN}, RAGGED, 1e-4, 0.6},
     {"int8/fp32 with transform", {I8, F, 128, 32, H, true, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 0.03},
     {"several buckets", {I8, I4, 64, 32, H, true, SR, 0}, {I4, 32, true, SR}, BUCKETS, 0.004, 0.25},
@@ -65,8 +74,9 @@ static const Arm arms[] = {
 enum { ARMS = sizeof arms / sizeof *arms };
 
 static int arm_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
-    static const PlanTensor ragged[] = {{5003, true, 0}, {37, false, 0}, {2048, true, 1}, {100, true, 1},  {5, false, 1},
-                                        {64, false, 1},  {1, true, 2},   {777, true, 2},  {1, false, 2}};
+    static const PlanTensor ragged[] = {{5003, true, 0}, {37, false, 0}, {2048, true, 1},
+                                        {100, true, 1},  {5, false, 1},  {64, false, 1},
+                                        {1, true, 2},    {777, true, 2}, {1, false, 2}};
     static const PlanTensor tails[] = {{100, false, 0}, {7, false, 0}, {900, false, 1}};
     if (shape == RAGGED) memcpy(t, ragged, sizeof ragged);
     if (shape == TAILS_ONLY) memcpy(t, tails, sizeof tails);
@@ -75,14 +85,15 @@ static int arm_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
     int64_t least = 16 * dp * border;  // of a bucket
     int count = 0;
     for (int u = 0; u < 3; u++) {
-        PlanTensor matrix = {shape == ALIGNED ? least : least + 13 * u + 1, true, u}, tail = {19 + u, false, u};
+        PlanTensor matrix = {shape == ALIGNED ? least : least + 13 * u + 1, true, u};
+        PlanTensor tail = {19 + u, false, u};
         t[count++] = matrix;
         if (shape == BUCKETS) t[count++] = tail;
     }
     return count;
 }
 
-// --- inputs ----------------------------------------------------------------------------------------------------------------------
+// --- inputs --------------------------------------------------------------------------------------
 
 static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 
@@ -106,12 +117,14 @@ static void plant(const Plan *plan, const PlanTensor *tensors, float *grads, int
 }
 
 // Rank `rank`'s local gradient, arena-shaped, pads 0. Tensors differ in magnitude.
-static void local_gradient(const Plan *plan, const PlanTensor *tensors, float *grads, int rank, uint32_t step, uint32_t trial) {
+static void local_gradient(const Plan *plan, const PlanTensor *tensors, float *grads, int rank, uint32_t step,
+                           uint32_t trial) {
     memset(grads, 0, (size_t)plan->arena_elements * sizeof *grads);
     for (int t = 0; t < plan->tensors; t++) {
         float size = 0.001f * (float)(t + 1);
         for (int64_t i = 0; i < tensors[t].numel; i++) {
-            grads[plan->tensor_arena[t] + i] = size * random_value(7, (uint32_t)rank, step * 100 + (uint32_t)t, i, tensors[t].matrix);
+            float value = random_value(7, (uint32_t)rank, step * 100 + (uint32_t)t, i, tensors[t].matrix);
+            grads[plan->tensor_arena[t] + i] = size * value;
         }
     }
     if (step == POISONED_STEP) plant(plan, tensors, grads, rank, trial);
@@ -126,7 +139,8 @@ static void initial_weights(const Plan *plan, const PlanTensor *tensors, floatX 
     memset(w, 0, (size_t)plan->arena_elements * sizeof *w);
     for (int t = 0; t < plan->tensors; t++) {
         for (int64_t i = 0; i < tensors[t].numel; i++) {
-            w[plan->tensor_arena[t] + i] = floatX_from_float(0.02f * random_value(9, 0, (uint32_t)t, i, false));
+            w[plan->tensor_arena[t] + i] =
+                floatX_from_float(0.02f * random_value(9, 0, (uint32_t)t, i, false));
         }
     }
 }
@@ -138,7 +152,7 @@ static float rate_if_applied(uint32_t step) { return step == WILD_STEP ? 1e38f :
 static bool step_applied(uint32_t step) { return step != POISONED_STEP && step != FAULTED_STEP; }
 static float rate_if_skipped(uint32_t step) { return 2e-3f / (float)step; }
 
-// --- one rank of the distributed program -----------------------------------------------------------------------------------------
+// --- one rank of the distributed program ---------------------------------------------------------
 
 typedef struct Machine {
     int rank, size;
@@ -242,15 +256,20 @@ static void build_steps(Trial *t, int chunks) {
     w->recv1 = (uint8_t *)allocate(t, w->recv1_bytes);
     w->send2 = (uint8_t *)allocate(t, w->send2_bytes);
     w->recv2 = (uint8_t *)allocate(t, w->recv2_bytes);
-    for (int b = 0; b < t->plan.buckets; b++) t->gather[b] = (uint8_t *)allocate_shared(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+    for (int b = 0; b < t->plan.buckets; b++) {
+        t->gather[b] = (uint8_t *)allocate_shared(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+    }
 }
 
-// On GPUs, with an odd number of chunks, the node's ranks fetch messages out of each other's memory: the same bits must come.
+// On GPUs, with an odd number of chunks, the node's ranks fetch messages out of each other's
+// memory: the same bits must come.
 static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
     if (chunks % 2 == 0 || t->mesh->node.size == 1 || device_kind()->only_way) return true;
-    for (int b = 0; b < t->plan.buckets; b++) piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight)};
+    for (int b = 0; b < t->plan.buckets; b++) {
+        piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight)};
+    }
     t->flags = allocate(t, COMM_FLAG_BYTES);
     bool ok = comm_share(&t->mesh->node, t->flags, piece, 1 + t->plan.buckets, &err);
     if (!ok && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
@@ -283,14 +302,17 @@ static void build_state(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         const floatX *matrix = t->weights + bucket->arena_start + t->mesh->dp.rank * bucket->matrix_per_rank;
-        const floatX *tail = t->weights + bucket->arena_start + bucket->matrix_elements + t->mesh->dp.rank * bucket->tail_per_rank;
+        const floatX *tail = t->weights + bucket->arena_start + bucket->matrix_elements +
+                             t->mesh->dp.rank * bucket->tail_per_rank;
         kernel_widen(t->machine->stream, t->master + bucket->state_start, matrix, bucket->matrix_per_rank);
-        kernel_widen(t->machine->stream, t->master + bucket->state_start + bucket->matrix_per_rank, tail, bucket->tail_per_rank);
+        kernel_widen(t->machine->stream, t->master + bucket->state_start + bucket->matrix_per_rank, tail,
+                     bucket->tail_per_rank);
     }
 }
 
 static void build_simulator(Trial *t) {
-    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2, EPSILON, WEIGHT_DECAY, clip_of(t->number), true, SPIKE_FACTOR};
+    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2,
+        EPSILON, WEIGHT_DECAY, clip_of(t->number), true, SPIKE_FACTOR};
     floatX *weights = (floatX *)download(t, t->weights, (size_t)t->plan.arena_elements * sizeof(floatX));
     simulator_create(&t->sim, &o, weights);
     free(weights);
@@ -303,8 +325,11 @@ static void build_simulator(Trial *t) {
 
 static void free_trial(Trial *t) {
     comm_unshare(&t->mesh->node);
-    void *memory[] = {t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq, t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault,
-                      t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2, t->flags};
+    void *memory[] = {
+        t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq,
+        t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault,
+        t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2,
+        t->flags};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
     for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
     for (int r = 0; r < t->plan.dp; r++) free(t->all_grads[r]);
@@ -315,7 +340,7 @@ static void free_trial(Trial *t) {
     plan_free(&t->plan);
 }
 
-// --- a step on both sides --------------------------------------------------------------------------------------------------------
+// --- a step on both sides ------------------------------------------------------------------------
 
 static void poison(Trial *t, void *device, size_t bytes) {
     void *host = memset(xmalloc(bytes + 1, "the test"), 0xEE, bytes);
@@ -330,7 +355,9 @@ static void poison_buffers(Trial *t) {
     poison(t, w->recv1, w->recv1_bytes);
     poison(t, w->send2, w->send2_bytes);
     poison(t, w->recv2, w->recv2_bytes);
-    for (int b = 0; b < t->plan.buckets; b++) poison(t, t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+    for (int b = 0; b < t->plan.buckets; b++) {
+        poison(t, t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+    }
     poison(t, t->leaves, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
 }
 
@@ -343,13 +370,16 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
-        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves, t->machine->lanes);
+        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves,
+                          t->machine->lanes);
         kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_per_rank / 32);
         kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, 32));
     }
-    kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss, t->checks.fault);
+    kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss,
+                       t->checks.fault);
     comm_all_gather(&t->mesh->world, t->records, sizeof(StepRecord), s);
-    Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step), rate_if_skipped(step), true, false, SPIKE_FACTOR, SPIKE_FACTOR};
+    Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step),
+        rate_if_skipped(step), true, false, SPIKE_FACTOR, SPIKE_FACTOR};
     kernel_judge(s, t->control, &j);
 }
 
@@ -357,7 +387,8 @@ static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         floatX *weights = t->weights + bucket->arena_start;
-        qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena_start, weights, t->master + bucket->state_start, t->exp_avg + bucket->state_start,
+        qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena_start, weights,
+                          t->master + bucket->state_start, t->exp_avg + bucket->state_start,
                           t->exp_avg_sq + bucket->state_start, t->gather[b], t->machine->lanes);
         qwd_gather_bucket(&t->qwd, b, t->gather[b], t->machine->lanes);
         qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->machine->lanes);
@@ -372,7 +403,9 @@ static void simulate(Trial *t, uint32_t step) {
         local_gradient(&t->plan, t->tensors, t->all_grads[r], r, step, t->number);
         t->losses[r] = local_loss(&t->plan, r, step, t->number);
     }
-    if (t->machine->rank == 0) simulator_step(sim, t->all_grads, t->losses, step, rate_if_applied(step), rate_if_skipped(step));
+    if (t->machine->rank == 0) {
+        simulator_step(sim, t->all_grads, t->losses, step, rate_if_applied(step), rate_if_skipped(step));
+    }
     MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -382,16 +415,18 @@ static void simulate(Trial *t, uint32_t step) {
     MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
-// --- comparisons -----------------------------------------------------------------------------------------------------------------
+// --- comparisons ---------------------------------------------------------------------------------
 
 static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at) {
-    fprintf(stderr, "rank %d, %d x %d, %s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank, t->mesh->rail.size, t->mesh->node.size,
-            t->arm->name, t->tlq.grad_wire.chunks, step, what, (long long)at);
+    fprintf(stderr, "rank %d, %d x %d, %s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank,
+            t->mesh->rail.size, t->mesh->node.size, t->arm->name, t->tlq.grad_wire.chunks, step, what,
+            (long long)at);
     return false;
 }
 
 // Bit for bit; NaNs, which only a skipped step may hold, equal each other.
-static bool same_floats(const Trial *t, uint32_t step, const char *what, const float *a, const float *b, int64_t n) {
+static bool same_floats(const Trial *t, uint32_t step, const char *what, const float *a, const float *b,
+                        int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         bool nans = step == POISONED_STEP && isnan(a[i]) && isnan(b[i]);
         if (f32_bits(a[i]) != f32_bits(b[i]) && !nans) return complain(t, step, what, i);
@@ -406,8 +441,10 @@ static bool same_gradients(const Trial *t, uint32_t step) {
     memcpy(expected, t->local, (size_t)arena * sizeof *expected);
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank, tail = bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
-        memcpy(expected + matrix, t->sim.reduced + matrix, (size_t)bucket->matrix_per_rank * sizeof *expected);
+        int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank;
+        int64_t tail = bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
+        memcpy(expected + matrix, t->sim.reduced + matrix,
+               (size_t)bucket->matrix_per_rank * sizeof *expected);
         memcpy(expected + tail, t->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
     }
     float *grads = (float *)download(t, t->grads, (size_t)arena * sizeof *grads);
@@ -417,16 +454,19 @@ static bool same_gradients(const Trial *t, uint32_t step) {
     return ok;
 }
 
-static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *device, const float *whole) {
+static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *device,
+                        const float *whole) {
     int64_t rank = t->mesh->dp.rank;
     float *shard = (float *)download(t, device, (size_t)t->plan.shard_elements * sizeof *shard);
     bool ok = true;
     for (int b = 0; ok && b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         const float *matrix = whole + bucket->arena_start + rank * bucket->matrix_per_rank;
-        const float *tail = whole + bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
-        ok = memcmp(shard + bucket->state_start, matrix, (size_t)bucket->matrix_per_rank * sizeof *shard) == 0 &&
-             memcmp(shard + bucket->state_start + bucket->matrix_per_rank, tail, (size_t)bucket->tail_per_rank * sizeof *shard) == 0;
+        const float *tails = whole + bucket->arena_start + bucket->matrix_elements;
+        const float *tail = tails + rank * bucket->tail_per_rank, *own = shard + bucket->state_start;
+        size_t matrix_bytes = (size_t)bucket->matrix_per_rank * sizeof *shard;
+        size_t tail_bytes = (size_t)bucket->tail_per_rank * sizeof *shard;
+        ok = !memcmp(own, matrix, matrix_bytes) && !memcmp(own + bucket->matrix_per_rank, tail, tail_bytes);
         if (!ok) complain(t, step, what, b);
     }
     free(shard);
@@ -504,7 +544,9 @@ static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
     for (int b = 0; ok && b < t->plan.buckets; b++) {
         MessageLayout m = plan_weight_message(&t->plan.bucket[b], &t->arm->weight);
         uint8_t *messages = (uint8_t *)download(t, t->gather[b], (size_t)(t->plan.dp * m.bytes));
-        for (int slot = 0; ok && slot < t->plan.dp; slot++) ok = message_is_zero(t, step, messages + slot * m.bytes, &m);
+        for (int slot = 0; ok && slot < t->plan.dp; slot++) {
+            ok = message_is_zero(t, step, messages + slot * m.bytes, &m);
+        }
         free(messages);
     }
     return ok;
@@ -523,13 +565,17 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
     uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
     if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
-    if (after.node - before->node != (uint64_t)(plan.grad_intra + plan.weight_intra)) return complain(t, step, "bytes inside the node", 0);
-    if (after.rail - before->rail != (uint64_t)(plan.grad_inter + plan.weight_inter)) return complain(t, step, "bytes between nodes", 0);
+    if (after.node - before->node != (uint64_t)(plan.grad_intra + plan.weight_intra)) {
+        return complain(t, step, "bytes inside the node", 0);
+    }
+    if (after.rail - before->rail != (uint64_t)(plan.grad_inter + plan.weight_inter)) {
+        return complain(t, step, "bytes between nodes", 0);
+    }
     if (after.world - before->world != records) return complain(t, step, "bytes of the records", 0);
     if (t->arm->shape != ALIGNED || t->tlq.grad_wire.chunks != 1) return true;
     WireFormula f = plan_wire_formula(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
-    bool same = (double)plan.grad_intra == f.grad_intra && (double)plan.grad_inter == f.grad_inter && (double)plan.weight_intra == f.weight_intra &&
-                (double)plan.weight_inter == f.weight_inter;
+    bool same = (double)plan.grad_intra == f.grad_intra && (double)plan.grad_inter == f.grad_inter &&
+                (double)plan.weight_intra == f.weight_intra && (double)plan.weight_inter == f.weight_inter;
     return same || complain(t, step, "the formula of the bytes", 0);
 }
 
@@ -549,7 +595,7 @@ static bool error_in_bounds(const Trial *t, uint32_t step) {
     return complain(t, step, "the error bound", 0);
 }
 
-// --- trials ----------------------------------------------------------------------------------------------------------------------
+// --- trials --------------------------------------------------------------------------------------
 
 // All ranks agree, so that none leaves the others waiting in a collective.
 static bool on_all(bool ok) {
@@ -567,9 +613,10 @@ static bool run_step(Trial *t, uint32_t step) {
     // The gradients are compared before AdamW, the rest after it.
     bool ok = same_gradients(t, step) && same_verdict(t, step) && error_in_bounds(t, step);
     update_weights(t);
-    ok = ok && same_shards(t, step, "master", t->master, t->sim.master) && same_shards(t, step, "first moment", t->exp_avg, t->sim.exp_avg) &&
-         same_shards(t, step, "second moment", t->exp_avg_sq, t->sim.exp_avg_sq) && same_traffic(t, step, &before) &&
-         skipped_messages_are_zero(t, step);
+    ok = ok && same_shards(t, step, "master", t->master, t->sim.master) &&
+         same_shards(t, step, "first moment", t->exp_avg, t->sim.exp_avg) &&
+         same_shards(t, step, "second moment", t->exp_avg_sq, t->sim.exp_avg_sq) &&
+         same_traffic(t, step, &before) && skipped_messages_are_zero(t, step);
     return on_all(ok) && on_all(same_replicas(t, step));
 }
 
@@ -599,8 +646,11 @@ static int run_shape(Machine *machine, int per_node, bool emulate) {
     Error err = {0};
     Peers world = {MPI_COMM_WORLD, 0, NULL};
     int *hosts = (int *)xcalloc((size_t)machine->size, sizeof *hosts, "the hosts"), failures = 0;
-    static const int chunk_counts[] = {1, 3, 50, 0};  // 50: more than borders, so that some are empty; 0: the plan chooses
-    if (!mesh_build(&mesh, machine->rank, machine->size, hosts, per_node, 1, 1, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+    // 50: more than borders, so that some are empty; 0: the plan chooses.
+    static const int chunk_counts[] = {1, 3, 50, 0};
+    if (!mesh_build(&mesh, machine->rank, machine->size, hosts, per_node, 1, 1, &err)) {
+        fatal(NULL, EXIT_USAGE, "%s", err.what);
+    }
     OwnDevice own = devices_choose(world, &mesh, emulate);
     Launch launch = {machine->rank, machine->size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
     if (emulate) devices_emulate_nodes(&own, &mesh, &launch);
@@ -617,9 +667,13 @@ static int run_shape(Machine *machine, int per_node, bool emulate) {
     device_free(machine->device, trial);
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = true;
-        for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) ok = run_trial(machine, &mesh, arm, chunk_counts[c]);
+        for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) {
+            ok = run_trial(machine, &mesh, arm, chunk_counts[c]);
+        }
         failures += !ok;
-        if (machine->rank == 0) printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", mesh.rail.size, per_node, arms[arm].name);
+        if (machine->rank == 0) {
+            printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", mesh.rail.size, per_node, arms[arm].name);
+        }
     }
     ModelRank rank = {machine->device, &lanes, &mesh, own};
     failures += model_gradients_failures(&rank);

@@ -1,4 +1,5 @@
-// Timers over ranks: minimum and maximum over those that have time, the tables of all three --timing-log-option forms, at any number of ranks.
+// Timers over ranks: minimum and maximum over those that have time, the tables of all three
+// --timing-log-option forms, at any number of ranks.
 #include <mpi.h>
 #include <math.h>
 #include <stdio.h>
@@ -46,7 +47,8 @@ static void spend(Timers *timers, Timer timer, Stream *stream, double ms) {
     timer_stop(timers, timer, stream);
 }
 
-// forward-backward: 10, 20, 30 ... ms by rank; optimizer: nothing on rank 0, 5 ms elsewhere; params-all-gather: none at all.
+// forward-backward: 10, 20, 30 ... ms by rank; optimizer: nothing on rank 0, 5 ms elsewhere;
+// params-all-gather: none at all.
 static void spend_all(Timers *timers, Stream *stream, int rank) {
     spend(timers, TIMER_FORWARD_BACKWARD, stream, 4.0 * (rank + 1));
     spend(timers, TIMER_FORWARD_BACKWARD, stream, 6.0 * (rank + 1));
@@ -61,7 +63,8 @@ static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
     timers_collect(timers, which, 3, 2.0, everyone, stats, rank_ms);
     CHECK(stats[0].recorded == (world > 1));
     if (world > 1) CHECK(fabs(stats[0].min_ms - 2.5) < 1e-9 && fabs(stats[0].max_ms - 2.5) < 1e-9);
-    CHECK(stats[1].recorded && fabs(stats[1].min_ms - 5) < 1e-9 && fabs(stats[1].max_ms - 5.0 * world) < 1e-9);
+    CHECK(stats[1].recorded && fabs(stats[1].min_ms - 5) < 1e-9 &&
+          fabs(stats[1].max_ms - 5.0 * world) < 1e-9);
     CHECK(!stats[2].recorded);
     CHECK(stats[0].rank_ms == rank_ms && stats[1].rank_ms == rank_ms + world);
     for (int r = 0; r < world; r++) CHECK(fabs(stats[1].rank_ms[r] - 5.0 * (r + 1)) < 1e-9);
@@ -73,18 +76,31 @@ static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
 
 // What spend_all must print after ten iterations.
 static void expected_table(char *text, size_t bytes, TimingLogOption option, int world) {
-    size_t n = (size_t)snprintf(text, bytes, option == TIMING_ALL ? "times across ranks (ms):\n" : "(min, max) time across ranks (ms):\n");
+    const char *head = option == TIMING_ALL ? "times" : "(min, max) time";
+    size_t n = (size_t)snprintf(text, bytes, "%s across ranks (ms):\n", head);
     if (option == TIMING_MAX) {
-        n += (size_t)snprintf(text + n, bytes - n, "    forward-backward ...............................: %.2f\n", 1.0 * world);
-        if (world > 1) snprintf(text + n, bytes - n, "    optimizer ......................................: 0.50\n");
+        n += (size_t)snprintf(text + n, bytes - n,
+                              "    forward-backward ...............................: %.2f\n", 1.0 * world);
+        if (world > 1) {
+            snprintf(text + n, bytes - n, "    optimizer ......................................: 0.50\n");
+        }
     } else if (option == TIMING_MINMAX) {
-        n += (size_t)snprintf(text + n, bytes - n, "    forward-backward ...............................: (1.00, %.2f)\n", 1.0 * world);
-        if (world > 1) snprintf(text + n, bytes - n, "    optimizer ......................................: (0.50, 0.50)\n");
+        n += (size_t)snprintf(text + n, bytes - n,
+                              "    forward-backward ...............................: (1.00, %.2f)\n",
+                              1.0 * world);
+        if (world > 1) {
+            snprintf(text + n, bytes - n,
+                     "    optimizer ......................................: (0.50, 0.50)\n");
+        }
     } else {
         n += (size_t)snprintf(text + n, bytes - n, "  forward-backward:\n");
-        for (int r = 0; r < world; r++) n += (size_t)snprintf(text + n, bytes - n, "     rank %2d: %.2f\n", r, r + 1.0);
+        for (int r = 0; r < world; r++) {
+            n += (size_t)snprintf(text + n, bytes - n, "     rank %2d: %.2f\n", r, r + 1.0);
+        }
         if (world > 1) n += (size_t)snprintf(text + n, bytes - n, "  optimizer:\n");
-        for (int r = 1; r < world; r++) n += (size_t)snprintf(text + n, bytes - n, "     rank %2d: 0.50\n", r);
+        for (int r = 1; r < world; r++) {
+            n += (size_t)snprintf(text + n, bytes - n, "     rank %2d: 0.50\n", r);
+        }
     }
 }
 
@@ -128,7 +144,9 @@ static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
     double least = 0, most = 0;
     int used = 0;
     CHECK(pread(file, json, sizeof json - 1, 0) >= 0);
-    CHECK(sscanf(json, "{\"kind\":\"phases\",\"timing\":{\"evaluate\":[%lf,%lf]}}\n%n", &least, &most, &used) == (rank == 0 ? 2 : EOF) && used == (int)strlen(json));
+    CHECK(sscanf(json, "{\"kind\":\"phases\",\"timing\":{\"evaluate\":[%lf,%lf]}}\n%n", &least, &most,
+                 &used) == (rank == 0 ? 2 : EOF) &&
+          used == (int)strlen(json));
     CHECK(rank > 0 || (fabs(least - 3.0009765625) < 1e-9 && fabs(most - (2.0009765625 + world)) < 1e-9));
     fclose(null);
     close(file);
@@ -145,7 +163,9 @@ int main(int argc, char **argv) {
     Stream stream = {&device};
     Timers *timers = timers_create(&device, 2);
     test_collect(timers, &stream, rank, world);
-    for (int option = TIMING_MAX; option <= TIMING_ALL; option++) test_table(timers, &stream, rank, world, (TimingLogOption)option);
+    for (int option = TIMING_MAX; option <= TIMING_ALL; option++) {
+        test_table(timers, &stream, rank, world, (TimingLogOption)option);
+    }
     test_phases(timers, &stream, rank, world);
     timers_destroy(timers);
     if (rank == 0) printf("timers: all checks passed on %d ranks\n", world);

@@ -1,5 +1,6 @@
-// Work spread over threads (llmc/ranks/parallel.h): every element once, pieces on their borders, and done even when the system gives no threads.
-// The Makefile links this program so that pthread_create is the one below.
+// Work spread over threads (llmc/ranks/parallel.h): every element once, pieces on their borders,
+// and done even when the system gives no threads. The Makefile links this program so that
+// pthread_create is the one below.
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,9 +17,12 @@
 enum { N = 100003 };
 
 static int allowed_threads;  // that pthread_create may still start
-int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) {
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
+                          void *argument) {
     if (allowed_threads-- <= 0) return 11;  // EAGAIN
     return __real_pthread_create(thread, attributes, start, argument);
 }
@@ -31,7 +35,9 @@ typedef struct Counts {
 
 static void count(void *context, int64_t lo, int64_t hi) {
     Counts *c = (Counts *)context;
-    if ((lo - c->lo) % c->grain || (hi != c->hi && hi - lo != c->grain) || lo >= hi || hi > c->hi) atomic_fetch_add(&c->astray, 1);
+    if ((lo - c->lo) % c->grain || (hi != c->hi && hi - lo != c->grain) || lo >= hi || hi > c->hi) {
+        atomic_fetch_add(&c->astray, 1);
+    }
     for (int64_t i = lo; i < hi; i++) c->seen[i]++;
 }
 

@@ -1,4 +1,5 @@
-// llmc/ranks/stop.c: a signal to the process is taken by a poll, whichever thread the kernel gives it to, and the weightiest reason counts.
+// llmc/ranks/stop.c: a signal to the process is taken by a poll, whichever thread the kernel gives
+// it to, and the weightiest reason counts.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,15 +20,18 @@ static void nap(void) {
     nanosleep(&t, NULL);
 }
 
-// A thread that was there before main blocked anything, as those are that a library starts when it is loaded.
+// A thread that was there before main blocked anything, as those are that a library starts when it
+// is loaded.
 static void *live(void *end) {
     while (!atomic_load((atomic_bool *)end)) nap();
     return NULL;
 }
 
-static int to_process(int number) { return kill(getpid(), number); }  // to a thread that lets it through, if there is one
+// To a thread that lets it through, if there is one.
+static int to_process(int number) { return kill(getpid(), number); }
 
-// Polls, as steps do, until a signal was taken; 10 s are more than another thread's handler can take to run.
+// Polls, as steps do, until a signal was taken; 10 s are more than another thread's handler can
+// take to run.
 static Stop polled(StopReason own) {
     Stop stop = {GO_ON, 0, false};
     Site site = {.rank = 0, .phase = "test"};
@@ -49,7 +53,8 @@ static bool nothing_left(void) {
 }
 
 static void each_is_named(int (*send)(int number)) {
-    static const struct { int number; const char *name; } all[] = {{SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"}};
+    static const struct { int number; const char *name; } all[] = {
+        {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"}};
     for (int i = 0; i < 3; i++) {
         assert_int_equal(send(all[i].number), 0);
         Stop stop = polled(GO_ON);

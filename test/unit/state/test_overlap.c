@@ -1,10 +1,13 @@
-// The order of the streams, which results on CPU ranks cannot show because every stream is the calling thread there. Device, collectives and kernels are
-// replaced at link time by functions that record which memory each one reads and writes on which stream; streams, events and the host carry vector
-// clocks. llmc/state/zero.c then runs steps as train_gpt.cu drives it, in several shapes, and every two uses of one memory of which one writes must be ordered
-// by the events, not by luck. Then each wait is taken out, one after the other: all but the ones known to be implied by others must be missed. And what is
-// meant to overlap must not be ordered.
+// The order of the streams, which results on CPU ranks cannot show because every stream is the
+// calling thread there. Device, collectives and kernels are replaced at link time by functions that
+// record which memory each one reads and writes on which stream; streams, events and the host carry
+// vector clocks. llmc/state/zero.c then runs steps as train_gpt.cu drives it, in several shapes,
+// and every two uses of one memory of which one writes must be ordered by the events, not by luck.
+// Then each wait is taken out, one after the other: all but the ones known to be implied by others
+// must be missed. And what is meant to overlap must not be ordered.
 //
-// One rank is looked at: what other ranks do reaches it only through collectives, which write its receive buffers when they run on its own streams.
+// One rank is looked at: what other ranks do reaches it only through collectives, which write its
+// receive buffers when they run on its own streams.
 #include <mpi.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +21,7 @@
 #include "llmc/state/zero_inside.h"
 #include "test/leaks.h"
 
-// --- clocks and accesses ---------------------------------------------------------------------------------------------------------------
+// --- clocks and accesses -------------------------------------------------------------------------
 
 enum { HOST, MOST_STREAMS = 8, MOST_EVENTS = 256 };
 typedef struct Clock {
@@ -67,13 +70,18 @@ struct Comm {
 };
 
 static void join(Clock *clock, const Clock *other) {
-    for (int i = 0; i < MOST_STREAMS; i++) clock->at[i] = clock->at[i] > other->at[i] ? clock->at[i] : other->at[i];
+    for (int i = 0; i < MOST_STREAMS; i++) {
+        clock->at[i] = clock->at[i] > other->at[i] ? clock->at[i] : other->at[i];
+    }
 }
 
 static bool before(const Op *a, const Op *b) { return b->clock.at[a->stream] >= a->clock.at[a->stream]; }
 
 static void begin(Device *d, int stream, const char *name) {
-    if (d->op_count == d->op_room) d->ops = (Op *)xrealloc(d->ops, (size_t)(d->op_room = 2 * d->op_room + 64) * sizeof(Op), "ops");
+    if (d->op_count == d->op_room) {
+        d->op_room = 2 * d->op_room + 64;
+        d->ops = (Op *)xrealloc(d->ops, (size_t)d->op_room * sizeof(Op), "ops");
+    }
     Clock *clock = stream == HOST ? &d->host : &d->stream_clock[stream];
     join(clock, &d->host);  // what the host has waited for comes before what it starts
     clock->at[stream]++;
@@ -90,12 +98,16 @@ static void use(Device *d, Access access, const void *memory, int64_t bytes) {
         if (old->lo >= u.hi || u.lo >= old->hi || (old->access == u.access && u.access != WRITE)) continue;
         if (before(&d->ops[old->op], now)) continue;
         const Op *was = &d->ops[old->op];
-        snprintf(d->first_race, sizeof d->first_race, "%s (op %d, stream %d) and %s (op %d, stream %d) are not ordered", was->name, old->op, was->stream, now->name, u.op,
-                 now->stream);
+        snprintf(d->first_race, sizeof d->first_race,
+                 "%s (op %d, stream %d) and %s (op %d, stream %d) are not ordered", was->name, old->op,
+                 was->stream, now->name, u.op, now->stream);
         d->races = 1;
         return;
     }
-    if (d->use_count == d->use_room) d->uses = (Use *)xrealloc(d->uses, (size_t)(d->use_room = 2 * d->use_room + 256) * sizeof(Use), "uses");
+    if (d->use_count == d->use_room) {
+        d->use_room = 2 * d->use_room + 256;
+        d->uses = (Use *)xrealloc(d->uses, (size_t)d->use_room * sizeof(Use), "uses");
+    }
     d->uses[d->use_count++] = u;
 }
 
@@ -106,7 +118,7 @@ static void begin_on(Stream *s, const char *name) {
 static void reads(Stream *s, const void *memory, int64_t bytes) { use(s->device, READ, memory, bytes); }
 static void writes(Stream *s, const void *memory, int64_t bytes) { use(s->device, WRITE, memory, bytes); }
 
-// --- device.h --------------------------------------------------------------------------------------------------------------------------
+// --- device.h ------------------------------------------------------------------------------------
 
 static const Site site;
 const DeviceKind *device_kind(void) {
@@ -120,9 +132,13 @@ void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "none");
 size_t device_share(const Device *device, int sharers) { return SIZE_MAX; }
 size_t device_taken(const Device *device) { return 0; }
 size_t device_allocated(const Device *device) { return 0; }
-void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) { return xcalloc(bytes + 1, 1, purpose); }
+void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    return xcalloc(bytes + 1, 1, purpose);
+}
 void device_free(Device *device, void *memory) { free(memory); }
-void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) { return xcalloc(bytes + 1, 1, purpose); }
+void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    return xcalloc(bytes + 1, 1, purpose);
+}
 void host_free(Device *device, void *memory) { free(memory); }
 
 Stream *stream_create(Device *device, const char *name) {
@@ -150,7 +166,8 @@ void profile_range_end(uint64_t range) {}
 void event_record(Event *e, Stream *s) { e->clock = s->device->stream_clock[s->id]; }
 void event_synchronize(Event *e) { join(&e->device->host, &e->clock); }
 double event_elapsed_ms(Event *start, Event *stop) { return 0.0; }
-// As on a GPU: a wait is for the latest record before it, and an event that was never recorded is complete.
+// As on a GPU: a wait is for the latest record before it, and an event that was never recorded is
+// complete.
 void stream_wait(Stream *s, Event *e) {
     Device *d = s->device;
     d->waits[s->id][e->id] = true;
@@ -183,10 +200,12 @@ void set_zero(Stream *s, void *device_memory, size_t bytes) {
     writes(s, device_memory, (int64_t)bytes);
 }
 
-// --- comm.h ----------------------------------------------------------------------------------------------------------------------------
+// --- comm.h --------------------------------------------------------------------------------------
 
 uint64_t comm_sent(const Group *group) { return 0; }
-bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) { return true; }
+bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
+    return true;
+}
 void comm_unshare(const Group *node) {}
 void comm_connect(const Mesh *mesh, void *memory) {}
 
@@ -206,31 +225,39 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *s) 
     begin(s->device, s->id, group->comm->gather);
     writes(s, &group->comm->order, 1);
     for (int i = 0; i < group->size; i++) {
-        use(s->device, i == group->rank ? READ : WRITE, (uint8_t *)buffer + (size_t)i * bytes, (int64_t)bytes);
+        use(s->device, i == group->rank ? READ : WRITE, (uint8_t *)buffer + (size_t)i * bytes,
+            (int64_t)bytes);
     }
 }
 
-// --- kernels.h -------------------------------------------------------------------------------------------------------------------------
+// --- kernels.h -----------------------------------------------------------------------------------
 
 enum { X = sizeof(floatX) };
 
-static void reads_table(Stream *s, SegmentTable t) { reads(s, t.segment, t.count * (int64_t)sizeof(Segment)); }
+static void reads_table(Stream *s, SegmentTable t) {
+    reads(s, t.segment, t.count * (int64_t)sizeof(Segment));
+}
 
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     begin_on(s, "quantise");
     reads_table(s, a->table);
     for (int p = 0; p < a->slots * a->message.partitions; p++) {
         reads(s, a->grads + p * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
-        reads(s, a->grads + a->bucket.matrix_elements + p * a->bucket.tail_per_rank, 4 * a->message.tail_elements);
+        reads(s, a->grads + a->bucket.matrix_elements + p * a->bucket.tail_per_rank,
+              4 * a->message.tail_elements);
     }
-    for (int slot = 0; slot < a->slots; slot++) writes(s, slot == a->self ? a->self_slot : a->send + slot * a->message.bytes, a->message.bytes);
+    for (int slot = 0; slot < a->slots; slot++) {
+        writes(s, slot == a->self ? a->self_slot : a->send + slot * a->message.bytes, a->message.bytes);
+    }
 }
 
 void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     begin_on(s, "sum and requantise");
     reads_table(s, a->table);
     reads(s, a->received, a->sources * a->in.bytes);
-    for (int node = 0; node < a->in.partitions; node++) writes(s, node == a->self ? a->self_slot : a->send + node * a->out.bytes, a->out.bytes);
+    for (int node = 0; node < a->in.partitions; node++) {
+        writes(s, node == a->self ? a->self_slot : a->send + node * a->out.bytes, a->out.bytes);
+    }
 }
 
 void kernel_sum_final(Stream *s, const SumFinal *a) {
@@ -239,7 +266,8 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
     reads(s, a->received, a->sources * a->in.bytes);
     writes(s, a->grads + a->rank * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
     writes(s, a->matrix_leaves + a->lo / 32, (a->hi - a->lo) / 8);
-    writes(s, a->grads + a->bucket.matrix_elements + a->rank * a->bucket.tail_per_rank, 4 * a->in.tail_elements);
+    writes(s, a->grads + a->bucket.matrix_elements + a->rank * a->bucket.tail_per_rank,
+           4 * a->in.tail_elements);
     writes(s, a->tail_leaves, 4 * ceil_div64(a->in.tail_elements, 32));
 }
 
@@ -282,7 +310,8 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     reads(s, a->weights + a->rank * matrix, X * matrix);
     float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
     for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
-    writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);  // the codes' section ends where the scales' begins
+    // The codes' section ends where the scales' begins.
+    writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);
     if (a->scales) writes(s, a->scales, 4 * (codec_info(a->codec).levels ? matrix / a->group : 0));
     writes(s, a->tail, X * tail);
     use(s->device, ATOMIC, a->fault, 8);
@@ -325,7 +354,7 @@ void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
     writes(s, count, 8);
 }
 
-// --- a run -----------------------------------------------------------------------------------------------------------------------------
+// --- a run ---------------------------------------------------------------------------------------
 
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 5, SAVES = 3 };
 
@@ -351,19 +380,25 @@ typedef struct Recording {
 static void parse_flags(Recording *r) {
     char chunks[8], batch[8];
     int ranks = r->shape.nodes * r->shape.per_node;
-    const char *flags[56] = {"test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters", "10", "--tokenizer-type", "NullTokenizer",
-                             "--make-vocab-size-divisible-by", "1", "--vocab-size", "31", "--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4",
-                             "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1", "--ddp-bucket-size", "1", "--save", "nowhere", "--save-interval", "5", "--async-save",
-                             "--log-num-zeros-in-grad", "--log-quantization-error-interval", "3", "--verify-wire", "--gradient-alltoall-pipeline", chunks, "--global-batch-size", batch};
+    const char *flags[56] = {
+        "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters",
+        "10", "--tokenizer-type", "NullTokenizer", "--make-vocab-size-divisible-by", "1",
+        "--vocab-size", "31", "--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4",
+        "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1",
+        "--ddp-bucket-size", "1", "--save", "nowhere", "--save-interval", "5", "--async-save",
+        "--log-num-zeros-in-grad", "--log-quantization-error-interval", "3", "--verify-wire",
+        "--gradient-alltoall-pipeline", chunks, "--global-batch-size", batch};
     int count = 41;
     snprintf(chunks, sizeof chunks, "%d", r->shape.chunks);
     snprintf(batch, sizeof batch, "%d", 2 * ranks);
-    static const char *const quantised[] = {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients", "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"};
+    static const char *const quantised[] = {"--quantized-weights", "--wq-group-size", "32",
+        "--quantized-gradients", "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"};
     for (int i = 0; r->shape.quantised && i < 8; i++) flags[count++] = quantised[i];
     if (r->shape.no_overlap) flags[count++] = "--no-overlap";
     Error err = {0};
     int hosts[64] = {0};
-    bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) && mesh_build(&r->mesh, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
+    bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) &&
+              mesh_build(&r->mesh, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
               config_finish(&r->config, ranks, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
 }
@@ -442,7 +477,8 @@ static int stage(Recording *r) {
     size_t at = 0;
     for (int i = 0; i < slices.count; i++) {
         zero_stage_slice(r->zero, i, (uint8_t *)r->zero->staging + at);
-        at += (size_t)(slices.slices[i].hi - slices.slices[i].lo) * (size_t)slice_kind_bytes(slices.slices[i].kind);
+        at += (size_t)(slices.slices[i].hi - slices.slices[i].lo) *
+              (size_t)slice_kind_bytes(slices.slices[i].kind);
     }
     free(slices.slices);
     return (int)at;
@@ -467,7 +503,8 @@ static void run_steps_of(Recording *r, int micro_batches) {
             use(&r->device, READ, zero->staging, staged);
             staged = 0;
         }
-        // The second step and the fourth end with copies behind the training's back, the fourth with all that looks at the weights and waits besides.
+        // The second step and the fourth end with copies behind the training's back, the fourth
+        // with all that looks at the weights and waits besides.
         if (step == 2 || step == 4) staged = stage(r);
         if (step == 4) {
             assert_true(zero_sound(zero, alone, &err));
@@ -476,7 +513,8 @@ static void run_steps_of(Recording *r, int micro_batches) {
             zero_weights_wait_all(zero);
             for (int b = 0; b < zero->plan.buckets; b++) {
                 const Bucket *bucket = &zero->plan.bucket[b];
-                kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start, bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
+                kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start,
+                                    bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
             }
         }
     }
@@ -489,16 +527,19 @@ static void run_steps_of(Recording *r, int micro_batches) {
     begin(&r->device, HOST, "the memory goes");
     use(&r->device, WRITE, zero->weights, zero->plan.arena_elements * X);
     use(&r->device, WRITE, zero->grads, zero->plan.arena_elements * 4);
-    for (int slot = 0; slot < LANE_SLOTS; slot++) use(&r->device, WRITE, zero->gather[slot], zero->gather[slot] ? 1 : 0);
+    for (int slot = 0; slot < LANE_SLOTS; slot++) {
+        use(&r->device, WRITE, zero->gather[slot], zero->gather[slot] ? 1 : 0);
+    }
 }
 
 static void run_steps(Recording *r) { run_steps_of(r, 2); }
 
-// --- the tests -------------------------------------------------------------------------------------------------------------------------
+// --- the tests -----------------------------------------------------------------------------------
 
 static const Shape shapes[] = {
-    {1, 1, 1, true, false}, {1, 2, 1, true, false},  {1, 4, 3, true, false},  {2, 1, 1, true, false},  {4, 1, 4, true, false},
-    {2, 2, 1, true, false}, {2, 2, 2, false, false},  {2, 2, 3, false, false}, {2, 2, 4, true, false},  {2, 4, 1, false, false},
+    {1, 1, 1, true, false},  {1, 2, 1, true, false},  {1, 4, 3, true, false},  {2, 1, 1, true, false},
+    {4, 1, 4, true, false},  {2, 2, 1, true, false},  {2, 2, 2, false, false}, {2, 2, 3, false, false},
+    {2, 2, 4, true, false},  {2, 4, 1, false, false},
     {2, 4, 3, true, false}, {2, 4, 50, true, false}, {4, 2, 2, false, false}, {2, 2, 3, true, true},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
@@ -508,15 +549,19 @@ static void every_two_uses_are_ordered(void **state) {
         Recording r;
         open_recording(&r, shapes[i % SHAPES], -1, -1);
         run_steps_of(&r, 1 + i / SHAPES);
-        if (r.device.races) fail_msg("%d x %d, %d chunks: %s", r.mesh.rail.size, r.mesh.node.size, shapes[i % SHAPES].chunks, r.device.first_race);
+        if (r.device.races) {
+            fail_msg("%d x %d, %d chunks: %s", r.mesh.rail.size, r.mesh.node.size, shapes[i % SHAPES].chunks,
+                     r.device.first_race);
+        }
         assert_int_equal(r.device.misplaced, 0);
         assert_true(r.device.use_count > 500);
         close_recording(&r);
     }
 }
 
-static const char *lane_event_names[LANE_EVENTS] = {"quantised", "node arrived", "node free", "requantised", "rail arrived",
-                                                    "rail free", "updated",      "rail gathered", "node gathered", "applied"};
+static const char *lane_event_names[LANE_EVENTS] = {
+    "quantised", "node arrived", "node free",     "requantised",   "rail arrived",
+    "rail free", "updated",      "rail gathered", "node gathered", "applied"};
 
 static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     snprintf(name, bytes, "event %d", id);
@@ -536,7 +581,8 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
 
 // The waits that others imply: with them taken out nothing may be found.
 static bool implied(const char *stream, const char *event) {
-    // The middle lane follows the shard at once, for the timer, where the hops bring the same order; the first layers' gradients are complete after the loss.
+    // The middle lane follows the shard at once, for the timer, where the hops bring the same
+    // order; the first layers' gradients are complete after the loss.
     return (!strcmp(stream, "requantisation") && !strcmp(event, "joint")) || !strcmp(event, "computed");
 }
 
@@ -559,7 +605,8 @@ static void every_wait_is_needed(void **state) {
                 run_steps(&r);
                 bool expected = !implied(whole.device.stream[s]->name, name);
                 if ((r.device.races > 0) != expected) {
-                    print_message("%d x %d, %d chunks: %s without its wait for %s (%d): %s\n", shape->nodes, shape->per_node, shape->chunks, whole.device.stream[s]->name, name, e,
+                    print_message("%d x %d, %d chunks: %s without its wait for %s (%d): %s\n", shape->nodes,
+                                  shape->per_node, shape->chunks, whole.device.stream[s]->name, name, e,
                                   r.device.races ? r.device.first_race : "nothing is found");
                     surprises++;
                 }
@@ -589,7 +636,8 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
     if (before(a, b) || before(b, a)) fail_msg("%s %d and %s %d cannot overlap", first, i, second, j);
 }
 
-// Chunk k + 1 is quantised while chunk k crosses the node and chunk k - 1 the rail, over the borders of buckets too; and backward goes on meanwhile.
+// Chunk k + 1 is quantised while chunk k crosses the node and chunk k - 1 the rail, over the
+// borders of buckets too; and backward goes on meanwhile.
 static void stages_overlap(void **state) {
     Shape shape = {2, 2, 3, true, false};
     Recording r;
@@ -602,7 +650,9 @@ static void stages_overlap(void **state) {
         overlaps(&r, "quantise", k + 2, "exchange between nodes", k);
         overlaps(&r, "exchange between nodes", k + 1, "final sum", k);
     }
-    for (int u = 0; u + 1 < UNITS; u++) overlaps(&r, "backward", UNITS + u + 1, "exchange between nodes", shape.chunks * u);
+    for (int u = 0; u + 1 < UNITS; u++) {
+        overlaps(&r, "backward", UNITS + u + 1, "exchange between nodes", shape.chunks * u);
+    }
     for (int b = 0; b + 1 < UNITS; b++) {
         overlaps(&r, "AdamW", b + 1, "gather between nodes", b);
         overlaps(&r, "gather between nodes", b + 1, "gather inside the node", b);
@@ -612,19 +662,22 @@ static void stages_overlap(void **state) {
     close_recording(&r);
 }
 
-// The host takes part in the verdict's way to it: AdamW does not wait for that. Nor does the next interval: compute has waited for the verdict when its step ends.
+// The host takes part in the verdict's way to it: AdamW does not wait for that. Nor does the next
+// interval: compute has waited for the verdict when its step ends.
 static void the_verdict_is_read_beside_the_update(void **state) {
     Recording r;
     open_recording(&r, (Shape){2, 2, 3, true, false}, -1, -1);
     run_steps(&r);
-    const Op *judged = find(&r, "judge", 0), *read = find(&r, "download", 0), *next = find(&r, "forward", 2 * UNITS);
+    const Op *judged = find(&r, "judge", 0), *read = find(&r, "download", 0),
+             *next = find(&r, "forward", 2 * UNITS);
     assert_true(before(judged, read));
     overlaps(&r, "download", 0, "AdamW", 0);
     assert_true(before(read, next));
     close_recording(&r);
 }
 
-// The copies of a checkpoint hold up neither layers nor reductions of the next step, only its update.
+// The copies of a checkpoint hold up neither layers nor reductions of the next step, only its
+// update.
 static void a_save_overlaps_the_next_step(void **state) {
     for (int i = 0; i < SHAPES; i++) {
         Shape shape = shapes[i];
@@ -648,7 +701,9 @@ static void a_save_overlaps_the_next_step(void **state) {
                 overlaps(&r, "checkpoint copy", k, "forward", 4 * UNITS + u);
                 overlaps(&r, "checkpoint copy", k, "backward", 4 * UNITS + u);
             }
-            for (int s = third; s < third + sums / STEPS; s++) overlaps(&r, "checkpoint copy", k, "final sum", s);
+            for (int s = third; s < third + sums / STEPS; s++) {
+                overlaps(&r, "checkpoint copy", k, "final sum", s);
+            }
             overlaps(&r, "checkpoint copy", k, "judge", 2);
             assert_true(before(find(&r, "AdamW", 2 * UNITS - 1), find(&r, "checkpoint copy", k)));
             assert_true(before(find(&r, "checkpoint copy", k), find(&r, "AdamW", 2 * UNITS)));

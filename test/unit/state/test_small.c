@@ -1,4 +1,5 @@
-// Small host modules: counter-based uniforms, sampling from logits, the memory plan, error lines, integer helpers.
+// Small host modules: counter-based uniforms, sampling from logits, the memory plan, error lines,
+// integer helpers.
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
@@ -67,7 +68,8 @@ static void the_memory_plan_is_what_is_allocated(void **state) {
     memory_plan_free(&memory_plan, device);
     assert_true(!a && !host);
 
-    memory_plan_reserve_host(&memory_plan, "huge", "more than there is", (size_t)1 << 60, &host);  // here the host's memory is the device's
+    // Here the host's memory is the device's.
+    memory_plan_reserve_host(&memory_plan, "huge", "more than there is", (size_t)1 << 60, &host);
     assert_false(memory_plan_allocate(&memory_plan, device, 1, &err));
     memory_plan_free(&memory_plan, device);
     memory_plan_reserve(&memory_plan, "huge", "more than there is", (size_t)1 << 60, &a);
@@ -97,11 +99,13 @@ static void errors_stay_on_one_line(void **state) {
     Site site = {3, 1, 2, 1841, "reduce gradients", NULL};
     char text[2048], longest[3000];
     printed_error(&site, "it broke; mend it", text, sizeof text);
-    assert_string_equal(text, "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; mend it\n");
+    assert_string_equal(text, "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; "
+                        "mend it\n");
     site.gpu = -1;
     printed_error(&site, "it broke", text, sizeof text);
     assert_string_equal(text, "error: rank 3 (node 1) iteration 1841 reduce gradients: it broke\n");
-    // A name out of a damaged file: a second line that looks like one of ours, and a command to the terminal.
+    // A name out of a damaged file: a second line that looks like one of ours, and a command to the
+    // terminal.
     printed_error(NULL, "tensor 'a\nerror: \033[2J\177\xC3\xA9'", text, sizeof text);
     assert_string_equal(text, "error: tensor 'a?error: ?[2J?\xC3\xA9'\n");
     memset(longest, 'x', sizeof longest);
@@ -110,7 +114,8 @@ static void errors_stay_on_one_line(void **state) {
     assert_int_equal(strlen(text), strlen("error: ") + sizeof((Error *)0)->what);  // cut, with its newline
 }
 
-// One file for both streams: what was printed before an error comes before it, also when its end stands in the buffer still.
+// One file for both streams: what was printed before an error comes before it, also when its end
+// stands in the buffer still.
 static void errors_follow_the_log(void **state) {
     enum { LINES = 300 };
     FILE *file = tmpfile();
@@ -164,7 +169,8 @@ static void *runs_out_of_memory(void *site) {
     fatal(NULL, EXIT_ENVIRONMENT, "out of memory; use a larger machine");
 }
 
-// Ends a child as a failed allocation does, on its main thread or on another. Returns its exit code; text is what it wrote to stderr.
+// Ends a child as a failed allocation does, on its main thread or on another. Returns its exit
+// code; text is what it wrote to stderr.
 static int end_child(bool on_a_thread, char *text, size_t bytes) {
     static const Site site = {3, 1, 2, 1841, "save checkpoint", NULL};
     FILE *file = tmpfile();
@@ -175,7 +181,9 @@ static int end_child(bool on_a_thread, char *text, size_t bytes) {
         pthread_t thread;
         dup2(fileno(file), STDERR_FILENO);
         atexit(at_exit);
-        if (on_a_thread && pthread_create(&thread, NULL, runs_out_of_memory, (void *)&site) == 0) pthread_join(thread, NULL);
+        if (on_a_thread && pthread_create(&thread, NULL, runs_out_of_memory, (void *)&site) == 0) {
+            pthread_join(thread, NULL);
+        }
         else runs_out_of_memory((void *)&site);
         _exit(77);
     }
@@ -191,10 +199,11 @@ static int end_child(bool on_a_thread, char *text, size_t bytes) {
 static void only_the_main_thread_runs_exit(void **state) {
     char text[2048];
     assert_int_equal(end_child(false, text, sizeof text), EXIT_ENVIRONMENT);
-    assert_non_null(strstr(text, "error: rank 3 (node 1, gpu 2) iteration 1841 save checkpoint: out of memory; "));
+    const char *line = "error: rank 3 (node 1, gpu 2) iteration 1841 save checkpoint: out of memory; ";
+    assert_non_null(strstr(text, line));
     assert_non_null(strstr(text, "exit() was called\n"));
     assert_int_equal(end_child(true, text, sizeof text), EXIT_ENVIRONMENT);
-    assert_non_null(strstr(text, "error: rank 3 (node 1, gpu 2) iteration 1841 save checkpoint: out of memory; "));
+    assert_non_null(strstr(text, line));
     assert_null(strstr(text, "exit()"));
 }
 
@@ -207,7 +216,8 @@ static void integer_helpers(void **state) {
     assert_int_equal(ceil_div64(9, 4), 3);
 }
 
-// A limit passes while it is polled, and not by a pause in which nobody polled: the job was stopped.
+// A limit passes while it is polled, and not by a pause in which nobody polled: the job was
+// stopped.
 static void pauses_do_not_count_against_a_limit(void **state) {
     double now = monotonic_seconds();
     Deadline polled = {now - 1.0, now - 1.5}, paused = {now - 50.0, now - 100.0}, ahead = deadline_in(1000.0);
@@ -241,7 +251,8 @@ static void libraries_are_named(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uniforms_lie_below_one),
-        cmocka_unit_test(sampling_follows_the_softmax), cmocka_unit_test(the_memory_plan_is_what_is_allocated),
+        cmocka_unit_test(sampling_follows_the_softmax),
+        cmocka_unit_test(the_memory_plan_is_what_is_allocated),
         cmocka_unit_test(errors_stay_on_one_line),
         cmocka_unit_test(libraries_are_named),
         cmocka_unit_test(errors_follow_the_log),
