@@ -87,42 +87,6 @@ bool gpt_check(const GPT *gpt, Error *err) {
     return op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, gpt->V, (int64_t)gpt->B * gpt->T, err);
 }
 
-// N = B * T. The others are bytes of a tensor of N rows, of C, A or F floatX or of one fp32.
-typedef struct Sizes {
-    size_t N, rows_C, rows_A, rows_F, rows_1;
-} Sizes;
-
-static Sizes sizes_of(const GPT *gpt) {
-    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = sizeof(floatX);
-    Sizes z = {N, N * (size_t)gpt->C * X, N * (size_t)gpt->A * X, N * (size_t)gpt->F * X, N * sizeof(float)};
-    return z;
-}
-
-// purpose: of y, mean and rstd.
-static void reserve_norm(MemoryPlan *plan, Sizes z, NormActs *a, const char *const purpose[3]) {
-    memory_plan_reserve(plan, "activations", purpose[0], z.rows_C, (void **)&a->y);
-    memory_plan_reserve(plan, "activations", purpose[1], z.rows_1, (void **)&a->mean);
-    memory_plan_reserve(plan, "activations", purpose[2], z.rows_1, (void **)&a->rstd);
-}
-
-static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
-    static const char *const first[] = {"first LayerNorm", "first LayerNorm means",
-                                        "first LayerNorm deviations"};
-    static const char *const second[] = {"second LayerNorm", "second LayerNorm means",
-                                         "second LayerNorm deviations"};
-    const char *group = "activations";
-    Sizes z = sizes_of(gpt);
-    size_t saved = op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD);
-    reserve_norm(plan, z, &a->ln1, first);
-    memory_plan_reserve(plan, group, "queries, keys, values", 3 * z.rows_A, (void **)&a->qkv);
-    memory_plan_reserve(plan, group, "attention statistics", saved, &a->att_saved);
-    memory_plan_reserve(plan, group, "attention output", z.rows_A, (void **)&a->att);
-    memory_plan_reserve(plan, group, "residual after attention", z.rows_C, (void **)&a->residual2);
-    reserve_norm(plan, z, &a->ln2, second);
-    memory_plan_reserve(plan, group, "before GELU", z.rows_F, (void **)&a->pre);
-    memory_plan_reserve(plan, group, "after GELU", z.rows_F, (void **)&a->gelu);
-}
-
 static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
 
 static size_t workspace_bytes(const GPT *gpt) {
@@ -134,49 +98,73 @@ static size_t workspace_bytes(const GPT *gpt) {
     return largest(bytes, op_head_workspace_bytes(N, gpt->C, (int)gpt->tensor[GPT_WTE].local[0]));
 }
 
-static void reserve_batch(GPT *gpt, MemoryPlan *plan) {
-    size_t ids = sizes_of(gpt).N * sizeof(int32_t);
-    memory_plan_reserve(plan, "batch", "tokens", ids, (void **)&gpt->tokens);
-    memory_plan_reserve(plan, "batch", "targets", ids, (void **)&gpt->targets);
-    memory_plan_reserve(plan, "batch", "positions", ids, (void **)&gpt->positions);
-    memory_plan_reserve(plan, "batch", "document starts", ids, (void **)&gpt->doc_start);
-    memory_plan_reserve(plan, "batch", "loss mask", sizes_of(gpt).rows_1, (void **)&gpt->loss_mask);
+// A line of the memory plan. target: of a pointer.
+typedef struct Buffer {
+    const char *group, *purpose;
+    size_t bytes;
+    void *target;
+} Buffer;
+
+static void reserve(MemoryPlan *plan, const Buffer *buffers, size_t count) {
+    for (const Buffer *b = buffers; b < buffers + count; b++) {
+        memory_plan_reserve(plan, b->group, b->purpose, b->bytes, (void **)b->target);
+    }
 }
 
-static void reserve_scratch(GPT *gpt, MemoryPlan *plan) {
-    const char *group = "scratch";
-    Sizes z = sizes_of(gpt);
-    size_t logits = (size_t)gpt->V * sizeof(floatX), sum = (size_t)gpt->C * sizeof(float);
-    gpt->scratch_bytes = op_scratch_bytes((int64_t)z.N, gpt->C);
-    memory_plan_reserve(plan, group, "branch of the residual stream", z.rows_C, (void **)&gpt->branch);
-    memory_plan_reserve(plan, group, "gradient of the residual stream", z.rows_C, (void **)&gpt->dresidual);
-    memory_plan_reserve(plan, group, "gradient of a branch", gpt->hidden_dropout > 0 ? z.rows_C : 0,
-                        (void **)&gpt->dbranch);
-    memory_plan_reserve(plan, group, "sum of a branch's gradient", sum, (void **)&gpt->branch_sum);
-    memory_plan_reserve(plan, group, "gradient of a LayerNorm output", z.rows_C, (void **)&gpt->dx);
-    memory_plan_reserve(plan, group, "gradient of the wide tensors", largest(z.rows_F, 3 * z.rows_A),
-                        (void **)&gpt->dwide);
-    memory_plan_reserve(plan, group, "gradient of the attention output", z.rows_A, (void **)&gpt->datt);
-    memory_plan_reserve(plan, group, "logits of one position", logits, (void **)&gpt->logits);
-    memory_plan_reserve(plan, group, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace);
-    memory_plan_reserve(plan, group, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch);
+static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
+    const char *group = "activations";
+    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = N * sizeof(floatX), C = (size_t)gpt->C;
+    size_t saved = op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD);
+    const Buffer buffers[] = {
+        {group, "first LayerNorm", X * C, &a->ln1.y},
+        {group, "first LayerNorm means", N * sizeof(float), &a->ln1.mean},
+        {group, "first LayerNorm deviations", N * sizeof(float), &a->ln1.rstd},
+        {group, "queries, keys, values", X * 3 * (size_t)gpt->A, &a->qkv},
+        {group, "attention statistics", saved, &a->att_saved},
+        {group, "attention output", X * (size_t)gpt->A, &a->att},
+        {group, "residual after attention", X * C, &a->residual2},
+        {group, "second LayerNorm", X * C, &a->ln2.y},
+        {group, "second LayerNorm means", N * sizeof(float), &a->ln2.mean},
+        {group, "second LayerNorm deviations", N * sizeof(float), &a->ln2.rstd},
+        {group, "before GELU", X * (size_t)gpt->F, &a->pre},
+        {group, "after GELU", X * (size_t)gpt->F, &a->gelu},
+    };
+    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
 void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
-    static const char *const last[] = {"final LayerNorm", "final LayerNorm means",
-                                       "final LayerNorm deviations"};
-    int layers = gpt->recompute_full ? 1 : gpt->L;
-    Sizes z = sizes_of(gpt);
+    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = N * sizeof(floatX), ids = N * sizeof(int32_t);
+    size_t C = (size_t)gpt->C, A = (size_t)gpt->A, wide = largest((size_t)gpt->F, 3 * A);
+    size_t layers = gpt->recompute_full ? 1 : (size_t)gpt->L;
     gpt->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
-    gpt->acts = (LayerActs *)xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
-    reserve_batch(gpt, plan);
+    gpt->acts = (LayerActs *)xcalloc(layers, sizeof(LayerActs), "the activation table");
+    gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);
+    const Buffer buffers[] = {
+        {"batch", "tokens", ids, &gpt->tokens},
+        {"batch", "targets", ids, &gpt->targets},
+        {"batch", "positions", ids, &gpt->positions},
+        {"batch", "document starts", ids, &gpt->doc_start},
+        {"batch", "loss mask", N * sizeof(float), &gpt->loss_mask},
+        {"activations", "final LayerNorm", X * C, &gpt->lnf.y},
+        {"activations", "final LayerNorm means", N * sizeof(float), &gpt->lnf.mean},
+        {"activations", "final LayerNorm deviations", N * sizeof(float), &gpt->lnf.rstd},
+        {"activations", "losses", N * sizeof(float), &gpt->losses},
+        {"scratch", "branch of the residual stream", X * C, &gpt->branch},
+        {"scratch", "gradient of the residual stream", X * C, &gpt->dresidual},
+        {"scratch", "gradient of a branch", gpt->hidden_dropout > 0 ? X * C : 0, &gpt->dbranch},
+        {"scratch", "sum of a branch's gradient", C * sizeof(float), &gpt->branch_sum},
+        {"scratch", "gradient of a LayerNorm output", X * C, &gpt->dx},
+        {"scratch", "gradient of the wide tensors", X * wide, &gpt->dwide},
+        {"scratch", "gradient of the attention output", X * A, &gpt->datt},
+        {"scratch", "logits of one position", (size_t)gpt->V * sizeof(floatX), &gpt->logits},
+        {"scratch", "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
+        {"scratch", "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
+    };
+    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
     for (int l = 0; l <= gpt->L; l++) {
-        memory_plan_reserve(plan, "activations", "residual stream", z.rows_C, (void **)&gpt->residual[l]);
+        memory_plan_reserve(plan, "activations", "residual stream", X * C, (void **)&gpt->residual[l]);
     }
-    for (int l = 0; l < layers; l++) reserve_layer(gpt, &gpt->acts[l], plan);
-    reserve_norm(plan, z, &gpt->lnf, last);
-    memory_plan_reserve(plan, "activations", "losses", z.rows_1, (void **)&gpt->losses);
-    reserve_scratch(gpt, plan);
+    for (size_t l = 0; l < layers; l++) reserve_layer(gpt, &gpt->acts[l], plan);
 }
 
 size_t gpt_planned_bytes(const Config *config) {
@@ -240,30 +228,24 @@ static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
 
 static Embedding embedding_of(const GPT *gpt, const Pass *p) {
     const Tensor *words = &gpt->tensor[GPT_WTE];
-    Embedding e = {.B = p->B, .T = p->T, .C = gpt->C, .first_row = (int)words->offset,
-                   .rows = (int)words->local[0], .tokens = gpt->tokens, .positions = gpt->positions};
-    e.dropout = dropout_at(gpt, p, 0, DROPOUT_EMBEDDING);
-    e.wte = zero_weight(gpt->zero, GPT_WTE);
-    e.wpe = zero_weight(gpt->zero, GPT_WPE);
-    e.x = gpt->residual[0];
-    e.dx = gpt->dresidual;
-    e.dwte = zero_grad(gpt->zero, GPT_WTE);
-    e.dwpe = zero_grad(gpt->zero, GPT_WPE);
+    Embedding e = {.B = p->B, .T = p->T, .C = gpt->C,
+                   .first_row = (int)words->offset, .rows = (int)words->local[0],
+                   .tokens = gpt->tokens, .positions = gpt->positions,
+                   .dropout = dropout_at(gpt, p, 0, DROPOUT_EMBEDDING),
+                   .wte = zero_weight(gpt->zero, GPT_WTE), .wpe = zero_weight(gpt->zero, GPT_WPE),
+                   .x = gpt->residual[0], .dx = gpt->dresidual,
+                   .dwte = zero_grad(gpt->zero, GPT_WTE), .dwpe = zero_grad(gpt->zero, GPT_WPE)};
     return e;
 }
 
 // The LayerNorm `which` of layer l, LN1_W or LN2_W, without the sum before it.
 static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, int l, enum LayerTensor which) {
-    LayerNorm n = {.B = p->B, .T = p->T, .C = gpt->C, .epsilon = gpt->epsilon};
-    n.gamma = weight(gpt, l, which);
-    n.beta = weight(gpt, l, (enum LayerTensor)(which + 1));
-    n.y = acts->y;
-    n.mean = acts->mean;
-    n.rstd = acts->rstd;
-    n.dy = gpt->dx;
-    n.dresidual = gpt->dresidual;
-    n.dgamma = grad(gpt, l, which);
-    n.dbeta = grad(gpt, l, (enum LayerTensor)(which + 1));
+    enum LayerTensor bias = (enum LayerTensor)(which + 1);
+    LayerNorm n = {.B = p->B, .T = p->T, .C = gpt->C, .epsilon = gpt->epsilon,
+                   .gamma = weight(gpt, l, which), .beta = weight(gpt, l, bias),
+                   .y = acts->y, .mean = acts->mean, .rstd = acts->rstd,
+                   .dy = gpt->dx, .dresidual = gpt->dresidual,
+                   .dgamma = grad(gpt, l, which), .dbeta = grad(gpt, l, bias)};
     return n;
 }
 
@@ -289,15 +271,10 @@ static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
 static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor which, const floatX *x,
                         floatX *y, const floatX *dy, floatX *dx) {
     const Tensor *t = &gpt->tensor[gpt_layer_tensor(l, which)];
-    Linear linear = {.N = rows_of(p), .C = (int)t->local[1], .OC = (int)t->local[0], .x = x};
-    linear.w = weight(gpt, l, which);
-    linear.bias = weight(gpt, l, (enum LayerTensor)(which + 1));
-    linear.y = y;
-    linear.dy = dy;
-    linear.dx = dx;
-    linear.dw = grad(gpt, l, which);
-    linear.overwrite = p->first;
-    linear.workspace = gpt->workspace;
+    Linear linear = {.N = rows_of(p), .C = (int)t->local[1], .OC = (int)t->local[0],
+                     .x = x, .w = weight(gpt, l, which),
+                     .bias = weight(gpt, l, (enum LayerTensor)(which + 1)), .y = y, .dy = dy, .dx = dx, .dw = grad(gpt, l, which),
+                     .overwrite = p->first, .workspace = gpt->workspace};
     return linear;
 }
 
@@ -311,19 +288,15 @@ typedef struct LayerOps {
 static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     const LayerActs *a = layer_acts(gpt, l);
     const floatX *dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : gpt->dresidual;
+    Attention attention = {.B = p->B, .T = p->T, .NH = gpt->NH, .HD = gpt->HD,
+                           .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
+                           .qkv = a->qkv, .doc_start = p->has_doc_start ? gpt->doc_start : NULL,
+                           .out = a->att, .saved = a->att_saved, .dout = gpt->datt, .dqkv = gpt->dwide,
+                           .workspace = gpt->workspace};
     LayerOps o;
     o.norm1 = first_norm(gpt, p, l);
     o.qkv = linear_of(gpt, p, l, QKV_W, a->ln1.y, a->qkv, gpt->dwide, gpt->dx);
-    Attention attention = {.B = p->B, .T = p->T, .NH = gpt->NH, .HD = gpt->HD};
     o.attention = attention;
-    o.attention.dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION);
-    o.attention.qkv = a->qkv;
-    o.attention.doc_start = p->has_doc_start ? gpt->doc_start : NULL;
-    o.attention.out = a->att;
-    o.attention.saved = a->att_saved;
-    o.attention.dout = gpt->datt;
-    o.attention.dqkv = gpt->dwide;
-    o.attention.workspace = gpt->workspace;
     o.projection = linear_of(gpt, p, l, PROJ_W, a->att, gpt->branch, dbranch, gpt->datt);
     o.norm2 = norm_of(gpt, p, &a->ln2, l, LN2_W);
     o.norm2.x = a->residual2;
@@ -363,18 +336,12 @@ void gpt_forward(GPT *gpt, const Pass *p) {
 
 void gpt_head(GPT *gpt, const Pass *p) {
     const Tensor *words = &gpt->tensor[GPT_WTE];
-    Head h = {.N = rows_of(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0]};
-    h.x = gpt->lnf.y;
-    h.wte = zero_weight(gpt->zero, GPT_WTE);
-    h.targets = gpt->targets;
-    h.loss_mask = p->has_loss_mask ? gpt->loss_mask : NULL;
-    h.loss_scale = p->loss_scale;
-    h.losses = gpt->losses;
-    h.loss_sum = zero_loss_sum(gpt->zero);
-    h.dx = p->backward ? gpt->dx : NULL;
-    h.dwte = p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL;
-    h.overwrite = p->first;
-    h.workspace = gpt->workspace;
+    Head h = {.N = rows_of(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0],
+              .x = gpt->lnf.y, .wte = zero_weight(gpt->zero, GPT_WTE),
+              .targets = gpt->targets, .loss_mask = p->has_loss_mask ? gpt->loss_mask : NULL,
+              .loss_scale = p->loss_scale, .losses = gpt->losses, .loss_sum = zero_loss_sum(gpt->zero),
+              .dx = p->backward ? gpt->dx : NULL, .dwte = p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL,
+              .overwrite = p->first, .workspace = gpt->workspace};
     op_head(gpt->stream, &h);
 }
 
@@ -435,10 +402,8 @@ static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *
     copy_to_device(gpt->stream, gpt->tokens, ids + n - T, (size_t)T * sizeof(int32_t));
     copy_to_device(gpt->stream, gpt->positions, positions, (size_t)T * sizeof(int32_t));
     gpt_forward(gpt, &pass);
-    Linear linear = {.N = 1, .C = gpt->C, .OC = gpt->V, .x = gpt->lnf.y + (int64_t)(T - 1) * gpt->C};
-    linear.w = zero_weight(gpt->zero, GPT_WTE);
-    linear.y = gpt->logits;
-    linear.workspace = gpt->workspace;
+    Linear linear = {.N = 1, .C = gpt->C, .OC = gpt->V, .x = gpt->lnf.y + (int64_t)(T - 1) * gpt->C,
+                     .w = zero_weight(gpt->zero, GPT_WTE), .y = gpt->logits, .workspace = gpt->workspace};
     op_linear_forward(gpt->stream, &linear);
     copy_to_host(gpt->stream, logits, gpt->logits, (size_t)gpt->V * sizeof(floatX));
     stream_synchronize(gpt->stream);
