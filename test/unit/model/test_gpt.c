@@ -353,6 +353,44 @@ static void test_gradients_accumulate(void **state) {
     bench_close(&b);
 }
 
+// What the gradients were before backward, while test_layers_write_their_own watches.
+static float *watched_before;
+static Bench *watched;
+
+void __real_zero_reduce_unit(Zero *zero, int unit);
+void __wrap_zero_reduce_unit(Zero *zero, int unit);
+// A unit is complete: no gradient of a unit that comes later has been written yet. The word
+// embedding's is begun by the head.
+void __wrap_zero_reduce_unit(Zero *zero, int unit) {
+    for (int t = 0; watched && t < watched->gpt.tensors; t++) {
+        const Tensor *tensor = &watched->gpt.tensor[t];
+        if (tensor->unit >= unit || t == GPT_WTE) continue;
+        const float *before = watched_before + zero_layout(zero)->tensor_arena[t];
+        size_t bytes = (size_t)tensor_elements(tensor) * sizeof(float);
+        if (memcmp(zero_grad(zero, t), before, bytes) != 0) {
+            fail_msg("unit %d is complete, and %s of unit %d has been written", unit, tensor->name,
+                     tensor->unit);
+        }
+    }
+    __real_zero_reduce_unit(zero, unit);
+}
+
+static void test_layers_write_their_own(void **state) {
+    for (int recompute = 0; recompute < 2; recompute++) {
+        Bench b;
+        open_small(&b, recompute == 1);
+        zero_step_begins(b.zero, 1);
+        size_t bytes = (size_t)zero_layout(b.zero)->arena_elements * sizeof(float);
+        watched_before = malloc(bytes);
+        memcpy(watched_before, zero_grad(b.zero, 0) - zero_layout(b.zero)->tensor_arena[0], bytes);
+        watched = &b;
+        bench_pass(&b, 1.0f / 24, true, true, true);
+        watched = NULL;
+        free(watched_before);
+        bench_close(&b);
+    }
+}
+
 static void test_evaluation_has_no_dropout(void **state) {
     Bench b;
     open_small(&b, false);
@@ -396,6 +434,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_finite_differences),
         cmocka_unit_test(test_full_recompute_gives_the_same_bits),
         cmocka_unit_test(test_gradients_accumulate),
+        cmocka_unit_test(test_layers_write_their_own),
         cmocka_unit_test(test_evaluation_has_no_dropout),
     };
     Launch launch;
