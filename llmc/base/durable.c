@@ -33,7 +33,8 @@ static const char *advice(int number) {
 
 bool durable_error(Error *err, const char *verb, const char *path) {
     int number = errno;
-    return error_set(err, EXIT_CHECKPOINT, "cannot %s %s: %s; %s", verb, path, number ? strerror(number) : "the file ended early", advice(number));
+    return error_set(err, EXIT_CHECKPOINT, "cannot %s %s: %s; %s", verb, path,
+                     number ? strerror(number) : "the file ended early", advice(number));
 }
 
 bool write_all(int fd, const void *data, uint64_t bytes) {
@@ -63,13 +64,13 @@ bool pread_all(int fd, void *data, uint64_t bytes, uint64_t offset) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Folders
+// --- Folders -------------------------------------------------------------------------------------
 
 bool durable_sync_folder(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return durable_error(err, "open folder", path);
-    // Some network file systems refuse fsync on a folder (EINVAL); their renames are durable by themselves.
+    // Some network file systems refuse fsync on a folder (EINVAL); their renames are durable by
+    // themselves.
     bool ok = fsync(fd) == 0 || errno == EINVAL;
     if (!ok) durable_error(err, "sync folder", path);
     close(fd);
@@ -112,7 +113,9 @@ bool durable_make_folders(const char *path, Error *err) {
     return ok;
 }
 
-static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *place) { return remove(path); }
+static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *place) {
+    return remove(path);
+}
 
 bool durable_remove_tree(const char *path, Error *err) {
     if (nftw(path, remove_entry, TREE_DESCRIPTORS, FTW_DEPTH | FTW_PHYS) == 0 || errno == ENOENT) return true;
@@ -134,8 +137,7 @@ bool durable_plain_file(const char *path, uint64_t max_bytes) {
     return stat(path, &status) == 0 && S_ISREG(status.st_mode) && (uint64_t)status.st_size <= max_bytes;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Files
+// --- Files ---------------------------------------------------------------------------------------
 
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err) {
     // A pipe that was left there would wait for its reader, a link would lead elsewhere.
@@ -144,7 +146,8 @@ bool durable_write_file(const char *path, const void *data, uint64_t bytes, Erro
     if (fd < 0) return durable_error(err, "create", path);
     bool ok = write_all(fd, data, bytes) && fsync(fd) == 0;
     if (!ok) durable_error(err, "write", path);
-    if (close(fd) != 0 && ok) ok = durable_error(err, "write", path);  // network file systems report a full disk here
+    if (close(fd) != 0 && ok)
+        ok = durable_error(err, "write", path);  // network file systems report a full disk here
     if (!ok) unlink(path);
     return ok;
 }
@@ -152,13 +155,16 @@ bool durable_write_file(const char *path, const void *data, uint64_t bytes, Erro
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err) {
     struct stat status;
     char *text = NULL;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a pipe opens at once and is refused; plain files know no other way
+    int fd = open(path, O_RDONLY | O_NONBLOCK |
+                            O_CLOEXEC);  // a pipe opens at once and is refused; plain files know no other way
     if (fd < 0 || fstat(fd, &status) != 0) {
         durable_error(err, "open", path);
     } else if (!S_ISREG(status.st_mode)) {
         error_set(err, EXIT_CHECKPOINT, "%s is not a plain file; check the path", path);
     } else if ((uint64_t)status.st_size > max_bytes) {
-        error_set(err, EXIT_CHECKPOINT, "%s holds %lld bytes, more than the %llu that such a file can have; it is damaged, restore it from a copy",
+        error_set(err, EXIT_CHECKPOINT,
+                  "%s holds %lld bytes, more than the %llu that such a file can have; it is damaged, restore "
+                  "it from a copy",
                   path, (long long)status.st_size, (unsigned long long)max_bytes);
     } else {
         *bytes = (uint64_t)status.st_size;
@@ -205,7 +211,8 @@ static bool hash_all(int fd, uint64_t *xxh3, bool (*goes_on)(void *context), voi
     return !*stopped && done == 0;
 }
 
-bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*goes_on)(void *context), void *context, Error *err) {
+bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*goes_on)(void *context), void *context,
+                       Error *err) {
     bool stopped;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return durable_error(err, "open", path);
@@ -215,8 +222,7 @@ bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*goes_on)(void *c
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Replacing
+// --- Replacing -----------------------------------------------------------------------------------
 
 bool durable_replace(Replacement *r, Error *err) {
     r->replaced = durable_exists(r->final);
@@ -224,7 +230,8 @@ bool durable_replace(Replacement *r, Error *err) {
     if (!r->replaced) return rename(r->fresh, r->final) == 0 || durable_error(err, "rename to", r->final);
     r->exchanged = renameat2(AT_FDCWD, r->fresh, AT_FDCWD, r->final, RENAME_EXCHANGE) == 0;
     if (r->exchanged) return true;
-    if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) return durable_error(err, "replace", r->final);
+    if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP)
+        return durable_error(err, "replace", r->final);
     if (rename(r->final, r->aside) != 0) return durable_error(err, "move aside", r->final);
     if (rename(r->fresh, r->final) == 0) return true;
     durable_error(err, "rename to", r->final);
@@ -234,6 +241,8 @@ bool durable_replace(Replacement *r, Error *err) {
 
 void durable_replace_undo(const Replacement *r) {
     Error ignored;  // the caller already has an error to report
-    bool back = r->exchanged ? renameat2(AT_FDCWD, r->fresh, AT_FDCWD, r->final, RENAME_EXCHANGE) == 0 : rename(r->final, r->fresh) == 0;
-    if (back && r->replaced && !r->exchanged && rename(r->aside, r->final) != 0) durable_error(&ignored, "move back", r->final);
+    bool back = r->exchanged ? renameat2(AT_FDCWD, r->fresh, AT_FDCWD, r->final, RENAME_EXCHANGE) == 0
+                             : rename(r->final, r->fresh) == 0;
+    if (back && r->replaced && !r->exchanged && rename(r->aside, r->final) != 0)
+        durable_error(&ignored, "move back", r->final);
 }

@@ -1,7 +1,8 @@
-// Saving a checkpoint: see checkpoint.h. Called by train_gpt.cu. First this rank collects what goes into its shard, in which order. Then three phases that
-// touch files and call no MPI, so that a thread can do them while training goes on: prepare (rank 0: the folder), write (all: the shard), publish (rank 0:
-// manifest, renames, list of the run's checkpoints, tracker, old checkpoints). Between them, on the caller's thread, the ranks agree and rank 0 gathers what
-// the manifest says.
+// Saving a checkpoint: see checkpoint.h. Called by train_gpt.cu. First this rank collects what goes
+// into its shard, in which order. Then three phases that touch files and call no MPI, so that a
+// thread can do them while training goes on: prepare (rank 0: the folder), write (all: the shard),
+// publish (rank 0: manifest, renames, list of the run's checkpoints, tracker, old checkpoints).
+// Between them, on the caller's thread, the ranks agree and rank 0 gathers what the manifest says.
 #include "llmc/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
@@ -14,15 +15,14 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/ranks/heartbeat.h"
-#include "llmc/checkpoint/lineage.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/base/version.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Names
+// --- Names ---------------------------------------------------------------------------------------
 
-// A file of a few bytes that is replaced by its successor, and put back when the save fails after all.
+// A file of a few bytes that is replaced by its successor, and put back when the save fails after
+// all.
 typedef struct SmallFile {
     char *path, *fresh;
     char *before;  // its text; NULL: there was none, or nothing that could be put back
@@ -65,13 +65,13 @@ static Names make_names(const CheckpointSave *save, int rank, int ranks) {
 }
 
 static void free_names(Names *n) {
-    char *all[] = {n->fresh, n->final, n->aside, n->model, n->shard_folder, n->shard_name, n->shard, n->manifest, n->lineage.path, n->lineage.fresh, n->lineage.before,
-                   n->tracker.path, n->tracker.fresh, n->tracker.before};
+    char *all[] = {n->fresh,          n->final,        n->aside,         n->model,         n->shard_folder,
+                   n->shard_name,     n->shard,        n->manifest,      n->lineage.path,  n->lineage.fresh,
+                   n->lineage.before, n->tracker.path, n->tracker.fresh, n->tracker.before};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Collect
+// --- Collect -------------------------------------------------------------------------------------
 
 // What this rank's shard will hold.
 typedef struct ShardPlan {
@@ -83,7 +83,9 @@ typedef struct ShardPlan {
     uint64_t largest;       // slice, bytes
 } ShardPlan;
 
-static uint64_t slice_bytes(const Slice *s) { return (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind); }
+static uint64_t slice_bytes(const Slice *s) {
+    return (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind);
+}
 
 // *tensor: where the search for the slice's tensor begins, and the place of it in the table.
 static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor, Error *err) {
@@ -93,8 +95,10 @@ static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor,
     const Tensor *t = &save->tensors[*tensor];
     bool known = tries < save->tensor_count && (unsigned)s->kind < SLICE_KINDS;
     if (known && slice_fits(t, slice_block(t, s->columns), s->lo, s->hi)) return true;
-    return error_set(err, EXIT_CHECKPOINT, "cannot save %" PRId64 "..%" PRId64 " of tensor '%.200s': there is no such tensor"
-                     " or range; this is a fault of the program", s->lo, s->hi, s->tensor);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "cannot save %" PRId64 "..%" PRId64 " of tensor '%.200s': there is no such tensor"
+                     " or range; this is a fault of the program",
+                     s->lo, s->hi, s->tensor);
 }
 
 static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int tensor) {
@@ -106,14 +110,15 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int t
     strcpy(t->dtype, slice_kind_dtype(s->kind));
     t->dims = 1;
     t->shape[0] = s->hi - s->lo;
-    shard->slices[shard->count] = (ManifestSlice){.tensor = tensor, .kind = s->kind, .block = block, .lo = s->lo, .hi = s->hi};
+    shard->slices[shard->count] =
+        (ManifestSlice){.tensor = tensor, .kind = s->kind, .block = block, .lo = s->lo, .hi = s->hi};
     shard->order[shard->count++] = i;
     shard->bytes += bytes;
     if (bytes > shard->largest) shard->largest = bytes;
 }
 
-// Lists the slices, wide elements first. Whoever made room for a copy of them counted on their own: what does
-// not fit must not be written there.
+// Lists the slices, wide elements first. Whoever made room for a copy of them counted on their own:
+// what does not fit must not be written there.
 static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     size_t room = (size_t)save->slice_count + 1;
     int tensor = 0;
@@ -129,8 +134,10 @@ static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
         }
     }
     if (!save->staging || shard->bytes <= save->staging_bytes) return true;
-    return error_set(err, EXIT_CHECKPOINT, "the slices of a checkpoint take %" PRIu64 " bytes, the memory for their copy holds %" PRIu64
-                     "; this is a fault of the program", shard->bytes, save->staging_bytes);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "the slices of a checkpoint take %" PRIu64
+                     " bytes, the memory for their copy holds %" PRIu64 "; this is a fault of the program",
+                     shard->bytes, save->staging_bytes);
 }
 
 static void free_shard(ShardPlan *shard) {
@@ -140,26 +147,27 @@ static void free_shard(ShardPlan *shard) {
     free(shard->order);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Prepare: rank 0 clears what a killed save left, checks the free space and makes the temporary folder
+// -------------------------------------------------------------------------------------------------
+// Prepare: rank 0 clears what a killed save left, checks the free space and makes the temporary
+// folder
 
 static bool prepare(const Names *n, uint64_t bytes, Error *err) {
-    return durable_make_folders(n->directory, err) && save_folder_clear(n->directory, err) && save_folder_has_room(n->directory, bytes, err) &&
-           durable_make_folders(n->fresh, err);
+    return durable_make_folders(n->directory, err) && save_folder_clear(n->directory, err) &&
+           save_folder_has_room(n->directory, bytes, err) && durable_make_folders(n->fresh, err);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Write
+// --- Write ---------------------------------------------------------------------------------------
 
 static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
-    return text_format("{\"program\":\"sdp4bit.c %s %s\",\"iteration\":\"%" PRId64 "\",\"shard\":\"%d of %d\"}", version_number(), version_commit(),
-                       save->state.iteration, rank, ranks);
+    return text_format("{\"program\":\"sdp4bit.c %s %s\",\"iteration\":\"%" PRId64
+                       "\",\"shard\":\"%d of %d\"}",
+                       version_number(), version_commit(), save->state.iteration, rank, ranks);
 }
 
-// Writes this rank's shard: from the staging memory, or slice by slice through a buffer. No communication, and nothing of the model is touched but
-// through fetch.
-static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, const Names *n, const char *metadata, uint64_t *bytes, uint64_t *xxh3,
-                        Error *err) {
+// Writes this rank's shard: from the staging memory, or slice by slice through a buffer. No
+// communication, and nothing of the model is touched but through fetch.
+static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, const Names *n,
+                        const char *metadata, uint64_t *bytes, uint64_t *xxh3, Error *err) {
     if (!durable_make_folders(n->shard_folder, err)) return false;
     SafeWriter *writer = safe_writer_open(n->shard, shard->tensors, shard->count, metadata, err);
     if (!writer) return false;
@@ -167,7 +175,8 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
     if (save->staging) {
         const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait for this one: it sees progress
         for (uint64_t at = 0; ok && at < shard->bytes; at += piece) {
-            ok = safe_writer_append(writer, (const char *)save->staging + at, shard->bytes - at < piece ? shard->bytes - at : piece, err);
+            ok = safe_writer_append(writer, (const char *)save->staging + at,
+                                    shard->bytes - at < piece ? shard->bytes - at : piece, err);
             heartbeat_moves(save->peers.site);
         }
     } else {
@@ -184,21 +193,23 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
     return false;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Publish
+// --- Publish -------------------------------------------------------------------------------------
 
 // Reads the manifest as a load would: nothing is published that could not be loaded.
 static bool check_manifest(const char *text, size_t bytes, const char *path, Error *err) {
     Manifest manifest;
     if (bytes > MANIFEST_MAX_BYTES)
-        return error_set(err, EXIT_CHECKPOINT, "%s would take %zu bytes, more than can be read back; save with fewer ranks", path, bytes);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s would take %zu bytes, more than can be read back; save with fewer ranks", path,
+                         bytes);
     if (!manifest_parse(&manifest, text, bytes, path, err)) return false;
     bool ok = manifest_check_complete(&manifest, path, err);
     manifest_free(&manifest);
     return ok;
 }
 
-// What a small file holds before it is replaced. A damaged one, which nothing could be learnt from, is as good as none.
+// What a small file holds before it is replaced. A damaged one, which nothing could be learnt from,
+// is as good as none.
 static bool remember(SmallFile *f, uint64_t max_bytes, Error *err) {
     if (!durable_plain_file(f->path, max_bytes)) return true;
     f->before = durable_read_file(f->path, max_bytes, &f->before_bytes, err);
@@ -215,16 +226,21 @@ static void put_back(const SmallFile *f) {
     if (!f->switched) return;
     if (!f->before) {
         unlink(f->path);
-    } else if (durable_write_file(f->fresh, f->before, f->before_bytes, &ignored) && rename(f->fresh, f->path) != 0) {
+    } else if (durable_write_file(f->fresh, f->before, f->before_bytes, &ignored) &&
+               rename(f->fresh, f->path) != 0) {
         unlink(f->fresh);
     }
 }
 
-// The renames. Everything they need is on the disk already. The folder's name is made durable before the list and the tracker name it, and the list before
-// the tracker: the checkpoint that the tracker names is always in the list.
+// The renames. Everything they need is on the disk already. The folder's name is made durable
+// before the list and the tracker name it, and the list before the tracker: the checkpoint that the
+// tracker names is always in the list.
 static bool switch_over(Names *n, Replacement *folder, Error *err) {
-    if (!remember(&n->lineage, LINEAGE_MAX_BYTES, err) || !remember(&n->tracker, CHECKPOINT_TRACKER_MAX_BYTES, err) || !durable_replace(folder, err)) return false;
-    bool ok = durable_sync_folder(n->directory, err) && switch_file(&n->lineage, n->directory, err) && switch_file(&n->tracker, n->directory, err);
+    if (!remember(&n->lineage, LINEAGE_MAX_BYTES, err) ||
+        !remember(&n->tracker, CHECKPOINT_TRACKER_MAX_BYTES, err) || !durable_replace(folder, err))
+        return false;
+    bool ok = durable_sync_folder(n->directory, err) && switch_file(&n->lineage, n->directory, err) &&
+              switch_file(&n->tracker, n->directory, err);
     if (ok) return true;
     put_back(&n->tracker);
     put_back(&n->lineage);
@@ -232,15 +248,18 @@ static bool switch_over(Names *n, Replacement *folder, Error *err) {
     return false;
 }
 
-// Rank 0, after all shards are on the disk: manifest, renames, list, tracker. Replaces an older checkpoint of the same iteration.
-static bool publish(const CheckpointSave *save, Names *n, const char *manifest, size_t bytes, const Lineage *lineage, Error *err) {
+// Rank 0, after all shards are on the disk: manifest, renames, list, tracker. Replaces an older
+// checkpoint of the same iteration.
+static bool publish(const CheckpointSave *save, Names *n, const char *manifest, size_t bytes,
+                    const Lineage *lineage, Error *err) {
     char number[32];
     Replacement folder = {.fresh = n->fresh, .final = n->final, .aside = n->aside};
     int digits = snprintf(number, sizeof number, "%" PRId64, save->state.iteration);
     uint64_t list_bytes;
     char *list = lineage_text(lineage, &list_bytes);
     bool ok = durable_write_file(n->manifest, manifest, bytes, err) && durable_sync_folder(n->fresh, err) &&
-              durable_write_file(n->lineage.fresh, list, list_bytes, err) && durable_write_file(n->tracker.fresh, number, (uint64_t)digits, err) &&
+              durable_write_file(n->lineage.fresh, list, list_bytes, err) &&
+              durable_write_file(n->tracker.fresh, number, (uint64_t)digits, err) &&
               switch_over(n, &folder, err);
     free(list);
     if (!ok) unlink(n->lineage.fresh);
@@ -250,10 +269,10 @@ static bool publish(const CheckpointSave *save, Names *n, const char *manifest, 
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The job
+// --- The job -------------------------------------------------------------------------------------
 
-// Rank 0's result: all ranks' manifest entries, one after another with ",\n" between them (malloc'ed); NULL elsewhere.
+// Rank 0's result: all ranks' manifest entries, one after another with ",\n" between them
+// (malloc'ed); NULL elsewhere.
 static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, size_t *bytes) {
     int rank, ranks, mine = (int)entry_bytes;
     MPI_Comm_rank(peers.comm, &rank);
@@ -278,9 +297,9 @@ static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, 
 typedef enum Phase { PREPARE, WRITE, PUBLISH } Phase;
 
 struct CheckpointJob {
-    CheckpointSave save;   // slices and arguments are the job's own
+    CheckpointSave save;  // slices and arguments are the job's own
     int rank, ranks;
-    Site here;             // the thread's own copy: the caller's goes on with training
+    Site here;  // the thread's own copy: the caller's goes on with training
     ShardPlan shard;
     Names names;
     char *metadata;
@@ -289,12 +308,12 @@ struct CheckpointJob {
     char *entries;                   // all ranks' manifest entries, on rank 0 before it publishes
     size_t entries_bytes;
     Phase phase;
-    bool ok;                         // what came of this rank's part of the phase
+    bool ok;  // what came of this rank's part of the phase
     Error error;
     pthread_t thread;
-    bool threaded;                   // a thread is at work, or has been and is to be joined
+    bool threaded;  // a thread is at work, or has been and is to be joined
     atomic_bool working;
-    FolderNotes notes;               // on rank 0
+    FolderNotes notes;  // on rank 0
 };
 
 // What the user should know about the folder.
@@ -302,12 +321,16 @@ static void describe_folder(CheckpointJob *job, const Lineage *lineage) {
     char others[120];
     const char *directory = job->save.directory;
     if (*lineage->damage) {
-        snprintf(job->notes.damage, sizeof job->notes.damage, "WARNING: %.900s/" LINEAGE_NAME " was damaged: %s; the run's earlier checkpoints were taken by their folders' names",
+        snprintf(job->notes.damage, sizeof job->notes.damage,
+                 "WARNING: %.900s/" LINEAGE_NAME
+                 " was damaged: %s; the run's earlier checkpoints were taken by their folders' names",
                  directory, lineage->damage);
     }
     lineage_others(directory, lineage, others, sizeof others);
     if (*others) {
-        snprintf(job->notes.others, sizeof job->notes.others, "WARNING: %.900s also holds checkpoints of another run or branch (iterations %s), which are neither counted nor removed",
+        snprintf(job->notes.others, sizeof job->notes.others,
+                 "WARNING: %.900s also holds checkpoints of another run or branch (iterations %s), which are "
+                 "neither counted nor removed",
                  directory, others);
     }
 }
@@ -324,7 +347,7 @@ static bool publish_job(CheckpointJob *job) {
     free(text);
     if (ok) describe_folder(job, &lineage);
     // The new checkpoint stands; an old one that cannot be deleted takes space and does no harm.
-    if (ok && !save_folder_prune(save->directory, lineage.iterations, lineage.count, &save->keep, &left))
+    if (ok && !save_folder_prune(save->directory, &lineage, &save->keep, &left))
         snprintf(job->notes.stays, sizeof job->notes.stays, "WARNING: old checkpoints stay: %s", left.what);
     lineage_free(&lineage);
     return ok;
@@ -335,7 +358,8 @@ static void work(CheckpointJob *job) {
     switch (job->phase) {
         case PREPARE: job->ok = prepare(&job->names, job->total, &job->error); break;
         case WRITE:
-            job->ok = write_shard(&job->save, &job->shard, &job->names, job->metadata, &job->file_bytes, &job->file_xxh3, &job->error);
+            job->ok = write_shard(&job->save, &job->shard, &job->names, job->metadata, &job->file_bytes,
+                                  &job->file_xxh3, &job->error);
             break;
         case PUBLISH: job->ok = publish_job(job); break;
     }
@@ -349,7 +373,8 @@ static void *work_on_thread(void *argument) {
     return NULL;
 }
 
-// Ranks other than 0 have no part in the first phase and in the last. Without a thread to be had the work is done at once.
+// Ranks other than 0 have no part in the first phase and in the last. Without a thread to be had
+// the work is done at once.
 static void start_phase(CheckpointJob *job, Phase phase) {
     job->phase = phase;
     job->ok = true;
@@ -376,11 +401,18 @@ static void stage(const CheckpointJob *job) {
 // Collective: rank 0 gets what the manifest is to say of all shards.
 static bool gather(CheckpointJob *job) {
     size_t bytes;
-    ManifestFile file = {.folder = job->names.model, .name = job->names.shard_name, .bytes = job->file_bytes, .xxh3 = job->file_xxh3,
+    ManifestFile file = {.folder = job->names.model,
+                         .name = job->names.shard_name,
+                         .bytes = job->file_bytes,
+                         .xxh3 = job->file_xxh3,
                          .count = job->shard.count};
     char *entry = manifest_file_entry(job->save.tensors, &file, job->shard.slices, &bytes);
-    bool ok = bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
-    if (!ok) error_set(&job->error, EXIT_CHECKPOINT, "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets", bytes);
+    bool ok =
+        bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
+    if (!ok)
+        error_set(&job->error, EXIT_CHECKPOINT,
+                  "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets",
+                  bytes);
     ok = peers_agree(job->save.peers, ok, &job->error, NULL);
     if (ok) job->entries = gather_entries(job->save.peers, entry, bytes, &job->entries_bytes);
     free(entry);

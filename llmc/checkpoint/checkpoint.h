@@ -1,14 +1,14 @@
-// Saving and loading a run. Megatron's directory names and tracker file; per-rank safetensors shards, a
-// manifest with sizes and xxh3 hashes. All is written to a temporary folder, fsynced and renamed, the tracker
-// last. What is saved are slices of named tensors, so that a checkpoint loads in another layout: other
-// numbers of ranks, other groups, other buckets.
+// Saving and loading a run. Megatron's directory names and tracker file; per-rank safetensors
+// shards, a manifest with sizes and xxh3 hashes. All is written to a temporary folder, fsynced and
+// renamed, the tracker last. What is saved are slices of named tensors, so that a checkpoint loads
+// in another layout: other numbers of ranks, other groups, other buckets.
 //
-// saver.c saves through it and train_gpt.cu loads, with zero_slices.c for what is in memory. checkpoint.c
-// saves, checkpoint_load.c loads. manifest.h describes the manifest, safetensors.h the shards, durable.h the
-// care taken with files, save_folder.h what else lies in a --save folder.
+// saver.c saves through it and train_gpt.cu loads, with zero_slices.c for what is in memory.
+// checkpoint.c saves, checkpoint_load.c loads. manifest.h describes the manifest, safetensors.h the
+// shards, durable.h the care taken with files, save_folder.h what else lies in a --save folder.
 //
 //   <save>/latest_checkpointed_iteration.txt    the tracker
-//   <save>/checkpoints_of_run.txt               which of the checkpoints are the run's own (lineage.h)
+//   <save>/checkpoints_of_run.txt               which of the checkpoints are the run's own (save_folder.h)
 //   <save>/iter_0000100/manifest.json           files, sizes, hashes, counters, arguments, parameter table
 //   <save>/iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     tensors "<parameter>|<kind>|<lo>";
 //                                               mp_rank_01_002: tensor rank 1, pipeline rank 2
@@ -28,8 +28,8 @@ typedef struct Columns {
     int64_t first, count;
 } Columns;
 
-// Elements [lo, hi) of the parameter `tensor`, or of some of its columns, flattened row by row. A vector has
-// one column.
+// Elements [lo, hi) of the parameter `tensor`, or of some of its columns, flattened row by row. A
+// vector has one column.
 typedef struct Slice {
     const char *tensor;
     SliceKind kind;
@@ -44,37 +44,39 @@ typedef struct CheckpointSave {
     const Tensor *tensors; int tensor_count;  // all parameters of the model, logical order
     const Slice *slices; int slice_count;     // what this rank saves
     int tensor_rank, pipeline_rank, pipeline_ranks;  // name the folder of this rank's shard; 0 or 1 ranks: no pipeline
-    // Copies slice i to host memory: hi - lo elements, little-endian, packed. Called once per slice that is not
-    // empty. First come the 4-byte kinds, then the 2-byte ones, each in order: so every tensor in the file is
-    // aligned.
+    // Copies slice i to host memory: hi - lo elements, little-endian, packed. Called once per slice
+    // that is not empty. First come the 4-byte kinds, then the 2-byte ones, each in order: so every
+    // tensor in the file is aligned.
     void (*fetch)(void *context, int i, void *host);
     void *context;
-    // For a save in the background: host memory for all of this rank's slices, and its size. Less than the
-    // slices take is a fault of the program and fails. NULL: the caller waits while files are written.
+    // For a save in the background: host memory for all of this rank's slices, and its size. Less
+    // than the slices take is a fault of the program and fails. NULL: the caller waits while files
+    // are written.
     void *staging;
     uint64_t staging_bytes;
-    // In the background fetch only asks for its copy. This returns when all have arrived. NULL: fetch returns
-    // when its copy has.
+    // In the background fetch only asks for its copy. This returns when all have arrived. NULL:
+    // fetch returns when its copy has.
     void (*fetched)(void *context);
     Retention keep;  // older checkpoints that stay; zeros: all
     int64_t before;  // the checkpoint in this folder that the run went on from, or saved last; -1: none
     Peers peers;     // all ranks; its site also for the message when the thread gets no memory
 } CheckpointSave;
 
-// One save, in parts that leave the ranks free in between: begin, then advance until it is done, at the same
-// moments on all ranks, when no rank is busy. Only files are written by a thread, and without staging memory by
-// the caller. What the ranks tell each other goes through the caller's thread. A job that is advanced while it
-// is busy waits.
+// One save, in parts that leave the ranks free in between: begin, then advance until it is done, at
+// the same moments on all ranks, when no rank is busy. Only files are written by a thread, and
+// without staging memory by the caller. What the ranks tell each other goes through the caller's
+// thread. A job that is advanced while it is busy waits.
 typedef struct CheckpointJob CheckpointJob;
-// Collective. The slices of all ranks must not overlap. A kind that is there at all must be there for every
-// element of every tensor. An older checkpoint of the same iteration is replaced. The folder must lie on a file
-// system that all ranks see. Slices and arguments are copied. Until the job is done the tensors must stay, and
-// the staging memory must stay unused. NULL with the same error on every rank, as checkpoint_advance.
+// Collective. The slices of all ranks must not overlap. A kind that is there at all must be there
+// for every element of every tensor. An older checkpoint of the same iteration is replaced. The
+// folder must lie on a file system that all ranks see. Slices and arguments are copied. Until the
+// job is done the tensors must stay, and the staging memory must stay unused. NULL with the same
+// error on every rank, as checkpoint_advance.
 CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err);
 bool checkpoint_busy(const CheckpointJob *job);
-// Collective: the next part. *done: the checkpoint is on the disk and the tracker names it. False: it failed,
-// with the same error on every rank, and nothing under the final names has changed. Errors: EXIT_CHECKPOINT
-// (full disk, permissions).
+// Collective: the next part. *done: the checkpoint is on the disk and the tracker names it. False:
+// it failed, with the same error on every rank, and nothing under the final names has changed.
+// Errors: EXIT_CHECKPOINT (full disk, permissions).
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err);
 const RunState *checkpoint_job_state(const CheckpointJob *job);
 // Once done, on rank 0: WARNING lines about the folder, each empty when there is nothing to say.
@@ -93,32 +95,33 @@ enum {
     NO_CHECKPOINT = -1,          // none there
     CHECKPOINT_UNREADABLE = -2,  // what should say which one is damaged: an error tells more
 };
-// The iteration that the tracker file names. Megatron-LM's word "release" (a checkpoint in <directory>/release)
-// counts as 0. Where the tracker is damaged, lost, or names what is not there: the run's newest checkpoint in
-// the folder, and note is a line that says so (else empty).
-// NO_CHECKPOINT: a folder that is not there, is empty, or holds only what a run writes before its first
-// checkpoint (foreign.h). CHECKPOINT_UNREADABLE with err: there is a tracker, or checkpoints, and none to go on
-// from; or the folder holds something else. Not collective: one rank asks and tells the others.
+// The iteration that the tracker file names. Megatron-LM's word "release" (a checkpoint in
+// <directory>/release) counts as 0. Where the tracker is damaged, lost, or names what is not there:
+// the run's newest checkpoint in the folder, and note is a line that says so (else empty).
+// NO_CHECKPOINT: a folder that is not there, is empty, or holds only what a run writes before its
+// first checkpoint (foreign.h). CHECKPOINT_UNREADABLE with err: there is a tracker, or checkpoints,
+// and none to go on from; or the folder holds something else. Not collective: one rank asks and
+// tells the others.
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err);
-// Opens the checkpoint of *iteration, which the tracker names. When it is damaged or not there: the newest sound
-// one before it in its line (lineage.h). Then *iteration becomes its number and note a line that says what was
-// wrong, with one more when the list of the line is damaged (else empty). NULL with the error of the first one
-// when none is sound (EXIT_CHECKPOINT; names the damaged file).
-// Collective, same result on every rank: rank 0 reads the manifest for all, and the ranks share the work of
-// checking the shards' sizes and hashes. A shard is opened when it is first read, and its header compared with
-// the manifest.
+// Opens the checkpoint of *iteration, which the tracker names. When it is damaged or not there: the
+// newest sound one before it in its line (save_folder.h). Then *iteration becomes its number and
+// note a line that says what was wrong, with one more when the list of the line is damaged (else
+// empty). NULL with the error of the first one when none is sound (EXIT_CHECKPOINT; names the
+// damaged file). Collective, same result on every rank: rank 0 reads the manifest for all, and the
+// ranks share the work of checking the shards' sizes and hashes. A shard is opened when it is first
+// read, and its header compared with the manifest.
 Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note,
                                   size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const RunState *checkpoint_state(const Checkpoint *checkpoint);
 const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
-// That the checkpoint's parameters are the model's: equal names and whole shapes. Else one line that names the
-// first difference.
+// That the checkpoint's parameters are the model's: equal names and whole shapes. Else one line
+// that names the first difference.
 bool checkpoint_check_tensors(const Checkpoint *checkpoint, const Tensor *tensors, int count, Error *err);
 bool checkpoint_has(const Checkpoint *checkpoint, SliceKind kind);  // false for kinds left out by --no-save-optim
-// Reads a slice, gathered from whichever shards hold it, in whatever layout it was saved. Not collective.
-// Errors (EXIT_CHECKPOINT): a tensor or range that is in no shard, weights of a build with another precision, a
-// damaged shard.
+// Reads a slice, gathered from whichever shards hold it, in whatever layout it was saved. Not
+// collective. Errors (EXIT_CHECKPOINT): a tensor or range that is in no shard, weights of a build
+// with another precision, a damaged shard.
 bool checkpoint_read(const Checkpoint *checkpoint, const Slice *slice, void *host, Error *err);
 
 LLMC_END

@@ -1,5 +1,6 @@
-// Loading a checkpoint: see checkpoint.h. Called by train_gpt.cu. The manifest says where every slice lies; shards are opened when they are
-// first read, and stay open as long as there are not too many of them.
+// Loading a checkpoint: see checkpoint.h. Called by train_gpt.cu. The manifest says where every
+// slice lies; shards are opened when they are first read, and stay open as long as there are not
+// too many of them.
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,13 +10,13 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/checkpoint/foreign.h"
-#include "llmc/checkpoint/lineage.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/safetensors.h"
 
 enum { TRACKER_MAX_DIGITS = 15, OPEN_SHARDS = 256 };
 
-// The shards as far as they have been needed. Only a cache: a Checkpoint that is read from stays the same to its users.
+// The shards as far as they have been needed. Only a cache: a Checkpoint that is read from stays
+// the same to its users.
 typedef struct ShardCache {
     SafeFile *files;        // one per file of the manifest; path NULL until the first use, fd -1 while closed
     int open[OPEN_SHARDS];  // ring of the files that are open
@@ -28,8 +29,7 @@ struct Checkpoint {
     ShardCache *cache;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Tracker
+// --- Tracker -------------------------------------------------------------------------------------
 
 static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error *err) {
     char *end = text + strlen(text);
@@ -37,14 +37,19 @@ static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error
     while (end > text && strchr(" \t\r\n", end[-1])) *--end = 0;
     if (whole && strcmp(text, "release") == 0) return 0;
     size_t length = strlen(text);
-    if (whole && length > 0 && length <= TRACKER_MAX_DIGITS && strspn(text, "0123456789") == length) return strtoll(text, NULL, 10);
-    error_set(err, EXIT_CHECKPOINT, "%s holds '%.40s', which is not an iteration; write the number of an iter_ folder into it", path, text);
+    if (whole && length > 0 && length <= TRACKER_MAX_DIGITS && strspn(text, "0123456789") == length)
+        return strtoll(text, NULL, 10);
+    error_set(err, EXIT_CHECKPOINT,
+              "%s holds '%.40s', which is not an iteration; write the number of an iter_ folder into it",
+              path, text);
     return CHECKPOINT_UNREADABLE;
 }
 
-// The folder of an iteration. ".old": the save that was replacing it died half-way (durable_replace). "release": Megatron's name.
+// The folder of an iteration. ".old": the save that was replacing it died half-way
+// (durable_replace). "release": Megatron's name.
 static char *find_folder(const char *directory, int64_t iteration) {
-    char *candidates[] = {text_format("%s/iter_%07" PRId64, directory, iteration), text_format("%s/.iter_%07" PRId64 ".old", directory, iteration),
+    char *candidates[] = {text_format("%s/iter_%07" PRId64, directory, iteration),
+                          text_format("%s/.iter_%07" PRId64 ".old", directory, iteration),
                           text_format("%s/release", directory)};
     int count = iteration == 0 ? 3 : 2, found = 0;
     for (int i = count - 1; i >= 0; i--) {
@@ -55,13 +60,15 @@ static char *find_folder(const char *directory, int64_t iteration) {
     return folder;
 }
 
-// The iteration that the tracker names, NO_CHECKPOINT without one, CHECKPOINT_UNREADABLE with err; then *damaged: it was read, or is no file, and does not name an iteration.
+// The iteration that the tracker names, NO_CHECKPOINT without one, CHECKPOINT_UNREADABLE with err;
+// then *damaged: it was read, or is no file, and does not name an iteration.
 static int64_t read_tracker(const char *directory, bool *damaged, Error *err) {
     char *path = text_format("%s/" CHECKPOINT_TRACKER, directory), *text = NULL;
     uint64_t bytes;
     int64_t iteration = NO_CHECKPOINT;
     *damaged = false;
-    // Only its absence means that there is none: a tracker that cannot be read must not start a run afresh.
+    // Only its absence means that there is none: a tracker that cannot be read must not start a run
+    // afresh.
     struct stat status;
     if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
         bool plain = durable_plain_file(path, CHECKPOINT_TRACKER_MAX_BYTES);
@@ -81,37 +88,47 @@ static bool folder_exists(const char *directory, int64_t iteration) {
     return there;
 }
 
-// The newest of the run's checkpoints that are there, sound or not; NO_CHECKPOINT: there is none of any run; CHECKPOINT_UNREADABLE with err: there are others only.
+// The newest of the run's checkpoints that are there, sound or not; NO_CHECKPOINT: there is none of
+// any run; CHECKPOINT_UNREADABLE with err: there are others only.
 static int64_t newest_of_run(const char *directory, Error *err) {
     Lineage lineage;
     int others;
     if (!lineage_read(directory, &lineage, err)) return CHECKPOINT_UNREADABLE;
-    int64_t newest = lineage_before(&lineage, INT64_MAX);
-    while (newest >= 0 && !folder_exists(directory, newest)) newest = lineage_before(&lineage, newest);
+    int64_t newest = NO_CHECKPOINT;
+    for (int i = lineage.count - 1; i >= 0 && newest < 0; i--) {
+        if (folder_exists(directory, lineage.iterations[i])) newest = lineage.iterations[i];
+    }
     lineage_free(&lineage);
     if (newest >= 0) return newest;
     free(save_folder_list(directory, &others));
     if (others == 0) return NO_CHECKPOINT;
-    error_set(err, EXIT_CHECKPOINT, "%s has checkpoints, but none of those that its " LINEAGE_NAME " lists; write the iteration to go on from into " CHECKPOINT_TRACKER,
+    error_set(err, EXIT_CHECKPOINT,
+              "%s has checkpoints, but none of those that its " LINEAGE_NAME
+              " lists; write the iteration to go on from into " CHECKPOINT_TRACKER,
               directory);
     return CHECKPOINT_UNREADABLE;
 }
 
-// That a folder in which nothing was found may be a run's: not one checkpoint of it, and no file. One that is not there is yet to be made.
+// That a folder in which nothing was found may be a run's: not one checkpoint of it, and no file.
+// One that is not there is yet to be made.
 static bool may_hold_a_run(const char *directory, Error *err) {
     struct stat status;
     if (stat(directory, &status) == 0 && !S_ISDIR(status.st_mode)) {
-        return error_set(err, EXIT_CHECKPOINT, "--load %s is not a folder; give one that a run saved into", directory);
+        return error_set(err, EXIT_CHECKPOINT, "--load %s is not a folder; give one that a run saved into",
+                         directory);
     }
     char *manifest = text_format("%s/" MANIFEST_NAME, directory);
     bool one = durable_exists(manifest);
     free(manifest);
     if (!one) return foreign_refuse(directory, true, err);
-    return error_set(err, EXIT_CHECKPOINT, "--load %s is one checkpoint; give the folder above it, whose " CHECKPOINT_TRACKER
-                     " names the one to load", directory);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "--load %s is one checkpoint; give the folder above it, whose " CHECKPOINT_TRACKER
+                     " names the one to load",
+                     directory);
 }
 
-// That the folder of a tracked iteration may be this program's: it is not there, or no other program's.
+// That the folder of a tracked iteration may be this program's: it is not there, or no other
+// program's.
 static bool may_be_ours(const char *directory, int64_t iteration, Error *err) {
     char *folder = find_folder(directory, iteration), *manifest = text_format("%s/" MANIFEST_NAME, folder);
     bool ok = durable_exists(manifest) || foreign_refuse(folder, false, err);
@@ -131,7 +148,8 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
             newest = newest_of_run(directory, err);
             if (newest == NO_CHECKPOINT && !may_hold_a_run(directory, err)) return CHECKPOINT_UNREADABLE;
             if (newest < 0) return newest;
-            error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;", directory);
+            error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;",
+                      directory);
             break;
         case CHECKPOINT_UNREADABLE:
             // One that the disk does not give up may be sound: the next attempt may read it.
@@ -140,17 +158,21 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
             if (err) *err = lost;
             return CHECKPOINT_UNREADABLE;
         default:
-            // Cut short, or of a checkpoint that was deleted meanwhile: what lies below that number says nothing about where the run stood.
+            // Cut short, or of a checkpoint that was deleted meanwhile: what lies below that number
+            // says nothing about where the run stood.
             newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
             if (newest < 0) return may_be_ours(directory, tracked, err) ? tracked : CHECKPOINT_UNREADABLE;
-            error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64 ", of which no checkpoint is there;", directory, tracked);
+            error_set(&lost, EXIT_CHECKPOINT,
+                      "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64
+                      ", of which no checkpoint is there;",
+                      directory, tracked);
     }
-    snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there", (int)strcspn(lost.what, ";"), lost.what);
+    snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there",
+             (int)strcspn(lost.what, ";"), lost.what);
     return newest;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Opening
+// --- Opening -------------------------------------------------------------------------------------
 
 // Rank 0 reads the file; all get its text (malloc'ed). NULL on all ranks on failure.
 static char *share_file(const char *path, uint64_t *bytes, Peers peers, Error *err) {
@@ -181,14 +203,16 @@ static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *er
     bool ok = stat(path, &status) == 0 || durable_error(err, "find", path);
     if (ok && (!S_ISREG(status.st_mode) || (uint64_t)status.st_size != f->bytes)) {
         ok = error_set(err, EXIT_CHECKPOINT,
-                       "%s is damaged: it has %lld bytes instead of %" PRIu64 "; restore it from a copy or load another checkpoint", path,
-                       (long long)status.st_size, f->bytes);
+                       "%s is damaged: it has %lld bytes instead of %" PRIu64
+                       "; restore it from a copy or load another checkpoint",
+                       path, (long long)status.st_size, f->bytes);
     }
     ok = ok && durable_hash_file(path, &xxh3, hashing_goes_on, work, err);
     if (ok && xxh3 != f->xxh3) {
         ok = error_set(err, EXIT_CHECKPOINT,
-                       "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64 "; restore it from a copy or load another checkpoint", path,
-                       xxh3, f->xxh3);
+                       "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64
+                       "; restore it from a copy or load another checkpoint",
+                       path, xxh3, f->xxh3);
     }
     free(path);
     return ok;
@@ -201,15 +225,19 @@ static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     MPI_Comm_size(peers.comm, &ranks);
     bool ok = true;
     PeersWork work = peers_work(peers);
-    for (int file = rank; ok && file < c->manifest.file_count; file += ranks) ok = check_file(c, file, &work, err) && peers_work_goes_on(&work);
+    for (int file = rank; ok && file < c->manifest.file_count; file += ranks)
+        ok = check_file(c, file, &work, err) && peers_work_goes_on(&work);
     return peers_work_agree(&work, ok, err);
 }
 
-// The manifest must be of the iteration that was asked for: a renamed folder is an error, except Megatron's "release".
+// The manifest must be of the iteration that was asked for: a renamed folder is an error, except
+// Megatron's "release".
 static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *path, Error *err) {
     if (c->manifest.state.iteration == iteration || iteration == 0) return true;
-    return error_set(err, EXIT_CHECKPOINT, "%s is of iteration %" PRId64 ", its folder says %" PRId64 "; give the folder its name back", path,
-                     c->manifest.state.iteration, iteration);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s is of iteration %" PRId64 ", its folder says %" PRId64
+                     "; give the folder its name back",
+                     path, c->manifest.state.iteration, iteration);
 }
 
 static bool read_manifest(Checkpoint *c, int64_t iteration, Peers peers, Error *err) {
@@ -217,7 +245,8 @@ static bool read_manifest(Checkpoint *c, int64_t iteration, Peers peers, Error *
     char *path = text_format("%s/" MANIFEST_NAME, c->folder);
     char *text = share_file(path, &bytes, peers, err);
     // All ranks parse the same text and come to the same result.
-    bool ok = text && manifest_parse(&c->manifest, text, (size_t)bytes, path, err) && check_iteration(c, iteration, path, err);
+    bool ok = text && manifest_parse(&c->manifest, text, (size_t)bytes, path, err) &&
+              check_iteration(c, iteration, path, err);
     free(text);
     free(path);
     return ok;
@@ -228,7 +257,8 @@ static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers pe
     c->folder = find_folder(directory, iteration);
     c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
     if (read_manifest(c, iteration, peers, err) && check_files(c, peers, err)) {
-        c->cache->files = (SafeFile *)xcalloc((size_t)c->manifest.file_count + 1, sizeof(SafeFile), "a checkpoint's open files");
+        c->cache->files = (SafeFile *)xcalloc((size_t)c->manifest.file_count + 1, sizeof(SafeFile),
+                                              "a checkpoint's open files");
         return c;
     }
     checkpoint_close(c);
@@ -241,42 +271,57 @@ typedef struct Older {
     char damage[200];   // of the list of the run's checkpoints
 } Older;
 
-// The checkpoint before `iteration` in the line of the one that was asked for. A checkpoint that is there and not in the list has a line that nobody knows.
-static void find_older(const char *directory, int64_t asked, int64_t iteration, Older *older) {
+// The checkpoint before `iteration` in the line of the one that was asked for. A checkpoint that is
+// there and not in the list has a line that nobody knows.
+static Older find_older(const char *directory, int64_t asked, int64_t iteration) {
     Lineage lineage;
-    memset(older, 0, sizeof *older);
-    older->iteration = NO_CHECKPOINT;
-    if (!lineage_read(directory, &lineage, NULL)) return;
-    memcpy(older->damage, lineage.damage, sizeof older->damage);
-    if (!lineage.listed || lineage_holds(&lineage, asked) || !folder_exists(directory, asked)) older->iteration = lineage_before(&lineage, iteration);
+    Older older = {NO_CHECKPOINT, ""};
+    if (!lineage_read(directory, &lineage, NULL)) return older;
+    memcpy(older.damage, lineage.damage, sizeof older.damage);
+    bool known = !lineage.listed || lineage_holds(&lineage, asked) || !folder_exists(directory, asked);
+    if (known) older.iteration = lineage_before(&lineage, iteration);
     lineage_free(&lineage);
+    return older;
 }
 
 static Older share_older(const char *directory, int64_t asked, int64_t iteration, Peers peers) {
     int rank;
-    Older older;
+    Older older = {NO_CHECKPOINT, ""};
     MPI_Comm_rank(peers.comm, &rank);
-    if (rank == 0) find_older(directory, asked, iteration, &older);
+    if (rank == 0) older = find_older(directory, asked, iteration);
     peers_broadcast(peers, &older, sizeof older, 0);
     return older;
 }
 
-Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note, size_t note_bytes, Error *err) {
+// What is wrong with the checkpoint that was asked for, and which one is taken instead.
+static void describe_fallback(char *note, size_t bytes, int64_t asked, const Error *why, const Older *taken) {
+    int used = snprintf(note, bytes,
+                        "WARNING: the checkpoint of iteration %" PRId64 " cannot be used: %.*s; going on"
+                        " from iteration %" PRId64 " instead",
+                        asked, (int)strcspn(why->what, ";"), why->what, taken->iteration);
+    if (!*taken->damage || (size_t)used >= bytes) return;
+    snprintf(note + used, bytes - (size_t)used,
+             "\nWARNING: " LINEAGE_NAME " is damaged: %s; the checkpoint before"
+             " was found by its folder's name",
+             taken->damage);
+}
+
+Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note,
+                                  size_t note_bytes, Error *err) {
     Error first;
     Older older = {*iteration, ""};
     *note = 0;
     Checkpoint *c = open_exact(directory, *iteration, peers, &first);
-    while (!c && (older = share_older(directory, *iteration, older.iteration, peers)).iteration >= 0) c = open_exact(directory, older.iteration, peers, NULL);
-    if (c && older.iteration != *iteration) {
-        int used = snprintf(note, note_bytes, "WARNING: the checkpoint of iteration %" PRId64 " cannot be used: %.*s; going on from iteration %" PRId64 " instead",
-                            *iteration, (int)strcspn(first.what, ";"), first.what, older.iteration);
-        if (*older.damage && (size_t)used < note_bytes) {
-            snprintf(note + used, note_bytes - (size_t)used, "\nWARNING: " LINEAGE_NAME " is damaged: %s; the checkpoint before was found by its folder's name",
-                     older.damage);
+    while (!c) {
+        older = share_older(directory, *iteration, older.iteration, peers);
+        if (older.iteration < 0) {
+            if (err) *err = first;
+            return NULL;
         }
-        *iteration = older.iteration;
+        c = open_exact(directory, older.iteration, peers, NULL);
     }
-    if (!c && err) *err = first;
+    if (older.iteration != *iteration) describe_fallback(note, note_bytes, *iteration, &first, &older);
+    *iteration = older.iteration;
     return c;
 }
 
@@ -292,8 +337,7 @@ void checkpoint_close(Checkpoint *c) {
     free(c);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// --- Reading -------------------------------------------------------------------------------------
 
 const RunState *checkpoint_state(const Checkpoint *c) { return &c->manifest.state; }
 const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
@@ -313,7 +357,8 @@ static void describe(char *text, size_t bytes, const Tensor *tensors, int count,
     }
     const Tensor *t = &tensors[i];
     int used = snprintf(text, bytes, "'%.200s' (", t->name);
-    for (int d = 0; d < t->dims; d++) used += snprintf(text + used, bytes - (size_t)used, "%s%" PRId64, d ? ", " : "", t->whole[d]);
+    for (int d = 0; d < t->dims; d++)
+        used += snprintf(text + used, bytes - (size_t)used, "%s%" PRId64, d ? ", " : "", t->whole[d]);
     snprintf(text + used, bytes - (size_t)used, ")");
 }
 
@@ -321,20 +366,24 @@ bool checkpoint_check_tensors(const Checkpoint *c, const Tensor *tensors, int co
     const Manifest *m = &c->manifest;
     int longer = count > m->tensor_count ? count : m->tensor_count;
     for (int i = 0; i < longer; i++) {
-        bool equal = i < count && i < m->tensor_count && strcmp(m->tensors[i].name, tensors[i].name) == 0 && m->tensors[i].dims == tensors[i].dims;
-        for (int d = 0; equal && d < tensors[i].dims; d++) equal = m->tensors[i].whole[d] == tensors[i].whole[d];
+        bool equal = i < count && i < m->tensor_count && strcmp(m->tensors[i].name, tensors[i].name) == 0 &&
+                     m->tensors[i].dims == tensors[i].dims;
+        for (int d = 0; equal && d < tensors[i].dims; d++)
+            equal = m->tensors[i].whole[d] == tensors[i].whole[d];
         if (equal) continue;
         char saved[320], ours[320];
         describe(saved, sizeof saved, m->tensors, m->tensor_count, i);
         describe(ours, sizeof ours, tensors, count, i);
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s is of another model: its parameter %d is %s, this model's is %s; use the flags it was saved with or another --load",
+                         "%s is of another model: its parameter %d is %s, this model's is %s; use the flags "
+                         "it was saved with or another --load",
                          c->folder, i, saved, ours);
     }
     return true;
 }
 
-// That a shard's header says what the manifest says: the same slices in the same order, with the same types and places.
+// That a shard's header says what the manifest says: the same slices in the same order, with the
+// same types and places.
 static bool compare_header(const Manifest *m, int file, const SafeFile *safe, Error *err) {
     const ManifestFile *f = &m->files[file];
     bool equal = safe->file_bytes == f->bytes && safe->count == f->count;
@@ -342,13 +391,16 @@ static bool compare_header(const Manifest *m, int file, const SafeFile *safe, Er
         const ManifestSlice *s = &m->slices[f->first + i];
         const SafeTensor *t = &safe->tensors[i];
         char *name = slice_name(&m->tensors[s->tensor], s->kind, s->lo, s->block);
-        equal = strcmp(t->name, name) == 0 && strcmp(t->dtype, s->kind == SLICE_WEIGHT ? m->weight_dtype : "F32") == 0 && t->dims == 1 &&
+        equal = strcmp(t->name, name) == 0 &&
+                strcmp(t->dtype, s->kind == SLICE_WEIGHT ? m->weight_dtype : "F32") == 0 && t->dims == 1 &&
                 t->shape[0] == s->hi - s->lo && t->begin == s->begin;
         free(name);
     }
     if (equal) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s is damaged: its header does not say what the manifest says; restore it from a copy or load another checkpoint", safe->path);
+                     "%s is damaged: its header does not say what the manifest says; restore it from a copy "
+                     "or load another checkpoint",
+                     safe->path);
 }
 
 static bool open_first_time(const Checkpoint *c, int file, Error *err) {
@@ -383,18 +435,24 @@ static const SafeFile *open_shard(const Checkpoint *c, int file, Error *err) {
 
 static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *err) {
     if (tensor < 0)
-        return error_set(err, EXIT_CHECKPOINT, "%s holds no tensor '%.200s'; use the flags it was saved with or another --load",
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s holds no tensor '%.200s'; use the flags it was saved with or another --load",
                          c->folder, s->tensor);
     const Tensor *t = &c->manifest.tensors[tensor];
     Columns block = slice_block(t, s->columns);
     if (!slice_fits(t, block, s->lo, s->hi)) {
-        return error_set(err, EXIT_CHECKPOINT, "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
-                         " asked of tensor '%.200s', which has %" PRId64 " x %" PRId64 "; this is a fault of the program",
-                         c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0], t->whole[1]);
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
+            " asked of tensor '%.200s', which has %" PRId64 " x %" PRId64 "; this is a fault of the program",
+            c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0], t->whole[1]);
     }
     if (s->kind == SLICE_WEIGHT && strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
-        return error_set(err, EXIT_CHECKPOINT, "%s holds weights in %s, this program keeps them in %s; load it with a program of the"
-                         " same precision", c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "%s holds weights in %s, this program keeps them in %s; load it with a program of the"
+            " same precision",
+            c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
     }
     return true;
 }
@@ -405,19 +463,21 @@ typedef struct Run {
     int64_t at, count;          // in the block of `from`
 } Run;
 
-// The run that begins at element `at` of the block that is asked for. Where the file's block is another one it
-// ends with the row at the latest.
+// The run that begins at element `at` of the block that is asked for. Where the file's block is
+// another one it ends with the row at the latest.
 static Run run_at(const Manifest *m, int tensor, const Slice *s, Columns block, int64_t at) {
     int64_t row = at / block.count, column = block.first + at % block.count;
     int i = manifest_first_slice(m, tensor, s->kind, row, column);
     if (i >= m->slice_count) return (Run){NULL, 0, 0};
     const ManifestSlice *from = &m->slices[m->order[i]];
     Run run = {from, row * from->block.count + column - from->block.first, s->hi - at};
-    bool here = from->tensor == tensor && from->kind == s->kind && from->block.first <= column && from->lo <= run.at;
+    bool here =
+        from->tensor == tensor && from->kind == s->kind && from->block.first <= column && from->lo <= run.at;
     if (!here) return (Run){NULL, 0, 0};
     if (run.count > from->hi - run.at) run.count = from->hi - run.at;
     if (from->block.first == block.first && from->block.count == block.count) return run;
-    int64_t ours = block.first + block.count - column, theirs = from->block.first + from->block.count - column;
+    int64_t ours = block.first + block.count - column,
+            theirs = from->block.first + from->block.count - column;
     if (run.count > ours) run.count = ours;
     if (run.count > theirs) run.count = theirs;
     return run;
@@ -427,8 +487,11 @@ static bool read_run(const Checkpoint *c, const Run *run, const char *tensor, vo
     const ManifestSlice *from = run->from;
     uint64_t width = (uint64_t)slice_kind_bytes(from->kind);
     const SafeFile *shard = open_shard(c, from->file, err);
-    SafeTensor where = {.name = (char *)tensor, .begin = from->begin, .end = from->begin + (uint64_t)(from->hi - from->lo) * width};
-    return shard && safe_read(shard, &where, (uint64_t)(run->at - from->lo) * width, host, (uint64_t)run->count * width, err);
+    SafeTensor where = {.name = (char *)tensor,
+                        .begin = from->begin,
+                        .end = from->begin + (uint64_t)(from->hi - from->lo) * width};
+    return shard && safe_read(shard, &where, (uint64_t)(run->at - from->lo) * width, host,
+                              (uint64_t)run->count * width, err);
 }
 
 bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err) {
@@ -440,10 +503,13 @@ bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err
     for (int64_t at = s->lo; at < s->hi; at += run.count) {
         run = run_at(m, tensor, s, block, at);
         if (!run.from) {
-            return error_set(err, EXIT_CHECKPOINT, "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64
-                             "..%" PRId64 "); load another checkpoint", c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
+            return error_set(err, EXIT_CHECKPOINT,
+                             "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64
+                             "..%" PRId64 "); load another checkpoint",
+                             c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
         }
-        if (!read_run(c, &run, s->tensor, (char *)host + (at - s->lo) * slice_kind_bytes(s->kind), err)) return false;
+        if (!read_run(c, &run, s->tensor, (char *)host + (at - s->lo) * slice_kind_bytes(s->kind), err))
+            return false;
     }
     return true;
 }

@@ -15,7 +15,8 @@ typedef struct Row {
     const char *pattern, *what;
 } Row;
 
-// Names of files, wherever they lie below the folder, and what they tell. The first row that fits counts.
+// Names of files, wherever they lie below the folder, and what they tell. The first row that fits
+// counts.
 static const Row OURS[] = {
     {"shard_*_of_*.safetensors", "a checkpoint of this program that lacks its manifest.json"},
     {".iter_*.old", "a checkpoint of this program that a save was replacing when it died"},
@@ -40,8 +41,8 @@ static const Row OTHERS[] = {
 
 // What a run, its scripts and the file system put into a folder before there is a checkpoint.
 static const char *const FRESH[] = {
-    ".*",    "progress.txt", "*.txt", "*.log", "*.out", "*.err", "*.jsonl", "*.args", "*.sh", "*.csv",
-    "*.svg", "*.png",        "*.md",  "log",   "out",   "err",   "core*",   "events.out.tfevents.*",
+    ".*",    "progress.txt", "*.txt", "*.log", "*.out", "*.err", "*.jsonl", "*.args", "*.sh",
+    "*.csv", "*.svg",        "*.png", "*.md",  "log",   "out",   "err",     "core*",  "events.out.tfevents.*",
 };
 
 static const char *known(const Row *rows, size_t count, const char *name) {
@@ -60,7 +61,8 @@ static bool fresh(const char *name) {
 
 static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
 
-// Folders whose contents do not count: what killed saves and deletions left, and the file system's own.
+// Folders whose contents do not count: what killed saves and deletions left, and the file system's
+// own.
 static bool passed_over(const char *name) {
     static const char *const names[] = {".iter_*.tmp", ".iter_*.del", "lost+found"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -69,8 +71,8 @@ static bool passed_over(const char *name) {
     return false;
 }
 
-// Walks the tree until something known is found. *what: what it is, NULL: nothing known. *path: where it
-// lies, or the first file that no fresh run has; NULL: none.
+// Walks the tree until something known is found. *what: what it is, NULL: nothing known. *path:
+// where it lies, or the first file that no fresh run has; NULL: none.
 static bool look(FTS *tree, bool also_ours, const char **what, char **path, Error *err) {
     size_t above = 0;
     int entries = 0;
@@ -105,7 +107,8 @@ bool foreign_refuse(const char *folder, bool unless_fresh, Error *err) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "--load %s holds %s (%s), which this program cannot load; give a folder that it saved"
                        " into, or a new one to start from scratch",
-                       folder, what ? what : "no checkpoint, but what no run writes before its first one", path);
+                       folder, what ? what : "no checkpoint, but what no run writes before its first one",
+                       path);
     }
     free(path);
     return ok;

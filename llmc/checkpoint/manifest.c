@@ -16,8 +16,8 @@
 enum { FORMAT_VERSION = 2, TAIL_BYTES = 29 };
 #define MAX_ELEMENTS ((int64_t)1 << 48)
 
-// The state's fields, for writing and reading alike. A field left out here would be lost at resume: the
-// table's size is checked below.
+// The state's fields, for writing and reading alike. A field left out here would be lost at resume:
+// the table's size is checked below.
 typedef struct StateField {
     const char *name;
     size_t offset;
@@ -62,37 +62,43 @@ Columns slice_block(const Tensor *t, Columns columns) {
 }
 
 bool slice_fits(const Tensor *t, Columns block, int64_t lo, int64_t hi) {
-    return block.count >= 1 && block.count <= t->whole[1] && block.first >= 0 && block.first <= t->whole[1] - block.count &&
-           lo >= 0 && lo <= hi && hi <= t->whole[0] * block.count;
+    return block.count >= 1 && block.count <= t->whole[1] && block.first >= 0 &&
+           block.first <= t->whole[1] - block.count && lo >= 0 && lo <= hi && hi <= t->whole[0] * block.count;
 }
 
 char *slice_name(const Tensor *t, SliceKind kind, int64_t lo, Columns block) {
     if (block.count == t->whole[1]) return text_format("%s|%s|%" PRId64, t->name, slice_kind_name(kind), lo);
-    return text_format("%s|%s|%" PRId64 "|%" PRId64 "+%" PRId64, t->name, slice_kind_name(kind), lo, block.first, block.count);
+    return text_format("%s|%s|%" PRId64 "|%" PRId64 "+%" PRId64, t->name, slice_kind_name(kind), lo,
+                       block.first, block.count);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// --- Writing -------------------------------------------------------------------------------------
 
 static FILE *open_text(char **text, size_t *bytes) {
     FILE *out = open_memstream(text, bytes);
-    if (!out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
+    if (!out)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
     return out;
 }
 
 static void close_text(FILE *out) {
-    if (fclose(out) != 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
+    if (fclose(out) != 0)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
 }
 
-char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices, size_t *bytes) {
+char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices,
+                          size_t *bytes) {
     char *text = NULL;
     FILE *out = open_text(&text, bytes);
-    fprintf(out, "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64 "\", \"slices\": [",
+    fprintf(out,
+            "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64
+            "\", \"slices\": [",
             file->folder, file->name, file->bytes, file->xxh3);
     for (int i = 0; i < file->count; i++) {
         const ManifestSlice *s = &slices[i];
         fprintf(out, "%s[%d,%d,%" PRId64 ",%" PRId64, i ? "," : "", s->tensor, s->kind, s->lo, s->hi);
-        if (s->block.count < tensors[s->tensor].whole[1]) fprintf(out, ",%" PRId64 ",%" PRId64, s->block.first, s->block.count);
+        if (s->block.count < tensors[s->tensor].whole[1])
+            fprintf(out, ",%" PRId64 ",%" PRId64, s->block.first, s->block.count);
         fputc(']', out);
     }
     fprintf(out, "]}");
@@ -125,7 +131,8 @@ static void write_tensors(FILE *out, const CheckpointSave *save) {
         fprintf(out, "]}%s\n", i + 1 < save->tensor_count ? "," : "");
     }
     fprintf(out, "],\n\"kinds\": [");
-    for (int k = 0; k < SLICE_KINDS; k++) fprintf(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
+    for (int k = 0; k < SLICE_KINDS; k++)
+        fprintf(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
     fprintf(out, "],\n");
 }
 
@@ -134,15 +141,19 @@ static void tail_text(char tail[TAIL_BYTES + 1], const void *text, size_t bytes)
     snprintf(tail, TAIL_BYTES + 1, "\"xxh3\": \"%016" PRIx64 "\"\n}\n", XXH3_64bits(text, bytes));
 }
 
-char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes, size_t *bytes) {
+char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes,
+                    size_t *bytes) {
     char *text = NULL, libraries[512], tail[TAIL_BYTES + 1];
     FILE *out = open_text(&text, bytes);
     version_libraries(libraries, sizeof libraries);
-    fprintf(out, "{\n\"format\": \"%s\", \"version\": %d,\n\"program\": \"sdp4bit.c %s\", \"commit\": ", FORMAT, FORMAT_VERSION, version_number());
+    fprintf(out,
+            "{\n\"format\": \"%s\", \"version\": %d,\n\"program\": \"sdp4bit.c %s\", \"commit\": ", FORMAT,
+            FORMAT_VERSION, version_number());
     json_write_string(out, version_commit());
     fprintf(out, ", \"libraries\": ");
     json_write_string(out, libraries);
-    fprintf(out, ",\n\"world_size\": %d, \"weight_dtype\": \"%s\",\n", world_size, slice_kind_dtype(SLICE_WEIGHT));
+    fprintf(out, ",\n\"world_size\": %d, \"weight_dtype\": \"%s\",\n", world_size,
+            slice_kind_dtype(SLICE_WEIGHT));
     write_state(out, &save->state);
     fprintf(out, "\"arguments\": %s,\n", save->arguments_json ? save->arguments_json : "{}");
     write_tensors(out, save);
@@ -156,11 +167,11 @@ char *manifest_text(const CheckpointSave *save, int world_size, const char *entr
     return text;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// --- Reading -------------------------------------------------------------------------------------
 
 static bool damaged(Error *err, const char *path, const char *fault) {
-    return error_set(err, EXIT_CHECKPOINT, "%s is damaged: %s; restore it from a copy or load another checkpoint", path, fault);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s is damaged: %s; restore it from a copy or load another checkpoint", path, fault);
 }
 
 static const char *parse_state(const cJSON *state, RunState *out) {
@@ -177,7 +188,8 @@ static const char *parse_state(const cJSON *state, RunState *out) {
         }
         const char *text = json_member_string(state, STATE[i].name);
         double value = text ? strtod(text, &end) : 0;
-        if (!text || !*text || *end || !isfinite(value)) return "a number in \"state\" is missing or malformed";
+        if (!text || !*text || *end || !isfinite(value))
+            return "a number in \"state\" is missing or malformed";
         *(double *)field = value;
     }
     return NULL;
@@ -188,11 +200,13 @@ static int compare_tensor_names(const void *a, const void *b) {
 }
 
 static bool tensor_names_differ(const Manifest *m) {
-    const Tensor **sorted = (const Tensor **)xcalloc((size_t)m->tensor_count + 1, sizeof *sorted, "parameter names");
+    const Tensor **sorted =
+        (const Tensor **)xcalloc((size_t)m->tensor_count + 1, sizeof *sorted, "parameter names");
     for (int i = 0; i < m->tensor_count; i++) sorted[i] = &m->tensors[i];
     qsort(sorted, (size_t)m->tensor_count, sizeof *sorted, compare_tensor_names);
     bool differ = true;
-    for (int i = 1; i < m->tensor_count && differ; i++) differ = compare_tensor_names(&sorted[i - 1], &sorted[i]) != 0;
+    for (int i = 1; i < m->tensor_count && differ; i++)
+        differ = compare_tensor_names(&sorted[i - 1], &sorted[i]) != 0;
     free(sorted);
     return differ;
 }
@@ -206,7 +220,8 @@ static const char *parse_tensor(const cJSON *item, Tensor *t) {
     int64_t elements = 1;
     t->whole[0] = t->whole[1] = 1;
     cJSON_ArrayForEach(size, shape) {
-        if (t->dims == 2 || !json_int64(size, 1, JSON_INT_MAX, &t->whole[t->dims])) return "a tensor's shape is malformed";
+        if (t->dims == 2 || !json_int64(size, 1, JSON_INT_MAX, &t->whole[t->dims]))
+            return "a tensor's shape is malformed";
         bool too_many = __builtin_mul_overflow(elements, t->whole[t->dims++], &elements);
         if (too_many || elements > MAX_ELEMENTS) return "a tensor's shape is impossible";
     }
@@ -215,7 +230,8 @@ static const char *parse_tensor(const cJSON *item, Tensor *t) {
 
 static const char *parse_tensors(const cJSON *list, Manifest *m) {
     if (!cJSON_IsArray(list)) return "it has no list of tensors";
-    m->tensors = (Tensor *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->tensors, "a checkpoint's parameter table");
+    m->tensors = (Tensor *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->tensors,
+                                   "a checkpoint's parameter table");
     for (const cJSON *item = list->child; item; item = item->next) {
         const char *fault = parse_tensor(item, &m->tensors[m->tensor_count++]);
         if (fault) return fault;
@@ -228,7 +244,9 @@ static const char *parse_kinds(const cJSON *list, Manifest *m) {
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > SLICE_KINDS) return unknown;
     for (const cJSON *item = list->child; item; item = item->next) {
         int k = 0;
-        while (k < SLICE_KINDS && cJSON_IsString(item) && strcmp(item->valuestring, slice_kind_name((SliceKind)k)) != 0) k++;
+        while (k < SLICE_KINDS && cJSON_IsString(item) &&
+               strcmp(item->valuestring, slice_kind_name((SliceKind)k)) != 0)
+            k++;
         if (!cJSON_IsString(item) || k == SLICE_KINDS) return unknown;
         m->kinds[m->kind_count++] = (SliceKind)k;
     }
@@ -236,7 +254,9 @@ static const char *parse_kinds(const cJSON *list, Manifest *m) {
 }
 
 // A name that cannot lead out of the checkpoint's folder.
-static bool plain_name(const char *name) { return name && *name && *name != '.' && !strchr(name, '/') && strlen(name) <= 200; }
+static bool plain_name(const char *name) {
+    return name && *name && *name != '.' && !strchr(name, '/') && strlen(name) <= 200;
+}
 
 static bool parse_hash(const char *text, uint64_t *hash) {
     if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) return false;
@@ -260,7 +280,8 @@ static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s)
     s->lo = number[2];
     s->hi = number[3];
     s->block = count == 6 ? (Columns){number[4], number[5]} : slice_block(t, (Columns){0, 0});
-    return s->lo < s->hi && slice_fits(t, s->block, s->lo, s->hi) ? NULL : "a slice's range lies outside its tensor";
+    return s->lo < s->hi && slice_fits(t, s->block, s->lo, s->hi) ? NULL
+                                                                  : "a slice's range lies outside its tensor";
 }
 
 static const char *parse_slices(const cJSON *list, Manifest *m, int file, int weight_bytes) {
@@ -292,7 +313,8 @@ static const char *parse_file(const cJSON *item, Manifest *m, int weight_bytes) 
     if (!json_member_int64(item, "bytes", 0, JSON_INT_MAX, &bytes)) return "a file has no size";
     if (!parse_hash(json_member_string(item, "xxh3"), &f->xxh3)) return "a file has no hash";
     f->bytes = (uint64_t)bytes;
-    return cJSON_IsArray(slices) ? parse_slices(slices, m, m->file_count - 1, weight_bytes) : "a file has no slices";
+    return cJSON_IsArray(slices) ? parse_slices(slices, m, m->file_count - 1, weight_bytes)
+                                 : "a file has no slices";
 }
 
 static const char *parse_files(const cJSON *list, Manifest *m) {
@@ -300,8 +322,10 @@ static const char *parse_files(const cJSON *list, Manifest *m) {
     if (!cJSON_IsArray(list)) return "it has no list of files";
     int64_t slices = 0;
     const cJSON *item;
-    cJSON_ArrayForEach(item, list) slices += cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(item, "slices"));
-    m->files = (ManifestFile *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->files, "a checkpoint's file table");
+    cJSON_ArrayForEach(item, list) slices +=
+        cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(item, "slices"));
+    m->files = (ManifestFile *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->files,
+                                       "a checkpoint's file table");
     m->slices = (ManifestSlice *)xcalloc((size_t)slices + 1, sizeof *m->slices, "a checkpoint's slice table");
     cJSON_ArrayForEach(item, list) {
         const char *fault = parse_file(item, m, weight_bytes);
@@ -311,7 +335,8 @@ static const char *parse_files(const cJSON *list, Manifest *m) {
 }
 
 static int compare_slices(const void *a, const void *b, void *context) {
-    const ManifestSlice *slices = (const ManifestSlice *)context, *x = &slices[*(const int *)a], *y = &slices[*(const int *)b];
+    const ManifestSlice *slices = (const ManifestSlice *)context, *x = &slices[*(const int *)a],
+                        *y = &slices[*(const int *)b];
     if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
     if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
     if (x->block.first != y->block.first) return x->block.first < y->block.first ? -1 : 1;
@@ -338,11 +363,13 @@ static const char *sort_slices(Manifest *m) {
 static const char *parse_members(Manifest *m, const cJSON *object) {
     const char *dtype = json_member_string(object, "weight_dtype");
     const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(object, "arguments");
-    if (!dtype || (strcmp(dtype, "BF16") != 0 && strcmp(dtype, "F32") != 0)) return "its weight_dtype is neither BF16 nor F32";
+    if (!dtype || (strcmp(dtype, "BF16") != 0 && strcmp(dtype, "F32") != 0))
+        return "its weight_dtype is neither BF16 nor F32";
     strcpy(m->weight_dtype, dtype);
     if (!cJSON_IsObject(arguments)) return "it has no arguments";
     char *text = cJSON_PrintUnformatted(arguments);
-    if (!text) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's arguments; use a larger machine");
+    if (!text)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's arguments; use a larger machine");
     m->arguments = xstrdup(text);
     cJSON_free(text);
     const char *fault = parse_state(cJSON_GetObjectItemCaseSensitive(object, "state"), &m->state);
@@ -356,10 +383,13 @@ static const char *parse_members(Manifest *m, const cJSON *object) {
 static bool check_format(const cJSON *object, const char *path, Error *err) {
     const char *format = json_member_string(object, "format");
     int64_t version;
-    if (!format || strcmp(format, FORMAT) != 0 || !json_member_int64(object, "version", 1, JSON_INT_MAX, &version))
+    if (!format || strcmp(format, FORMAT) != 0 ||
+        !json_member_int64(object, "version", 1, JSON_INT_MAX, &version))
         return damaged(err, path, "it is not a manifest of this program");
     if (version <= FORMAT_VERSION) return true;
-    return error_set(err, EXIT_CHECKPOINT, "%s has format version %" PRId64 ", this program reads up to %d; use the newer program that wrote it",
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s has format version %" PRId64
+                     ", this program reads up to %d; use the newer program that wrote it",
                      path, version, FORMAT_VERSION);
 }
 
@@ -368,7 +398,8 @@ bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const ch
     memset(manifest, 0, sizeof *manifest);
     if (bytes < TAIL_BYTES) return damaged(err, path, "it ends early");
     tail_text(tail, text, bytes - TAIL_BYTES);
-    if (memcmp(tail, text + bytes - TAIL_BYTES, TAIL_BYTES) != 0) return damaged(err, path, "its text does not match its own hash");
+    if (memcmp(tail, text + bytes - TAIL_BYTES, TAIL_BYTES) != 0)
+        return damaged(err, path, "its text does not match its own hash");
     cJSON *object = json_parse_object(text, bytes);
     if (!object) return damaged(err, path, "it is not a JSON object");
     bool ok = check_format(object, path, err);
@@ -393,8 +424,7 @@ void manifest_free(Manifest *m) {
     memset(m, 0, sizeof *m);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Looking up
+// --- Looking up ----------------------------------------------------------------------------------
 
 int manifest_find_tensor(const Manifest *m, const char *name) {
     for (int i = 0; i < m->tensor_count; i++) {
@@ -414,18 +444,22 @@ int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int64_t 
                       : in_block >= s->block.count ? true
                       : in_block < 0               ? false
                                                    : s->hi <= row * s->block.count + in_block;
-        if (before) low = middle + 1;
-        else high = middle;
+        if (before)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low;
 }
 
-// The first element of the whole tensor that no slice of the kind holds; their number when none is missing.
+// The first element of the whole tensor that no slice of the kind holds; their number when none is
+// missing.
 static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind) {
     const Tensor *t = &m->tensors[tensor];
     Columns block = {0, t->whole[1]};
     int64_t next = 0;  // in the block
-    for (int i = manifest_first_slice(m, tensor, kind, 0, 0); i < m->slice_count && block.first < t->whole[1]; i++) {
+    for (int i = manifest_first_slice(m, tensor, kind, 0, 0); i < m->slice_count && block.first < t->whole[1];
+         i++) {
         const ManifestSlice *s = &m->slices[m->order[i]];
         if (s->tensor != tensor || s->kind != kind || s->block.first != block.first || s->lo != next) break;
         block = s->block;
@@ -446,8 +480,10 @@ bool manifest_check_complete(const Manifest *m, const char *path, Error *err) {
         for (int k = 0; k < SLICE_KINDS; k++) {
             int64_t hole = there[k] ? first_hole(m, t, (SliceKind)k) : elements;
             if (hole == elements) continue;
-            return error_set(err, EXIT_CHECKPOINT, "%s: no rank's slices hold %s of '%s' from element %" PRId64 " of %" PRId64
-                             "; this is a fault of the program", path, slice_kind_name((SliceKind)k), m->tensors[t].name, hole, elements);
+            return error_set(err, EXIT_CHECKPOINT,
+                             "%s: no rank's slices hold %s of '%s' from element %" PRId64 " of %" PRId64
+                             "; this is a fault of the program",
+                             path, slice_kind_name((SliceKind)k), m->tensors[t].name, hole, elements);
         }
     }
     return true;

@@ -1,6 +1,6 @@
-// manifest.json of a checkpoint: what was saved, by which program, in which files. Written by checkpoint.c,
-// read by checkpoint_load.c. Read as hostile input: sizes, ranges and names are checked, file names are
-// plain names, and the text carries its own hash.
+// manifest.json of a checkpoint: what was saved, by which program, in which files. Written by
+// checkpoint.c, read by checkpoint_load.c. Read as hostile input: sizes, ranges and names are
+// checked, file names are plain names, and the text carries its own hash.
 //
 //   {"format": "sdp4bit.c checkpoint", "version": 2, "program": "...", "commit": "...", "libraries": "...",
 //    "world_size": 4, "weight_dtype": "BF16",
@@ -13,18 +13,20 @@
 //               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count], ...]}, ...],
 //    "xxh3": "0123456789abcdef"}                                      of all text before this last line
 //
-// Slices stand in the order of their data in the file. Tensor and kind are places in the lists above.
+// Slices stand in the order of their data in the file. Tensor and kind are places in the lists
+// above.
 //
-// A slice is a flat range [lo, hi) of a block of columns (Slice in checkpoint.h). Four numbers: the block is
-// the whole tensor. That serves tensors that nobody splits, and those that tensor parallelism splits by rows:
-// a rank's rows are one range. Six numbers: the block is columns [first, first + count), which a rank holds of
-// a tensor that is split by columns, and ZeRO's share of it is a range. Blocks of one tensor and kind are
-// equal or have no column in common. Whoever loads asks for a range of a block of its own, in whatever layout.
+// A slice is a flat range [lo, hi) of a block of columns (Slice in checkpoint.h). Four numbers: the
+// block is the whole tensor. That serves tensors that nobody splits, and those that tensor
+// parallelism splits by rows: a rank's rows are one range. Six numbers: the block is columns
+// [first, first + count), which a rank holds of a tensor that is split by columns, and ZeRO's share
+// of it is a range. Blocks of one tensor and kind are equal or have no column in common. Whoever
+// loads asks for a range of a block of its own, in whatever layout.
 //
-// Kinds are found by name, so a new kind is a new row of SliceKind's table in llmc/state/tensor.c. State that
-// belongs to a rank, and loads on the same rank of the same layout only, wants two things more: a column of
-// that table that says so, and `file` as a key of the order below, because every rank then holds the same
-// tensor. Old checkpoints do not change with either.
+// Kinds are found by name, so a new kind is a new row of SliceKind's table in llmc/state/tensor.c.
+// State that belongs to a rank, and loads on the same rank of the same layout only, wants two
+// things more: a column of that table that says so, and `file` as a key of the order below, because
+// every rank then holds the same tensor. Old checkpoints do not change with either.
 //
 // Version 1 had four numbers only. It is read as it is.
 #pragma once
@@ -62,16 +64,16 @@ typedef struct Manifest {
 
 // safetensors dtype of a kind's elements: "F32", or for weights this build's floatX.
 const char *slice_kind_dtype(SliceKind kind);
-// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>", and "|<first>+<count>" behind it
-// where the block is not the whole tensor. malloc'ed.
+// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>", and "|<first>+<count>"
+// behind it where the block is not the whole tensor. malloc'ed.
 char *slice_name(const Tensor *tensor, SliceKind kind, int64_t lo, Columns block);
 // A slice's block in numbers: where it says all columns, how many there are.
 Columns slice_block(const Tensor *tensor, Columns columns);
 // That the tensor has this block, and the block this range; lo = hi is allowed.
 bool slice_fits(const Tensor *tensor, Columns block, int64_t lo, int64_t hi);
 
-// One entry of "files" for a shard (malloc'ed, *bytes long): its folder, name, size, hash and slices
-// (file->count), in the order of their data.
+// One entry of "files" for a shard (malloc'ed, *bytes long): its folder, name, size, hash and
+// slices (file->count), in the order of their data.
 char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices, size_t *bytes);
 // The whole manifest (malloc'ed, *bytes long) around the files' entries, separated by ",\n".
 char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes,
@@ -79,14 +81,14 @@ char *manifest_text(const CheckpointSave *save, int world_size, const char *entr
 
 // path: for messages. EXIT_CHECKPOINT names the fault.
 bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const char *path, Error *err);
-// That every kind which is there at all is there for every element of every tensor. Else names the first
-// tensor and element that is missing.
+// That every kind which is there at all is there for every element of every tensor. Else names the
+// first tensor and element that is missing.
 bool manifest_check_complete(const Manifest *manifest, const char *path, Error *err);
 void manifest_free(Manifest *manifest);
 // Index of a tensor, or -1.
 int manifest_find_tensor(const Manifest *manifest, const char *name);
-// Position in `order` of the first slice of (tensor, kind) that ends behind this element. It need not hold
-// the element, may belong to another tensor or kind, or be slice_count.
+// Position in `order` of the first slice of (tensor, kind) that ends behind this element. It need
+// not hold the element, may belong to another tensor or kind, or be slice_count.
 int manifest_first_slice(const Manifest *manifest, int tensor, SliceKind kind, int64_t row, int64_t column);
 
 LLMC_END

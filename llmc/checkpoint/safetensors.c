@@ -33,7 +33,8 @@ int safe_dtype_bytes(const char *dtype) {
     return 0;
 }
 
-// Bytes of a tensor, from its dtype and shape, in *bytes; false when they are no dtype or shape, or too many to be true.
+// Bytes of a tensor, from its dtype and shape, in *bytes; false when they are no dtype or shape, or
+// too many to be true.
 static bool tensor_bytes(const SafeTensor *t, uint64_t *bytes) {
     uint64_t product = (uint64_t)safe_dtype_bytes(t->dtype);
     if (product == 0 || t->dims < 0 || t->dims > SAFE_DIMS) return false;
@@ -44,7 +45,9 @@ static bool tensor_bytes(const SafeTensor *t, uint64_t *bytes) {
     return product <= INT64_MAX;
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 // A name that occurs twice, or NULL.
 static const char *repeated_name(const SafeTensor *tensors, int count) {
@@ -59,15 +62,18 @@ static const char *repeated_name(const SafeTensor *tensors, int count) {
     return repeated;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Reader
+// --- Reader --------------------------------------------------------------------------------------
 
 static bool damaged(Error *err, const char *path, const char *name, const char *fault) {
     if (!name)
-        return error_set(err, EXIT_CHECKPOINT, "%s is not a sound safetensors file: %s; restore it from a copy or load another checkpoint", path,
-                         fault);
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "%s is not a sound safetensors file: %s; restore it from a copy or load another checkpoint", path,
+            fault);
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s is not a sound safetensors file: tensor '%.200s': %s; restore it from a copy or load another checkpoint", path, name, fault);
+                     "%s is not a sound safetensors file: tensor '%.200s': %s; restore it from a copy or "
+                     "load another checkpoint",
+                     path, name, fault);
 }
 
 static const char *parse_shape(const cJSON *list, SafeTensor *t) {
@@ -75,7 +81,8 @@ static const char *parse_shape(const cJSON *list, SafeTensor *t) {
     const cJSON *size;
     cJSON_ArrayForEach(size, list) {
         if (t->dims == SAFE_DIMS) return "it has more than four dimensions";
-        if (!json_int64(size, 0, JSON_INT_MAX, &t->shape[t->dims++])) return "its shape is not a list of sizes";
+        if (!json_int64(size, 0, JSON_INT_MAX, &t->shape[t->dims++]))
+            return "its shape is not a list of sizes";
     }
     return NULL;
 }
@@ -92,23 +99,28 @@ static const char *parse_tensor(const cJSON *item, uint64_t data_bytes, SafeTens
     const char *fault = parse_shape(cJSON_GetObjectItemCaseSensitive(item, "shape"), t);
     if (fault) return fault;
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2) return "it has no data offsets";
-    if (!json_int64(offsets->child, 0, JSON_INT_MAX, &begin) || !json_int64(offsets->child->next, begin, JSON_INT_MAX, &end))
+    if (!json_int64(offsets->child, 0, JSON_INT_MAX, &begin) ||
+        !json_int64(offsets->child->next, begin, JSON_INT_MAX, &end))
         return "its data offsets are not a range";
     if ((uint64_t)end > data_bytes) return "its data lies beyond the end of the file";
-    if (!tensor_bytes(t, &bytes) || bytes != (uint64_t)(end - begin)) return "its data offsets do not fit its shape";
+    if (!tensor_bytes(t, &bytes) || bytes != (uint64_t)(end - begin))
+        return "its data offsets do not fit its shape";
     t->begin = (uint64_t)begin;
     t->end = (uint64_t)end;
     return NULL;
 }
 
 static bool parse_metadata(SafeFile *file, const cJSON *item, Error *err) {
-    if (!cJSON_IsObject(item) || file->metadata) return damaged(err, file->path, NULL, "__metadata__ is not one object");
+    if (!cJSON_IsObject(item) || file->metadata)
+        return damaged(err, file->path, NULL, "__metadata__ is not one object");
     const cJSON *value;
     cJSON_ArrayForEach(value, item) {
-        if (!cJSON_IsString(value)) return damaged(err, file->path, NULL, "__metadata__ holds something other than text");
+        if (!cJSON_IsString(value))
+            return damaged(err, file->path, NULL, "__metadata__ holds something other than text");
     }
     char *text = cJSON_PrintUnformatted(item);
-    if (!text) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the header of %s; use a larger machine", file->path);
+    if (!text)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the header of %s; use a larger machine", file->path);
     file->metadata = xstrdup(text);
     cJSON_free(text);
     return true;
@@ -120,13 +132,15 @@ static int compare_ranges(const void *a, const void *b) {
     return (x->end > y->end) - (x->end < y->end);
 }
 
-// The format demands that the tensors' data follow one another without holes and overlaps up to the end of the file.
+// The format demands that the tensors' data follow one another without holes and overlaps up to the
+// end of the file.
 static bool check_layout(SafeFile *file, uint64_t data_bytes, Error *err) {
     uint64_t next = 0;
     qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, compare_ranges);
     for (int i = 0; i < file->count; i++) {
         const SafeTensor *t = &file->tensors[i];
-        if (t->begin != next) return damaged(err, file->path, t->name, "its data overlaps another's or leaves a hole");
+        if (t->begin != next)
+            return damaged(err, file->path, t->name, "its data overlaps another's or leaves a hole");
         next = t->end;
     }
     if (next != data_bytes) return damaged(err, file->path, NULL, "its size is not what the header says");
@@ -140,7 +154,8 @@ static bool parse_header(SafeFile *file, const char *text, size_t bytes, Error *
     if (!header) return damaged(err, file->path, NULL, "its header is not JSON");
     bool ok = true;
     // The entries exist in memory already, so their number is bounded by the header's length.
-    file->tensors = (SafeTensor *)xcalloc((size_t)cJSON_GetArraySize(header) + 1, sizeof *file->tensors, "a table of tensors");
+    file->tensors = (SafeTensor *)xcalloc((size_t)cJSON_GetArraySize(header) + 1, sizeof *file->tensors,
+                                          "a table of tensors");
     for (const cJSON *item = header->child; ok && item; item = item->next) {
         if (item->string && strcmp(item->string, "__metadata__") == 0) {
             ok = parse_metadata(file, item, err);
@@ -156,7 +171,8 @@ static bool parse_header(SafeFile *file, const char *text, size_t bytes, Error *
 
 static bool read_header(SafeFile *file, Error *err) {
     uint64_t length;
-    if (file->file_bytes < LENGTH_BYTES) return damaged(err, file->path, NULL, "it is too short for a header");
+    if (file->file_bytes < LENGTH_BYTES)
+        return damaged(err, file->path, NULL, "it is too short for a header");
     if (!pread_all(file->fd, &length, LENGTH_BYTES, 0)) return durable_error(err, "read", file->path);
     if (length > SAFE_HEADER_MAX || length > file->file_bytes - LENGTH_BYTES)
         return damaged(err, file->path, NULL, "its header is longer than the file or than any header can be");
@@ -215,20 +231,21 @@ void safe_close(SafeFile *file) {
     *file = (SafeFile){.fd = -1};
 }
 
-bool safe_read(const SafeFile *file, const SafeTensor *tensor, uint64_t offset, void *out, uint64_t bytes, Error *err) {
+bool safe_read(const SafeFile *file, const SafeTensor *tensor, uint64_t offset, void *out, uint64_t bytes,
+               Error *err) {
     uint64_t size = tensor->end - tensor->begin;
     if (offset > size || bytes > size - offset) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s: bytes %" PRIu64 "..%" PRIu64 " asked of a tensor of %" PRIu64 " bytes; this is a fault of the program", file->path,
-                         offset, offset + bytes, size);
+                         "%s: bytes %" PRIu64 "..%" PRIu64 " asked of a tensor of %" PRIu64
+                         " bytes; this is a fault of the program",
+                         file->path, offset, offset + bytes, size);
     }
     if (pread_all(file->fd, out, bytes, file->data_start + tensor->begin + offset)) return true;
     if (errno == 0) return damaged(err, file->path, tensor->name, "the file ends inside its data");
     return durable_error(err, "read", file->path);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writer
+// --- Writer --------------------------------------------------------------------------------------
 
 #define SYNC_BYTES ((uint64_t)1 << 30)
 
@@ -241,8 +258,10 @@ struct SafeWriter {
     bool failed;
 };
 
-// The header with its length in front, padded with spaces so that the data begins at a multiple of 8. *data_bytes: what will follow.
-static char *header_text(const SafeTensor *tensors, int count, const char *metadata, size_t *bytes, uint64_t *data_bytes) {
+// The header with its length in front, padded with spaces so that the data begins at a multiple of
+// 8. *data_bytes: what will follow.
+static char *header_text(const SafeTensor *tensors, int count, const char *metadata, size_t *bytes,
+                         uint64_t *data_bytes) {
     char *text = NULL;
     FILE *out = open_memstream(&text, bytes);
     if (!out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a safetensors header; use a larger machine");
@@ -262,7 +281,8 @@ static char *header_text(const SafeTensor *tensors, int count, const char *metad
     }
     fputc('}', out);
     for (long used = ftell(out); used % HEADER_ALIGN != 0; used++) fputc(' ', out);
-    if (fclose(out) != 0) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a safetensors header; use a larger machine");
+    if (fclose(out) != 0)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a safetensors header; use a larger machine");
     uint64_t length = *bytes - LENGTH_BYTES;
     memcpy(text, &length, LENGTH_BYTES);
     return text;
@@ -271,18 +291,23 @@ static char *header_text(const SafeTensor *tensors, int count, const char *metad
 static bool check_declared(const char *path, const SafeTensor *tensors, int count, Error *err) {
     uint64_t total = 0, bytes;
     for (int i = 0; i < count; i++) {
-        if (strcmp(tensors[i].name, "__metadata__") != 0 && tensor_bytes(&tensors[i], &bytes) && !__builtin_add_overflow(total, bytes, &total))
+        if (strcmp(tensors[i].name, "__metadata__") != 0 && tensor_bytes(&tensors[i], &bytes) &&
+            !__builtin_add_overflow(total, bytes, &total))
             continue;
         return error_set(err, EXIT_CHECKPOINT,
-                         "cannot write %s: tensor '%.200s' has an impossible name, dtype or shape; this is a fault of the program", path,
-                         tensors[i].name);
+                         "cannot write %s: tensor '%.200s' has an impossible name, dtype or shape; this is a "
+                         "fault of the program",
+                         path, tensors[i].name);
     }
     const char *repeated = repeated_name(tensors, count);
     if (!repeated) return true;
-    return error_set(err, EXIT_CHECKPOINT, "cannot write %s: tensor '%.200s' is declared twice; this is a fault of the program", path, repeated);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "cannot write %s: tensor '%.200s' is declared twice; this is a fault of the program",
+                     path, repeated);
 }
 
-SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int count, const char *metadata_json, Error *err) {
+SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int count,
+                             const char *metadata_json, Error *err) {
     if (!check_declared(path, tensors, count, err)) return NULL;
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) {
@@ -307,14 +332,17 @@ SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int co
 bool safe_writer_append(SafeWriter *w, const void *data, uint64_t bytes, Error *err) {
     if (w->failed || bytes > w->total - w->written) {
         w->failed = true;
-        return error_set(err, EXIT_CHECKPOINT, "cannot write %s: more data than declared, or after an error; this is a fault of the program",
-                         w->path);
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "cannot write %s: more data than declared, or after an error; this is a fault of the program",
+            w->path);
     }
     w->failed = !write_all(w->fd, data, bytes);
     if (w->failed) return durable_error(err, "write", w->path);
     XXH3_64bits_update(w->hash, data, (size_t)bytes);
     w->written += bytes;
-    // Memory takes a file at once; a disk would then take minutes in a single fsync, during which nobody sees progress.
+    // Memory takes a file at once; a disk would then take minutes in a single fsync, during which
+    // nobody sees progress.
     if (w->written - w->synced < SYNC_BYTES) return true;
     w->failed = fdatasync(w->fd) != 0;
     w->synced = w->written;
@@ -336,10 +364,12 @@ void safe_writer_discard(SafeWriter *w) {
 bool safe_writer_close(SafeWriter *w, uint64_t *bytes, uint64_t *xxh3, Error *err) {
     bool ok = !w->failed && w->written == w->total;
     if (!ok)
-        error_set(err, EXIT_CHECKPOINT, "cannot finish %s: %" PRIu64 " of %" PRIu64 " bytes were written; see the error before", w->path, w->written,
-                  w->total);
+        error_set(err, EXIT_CHECKPOINT,
+                  "cannot finish %s: %" PRIu64 " of %" PRIu64 " bytes were written; see the error before",
+                  w->path, w->written, w->total);
     if (ok && fsync(w->fd) != 0) ok = durable_error(err, "write", w->path);
-    if (close(w->fd) != 0 && ok) ok = durable_error(err, "write", w->path);  // network file systems report a full disk here
+    if (close(w->fd) != 0 && ok)
+        ok = durable_error(err, "write", w->path);  // network file systems report a full disk here
     *bytes = w->written;
     *xxh3 = XXH3_64bits_digest(w->hash);
     if (!ok) unlink(w->path);

@@ -1,4 +1,4 @@
-// What lies in a --save folder: see save_folder.h. Called by one rank.
+// A --save folder: see save_folder.h. Called by one rank.
 #include "llmc/checkpoint/save_folder.h"
 
 #include <ctype.h>
@@ -17,15 +17,14 @@
 #include <unistd.h>
 
 #include "llmc/base/durable.h"
-#include "llmc/checkpoint/lineage.h"
 #include "llmc/checkpoint/manifest.h"
 
-enum { SPACE_MARGIN_BYTES = 1 << 20, MAX_DIGITS = 15 };
+enum { SPACE_MARGIN_BYTES = 1 << 20, OTHERS_SHOWN = 6 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// One job at a time
+// --- One job at a time ---------------------------------------------------------------------------
 
-// The folder itself is locked, so that no file for it lies about, by the kernel, so that a killed job leaves no lock.
+// The folder itself is locked, so that no file for it lies about, by the kernel, so that a killed
+// job leaves no lock.
 bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err) {
     const struct timespec pause = {0, 100000000};
     *lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -35,7 +34,10 @@ bool save_folder_lock(const char *directory, double seconds, int *lock, Error *e
         if (waited >= seconds) {
             close(*lock);
             *lock = -1;
-            return error_set(err, EXIT_CHECKPOINT, "another job is saving into %s; end it, or give this one another --save folder", directory);
+            return error_set(err, EXIT_CHECKPOINT,
+                             "another job is saving into %s; end it, or give this one another"
+                             " --save folder",
+                             directory);
         }
         nanosleep(&pause, NULL);
     }
@@ -48,7 +50,8 @@ void save_folder_unlock(int lock) {
     if (lock >= 0) close(lock);
 }
 
-// A path that cannot be looked at is no other folder: the save itself will tell what is wrong with it.
+// A path that cannot be looked at is no other folder: the save itself will tell what is wrong with
+// it.
 static bool is_elsewhere(const char *directory, int lock) {
     struct stat held, named;
     if (stat(directory, &named) != 0) return errno == ENOENT || errno == ENOTDIR;
@@ -58,14 +61,14 @@ static bool is_elsewhere(const char *directory, int lock) {
 bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err) {
     *moved = *lock >= 0 && is_elsewhere(directory, *lock);
     if (!*moved) return true;
-    // Left first: a file system that gives one folder two numbers must not let a job meet its own lock.
+    // Left first: a file system that gives one folder two numbers must not let a job meet its own
+    // lock.
     save_folder_unlock(*lock);
     *lock = -1;
     return durable_make_folders(directory, err) && save_folder_lock(directory, 0, lock, err);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Leftovers
+// --- Leftovers -----------------------------------------------------------------------------------
 
 // True for ".iter_<digits><suffix>".
 static bool is_leftover(const char *name, const char *suffix) {
@@ -75,11 +78,13 @@ static bool is_leftover(const char *name, const char *suffix) {
     return p > name + 6 && strcmp(p, suffix) == 0;
 }
 
-// ".iter_N.old" is the only copy of iteration N when the save that replaced it died between its two renames: it goes back to its place.
+// ".iter_N.old" is the only copy of iteration N when the save that replaced it died between its two
+// renames. Then it goes back to its place.
 static bool settle_aside(const char *directory, const char *name, Error *err) {
     char *aside = text_format("%s/%s", directory, name);
     char *final = text_format("%s/%.*s", directory, (int)(strlen(name) - 1 - strlen(".old")), name + 1);
-    bool ok = durable_exists(final) ? durable_remove_tree(aside, err) : rename(aside, final) == 0 || durable_error(err, "rename to", final);
+    bool ok = durable_exists(final) ? durable_remove_tree(aside, err)
+                                    : rename(aside, final) == 0 || durable_error(err, "rename to", final);
     free(aside);
     free(final);
     return ok;
@@ -104,23 +109,26 @@ bool save_folder_clear(const char *directory, Error *err) {
 }
 
 bool save_folder_names_free(const char *directory, Error *err) {
-    static const char *const names[] = {CHECKPOINT_TRACKER, "." CHECKPOINT_TRACKER ".tmp", LINEAGE_NAME, "." LINEAGE_NAME ".tmp"};
+    static const char *const names[] = {CHECKPOINT_TRACKER, "." CHECKPOINT_TRACKER ".tmp", LINEAGE_NAME,
+                                        "." LINEAGE_NAME ".tmp"};
     bool ok = true;
     for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
         struct stat status;
         char *path = text_format("%s/%s", directory, names[i]);
         bool taken = lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
-        ok = !taken || error_set(err, EXIT_CHECKPOINT, "%s is a folder and in the way of a file that every save writes; remove it", path);
+        ok = !taken || error_set(err, EXIT_CHECKPOINT,
+                                 "%s is a folder and in the way of a file that every save writes;"
+                                 " remove it",
+                                 path);
         free(path);
     }
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Free space
+// --- Free space ----------------------------------------------------------------------------------
 
-// Bytes that checkpoints may still take, and what one needs; false where the file system does not say: a full disk then shows when it is
-// written to, as on some network file systems.
+// Bytes that checkpoints may still take, and what one needs. False where the file system does not
+// say, as some network file systems: a full disk then shows when it is written to.
 static bool free_space(const char *directory, uint64_t bytes, uint64_t *available, uint64_t *needed) {
     struct statvfs fs;
     if (statvfs(directory, &fs) != 0 || fs.f_blocks == 0) return false;
@@ -132,7 +140,8 @@ static bool free_space(const char *directory, uint64_t bytes, uint64_t *availabl
 
 enum { SIZE_TEXT = 32 };
 
-// "1.234 GB", "1.234 MB" or "1.234 kB": three decimals of the largest unit that is not below one; text: SIZE_TEXT bytes.
+// "1.234 GB", "1.234 MB" or "1.234 kB": in the largest unit that is not below one. text: SIZE_TEXT
+// bytes.
 static const char *size_text(uint64_t bytes, char *text) {
     const char *unit = bytes >= 1000000000 ? "GB" : bytes >= 1000000 ? "MB" : "kB";
     double scale = bytes >= 1000000000 ? 1e9 : bytes >= 1000000 ? 1e6 : 1e3;
@@ -142,9 +151,12 @@ static const char *size_text(uint64_t bytes, char *text) {
 
 bool save_folder_allows_file(uint64_t bytes, Error *err) {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) return true;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur)
+        return true;
     char size[SIZE_TEXT], most[SIZE_TEXT];
-    return error_set(err, EXIT_CHECKPOINT, "this rank's file of a checkpoint takes %s, and it may write files of %s at most; raise the file size limit (ulimit -f)",
+    return error_set(err, EXIT_CHECKPOINT,
+                     "this rank's file of a checkpoint takes %s, and it may write files of %s at most;"
+                     " raise the file size limit (ulimit -f)",
                      size_text(bytes, size), size_text(limit.rlim_cur, most));
 }
 
@@ -154,18 +166,20 @@ bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err) {
     if (!save_folder_clear(directory, err)) return false;
     if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
     char size[SIZE_TEXT], left[SIZE_TEXT];
-    return error_set(err, EXIT_CHECKPOINT, "a checkpoint of %s does not fit into %s, which has %s left; free some space or choose another folder with --save",
+    return error_set(err, EXIT_CHECKPOINT,
+                     "a checkpoint of %s does not fit into %s, which has %s left; free some space or"
+                     " choose another folder with --save",
                      size_text(needed, size), directory, size_text(available, left));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Older checkpoints
+// --- Checkpoints there ---------------------------------------------------------------------------
 
 // The iteration of a folder named as checkpoint.c names them, else -1.
 static int64_t iteration_of(const char *name) {
     char canonical[40];
     const char *digits = name + 5;
-    if (strncmp(name, "iter_", 5) != 0 || strlen(digits) > MAX_DIGITS || strspn(digits, "0123456789") != strlen(digits)) return -1;
+    if (strncmp(name, "iter_", 5) != 0) return -1;
+    if (strlen(digits) > LINEAGE_DIGITS || strspn(digits, "0123456789") != strlen(digits)) return -1;
     int64_t iteration = strtoll(digits, NULL, 10);
     snprintf(canonical, sizeof canonical, "iter_%07" PRId64, iteration);
     return strcmp(name, canonical) == 0 ? iteration : -1;
@@ -180,7 +194,8 @@ bool save_folder_holds(const char *directory, int64_t iteration) {
 
 bool save_folder_same(const char *a, const char *b) {
     struct stat one, other;
-    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
 }
 
 static int oldest_first(const void *a, const void *b) {
@@ -197,7 +212,10 @@ int64_t *save_folder_list(const char *directory, int *count) {
     for (struct dirent *entry; (entry = readdir(folder));) {
         int64_t iteration = iteration_of(entry->d_name);
         if (iteration < 0 || !save_folder_holds(directory, iteration)) continue;
-        if (*count == room) list = (int64_t *)xrealloc(list, (size_t)(room = 2 * room + 16) * sizeof *list, "the list of checkpoints");
+        if (*count == room) {
+            room = 2 * room + 16;
+            list = (int64_t *)xrealloc(list, (size_t)room * sizeof *list, "the list of checkpoints");
+        }
         list[(*count)++] = iteration;
     }
     closedir(folder);
@@ -205,42 +223,172 @@ int64_t *save_folder_list(const char *directory, int *count) {
     return list;
 }
 
+// --- The run's own -------------------------------------------------------------------------------
+
+static void append(Lineage *l, int64_t iteration) {
+    size_t room = ((size_t)l->count + 1) * sizeof *l->iterations;
+    l->iterations = (int64_t *)xrealloc(l->iterations, room, "the run's list of checkpoints");
+    l->iterations[l->count++] = iteration;
+}
+
+void lineage_free(Lineage *l) {
+    free(l->iterations);
+    memset(l, 0, sizeof *l);
+}
+
+// Lines of digits, ascending; the last newline may be missing.
+static bool parse(Lineage *l, const char *text, uint64_t bytes) {
+    const char *end = text + bytes;
+    for (const char *p = text; p < end;) {
+        int64_t iteration = 0;
+        const char *digits = p;
+        while (p < end && p - digits <= LINEAGE_DIGITS && isdigit((unsigned char)*p)) {
+            iteration = 10 * iteration + (*p++ - '0');
+        }
+        bool number = p > digits && p - digits <= LINEAGE_DIGITS && (p == end || *p == '\n');
+        if (!number || (l->count > 0 && iteration <= l->iterations[l->count - 1])) {
+            snprintf(l->damage, sizeof l->damage, "its line %d is not an iteration after the one above it",
+                     l->count + 1);
+            return false;
+        }
+        append(l, iteration);
+        p++;
+    }
+    if (l->count == 0) snprintf(l->damage, sizeof l->damage, "it is empty");
+    return l->count > 0;
+}
+
+static bool read_file(const char *path, Lineage *l, Error *err) {
+    uint64_t bytes;
+    if (!durable_exists(path)) return true;
+    if (!durable_plain_file(path, LINEAGE_MAX_BYTES)) {
+        snprintf(l->damage, sizeof l->damage, "it is not a plain file of at most %d bytes",
+                 LINEAGE_MAX_BYTES);
+        return true;
+    }
+    char *text = durable_read_file(path, LINEAGE_MAX_BYTES, &bytes, err);
+    if (!text) return false;
+    l->listed = parse(l, text, bytes);
+    free(text);
+    return true;
+}
+
+bool lineage_read(const char *directory, Lineage *l, Error *err) {
+    memset(l, 0, sizeof *l);
+    char *path = text_format("%s/" LINEAGE_NAME, directory);
+    bool ok = read_file(path, l, err);
+    free(path);
+    if (!ok || l->listed) return ok;
+    free(l->iterations);
+    l->iterations = save_folder_list(directory, &l->count);
+    return true;
+}
+
+char *lineage_text(const Lineage *l, uint64_t *bytes) {
+    size_t room = (size_t)l->count * (LINEAGE_DIGITS + 6) + 1;
+    char *text = (char *)xmalloc(room, "the run's list of checkpoints");
+    *bytes = 0;
+    for (int i = l->count > LINEAGE_MOST ? l->count - LINEAGE_MOST : 0; i < l->count; i++)
+        *bytes += (uint64_t)sprintf(text + *bytes, "%" PRId64 "\n", l->iterations[i]);
+    return text;
+}
+
+int64_t lineage_before(const Lineage *l, int64_t iteration) {
+    int i = 0;
+    while (i < l->count && l->iterations[i] < iteration) i++;
+    return i > 0 ? l->iterations[i - 1] : -1;
+}
+
+bool lineage_holds(const Lineage *l, int64_t iteration) {
+    return lineage_before(l, iteration + 1) == iteration && iteration >= 0;
+}
+
+bool lineage_extend(const char *directory, int64_t before, int64_t iteration, Lineage *l, Error *err) {
+    Lineage old;
+    memset(l, 0, sizeof *l);
+    if (!lineage_read(directory, &old, err)) return false;
+    l->listed = old.listed;
+    memcpy(l->damage, old.damage, sizeof l->damage);
+    bool known = !old.listed || lineage_holds(&old, before);
+    for (int i = 0; known && i < old.count; i++) {
+        bool earlier = old.iterations[i] < before && old.iterations[i] < iteration;
+        if (earlier && save_folder_holds(directory, old.iterations[i])) append(l, old.iterations[i]);
+    }
+    if (before >= 0 && before < iteration && save_folder_holds(directory, before)) append(l, before);
+    append(l, iteration);
+    lineage_free(&old);
+    return true;
+}
+
+void lineage_others(const char *directory, const Lineage *l, char *text, size_t text_bytes) {
+    Lineage others = {NULL, 0, false, ""};
+    int there, used = 0;
+    int64_t *list = save_folder_list(directory, &there);
+    for (int i = 0; i < there; i++) {
+        if (!lineage_holds(l, list[i])) append(&others, list[i]);
+    }
+    *text = 0;
+    if (others.count > OTHERS_SHOWN) {
+        snprintf(text, text_bytes, "%" PRId64 " to %" PRId64 ", %d in all", others.iterations[0],
+                 others.iterations[others.count - 1], others.count);
+    } else {
+        for (int i = 0; i < others.count; i++) {
+            const char *between = i == 0 ? "" : i + 1 < others.count ? ", " : " and ";
+            size_t left = text_bytes - (size_t)used;
+            used += snprintf(text + used, left, "%s%" PRId64, between, others.iterations[i]);
+        }
+    }
+    free(list);
+    lineage_free(&others);
+}
+
+// --- Which stay ----------------------------------------------------------------------------------
+
 static bool stays(const Retention *keep, int64_t iteration, int64_t rank) {
     return rank < keep->last || (keep->interval > 0 && iteration % keep->interval == 0);
 }
 
 // iter_N to .iter_N.del, or that away.
 static bool retire(const char *directory, int64_t iteration, bool renamed, Error *err) {
-    char *final = text_format("%s/iter_%07" PRId64, directory, iteration), *away = text_format("%s/.iter_%07" PRId64 ".del", directory, iteration);
-    bool ok = renamed ? durable_remove_tree(away, err) : rename(final, away) == 0 || durable_error(err, "rename", final);
+    char *final = text_format("%s/iter_%07" PRId64, directory, iteration);
+    char *away = text_format("%s/.iter_%07" PRId64 ".del", directory, iteration);
+    bool ok = renamed ? durable_remove_tree(away, err)
+                      : rename(final, away) == 0 || durable_error(err, "rename", final);
     free(final);
     free(away);
     return ok;
 }
 
-bool save_folder_prune(const char *directory, const int64_t *iterations, int count, const Retention *keep, Error *err) {
+bool save_folder_prune(const char *directory, const Lineage *line, const Retention *keep, Error *err) {
     bool ok = true;
     if (keep->last <= 0) return true;
     for (int renamed = 0; ok && renamed < 2; renamed++) {
-        // The names are gone from the disk before what they named is: a power cut leaves no half checkpoint under a whole one's name.
+        // The names are gone from the disk before what they named is: a power cut leaves no half
+        // checkpoint under a whole one's name.
         if (renamed) ok = durable_sync_folder(directory, err);
-        for (int i = 0; ok && i < count; i++) ok = stays(keep, iterations[i], count - 1 - i) || retire(directory, iterations[i], renamed, err);
+        for (int i = 0; ok && i < line->count; i++) {
+            bool stay = stays(keep, line->iterations[i], line->count - 1 - i);
+            ok = stay || retire(directory, line->iterations[i], renamed, err);
+        }
     }
     return ok;
 }
 
-void save_folder_forecast(const char *directory, uint64_t bytes, int64_t saves, int there, const Retention *keep, char *line, size_t line_bytes) {
+void save_folder_forecast(const char *directory, const Forecast *f, char *line, size_t line_bytes) {
     uint64_t available, needed;
     *line = 0;
-    if (!free_space(directory, bytes, &available, &needed)) return;
-    int64_t wanted = saves, room = (int64_t)(available / needed);
-    // Without a multiple to keep, there are never more than the last ones and the one being written.
-    if (keep->last > 0 && keep->interval <= 0) {
-        int64_t most = keep->last + 1 - there;
+    if (!free_space(directory, f->bytes, &available, &needed)) return;
+    int64_t wanted = f->saves, room = (int64_t)(available / needed);
+    // Without a multiple to keep, there are never more than the last ones and the one being
+    // written.
+    if (f->keep.last > 0 && f->keep.interval <= 0) {
+        int64_t most = f->keep.last + 1 - f->there;
         if (wanted > most) wanted = most > 1 ? most : 1;
     }
     if (wanted <= room) return;
     char size[SIZE_TEXT], left[SIZE_TEXT];
-    snprintf(line, line_bytes, "WARNING: %s has %s left: room for %" PRId64 " more checkpoints of %s, but this run will want %" PRId64
-             "; free some space, or see --keep-last-checkpoints", directory, size_text(available, left), room, size_text(needed, size), wanted);
+    snprintf(line, line_bytes,
+             "WARNING: %s has %s left: room for %" PRId64 " more checkpoints of %s, but this run will"
+             " want %" PRId64 "; free some space, or see --keep-last-checkpoints",
+             directory, size_text(available, left), room, size_text(needed, size), wanted);
 }

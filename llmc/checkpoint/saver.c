@@ -3,15 +3,20 @@
 
 #include <stdlib.h>
 
-#include "llmc/checkpoint/lineage.h"
-
-Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress, Peers peers,
-                 int64_t before, int *lock) {
-    return (Saver){.config = config, .mesh = mesh, .zero = zero, .log = log, .progress = progress, .peers = peers,
-                   .before = before, .lock = lock};
+Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress,
+                 Peers peers, int64_t before, int *lock) {
+    return (Saver){.config = config,
+                   .mesh = mesh,
+                   .zero = zero,
+                   .log = log,
+                   .progress = progress,
+                   .peers = peers,
+                   .before = before,
+                   .lock = lock};
 }
 
-// How many of the run's checkpoints are there already; a folder that cannot be read shows in the first save.
+// How many of the run's checkpoints are there already; a folder that cannot be read shows in the
+// first save.
 static int count_checkpoints(const Saver *saver) {
     Lineage lineage;
     if (!lineage_extend(saver->config->save, saver->before, INT64_MAX, &lineage, NULL)) return 0;
@@ -20,12 +25,13 @@ static int count_checkpoints(const Saver *saver) {
     return count;
 }
 
-// The first checkpoint in the folder, of those that are not `listed`, whose place a run that stands at `iteration` will take by its save interval or at its end;
-// -1: none.
+// The first checkpoint in the folder, of those that are not `listed`, whose place the run will
+// take: by its save interval, or at its end. The run stands at `iteration`. -1: none.
 static int64_t first_in_the_way(const Saver *saver, int64_t iteration, const Lineage *listed) {
     const Config *c = saver->config;
     int64_t last = c->train_iters, found = -1;
-    if (c->exit_interval > 0 && last / c->exit_interval > iteration / c->exit_interval) last = (iteration / c->exit_interval + 1) * c->exit_interval;
+    if (c->exit_interval > 0 && last / c->exit_interval > iteration / c->exit_interval)
+        last = (iteration / c->exit_interval + 1) * c->exit_interval;
     if (last < iteration) last = iteration;
     int count;
     int64_t *there = save_folder_list(c->save, &count);
@@ -38,52 +44,83 @@ static int64_t first_in_the_way(const Saver *saver, int64_t iteration, const Lin
     return found;
 }
 
-// To a run that goes on from no checkpoint in the folder, all there are another run's. One that does may replace what comes behind it: a branch that was given up,
-// or what a killed save left unlisted, which cannot be told from another run's and is named.
+// A run that goes on from no checkpoint in the folder must not replace one: to it all there are
+// another run's. One that goes on may replace what comes behind it: a branch that was given up, or
+// what a killed save left unlisted. That cannot be told from another run's, so it is named.
 static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     Lineage listed = {NULL, 0, false, ""};
     if (c->skip_train || (saver->before >= 0 && !lineage_read(c->save, &listed, NULL))) return true;
     int64_t first = first_in_the_way(saver, iteration, &listed);
     lineage_free(&listed);
-    if (first >= 0 && saver->before >= 0) {
-        log_line(saver->log, "WARNING: %.600s holds a checkpoint of iteration %lld that its " LINEAGE_NAME " does not name; this run will replace it", c->save, (long long)first);
+    if (first < 0) return true;
+    if (saver->before >= 0) {
+        log_line(saver->log,
+                 "WARNING: %.600s holds a checkpoint of iteration %lld that its " LINEAGE_NAME
+                 " does not name;"
+                 " this run will replace it",
+                 c->save, (long long)first);
+        return true;
     }
-    if (first < 0 || saver->before >= 0) return true;
-    return error_set(err, EXIT_CHECKPOINT, "%.600s holds a checkpoint of iteration %lld, which this run would replace without going on from it; load it with --load of the same "
-                     "folder%s, give another --save folder, or remove what is there", c->save, (long long)first, c->finetune ? " and without --finetune" : "");
+    return error_set(
+        err, EXIT_CHECKPOINT,
+        "%.600s holds a checkpoint of iteration %lld, which this run would replace"
+        " without going on from it; load it with --load of the same folder%s, give another --save folder, or"
+        " remove what is there",
+        c->save, (long long)first, c->finetune ? " and without --finetune" : "");
+}
+
+// Rank 0: says when the checkpoints to come will not all fit.
+static void forecast(const Saver *saver, int64_t iteration, uint64_t bytes) {
+    const Config *c = saver->config;
+    char line[1400];
+    Forecast f = {.bytes = bytes,
+                  .saves = c->train_iters / c->save_interval - iteration / c->save_interval,
+                  .there = count_checkpoints(saver),
+                  .keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval}};
+    save_folder_forecast(c->save, &f, line, sizeof line);
+    if (*line) log_line(saver->log, "%s", line);
 }
 
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
-    uint64_t bytes = zero_checkpoint_bytes(saver->zero, !c->no_save_optim);    // of all ranks: they see one file system
-    uint64_t own = zero_own_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of this rank's file, but for its header
+    uint64_t bytes =
+        zero_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of all ranks: they see one file system
+    uint64_t own =
+        zero_own_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of this rank's file, but for its header
     int rank;
-    char line[1400];
     MPI_Comm_rank(saver->peers.comm, &rank);
-    bool ok = rank != 0 || (save_folder_names_free(c->save, err) && replaces_no_others(saver, iteration, err) && save_folder_has_room(c->save, bytes, err));
+    bool ok =
+        rank != 0 || (save_folder_names_free(c->save, err) && replaces_no_others(saver, iteration, err) &&
+                      save_folder_has_room(c->save, bytes, err));
     if (!peers_agree(saver->peers, ok && save_folder_allows_file(own, err), err, NULL)) return false;
-    Retention keep = {c->keep_last_checkpoints, c->keep_checkpoint_interval};
-    if (rank == 0)
-        save_folder_forecast(c->save, bytes, c->train_iters / c->save_interval - iteration / c->save_interval, count_checkpoints(saver), &keep, line, sizeof line);
-    if (rank == 0 && *line) log_line(saver->log, "%s", line);
+    if (rank == 0) forecast(saver, iteration, bytes);
     return true;
 }
 
-// Rank 0 before each save: that the folder is still the one which is locked for this run. In another one the run has saved nothing: its checkpoints are others'.
+// Rank 0 before each save: that the folder is still the one which is locked for this run. In
+// another one the run has saved nothing: its checkpoints are others'.
 static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     const Lineage none = {NULL, 0, false, ""};
     bool moved;
     if (!save_folder_follow(c->save, saver->lock, &moved, err)) return false;
     if (!moved) return true;
-    log_line(saver->log, "WARNING: %.600s was moved or removed and is another folder now; this run goes on saving there, and counts what it finds as another run's", c->save);
+    log_line(saver->log,
+             "WARNING: %.600s was moved or removed and is another folder now; this run goes on saving there,"
+             " and counts what it finds as another run's",
+             c->save);
     saver->before = -1;
     saver->saved = false;
     if (!progress_follow(saver->progress, c->save, err)) return false;
-    int64_t first = save_folder_holds(c->save, iteration) ? iteration : first_in_the_way(saver, iteration, &none);
-    return first < 0 || error_set(err, EXIT_CHECKPOINT, "another folder was put in the place of %.600s, and holds a checkpoint of iteration %lld, which this run would replace; put "
-                                  "the run's own folder back, or remove what is there", c->save, (long long)first);
+    int64_t first =
+        save_folder_holds(c->save, iteration) ? iteration : first_in_the_way(saver, iteration, &none);
+    if (first < 0) return true;
+    return error_set(err, EXIT_CHECKPOINT,
+                     "another folder was put in the place of %.600s, and holds a checkpoint of"
+                     " iteration %lld, which this run would replace; put the run's own folder back, or "
+                     "remove what is there",
+                     c->save, (long long)first);
 }
 
 static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *err) {
@@ -122,14 +159,18 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *er
 
 bool saver_save(Saver *saver, const RunState *state, Error *err) {
     const Config *c = saver->config;
+    uint64_t staging_bytes;
     int rank;
     MPI_Comm_rank(saver->peers.comm, &rank);
-    if (!saver_advance(saver, true, err) || !peers_agree(saver->peers, rank != 0 || holds_folder(saver, state->iteration, err), err, NULL)) return false;
+    if (!saver_advance(saver, true, err)) return false;
+    bool ok = rank != 0 || holds_folder(saver, state->iteration, err);
+    if (!peers_agree(saver->peers, ok, err, NULL)) return false;
     log_line(saver->log, "saving checkpoint at iteration %7lld to %s", (long long)state->iteration, c->save);
     saver->job = begin(saver, state, err);
-    uint64_t staging_bytes;
-    if (!saver->job || !zero_staging(saver->zero, &staging_bytes)) return saver->job && saver_advance(saver, true, err);
-    log_line(saver->log, "  scheduled an async checkpoint save at iteration %7lld to %s", (long long)state->iteration, c->save);
+    if (!saver->job) return false;
+    if (!zero_staging(saver->zero, &staging_bytes)) return saver_advance(saver, true, err);
+    log_line(saver->log, "  scheduled an async checkpoint save at iteration %7lld to %s",
+             (long long)state->iteration, c->save);
     return true;
 }
 
@@ -151,7 +192,9 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
     if (!ok) return false;
     saver->before = state.iteration;
     saver->saved = true;
-    progress_checkpoint(saver->progress, state.iteration, state.flops_so_far, (double)state.consumed_train_samples * saver->config->seq_length);
-    log_line(saver->log, "  successfully saved checkpoint at iteration %7lld to %s", (long long)state.iteration, saver->config->save);
+    progress_checkpoint(saver->progress, state.iteration, state.flops_so_far,
+                        (double)state.consumed_train_samples * saver->config->seq_length);
+    log_line(saver->log, "  successfully saved checkpoint at iteration %7lld to %s",
+             (long long)state.iteration, saver->config->save);
     return true;
 }

@@ -1,10 +1,10 @@
-// The saves of a run, as its flags say: room for them, one at a time, in the background or not, their log lines. Called by train_gpt.cu; checkpoint.h does the
-// work on files.
+// The saves of a run, as its flags say: room for them, one at a time, in the background or not,
+// their log lines. Called by llmc/run/ and train_gpt.cu. checkpoint.h does the work on files.
 #pragma once
+#include "llmc/checkpoint/zero_slices.h"
 #include "llmc/log/log.h"
 #include "llmc/log/progress.h"
 #include "llmc/ranks/mesh.h"
-#include "llmc/checkpoint/zero_slices.h"
 LLMC_BEGIN
 
 typedef struct Saver {
@@ -20,18 +20,23 @@ typedef struct Saver {
     int *lock;           // on the folder (save_folder.h), of rank 0; elsewhere -1
 } Saver;
 
-// What saves need: all of it must live as long as they do. before: the checkpoint in the folder that the run goes on from, -1: none. lock: of rank 0 on the folder.
+// What saves need: all of it must live as long as they do. before: the checkpoint in the folder
+// that the run goes on from, -1: none. lock: of rank 0 on the folder.
 Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress, Peers peers,
                  int64_t before, int *lock);
 
 // All of the following are collective and give the same result, and the same error, on every rank.
 
-// Asked before the first step. Errors (EXIT_CHECKPOINT): the disk does not hold one checkpoint; a rank's limit on the size of files is below its shard; a folder
-// lies where every save puts a file; the run goes on from no checkpoint of the folder, and would replace one there at its save or exit interval or its end. Log
-// lines: the run goes on from one and will replace one that its list does not name; the disk will not hold all that are to come after `iteration`.
+// Asked before the first step. Errors (EXIT_CHECKPOINT): the disk does not hold one checkpoint; a
+// rank's limit on the size of files is below its shard; a folder lies where every save puts a file;
+// the run goes on from no checkpoint of the folder, and would replace one there at its save or exit
+// interval or its end. Log lines: the run goes on from one and will replace one that its list does
+// not name; the disk will not hold all that are to come after `iteration`.
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
-// Saves; with --async-save it only begins to, once the save before is done. A folder that was moved or removed since the last one was complete is made again, with a log line,
-// and the run begins a line of checkpoints there; refused (EXIT_CHECKPOINT) where another job saves there by now, or a checkpoint of others would be replaced.
+// Saves. With --async-save it only begins to, once the save before is done. A folder that was moved
+// or removed since the last one was complete is made again, with a log line, and the run begins a
+// line of checkpoints there. EXIT_CHECKPOINT where another job saves there by now, or a checkpoint
+// of others would be replaced.
 bool saver_save(Saver *saver, const RunState *state, Error *err);
 // Whether this rank still writes in the background.
 bool saver_busy(const Saver *saver);

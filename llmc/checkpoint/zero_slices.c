@@ -4,10 +4,11 @@
 #include <stdlib.h>
 
 // Slices come kind by kind, each for all pieces. Without the optimiser the replica's alone.
-static const SliceKind kind_order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+static const SliceKind kind_order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG,
+                                                  SLICE_EXP_AVG_SQ};
 
-// Elements [lo, hi) of a rank's part of a tensor, as a slice of the whole. A part that is cut by columns is a
-// block of them, one that is cut by rows begins further down.
+// Elements [lo, hi) of a rank's part of a tensor, as a slice of the whole. A part that is cut by
+// columns is a block of them, one that is cut by rows begins further down.
 static Slice slice_of(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
     int64_t before = t->split == 0 ? t->offset * t->whole[1] : 0;
     Columns columns = {0, 0};
@@ -59,7 +60,8 @@ static bool restore_weights(Zero *zero, const Checkpoint *checkpoint, Error *err
     int count;
     const Tensor *tensors = zero_tensors(zero, &count);
     for (int i = 0; i < count; i++) {
-        void *host = read_slice(checkpoint, slice_of(&tensors[i], SLICE_WEIGHT, 0, tensor_elements(&tensors[i])), err);
+        void *host =
+            read_slice(checkpoint, slice_of(&tensors[i], SLICE_WEIGHT, 0, tensor_elements(&tensors[i])), err);
         if (!host) return false;
         zero_put_weights(zero, i, host);
         free(host);

@@ -1,4 +1,5 @@
-// ZeRO's state as slices of a checkpoint, and back. Called by saver.c, which saves, and by the restore of a run.
+// ZeRO's state as slices of a checkpoint, and back. Called by saver.c, which saves, and by the
+// restore of a run.
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/state/zero.h"
@@ -16,8 +17,8 @@ void zero_fetch_slice(void *zero, int i, void *host);
 void zero_stage_slice(void *zero, int i, void *pinned);
 void zero_slices_staged(void *zero);
 
-// Loads the replica, and masters and moments when `optimizer`. Without it masters become float(replica) and
-// moments 0. Errors: checkpoint_read's.
+// Loads the replica, and masters and moments when `optimizer`. Without it masters become
+// float(replica) and moments 0. Errors: checkpoint_read's.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err);
 
 LLMC_END

@@ -1,5 +1,5 @@
 // The list of a run's checkpoints in a --save folder, checkpoints_of_run.txt.
-#include "llmc/checkpoint/lineage.h"
+#include "llmc/checkpoint/save_folder.h"
 #include "test/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

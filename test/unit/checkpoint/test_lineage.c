@@ -13,7 +13,6 @@
 #include <cmocka.h>
 
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/checkpoint/lineage.h"
 #include "test/unit/folder.h"
 
 typedef struct Folder {

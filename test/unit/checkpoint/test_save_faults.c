@@ -278,6 +278,11 @@ static void back_to_a_sound_one(void **state) {
     assert_non_null(strstr(err.what, "iter_0000005"));
 }
 
+// One checkpoint is there, each takes a megabyte.
+static void forecast(const Folder *f, int64_t saves, Retention keep, char line[1400]) {
+    save_folder_forecast(f->save, &(Forecast){.bytes = 1000000, .saves = saves, .there = 1, .keep = keep}, line, 1400);
+}
+
 static void forecasts(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -285,18 +290,18 @@ static void forecasts(void **state) {
     Retention all = {0, 0}, two = {2, 0};
     assert_true(save(f->save, 5, 1, &err));
     faults.free_bytes = (1 << 20) + 5 * 1001000;
-    save_folder_forecast(f->save, 1000000, 5, 1, &all, line, sizeof line);
+    forecast(f, 5, all, line);
     assert_string_equal(line, "");
-    save_folder_forecast(f->save, 1000000, 6, 1, &all, line, sizeof line);
+    forecast(f, 6, all, line);
     assert_non_null(strstr(line, "room for 5 more checkpoints of 1.001 MB, but this run will want 6;"));
     faults.free_bytes = (1 << 20) + 2 * 1001000;  // one is there: with two more there are three for a while
-    save_folder_forecast(f->save, 1000000, 1000, 1, &two, line, sizeof line);
+    forecast(f, 1000, two, line);
     assert_string_equal(line, "");
     faults.free_bytes -= 1;
-    save_folder_forecast(f->save, 1000000, 1000, 1, &two, line, sizeof line);
+    forecast(f, 1000, two, line);
     assert_non_null(strstr(line, "will want 2;"));
     faults.free_bytes = UINT64_MAX;  // a file system that does not say
-    save_folder_forecast(f->save, 1000000, 1000, 1, &all, line, sizeof line);
+    forecast(f, 1000, all, line);
     assert_string_equal(line, "");
 }
 
