@@ -1,7 +1,8 @@
-"""What dev/experiments/study and the scripts of dev/bench share: printed tables, JSON files.
+"""What dev/experiments/study and the scripts of dev/bench share: printed tables, JSON lines, JSON files.
 
 A JSON file has one record a line, so that a change of one record shows as one line.
 """
+import contextlib
 import json
 import math
 import os
@@ -23,6 +24,19 @@ def number_column(name, width, form, value):
     """A column of numbers: value(row), or the row's entry of that name."""
     get = value if callable(value) else lambda row: row.get(value)
     return name, width, lambda row: cell(get(row), form)
+
+
+def json_lines(path):
+    """The objects of a JSON lines file; [] without the file.
+
+    A line that is empty, or cut short when a run was ended, is left out."""
+    found = []
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    found.append(json.loads(line))
+    return found
 
 
 def leaf(value):

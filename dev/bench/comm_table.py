@@ -15,14 +15,13 @@ LOGS/one/MODEL/ROWS/RUN.jsonl     one rank; RUN is full-1, full-2, half-1 or hal
                                   the layers, and micro-batches per step
 LOGS/train/MODEL/ROWS/NETWORK/    ARM.jsonl and loopback: the lines of the trainer and of train_arms
 """
-import json
 import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from comm_bound import HOPS, PLAIN, layer_times, step_bound
 from plotting import BETWEEN, COLOURS, TOP, Entry, Panel, legend, page
-from tables import cell, number_column as number, print_columns, write_records
+from tables import cell, json_lines, number_column as number, print_columns, write_records
 
 SUMS = "+sums"  # the same arm with --verify-wire
 TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq-hs": "TLq-HS", "ulq": "ULq",
@@ -32,19 +31,6 @@ TITLES.update({arm + SUMS: title.replace(" gradients", "") + " + sums" for arm, 
 INTERVALS = 2  # of a whole run: one to warm up, the one that counts
 # Bytes per value that travel: codes, and one fp32 scale per group of 128, for weights of 2048.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
-
-
-def lines(path):
-    if not os.path.exists(path):
-        return []
-    found = []
-    with open(path) as file:
-        for line in file:
-            try:
-                found.append(json.loads(line))
-            except ValueError:  # empty, or cut short when a call was ended
-                pass
-    return found
 
 
 def folders(path):
@@ -71,7 +57,7 @@ def read_sync(logs, model, network):
 
     Several calls add their lines to one file, perhaps on several machines."""
     plain, found = None, {}
-    for r in lines(os.path.join(logs, "sync", model, network + ".jsonl")):
+    for r in json_lines(os.path.join(logs, "sync", model, network + ".jsonl")):
         if r["kind"] == "plain":
             plain = r
         elif plain:
@@ -81,7 +67,7 @@ def read_sync(logs, model, network):
 
 def last_run(path):
     """Lines of the newest run in a file that several runs have appended to."""
-    found = lines(path)
+    found = json_lines(path)
     starts = [i for i, r in enumerate(found) if r["kind"] == "start"]
     return found[starts[-1]:] if starts else []
 
@@ -175,7 +161,7 @@ def plan_steps(logs, model, rows, network, left, start, most, arms):
 
 def loopback_of(folder, arm):
     """Bytes on the loopback while the arm ran, as the kernel counts them; None when nobody looked."""
-    found = [r["loopback_bytes"] for r in lines(os.path.join(folder, "loopback")) if r["arm"] == arm]
+    found = [r["loopback_bytes"] for r in json_lines(os.path.join(folder, "loopback")) if r["arm"] == arm]
     return found[-1] if found else None
 
 
@@ -268,7 +254,7 @@ def print_rows(rows):
     ), rows)
     print("bound: the step of the best possible schedule (dev/bench/comm_bound.py); ratio: ms/step over it\n"
           "TFLOP/s: Megatron-LM's formula, per GPU\n"
-          "MB / node: sent out of each node per step, counted by the program; "
+          "MB / node: sent out of each node per step, counted by the program\n"
           "kernel: the loopback's own counter over it\n"
           "gradients, weights: ms that computing waited for them, on the rank that waited least\n"
           "most: ms for both on the rank that waited most; the rest of it is difference in GPU speed")
@@ -390,8 +376,8 @@ def print_memory(rows):
     before = [m["before_bytes"] for r in rows for m in r["measured"]]
     if before:
         print("planned: sum and activations of training with this micro-batch\n"
-              "taken: what the device had lost after the first interval, with context, libraries and NCCL; "
-              "arms share a process, and before their plans %.0f to %.0f MiB were taken" %
+              "taken: what the device had lost after the first interval, with context, libraries and NCCL\n"
+              "       (arms share a process: before their plans %.0f to %.0f MiB were taken)" %
               (min(before) / 2**20, max(before) / 2**20))
 
 

@@ -21,7 +21,6 @@ Each figure is the largest of all saves. Saves that waited for the one before ar
 columns on steps: behind a wait the saved step's update has ended, and the next step looks too
 short.
 """
-import json
 import os
 import re
 import statistics
@@ -29,7 +28,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from tables import cell, print_columns, write_records
+from tables import cell, json_lines, print_columns, write_records
 
 FIRST = 5  # steps that are left out
 NEAR = 3   # steps that follow a save closely
@@ -95,8 +94,7 @@ def run_row(logs, way, iters, interval, base):
                  (way, missing[:3], sorted(s["saved"])))
     calm = [ms for i, ms in took.items() if i > FIRST and not any(0 < i - save <= NEAR for save in wanted)]
     row = {"way": way, "step_ms": statistics.median(calm), "steps_measured": len(calm)}
-    with open(os.path.join(logs, way + ".jsonl")) as file:
-        start = next(r for r in map(json.loads, file) if r["kind"] == "start")
+    start = next(r for r in json_lines(os.path.join(logs, way + ".jsonl")) if r["kind"] == "start")
     row.update({"commit": start["commit"], "device": start["device"], "ranks": start["world_size"],
                 "parameters": start["parameters"]})
     if wanted:
@@ -140,10 +138,10 @@ def print_rows(rows):
               (max(excess), "met" if max(excess) <= 5 else "missed"))
     late = sum(1 for row in rows for save in row.get("saves", []) if save["waits_ms"] and save["after_ms"])
     if late:
-        print("%d saves waited for the one before and are left out of the columns on steps; "
+        print("%d saves waited for the one before and are left out of the columns on steps;\n"
               "a larger --save-interval lets them count" % late)
-    print("ms where nothing else is said; the columns are explained in dev/bench/save_table.py. "
-          "One save of each run is at its end: no step follows it")
+    print("All in ms but where the column says else. dev/bench/save_table.py explains the columns.\n"
+          "One save of each run is at its end: no step follows it.")
 
 
 def main():

@@ -4,13 +4,12 @@
     single_gpu_table.py FOLDER OUT.json
 """
 import glob
-import json
 import os
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from tables import number_column as number, print_columns, write_records
+from tables import json_lines, number_column as number, print_columns, write_records
 
 SHAPES = {"125m": (12, 768), "350m": (24, 1024), "1.3b": (24, 2048), "2.7b": (32, 2560), "6.7b": (32, 4096)}
 VOCABULARY, LENGTH = 50304, 2048
@@ -43,15 +42,10 @@ def matmul_peak():
     return float(done.stdout) if done.returncode == 0 else None
 
 
-def read_lines(path):
-    with open(path) as file:
-        return [json.loads(line) for line in file]
-
-
 def our_rows(folder):
     for path in sorted(glob.glob(os.path.join(folder, "*.jsonl"))):
         model, rows, mode = os.path.basename(path)[: -len(".jsonl")].rsplit(".", 2)
-        records = read_lines(path)
+        records = json_lines(path)
         intervals = [r for r in records if r["kind"] == "interval"]
         if not intervals:
             continue
@@ -67,9 +61,7 @@ def our_rows(folder):
 
 def main():
     folder, out = sys.argv[1:]
-    rows, peers = list(our_rows(folder)), os.path.join(folder, "pytorch.json")
-    if os.path.exists(peers):
-        rows += read_lines(peers)
+    rows = list(our_rows(folder)) + json_lines(os.path.join(folder, "pytorch.json"))
     peak, order = matmul_peak(), list(SHAPES)
     rows.sort(key=lambda r: (order.index(r["model"]), r["program"]))
     for r in rows:

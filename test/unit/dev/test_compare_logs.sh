@@ -70,8 +70,8 @@ json_log 0.03 0.05 10000000 160 1250 100 > "$folder/quant.jsonl"
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --curves 3 --svg "$folder/a.svg"
 has "reference row" "base 100 4.0000 4.0950 - - - 4.5000 - 1,000 40.000 2.500 20.0"
 has "other row" "quant 100 4.0500 4.1350 +0.0400 +0.98 0.0023 4.5500 +1.11 1,250 10.000 2.500 16.0"
-has "what the error is of" "tail noise: of the mean over the tail of this one pair of runs, not from seed \
-to seed: other seeds move a gap many times as far (see --help)"
+has "what the error is of" "tail noise: of the mean over the tail of this one pair of runs, not from seed to seed:"
+has "how far seeds move it" "other seeds move a gap many times as far (see --help)"
 [ "$(grep -c '^tail noise' "$folder/out")" = 1 ] || fail "what the error is of is said once"
 head -n 1 "$folder/out" | grep -q ' gap  *tail ' || fail "the error's column"
 has "note" "quant: loss +0.98 % against base over iterations 81 to 100, 4.00x fewer bytes between nodes, \
