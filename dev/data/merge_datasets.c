@@ -1,5 +1,6 @@
-// merge_datasets: concatenates Megatron token shards into one, as Megatron-LM's tools/merge_datasets.py does. Used after preprocessing a corpus in
-// parts, on several machines or over several days.
+// merge_datasets: concatenates Megatron token shards into one, as Megatron-LM's
+// tools/merge_datasets.py does. Used after preprocessing a corpus in parts, on several machines or
+// over several days.
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -23,8 +24,10 @@ typedef struct Settings {
 static const Option table[] = {
     {.help = "flags"},
     {"input", .kind = OPTION_WORDS, .offset = FIELD(input), .value = "PREFIX...|FOLDER",
-     .help = "Shards without .bin/.idx, merged in this order; a folder stands for all its shards, sorted by name."},
-    {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH", .help = "The merged shard, without .bin/.idx. Its folder is made."},
+     .help = "Shards without .bin/.idx, merged in this order; a folder stands for all its shards, sorted by "
+             "name."},
+    {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH",
+     .help = "The merged shard, without .bin/.idx. Its folder is made."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
 };
 enum { TABLE_ROWS = sizeof table / sizeof *table };
@@ -39,7 +42,8 @@ typedef struct Prefixes {
 static void add_prefix(Prefixes *list, const char *folder, const char *name, size_t length) {
     if (list->count == list->capacity) {
         list->capacity = list->capacity ? 2 * list->capacity : 64;
-        list->items = xrealloc(list->items, (size_t)list->capacity * sizeof *list->items, "the list of shards");
+        list->items = xrealloc(list->items, (size_t)list->capacity * sizeof *list->items,
+                               "the list of shards");
     }
     list->items[list->count++] = text_format("%s%s%.*s", folder, *folder ? "/" : "", (int)length, name);
 }
@@ -54,14 +58,22 @@ static int by_name(const void *a, const void *b) { return strcmp(*(char *const *
 // Every NAME.idx of the folder.
 static bool add_folder(Prefixes *list, const char *folder, Error *err) {
     DIR *dir = opendir(folder);
-    if (!dir) return error_set(err, EXIT_DATA, "cannot open folder %s: %s; check the path", folder, strerror(errno));
+    if (!dir) {
+        return error_set(err, EXIT_DATA, "cannot open folder %s: %s; check the path", folder,
+                         strerror(errno));
+    }
     int before = list->count;
     for (struct dirent *entry; (entry = readdir(dir));) {
         size_t length = strlen(entry->d_name);
-        if (length > 4 && !strcmp(entry->d_name + length - 4, ".idx")) add_prefix(list, folder, entry->d_name, length - 4);
+        if (length > 4 && !strcmp(entry->d_name + length - 4, ".idx")) {
+            add_prefix(list, folder, entry->d_name, length - 4);
+        }
     }
     closedir(dir);
-    if (list->count == before) return error_set(err, EXIT_DATA, "folder %s holds no .idx file; name the folder of the shards", folder);
+    if (list->count == before) {
+        return error_set(err, EXIT_DATA, "folder %s holds no .idx file; name the folder of the shards",
+                         folder);
+    }
     qsort(list->items + before, (size_t)(list->count - before), sizeof *list->items, by_name);
     return true;
 }
@@ -86,13 +98,16 @@ static bool stat_index(const char *prefix, struct stat *status) {
     return exists;
 }
 
-// The output would replace one of its own inputs, or a second run over the same folder would take the first one's result in.
+// The output would replace one of its own inputs, or a second run over the same folder would take
+// the first one's result in.
 static bool refuse_output_among_inputs(const Prefixes *list, const char *output, Error *err) {
     struct stat out, in;
     if (!stat_index(output, &out)) return true;
     for (int i = 0; i < list->count; i++) {
         if (stat_index(list->items[i], &in) && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
-            return error_set(err, EXIT_USAGE, "--output-prefix %s is one of the inputs; write to another name or folder", output);
+            return error_set(err, EXIT_USAGE,
+                             "--output-prefix %s is one of the inputs; write to another name or folder",
+                             output);
         }
     }
     return true;
@@ -104,8 +119,8 @@ static bool append_shard(ShardWriter **writer, const char *prefix, const char *o
     if (!*writer) *writer = shard_writer_open(output, shard.dtype, err);
     bool good = *writer && shard_writer_append(*writer, &shard, err);
     if (good) {
-        fprintf(stderr, "Added %s: %" PRId64 " documents, %" PRId64 " sequences, %" PRId64 " tokens.\n", prefix, shard.documents, shard.sequences,
-                shard.tokens);
+        fprintf(stderr, "Added %s: %" PRId64 " documents, %" PRId64 " sequences, %" PRId64 " tokens.\n",
+                prefix, shard.documents, shard.sequences, shard.tokens);
     }
     shard_close(&shard);
     return good;
@@ -124,16 +139,22 @@ static bool merge(const Prefixes *list, const char *output, Error *err) {
 }
 
 static bool run(const Settings *settings, Error *err) {
-    if (!settings->input.count) return error_set(err, EXIT_USAGE, "--input is missing; --help lists the flags");
-    if (!settings->output_prefix) return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+    if (!settings->input.count) {
+        return error_set(err, EXIT_USAGE, "--input is missing; --help lists the flags");
+    }
+    if (!settings->output_prefix) {
+        return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+    }
     const char *output = settings->output_prefix;
     if (output[strlen(output) - 1] == '/') {
-        return error_set(err, EXIT_USAGE, "--output-prefix %s ends in '/'; put the beginning of the files' name behind it", output);
+        return error_set(err, EXIT_USAGE,
+                         "--output-prefix %s ends in '/'; put the beginning of the files' name behind it",
+                         output);
     }
     Prefixes list = {0};
     int lock = -1;
-    bool good = list_shards(&settings->input, &list, err) && refuse_output_among_inputs(&list, output, err) && prefix_lock(output, &lock, err) &&
-                merge(&list, output, err);
+    bool good = list_shards(&settings->input, &list, err) && refuse_output_among_inputs(&list, output, err) &&
+                prefix_lock(output, &lock, err) && merge(&list, output, err);
     prefix_unlock(output, lock);
     free_prefixes(&list);
     return good;
@@ -153,7 +174,8 @@ int main(int argc, char **argv) {
                "Concatenates Megatron token shards of the same dtype.\n");
         options_help(table, TABLE_ROWS, stdout);
     } else {
-        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err) && run(&settings, &err);
+        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, &err) &&
+               run(&settings, &err);
     }
     if (!good) error_print(NULL, err.what);
     options_free_words(words, count);

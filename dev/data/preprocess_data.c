@@ -1,8 +1,10 @@
-// preprocess_data: text to Megatron token shards, as Megatron-LM's tools/preprocess_data.py does. Reads JSON lines or plain text files, writes
-// <output-prefix>_<key>_document.bin and .idx for the trainer's --data-path.
+// preprocess_data: text to Megatron token shards, as Megatron-LM's tools/preprocess_data.py does.
+// Reads JSON lines or plain text files, writes <output-prefix>_<key>_document.bin and .idx for the
+// trainer's --data-path.
 //
-// One reader cuts the input into blocks of about a megabyte, --workers threads turn blocks into token ids, this thread writes them in input order:
-// the output does not depend on the number of workers, and memory does not grow with the input (except 12 bytes per document for the index).
+// One reader cuts the input into blocks of about a megabyte, --workers threads turn blocks into
+// token ids, this thread writes them in input order: the output does not depend on the number of
+// workers, and memory does not grow with the input (except 12 bytes per document for the index).
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -37,40 +39,53 @@ typedef struct Settings {
 static const Option table[] = {
     {.help = "input"},
     {"input", .kind = OPTION_WORDS, .offset = FIELD(input), .value = "FILE...",
-     .help = "JSON-lines files, one object per line; - is standard input. With --text: plain text files, one document each."},
+     .help = "JSON-lines files, one object per line; - is standard input. With --text: plain text files, one "
+             "document each."},
     {"input-list", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(input_list), .value = "FILE",
      .help = "A file with one input path per line, taken after those of --input."},
-    {"text", .kind = OPTION_FLAG, .offset = FIELD(text), .help = "The inputs are plain text files, one document each."},
-    {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .value = "KEY", .help = "The key that holds the text (one key; default text)."},
+    {"text", .kind = OPTION_FLAG, .offset = FIELD(text),
+     .help = "The inputs are plain text files, one document each."},
+    {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .value = "KEY",
+     .help = "The key that holds the text (one key; default text)."},
     {.help = "tokens"},
-    {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer", .choices = "GPT2BPETokenizer|Byte",
-     .value = "TYPE", .help = "GPT-2's byte-level BPE, or the 256 bytes as ids (end of document 256, needs no files)."},
-    {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "FILE", .help = "GPT-2's vocab.json."},
-    {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "FILE", .help = "GPT-2's merges.txt."},
-    {"append-eod", .kind = OPTION_FLAG, .offset = FIELD(append_eod), .help = "End every document that is not empty with the end-of-document token."},
+    {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer",
+     .choices = "GPT2BPETokenizer|Byte", .value = "TYPE",
+     .help = "GPT-2's byte-level BPE, or the 256 bytes as ids (end of document 256, needs no files)."},
+    {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "FILE",
+     .help = "GPT-2's vocab.json."},
+    {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "FILE",
+     .help = "GPT-2's merges.txt."},
+    {"append-eod", .kind = OPTION_FLAG, .offset = FIELD(append_eod),
+     .help = "End every document that is not empty with the end-of-document token."},
     {.help = "output and speed"},
     {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH",
-     .help = "Path of the output without its ending: PATH_KEY_document.bin and .idx (PATH_text_document with --text). Its folder is made."},
+     .help = "Path of the output without its ending: PATH_KEY_document.bin and .idx (PATH_text_document with "
+             "--text). Its folder is made."},
     {"workers", .kind = OPTION_INT, .offset = FIELD(workers), .low = 1, .high = 4096, .value = "N",
      .help = "Threads that tokenise (default: one per processor). The output does not depend on it."},
-    {"log-interval", .kind = OPTION_INT64, .offset = FIELD(log_interval), .initial = "1000", .low = 1, .high = OPTION_ANY, .value = "N",
-     .help = "Report progress every N documents."},
+    {"log-interval", .kind = OPTION_INT64, .offset = FIELD(log_interval), .initial = "1000", .low = 1,
+     .high = OPTION_ANY, .value = "N", .help = "Report progress every N documents."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
-    {"version", .kind = OPTION_FLAG, .offset = FIELD(version), .help = "Print the version and the Unicode tables in use, and exit."},
+    {"version", .kind = OPTION_FLAG, .offset = FIELD(version),
+     .help = "Print the version and the Unicode tables in use, and exit."},
     {.help = "Megatron-LM's other flags, accepted without effect"},
-    {"keep-newlines", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = "Newlines are always kept."},
-    {"partitions", .kind = OPTION_INT, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "1", .low = 1, .high = 1, .value = "1",
-     .help = "one run already uses all --workers in constant memory; more partitions would only change the order of the documents."},
-    {"keep-sequential-samples", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = "The order is always kept."},
-    {"dataset-impl", .kind = OPTION_CHOICE, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "mmap", .choices = "mmap", .value = "mmap",
-     .help = "mmap is the only format."},
+    {"keep-newlines", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD,
+     .help = "Newlines are always kept."},
+    {"partitions", .kind = OPTION_INT, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "1",
+     .low = 1, .high = 1, .value = "1",
+     .help = "one run already uses all --workers in constant memory; more partitions would only change the "
+             "order of the documents."},
+    {"keep-sequential-samples", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD,
+     .help = "The order is always kept."},
+    {"dataset-impl", .kind = OPTION_CHOICE, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD,
+     .initial = "mmap", .choices = "mmap", .value = "mmap", .help = "mmap is the only format."},
     {.help = "Refused"},
     {"split-sentences", .kind = OPTION_FLAG, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD,
      .help = "GPT is trained on whole documents; leave it out."},
     {"lang", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "LANG",
      .help = "it only serves --split-sentences; leave it out."},
-    {"tokenizer-model", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "FILE",
-     .help = "SentencePiece models are not read; use --vocab-file and --merge-file."},
+    {"tokenizer-model", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD,
+     .value = "FILE", .help = "SentencePiece models are not read; use --vocab-file and --merge-file."},
     {"columns", .kind = OPTION_WORDS, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
      .help = "the text's key is named by --json-keys."},
     {"split", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
@@ -81,13 +96,23 @@ static const Option table[] = {
 enum { TABLE_ROWS = sizeof table / sizeof *table };
 
 static bool check_settings(Settings *s, Error *err) {
-    if (!s->input.count && !s->input_list) return error_set(err, EXIT_USAGE, "--input or --input-list is missing; --help lists the flags");
-    if (!s->output_prefix) return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
-    if (s->output_prefix[strlen(s->output_prefix) - 1] == '/') {
-        return error_set(err, EXIT_USAGE, "--output-prefix %s ends in '/'; put the beginning of the files' name behind it", s->output_prefix);
+    if (!s->input.count && !s->input_list) {
+        return error_set(err, EXIT_USAGE, "--input or --input-list is missing; --help lists the flags");
     }
-    if (s->text && s->json_keys.count) return error_set(err, EXIT_USAGE, "--json-keys does not go with --text; leave one of them out");
-    if (s->json_keys.count > 1) return error_set(err, EXIT_USAGE, "--json-keys has %d keys; run once for each", s->json_keys.count);
+    if (!s->output_prefix) {
+        return error_set(err, EXIT_USAGE, "--output-prefix is missing; --help lists the flags");
+    }
+    if (s->output_prefix[strlen(s->output_prefix) - 1] == '/') {
+        return error_set(err, EXIT_USAGE,
+                         "--output-prefix %s ends in '/'; put the beginning of the files' name behind it",
+                         s->output_prefix);
+    }
+    if (s->text && s->json_keys.count) {
+        return error_set(err, EXIT_USAGE, "--json-keys does not go with --text; leave one of them out");
+    }
+    if (s->json_keys.count > 1) {
+        return error_set(err, EXIT_USAGE, "--json-keys has %d keys; run once for each", s->json_keys.count);
+    }
     if (!s->workers) s->workers = (int)sysconf(_SC_NPROCESSORS_ONLN);
     return true;
 }
@@ -131,7 +156,8 @@ typedef struct Job {
 static void add_document(const Job *job, Block *block, Encoder *encoder, const char *text, size_t bytes) {
     if (block->documents == block->capacity) {
         block->capacity = block->capacity ? 2 * block->capacity : 1024;
-        block->lengths = xrealloc(block->lengths, (size_t)block->capacity * sizeof *block->lengths, "document lengths");
+        block->lengths = xrealloc(block->lengths, (size_t)block->capacity * sizeof *block->lengths,
+                                  "document lengths");
     }
     int64_t before = block->tokens.count;
     encoder_encode(encoder, text, bytes, &block->tokens, &block->replaced);
@@ -140,18 +166,25 @@ static void add_document(const Job *job, Block *block, Encoder *encoder, const c
 }
 
 // Returns false, with block->why, when the line has no text.
-static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonText *json, const char *line, size_t bytes) {
-    const char *text, *why;
-    size_t text_bytes, column;
-    switch (jsonl_find(json, line, bytes, job->key, &text, &text_bytes, &block->replaced, &column, &why)) {
-        case JSONL_FOUND: add_document(job, block, encoder, text, text_bytes); return true;
+static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonText *json, const char *line,
+                          size_t bytes) {
+    JsonlText found;
+    char *why = block->why;
+    const size_t room = sizeof block->why;
+    JsonlResult result = jsonl_find(json, line, bytes, job->key, &found);
+    block->replaced += found.replaced;
+    switch (result) {
+        case JSONL_FOUND: add_document(job, block, encoder, found.text, found.bytes); return true;
         case JSONL_INVALID:
-            snprintf(block->why, sizeof block->why, "is not valid JSON (byte %zu: %s); %s", column, why,
-                     bytes && *line != '{' ? "for plain text files, one document each, add --text" : "mend or drop the line");
+            snprintf(why, room, "is not valid JSON (byte %zu: %s); %s", found.column, found.why,
+                     bytes && *line != '{' ? "for plain text files, one document each, add --text"
+                                           : "mend or drop the line");
             break;
-        case JSONL_NO_KEY: snprintf(block->why, sizeof block->why, "lacks the key \"%s\"; name the right one with --json-keys", job->key); break;
+        case JSONL_NO_KEY:
+            snprintf(why, room, "lacks the key \"%s\"; name the right one with --json-keys", job->key);
+            break;
         case JSONL_NOT_STRING:
-            snprintf(block->why, sizeof block->why, "has a \"%s\" that is no string; mend or drop the line", job->key);
+            snprintf(why, room, "has a \"%s\" that is no string; mend or drop the line", job->key);
             break;
     }
     return false;
@@ -182,7 +215,10 @@ static void encode_files(const Job *job, Block *block, Encoder *encoder) {
 
 static void *read_blocks(void *argument) {
     Job *job = argument;
-    while (corpus_next(job->corpus, &job->blocks[pipeline_read_begin(job->pipeline)].input, &job->read_error)) pipeline_read_end(job->pipeline);
+    while (
+        corpus_next(job->corpus, &job->blocks[pipeline_read_begin(job->pipeline)].input, &job->read_error)) {
+        pipeline_read_end(job->pipeline);
+    }
     pipeline_no_more_input(job->pipeline);
     return NULL;
 }
@@ -204,11 +240,14 @@ static void *encode_blocks(void *argument) {
 
 static pthread_t start_thread(void *(*body)(void *), Job *job) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, body, job)) fatal(NULL, EXIT_ENVIRONMENT, "cannot start a thread; use fewer --workers");
+    if (pthread_create(&thread, NULL, body, job)) {
+        fatal(NULL, EXIT_ENVIRONMENT, "cannot start a thread; use fewer --workers");
+    }
     return thread;
 }
 
-// Signals that ask the program to end wait until the writer looks, so that the temporary files are removed first.
+// Signals that ask the program to end wait until the writer looks, so that the temporary files are
+// removed first.
 static void ending_signals(sigset_t *set) {
     sigemptyset(set);
     sigaddset(set, SIGINT);
@@ -244,9 +283,11 @@ static void print_progress(const Totals *t) {
     char eta[48] = "";
     if (t->all_bytes >= t->bytes && rate > 0) {
         int64_t left = (int64_t)((double)(t->all_bytes - t->bytes) / rate);
-        snprintf(eta, sizeof eta, " ETA %" PRId64 ":%02d:%02d", left / 3600, (int)(left / 60 % 60), (int)(left % 60));
+        snprintf(eta, sizeof eta, " ETA %" PRId64 ":%02d:%02d", left / 3600, (int)(left / 60 % 60),
+                 (int)(left % 60));
     }
-    fprintf(stderr, "Processed %" PRId64 " documents (%.2f docs/s, %.2f MB/s).%s\n", t->documents, (double)t->documents / seconds, rate / 1e6, eta);
+    fprintf(stderr, "Processed %" PRId64 " documents (%.2f docs/s, %.2f MB/s).%s\n", t->documents,
+            (double)t->documents / seconds, rate / 1e6, eta);
 }
 
 static bool write_block(ShardWriter *writer, const Block *block, Totals *t, Error *err) {
@@ -261,7 +302,8 @@ static bool write_block(ShardWriter *writer, const Block *block, Totals *t, Erro
     }
     if (block->input.first_of_path) t->line = 0;
     if (block->bad_line) {
-        return error_set(err, EXIT_DATA, "%s line %" PRId64 " %s", block->input.path, t->line + block->bad_line, block->why);
+        return error_set(err, EXIT_DATA, "%s line %" PRId64 " %s", block->input.path,
+                         t->line + block->bad_line, block->why);
     }
     t->documents += block->documents;
     t->tokens += block->tokens.count;
@@ -285,21 +327,28 @@ static bool write_blocks(Job *job, ShardWriter *writer, Totals *totals, Error *e
 }
 
 static void print_totals(const Totals *t, const char *prefix, int dtype) {
-    fprintf(stderr, "Wrote %s.bin and .idx: %" PRId64 " documents (%" PRId64 " empty), %" PRId64 " tokens of %d bytes, from %.2f MB in %.2f s (%.2f MB/s).\n",
-            prefix, t->documents, t->empty, t->tokens, shard_dtype_size(dtype), (double)t->bytes / 1e6, seconds_since(t->start),
-            (double)t->bytes / 1e6 / seconds_since(t->start));
-    if (t->replaced) fprintf(stderr, "Replaced %" PRId64 " invalid UTF-8 sequences or lone surrogates by U+FFFD.\n", t->replaced);
+    fprintf(stderr,
+            "Wrote %s.bin and .idx: %" PRId64 " documents (%" PRId64 " empty), %" PRId64
+            " tokens of %d bytes, from %.2f MB in %.2f s (%.2f MB/s).\n",
+            prefix, t->documents, t->empty, t->tokens, shard_dtype_size(dtype), (double)t->bytes / 1e6,
+            seconds_since(t->start), (double)t->bytes / 1e6 / seconds_since(t->start));
+    if (t->replaced) {
+        fprintf(stderr, "Replaced %" PRId64 " invalid UTF-8 sequences or lone surrogates by U+FFFD.\n",
+                t->replaced);
+    }
 }
 
 // ---- the job ----
 
-// Ends the program on a failure while threads run. They are not joined: the reader may wait on a pipe that stays silent.
+// Ends the program on a failure while threads run. They are not joined: the reader may wait on a
+// pipe that stays silent.
 static _Noreturn void give_up(ShardWriter *writer, const Error *err) {
     shard_writer_discard(writer);
     error_print(NULL, err->what);
     sigset_t ending;
     ending_signals(&ending);
-    pthread_sigmask(SIG_UNBLOCK, &ending, NULL);  // a signal that came ends the program here, in the way its sender expects
+    // A signal that came ends the program here, in the way its sender expects.
+    pthread_sigmask(SIG_UNBLOCK, &ending, NULL);
     exit(err->code);
 }
 
@@ -327,7 +376,9 @@ static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *tota
 }
 
 // <output-prefix>_<key>_document
-static char *output_name(const Settings *s, const char *key) { return text_format("%s_%s_document", s->output_prefix, key); }
+static char *output_name(const Settings *s, const char *key) {
+    return text_format("%s_%s_document", s->output_prefix, key);
+}
 
 // What feeds a pipe may have failed: a shard of nothing would hide it. Frees the writer.
 static bool no_document(ShardWriter *writer, Error *err) {
@@ -342,7 +393,8 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
     clock_gettime(CLOCK_MONOTONIC, &totals.start);
     sigset_t ending;
     ending_signals(&ending);
-    pthread_sigmask(SIG_BLOCK, &ending, NULL);  // from here on there are temporary files; the threads inherit this
+    // From here on there are temporary files; the threads inherit this.
+    pthread_sigmask(SIG_BLOCK, &ending, NULL);
     int lock = -1;
     ShardWriter *writer = prefix_lock(prefix, &lock, err) ? shard_writer_open(prefix, dtype, err) : NULL;
     if (writer) run_threads(job, s->workers, writer, &totals);
@@ -388,7 +440,7 @@ int main(int argc, char **argv) {
         print_version();
     } else {
         signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
-        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, NULL, 0, &err) &&
+        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, &err) &&
                check_settings(&settings, &err) && preprocess(&settings, &err);
     }
     if (!good) error_print(NULL, err.what);

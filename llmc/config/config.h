@@ -1,5 +1,7 @@
-// Everything a run is told, as one plain struct: filled from the command line by config_parse, completed and checked by config_finish. A
-// loaded checkpoint may still change the schedule and train_iters (config_match_checkpoint, config_go_on), before the first step; read-only from then on. Field names are the flags' names with underscores. Read by every module that has settings; saved whole in checkpoints.
+// Everything a run is told, as one plain struct. config_parse fills it from the command line, config_finish
+// completes and checks it. A loaded checkpoint may still change the schedule and train_iters before the first
+// step; from then on it is read-only. Fields have the flags' names, with underscores. Every module that has
+// settings reads it, and checkpoints hold all of it.
 #pragma once
 #include <stdio.h>
 
@@ -9,10 +11,15 @@
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
 
-// Enums whose values are in the order of their flag's words (config_table.c); TokenizerType is one of them.
+// Enums whose values are in the order of their flag's words (config_table.c); TokenizerType is one
+// of them.
 typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT, LR_WSD } LrStyle;
 typedef enum WsdStyle { WSD_EXPONENTIAL, WSD_LINEAR, WSD_COSINE, WSD_MINUS_SQRT } WsdStyle;
-typedef enum WeightDecayStyle { WEIGHT_DECAY_CONSTANT, WEIGHT_DECAY_LINEAR, WEIGHT_DECAY_COSINE } WeightDecayStyle;
+typedef enum WeightDecayStyle {
+    WEIGHT_DECAY_CONSTANT,
+    WEIGHT_DECAY_LINEAR,
+    WEIGHT_DECAY_COSINE
+} WeightDecayStyle;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
@@ -44,7 +51,7 @@ typedef struct Config {
     // data
     Words data_path, train_data_path, valid_data_path, test_data_path;
     const char *data_args_path, *per_split_data_args_path;  // files that the lists above were read from
-    double mid_level_dataset_surplus;                       // 0: as the paper's fork; SplitRequest of data/dataset.h
+    double mid_level_dataset_surplus;  // 0: as the paper's fork; SplitRequest of data/dataset.h
     const char *split, *vocab_file, *merge_file;
     TokenizerType tokenizer_type;
     int64_t vocab_size;  // NullTokenizer's --vocab-size
@@ -55,14 +62,16 @@ typedef struct Config {
     int gpus_per_node;  // ranks per node; 0 = the real hosts
     bool emulate_nodes; // their borders are real for NCCL
     NodeExchange node_exchange;
-    bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap, grad_reduce_in_bf16;
+    bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap,
+        grad_reduce_in_bf16;
     int64_t ddp_bucket_size;  // elements
     double distributed_timeout_minutes;
     // SDP4Bit
     bool quantized_weights, quantized_gradients, hadamard_transform;
     int weight_quantization_bits, wq_group_size;
     WeightMethod weight_quantization_method;
-    int gradient_quantization_bits_inter, gradient_quantization_bits_intra, gq_group_size_inter, gq_group_size_intra;
+    int gradient_quantization_bits_inter, gradient_quantization_bits_intra, gq_group_size_inter,
+        gq_group_size_intra;
     int gradient_alltoall_pipeline;
     int64_t gradients_quantization_start_iteration;
     int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
@@ -77,8 +86,9 @@ typedef struct Config {
     int timing_log_level;
     TimingLogOption timing_log_option;
     LogLine log_line;
-    bool log_throughput, log_timers_to_tensorboard, log_validation_ppl_to_tensorboard, log_params_norm, log_num_zeros_in_grad,
-        log_batch_size_to_tensorboard, log_world_size_to_tensorboard, log_memory_to_tensorboard, log_progress;
+    bool log_throughput, log_timers_to_tensorboard, log_validation_ppl_to_tensorboard, log_params_norm,
+        log_num_zeros_in_grad, log_batch_size_to_tensorboard, log_world_size_to_tensorboard,
+        log_memory_to_tensorboard, log_progress;
     const char *tensorboard_dir, *log_jsonl;
     int64_t tensorboard_log_interval;
     const char *dump_distributions;
@@ -116,49 +126,61 @@ typedef struct Config {
     double warmup_samples_wn;  // Wn, may be fractional
     int64_t decay_samples_dn;  // Dn
     int64_t wsd_samples;       // the last of them, over which WSD decays
-    int64_t weight_decay_samples;  // over which weight decay ramps from start_weight_decay to end_weight_decay
-    char **words;              // every word of the command line and its argument files: the text fields point into them
+    // Over which weight decay ramps from start_weight_decay to end_weight_decay.
+    int64_t weight_decay_samples;
+    char **words;  // every word of the command line and its argument files: the text fields point into them
     int words_count;
     DataWords data_words[SPLITS];  // backing store of lists that were read from files
     char *wandb_jsonl;         // backing store of log_jsonl when --wandb-project implied it
 } Config;
 
-// Parses argv and checks everything that depends on the flags alone: syntax, ranges, required flags, flags that exclude each other.
-// "@file" anywhere is replaced by the file's words (options.h). Error: EXIT_USAGE naming the flag: unknown flags (with the nearest known
-// name), missing, malformed or out-of-range values, flags that this program refuses on purpose (with the reason), torchrun's launcher options.
-// Flags without effect that a user would want to know of are listed in notes (one line each, to be printed once by rank 0; may be NULL).
-// --help or --version anywhere: only that field is set and nothing is checked. On failure nothing needs freeing.
+// Parses argv and checks everything that depends on the flags alone: syntax, ranges, required flags, flags
+// that exclude each other. "@file" anywhere stands for the file's words (options.h). On failure nothing needs
+// freeing.
+// notes: one line for each flag without effect that a user would want to know of, to be printed once by rank 0.
+// May be NULL.
+// --help or --version anywhere: only that field is set, and nothing is checked.
+// Error (EXIT_USAGE), naming the flag: unknown (with the nearest known name), missing, malformed, out of range,
+// refused on purpose (with the reason), an option of torchrun.
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err);
-// Completes derived fields and checks what depends on the number of ranks and on the vocabulary. world_size: ranks, as mesh_build has accepted them
-// (--plan-world-size when it is given, else those that were started); vocab_size and eod from the tokenizer, or vocab_size 0 for what the tokenizer type
-// implies (GPT-2's 50257, EOD 50256, when no files were opened). Error: EXIT_USAGE.
+// Completes derived fields, and checks what depends on the number of ranks and on the vocabulary.
+// world_size: ranks, as mesh_build has accepted them: --plan-world-size, else those that were started.
+// vocab_size, eod: the tokenizer's. vocab_size 0, when no files were opened: what the tokenizer type implies,
+// which is 50257 and 50256 for GPT-2. Error: EXIT_USAGE.
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
 void config_free(Config *config);
 // Whether the run is --check-data and nothing else. Then only the data's flags are required and checked, and
 // config_finish fills in the vocabulary alone.
 bool config_only_checks_data(const Config *config);
-// --help: grouped, complete, every flag with its default; what has no effect or is refused says why.
+// --help: every flag, in groups, with its default. What has no effect or is refused says why.
 void config_help(const char *program, FILE *file);
-// Megatron's argument dump ("------------------------ arguments ------------------------", names dotted to column 48, sorted).
+// Megatron's argument dump, "--- arguments ---": sorted, names dotted to column 48.
 void config_print(const Config *config, FILE *file);
-// All flags and derived fields as one JSON object (malloc'ed text): Megatron's names with underscores, null for what was not given.
+// All flags and derived fields as one JSON object (malloc'ed text): Megatron's names with underscores, null
+// for what was not given.
 char *config_to_json(const Config *config);
-// That two such texts, this rank's and rank 0's, are of one run: all flags that have an effect are equal, and the vocabularies' sizes and ends of documents. Of paths, which may differ from machine to machine, it
-// counts how many there are; what only rank 0 writes, and its flags, do not count. Error (EXIT_USAGE): the first flag that differs, with both values.
+// Whether two such texts, this rank's and rank 0's, are of one run. All flags that have an effect must be
+// equal, and so must the vocabularies' sizes and ends of documents. Paths may differ from machine to machine:
+// only their number counts. What only rank 0 writes does not count, nor do its flags.
+// Error (EXIT_USAGE): the first flag that differs, with both values.
 bool config_same(const char *own_json, const char *first_json, Error *err);
-// Called when a checkpoint is loaded, after config_finish, with the config_to_json text saved in it. Error (EXIT_CHECKPOINT): text that is no JSON
-// object; a model flag that differs; a schedule flag that differs (learning rates, warm-up and decay in samples, weight decay), unless
-// --override-opt_param-scheduler (the command line wins) or --use-checkpoint-opt_param-scheduler (the saved schedule is copied into config).
-// Differences that change the order of the data become notes. --finetune compares the model only.
+// Called when a checkpoint is loaded, after config_finish. saved_json: its config_to_json text.
+// A schedule flag may differ (learning rates, warm-up and decay in samples, weight decay) with
+// --override-opt_param-scheduler, where the command line wins, or --use-checkpoint-opt_param-scheduler, which
+// copies the saved schedule into config. --finetune compares the model only. Differences that change the order
+// of the data become notes.
+// Error (EXIT_CHECKPOINT): text that is no JSON object; a model flag, or else a schedule flag, that differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes, Error *err);
-// Global batch size of the iteration that starts after `consumed_samples` (Megatron's batch ramp-up):
-// start + increment * floor(consumed / (ramp samples / steps)) while consumed <= ramp samples, then the full size. config_finish makes sure that start
-// and increment are multiples of micro-batch size x data-parallel size, so every size it passes is one.
+// Global batch size of the iteration that starts after `consumed_samples`. Megatron's batch ramp-up: start +
+// increment * floor(consumed / (ramp samples / steps)) while consumed <= ramp samples, then the full size.
+// config_finish makes sure that each size is a multiple of micro-batch size x data-parallel size.
 int config_global_batch_size(const Config *config, int64_t consumed_samples);
-// Called when a checkpoint is loaded: --train-samples counts the samples of all runs, so what is left of them decides train_iters, whatever the batch sizes before
-// were (Megatron-LM counts as if they had been this run's). A note where that moves the end.
+// Called when a checkpoint is loaded. --train-samples counts the samples of all runs: what is left of them
+// decides train_iters, whatever the batch sizes before were. (Megatron-LM counts as if they had been this
+// run's.) A note says where that moves the end.
 void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, char *notes, size_t notes_bytes);
-// Samples taken when iteration train_iters is done, by a run that stands at `iteration` with `consumed_samples` taken.
+// Samples taken when iteration train_iters is done, by a run that stands at `iteration` with `consumed_samples`
+// taken.
 int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples);
 // The option table, for tests and documentation. Rows without a name are headings.
 const Option *config_options(int *rows);

@@ -1,58 +1,68 @@
-// The trainer's option table: every flag with its default, its range and its fate (used, without effect, refused). Read by config.c
-// (parsing, help) and config_text.c (argument dump, JSON). Names, defaults and meanings are Megatron-LM's unless the text says otherwise.
+// The trainer's option table: every flag with its default, its range and its fate (used, without
+// effect, refused). Read by config.c (parsing, help) and config_text.c (argument dump, JSON).
+// Names, defaults and meanings are Megatron-LM's unless the text says otherwise.
 #include "llmc/config/config.h"
 
 #include "sdp4bit/plan.h"
 
 // Offset of a field; does not compile when the field has another type than the row's kind stores.
-#define AT(type, field) (offsetof(Config, field) + 0 * sizeof(char[_Generic(&((Config *)0)->field, type * : 1)]))
+#define AT(type, field) \
+    (offsetof(Config, field) + 0 * sizeof(char[_Generic(&((Config *)0)->field, type * : 1)]))
 
 #define HEADING(text) {.help = text}
-#define FLAG(flag, field, text) {.name = flag, .kind = OPTION_FLAG, .offset = AT(bool, field), .initial = "false", .help = text}
-#define NO_FLAG(flag, field, text) {.name = flag, .kind = OPTION_FLAG, .offset = AT(bool, field), .initial = "true", .negative = true, .help = text}
+#define USED(flag, type, of_kind, field, first, ...) \
+    {.name = flag, .kind = of_kind, .offset = AT(type, field), .initial = first, __VA_ARGS__}
+#define FLAG(flag, field, text) USED(flag, bool, OPTION_FLAG, field, "false", .help = text)
+#define NO_FLAG(flag, field, text) \
+    USED(flag, bool, OPTION_FLAG, field, "true", .negative = true, .help = text)
 #define INT(flag, field, first, least, most, text) \
-    {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = least, .high = most, .value = "N", .help = text}
-#define COUNT(flag, field, first, least, text) \
-    {.name = flag, .kind = OPTION_INT64, .offset = AT(int64_t, field), .initial = first, .low = least, .high = 1e15, .value = "N", .help = text}
+    USED(flag, int, OPTION_INT, field, first, .low = least, .high = most, .value = "N", .help = text)
 #define COUNT_TO(flag, field, first, least, most, text) \
-    {.name = flag, .kind = OPTION_INT64, .offset = AT(int64_t, field), .initial = first, .low = least, .high = most, .value = "N", .help = text}
+    USED(flag, int64_t, OPTION_INT64, field, first, .low = least, .high = most, .value = "N", .help = text)
+#define COUNT(flag, field, first, least, text) COUNT_TO(flag, field, first, least, 1e15, text)
 #define BITS(flag, field, first, text) \
-    {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = 2, .high = 8, .choices = CODEC_BITS_CHOICES, .value = "N", .help = text}
+    USED(flag, int, OPTION_INT, field, first, .low = 2, .high = 8, .choices = CODEC_BITS_CHOICES, \
+         .value = "N", .help = text)
 // Multiples of the Hadamard transform's order.
 #define GROUP(flag, field, first, most, text) \
-    {.name = flag, .kind = OPTION_INT, .offset = AT(int, field), .initial = first, .low = 32, .high = most, .multiple = 32, .value = "N", .help = text}
+    USED(flag, int, OPTION_INT, field, first, .low = 32, .high = most, .multiple = 32, .value = "N", \
+         .help = text)
 #define REAL(flag, field, first, least, most, text) \
-    {.name = flag, .kind = OPTION_REAL, .offset = AT(double, field), .initial = first, .low = least, .high = most, .value = "X", .help = text}
-// Used in float32: judged there.
+    USED(flag, double, OPTION_REAL, field, first, .low = least, .high = most, .value = "X", .help = text)
+// Used in float32, and judged there.
 #define SINGLE(flag, field, first, least, most, text) \
-    {.name = flag, .kind = OPTION_REAL, .offset = AT(double, field), .initial = first, .low = least, .high = most, .single = true, .value = "X", .help = text}
+    USED(flag, double, OPTION_REAL, field, first, .low = least, .high = most, .single = true, .value = "X", \
+         .help = text)
 #define TEXT(flag, field, first, called, text) \
-    {.name = flag, .kind = OPTION_TEXT, .offset = AT(const char *, field), .initial = first, .low = 1, .value = called, .help = text}
-#define WORDS(flag, field, called, text) {.name = flag, .kind = OPTION_WORDS, .offset = AT(Words, field), .value = called, .help = text}
+    USED(flag, const char *, OPTION_TEXT, field, first, .low = 1, .value = called, .help = text)
+#define WORDS(flag, field, called, text) \
+    USED(flag, Words, OPTION_WORDS, field, NULL, .value = called, .help = text)
 #define CHOICE(flag, type, field, first, words, text) \
-    {.name = flag, .kind = OPTION_CHOICE, .offset = AT(type, field), .initial = first, .choices = words, .value = "WORD", .help = text}
+    USED(flag, type, OPTION_CHOICE, field, first, .choices = words, .value = "WORD", .help = text)
 
 // Accepted without effect: the text says why. Values are still checked.
-#define IDLE_FLAG(flag, why) {.name = flag, .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why}
+#define IDLE(flag, of_kind, why, ...) \
+    {.name = flag, .kind = of_kind, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why, \
+     __VA_ARGS__}
+#define IDLE_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .value = NULL)
 #define IDLE_REAL(flag, least, most, why) \
-    {.name = flag, .kind = OPTION_REAL, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .low = least, .high = most, .value = "X", .help = why}
+    IDLE(flag, OPTION_REAL, why, .low = least, .high = most, .value = "X")
 #define IDLE_INT(flag, least, most, why) \
-    {.name = flag, .kind = OPTION_INT64, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .low = least, .high = most, .value = "N", .help = why}
-#define IDLE_CHOICE(flag, words, why) \
-    {.name = flag, .kind = OPTION_CHOICE, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .choices = words, .value = "WORD", .help = why}
+    IDLE(flag, OPTION_INT64, why, .low = least, .high = most, .value = "N")
+#define IDLE_CHOICE(flag, words, why) IDLE(flag, OPTION_CHOICE, why, .choices = words, .value = "WORD")
 // The same, kept for the argument dump.
 #define IDLE_STORED(flag, field, why) \
-    {.name = flag, .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = AT(bool, field), .initial = "false", .help = why}
+    USED(flag, bool, OPTION_FLAG, field, "false", .use = OPTION_NO_EFFECT, .help = why)
 #define IDLE_TEXT(flag, field, called, why) \
-    {.name = flag, .kind = OPTION_TEXT, .use = OPTION_NO_EFFECT, .offset = AT(const char *, field), .value = called, .help = why}
+    USED(flag, const char *, OPTION_TEXT, field, NULL, .use = OPTION_NO_EFFECT, .value = called, .help = why)
 // The same, and the user is told.
-#define NOTED_FLAG(flag, why) {.name = flag, .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .note = true, .help = why}
-#define NOTED(flag, type, least, most, words, called, why) \
-    {.name = flag, .kind = type, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .low = least, .high = most, .choices = words, .note = true, \
-     .value = called, .help = why}
+#define NOTED_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .note = true)
+#define NOTED(flag, of_kind, least, most, words, called, why) \
+    IDLE(flag, of_kind, why, .low = least, .high = most, .choices = words, .note = true, .value = called)
 #define REFUSED(flag, why) {.name = flag, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = why}
-#define LAUNCHER(flag, other) {.name = flag, .alias = other, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = LAUNCHER_HELP}
-#define LAUNCHER_HELP "an option of torchrun; start this program with mpirun -np RANKS instead (--hostfile or SLURM for several nodes)"
+#define LAUNCHER(flag, other) \
+    {.name = flag, .alias = other, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = LAUNCHER_HELP}
+#define LAUNCHER_HELP "an option of torchrun; start this program with mpirun -np RANKS instead"
 
 static const Option table[] = {
     HEADING("Model"),
@@ -60,176 +70,246 @@ static const Option table[] = {
     INT("hidden-size", hidden_size, NULL, 8, 1 << 20, "width of the residual stream; required"),
     INT("ffn-hidden-size", ffn_hidden_size, NULL, 8, 1 << 22, "width of the MLP; default 4 x hidden-size"),
     INT("num-attention-heads", num_attention_heads, NULL, 1, 1 << 16, "attention heads; required"),
-    INT("kv-channels", kv_channels, NULL, 8, 1 << 16, "size of a head; must be hidden-size / num-attention-heads, the default"),
+    INT("kv-channels", kv_channels, NULL, 8, 1 << 16,
+        "size of a head; must be hidden-size / num-attention-heads, the default"),
     INT("seq-length", seq_length, NULL, 1, 1 << 24, "tokens per sequence; required"),
-    INT("max-position-embeddings", max_position_embeddings, NULL, 1, 1 << 24, "rows of the position embedding; required"),
-    INT("make-vocab-size-divisible-by", make_vocab_size_divisible_by, "128", 1, 1 << 20, "the embedding gets this multiple of rows"),
+    INT("max-position-embeddings", max_position_embeddings, NULL, 1, 1 << 24,
+        "rows of the position embedding; required"),
+    INT("make-vocab-size-divisible-by", make_vocab_size_divisible_by, "128", 1, 1 << 20,
+        "the embedding gets this multiple of rows"),
     SINGLE("init-method-std", init_method_std, "0.02", 0, 1e3, "standard deviation of the initial weights"),
     SINGLE("norm-epsilon", norm_epsilon, "1e-5", 0, 1, "epsilon of LayerNorm"),
-    SINGLE("attention-dropout", attention_dropout, "0.1", 0, OPTION_BELOW_ONE, "dropout of the attention probabilities"),
-    SINGLE("hidden-dropout", hidden_dropout, "0.1", 0, OPTION_BELOW_ONE, "dropout of embeddings and of both residual branches"),
+    SINGLE("attention-dropout", attention_dropout, "0.1", 0, OPTION_BELOW_ONE,
+           "dropout of the attention probabilities"),
+    SINGLE("hidden-dropout", hidden_dropout, "0.1", 0, OPTION_BELOW_ONE,
+           "dropout of embeddings and of both residual branches"),
 
     HEADING("Batch and length of the run"),
-    INT("micro-batch-size", micro_batch_size, NULL, 1, 1 << 20, "sequences per rank and micro-batch; required"),
+    INT("micro-batch-size", micro_batch_size, NULL, 1, 1 << 20,
+        "sequences per rank and micro-batch; required"),
     INT("global-batch-size", global_batch_size, NULL, 1, 1 << 30,
-        "sequences per iteration over all ranks, a multiple of micro-batch-size x ranks; default one micro-batch per rank"),
-    COUNT("train-iters", train_iters, NULL, 1, "iterations over all runs; this or --train-samples is required"),
+        "sequences per iteration over all ranks; default one micro-batch per rank"),
+    COUNT("train-iters", train_iters, NULL, 1,
+          "iterations over all runs; this or --train-samples is required"),
     COUNT("train-samples", train_samples, NULL, 1, "samples over all runs"),
     WORDS("rampup-batch-size", rampup_batch_size, "START INCREMENT SAMPLES",
-          "batch ramp-up: from START to --global-batch-size in steps of INCREMENT over SAMPLES samples; needs --train-samples; START and INCREMENT "
-          "must be multiples of micro-batch-size x ranks"),
+          "grow the batch from START to --global-batch-size by INCREMENT, over SAMPLES samples; needs "
+          "--train-samples"),
     FLAG("skip-train", skip_train, "only evaluate"),
 
     HEADING("Optimiser and schedule"),
     SINGLE("lr", lr, NULL, 0, OPTION_ANY, "peak learning rate; required"),
     SINGLE("min-lr", min_lr, "0.0", 0, OPTION_ANY, "learning rate after the decay"),
-    CHOICE("lr-decay-style", LrStyle, lr_decay_style, "linear", "constant|linear|cosine|inverse-square-root|WSD",
+    CHOICE("lr-decay-style", LrStyle, lr_decay_style, "linear",
+           "constant|linear|cosine|inverse-square-root|WSD",
            "form of the decay; WSD: constant, then down over --lr-wsd-decay-iters"),
     COUNT("lr-decay-iters", lr_decay_iters, NULL, 1, "iterations until min-lr; default train-iters"),
-    COUNT("lr-decay-samples", lr_decay_samples, NULL, 1, "the same in samples, with --train-samples; default train-samples"),
-    COUNT("lr-wsd-decay-iters", lr_wsd_decay_iters, NULL, 1, "WSD: the last iterations of --lr-decay-iters, which go down to min-lr"),
+    COUNT("lr-decay-samples", lr_decay_samples, NULL, 1,
+          "the same in samples, with --train-samples; default train-samples"),
+    COUNT("lr-wsd-decay-iters", lr_wsd_decay_iters, NULL, 1,
+          "WSD: the last iterations of --lr-decay-iters, which go down to min-lr"),
     COUNT("lr-wsd-decay-samples", lr_wsd_decay_samples, NULL, 1, "the same in samples, with --train-samples"),
-    CHOICE("lr-wsd-decay-style", WsdStyle, lr_wsd_decay_style, "exponential", "exponential|linear|cosine|minus_sqrt", "WSD: how they go down"),
-    REAL("lr-warmup-fraction", lr_warmup_fraction, NULL, 0, 1, "linear warm-up over this fraction of the decay"),
+    CHOICE("lr-wsd-decay-style", WsdStyle, lr_wsd_decay_style, "exponential",
+           "exponential|linear|cosine|minus_sqrt", "WSD: how they go down"),
+    REAL("lr-warmup-fraction", lr_warmup_fraction, NULL, 0, 1,
+         "linear warm-up over this fraction of the decay"),
     COUNT("lr-warmup-iters", lr_warmup_iters, "0", 0, "linear warm-up in iterations"),
     COUNT("lr-warmup-samples", lr_warmup_samples, "0", 0, "linear warm-up in samples, with --train-samples"),
-    SINGLE("lr-warmup-init", lr_warmup_init, "0.0", 0, OPTION_ANY, "learning rate at the start of the warm-up: the first step uses it"),
-    SINGLE("weight-decay", weight_decay, "0.01", 0, OPTION_ANY, "decoupled weight decay of all matrices, embeddings included"),
-    SINGLE("start-weight-decay", start_weight_decay, NULL, 0, OPTION_ANY, "weight decay at the start, when it changes over the run"),
-    SINGLE("end-weight-decay", end_weight_decay, NULL, 0, OPTION_ANY, "weight decay at the end, when it changes over the run"),
-    CHOICE("weight-decay-incr-style", WeightDecayStyle, weight_decay_incr_style, "constant", "constant|linear|cosine", "how it changes"),
+    SINGLE("lr-warmup-init", lr_warmup_init, "0.0", 0, OPTION_ANY,
+           "learning rate at the start of the warm-up: the first step uses it"),
+    SINGLE("weight-decay", weight_decay, "0.01", 0, OPTION_ANY,
+           "decoupled weight decay of all matrices, embeddings included"),
+    SINGLE("start-weight-decay", start_weight_decay, NULL, 0, OPTION_ANY,
+           "weight decay at the start, when it changes over the run"),
+    SINGLE("end-weight-decay", end_weight_decay, NULL, 0, OPTION_ANY,
+           "weight decay at the end, when it changes over the run"),
+    CHOICE("weight-decay-incr-style", WeightDecayStyle, weight_decay_incr_style, "constant",
+           "constant|linear|cosine", "how it changes"),
     SINGLE("adam-beta1", adam_beta1, "0.9", 0, OPTION_BELOW_ONE, "decay of Adam's first moment"),
     SINGLE("adam-beta2", adam_beta2, "0.999", 0, OPTION_BELOW_ONE, "decay of Adam's second moment"),
     SINGLE("adam-eps", adam_eps, "1e-8", OPTION_ABOVE_ZERO, 1, "added to the root of the second moment"),
-    SINGLE("clip-grad", clip_grad, "1.0", 0, OPTION_ANY, "global gradient norm to clip to; 0 turns clipping and the norm off"),
-    {.name = "override-opt_param-scheduler", .alias = "override-opt-param-scheduler", .kind = OPTION_FLAG, .initial = "false",
-     .offset = AT(bool, override_opt_param_scheduler), .help = "on --load the schedule of the command line wins over the checkpoint's"},
-    {.name = "use-checkpoint-opt_param-scheduler", .alias = "use-checkpoint-opt-param-scheduler", .kind = OPTION_FLAG, .initial = "false",
-     .offset = AT(bool, use_checkpoint_opt_param_scheduler), .help = "on --load the checkpoint's schedule wins over the command line's"},
+    SINGLE("clip-grad", clip_grad, "1.0", 0, OPTION_ANY,
+           "gradient norm to clip to; 0 turns clipping and the norm off"),
+    USED("override-opt_param-scheduler", bool, OPTION_FLAG, override_opt_param_scheduler, "false",
+         .alias = "override-opt-param-scheduler",
+         .help = "on --load the schedule of the command line wins over the checkpoint's"),
+    USED("use-checkpoint-opt_param-scheduler", bool, OPTION_FLAG, use_checkpoint_opt_param_scheduler, "false",
+         .alias = "use-checkpoint-opt-param-scheduler",
+         .help = "on --load the checkpoint's schedule wins over the command line's"),
 
     HEADING("Data"),
     WORDS("data-path", data_path, "PREFIX | WEIGHT PREFIX ... | PREFIX ...",
-          "token shards, PREFIX.bin and PREFIX.idx, cut by --split: one, read as often as needed; a weighted blend; or a list, each read once"),
+          "token shards, PREFIX.bin and .idx, cut by --split. One, or a weighted blend: read as often as "
+          "needed. "
+          "A list: each read once"),
     WORDS("train-data-path", train_data_path, "...", "the same for training alone, used whole"),
     WORDS("valid-data-path", valid_data_path, "...", "the same for validation"),
     WORDS("test-data-path", test_data_path, "...", "the same for the test"),
     TEXT("data-args-path", data_args_path, NULL, "PATH", "a file with the words of --data-path"),
     TEXT("per-split-data-args-path", per_split_data_args_path, NULL, "PATH",
-         "a JSON file with the words of the three flags above, as {\"train\": [...], \"valid\": [...], \"test\": [...]}; null for no data"),
+         "a JSON file with the words of the three flags above: members \"train\", \"valid\" and \"test\""),
     REAL("mid-level-dataset-surplus", mid_level_dataset_surplus, NULL, OPTION_ABOVE_ZERO, 1e3,
-         "ask each shard of a weighted blend for ceil(ceil(samples x weight) x (1 + X)) samples, as Megatron-LM does since core 0.11, where X is 0.005; "
-         "without it ceil(samples x weight x 1.005), as the paper's fork; the order of the data may differ"),
+         "ask each shard of a weighted blend for ceil(ceil(samples x weight) x (1 + X)) samples, as "
+         "megatron-core "
+         "from 0.11 with 0.005. Without the flag: ceil(samples x weight x 1.005), as the paper's fork"),
     TEXT("split", split, "969, 30, 1", "A,B,C", "weights of training, validation and test"),
     FLAG("mock-data", mock_data, "made-up tokens, for measuring speed; wins over --data-path"),
-    CHOICE("tokenizer-type", TokenizerType, tokenizer_type, "GPT2BPETokenizer", "GPT2BPETokenizer|Byte|NullTokenizer",
-           "gives the vocabulary's size and the end-of-document id; Byte needs no files, NullTokenizer takes --vocab-size"),
+    CHOICE("tokenizer-type", TokenizerType, tokenizer_type, "GPT2BPETokenizer",
+           "GPT2BPETokenizer|Byte|NullTokenizer",
+           "gives the vocabulary; Byte needs no files, NullTokenizer takes --vocab-size"),
     TEXT("vocab-file", vocab_file, NULL, "PATH", "vocab.json of GPT2BPETokenizer"),
     TEXT("merge-file", merge_file, NULL, "PATH", "merges.txt of GPT2BPETokenizer"),
-    COUNT_TO("vocab-size", vocab_size, NULL, 1, 1 << 30, "n of NullTokenizer: ids 0..n, of which n ends a document"),
+    COUNT_TO("vocab-size", vocab_size, NULL, 1, 1 << 30,
+             "n of NullTokenizer: ids 0..n, of which n ends a document"),
     FLAG("eod-mask-loss", eod_mask_loss, "no loss where the input is the end of a document"),
     FLAG("reset-position-ids", reset_position_ids, "positions restart after the end of a document"),
     FLAG("reset-attention-mask", reset_attention_mask, "no attention across the end of a document"),
-    {.name = "inspect-data", .kind = OPTION_INT64, .offset = AT(int64_t, inspect_data), .initial = "-1", .low = -1, .high = 1e15, .value = "K",
-     .help = "show training sample K (shards, tokens, text, epoch) and leave; -1 is off"},
-    FLAG("check-data", check_data, "read every token of every shard, report, and leave; needs only the data's flags"),
+    USED("inspect-data", int64_t, OPTION_INT64, inspect_data, "-1", .low = -1, .high = 1e15, .value = "K",
+         .help = "show training sample K (shards, tokens, text, epoch) and leave; -1: off"),
+    FLAG("check-data", check_data,
+         "read every token of every shard, report, and leave; needs only the data's flags"),
 
     HEADING("Ranks and communication"),
     INT("tensor-model-parallel-size", tensor_model_parallel_size, "1", 1, 1 << 20, "only 1 so far"),
     INT("pipeline-model-parallel-size", pipeline_model_parallel_size, "1", 1, 1 << 20, "only 1 so far"),
-    FLAG("use-distributed-optimizer", use_distributed_optimizer, "shard the optimiser (always so here); the quantisation flags ask for it"),
-    INT("gpus-per-node", gpus_per_node, "0", 0, 1 << 20, "ranks per node, which must divide the number of ranks; 0: the real hosts"),
-    FLAG("emulate-nodes", emulate_nodes, "borders of --gpus-per-node are real for NCCL: traffic between nodes of one machine goes through sockets, and ranks may share GPUs (GPUs only)"),
+    FLAG("use-distributed-optimizer", use_distributed_optimizer,
+         "shard the optimiser (always so here); the quantisation flags ask for it"),
+    INT("gpus-per-node", gpus_per_node, "0", 0, 1 << 20,
+        "ranks per node, which must divide the number of ranks; 0: the real hosts"),
+    FLAG("emulate-nodes", emulate_nodes,
+         "GPUs only: nodes of one machine talk through sockets, as nodes apart do, and ranks may share GPUs"),
     CHOICE("node-exchange", NodeExchange, node_exchange, "auto", "auto|nccl|copies",
-           "how messages travel inside a node: through NCCL's kernels, or fetched by the GPUs' copy engines, which leave the multiprocessors to the model (GPUs only); the same bits; auto: copies where they can be had"),
-    COUNT("ddp-bucket-size", ddp_bucket_size, "25000000", 1, "elements per communication bucket, about: buckets hold whole layers"),
-    FLAG("grad-reduce-in-bf16", grad_reduce_in_bf16, "gradients travel as bf16 where they are not quantised; sums stay fp32"),
-    REAL("distributed-timeout-minutes", distributed_timeout_minutes, "10", OPTION_ABOVE_ZERO, 1e9, "a collective that takes longer, or a rank without progress for so long, ends the job and is named"),
-    FLAG("no-overlap", no_overlap, "one thing after the other on one stream, each transfer finished before going on, for debugging; wins over --overlap-*"),
+           "GPUs only: inside a node messages go through NCCL's kernels, or are fetched by the copy engines, "
+           "which "
+           "leave the multiprocessors to the model. auto: copies where they can be had. The same bits"),
+    COUNT("ddp-bucket-size", ddp_bucket_size, "25000000", 1,
+          "elements per communication bucket, about: buckets hold whole layers"),
+    FLAG("grad-reduce-in-bf16", grad_reduce_in_bf16,
+         "gradients travel as bf16 where they are not quantised; sums stay fp32"),
+    REAL("distributed-timeout-minutes", distributed_timeout_minutes, "10", OPTION_ABOVE_ZERO, 1e9,
+         "a collective that takes longer ends the job, and so does a rank without progress for so long"),
+    FLAG("no-overlap", no_overlap,
+         "for debugging: one thing after the other on one stream; wins over --overlap-*"),
     HEADING("SDP4Bit"),
     FLAG("quantized-weights", quantized_weights, "weights travel quantised"),
     BITS("weight-quantization-bits", weight_quantization_bits, "4", "bits per weight"),
     GROUP("wq-group-size", wq_group_size, "2048", LARGEST_GROUP, "weights per scale, a multiple of 32"),
-    CHOICE("weight-quantization-method", WeightMethod, weight_quantization_method, "difference", "difference|direct",
-           "quantise the change of the weights (qWD) or the weights themselves (qW)"),
-    CHOICE("wq-rounding", int, wq_rounding, "nearest", "nearest|stochastic", "rounding of weights; the paper's runs: stochastic"),
+    CHOICE("weight-quantization-method", WeightMethod, weight_quantization_method, "difference",
+           "difference|direct", "quantise the change of the weights (qWD) or the weights themselves (qW)"),
+    CHOICE("wq-rounding", int, wq_rounding, "nearest", "nearest|stochastic",
+           "rounding of weights; the paper's runs: stochastic"),
     FLAG("quantized-gradients", quantized_gradients, "gradients travel quantised, in two levels (TLq)"),
-    BITS("gradient-quantization-bits-intra", gradient_quantization_bits_intra, "8", "bits inside a node; 4 is ULq"),
-    GROUP("gq-group-size-intra", gq_group_size_intra, "512", LARGEST_GRAD_GROUP, "gradients per scale inside a node, a multiple of 32; the paper's runs: 128"),
+    BITS("gradient-quantization-bits-intra", gradient_quantization_bits_intra, "8",
+         "bits inside a node; 4 is ULq"),
+    GROUP("gq-group-size-intra", gq_group_size_intra, "512", LARGEST_GRAD_GROUP,
+          "gradients per scale inside a node, a multiple of 32; the paper's runs: 128"),
     BITS("gradient-quantization-bits-inter", gradient_quantization_bits_inter, "4", "bits between nodes"),
-    GROUP("gq-group-size-inter", gq_group_size_inter, "128", LARGEST_GRAD_GROUP, "gradients per scale between nodes, a multiple of 32"),
-    CHOICE("gq-rounding", int, gq_rounding, "stochastic", "nearest|stochastic", "rounding of gradients; nearest is biased"),
-    FLAG("hadamard-transform", hadamard_transform, "spread outliers over 32 gradients before quantising (TLq-HS)"),
+    GROUP("gq-group-size-inter", gq_group_size_inter, "128", LARGEST_GRAD_GROUP,
+          "gradients per scale between nodes, a multiple of 32"),
+    CHOICE("gq-rounding", int, gq_rounding, "stochastic", "nearest|stochastic",
+           "rounding of gradients; nearest is biased"),
+    FLAG("hadamard-transform", hadamard_transform,
+         "spread outliers over 32 gradients before quantising (TLq-HS)"),
     INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "0", 0, MOST_CHUNKS,
-        "chunks in which a bucket travels; 0: the embeddings in some about as large as another bucket, the others whole; any number gives the same bits, more take less memory"),
-    COUNT("gradients-quantization-start-iteration", gradients_quantization_start_iteration, "0", 0, "unquantised gradients before this iteration"),
-    {.name = "verify-replicas-interval", .alias = "check-weight-hash-across-dp-replicas-interval", .kind = OPTION_INT64, .initial = "1000", .high = 1e15, .value = "N",
-     .offset = AT(int64_t, verify_replicas_interval), .help = "compare all ranks' weights by hash every N iterations and at each save, and repair what differs; 0 is off"},
-    FLAG("verify-wire", verify_wire, "a checksum on every message of gradients and weights; one that arrives wrong ends the run with exit code 7"),
+        "chunks in which a bucket travels: more take less memory, the bits are the same. 0: embeddings in "
+        "chunks of "
+        "about a bucket's size, other buckets whole"),
+    COUNT("gradients-quantization-start-iteration", gradients_quantization_start_iteration, "0", 0,
+          "unquantised gradients before this iteration"),
+    USED("verify-replicas-interval", int64_t, OPTION_INT64, verify_replicas_interval, "1000",
+         .alias = "check-weight-hash-across-dp-replicas-interval", .high = 1e15, .value = "N",
+         .help = "compare all ranks' weights every N iterations and at each save, and repair them; 0: off"),
+    FLAG("verify-wire", verify_wire,
+         "a checksum on every message of gradients and weights; a wrong one ends the run (exit code 7)"),
 
     HEADING("Memory and determinism"),
     FLAG("recompute-activations", recompute_activations, "the same as --recompute-granularity selective"),
     CHOICE("recompute-granularity", Recompute, recompute_granularity, "none", "none|selective|full",
-           "what the backward pass computes again: the attention core (selective, always so here), or whole layers (full)"),
-    COUNT_TO("seed", seed, "1234", 0, UINT32_MAX, "of data order, initial weights, dropout and rounding, below 2^32"),
-    COUNT_TO("eval-seed", eval_seed, "0", 0, UINT32_MAX, "of the order of validation and test samples, so that runs of several seeds are evaluated on the same; 0: --seed"),
+           "what backward computes again: the attention core (selective, always so here) or whole layers "
+           "(full)"),
+    COUNT_TO("seed", seed, "1234", 0, UINT32_MAX,
+             "of data order, initial weights, dropout and rounding, below 2^32"),
+    COUNT_TO("eval-seed", eval_seed, "0", 0, UINT32_MAX,
+             "of the order of validation and test samples, so that several seeds are evaluated on the "
+             "same; 0: --seed"),
     FLAG("deterministic-mode", deterministic_mode,
-         "attention's backward in a form whose sums have a fixed order, slower: on GPUs whole runs repeat to the bit only with it; on CPU ranks they always do"),
+         "GPUs: sums in a fixed order, so that runs repeat to the bit; slower. CPU ranks always do so"),
 
     HEADING("Evaluation and logs"),
     COUNT("eval-interval", eval_interval, "1000", 1, "iterations between evaluations"),
     COUNT("eval-iters", eval_iters, "100", 0, "global batches per evaluation; 0: none"),
-    FLAG("full-validation", full_validation, "each evaluation goes through the whole validation split once; --eval-iters then counts for the test alone"),
+    FLAG("full-validation", full_validation,
+         "each evaluation takes the whole validation split; --eval-iters counts for the test alone"),
     COUNT("log-interval", log_interval, "100", 1, "iterations between log lines"),
     CHOICE("log-line", LogLine, log_line, "megatron", "megatron|short",
-           "what an iteration prints: Megatron-LM's line, which tools read, or a short one for people (step, loss, norm, lr, tokens/s, MFU, time left)"),
+           "Megatron-LM's line, which tools read, or a short one for people"),
     FLAG("log-throughput", log_throughput, "TFLOP/s per GPU in the log line"),
     FLAG("log-params-norm", log_params_norm, "norm of the weights in the log line"),
     FLAG("log-num-zeros-in-grad", log_num_zeros_in_grad, "zero gradients in the log line"),
     INT("timing-log-level", timing_log_level, "0", 0, 2, "0, 1 or 2: how many phases are timed"),
-    CHOICE("timing-log-option", TimingLogOption, timing_log_option, "minmax", "max|minmax|all", "over the ranks"),
+    CHOICE("timing-log-option", TimingLogOption, timing_log_option, "minmax", "max|minmax|all",
+           "over the ranks"),
     COUNT("log-quantization-error-interval", log_quantization_error_interval, "0", 0,
-          "every N iterations compare the reduced gradient with an exact reduction, and the replica with the masters; takes memory (see --plan) and time; 0 is off"),
-    TEXT("dump-distributions", dump_distributions, NULL, "FOLDER", "write histograms of weights, their differences, gradients before and after Hadamard"),
-    COUNT("dump-distributions-interval", dump_distributions_interval, "0", 0, "every N iterations; each rank writes those of its shard; dev/plot_distributions draws them"),
+          "every N iterations measure what quantisation does to the gradient and the weights; takes memory "
+          "(see --plan) "
+          "and time; 0: off"),
+    TEXT("dump-distributions", dump_distributions, NULL, "FOLDER",
+         "write histograms of weights, their differences and gradients"),
+    COUNT("dump-distributions-interval", dump_distributions_interval, "0", 0,
+          "every N iterations; dev/plot_distributions draws them"),
     TEXT("log-jsonl", log_jsonl, NULL, "PATH", "append every log line as JSON"),
     FLAG("log-progress", log_progress, "append starts and checkpoints to SAVE/progress.txt"),
     TEXT("tensorboard-dir", tensorboard_dir, NULL, "FOLDER", "write TensorBoard events"),
     COUNT("tensorboard-log-interval", tensorboard_log_interval, "1", 1, "iterations between events"),
     FLAG("log-timers-to-tensorboard", log_timers_to_tensorboard, "phase times as events"),
-    FLAG("log-validation-ppl-to-tensorboard", log_validation_ppl_to_tensorboard, "validation perplexity as events"),
+    FLAG("log-validation-ppl-to-tensorboard", log_validation_ppl_to_tensorboard,
+         "validation perplexity as events"),
     FLAG("log-batch-size-to-tensorboard", log_batch_size_to_tensorboard, "batch size as events"),
     FLAG("log-world-size-to-tensorboard", log_world_size_to_tensorboard, "number of ranks as events"),
     FLAG("log-memory-to-tensorboard", log_memory_to_tensorboard, "device memory as events"),
-    {.name = "sample-prompt", .kind = OPTION_TEXT, .offset = AT(const char *, sample_prompt), .value = "TEXT",
-     .help = "after training, print text that continues this; \"\" starts from the end of a document"},
-    COUNT("sample-interval", sample_interval, "0", 0, "also every N iterations of training; 0: only after it"),
+    USED("sample-prompt", const char *, OPTION_TEXT, sample_prompt, NULL, .value = "TEXT",
+         .help = "after training, print text that continues this; \"\" starts from the end of a document"),
+    COUNT("sample-interval", sample_interval, "0", 0,
+          "also every N iterations of training; 0: only after it"),
     INT("sample-tokens", sample_tokens, "200", 1, 1 << 24, "tokens of that text"),
     REAL("sample-temperature", sample_temperature, "1.0", 0, 1e3, "0 always takes the likeliest token"),
 
     HEADING("Checkpoints and leaving"),
     TEXT("save", save, NULL, "FOLDER", "write checkpoints; needs --save-interval"),
     COUNT("save-interval", save_interval, NULL, 1, "iterations between checkpoints"),
-    FLAG("async-save", async_save, "train on while checkpoints are written, from a copy in host memory (see --plan)"),
-    COUNT("keep-last-checkpoints", keep_last_checkpoints, "0", 0, "delete this run's older checkpoints once a newer one is on the disk; 2 leave one to fall back to; 0 keeps all"),
-    COUNT("keep-checkpoint-interval", keep_checkpoint_interval, NULL, 1, "with --keep-last-checkpoints: keep those of iterations that are multiples of this too"),
-    TEXT("load", load, NULL, "FOLDER", "go on from the latest checkpoint that is sound; starts from scratch when there is none"),
+    FLAG("async-save", async_save,
+         "train on while checkpoints are written, from a copy in host memory (see --plan)"),
+    COUNT("keep-last-checkpoints", keep_last_checkpoints, "0", 0,
+          "delete this run's older checkpoints once a newer one is on the disk; 2 leave one to fall back to; "
+          "0 keeps all"),
+    COUNT("keep-checkpoint-interval", keep_checkpoint_interval, NULL, 1,
+          "with --keep-last-checkpoints: keep those of iterations that are multiples of this too"),
+    TEXT("load", load, NULL, "FOLDER",
+         "go on from the latest sound checkpoint; start from scratch when there is none"),
     FLAG("exit-on-missing-checkpoint", exit_on_missing_checkpoint, "leave when --load finds none"),
     FLAG("finetune", finetune, "load the weights only and start at iteration 0"),
     FLAG("no-load-optim", no_load_optim, "do not load the optimiser's state"),
     FLAG("no-save-optim", no_save_optim, "do not save the optimiser's state"),
     COUNT("exit-interval", exit_interval, NULL, 1, "leave, saving, when the iteration is a multiple of this"),
-    REAL("exit-duration-in-mins", exit_duration_in_mins, NULL, OPTION_ABOVE_ZERO, 1e9, "leave, saving, after this many minutes"),
-    CHOICE("on-nan", OnNan, on_nan, "abort", "abort|skip", "what a loss or gradient that is not finite does: end the run, or skip the step"),
+    REAL("exit-duration-in-mins", exit_duration_in_mins, NULL, OPTION_ABOVE_ZERO, 1e9,
+         "leave, saving, after this many minutes"),
+    CHOICE("on-nan", OnNan, on_nan, "abort", "abort|skip",
+           "a loss or gradient that is not finite ends the run, or its step is skipped"),
     NO_FLAG("no-check-for-nan-in-loss-and-grad", check_for_nan_in_loss_and_grad, "do not look for them"),
-    CHOICE("on-spike", OnSpike, on_spike, "report", "report|skip", "what a spike of the loss or of the gradient norm does: a line in the log, or that and a skipped step"),
+    CHOICE("on-spike", OnSpike, on_spike, "report", "report|skip",
+           "a spike of the loss or the gradient norm is reported, or its step is skipped too"),
     SINGLE("loss-spike-factor", loss_spike_factor, "10", 0, 1e9,
-         "a spike is a loss that lies more than X times its mean deviation (at least 1 % of the loss) above its running mean; 0: do not look"),
+           "a spike lies more than X mean deviations (each at least 1 % of the loss) above the running mean; "
+           "0: off"),
     SINGLE("norm-spike-factor", norm_spike_factor, "10", 0, 1e9, "the same for the gradient norm"),
-    COUNT("max-skipped-in-a-row", max_skipped_in_a_row, "20", 0, "end the run after this many skipped steps in a row; 0: never"),
+    COUNT("max-skipped-in-a-row", max_skipped_in_a_row, "20", 0,
+          "end the run after this many skipped steps in a row; 0: never"),
 
     HEADING("Instead of training"),
-    FLAG("plan", plan, "print the memory and communication plan of the run and leave; needs no data and no GPU"),
-    INT("plan-world-size", plan_world_size, "0", 0, 1 << 20, "plan for this many ranks without starting them, one node unless --gpus-per-node says otherwise; 0: as many as there are"),
+    FLAG("plan", plan,
+         "print the memory and communication plan of the run and leave; needs no data and no GPU"),
+    INT("plan-world-size", plan_world_size, "0", 0, 1 << 20,
+        "plan for so many ranks without starting them; one node without --gpus-per-node; 0: the real number"),
     FLAG("version", version, "print the version, the commit and the libraries"),
     FLAG("help", help, "print this"),
 
@@ -247,7 +327,8 @@ static const Option table[] = {
     IDLE_FLAG("use-mcore-models", "the same mathematics"),
     IDLE_FLAG("use-legacy-models", "the same mathematics"),
     IDLE_CHOICE("transformer-impl", "local|transformer_engine", "one implementation"),
-    IDLE_CHOICE("position-embedding-type", "learned_absolute", "only learned positions; rope is not supported"),
+    IDLE_CHOICE("position-embedding-type", "learned_absolute",
+                "only learned positions; rope is not supported"),
     IDLE_CHOICE("normalization", "LayerNorm", "only LayerNorm; RMSNorm is not supported"),
     IDLE_CHOICE("optimizer", "adam", "only AdamW"),
     IDLE_FLAG("no-masked-softmax-fusion", "one fused attention"),
@@ -271,11 +352,14 @@ static const Option table[] = {
     IDLE_INT("train-sync-interval", 1, 1e15, "the processor runs at most one step ahead"),
     IDLE_INT("context-parallel-size", 1, 1, "context parallelism is not supported"),
     IDLE_INT("expert-model-parallel-size", 1, 1, "mixture of experts is not supported"),
-    IDLE_CHOICE("distributed-backend", "nccl", "NCCL between GPUs, MPI between CPU ranks; gloo is not supported"),
+    IDLE_CHOICE("distributed-backend", "nccl",
+                "NCCL between GPUs, MPI between CPU ranks; gloo is not supported"),
     IDLE_CHOICE("DDP-impl", "local", "one implementation"),
     IDLE_FLAG("use-cpu-initialization", "the initial weights do not depend on the device"),
     IDLE_INT("num-workers", 0, 1e9, "reading needs no workers"),
-    IDLE_CHOICE("dataloader-type", "single", "samples come in Megatron's sequential order; cyclic follows torch's generator and is not supported"),
+    IDLE_CHOICE("dataloader-type", "single",
+                "samples come in Megatron's sequential order; cyclic follows torch's generator and is not "
+                "supported"),
     IDLE_CHOICE("data-impl", "mmap|infer", "shards are indexed files, and the loader decides how it reads"),
     IDLE_FLAG("distributed-storage", "the sample index is built on every node"),
     IDLE_FLAG("no-mmap-bin-files", "the loader decides how it reads"),
@@ -291,32 +375,42 @@ static const Option table[] = {
     IDLE_INT("tensorboard-queue-size", 1, 1e9, "events are written at once"),
     IDLE_INT("profile-step-start", 0, 1e15, "see --profile"),
     IDLE_INT("profile-step-end", 0, 1e15, "see --profile"),
-    IDLE_CHOICE("ckpt-format", "torch|torch_dist|zarr", "one checkpoint format: safetensors shards with a manifest"),
-    IDLE_CHOICE("dist-ckpt-format", "torch|torch_dist|zarr", "one checkpoint format: safetensors shards with a manifest"),
+    IDLE_CHOICE("ckpt-format", "torch|torch_dist|zarr",
+                "one checkpoint format: safetensors shards with a manifest"),
+    IDLE_CHOICE("dist-ckpt-format", "torch|torch_dist|zarr",
+                "one checkpoint format: safetensors shards with a manifest"),
     IDLE_FLAG("auto-detect-ckpt-format", "one checkpoint format: safetensors shards with a manifest"),
     IDLE_FLAG("use-dist-ckpt", "every rank always writes its own shard"),
     IDLE_FLAG("ckpt-fully-parallel-save", "every rank always writes its own shard"),
     IDLE_FLAG("no-ckpt-fully-parallel-save", "every rank always writes its own shard"),
     IDLE_FLAG("ckpt-assume-constant-structure", "nothing to keep between saves"),
-    IDLE_STORED("overlap-grad-reduce", overlap_grad_reduce, "gradients are reduced during the backward pass anyway, unless --no-overlap"),
-    IDLE_STORED("overlap-param-gather", overlap_param_gather, "weights are gathered during the forward pass anyway, unless --no-overlap"),
+    IDLE_STORED("overlap-grad-reduce", overlap_grad_reduce,
+                "gradients are reduced during the backward pass anyway, unless --no-overlap"),
+    IDLE_STORED("overlap-param-gather", overlap_param_gather,
+                "weights are gathered during the forward pass anyway, unless --no-overlap"),
     IDLE_FLAG("exit-signal-handler", "SIGTERM, SIGUSR1 and SIGINT always save and leave"),
     IDLE_FLAG("no-load-rng", "random numbers follow from the seed and the iteration; there is no state"),
     IDLE_FLAG("no-save-rng", "random numbers follow from the seed and the iteration; there is no state"),
-    NOTED("recompute-method", OPTION_CHOICE, 0, 0, "uniform|block", "WORD", "full recomputation goes layer by layer"),
+    NOTED("recompute-method", OPTION_CHOICE, 0, 0, "uniform|block", "WORD",
+          "full recomputation goes layer by layer"),
     NOTED("recompute-num-layers", OPTION_INT, 1, 10000, NULL, "N", "full recomputation goes layer by layer"),
-    NOTED("data-cache-path", OPTION_TEXT, 1, 1, NULL, "FOLDER", "the sample index is built in memory, once per node"),
-    NOTED_FLAG("log-straggler", "--timing-log-level 2 with --timing-log-option all shows how long each rank takes"),
+    NOTED("data-cache-path", OPTION_TEXT, 1, 1, NULL, "FOLDER",
+          "the sample index is built in memory, once per node"),
+    NOTED_FLAG("log-straggler",
+               "--timing-log-level 2 with --timing-log-option all shows how long each rank takes"),
     NOTED_FLAG("profile", "start the program under a profiler instead"),
-    {.name = "profile-ranks", .kind = OPTION_WORDS, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .value = "N ...", .help = "see --profile"},
+    IDLE("profile-ranks", OPTION_WORDS, "see --profile", .value = "N ..."),
     IDLE_TEXT("wandb-project", wandb_project, "NAME",
-              "Weights & Biases is not used; JSON lines are written instead, to --log-jsonl or to a file in --wandb-save-dir or SAVE/wandb"),
+              "Weights & Biases is not used; JSON lines are written instead, to --log-jsonl or to a file in "
+              "--wandb-save-dir or SAVE/wandb"),
     IDLE_TEXT("wandb-exp-name", wandb_exp_name, "NAME", "names that file of JSON lines"),
     IDLE_TEXT("wandb-save-dir", wandb_save_dir, "FOLDER", "holds that file of JSON lines"),
 
     HEADING("Refused"),
     REFUSED("learning-rate", "here it is --lr"),
-    REFUSED("batch-size", "give --micro-batch-size (sequences per rank and micro-batch) and --global-batch-size (per iteration)"),
+    REFUSED("batch-size",
+            "give --micro-batch-size (sequences per rank and micro-batch) and --global-batch-size (per "
+            "iteration)"),
     REFUSED("warmup", "give --lr-warmup-fraction or --lr-warmup-iters"),
     REFUSED("max-steps", "here it is --train-iters"),
     REFUSED("fp16", "training is in bf16; use --bf16 or drop the flag"),
@@ -326,22 +420,32 @@ static const Option table[] = {
     REFUSED("apply-query-key-layer-scaling", "it is for fp16; drop the flag"),
     REFUSED("num-experts", "mixture of experts is not supported; use a dense model"),
     REFUSED("moe-*", "mixture of experts is not supported; use a dense model"),
-    REFUSED("group-query-attention", "grouped-query attention is not supported; every head has its own keys and values"),
-    REFUSED("num-query-groups", "grouped-query attention is not supported; every head has its own keys and values"),
+    REFUSED("group-query-attention",
+            "grouped-query attention is not supported; every head has its own keys and values"),
+    REFUSED("num-query-groups",
+            "grouped-query attention is not supported; every head has its own keys and values"),
     REFUSED("use-rotary-position-embeddings", "rotary positions are not supported; positions are learned"),
     REFUSED("rotary-*", "rotary positions are not supported; positions are learned"),
     REFUSED("no-position-embedding", "the model has learned positions; drop the flag"),
     REFUSED("swiglu", "SwiGLU is not supported; the MLP is GELU (tanh form)"),
     REFUSED("squared-relu", "squared ReLU is not supported; the MLP is GELU (tanh form)"),
-    REFUSED("no-bias-gelu-fusion", "in Megatron-LM it changes GELU from the tanh to the erf form; this program has the tanh form: drop the flag"),
+    REFUSED("no-bias-gelu-fusion",
+            "in Megatron-LM it changes GELU from the tanh to the erf form; this program has the tanh form: "
+            "drop the flag"),
     REFUSED("apply-layernorm-1p", "gains are stored as they are, not minus 1; drop the flag"),
     REFUSED("disable-bias-linear", "every linear layer has a bias; drop the flag"),
-    REFUSED("untie-embeddings-and-output-weights", "the output layer shares the embedding's weights, as in GPT-2; drop the flag"),
+    REFUSED("untie-embeddings-and-output-weights",
+            "the output layer shares the embedding's weights, as in GPT-2; drop the flag"),
     REFUSED("init-method-xavier-uniform", "initial weights are normal with --init-method-std; drop the flag"),
     REFUSED("data-parallel-random-init", "all ranks must start from the same weights; drop the flag"),
-    REFUSED("num-layers-per-virtual-pipeline-stage", "pipeline parallelism is not yet supported; drop the flag"),
-    REFUSED("use-checkpoint-args", "give the model's flags, for instance @configs/gpt_125m.args; they are compared with the checkpoint's"),
-    REFUSED("tokenizer-model", "SentencePiece is not supported; use GPT2BPETokenizer with --vocab-file and --merge-file, Byte, or NullTokenizer"),
+    REFUSED("num-layers-per-virtual-pipeline-stage",
+            "pipeline parallelism is not yet supported; drop the flag"),
+    REFUSED("use-checkpoint-args",
+            "give the model's flags, for instance @configs/gpt_125m.args; they are compared with the "
+            "checkpoint's"),
+    REFUSED("tokenizer-model",
+            "SentencePiece is not supported; use GPT2BPETokenizer with --vocab-file and --merge-file, "
+            "Byte, or NullTokenizer"),
     LAUNCHER("nproc_per_node", "nproc-per-node"),
     LAUNCHER("nnodes", NULL),
     LAUNCHER("node_rank", "node-rank"),

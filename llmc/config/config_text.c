@@ -1,4 +1,5 @@
-// A Config as text: Megatron's argument dump, JSON for checkpoints and JSON lines, and the comparison with a loaded checkpoint's JSON. See config.h.
+// A Config as text: Megatron's argument dump, JSON for checkpoints and JSON lines, and the
+// comparison with a loaded checkpoint's JSON. See config.h.
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,9 +7,10 @@
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
 
-// --- one value -------------------------------------------------------------------------------------------------------------------
+// --- one value -----------------------------------------------------------------------------------
 
-// The name Megatron's argument dump has for a flag: underscores, and --no-check-... without its "no-".
+// The name Megatron's argument dump has for a flag: underscores, and --no-check-... without its
+// "no-".
 static void dump_name(const Option *row, char *name, size_t bytes) {
     snprintf(name, bytes, "%s", row->name + (row->negative ? strlen("no-") : 0));
     for (char *c = name; *c; c++) {
@@ -18,7 +20,8 @@ static void dump_name(const Option *row, char *name, size_t bytes) {
 
 // Flags that store something and describe the run; the rest is not dumped.
 static bool is_setting(const Option *row) {
-    return row->name && row->offset != OPTION_NO_FIELD && strcmp(row->name, "help") != 0 && strcmp(row->name, "version") != 0;
+    return row->name && row->offset != OPTION_NO_FIELD && strcmp(row->name, "help") != 0 &&
+           strcmp(row->name, "version") != 0;
 }
 
 // A whole number without default that was not given holds 0 and has no value.
@@ -57,14 +60,15 @@ static bool row_text(const Option *row, const void *field, const char **text, ch
     return true;
 }
 
-// --- Megatron's argument dump ----------------------------------------------------------------------------------------------------
+// --- Megatron's argument dump --------------------------------------------------------------------
 
 // "  name ....... value" with dots to column 48; malloc'ed.
 static char *dump_line(const char *name, const char *value) {
     int dots = 48 - (int)strlen(name);
     size_t bytes = strlen(name) + strlen(value) + 64;
     char *line = (char *)xmalloc(bytes, "argument dump");
-    snprintf(line, bytes, "  %s %.*s %s", name, dots > 0 ? dots : 0, "................................................", value);
+    snprintf(line, bytes, "  %s %.*s %s", name, dots > 0 ? dots : 0,
+             "................................................", value);
     return line;
 }
 
@@ -74,7 +78,9 @@ static char *list_text(const Words *words) {
     for (int i = 0; i < words->count; i++) bytes += strlen(words->items[i]) + 4;
     char *text = (char *)xmalloc(bytes, "argument dump");
     size_t used = (size_t)snprintf(text, bytes, "[");
-    for (int i = 0; i < words->count; i++) used += (size_t)snprintf(text + used, bytes - used, "%s'%s'", i ? ", " : "", words->items[i]);
+    for (int i = 0; i < words->count; i++) {
+        used += (size_t)snprintf(text + used, bytes - used, "%s'%s'", i ? ", " : "", words->items[i]);
+    }
     snprintf(text + used, bytes - used, "]");
     return text;
 }
@@ -127,7 +133,8 @@ static void derived_values(const Config *c, Derived derived[DERIVED]) {
         {"schedule_decay_samples", (double)c->decay_samples_dn, true},
         {"schedule_wsd_samples", (double)c->wsd_samples, true},
         {"schedule_weight_decay_samples", (double)c->weight_decay_samples, true},
-        {"world_size", (double)c->dp_size * c->tensor_model_parallel_size * c->pipeline_model_parallel_size, true},
+        {"world_size", (double)c->dp_size * c->tensor_model_parallel_size * c->pipeline_model_parallel_size,
+         true},
     };
     memcpy(derived, values, sizeof values);
 }
@@ -137,7 +144,9 @@ static void derived_text(const Derived *derived, char *text, size_t bytes) {
     else format_real(derived->value, text, bytes);
 }
 
-static int compare_lines(const void *a, const void *b) { return strcasecmp(*(char *const *)a, *(char *const *)b); }
+static int compare_lines(const void *a, const void *b) {
+    return strcasecmp(*(char *const *)a, *(char *const *)b);
+}
 
 void config_print(const Config *config, FILE *file) {
     int rows, count = 0;
@@ -163,11 +172,13 @@ void config_print(const Config *config, FILE *file) {
     free(lines);
 }
 
-// --- JSON ------------------------------------------------------------------------------------------------------------------------
+// --- JSON ----------------------------------------------------------------------------------------
 
 // cJSON returns NULL only when memory runs out.
 static void add_item(cJSON *object, const char *name, cJSON *item) {
-    if (!item || !cJSON_AddItemToObject(object, name, item)) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
+    if (!item || !cJSON_AddItemToObject(object, name, item)) {
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
+    }
 }
 
 // Flags are bytes, a folder's name for one; JSON wants UTF-8.
@@ -184,7 +195,9 @@ static cJSON *text_item(const char *text) {
 static cJSON *words_item(const Words *words) {
     cJSON *array = words->items ? cJSON_CreateArray() : cJSON_CreateNull();
     for (int i = 0; array && words->items && i < words->count; i++) {
-        if (!cJSON_AddItemToArray(array, text_item(words->items[i]))) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
+        if (!cJSON_AddItemToArray(array, text_item(words->items[i]))) {
+            fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
+        }
     }
     return array;
 }
@@ -199,9 +212,12 @@ static cJSON *row_item(const Option *row, const Config *config) {
         case OPTION_FLAG: return cJSON_CreateBool(*(const bool *)field);
         case OPTION_INT:
         case OPTION_INT64:
-        case OPTION_REAL: return row_number(row, field, buffer, sizeof buffer) ? cJSON_CreateRaw(buffer) : cJSON_CreateNull();
+        case OPTION_REAL:
+            return row_number(row, field, buffer, sizeof buffer) ? cJSON_CreateRaw(buffer)
+                                                                 : cJSON_CreateNull();
         case OPTION_WORDS: memcpy(&words, field, sizeof words); return words_item(&words);
-        default: return row_text(row, field, &text, buffer, sizeof buffer) ? text_item(text) : cJSON_CreateNull();
+        default:
+            return row_text(row, field, &text, buffer, sizeof buffer) ? text_item(text) : cJSON_CreateNull();
     }
 }
 
@@ -229,35 +245,65 @@ char *config_to_json(const Config *config) {
     return text;
 }
 
-// --- comparison with a checkpoint ------------------------------------------------------------------------------------------------
+// --- comparison with a checkpoint ----------------------------------------------------------------
 
 // What must be equal for a checkpoint's weights to mean the same.
-static const char *const model_names[] = {"num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "max_position_embeddings",
-                                          "padded_vocab_size", "unpadded_vocab_size", "norm_epsilon", "tensor_model_parallel_size",
+static const char *const model_names[] = {"num_layers",
+                                          "hidden_size",
+                                          "ffn_hidden_size",
+                                          "num_attention_heads",
+                                          "max_position_embeddings",
+                                          "padded_vocab_size",
+                                          "unpadded_vocab_size",
+                                          "norm_epsilon",
+                                          "tensor_model_parallel_size",
                                           "pipeline_model_parallel_size"};
 // What the schedule follows from, in samples as Megatron compares it.
-static const char *const schedule_names[] = {"lr", "min_lr", "lr_warmup_init", "lr_decay_style", "lr_wsd_decay_style", "schedule_warmup_samples", "schedule_decay_samples", "schedule_wsd_samples",
-                                             "start_weight_decay", "end_weight_decay", "weight_decay_incr_style"};
+static const char *const schedule_names[] = {"lr",
+                                             "min_lr",
+                                             "lr_warmup_init",
+                                             "lr_decay_style",
+                                             "lr_wsd_decay_style",
+                                             "schedule_warmup_samples",
+                                             "schedule_decay_samples",
+                                             "schedule_wsd_samples",
+                                             "start_weight_decay",
+                                             "end_weight_decay",
+                                             "weight_decay_incr_style"};
 // What decides which tokens come next.
-static const char *const data_names[] = {"seed", "eval_seed", "seq_length", "split", "data_path", "train_data_path", "mid_level_dataset_surplus", "mock_data", "tokenizer_type", "eod_mask_loss",
-                                         "reset_position_ids", "reset_attention_mask"};
+static const char *const data_names[] = {"seed",
+                                         "eval_seed",
+                                         "seq_length",
+                                         "split",
+                                         "data_path",
+                                         "train_data_path",
+                                         "mid_level_dataset_surplus",
+                                         "mock_data",
+                                         "tokenizer_type",
+                                         "eod_mask_loss",
+                                         "reset_position_ids",
+                                         "reset_attention_mask"};
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
 enum { EXCERPT_BYTES = 64 };
 
-// Of a text that differs from another at byte `at`: as much as fits, from a little before that byte.
+// Of a text that differs from another at byte `at`: as much as fits, from a little before that
+// byte.
 static void excerpt(const char *text, size_t at, char out[EXCERPT_BYTES]) {
     enum { BEFORE = 24 };
     bool cut = strlen(text) >= EXCERPT_BYTES && at > BEFORE;
     snprintf(out, EXCERPT_BYTES, "%s%s", cut ? "..." : "", text + (cut ? at - BEFORE : 0));
 }
 
-// The first name from *at on whose values differ, with both values as text (cut); NULL when there is none. A name that one side does not know is equal.
-static const char *next_difference(const cJSON *saved, const cJSON *now, const char *const *names, size_t count, size_t *at, char was[EXCERPT_BYTES],
+// The first name from *at on whose values differ, with both values as text (cut); NULL when there
+// is none. A name that one side does not know is equal.
+static const char *next_difference(const cJSON *saved, const cJSON *now, const char *const *names,
+                                   size_t count, size_t *at, char was[EXCERPT_BYTES],
                                    char is[EXCERPT_BYTES]) {
     while (*at < count) {
         const char *name = names[(*at)++];
-        const cJSON *a = cJSON_GetObjectItemCaseSensitive(saved, name), *b = cJSON_GetObjectItemCaseSensitive(now, name);
+        const cJSON *a = cJSON_GetObjectItemCaseSensitive(saved, name),
+                    *b = cJSON_GetObjectItemCaseSensitive(now, name);
         if (!a || !b) continue;
         char *a_text = cJSON_PrintUnformatted(a), *b_text = cJSON_PrintUnformatted(b);
         bool differ = a_text && b_text && strcmp(a_text, b_text) != 0;
@@ -274,7 +320,7 @@ static const char *next_difference(const cJSON *saved, const cJSON *now, const c
     return NULL;
 }
 
-// --- comparison with rank 0 ------------------------------------------------------------------------------------------------------
+// --- comparison with rank 0 ----------------------------------------------------------------------
 
 // A file, a folder, or a list of shards.
 static bool is_path(const Option *row) {
@@ -283,7 +329,8 @@ static bool is_path(const Option *row) {
 }
 
 static bool counts_everywhere(const Option *row) {
-    static const char *const of_first_rank[] = {"log-jsonl", "log-line", "log-progress", "tensorboard"};  // its own files and lines
+    // Its own files and lines.
+    static const char *const of_first_rank[] = {"log-jsonl", "log-line", "log-progress", "tensorboard"};
     for (size_t i = 0; i < COUNT_OF(of_first_rank); i++) {
         if (strstr(row->name ? row->name : "", of_first_rank[i])) return false;
     }
@@ -293,9 +340,13 @@ static bool counts_everywhere(const Option *row) {
 bool config_same(const char *own_json, const char *first_json, Error *err) {
     int rows;
     const Option *table = config_options(&rows);
-    cJSON *own = json_parse_object(own_json, strlen(own_json)), *first = json_parse_object(first_json, strlen(first_json));
+    cJSON *own = json_parse_object(own_json, strlen(own_json)),
+          *first = json_parse_object(first_json, strlen(first_json));
     bool ok = own && first;
-    if (!ok) error_set(err, EXIT_COMMUNICATION, "rank 0's flags did not arrive as they were sent; see what is wrong with the network");
+    if (!ok) {
+        error_set(err, EXIT_COMMUNICATION,
+                  "rank 0's flags did not arrive as they were sent; see what is wrong with the network");
+    }
     for (int i = 0; i < rows && ok; i++) {
         char name[96], here[EXCERPT_BYTES], there[EXCERPT_BYTES];
         const char *const names[] = {name};
@@ -303,24 +354,34 @@ bool config_same(const char *own_json, const char *first_json, Error *err) {
         if (!counts_everywhere(&table[i])) continue;
         dump_name(&table[i], name, sizeof name);
         // Follows from the samples and the batch sizes, which are flags of their own.
-        if (!strcmp(name, "train_iters") && cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(own, "train_samples"))) continue;
-        const cJSON *mine = cJSON_GetObjectItemCaseSensitive(own, name), *theirs = cJSON_GetObjectItemCaseSensitive(first, name);
-        if (is_path(&table[i]) && cJSON_IsNull(mine) == cJSON_IsNull(theirs) && cJSON_GetArraySize(mine) == cJSON_GetArraySize(theirs)) continue;
+        if (!strcmp(name, "train_iters") &&
+            cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(own, "train_samples")))
+            continue;
+        const cJSON *mine = cJSON_GetObjectItemCaseSensitive(own, name),
+                    *theirs = cJSON_GetObjectItemCaseSensitive(first, name);
+        if (is_path(&table[i]) && cJSON_IsNull(mine) == cJSON_IsNull(theirs) &&
+            cJSON_GetArraySize(mine) == cJSON_GetArraySize(theirs))
+            continue;
         if (!next_difference(own, first, names, 1, &at, here, there)) continue;
-        ok = error_set(err, EXIT_USAGE, "%s%s is %s here and %s on rank 0; start all ranks with the same flags", table[i].negative ? "" : "--",
-                       table[i].negative ? name : table[i].name, here, there);
+        ok = error_set(err, EXIT_USAGE,
+                       "%s%s is %s here and %s on rank 0; start all ranks with the same flags",
+                       table[i].negative ? "" : "--", table[i].negative ? name : table[i].name, here, there);
     }
     const char *const vocabulary[] = {"padded_vocab_size", "unpadded_vocab_size", "eod"};
     char here[EXCERPT_BYTES], there[EXCERPT_BYTES];
     size_t at = 0;
-    const char *name = ok ? next_difference(own, first, vocabulary, COUNT_OF(vocabulary), &at, here, there) : NULL;
-    if (name) ok = error_set(err, EXIT_USAGE, "%s is %s here and %s on rank 0; copy one vocabulary to all machines", name, here, there);
+    const char *name = ok ? next_difference(own, first, vocabulary, COUNT_OF(vocabulary), &at, here, there)
+                          : NULL;
+    if (name) {
+        ok = error_set(err, EXIT_USAGE, "%s is %s here and %s on rank 0; copy one vocabulary to all machines",
+                       name, here, there);
+    }
     cJSON_Delete(own);
     cJSON_Delete(first);
     return ok;
 }
 
-// --- what a checkpoint brings ----------------------------------------------------------------------------------------------------
+// --- what a checkpoint brings --------------------------------------------------------------------
 
 static void adopt_real(const cJSON *saved, const char *name, double *field) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(saved, name);
@@ -363,7 +424,10 @@ static bool match_model(const cJSON *saved, const cJSON *now, Error *err) {
     size_t at = 0;
     const char *name = next_difference(saved, now, model_names, COUNT_OF(model_names), &at, was, is);
     if (!name) return true;
-    return error_set(err, EXIT_CHECKPOINT, "the checkpoint was made with %s %s, this run has %s; give the checkpoint's model flags, or another --load", name, was, is);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "the checkpoint was made with %s %s, this run has %s; give the checkpoint's model "
+                     "flags, or another --load",
+                     name, was, is);
 }
 
 static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now, Error *err) {
@@ -381,12 +445,14 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
     if (!name) name = next_difference(saved, now, ramp, 1, &ramp_at, was, is);
     if (!name) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint's schedule has %s %s, this run's %s; add --override-opt_param-scheduler to use this run's or "
+                     "the checkpoint's schedule has %s %s, this run's %s; add --override-opt_param-scheduler "
+                     "to use this run's or "
                      "--use-checkpoint-opt_param-scheduler to use the checkpoint's",
                      name, was, is);
 }
 
-static bool match(Config *config, const cJSON *saved, const cJSON *now, char *notes, size_t notes_bytes, Error *err) {
+static bool match(Config *config, const cJSON *saved, const cJSON *now, char *notes, size_t notes_bytes,
+                  Error *err) {
     if (!match_model(saved, now, err)) return false;
     if (config->finetune) return true;
     if (!match_schedule(config, saved, now, err)) return false;
@@ -394,17 +460,21 @@ static bool match(Config *config, const cJSON *saved, const cJSON *now, char *no
     size_t at = 0;
     const char *name;
     while ((name = next_difference(saved, now, data_names, COUNT_OF(data_names), &at, was, is))) {
-        options_note(notes, notes_bytes, "%s was %s in the checkpoint and is %s: the data go on in another order", name, was, is);
+        options_note(notes, notes_bytes,
+                     "%s was %s in the checkpoint and is %s: the data go on in another order", name, was, is);
     }
     return true;
 }
 
-bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes, Error *err) {
+bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
+                             Error *err) {
     char *now_json = config_to_json(config);
     cJSON *saved = json_parse_object(saved_json, strlen(saved_json));
     cJSON *now = json_parse_object(now_json, strlen(now_json));
     bool ok = saved && now ? match(config, saved, now, notes, notes_bytes, err)
-                           : error_set(err, EXIT_CHECKPOINT, "the arguments in the checkpoint are no JSON object; the checkpoint is damaged, load another");
+                           : error_set(err, EXIT_CHECKPOINT,
+                                       "the arguments in the checkpoint are no JSON object; the checkpoint "
+                                       "is damaged, load another");
     cJSON_Delete(saved);
     cJSON_Delete(now);
     free(now_json);

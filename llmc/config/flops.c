@@ -2,10 +2,13 @@
 #include "llmc/config/flops.h"
 
 double megatron_flops(const Config *config, double batch_sequences) {
-    double L = config->num_layers, S = config->seq_length, h = config->hidden_size, F = config->ffn_hidden_size;
-    double a = (double)config->kv_channels * config->num_attention_heads;  // width of the attention, h in these models
-    double attention = (2 + S / h) * a / h;                                // QKV and output projections, scores and their product with V
-    return 12 * batch_sequences * S * L * h * h * (attention + F / h + config->vocab_size_padded / (2 * L * h));
+    double L = config->num_layers, S = config->seq_length, h = config->hidden_size,
+           F = config->ffn_hidden_size;
+    // Width of the attention, h in these models.
+    double a = (double)config->kv_channels * config->num_attention_heads;
+    double attention = (2 + S / h) * a / h;  // QKV and output projections, scores and their product with V
+    return 12 * batch_sequences * S * L * h * h *
+           (attention + F / h + config->vocab_size_padded / (2 * L * h));
 }
 
 double causal_flops(const Config *config, double batch_sequences, double parameters) {

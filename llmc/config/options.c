@@ -1,4 +1,5 @@
-// Long options from a table: see options.h. Called by config.c for the trainer and by tools that bring their own table.
+// Long options from a table: see options.h. Called by config.c for the trainer and by tools that
+// bring their own table.
 #include "llmc/config/options.h"
 
 #include <errno.h>
@@ -9,7 +10,7 @@
 
 #include "llmc/base/durable.h"
 
-// --- words: argv and argument files ----------------------------------------------------------------------------------------------
+// --- words: argv and argument files --------------------------------------------------------------
 
 enum { MAX_DEPTH = 8, MAX_FILES = 64, MAX_FILE_BYTES = 1 << 20, MAX_WORDS = 1 << 16 };
 
@@ -20,10 +21,14 @@ typedef struct Reader {
 } Reader;
 
 static bool add_word(Reader *reader, const char *text, size_t length, Error *err) {
-    if (reader->count == MAX_WORDS) return error_set(err, EXIT_USAGE, "more than %d words on the command line; use fewer", (int)MAX_WORDS);
+    if (reader->count == MAX_WORDS) {
+        return error_set(err, EXIT_USAGE, "more than %d words on the command line; use fewer",
+                         (int)MAX_WORDS);
+    }
     if (reader->count == reader->capacity) {
         reader->capacity = reader->capacity ? 2 * reader->capacity : 64;
-        reader->words = (char **)xrealloc(reader->words, (size_t)reader->capacity * sizeof *reader->words, "command line");
+        reader->words = (char **)xrealloc(reader->words, (size_t)reader->capacity * sizeof *reader->words,
+                                          "command line");
     }
     char *word = (char *)xmalloc(length + 1, "command line");
     memcpy(word, text, length);
@@ -36,7 +41,8 @@ static bool add_word(Reader *reader, const char *text, size_t length, Error *err
 static char *read_text(const char *path, size_t *bytes, Error *err) {
     FILE *file = durable_open_plain(path);
     if (!file) {
-        error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, errno ? strerror(errno) : "not a plain file");
+        error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path,
+                  errno ? strerror(errno) : "not a plain file");
         return NULL;
     }
     char *text = (char *)xmalloc(MAX_FILE_BYTES + 2, "argument file");
@@ -44,9 +50,12 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
     bool failed = ferror(file) != 0;
     int reason = errno;
     fclose(file);
-    if (failed) error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, strerror(reason));
-    else if (*bytes > MAX_FILE_BYTES) error_set(err, EXIT_USAGE, "@%s: larger than 1 MiB; that is no argument file", path);
-    else if (memchr(text, 0, *bytes)) error_set(err, EXIT_USAGE, "@%s: holds zero bytes; that is no argument file", path);
+    if (failed)
+        error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, strerror(reason));
+    else if (*bytes > MAX_FILE_BYTES)
+        error_set(err, EXIT_USAGE, "@%s: larger than 1 MiB; that is no argument file", path);
+    else if (memchr(text, 0, *bytes))
+        error_set(err, EXIT_USAGE, "@%s: holds zero bytes; that is no argument file", path);
     else {
         text[*bytes] = 0;
         return text;
@@ -66,19 +75,25 @@ static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 static void skip_blanks_and_comments(Cursor *cursor) {
     for (;; cursor->at++) {
         if (*cursor->at == '#') cursor->at += strcspn(cursor->at, "\n");
-        bool joined_line = cursor->at[0] == '\\' && (!cursor->at[1] || cursor->at[1] == '\n' || (cursor->at[1] == '\r' && cursor->at[2] == '\n'));
+        bool joined_line = cursor->at[0] == '\\' && (!cursor->at[1] || cursor->at[1] == '\n' ||
+                                                     (cursor->at[1] == '\r' && cursor->at[2] == '\n'));
         if (*cursor->at == '\n') cursor->line++;
         if (!is_space(*cursor->at) && !joined_line) return;
     }
 }
 
-// Reads the quoted part that begins at the cursor, appending its characters to word. False when the quote never ends.
+// Reads the quoted part that begins at the cursor, appending its characters to word. False when the
+// quote never ends.
 static bool read_quoted(Cursor *cursor, char *word, size_t *length, Error *err) {
     char quote = *cursor->at++;
     int first_line = cursor->line;
     for (; *cursor->at != quote; cursor->at++) {
-        if (!*cursor->at) return error_set(err, EXIT_USAGE, "@%s line %d: a quote is not closed; add the closing %c", cursor->path, first_line, quote);
-        if (quote == '"' && cursor->at[0] == '\\' && (cursor->at[1] == '"' || cursor->at[1] == '\\')) cursor->at++;
+        if (!*cursor->at) {
+            return error_set(err, EXIT_USAGE, "@%s line %d: a quote is not closed; add the closing %c",
+                             cursor->path, first_line, quote);
+        }
+        if (quote == '"' && cursor->at[0] == '\\' && (cursor->at[1] == '"' || cursor->at[1] == '\\'))
+            cursor->at++;
         if (*cursor->at == '\n') cursor->line++;
         word[(*length)++] = *cursor->at;
     }
@@ -86,7 +101,8 @@ static bool read_quoted(Cursor *cursor, char *word, size_t *length, Error *err) 
     return true;
 }
 
-// Reads the word at the cursor, which stands on no blank. word has room for the whole file. quoted_first: it began with a quote or a backslash.
+// Reads the word at the cursor, which stands on no blank. word has room for the whole file.
+// quoted_first: it began with a quote or a backslash.
 static bool read_word(Cursor *cursor, char *word, size_t *length, bool *quoted_first, Error *err) {
     *length = 0;
     *quoted_first = *cursor->at == '"' || *cursor->at == '\'' || *cursor->at == '\\';
@@ -109,7 +125,8 @@ static bool read_word(Cursor *cursor, char *word, size_t *length, bool *quoted_f
 static bool add_file(Reader *reader, const char *path, int depth, Error *err);
 
 static bool no_name(Error *err) {
-    return error_set(err, EXIT_USAGE, "@ names no file; write @path, or --flag=@value for a value that begins with @");
+    return error_set(err, EXIT_USAGE,
+                     "@ names no file; write @path, or --flag=@value for a value that begins with @");
 }
 
 // "@name" found in the file `from` means a path relative to that file's folder.
@@ -147,8 +164,10 @@ static bool add_text(Reader *reader, const char *path, const char *text, char *w
 static bool add_file(Reader *reader, const char *path, int depth, Error *err) {
     if (!*path) return no_name(err);
     if (depth > MAX_DEPTH || reader->files == MAX_FILES) {
-        return error_set(err, EXIT_USAGE, "@%s: argument files nest more than %d deep or are more than %d; does a file include itself?", path,
-                         (int)MAX_DEPTH, (int)MAX_FILES);
+        return error_set(err, EXIT_USAGE,
+                         "@%s: argument files nest more than %d deep or are more than %d; does a file "
+                         "include itself?",
+                         path, (int)MAX_DEPTH, (int)MAX_FILES);
     }
     reader->files++;
     size_t bytes;
@@ -165,7 +184,8 @@ bool options_read_words(int argc, char *const *argv, char ***words, int *count, 
     Reader reader = {NULL, 0, 0, 0};
     bool ok = true;
     for (int i = 1; ok && i < argc; i++) {
-        ok = argv[i][0] == '@' ? add_file(&reader, argv[i] + 1, 1, err) : add_word(&reader, argv[i], strlen(argv[i]), err);
+        ok = argv[i][0] == '@' ? add_file(&reader, argv[i] + 1, 1, err)
+                               : add_word(&reader, argv[i], strlen(argv[i]), err);
     }
     if (!ok) {
         options_free_words(reader.words, reader.count);
@@ -182,7 +202,7 @@ void options_free_words(char **words, int count) {
     free(words);
 }
 
-// --- names -----------------------------------------------------------------------------------------------------------------------
+// --- names ---------------------------------------------------------------------------------------
 
 static bool same_name(const char *known, const char *name, size_t length) {
     return known && strlen(known) == length && memcmp(known, name, length) == 0;
@@ -193,7 +213,9 @@ static bool is_pattern(const char *known) { return known[strlen(known) - 1] == '
 const Option *options_find(const Option *table, int rows, const char *name, size_t length) {
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || is_pattern(table[i].name)) continue;
-        if (same_name(table[i].name, name, length) || same_name(table[i].alias, name, length)) return &table[i];
+        if (same_name(table[i].name, name, length) || same_name(table[i].alias, name, length)) {
+            return &table[i];
+        }
     }
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || !is_pattern(table[i].name)) continue;
@@ -229,7 +251,8 @@ const char *options_nearest(const Option *table, int rows, const char *name, siz
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || is_pattern(table[i].name) || table[i].use == OPTION_REFUSED) continue;
         bool abbreviated = length >= 3 && strncmp(table[i].name, name, length) == 0;
-        int distance = abbreviated ? 0 : edit_distance(table[i].name, name, length), known = (int)strlen(table[i].name);
+        int distance = abbreviated ? 0 : edit_distance(table[i].name, name, length),
+            known = (int)strlen(table[i].name);
         bool alike = 3 * distance <= (known > (int)length ? known : (int)length);
         if (alike && (!best || distance < least)) {
             best = table[i].name;
@@ -239,7 +262,7 @@ const char *options_nearest(const Option *table, int rows, const char *name, siz
     return best;
 }
 
-// --- values ----------------------------------------------------------------------------------------------------------------------
+// --- values --------------------------------------------------------------------------------------
 
 int options_choice(const char *choices, const char *word) {
     size_t length = strlen(word);
@@ -300,7 +323,8 @@ static bool out_of_range(const Option *row, const char *word, Error *err) {
     char range[176];
     describe_range(row, range, sizeof range);
     bool say_why = row->use == OPTION_NO_EFFECT;
-    return error_set(err, EXIT_USAGE, "--%s %s: must be %s%s%s", row->name, word, range, say_why ? "; " : "", say_why ? row->help : "");
+    return error_set(err, EXIT_USAGE, "--%s %s: must be %s%s%s", row->name, word, range, say_why ? "; " : "",
+                     say_why ? row->help : "");
 }
 
 // A number that is fine as it stands and is not as the float32 that is used.
@@ -308,9 +332,11 @@ static bool unusable_single(const Option *row, const char *word, double used, Er
     char range[176];
     describe_range(row, range, sizeof range);
     bool allowed = used >= row->low && used <= row->high;
-    const char *advice = isinf(used) ? "give a smaller number" : allowed ? "give 0 or a larger number" : "it must be ";
-    return error_set(err, EXIT_USAGE, "--%s %s: becomes %g in float32, in which it is used; %s%s", row->name, word, used,
-                     advice, allowed || isinf(used) ? "" : range);
+    const char *advice = isinf(used) ? "give a smaller number"
+                         : allowed   ? "give 0 or a larger number"
+                                     : "it must be ";
+    return error_set(err, EXIT_USAGE, "--%s %s: becomes %g in float32, in which it is used; %s%s", row->name,
+                     word, used, advice, allowed || isinf(used) ? "" : range);
 }
 
 static void put(const Option *row, void *settings, const void *value, size_t bytes) {
@@ -320,12 +346,15 @@ static void put(const Option *row, void *settings, const void *value, size_t byt
 static bool store_integer(const Option *row, const char *word, void *settings, Error *err) {
     int64_t value;
     if (!read_integer(word, &value)) {
-        return error_set(err, EXIT_USAGE, "--%s %s: not a whole number that fits 64 bits; give digits only, as in --%s %s", row->name, word,
-                         row->name, row->initial ? row->initial : "1");
+        return error_set(err, EXIT_USAGE,
+                         "--%s %s: not a whole number that fits 64 bits; give digits only, as in --%s %s",
+                         row->name, word, row->name, row->initial ? row->initial : "1");
     }
     int narrow = (int)value;
     bool fits = row->kind == OPTION_INT64 || narrow == value;
-    if (!fits || (double)value < row->low || (double)value > row->high || (row->multiple && value % row->multiple)) return out_of_range(row, word, err);
+    if (!fits || (double)value < row->low || (double)value > row->high ||
+        (row->multiple && value % row->multiple))
+        return out_of_range(row, word, err);
     char digits[24];
     snprintf(digits, sizeof digits, "%d", narrow);
     if (row->choices && options_choice(row->choices, digits) < 0) return out_of_range(row, word, err);
@@ -337,8 +366,8 @@ static bool store_integer(const Option *row, const char *word, void *settings, E
 static bool store_real(const Option *row, const char *word, void *settings, Error *err) {
     double value;
     if (!read_real(word, &value)) {
-        return error_set(err, EXIT_USAGE, "--%s %s: not a finite number; give one such as %s", row->name, word,
-                         row->initial ? row->initial : "0.5");
+        return error_set(err, EXIT_USAGE, "--%s %s: not a finite number; give one such as %s", row->name,
+                         word, row->initial ? row->initial : "0.5");
     }
     if (value < row->low || value > row->high) return out_of_range(row, word, err);
     double used = row->single ? (double)(float)value : value;
@@ -352,7 +381,8 @@ static bool store_choice(const Option *row, const char *word, void *settings, Er
     int index = options_choice(row->choices, word);
     if (index < 0) {
         bool say_why = row->use == OPTION_NO_EFFECT;
-        return error_set(err, EXIT_USAGE, "--%s %s: not one of %s%s%s", row->name, word, row->choices, say_why ? "; " : "", say_why ? row->help : "");
+        return error_set(err, EXIT_USAGE, "--%s %s: not one of %s%s%s", row->name, word, row->choices,
+                         say_why ? "; " : "", say_why ? row->help : "");
     }
     put(row, settings, &index, sizeof index);
     return true;
@@ -371,7 +401,10 @@ static bool store(const Option *row, const char *word, void *settings, Error *er
         case OPTION_REAL: return store_real(row, word, settings, err);
         case OPTION_CHOICE: return store_choice(row, word, settings, err);
         case OPTION_TEXT:
-            if (row->low >= 1 && !*word) return error_set(err, EXIT_USAGE, "--%s: the value is empty; give one or drop the flag", row->name);
+            if (row->low >= 1 && !*word) {
+                return error_set(err, EXIT_USAGE, "--%s: the value is empty; give one or drop the flag",
+                                 row->name);
+            }
             put(row, settings, &word, sizeof word);
             return true;
         case OPTION_WORDS: break;  // by store_words
@@ -388,33 +421,42 @@ void options_defaults(const Option *table, int rows, void *settings) {
     Error err;
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || !table[i].initial || table[i].offset == OPTION_NO_FIELD) continue;
-        if (!store(&table[i], table[i].initial, settings, &err)) fatal(NULL, EXIT_USAGE, "option table: default of %s", err.what);
+        if (!store(&table[i], table[i].initial, settings, &err)) {
+            fatal(NULL, EXIT_USAGE, "option table: default of %s", err.what);
+        }
     }
 }
 
-// --- the command line ------------------------------------------------------------------------------------------------------------
+// --- the command line ----------------------------------------------------------------------------
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-'; }
 
 // Whether the table has "no-<name>" for a name that is not in it.
 static bool is_default(const Option *table, int rows, const char *name, size_t length) {
     for (int i = 0; i < rows; i++) {
-        if (table[i].name && strncmp(table[i].name, "no-", 3) == 0 && same_name(table[i].name + 3, name, length)) return true;
+        if (table[i].name && strncmp(table[i].name, "no-", 3) == 0 &&
+            same_name(table[i].name + 3, name, length))
+            return true;
     }
     return false;
 }
 
 static bool unknown(const Option *table, int rows, const char *word, size_t length, Error *err) {
     if (!is_flag(word)) {
-        return error_set(err, EXIT_USAGE, "unexpected argument '%s'; flags begin with --, a value follows its flag, @FILE reads flags from a file, --help lists them", word);
+        return error_set(err, EXIT_USAGE,
+                         "unexpected argument '%s'; flags begin with --, a value follows its flag, @FILE "
+                         "reads flags from a file, --help lists them",
+                         word);
     }
     if (is_default(table, rows, word + 2, length - 2)) {
-        return error_set(err, EXIT_USAGE, "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)", (int)length, word, (int)length, word, (int)length - 2,
-                         word + 2);
+        return error_set(err, EXIT_USAGE,
+                         "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)",
+                         (int)length, word, (int)length, word, (int)length - 2, word + 2);
     }
     const char *near = options_nearest(table, rows, word + 2, length - 2);
     if (!near) return error_set(err, EXIT_USAGE, "unknown flag %.*s; --help lists all", (int)length, word);
-    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length, word, near);
+    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length,
+                     word, near);
 }
 
 bool options_ask(const Option *table, int rows, char *const *words, int count, const char *name) {
@@ -422,28 +464,35 @@ bool options_ask(const Option *table, int rows, char *const *words, int count, c
         if (is_flag(words[i]) && !strcmp(words[i] + 2, name)) return true;
         if (strcmp(words[i], "-h") || strcmp(name, "help")) continue;
         bool follows = i > 0 && is_flag(words[i - 1]) && !strchr(words[i - 1], '=');
-        const Option *before = follows ? options_find(table, rows, words[i - 1] + 2, strlen(words[i - 1]) - 2) : NULL;
+        const Option *before = follows ? options_find(table, rows, words[i - 1] + 2, strlen(words[i - 1]) - 2)
+                                       : NULL;
         if (!before || before->kind == OPTION_FLAG) return true;
     }
     return false;
 }
 
 // Reads the flag at words[*at] with its values and moves *at behind them.
-static bool parse_one(const Option *table, int rows, char **words, int count, int *at, void *settings, const Option **found, Error *err) {
+static bool parse_one(const Option *table, int rows, char **words, int count, int *at, void *settings,
+                      const Option **found, Error *err) {
     char *word = words[*at];
     size_t length = strcspn(word, "=");
     const Option *row = is_flag(word) ? options_find(table, rows, word + 2, length - 2) : NULL;
     if (!row) return unknown(table, rows, word, length, err);
     *found = row;
-    if (row->use == OPTION_REFUSED) return error_set(err, EXIT_USAGE, "%.*s is refused: %s", (int)length, word, row->help);
+    if (row->use == OPTION_REFUSED) {
+        return error_set(err, EXIT_USAGE, "%.*s is refused: %s", (int)length, word, row->help);
+    }
     char *inline_value = word[length] == '=' ? word + length + 1 : NULL;
     ++*at;
     if (row->kind == OPTION_FLAG) {
-        if (inline_value) return error_set(err, EXIT_USAGE, "--%s takes no value; drop '=%s'", row->name, inline_value);
+        if (inline_value) {
+            return error_set(err, EXIT_USAGE, "--%s takes no value; drop '=%s'", row->name, inline_value);
+        }
         return store(row, row->negative ? "false" : "true", settings, err);
     }
     if (row->kind == OPTION_WORDS && inline_value) {
-        memmove(word, inline_value, strlen(inline_value) + 1);  // the value takes the word's place, so that the list can point at it
+        // The value takes the word's place, so that the list can point at it.
+        memmove(word, inline_value, strlen(inline_value) + 1);
         store_words(row, &words[*at - 1], 1, settings);
         return true;
     }
@@ -455,27 +504,31 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
     }
     if (inline_value) return store(row, inline_value, settings, err);
     if (*at == count || is_flag(words[*at])) {
-        return error_set(err, EXIT_USAGE, "--%s needs a value (%s); --%s=VALUE takes one that begins with --", row->name, row->value, row->name);
+        return error_set(err, EXIT_USAGE, "--%s needs a value (%s); --%s=VALUE takes one that begins with --",
+                         row->name, row->value, row->name);
     }
     return store(row, words[(*at)++], settings, err);
 }
 
-bool options_parse(const Option *table, int rows, char **words, int count, void *settings, bool *given, char *notes, size_t notes_bytes,
-                   Error *err) {
-    bool *seen = given ? given : (bool *)xcalloc((size_t)rows, sizeof *seen, "options");
+bool options_parse(const Option *table, int rows, char **words, int count, void *settings,
+                   const OptionsFound *found, Error *err) {
+    OptionsFound f = found ? *found : (OptionsFound){NULL, NULL, 0};
+    bool *seen = f.given ? f.given : (bool *)xcalloc((size_t)rows, sizeof *seen, "options");
     bool ok = true;
     for (int at = 0; ok && at < count;) {
         const Option *row = NULL;
         ok = parse_one(table, rows, words, count, &at, settings, &row, err);
         if (!ok) break;
-        if (row->note && !seen[row - table]) options_note(notes, notes_bytes, "--%s has no effect: %s", row->name, row->help);
+        if (row->note && !seen[row - table]) {
+            options_note(f.notes, f.notes_bytes, "--%s has no effect: %s", row->name, row->help);
+        }
         seen[row - table] = true;
     }
-    if (!given) free(seen);
+    if (!f.given) free(seen);
     return ok;
 }
 
-// --- help and text ---------------------------------------------------------------------------------------------------------------
+// --- help and text -------------------------------------------------------------------------------
 
 enum { HELP_COLUMNS = 100 };
 
@@ -511,7 +564,9 @@ static void print_row(const Option *row, FILE *file) {
     if (row->choices) n += snprintf(text + n, sizeof text - (size_t)n, "%s: ", row->choices);
     n += snprintf(text + n, sizeof text - (size_t)n, "%s", row->help);
     bool show_default = row->initial && row->kind != OPTION_FLAG;
-    if (show_default && n < (int)sizeof text) snprintf(text + n, sizeof text - (size_t)n, " [%s]", row->initial);
+    if (show_default && n < (int)sizeof text) {
+        snprintf(text + n, sizeof text - (size_t)n, " [%s]", row->initial);
+    }
     print_wrapped(text, INDENT, used, file);
 }
 

@@ -1,12 +1,13 @@
-// Long options from a table: reads argv and argument files into words, words into a settings struct, and prints the table as help.
-// Knows nothing of training: config.c owns the trainer's table, and a tool in dev/data may bring its own.
+// Long options from a table. Reads argv and argument files into words, and words into a settings struct;
+// prints the table as help. Knows nothing of training: config.c has the trainer's table, tools in dev/data
+// have their own.
 #pragma once
 #include <stdio.h>
 
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// A list of words (--data-path and its kin take several values). The words belong to whoever read the command line.
+// A list of words (--data-path and its kin take several values). The words belong to whoever read them.
 typedef struct Words {
     const char **items;
     int count;
@@ -28,20 +29,21 @@ typedef enum OptionUse {
     OPTION_REFUSED     // a usage error: `help` says why and what to do
 } OptionUse;
 
-#define OPTION_NO_FIELD ((size_t)-1)           // offset of a row that stores nothing
-#define OPTION_ANY 1e300                       // high (or -low) of a number without a bound
+#define OPTION_NO_FIELD ((size_t)-1)               // offset of a row that stores nothing
+#define OPTION_ANY 1e300                           // high (or -low) of a number without a bound
 #define OPTION_ABOVE_ZERO 2.2250738585072014e-308  // low of a number that must be positive
-#define OPTION_BELOW_ONE 0x1.fffffffffffffp-1  // high of a number that must be below 1
+#define OPTION_BELOW_ONE 0x1.fffffffffffffp-1      // high of a number that must be below 1
 
 typedef struct Option {
-    const char *name;     // without the dashes; "moe-*" in a refused row stands for every name that begins so. NULL: a heading
+    // Without the dashes. NULL: a heading. "moe-*" in a refused row stands for every name that begins so.
+    const char *name;
     const char *alias;    // a second spelling, or NULL
     OptionKind kind;
     OptionUse use;
     size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
     const char *initial;  // the default, in the words of the command line; NULL: zero, printed as None
-    double low, high;     // allowed range of a number, inclusive; for OPTION_TEXT, low 1 refuses the empty word
-    bool single;          // an OPTION_REAL that is used in float32: what it becomes there must be in the range
+    double low, high;     // allowed range of a number, inclusive; for OPTION_TEXT, low 1 refuses ""
+    bool single;          // an OPTION_REAL that is used in float32: its value there must be in the range
     int multiple;         // a whole number must be a multiple of this; 0: any
     const char *choices;  // "first|second"; for OPTION_INT, the only numbers of the range that are allowed
     bool negative;        // an OPTION_FLAG that stores false
@@ -50,35 +52,45 @@ typedef struct Option {
     const char *help;
 } Option;
 
-// Copies argv[1..argc) into *words (count in *count), replacing each "@file" by the words of that file: separated by white space,
-// "#" at the start of a word begins a comment, quotes and backslashes as in a shell, a backslash at the end of a line joins lines.
-// In a file, "@other" is relative to that file's folder and may nest 8 deep; a quoted "@" is no file. Error: EXIT_USAGE, with file and line.
-// On failure nothing needs freeing.
+// Copies argv[1..argc) into *words (count in *count). Each "@file" is replaced by the words of that file:
+// - White space separates them. "#" at the start of a word begins a comment.
+// - Quotes and backslashes work as in a shell. A backslash at the end of a line joins lines.
+// - "@other" in a file is relative to that file's folder and may nest 8 deep. A quoted "@" is no file.
+// Error: EXIT_USAGE, with file and line. On failure nothing needs freeing.
 bool options_read_words(int argc, char *const *argv, char ***words, int *count, Error *err);
 void options_free_words(char **words, int count);
 
 // Writes every row's default into settings.
 void options_defaults(const Option *table, int rows, void *settings);
-// "--flag value" or "--flag=value", exact names, the last occurrence wins. Text fields point into words, which must outlive settings; the words
-// themselves may be rewritten. given: (rows) set true for rows that occur; may be NULL. notes: one line is appended for each row that asks for it.
-// Error: EXIT_USAGE naming the flag: unknown (with the nearest name, or that it is the default where only "no-" of it is known), refused, no value, malformed, out of range.
-bool options_parse(const Option *table, int rows, char **words, int count, void *settings, bool *given, char *notes, size_t notes_bytes,
-                   Error *err);
-// Whether the words ask for the flag `name`, whatever else is wrong with them. -h asks for --help, except
-// as the value of the flag before it.
+// What options_parse tells beside the settings.
+typedef struct OptionsFound {
+    bool *given;         // (rows) set true for rows that occur; may be NULL
+    char *notes;         // one line is appended for each row that asks for it; may be NULL
+    size_t notes_bytes;
+} OptionsFound;
+// "--flag value" or "--flag=value", exact names, the last occurrence wins. Text fields point into words,
+// which must outlive settings; the words themselves may be rewritten. found may be NULL.
+// Error (EXIT_USAGE), naming the flag: unknown (with the nearest name, or that it is the default where only
+// "no-" of it is known), refused, no value, malformed, out of range.
+bool options_parse(const Option *table, int rows, char **words, int count, void *settings,
+                   const OptionsFound *found, Error *err);
+// Whether the words ask for the flag `name`, whatever else is wrong with them. -h asks for --help, except as
+// the value of the flag before it.
 bool options_ask(const Option *table, int rows, char *const *words, int count, const char *name);
-// One block of lines per row, under the table's headings, with defaults, ranges of choice and reasons.
+// One block of lines per row, under the table's headings: defaults, choices, reasons. 100 columns wide.
 void options_help(const Option *table, int rows, FILE *file);
 
 // The row that a name (without dashes, length bytes) means; NULL when there is none.
 const Option *options_find(const Option *table, int rows, const char *name, size_t length);
 // Index of the word among a row's choices, "first|second"; -1 when it is none of them.
 int options_choice(const char *choices, const char *word);
-// The known name nearest to an unknown one (edit distance; a name that it abbreviates comes first); NULL when none is within a third of the longer one's length.
+// The known name nearest to an unknown one. By edit distance, but a name that it abbreviates comes first.
+// NULL when none is within a third of the longer one's length.
 const char *options_nearest(const Option *table, int rows, const char *name, size_t length);
 
 // Appends one line to notes, cut where the room ends; notes may be NULL.
-void options_note(char *notes, size_t notes_bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void options_note(char *notes, size_t notes_bytes, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 // A double in the fewest digits that read back equal, as Python prints it: 0.0006, 6e-05, 256.0. bytes >= 32.
 void format_real(double x, char *text, size_t bytes);
 

@@ -1,4 +1,5 @@
-// Learning rate and weight decay over the run: see schedule.h. Megatron-LM's OptimizerParamScheduler, restated in double precision.
+// Learning rate and weight decay over the run: see schedule.h. Megatron-LM's
+// OptimizerParamScheduler, restated in double precision.
 #include "llmc/config/schedule.h"
 
 #include <math.h>
@@ -23,7 +24,8 @@ Schedule schedule_from_config(const Config *config) {
     return schedule;
 }
 
-// How much of the way from min_lr to lr is left, from 1 down to 0, `ratio` into the last part of a WSD schedule.
+// How much of the way from min_lr to lr is left, from 1 down to 0, `ratio` into the last part of a
+// WSD schedule.
 static double wsd_weight(WsdStyle style, double ratio) {
     switch (style) {
         case WSD_LINEAR: return 1 - ratio;
@@ -46,18 +48,26 @@ static double decay_weight(const Schedule *s, double samples) {
 
 double schedule_lr(const Schedule *s, int64_t n) {
     double samples = (double)n;
-    // The branches are tried in Megatron's order: warm-up comes before everything, also for a constant rate.
-    if (s->warmup_samples > 0 && samples <= s->warmup_samples) return s->lr_init + (s->lr - s->lr_init) * samples / s->warmup_samples;
+    // The branches are tried in Megatron's order: warm-up comes before everything, also for a
+    // constant rate.
+    if (s->warmup_samples > 0 && samples <= s->warmup_samples) {
+        return s->lr_init + (s->lr - s->lr_init) * samples / s->warmup_samples;
+    }
     if (s->style == LR_CONSTANT) return s->lr;
     if (samples > s->decay_samples) return s->min_lr;
-    if (s->style == LR_INVERSE_SQUARE_ROOT) return fmax(s->min_lr, s->lr * sqrt(fmax(s->warmup_samples, 1)) / sqrt(fmax(samples, 1)));
+    if (s->style == LR_INVERSE_SQUARE_ROOT) {
+        return fmax(s->min_lr, s->lr * sqrt(fmax(s->warmup_samples, 1)) / sqrt(fmax(samples, 1)));
+    }
     return s->min_lr + decay_weight(s, samples) * (s->lr - s->min_lr);
 }
 
 double schedule_weight_decay(const Schedule *s, int64_t n) {
     double samples = (double)n;
-    if (s->weight_decay_style == WEIGHT_DECAY_CONSTANT || samples > s->weight_decay_samples) return s->end_weight_decay;
+    if (s->weight_decay_style == WEIGHT_DECAY_CONSTANT || samples > s->weight_decay_samples) {
+        return s->end_weight_decay;
+    }
     double progress = samples / s->weight_decay_samples;
-    double weight = s->weight_decay_style == WEIGHT_DECAY_LINEAR ? progress : 0.5 * (cos(PI * (1 - progress)) + 1);
+    double weight = s->weight_decay_style == WEIGHT_DECAY_LINEAR ? progress
+                                                                 : 0.5 * (cos(PI * (1 - progress)) + 1);
     return s->start_weight_decay + weight * (s->end_weight_decay - s->start_weight_decay);
 }

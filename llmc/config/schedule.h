@@ -1,4 +1,5 @@
-// Learning rate, measured in samples as Megatron-LM's OptimizerParamScheduler does. Pure; called by the training step and by tests.
+// Learning rate, measured in samples as Megatron-LM's OptimizerParamScheduler does. Pure; called by
+// the training step and by tests.
 #pragma once
 #include "llmc/config/config.h"
 LLMC_BEGIN
@@ -17,7 +18,8 @@ typedef struct Schedule {
 
 // From a config that config_finish completed.
 Schedule schedule_from_config(const Config *config);
-// Learning rate when n samples have been consumed by successful steps. n = 0 gives lr_init: the first step runs with it.
+// Learning rate when n samples have been consumed by successful steps. n = 0 gives lr_init: the
+// first step runs with it.
 double schedule_lr(const Schedule *schedule, int64_t n);
 // Weight decay for the step taken after n samples.
 double schedule_weight_decay(const Schedule *schedule, int64_t n);

@@ -1,4 +1,5 @@
-// Several shards mixed by weights (Megatron-LM's BlendedDataset), and the words of --data-path: see dataset.h. Called by loader.c.
+// Several shards mixed by weights (Megatron-LM's BlendedDataset), and the words of --data-path: see
+// dataset.h. Called by loader.c.
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -6,10 +7,11 @@
 
 #include "llmc/data/dataset.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // --data-path
 
-// A word that is a number as a whole. "nan" and "inf" count: they are refused as weights rather than looked for as files.
+// A word that is a number as a whole. "nan" and "inf" count: they are refused as weights rather
+// than looked for as files.
 static bool parse_number(const char *word, double *value) {
     char *end;
     *value = strtod(word, &end);
@@ -27,7 +29,8 @@ static bool has_numbers(const char *const *words, int count) {
 static bool read_weights(DataSource *source, const char *const *words, int count, Error *err) {
     if (count % 2) {
         return error_set(err, EXIT_USAGE,
-                         "--data-path: %d words are not pairs; give one prefix, or a weight before every prefix, or prefixes only",
+                         "--data-path: %d words are not pairs; give one prefix, or a weight before every "
+                         "prefix, or prefixes only",
                          count);
     }
     source->weights = (double *)xcalloc((size_t)count / 2, sizeof(double), "blend weights");
@@ -35,8 +38,9 @@ static bool read_weights(DataSource *source, const char *const *words, int count
         double *w = &source->weights[i / 2];
         if (parse_number(words[i], w) && isfinite(*w) && *w > 0) continue;
         return error_set(err, EXIT_USAGE,
-                         "--data-path: weight '%s' of '%s' is not a positive number; give a weight before every prefix", words[i],
-                         words[i + 1]);
+                         "--data-path: weight '%s' of '%s' is not a positive number; give a weight before "
+                         "every prefix",
+                         words[i], words[i + 1]);
     }
     return true;
 }
@@ -47,12 +51,14 @@ bool data_source_open(DataSource *source, const char *const *words, int count, E
     bool pairs = count > 1 && has_numbers(words, count);
     int shards = pairs ? count / 2 : count;
     if (shards > INT16_MAX) {
-        return error_set(err, EXIT_USAGE, "--data-path: more than %d shards; merge some with merge_datasets", INT16_MAX);
+        return error_set(err, EXIT_USAGE, "--data-path: more than %d shards; merge some with merge_datasets",
+                         INT16_MAX);
     }
     source->shard = (Shard *)xcalloc((size_t)count, sizeof(Shard), "shards");
     bool ok = !pairs || read_weights(source, words, count, err);
     for (; ok && source->shards < shards; source->shards += ok) {
-        ok = shard_open(&source->shard[source->shards], words[pairs ? 2 * source->shards + 1 : source->shards], err);
+        ok = shard_open(&source->shard[source->shards],
+                        words[pairs ? 2 * source->shards + 1 : source->shards], err);
     }
     if (!ok) data_source_close(source);
     return ok;
@@ -65,7 +71,7 @@ void data_source_close(DataSource *source) {
     *source = (DataSource){0};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Weights and draws
 
 double numpy_sum(const double *x, int64_t n) {
@@ -92,9 +98,10 @@ static void normalise(double *weights, int n) {
     for (int i = 0; i < n; i++) weights[i] /= sum;
 }
 
-void blend_indices(const double *weights, const int64_t *limits, int shards, int64_t length, int16_t *blend_shard,
-                   int64_t *blend_sample) {
-    double *drawn = (double *)xcalloc((size_t)shards, sizeof(double), "blend counters");  // whole numbers, exact below 2^53
+void blend_indices(const double *weights, const int64_t *limits, int shards, int64_t length,
+                   int16_t *blend_shard, int64_t *blend_sample) {
+    // Whole numbers, exact below 2^53.
+    double *drawn = (double *)xcalloc((size_t)shards, sizeof(double), "blend counters");
     for (int64_t k = 0; k < length; k++) {
         double draws = k > 1 ? (double)k : 1.0, most = -INFINITY;
         int chosen = 0;
@@ -112,11 +119,16 @@ void blend_indices(const double *weights, const int64_t *limits, int shards, int
     free(drawn);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The blend
 
-static bool build_part(BlendedDataset *d, int i, const Shard *shard, const SplitRequest *r, int64_t samples, Error *err) {
-    PartRequest part = {.split = r->split, .end = shard->sequences, .samples = samples, .seq_length = r->seq_length, .seed = r->seed};
+static bool build_part(BlendedDataset *d, int i, const Shard *shard, const SplitRequest *r, int64_t samples,
+                       Error *err) {
+    PartRequest part = {.split = r->split,
+                        .end = shard->sequences,
+                        .samples = samples,
+                        .seq_length = r->seq_length,
+                        .seed = r->seed};
     if (r->bounds) split_range(r->bounds, r->split, shard->sequences, &part.first, &part.end);
     return gpt_dataset_build(&d->parts[i], shard, &part, &d->memory, err);
 }
@@ -124,10 +136,12 @@ static bool build_part(BlendedDataset *d, int i, const Shard *shard, const Split
 // A number of samples from one in real numbers. The part refuses what it cannot index.
 static int64_t whole_samples(double x) { return x < 0x1p62 ? (int64_t)ceil(x) : INT64_MAX; }
 
-// Megatron's order: normalise, ask every shard for somewhat more than its share, normalise again, then draw.
+// Megatron's order: normalise, ask every shard for somewhat more than its share, normalise again,
+// then draw.
 static bool build_weighted(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
     if (r->samples == ONE_EPOCH) {
-        return error_set(err, EXIT_USAGE, "weights of a blend say nothing about one pass over its %s split; give the prefixes "
+        return error_set(err, EXIT_USAGE,
+                         "weights of a blend say nothing about one pass over its %s split; give the prefixes "
                          "without weights, or drop --full-validation",
                          split_name(r->split));
     }
@@ -135,7 +149,8 @@ static bool build_weighted(BlendedDataset *d, const DataSource *source, const Sp
     normalise(d->weights, d->shards);
     for (int i = 0; i < d->shards; i++) {
         double share = (double)r->samples * d->weights[i];
-        int64_t built = r->surplus > 0 ? whole_samples(ceil(share) * (1 + r->surplus)) : whole_samples(share * 1.005);
+        int64_t built = r->surplus > 0 ? whole_samples(ceil(share) * (1 + r->surplus))
+                                       : whole_samples(share * 1.005);
         if (!build_part(d, i, &source->shard[i], r, built, err)) return false;
         d->samples += r->surplus > 0 ? whole_samples(share) : built;
     }
@@ -148,9 +163,12 @@ static bool build_list(BlendedDataset *d, const DataSource *source, const SplitR
         const GptDataset *part = &d->parts[i];
         if (!build_part(d, i, &source->shard[i], r, ONE_EPOCH, err)) return false;
         if (part->samples == 0) {
-            return error_set(err, EXIT_DATA, "%s: the %" PRId64 " tokens of its %s split hold no sample of %d; leave the shard out, or "
+            return error_set(err, EXIT_DATA,
+                             "%s: the %" PRId64
+                             " tokens of its %s split hold no sample of %d; leave the shard out, or "
                              "give the list weights",
-                             part->shard->prefix, part->tokens_per_epoch, split_name(r->split), r->seq_length);
+                             part->shard->prefix, part->tokens_per_epoch, split_name(r->split),
+                             r->seq_length);
         }
         d->weights[i] = (double)part->samples;
         d->samples += part->samples;
@@ -172,10 +190,10 @@ static bool build_parts(BlendedDataset *d, const DataSource *source, const Split
     return source->weights ? build_weighted(d, source, r, err) : build_list(d, source, r, err);
 }
 
-// A part asked for ceil(1.005 w n) samples serves the first n draws: the lags add up to 0, so the chosen one is
-// not negative, so draw k < n leaves at most floor(w k) + 1 draws on it. The tail of the table, beyond n, can
-// outrun a part by a draw (Megatron-LM fails there): the blend ends before that draw. The error guards against
-// rounding.
+// A part asked for ceil(1.005 w n) samples serves the first n draws: the lags add up to 0, so the
+// chosen one is not negative, so draw k < n leaves at most floor(w k) + 1 draws on it. The tail of
+// the table, beyond n, can outrun a part by a draw (Megatron-LM fails there): the blend ends before
+// that draw. The error guards against rounding.
 static bool check_draws(BlendedDataset *d, Error *err) {
     for (int64_t k = 0; k < d->samples; k++) {
         const GptDataset *part = &d->parts[d->blend_shard[k]];
@@ -185,7 +203,8 @@ static bool check_draws(BlendedDataset *d, Error *err) {
             return true;
         }
         return error_set(err, EXIT_DATA,
-                         "%s: the blend asks for sample %" PRId64 " of this shard, which has %" PRId64 "; ask for more samples, give it "
+                         "%s: the blend asks for sample %" PRId64 " of this shard, which has %" PRId64
+                         "; ask for more samples, give it "
                          "less weight or more data",
                          part->shard->prefix, d->blend_sample[k], part->samples);
     }
@@ -193,7 +212,8 @@ static bool check_draws(BlendedDataset *d, Error *err) {
 }
 
 static void fill_draws(const BlendedDataset *d, bool exhaust) {
-    int64_t *limits = exhaust ? (int64_t *)xcalloc((size_t)d->shards, sizeof *limits, "samples per part") : NULL;
+    int64_t *limits = exhaust ? (int64_t *)xcalloc((size_t)d->shards, sizeof *limits, "samples per part")
+                              : NULL;
     for (int i = 0; exhaust && i < d->shards; i++) limits[i] = d->parts[i].samples;
     blend_indices(d->weights, limits, d->shards, d->samples, d->blend_shard, d->blend_sample);
     free(limits);
@@ -202,9 +222,14 @@ static void fill_draws(const BlendedDataset *d, bool exhaust) {
 static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
     const IndexMemory *m = &d->memory;
     d->blend_shard = (int16_t *)m->alloc(m->context, (size_t)d->samples * sizeof(int16_t), "blend shards");
-    if (d->blend_shard) d->blend_sample = (int64_t *)m->alloc(m->context, (size_t)d->samples * sizeof(int64_t), "blend samples");
+    if (d->blend_shard) {
+        d->blend_sample = (int64_t *)m->alloc(m->context, (size_t)d->samples * sizeof(int64_t),
+                                              "blend samples");
+    }
     if (!d->blend_sample) {
-        return error_set(err, EXIT_ENVIRONMENT, "no memory for a blend of %" PRId64 " samples; ask for fewer or use a larger machine",
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "no memory for a blend of %" PRId64 " samples; ask for fewer or use a larger "
+                                                             "machine",
                          d->samples);
     }
     if (m->builder(m->context)) fill_draws(d, exhaust);
@@ -218,7 +243,8 @@ bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, co
     *dataset = (BlendedDataset){.shards = source->shards, .requested = r->samples};
     dataset->memory = index_memory_or_own(memory);
     if (r->bounds && r->bounds[r->split + 1] <= r->bounds[r->split]) {
-        return error_set(err, EXIT_USAGE, "--split gives no weight to a split that is asked for samples; give it a weight");
+        return error_set(err, EXIT_USAGE,
+                         "--split gives no weight to a split that is asked for samples; give it a weight");
     }
     dataset->parts = (GptDataset *)xcalloc((size_t)source->shards, sizeof(GptDataset), "blend parts");
     bool exhaust = r->samples == ONE_EPOCH, ok = build_parts(dataset, source, r, err);

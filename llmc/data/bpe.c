@@ -1,5 +1,6 @@
-// Byte-pair merging: see bpe.h. Short pieces (nearly all) are merged in place by rescanning a small array; long ones with a heap over a linked
-// list, so that a megabyte without a space costs n log n and not n^2.
+// Byte-pair merging: see bpe.h. Short pieces (nearly all) are merged in place by rescanning a small
+// array; long ones with a heap over a linked list, so that a megabyte without a space costs n log n
+// and not n^2.
 #include "llmc/data/bpe.h"
 
 #include <stdlib.h>
@@ -73,7 +74,8 @@ static size_t encode_short(const Bpe *bpe, const char *piece, size_t bytes, int3
     return count;
 }
 
-// Candidates of a long piece: rank in the high half, position of the left symbol in the low half, so that the smallest key is the next merge.
+// Candidates of a long piece: rank in the high half, position of the left symbol in the low half,
+// so that the smallest key is the next merge.
 typedef struct Heap {
     uint64_t *keys;
     size_t count;
@@ -100,7 +102,8 @@ static uint64_t heap_pop(Heap *heap) {
     return smallest;
 }
 
-// A long piece: its symbols as a doubly linked list over positions. A symbol swallowed by its left neighbour has id -1.
+// A long piece: its symbols as a doubly linked list over positions. A symbol swallowed by its left
+// neighbour has id -1.
 typedef struct LongPiece {
     const Bpe *bpe;
     Heap heap;
@@ -109,7 +112,8 @@ typedef struct LongPiece {
     uint32_t bytes;
 } LongPiece;
 
-static LongPiece long_piece(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *ids) {
+static LongPiece long_piece(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes,
+                            int32_t *ids) {
     // n - 1 first candidates and at most two more for each of at most n - 1 merges.
     size_t heap_bytes = 3 * bytes * sizeof(uint64_t), need = heap_bytes + 2 * bytes * sizeof(uint32_t);
     if (scratch->bytes < need) {
@@ -149,7 +153,8 @@ static void merge_candidate(LongPiece *p, uint64_t key) {
     push_candidate(p, left);
 }
 
-static size_t encode_long(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *ids) {
+static size_t encode_long(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes,
+                          int32_t *ids) {
     LongPiece p = long_piece(bpe, scratch, piece, bytes, ids);
     for (uint32_t i = 0; i < p.bytes; i++) push_candidate(&p, i);
     while (p.heap.count) merge_candidate(&p, heap_pop(&p.heap));
@@ -159,7 +164,8 @@ static size_t encode_long(const Bpe *bpe, BpeScratch *scratch, const char *piece
 }
 
 size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *out) {
-    return bytes <= SHORT_PIECE ? encode_short(bpe, piece, bytes, out) : encode_long(bpe, scratch, piece, bytes, out);
+    return bytes <= SHORT_PIECE ? encode_short(bpe, piece, bytes, out)
+                                : encode_long(bpe, scratch, piece, bytes, out);
 }
 
 void bpe_scratch_free(BpeScratch *scratch) {

@@ -1,4 +1,5 @@
-// Byte-pair merging of one pre-token. The tables are filled by tokenizer.c from vocab.json and merges.txt and read by every encoder thread.
+// Byte-pair merging of one pre-token. The tables are filled by tokenizer.c from vocab.json and
+// merges.txt and read by every encoder thread.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -27,9 +28,10 @@ void bpe_free(Bpe *bpe);
 // Adds one merge; the same pair again replaces it (the last one wins, as in a Python dict).
 void bpe_add(Bpe *bpe, BpeMerge merge);
 
-// Merges one piece of 1..2^32-1 bytes: again and again the pair of lowest rank, the leftmost of equals, as Hugging Face's `tokenizers` does
-// (for any trained merge list that equals merging all occurrences per round). Writes at most `bytes` ids to out and returns their number.
-// Time: O(n log n) for long pieces.
+// Merges one piece of 1..2^32-1 bytes: again and again the pair of lowest rank, the leftmost of
+// equals, as Hugging Face's `tokenizers` does (for any trained merge list that equals merging all
+// occurrences per round). Writes at most `bytes` ids to out and returns their number. Time: O(n log
+// n) for long pieces.
 size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *out);
 void bpe_scratch_free(BpeScratch *scratch);
 

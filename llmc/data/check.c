@@ -8,7 +8,8 @@
 
 // Names the sequence that holds the id at this position of the .bin.
 static bool bad_token(const Shard *shard, int64_t position, int32_t id, int vocab_size, Error *err) {
-    int64_t low = 0, high = shard->sequences;  // the last sequence that begins at or before position; empty ones begin there too
+    // The last sequence that begins at or before position; empty ones begin there too.
+    int64_t low = 0, high = shard->sequences;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
         if (shard_position(shard, middle) <= position) low = middle;
@@ -39,7 +40,7 @@ static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, E
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The ends of documents
 
 typedef struct Ends {
@@ -68,7 +69,8 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     Ends e = {.alike = true, .largest = -1};
     int64_t looks = shard->sequences < most ? shard->sequences : most;
     for (int64_t k = 0; k < looks && e.alike; k++) {
-        int64_t i = looks == shard->sequences ? k : shard->sequences / looks * k, length = shard_length(shard, i);
+        int64_t i = looks == shard->sequences ? k : shard->sequences / looks * k,
+                length = shard_length(shard, i);
         int count = length < TAIL ? (int)length : TAIL;
         if (count < 2) continue;
         shard_read(shard, shard_position(shard, i) + length - count, count, ids);
@@ -78,19 +80,22 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     bool certain = e.seen >= ENOUGH && !e.elsewhere && e.last > e.largest;
     if (certain && options->known_ids) {
         return error_set(err, EXIT_DATA,
-                         "%s: its documents end with id %d, which stands nowhere else, and not with %d, this vocabulary's end of "
-                         "a document; give the --tokenizer-type that the shard was made with, or NullTokenizer",
+                         "%s: its documents end with id %d, which stands nowhere else, and not with %d, this "
+                         "vocabulary's end of "
+                         "a document; give the --tokenizer-type that the shard was made with, or "
+                         "NullTokenizer",
                          shard->prefix, e.last, options->eod);
     }
     if (!out) return true;
     fprintf(out,
-            " > WARNING: every sequence of %s that was looked at ends with id %d, none with %d, this vocabulary's end of a "
+            " > WARNING: every sequence of %s that was looked at ends with id %d, none with %d, this "
+            "vocabulary's end of a "
             "document; was --append-eod left out, or the shard made with another vocabulary?\n",
             shard->prefix, e.last, options->eod);
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // --check-data
 
 static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *err) {
@@ -103,10 +108,10 @@ static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *er
     }
     int32_t largest;
     if (!check_tokens(shard, vocab_size, &largest, err)) return false;
-    fprintf(out, " > %s: %" PRId64 " sequences, %" PRId64 " documents, %" PRId64 " tokens of %d bytes, ", shard->prefix, shard->sequences,
-            shard->documents, shard->tokens, shard_dtype_size(shard->dtype));
-    fprintf(out, "lengths %" PRId64 " to %" PRId64 " (%" PRId64 " empty), largest id %d of %d: good\n", shard->sequences ? shortest : 0, longest, empty,
-            largest, vocab_size);
+    fprintf(out, " > %s: %" PRId64 " sequences, %" PRId64 " documents, %" PRId64 " tokens of %d bytes, ",
+            shard->prefix, shard->sequences, shard->documents, shard->tokens, shard_dtype_size(shard->dtype));
+    fprintf(out, "lengths %" PRId64 " to %" PRId64 " (%" PRId64 " empty), largest id %d of %d: good\n",
+            shard->sequences ? shortest : 0, longest, empty, largest, vocab_size);
     return true;
 }
 
@@ -117,7 +122,8 @@ bool check_data(const LoaderOptions *options, FILE *out, Error *err) {
     for (int s = 0; s < SPLITS; s++) {
         for (int i = 0; ok && i < source[s].shards; i++) {
             const Shard *shard = &source[s].shard[i];
-            ok = check_shard(shard, options->vocab_size, out, err) && check_ends(shard, options, shard->sequences, out, err);
+            ok = check_shard(shard, options->vocab_size, out, err) &&
+                 check_ends(shard, options, shard->sequences, out, err);
             fflush(out);
         }
         data_source_close(&source[s]);

@@ -31,14 +31,17 @@ struct Corpus {
 static void add_path(Corpus *corpus, const char *path) {
     if (corpus->path_count == corpus->path_capacity) {
         corpus->path_capacity = corpus->path_capacity ? 2 * corpus->path_capacity : 64;
-        corpus->paths = xrealloc(corpus->paths, (size_t)corpus->path_capacity * sizeof *corpus->paths, "the list of inputs");
+        corpus->paths = xrealloc(corpus->paths, (size_t)corpus->path_capacity * sizeof *corpus->paths,
+                                 "the list of inputs");
     }
     corpus->paths[corpus->path_count++] = path;
 }
 
 static bool is_standard_input(const char *path) { return !strcmp(path, "-"); }
 
-static bool read_failed(const char *path, Error *err) { return error_set(err, EXIT_DATA, "cannot read %s: %s; check the path", path, strerror(errno)); }
+static bool read_failed(const char *path, Error *err) {
+    return error_set(err, EXIT_DATA, "cannot read %s: %s; check the path", path, strerror(errno));
+}
 
 // The whole text of list_file, one path per line; empty lines are passed over.
 static bool read_list(Corpus *corpus, const char *list_file, Error *err) {
@@ -63,13 +66,18 @@ static bool read_list(Corpus *corpus, const char *list_file, Error *err) {
 
 static bool look_up(Corpus *corpus, const char *path, Error *err) {
     if (is_standard_input(path)) {
-        if (corpus->plain_text) return error_set(err, EXIT_USAGE, "--text reads files, one document each, not standard input; name them");
+        if (corpus->plain_text) {
+            return error_set(err, EXIT_USAGE,
+                             "--text reads files, one document each, not standard input; name them");
+        }
         corpus->bytes = -1;
         return true;
     }
     struct stat status;
     if (stat(path, &status)) return read_failed(path, err);
-    if (S_ISDIR(status.st_mode)) return error_set(err, EXIT_DATA, "%s is a folder; name the files in it", path);
+    if (S_ISDIR(status.st_mode)) {
+        return error_set(err, EXIT_DATA, "%s is a folder; name the files in it", path);
+    }
     if (!S_ISREG(status.st_mode)) corpus->bytes = -1;
     else if (corpus->bytes >= 0) corpus->bytes += status.st_size;
     return true;
@@ -81,7 +89,9 @@ Corpus *corpus_open(const char *const *paths, int count, const char *list_file, 
     corpus->fd = -1;
     for (int i = 0; i < count; i++) add_path(corpus, paths[i]);
     bool good = !list_file || read_list(corpus, list_file, err);
-    if (good && !corpus->path_count) good = error_set(err, EXIT_DATA, "no input: %s names no file", list_file ? list_file : "--input");
+    if (good && !corpus->path_count) {
+        good = error_set(err, EXIT_DATA, "no input: %s names no file", list_file ? list_file : "--input");
+    }
     for (int i = 0; good && i < corpus->path_count; i++) good = look_up(corpus, corpus->paths[i], err);
     if (good) return corpus;
     corpus_close(corpus);
@@ -120,7 +130,8 @@ static int open_input(const char *path, Error *err) {
 }
 
 // Reads until `capacity` bytes are in the block or the input ends, which *ended says.
-static bool read_up_to(int fd, CorpusBlock *block, size_t capacity, bool *ended, const char *path, Error *err) {
+static bool read_up_to(int fd, CorpusBlock *block, size_t capacity, bool *ended, const char *path,
+                       Error *err) {
     reserve(block, capacity);
     *ended = false;
     while (block->bytes < capacity) {
@@ -152,10 +163,13 @@ static bool refuse_foreign(const char *text, size_t bytes, const char *path, Err
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (bytes < kinds[i].length + 1 || memcmp(text, kinds[i].magic, kinds[i].length)) continue;
         if (kinds[i].tool) {
-            return error_set(err, EXIT_DATA, "%s is compressed with %s; feed it through a pipe: %s %s | preprocess_data --input - ...",
+            return error_set(err, EXIT_DATA,
+                             "%s is compressed with %s; feed it through a pipe: %s %s | preprocess_data "
+                             "--input - ...",
                              path, kinds[i].name, kinds[i].tool, path);
         }
-        return error_set(err, EXIT_DATA, "%s is a %s file; write its rows as JSON lines first, for instance with pandas: "
+        return error_set(err, EXIT_DATA,
+                         "%s is a %s file; write its rows as JSON lines first, for instance with pandas: "
                          "%s(FILE).to_json(OUT, orient='records', lines=True)",
                          path, kinds[i].name, kinds[i].reader);
     }
@@ -173,7 +187,8 @@ static void keep_rest(Corpus *corpus, const char *text, size_t bytes) {
     corpus->rest_bytes = bytes;
 }
 
-// Takes the rest of the last block and reads until the block holds at least one whole line or the input ends.
+// Takes the rest of the last block and reads until the block holds at least one whole line or the
+// input ends.
 static bool read_lines(Corpus *corpus, CorpusBlock *block, bool *ended, Error *err) {
     reserve(block, corpus->rest_bytes);
     if (corpus->rest_bytes) memcpy(block->text, corpus->rest, corpus->rest_bytes);
@@ -193,7 +208,8 @@ static bool read_lines(Corpus *corpus, CorpusBlock *block, bool *ended, Error *e
         }
         searched = block->bytes;
         if (block->bytes >= ENCODER_MAX_BYTES) {
-            return error_set(err, EXIT_DATA, "%s has a line longer than %d MiB; split that document", block->path, ENCODER_MAX_BYTES >> 20);
+            return error_set(err, EXIT_DATA, "%s has a line longer than %d MiB; split that document",
+                             block->path, ENCODER_MAX_BYTES >> 20);
         }
     }
 }
@@ -225,7 +241,8 @@ static bool next_lines(Corpus *corpus, CorpusBlock *block, Error *err) {
 static CorpusFile *add_file(CorpusBlock *block, const char *path) {
     if (block->file_count == block->file_capacity) {
         block->file_capacity = block->file_capacity ? 2 * block->file_capacity : 64;
-        block->files = xrealloc(block->files, (size_t)block->file_capacity * sizeof *block->files, "a block of the corpus");
+        block->files = xrealloc(block->files, (size_t)block->file_capacity * sizeof *block->files,
+                                "a block of the corpus");
     }
     CorpusFile *file = &block->files[block->file_count++];
     *file = (CorpusFile){path, block->bytes, 0};
@@ -243,9 +260,12 @@ static bool read_file(CorpusBlock *block, const char *path, Error *err) {
     size_t expected = fstat(fd, &status) == 0 && status.st_size > 0 ? (size_t)status.st_size : 0;
     for (size_t more = expected + 1; good && !ended; more *= 2) {
         if (block->bytes - file->offset > ENCODER_MAX_BYTES) {
-            good = error_set(err, EXIT_DATA, "%s is larger than %d MiB, the most that one document may have; split it", path, ENCODER_MAX_BYTES >> 20);
+            good = error_set(err, EXIT_DATA,
+                             "%s is larger than %d MiB, the most that one document may have; split it", path,
+                             ENCODER_MAX_BYTES >> 20);
         } else {
-            size_t limit = file->offset + ENCODER_MAX_BYTES + 1, want = block->bytes + (more < 4096 ? 4096 : more);
+            size_t limit = file->offset + ENCODER_MAX_BYTES + 1,
+                   want = block->bytes + (more < 4096 ? 4096 : more);
             good = read_up_to(fd, block, want < limit ? want : limit, &ended, path, err);
         }
     }
@@ -257,7 +277,8 @@ static bool read_file(CorpusBlock *block, const char *path, Error *err) {
 static bool next_files(Corpus *corpus, CorpusBlock *block, Error *err) {
     block->bytes = 0;
     block->file_count = 0;
-    while (corpus->next_path < corpus->path_count && block->bytes < BLOCK_BYTES && block->file_count < BLOCK_FILES) {
+    while (corpus->next_path < corpus->path_count && block->bytes < BLOCK_BYTES &&
+           block->file_count < BLOCK_FILES) {
         if (!read_file(block, corpus->paths[corpus->next_path++], err)) return false;
     }
     return block->file_count > 0;

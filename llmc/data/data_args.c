@@ -29,7 +29,8 @@ static void cut_words(DataWords *words, char *text) {
     for (char *word; (word = strtok_r(rest, space, &rest));) {
         if (words->count == room) {
             room = room ? 2 * room : 64;
-            words->items = (const char **)xrealloc(words->items, (size_t)room * sizeof *words->items, "the list of shards");
+            words->items = (const char **)xrealloc(words->items, (size_t)room * sizeof *words->items,
+                                                   "the list of shards");
         }
         words->items[words->count++] = word;
     }
@@ -42,10 +43,12 @@ bool data_args_read(DataWords *words, const char *path, Error *err) {
     cut_words(words, text);
     if (words->count) return true;
     data_words_free(words);
-    return error_set(err, EXIT_USAGE, "--data-args-path %s: holds no word; list shards as after --data-path", path);
+    return error_set(err, EXIT_USAGE, "--data-args-path %s: holds no word; list shards as after --data-path",
+                     path);
 }
 
-// The text of a list's elements, with a blank behind each; malloc'ed. NULL for an element that is no word.
+// The text of a list's elements, with a blank behind each; malloc'ed. NULL for an element that is
+// no word.
 static char *join(const cJSON *list) {
     size_t used = 0, room = 64;
     char *text = (char *)xmalloc(room, "the list of shards");
@@ -67,14 +70,18 @@ static char *join(const cJSON *list) {
     return text;
 }
 
-static bool read_member(DataWords *words, const cJSON *object, const char *name, const char *path, Error *err) {
+static bool read_member(DataWords *words, const cJSON *object, const char *name, const char *path,
+                        Error *err) {
     const cJSON *member = cJSON_GetObjectItemCaseSensitive(object, name);
-    char *text = cJSON_IsString(member) ? xstrdup(member->valuestring) : cJSON_IsArray(member) ? join(member) : NULL;
+    char *text = cJSON_IsString(member)  ? xstrdup(member->valuestring)
+                 : cJSON_IsArray(member) ? join(member)
+                                         : NULL;
     if (text) cut_words(words, text);
     if (text || cJSON_IsNull(member)) return true;
     return error_set(err, EXIT_USAGE,
-                     "--per-split-data-args-path %s: \"%s\" is %s; give a list of prefixes, each with a weight before it or none", path,
-                     name, member ? "no list of words" : "missing");
+                     "--per-split-data-args-path %s: \"%s\" is %s; give a list of prefixes, each with a "
+                     "weight before it or none",
+                     path, name, member ? "no list of words" : "missing");
 }
 
 bool data_args_read_splits(DataWords words[SPLITS], const char *path, Error *err) {
@@ -85,8 +92,10 @@ bool data_args_read_splits(DataWords words[SPLITS], const char *path, Error *err
     cJSON *object = json_parse_object(text, bytes);
     free(text);
     for (int s = 0; s < SPLITS; s++) words[s] = (DataWords){0};
-    bool ok = object || error_set(err, EXIT_USAGE, "--per-split-data-args-path %s: not one JSON object; give one with "
-                                  "\"train\", \"valid\" and \"test\"", path);
+    bool ok = object || error_set(err, EXIT_USAGE,
+                                  "--per-split-data-args-path %s: not one JSON object; give one with "
+                                  "\"train\", \"valid\" and \"test\"",
+                                  path);
     for (int s = 0; ok && s < SPLITS; s++) ok = read_member(&words[s], object, names[s], path, err);
     cJSON_Delete(object);
     for (int s = 0; !ok && s < SPLITS; s++) data_words_free(&words[s]);

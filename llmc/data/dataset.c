@@ -1,5 +1,6 @@
-// One split of one shard as training samples: document, sample and shuffle index in Megatron-LM's exact order (its GPTDataset):
-// see dataset.h. Blends of several shards stand in blend.c. Called by blend.c and loader.c.
+// One split of one shard as training samples: document, sample and shuffle index in Megatron-LM's
+// exact order (its GPTDataset): see dataset.h. Blends of several shards stand in blend.c. Called by
+// blend.c and loader.c.
 #include "llmc/data/dataset.h"
 
 #include <inttypes.h>
@@ -9,7 +10,7 @@
 
 #include "llmc/base/rng.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Splits
 
 const char *split_name(int split) {
@@ -17,20 +18,29 @@ const char *split_name(int split) {
     return names[split];
 }
 
-// The numbers of "969, 30, 1": maximal runs of digits and dots, as Megatron's pattern [.0-9]+ finds them.
+// The numbers of "969, 30, 1": maximal runs of digits and dots, as Megatron's pattern [.0-9]+ finds
+// them.
 static bool parse_weights(const char *text, double weight[SPLITS], Error *err) {
     int count = 0;
     for (const char *p = text + strcspn(text, ".0123456789"); *p; p += strcspn(p, ".0123456789")) {
         size_t length = strspn(p, ".0123456789");
         char number[64], *end;
-        if (length >= sizeof number) return error_set(err, EXIT_USAGE, "--split '%s': number too long; give three weights such as 969, 30, 1", text);
+        if (length >= sizeof number) {
+            return error_set(err, EXIT_USAGE,
+                             "--split '%s': number too long; give three weights such as 969, 30, 1", text);
+        }
         memcpy(number, p, length);
         number[length] = 0;
         double value = strtod(number, &end);
         if (*end || end == number || !isfinite(value)) {
-            return error_set(err, EXIT_USAGE, "--split '%s': '%s' is not a number; give three weights such as 969, 30, 1", text, number);
+            return error_set(err, EXIT_USAGE,
+                             "--split '%s': '%s' is not a number; give three weights such as 969, 30, 1",
+                             text, number);
         }
-        if (count == SPLITS) return error_set(err, EXIT_USAGE, "--split '%s': more than three weights; give three such as 969, 30, 1", text);
+        if (count == SPLITS) {
+            return error_set(err, EXIT_USAGE,
+                             "--split '%s': more than three weights; give three such as 969, 30, 1", text);
+        }
         weight[count++] = value;
         p += length;
     }
@@ -41,13 +51,17 @@ bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err) {
     double weight[SPLITS] = {0, 0, 0};
     if (!parse_weights(text, weight, err)) return false;
     double sum = weight[0] + weight[1] + weight[2];
-    if (!(sum > 0) || !isfinite(sum)) return error_set(err, EXIT_USAGE, "--split '%s': no positive weight; give three such as 969, 30, 1", text);
+    if (!(sum > 0) || !isfinite(sum)) {
+        return error_set(err, EXIT_USAGE, "--split '%s': no positive weight; give three such as 969, 30, 1",
+                         text);
+    }
     bounds[0] = 0;
     for (int i = 0; i < SPLITS; i++) bounds[i + 1] = bounds[i] + weight[i] / sum;
     return true;
 }
 
-bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, int64_t *first, int64_t *end) {
+bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, int64_t *first,
+                 int64_t *end) {
     *first = *end = 0;
     if (bounds[split + 1] <= bounds[split]) return false;
     // Half to even, like numpy's round; the sum of the weights may exceed 1 by a rounding error.
@@ -57,10 +71,12 @@ bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, 
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Memory of this process alone, for a NULL IndexMemory
 
-static void *own_alloc(void *context, size_t bytes, const char *purpose) { return calloc(bytes ? bytes : 1, 1); }
+static void *own_alloc(void *context, size_t bytes, const char *purpose) {
+    return calloc(bytes ? bytes : 1, 1);
+}
 static void own_free(void *context, void *memory) { free(memory); }
 static bool own_builder(void *context) { return true; }
 static void own_ready(void *context) {}
@@ -71,7 +87,7 @@ IndexMemory index_memory_or_own(const IndexMemory *memory) {
     return (IndexMemory){own_alloc, own_free, own_builder, own_ready, own_agree, NULL};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Sizes
 
 enum { OFFSET_BITS = 31 };  // a sequence has at most 2^31 - 1 tokens
@@ -83,27 +99,31 @@ static int64_t tokens_between(const Shard *shard, int64_t first, int64_t end) {
     return stop - shard_position(shard, first);
 }
 
-// Epochs, and whether the last one is shuffled apart: so it is when less than 80 % of it is needed, lest its samples mix with
-// the others' and most of them are seen once less often than the rest.
+// Epochs, and whether the last one is shuffled apart: so it is when less than 80 % of it is needed,
+// lest its samples mix with the others' and most of them are seen once less often than the rest.
 static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
-    const int64_t s = d->seq_length, per_epoch = d->tokens_per_epoch, sequences = d->end_sequence - d->first_sequence;
+    const int64_t s = d->seq_length, per_epoch = d->tokens_per_epoch,
+                  sequences = d->end_sequence - d->first_sequence;
     int64_t needed, all;
     bool fits = !__builtin_mul_overflow(requested, s, &needed) && needed < INT64_MAX - per_epoch;
     if (fits) {
         d->epochs = requested > 0 ? ceil_div64(needed + 1, per_epoch) : 1;  // ONE_EPOCH is negative
-        fits = !__builtin_mul_overflow(d->epochs, per_epoch, &all) && !__builtin_mul_overflow(d->epochs, sequences, &d->documents) &&
+        fits = !__builtin_mul_overflow(d->epochs, per_epoch, &all) &&
+               !__builtin_mul_overflow(d->epochs, sequences, &d->documents) &&
                d->documents <= MOST_DOCUMENTS && (all - 1) / s < MOST_SAMPLES;
     }
     if (!fits) {
         return error_set(err, EXIT_DATA,
-                         "%s: %" PRId64 " samples of %d tokens from the %" PRId64 " tokens of the %s split are more than the index counts "
+                         "%s: %" PRId64 " samples of %d tokens from the %" PRId64
+                         " tokens of the %s split are more than the index counts "
                          "(2^33 documents, 2^32 samples); ask for fewer or give more data",
                          d->shard->prefix, requested, d->seq_length, per_epoch, split_name(d->split));
     }
     d->samples = (all - 1) / s;
     d->samples_before_final = d->samples;
     if (d->epochs > 1) {
-        int64_t before = ((d->epochs - 1) * per_epoch - 1) / s, last = requested - before, whole = (per_epoch - 1) / s;
+        int64_t before = ((d->epochs - 1) * per_epoch - 1) / s, last = requested - before,
+                whole = (per_epoch - 1) / s;
         d->separate_final_epoch = last < (int64_t)(0.80 * (double)whole);
         if (d->separate_final_epoch) d->samples_before_final = before;
     }
@@ -113,29 +133,34 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
 static bool plan(GptDataset *d, int64_t requested, Error *err) {
     const char *prefix = d->shard->prefix, *name = split_name(d->split);
     if (d->seq_length < 1 || requested < ONE_EPOCH) {
-        return error_set(err, EXIT_USAGE, "%s: %" PRId64 " samples of %d tokens asked for; give positive sizes", prefix, requested, d->seq_length);
+        return error_set(err, EXIT_USAGE,
+                         "%s: %" PRId64 " samples of %d tokens asked for; give positive sizes", prefix,
+                         requested, d->seq_length);
     }
     if (d->end_sequence > INT32_MAX) {
-        return error_set(err, EXIT_DATA, "%s: more than 2^31 sequences; cut the shard into several and blend them", prefix);
+        return error_set(err, EXIT_DATA,
+                         "%s: more than 2^31 sequences; cut the shard into several and blend them", prefix);
     }
     if (d->first_sequence >= d->end_sequence) {
         return error_set(err, EXIT_DATA,
-                         "%s: the %s split holds none of the %" PRId64 " sequences; give it more weight with --split, or 0 to do without it, or more data",
-                         prefix, name,
-                         d->shard->sequences);
+                         "%s: the %s split holds none of the %" PRId64
+                         " sequences; give it more weight with --split, or 0 to do without it, or more data",
+                         prefix, name, d->shard->sequences);
     }
     d->tokens_per_epoch = tokens_between(d->shard, d->first_sequence, d->end_sequence);
     if (d->tokens_per_epoch < 2) {
         return error_set(err, EXIT_DATA,
-                         "%s: the %s split holds %" PRId64 " tokens, at least 2 are needed; give it more weight with --split, or more "
-                         "data", prefix,
-                         name, d->tokens_per_epoch);
+                         "%s: the %s split holds %" PRId64
+                         " tokens, at least 2 are needed; give it more weight with --split, or more "
+                         "data",
+                         prefix, name, d->tokens_per_epoch);
     }
     return plan_epochs(d, requested, err);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The three indices. One generator serves them in this order; every split and every shard of a blend starts it anew.
+// -------------------------------------------------------------------------------------------------
+// The three indices. One generator serves them in this order; every split and every shard of a
+// blend starts it anew.
 
 static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
     const int64_t sequences = d->end_sequence - d->first_sequence;
@@ -148,17 +173,21 @@ static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
     mt19937_shuffle_i32(rng, d->document_index + together, d->documents - together);
 }
 
-// Entry k names the place of stream token k * seq_length, the stream being the sequences in document-index order. Sample k
-// covers stream tokens k*S .. k*S+S, so its last token is also the first of sample k+1.
+// Entry k names the place of stream token k * seq_length, the stream being the sequences in
+// document-index order. Sample k covers stream tokens k*S .. k*S+S, so its last token is also the
+// first of sample k+1.
 static void fill_sample_index(const GptDataset *d) {
     enum { AHEAD = 24 };  // lengths are fetched in random order: ask for them early
     uint64_t *out = d->sample_index, *end = out + d->samples + 1;
     *out++ = 0;  // by definition, even if the first sequence is empty
     int64_t next = d->seq_length;  // wanted token's distance from the beginning of this sequence
-    for (int64_t p = 0; out < end && p < d->documents; p++) {  // there are enough, unless lengths vanish under our eyes
+    // There are enough, unless lengths vanish under our eyes.
+    for (int64_t p = 0; out < end && p < d->documents; p++) {
         if (p + AHEAD < d->documents) shard_prefetch_length(d->shard, d->document_index[p + AHEAD]);
         int64_t length = shard_length(d->shard, d->document_index[p]);
-        for (; next < length && out < end; next += d->seq_length) *out++ = (uint64_t)p << OFFSET_BITS | (uint64_t)next;
+        for (; next < length && out < end; next += d->seq_length) {
+            *out++ = (uint64_t)p << OFFSET_BITS | (uint64_t)next;
+        }
         next -= length;
     }
     shard_check_whole(d->shard);
@@ -167,22 +196,26 @@ static void fill_sample_index(const GptDataset *d) {
 static void fill_shuffle_index(const GptDataset *d, Mt19937 *rng) {
     for (int64_t i = 0; i < d->samples; i++) d->shuffle_index[i] = (uint32_t)i;
     mt19937_shuffle_u32(rng, d->shuffle_index, d->samples_before_final);
-    mt19937_shuffle_u32(rng, d->shuffle_index + d->samples_before_final, d->samples - d->samples_before_final);
+    mt19937_shuffle_u32(rng, d->shuffle_index + d->samples_before_final,
+                        d->samples - d->samples_before_final);
 }
 
 static bool allocate(GptDataset *d, Error *err) {
     const IndexMemory *m = &d->memory;
-    size_t documents = 4 * (size_t)d->documents, entries = 8 * (size_t)(d->samples + 1), shuffled = 4 * (size_t)d->samples;
+    size_t documents = 4 * (size_t)d->documents, entries = 8 * (size_t)(d->samples + 1),
+           shuffled = 4 * (size_t)d->samples;
     d->document_index = (int32_t *)m->alloc(m->context, documents, "document index");
     if (d->document_index) d->sample_index = (uint64_t *)m->alloc(m->context, entries, "sample index");
     if (d->sample_index) d->shuffle_index = (uint32_t *)m->alloc(m->context, shuffled, "shuffle index");
     if (d->shuffle_index) return true;
-    return error_set(err, EXIT_ENVIRONMENT, "%s: no memory for the index of the %s split (%zu MB); ask for fewer samples or use a larger machine",
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "%s: no memory for the index of the %s split (%zu MB); ask for fewer samples or use a "
+                     "larger machine",
                      d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
 }
 
-bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request, const IndexMemory *memory,
-                       Error *err) {
+bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request,
+                       const IndexMemory *memory, Error *err) {
     *dataset = (GptDataset){.shard = shard,
                             .split = request->split,
                             .seq_length = request->seq_length,
@@ -201,7 +234,9 @@ bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartReques
         mt19937_seed(&rng, request->seed);
         fill_document_index(dataset, &rng);
     }
-    m->agree(m->context, true, NULL);  // a barrier for each index, not one for both: the others wait for the builder, and a single wait has a limit
+    // A barrier for each index, not one for both: the others wait for the builder, and a single
+    // wait has a limit.
+    m->agree(m->context, true, NULL);
     if (builds) fill_sample_index(dataset);
     m->agree(m->context, true, NULL);
     if (builds) fill_shuffle_index(dataset, &rng);
@@ -217,7 +252,7 @@ void gpt_dataset_free(GptDataset *dataset) {
     memset(dataset, 0, sizeof *dataset);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Samples
 
 void gpt_dataset_sample_entry(const GptDataset *dataset, int64_t k, int64_t *position, int64_t *offset) {

@@ -1,4 +1,5 @@
-// Reads one line of JSON and hands back one string: see jsonl.h. A recursive descent that skips every value but the wanted one.
+// Reads one line of JSON and hands back one string: see jsonl.h. A recursive descent that skips
+// every value but the wanted one.
 #include "llmc/data/jsonl.h"
 
 #include <stdlib.h>
@@ -109,12 +110,14 @@ static char simple_escape(char c) {
 static bool is_high_surrogate(int32_t unit) { return unit >= 0xD800 && unit < 0xDC00; }
 static bool is_low_surrogate(int32_t unit) { return unit >= 0xDC00 && unit < 0xE000; }
 
-// Writes the character of the \u escape whose 'u' is at `at`, with its second half if it has one. Returns what follows.
+// Writes the character of the \u escape whose 'u' is at `at`, with its second half if it has one.
+// Returns what follows.
 static const char *unescape_unicode(const char *at, const char *end, char **out, int64_t *replaced) {
     int32_t unit = hex4(++at, end), low;
     uint32_t code_point = (uint32_t)unit;
     at += 4;
-    bool pair = is_high_surrogate(unit) && end - at >= 6 && at[0] == '\\' && at[1] == 'u' && is_low_surrogate(low = hex4(at + 2, end));
+    bool pair = is_high_surrogate(unit) && end - at >= 6 && at[0] == '\\' && at[1] == 'u' &&
+                is_low_surrogate(low = hex4(at + 2, end));
     if (pair) {
         code_point = 0x10000u + ((uint32_t)(unit - 0xD800) << 10) + (uint32_t)(low - 0xDC00);
         at += 6;
@@ -126,7 +129,8 @@ static const char *unescape_unicode(const char *at, const char *end, char **out,
     return at;
 }
 
-// Writes a checked string without its escapes to json->buffer. Returns the length, never more than the raw one.
+// Writes a checked string without its escapes to json->buffer. Returns the length, never more than
+// the raw one.
 static size_t unescape(JsonText *json, RawString string, int64_t *replaced) {
     if (json->capacity < string.bytes) {
         json->capacity = string.bytes + string.bytes / 2;
@@ -225,7 +229,8 @@ static bool is_key(JsonText *json, RawString raw, const char *key) {
     return unescape(json, raw, &ignored) == length && !memcmp(json->buffer, key, length);
 }
 
-// Reads the whole object; *result says what was found for the key, *value holds it when that is a string.
+// Reads the whole object; *result says what was found for the key, *value holds it when that is a
+// string.
 static bool read_object(JsonText *json, Cursor *c, const char *key, RawString *value, JsonlResult *result) {
     *result = JSONL_NO_KEY;
     if (!expect(c, '{', "a JSON object should begin here")) return false;
@@ -247,22 +252,22 @@ static bool read_object(JsonText *json, Cursor *c, const char *key, RawString *v
     return c->at == c->end || invalid(c, "more text after the object");
 }
 
-JsonlResult jsonl_find(JsonText *json, const char *line, size_t bytes, const char *key, const char **text, size_t *text_bytes, int64_t *replaced,
-                       size_t *column, const char **why) {
+JsonlResult jsonl_find(JsonText *json, const char *line, size_t bytes, const char *key, JsonlText *found) {
     Cursor cursor = {line, line + bytes, "", 0};
     RawString value = {0};
     JsonlResult result;
+    *found = (JsonlText){0};
     if (!read_object(json, &cursor, key, &value, &result)) {
-        *column = (size_t)(cursor.at - line) + 1;
-        *why = cursor.why;
+        found->column = (size_t)(cursor.at - line) + 1;
+        found->why = cursor.why;
         return JSONL_INVALID;
     }
     if (result != JSONL_FOUND) return result;
-    *text = value.begin;
-    *text_bytes = value.bytes;
+    found->text = value.begin;
+    found->bytes = value.bytes;
     if (value.escaped) {
-        *text_bytes = unescape(json, value, replaced);
-        *text = json->buffer;
+        found->bytes = unescape(json, value, &found->replaced);
+        found->text = json->buffer;
     }
     return JSONL_FOUND;
 }

@@ -1,5 +1,5 @@
-// One string out of one line of JSON. Called by preprocess_data's workers for every document. Its own reader, not cJSON: a text may hold U+0000,
-// lone surrogates must be counted, and no tree is built for the fields that nobody asked for.
+// One string out of one line of JSON. Called by preprocess_data's workers for every document. Its own reader,
+// not cJSON: a text may hold U+0000, lone surrogates must be counted, and no tree is built for other fields.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -17,12 +17,18 @@ typedef enum JsonlResult {
     JSONL_NOT_STRING  // the key's value is no string
 } JsonlResult;
 
-// Finds the value of `key` in the object that is the whole line (white space around it allowed), at top level only; of a key that occurs twice
-// the last value counts. What is accepted is what Python's json.loads accepts (NaN and Infinity too; nesting at most 1000). *text points into the
-// line or into json->buffer and lives until the next call; \u escapes that are lone surrogates become U+FFFD and are added to *replaced. UTF-8
-// is passed on as it is. For JSONL_INVALID, *column is the 1-based byte where reading stopped and *why says what was wrong.
-JsonlResult jsonl_find(JsonText *json, const char *line, size_t bytes, const char *key, const char **text, size_t *text_bytes, int64_t *replaced,
-                       size_t *column, const char **why);
+// What jsonl_find found.
+typedef struct JsonlText {
+    const char *text;   // JSONL_FOUND: bytes of UTF-8, in the line or in json->buffer, until the next call
+    size_t bytes;
+    int64_t replaced;   // \u escapes that are lone surrogates: they became U+FFFD
+    size_t column;      // JSONL_INVALID: the 1-based byte where reading stopped
+    const char *why;    // and what was wrong
+} JsonlText;
+// Finds the value of `key` in the object that is the whole line, at top level only. White space around the
+// object is allowed; of a key that occurs twice the last value counts. Accepted is what Python's json.loads
+// accepts (NaN and Infinity too), nested at most 1000 deep. UTF-8 is passed on as it is.
+JsonlResult jsonl_find(JsonText *json, const char *line, size_t bytes, const char *key, JsonlText *found);
 void json_text_free(JsonText *json);
 
 LLMC_END

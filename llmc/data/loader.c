@@ -1,5 +1,6 @@
-// Batches for the training loop: opens the data, builds the datasets per split, serves micro-batches in Megatron's order: see loader.h.
-// Reports (summary, --inspect-data) stand in loader_report.c, --check-data in check.c. Called by train_gpt.cu.
+// Batches for the training loop: opens the data, builds the datasets per split, serves
+// micro-batches in Megatron's order: see loader.h. Reports (summary, --inspect-data) stand in
+// loader_report.c, --check-data in check.c. Called by train_gpt.cu.
 #include "llmc/data/loader.h"
 
 #include <inttypes.h>
@@ -11,7 +12,7 @@
 #include "llmc/data/mapped.h"
 #include "llmc/base/rng.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Opening
 
 static int path_count(const LoaderOptions *o, int split) {
@@ -25,18 +26,22 @@ static const char *const *path_words(const LoaderOptions *o, int split) {
 }
 
 static bool check_options(const LoaderOptions *o, Error *err) {
-    if (o->seq_length < 1 || o->vocab_size < 1 || o->micro_batch_size < 1 || o->dp_size < 1 || o->dp_rank < 0 || o->dp_rank >= o->dp_size) {
+    if (o->seq_length < 1 || o->vocab_size < 1 || o->micro_batch_size < 1 || o->dp_size < 1 ||
+        o->dp_rank < 0 || o->dp_rank >= o->dp_size) {
         return error_set(err, EXIT_USAGE,
-                         "sequence length %d, vocabulary %d, micro-batch %d, data-parallel rank %d of %d; give positive sizes",
-                         o->seq_length,
-                         o->vocab_size, o->micro_batch_size, o->dp_rank, o->dp_size);
+                         "sequence length %d, vocabulary %d, micro-batch %d, data-parallel rank %d of %d; "
+                         "give positive sizes",
+                         o->seq_length, o->vocab_size, o->micro_batch_size, o->dp_rank, o->dp_size);
     }
-    if (o->mock_data && o->vocab_size < 3) return error_set(err, EXIT_USAGE,
-                                                            "--mock-data needs a vocabulary of at least 3 ids, not %d", o->vocab_size);
+    if (o->mock_data && o->vocab_size < 3) {
+        return error_set(err, EXIT_USAGE, "--mock-data needs a vocabulary of at least 3 ids, not %d",
+                         o->vocab_size);
+    }
     bool needs_eod = o->eod_mask_loss || o->reset_position_ids || o->reset_attention_mask;
     if (needs_eod && !o->mock_data && (o->eod < 0 || o->eod >= o->vocab_size)) {
         return error_set(err, EXIT_USAGE,
-                         "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the tokenizer's EOD id; give the "
+                         "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the "
+                         "tokenizer's EOD id; give the "
                          "tokenizer");
     }
     return true;
@@ -46,7 +51,9 @@ bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *o, Erro
     if (o->mock_data) return true;
     if (o->data_path_count) return data_source_open(&source[0], o->data_path, o->data_path_count, err);
     for (int s = 0; s < SPLITS; s++) {
-        if (path_count(o, s) && !data_source_open(&source[s], path_words(o, s), path_count(o, s), err)) return false;
+        if (path_count(o, s) && !data_source_open(&source[s], path_words(o, s), path_count(o, s), err)) {
+            return false;
+        }
     }
     return true;
 }
@@ -62,22 +69,31 @@ static bool ends_fit(const Loader *l, const LoaderOptions *o, Error *err) {
 
 // Which splits there are, and the bounds that cut them (only with --data-path).
 static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLITS + 1], Error *err) {
-    if (o->data_path_count && !o->mock_data && !split_parse(o->split ? o->split : "969, 30, 1", bounds, err)) return false;
+    if (o->data_path_count && !o->mock_data &&
+        !split_parse(o->split ? o->split : "969, 30, 1", bounds, err)) {
+        return false;
+    }
     for (int s = 0; s < SPLITS; s++) {
-        bool present = o->mock_data || (o->data_path_count ? bounds[s + 1] > bounds[s] : path_count(o, s) > 0);
+        bool present = o->mock_data ||
+                       (o->data_path_count ? bounds[s + 1] > bounds[s] : path_count(o, s) > 0);
         l->has[s] = present && o->samples[s] != 0;
     }
-    if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) return error_set(err, EXIT_USAGE,
-                                                                              "--split '%s' leaves no training data; give it a first "
-                                                                              "weight", o->split);
+    if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) {
+        return error_set(err, EXIT_USAGE,
+                         "--split '%s' leaves no training data; give it a first "
+                         "weight",
+                         o->split);
+    }
     return true;
 }
 
-// A list without weights is read once, and Megatron-LM fails in the middle of the run where it ends.
+// A list without weights is read once, and Megatron-LM fails in the middle of the run where it
+// ends.
 static bool list_suffices(const BlendedDataset *d, int split, Error *err) {
     if (d->samples >= d->requested) return true;
     return error_set(err, EXIT_DATA,
-                     "a list of prefixes without weights is read once: its %s split has %" PRId64 " samples, the run takes %" PRId64
+                     "a list of prefixes without weights is read once: its %s split has %" PRId64
+                     " samples, the run takes %" PRId64
                      "; shorten the run, or give each prefix a weight to read it as often as needed",
                      split_name(split), d->samples, d->requested);
 }
@@ -92,7 +108,8 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
         if (!l->has[s]) continue;
         const DataSource *source = &l->source[o->data_path_count ? 0 : s];
         uint32_t seed = s == SPLIT_TRAIN || !o->eval_seed ? o->seed : o->eval_seed;
-        SplitRequest request = {s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
+        SplitRequest request =
+            {s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
         if (!blended_dataset_build(&l->data[s], source, &request, &hooks, err)) return false;
         if (!list_suffices(&l->data[s], s, err)) return false;  // the same on every rank
     }
@@ -107,7 +124,9 @@ static void allocate_batch(Loader *l) {
     l->batch.targets = (int32_t *)xmalloc(elements * sizeof(int32_t), "batch targets");
     l->batch.positions = (int32_t *)xmalloc(elements * sizeof(int32_t), "batch positions");
     if (o->eod_mask_loss) l->batch.loss_mask = (float *)xmalloc(elements * sizeof(float), "loss mask");
-    if (o->reset_attention_mask) l->batch.doc_start = (int32_t *)xmalloc(elements * sizeof(int32_t), "document starts");
+    if (o->reset_attention_mask) {
+        l->batch.doc_start = (int32_t *)xmalloc(elements * sizeof(int32_t), "document starts");
+    }
 }
 
 Loader *loader_open(const LoaderOptions *options, Peers node, Error *err) {
@@ -122,7 +141,8 @@ Loader *loader_open(const LoaderOptions *options, Peers node, Error *err) {
         return NULL;
     }
     l->options = *options;
-    l->options.data_path = l->options.train_data_path = l->options.valid_data_path = l->options.test_data_path = NULL;
+    l->options.data_path = l->options.train_data_path = l->options.valid_data_path =
+        l->options.test_data_path = NULL;
     l->options.split = NULL;
     l->eod = options->mock_data ? 0 : options->eod;
     allocate_batch(l);
@@ -158,7 +178,8 @@ int64_t loader_samples(const Loader *loader, int split) {
 uint64_t *loader_fingerprints(const Loader *loader, int *shards) {
     *shards = 0;
     for (int s = 0; s < SPLITS; s++) *shards += loader->source[s].shards;
-    uint64_t *prints = (uint64_t *)xcalloc((size_t)*shards + 1, sizeof *prints, "the shards' fingerprints"), *next = prints;
+    uint64_t *prints = (uint64_t *)xcalloc((size_t)*shards + 1, sizeof *prints, "the shards' fingerprints"),
+             *next = prints;
     for (int s = 0; s < SPLITS; s++) {
         for (int i = 0; i < loader->source[s].shards; i++) {
             const DataSource *source = &loader->source[s];
@@ -183,10 +204,11 @@ double loader_epoch(const Loader *loader, int64_t consumed) {
     return tokens > 0 ? (double)consumed * loader->options.seq_length / tokens : -1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Samples
 
-// Megatron's mock sample: a random length l, then l ones, one EOD (0), twos up to the end. ids: (T + 1).
+// Megatron's mock sample: a random length l, then l ones, one EOD (0), twos up to the end. ids: (T
+// + 1).
 static void mock_sample(const LoaderOptions *o, int split, int64_t sample, int32_t *ids) {
     Mt19937 rng;
     int64_t index = sample % MOCK_SAMPLES;
@@ -196,9 +218,11 @@ static void mock_sample(const LoaderOptions *o, int split, int64_t sample, int32
     for (int t = 1; t <= o->seq_length; t++) ids[t] = t <= ones ? 1 : t == ones + 1 ? 0 : 2;
 }
 
-bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t id, int vocab_size, Error *err) {
+bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t id, int vocab_size,
+                   Error *err) {
     return error_set(err, EXIT_DATA,
-                     "%s: sequence %" PRId64 ", position %" PRId64 ": token id %d is outside the vocabulary of %d; "
+                     "%s: sequence %" PRId64 ", position %" PRId64
+                     ": token id %d is outside the vocabulary of %d; "
                      "prepare the data with this tokenizer or give the tokenizer it was prepared with",
                      shard->prefix, sequence, offset, id, vocab_size);
 }
@@ -208,21 +232,25 @@ static bool bad_id(const Loader *l, int split, int64_t sample, const int32_t *id
     int t = 0;
     while (ids[t] >= 0 && ids[t] < l->options.vocab_size) t++;
     int64_t part_sample;
-    const GptDataset *part = &l->data[split].parts[blended_dataset_shard(&l->data[split], sample, &part_sample)];
+    const GptDataset *part =
+        &l->data[split].parts[blended_dataset_shard(&l->data[split], sample, &part_sample)];
     TokenPlace place = gpt_dataset_place(part, part_sample, t);
     return loader_bad_id(part->shard, place.sequence, place.offset, ids[t], l->options.vocab_size, err);
 }
 
 bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err) {
     const LoaderOptions *o = &l->options;
-    if (!l->has[split]) return error_set(err, EXIT_USAGE, "a split without data was asked for sample %" PRId64, sample);
+    if (!l->has[split]) {
+        return error_set(err, EXIT_USAGE, "a split without data was asked for sample %" PRId64, sample);
+    }
     if (o->mock_data) {
         mock_sample(o, split, sample, ids);
         return true;
     }
     if (sample < 0 || sample >= l->data[split].samples) {
         return error_set(err, EXIT_DATA,
-                         "sample %" PRId64 " is beyond the %" PRId64 " samples of its split; raise --train-iters or --train-samples so "
+                         "sample %" PRId64 " is beyond the %" PRId64
+                         " samples of its split; raise --train-iters or --train-samples so "
                          "that they cover the run",
                          sample, l->data[split].samples);
     }
@@ -232,11 +260,12 @@ bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Err
     return !outside || bad_id(l, split, sample, ids, err);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Batches
 
 // Positions, loss mask and document starts of one row, from its input tokens: (T).
-static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens, int32_t *positions, float *loss_mask, int32_t *doc_start) {
+static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens, int32_t *positions,
+                         float *loss_mask, int32_t *doc_start) {
     int start = 0;  // first token after the last EOD
     for (int t = 0; t < o->seq_length; t++) {
         positions[t] = o->reset_position_ids ? t - start : t;

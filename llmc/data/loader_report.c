@@ -5,7 +5,7 @@
 #include "llmc/data/check.h"
 #include "llmc/data/loader_state.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Summary
 
 // How many of the first `samples` draws of the split come from each part: drawn (shards).
@@ -18,11 +18,13 @@ static void print_part(const BlendedDataset *d, int i, FILE *out) {
     const GptDataset *p = &d->parts[i];
     fprintf(out, "    %s:", p->shard->prefix);
     if (d->weights) fprintf(out, " weight %.4f,", d->weights[i]);
-    fprintf(out,
-            " %" PRId64 " sequences, %" PRId64 " tokens, %" PRId64 " epoch%s, %" PRId64 " samples", p->end_sequence - p->first_sequence,
-            p->tokens_per_epoch,
-            p->epochs, p->epochs == 1 ? "" : "s", p->samples);
-    if (p->epochs > 1) fprintf(out, ", last epoch %s", p->separate_final_epoch ? "shuffled separately" : "shuffled with the others");
+    fprintf(out, " %" PRId64 " sequences, %" PRId64 " tokens, %" PRId64 " epoch%s, %" PRId64 " samples",
+            p->end_sequence - p->first_sequence, p->tokens_per_epoch, p->epochs, p->epochs == 1 ? "" : "s",
+            p->samples);
+    if (p->epochs > 1) {
+        fprintf(out, ", last epoch %s",
+                p->separate_final_epoch ? "shuffled separately" : "shuffled with the others");
+    }
     fprintf(out, "\n");
 }
 
@@ -39,11 +41,11 @@ void loader_print_summary(const Loader *loader, FILE *out) {
         if (!loader->has[s]) {
             fprintf(out, " > %s: no data\n", split_name(s));
         } else if (o->mock_data) {
-            fprintf(out, " > %s: mock data, %d samples of %d tokens, repeated\n", split_name(s), MOCK_SAMPLES, o->seq_length);
+            fprintf(out, " > %s: mock data, %d samples of %d tokens, repeated\n", split_name(s), MOCK_SAMPLES,
+                    o->seq_length);
         } else {
-            fprintf(out,
-                    " > %s: %" PRId64 " samples of %d tokens from %d shard%s\n", split_name(s), d->samples, o->seq_length, d->shards,
-                    d->shards == 1 ? "" : "s");
+            fprintf(out, " > %s: %" PRId64 " samples of %d tokens from %d shard%s\n", split_name(s),
+                    d->samples, o->seq_length, d->shards, d->shards == 1 ? "" : "s");
             for (int i = 0; i < d->shards; i++) print_part(d, i, out);
         }
     }
@@ -54,34 +56,35 @@ void loader_print_summary(const Loader *loader, FILE *out) {
     }
     bool copied;
     double megabytes = (double)node_memory_bytes(loader->memory, &copied) / 1e6;
-    fprintf(out,
-            " > sample index: %.1f MB per %s, built in %.2f s\n", megabytes, copied ? "rank (the ranks of this node cannot share memory)"
-            : "node",
-            loader->open_seconds);
+    fprintf(out, " > sample index: %.1f MB per %s, built in %.2f s\n", megabytes,
+            copied ? "rank (the ranks of this node cannot share memory)" : "node", loader->open_seconds);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // --inspect-data
 
 static void print_spans(const GptDataset *p, int64_t part_sample, FILE *out) {
     for (int64_t t = 0; t <= p->seq_length;) {
         TokenPlace at = gpt_dataset_place(p, part_sample, t);
-        int64_t length = shard_length(p->shard, at.sequence), take = length - at.offset, left = p->seq_length + 1 - t;
+        int64_t length = shard_length(p->shard, at.sequence), take = length - at.offset,
+                left = p->seq_length + 1 - t;
         if (take > left) take = left;
         fprintf(out,
-                "    tokens %" PRId64 "..%" PRId64 ": sequence %" PRId64 " (%" PRId64 " tokens), from %" PRId64 " to %" PRId64 "\n", t, t
-                + take - 1, at.sequence,
-                length, at.offset, at.offset + take - 1);
+                "    tokens %" PRId64 "..%" PRId64 ": sequence %" PRId64 " (%" PRId64
+                " tokens), from %" PRId64 " to %" PRId64 "\n",
+                t, t + take - 1, at.sequence, length, at.offset, at.offset + take - 1);
         t += take;
     }
 }
 
 static void print_epoch(const GptDataset *p, int64_t part_sample, FILE *out) {
-    int64_t sequences = p->end_sequence - p->first_sequence, epoch = gpt_dataset_place(p, part_sample, 0).position / sequences + 1;
+    int64_t sequences = p->end_sequence - p->first_sequence,
+            epoch = gpt_dataset_place(p, part_sample, 0).position / sequences + 1;
     if (p->epochs > 1 && !p->separate_final_epoch) {
         fprintf(out, "  epoch: one of %" PRId64 ", all shuffled together\n", p->epochs);
     } else if (p->epochs > 2 && epoch < p->epochs) {
-        fprintf(out, "  epoch: one of the first %" PRId64 " of %" PRId64 ", shuffled together\n", p->epochs - 1, p->epochs);
+        fprintf(out, "  epoch: one of the first %" PRId64 " of %" PRId64 ", shuffled together\n",
+                p->epochs - 1, p->epochs);
     } else {
         fprintf(out, "  epoch: %" PRId64 " of %" PRId64 "\n", epoch, p->epochs);
     }
@@ -91,7 +94,8 @@ static void print_origin(const BlendedDataset *d, int64_t k, FILE *out) {
     int64_t part_sample;
     int i = blended_dataset_shard(d, k, &part_sample);
     const GptDataset *p = &d->parts[i];
-    fprintf(out, "  shard: %s (part %d of %d), its sample %" PRId64 " of %" PRId64 "\n", p->shard->prefix, i + 1, d->shards, part_sample, p->samples);
+    fprintf(out, "  shard: %s (part %d of %d), its sample %" PRId64 " of %" PRId64 "\n", p->shard->prefix,
+            i + 1, d->shards, part_sample, p->samples);
     print_epoch(p, part_sample, out);
     print_spans(p, part_sample, out);
     int64_t *drawn = (int64_t *)xcalloc((size_t)d->shards, sizeof(int64_t), "draws per part");
@@ -100,16 +104,16 @@ static void print_origin(const BlendedDataset *d, int64_t k, FILE *out) {
     fprintf(out, "  the run's %" PRId64 " samples by part:\n", run);
     for (i = 0; i < d->shards; i++) {
         p = &d->parts[i];
-        fprintf(out,
-                "    %s: %" PRId64 " samples, %" PRId64 " tokens, %.3f epochs of %" PRId64 " tokens\n", p->shard->prefix, drawn[i],
-                drawn[i] * p->seq_length,
+        fprintf(out, "    %s: %" PRId64 " samples, %" PRId64 " tokens, %.3f epochs of %" PRId64 " tokens\n",
+                p->shard->prefix, drawn[i], drawn[i] * p->seq_length,
                 (double)drawn[i] * p->seq_length / (double)p->tokens_per_epoch, p->tokens_per_epoch);
     }
     free(drawn);
 }
 
 static void print_text(const int32_t *ids, int count, FILE *out,
-                       const char *(*decode)(const void *context, int id, size_t *bytes), const void *context) {
+                       const char *(*decode)(const void *context, int id, size_t *bytes),
+                       const void *context) {
     fprintf(out, "  text:\n");
     for (int t = 0; t < count; t++) {
         size_t bytes = 0;
@@ -123,18 +127,28 @@ static void print_text(const int32_t *ids, int count, FILE *out,
     fprintf(out, "\n");
 }
 
-bool loader_inspect(const Loader *loader, int64_t k, FILE *out, const char *(*decode)(const void *context, int id, size_t *bytes),
-                    const void *context, Error *err) {
+bool loader_inspect(const Loader *loader, int64_t k, FILE *out,
+                    const char *(*decode)(const void *context, int id, size_t *bytes), const void *context,
+                    Error *err) {
     int64_t samples = loader_samples(loader, SPLIT_TRAIN);
-    if (samples == 0) return error_set(err, EXIT_USAGE, "--inspect-data %" PRId64 ": there is no training split; give it data and samples", k);
+    if (samples == 0) {
+        return error_set(err, EXIT_USAGE,
+                         "--inspect-data %" PRId64 ": there is no training split; give it data and samples",
+                         k);
+    }
     if (k < 0 || k >= samples) {
         return error_set(err, EXIT_USAGE,
-                         "--inspect-data %" PRId64 ": the training split has samples 0 to %" PRId64 "; choose one of them", k, samples - 1);
+                         "--inspect-data %" PRId64 ": the training split has samples 0 to %" PRId64
+                         "; choose one of them",
+                         k, samples - 1);
     }
     int count = loader->options.seq_length + 1;
     int32_t *ids = (int32_t *)xmalloc((size_t)count * sizeof *ids, "sample ids");
     bool mock = loader->options.mock_data, ok = loader_sample(loader, SPLIT_TRAIN, k, ids, err);
-    fprintf(out, "sample %" PRId64 " of the training split: %d ids, each but the last an input, each but the first a target\n", k, count);
+    fprintf(out,
+            "sample %" PRId64
+            " of the training split: %d ids, each but the last an input, each but the first a target\n",
+            k, count);
     if (mock) {
         fprintf(out, "  mock data\n");
     } else {

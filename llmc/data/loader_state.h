@@ -19,12 +19,14 @@ struct Loader {
     Batch batch;
 };
 
-// Opens the shards of --data-path into source[0], or those of each split into its own. source: zeroed, to be
-// closed whatever the result. Errors: those of data_source_open.
+// Opens the shards of --data-path into source[0], or those of each split into its own. source:
+// zeroed, to be closed whatever the result. Errors: those of data_source_open.
 bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *options, Error *err);
 // The T + 1 checked ids of one sample. Errors as loader_batch.
 bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err);
-// Fills the error (EXIT_DATA) for an id outside the vocabulary: offset is its position in the sequence. Returns false.
-bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t id, int vocab_size, Error *err);
+// Fills the error (EXIT_DATA) for an id outside the vocabulary: offset is its position in the
+// sequence. Returns false.
+bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t id, int vocab_size,
+                   Error *err);
 
 LLMC_END

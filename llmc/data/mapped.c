@@ -1,7 +1,9 @@
 // Mapped files that are lost while they are read: see mapped.h.
 //
-// The handler runs on the thread that reads, at one of our own loads: nothing is half done there, no lock is held, so it may do what that thread may do, and
-// calls fatal(). Every other SIGBUS goes where it went before. A signal handler is told nothing: the table and the site are this file's static variables.
+// The handler runs on the thread that reads, at one of our own loads: nothing is half done there,
+// no lock is held, so it may do what that thread may do, and calls fatal(). Every other SIGBUS goes
+// where it went before. A signal handler is told nothing: the table and the site are this file's
+// static variables.
 #include "llmc/data/mapped.h"
 
 #include <pthread.h>
@@ -44,9 +46,15 @@ void mapped_lost(const void *address) {
     struct stat status;
     long long now = stat(m->path, &status) == 0 ? (long long)status.st_size : -1;
     if (now >= 0 && (uint64_t)now < m->bytes) {
-        fatal(&here, EXIT_DATA, "%s: cut short while it was read, from %zu bytes to %lld; put the whole file back, and leave it alone while it is in use", m->path, m->bytes, now);
+        fatal(&here, EXIT_DATA,
+              "%s: cut short while it was read, from %zu bytes to %lld; put the whole file back, and leave "
+              "it alone while it is in use",
+              m->path, m->bytes, now);
     }
-    fatal(&here, EXIT_DATA, "%s: changed while it was read, or cannot be read any more; see whether somebody writes to it or its disk fails", m->path);
+    fatal(&here, EXIT_DATA,
+          "%s: changed while it was read, or cannot be read any more; see whether somebody writes to it or "
+          "its disk fails",
+          m->path);
 }
 
 static void on_bus_error(int number, siginfo_t *info, void *context) {

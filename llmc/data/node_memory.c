@@ -40,7 +40,9 @@ void node_memory_close(NodeMemory *memory) {
 
 static bool everywhere(const NodeMemory *m, bool ok) { return peers_agree(m->node, ok, NULL, NULL); }
 
-bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) { return peers_agree(memory->node, ok, err, NULL); }
+bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) {
+    return peers_agree(memory->node, ok, err, NULL);
+}
 
 static void *map_private(const NodeMemory *m, size_t bytes) {
     void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,4 +1,5 @@
-// The ordered parallel map: see pipeline.h. Three counters over a ring of slots; work hands out whole blocks of text, so one lock is enough.
+// The ordered parallel map: see pipeline.h. Three counters over a ring of slots; work hands out
+// whole blocks of text, so one lock is enough.
 #include "llmc/data/pipeline.h"
 
 #include <errno.h>
@@ -11,7 +12,8 @@ struct Pipeline {
     pthread_cond_t changed;
     int slots;
     bool *done;                         // (slots): processed and not yet written
-    int64_t filled, started, written;   // written <= started <= filled <= written + slots; slot of count i is i % slots
+    int64_t filled, started,
+        written;  // written <= started <= filled <= written + slots; slot of count i is i % slots
     bool no_more_input;
 };
 

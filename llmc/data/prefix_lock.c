@@ -1,4 +1,5 @@
-// One writer per shard: see prefix_lock.h. The lock is the kernel's, so that a killed program leaves none behind.
+// One writer per shard: see prefix_lock.h. The lock is the kernel's, so that a killed program
+// leaves none behind.
 #include "llmc/data/prefix_lock.h"
 
 #include <errno.h>
@@ -31,14 +32,16 @@ bool prefix_lock(const char *prefix, int *lock, Error *err) {
     if (*lock < 0 || flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
     close(*lock);
     *lock = -1;
-    return error_set(err, EXIT_DATA, "another program is writing %s; wait for it or choose another --output-prefix", prefix);
+    return error_set(err, EXIT_DATA,
+                     "another program is writing %s; wait for it or choose another --output-prefix", prefix);
 }
 
 void prefix_unlock(const char *prefix, int lock) {
     if (lock < 0) return;
     char *path = temporary_index(prefix);
     struct stat ours, there;
-    bool left = fstat(lock, &ours) == 0 && stat(path, &there) == 0 && ours.st_dev == there.st_dev && ours.st_ino == there.st_ino;
+    bool left = fstat(lock, &ours) == 0 && stat(path, &there) == 0 && ours.st_dev == there.st_dev &&
+                ours.st_ino == there.st_ino;
     if (left) unlink(path);
     close(lock);
     free(path);

@@ -5,12 +5,13 @@
 #include <pcre2.h>
 #include <stdlib.h>
 
-// White space as the reference's engines know it: Unicode's White_Space property. PCRE2's own \s would also take U+180E. Spelled out, so that
-// it depends on nobody's tables.
+// White space as the reference's engines know it: Unicode's White_Space property. PCRE2's own \s
+// would also take U+180E. Spelled out, so that it depends on nobody's tables.
 #define WHITE_SPACE "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
 
-// GPT-2's alternation, leftmost first. Where nothing can follow a repetition it is made possessive (++): the same matches, no stack.
-// The last but one gives back one character when a non-space follows, so that " x" can take its space along.
+// GPT-2's alternation, leftmost first. Where nothing can follow a repetition it is made possessive
+// (++): the same matches, no stack. The last but one gives back one character when a non-space
+// follows, so that " x" can take its space along.
 static const char piece_regex[] =
     "'s|'t|'re|'ve|'m|'ll|'d"
     "| ?\\p{L}++"
@@ -19,7 +20,8 @@ static const char piece_regex[] =
     "|[" WHITE_SPACE "]+(?![^" WHITE_SPACE "])"
     "|[" WHITE_SPACE "]++";
 
-// What an ASCII byte is in the pattern. BEYOND: a byte of any other character, for which PCRE2's tables decide.
+// What an ASCII byte is in the pattern. BEYOND: a byte of any other character, for which PCRE2's
+// tables decide.
 enum { OTHER, LETTER, DIGIT, SPACE, BEYOND };
 
 struct PiecePattern {
@@ -36,11 +38,14 @@ PiecePattern *piece_pattern_compile(void) {
     int error;
     PCRE2_SIZE offset;
     // Anchored here and not per match, because the JIT-compiled code takes no such option.
-    pcre2_code *code = pcre2_compile((PCRE2_SPTR)piece_regex, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &offset,
-                                     NULL);
-    if (!code && error == PCRE2_ERROR_HEAP_FAILED) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token pattern; use a larger machine");
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)piece_regex, PCRE2_ZERO_TERMINATED,
+                                     PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &offset, NULL);
+    if (!code && error == PCRE2_ERROR_HEAP_FAILED) {
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token pattern; use a larger machine");
+    }
     if (!code) {
-        fatal(NULL, EXIT_ENVIRONMENT, "PCRE2 refuses the pre-token pattern at %zu (error %d); it must be built with Unicode support",
+        fatal(NULL, EXIT_ENVIRONMENT,
+              "PCRE2 refuses the pre-token pattern at %zu (error %d); it must be built with Unicode support",
               (size_t)offset, error);
     }
     // Where PCRE2 has no JIT for this machine, its interpreter gives the same matches.
@@ -67,7 +72,9 @@ PieceSplitter *piece_splitter_create(const PiecePattern *pattern) {
     PieceSplitter *splitter = xmalloc(sizeof *splitter, "the pre-token splitter");
     splitter->code = pattern->code;
     splitter->match = pcre2_match_data_create_from_pattern(pattern->code, NULL);
-    if (!splitter->match) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token match; use a larger machine");
+    if (!splitter->match) {
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token match; use a larger machine");
+    }
     for (int byte = 0; byte < 256; byte++) splitter->class[byte] = byte_class(byte);
     return splitter;
 }
@@ -79,19 +86,28 @@ void piece_splitter_free(PieceSplitter *splitter) {
 }
 
 size_t piece_end_pcre2(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
-    int found = pcre2_match(splitter->code, (PCRE2_SPTR)text, bytes, start, PCRE2_NO_UTF_CHECK, splitter->match, NULL);
-    if (found == PCRE2_ERROR_NOMEMORY) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for cutting text into pieces; use a larger machine");
+    int found = pcre2_match(splitter->code, (PCRE2_SPTR)text, bytes, start, PCRE2_NO_UTF_CHECK,
+                            splitter->match, NULL);
+    if (found == PCRE2_ERROR_NOMEMORY) {
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for cutting text into pieces; use a larger machine");
+    }
     // Some alternative takes any character, so only a resource limit can stop a match.
-    if (found < 0) fatal(NULL, EXIT_ENVIRONMENT, "PCRE2 stopped with error %d while cutting text into pieces; is its match limit set very low?", found);
+    if (found < 0) {
+        fatal(NULL, EXIT_ENVIRONMENT,
+              "PCRE2 stopped with error %d while cutting text into pieces; is its match limit set very low?",
+              found);
+    }
     return pcre2_get_ovector_pointer(splitter->match)[1];
 }
 
-static size_t run_end(const PieceSplitter *splitter, const char *text, size_t bytes, size_t i, uint8_t class) {
+static size_t run_end(const PieceSplitter *splitter, const char *text, size_t bytes, size_t i,
+                      uint8_t class) {
     while (i < bytes && splitter->class[(uint8_t)text[i]] == class) i++;
     return i;
 }
 
-// Length of the contraction that the apostrophe at text[i] begins ('s 't 'm 'd 're 've 'll), 0 if there is none.
+// Length of the contraction that the apostrophe at text[i] begins ('s 't 'm 'd 're 've 'll), 0 if
+// there is none.
 static size_t contraction(const char *text, size_t bytes, size_t i) {
     if (i + 1 >= bytes) return 0;
     char a = text[i + 1];

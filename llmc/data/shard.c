@@ -1,5 +1,6 @@
-// Megatron mmap token shards: reader (mapped, checked once at opening) and writer (buffered, renamed into place): see shard.h.
-// Read by dataset.c and loader.c, written by preprocess_data and merge_datasets. Format: Megatron-LM's IndexedDataset.
+// Megatron mmap token shards: reader (mapped, checked once at opening) and writer (buffered,
+// renamed into place): see shard.h. Read by dataset.c and loader.c, written by preprocess_data and
+// merge_datasets. Format: Megatron-LM's IndexedDataset.
 //
 // The .idx file, little-endian and packed, N sequences, M boundaries:
 //     0  9 bytes  "MMIDIDX\0\0"          34         i32[N]  sequence lengths in tokens
@@ -41,7 +42,7 @@ int shard_dtype_size(int dtype) {
 
 int shard_dtype_for_vocab(int64_t vocab_size) { return vocab_size < 65500 ? SHARD_U16 : SHARD_I32; }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Reader
 
 static inline int32_t load_i32(const uint8_t *p) {
@@ -57,21 +58,33 @@ static inline int64_t load_i64(const uint8_t *p) {
 }
 
 static inline const uint8_t *lengths_of(const Shard *s) { return s->index + HEADER_BYTES; }
-static inline const uint8_t *pointers_of(const Shard *s) { return s->index + HEADER_BYTES + 4 * s->sequences; }
-static inline const uint8_t *boundaries_of(const Shard *s) { return s->index + HEADER_BYTES + 12 * s->sequences; }
+static inline const uint8_t *pointers_of(const Shard *s) {
+    return s->index + HEADER_BYTES + 4 * s->sequences;
+}
+static inline const uint8_t *boundaries_of(const Shard *s) {
+    return s->index + HEADER_BYTES + 12 * s->sequences;
+}
 
-int64_t shard_length(const Shard *shard, int64_t sequence) { return load_i32(lengths_of(shard) + 4 * sequence); }
+int64_t shard_length(const Shard *shard, int64_t sequence) {
+    return load_i32(lengths_of(shard) + 4 * sequence);
+}
 
-void shard_prefetch_length(const Shard *shard, int64_t sequence) { __builtin_prefetch(lengths_of(shard) + 4 * sequence); }
+void shard_prefetch_length(const Shard *shard, int64_t sequence) {
+    __builtin_prefetch(lengths_of(shard) + 4 * sequence);
+}
 
 int64_t shard_position(const Shard *shard, int64_t sequence) {
     return load_i64(pointers_of(shard) + 8 * sequence) / shard_dtype_size(shard->dtype);
 }
 
-int64_t shard_boundary(const Shard *shard, int64_t document) { return load_i64(boundaries_of(shard) + 8 * document); }
+int64_t shard_boundary(const Shard *shard, int64_t document) {
+    return load_i64(boundaries_of(shard) + 8 * document);
+}
 
-// Maps <prefix><suffix> read-only, guarded against its end (mapped.h). An empty file gives NULL and 0 bytes.
-static bool map_file(const char *prefix, const char *suffix, const uint8_t **data, size_t *bytes, Error *err) {
+// Maps <prefix><suffix> read-only, guarded against its end (mapped.h). An empty file gives NULL and
+// 0 bytes.
+static bool map_file(const char *prefix, const char *suffix, const uint8_t **data, size_t *bytes,
+                     Error *err) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s%s", prefix, suffix) >= (int)sizeof path) {
         return error_set(err, EXIT_DATA, "%.200s...: path too long; use a shorter one", prefix);
@@ -80,7 +93,10 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     *bytes = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        return error_set(err, EXIT_DATA, "%s: cannot open: %s; give the shard's prefix, without .bin or .idx (preprocess_data --output-prefix P makes P_text_document)", path, strerror(errno));
+        return error_set(err, EXIT_DATA,
+                         "%s: cannot open: %s; give the shard's prefix, without .bin or .idx "
+                         "(preprocess_data --output-prefix P makes P_text_document)",
+                         path, strerror(errno));
     }
     struct stat status;
     bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
@@ -88,41 +104,53 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     if (regular && status.st_size > 0) map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
     int cause = errno;
     close(fd);
-    if (!regular) return error_set(err, EXIT_DATA, "%s: not a regular file; give the shard's prefix, without .bin or .idx", path);
-    if (map == MAP_FAILED) return error_set(err, EXIT_DATA, "%s: cannot map: %s; check the file system", path, strerror(cause));
+    if (!regular) {
+        return error_set(err, EXIT_DATA,
+                         "%s: not a regular file; give the shard's prefix, without .bin or .idx", path);
+    }
+    if (map == MAP_FAILED) {
+        return error_set(err, EXIT_DATA, "%s: cannot map: %s; check the file system", path, strerror(cause));
+    }
     *data = (const uint8_t *)map;
     *bytes = (size_t)status.st_size;
     mapped_guard(map, *bytes, path);
     return true;
 }
 
+// What is wrong with a file of the shard *s, for a function that has an err.
+#define DAMAGED(suffix, format, ...) \
+    error_set(err, EXIT_DATA, "%s" suffix ": " format "; prepare the shard again", s->prefix, __VA_ARGS__)
+
 // Header and file size: after this every array lies inside the mapped index.
 static bool check_header(Shard *s, Error *err) {
-    const char *p = s->prefix;
     if (s->index_bytes < HEADER_BYTES) {
-        return error_set(err, EXIT_DATA, "%s.idx: truncated: %zu bytes, the header alone has %d; prepare the shard again", p,
-                         s->index_bytes, HEADER_BYTES);
+        return DAMAGED(".idx", "truncated: %zu bytes, the header alone has %d", s->index_bytes, HEADER_BYTES);
     }
     if (memcmp(s->index, MAGIC, MAGIC_BYTES) != 0) {
-        return error_set(err, EXIT_DATA, "%s.idx: not a Megatron index: it does not begin with MMIDIDX; use a shard made by preprocess_data", p);
+        return error_set(err, EXIT_DATA,
+                         "%s.idx: not a Megatron index: it does not begin with MMIDIDX; use a shard made by "
+                         "preprocess_data",
+                         s->prefix);
     }
     uint64_t version = (uint64_t)load_i64(s->index + 9);
-    if (version != 1) return error_set(err, EXIT_DATA, "%s.idx: version %" PRIu64 ", only 1 is known; prepare the shard again", p, version);
+    if (version != 1) return DAMAGED(".idx", "version %" PRIu64 ", only 1 is known", version);
     s->dtype = s->index[17];
     if (!shard_dtype_size(s->dtype)) {
-        return error_set(err, EXIT_DATA, "%s.idx: dtype code %d does not hold token ids; 1 (u8), 2 (i8), 3 (i16), 4 (i32), 5 (i64), 8 (u16) do", p,
-                         s->dtype);
+        return error_set(err, EXIT_DATA,
+                         "%s.idx: dtype code %d does not hold token ids; 1 (u8), 2 (i8), 3 (i16), 4 (i32), "
+                         "5 (i64), 8 (u16) do",
+                         s->prefix, s->dtype);
     }
     uint64_t n = (uint64_t)load_i64(s->index + 18), m = (uint64_t)load_i64(s->index + 26);
     uint64_t rest = s->index_bytes - HEADER_BYTES;
     bool fits = n <= rest / 12 && m <= (rest - 12 * n) / 8;
     if (!fits || (rest != 12 * n + 8 * m && rest != 13 * n + 8 * m)) {
-        return error_set(err, EXIT_DATA,
-                         "%s.idx: %zu bytes do not fit the %" PRIu64 " sequences and %" PRIu64
-                         " boundaries of its header (truncated or damaged); prepare the shard again",
-                         p, s->index_bytes, n, m);
+        return DAMAGED(".idx",
+                       "%zu bytes do not fit the %" PRIu64 " sequences and %" PRIu64
+                       " boundaries of its header (truncated or damaged)",
+                       s->index_bytes, n, m);
     }
-    if (m == 0) return error_set(err, EXIT_DATA, "%s.idx: no document boundaries, at least one (0) is needed; prepare the shard again", p);
+    if (m == 0) return DAMAGED(".idx", "%s document boundaries, at least one (0) is needed", "no");
     s->sequences = (int64_t)n;
     s->documents = (int64_t)m - 1;
     return true;
@@ -131,22 +159,20 @@ static bool check_header(Shard *s, Error *err) {
 // Says what is wrong with sequence i, which check_sequences found to be bad.
 static bool bad_sequence(const Shard *s, int64_t i, int64_t expected, Error *err) {
     int64_t length = shard_length(s, i), pointer = load_i64(pointers_of(s) + 8 * i);
-    if (length < 0) {
-        return error_set(err, EXIT_DATA,
-                         "%s.idx: sequence %" PRId64 " has negative length %" PRId64 "; prepare the shard again", s->prefix, i, length);
-    }
+    int64_t end = expected + length * shard_dtype_size(s->dtype);
+    if (length < 0) return DAMAGED(".idx", "sequence %" PRId64 " has negative length %" PRId64, i, length);
     if (pointer != expected) {
-        return error_set(err, EXIT_DATA,
-                         "%s.idx: sequence %" PRId64 " points to byte %" PRId64 ", the lengths before it add up to %" PRId64
-                         "; prepare the shard again",
-                         s->prefix, i, pointer, expected);
+        return DAMAGED(".idx",
+                       "sequence %" PRId64 " points to byte %" PRId64
+                       ", the lengths before it add up to %" PRId64,
+                       i, pointer, expected);
     }
-    return error_set(err, EXIT_DATA,
-                     "%s.bin: truncated: sequence %" PRId64 " ends at byte %" PRId64 ", the file has %zu; prepare the shard again", s->prefix, i,
-                     expected + length * shard_dtype_size(s->dtype), s->data_bytes);
+    return DAMAGED(".bin", "truncated: sequence %" PRId64 " ends at byte %" PRId64 ", the file has %zu", i,
+                   end, s->data_bytes);
 }
 
-// One pass over lengths and pointers. The .bin must hold exactly the sequences: a longer one belongs to another index.
+// One pass over lengths and pointers. The .bin must hold exactly the sequences: a longer one
+// belongs to another index.
 static bool check_sequences(Shard *s, Error *err) {
     const uint8_t *lengths = lengths_of(s), *pointers = pointers_of(s);
     const int64_t n = s->sequences, size = shard_dtype_size(s->dtype), bytes = (int64_t)s->data_bytes;
@@ -154,13 +180,13 @@ static bool check_sequences(Shard *s, Error *err) {
     for (int64_t i = 0; i < n; i++) {
         int64_t begin = end, length = load_i32(lengths + 4 * i);
         end += length * size;
-        if ((length < 0) | (load_i64(pointers + 8 * i) != begin) | (end > bytes)) return bad_sequence(s, i, begin, err);
+        bool bad = (length < 0) | (load_i64(pointers + 8 * i) != begin) | (end > bytes);
+        if (bad) return bad_sequence(s, i, begin, err);
     }
     if (end != bytes) {
-        return error_set(err, EXIT_DATA,
-                         "%s.bin: %zu bytes, the index accounts for %" PRId64 ": the two files do not belong together; prepare the shard "
-                         "again",
-                         s->prefix, s->data_bytes, end);
+        return DAMAGED(".bin",
+                       "%zu bytes, the index accounts for %" PRId64 ": the two do not belong together",
+                       s->data_bytes, end);
     }
     s->tokens = end / size;
     return true;
@@ -170,31 +196,31 @@ static bool check_boundaries(const Shard *s, Error *err) {
     int64_t before = 0;
     for (int64_t i = 0; i <= s->documents; i++) {
         int64_t at = shard_boundary(s, i);
-        if (at < before || (i == 0 && at != 0)) {
-            return error_set(err, EXIT_DATA,
-                             "%s.idx: document boundary %" PRId64 " is %" PRId64 ", %s %" PRId64 "; prepare the shard again", s->prefix, i,
-                             at, i == 0 ? "it must be" : "below the one before it,", before);
+        if (i == 0 && at != 0) return DAMAGED(".idx", "document boundary 0 is %" PRId64 ", it must be 0", at);
+        if (at < before) {
+            return DAMAGED(".idx",
+                           "document boundary %" PRId64 " is %" PRId64 ", below the one before it, %" PRId64,
+                           i, at, before);
         }
         before = at;
     }
-    if (before != s->sequences) {
-        return error_set(err, EXIT_DATA,
-                         "%s.idx: the last document boundary is %" PRId64 ", it must equal the %" PRId64 " sequences; prepare the shard "
-                         "again",
-                         s->prefix, before, s->sequences);
-    }
-    return true;
+    if (before == s->sequences) return true;
+    return DAMAGED(".idx",
+                   "the last document boundary is %" PRId64 ", it must equal the %" PRId64 " sequences",
+                   before, s->sequences);
 }
 
-static size_t last_bytes(const Shard *s) { return s->data_bytes < sizeof s->last ? s->data_bytes : sizeof s->last; }
+static size_t last_bytes(const Shard *s) {
+    return s->data_bytes < sizeof s->last ? s->data_bytes : sizeof s->last;
+}
 
 bool shard_open(Shard *shard, const char *prefix, Error *err) {
     memset(shard, 0, sizeof *shard);
     shard->prefix = xstrdup(prefix);
     bool ok = map_file(prefix, ".idx", &shard->index, &shard->index_bytes, err);
     if (ok && shard->index_bytes) madvise((void *)shard->index, shard->index_bytes, MADV_WILLNEED);
-    ok = ok && check_header(shard, err) && map_file(prefix, ".bin", &shard->data, &shard->data_bytes, err) && check_sequences(shard, err) &&
-         check_boundaries(shard, err);
+    ok = ok && check_header(shard, err) && map_file(prefix, ".bin", &shard->data, &shard->data_bytes, err) &&
+         check_sequences(shard, err) && check_boundaries(shard, err);
     if (!ok) {
         shard_close(shard);
         return false;
@@ -271,7 +297,7 @@ void shard_read(const Shard *shard, int64_t position, int64_t count, int32_t *ou
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Writer
 
 // A file under a temporary name with a large buffer.
@@ -301,14 +327,18 @@ static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *
     f->path = text_format("%s%s", prefix, suffix);
     f->temporary = text_format("%s%s.tmp", prefix, suffix);
     struct stat status;
-    if (stat(f->path, &status) == 0 && S_ISDIR(status.st_mode)) {  // else known only when all is written, by the rename
-        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot create: a folder has this name; remove it or choose another output name", f->path);
+    // Else known only when all is written, by the rename.
+    if (stat(f->path, &status) == 0 && S_ISDIR(status.st_mode)) {
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "%s: cannot create: a folder has this name; remove it or choose another output name",
+                         f->path);
     }
     f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (f->fd < 0) {
         int cause = errno;
         if (cause == ENOSPC || cause == EDQUOT) return out_failed(f, "create", err);
-        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot create: %s; check the output folder", f->temporary, strerror(cause));
+        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot create: %s; check the output folder",
+                         f->temporary, strerror(cause));
     }
     f->buffer = (uint8_t *)xmalloc(WRITE_BUFFER_BYTES, "a shard's write buffer");
     return true;
@@ -352,7 +382,8 @@ static void out_free(OutFile *f) {
 static void add_boundary(ShardWriter *w, int64_t sequence) {
     if (w->boundary_count == w->boundaries_room) {
         w->boundaries_room = w->boundaries_room ? 2 * w->boundaries_room : 1024;
-        w->boundaries = (int64_t *)xrealloc(w->boundaries, 8 * (size_t)w->boundaries_room, "document boundaries");
+        w->boundaries = (int64_t *)xrealloc(w->boundaries, 8 * (size_t)w->boundaries_room,
+                                            "document boundaries");
     }
     w->boundaries[w->boundary_count++] = sequence;
 }
@@ -367,7 +398,8 @@ static void add_length(ShardWriter *w, int32_t length) {
 
 ShardWriter *shard_writer_open(const char *prefix, int dtype, Error *err) {
     if (!shard_dtype_size(dtype)) {
-        error_set(err, EXIT_USAGE, "%s: dtype code %d does not hold token ids; use 8 (u16) or 4 (i32)", prefix, dtype);
+        error_set(err, EXIT_USAGE, "%s: dtype code %d does not hold token ids; use 8 (u16) or 4 (i32)",
+                  prefix, dtype);
         return NULL;
     }
     ShardWriter *w = (ShardWriter *)xcalloc(1, sizeof *w, "a shard writer");
@@ -414,7 +446,9 @@ static void narrow(int dtype, const int32_t *tokens, int64_t count, uint8_t *out
 
 bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *err) {
     if (count < 0 || count > INT32_MAX) {
-        return error_set(err, EXIT_DATA, "%s: sequence %" PRId64 " has %" PRId64 " tokens, the format holds at most %d; split the document",
+        return error_set(err, EXIT_DATA,
+                         "%s: sequence %" PRId64 " has %" PRId64
+                         " tokens, the format holds at most %d; split the document",
                          writer->bin.path, writer->sequences, count, INT32_MAX);
     }
     int32_t low, high;
@@ -422,7 +456,8 @@ bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] < low || tokens[i] > high) {
             return error_set(err, EXIT_DATA,
-                             "%s: sequence %" PRId64 ", position %" PRId64 ": token id %d does not fit dtype code %d; use a wider dtype",
+                             "%s: sequence %" PRId64 ", position %" PRId64
+                             ": token id %d does not fit dtype code %d; use a wider dtype",
                              writer->bin.path, writer->sequences, i, tokens[i], writer->dtype);
         }
     }
@@ -449,12 +484,14 @@ static void end_open_document(ShardWriter *w) {
 bool shard_writer_append(ShardWriter *writer, const Shard *shard, Error *err) {
     if (shard->dtype != writer->dtype) {
         return error_set(err, EXIT_DATA,
-                         "%s: dtype code %d, the output has %d; prepare all parts with the same vocabulary", shard->prefix, shard->dtype,
-                         writer->dtype);
+                         "%s: dtype code %d, the output has %d; prepare all parts with the same vocabulary",
+                         shard->prefix, shard->dtype, writer->dtype);
     }
     end_open_document(writer);
     int64_t before = writer->sequences;
-    if (!out_flush(&writer->bin, err) || !out_write_through(&writer->bin, shard->data, shard->data_bytes, err)) return false;
+    if (!out_flush(&writer->bin, err) ||
+        !out_write_through(&writer->bin, shard->data, shard->data_bytes, err))
+        return false;
     for (int64_t i = 0; i < shard->sequences; i++) add_length(writer, (int32_t)shard_length(shard, i));
     for (int64_t d = 1; d <= shard->documents; d++) add_boundary(writer, before + shard_boundary(shard, d));
     return true;
@@ -469,7 +506,8 @@ static bool write_index(ShardWriter *w, Error *err) {
     header[17] = (uint8_t)w->dtype;
     memcpy(header + 18, &w->sequences, 8);
     memcpy(header + 26, &w->boundary_count, 8);
-    bool ok = out_write(f, header, sizeof header, err) && out_write(f, w->lengths, 4 * (size_t)w->sequences, err);
+    bool ok = out_write(f, header, sizeof header, err) &&
+              out_write(f, w->lengths, 4 * (size_t)w->sequences, err);
     for (int64_t i = 0; ok && i < w->sequences; i++) {
         ok = out_write(f, &position, 8, err);
         position += w->lengths[i] * size;
@@ -485,10 +523,12 @@ static void sync_folder_of(const char *path) {
     free(folder);
 }
 
-// The old index goes first: whenever the job dies, a valid index stands beside its own .bin or there is none.
+// The old index goes first: whenever the job dies, a valid index stands beside its own .bin or
+// there is none.
 static bool publish(ShardWriter *w, Error *err) {
     if (unlink(w->idx.path) != 0 && errno != ENOENT) {
-        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot replace: %s; check the output folder", w->idx.path, strerror(errno));
+        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot replace: %s; check the output folder",
+                         w->idx.path, strerror(errno));
     }
     if (rename(w->bin.temporary, w->bin.path) != 0) return out_failed(&w->bin, "rename", err);
     if (rename(w->idx.temporary, w->idx.path) != 0) return out_failed(&w->idx, "rename", err);
@@ -506,7 +546,8 @@ static void writer_free(ShardWriter *w) {
 
 bool shard_writer_close(ShardWriter *writer, Error *err) {
     end_open_document(writer);
-    if (!out_sync(&writer->bin, err) || !write_index(writer, err) || !out_sync(&writer->idx, err) || !publish(writer, err)) {
+    if (!out_sync(&writer->bin, err) || !write_index(writer, err) || !out_sync(&writer->idx, err) ||
+        !publish(writer, err)) {
         shard_writer_discard(writer);
         return false;
     }

@@ -1,5 +1,5 @@
-// Tokenizers and encoders: see tokenizer.h. An encoder repairs the UTF-8, cuts the text into pieces (pretokenize.c), and merges each piece's
-// bytes (bpe.c) unless it has met the same piece lately.
+// Tokenizers and encoders: see tokenizer.h. An encoder repairs the UTF-8, cuts the text into pieces
+// (pretokenize.c), and merges each piece's bytes (bpe.c) unless it has met the same piece lately.
 #include "llmc/data/tokenizer.h"
 
 #include <inttypes.h>
@@ -30,7 +30,9 @@ static void fill_byte_table(TokenTable *table) {
 
 static bool fill_null_table(TokenTable *table, int64_t null_vocab_size, Error *err) {
     if (null_vocab_size < 1 || null_vocab_size >= INT32_MAX - 1) {
-        return error_set(err, EXIT_USAGE, "NullTokenizer cannot have %" PRId64 " ids; give --vocab-size a positive number", null_vocab_size);
+        return error_set(err, EXIT_USAGE,
+                         "NullTokenizer cannot have %" PRId64 " ids; give --vocab-size a positive number",
+                         null_vocab_size);
     }
     int eod = (int)null_vocab_size;
     token_table_init(table, eod + 1, 11 * (size_t)eod + strlen(END_OF_TEXT));
@@ -46,14 +48,17 @@ static bool fill_null_table(TokenTable *table, int64_t null_vocab_size, Error *e
 
 static bool open_bpe(Tokenizer *tokenizer, const char *vocab_file, const char *merge_file, Error *err) {
     if (!vocab_file || !merge_file) {
-        return error_set(err, EXIT_USAGE, "GPT2BPETokenizer needs --vocab-file and --merge-file; dev/data/get_gpt2_vocab.sh downloads GPT-2's");
+        return error_set(err, EXIT_USAGE,
+                         "GPT2BPETokenizer needs --vocab-file and --merge-file; dev/data/get_gpt2_vocab.sh "
+                         "downloads GPT-2's");
     }
     if (!vocabulary_read(&tokenizer->table, &tokenizer->bpe, vocab_file, merge_file, err)) return false;
     tokenizer->pattern = piece_pattern_compile();
     return true;
 }
 
-Tokenizer *tokenizer_open(TokenizerType type, const char *vocab_file, const char *merge_file, int64_t null_vocab_size, Error *err) {
+Tokenizer *tokenizer_open(TokenizerType type, const char *vocab_file, const char *merge_file,
+                          int64_t null_vocab_size, Error *err) {
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer, "the tokenizer");
     tokenizer->type = type;
     bool good = true;
@@ -98,7 +103,8 @@ typedef struct CachedPiece {
     int32_t ids[CACHED_IDS];
 } CachedPiece;
 
-// Two words that, with the length, hold all bytes of a piece of 1..16 bytes. They overlap where it is shorter than both.
+// Two words that, with the length, hold all bytes of a piece of 1..16 bytes. They overlap where it
+// is shorter than both.
 static void piece_key(const char *piece, size_t bytes, uint64_t *head, uint64_t *tail) {
     if (bytes >= 8) {
         memcpy(head, piece, 8);
@@ -253,6 +259,8 @@ void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffe
     switch (encoder->tokenizer->type) {
         case TOKENIZER_GPT2_BPE: encode_bpe(encoder, text, bytes, out); break;
         case TOKENIZER_BYTE: encode_bytes(text, bytes, out); break;
-        case TOKENIZER_NULL: *replaced += encode_numbers(encoder->tokenizer->table.size, text, bytes, out); break;
+        case TOKENIZER_NULL:
+            *replaced += encode_numbers(encoder->tokenizer->table.size, text, bytes, out);
+            break;
     }
 }

@@ -1,4 +1,5 @@
-// Reads GPT-2's vocab.json and merges.txt: see vocabulary.h. Both write a token as text in which every byte is one printable character.
+// Reads GPT-2's vocab.json and merges.txt: see vocabulary.h. Both write a token as text in which
+// every byte is one printable character.
 #include "llmc/data/vocabulary.h"
 
 #include <cjson/cJSON.h>
@@ -31,7 +32,7 @@ void token_table_free(TokenTable *table) {
     *table = (TokenTable){0};
 }
 
-// ---- the byte alphabet: bytes 21..7E, A1..AC, AE..FF stand for themselves, the other 68 in order for U+0100, U+0101, ... ----
+// ---- the byte alphabet: bytes 21..7E, A1..AC, AE..FF stand for themselves, the other 68 in order
 
 static bool stands_for_itself(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
@@ -56,7 +57,8 @@ static Alphabet byte_alphabet(void) {
     return alphabet;
 }
 
-// Bytes of a token as the files write it. A token with characters outside the alphabet (an added one, such as a name with spaces) keeps its UTF-8.
+// Bytes of a token as the files write it. A token with characters outside the alphabet (an added
+// one, such as a name with spaces) keeps its UTF-8.
 static size_t symbol_bytes(const Alphabet *alphabet, const char *symbol, size_t length, char *out) {
     size_t count = 0;
     for (size_t i = 0; i < length;) {
@@ -100,7 +102,8 @@ static size_t symbol_slot(const SymbolMap *map, const char *symbol, size_t lengt
     uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
     for (size_t i = 0; i < length; i++) hash = (hash ^ (uint8_t)symbol[i]) * 0x100000001B3u;
     size_t slot = (size_t)hash & (map->slots - 1);
-    while (map->symbols[slot] && (map->lengths[slot] != length || memcmp(map->symbols[slot], symbol, length))) {
+    while (map->symbols[slot] &&
+           (map->lengths[slot] != length || memcmp(map->symbols[slot], symbol, length))) {
         slot = (slot + 1) & (map->slots - 1);
     }
     return slot;
@@ -128,7 +131,8 @@ static char *read_file(const char *path, size_t *bytes, Error *err) {
         return NULL;
     }
     if (!file) {
-        error_set(err, EXIT_DATA, "cannot open %s: %s; dev/data/get_gpt2_vocab.sh downloads GPT-2's files", path, strerror(errno));
+        error_set(err, EXIT_DATA, "cannot open %s: %s; dev/data/get_gpt2_vocab.sh downloads GPT-2's files",
+                  path, strerror(errno));
         return NULL;
     }
     size_t capacity = 1 << 16, used = 0, got;
@@ -152,22 +156,28 @@ static char *read_file(const char *path, size_t *bytes, Error *err) {
 
 // ---- vocab.json ----
 
-// Every entry's id, checked to be 0 .. count-1 each once; entries[id] = its JSON node. Also fills the map.
-static bool index_entries(const cJSON *root, const cJSON **entries, int count, SymbolMap *map, const char *path, Error *err) {
+// Every entry's id, checked to be 0 .. count-1 each once; entries[id] = its JSON node. Also fills
+// the map.
+static bool index_entries(const cJSON *root, const cJSON **entries, int count, SymbolMap *map,
+                          const char *path, Error *err) {
     for (const cJSON *entry = root->child; entry; entry = entry->next) {
         double value = cJSON_IsNumber(entry) ? entry->valuedouble : -1;
         int id = value >= 0 && value < count ? (int)value : -1;
         if (id < 0 || (double)id != value) {
-            return error_set(err, EXIT_DATA, "%s: the id of \"%.80s\" is not a whole number from 0 to %d; use a vocabulary with ids 0..n-1", path,
-                             entry->string, count - 1);
+            return error_set(err, EXIT_DATA,
+                             "%s: the id of \"%.80s\" is not a whole number from 0 to %d; use a vocabulary "
+                             "with ids 0..n-1",
+                             path, entry->string, count - 1);
         }
         if (entries[id]) {
-            return error_set(err, EXIT_DATA, "%s: \"%.80s\" and \"%.80s\" have the same id %d; every token needs its own", path, entries[id]->string,
-                             entry->string, id);
+            return error_set(err, EXIT_DATA,
+                             "%s: \"%.80s\" and \"%.80s\" have the same id %d; every token needs its own",
+                             path, entries[id]->string, entry->string, id);
         }
         size_t length = strlen(entry->string), slot = symbol_slot(map, entry->string, length);
         if (map->symbols[slot]) {
-            return error_set(err, EXIT_DATA, "%s: \"%.80s\" is there twice (ids %d and %d); remove one", path, entry->string, map->ids[slot], id);
+            return error_set(err, EXIT_DATA, "%s: \"%.80s\" is there twice (ids %d and %d); remove one", path,
+                             entry->string, map->ids[slot], id);
         }
         map->symbols[slot] = entry->string;
         map->lengths[slot] = length;
@@ -177,20 +187,23 @@ static bool index_entries(const cJSON *root, const cJSON **entries, int count, S
     return true;
 }
 
-static bool find_byte_symbols(const SymbolMap *map, const Alphabet *alphabet, int32_t byte_id[256], const char *path, Error *err) {
+static bool find_byte_symbols(const SymbolMap *map, const Alphabet *alphabet, int32_t byte_id[256],
+                              const char *path, Error *err) {
     for (int byte = 0; byte < 256; byte++) {
         char symbol[4];
         size_t length = utf8_write(alphabet->code_point[byte], symbol);
         byte_id[byte] = symbol_id(map, symbol, length);
         if (byte_id[byte] < 0) {
-            return error_set(err, EXIT_DATA, "%s: no entry for byte 0x%02X (\"%.*s\"); a byte-level vocabulary holds all 256", path, (unsigned)byte,
-                             (int)length, symbol);
+            return error_set(err, EXIT_DATA,
+                             "%s: no entry for byte 0x%02X (\"%.*s\"); a byte-level vocabulary holds all 256",
+                             path, (unsigned)byte, (int)length, symbol);
         }
     }
     return true;
 }
 
-static void fill_table(TokenTable *table, const cJSON **entries, int count, const Alphabet *alphabet, size_t text_bytes) {
+static void fill_table(TokenTable *table, const cJSON **entries, int count, const Alphabet *alphabet,
+                       size_t text_bytes) {
     token_table_init(table, count, text_bytes);
     for (int id = 0; id < count; id++) {
         // A token's bytes are never more than its text's.
@@ -200,15 +213,23 @@ static void fill_table(TokenTable *table, const cJSON **entries, int count, cons
     }
 }
 
-static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table, int32_t byte_id[256], SymbolMap *map, const char *path, Error *err) {
+static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table, int32_t byte_id[256],
+                        SymbolMap *map, const char *path, Error *err) {
     int count = cJSON_IsObject(root) ? cJSON_GetArraySize(root) : 0;
-    if (!count) return error_set(err, EXIT_DATA, "%s is not a JSON object of tokens and ids; is it GPT-2's vocab.json?", path);
+    if (!count) {
+        return error_set(err, EXIT_DATA,
+                         "%s is not a JSON object of tokens and ids; is it GPT-2's vocab.json?", path);
+    }
     Alphabet alphabet = byte_alphabet();
     symbol_map_init(map, (size_t)count);
     const cJSON **entries = xcalloc((size_t)count, sizeof *entries, "reading the vocabulary");
-    bool good = index_entries(root, entries, count, map, path, err) && find_byte_symbols(map, &alphabet, byte_id, path, err);
+    bool good = index_entries(root, entries, count, map, path, err) &&
+                find_byte_symbols(map, &alphabet, byte_id, path, err);
     int eod = good ? symbol_id(map, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
-    if (good && eod < 0) good = error_set(err, EXIT_DATA, "%s has no " END_OF_TEXT ", the end-of-document token; add it", path);
+    if (good && eod < 0) {
+        good = error_set(err, EXIT_DATA, "%s has no " END_OF_TEXT ", the end-of-document token; add it",
+                         path);
+    }
     if (good) {
         fill_table(table, entries, count, &alphabet, text_bytes);
         table->eod = eod;
@@ -222,7 +243,8 @@ static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table,
 // ---- merges.txt ----
 
 // One line "left right": both parts and their concatenation must be tokens.
-static bool parse_merge(const SymbolMap *map, const char *line, size_t length, BpeMerge *merge, const char **why) {
+static bool parse_merge(const SymbolMap *map, const char *line, size_t length, BpeMerge *merge,
+                        const char **why) {
     const char *space = memchr(line, ' ', length);
     size_t left = space ? (size_t)(space - line) : 0, right = space ? length - left - 1 : 0;
     *why = "is not two symbols with one space between them";
@@ -239,7 +261,8 @@ static bool parse_merge(const SymbolMap *map, const char *line, size_t length, B
     return merge->left >= 0 && merge->right >= 0 && merge->merged >= 0;
 }
 
-static bool parse_merges(const SymbolMap *map, const char *text, size_t bytes, Bpe *bpe, const char *path, const char *vocab_file, Error *err) {
+static bool parse_merges(const SymbolMap *map, const char *text, size_t bytes, Bpe *bpe, const char *path,
+                         const char *vocab_file, Error *err) {
     bpe_init(bpe, line_of(text, text + bytes));
     const char *end = text + bytes;
     int64_t line = 1;
@@ -255,15 +278,16 @@ static bool parse_merges(const SymbolMap *map, const char *text, size_t bytes, B
         const char *why;
         if (!parse_merge(map, p, length, &merge, &why)) {
             bpe_free(bpe);
-            return error_set(err, EXIT_DATA, "%s line %lld \"%.*s\" %s; check that it belongs to %s", path, (long long)line,
-                             (int)(length < 80 ? length : 80), p, why, vocab_file);
+            return error_set(err, EXIT_DATA, "%s line %lld \"%.*s\" %s; check that it belongs to %s", path,
+                             (long long)line, (int)(length < 80 ? length : 80), p, why, vocab_file);
         }
         bpe_add(bpe, merge);
     }
     return true;
 }
 
-static bool read_merges(const SymbolMap *map, Bpe *bpe, const char *vocab_file, const char *merge_file, Error *err) {
+static bool read_merges(const SymbolMap *map, Bpe *bpe, const char *vocab_file, const char *merge_file,
+                        Error *err) {
     size_t bytes;
     char *text = read_file(merge_file, &bytes, err);
     bool good = text && parse_merges(map, text, bytes, bpe, merge_file, vocab_file, err);
@@ -271,7 +295,8 @@ static bool read_merges(const SymbolMap *map, Bpe *bpe, const char *vocab_file, 
     return good;
 }
 
-bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const char *merge_file, Error *err) {
+bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const char *merge_file,
+                     Error *err) {
     size_t bytes;
     char *text = read_file(vocab_file, &bytes, err);
     if (!text) return false;
@@ -280,7 +305,10 @@ bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const 
     SymbolMap map;
     bool good;
     if (!root) {
-        good = error_set(err, EXIT_DATA, "%s line %lld is not valid JSON; give vocab.json, and merges.txt as --merge-file, or download it again", vocab_file, (long long)line_of(text, stop));
+        good = error_set(err, EXIT_DATA,
+                         "%s line %lld is not valid JSON; give vocab.json, and merges.txt as --merge-file, "
+                         "or download it again",
+                         vocab_file, (long long)line_of(text, stop));
     } else {
         good = parse_vocab(root, bytes, table, bpe->byte_id, &map, vocab_file, err);
         if (good && !read_merges(&map, bpe, vocab_file, merge_file, err)) {

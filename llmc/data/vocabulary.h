@@ -1,4 +1,5 @@
-// GPT-2's vocabulary files: reads vocab.json and merges.txt into the tables of tokenizer.c, which alone calls this.
+// GPT-2's vocabulary files: reads vocab.json and merges.txt into the tables of tokenizer.c, which
+// alone calls this.
 #pragma once
 #include "llmc/data/bpe.h"
 LLMC_BEGIN
@@ -19,8 +20,9 @@ void token_table_init(TokenTable *table, int size, size_t total_bytes);
 void token_table_append(TokenTable *table, int next, const char *bytes, size_t length);
 void token_table_free(TokenTable *table);
 
-// Reads both files. The ids of vocab.json must be 0 .. n-1, each once; all 256 byte symbols and "<|endoftext|>" must be there; every merge's parts
-// and result must be in the vocabulary. Errors: EXIT_DATA, naming file and line (or entry). On failure nothing is left to free.
+// Reads both files. The ids of vocab.json must be 0 .. n-1, each once; all 256 byte symbols and
+// "<|endoftext|>" must be there; every merge's parts and result must be in the vocabulary. Errors:
+// EXIT_DATA, naming file and line (or entry). On failure nothing is left to free.
 bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const char *merge_file, Error *err);
 
 LLMC_END

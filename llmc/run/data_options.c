@@ -17,10 +17,8 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.split = c->split;
     o.mock_data = c->mock_data;
     o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
-    if (c->full_validation) o.samples[SPLIT_VALID] = ONE_EPOCH;
-    else if (c->eval_interval > 0)
-        o.samples[SPLIT_VALID] =
-            (c->train_iters / c->eval_interval + 1) * c->eval_iters * c->global_batch_size;
+    int64_t evaluations = c->eval_interval > 0 ? c->train_iters / c->eval_interval + 1 : 0;
+    o.samples[SPLIT_VALID] = c->full_validation ? ONE_EPOCH : evaluations * c->eval_iters * c->global_batch_size;
     o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
     o.surplus = c->mid_level_dataset_surplus;
     o.seq_length = c->seq_length;

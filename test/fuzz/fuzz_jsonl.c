@@ -3,16 +3,14 @@
 #include "test/fuzz/fuzz.h"
 
 static void try_key(JsonText *json, const char *line, size_t bytes, const char *key) {
-    const char *text, *why;
-    size_t text_bytes, column;
-    int64_t replaced = 0;
-    switch (jsonl_find(json, line, bytes, key, &text, &text_bytes, &replaced, &column, &why)) {
+    JsonlText found;
+    switch (jsonl_find(json, line, bytes, key, &found)) {
         case JSONL_FOUND: {
-            PROMISE(text_bytes <= bytes && replaced >= 0);
-            free(fuzz_copy(text, text_bytes));  // reads all of it
+            PROMISE(found.bytes <= bytes && found.replaced >= 0);
+            free(fuzz_copy(found.text, found.bytes));  // reads all of it
             break;
         }
-        case JSONL_INVALID: PROMISE(column >= 1 && column <= bytes + 1 && *why); break;
+        case JSONL_INVALID: PROMISE(found.column >= 1 && found.column <= bytes + 1 && *found.why); break;
         case JSONL_NO_KEY:
         case JSONL_NOT_STRING: break;
     }

@@ -10,10 +10,7 @@
 
 typedef struct Found {
     JsonlResult result;
-    const char *text;
-    size_t bytes, column;
-    int64_t replaced;
-    const char *why;
+    JsonlText is;
 } Found;
 
 static Found find(JsonText *json, const char *line, size_t bytes) {
@@ -22,11 +19,11 @@ static Found find(JsonText *json, const char *line, size_t bytes) {
     char *copy = malloc(bytes ? bytes : 1);
     memcpy(copy, line, bytes);
     static char text[4096];
-    f.result = jsonl_find(json, copy, bytes, "text", &f.text, &f.bytes, &f.replaced, &f.column, &f.why);
+    f.result = jsonl_find(json, copy, bytes, "text", &f.is);
     if (f.result == JSONL_FOUND) {
-        assert_true(f.bytes <= sizeof text);
-        memcpy(text, f.text, f.bytes);
-        f.text = text;
+        assert_true(f.is.bytes <= sizeof text);
+        memcpy(text, f.is.text, f.is.bytes);
+        f.is.text = text;
     }
     free(copy);
     return f;
@@ -35,9 +32,9 @@ static Found find(JsonText *json, const char *line, size_t bytes) {
 static void check_text(JsonText *json, const char *line, const char *expected, size_t bytes, int64_t replaced) {
     Found f = find(json, line, strlen(line));
     if (f.result != JSONL_FOUND) fail_msg("%s: result %d", line, (int)f.result);
-    assert_int_equal(f.bytes, bytes);
-    assert_memory_equal(f.text, expected, bytes);
-    assert_int_equal(f.replaced, replaced);
+    assert_int_equal(f.is.bytes, bytes);
+    assert_memory_equal(f.is.text, expected, bytes);
+    assert_int_equal(f.is.replaced, replaced);
 }
 
 #define TEXT(line, expected) check_text(&json, line, expected, sizeof expected - 1, 0)
@@ -93,11 +90,11 @@ static void other_lines_are_told_apart(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Found f = find(&json, cases[i].line, strlen(cases[i].line));
         if (f.result != cases[i].result) fail_msg("%s: result %d", cases[i].line, (int)f.result);
-        if (f.result == JSONL_INVALID) assert_in_range(f.column, 1, strlen(cases[i].line) + 1);
+        if (f.result == JSONL_INVALID) assert_in_range(f.is.column, 1, strlen(cases[i].line) + 1);
     }
     Found f = find(&json, "{\"text\":\"a\tb\"}", 14);
-    assert_int_equal(f.column, 11);
-    assert_string_equal(f.why, "a control character inside a string");
+    assert_int_equal(f.is.column, 11);
+    assert_string_equal(f.is.why, "a control character inside a string");
     json_text_free(&json);
 }
 
@@ -135,7 +132,7 @@ static void damaged_lines_do_no_harm(void **state) {
             damaged[(seed >> 40) % length] = "\"\\{}[],:u0e-. \n\xff"[(seed >> 33) % 17];
         }
         Found f = find(&json, damaged, length);
-        assert_true(f.result == JSONL_INVALID || f.bytes <= length);
+        assert_true(f.result == JSONL_INVALID || f.is.bytes <= length);
     }
     json_text_free(&json);
 }
