@@ -1,0 +1,331 @@
+// Checks of the command line that need nothing but the flags: see config_check.h. In the order of the help.
+#include "llmc/config/config_check.h"
+
+#include <string.h>
+
+#include "sdp4bit/codec.h"
+
+// What the checks of the command line share.
+typedef struct Parsed {
+    const Config *config;
+    const bool *given;  // (rows of the table)
+    char *notes;
+    size_t notes_bytes;
+    Error *err;
+} Parsed;
+
+// The row whose value lies at this offset of Config.
+static int row_of(size_t offset) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows; i++) {
+        if (table[i].name && table[i].offset == offset) return i;
+    }
+    fatal(NULL, EXIT_USAGE, "option table: no row stores offset %zu", offset);
+}
+
+#define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
+// A usage error, or a note, from a function that has a Parsed *p.
+#define REFUSE(...) error_set(p->err, EXIT_USAGE, __VA_ARGS__)
+#define NOTE(...) options_note(p->notes, p->notes_bytes, __VA_ARGS__)
+#define GIVEN(parsed, field) ((parsed)->given[row_of(offsetof(Config, field))])
+
+static bool check_required(const Parsed *p) {
+    const Config *c = p->config;
+    struct {
+        bool missing;
+        const char *name;
+    } needs[] = {
+        {!GIVEN(p, num_layers), "--num-layers"},
+        {!GIVEN(p, hidden_size), "--hidden-size"},
+        {!GIVEN(p, num_attention_heads), "--num-attention-heads"},
+        {!GIVEN(p, seq_length), "--seq-length"},
+        {!GIVEN(p, max_position_embeddings), "--max-position-embeddings"},
+        {!GIVEN(p, micro_batch_size), "--micro-batch-size"},
+        {!c->plan && c->inspect_data < 0 && !GIVEN(p, lr), "--lr"},
+        {!c->plan && !GIVEN(p, train_iters) && !GIVEN(p, train_samples),
+         "--train-iters (or --train-samples)"},
+    };
+    char missing[512] = "";
+    for (size_t i = 0; i < COUNT_OF(needs); i++) {
+        if (!needs[i].missing) continue;
+        size_t used = strlen(missing);
+        snprintf(missing + used, sizeof missing - used, "%s%s", used ? ", " : "", needs[i].name);
+    }
+    if (!*missing) return true;
+    return REFUSE(
+        "missing %s; give them, or a model card such as @configs/gpt_125m.args (--help lists all flags)",
+        missing);
+}
+
+static bool check_model(const Parsed *p) {
+    const Config *c = p->config;
+    if (c->tensor_model_parallel_size > 1 || c->pipeline_model_parallel_size > 1) {
+        return REFUSE(
+            "--tensor-model-parallel-size %d and --pipeline-model-parallel-size %d: sizes above 1 are not "
+            "yet supported; use 1 for both",
+            c->tensor_model_parallel_size, c->pipeline_model_parallel_size);
+    }
+    if (c->hidden_size % c->num_attention_heads) {
+        return REFUSE("--hidden-size %d is not divisible by --num-attention-heads %d; change one of them",
+                      c->hidden_size, c->num_attention_heads);
+    }
+    int head = c->hidden_size / c->num_attention_heads;
+    if (head % 8) {
+        return REFUSE(
+            "--hidden-size %d / --num-attention-heads %d gives heads of %d; the size of a head must be a "
+            "multiple of 8",
+            c->hidden_size, c->num_attention_heads, head);
+    }
+    if (c->kv_channels && c->kv_channels != head) {
+        return REFUSE(
+            "--kv-channels %d is not --hidden-size / --num-attention-heads = %d; other head sizes are not "
+            "supported, drop the flag",
+            c->kv_channels, head);
+    }
+    if (c->ffn_hidden_size % 8) {
+        return REFUSE("--ffn-hidden-size %d is not a multiple of 8; choose one that is", c->ffn_hidden_size);
+    }
+    if (c->seq_length > c->max_position_embeddings) {
+        return REFUSE("--seq-length %d is larger than --max-position-embeddings %d; raise the latter",
+                      c->seq_length, c->max_position_embeddings);
+    }
+    return true;
+}
+
+// Megatron's rule: a run is measured in iterations or in samples, never in both.
+static bool check_length(const Parsed *p) {
+    struct {
+        bool by_samples, given;
+        const char *name;
+    } lengths[] = {
+        {false, GIVEN(p, train_iters), "--train-iters"},
+        {false, GIVEN(p, lr_decay_iters), "--lr-decay-iters"},
+        {false, GIVEN(p, lr_warmup_iters), "--lr-warmup-iters"},
+        {false, GIVEN(p, lr_wsd_decay_iters), "--lr-wsd-decay-iters"},
+        {true, GIVEN(p, lr_wsd_decay_samples), "--lr-wsd-decay-samples"},
+        {true, GIVEN(p, lr_decay_samples), "--lr-decay-samples"},
+        {true, GIVEN(p, lr_warmup_samples), "--lr-warmup-samples"},
+        {true, GIVEN(p, rampup_batch_size), "--rampup-batch-size"},
+    };
+    bool by_samples = GIVEN(p, train_samples);
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        if (!lengths[i].given || lengths[i].by_samples == by_samples) continue;
+        return REFUSE(
+            "%s does not go with --train-%s; give the whole length and schedule in iterations, or all of it "
+            "in samples",
+            lengths[i].name, by_samples ? "samples" : "iters");
+    }
+    int count = p->config->rampup_batch_size.count;
+    if (GIVEN(p, rampup_batch_size) && count != 3) {
+        return REFUSE("--rampup-batch-size has %d values; give START INCREMENT SAMPLES", count);
+    }
+    return true;
+}
+
+// Notes each given flag of a list that only means something together with `needed`.
+static void note_idle(const Parsed *p, bool active, const char *needed, const size_t *offsets, size_t count) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (size_t i = 0; i < count && !active; i++) {
+        int row = row_of(offsets[i]);
+        if (p->given[row]) NOTE("--%s has no effect without %s", table[row].name, needed);
+    }
+}
+
+// Things that do not go together, each with its own sentence.
+typedef struct Rule {
+    bool broken;
+    const char *what;
+} Rule;
+
+static bool obeys(const Parsed *p, const Rule *rules, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (rules[i].broken) return REFUSE("%s", rules[i].what);
+    }
+    return true;
+}
+
+static bool check_rates(const Parsed *p) {
+    const Config *c = p->config;
+    if (GIVEN(p, lr) && c->min_lr > c->lr) {
+        return REFUSE("--min-lr %g is larger than --lr %g; swap or lower it", c->min_lr, c->lr);
+    }
+    if (GIVEN(p, lr) && c->lr_warmup_init > c->lr) {
+        return REFUSE("--lr-warmup-init %g is larger than --lr %g; lower it", c->lr_warmup_init, c->lr);
+    }
+    if (c->weight_decay_incr_style != WEIGHT_DECAY_CONSTANT && c->end_weight_decay < c->start_weight_decay) {
+        return REFUSE(
+            "--end-weight-decay %g is smaller than --start-weight-decay %g; weight decay can only grow",
+            c->end_weight_decay, c->start_weight_decay);
+    }
+    return true;
+}
+
+static bool check_schedule(const Parsed *p) {
+    const Config *c = p->config;
+    bool wsd = c->lr_decay_style == LR_WSD, wsd_length = c->lr_wsd_decay_iters || c->lr_wsd_decay_samples;
+    bool constant = c->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT;
+    bool start = GIVEN(p, start_weight_decay), end = GIVEN(p, end_weight_decay);
+    const Rule rules[] = {
+        {GIVEN(p, lr_warmup_fraction) && (c->lr_warmup_iters || c->lr_warmup_samples),
+         "--lr-warmup-fraction and --lr-warmup-iters or -samples both set the warm-up; keep one"},
+        {wsd && !wsd_length && !c->plan,
+         "--lr-decay-style WSD needs --lr-wsd-decay-iters N (or --lr-wsd-decay-samples); add it"},
+        {constant && (start || end),
+         "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine; add "
+         "it"},
+        {!constant && !(start && end),
+         "--weight-decay-incr-style needs --start-weight-decay and --end-weight-decay; add them"},
+        {c->override_opt_param_scheduler && c->use_checkpoint_opt_param_scheduler,
+         "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler contradict each other; "
+         "keep one"},
+    };
+    static const size_t of_wsd[] = {offsetof(Config, lr_wsd_decay_iters),
+                                    offsetof(Config, lr_wsd_decay_samples),
+                                    offsetof(Config, lr_wsd_decay_style)};
+    note_idle(p, wsd, "--lr-decay-style WSD", of_wsd, COUNT_OF(of_wsd));
+    return obeys(p, rules, COUNT_OF(rules)) && check_rates(p);
+}
+
+static bool check_data_sources(const Parsed *p) {
+    const Config *c = p->config;
+    bool one = c->data_path.count > 0;
+    bool several = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;
+    bool trains = !c->skip_train && !config_only_checks_data(c);
+    if (c->mock_data && (one || several)) NOTE("--mock-data wins: the given data paths are not read");
+    const Rule rules[] = {
+        {c->mock_data && c->full_validation,
+         "--full-validation needs a validation split, which --mock-data has not; drop one of them"},
+        {!c->mock_data && one && several,
+         "--data-path and shards given per split (--train-data-path, --valid-data-path, --test-data-path) "
+         "exclude "
+         "each other; keep one kind"},
+        {!c->mock_data && several && GIVEN(p, split),
+         "--split cuts --data-path; shards given per split are used whole: drop --split"},
+        {!c->mock_data && several && !c->train_data_path.count && trains,
+         "shards for validation or test without --train-data-path; add it, or --skip-train"},
+        {!c->mock_data && !one && !several && !c->plan,
+         "no data; give --data-path PREFIX of shards made by preprocess_data, or --mock-data"},
+    };
+    return obeys(p, rules, COUNT_OF(rules));
+}
+
+static bool check_tokenizer(const Parsed *p) {
+    const Config *c = p->config;
+    bool null = c->tokenizer_type == TOKENIZER_NULL, bpe = c->tokenizer_type == TOKENIZER_GPT2_BPE;
+    bool files = c->vocab_file && c->merge_file, some = c->vocab_file || c->merge_file;
+    if (!null && c->vocab_size) NOTE("--vocab-size has no effect: only NullTokenizer reads it");
+    if (!bpe && some) NOTE("--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them");
+    const Rule rules[] = {
+        {null && !c->vocab_size, "--tokenizer-type NullTokenizer needs --vocab-size N; add it"},
+        {bpe && c->vocab_file && !c->merge_file, "--vocab-file without --merge-file; give both"},
+        {bpe && c->merge_file && !c->vocab_file, "--merge-file without --vocab-file; give both"},
+        {bpe && !files && !c->plan && !c->mock_data,  // made-up tokens need GPT-2's sizes only
+         "--tokenizer-type GPT2BPETokenizer needs --vocab-file and --merge-file; add them "
+         "(dev/data/get_gpt2_vocab.sh gets them), or choose Byte or NullTokenizer as the data were made"},
+    };
+    return obeys(p, rules, COUNT_OF(rules));
+}
+
+static void note_idle_quantisation(const Parsed *p) {
+    static const size_t gradient[] = {offsetof(Config, hadamard_transform),
+                                      offsetof(Config, gradient_quantization_bits_inter),
+                                      offsetof(Config, gradient_quantization_bits_intra),
+                                      offsetof(Config, gq_group_size_inter),
+                                      offsetof(Config, gq_group_size_intra),
+                                      offsetof(Config, gq_rounding),
+                                      offsetof(Config, gradients_quantization_start_iteration)};
+    static const size_t weight[] = {
+        offsetof(Config, weight_quantization_bits), offsetof(Config, wq_group_size),
+        offsetof(Config, weight_quantization_method), offsetof(Config, wq_rounding)};
+    note_idle(p, p->config->quantized_gradients, "--quantized-gradients", gradient, COUNT_OF(gradient));
+    note_idle(p, p->config->quantized_weights, "--quantized-weights", weight, COUNT_OF(weight));
+}
+
+static bool check_quantisation(const Parsed *p) {
+    const Config *c = p->config;
+    if ((c->quantized_weights || c->quantized_gradients) && !c->use_distributed_optimizer) {
+        return REFUSE("--quantized-%s needs --use-distributed-optimizer; add it",
+                      c->quantized_weights ? "weights" : "gradients");
+    }
+    if (!c->use_distributed_optimizer) {
+        NOTE(
+            "the optimiser is sharded over the ranks although --use-distributed-optimizer was not given: "
+            "there is "
+            "no other");
+    }
+    int64_t common = lcm64(c->gq_group_size_intra, c->gq_group_size_inter);
+    if (common > LARGEST_GRAD_GROUP) {
+        return REFUSE(
+            "--gq-group-size-intra %d and --gq-group-size-inter %d have the least common multiple %lld; it "
+            "must be at most %d",
+            c->gq_group_size_intra, c->gq_group_size_inter, (long long)common, LARGEST_GRAD_GROUP);
+    }
+    note_idle_quantisation(p);
+    return true;
+}
+
+static bool check_checkpoints(const Parsed *p) {
+    const Config *c = p->config;
+    const Rule rules[] = {
+        {c->save && !c->save_interval, "--save needs --save-interval N; add it"},
+        {c->keep_checkpoint_interval && !c->keep_last_checkpoints,
+         "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints stay; "
+         "add it"},
+        // Both ask for a checkpoint to begin with: a fresh start would not be what was meant.
+        {!c->load && c->finetune, "--finetune needs --load FOLDER; add it"},
+        {!c->load && c->exit_on_missing_checkpoint,
+         "--exit-on-missing-checkpoint needs --load FOLDER; add it"},
+    };
+    if (!obeys(p, rules, COUNT_OF(rules))) return false;
+    static const size_t saving[] = {
+        offsetof(Config, save_interval),         offsetof(Config, async_save),
+        offsetof(Config, keep_last_checkpoints), offsetof(Config, keep_checkpoint_interval),
+        offsetof(Config, no_save_optim),         offsetof(Config, log_progress)};
+    static const size_t loading[] = {offsetof(Config, no_load_optim)};
+    note_idle(p, c->save != NULL, "--save", saving, COUNT_OF(saving));
+    note_idle(p, c->load != NULL, "--load", loading, COUNT_OF(loading));
+    return true;
+}
+
+static bool check_rest(const Parsed *p) {
+    const Config *c = p->config;
+    bool speaks = c->vocab_file || c->tokenizer_type != TOKENIZER_GPT2_BPE;
+    const Rule rules[] = {
+        {c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL,
+         "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one"},
+        {c->on_nan == ON_NAN_SKIP && !c->check_for_nan_in_loss_and_grad,
+         "--on-nan skip looks for what --no-check-for-nan-in-loss-and-grad does not; keep one"},
+        {c->emulate_nodes && !c->gpus_per_node,
+         "--emulate-nodes needs --gpus-per-node N, which says where the nodes' borders are; add it"},
+        {!c->dump_distributions != !c->dump_distributions_interval,
+         "--dump-distributions FOLDER and --dump-distributions-interval N go together; give both"},
+        {c->plan_world_size && !c->plan,
+         "--plan-world-size needs --plan; add it, or start that many ranks with mpirun"},
+        {c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name),
+         "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it"},
+        {c->sample_interval && !c->sample_prompt, "--sample-interval needs --sample-prompt TEXT; add it"},
+        {c->sample_interval && !speaks,
+         "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them"},
+    };
+    if (!obeys(p, rules, COUNT_OF(rules))) return false;
+    if (c->sample_prompt && !speaks) {
+        NOTE("--sample-prompt has no effect without --vocab-file and --merge-file");
+    }
+    static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
+    static const size_t events[] = {
+        offsetof(Config, log_timers_to_tensorboard),     offsetof(Config, log_validation_ppl_to_tensorboard),
+        offsetof(Config, log_batch_size_to_tensorboard), offsetof(Config, log_world_size_to_tensorboard),
+        offsetof(Config, log_memory_to_tensorboard),     offsetof(Config, tensorboard_log_interval)};
+    note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, COUNT_OF(sampling));
+    note_idle(p, c->tensorboard_dir != NULL, "--tensorboard-dir", events, COUNT_OF(events));
+    return true;
+}
+
+bool config_check(const Config *config, const bool *given, char *notes, size_t notes_bytes, Error *err) {
+    const Parsed parsed = {config, given, notes, notes_bytes, err}, *p = &parsed;
+    if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
+    return check_required(p) && check_model(p) && check_length(p) && check_schedule(p) && check_data_sources(p) &&
+           check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) && check_rest(p);
+}

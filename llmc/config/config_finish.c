@@ -1,0 +1,245 @@
+// Completes a Config once the number of ranks and the vocabulary are known, and counts batches and samples: see
+// config.h. Called once by every rank of train_gpt.cu, after MPI has started.
+#include "llmc/config/config.h"
+
+#include <stdlib.h>
+
+static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
+    if (vocab_size == 0) {
+        vocab_size = c->tokenizer_type == TOKENIZER_NULL   ? (int)c->vocab_size + 1
+                     : c->tokenizer_type == TOKENIZER_BYTE ? 257
+                                                           : 50257;
+        eod = vocab_size - 1;
+    }
+    int64_t padded = round_up64(vocab_size,
+                                (int64_t)c->make_vocab_size_divisible_by * c->tensor_model_parallel_size);
+    if (padded > INT32_MAX) {
+        return error_set(err, EXIT_USAGE,
+                         "the vocabulary of %d padded by --make-vocab-size-divisible-by %d is too large",
+                         vocab_size, c->make_vocab_size_divisible_by);
+    }
+    c->vocab_size_unpadded = vocab_size;
+    c->vocab_size_padded = (int)padded;
+    c->eod = eod;
+    return true;
+}
+
+static bool finish_batch(Config *c, Error *err) {
+    int64_t unit = (int64_t)c->micro_batch_size * c->dp_size;
+    if (unit > 1 << 30) {
+        return error_set(err, EXIT_USAGE,
+                         "--micro-batch-size %d x %d ranks is more than 2^30 sequences; lower it",
+                         c->micro_batch_size, c->dp_size);
+    }
+    if (!c->global_batch_size) c->global_batch_size = (int)unit;
+    if (c->global_batch_size % unit) {
+        return error_set(err, EXIT_USAGE,
+                         "--global-batch-size %d is not divisible by --micro-batch-size %d x data-parallel "
+                         "size %d = %lld; choose a multiple of %lld or "
+                         "another number of ranks",
+                         c->global_batch_size, c->micro_batch_size, c->dp_size, (long long)unit,
+                         (long long)unit);
+    }
+    c->micro_batches = (int)(c->global_batch_size / unit);
+    return true;
+}
+
+// A whole number in [low, 10^15] with nothing behind it.
+static bool parse_count(const char *word, int64_t low, int64_t *value) {
+    char *end;
+    if (word[0] < '0' || word[0] > '9') return false;
+    *value = strtoll(word, &end, 10);
+    return !*end && *value >= low && *value <= 1000000000000000;
+}
+
+static bool finish_rampup(Config *c, Error *err) {
+    c->rampup_start = c->rampup_increment = c->rampup_samples = 0;
+    if (!c->rampup_batch_size.count) return true;
+    const char *const *words = c->rampup_batch_size.items;
+    int64_t start, increment, samples, unit = (int64_t)c->micro_batch_size * c->dp_size;
+    if (!parse_count(words[0], 1, &start) || !parse_count(words[1], 1, &increment) ||
+        !parse_count(words[2], 0, &samples)) {
+        return error_set(err, EXIT_USAGE,
+            "--rampup-batch-size %s %s %s: give three whole numbers, START and INCREMENT at least 1",
+            words[0], words[1], words[2]);
+    }
+    if (start > c->global_batch_size || (c->global_batch_size - start) % increment) {
+        return error_set(err, EXIT_USAGE,
+                         "--rampup-batch-size: %lld does not grow to --global-batch-size %d in steps of "
+                         "%lld; choose an increment that divides the difference",
+                         (long long)start, c->global_batch_size, (long long)increment);
+    }
+    if (start % unit || (start < c->global_batch_size && increment % unit)) {
+        return error_set(err, EXIT_USAGE,
+                         "--rampup-batch-size start %lld and increment %lld must be multiples of "
+                         "--micro-batch-size %d x data-parallel size %d = %lld; choose such",
+                         (long long)start, (long long)increment, c->micro_batch_size, c->dp_size,
+                         (long long)unit);
+    }
+    if (samples > c->train_samples) {
+        return error_set(err, EXIT_USAGE,
+            "--rampup-batch-size lasts %lld samples, longer than --train-samples %lld; shorten it",
+            (long long)samples, (long long)c->train_samples);
+    }
+    c->rampup_start = start;
+    c->rampup_increment = increment;
+    c->rampup_samples = samples;
+    return true;
+}
+
+// Steps of the ramp that lie behind after n samples; steps == all of them once the ramp is over.
+static int64_t rampup_step(const Config *c, int64_t n, int64_t *steps) {
+    *steps = (c->global_batch_size - c->rampup_start) / c->rampup_increment;
+    if (n > c->rampup_samples || *steps == 0 || c->rampup_samples == 0) return *steps;
+    int64_t step = (int64_t)((double)n / ((double)c->rampup_samples / (double)*steps));
+    return step < *steps ? step : *steps;
+}
+
+int config_global_batch_size(const Config *config, int64_t consumed_samples) {
+    if (!config->rampup_start) return config->global_batch_size;
+    int64_t steps;
+    return (int)(config->rampup_start +
+                 config->rampup_increment * rampup_step(config, consumed_samples, &steps));
+}
+
+static bool in_rampup(const Config *c, int64_t consumed) {
+    return c->rampup_start && consumed <= c->rampup_samples;
+}
+
+// Inside the ramp, on by `most` iterations at most: those of one of its steps at once, but the last
+// few singly, so that rounding at the border of a step is the same as in training itself.
+static void rampup_on(const Config *c, int64_t most, int64_t *consumed, int64_t *iterations) {
+    int64_t steps, step = rampup_step(c, *consumed, &steps), batch = config_global_batch_size(c, *consumed);
+    double border = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps)
+                                 : (double)c->rampup_samples;
+    int64_t at_once = ((int64_t)border - 2 - *consumed) / batch;
+    if (at_once < 1) at_once = 1;
+    if (at_once > most) at_once = most;
+    *consumed += at_once * batch;
+    *iterations += at_once;
+}
+
+// Iterations that --train-samples gives once `consumed` of them are taken: Megatron counts the ramp
+// iteration by iteration, then whole global batches.
+static int64_t iterations_of_samples(const Config *c, int64_t consumed) {
+    int64_t iterations = 0;
+    while (in_rampup(c, consumed)) rampup_on(c, INT64_MAX, &consumed, &iterations);
+    int64_t left = c->train_samples - consumed;
+    return iterations + (left > 0 ? left / c->global_batch_size : 0);
+}
+
+void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, char *notes,
+                  size_t notes_bytes) {
+    if (!config->train_samples) return;
+    int64_t end = iteration + iterations_of_samples(config, consumed_samples);
+    if (end != config->train_iters) {
+        options_note(notes, notes_bytes,
+                     "the checkpoint has taken %lld of --train-samples %lld in %lld iterations, with other "
+                     "batch sizes: the rest ends at iteration %lld",
+                     (long long)consumed_samples, (long long)config->train_samples, (long long)iteration,
+                     (long long)end);
+    }
+    config->train_iters = end;
+}
+
+int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples) {
+    while (in_rampup(config, consumed_samples) && iteration < config->train_iters) {
+        rampup_on(config, config->train_iters - iteration, &consumed_samples, &iteration);
+    }
+    int64_t left = config->train_iters > iteration ? config->train_iters - iteration : 0;
+    return consumed_samples + left * config->global_batch_size;
+}
+
+static bool finish_length(Config *c, Error *err) {
+    if (c->train_samples) {
+        c->train_iters = iterations_of_samples(c, 0);
+        if (c->train_iters < 1) {
+            return error_set(err, EXIT_USAGE,
+                             "--train-samples %lld is less than one --global-batch-size %d; raise it",
+                             (long long)c->train_samples, c->global_batch_size);
+        }
+        c->total_samples = c->train_samples;
+    } else if (__builtin_mul_overflow(c->train_iters, (int64_t)c->global_batch_size, &c->total_samples)) {
+        return error_set(err, EXIT_USAGE,
+                         "--train-iters %lld x --global-batch-size %d is too large; lower --train-iters",
+                         (long long)c->train_iters, c->global_batch_size);
+    }
+    int64_t evaluations = c->train_iters / c->eval_interval + 1, samples;
+    if (__builtin_mul_overflow(evaluations, c->eval_iters, &samples) ||
+        __builtin_mul_overflow(samples, (int64_t)c->global_batch_size, &samples)) {
+        return error_set(err, EXIT_USAGE,
+            "--eval-iters %lld every --eval-interval %lld needs too many samples; lower --eval-iters",
+            (long long)c->eval_iters, (long long)c->eval_interval);
+    }
+    return true;
+}
+
+// Everything in samples, as Megatron's scheduler counts.
+static bool finish_schedule(Config *c, Error *err) {
+    if (c->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT) {
+        c->start_weight_decay = c->end_weight_decay = c->weight_decay;
+    }
+    c->weight_decay_samples = c->total_samples;
+    if (!c->total_samples) return true;  // --plan without a length
+    int64_t warmup;
+    if (c->train_samples) {
+        if (!c->lr_decay_samples) c->lr_decay_samples = c->train_samples;
+        c->decay_samples_dn = c->lr_decay_samples;
+        c->wsd_samples = c->lr_wsd_decay_samples;
+        warmup = c->lr_warmup_samples;
+    } else {
+        if (!c->lr_decay_iters) c->lr_decay_iters = c->train_iters;
+        int64_t batch = c->global_batch_size;
+        if (__builtin_mul_overflow(c->lr_decay_iters, batch, &c->decay_samples_dn) ||
+            __builtin_mul_overflow(c->lr_wsd_decay_iters, batch, &c->wsd_samples) ||
+            __builtin_mul_overflow(c->lr_warmup_iters, batch, &warmup)) {
+            return error_set(err, EXIT_USAGE,
+                "--lr-decay-iters, --lr-wsd-decay-iters or --lr-warmup-iters x --global-batch-size %d is "
+                "too large; lower it",
+                c->global_batch_size);
+        }
+    }
+    if (c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
+        return error_set(err, EXIT_USAGE,
+            "--lr-wsd-decay-* lasts %lld samples, longer than the decay of %lld samples of which it is the "
+            "end; shorten it or lengthen --lr-decay-*",
+            (long long)c->wsd_samples, (long long)c->decay_samples_dn);
+    }
+    c->warmup_samples_wn = c->lr_warmup_fraction > 0 ? c->lr_warmup_fraction * (double)c->decay_samples_dn
+                                                     : (double)warmup;
+    if (c->warmup_samples_wn >= (double)c->decay_samples_dn) {
+        return error_set(err, EXIT_USAGE,
+                         "the warm-up of %.10g samples is not shorter than the decay of %lld samples; "
+                         "shorten --lr-warmup-* or lengthen --lr-decay-*",
+                         c->warmup_samples_wn, (long long)c->decay_samples_dn);
+    }
+    return true;
+}
+
+// The memory plan counts bytes in 64 bits. An estimate from above, in real numbers: what it refuses
+// no machine could hold.
+static bool finish_sizes(const Config *c, Error *err) {
+    const double most = 0x1p60, C = c->hidden_size, F = c->ffn_hidden_size, L = c->num_layers,
+                 V = c->vocab_size_padded, T = c->seq_length;
+    double tokens = (double)c->micro_batch_size * T;
+    double parameters = (V + c->max_position_embeddings) * C + L * (4 * C * C + 2 * C * F + 9 * C + F);
+    double activations = tokens * (L + 2) * (16 * C + 4 * F) + tokens * (V + c->num_attention_heads * T);
+    if (16 * parameters < most && 4 * activations < most) return true;
+    return error_set(err, EXIT_USAGE,
+                     "a model of %.3g parameters on micro-batches of %.3g tokens needs more memory than can "
+                     "be counted; make --hidden-size, "
+                     "--num-layers, --seq-length or --micro-batch-size smaller",
+                     parameters, tokens);
+}
+
+bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
+    if (!finish_vocabulary(config, vocab_size, eod, err)) return false;
+    if (config_only_checks_data(config)) return true;
+    config->dp_size = world_size /
+                      (config->tensor_model_parallel_size * config->pipeline_model_parallel_size);
+    if (!config->ffn_hidden_size) config->ffn_hidden_size = 4 * config->hidden_size;
+    config->kv_channels = config->hidden_size / config->num_attention_heads;
+    if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;
+    return finish_sizes(config, err) && finish_batch(config, err) && finish_rampup(config, err) &&
+           finish_length(config, err) && finish_schedule(config, err);
+}
