@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun: the step is finished, a checkpoint saved, exit code 75, and the run goes on from there to the bit.
+# SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, Ctrl-C under run_until_done.sh: the step is
+# finished, a checkpoint saved, exit code 75, and the run goes on from there to the bit.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 5
@@ -95,6 +96,33 @@ alone() { # one rank, started without mpirun
     stopped alone TERM $?
 }
 check "SIGTERM to a single process" alone
+# A script that does not expect a signal, between run_until_done.sh and mpirun.
+# shellcheck disable=SC2016 # the script expands it
+echo 'trap "touch $0.ended" EXIT; "$@" | cat; exit ${PIPESTATUS[0]}' >"$work/wrapper.sh"
+trainers() { # process ids of this script's trainers
+    local pid
+    for pid in $(rank_pids); do [ "$(readlink "/proc/$pid/exe")" != "$trainer" ] || echo "$pid"; done
+}
+none_left() { [ -z "$(trainers)" ]; }
+under_a_script() { # SIGNAL
+    local rc
+    rm -rf "$work/wrapped"*
+    # What runs in the background of a script without job control is deaf to SIGINT.
+    env --default-signal=INT scripts/run_until_done.sh --pause 0 -- bash "$work/wrapper.sh" "${launcher[@]}" -np 4 \
+        "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" \
+        --log-jsonl "$work/wrapped.jsonl" --save "$work/wrapped" --load "$work/wrapped" --save-interval 100000 \
+        >"$work/out" 2>"$work/err" </dev/null &
+    job=$!
+    wait_for_iteration wrapped 5 || { say "no iteration 5"; kill "$job"; return 1; }
+    kill -s "$1" "$job"
+    wait "$job"
+    rc=$?
+    job=
+    wait_until none_left || { why="trainers are left behind"; kill -KILL $(trainers); return 1; }
+    stopped wrapped USR1 $rc && [ -e "$work/wrapper.sh.ended" ] || { why=${why:-the script was killed}; return 1; }
+}
+check "Ctrl-C to run_until_done.sh, which runs a script that runs mpirun" under_a_script INT
+check "SIGTERM to it" under_a_script TERM
 unread() { # standard output is closed in mid-run: no reason to lose it
     local rc
     "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" --gpus-per-node 1 --save "$work/unread" --save-interval 100000 --exit-interval 30 \
