@@ -1,0 +1,210 @@
+# shellcheck shell=bash
+# Runs the list of tests of scripts/test.sh: which of them the chosen level takes, several at once,
+# how many cases each had, and how long all will take. Sourced by scripts/test.sh.
+#
+# A row of the list is a name, a command, and where it runs:
+#   one     on one core, beside others
+#   ranks   on several ranks, which use all cores: one such row at a time
+#   alone   with nothing beside it
+# scripts/test_costs.txt says what a row costs, and from which level it runs. Who sources this sets
+# $chosen (the level: default, ci or long), $slots (rows at once), $limit (seconds for a row) and
+# $logs (a folder).
+
+row_name=() row_where=() row_command=() row_seconds=() row_state=() row_log=() row_began=()
+passed=0 failed=0 skipped=0 done_rows=0 expected_done=0 taken_done=0
+
+# --- the list ---------------------------------------------------------------------------
+
+cost_pattern=() cost_seconds=() cost_level=()
+while read -r seconds level pattern; do
+    case $seconds in '' | '#'*) continue ;; esac
+    cost_seconds+=("$seconds") cost_level+=("$level") cost_pattern+=("$pattern")
+done <"${costs:-scripts/test_costs.txt}"
+
+# find_cost NAME: sets $seconds (of two idle cores) and $level from the first line that fits.
+find_cost() {
+    local i
+    seconds=2 level=default
+    for i in "${!cost_pattern[@]}"; do
+        # shellcheck disable=SC2053  # a pattern
+        if [[ $1 == ${cost_pattern[i]} ]]; then
+            seconds=${cost_seconds[i]} level=${cost_level[i]}
+            return
+        fi
+    done
+}
+
+# in_level NAME: does the level that was chosen ($chosen) take it?
+in_level() {
+    local seconds level
+    find_cost "$1"
+    case $chosen-$level in long-* | *-default | ci-ci) return 0 ;; *) return 1 ;; esac
+}
+
+# add WHERE NAME COMMAND...: a row, where the level takes it.
+add() {
+    local where=$1 name=$2 seconds level
+    shift 2
+    in_level "$name" || return 0
+    find_cost "$name"
+    row_where+=("$where") row_name+=("$name") row_seconds+=("$seconds") row_state+=(waits)
+    row_log+=("$logs/${name//[ \/]/-}.log")
+    row_command+=("$(printf '%q ' "$@")")
+}
+
+# --- counting ---------------------------------------------------------------------------
+
+count_lines() { grep -acE -- "$1" "$2" || true; } # pattern, file
+
+# count LOG: sets $ok, $bad and $skip. A cmocka program tells how many tests began: those that are
+# neither well nor skipped went wrong. Others print lines "ok", "not ok" and "skip".
+count() {
+    local total
+    total=$(grep -aoE '\] (tests: |[^:]*: )?Running [0-9]+ test' "$1" | grep -oE '[0-9]+ test' |
+        awk '{ n += $1 } END { print n + 0 }')
+    if [ "$total" -gt 0 ]; then
+        ok=$(count_lines '\[       OK \]' "$1")
+        skip=$(grep -aoE '\[  SKIPPED \] [A-Za-z_][A-Za-z0-9_]*$' "$1" | sort -u | wc -l)
+        bad=$((total - ok - skip))
+        [ "$bad" -ge 0 ] || bad=0
+    else
+        ok=$(count_lines '^ok ' "$1")
+        bad=$(count_lines '^not ok ' "$1")
+        skip=$(count_lines '^skip ' "$1")
+    fi
+}
+
+# judge LOG CODE: the same with the exit code, which is the one result where the log has none (77:
+# skipped), and says that something failed where the log does not.
+judge() {
+    count "$1"
+    if [ $((ok + bad + skip)) = 0 ]; then
+        case $2 in 0) ok=1 ;; 77) skip=1 ;; *) bad=1 ;; esac
+    elif [ "$2" != 0 ] && [ "$2" != 77 ] && [ "$bad" = 0 ]; then
+        bad=1
+    fi
+}
+
+# --- progress ---------------------------------------------------------------------------
+
+now() { say $((${EPOCHREALTIME//[.,]/} / 1000)); } # in ms
+
+# Sets $left, what the rest will take in ms: its cost by the table, times what the table was wrong
+# by so far. Rows for one core share the cores; those of ranks come one after the other.
+time_left() {
+    local i rest ones=0 ranks=0 alone=0 longest
+    for i in "${!row_name[@]}"; do
+        case ${row_state[i]} in
+        waits) rest=$((1000 * row_seconds[i])) ;;
+        runs) rest=$((1000 * row_seconds[i] - ($(now) - row_began[i]))) ;;
+        *) continue ;;
+        esac
+        [ $rest -gt 0 ] || rest=0
+        case ${row_where[i]} in
+        one) ones=$((ones + rest)) ;;
+        ranks) ranks=$((ranks + rest)) ;;
+        alone) alone=$((alone + rest)) ;;
+        esac
+    done
+    longest=$(((ones + ranks) / slots))
+    [ $longest -ge $ranks ] || longest=$ranks
+    left=$((alone + longest))
+    [ $expected_done -lt 20000 ] || left=$((left * (taken_done + 1) / expected_done))
+}
+
+# show VERDICT NAME COUNTS MS: one line of progress.
+show() {
+    local left text
+    time_left
+    text="about $(((left + 500) / 1000)) s left"
+    [ $left -lt 90000 ] || text="about $(((left + 30000) / 60000)) min left"
+    printf '[%3d/%d] %-6s %-42s %s %6d.%d s, %s\n' "$done_rows" ${#row_name[@]} "$1" "$2" "$3" \
+        $(($4 / 1000)) $(($4 / 100 % 10)) "$text"
+}
+
+# --- running ----------------------------------------------------------------------------
+
+declare -A row_of # process id -> row
+exec 9<> <(:)     # rows that have ended: lines "row code"
+
+# Ends what still runs. Each row's timeout has a process group of its own, which it ends.
+stop_rows() {
+    local pid
+    for pid in "${!row_of[@]}"; do kill -TERM "$pid" 2>/dev/null; done
+    wait
+}
+trap 'stop_rows; exit 130' INT
+trap 'stop_rows; exit 143' TERM HUP
+
+# What runs in the background of a script is deaf to SIGINT unless it is told otherwise.
+start_row() { # row
+    local i=$1
+    row_state[i]=runs row_began[i]=$(now)
+    (
+        trap 'kill -TERM "$pid" 2>/dev/null' TERM
+        eval "env --default-signal=INT,QUIT timeout --kill-after=10 $limit ${row_command[i]} 9>&- &"
+        pid=$!
+        wait "$pid"
+        say "$i $?" >&9
+    ) >"${row_log[i]}" 2>&1 </dev/null &
+    row_of[$!]=$i
+}
+
+# end_row ROW CODE: counts its tests, shows one line, and its output when it failed.
+end_row() {
+    local i=$1 code=$2 ok bad skip verdict=ok took
+    took=$(($(now) - row_began[i]))
+    row_state[i]=ended
+    done_rows=$((done_rows + 1)) taken_done=$((taken_done + took))
+    expected_done=$((expected_done + 1000 * row_seconds[i]))
+    [ "$code" != 124 ] || say "took longer than $limit s" >>"${row_log[i]}"
+    judge "${row_log[i]}" "$code"
+    [ "$bad" = 0 ] || verdict=FAILED
+    [ $((ok + bad)) != 0 ] || verdict=skip
+    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
+    show "$verdict" "${row_name[i]}" "$(printf '%4d passed %3d failed %3d skipped' "$ok" "$bad" "$skip")" $took
+    printf '%d\t%s\n' $((took / 1000)) "${row_name[i]}" >>"$logs/times.txt"
+    grep -aE '^skip(ped:)? ' "${row_log[i]}" | uniq | sed 's/^/              /' | head -n 20
+    if [ "$bad" != 0 ]; then
+        say "---- exit code $code; the end of ${row_log[i]}:"
+        tail -n 80 "${row_log[i]}"
+        say "----"
+    fi
+}
+
+# has_room WHERE: is there room for such a row beside those that run?
+has_room() {
+    local i
+    for i in "${row_of[@]}"; do
+        case $1-${row_where[i]} in alone-* | *-alone | ranks-ranks) return 1 ;; esac
+    done
+    [ ${#row_of[@]} -lt "$slots" ]
+}
+
+# Starts all rows that find room. One that finds none is passed by those behind it, but for what runs
+# alone, which would never find any.
+start_rows() {
+    local i
+    for i in "${!row_name[@]}"; do
+        [ "${row_state[i]}" = waits ] || continue
+        if has_room "${row_where[i]}"; then
+            start_row "$i"
+        elif [ "${row_where[i]}" = alone ]; then
+            return
+        fi
+    done
+}
+
+run_rows() {
+    local i pid code
+    : >"$logs/times.txt"
+    while :; do
+        start_rows
+        [ ${#row_of[@]} -gt 0 ] || return 0
+        read -r i code <&9
+        for pid in "${!row_of[@]}"; do
+            if [ "${row_of[$pid]}" = "$i" ]; then unset "row_of[$pid]"; fi
+        done
+        end_row "$i" "$code"
+    done
+}

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# scripts/test_lib.sh: which rows a level takes, what runs beside what, how results are counted, and
+# what a person sees of it. The rows are made up. Prints "ok NAME" and "not ok NAME: why" lines.
+# shellcheck disable=SC2015,SC2016,SC2317 # check calls the functions; a row's shell expands
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+failures=0
+check() {
+    local name=$1
+    shift
+    why=
+    if "$@"; then echo "ok $name"; else
+        echo "not ok $name: ${why:-failed}"
+        failures=$((failures + 1))
+    fi
+}
+printf '# seconds level name\n30 default dear\n5 ci  only for ci\n5 long *, for hours\n' >"$work/costs"
+# plays LEVEL SLOTS ROWS: a script that adds the rows of this shell text and runs them.
+plays() {
+    rm -rf "$work/logs" && mkdir "$work/logs"
+    : >"$work/began"
+    chosen=$1 slots=$2 costs=$work/costs logs=$work/logs limit=${limit:-100} work=$work bash -c '
+        . scripts/common.sh
+        . scripts/test_lib.sh
+        '"$3"'
+        run_rows
+        say "$passed passed, $failed failed, $skipped skipped"' >"$work/out" 2>&1 </dev/null
+}
+ends_with() { [ "$(tail -n 1 "$work/out")" = "$1" ] || { why="$(tail -n 1 "$work/out") instead of $1"; return 1; }; }
+
+levels() {
+    local level
+    for level in "default 2" "ci 3" "long 4"; do
+        plays "${level% *}" 2 'add one dear true; add one unlisted true; add one "only for ci" true; add one "all, for hours" true'
+        ends_with "${level#* } passed, 0 failed, 0 skipped" || { why="${level% *}: $why"; return 1; }
+    done
+}
+check "levels" levels
+counted() {
+    plays default 2 '
+        add one lines bash -c "echo ok a; echo ok b; echo not ok c; echo skip d: why; exit 1"
+        add one cmocka bash -c "echo \"[==========] tests: Running 3 test(s).\"; echo \"[       OK ] a\"; echo \"[  SKIPPED ] b\"; exit 1"
+        add one fine true
+        add one fails false
+        add one "says ok and fails" bash -c "echo ok a; exit 3"
+        add one "is skipped" bash -c "exit 77"
+        add one "is not there" /nowhere/program'
+    ends_with "5 passed, 5 failed, 3 skipped" || return 1
+    grep -qE '^\[  [1-7]/7\] FAILED fails  .* 0 passed   1 failed   0 skipped +0\.[0-9] s, about [0-9]+ s left$' "$work/out" || { why=$(grep ' fails ' "$work/out"); return 1; }
+    grep -q '^ *skip d: why$' "$work/out" || { why="the reason of a skip is not shown"; return 1; }
+    [ "$(cut -f 2 "$work/logs/times.txt" | sort | tr '\n' ,)" = "cmocka,fails,fine,is not there,is skipped,lines,says ok and fails," ] || why="times: $(cat "$work/logs/times.txt")"
+    [ -z "$why" ]
+}
+check "results are counted and shown" counted
+too_long() {
+    limit=1 plays default 2 'add one endless sleep 100; add one fine true'
+    ends_with "1 passed, 1 failed, 0 skipped" && grep -q 'took longer than 1 s' "$work/out"
+}
+check "a row that does not end" too_long
+# Each row notes its begin and end; of those that may not run together none begins before the other's end.
+together() {
+    plays default 3 '
+        row() { add "$1" "$2" bash -c "echo begin $2 >>$work/began; sleep 0.5; echo end $2 >>$work/began"; }
+        row ranks r1; row ranks r2; row one o1; row one o2; row alone a1; row one o3; row ranks r3'
+    ends_with "7 passed, 0 failed, 0 skipped" || return 1
+    python3 - "$work/began" <<'E' || { why=$(tr '\n' ' ' <"$work/began"); return 1; }
+import sys
+running, most, beside = [], 0, set()
+for line in open(sys.argv[1]):
+    what, name = line.split()
+    if what == "end":
+        running.remove(name)
+        continue
+    assert not any(r[0] == "a" for r in running) and not (name[0] == "a" and running), name
+    assert not (name[0] == "r" and any(r[0] == "r" for r in running)), name
+    running.append(name)
+    most = max(most, len(running))
+assert most == 3, most
+E
+}
+check "ranks run one at a time, others beside them, and one alone" together
+interrupted() {
+    local rc
+    rm -rf "$work/logs" && mkdir "$work/logs"
+    chosen=default slots=2 costs=$work/costs logs=$work/logs limit=1000 work=$work setsid --wait \
+        env --default-signal=INT bash -c '
+        . scripts/common.sh
+        . scripts/test_lib.sh
+        add one a bash -c "echo \$\$ >$work/pid; exec sleep 1000"
+        add one b bash -c "until [ -s $work/pid ]; do sleep 0.1; done; kill -INT $$; sleep 1000"
+        run_rows' >"$work/out" 2>&1 </dev/null
+    rc=$?
+    [ $rc = 130 ] || { why="exit code $rc"; return 1; }
+    ! kill -0 "$(cat "$work/pid")" 2>/dev/null || { why="a row still runs"; return 1; }
+}
+check "Ctrl-C ends the rows too" interrupted
+left() { # by the table, and by what the table was wrong by
+    plays default 1 'add one dear sleep 0.1; add one b true
+        expected_done=100000 taken_done=1000000'
+    [ "$(grep -c ', about [0-9]* s left$' "$work/out")" -ge 1 ] || { why=$(cat "$work/out"); return 1; }
+    plays default 1 'add one b true; add one dear true; expected_done=100000 taken_done=1000000'
+    grep -q ' b .*, about 5 min left$' "$work/out" || { why=$(cat "$work/out"); return 1; }
+}
+check "the time that is left" left
+exit $((failures > 0))
