@@ -70,7 +70,7 @@ watched=(env OMPI_MCA_memory=^patcher ${steady[@]+"${steady[@]}"})
 # leaks_of SOURCE: 1 where leaks are looked for. MPI libraries keep memory until the process ends, so
 # only programs that do not start MPI, or tell its memory from theirs (test/leaks.h), are asked.
 leaks_of() {
-    if grep -qE 'MPI_Init|launch_init' "$1" && ! grep -qE 'test/leaks\.h|__lsan_' "$1"; then say 0; else say 1; fi
+    if ! grep -qE 'MPI_Init|launch_init' "$1" || grep -qE 'test/leaks\.h|__lsan_' "$1"; then say 1; else say 0; fi
 }
 
 # --- the list -------------------------------------------------------------------------------
@@ -93,7 +93,8 @@ list_unit_tests() {
         name=$(basename "$source" .c)
         add_built targets_san "$san" "$source" one "unit $name, sanitizers" \
             "${alone[@]}" ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"}
-        add_built targets_tsan "$tsan" "$source" one "unit $name, threads watched" "${alone[@]}" "${watched[@]}"
+        add_built targets_tsan "$tsan" "$source" one "unit $name, threads watched" \
+            "${alone[@]}" "${watched[@]}"
     done
     # Threads run in preprocess_data.
     name="unit test_preprocess.sh, threads watched"
@@ -114,7 +115,6 @@ list_hostile_input() {
     local name="fuzz: inputs that were found, sanitizers"
     if in_level "$name"; then targets_san+=(fuzz-targets); fi
     add one "$name" "${alone[@]}" BUILD="$san" test/fuzz/run.sh replay
-    add alone "fuzz: search" "${alone[@]}" BUILD="$fuzz" bash test/fuzz/search.sh "$slots" "${LONG:+120}"
 }
 
 list_ranks() {
@@ -152,21 +152,20 @@ list_runs() {
     done
 }
 
-list_gpu() {
-    local fast=1
-    [ $chosen = default ] || fast=
+list_the_rest() {
     add one "compile for GPUs" bash test/gpu_compile.sh "$plain" "${LONG:-}"
+    add alone "fuzz: search" "${alone[@]}" BUILD="$fuzz" bash test/fuzz/search.sh "$slots" "${LONG:+120}"
     add alone "tests on a GPU" env BUILD="$plain" bash -c '
         if nvidia-smi >/dev/null 2>&1; then exec bash test/gpu.sh; fi
         echo "skip tests on a GPU: no NVIDIA GPU on this machine"'
 }
 
-# The GPU's sources take one core for minutes, so they go first, beside ranks.
-list_gpu
-list_unit_tests
-list_hostile_input
+# Rows for one core find their place beside those of ranks, which come first.
 list_ranks
 list_runs
+list_unit_tests
+list_hostile_input
+list_the_rest
 
 # --- building, running ------------------------------------------------------------------------
 

@@ -112,14 +112,14 @@ time_left() {
     [ $expected_done -lt 20000 ] || left=$((left * (taken_done + 1) / expected_done))
 }
 
-# show VERDICT NAME COUNTS MS: one line of progress.
+# show VERDICT NAME MS COUNTS: one line of progress.
 show() {
     local left text
     time_left
     text="about $(((left + 500) / 1000)) s left"
     [ $left -lt 90000 ] || text="about $(((left + 30000) / 60000)) min left"
-    printf '[%3d/%d] %-6s %-42s %s %6d.%d s, %s\n' "$done_rows" ${#row_name[@]} "$1" "$2" "$3" \
-        $(($4 / 1000)) $(($4 / 100 % 10)) "$text"
+    printf '[%3d/%d] %-6s %-42s %s %6d.%d s, %s\n' "$done_rows" ${#row_name[@]} "$1" "$2" "$4" \
+        $(($3 / 1000)) $(($3 / 100 % 10)) "$text"
 }
 
 # --- running ----------------------------------------------------------------------------
@@ -162,7 +162,8 @@ end_row() {
     [ "$bad" = 0 ] || verdict=FAILED
     [ $((ok + bad)) != 0 ] || verdict=skip
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
-    show "$verdict" "${row_name[i]}" "$(printf '%4d passed %3d failed %3d skipped' "$ok" "$bad" "$skip")" $took
+    show "$verdict" "${row_name[i]}" $took \
+        "$(printf '%4d passed %3d failed %3d skipped' "$ok" "$bad" "$skip")"
     printf '%d\t%s\n' $((took / 1000)) "${row_name[i]}" >>"$logs/times.txt"
     grep -aE '^skip(ped:)? ' "${row_log[i]}" | uniq | sed 's/^/              /' | head -n 20
     if [ "$bad" != 0 ]; then

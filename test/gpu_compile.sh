@@ -5,7 +5,7 @@
 #   test/gpu_compile.sh BUILD-FOLDER [OPTIMISED]
 #
 # Without a second word nothing is optimised, which finds the same errors in a third of the time.
-# What cannot be compiled for want of a library is skipped with the Makefile's words: everything when
+# What cannot be compiled for want of a library is skipped with the Makefile's words: all of it when
 # NCCL or cuDNN is missing, one file without cudnn-frontend.
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"

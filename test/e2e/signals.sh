@@ -118,7 +118,7 @@ under_a_script() { # SIGNAL
     wait "$job"
     rc=$?
     job=
-    wait_until none_left || { why="trainers are left behind"; kill -KILL $(trainers); return 1; }
+    wait_until none_left || { why="trainers are left behind"; trainers | xargs kill -KILL; return 1; }
     stopped wrapped USR1 $rc && [ -e "$work/wrapper.sh.ended" ] || { why=${why:-the script was killed}; return 1; }
 }
 check "Ctrl-C to run_until_done.sh, which runs a script that runs mpirun" under_a_script INT

@@ -5,6 +5,7 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d) || exit 1
+export work
 trap 'rm -rf "$work"' EXIT
 failures=0
 check() {
@@ -21,7 +22,7 @@ printf '# seconds level name\n30 default dear\n5 ci  only for ci\n5 long *, for 
 plays() {
     rm -rf "$work/logs" && mkdir "$work/logs"
     : >"$work/began"
-    chosen=$1 slots=$2 costs=$work/costs logs=$work/logs limit=${limit:-100} work=$work bash -c '
+    chosen=$1 slots=$2 costs=$work/costs logs=$work/logs limit=${limit:-100} bash -c '
         . scripts/common.sh
         . scripts/test_lib.sh
         '"$3"'
@@ -84,7 +85,7 @@ check "ranks run one at a time, others beside them, and one alone" together
 interrupted() {
     local rc
     rm -rf "$work/logs" && mkdir "$work/logs"
-    chosen=default slots=2 costs=$work/costs logs=$work/logs limit=1000 work=$work setsid --wait \
+    chosen=default slots=2 costs=$work/costs logs=$work/logs limit=1000 setsid --wait \
         env --default-signal=INT bash -c '
         . scripts/common.sh
         . scripts/test_lib.sh
