@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Looks at this machine: what the CPU program, the tests and the GPU program need, one line each, as a report to paste into a bug report. Changes
-# nothing. Exit code 0 when the CPU program can be built and started, 3 when not.
+# Looks at this machine: what the CPU program, the tests and the GPU program need, one line each, as
+# a report to paste into a bug report. Changes nothing. Exit code 0 when the CPU program can be
+# built and started, 3 when not.
 #
 #   scripts/doctor.sh
 # shellcheck source-path=SCRIPTDIR source=common.sh
@@ -32,10 +33,13 @@ version_of() {
 }
 
 say "== this machine =="
-line commit "$(git log -1 --format='%h of %cs' 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo ', changed')"
+changed=$(git diff --quiet HEAD 2>/dev/null || echo ', changed')
+line commit "$(git log -1 --format='%h of %cs' 2>/dev/null || echo unknown)$changed"
 line system "$(. /etc/os-release 2>/dev/null && echo "$PRETTY_NAME, ")$(uname -sr), $(uname -m)"
-line processor "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1), $(core_count) cores"
-line memory "$(awk '/^MemTotal/ {t = $2} /^MemAvailable/ {a = $2} END {printf "%.1f GiB, %.1f free", t / 1048576, a / 1048576}' /proc/meminfo 2>/dev/null)"
+line processor "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1), \
+$(core_count) cores"
+line memory "$(awk '/^MemTotal/ {t = $2} /^MemAvailable/ {a = $2}
+    END {printf "%.1f GiB, %.1f free", t / 1048576, a / 1048576}' /proc/meminfo 2>/dev/null)"
 
 say "== the CPU program and its tests =="
 while IFS='|' read -r who name packages probe; do
@@ -58,11 +62,21 @@ else
     broken=1
 fi
 free_mib=$(df -Pm . | awk 'NR == 2 {print $4}')
-if [ "$free_mib" -ge 1024 ]; then line "free disk here" "ok $((free_mib / 1024)) GiB"; else line "free disk here" "low: $free_mib MiB; the build and the quickstart want 1 GiB"; fi
-line "locked memory" "$(l=$(ulimit -l); [ "$l" = unlimited ] && echo ok unlimited || echo "limit $l KiB (matters with InfiniBand: ulimit -l unlimited)")"
+if [ "$free_mib" -ge 1024 ]; then
+    line "free disk here" "ok $((free_mib / 1024)) GiB"
+else
+    line "free disk here" "low: $free_mib MiB; the build and the quickstart want 1 GiB"
+fi
+locked=$(ulimit -l)
+if [ "$locked" = unlimited ]; then
+    line "locked memory" "ok unlimited"
+else
+    line "locked memory" "limit $locked KiB (matters with InfiniBand: ulimit -l unlimited)"
+fi
 
 say "== the GPU program (not needed for the CPU program) =="
-# The same places as in the Makefile: named folders, the toolkit, the system, NVIDIA's Python packages.
+# The same places as in the Makefile: named folders, the toolkit, the system, NVIDIA's Python
+# packages.
 lacks=() # what keeps the GPU program from being built
 too_old() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a + 0 < b + 0) }'; } # VERSION LEAST
 triple=$(gcc -dumpmachine 2>/dev/null)
@@ -73,9 +87,11 @@ if [ -z "${CUDA_HOME:-}" ]; then
         [ -n "$CUDA_HOME" ] || [ ! -e "$folder" ] || CUDA_HOME=$folder
     done
 fi
-toolkit=$([ -z "$CUDA_HOME" ] || "$CUDA_HOME/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+toolkit=$([ -z "$CUDA_HOME" ] ||
+    "$CUDA_HOME/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 if [ -z "$toolkit" ]; then
-    line "CUDA compiler" "missing: no nvcc${CUDA_HOME:+ in $CUDA_HOME/bin} (cuda-toolkit 12.0 or newer, or CUDA_HOME=)"
+    line "CUDA compiler" "missing: no nvcc${CUDA_HOME:+ in $CUDA_HOME/bin} \
+(cuda-toolkit 12.0 or newer, or CUDA_HOME=)"
     lacks+=("the CUDA toolkit")
 elif too_old "$toolkit" 12.0; then
     line "CUDA compiler" "too old: $toolkit in $CUDA_HOME; 12.0 or newer is needed"
@@ -84,9 +100,12 @@ else
     line "CUDA compiler" "ok $toolkit ($CUDA_HOME)"
 fi
 
-mapfile -t packages < <(python3 -c 'import nvidia, os; [print(os.path.dirname(p)) for p in nvidia.__path__]' 2>/dev/null)
+mapfile -t packages < <(python3 -c 'import nvidia, os
+for p in nvidia.__path__: print(os.path.dirname(p))' 2>/dev/null)
 roots=()
-for folder in "${NCCL_HOME:-}" "${CUDNN_HOME:-}" "$CUDA_HOME" /usr /usr/local; do [ -z "$folder" ] || roots+=("$folder"); done
+for folder in "${NCCL_HOME:-}" "${CUDNN_HOME:-}" "$CUDA_HOME" /usr /usr/local; do
+    [ -z "$folder" ] || roots+=("$folder")
+done
 for package in ${packages[@]+"${packages[@]}"}; do
     for folder in "$package"/nvidia/*; do [ ! -d "$folder" ] || roots+=("$folder"); done
 done
@@ -121,9 +140,13 @@ library_line() {
         lacks+=("$1")
     fi
 }
-library_line NCCL NCCL_HOME nccl.h nccl nccl.h NCCL "libnccl-dev or the Python package nvidia-nccl-cu${toolkit%%.*}"
-library_line cuDNN CUDNN_HOME cudnn.h cudnn cudnn_version.h CUDNN "libcudnn9-dev-cuda-${toolkit%%.*} or the Python package nvidia-cudnn-cu${toolkit%%.*}"
-frontend=$(find_file cudnn_frontend.h ${CUDNN_FRONTEND:+"$CUDNN_FRONTEND"} /usr/include /usr/local/include ${packages[@]+"${packages[@]/%//include}"} "$BUILD/cudnn-frontend/include")
+major=${toolkit%%.*}
+library_line NCCL NCCL_HOME nccl.h nccl nccl.h NCCL \
+    "libnccl-dev or the Python package nvidia-nccl-cu$major"
+library_line cuDNN CUDNN_HOME cudnn.h cudnn cudnn_version.h CUDNN \
+    "libcudnn9-dev-cuda-$major or the Python package nvidia-cudnn-cu$major"
+frontend=$(find_file cudnn_frontend.h ${CUDNN_FRONTEND:+"$CUDNN_FRONTEND"} /usr/include /usr/local/include \
+    ${packages[@]+"${packages[@]/%//include}"} "$BUILD/cudnn-frontend/include")
 if [ -n "${CUDNN_FRONTEND:-}" ] && [ "$frontend" != "$CUDNN_FRONTEND/cudnn_frontend.h" ]; then
     line cudnn-frontend "wrong: CUDNN_FRONTEND=$CUDNN_FRONTEND has no cudnn_frontend.h"
     lacks+=(cudnn-frontend)
@@ -140,7 +163,8 @@ usable=0 # GPUs
 if ! have_command nvidia-smi; then
     line driver "missing (nvidia-driver)"
     line GPU none
-elif ! gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>&1) || [ -z "$gpus" ]; then
+elif ! gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap \
+    --format=csv,noheader 2>&1) || [ -z "$gpus" ]; then
     line driver "does not answer: $(head -n 1 <<<"${gpus:-nvidia-smi prints nothing}")"
     line GPU none
 else
@@ -148,7 +172,8 @@ else
     supports=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -n 1)
     driver=$(head -n 1 <<<"$gpus" | cut -d , -f 2 | tr -d ' ')
     if [ -n "$toolkit" ] && [ -n "$supports" ] && [ "${supports%%.*}" -lt "${toolkit%%.*}" ]; then
-        line driver "too old: $driver supports CUDA $supports, the toolkit is $toolkit; install a newer driver or an older toolkit"
+        line driver "too old: $driver supports CUDA $supports, the toolkit is $toolkit; \
+install a newer driver or an older toolkit"
         usable=0
     else
         line driver "ok $driver (CUDA ${supports:-unknown})"
@@ -167,12 +192,22 @@ fi
 for program in "$BUILD/train_gpt_cpu" "$BUILD/train_gpt"; do
     [ -x "$program" ] || { line "$program" "not built"; continue; }
     lost=$(ldd "$program" 2>/dev/null | awk '/not found/ {printf " %s", $1}')
-    if [ -z "$lost" ]; then line "$program" "ok, finds its libraries"; else line "$program" "does not find$lost; install them again, name their folders in LD_LIBRARY_PATH, or build anew"; fi
+    if [ -z "$lost" ]; then
+        line "$program" "ok, finds its libraries"
+    else
+        line "$program" "does not find$lost; install them again, name their folders in LD_LIBRARY_PATH, \
+or build anew"
+    fi
 done
 
-if [ $broken = 0 ]; then say "The CPU program can be built here."; else say "The CPU program cannot be built here yet; scripts/quickstart.sh installs what is missing."; fi
+if [ $broken = 0 ]; then
+    say "The CPU program can be built here."
+else
+    say "The CPU program cannot be built here yet; scripts/quickstart.sh installs what is missing."
+fi
 if [ $broken != 0 ] || [ ${#lacks[@]} != 0 ]; then
-    say "The GPU program cannot be built here yet${lacks[*]+: it lacks $(IFS=,; echo "${lacks[*]}" | sed 's/,/, /g')}."
+    missing=$(IFS=,; echo "${lacks[*]}" | sed 's/,/, /g')
+    say "The GPU program cannot be built here yet${lacks[*]+: it lacks $missing}."
 elif [ $usable = 0 ]; then
     say "The GPU program can be built here, but there is no GPU that can run it."
 else

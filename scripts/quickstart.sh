@@ -63,7 +63,8 @@ if ! make -j "$(core_count)" BUILD="$BUILD" >"$BUILD/quickstart-make.log" 2>&1; 
 fi
 program=$BUILD/train_gpt_cpu
 # The CUDA program where it was built (make gpu) and each of the 4 ranks finds a GPU.
-if [ -x "$BUILD/train_gpt" ] && have_command nvidia-smi && [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')" -ge 4 ]; then program=$BUILD/train_gpt; fi
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+if [ -x "$BUILD/train_gpt" ] && [ "$gpus" -ge 4 ]; then program=$BUILD/train_gpt; fi
 "$program" --version
 
 # --- text -------------------------------------------------------------------------------
@@ -87,7 +88,8 @@ text_files() {
 
 step "text of this machine"
 text_files 3000000 >"$out/files.txt" || true
-[ "$(wc -l <"$out/files.txt")" -ge 50 ] || die 5 "found fewer than 50 text files under /usr; see $out/files.txt"
+[ "$(wc -l <"$out/files.txt")" -ge 50 ] ||
+    die 5 "found fewer than 50 text files under /usr; see $out/files.txt"
 for folder in include share lib; do
     printf '%5d files under /usr/%s\n' "$(grep -c "^/usr/$folder/" "$out/files.txt" || true)" $folder
 done

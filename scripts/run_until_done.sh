@@ -26,15 +26,21 @@ usage() {
     printf 'error: %s\n' "$1" >&2
     exit 2
 }
-number() { case ${2:-} in '' | *[!0-9]*) usage "$1 wants a whole number" ;; *) printf '%s' "$((10#$2))" ;; esac; }
+number() {
+    case ${2:-} in
+    '' | *[!0-9]*) usage "$1 wants a whole number" ;;
+    *) printf '%s' "$((10#$2))" ;;
+    esac
+}
 while [ $# -gt 0 ]; do
     case $1 in
     --max-restarts) most=$(number "$@") || exit 2; shift 2 ;;
     --max-without-progress) fruitless=$(number "$@") || exit 2; shift 2 ;;
     --pause) pause=$(number "$@") || exit 2; shift 2 ;;
     --help | -h)
-        echo "usage: scripts/run_until_done.sh [--max-restarts N] [--max-without-progress N] [--pause SECONDS] -- COMMAND..."
         cat <<'HELP'
+usage: scripts/run_until_done.sh [--max-restarts N] [--max-without-progress N] [--pause SECONDS]
+                                 -- COMMAND...
 Runs COMMAND again and again until it is done. COMMAND must have --save and --load of one folder.
 It is started again after exit codes 7 and 75, and after a rank that a signal killed (129 to 192,
 as 137 for SIGKILL). It is not after 130 and 143 (SIGINT, SIGTERM): somebody ended it.

@@ -3,14 +3,14 @@
 # runs unit tests, house rules, tests over MPI ranks, faults and whole runs, and shows how long the
 # rest will take. Ends with "N passed, N failed, N skipped"; exit code 1 when any failed.
 #
-# Without a flag it takes a quarter of an hour on two idle cores and tries every part of the program.
-# --ci adds the sanitizers, all numbers of ranks and the longer runs. --long adds what takes hours.
-# scripts/test_costs.txt says which test belongs to which level.
+# Without a flag it takes a quarter of an hour on two idle cores and tries every part of the
+# program. --ci adds the sanitizers, all numbers of ranks and the longer runs. --long adds what
+# takes hours. scripts/test_costs.txt says which test belongs to which level.
 #
 # How tests are found and counted:
 #   test/unit/*/test_*.c  cmocka programs, run plainly and with AddressSanitizer and UBSan. Each of
-#                         their tests counts. Those whose source speaks of PRECISION=fp32 run in that
-#                         build too
+#                         their tests counts. Those whose source speaks of PRECISION=fp32 run in
+#                         that build too
 #   test/mpi/test_*.c     run under mpirun at the numbers of ranks of a line "// ranks: 1 2 4 8"
 #                         (without it 1 2 4), with sanitizers at the largest of them up to 4
 #   test/{unit,fault,e2e}/*.sh  get the folder of the programs as BUILD
@@ -53,8 +53,8 @@ mapfile -t fp32_tests < <(grep -l 'PRECISION=fp32' "${unit_tests[@]}")
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export UBSAN_OPTIONS=print_stacktrace=1
-# A tool that gives up ends the process without waiting for its threads, which may wait for a pipe: no
-# leak. The handler of llmc/data/mapped.c may call what a thread may.
+# A tool that gives up ends the process without waiting for its threads, which may wait for a pipe:
+# no leak. The handler of llmc/data/mapped.c may call what a thread may.
 export TSAN_OPTIONS="report_thread_leaks=0 report_signal_unsafe=0"
 # Programs that start MPI alone need no agent that starts ranks.
 alone=(env OMPI_MCA_plm=isolated)
@@ -63,14 +63,18 @@ launched=(bash -c '. scripts/common.sh; launch "$@"' launch)
 # turn it off.
 steady=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi
-# As a thread ends, when ThreadSanitizer has forgotten it, Open MPI's hook in munmap and madvise takes
-# a lock of libfabric: ThreadSanitizer's segmentation fault.
+# As a thread ends, when ThreadSanitizer has forgotten it, Open MPI's hook in munmap and madvise
+# takes a lock of libfabric: ThreadSanitizer's segmentation fault.
 watched=(env OMPI_MCA_memory=^patcher ${steady[@]+"${steady[@]}"})
 
-# leaks_of SOURCE: 1 where leaks are looked for. MPI libraries keep memory until the process ends, so
-# only programs that do not start MPI, or tell its memory from theirs (test/leaks.h), are asked.
+# leaks_of SOURCE: 1 where leaks are looked for. MPI libraries keep memory until the process ends,
+# so only programs that do not start MPI, or tell its memory from theirs (test/leaks.h), are asked.
 leaks_of() {
-    if ! grep -qE 'MPI_Init|launch_init' "$1" || grep -qE 'test/leaks\.h|__lsan_' "$1"; then say 1; else say 0; fi
+    if ! grep -qE 'MPI_Init|launch_init' "$1" || grep -qE 'test/leaks\.h|__lsan_' "$1"; then
+        say 1
+    else
+        say 0
+    fi
 }
 
 # --- the list -------------------------------------------------------------------------------
@@ -126,8 +130,8 @@ list_ranks() {
             [ "$n" -gt 4 ] || [ "$n" -le "$most" ] || most=$n
             add ranks "mpi $name, $n ranks" "${launched[@]}" "$n" "$plain/${source%.c}"
         done
-        # LeakSanitizer's tracer itself died (signal 11) in 6 of 42 runs in a fresh Debian, in 0 of 42
-        # without Open MPI's transports for fabrics.
+        # LeakSanitizer's tracer itself died (signal 11) in 6 of 42 runs in a fresh Debian, in 0 of
+        # 42 without Open MPI's transports for fabrics.
         add_built targets_san "$san" "$source" ranks "mpi $name, $most ranks, sanitizers" \
             env OMPI_MCA_btl=^tcp,openib,ofi ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" \
             ${steady[@]+"${steady[@]}"} "${launched[@]}" "$most"

@@ -182,8 +182,8 @@ has_room() {
     [ ${#row_of[@]} -lt "$slots" ]
 }
 
-# Starts all rows that find room. One that finds none is passed by those behind it, but for what runs
-# alone, which would never find any.
+# Starts all rows that find room. One that finds none is passed by those behind it, but for what
+# runs alone, which would never find any.
 start_rows() {
     local i
     for i in "${!row_name[@]}"; do
