@@ -124,7 +124,7 @@ show() {
 
 # --- running ----------------------------------------------------------------------------
 
-declare -A row_of # process id -> row
+declare -A row_of=() # process id -> row
 exec 9<> <(:)     # rows that have ended: lines "row code"
 
 # Ends what still runs. Each row's timeout has a process group of its own, which it ends.

@@ -23,6 +23,7 @@ plays() {
     rm -rf "$work/logs" && mkdir "$work/logs"
     : >"$work/began"
     chosen=$1 slots=$2 costs=$work/costs logs=$work/logs limit=${limit:-100} bash -c '
+        set -u
         . scripts/common.sh
         . scripts/test_lib.sh
         '"$3"'
@@ -87,6 +88,7 @@ interrupted() {
     rm -rf "$work/logs" && mkdir "$work/logs"
     chosen=default slots=2 costs=$work/costs logs=$work/logs limit=1000 setsid --wait \
         env --default-signal=INT bash -c '
+        set -u
         . scripts/common.sh
         . scripts/test_lib.sh
         add one a bash -c "echo \$\$ >$work/pid; exec sleep 1000"
