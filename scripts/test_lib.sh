@@ -144,8 +144,8 @@ start_row() { # row
         trap 'kill -TERM "$pid" 2>/dev/null' TERM
         eval "env --default-signal=INT,QUIT timeout --kill-after=10 $limit ${row_command[i]} 9>&- &"
         pid=$!
-        wait "$pid"
-        say "$i $?" >&9
+        until wait "$pid"; code=$?; ! kill -0 "$pid" 2>/dev/null; do :; done # SIGTERM ends wait
+        say "$i $code" >&9
     ) >"${row_log[i]}" 2>&1 </dev/null &
     row_of[$!]=$i
 }
