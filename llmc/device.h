@@ -1,7 +1,6 @@
-// The backend boundary, part 1: memory and streams. llmc/cpu/device.c implements it for CPU ranks
-// (a stream is the calling thread, an event is nothing); a CUDA file implements it for GPUs. Chosen
-// at link time. Used wherever device memory or a stream is touched, most of all by memory_plan.c,
-// zero.c and train_gpt.cu.
+// The backend boundary, part 1: memory and streams, chosen at link time. llmc/cpu/device.c
+// implements it for CPU ranks: a stream is the calling thread, an event a time. llmc/cuda/device.cu
+// implements it for GPUs. Used wherever device memory or a stream is touched.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -25,19 +24,19 @@ const DeviceKind *device_kind(void);
 // GPUs of this machine that the program can see, 0 without a driver; INT_MAX for CPU ranks, which
 // need none.
 int device_count(void);
-// The name of device `index` on its host, whatever a process sees of them (a GPU's PCI address);
-// empty for CPU ranks and where there is no such device.
+// The name of device `index` on its host, the same for every process: a GPU's PCI address. Empty
+// for CPU ranks, and where there is no such device.
 void device_identity(int index, char *text, size_t bytes);
-// What of this process's environment keeps the backend from working as it should, as one line;
-// empty: nothing.
+// What in this process's environment keeps the backend from working as it should, as one line.
+// Empty: nothing.
 void device_environment(char *text, size_t bytes);
-// Opens local device `index` (the CPU backend accepts any) and checks that the floating-point
-// environment is the one the exact regime assumes (no flush-to-zero, round to nearest). site is
-// kept for fatal errors. Error: EXIT_ENVIRONMENT.
+// Opens local device `index`; the CPU backend accepts any. Checks that the floating-point
+// environment is the one the exact regime assumes: no flush-to-zero, round to nearest. site is kept
+// for fatal errors. Error: EXIT_ENVIRONMENT.
 Device *device_open(int index, const Site *site, Error *err);
 void device_close(Device *device);
-// --deterministic-mode: ops that have a faster form with unordered sums (attention's backward on a
-// GPU) take the ordered one. CPU ranks always do.
+// --deterministic-mode: ops that have a faster form with unordered sums take the ordered one. That
+// is attention's backward on a GPU. CPU ranks always do.
 void device_set_deterministic(Device *device, bool deterministic);
 const char *device_name(const Device *device);     // "CPU AMD EPYC ..." or the GPU's name
 const char *device_backend(void);  // "cpu" or "cuda", for texts
@@ -46,14 +45,14 @@ const Site *device_site(const Device *device);
 void device_libraries(char *text, size_t bytes);
 // Bytes of device memory free and in all, as seen now.
 void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes);
-// Bytes that one of `sharers` ranks of this machine may still take: CPU ranks draw on the same
+// Bytes that one of `sharers` ranks of this machine may still take. CPU ranks draw on the same
 // memory, each within its own limit (ulimit -v).
 size_t device_share(const Device *device, int sharers);
-// Bytes taken now: of a GPU's memory by everyone, the CUDA context and other processes too; of the
-// CPU's by this process.
+// Bytes taken now. Of a GPU's memory: by everyone, the CUDA context and other processes too. Of the
+// CPU's: by this process.
 size_t device_taken(const Device *device);
-// Bytes that device_alloc has handed out since device_open, whether freed since or not: the memory
-// plan, or something was allocated beside it.
+// Bytes that device_alloc has handed out since device_open, whether freed since or not. It is the
+// memory plan, unless something was allocated beside it.
 size_t device_allocated(const Device *device);
 // Peak dense matmul rate of the device in FLOP/s for MFU, 0 when unknown.
 double device_peak_flops(const Device *device);
@@ -62,14 +61,14 @@ double device_peak_flops(const Device *device);
 void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
 void device_free(Device *device, void *memory);
 // Host memory that the device reaches by itself (page-locked on GPUs), so that copy_to_pinned goes
-// on behind the caller's back. Aligned to 256 bytes; its contents are undefined. Out of memory: err
+// on behind the caller's back. Aligned to 256 bytes. Its contents are undefined. Out of memory: err
 // (EXIT_ENVIRONMENT).
 void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
 void host_free(Device *device, void *memory);
 
 Stream *stream_create(Device *device, const char *name);
-// One whose waiting work goes before that of the other streams: for communication, which others
-// wait for. CPU ranks know no precedence.
+// A stream whose waiting work goes before that of the others: for communication, which others wait
+// for. CPU ranks know no precedence.
 Stream *stream_create_urgent(Device *device, const char *name);
 void stream_destroy(Stream *stream);
 const Site *stream_site(const Stream *stream);
@@ -85,15 +84,15 @@ void event_synchronize(Event *event);             // the host waits
 // Milliseconds between two recorded events of event_create_timed, on the device's clock.
 double event_elapsed_ms(Event *start, Event *stop);
 
-// A named span of the host's work for profilers: NVTX on GPUs, where Nsight Systems also shows it
-// over what the host queued meanwhile; streams bear their names there too. Nothing on CPU ranks,
-// next to nothing without a profiler. Spans may overlap. name: lives as long as the program.
+// A named span of the host's work for profilers. On GPUs it is NVTX: Nsight Systems shows it, also
+// over what the host queued meanwhile, and streams bear their names there. Nothing on CPU ranks,
+// next to nothing without a profiler. Spans may overlap. name must live as long as the program.
 // Returns what ends the span.
 uint64_t profile_range_start(const char *name);
 void profile_range_end(uint64_t range);
 
 // Asynchronous copies in stream order. The host side of an upload may be reused when the call
-// returns; a download is complete after stream_synchronize.
+// returns. A download is complete after stream_synchronize.
 void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes);
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes);
 // A download into memory of host_alloc: the host does not wait for it at all.

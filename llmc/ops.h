@@ -1,19 +1,18 @@
 // The backend boundary, part 2: the fused ops of the GPT, called by train_gpt.cu.
 //
 // An op is as large as what a GPU wants to fuse. The CPU backend composes it from naive parts and
-// is the reference. All pointers are device memory. All ops are asynchronous on their stream; they
+// is the reference. All pointers are device memory. All ops are asynchronous on their stream. They
 // allocate nothing and synchronise nothing. floatX is bf16 (llmc/base/dtype.h). "Accumulates" means
 // +=.
 //
-// Letters: B micro-batch, T sequence length, C hidden size, NH heads, HD head size, F ffn size, N =
-// B * T rows, V rows of the padded vocabulary.
+// Letters: B micro-batch, T sequence length, C hidden size, NH heads, HD head size, F ffn size, V
+// rows of the padded vocabulary, N rows: B * T.
 //
 // Rounding is the same on every backend. A floatX tensor is rounded once, when it is stored. Sums
 // are fp32. Gradients of weights, biases and LayerNorms accumulate in fp32 without rounding. Those
 // of the large matrices can be overwritten instead, which spares clearing and reading them.
 //
-// One struct describes an op in both directions. Fields that a direction does not name may be left
-// 0.
+// One struct describes an op in both directions. Fields that a direction does not name may be 0.
 #pragma once
 #include "llmc/base/base.h"
 #include "llmc/base/dtype.h"

@@ -71,8 +71,8 @@ size_t memory_plan_group_bytes(const MemoryPlan *plan, int i) {
     return sum;
 }
 
-// Entry i and those after it of the same purpose, such as one per layer; *count of them. 0 bytes
-// when an earlier entry began the sum.
+// Bytes of entry i and of later entries of the same purpose, such as one per layer. *count: how
+// many. 0 bytes when an earlier entry began the sum.
 static size_t purpose_bytes(const MemoryPlan *plan, int i, int *count) {
     size_t sum = 0;
     *count = 0;

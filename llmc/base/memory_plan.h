@@ -1,6 +1,6 @@
-// One plan before any allocation: every device buffer of a run is reserved by name first, so that
-// --plan prints exactly what the program allocates, and what does not fit is known before anything
-// is allocated. train_gpt.cu, zero_plan.c and probe.c reserve, memory.c allocates, plan_report.c
+// One plan before any allocation: every device buffer of a run is reserved by name first. So --plan
+// prints exactly what the program allocates, and a run that does not fit ends before anything is
+// allocated. train_gpt.cu, zero_plan.c and probe.c reserve, memory.c allocates, plan_report.c
 // prints.
 #pragma once
 #include <stdio.h>
@@ -9,8 +9,7 @@
 LLMC_BEGIN
 
 typedef struct MemoryPlanEntry {
-    const char *
-        group;  // "weights", "gradients", "optimizer state", "activations", "communication", ...: summed in --plan
+    const char *group;    // "weights", "gradients", "activations", ...: summed in --plan
     const char *purpose;  // "bf16 replica", ... a string literal
     size_t bytes;
     void **target;        // receives the address on allocation
@@ -36,14 +35,14 @@ size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
 // What the plan takes of the device's memory: on CPU ranks, where that is the host's, the host's
 // entries too.
 size_t memory_plan_needed(const MemoryPlan *plan);
-// Allocates everything, zeroed. sharers: how many ranks with the same needs draw on the same memory
-// (CPU ranks of a host; 1 for a GPU of one's own). Error (EXIT_ENVIRONMENT): says how much is
-// missing (what to change: memory.h).
+// Allocates everything, zeroed. sharers: how many ranks with the same needs draw on the same
+// memory. That is all CPU ranks of a host, and 1 for a GPU of one's own. Error (EXIT_ENVIRONMENT)
+// says how much is missing; memory.h says what to change.
 bool memory_plan_allocate(MemoryPlan *plan, Device *device, int sharers, Error *err);
 // The same with each one's share (bytes) as it was found before any of them took its own.
 bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share, int sharers, Error *err);
-// Table of groups and purposes with bytes and bytes per parameter; entries of one purpose are one
-// line, empty ones none.
+// Prints groups and purposes with bytes and bytes per parameter. Entries of one purpose are one
+// line. Empty entries are left out.
 void memory_plan_print(const MemoryPlan *plan, int64_t parameters, FILE *out);
 void memory_plan_free(MemoryPlan *plan, Device *device);
 

@@ -1,6 +1,6 @@
-// The CPU backend of device.h: memory and streams of a CPU rank. A Stream is the calling thread, so
-// everything is complete when a call returns; an Event records the monotonic clock. Linked into
-// train_gpt_cpu and the tests; called by those whom device.h names.
+// The CPU backend of device.h: memory and streams of a CPU rank. A Stream is the calling thread:
+// everything is complete when a call returns. An Event records the monotonic clock. Linked into
+// train_gpt_cpu and the tests.
 #include "llmc/device.h"
 
 #include <cblas.h>
@@ -76,7 +76,8 @@ static void read_cpu_name(char *name, size_t bytes) {
 }
 
 // OpenBLAS maps its working buffer at the first product that is large enough, and waits for ever
-// when it gets none: now, before free memory is looked at, and only where there is room for it.
+// when it gets none. So the first product is made here, before anyone looks at free memory, and
+// only where there is room for the buffer.
 static bool warm_up_blas(Error *err) {
     enum { N = 128 };
     const size_t buffer = (size_t)(128 + 16) << 20;  // what a thread of it maps on x86-64, and a margin
@@ -200,7 +201,7 @@ double device_peak_flops(const Device *device) { return 0.0; }
 // --- memory --------------------------------------------------------------------------------------
 
 void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
-    // The kernel hands out more than it has and kills later; asking first turns that into a
+    // The kernel hands out more memory than it has, and kills later. Asking first turns that into a
     // message.
     size_t available = meminfo_bytes("MemAvailable");
     bool fits = bytes <= SIZE_MAX - ALIGNMENT && (available == 0 || bytes <= available);
@@ -237,7 +238,7 @@ Stream *stream_create(Device *device, const char *name) {
 Stream *stream_create_urgent(Device *device, const char *name) { return stream_create(device, name); }
 void stream_destroy(Stream *stream) { free(stream); }
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-// Nothing to wait for; a sign of progress all the same, in loops over pieces.
+// There is nothing to wait for. Loops over pieces pass here, so it is a sign of progress.
 void stream_synchronize(Stream *stream) { heartbeat_waits(stream_site(stream), false); }
 
 static Event *create_event(Device *device, bool timed) {

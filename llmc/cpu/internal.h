@@ -44,9 +44,9 @@ static inline void narrow(floatX *y, const float *x, int64_t n) {
 
 // --- sums and maxima in a fixed order ------------------------------------------------------------
 
-// A reduction keeps LANES partial results, element i going to lane i % LANES, and joins them as a
-// tree: the order is the same on every CPU, and the compiler can vectorise it without being allowed
-// to reorder floating-point sums.
+// A reduction keeps LANES partial results and joins them as a tree. Element i goes to lane i %
+// LANES. So the order is the same on every CPU, and the compiler can vectorise it without
+// reordering sums.
 enum { LANES = 16 };
 static inline float join_lanes(float *lane) {
     for (int stride = LANES / 2; stride > 0; stride /= 2) {
@@ -57,9 +57,9 @@ static inline float join_lanes(float *lane) {
 
 // --- functions -----------------------------------------------------------------------------------
 
-// e^x to about 1 ulp, in straight-line code that vectorises: x = n ln 2 + r with |r| <= ln 2 / 2, a
-// Taylor polynomial of e^r, and n put into the exponent bits. Below -87.3 the result stays at
-// e^-87.3 = 1.2e-38, above 88.4 it is infinity, NaN stays NaN.
+// e^x to about 1 ulp, in straight-line code that vectorises. x = n ln 2 + r with |r| <= ln 2 / 2. A
+// Taylor polynomial makes e^r, and n goes into the exponent bits. Below -87.3 the result stays at
+// e^-87.3 = 1.2e-38. Above 88.4 it is infinity. NaN stays NaN.
 static inline float exp_approx(float x) {
     x = x < -87.3f ? -87.3f : x;
     x = x > 88.5f ? 88.5f : x;
@@ -81,8 +81,8 @@ static inline float exp_approx(float x) {
     return p * power_of_2;
 }
 
-// The logistic function of 2u, where u is tanh-GELU's inner polynomial: 0.5 (1 + tanh u) = 1 / (1 +
-// e^-2u), which needs no tanh.
+// The logistic function of 2u, where u is the inner polynomial of tanh-GELU. It needs no tanh: 0.5
+// (1 + tanh u) = 1 / (1 + e^-2u).
 static inline float gelu_gate(float x) {
     float u = 0.79788456f * x * (1.0f + 0.044715f * x * x);
     return 1.0f / (1.0f + exp_approx(-2.0f * u));
@@ -94,8 +94,8 @@ static inline float gelu_derivative(float x) {
     return gate + x * gate * (1.0f - gate) * 2.0f * du;
 }
 
-// What dropout multiplies n consecutive elements of one sample with: 0 or 1 / (1 - p); all 1 when p
-// is 0. first: element index inside the sample.
+// What dropout multiplies n consecutive elements of one sample with: 0 or 1 / (1 - p). All are 1
+// when p is 0. first: the first element's index inside the sample.
 void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int64_t first, int64_t n);
 
 // --- GEMM, row-major -----------------------------------------------------------------------------

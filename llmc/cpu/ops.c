@@ -59,7 +59,8 @@ static bool holds(const Embedding *a, int32_t token) {
     return token >= a->first_row && token - a->first_row < a->rows;
 }
 
-// n columns of one row of x: the word, or what x holds without a table; then position and dropout.
+// n columns of one row of x. Without a table x holds the word already. Then come position and
+// dropout.
 static void embed(const Embedding *a, int64_t row, int64_t c0, int64_t n, const float *keep) {
     int64_t C = a->C, at = row * C + c0;
     bool word = a->wte && holds(a, a->tokens[row]);

@@ -1,7 +1,8 @@
-// The CPU backend of ops.h, part 2: causal self-attention. One (sample, head) at a time, in blocks
-// of query rows; a block multiplies only the keys that some row of it may see, so the causal upper
-// half costs nothing but the diagonal blocks' corners. Forward saves the log-sum-exp of every row,
-// from which backward recomputes the probabilities. Called by train_gpt.cu through ops.h.
+// The CPU backend of ops.h, part 2: causal self-attention, called by train_gpt.cu.
+//
+// One (sample, head) at a time, in blocks of query rows. A block multiplies only the keys that some
+// row of it may see. So of the causal upper half only the corners of diagonal blocks are computed.
+// Forward saves the log-sum-exp of every row. Backward recomputes the probabilities from it.
 #include "llmc/cpu/internal.h"
 
 enum { QUERY_ROWS = 64 };
@@ -157,9 +158,9 @@ void op_attention_forward(Stream *s, const Attention *a) {
     }
 }
 
-// One query row of backward. In: scores, and dprobs = dout v^T. Out: scores become the
-// probabilities after dropout, dprobs the gradient of the scaled scores, p (dp - sum p dp), which
-// still lacks the factor `scale`. keep: T floats of scratch.
+// One query row of backward. In: scores, and dprobs = dout v^T. Out: in scores the probabilities
+// after dropout; in dprobs the gradient of the scaled scores, p (dp - sum p dp), without the factor
+// `scale`. keep: T floats of scratch.
 static void softmax_backward_row(float *scores, float *dprobs, float lse, const AttentionHead *h, Block block,
                                  int t, float *keep) {
     int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin;

@@ -1,10 +1,10 @@
-// The CPU backend of ops.h, part 3: the language-model head, logits to loss to gradients in one
-// pass over chunks of rows, so that the (N, V) logits never exist whole. Called by train_gpt.cu
-// through ops.h, in training and in evaluation.
+// The CPU backend of ops.h, part 3: the language-model head. Rows go in chunks from logits to loss
+// to gradients, so that the (N, V) logits never exist whole. Called by train_gpt.cu in training and
+// in evaluation.
 #include "llmc/cpu/internal.h"
 
-// Logits per chunk: 4 MiB of fp32, about what the caches hold; with a large vocabulary at least the
-// rows that keep GEMM efficient.
+// Logits per chunk: 4 MiB of fp32, about what the caches hold. With a large vocabulary a chunk
+// still has the rows that keep GEMM efficient.
 enum { CHUNK_LOGITS = 1 << 20, CHUNK_MIN_ROWS = 128 };
 
 int64_t op_head_chunk_rows(int64_t N, int rows) {

@@ -1,6 +1,6 @@
-// The two attentions of the CUDA backend and what they share: attention.cu chooses,
-// attention_cudnn.cpp calls cuDNN, attention_plain.cu has our own kernels. Both keep the same thing
-// for backward, the log-sum-exp of each query's scaled scores.
+// The two attentions of the CUDA backend. attention.cu chooses, attention_cudnn.cpp calls cuDNN,
+// attention_plain.cu has our own kernels. Both keep the same for backward: the log-sum-exp of each
+// query's scaled scores.
 #pragma once
 #include <math.h>
 
@@ -20,11 +20,12 @@ size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD);
 void attention_plain_forward(Stream *stream, const Attention *a);
 void attention_plain_backward(Stream *stream, const Attention *a);
 
-// cuDNN's fused attention on the same tensors through strides, without copies. False when it has no
-// plan for this call (then nothing was done, and it says why on stderr once per shape); forward and
-// backward of one shape answer alike. Dropout's mask comes from cuDNN's own Philox, keyed by (seed,
-// site, first_sample): the same in forward, recomputed forward and backward, but not the mask of
-// ops.h. Failures of a plan that was built end the job.
+// cuDNN's fused attention on the same tensors, through strides and without copies. False when it
+// has no plan for this call: nothing was done then, and stderr says why, once per shape. Forward
+// and backward of one shape answer alike. A plan that was built and fails ends the job.
+//
+// Dropout's mask comes from cuDNN's own Philox, keyed by (seed, site, first_sample). It is the same
+// in forward, in a recomputed forward and in backward, but it is not the mask of ops.h.
 bool attention_cudnn_forward(Stream *stream, const Attention *a);
 bool attention_cudnn_backward(Stream *stream, const Attention *a);
 

@@ -1,12 +1,12 @@
-// cuDNN's fused causal attention through cudnn-frontend graphs, straight on Megatron's per-head
-// interleaved qkv: strides do what copies would. One pair of graphs, forward and backward, per
-// shape, kept in the Device. Host code only. Called by attention.cu; what it refuses runs on
-// attention_plain.cu.
+// cuDNN's fused causal attention through cudnn-frontend graphs. Strides describe Megatron's
+// per-head interleaved qkv, so nothing is copied. One pair of graphs, forward and backward, per
+// shape, is kept in the Device. Host code only. Called by attention.cu; what is refused here runs
+// on attention_plain.cu.
 //
-// Deterministic mode: cuDNN's deterministic backward keeps the (T, T) gradients of the scores of
-// all heads it is given in its workspace. To bound that, the batch is cut into slices, whole
-// samples or some heads of one sample, which run one after the other; forward uses the same slices,
-// so that dropout's masks agree.
+// Deterministic mode: cuDNN's deterministic backward keeps the (T, T) gradients of the scores in
+// its workspace, for all heads that it is given. To bound that, the batch is cut into slices which
+// run one after the other: whole samples, or some heads of one sample. Forward uses the same
+// slices, so that dropout's masks agree.
 #include <nvrtc.h>
 
 // cudnn-frontend's experimental part compiles kernels at run time, which nothing here asks for: its

@@ -1,12 +1,12 @@
-// Our own causal attention, in tiles of queries and keys on the tensor cores: for document starts,
-// for shapes that cuDNN does not take, and as a check of cuDNN. No atomics, so every sum has a
+// Our own causal attention, in tiles of queries and keys on the tensor cores. It serves document
+// starts and shapes that cuDNN does not take, and it checks cuDNN. No atomics, so every sum has a
 // fixed order. Called by attention.cu.
 //
-// Forward passes over the keys twice: first for each query's log-sum-exp, then for out = P v with P
-// already normalised, which needs no rescaling and lets sums stay in registers. Backward recomputes
-// P from the log-sum-exp, once per tile of queries for dq and once per tile of keys for dk and dv.
-// Products are of bf16 values with fp32 sums: P and the gradient of the scores are rounded to bf16
-// as inputs of a product.
+// Forward passes over the keys twice. The first pass finds each query's log-sum-exp, the second
+// makes out = P v. P is normalised already then: nothing needs rescaling, and sums stay in
+// registers. Backward recomputes P from the log-sum-exp, once per tile of queries for dq and once
+// per tile of keys for dk and dv. Products are of bf16 values with fp32 sums. So P and the gradient
+// of the scores are rounded to bf16 where they enter a product.
 #include <math.h>
 #include <mma.h>
 
@@ -17,9 +17,9 @@ using namespace nvcuda;
 
 // --- tiles ---------------------------------------------------------------------------------------
 
-// Tiles are ROWS queries by ROWS keys; heads are padded with zeros to HDP columns. A warp handles 8
-// rows of the scores elementwise, and of a product with HDP columns 16 rows (its row group) and
-// every second fragment of 16 columns. Strides are padded against bank conflicts.
+// A tile is ROWS queries by ROWS keys. Heads are padded with zeros to HDP columns. A warp handles 8
+// rows of the scores elementwise. Of a product with HDP columns it handles 16 rows (its row group)
+// and every second fragment of 16 columns. Strides are padded against bank conflicts.
 template <int HDP>
 struct Tile {
     static constexpr int ROWS = HDP <= 64 ? 64 : 32;
@@ -243,7 +243,7 @@ static __device__ __forceinline__ bool sees(const QueryRows<ROWS> &rows, int que
 // --- forward -------------------------------------------------------------------------------------
 
 // Pass 1: lse of the tile's queries, to shared memory and to lse (T). Each lane keeps a running
-// maximum and sum over its columns; they meet at the end.
+// maximum and sum over its columns. They meet at the end.
 template <int HDP>
 static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const HeadView &h, float *lse,
                                    int first, int key_begin) {
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(C
 
 // --- backward ------------------------------------------------------------------------------------
 
-// delta (B, NH, T) = sum over a head of dout out, which equals the sum over keys of p dp: one warp
+// delta (B, NH, T) = the sum over a head of dout out. It equals the sum over keys of p dp. One warp
 // per query.
 __global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     const int64_t query = (int64_t)blockIdx.x * (256 / WARP) + threadIdx.x / WARP;  // (B, T, NH)
@@ -343,9 +343,9 @@ __global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     if (threadIdx.x % WARP == 0) a.delta[(b * a.NH + head) * a.T + t] = sum;
 }
 
-// One pair of tiles in backward: from q, dout, k, v in shared memory to the rounded probabilities
-// after dropout and the rounded gradient of the scores. Begins after a barrier that follows the
-// loads, ends with one.
+// One pair of tiles in backward. In shared memory q, dout, k and v become the rounded probabilities
+// after dropout and the rounded gradient of the scores. It begins after a barrier that follows the
+// loads, and ends with one.
 template <int HDP>
 static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, const Call &a, const HeadView &h,
                                                      int head, int query_first, int key_first) {

@@ -1,7 +1,6 @@
 // What the kernels of the CUDA backend share: 16-byte accesses to bf16 and fp32, reductions over a
-// warp and a block, GELU, dropout's multipliers. Device code only. Used by the kernels here and,
-// through kernels_cuda.cuh, in sdp4bit/. CUDA-version shims belong here, one of the four places
-// where the design allows a preprocessor conditional.
+// warp and a block, GELU, dropout's multipliers. Device code only. sdp4bit/ sees it through
+// kernels_cuda.cuh. Conditionals on CUDA's version belong here and nowhere else.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -86,8 +85,8 @@ static __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Over a one-dimensional block of whole warps; every thread calls and gets the result. shared: (32)
-// floats, free to be reused at the next call.
+// Over a one-dimensional block of whole warps. Every thread calls it and gets the result. shared:
+// (32) floats, which may be reused at the next call.
 static __device__ __forceinline__ float block_sum(float x, float *shared) {
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);
@@ -122,7 +121,7 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
 
 // --- fast functions, for ops outside the exact regime --------------------------------------------
 
-// 2^x and 1 / x to about 2^-22, one instruction each; denormal results are zero.
+// 2^x and 1 / x to about 2^-22, one instruction each. Denormal results are zero.
 static __device__ __forceinline__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

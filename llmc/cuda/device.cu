@@ -1,12 +1,10 @@
 // The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into
-// train_gpt; called by those whom device.h names, and by the other files of this folder through
-// internal.h.
+// train_gpt. The other files of this folder use it through internal.h.
 //
-// Copies: a caller's host memory is ordinary, pageable memory, which the driver copies
-// synchronously. So both directions pass through a ring of pinned slots per stream. An upload is
-// copied into a slot at once and travels later; a download lands in a slot and a host function in
-// stream order moves it to its destination. The host waits only when it runs a whole ring ahead of
-// the device.
+// A caller's host memory is pageable, and the driver copies such memory synchronously. So copies
+// pass through a ring of pinned slots per stream. An upload is copied into a slot at once and
+// travels later. A download lands in a slot, and a host function in stream order moves it to its
+// destination. The host waits only when it is a whole ring ahead of the device.
 #include <cublasLt.h>
 #include <cudnn.h>
 #include <fenv.h>
@@ -160,8 +158,8 @@ static bool device_describe(Device *device, Error *err) {
 // Ordinary device arithmetic, whose treatment of denormals is the compiler's choice.
 static __global__ void probe_kernel(float *product, float a, float b) { *product = a * b; }
 
-// Neither the host nor this program's device code may flush denormals to zero, and the host must
-// round to nearest even: the exact regime computes on both sides. The device always rounds to
+// The exact regime computes on both sides. So neither the host nor this program's device code may
+// flush denormals to zero, and the host must round to nearest even. The device always rounds to
 // nearest.
 static bool arithmetic_is_exact(const Device *device, Error *err) {
     volatile float smallest_normal = FLT_MIN, half = 0.5f;

@@ -1,7 +1,7 @@
-// The CUDA backend of ops.h: token and position embedding. Forward: a warp per row. Backward
-// without atomics, so that sums have a fixed order: rows are sorted (stably) by token, runs of one
-// token are summed in row order, long runs in equal chunks that a second kernel joins; then the
-// same by position. Called by train_gpt.cu through ops.h.
+// The CUDA backend of ops.h: token and position embedding, called by train_gpt.cu. Forward: a warp
+// per row. Backward has no atomics, so that sums have a fixed order. Rows are sorted (stably) by
+// token. Runs of one token are summed in row order, in equal chunks, and a second kernel joins the
+// runs that cross chunks. Then the same by position.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "llmc/cuda/common.cuh"
@@ -69,15 +69,15 @@ struct RowSums {
     float *table;                // (table_rows, C) accumulates
     int32_t first_key, table_rows;
     const int32_t *keys, *rows;  // (N)
-    // (chunks, 2, C): a chunk's part of the run that began before it; and of the run that.
+    // (chunks, 2, C): a chunk's part of the run that began before it, and of the run that begins in
+    // it and goes on after it.
     float *partials;
-                                 // begins in it and goes on after it
     int N, chunk;                // chunk: sorted rows that one warp sums
 };
 enum { SLAB = WARP * PACKED };  // columns that one warp sums
-enum { JOIN_BATCH = 8 };        // parts of a run loaded before the first is added, for the same reason as
-// Rows loaded before the first is added: enough loads in flight to hide their latency.
-enum { BATCH = 4 };
+// Rows, and parts of a run, that are loaded before the first is added: enough loads in flight to
+// hide their latency.
+enum { BATCH = 4, JOIN_BATCH = 8 };
 
 static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) {
     return a.partials + (2 * chunk + which) * a.op.C + c;

@@ -1,8 +1,8 @@
-// Which of cuBLASLt's heuristic answers runs fastest, by shape, where that is not the first: rows
-// of dev/bench/gemm_search.cu on an H200, kept where a trace of the step (dev/bench/kernel_trace.c)
-// agreed. A row for dx through GELU also says that its epilogue is used; without one GELU' has a
-// pass of its own. It holds for one library version and GPU family; others take the first answer.
-// Included by linear.cu.
+// Which of cuBLASLt's heuristic answers runs fastest, for shapes where that is not the first. The
+// rows come from dev/bench/gemm_search.cu on an H200, where a trace of the step
+// (dev/bench/kernel_trace.c) agreed. A row for dx through GELU also says that its epilogue is used.
+// Without such a row GELU' has a pass of its own. The table holds for one library version and GPU
+// family. Others take the first answer. Included by linear.cu.
 #pragma once
 #include <stdint.h>
 

@@ -1,12 +1,12 @@
-// The CUDA backend of ops.h: the language-model head. Rows are processed in chunks: logits by GEMM,
-// then one kernel that turns them into the loss and, in place, into their gradient, then the two
-// GEMMs of the backward pass. Called by train_gpt.cu through ops.h, in training and in evaluation.
+// The CUDA backend of ops.h: the language-model head, called by train_gpt.cu in training and in
+// evaluation. Rows go in chunks. A GEMM makes logits. One kernel turns them into the loss and, in
+// place, into their gradient. Two GEMMs make the backward pass.
 #include "llmc/cuda/common.cuh"
 
 // --- workspace: [ cuBLASLt's | logits of one chunk ] ---------------------------------------------
 
-// A chunk's logits take at most this much: every chunk costs a pass over the fp32 gradient of the
-// embedding, so few large ones are better.
+// A chunk's logits take at most this much. Every chunk costs a pass over the fp32 gradient of the
+// embedding, so few large chunks are better.
 #define CHUNK_BYTES ((int64_t)1 << 30)
 enum { CHUNK_ROW_ALIGN = 256 };  // rows of the GEMM's largest tile
 
@@ -76,7 +76,8 @@ struct Chunk {
     floatX *logits;  // (rows, op.rows) in; with a gradient, out: dlogits
 };
 
-// The target's column among this rank's; outside 0 .. op.rows - 1 where another rank holds it.
+// The target's column among this rank's. It lies outside 0 .. op.rows - 1 where another rank holds
+// it.
 static __device__ __forceinline__ int target_column(const Chunk &a) {
     return a.op.targets[a.row + blockIdx.x] - a.op.first_row;
 }
@@ -125,9 +126,9 @@ static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *ro
 }
 
 // Both halves in one kernel, one block per row, where this rank holds the whole vocabulary. KEEP:
-// global memory is read once; else it is read again, from the L2 as a rule. Two blocks fit a
-// multiprocessor where one row takes less than half of its shared memory, so that loads overlap
-// with stores.
+// global memory is read once. Else it is read again, from the L2 as a rule. Two blocks fit a
+// multiprocessor where one row takes less than half of its shared memory. Then loads overlap with
+// stores.
 template <bool KEEP>
 __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(Chunk a) {
     extern __shared__ uint4 kept[];  // (vocabulary rows / 8)

@@ -1,5 +1,5 @@
-// The CUDA backend of ops.h: initial weights, drawn where they live; a thread draws a pair of
-// numbers at a time. Called by train_gpt.cu (gpt_init_weights) through ops.h.
+// The CUDA backend of ops.h: initial weights, drawn where they live. A thread draws a pair of
+// numbers at a time. Called by train_gpt.cu (gpt_init_weights).
 #include "llmc/cuda/common.cuh"
 #include "llmc/base/normal.h"
 

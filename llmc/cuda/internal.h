@@ -1,7 +1,6 @@
 // What the files of the CUDA backend share on the host side: the Device, its streams and events,
-// error checks, and the GEMM of linear.cu, which the language-model head uses too. Included by
-// llmc/cuda/ (with common.cuh, through which sdp4bit/kernels_cuda*.cu see it), dev/bench and the
-// GPU tests; host code sees llmc/device.h only.
+// error checks, and the GEMM of linear.cu. Included by llmc/cuda/, dev/bench and the GPU tests, and
+// by sdp4bit/kernels_cuda*.cu through common.cuh. Host code sees llmc/device.h only.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -10,9 +9,9 @@
 #include "llmc/base/dtype.h"
 LLMC_BEGIN
 
-// State that one file of the backend keeps per device, made when first used and freed by
-// device_close: the file that fills a slot also names the function that frees it, so that device.cu
-// need not know what is inside.
+// State that one file of the backend keeps per device. It is made when first used and freed by
+// device_close. The file that fills a slot also names the function that frees it, so device.cu need
+// not know what is inside.
 typedef struct DeviceSlot {
     void *state;                // NULL until first used
     void (*destroy)(void *state);
@@ -102,9 +101,9 @@ typedef struct Gemm {
 } Gemm;
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
 void gemm(Stream *stream, const Gemm *g);
-// The same with the heuristic's answer of this number, 0 .. GEMM_ANSWERS - 1, instead of the
-// committed table's (-1): what dev/bench/gemm_search.cu makes the table with. False, once, when the
-// heuristic has fewer answers; the last one served then.
+// The same with one of the heuristic's answers, 0 .. GEMM_ANSWERS - 1, instead of the committed
+// table's (-1). dev/bench/gemm_search.cu makes the table with it. False, once, when the heuristic
+// has fewer answers: the last one served then.
 enum { GEMM_ANSWERS = 48 };
 bool gemm_by_answer(Stream *stream, const Gemm *g, int answer);
 int gemm_form(const Gemm *g);  // what of it the table tells apart: transposes, accumulation, epilogue

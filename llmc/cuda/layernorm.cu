@@ -1,12 +1,11 @@
 // The CUDA backend of ops.h: LayerNorm forward, fused with the residual sum and dropout before it,
-// and backward. Each reads its inputs once and writes its outputs once: between its statistics and
-// its result a row stays in registers, in backward in shared memory. Called by train_gpt.cu through
-// ops.h.
+// and backward. Called by train_gpt.cu. Each reads its inputs once and writes its outputs once.
+// Between its statistics and its result a row stays in registers, in backward in shared memory.
 //
-// Forward: a row is handled by W warps, each lane holding V vectors of 8 elements; a block has one
-// row, or 8 where a warp is enough for one and none waits. Sums run in a fixed order: per lane,
-// butterfly over the warp, then warp by warp; the parameters' gradients per block in registers,
-// then over the blocks.
+// Forward: W warps handle a row, and each lane holds V vectors of 8 elements. A block has one row,
+// or 8 where one warp is enough for a row and no warp waits for another. Sums run in a fixed order:
+// per lane, butterfly over the warp, then warp by warp. The parameters' gradients are summed per
+// block in registers, then over the blocks.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/limits.h"
 #include "llmc/cuda/scratch.h"
@@ -70,8 +69,8 @@ static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Pac
     return pack(sum);
 }
 
-// Statistics of the row whose vectors are x; variance from differences, in which digits survive a
-// large mean.
+// Statistics of the row whose vectors are x. The variance comes from differences, so that its
+// digits survive a large mean.
 template <int W, int V>
 static __device__ __forceinline__ void row_statistics(const Packed128 x[V], const LayerNorm &a, int lane,
                                                       float2 (*shared)[32], float *mean, float *rstd) {
@@ -99,7 +98,8 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     const int lane = threadIdx.x % RowGroup<W>::LANES;
     const int64_t row = (int64_t)blockIdx.x * RowGroup<W>::ROWS + threadIdx.x / RowGroup<W>::LANES;
     Packed128 x[V], branch[V];
-    // This lane's v-th vector lies inside the row; threads without a row still meet the barriers.
+    // Does this lane's v-th vector lie inside the row? Threads without a row still meet the
+    // barriers.
     bool here[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -174,9 +174,9 @@ struct NormBackward : LayerNorm {
 enum { PARAMETERS = 3 };  // gamma, beta, the bias of the branch's linear
 enum { INPUTS = 3 };      // dy, x, dresidual
 
-// Rows come in tiles, copied to shared memory while the tile before is computed. A tile is read
-// twice: by warps along its rows, for the two means of each, then by threads down its columns, so
-// that a thread needs registers for the parameters' sums of its own columns only.
+// Rows come in tiles, which are copied to shared memory while the tile before is computed. A tile
+// is read twice. Warps read along its rows, for the two means of each. Then threads read down its
+// columns, so that a thread needs registers for the parameters' sums of its own columns only.
 struct BackwardTiles {
     int vectors;        // of a row
     int threads;
@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackwa
     else if (a.branch_sum) a.branch_sum[column - 2 * a.C] = total;
 }
 
-// Tiles of at most 56 KiB, or of one row: several blocks share a multiprocessor, and while one
+// Tiles of at most 56 KiB, or of one row. So several blocks share a multiprocessor, and while one
 // waits at a barrier the others compute.
 static BackwardTiles backward_tiles(Stream *s, int C) {
     BackwardTiles t = {};

@@ -1,5 +1,5 @@
-// What the GPU's ops can compute and what scratch memory they want, as functions of sizes alone:
-// plain C, so that a test without a GPU can ask them. Included by limits.cu, embedding.cu,
+// What the GPU's ops can compute and what scratch memory they want, as functions of sizes alone.
+// Plain C, so that a test without a GPU can ask them. Included by limits.cu, embedding.cu,
 // layernorm.cu, attention_cudnn.cpp and test_limits.c.
 #pragma once
 #include <limits.h>
@@ -48,17 +48,17 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
 
 // --- attention -----------------------------------------------------------------------------------
 
-// Is this call one for cuDNN? Not with document starts, which it does not know. And not with a
-// length that is no multiple of 64: those are the lengths of sampling, where the length grows by
-// one with every token and a plan for each would cost more than it saves.
+// Is this call one for cuDNN? Not with document starts, which it does not know. Not with a length
+// that is no multiple of 64 either: sampling has such lengths. They grow by one with every token,
+// and a plan for each would cost more than it saves.
 static inline bool limits_for_cudnn(int T, bool documents) { return !documents && T % 64 == 0; }
 
 // --- scratch memory ------------------------------------------------------------------------------
 
-// The scratch is at least SCRATCH_LEAST bytes, more where a micro-batch has millions of rows.
+// The scratch is at least SCRATCH_LEAST bytes, and more where a micro-batch has millions of rows.
 // LayerNorm's backward takes what there is. The embedding's backward wants, one after the other:
-// keys, row numbers and sorted row numbers (N each), the sort's own memory, and two rows of fp32
-// for each chunk of rows that a warp sums.
+// sorted keys, row numbers and sorted row numbers (N each), the sort's own memory, and two rows of
+// fp32 for each chunk of rows that a warp sums.
 #define SCRATCH_LEAST ((size_t)64 << 20)
 enum { CHUNK_ROWS = 32, CHUNKS_LEAST = 256 };
 

@@ -1,17 +1,16 @@
-// The linear layers of the GPT on a GPU: cuBLASLt for the products, two small kernels for what its
-// epilogues do not do. Called by train_gpt.cu through ops.h; the language-model head uses gemm()
-// and the matmul_* functions through internal.h.
+// The linear layers of the GPT on a GPU, called by train_gpt.cu: cuBLASLt for the products, two
+// small kernels for what its epilogues do not do. The language-model head uses gemm() and the
+// matmul_* functions through internal.h.
 //
-// What is fused. Forward: the bias, and GELU where `pre` is wanted. Backward: the accumulation of
-// dw into fp32 (beta = 1), and GELU' into the product for dx where the table says that it pays;
-// elsewhere GELU' has a pass of its own, which also sums the columns for the bias gradient before
-// it. cuBLASLt's epilogue for bias gradients is not used: it overwrites, where ours must accumulate
-// over micro-batches, and costs more than a pass over dy.
+// Fused in forward: the bias, and GELU where `pre` is wanted. Fused in backward: the accumulation
+// of dw into fp32 (beta = 1), and GELU' into the product for dx where the table says that it pays.
+// Elsewhere GELU' has a pass of its own, which also sums the columns for the bias gradient before
+// it. cuBLASLt's epilogue for bias gradients is not used. It overwrites, where ours must accumulate
+// over micro-batches, and it costs more than a pass over dy.
 //
-// GELU in the epilogue acts on the sum before it is rounded to `pre`, where op_gelu_forward and the
-// CPU backend act on the rounded `pre`; both are one rounding away from the exact value.
-// Recomputing a whole layer runs the same product again and so gives the same bits. The other form
-// is GEMM_BIAS into `pre`, then op_gelu_forward.
+// GELU in the epilogue acts on the sum before it is rounded to `pre`. op_gelu_forward and the CPU
+// backend act on the rounded `pre`. Both are one rounding away from the exact value. Recomputing a
+// whole layer runs the same product again and gives the same bits.
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +33,8 @@ typedef struct GemmPlan {
     cublasLtMatmulAlgo_t algorithm;
 } GemmPlan;
 
-// Open addressing, capacity a power of two, at most half full. A plan may move when the table
-// grows; its handles stay.
+// Open addressing. The capacity is a power of two, and the table is at most half full. A plan may
+// move when the table grows. Its handles stay.
 typedef struct LinearState {
     cublasLtHandle_t handle;
     GemmPlan *table;
@@ -100,8 +99,8 @@ static void table_grow(LinearState *state) {
 
 // --- making a plan -------------------------------------------------------------------------------
 
-// The largest power of two up to 256 that divides an address (or all of several, or-ed together):
-// kernels with wide accesses depend on it.
+// The largest power of two up to 256 that divides an address, or all of several, or-ed together.
+// Kernels with wide accesses depend on it.
 static uint32_t alignment_of(uintptr_t address) {
     uintptr_t bits = address | 256;
     return (uint32_t)(bits & (~bits + 1));
@@ -263,7 +262,7 @@ bool gemm_by_answer(Stream *stream, const Gemm *g, int answer) {
     LinearState *state = linear_state(device);
     bool exists = true;
     const GemmPlan *plan = find_plan(device, state, g, answer, &exists);
-    // Read when the call is made; one host thread drives a device.
+    // cuBLASLt reads the pointers when the call is made, and one host thread drives a device.
     set_pointers(device->site, plan->operation, g);
     float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
     blas_check(device->site,
@@ -308,7 +307,7 @@ void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64
 
 // --- the bias gradient, and GELU' before it: column sums in two passes, in a fixed order ---------
 
-// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns; a warp reads 512 bytes of one row at a
+// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns. A warp reads 512 bytes of one row at a
 // time, each lane 8 columns. DGELU: the rows are first multiplied by GELU'(pre), in place. Pass 2:
 // a block joins the partial sums of JOIN_COLUMNS columns. SUM_BATCH rows are loaded before the
 // first is used or stored: enough loads in flight to hide their latency.
@@ -389,7 +388,7 @@ static void join_columns(Stream *s, float *dbias, const float *partial, int part
     check_launch(s, "column_join");
 }
 
-// dbias += column sums of dy; with pre after dy has been multiplied by GELU'(pre). dbias NULL: that
+// dbias += column sums of dy. With pre, dy is multiplied by GELU'(pre) first. dbias NULL: that
 // product alone.
 static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC,
                           float *partial) {
