@@ -118,7 +118,7 @@ class Panel:
         return self.top + self.height * (1 - self.y_scale.share(value))
 
     def axes(self, y_label, x_label, sign=""):
-        """Grid, ticks and labels. x_label None: the x axis has no text, another panel lies below."""
+        """Grid, ticks and labels. x_label None: no text, for another panel lies below."""
         return self.y_axis(y_label, sign) + self.x_axis(x_label)
 
     def y_axis(self, label, sign=""):

@@ -1,4 +1,4 @@
-"""What dev/experiments/study and the scripts of dev/bench share: printed tables, JSON lines, JSON files.
+"""Printed tables, JSON lines and JSON files of dev/experiments/study and dev/bench.
 
 A JSON file has one record a line, so that a change of one record shows as one line.
 """

@@ -1,4 +1,4 @@
-"""The best that anyone could run: a step whose communication is late by what the network demands only.
+"""The best that anyone could run: a step that waits for what the network demands and nothing else.
 
 Every transfer starts when its gradients or its shard are ready. Every layer waits for its own
 weights only. Kernels that quantise cost nothing. Layers' times are those of one rank without

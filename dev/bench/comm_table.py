@@ -84,7 +84,7 @@ def timers_of(path):
 
 
 def one_rank(logs, model, rows):
-    """(layers, times of the parts of a step, AdamW's ms) of one rank; None when a run is missing."""
+    """(layers, times of a step's parts, AdamW's ms) of one rank; None when a run is missing."""
     path = os.path.join(logs, "one", model, rows, "%s.jsonl")
     found = {name: timers_of(path % name) for name in ("full-1", "full-2", "half-1", "half-2")}
     if not all(timers for _, timers in found.values()):
@@ -100,7 +100,7 @@ def compute_ms(one):
     return layers * (times["forward"] + times["backward"]) + times["head"] + times["tail"]
 
 
-# --- which arms fit -----------------------------------------------------------------------------------------
+# --- which arms fit -------------------------------------------------------------------------------
 
 # Seconds that an interval of short steps lasts. The interval before it lasts as long and brings a
 # GPU near the clock that it keeps.
@@ -131,7 +131,7 @@ def step_seconds(plain, buckets, computing):
 
 
 def plan_steps(logs, model, rows, network, left, start, most, arms):
-    """([(arm, steps of each of its two intervals)], the seconds that all take); 0: the arm is left out.
+    """([(arm, steps of each of its two intervals)], the seconds of all). 0 steps: left out.
 
     First every arm gets the fewest steps, while they fit the time that is left. What is left after
     that makes intervals longer: no arm is left out for another's sake."""
@@ -156,11 +156,11 @@ def plan_steps(logs, model, rows, network, left, start, most, arms):
     return [(arm, chosen[arm]) for arm in arms], spent
 
 
-# --- the table of steps -------------------------------------------------------------------------------------
+# --- the table of steps ---------------------------------------------------------------------------
 
 
 def loopback_of(folder, arm):
-    """Bytes on the loopback while the arm ran, as the kernel counts them; None when nobody looked."""
+    """Bytes on the loopback while the arm ran, by the kernel's count; None when nobody looked."""
     found = [r["loopback_bytes"] for r in json_lines(os.path.join(folder, "loopback")) if r["arm"] == arm]
     return found[-1] if found else None
 
@@ -278,7 +278,7 @@ def print_sums(rows, figures):
                100 * (ms / before - 1), traffic))
 
 
-# --- memory -------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def formula(arm, nodes, per_node):
@@ -381,7 +381,7 @@ def print_memory(rows):
               (min(before) / 2**20, max(before) / 2**20))
 
 
-# --- synchronisation alone ----------------------------------------------------------------------------------
+# --- synchronisation alone ------------------------------------------------------------------------
 
 
 def sync_rows(logs):
@@ -419,7 +419,7 @@ def print_sync(rows):
               "all-gather inside %s, between nodes %s" % (network_title(network), *rates))
 
 
-# --- the plot -----------------------------------------------------------------------------------------------
+# --- the plot -------------------------------------------------------------------------------------
 
 
 def node_gbit(row):
@@ -482,7 +482,7 @@ def plot(rows, path):
     return True
 
 
-# --- commands -----------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 
 def write_json(path, what, rows, memory):

@@ -4,7 +4,8 @@
 It uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model: tokens/s, ms per step,
 peak memory.
 
-    python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 [--weights bf16] [--steps 20] [--sequence 2048]
+    python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 [--weights bf16] [--steps 20]
+                                     [--sequence 2048]
 
 --weights fp32   bf16 autocast and norm clipping, as nanoGPT trains and as precise as this trainer
 --weights bf16   weights, gradients and AdamW's moments in bf16, no clipping: PyTorch's fastest

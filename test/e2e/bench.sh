@@ -305,9 +305,9 @@ network_refused() {
     printf '%s\n' '#!/bin/sh' 'case "$*" in *"rate 20000mbit"*) echo "Error: refused" >&2; exit 2 ;; esac' \
         "exec $(command -v tc) \"\$@\"" >"$work/refusing/tc"
     chmod +x "$work/refusing/tc"
-    local options="--models tiny.args:1 --networks '10 100' --arms fp32 --iters 1 --plain-mb 1 --out comm4.json"
+    local options="--models tiny.args:1 --networks '10 100' --arms fp32 --iters 1 --plain-mb 1"
     timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash \
-        "PATH=$work/refusing:\$PATH '$root/dev/bench/comm.sh' $options && tc qdisc show dev lo" ||
+        "PATH=$work/refusing:\$PATH '$root/dev/bench/comm.sh' $options --out comm4.json && tc qdisc show dev lo" ||
         { say "exit code $?"; return 1; }
     local refusal='^warning: the network 10 is left out: error: tc could not shape the loopback'
     [ "$(grep -c "$refusal" "$work/err")" -eq 1 ] || { why="no line about 10 Gb/s"; return 1; }
