@@ -1,5 +1,5 @@
-// AdamW of one element, inline for host and device, part of the exact regime. Included by kernels_cpu.c
-// and kernels_cuda_weight.cu.
+// AdamW of one element, inline for host and device, part of the exact regime. Included by
+// kernels_cpu.c and kernels_cuda_weight.cu.
 #pragma once
 #include "sdp4bit/kernels.h"
 
@@ -27,14 +27,14 @@ HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
     return scalars;
 }
 
-// A master must stay below 2^126. Then its difference from the replica, and the weight that any codec
-// makes of it, are finite too.
+// A master must stay below 2^126. Then its difference from the replica, and the weight that any
+// codec makes of it, are finite too.
 #define MASTER_LIMIT 0x7E800000u  // the bits of 2^126
 
-// Apex FusedAdam in adam_w mode: epsilon outside the root, decay decoupled and scaled by the learning
-// rate. Updates p, m and v. Returns false, and leaves all three as they are, where one of them would
-// not be finite, or p would reach the limit. An m that is not finite needs no look of its own: it makes
-// p so.
+// Apex FusedAdam in adam_w mode: epsilon outside the root, decay decoupled and scaled by the
+// learning rate. Updates p, m and v. Returns false, and leaves all three as they are, where one of
+// them would not be finite, or p would reach the limit. An m that is not finite needs no look of
+// its own: it makes p so.
 HD_FN bool adamw_element(float *p, float *m, float *v, float grad, AdamScalars a) {
     float g = f32_mul(grad, a.clip);
     float m_new = f32_add(f32_mul(a.beta1, *m), f32_mul(a.one_minus_beta1, g));

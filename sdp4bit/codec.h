@@ -12,7 +12,7 @@
 
 #include "llmc/base/dtype.h"
 
-// --- rounding bits -------------------------------------------------------------------------------
+// --- rounding bits ------------------------------------------------------------------------------
 
 // Names one stream of rounding bits. source: the dp rank at level 1, the node at level 2, 0 for
 // weights. Without it the ranks' rounding errors would be equal and would not average out.
@@ -31,7 +31,7 @@ HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
     return philox4x32(ROUNDING_ROUNDS, key.seed, key.purpose, low, high, key.step, key.source);
 }
 
-// --- Hadamard transform of order 32 (paper section 3.3) ------------------------------------------
+// --- Hadamard transform of order 32 (paper section 3.3) -----------------------------------------
 
 // Unnormalised Sylvester transform of 32 values in place: stages 1, 2, 4, 8, 16, the difference in
 // the upper lane. Applied twice it multiplies by 32. The receiver multiplies by HADAMARD_INVERSE
@@ -49,7 +49,7 @@ HD_FN void hadamard32(float *x) {
     }
 }
 
-// --- the table of codecs -------------------------------------------------------------------------
+// --- the table of codecs ------------------------------------------------------------------------
 
 // What travels for one element: ROW(ID, name, bits per element, L), one row per codec. A plain
 // codec (L = 0) sends the values themselves, as floats of so many bits. A grouped codec sends codes
@@ -127,7 +127,7 @@ HD_FN Codec codec_of_bits(int bits) {
     return CODEC_FP32;
 }
 
-// --- one group -----------------------------------------------------------------------------------
+// --- one group ----------------------------------------------------------------------------------
 
 // Symmetric absmax quantiser of one group (paper section 2.2; fp32 scale m/L). `largest` is the
 // group's max |x| as bits: the unsigned maximum of f32_bits(x) & 0x7FFFFFFF, which orders finite
@@ -191,7 +191,7 @@ HD_FN int unpack_code(uint64_t stream, int e, int bits) {
     return (raw ^ half) - half;
 }
 
-// --- the norm's summation tree -------------------------------------------------------------------
+// --- the norm's summation tree ------------------------------------------------------------------
 
 // Sums 32 values as a perfect binary tree over adjacent pairs. Where there are fewer, the caller
 // fills up with 0. It is the lowest part of the norm's tree (kernel_tree_sum). A GPU adds in a
@@ -203,7 +203,7 @@ HD_FN float tree_sum32(float *x) {
     return x[0];
 }
 
-// --- replica hash --------------------------------------------------------------------------------
+// --- replica hash -------------------------------------------------------------------------------
 
 // 64-bit mix of one weight's bits and its position in the arena. A replica's hash is the sum modulo
 // 2^64 over all weights, so any order and any split of the work gives the same number. Finaliser of

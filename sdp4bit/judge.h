@@ -1,17 +1,19 @@
-// The verdict of a step, inline for host and device, part of the exact regime: what a rank contributes,
-// and what all ranks decide from the gathered records, with the same bits on every rank. Included by
-// kernels.h. Called by the kernels of both backends; judge_faults by llmc/state/zero.c too.
+// The verdict of a step, inline for host and device, part of the exact regime: what a rank
+// contributes, and what all ranks decide from the gathered records, with the same bits on every
+// rank. Included by kernels.h. Called by the kernels of both backends; judge_faults by
+// llmc/state/zero.c too.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/spikes.h"
 LLMC_BEGIN
 
-// --- faults --------------------------------------------------------------------------------------
+// --- faults -------------------------------------------------------------------------------------
 
-// What a rank's device has found wrong, as 64 bits; 0: nothing. It stays in device memory and travels
-// with the next record, so all ranks reach one verdict, and nothing waits for the host. A fault ends
-// the run: the step is skipped, and nothing is saved. The highest two bits are its origin, the rest its
-// place. Where several are found, the lowest is kept: the one nearest to the cause.
+// What a rank's device has found wrong, as 64 bits; 0: nothing. It stays in device memory and
+// travels with the next record, so all ranks reach one verdict, and nothing waits for the host. A
+// fault ends the run: the step is skipped, and nothing is saved. The highest two bits are its
+// origin, the rest its place. Where several are found, the lowest is kept: the one nearest to the
+// cause.
 typedef enum FaultOrigin {
     FAULT_OF_UPDATE = 1,  // adamw.h refused a master; the bucket
     FAULT_OF_MESSAGE = 2  // a message did not arrive as it was sent (wire.h); hop, bucket, slot
@@ -19,10 +21,10 @@ typedef enum FaultOrigin {
 HD_FN uint64_t fault_code(FaultOrigin kind, uint64_t place) { return (uint64_t)kind << 62 | place; }
 HD_FN FaultOrigin fault_origin(uint64_t fault) { return (FaultOrigin)(fault >> 62); }
 
-// --- a step --------------------------------------------------------------------------------------
+// --- a step -------------------------------------------------------------------------------------
 
-// What the judge decides once per step, kept in device memory so that nothing in a step waits for the
-// host.
+// What the judge decides once per step, kept in device memory so that nothing in a step waits for
+// the host.
 typedef struct StepControl {
     double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
     int64_t adam_steps;               // successful steps, this one included when applied
@@ -67,7 +69,8 @@ HD_FN StepRecord step_record(const float *piece_sums, int pieces, float loss, ui
     return record;
 }
 
-// Megatron's clip coefficient: clip / (norm + 1e-6) where that is below 1, else 1; clip = 0 switches clipping off.
+// Megatron's clip coefficient: clip / (norm + 1e-6) where that is below 1, else 1; clip = 0
+// switches clipping off.
 HD_FN float clip_coefficient(float clip, float norm) {
     if (!(clip > 0.0f)) return 1.0f;
     float coefficient = f32_div(clip, f32_add(norm, 1e-6f));
@@ -87,8 +90,8 @@ HD_FN bool judge_faults(StepControl *control, const StepRecord *records, int ran
     return control->fault != 0;
 }
 
-// Adds the records in rank order in double. Sets norm, clip coefficient, the verdict, Adam's counters
-// and corrections. control: the last step's, which says whether it was applied.
+// Adds the records in rank order in double. Sets norm, clip coefficient, the verdict, Adam's
+// counters and corrections. control: the last step's, which says whether it was applied.
 HD_FN void judge_step(StepControl *control, const Judge *a) {
     double squares = 0.0, loss = 0.0;
     for (int r = 0; r < a->dp; r++) {
@@ -100,7 +103,8 @@ HD_FN void judge_step(StepControl *control, const Judge *a) {
     control->grad_norm = (float)f64_sqrt(squares);
     control->clip_coefficient = clip_coefficient(a->clip_grad, control->grad_norm);
     bool finite = isfinite(squares) && isfinite(loss);
-    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor, a->norm_spike_factor, finite);
+    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor,
+                             a->norm_spike_factor, finite);
     // Asked of every step: a loss that is not finite may come from a message that arrived wrong.
     bool fault = judge_faults(control, a->records, a->dp);
     control->applied = (finite || !a->skip_non_finite) && !(spike && a->skip_spikes) && !fault;

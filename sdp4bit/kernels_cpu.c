@@ -9,7 +9,7 @@
 enum { BLOCK = HADAMARD_ORDER };
 static_assert(BLOCK % ROUNDING_BLOCK == 0, "a block's codes are whole streams of pack_codes");
 
-// --- codes and values ----------------------------------------------------------------------------
+// --- codes and values ---------------------------------------------------------------------------
 
 // The tensor that owns position `at` of a matrix part; pads after a tensor belong to it.
 static const Segment *segment_of(SegmentTable table, int64_t at) {
@@ -117,7 +117,7 @@ static void read_slice(float *x, const SliceReader *r, int64_t offset, int n) {
     }
 }
 
-// --- messages ------------------------------------------------------------------------------------
+// --- messages -----------------------------------------------------------------------------------
 
 static SliceReader matrix_of(const uint8_t *message, const MessageLayout *m, int partition, Codec codec,
                              int group) {
@@ -148,7 +148,7 @@ static void sum_sources(float *acc, SliceReader first, int64_t stride, int sourc
 // Elements handled at a time: one group of a grouped codec, any block of a plain one.
 static int piece_size(Codec codec, int group) { return codec_grouped(codec) ? group : BLOCK; }
 
-// --- gradients -----------------------------------------------------------------------------------
+// --- gradients ----------------------------------------------------------------------------------
 
 static void quantize_partition(const QuantizePartitions *a, uint8_t *message, int i, int64_t partition) {
     MessageSections to = message_sections(&a->message, i);
@@ -242,7 +242,7 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
     }
 }
 
-// --- norm and verdict ----------------------------------------------------------------------------
+// --- norm and verdict ---------------------------------------------------------------------------
 
 void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
     for (int64_t at = 0; at < n; at += BLOCK) leaves[at / BLOCK] = square_leaf(x + at, block_size(n - at));
@@ -273,7 +273,7 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
 
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(control, a); }
 
-// --- weights -------------------------------------------------------------------------------------
+// --- weights ------------------------------------------------------------------------------------
 
 // n elements of the state at `at`, whose gradients start at grads.
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
@@ -338,7 +338,7 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     }
 }
 
-// --- replicas and counts -------------------------------------------------------------------------
+// --- replicas and counts ------------------------------------------------------------------------
 
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n) {
     uint64_t sum = 0;

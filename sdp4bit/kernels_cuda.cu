@@ -4,7 +4,7 @@
 // llmc/state/zero.c.
 #include "sdp4bit/kernels_cuda.cuh"
 
-// --- the norm ------------------------------------------------------------------------------------
+// --- the norm -----------------------------------------------------------------------------------
 
 // Up to 8 values at x[at]; those past n are 0. aligned: x lies on 16 bytes.
 DEV_FN void load_bounded(float value[PACKED], const float *x, int64_t at, int64_t n, bool aligned) {
@@ -44,7 +44,8 @@ void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
 }
 
 // As above, one leaf in flight: it serves a figure of the log, not the step.
-__global__ void __launch_bounds__(CODEC_THREADS) square_weights_kernel(float *leaves, const floatX *weights, int64_t n) {
+__global__ void __launch_bounds__(CODEC_THREADS)
+    square_weights_kernel(float *leaves, const floatX *weights, int64_t n) {
     int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED;
     int64_t warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
     for (int64_t at = warp_first; at < n; at += stride) {
@@ -117,7 +118,7 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
     }
 }
 
-// --- verdict -------------------------------------------------------------------------------------
+// --- verdict ------------------------------------------------------------------------------------
 
 __global__ void step_record_kernel(StepRecord *record, const float *piece_sums, int pieces,
                                    const float *loss, const uint64_t *fault) {
@@ -139,7 +140,7 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
     check_launch(s, "judge");
 }
 
-// --- checksums of messages -----------------------------------------------------------------------
+// --- checksums of messages ----------------------------------------------------------------------
 
 DEV_FN unsigned long long *seal_of(const SealMessages &a, int i) {
     return reinterpret_cast<unsigned long long *>(a.messages + i * a.bytes + seal_offset(a.bytes));
@@ -205,7 +206,7 @@ void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uin
     check_launch(s, "check messages");
 }
 
-// --- counts --------------------------------------------------------------------------------------
+// --- counts -------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(CODEC_THREADS)
     count_zeros_kernel(unsigned long long *count, const float *x, int64_t n) {

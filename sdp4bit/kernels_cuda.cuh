@@ -25,7 +25,7 @@ static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
     return (unsigned)(blocks < most ? blocks : most);
 }
 
-// --- which element is whose ----------------------------------------------------------------------
+// --- which element is whose ---------------------------------------------------------------------
 
 // How a group lies on the threads. RUNS: of a thread, SPAN elements apart. RUN: elements of a run,
 // 8, 16 or 32. LANES: neighbouring threads of a warp that share a group: 1 to 32 within each run;
@@ -149,7 +149,7 @@ static void with_group(int group, Launch launch) {
     else with_wide_group(group, launch);
 }
 
-// --- NaN as CPUs pass it on ----------------------------------------------------------------------
+// --- NaN as CPUs pass it on ---------------------------------------------------------------------
 
 // IEEE 754 leaves a NaN's sign and payload open, and GPUs answer 0x7FFFFFFF. Values that travel
 // unquantised are compared byte for byte with the CPU's, where a NaN operand passes through, made
@@ -162,7 +162,7 @@ DEV_FN float add_plain(float a, float b) {
     return sum;
 }
 
-// --- the Hadamard transform ----------------------------------------------------------------------
+// --- the Hadamard transform ---------------------------------------------------------------------
 
 // hadamard32 on neighbouring lanes of RUN elements each: for runs of 8 strides 1, 2, 4 inside the
 // thread, 8 and 16 across lanes; for runs of 16 only 16 across lanes. In the lanes' stages own * 1
@@ -201,7 +201,7 @@ DEV_FN float square_leaf_lanes(const float x[PACKED]) {
     return f32_add(sum[0], __shfl_xor_sync(ALL_LANES, sum[0], 2));
 }
 
-// --- the largest magnitude of each group ---------------------------------------------------------
+// --- the largest magnitude of each group --------------------------------------------------------
 
 // max |x| with NaN winning, so its bits order like f32_bits(x) & 0x7FFFFFFF as far as group_scale
 // can tell.
@@ -298,7 +298,7 @@ DEV_FN void group_scale_alone(GroupScale &scale, uint32_t largest, int levels) {
     if (largest >= 0x7F800000u) scale.lift = 0.0f;
 }
 
-// --- random bits ---------------------------------------------------------------------------------
+// --- random bits --------------------------------------------------------------------------------
 
 // rounding_bits with everything that the elements have in common worked out on the host: the key
 // schedule, and round 1 of the half of the counter that holds the step. As a kernel parameter it is
@@ -334,7 +334,7 @@ DEV_FN Philox4 scheduled_bits(const RoundingSchedule &r, uint64_t block) {
     return Philox4{{c0, c1, c2, c3}};
 }
 
-// --- segments ------------------------------------------------------------------------------------
+// --- segments -----------------------------------------------------------------------------------
 
 // The tensor that owns a position of a matrix part, kept from one lookup to the next: positions of
 // a thread go up, and tensors are long.
@@ -359,7 +359,7 @@ DEV_FN void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t po
     c.next = lo + 1 < table.count ? __ldg(&table.segment[lo + 1].start) : INT64_MAX;
 }
 
-// --- what a worker writes ------------------------------------------------------------------------
+// --- what a worker writes -----------------------------------------------------------------------
 
 // What a thread needs to code its runs of the current tile; all of it moves on from tile to tile,
 // so that no address is worked out twice.

@@ -8,7 +8,7 @@
 #define DEV_FN static __device__ __forceinline__
 static const uint32_t ALL_LANES = 0xFFFFFFFFu;
 
-// --- codecs at compile time ----------------------------------------------------------------------
+// --- codecs at compile time ---------------------------------------------------------------------
 
 // The table's rows as constants. There is no general case, so nothing without a row compiles.
 template <Codec CODEC>
@@ -43,7 +43,7 @@ static void with_plain_codec(Codec codec, Launch launch) {
     });
 }
 
-// --- 8 floats per lane, whole sectors per access -------------------------------------------------
+// --- 8 floats per lane, whole sectors per access ------------------------------------------------
 
 // A lane's 32 bytes are a sector of memory. Two lanes swap halves, so that each 16-byte access of
 // the pair covers a sector, not two halves of sectors. The whole warp calls; dead lanes touch no
@@ -70,7 +70,7 @@ DEV_FN void load_read_only(const float *p, float x[PACKED]) {
     x[7] = high.w;
 }
 
-// --- codes ---------------------------------------------------------------------------------------
+// --- codes --------------------------------------------------------------------------------------
 
 // Adding a number near 1.5 * 2^23 to |v| < 2^22 leaves v, rounded as the addition rounds, in the
 // low mantissa bits: rintf and floorf without the slow conversion unit. A code leaves code_nearest
@@ -191,7 +191,7 @@ DEV_FN float load_plain_value(const uint8_t *from, int64_t at) {
     else return bf16_to_float(__ldg(reinterpret_cast<const uint16_t *>(from) + at));
 }
 
-// --- decoding ------------------------------------------------------------------------------------
+// --- decoding -----------------------------------------------------------------------------------
 
 // The bits of N elements, a multiple of 8, as they travel.
 template <Codec CODEC, int N = PACKED>

@@ -3,7 +3,7 @@
 // tiles (kernels_cuda.cuh); the short tails through one element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
-// --- quantise ------------------------------------------------------------------------------------
+// --- quantise -----------------------------------------------------------------------------------
 
 // Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec:
 // runs of 16 where a warp holds whole groups, so that two lanes hold a Hadamard block, which takes
@@ -126,7 +126,7 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     }
 }
 
-// --- final sum -----------------------------------------------------------------------------------
+// --- final sum ----------------------------------------------------------------------------------
 
 typedef PlainShape FinalShape;
 

@@ -3,7 +3,7 @@
 #pragma once
 #include "sdp4bit/kernels_cuda.cuh"
 
-// --- messages ------------------------------------------------------------------------------------
+// --- messages -----------------------------------------------------------------------------------
 
 // with_wide_group for what is quantised: a warp has a group of 2048 to itself, because its loads
 // alone keep the memory busy, and no barrier stops them.
@@ -18,7 +18,7 @@ static dim3 tail_grid(int64_t elements, int slices) {
     return dim3((unsigned)ceil_div64(elements, CODEC_THREADS), (unsigned)slices);
 }
 
-// --- sums over the sources -----------------------------------------------------------------------
+// --- sums over the sources ----------------------------------------------------------------------
 
 // The received messages of one partition: source k's codes and scales are k * stride bytes further
 // on.

@@ -4,7 +4,7 @@
 // element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
-// --- tiles ---------------------------------------------------------------------------------------
+// --- tiles --------------------------------------------------------------------------------------
 
 template <class S>
 struct RequantizeBlocks {
@@ -61,7 +61,7 @@ static void with_plain_source_shape(int group, Launch launch) {
     else with_group(group, launch);
 }
 
-// --- groups of a few lanes -----------------------------------------------------------------------
+// --- groups of a few lanes ----------------------------------------------------------------------
 
 // Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole
 // groups.

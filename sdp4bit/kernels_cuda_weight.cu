@@ -4,11 +4,11 @@
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/kernels_cuda.cuh"
 
-// --- update --------------------------------------------------------------------------------------
+// --- update -------------------------------------------------------------------------------------
 
-// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. False where an element
-// was refused. A lane's two halves of a sector meet in the caches. Swapping them among lanes to touch
-// whole sectors costs more instructions than it saves traffic here.
+// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. False where an
+// element was refused. A lane's two halves of a sector meet in the caches. Swapping them among
+// lanes to touch whole sectors costs more instructions than it saves traffic here.
 DEV_FN bool update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars,
                           const float *grads, int64_t at, bool live) {
     float grad[PACKED], m[PACKED], v[PACKED];
@@ -26,8 +26,8 @@ DEV_FN bool update_vector(float master[PACKED], const UpdateShard &a, const Adam
     return sound;
 }
 
-// Whoever refuses first says so; AdamW of several buckets and checks of messages may find something at
-// the same time.
+// Whoever refuses first says so; AdamW of several buckets and checks of messages may find something
+// at the same time.
 DEV_FN void mark_refused(const UpdateShard &a) {
     atomicCAS(reinterpret_cast<unsigned long long *>(a.fault), 0ull, (unsigned long long)a.code);
 }
@@ -160,7 +160,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     }
 }
 
-// --- apply ---------------------------------------------------------------------------------------
+// --- apply --------------------------------------------------------------------------------------
 
 enum { APPLY_VECTORS = 4, APPLY_SPAN = APPLY_VECTORS * BLOCK_SPAN };
 
@@ -246,7 +246,7 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     }
 }
 
-// --- replicas ------------------------------------------------------------------------------------
+// --- replicas -----------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(CODEC_THREADS)
     replica_hash_kernel(unsigned long long *hash, const floatX *weights, int64_t first, int64_t n) {

@@ -5,7 +5,8 @@ void lanes_open(Lanes *lanes, Device *device, bool apart) {
     Lanes fresh = {0};
     *lanes = fresh;
     lanes->apart = apart;
-    lanes->last = apart ? stream_create_urgent(device, "sums and update") : stream_create(device, "sums and update");
+    lanes->last = apart ? stream_create_urgent(device, "sums and update")
+                        : stream_create(device, "sums and update");
     lanes->first = apart ? stream_create_urgent(device, "quantisation") : lanes->last;
     lanes->middle = apart ? stream_create_urgent(device, "requantisation") : lanes->last;
     lanes->node = apart ? stream_create_urgent(device, "node hop") : lanes->last;

@@ -1,18 +1,23 @@
-// The streams of the communication pipeline: while one chunk crosses between nodes, the next one is quantised and crosses inside the node. Each stage has a
-// stream of its own, and events between; the order of the stages is told in tlq_hs.c and qwd.c, which use this.
+// The streams of the communication pipeline: while one chunk crosses between nodes, the next one is
+// quantised and crosses inside the node. Each stage has a stream of its own, and events lie
+// between. tlq_hs.c and qwd.c, which use this, tell the order of the stages.
 //
-//   gradients, chunk by chunk   first: quantise -> node: all-to-all -> middle: sum, quantise -> rail: all-to-all -> last: sum, norm
-//   weights, bucket by bucket   last: AdamW, quantise -> rail: gather -> node: gather -> middle: apply
+//   gradients, chunk by chunk   first: quantise -> node: all-to-all -> middle: sum, quantise
+//                               -> rail: all-to-all -> last: sum, norm
+//   weights, bucket by bucket   last: AdamW, quantise -> rail: gather -> node: gather
+//                               -> middle: apply
 //
-// Every buffer between stages exists twice (its slots): a stage fills one while the next still reads the other. Opened by train_gpt.cu, held by llmc/state/zero.c.
+// Every buffer between stages exists twice (its slots): a stage fills one while the next still
+// reads the other. Opened by train_gpt.cu, held by llmc/state/zero.c.
 #pragma once
 #include "llmc/device.h"
 LLMC_BEGIN
 
 enum { LANE_SLOTS = 2 };
 
-// What a stage has finished with a slot: X -> Y names the lanes of who says it and who waits. A hop that does not exist (one node, or one rank per
-// node) drops out: its neighbours then speak to each other.
+// What a stage has finished with a slot. X -> Y names the lanes of who says it and who waits. A hop
+// that does not exist (one node, or one rank per node) drops out; its neighbours then speak to each
+// other.
 typedef enum LaneEvent {
     LANE_QUANTISED,     // first -> node (rail)     messages of level 1 are ready
     LANE_NODE_ARRIVED,  // node -> middle (last)    and have arrived; the send buffer has served
@@ -20,7 +25,7 @@ typedef enum LaneEvent {
     LANE_REQUANTISED,   // middle -> rail           messages of level 2, likewise
     LANE_RAIL_ARRIVED,  // rail -> last
     LANE_RAIL_FREE,     // last -> middle (first)
-    LANE_UPDATED,       // last -> rail (node)      the own shard of a bucket's weights is ready to be gathered
+    LANE_UPDATED,       // last -> rail (node)      a bucket's own shard is ready to be gathered
     LANE_RAIL_GATHERED, // rail -> node (middle)
     LANE_NODE_GATHERED, // node -> middle
     LANE_APPLIED,       // middle -> last           the gather buffer has served
@@ -30,13 +35,15 @@ typedef enum LaneEvent {
 typedef struct Lanes {
     bool apart;                  // five streams; otherwise all are `last`, and nothing need wait
     Stream *first, *middle, *last;  // kernels
-    Stream *node, *rail;            // nothing but collectives: each communicator is used on one stream only (the whole group's on `last`)
+    Stream *node, *rail;            // nothing but collectives: each communicator has one stream. The
+                                    // whole group's is `last`
     Event *event[LANE_EVENTS][LANE_SLOTS];
     Event *joint;                // lanes_after
-    unsigned chunks;             // gradient chunks so far, over all buckets and steps: a chunk's slot alternates
+    unsigned chunks;             // of gradients so far, over all steps: a chunk's slot alternates
 } Lanes;
 
-// apart false: one stream, for one rank, which sends nothing, and for --no-overlap. The five take precedence over other streams of the device.
+// apart false: one stream, for one rank, which sends nothing, and for --no-overlap. The five take
+// precedence over other streams of the device.
 void lanes_open(Lanes *lanes, Device *device, bool apart);
 void lanes_close(Lanes *lanes);
 void lanes_synchronize(const Lanes *lanes);

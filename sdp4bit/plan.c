@@ -12,9 +12,11 @@ int64_t plan_border(int group_a, int group_b, int group_c) {
 }
 
 static bool check_input(const PlanTensor *tensors, int count, const PlanOptions *options, Error *err) {
-    if (count < 1 || options->nodes < 1 || options->per_node < 1 || options->bucket_elements < 1 || options->border < 1 ||
-        options->chunk_border < 1 || options->border % options->chunk_border) {
-        return error_set(err, EXIT_USAGE, "the layout needs at least one tensor, one node, one rank and a positive bucket size");
+    if (count < 1 || options->nodes < 1 || options->per_node < 1 || options->bucket_elements < 1 ||
+        options->border < 1 || options->chunk_border < 1 || options->border % options->chunk_border) {
+        return error_set(
+            err, EXIT_USAGE,
+            "the layout needs at least one tensor, one node, one rank and a positive bucket size");
     }
     for (int i = 0; i < count; i++) {
         if (tensors[i].numel < 1 || tensors[i].unit < (i ? tensors[i - 1].unit : 0)) {
@@ -53,8 +55,10 @@ static int merge_units(Plan *plan, const PlanTensor *tensors, int count) {
     return bucket + 1;
 }
 
-// Lays the matrices (or the 1-D tensors) of one bucket back to back; returns the unpadded end of the part.
-static int64_t place_part(Plan *plan, const PlanTensor *tensors, const int64_t *logical, int b, bool matrices, int64_t align, int *next) {
+// Lays the matrices (or the 1-D tensors) of one bucket back to back; returns the unpadded end of
+// the part.
+static int64_t place_part(Plan *plan, const PlanTensor *tensors, const int64_t *logical, int b, bool matrices,
+                          int64_t align, int *next) {
     int64_t at = 0;
     for (int i = 0; i < plan->tensors; i++) {
         if (plan->tensor_bucket[i] != b || tensors[i].matrix != matrices) continue;
@@ -82,11 +86,14 @@ static void place_bucket(Plan *plan, const PlanTensor *tensors, const int64_t *l
 
     bucket->arena_start = plan->arena_elements;
     bucket->state_start = plan->shard_elements;
-    plan->arena_elements += round_up64(bucket->matrix_elements + bucket->tail_elements, 128);  // buckets start on 256 bytes of bf16
+    // Buckets start on 256 bytes of bf16
+    plan->arena_elements += round_up64(bucket->matrix_elements + bucket->tail_elements, 128);
     plan->shard_elements += round_up64(bucket->matrix_per_rank + bucket->tail_per_rank, 64);
     for (int i = 0; i < bucket->segments + bucket->tails; i++) {
         const Segment *segment = &plan->segments[bucket->first_segment + i];
-        plan->tensor_arena[segment->tensor] = bucket->arena_start + (i < bucket->segments ? 0 : bucket->matrix_elements) + segment->start;
+        plan->tensor_arena[segment->tensor] = bucket->arena_start +
+                                              (i < bucket->segments ? 0 : bucket->matrix_elements) +
+                                              segment->start;
     }
 }
 
@@ -153,9 +160,11 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
     return m;
 }
 
-// What all buckets but the embeddings', which come first, ask of the buffers; at least what a bucket is merged to.
+// What all buckets but the embeddings', which come first, ask of the buffers; at least what a
+// bucket is merged to.
 static int64_t ordinary_bucket(const Plan *plan) {
-    int64_t size = plan->options.bucket_elements > least_bucket(plan) ? plan->options.bucket_elements : least_bucket(plan);
+    int64_t size = plan->options.bucket_elements > least_bucket(plan) ? plan->options.bucket_elements
+                                                                      : least_bucket(plan);
     for (int b = 1; b < plan->buckets; b++) {
         if (plan->bucket[b].matrix_elements > size) size = plan->bucket[b].matrix_elements;
     }
@@ -182,18 +191,24 @@ static MessageLayout sealed_layout(const Bucket *bucket, MessageLayout m) {
     return m;
 }
 
-void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k, MessageLayout *level1, MessageLayout *level2) {
+void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k,
+                        MessageLayout *level1, MessageLayout *level2) {
     MessageLayout none = {0};
     int nodes = plan->options.nodes, per_node = plan->options.per_node;
     int64_t lo, hi, tail = k == 0 ? bucket->tail_per_rank : 0;
     plan_chunk(plan, bucket, plan_chunks(plan, bucket, wire), k, &lo, &hi);
     *level1 = *level2 = none;
-    if (per_node > 1) *level1 = sealed_layout(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes, wire->tail_codec, tail));
-    if (nodes > 1) *level2 = sealed_layout(bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail));
+    if (per_node > 1)
+        *level1 = sealed_layout(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes,
+                                                       wire->tail_codec, tail));
+    if (nodes > 1)
+        *level2 = sealed_layout(
+            bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail));
 }
 
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) {
-    return sealed_layout(bucket, message_layout(wire->codec, wire->group, bucket->matrix_per_rank, 1, FLOATX_CODEC, bucket->tail_per_rank));
+    return sealed_layout(bucket, message_layout(wire->codec, wire->group, bucket->matrix_per_rank, 1,
+                                                FLOATX_CODEC, bucket->tail_per_rank));
 }
 
 WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight) {

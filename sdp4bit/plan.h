@@ -86,7 +86,7 @@ void plan_seal(Plan *plan);
 // The border for the group sizes in use (0 = not in use).
 int64_t plan_border(int group_a, int group_b, int group_c);
 
-// --- what travels --------------------------------------------------------------------------------
+// --- what travels -------------------------------------------------------------------------------
 
 // Gradients: level 1 runs inside a node, level 2 between nodes. One level alone when N = 1 or D =
 // 1, none when dp = 1. Plain codecs have no groups: their group sizes are ignored.

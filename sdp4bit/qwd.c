@@ -1,7 +1,9 @@
-// qWD and its siblings: see qwd.h. This file is the order of update, gather and apply and which lane each runs on; the numbers are in kernels.h.
+// qWD and its siblings: see qwd.h. This file is the order of update, gather and apply and which
+// lane each runs on; the numbers are in kernels.h.
 #include "sdp4bit/qwd.h"
 
-// With one replica there is nothing to send: weights are the rounded masters, and no difference may be lost.
+// With one replica there is nothing to send: weights are the rounded masters, and no difference may
+// be lost.
 static bool alone(const QwdStep *step) { return step->plan->dp == 1; }
 
 size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire) {
@@ -11,8 +13,8 @@ size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire) {
 
 int qwd_slot(int b) { return b % LANE_SLOTS; }
 
-void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *weights, float *master, float *exp_avg, float *exp_avg_sq,
-                       uint8_t *buffer, const Lanes *lanes) {
+void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uint8_t *buffer,
+                       const Lanes *lanes) {
     const Mesh *mesh = step->mesh;
     const Bucket *bucket = &step->plan->bucket[b];
     MessageLayout m = plan_weight_message(bucket, &step->weight_wire);
@@ -29,11 +31,11 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.bucket = *bucket;
     u.table.segment = step->segments + bucket->first_segment;
     u.table.count = bucket->segments;
-    u.grads = grads;
-    u.weights = weights;
-    u.master = master;
-    u.exp_avg = exp_avg;
-    u.exp_avg_sq = exp_avg_sq;
+    u.grads = state->grads;
+    u.weights = state->weights;
+    u.master = state->master;
+    u.exp_avg = state->exp_avg;
+    u.exp_avg_sq = state->exp_avg_sq;
     u.codec = alone(step) ? FLOATX_CODEC : step->weight_wire.codec;
     u.group = step->weight_wire.group;
     u.rounding = step->weight_wire.rounding;
@@ -41,9 +43,9 @@ void qwd_update_bucket(const QwdStep *step, int b, const float *grads, floatX *w
     u.key.seed = step->seed;
     u.key.step = step->step;
     u.key.purpose = PURPOSE_WEIGHT;
-    u.codes = alone(step) ? (uint8_t *)weights : own + at.codes;
+    u.codes = alone(step) ? (uint8_t *)state->weights : own + at.codes;
     u.scales = alone(step) ? NULL : (float *)(void *)(own + at.scales);
-    u.tail = alone(step) ? (uint8_t *)(weights + bucket->matrix_elements) : own + at.tail;
+    u.tail = alone(step) ? (uint8_t *)(state->weights + bucket->matrix_elements) : own + at.tail;
     u.fault = step->checks->fault;
     u.code = fault_code(FAULT_OF_UPDATE, (uint64_t)b);
     if (!alone(step)) lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
@@ -57,7 +59,8 @@ void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes 
     MessageLayout m = plan_weight_message(&step->plan->bucket[b], &step->weight_wire);
     int nodes = mesh->rail.size, slot = qwd_slot(b);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
-    // Between nodes first: each rank fetches its rail's shards into its own row, then the rows travel inside the node as they are.
+    // Between nodes first: each rank fetches its rail's shards into its own row, then the rows
+    // travel inside the node as they are.
     if (nodes > 1) {
         lane_wait(lanes, LANE_UPDATED, slot, lanes->rail);
         wire_all_gather(step->checks, HOP_WEIGHT_RAIL, mesh->node.rank * nodes, 1, &m, buffer, lanes->rail);
@@ -86,8 +89,11 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buff
     a.weights = weights;
     lane_wait(lanes, a.per_node > 1 ? LANE_NODE_GATHERED : LANE_RAIL_GATHERED, qwd_slot(b), lanes->middle);
     // The first hop's row first: what it brought wrong, the second has passed on.
-    if (a.nodes > 1) wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, mesh->node.rank * a.nodes, 1, &a.message, buffer, lanes->middle);
-    if (a.per_node > 1) wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, a.nodes, &a.message, buffer, lanes->middle);
+    if (a.nodes > 1)
+        wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, mesh->node.rank * a.nodes, 1, &a.message,
+                            buffer, lanes->middle);
+    if (a.per_node > 1)
+        wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, a.nodes, &a.message, buffer, lanes->middle);
     kernel_apply_weights(lanes->middle, &a);
     lane_done(lanes, LANE_APPLIED, qwd_slot(b), lanes->middle);
 }

@@ -1,8 +1,8 @@
-// Outliers of the loss and of the gradient norm, inline for host and device, part of the exact regime.
-// They are decided where the verdict is, on the device. The host reads a verdict a step late: a skip
-// that it decided would stall every step, or come after the weights have changed. Every rank computes
-// the same few numbers from the same gathered records, so all reach the same answer. Included by
-// judge.h.
+// Outliers of the loss and of the gradient norm, inline for host and device, part of the exact
+// regime. They are decided where the verdict is, on the device. The host reads a verdict a step
+// late: a skip that it decided would stall every step, or come after the weights have changed.
+// Every rank computes the same few numbers from the same gathered records, so all reach the same
+// answer. Included by judge.h.
 #pragma once
 #include "sdp4bit/codec.h"
 
@@ -26,8 +26,8 @@ typedef struct SpikeState {
 } SpikeState;
 static_assert(sizeof(SpikeState) == 64, "host and device hold the same");
 
-// `factor` deviations above the mean. The deviation counts as at least 1 % of the mean, or a loss that
-// hardly moves would be a trap. factor 0: no limit.
+// `factor` deviations above the mean. The deviation counts as at least 1 % of the mean, or a loss
+// that hardly moves would be a trap. factor 0: no limit.
 HD_FN float spike_limit(const SpikeTrack *t, int64_t seen, float factor) {
     if (!(factor > 0.0f) || seen < SPIKE_WARMUP) return f32_from_bits(0x7F800000u);
     double least = f64_mul(0.01, t->mean < 0 ? -t->mean : t->mean);
@@ -46,8 +46,8 @@ HD_FN void spike_follow(SpikeTrack *t, float value, float limit, int64_t seen) {
     t->deviation = f64_add(t->deviation, f64_div(f64_sub(size, t->deviation), n));
 }
 
-// Measures a step. One that is not finite is judged elsewhere and leaves the means alone. True for a
-// spike.
+// Measures a step. One that is not finite is judged elsewhere and leaves the means alone. True for
+// a spike.
 HD_FN bool spike_judge(SpikeState *s, float loss, float norm, float loss_factor, float norm_factor,
                        bool finite) {
     s->loss_limit = spike_limit(&s->loss, s->seen, loss_factor);

@@ -1,4 +1,5 @@
-// TLq-HS and its siblings: see tlq_hs.h. This file is the order of the hops and which lane each runs on; the numbers are in kernels.h.
+// TLq-HS and its siblings: see tlq_hs.h. This file is the order of the hops and which lane each
+// runs on; the numbers are in kernels.h.
 #include "sdp4bit/tlq_hs.h"
 
 enum { SLOT_ALIGN = 256 };  // bytes: what kernels and NCCL like
@@ -13,15 +14,21 @@ void tlq_workspace(TlqWorkspace *w, const Plan *plan, const GradWire *wire) {
             if (level2.bytes > largest2) largest2 = level2.bytes;
         }
     }
-    w->send1_bytes = w->recv1_bytes = LANE_SLOTS * (size_t)round_up64(largest1 * plan->options.per_node, SLOT_ALIGN);
-    w->send2_bytes = w->recv2_bytes = LANE_SLOTS * (size_t)round_up64(largest2 * plan->options.nodes, SLOT_ALIGN);
+    w->send1_bytes = w->recv1_bytes = LANE_SLOTS *
+                                      (size_t)round_up64(largest1 * plan->options.per_node, SLOT_ALIGN);
+    w->send2_bytes = w->recv2_bytes = LANE_SLOTS *
+                                      (size_t)round_up64(largest2 * plan->options.nodes, SLOT_ALIGN);
 }
 
 void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *w, int64_t grain) {
-    memory_plan_reserve(memory_plan, group, "gradients, sent inside the node", (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
-    memory_plan_reserve(memory_plan, group, "gradients, received inside the node", w->recv1_bytes, (void **)&w->recv1);
-    memory_plan_reserve(memory_plan, group, "gradients, sent between nodes", w->send2_bytes, (void **)&w->send2);
-    memory_plan_reserve(memory_plan, group, "gradients, received between nodes", w->recv2_bytes, (void **)&w->recv2);
+    memory_plan_reserve(memory_plan, group, "gradients, sent inside the node",
+                        (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
+    memory_plan_reserve(memory_plan, group, "gradients, received inside the node", w->recv1_bytes,
+                        (void **)&w->recv1);
+    memory_plan_reserve(memory_plan, group, "gradients, sent between nodes", w->send2_bytes,
+                        (void **)&w->send2);
+    memory_plan_reserve(memory_plan, group, "gradients, received between nodes", w->recv2_bytes,
+                        (void **)&w->recv2);
 }
 
 // Chunk k of bucket b on its way: its messages and the slot of the buffers that they travel in.
@@ -65,7 +72,8 @@ static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int sourc
     return key;
 }
 
-// First lane: the messages of the first hop, which is level 1, or level 2 alone where every node has one rank.
+// First lane: the messages of the first hop, which is level 1, or level 2 alone where every node
+// has one rank.
 static void quantize(const Chunk *c, const float *grads) {
     const TlqStep *step = c->step;
     const MessageLayout *message = c->node_hop ? &c->level1 : &c->level2;
@@ -84,7 +92,8 @@ static void quantize(const Chunk *c, const float *grads) {
     q.group = c->node_hop ? step->grad_wire.intra_group : step->grad_wire.inter_group;
     q.tail_codec = step->grad_wire.tail_codec;
     q.rounding = step->grad_wire.rounding;
-    q.key = c->node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, mesh->dp.rank) : rounding_key(step, PURPOSE_GRAD_LEVEL2, mesh->rail.rank);
+    q.key = c->node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, mesh->dp.rank)
+                        : rounding_key(step, PURPOSE_GRAD_LEVEL2, mesh->rail.rank);
     q.slots = group->size;
     q.self = group->rank;
     q.send = c->node_hop ? c->send1 : c->send2;
@@ -123,7 +132,8 @@ static void requantize(const Chunk *c) {
     r.group = step->grad_wire.inter_group;
     r.tail_codec = step->grad_wire.tail_codec;
     r.rounding = step->grad_wire.rounding;
-    // Level 2's source is the node: its D ranks hold disjoint shards, so their logical offsets keep the bits apart.
+    // Level 2's source is the node: its D ranks hold disjoint shards, so their logical offsets keep
+    // the bits apart.
     r.key = rounding_key(step, PURPOSE_GRAD_LEVEL2, step->mesh->rail.rank);
     r.self = step->mesh->rail.rank;
     r.send = c->send2;
@@ -167,16 +177,19 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
     f.matrix_leaves = matrix_leaves;
     f.tail_leaves = tail_leaves;
     lane_wait(c->lanes, c->rail_hop ? LANE_RAIL_ARRIVED : LANE_NODE_ARRIVED, c->slot, stream);
-    wire_check(step->checks, c->rail_hop ? HOP_GRAD_RAIL : HOP_GRAD_NODE, c->b, c->k, &f.in, received, stream);
+    wire_check(step->checks, c->rail_hop ? HOP_GRAD_RAIL : HOP_GRAD_NODE, c->b, c->k, &f.in, received,
+               stream);
     kernel_sum_final(stream, &f);
     lane_done(c->lanes, c->rail_hop ? LANE_RAIL_FREE : LANE_NODE_FREE, c->slot, stream);
 }
 
-void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Lanes *lanes) {
+void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves,
+                       Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
     if (step->plan->dp == 1) {
         kernel_square_leaves(lanes->last, matrix_leaves, grads, bucket->matrix_per_rank);
-        kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix_elements, bucket->tail_per_rank);
+        kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix_elements,
+                             bucket->tail_per_rank);
         return;
     }
     for (int k = 0; k < plan_chunks(step->plan, bucket, &step->grad_wire); k++) {

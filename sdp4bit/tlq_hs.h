@@ -1,6 +1,9 @@
-// Gradients: the two-level reduce-scatter of the paper's sections 3.2 and 3.3 (TLq-HS), with every other arm as a choice of codecs:
-//   scale 1/dp, Hadamard, quantise -> all-to-all inside the node -> sum, quantise -> all-to-all between nodes -> sum, inverse Hadamard
-// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/state/zero.c, bucket by bucket, and by llmc/state/probe.c; uses kernels.h and comm.h.
+// Gradients: the two-level reduce-scatter of the paper's sections 3.2 and 3.3 (TLq-HS), with every
+// other arm as a choice of codecs:
+//   scale 1/dp, Hadamard, quantise -> all-to-all inside the node -> sum, quantise
+//   -> all-to-all between nodes -> sum, inverse Hadamard
+// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/state/zero.c,
+// bucket by bucket, and by llmc/state/probe.c; uses kernels.h and comm.h.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/comm.h"
@@ -9,7 +12,8 @@
 #include "sdp4bit/wire.h"
 LLMC_BEGIN
 
-// Buffers shared by all buckets: two slots of each, sized by tlq_workspace for the largest chunk, so that a chunk is quantised while the one before travels.
+// Buffers shared by all buckets, of two slots each, so that a chunk is quantised while the one
+// before travels. tlq_workspace sizes them for the largest chunk.
 typedef struct TlqWorkspace {
     uint8_t *send1, *recv1;  // level 1: (LANE_SLOTS, D) messages
     uint8_t *send2, *recv2;  // level 2: (LANE_SLOTS, N) messages
@@ -17,7 +21,8 @@ typedef struct TlqWorkspace {
 } TlqWorkspace;
 // Fills the sizes for this plan and wire; the caller allocates.
 void tlq_workspace(TlqWorkspace *workspace, const Plan *plan, const GradWire *wire);
-// Reserves buffers of these sizes in the memory plan, under `group`. grain: bytes that send1, which the node's ranks may reach into (comm_share), is a multiple of.
+// Reserves buffers of these sizes in the memory plan, under `group`. send1, which the node's ranks
+// may reach into (comm_share), takes a multiple of `grain` bytes.
 void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *workspace, int64_t grain);
 
 typedef struct TlqStep {
@@ -30,9 +35,12 @@ typedef struct TlqStep {
     WireChecks *checks;       // of the messages: whether they carry a checksum
 } TlqStep;
 
-// Reduces bucket b: this rank's windows of `grads` (bucket->matrix_elements + bucket->tail_elements, fp32, device) become the mean over the dp ranks; the rest of the bucket is
-// left as it was. Leaves of the norm go to matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). dp = 1: the gradient stays exact.
-// `grads` must be complete for lanes->first and lanes->last; the result is in the order of lanes->last.
-void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves, Lanes *lanes);
+// Reduces bucket b. grads: (bucket->matrix_elements + bucket->tail_elements), fp32, device. This
+// rank's windows of it become the mean over the dp ranks; the rest is left as it was. Leaves of the
+// norm go to matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). With
+// dp = 1 the gradient stays exact. `grads` must be complete for lanes->first and lanes->last. The
+// result is in the order of lanes->last.
+void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves,
+                       Lanes *lanes);
 
 LLMC_END

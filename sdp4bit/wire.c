@@ -1,21 +1,27 @@
-// Sealed messages: see wire.h. The checksum itself is kernel_seal_messages' and kernel_check_messages'.
+// Sealed messages: see wire.h. The checksum itself is kernel_seal_messages' and
+// kernel_check_messages'.
 #include "sdp4bit/wire.h"
 
-// A mismatch's place in its fault: the hop, the bucket, then the message's slot, which a check adds.
+// The fault of a mismatch: the hop, the bucket, then the message's slot, which the check adds.
 static uint64_t mismatch(WireHop hop, int b) {
     return fault_code(FAULT_OF_MESSAGE, (uint64_t)hop << 56 | (uint64_t)(uint32_t)b << 24);
 }
 
-// What tells a message from all others: one that was never sent, and its slot still holds that of an earlier step, must not pass.
+// What tells a message from all others. The slot of one that was never sent still holds an earlier
+// step's: that must not pass.
 static uint64_t message_key(const WireChecks *checks, bool weights, int b, int k) {
     return replica_mix((uint64_t)checks->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32;
 }
 
-static bool sealed(const WireChecks *checks, const MessageLayout *message) { return checks->sealed && message->check; }
+static bool sealed(const WireChecks *checks, const MessageLayout *message) {
+    return checks->sealed && message->check;
+}
 
-// For tests: a bit of what was sent in the message at `arrived` is wrong. The checksum is left alone: half of its section is unused.
+// For tests: makes a bit of the message at `arrived` wrong. The checksum is left alone, for half of
+// its section is unused.
 static void inject(WireChecks *checks, uint8_t *arrived, const MessageLayout *message, Stream *stream) {
-    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived, message->check ? message->check : message->bytes);
+    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived,
+               message->check ? message->check : message->bytes);
 }
 
 // The level of data parallelism that a hop crosses.
@@ -23,59 +29,95 @@ static const Group *level_of(const Mesh *mesh, WireHop hop) {
     return hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE ? &mesh->node : &mesh->rail;
 }
 
-static uint64_t *sums_of(const WireChecks *checks, WireHop hop) { return checks->sums + (int)hop * checks->mesh->dp.size; }
+static uint64_t *sums_of(const WireChecks *checks, WireHop hop) {
+    return checks->sums + (int)hop * checks->mesh->dp.size;
+}
 
 // The messages that arrived from this rank's successor.
-static uint8_t *from_next(const Group *group, uint8_t *slots, int64_t bytes) { return slots + (group->rank + 1) % group->size * bytes; }
+static uint8_t *from_next(const Group *group, uint8_t *slots, int64_t bytes) {
+    return slots + (group->rank + 1) % group->size * bytes;
+}
 
-void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Stream *stream) {
+// A run of `count` messages at `messages`, as the kernels of seals want it. weights: of the gather.
+static SealMessages run_of(const WireChecks *checks, bool weights, int b, int k, const MessageLayout *message,
+                           uint8_t *messages, int count) {
+    SealMessages s = {0};
+    s.messages = messages;
+    s.count = count;
+    s.skip = -1;
+    s.bytes = message->bytes;
+    s.key = message_key(checks, weights, b, k);
+    s.stride = 1;
+    return s;
+}
+
+void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send,
+               Stream *stream) {
     if (!sealed(checks, message)) return;
-    int size = level_of(checks->mesh, hop)->size, self = level_of(checks->mesh, hop)->rank;
-    SealMessages s = {send, size, self, message->bytes, message_key(checks, false, b, k), (uint32_t)self << 16, 1};  // from self to i
+    const Group *group = level_of(checks->mesh, hop);
+    SealMessages s = run_of(checks, false, b, k, message, send, group->size);
+    s.skip = group->rank;
+    s.first = (uint32_t)group->rank << 16;  // message i goes from this rank to i
     kernel_seal_messages(stream, &s);
 }
 
-void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Stream *stream) {
+void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send,
+                     uint8_t *recv, Stream *stream) {
     const Group *group = level_of(checks->mesh, hop);
     comm_all_to_all(group, send, recv, (size_t)message->bytes, stream);
     inject(checks, from_next(group, recv, message->bytes), message, stream);
 }
 
-void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Stream *stream) {
+void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv,
+                Stream *stream) {
     if (!sealed(checks, message)) return;
-    int size = level_of(checks->mesh, hop)->size, self = level_of(checks->mesh, hop)->rank;
-    SealMessages s = {recv, size, self, message->bytes, message_key(checks, false, b, k), (uint32_t)self, 1u << 16};  // from i to self
+    const Group *group = level_of(checks->mesh, hop);
+    SealMessages s = run_of(checks, false, b, k, message, recv, group->size);
+    s.skip = group->rank;
+    s.first = (uint32_t)group->rank;  // message i comes from i to this rank
+    s.stride = 1u << 16;
     kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, mismatch(hop, b));
 }
 
-void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
+void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer,
+                   Stream *stream) {
     if (!sealed(checks, message)) return;
-    SealMessages s = {buffer + slot * message->bytes, 1, -1, message->bytes, message_key(checks, true, b, 0), (uint32_t)slot, 1};
+    SealMessages s = run_of(checks, true, b, 0, message, buffer + slot * message->bytes, 1);
+    s.first = (uint32_t)slot;
     kernel_seal_messages(stream, &s);
 }
 
-void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
+void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message,
+                     uint8_t *buffer, Stream *stream) {
     const Group *group = level_of(checks->mesh, hop);
     uint8_t *row = buffer + first * message->bytes;
     comm_all_gather(group, row, (size_t)(run * message->bytes), stream);
     inject(checks, from_next(group, row, run * message->bytes), message, stream);
 }
 
-void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream) {
+void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run,
+                         const MessageLayout *message, uint8_t *buffer, Stream *stream) {
     if (!sealed(checks, message)) return;
-    SealMessages s = {buffer + first * message->bytes, level_of(checks->mesh, hop)->size * run, -1, message->bytes, message_key(checks, true, b, 0), (uint32_t)first, 1};
-    kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, mismatch(hop, b) | (uint64_t)first);
+    int count = level_of(checks->mesh, hop)->size * run;
+    SealMessages s = run_of(checks, true, b, 0, message, buffer + first * message->bytes, count);
+    s.first = (uint32_t)first;
+    kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, mismatch(hop, b) | s.first);
 }
 
 static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
-    static const char *const names[] = {"weights between nodes", "weights inside the node", "gradients inside the node", "gradients between nodes"};
+    static const char *const names[] = {"weights between nodes", "weights inside the node",
+                                        "gradients inside the node", "gradients between nodes"};
     WireHop hop = (WireHop)(fault >> 56 & 3);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
-    // Slots are peers for gradients; [local][node] for weights, whose second hop brings whole rows from the ranks of the node.
+    // Slots are peers for gradients. For weights they are [local][node], and the second hop brings
+    // whole rows from the ranks of the node.
     if (hop == HOP_WEIGHT_NODE) slot /= mesh->rail.size;
     if (hop == HOP_WEIGHT_RAIL) slot %= mesh->rail.size;
-    return error_set(err, EXIT_COMMUNICATION, "message from rank %d to rank %d, %s, bucket %d: it did not arrive as it was sent; restart from the last checkpoint, and look at the "
-                     "network and the memory of both", group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop], b);
+    return error_set(err, EXIT_COMMUNICATION,
+                     "message from rank %d to rank %d, %s, bucket %d: it did not arrive as it was sent; "
+                     "restart from the last checkpoint, and look at the "
+                     "network and the memory of both",
+                     group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop], b);
 }
 
 bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {

@@ -1,37 +1,49 @@
-// Exchanges of messages, with a checksum on each under --verify-wire: sealed by the sender on its device, checked by the receiver on its own, and the finding
-// travels with the next verdict, so nothing waits for the host. Seals and checks are kernels and run on the lanes of kernels (lanes.h), the exchanges between
-// them on those of the hops. Called by tlq_hs.c and qwd.c instead of comm.h; set up by llmc/state/zero_plan.c.
+// Exchanges of messages, with a checksum on each under --verify-wire. The sender seals a message on
+// its device, the receiver checks it on its own. What it finds travels with the next verdict, so
+// nothing waits for the host. Seals and checks are kernels and run on the lanes of kernels
+// (lanes.h). The exchanges between them run on the lanes of the hops. Called by tlq_hs.c and qwd.c
+// instead of comm.h; set up by llmc/state/zero_plan.c.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/base/fault.h"
 #include "sdp4bit/kernels.h"
 LLMC_BEGIN
 
-// In the order in which a corruption spreads: a row that is wrong after the first hop of the weights is passed on wrong by the second.
+// In the order in which a corruption spreads: a row of weights that is wrong after the first hop is
+// passed on wrong by the second.
 typedef enum WireHop { HOP_WEIGHT_RAIL, HOP_WEIGHT_NODE, HOP_GRAD_NODE, HOP_GRAD_RAIL, WIRE_HOPS } WireHop;
 
-// The state of a rank's seals and checks. (What travels, its format, is GradWire and WeightWire: plan.h.)
+// The state of a rank's seals and checks.
 typedef struct WireChecks {
     const Mesh *mesh;
     bool sealed;           // plan_seal: messages have room for a checksum
-    uint64_t *sums;        // device (WIRE_HOPS, dp): scratch of the checks; those of one hop are all on one stream
-    uint64_t *fault;       // device (1): the first fault this rank has found (judge.h), 0: none; also
+    uint64_t *sums;        // device (WIRE_HOPS, dp): scratch of the checks. Those of one hop are all on
+                           // one stream
+    uint64_t *fault;       // device (1): the first fault this rank has found (judge.h), 0: none. Also
                            // what kernel_update_shard refused, sealed or not
     const Faults *faults;  // for tests
     int64_t step;          // iteration
     int exchange;          // number of the next exchange in this step
 } WireChecks;
 
-// comm_all_to_all of one message per peer, for chunk k of bucket b. wire_seal before it, on the stream that wrote the messages; wire_check after it, on the
-// stream that will read them.
-void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send, Stream *stream);
-void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send, uint8_t *recv, Stream *stream);
-void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv, Stream *stream);
-// The gather of weights, in two hops at most: buffer holds (per_node, nodes) messages. wire_seal_own before the first; then comm_all_gather, whose
-// slots are runs of `run` messages, the first of them at slot `first` of the buffer; wire_check_gathered, with the same values, before they are applied.
-void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer, Stream *stream);
-void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream);
-void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run, const MessageLayout *message, uint8_t *buffer, Stream *stream);
+// comm_all_to_all of one message per peer, for chunk k of bucket b. Before it wire_seal, on the
+// stream that wrote the messages. After it wire_check, on the stream that will read them.
+void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send,
+               Stream *stream);
+void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send,
+                     uint8_t *recv, Stream *stream);
+void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv,
+                Stream *stream);
+// The gather of weights, in two hops at most. buffer holds (per_node, nodes) messages. Before the
+// first hop comes wire_seal_own. Then comm_all_gather, whose slots are runs of `run` messages; the
+// first run begins at slot `first` of the buffer. Before they are applied comes
+// wire_check_gathered, with the same values.
+void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer,
+                   Stream *stream);
+void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message,
+                     uint8_t *buffer, Stream *stream);
+void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run,
+                         const MessageLayout *message, uint8_t *buffer, Stream *stream);
 
 // The error of a fault (judge.h) that `rank` found. EXIT_DIVERGED: an update was refused.
 // EXIT_COMMUNICATION: "message from rank 2 to rank 0, gradients inside the node, bucket 3".

@@ -1,12 +1,16 @@
-// Bandwidth of every kernel between a rank's local gradients and the replicas' weights, as a share of what a plain device copy reaches on the same GPU
-// (the paper's Table 5 and beyond). Built and run by dev/bench/codec.sh.
+// Bandwidth of every kernel between a rank's local gradients and the replicas' weights, as a share
+// of what a plain device copy reaches on the same GPU (the paper's Table 5 and beyond). Built and
+// run by dev/bench/codec.sh.
 //
 //   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 //
-// Size: the fp32 bytes of the values that a kernel reads, whatever codec they are in. Bytes moved: every input read once, every output written once. Before
-// each run a buffer larger than the L2 is read: overwritten, it would leave the L2 full of lines that a kernel of 50 us has to write back first, 50 MB for its
-// own 170. Each figure is the median of the runs, timed by events. Beside it what a kernel reaches that reads and writes as many bytes and computes nothing: of a
-// short run, launch and end count too. --only: kernels whose line holds TEXT (for ncu). Prints a table; FILE takes the same as JSON.
+// Size: the fp32 bytes of the values that a kernel reads, whatever codec they are in. Bytes moved:
+// every input read once, every output written once. Before each run a buffer larger than the L2 is
+// read: overwritten, it would leave the L2 full of lines that a kernel of 50 us has to write back
+// first, 50 MB for its own 170. Each figure is the median of the runs, timed by events. Beside it
+// what a kernel reaches that reads and writes as many bytes and computes nothing: of a short run,
+// launch and end count too. --only: kernels whose line holds TEXT (for ncu). Prints a table; FILE
+// takes the same as JSON.
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,19 +34,21 @@ typedef struct Bench {
     double copy_rate;  // bytes read and written per second
 } Bench;
 
-// --- memory and time -------------------------------------------------------------------------------------------------------------
+// --- memory and time ----------------------------------------------------------------------------
 
 static void stop(const Error *err) {
     error_print(NULL, err->what);
     exit(err->code);
 }
 
-// Values of the size of gradients, as fp32 and as pairs of bf16: random sign and mantissa, exponents around 2^-10. signs: 0x80008000, or 0 for second moments and
-// the like.
+// Values of the size of gradients, as fp32 and as pairs of bf16: random sign and mantissa,
+// exponents around 2^-10. signs: 0x80008000, or 0 for second moments and the like.
 __global__ void fill_kernel(uint32_t *word, int64_t n, uint32_t seed, uint32_t signs) {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
         uint64_t bits = replica_mix((uint64_t)i, seed);
-        uint32_t exponents = (114u + (uint32_t)(bits >> 40) % 6u) << 23 | (114u + (uint32_t)(bits >> 50) % 6u) << 7;
+        uint32_t exponents = (114u + (uint32_t)(bits >> 40) % 6u) << 23 | (114u + (uint32_t)(bits >> 50) % 6u)
+                                                                              << 7;
         word[i] = ((uint32_t)bits & (signs | 0x007F007Fu)) | exponents;
     }
 }
@@ -51,15 +57,18 @@ static void *filled(Bench *b, int64_t bytes, uint32_t seed, bool positive = fals
     Error err;
     void *memory = device_alloc(b->device, (size_t)bytes + 16, "a benchmark", &err);
     if (!memory) stop(&err);
-    fill_kernel<<<1024, 256, 0, stream_handle(b->stream)>>>((uint32_t *)memory, bytes / 4, seed, positive ? 0 : 0x80008000u);
+    fill_kernel<<<1024, 256, 0, stream_handle(b->stream)>>>((uint32_t *)memory, bytes / 4, seed,
+                                                            positive ? 0 : 0x80008000u);
     check_launch(b->stream, "fill");
     stream_synchronize(b->stream);
     return memory;
 }
 
-// Reads `in` and writes `out`, both in whole numbers of 16 bytes, in `pieces` of which each block reads one and writes one at a time. out[0] gets what keeps the
-// compiler from dropping the reads where nothing else is written; practically never.
-__global__ void __launch_bounds__(512) move_kernel(const uint4 *__restrict__ in, int64_t reads, uint4 *__restrict__ out, int64_t writes, int64_t pieces) {
+// Reads `in` and writes `out`, both in whole numbers of 16 bytes, in `pieces` of which each block
+// reads one and writes one at a time. out[0] gets what keeps the compiler from dropping the reads
+// where nothing else is written; practically never.
+__global__ void __launch_bounds__(512) move_kernel(const uint4 *__restrict__ in, int64_t reads,
+                                                   uint4 *__restrict__ out, int64_t writes, int64_t pieces) {
     uint4 sum = {};
     for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
 #pragma unroll 4
@@ -68,13 +77,16 @@ __global__ void __launch_bounds__(512) move_kernel(const uint4 *__restrict__ in,
             sum.x ^= x.x, sum.y ^= x.y, sum.z ^= x.z, sum.w ^= x.w;
         }
 #pragma unroll 4
-        for (int64_t i = piece * writes / pieces + threadIdx.x; i < (piece + 1) * writes / pieces; i += 512) out[i] = sum;
+        for (int64_t i = piece * writes / pieces + threadIdx.x; i < (piece + 1) * writes / pieces; i += 512)
+            out[i] = sum;
     }
     if (!writes && (sum.x & sum.y & sum.z & sum.w) == 0xFFFFFFFFu) out[0] = sum;
 }
 static void move_plainly(Bench *b, const void *in, int64_t read, void *out, int64_t written) {
-    int64_t pieces = (read > written ? read : written) / (4 * 512 * 16) + 1, most = 8 * b->device->multiprocessors;
-    move_kernel<<<(unsigned)(pieces < most ? pieces : most), 512, 0, stream_handle(b->stream)>>>((const uint4 *)in, read / 16, (uint4 *)out, written / 16, pieces);
+    int64_t pieces = (read > written ? read : written) / (4 * 512 * 16) + 1,
+            most = 8 * b->device->multiprocessors;
+    move_kernel<<<(unsigned)(pieces < most ? pieces : most), 512, 0, stream_handle(b->stream)>>>(
+        (const uint4 *)in, read / 16, (uint4 *)out, written / 16, pieces);
     check_launch(b->stream, "move");
 }
 
@@ -102,17 +114,21 @@ static bool wanted(const Bench *b, const char *kernel) { return !b->only || strs
 // ms: of one run of the kernel, which reads and writes so many bytes.
 static void report(Bench *b, const char *kernel, int64_t elements, int64_t read, int64_t written, double ms) {
     void *in = filled(b, read, 30), *out = filled(b, written, 31);
-    double bytes = (double)(read + written), rate = bytes / (ms * 1e-3), plain = bytes / (1e-3 * median_ms(b, [&] { move_plainly(b, in, read, out, written); }));
+    double bytes = (double)(read + written), rate = bytes / (ms * 1e-3),
+           plain = bytes / (1e-3 * median_ms(b, [&] { move_plainly(b, in, read, out, written); }));
     device_free(b->device, in);
     device_free(b->device, out);
-    printf("%-44s %7.0f MB %9.1f us %8.0f GB/s %6.1f %%; without arithmetic %6.1f %%\n", kernel, (double)elements * 4 / 1048576, ms * 1e3, rate * 1e-9, 100.0 * rate / b->copy_rate,
+    printf("%-44s %7.0f MB %9.1f us %8.0f GB/s %6.1f %%; without arithmetic %6.1f %%\n", kernel,
+           (double)elements * 4 / 1048576, ms * 1e3, rate * 1e-9, 100.0 * rate / b->copy_rate,
            100.0 * plain / b->copy_rate);
     fflush(stdout);
     if (b->json) {
         fprintf(b->json,
-                "%s\n    {\"kernel\": \"%s\", \"fp32_bytes\": %lld, \"bytes_moved\": %.0f, \"microseconds\": %.2f, \"gb_per_s\": %.1f, \"share_of_copy\": %.4f, "
+                "%s\n    {\"kernel\": \"%s\", \"fp32_bytes\": %lld, \"bytes_moved\": %.0f, \"microseconds\": "
+                "%.2f, \"gb_per_s\": %.1f, \"share_of_copy\": %.4f, "
                 "\"share_without_arithmetic\": %.4f}",
-                b->first_row ? "" : ",", kernel, (long long)elements * 4, bytes, ms * 1e3, rate * 1e-9, rate / b->copy_rate, plain / b->copy_rate);
+                b->first_row ? "" : ",", kernel, (long long)elements * 4, bytes, ms * 1e3, rate * 1e-9,
+                rate / b->copy_rate, plain / b->copy_rate);
         b->first_row = false;
     }
 }
@@ -120,23 +136,27 @@ static void report(Bench *b, const char *kernel, int64_t elements, int64_t read,
 // What was measured: the arguments are plain words.
 static void start_json(const Bench *b) {
     const char *command = getenv("COMMAND_LINE");
-    fprintf(b->json, "{\n  \"command\": \"%s\",\n  \"commit\": \"%s\",\n  \"device\": \"%s\",\n  \"copy_gb_per_s\": %.1f,\n  \"kernels\": [", command ? command : "codec", version_commit(),
-            device_name(b->device), b->copy_rate * 1e-9);
+    fprintf(b->json,
+            "{\n  \"command\": \"%s\",\n  \"commit\": \"%s\",\n  \"device\": \"%s\",\n  \"copy_gb_per_s\": "
+            "%.1f,\n  \"kernels\": [",
+            command ? command : "codec", version_commit(), device_name(b->device), b->copy_rate * 1e-9);
 }
 
 static void measure_copy(Bench *b) {
     const int64_t bytes = (int64_t)1 << 30;
     void *from = filled(b, bytes, 1), *to = filled(b, bytes, 2);
-    b->copy_rate = 2.0 * (double)bytes / (1e-3 * median_ms(b, [&] { copy_on_device(b->stream, to, from, (size_t)bytes); }));
+    b->copy_rate = 2.0 * (double)bytes /
+                   (1e-3 * median_ms(b, [&] { copy_on_device(b->stream, to, from, (size_t)bytes); }));
     device_free(b->device, from);
     device_free(b->device, to);
 }
 
-// --- one bucket ------------------------------------------------------------------------------------------------------------------
+// --- one bucket ---------------------------------------------------------------------------------
 
 enum { TENSORS = 24 };
 
-// A bucket of 24 matrices with n elements in all for nodes x per_node ranks. No tail: its kernels are not what is measured.
+// A bucket of 24 matrices with n elements in all for nodes x per_node ranks. No tail: its kernels
+// are not what is measured.
 typedef struct Layout {
     Plan plan;
     Bucket bucket;
@@ -172,11 +192,12 @@ static int64_t coded_bytes(Codec codec, int group, int64_t n) {
     return n * info.bits / 8 + (info.levels ? n / group * 4 : 0);
 }
 
-// --- the kernels -----------------------------------------------------------------------------------------------------------------
+// --- the kernels --------------------------------------------------------------------------------
 
 static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, bool hadamard, Rounding rounding) {
     char name[96];
-    snprintf(name, sizeof name, "quantise %s/%d%s %s", codec_info(codec).name, group, hadamard ? " Hadamard" : "", rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
+    snprintf(name, sizeof name, "quantise %s/%d%s %s", codec_info(codec).name, group,
+             hadamard ? " Hadamard" : "", rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, 4, 2048);
     QuantizePartitions q = {};
@@ -194,15 +215,18 @@ static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, bool had
     q.send = (uint8_t *)filled(b, q.message.bytes * 4, 4);
     q.self_slot = q.send;
     double ms = median_ms(b, [&] { kernel_quantize_partitions(b->stream, &q); });
-    report(b, name, l.bucket.matrix_elements, l.bucket.matrix_elements * 4, coded_bytes(codec, group, l.bucket.matrix_elements), ms);
+    report(b, name, l.bucket.matrix_elements, l.bucket.matrix_elements * 4,
+           coded_bytes(codec, group, l.bucket.matrix_elements), ms);
     device_free(b->device, grads);
     device_free(b->device, q.send);
     free_layout(b, &l);
 }
 
-static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, int in_group, Codec codec, int group) {
+static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, int in_group, Codec codec,
+                             int group) {
     char name[96];
-    snprintf(name, sizeof name, "sum %d x %s/%d, requantise %s/%d", sources, codec_info(in_codec).name, in_group, codec_info(codec).name, group);
+    snprintf(name, sizeof name, "sum %d x %s/%d, requantise %s/%d", sources, codec_info(in_codec).name,
+             in_group, codec_info(codec).name, group);
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, sources, 2048);
     SumRequantize r = {};
@@ -222,7 +246,8 @@ static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, i
     r.self_slot = r.send;
     double ms = median_ms(b, [&] { kernel_sum_requantize(b->stream, &r); });
     int64_t sums = 2 * l.bucket.matrix_per_rank;
-    report(b, name, l.bucket.matrix_elements, coded_bytes(in_codec, in_group, sums) * sources, coded_bytes(codec, group, sums), ms);
+    report(b, name, l.bucket.matrix_elements, coded_bytes(in_codec, in_group, sums) * sources,
+           coded_bytes(codec, group, sums), ms);
     device_free(b->device, received);
     device_free(b->device, r.send);
     free_layout(b, &l);
@@ -230,7 +255,8 @@ static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, i
 
 static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group, bool hadamard) {
     char name[96];
-    snprintf(name, sizeof name, "final sum %d x %s/%d%s", sources, codec_info(codec).name, group, hadamard ? " Hadamard" : "");
+    snprintf(name, sizeof name, "final sum %d x %s/%d%s", sources, codec_info(codec).name, group,
+             hadamard ? " Hadamard" : "");
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, sources, 1, 2048);
     SumFinal f = {};
@@ -247,7 +273,8 @@ static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group
     f.grads = (float *)filled(b, l.bucket.matrix_elements * 4, 8);
     f.matrix_leaves = (float *)filled(b, shard / HADAMARD_ORDER * 4, 9);
     double ms = median_ms(b, [&] { kernel_sum_final(b->stream, &f); });
-    report(b, name, l.bucket.matrix_elements, coded_bytes(codec, group, shard) * sources, shard * 4 + shard / HADAMARD_ORDER * 4, ms);
+    report(b, name, l.bucket.matrix_elements, coded_bytes(codec, group, shard) * sources,
+           shard * 4 + shard / HADAMARD_ORDER * 4, ms);
     device_free(b->device, received);
     device_free(b->device, f.grads);
     device_free(b->device, f.matrix_leaves);
@@ -265,7 +292,9 @@ static StepControl *applied_step(Bench *b) {
 static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding rounding) {
     bool quantised = codec_info(codec).levels != 0;
     char name[96];
-    if (quantised) snprintf(name, sizeof name, "AdamW, difference, %s/%d %s", codec_info(codec).name, group, rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
+    if (quantised)
+        snprintf(name, sizeof name, "AdamW, difference, %s/%d %s", codec_info(codec).name, group,
+                 rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
     else snprintf(name, sizeof name, "AdamW, %s", codec_info(codec).name);
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 1, 1, 2048);
@@ -296,7 +325,8 @@ static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding r
     u.code = fault_code(FAULT_OF_UPDATE, 0);
     kernel_update_shard(b->stream, &u);
     double ms = median_ms(b, [&] { kernel_update_shard(b->stream, &u); });
-    report(b, name, shard, shard * (4 * 4 + (quantised ? (int64_t)sizeof(floatX) : 0)), shard * 3 * 4 + coded_bytes(codec, group, shard), ms);
+    report(b, name, shard, shard * (4 * 4 + (quantised ? (int64_t)sizeof(floatX) : 0)),
+           shard * 3 * 4 + coded_bytes(codec, group, shard), ms);
     device_free(b->device, control);
     device_free(b->device, grads);
     device_free(b->device, weights);
@@ -310,7 +340,8 @@ static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding r
 static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
     bool quantised = codec_info(codec).levels != 0;
     char name[96];
-    snprintf(name, sizeof name, quantised ? "apply %s/%d differences" : "apply %s", codec_info(codec).name, group);
+    snprintf(name, sizeof name, quantised ? "apply %s/%d differences" : "apply %s", codec_info(codec).name,
+             group);
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, 2, 2048);
     ApplyWeights a = {};
@@ -325,7 +356,10 @@ static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
     a.difference = true;
     a.weights = (floatX *)filled(b, l.bucket.matrix_elements * (int64_t)sizeof(floatX), 18);
     double ms = median_ms(b, [&] { kernel_apply_weights(b->stream, &a); });
-    report(b, name, l.bucket.matrix_elements, l.bucket.matrix_elements * (quantised ? 2 : 0) + coded_bytes(codec, group, l.bucket.matrix_elements), l.bucket.matrix_elements * 2, ms);
+    report(
+        b, name, l.bucket.matrix_elements,
+        l.bucket.matrix_elements * (quantised ? 2 : 0) + coded_bytes(codec, group, l.bucket.matrix_elements),
+        l.bucket.matrix_elements * 2, ms);
     device_free(b->device, control);
     device_free(b->device, messages);
     device_free(b->device, a.weights);
@@ -334,9 +368,12 @@ static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
 
 static void bench_norm(Bench *b, int64_t n) {
     if (!wanted(b, "square leaves, tree of the leaves")) return;
-    float *x = (float *)filled(b, n * 4, 19), *leaves = (float *)filled(b, n / HADAMARD_ORDER * 4, 20), *sum = (float *)filled(b, 4, 21);
-    report(b, "square leaves", n, n * 4, n / HADAMARD_ORDER * 4, median_ms(b, [&] { kernel_square_leaves(b->stream, leaves, x, n); }));
-    report(b, "tree of the leaves", n, n / HADAMARD_ORDER * 4, 0, median_ms(b, [&] { kernel_tree_sum(b->stream, sum, leaves, n / HADAMARD_ORDER); }));
+    float *x = (float *)filled(b, n * 4, 19), *leaves = (float *)filled(b, n / HADAMARD_ORDER * 4, 20),
+          *sum = (float *)filled(b, 4, 21);
+    report(b, "square leaves", n, n * 4, n / HADAMARD_ORDER * 4,
+           median_ms(b, [&] { kernel_square_leaves(b->stream, leaves, x, n); }));
+    report(b, "tree of the leaves", n, n / HADAMARD_ORDER * 4, 0,
+           median_ms(b, [&] { kernel_tree_sum(b->stream, sum, leaves, n / HADAMARD_ORDER); }));
     device_free(b->device, x);
     device_free(b->device, leaves);
     device_free(b->device, sum);
@@ -380,7 +417,9 @@ int main(int argc, char **argv) {
         else if (known && !strcmp(argv[i], "--out")) out = argv[i + 1];
         else known = false;
         if (!known || smallest < 1 || b.runs < 1) {
-            fprintf(stderr, "usage: codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]\n");
+            fprintf(stderr,
+                    "usage: codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out "
+                    "FILE.json]\n");
             return EXIT_USAGE;
         }
     }

@@ -18,7 +18,7 @@
 #define HD_FN static inline
 #endif
 
-// --- IEEE arithmetic that no compiler flag can change --------------------------------------------
+// --- IEEE arithmetic that no compiler flag can change -------------------------------------------
 
 #ifdef __CUDA_ARCH__
 // Ends the program: a case that no caller may reach.

@@ -297,9 +297,10 @@ static void count_zeros(Zero *zero) {
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
-    qwd_update_bucket(step, b, zero->grads + bucket->arena_start, zero->weights + bucket->arena_start,
-                      zero->master + bucket->state_start, zero->exp_avg + bucket->state_start,
-                      zero->exp_avg_sq + bucket->state_start, zero->gather[qwd_slot(b)], zero->lanes);
+    BucketState state = {zero->grads + bucket->arena_start, zero->weights + bucket->arena_start,
+                         zero->master + bucket->state_start, zero->exp_avg + bucket->state_start,
+                         zero->exp_avg_sq + bucket->state_start};
+    qwd_update_bucket(step, b, &state, zero->gather[qwd_slot(b)], zero->lanes);
     set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements,
              (size_t)bucket->tail_elements * sizeof(float));
     timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);

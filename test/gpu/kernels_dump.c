@@ -1,13 +1,16 @@
-// Runs every kernel of sdp4bit/kernels.h over many configurations on fixed pseudo-random inputs and prints one line per result: name, bytes, 64-bit
-// hash. Linked once with the CPU kernels and once with the CUDA kernels; the two outputs must be equal line by line.
+// Runs every kernel of sdp4bit/kernels.h over many configurations on fixed pseudo-random inputs and
+// prints one line per result: name, bytes, 64-bit hash. Linked once with the CPU kernels and once
+// with the CUDA kernels; the two outputs must be equal line by line.
 //
 //   kernels_dump [--values N] [--case I] [--full FILE]
 //
-// N: gradient values that the configurations share (default 3 million). I: only this configuration, the first being 0, so that N can be large enough for the
-// GPU's workers to treat many tiles each. FILE takes the bytes themselves, to find the first difference with cmp.
+// N: gradient values that the configurations share (default 3 million). I: only this configuration,
+// the first being 0, so that N can be large enough for the GPU's workers to treat many tiles each.
+// FILE takes the bytes themselves, to find the first difference with cmp.
 //
-// Messages are compared as they are. Where kernels leave fp32, fp64 or bf16 numbers in memory, a NaN counts as one NaN: IEEE 754 leaves its sign
-// and payload to the machine. Inputs hold zeros, denormals, infinities, NaN, and values around 2^-126, 2^-100 and FLT_MAX.
+// Messages are compared as they are. Where kernels leave fp32, fp64 or bf16 numbers in memory, a
+// NaN counts as one NaN: IEEE 754 leaves its sign and payload to the machine. Inputs hold zeros,
+// denormals, infinities, NaN, and values around 2^-126, 2^-100 and FLT_MAX.
 #include <errno.h>
 #include <float.h>
 #include <inttypes.h>
@@ -30,7 +33,7 @@ typedef struct Dump {
     char prefix[128];
 } Dump;
 
-// --- memory ----------------------------------------------------------------------------------------------------------------------
+// --- memory -------------------------------------------------------------------------------------
 
 static void stop(const Error *err) {
     error_print(NULL, err->what);
@@ -55,17 +58,19 @@ static void release(Dump *d, void *memory) {
     device_free(d->device, memory);
 }
 
-// --- results ---------------------------------------------------------------------------------------------------------------------
+// --- results ------------------------------------------------------------------------------------
 
 typedef enum Kind { RAW, FP32, FP64, BF16 } Kind;
 
 static void unify_nans(void *bytes, int64_t size, Kind kind) {
     if (kind == FP32) {
         uint32_t *word = (uint32_t *)bytes;
-        for (int64_t i = 0; i < size / 4; i++) word[i] = (word[i] & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : word[i];
+        for (int64_t i = 0; i < size / 4; i++)
+            word[i] = (word[i] & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : word[i];
     } else if (kind == FP64) {
         uint64_t *word = (uint64_t *)bytes;
-        for (int64_t i = 0; i < size / 8; i++) word[i] = (word[i] & INT64_MAX) > 0x7FF0000000000000u ? 0x7FF8000000000000u : word[i];
+        for (int64_t i = 0; i < size / 8; i++)
+            word[i] = (word[i] & INT64_MAX) > 0x7FF0000000000000u ? 0x7FF8000000000000u : word[i];
     } else if (kind == BF16) {
         uint16_t *word = (uint16_t *)bytes;
         for (int64_t i = 0; i < size / 2; i++) word[i] = (word[i] & 0x7FFFu) > 0x7F80u ? 0x7FC0u : word[i];
@@ -84,7 +89,8 @@ static uint64_t hash_bytes(const uint8_t *bytes, int64_t size) {
 }
 
 // Prints one result that lies in device memory.
-static void result(Dump *d, Kind kind, const void *memory, int64_t size, const char *format, ...) __attribute__((format(printf, 5, 6)));
+static void result(Dump *d, Kind kind, const void *memory, int64_t size, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
 static void result(Dump *d, Kind kind, const void *memory, int64_t size, const char *format, ...) {
     char name[128];
     va_list arguments;
@@ -100,19 +106,31 @@ static void result(Dump *d, Kind kind, const void *memory, int64_t size, const c
     free(host);
 }
 
-// --- inputs ----------------------------------------------------------------------------------------------------------------------
+// --- inputs -------------------------------------------------------------------------------------
 
-// What the 512 values of one block are like. The kind, and where infinities and NaN stand in it, depend on the position alone, so that NaN meets NaN and
-// infinity meets infinity, of either sign, in sums.
+// What the 512 values of one block are like. The kind, and where infinities and NaN stand in it,
+// depend on the position alone, so that NaN meets NaN and infinity meets infinity, of either sign,
+// in sums.
 enum { BLOCK = 512 };
-typedef enum Flavour { ZEROS, DENORMAL, NEAR_NORMAL, NEAR_LIFT, HUGE_VALUES, WITH_INFINITY, WITH_NAN, SPARSE, ORDINARY } Flavour;
+typedef enum Flavour {
+    ZEROS,
+    DENORMAL,
+    NEAR_NORMAL,
+    NEAR_LIFT,
+    HUGE_VALUES,
+    WITH_INFINITY,
+    WITH_NAN,
+    SPARSE,
+    ORDINARY
+} Flavour;
 
 static Flavour flavour(int64_t block) {
     uint32_t draw = rounding_bits((RoundingKey){SEED, 0, PURPOSE_DATA, 1}, (uint64_t)block).v[0] % 64;
     return draw < ORDINARY ? (Flavour)draw : ORDINARY;
 }
 
-// A float with random sign and mantissa and an exponent between lo and hi, both as stored (0 is denormal).
+// A float with random sign and mantissa and an exponent between lo and hi, both as stored (0 is
+// denormal).
 static float with_exponent(uint32_t bits, uint32_t lo, uint32_t hi) {
     return f32_from_bits((bits & 0x807FFFFFu) | (lo + (bits >> 23) % (hi - lo + 1)) << 23);
 }
@@ -124,14 +142,17 @@ static float special(Flavour kind, uint32_t bits, bool not_finite) {
         case NEAR_NORMAL: return with_exponent(bits, 0, 3);
         case NEAR_LIFT: return with_exponent(bits, 20, 31);  // 2^-107 to 2^-96
         case HUGE_VALUES: return with_exponent(bits, 250, 254);
-        case WITH_INFINITY: return not_finite ? f32_from_bits((bits & 0x80000000u) | 0x7F800000u) : with_exponent(bits, 110, 128);
+        case WITH_INFINITY:
+            return not_finite ? f32_from_bits((bits & 0x80000000u) | 0x7F800000u)
+                              : with_exponent(bits, 110, 128);
         case WITH_NAN: return not_finite ? f32_from_bits(0x7FC00000u) : with_exponent(bits, 110, 128);
         case SPARSE: return bits % 64 ? 0.0f : with_exponent(bits, 118, 124);
         default: return with_exponent(bits, 112, 122);
     }
 }
 
-// n values of stream `source` at x. ordinary: no special blocks. Like gradients, ordinary blocks differ in size.
+// n values of stream `source` at x. ordinary: no special blocks. Like gradients, ordinary blocks
+// differ in size.
 static const SpikeState UNSPIKED;
 
 static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
@@ -140,7 +161,8 @@ static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
         Flavour kind = ordinary ? ORDINARY : flavour(at / BLOCK);
         uint32_t size = (uint32_t)(at / BLOCK * 7 % 23);
         for (int e = 0; e < 4 && at + e < n; e++) {
-            float value = kind == ORDINARY ? with_exponent(bits.v[e], 100 + size, 106 + size) : special(kind, bits.v[e], (at + e) % 193 == 7);
+            float value = kind == ORDINARY ? with_exponent(bits.v[e], 100 + size, 106 + size)
+                                           : special(kind, bits.v[e], (at + e) % 193 == 7);
             x[at + e] = value;
         }
     }
@@ -155,7 +177,7 @@ static float *uploaded_values(Dump *d, int64_t n, uint32_t source, bool ordinary
     return memory;
 }
 
-// --- one configuration -----------------------------------------------------------------------------------------------------------
+// --- one configuration --------------------------------------------------------------------------
 
 typedef struct Case {
     int nodes, per_node, rank;  // rank: the one that receives
@@ -184,8 +206,16 @@ typedef struct Run {
 
 // Tensors of odd sizes, some tiny, some ending just before or after a border.
 static void build_plan(Run *r, int64_t values) {
-    PlanTensor tensor[] = {{values * 3 / 8 + 5, true, 0}, {33, true, 0},  {1, true, 0},    {9, false, 0}, {values / 4, true, 0},
-                           {4095, true, 0},               {768, false, 0}, {3071, false, 0}, {1, false, 0}, {values / 4 + 1, true, 0}};
+    PlanTensor tensor[] = {{values * 3 / 8 + 5, true, 0},
+                           {33, true, 0},
+                           {1, true, 0},
+                           {9, false, 0},
+                           {values / 4, true, 0},
+                           {4095, true, 0},
+                           {768, false, 0},
+                           {3071, false, 0},
+                           {1, false, 0},
+                           {values / 4 + 1, true, 0}};
     const Case *c = &r->c;
     bool quantised = codec_info(c->intra).levels || codec_info(c->inter).levels;
     PlanOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4};
@@ -195,11 +225,13 @@ static void build_plan(Run *r, int64_t values) {
     if (!plan_build(&r->plan, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
     r->bucket = r->plan.bucket[0];
     r->elements = r->bucket.matrix_elements + r->bucket.tail_elements;
-    GradWire wire = {c->intra, c->inter, c->group_intra, c->group_inter, c->tail, c->hadamard, c->rounding, c->chunks};
+    GradWire wire = {c->intra, c->inter,    c->group_intra, c->group_inter,
+                     c->tail,  c->hadamard, c->rounding,    c->chunks};
     WeightWire weight = {c->weight, c->group_weight, c->difference, c->weight_rounding};
     r->wire = wire;
     r->weight_wire = weight;
-    r->segments = (Segment *)upload(r->d, r->plan.segments, r->plan.segments_total * (int64_t)sizeof(Segment));
+    r->segments = (Segment *)upload(r->d, r->plan.segments,
+                                    r->plan.segments_total * (int64_t)sizeof(Segment));
 }
 
 static SegmentTable table_of(const Run *r) {
@@ -207,8 +239,10 @@ static SegmentTable table_of(const Run *r) {
     return table;
 }
 
-// Rank (node, local)'s messages of chunk k for its first hop: all of them to `send`, the own one to `self`.
-static void quantize_rank(Run *r, const float *grads, int k, int node, int local, bool node_hop, const MessageLayout *m, uint8_t *send, uint8_t *self) {
+// Rank (node, local)'s messages of chunk k for its first hop: all of them to `send`, the own one to
+// `self`.
+static void quantize_rank(Run *r, const float *grads, int k, int node, int local, bool node_hop,
+                          const MessageLayout *m, uint8_t *send, uint8_t *self) {
     QuantizePartitions q = {0};
     q.grads = grads;
     q.bucket = r->bucket;
@@ -220,7 +254,8 @@ static void quantize_rank(Run *r, const float *grads, int k, int node, int local
     q.group = node_hop ? r->c.group_intra : r->c.group_inter;
     q.tail_codec = r->c.tail;
     q.rounding = r->c.rounding;
-    RoundingKey key = {SEED, 7, node_hop ? PURPOSE_GRAD_LEVEL1 : PURPOSE_GRAD_LEVEL2, (uint32_t)(node_hop ? node * r->c.per_node + local : node)};
+    RoundingKey key = {SEED, 7, node_hop ? PURPOSE_GRAD_LEVEL1 : PURPOSE_GRAD_LEVEL2,
+                       (uint32_t)(node_hop ? node * r->c.per_node + local : node)};
     q.key = key;
     q.slots = node_hop ? r->c.per_node : r->c.nodes;
     q.self = node_hop ? local : node;
@@ -230,7 +265,8 @@ static void quantize_rank(Run *r, const float *grads, int k, int node, int local
     kernel_quantize_partitions(r->d->stream, &q);
 }
 
-// Level 1 of one node: every rank quantises, and the receiving local rank's messages land in `received`.
+// Level 1 of one node: every rank quantises, and the receiving local rank's messages land in
+// `received`.
 static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t *received) {
     Dump *d = r->d;
     int slots = r->c.per_node, local = r->c.rank % r->c.per_node;
@@ -241,15 +277,18 @@ static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t
         quantize_rank(r, grads, k, node, source, true, m, send, self);
         result(d, RAW, send, m->bytes * slots, "chunk%d rank%d level1.send", k, node * slots + source);
         result(d, RAW, self, m->bytes, "chunk%d rank%d level1.self", k, node * slots + source);
-        copy_on_device(d->stream, received + source * m->bytes, source == local ? self : send + local * m->bytes, (size_t)m->bytes);
+        copy_on_device(d->stream, received + source * m->bytes,
+                       source == local ? self : send + local * m->bytes, (size_t)m->bytes);
         release(d, grads);
     }
     release(d, send);
     release(d, self);
 }
 
-// Level 2 of rank (node, local): sums what its node sent and quantises for all nodes; the receiving node's message goes to `message`.
-static void second_level(Run *r, int node, int k, const MessageLayout *in, const MessageLayout *out, const uint8_t *received, uint8_t *message) {
+// Level 2 of rank (node, local): sums what its node sent and quantises for all nodes; the receiving
+// node's message goes to `message`.
+static void second_level(Run *r, int node, int k, const MessageLayout *in, const MessageLayout *out,
+                         const uint8_t *received, uint8_t *message) {
     Dump *d = r->d;
     int nodes = r->c.nodes, own = r->c.rank / r->c.per_node;
     uint8_t *send = (uint8_t *)reserve(d, out->bytes * nodes), *self = (uint8_t *)reserve(d, out->bytes);
@@ -292,14 +331,16 @@ static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received)
         quantize_rank(r, grads, k, node, 0, false, m, send, self);
         result(d, RAW, send, m->bytes * r->c.nodes, "chunk%d node%d level2.send", k, node);
         result(d, RAW, self, m->bytes, "chunk%d node%d level2.self", k, node);
-        copy_on_device(d->stream, received + node * m->bytes, node == r->c.rank ? self : send + r->c.rank * m->bytes, (size_t)m->bytes);
+        copy_on_device(d->stream, received + node * m->bytes,
+                       node == r->c.rank ? self : send + r->c.rank * m->bytes, (size_t)m->bytes);
         release(d, grads);
     }
     release(d, send);
     release(d, self);
 }
 
-static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, const uint8_t *received, float *grads, float *leaves) {
+static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, const uint8_t *received,
+                      float *grads, float *leaves) {
     SumFinal f = {0};
     f.received = received;
     f.sources = node_hop ? r->c.per_node : r->c.nodes;
@@ -318,21 +359,26 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     kernel_sum_final(r->d->stream, &f);
 }
 
-// The whole reduction of one bucket as its rank sees it: messages of every hop, the rank's shard, the norm's leaves and sums.
+// The whole reduction of one bucket as its rank sees it: messages of every hop, the rank's shard,
+// the norm's leaves and sums.
 static void reduce(Run *r) {
     Dump *d = r->d;
     const Case *c = &r->c;
-    int64_t leaf_count = r->bucket.matrix_per_rank / HADAMARD_ORDER + ceil_div64(r->bucket.tail_per_rank, HADAMARD_ORDER);
-    float *grads = (float *)reserve(d, r->elements * 4), *leaves = (float *)reserve(d, leaf_count * 4), *sums = (float *)reserve(d, 8);
+    int64_t leaf_count = r->bucket.matrix_per_rank / HADAMARD_ORDER +
+                         ceil_div64(r->bucket.tail_per_rank, HADAMARD_ORDER);
+    float *grads = (float *)reserve(d, r->elements * 4), *leaves = (float *)reserve(d, leaf_count * 4),
+          *sums = (float *)reserve(d, 8);
     for (int k = 0; k < c->chunks; k++) {
         MessageLayout level1, level2;
         plan_grad_messages(&r->plan, &r->bucket, &r->wire, k, &level1, &level2);
         if (level1.bytes + level2.bytes == 0) continue;
-        uint8_t *received1 = (uint8_t *)reserve(d, level1.bytes * c->per_node), *received2 = (uint8_t *)reserve(d, level2.bytes * c->nodes);
+        uint8_t *received1 = (uint8_t *)reserve(d, level1.bytes * c->per_node),
+                *received2 = (uint8_t *)reserve(d, level2.bytes * c->nodes);
         int own = c->rank / c->per_node;
         for (int node = 0; c->per_node > 1 && node < c->nodes; node++) {
             first_level(r, node, k, &level1, received1);
-            if (c->nodes > 1) second_level(r, node, k, &level1, &level2, received1, received2 + node * level2.bytes);
+            if (c->nodes > 1)
+                second_level(r, node, k, &level1, &level2, received1, received2 + node * level2.bytes);
             else if (node == own) final_sum(r, k, &level1, true, received1, grads, leaves);
         }
         if (c->per_node == 1) only_level(r, k, &level2, received2);
@@ -351,7 +397,7 @@ static void reduce(Run *r) {
     release(d, sums);
 }
 
-// --- weights ---------------------------------------------------------------------------------------------------------------------
+// --- weights ------------------------------------------------------------------------------------
 
 typedef struct Weights {
     float *grads;            // (elements) the reduced gradients of all ranks' windows
@@ -368,7 +414,8 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     Dump *d = r->d;
     int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank, states = shard * r->plan.dp;
     floatX *host = (floatX *)xmalloc((size_t)r->elements * sizeof *host, "test data");
-    float *values = (float *)xmalloc((size_t)(states > r->elements ? states : r->elements) * sizeof *values, "test data");
+    float *values = (float *)xmalloc((size_t)(states > r->elements ? states : r->elements) * sizeof *values,
+                                     "test data");
     fill(values, r->elements, r->inputs + 900, true);
     for (int64_t i = 0; i < r->elements; i++) host[i] = floatX_from_float(values[i]);
     w->weights = (floatX *)upload(d, host, r->elements * (int64_t)sizeof *host);
@@ -378,8 +425,10 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     for (int64_t i = 0; i < states; i++) {
         // Rank by rank: masters within a percent of their weights, exactly equal here and there.
         int64_t rank = i / shard, at = i % shard;
-        int64_t position = at < r->bucket.matrix_per_rank ? rank * r->bucket.matrix_per_rank + at
-                                                       : r->bucket.matrix_elements + rank * r->bucket.tail_per_rank + at - r->bucket.matrix_per_rank;
+        int64_t position = at < r->bucket.matrix_per_rank
+                               ? rank * r->bucket.matrix_per_rank + at
+                               : r->bucket.matrix_elements + rank * r->bucket.tail_per_rank + at -
+                                     r->bucket.matrix_per_rank;
         float near = floatX_to_float(host[position]);
         uint32_t random = philox4x32_10(SEED, PURPOSE_DATA, (uint32_t)i, 3, 0, 0).v[0];
         values[i] = random % 8 ? near * (1.0f + 0.01f * (float)(random >> 8) / 16777216.0f) : near;
@@ -389,7 +438,8 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->m = (float *)upload(d, values, states * 4);
     for (int64_t i = 0; i < states; i++) values[i] = values[i] * values[i];
     w->v = (float *)upload(d, values, states * 4);
-    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 1.0f - 0.9f, 1.0f - 0.95f, 1, 0, UNSPIKED, 0};
+    StepControl control = {0.9,         0.95,         1, 2.5f, 3.0f,     0.875f, 6e-4f,
+                           1.0f - 0.9f, 1.0f - 0.95f, 1, 0,    UNSPIKED, 0};
     w->control = (StepControl *)upload(d, &control, sizeof control);
     w->fault = (uint64_t *)upload(d, &control.fault, sizeof control.fault);
     stream_synchronize(d->stream);
@@ -441,7 +491,8 @@ static void weight_step(Run *r, Weights *w, const char *name) {
         u.table = table_of(r);
         u.grads = w->grads;
         u.weights = w->weights;
-        u.master = w->master + rank * shard, u.exp_avg = w->m + rank * shard, u.exp_avg_sq = w->v + rank * shard;
+        u.master = w->master + rank * shard, u.exp_avg = w->m + rank * shard,
+        u.exp_avg_sq = w->v + rank * shard;
         u.codec = r->c.weight;
         u.group = r->c.group_weight;
         u.rounding = r->c.weight_rounding;
@@ -456,21 +507,24 @@ static void weight_step(Run *r, Weights *w, const char *name) {
         u.code = fault_code(FAULT_OF_UPDATE, (uint64_t)rank);
         kernel_update_shard(d->stream, &u);
         const MessageLayout *m = &w->message;
-        result(d, codec_info(r->c.weight).levels ? RAW : BF16, message, m->codes_stride, "%s rank%d codes", name, rank);
+        result(d, codec_info(r->c.weight).levels ? RAW : BF16, message, m->codes_stride, "%s rank%d codes",
+               name, rank);
         result(d, RAW, message + m->scales, m->scales_stride, "%s rank%d scales", name, rank);
         result(d, BF16, message + m->tail, m->tail_stride, "%s rank%d tail", name, rank);
     }
-    ApplyWeights a = {w->control, r->bucket, w->messages, r->c.nodes, r->c.per_node, w->message, r->c.weight, r->c.group_weight, r->c.difference, w->weights};
+    ApplyWeights a = {w->control, r->bucket,   w->messages,       r->c.nodes,      r->c.per_node,
+                      w->message, r->c.weight, r->c.group_weight, r->c.difference, w->weights};
     kernel_apply_weights(d->stream, &a);
     result(d, RAW, w->fault, sizeof *w->fault, "%s fault", name);
     result(d, FP32, w->master, shard * r->plan.dp * 4, "%s masters", name);
     result(d, FP32, w->m, shard * r->plan.dp * 4, "%s exp_avg", name);
     result(d, FP32, w->v, shard * r->plan.dp * 4, "%s exp_avg_sq", name);
-    result(d, sizeof(floatX) == 2 ? BF16 : FP32, w->weights, r->elements * (int64_t)sizeof(floatX), "%s weights", name);
+    result(d, sizeof(floatX) == 2 ? BF16 : FP32, w->weights, r->elements * (int64_t)sizeof(floatX),
+           "%s weights", name);
 }
 
-// Two steps, a skipped one, one on gradients that hold infinities and NaN while the check for them is
-// off, and one with a learning rate that brings some masters over their limit.
+// Two steps, a skipped one, one on gradients that hold infinities and NaN while the check for them
+// is off, and one with a learning rate that brings some masters over their limit.
 static void weights(Run *r) {
     Weights w;
     start_weights(r, &w, true);
@@ -523,9 +577,11 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
     r.c = *c;
     r.inputs = (uint32_t)index * 1000;
     build_plan(&r, values);
-    snprintf(d->prefix, sizeof d->prefix, "case%d %dx%d %s/%d %s/%d%s%s k%d %s/%d%s%s", index, c->nodes, c->per_node, codec_info(c->intra).name, c->group_intra,
-             codec_info(c->inter).name, c->group_inter, c->hadamard ? " H" : "", c->rounding == ROUND_STOCHASTIC ? " stochastic" : "", c->chunks,
-             codec_info(c->weight).name, c->group_weight, c->difference ? " difference" : "", c->weight_rounding == ROUND_STOCHASTIC ? " stochastic" : "");
+    snprintf(d->prefix, sizeof d->prefix, "case%d %dx%d %s/%d %s/%d%s%s k%d %s/%d%s%s", index, c->nodes,
+             c->per_node, codec_info(c->intra).name, c->group_intra, codec_info(c->inter).name,
+             c->group_inter, c->hadamard ? " H" : "", c->rounding == ROUND_STOCHASTIC ? " stochastic" : "",
+             c->chunks, codec_info(c->weight).name, c->group_weight, c->difference ? " difference" : "",
+             c->weight_rounding == ROUND_STOCHASTIC ? " stochastic" : "");
     if (r.plan.dp > 1) reduce(&r);
     if (r.plan.dp > 1) weights(&r);
     else weights_alone(&r);
@@ -533,11 +589,13 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
     plan_free(&r.plan);
 }
 
-// --- what needs no bucket --------------------------------------------------------------------------------------------------------
+// --- what needs no bucket -----------------------------------------------------------------------
 
 static void norms(Dump *d) {
-    const int64_t sizes[] = {0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 100, 4095, 4096, 4097, 131072, 131073, 300007};
-    float *x = uploaded_values(d, 400000, 5001, true), *leaves = (float *)reserve(d, 400000 * 4), *sum = (float *)reserve(d, 4);
+    const int64_t sizes[] = {0,  1,   2,    3,    5,    31,     32,     33,    63,
+                             64, 100, 4095, 4096, 4097, 131072, 131073, 300007};
+    float *x = uploaded_values(d, 400000, 5001, true), *leaves = (float *)reserve(d, 400000 * 4),
+          *sum = (float *)reserve(d, 4);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int shift = 0; shift < 4; shift++) {
             int64_t count = ceil_div64(sizes[i], HADAMARD_ORDER);
@@ -552,7 +610,8 @@ static void norms(Dump *d) {
     }
     // A missing neighbour is not a zero: -0 + 0 would be 0.
     for (int64_t n = 1; n < 10; n++) {
-        const float negative_zeros[10] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
+        const float negative_zeros[10] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
+                                          -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
         copy_to_device(d->stream, leaves, negative_zeros, sizeof negative_zeros);
         kernel_tree_sum(d->stream, sum, leaves, n);
         result(d, FP32, sum, 4, "tree sum of %" PRId64 " negative zeros", n);
@@ -568,12 +627,14 @@ static void dump_control(Dump *d, const StepControl *control, int index) {
     stream_synchronize(d->stream);
     result(d, FP64, control, 2 * sizeof(double), "judge %d powers", index);
     result(d, FP32, &control->loss, 6 * sizeof(float), "judge %d floats", index);
-    printf("%s judge %d steps %" PRId64 " applied %d\n", d->prefix, index, host.adam_steps, (int)host.applied);
+    printf("%s judge %d steps %" PRId64 " applied %d\n", d->prefix, index, host.adam_steps,
+           (int)host.applied);
 }
 
 static void verdicts(Dump *d) {
     float sums_host[] = {0.1f, 1e-30f, 3.0f, 1e10f, FLT_MIN, 7.7f, 1e38f}, loss_host[] = {2.345f, NAN};
-    float *sums = (float *)upload(d, sums_host, sizeof sums_host), *loss = (float *)upload(d, loss_host, sizeof loss_host);
+    float *sums = (float *)upload(d, sums_host, sizeof sums_host),
+          *loss = (float *)upload(d, loss_host, sizeof loss_host);
     StepRecord *records = (StepRecord *)reserve(d, 8 * sizeof(StepRecord));
     uint64_t *fault = (uint64_t *)reserve(d, sizeof *fault);
     for (int pieces = 0; pieces <= 7; pieces++) {
@@ -599,7 +660,8 @@ static void verdicts(Dump *d) {
     release(d, control);
 }
 
-// Checksums of messages of several sizes, one of them skipped, and what the check finds after a bit was flipped.
+// Checksums of messages of several sizes, one of them skipped, and what the check finds after a bit
+// was flipped.
 static void seals(Dump *d) {
     enum { COUNT = 5 };
     static const int64_t sizes[] = {16, 32, 48, 4112, 1000016};
@@ -627,7 +689,8 @@ static void seals(Dump *d) {
     }
 }
 
-// A long series with spikes of either kind and NaNs, by turns reported and skipped: the running means to the bit.
+// A long series with spikes of either kind and NaNs, by turns reported and skipped: the running
+// means to the bit.
 static void spikes(Dump *d) {
     enum { STEPS = 150 };
     float loss_host[STEPS], sums_host[STEPS];
@@ -635,7 +698,8 @@ static void spikes(Dump *d) {
         loss_host[i] = i % 41 == 40 ? 9.0f : i % 57 == 50 ? NAN : 2.0f + 0.003f * (float)(i * 37 % 101);
         sums_host[i] = i % 37 == 36 ? 400.0f : 1.0f + 0.01f * (float)(i * 53 % 97);
     }
-    float *sums = (float *)upload(d, sums_host, sizeof sums_host), *loss = (float *)upload(d, loss_host, sizeof loss_host);
+    float *sums = (float *)upload(d, sums_host, sizeof sums_host),
+          *loss = (float *)upload(d, loss_host, sizeof loss_host);
     StepRecord *records = (StepRecord *)reserve(d, sizeof(StepRecord));
     uint64_t *fault = (uint64_t *)reserve(d, sizeof *fault);
     StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0}, host;
@@ -649,8 +713,8 @@ static void spikes(Dump *d) {
         stream_synchronize(d->stream);
         result(d, FP64, &control->spikes.loss, 4 * sizeof(double), "spikes %d means", step);
         result(d, FP32, &control->spikes.loss_limit, 2 * sizeof(float), "spikes %d limits", step);
-        printf("%s spikes %d found %d seen %" PRId64 " in a row %" PRId64 " applied %d\n", d->prefix, step, (int)host.spikes.found, host.spikes.seen,
-               host.spikes.skipped_in_a_row, (int)host.applied);
+        printf("%s spikes %d found %d seen %" PRId64 " in a row %" PRId64 " applied %d\n", d->prefix, step,
+               (int)host.spikes.found, host.spikes.seen, host.spikes.skipped_in_a_row, (int)host.applied);
     }
     release(d, sums);
     release(d, loss);
@@ -672,7 +736,8 @@ static void replicas(Dump *d) {
         kernel_replica_hash(d->stream, counts, weights_copy + shift, 123456789012 + shift, COUNT - 3 * shift);
         kernel_count_zeros(d->stream, (int64_t *)counts + 1, x + shift, COUNT - 3 * shift);
         kernel_square_weights(d->stream, wide, weights_copy + shift, COUNT - 3 * shift);
-        result(d, FP32, wide, ceil_div64(COUNT - 3 * shift, HADAMARD_ORDER) * 4, "square weights shift %d", shift);
+        result(d, FP32, wide, ceil_div64(COUNT - 3 * shift, HADAMARD_ORDER) * 4, "square weights shift %d",
+               shift);
         kernel_widen(d->stream, wide, weights_copy + shift, COUNT - 3 * shift);
         result(d, RAW, counts, 16, "replica hash and zeros %d", shift);
         result(d, FP32, wide, (COUNT - 3 * shift) * 4, "widened %d", shift);
@@ -685,9 +750,11 @@ static void replicas(Dump *d) {
     release(d, counts);
 }
 
-// NaN of every sign and payload in the unquantised parts of the first hop: they pass with their sign, made quiet.
+// NaN of every sign and payload in the unquantised parts of the first hop: they pass with their
+// sign, made quiet.
 static void odd_nans(Dump *d, Codec codec, Codec tail) {
-    Case c = {2, 1, 0, codec, codec, tail, 32, 32, false, ROUND_NEAREST, 1, FLOATX_CODEC, 32, false, ROUND_NEAREST};
+    Case c = {
+        2, 1, 0, codec, codec, tail, 32, 32, false, ROUND_NEAREST, 1, FLOATX_CODEC, 32, false, ROUND_NEAREST};
     Run r = {0};
     r.d = d;
     r.c = c;
@@ -696,12 +763,15 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
     plan_grad_messages(&r.plan, &r.bucket, &r.wire, 0, &none, &message);
     float *host = (float *)xmalloc((size_t)r.elements * sizeof *host, "test data");
     fill(host, r.elements, 5003, true);
-    for (int64_t i = 0; i < r.elements; i += 7) host[i] = f32_from_bits(0x7F800001u | (uint32_t)(i * 2654435761u));
+    for (int64_t i = 0; i < r.elements; i += 7)
+        host[i] = f32_from_bits(0x7F800001u | (uint32_t)(i * 2654435761u));
     float *grads = (float *)upload(d, host, r.elements * 4);
     uint8_t *send = (uint8_t *)reserve(d, 2 * message.bytes), *self = (uint8_t *)reserve(d, message.bytes);
     quantize_rank(&r, grads, 0, 0, 0, false, &message, send, self);
-    result(d, RAW, send, 2 * message.bytes, "odd NaN %s tail %s send", codec_info(codec).name, codec_info(tail).name);
-    result(d, RAW, self, message.bytes, "odd NaN %s tail %s self", codec_info(codec).name, codec_info(tail).name);
+    result(d, RAW, send, 2 * message.bytes, "odd NaN %s tail %s send", codec_info(codec).name,
+           codec_info(tail).name);
+    result(d, RAW, self, message.bytes, "odd NaN %s tail %s self", codec_info(codec).name,
+           codec_info(tail).name);
     free(host);
     release(d, grads);
     release(d, send);
@@ -710,7 +780,7 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
     plan_free(&r.plan);
 }
 
-// --- all of it -------------------------------------------------------------------------------------------------------------------
+// --- all of it ----------------------------------------------------------------------------------
 
 #define F32 CODEC_FP32
 #define B16 CODEC_BF16
@@ -721,7 +791,8 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
 #define RANDOM ROUND_STOCHASTIC
 
 static const Case CASES[] = {
-    // nodes, per_node, rank, intra, inter, tail, groups, hadamard, rounding, chunks, weight, group, difference, rounding
+    // nodes, per_node, rank, intra, inter, tail, groups, hadamard, rounding, chunks, weight, group,
+    // difference, rounding
     {2, 2, 1, I8, I4, B16, 128, 128, true, RANDOM, 1, I4, 2048, true, NEAREST},
     {2, 2, 2, I8, I4, B16, 512, 128, true, RANDOM, 3, I4, 2048, true, RANDOM},
     {2, 4, 5, I8, I4, B16, 512, 128, true, NEAREST, 2, I4, 128, true, NEAREST},
@@ -741,7 +812,8 @@ static const Case CASES[] = {
     {1, 2, 1, B16, B16, B16, 32, 32, false, NEAREST, 3, I4, 2048, true, NEAREST},
     {2, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, I8, 2048, false, RANDOM},
     {1, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, FX, 32, false, NEAREST},
-    // Sums of 5, 7 and 9 sources, whose loads go in batches of 4 (final sums of int4), 2 and 1, into groups of every size that a warp holds in runs of 32.
+    // Sums of 5, 7 and 9 sources, whose loads go in batches of 4 (final sums of int4), 2 and 1,
+    // into groups of every size that a warp holds in runs of 32.
     {2, 5, 7, I8, I4, B16, 128, 64, true, RANDOM, 1, I4, 64, true, RANDOM},
     {2, 7, 3, I4, I8, B16, 64, 512, true, RANDOM, 2, I8, 128, true, RANDOM},
     {2, 9, 11, I4, I4, B16, 32, 256, false, NEAREST, 1, I8, 64, false, RANDOM},

@@ -1,11 +1,12 @@
-// See simulator.h. Sections follow sdp4bit/README.md: what a message does to its values, the reduction, the norm, the verdict, AdamW, the weights.
+// See simulator.h. Sections follow sdp4bit/README.md: what a message does to its values, the
+// reduction, the norm, the verdict, AdamW, the weights.
 #include "test/mpi/simulator.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-// --- what travelling does to n values --------------------------------------------------------------------------------------------
+// --- what travelling does to n values -----------------------------------------------------------
 
 typedef struct Hop {
     Codec codec;
@@ -29,7 +30,8 @@ static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
         if (i % 8 == 0) bits = rounding_bits(hop->key, (uint64_t)(offset / 8));
         float v = group_scaled(x[i], g);
         int q = code_nearest(v, levels);
-        if (hop->rounding == ROUND_STOCHASTIC) q = code_stochastic(v, levels, philox_half(bits, (int)(offset % 8)));
+        if (hop->rounding == ROUND_STOCHASTIC)
+            q = code_stochastic(v, levels, philox_half(bits, (int)(offset % 8)));
         x[i] = code_value(q, g.scale);
     }
 }
@@ -47,7 +49,7 @@ static void transform(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += HADAMARD_ORDER) hadamard32(x + i);
 }
 
-// --- the reduction of one tensor -------------------------------------------------------------------------------------------------
+// --- the reduction of one tensor ----------------------------------------------------------------
 
 typedef struct Place {
     int64_t arena, numel, logical;
@@ -56,7 +58,8 @@ typedef struct Place {
 
 static Place place_of(const Simulator *sim, int tensor) {
     const Plan *plan = sim->options.plan;
-    Place place = {plan->tensor_arena[tensor], sim->options.tensors[tensor].numel, 0, sim->options.tensors[tensor].matrix};
+    Place place = {plan->tensor_arena[tensor], sim->options.tensors[tensor].numel, 0,
+                   sim->options.tensors[tensor].matrix};
     for (int i = 0; i < tensor; i++) place.logical += round_up64(sim->options.tensors[i].numel, 32);
     return place;
 }
@@ -72,14 +75,17 @@ typedef struct Reduction {
     int64_t logical;
 } Reduction;
 
-static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place *place, float *const *grads, float *total) {
+static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place *place, float *const *grads,
+                          float *total) {
     int nodes = sim->options.plan->options.nodes, per_node = sim->options.plan->options.per_node;
-    float *x = (float *)xmalloc((size_t)r->n * sizeof *x, "a tensor"), *node_sum = (float *)xmalloc((size_t)r->n * sizeof *x, "a tensor");
+    float *x = (float *)xmalloc((size_t)r->n * sizeof *x, "a tensor"),
+          *node_sum = (float *)xmalloc((size_t)r->n * sizeof *x, "a tensor");
     float share = 1.0f / (float)(nodes * per_node);
     for (int node = 0; node < nodes; node++) {
         for (int local = 0; local < per_node; local++) {
             int rank = node * per_node + local;
-            for (int64_t i = 0; i < r->n; i++) x[i] = i < place->numel ? grads[rank][place->arena + i] * share : 0.0f;
+            for (int64_t i = 0; i < r->n; i++)
+                x[i] = i < place->numel ? grads[rank][place->arena + i] * share : 0.0f;
             if (r->hadamard) transform(x, r->n);
             Hop hop = r->level1;
             hop.key.source = (uint32_t)rank;
@@ -99,8 +105,14 @@ static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place 
 
 static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t step) {
     const GradWire *wire = &sim->options.grad;
-    Hop level1 = {wire->intra_codec, wire->intra_group, wire->rounding, {sim->options.seed, step, PURPOSE_GRAD_LEVEL1, 0}};
-    Hop level2 = {wire->inter_codec, wire->inter_group, wire->rounding, {sim->options.seed, step, PURPOSE_GRAD_LEVEL2, 0}};
+    Hop level1 = {wire->intra_codec,
+                  wire->intra_group,
+                  wire->rounding,
+                  {sim->options.seed, step, PURPOSE_GRAD_LEVEL1, 0}};
+    Hop level2 = {wire->inter_codec,
+                  wire->inter_group,
+                  wire->rounding,
+                  {sim->options.seed, step, PURPOSE_GRAD_LEVEL2, 0}};
     Reduction r = {level1, level2, wire->hadamard, 0, place->logical};
     r.n = round_up64(place->numel, lcm64(HADAMARD_ORDER, lcm64(wire->intra_group, wire->inter_group)));
     if (!place->matrix) {
@@ -127,9 +139,10 @@ void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step) {
     }
 }
 
-// --- the norm --------------------------------------------------------------------------------------------------------------------
+// --- the norm -----------------------------------------------------------------------------------
 
-// Sum of squares as a perfect binary tree whose missing leaves are 0: the left half is the largest power of two below n.
+// Sum of squares as a perfect binary tree whose missing leaves are 0: the left half is the largest
+// power of two below n.
 static float tree_of_squares(const float *x, int64_t n) {
     if (n == 0) return 0.0f;
     if (n == 1) return x[0] * x[0];
@@ -144,8 +157,10 @@ static void fill_records(Simulator *sim, const float *losses) {
         double sum = 0;
         for (int b = 0; b < plan->buckets; b++) {
             const Bucket *bucket = &plan->bucket[b];
-            const float *matrices = sim->reduced + bucket->arena_start, *tails = matrices + bucket->matrix_elements;
-            sum += (double)tree_of_squares(matrices + rank * bucket->matrix_per_rank, bucket->matrix_per_rank);
+            const float *matrices = sim->reduced + bucket->arena_start,
+                        *tails = matrices + bucket->matrix_elements;
+            sum += (double)tree_of_squares(matrices + rank * bucket->matrix_per_rank,
+                                           bucket->matrix_per_rank);
             sum += (double)tree_of_squares(tails + rank * bucket->tail_per_rank, bucket->tail_per_rank);
         }
         sim->records[rank].sum_squares = sum;
@@ -154,14 +169,16 @@ static void fill_records(Simulator *sim, const float *losses) {
     }
 }
 
-// --- the verdict -----------------------------------------------------------------------------------------------------------------
+// --- the verdict --------------------------------------------------------------------------------
 
 // One value of spikes.h's running means. Returns what it is measured by.
 static float follow(SpikeTrack *track, float value, float factor, int64_t before, bool finite) {
     float limit = INFINITY;
-    if (factor > 0 && before >= 32) limit = (float)(track->mean + (double)factor * fmax(track->deviation, 0.01 * fabs(track->mean)));
+    if (factor > 0 && before >= 32)
+        limit = (float)(track->mean + (double)factor * fmax(track->deviation, 0.01 * fabs(track->mean)));
     if (!finite) return limit;
-    double n = (double)(before + 1 < 64 ? before + 1 : 64), distance = (double)fminf(value, limit) - track->mean;
+    double n = (double)(before + 1 < 64 ? before + 1 : 64),
+           distance = (double)fminf(value, limit) - track->mean;
     track->mean += distance / n;
     if (before > 0) track->deviation += (fabs(distance) - track->deviation) / n;
     return limit;
@@ -210,7 +227,7 @@ static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
     }
 }
 
-// --- AdamW -----------------------------------------------------------------------------------------------------------------------
+// --- AdamW --------------------------------------------------------------------------------------
 
 // The rank that owns an element marks its refused update, with the first bucket that has one.
 static void refuse(Simulator *sim, const Place *place, int64_t at) {
@@ -245,7 +262,7 @@ static void adamw(Simulator *sim, const Place *place) {
     }
 }
 
-// --- the weights -----------------------------------------------------------------------------------------------------------------
+// --- the weights --------------------------------------------------------------------------------
 
 static void send_differences(Simulator *sim, const Place *place, uint32_t step) {
     const WeightWire *wire = &sim->options.weight;
@@ -253,10 +270,12 @@ static void send_differences(Simulator *sim, const Place *place, uint32_t step) 
     float *x = (float *)xcalloc((size_t)n, sizeof *x, "a tensor");
     const float *master = sim->master + place->arena;
     floatX *w = sim->replica + place->arena;
-    for (int64_t i = 0; i < place->numel; i++) x[i] = wire->difference ? master[i] - floatX_to_float(w[i]) : master[i];
+    for (int64_t i = 0; i < place->numel; i++)
+        x[i] = wire->difference ? master[i] - floatX_to_float(w[i]) : master[i];
     Hop hop = {wire->codec, wire->group, wire->rounding, {sim->options.seed, step, PURPOSE_WEIGHT, 0}};
     send(x, n, &hop, place->logical);
-    for (int64_t i = 0; i < place->numel; i++) w[i] = floatX_from_float(wire->difference ? floatX_to_float(w[i]) + x[i] : x[i]);
+    for (int64_t i = 0; i < place->numel; i++)
+        w[i] = floatX_from_float(wire->difference ? floatX_to_float(w[i]) + x[i] : x[i]);
     free(x);
 }
 
@@ -265,12 +284,14 @@ static void update_replica(Simulator *sim, const Place *place, uint32_t step) {
         send_differences(sim, place, step);
         return;
     }
-    for (int64_t i = place->arena; i < place->arena + place->numel; i++) sim->replica[i] = floatX_from_float(sim->master[i]);
+    for (int64_t i = place->arena; i < place->arena + place->numel; i++)
+        sim->replica[i] = floatX_from_float(sim->master[i]);
 }
 
-// --- the whole -------------------------------------------------------------------------------------------------------------------
+// --- the whole ----------------------------------------------------------------------------------
 
-void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step, float lr_if_applied, float lr_if_skipped) {
+void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,
+                    float lr_if_applied, float lr_if_skipped) {
     simulator_reduce(sim, grads, step);
     fill_records(sim, losses);
     judge(sim, lr_if_applied, lr_if_skipped);

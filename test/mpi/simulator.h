@@ -1,7 +1,9 @@
-// A one-process simulator of everything after the ranks' local gradients: reduction, norm, verdict, AdamW, weight differences, replicas.
-// Written from sdp4bit/README.md and the primitives of codec.h, tensor by tensor and element by element, without messages, shards, chunks or kernels:
-// it knows which rank owns an element only where the norm's order of additions needs it. The distributed program must equal it to the bit.
-// Used by test/mpi/test_sdp4bit_mpi.c, test/mpi/model_gradients.c and test/unit/sdp4bit/test_simulator.c.
+// A one-process simulator of everything after the ranks' local gradients: reduction, norm, verdict,
+// AdamW, weight differences, replicas. Written from sdp4bit/README.md and the primitives of
+// codec.h, tensor by tensor and element by element, without messages, shards, chunks or kernels: it
+// knows which rank owns an element only where the norm's order of additions needs it. The
+// distributed program must equal it to the bit. Used by test/mpi/test_sdp4bit_mpi.c,
+// test/mpi/model_gradients.c and test/unit/sdp4bit/test_simulator.c.
 #pragma once
 #include "llmc/base/dtype.h"
 #include "sdp4bit/kernels.h"  // the types StepControl and StepRecord
@@ -37,7 +39,8 @@ void simulator_free(Simulator *sim);
 // Only the reduction: grads[r] is rank r's local gradient in the arena's shape.
 void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step);
 // A whole step. losses: (dp).
-void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step, float lr_if_applied, float lr_if_skipped);
+void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,
+                    float lr_if_applied, float lr_if_skipped);
 uint64_t simulator_hash(const Simulator *sim);
 
 LLMC_END

@@ -1,11 +1,12 @@
 // The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the
-// one-process simulator, to the bit: every shape of nodes x ranks that this number of ranks allows,
-// every arm, several chunk counts, four consecutive steps of which the third is poisoned with a NaN
-// or an infinity and must be skipped everywhere. Then a step with an absurd learning rate, which
-// must be refused element by element, and one that must be skipped for that. Then, on every shape,
-// the same with the gradients of a GPT (model_gradients.h). Run under mpirun with 1 to 16 ranks;
-// prints ok / not ok on rank 0, exits 0 or 1. Serves both backends (build/test/gpu/test_sdp4bit_mpi
-// is the GPU's): the simulator always computes on the host.
+// one-process simulator, to the bit. It goes through every shape of nodes x ranks that this number
+// of ranks allows, every arm, and several chunk counts. Four steps follow each other. The third is
+// poisoned with a NaN or an infinity and must be skipped everywhere. Then comes a step with an
+// absurd learning rate, which must be refused element by element, and one that must be skipped for
+// that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
+//
+// Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Serves both
+// backends: build/test/gpu/test_sdp4bit_mpi is the GPU's. The simulator always computes on the host.
 //
 //   test_sdp4bit_mpi [--emulate-nodes PER_NODE]
 // With the flag it runs this shape only, whose node borders are real for NCCL, so that nodes may
@@ -387,9 +388,9 @@ static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         floatX *weights = t->weights + bucket->arena_start;
-        qwd_update_bucket(&t->qwd, b, t->grads + bucket->arena_start, weights,
-                          t->master + bucket->state_start, t->exp_avg + bucket->state_start,
-                          t->exp_avg_sq + bucket->state_start, t->gather[b], t->machine->lanes);
+        BucketState state = {t->grads + bucket->arena_start, weights, t->master + bucket->state_start,
+                             t->exp_avg + bucket->state_start, t->exp_avg_sq + bucket->state_start};
+        qwd_update_bucket(&t->qwd, b, &state, t->gather[b], t->machine->lanes);
         qwd_gather_bucket(&t->qwd, b, t->gather[b], t->machine->lanes);
         qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->machine->lanes);
     }

@@ -1,5 +1,5 @@
-// The numbers that weights begin with: the functions of llmc/base/normal.h against libm's in long double, their corners, golden bits, the distribution; and
-// op_init_weights on the CPU.
+// The numbers that weights begin with: the functions of llmc/base/normal.h against libm's in long
+// double, their corners, golden bits, the distribution; and op_init_weights on the CPU.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,9 +15,11 @@
 
 #define TWO_PI 6.283185307179586476925286766559005768L
 
-// --- the functions -----------------------------------------------------------------------------------------------------------------------
+// --- the functions ------------------------------------------------------------------------------
 
-static double relative_error(double ours, long double exact) { return exact == 0 ? (ours == 0 ? 0 : INFINITY) : (double)fabsl((ours - exact) / exact); }
+static double relative_error(double ours, long double exact) {
+    return exact == 0 ? (ours == 0 ? 0 : INFINITY) : (double)fabsl((ours - exact) / exact);
+}
 
 static void logarithm_is_accurate(void **state) {
     double worst = 0;
@@ -32,20 +34,23 @@ static void logarithm_is_accurate(void **state) {
     // Every power of two, the border of the mantissa's range, and their neighbours on both sides.
     for (int e = 0; e < 63; e++) {
         double power = ldexp(1.0, -e), border = ldexp(sqrt(0.5), -e);
-        double x[] = {power, nextafter(power, 0), e ? nextafter(power, 1) : 1.0, border, nextafter(border, 0), nextafter(border, 1)};
+        double x[] = {power,  nextafter(power, 0),  e ? nextafter(power, 1) : 1.0,
+                      border, nextafter(border, 0), nextafter(border, 1)};
         for (int k = 0; k < 6; k++) worst = fmax(worst, relative_error(log_unit(x[k]), logl(x[k])));
     }
     if (!(worst < 4e-16)) fail_msg("relative error %g", worst);
     assert_true(log_unit(1.0) == 0.0);
 }
 
-// The exact values by symmetry: the angle that long double's functions get is at most an eighth of a turn.
+// The exact values by symmetry: the angle that long double's functions get is at most an eighth of
+// a turn.
 static double circle_error(double u) {
     double ours[2], quarters = rint(4 * u);
     long double angle = (u - quarters / 4) * TWO_PI, c = cosl(angle), s = sinl(angle);
     const long double exact[5][2] = {{c, s}, {-s, c}, {-c, -s}, {s, -c}, {c, s}};
     circle(u, &ours[0], &ours[1]);
-    return fmax(relative_error(ours[0], exact[(int)quarters][0]), relative_error(ours[1], exact[(int)quarters][1]));
+    return fmax(relative_error(ours[0], exact[(int)quarters][0]),
+                relative_error(ours[1], exact[(int)quarters][1]));
 }
 
 static void circle_is_accurate(void **state) {
@@ -82,7 +87,7 @@ static void uniforms_are_exact(void **state) {
     }
 }
 
-// --- normal numbers ----------------------------------------------------------------------------------------------------------------------
+// --- normal numbers -----------------------------------------------------------------------------
 
 static double number(uint64_t seed, uint32_t stream, uint64_t index) {
     double pair[2];
@@ -105,7 +110,8 @@ static void corners_are_finite(void **state) {
     assert_true(fabs(pair[0] - sqrt(2 * 53 * log(2.0))) < 1e-14 && pair[1] == 0.0);
 }
 
-// These bits are what a seed means. mpmath, with 200 bits and a Philox of its own, gives the same but for the last bit of the two that are marked.
+// These bits are what a seed means. mpmath, with 200 bits and a Philox of its own, gives the same
+// but for the last bit of the two that are marked.
 static void golden_bits(void **state) {
     static const struct { uint64_t seed; uint32_t stream; uint64_t pair; double normal[2]; } row[] = {
         {1234, 0, 0, {0x1.391584a650968p-2, -0x1.00e4bfda9d2d8p+0}},
@@ -113,9 +119,12 @@ static void golden_bits(void **state) {
         {0xFEDCBA9876543210u, 77, 0x123456789ABu, {0x1.25d4c1febda73p+0, 0x1.f007c7cbb5927p-2}},
     };
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-        for (int e = 0; e < 2; e++) assert_true(number(row[i].seed, row[i].stream, 2 * row[i].pair + (uint64_t)e) == row[i].normal[e]);
+        for (int e = 0; e < 2; e++)
+            assert_true(number(row[i].seed, row[i].stream, 2 * row[i].pair + (uint64_t)e) ==
+                        row[i].normal[e]);
     }
-    // A last bit that differs in any of many: another order of operations, a multiplication fused with an addition.
+    // A last bit that differs in any of many: another order of operations, a multiplication fused
+    // with an addition.
     uint64_t hash = 0;
     for (uint64_t i = 0; i < 400000; i++) {
         uint64_t bits = f64_bits(number(1234, 1, i));
@@ -150,13 +159,15 @@ static void normals_are_normal(void **state) {
 static void streams_do_not_depend_on_order_and_differ(void **state) {
     double late = number(1, 2, 1000001), first = number(1, 2, 0);
     assert_true(number(1, 2, 1000001) == late && number(1, 2, 0) == first);
-    assert_true(number(1, 3, 0) != first && number(2, 2, 0) != first && number((uint64_t)1 << 32 | 1, 2, 0) != first);
+    assert_true(number(1, 3, 0) != first && number(2, 2, 0) != first &&
+                number((uint64_t)1 << 32 | 1, 2, 0) != first);
     assert_true(number(1, 2, (uint64_t)1 << 33) != first);
 }
 
-// --- weights -----------------------------------------------------------------------------------------------------------------------------
+// --- weights ------------------------------------------------------------------------------------
 
-// Every element is its number of the stream, rounded twice, whatever the threads; what lies behind stays.
+// Every element is its number of the stream, rounded twice, whatever the threads; what lies behind
+// stays.
 static void weights_are_the_stream(void **state) {
     enum { MOST = 200003 };
     static const int sizes[] = {0, 1, 2, 127, 128, 129, 65536, 65537, MOST};
@@ -167,7 +178,8 @@ static void weights_are_the_stream(void **state) {
             op_init_weights(NULL, weights, sizes[i], 0.02, 77, 5, threads);
             for (int j = 0; j < sizes[i]; j++) {
                 floatX expected = floatX_from_float((float)(0.02 * number(77, 5, (uint64_t)j)));
-                if (memcmp(&weights[j], &expected, sizeof expected) != 0) fail_msg("number %d of %d on %d threads", j, sizes[i], threads);
+                if (memcmp(&weights[j], &expected, sizeof expected) != 0)
+                    fail_msg("number %d of %d on %d threads", j, sizes[i], threads);
             }
             assert_true(isnan(floatX_to_float(weights[sizes[i]])));
         }
@@ -184,7 +196,8 @@ static void constants(void **state) {
     }
 }
 
-// Sampling's stream 0 and all streams of initial weights, that of PURPOSE_SAMPLE's own number among them.
+// Sampling's stream 0 and all streams of initial weights, that of PURPOSE_SAMPLE's own number among
+// them.
 static void purposes_share_no_bits(void **state) {
     for (uint64_t i = 0; i < 1000; i++) {
         double sampled = rng_uniform(5, PURPOSE_SAMPLE, i);
@@ -197,10 +210,16 @@ static void purposes_share_no_bits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(logarithm_is_accurate), cmocka_unit_test(circle_is_accurate), cmocka_unit_test(uniforms_are_exact),
-        cmocka_unit_test(corners_are_finite),    cmocka_unit_test(golden_bits),        cmocka_unit_test(normals_are_normal),
+        cmocka_unit_test(logarithm_is_accurate),
+        cmocka_unit_test(circle_is_accurate),
+        cmocka_unit_test(uniforms_are_exact),
+        cmocka_unit_test(corners_are_finite),
+        cmocka_unit_test(golden_bits),
+        cmocka_unit_test(normals_are_normal),
         cmocka_unit_test(streams_do_not_depend_on_order_and_differ),
-        cmocka_unit_test(weights_are_the_stream), cmocka_unit_test(constants),           cmocka_unit_test(purposes_share_no_bits),
+        cmocka_unit_test(weights_are_the_stream),
+        cmocka_unit_test(constants),
+        cmocka_unit_test(purposes_share_no_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-// The update itself (sdp4bit/adamw.h): what it refuses to write, whatever the flags, and that a refusal
-// leaves the element alone and is marked. Its numbers are compared in test_simulator.c and
+// The update itself (sdp4bit/adamw.h): what it refuses to write, whatever the flags, and that a
+// refusal leaves the element alone and is marked. Its numbers are compared in test_simulator.c and
 // test_sdp4bit_mpi.c.
 #include <float.h>
 #include <math.h>
@@ -77,8 +77,8 @@ static void the_limit(void **state) {
     assert_true(isfinite(0x1p126f * 1.34f + 0x1p126f) && bf16_from_float(0x1p126f) < 0x7F80);
 }
 
-// The kernel: one element of the matrix and one of the tail are refused, all others written; the first
-// finding stays.
+// The kernel: one element of the matrix and one of the tail are refused, all others written; the
+// first finding stays.
 static void the_kernel_marks(void **state) {
     enum { MATRIX = 64, TAIL = 8, N = MATRIX + TAIL };
     float master[N], m[N] = {0}, v[N] = {0}, grads[N];

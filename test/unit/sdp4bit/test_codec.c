@@ -1,6 +1,7 @@
-// The codec: known answers of Philox, bfloat16 exhaustively, the Hadamard transform, group scales at the edges of fp32, code ranges and
-// error bounds, unbiased rounding, the error levels of the paper's codecs on known distributions, the norm's tree, the replica hash, and
-// the worked example that sdp4bit/README.md prints.
+// The codec: known answers of Philox, bfloat16 exhaustively, the Hadamard transform, group scales
+// at the edges of fp32, code ranges and error bounds, unbiased rounding, the error levels of the
+// paper's codecs on known distributions, the norm's tree, the replica hash, and the worked example
+// that sdp4bit/README.md prints.
 #include <float.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -18,7 +19,7 @@
 
 static const uint32_t POSITIVE_NAN = 0x7FC00000u;
 
-// --- a group as a whole, composed from codec.h's primitives ------------------------------------------------------------------------
+// --- a group as a whole, composed from codec.h's primitives -------------------------------------
 
 static uint32_t largest_bits(const float *x, int n) {
     uint32_t largest = 0;
@@ -40,8 +41,10 @@ static int code_of(float v, int levels, int rounding, RoundingKey key, int64_t a
     return code_stochastic(v, levels, philox_half(rounding_bits(key, (uint64_t)at / 8), (int)(at % 8)));
 }
 
-// Relative L2 error of quantise -> dequantise over n values in groups, with or without the transform around it.
-static double relative_error(const float *x, int64_t n, int group, Codec codec, bool transform, int rounding) {
+// Relative L2 error of quantise -> dequantise over n values in groups, with or without the
+// transform around it.
+static double relative_error(const float *x, int64_t n, int group, Codec codec, bool transform,
+                             int rounding) {
     int levels = codec_info(codec).levels;
     float *buffer = (float *)xmalloc((size_t)group * sizeof *buffer, "a group");
     double error = 0, power = 0;
@@ -53,7 +56,8 @@ static double relative_error(const float *x, int64_t n, int group, Codec codec, 
             Philox4 bits = rounding_bits(test_key(0), (uint64_t)(first + i) / 8);
             for (int e = 0; e < 8; e++) {
                 float v = group_scaled(buffer[i + e], scale);
-                int q = rounding == ROUND_NEAREST ? code_nearest(v, levels) : code_stochastic(v, levels, philox_half(bits, e));
+                int q = rounding == ROUND_NEAREST ? code_nearest(v, levels)
+                                                  : code_stochastic(v, levels, philox_half(bits, e));
                 buffer[i + e] = code_value(q, scale.scale);
             }
         }
@@ -68,19 +72,22 @@ static double relative_error(const float *x, int64_t n, int group, Codec codec, 
     return sqrt(error / power);
 }
 
-// --- Philox ------------------------------------------------------------------------------------------------------------------------
+// --- Philox -------------------------------------------------------------------------------------
 
 // Random123's published vectors for philox4x32 with 10 and with 7 rounds.
 static void test_philox_known_answers(void **state) {
     static const uint32_t rows[3][14] = {
-        {0, 0, 0, 0, 0, 0, 0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u, 0x5f6fb709u, 0x0d893f64u, 0x4f121f81u, 0x4f730a48u},
-        {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, 0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu, 0x5207ddc2u, 0x45165e59u, 0x4d8ee751u, 0x8c52f662u},
-        {0xa4093822u, 0x299f31d0u, 0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u, 0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u, 0x4dfccabau, 0x190a87f0u,
-         0xc47362bau, 0xb6b5242au},
+        {0, 0, 0, 0, 0, 0, 0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u, 0x5f6fb709u, 0x0d893f64u,
+         0x4f121f81u, 0x4f730a48u},
+        {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, 0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu, 0x5207ddc2u,
+         0x45165e59u, 0x4d8ee751u, 0x8c52f662u},
+        {0xa4093822u, 0x299f31d0u, 0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u, 0xd16cfe09u,
+         0x94fdccebu, 0x5001e420u, 0x24126ea1u, 0x4dfccabau, 0x190a87f0u, 0xc47362bau, 0xb6b5242au},
     };
     for (int r = 0; r < 3; r++) {
         const uint32_t *a = rows[r];
-        Philox4 ten = philox4x32_10(a[0], a[1], a[2], a[3], a[4], a[5]), seven = philox4x32(7, a[0], a[1], a[2], a[3], a[4], a[5]);
+        Philox4 ten = philox4x32_10(a[0], a[1], a[2], a[3], a[4], a[5]),
+                seven = philox4x32(7, a[0], a[1], a[2], a[3], a[4], a[5]);
         for (int i = 0; i < 4; i++) {
             assert_int_equal(ten.v[i], a[6 + i]);
             assert_int_equal(seven.v[i], a[10 + i]);
@@ -89,9 +96,11 @@ static void test_philox_known_answers(void **state) {
 }
 
 static void test_rounding_bits_layout(void **state) {
-    RoundingKey key = {0xa4093822u, 0x13198a2eu, 0x299f31d0u, 0x03707344u};  // the pi digits, in the key's order of fields
+    // The pi digits, in the key's order of fields
+    RoundingKey key = {0xa4093822u, 0x13198a2eu, 0x299f31d0u, 0x03707344u};
     Philox4 bits = rounding_bits(key, 0x85a308d3243f6a88ull);
-    static const uint32_t expected[8] = {0xcabau, 0x4dfcu, 0x87f0u, 0x190au, 0x62bau, 0xc473u, 0x242au, 0xb6b5u};
+    static const uint32_t expected[8] = {0xcabau, 0x4dfcu, 0x87f0u, 0x190au,
+                                         0x62bau, 0xc473u, 0x242au, 0xb6b5u};
     for (int e = 0; e < 8; e++) assert_int_equal(philox_half(bits, e), expected[e]);
 
     // Every field of the key and every bit of the block matters.
@@ -100,11 +109,13 @@ static void test_rounding_bits_layout(void **state) {
     other[1].step ^= 1;
     other[2].purpose ^= 1;
     other[3].source ^= 1;
-    for (int i = 0; i < 4; i++) assert_memory_not_equal(rounding_bits(other[i], 5).v, rounding_bits(key, 5).v, 16);
-    for (int bit = 0; bit < 64; bit++) assert_memory_not_equal(rounding_bits(key, 1ull << bit).v, rounding_bits(key, 0).v, 16);
+    for (int i = 0; i < 4; i++)
+        assert_memory_not_equal(rounding_bits(other[i], 5).v, rounding_bits(key, 5).v, 16);
+    for (int bit = 0; bit < 64; bit++)
+        assert_memory_not_equal(rounding_bits(key, 1ull << bit).v, rounding_bits(key, 0).v, 16);
 }
 
-// --- bfloat16 ----------------------------------------------------------------------------------------------------------------------
+// --- bfloat16 -----------------------------------------------------------------------------------
 
 static bool bf16_is_nan(uint16_t h) { return (h & 0x7FFFu) > 0x7F80u; }
 
@@ -117,7 +128,8 @@ static void test_bf16_every_pattern(void **state) {
     }
 }
 
-// Between every two neighbours: a tie goes to the even pattern, anything else to the nearer one; the last step is infinity.
+// Between every two neighbours: a tie goes to the even pattern, anything else to the nearer one;
+// the last step is infinity.
 static void test_bf16_ties_and_neighbours(void **state) {
     for (uint32_t h = 0; h < 65536; h++) {
         if (bf16_is_nan((uint16_t)h) || (h & 0x7FFFu) == 0x7F80u) continue;
@@ -128,14 +140,15 @@ static void test_bf16_ties_and_neighbours(void **state) {
         assert_int_equal(bf16_from_float(f32_from_bits((h << 16) + 1)), h);
         assert_int_equal(bf16_from_float(f32_from_bits((h << 16) + 0xFFFFu)), h + 1);
     }
-    // NaNs of every kind: quiet, signalling, payload only in the low half (which truncation would turn into infinity).
+    // NaNs of every kind: quiet, signalling, payload only in the low half (which truncation would
+    // turn into infinity).
     assert_int_equal(bf16_from_float(f32_from_bits(0x7F800001u)), 0x7FC0);
     assert_int_equal(bf16_from_float(f32_from_bits(0xFF800001u)), 0xFFC0);
     assert_int_equal(bf16_from_float(f32_from_bits(0x7FFFFFFFu)), 0x7FC0);
     assert_int_equal(bf16_from_float(f32_from_bits(0xFFFFFFFFu)), 0xFFC0);
 }
 
-// --- Hadamard ----------------------------------------------------------------------------------------------------------------------
+// --- Hadamard -----------------------------------------------------------------------------------
 
 static float sylvester(int i, int j) { return __builtin_popcount((unsigned)(i & j)) % 2 ? -1.0f : 1.0f; }
 
@@ -165,7 +178,8 @@ static void test_hadamard_is_sylvester(void **state) {
 static float after_stages(const float *x, const int *order, int stages, int i) {
     if (stages == 0) return x[i];
     int bit = 1 << order[stages - 1];
-    float lower = after_stages(x, order, stages - 1, i & ~bit), upper = after_stages(x, order, stages - 1, i | bit);
+    float lower = after_stages(x, order, stages - 1, i & ~bit),
+          upper = after_stages(x, order, stages - 1, i | bit);
     return i & bit ? lower - upper : lower + upper;
 }
 
@@ -183,7 +197,7 @@ static void test_hadamard_stage_order(void **state) {
     assert_true(differs > 0);  // these inputs do tell orders apart
 }
 
-// --- group scale -------------------------------------------------------------------------------------------------------------------
+// --- group scale --------------------------------------------------------------------------------
 
 static void check_scale(float m, int levels) {
     GroupScale g = group_scale(f32_bits(m), levels);
@@ -199,8 +213,14 @@ static void check_scale(float m, int levels) {
 
 static void test_group_scale_finite(void **state) {
     float near = 0x1p-100f;
-    float values[] = {FLT_MIN, nextafterf(FLT_MIN, 1), 1.5f * FLT_MIN, nextafterf(near, 0), near, nextafterf(near, 1), 0x1p-101f, 1e-20f, 1.0f,
-                      3.14159f, 7.0f, 127.0f, 1e20f, nextafterf(FLT_MAX, 0), FLT_MAX};
+    float values[] = {FLT_MIN,        nextafterf(FLT_MIN, 1),
+                      1.5f * FLT_MIN, nextafterf(near, 0),
+                      near,           nextafterf(near, 1),
+                      0x1p-101f,      1e-20f,
+                      1.0f,           3.14159f,
+                      7.0f,           127.0f,
+                      1e20f,          nextafterf(FLT_MAX, 0),
+                      FLT_MAX};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         check_scale(values[i], 7);
         check_scale(values[i], 127);
@@ -221,7 +241,8 @@ static void test_group_scale_tiny(void **state) {
 
 // A NaN or infinity anywhere in the group: NaN scale, zero codes, every element decodes to NaN.
 static void test_group_scale_non_finite(void **state) {
-    static const uint32_t bad[] = {0x7F800000u, 0xFF800000u, 0x7F800001u, 0x7FC00000u, 0xFFC00000u, 0xFFFFFFFFu};
+    static const uint32_t bad[] = {0x7F800000u, 0xFF800000u, 0x7F800001u,
+                                   0x7FC00000u, 0xFFC00000u, 0xFFFFFFFFu};
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
         for (int at = 0; at < 64; at++) {
             float x[64];
@@ -239,7 +260,7 @@ static void test_group_scale_non_finite(void **state) {
     }
 }
 
-// --- codes -------------------------------------------------------------------------------------------------------------------------
+// --- codes --------------------------------------------------------------------------------------
 
 static float random_float(uint32_t *counter, int exponent_low, int exponent_span) {
     Philox4 r = philox4x32_10(99, 0, (*counter)++, 0, 0, 0);
@@ -251,11 +272,13 @@ static void check_group_error(const float *x, int n, Codec codec, RoundingKey ke
     int levels = codec_info(codec).levels;
     GroupScale g = group_scale(largest_bits(x, n), levels);
     if (g.inverse == 0.0f) return;
-    // v and the product q * scale are each off by a few ulp; a scale below the normal range is off by up to half a denormal step.
+    // v and the product q * scale are each off by a few ulp; a scale below the normal range is off
+    // by up to half a denormal step.
     double slack = levels * ((double)g.scale * 0x1p-21 + 0x1p-149);
     for (int i = 0; i < n; i++) {
         float v = group_scaled(x[i], g);
-        int nearest = code_of(v, levels, ROUND_NEAREST, key, i), stochastic = code_of(v, levels, ROUND_STOCHASTIC, key, i);
+        int nearest = code_of(v, levels, ROUND_NEAREST, key, i),
+            stochastic = code_of(v, levels, ROUND_STOCHASTIC, key, i);
         assert_in_range(nearest + levels, 0, 2 * levels);
         assert_in_range(stochastic + levels, 0, 2 * levels);
         assert_true(fabs((double)x[i] - code_value(nearest, g.scale)) <= 0.5 * (double)g.scale + slack);
@@ -264,11 +287,13 @@ static void check_group_error(const float *x, int n, Codec codec, RoundingKey ke
 }
 
 static void test_codes_bounded(void **state) {
-    static const int ranges[][2] = {{-3, 3}, {-30, 60}, {-126, 3}, {-128, 30}, {-101, 3}, {100, 28}, {-149, 270}};
+    static const int ranges[][2] = {{-3, 3},   {-30, 60}, {-126, 3},  {-128, 30},
+                                    {-101, 3}, {100, 28}, {-149, 270}};
     uint32_t counter = 0;
     float x[128];
     for (int trial = 0; trial < 2100; trial++) {
-        for (int i = 0; i < 128; i++) x[i] = random_float(&counter, ranges[trial % 7][0], ranges[trial % 7][1]);
+        for (int i = 0; i < 128; i++)
+            x[i] = random_float(&counter, ranges[trial % 7][0], ranges[trial % 7][1]);
         if (trial % 5 == 0) x[trial % 128] = x[3] * 64.0f;
         if (largest_bits(x, 128) >= 0x7F800000u) continue;
         check_group_error(x, 128, CODEC_INT4, test_key((uint32_t)trial));
@@ -284,7 +309,7 @@ static void test_codes_bounded(void **state) {
     assert_int_equal(code_nearest(-2.5f, 7), -2);
 }
 
-// --- the table -------------------------------------------------------------------------------------------------
+// --- the table ----------------------------------------------------------------------------------
 
 // Element e's code lies at bits [e * bits, (e + 1) * bits) of the stream, for every number of bits.
 static void test_packing(void **state) {
@@ -334,10 +359,10 @@ static void test_unknown_codec(void **state) {
     dies(ask_unknown_bits);
 }
 
-// --- unbiasedness ------------------------------------------------------------------------------------------------------------------
+// --- unbiasedness -------------------------------------------------------------------------------
 
-// Over all 65536 random numbers the upper neighbour is drawn as often as frac says: to the nearest of 65536 for up to 63 levels (a bias of at most 2^-17 of a
-// level), of 32768 above.
+// Over all 65536 random numbers the upper neighbour is drawn as often as frac says: to the nearest
+// of 65536 for up to 63 levels (a bias of at most 2^-17 of a level), of 32768 above.
 static void check_exhaustive(int levels, int low, float fraction, double most) {
     float v = (float)low + fraction;
     double frac = (double)v - floor((double)v);
@@ -352,14 +377,16 @@ static void check_exhaustive(int levels, int low, float fraction, double most) {
 }
 
 static void test_stochastic_exhaustive(void **state) {
-    static const float fractions[] = {0.0f, 0x1p-18f, 0x1p-16f, 0.1f, 0.25f, 0.3333f, 0.5f, 0.75f, 0.9f, 0.999f, 1 - 0x1p-17f};
+    static const float fractions[] = {0.0f, 0x1p-18f, 0x1p-16f, 0.1f,   0.25f,       0.3333f,
+                                      0.5f, 0.75f,    0.9f,     0.999f, 1 - 0x1p-17f};
     for (size_t f = 0; f < sizeof fractions / sizeof *fractions; f++) {
         for (int low = -7; low < 7; low += 3) check_exhaustive(7, low, fractions[f], 0.5);
         for (int low = -127; low < 127; low += 42) check_exhaustive(127, low, fractions[f], 1.0);
     }
 }
 
-// The mean of many draws with the real random bits lies within 4 sigma of the value, in every interval between two levels.
+// The mean of many draws with the real random bits lies within 4 sigma of the value, in every
+// interval between two levels.
 static void check_interval(int low, int levels, double fraction, uint32_t source) {
     enum { DRAWS = 8192 };
     float v = (float)(low + fraction);
@@ -381,14 +408,15 @@ static void test_stochastic_unbiased(void **state) {
     }
 }
 
-// --- error levels ------------------------------------------------------------------------------------------------------------------
+// --- error levels -------------------------------------------------------------------------------
 
 enum { SAMPLES = 1 << 20 };
 typedef enum Distribution { GAUSSIAN, LAPLACE, OUTLIERS } Distribution;
 
 static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 
-// Sample `index`: Box-Muller, the inverse Laplace distribution, or a Gaussian of which every hundredth, drawn at random, is 20 times as large.
+// Sample `index`: Box-Muller, the inverse Laplace distribution, or a Gaussian of which every
+// hundredth, drawn at random, is 20 times as large.
 static float sample(Distribution d, uint32_t index) {
     Philox4 r = philox4x32_10(4711, (uint32_t)d, index, 0, 0, 0);
     double u = uniform(r.v[0]);
@@ -404,19 +432,23 @@ typedef struct ErrorRow {
 } ErrorRow;
 
 // expected is printed with few digits: half a unit of the last one is granted on top of the 2 %.
-static void check_error(const float *x, const ErrorRow *row, Codec codec, bool transform, int rounding, double expected, double last_digit) {
+static void check_error(const float *x, const ErrorRow *row, Codec codec, bool transform, int rounding,
+                        double expected, double last_digit) {
     double measured = relative_error(x, SAMPLES, row->group, codec, transform, rounding);
     if (fabs(measured - expected) > 0.02 * expected + last_digit / 2) {
-        fail_msg("distribution %d group %d codec %d transform %d rounding %d: %.5f, expected %.5f", row->distribution, row->group, codec,
-                 transform, rounding, measured, expected);
+        fail_msg("distribution %d group %d codec %d transform %d rounding %d: %.5f, expected %.5f",
+                 row->distribution, row->group, codec, transform, rounding, measured, expected);
     }
 }
 
 static void test_error_levels(void **state) {
     static const ErrorRow rows[] = {
-        {GAUSSIAN, 128, .166, .166, .0092, .0091, .118, .117}, {GAUSSIAN, 512, .191, .190, .0105, .0105, .135, .134},
-        {GAUSSIAN, 2048, .215, .212, .0119, .0117, .152, .150}, {LAPLACE, 128, .228, .166, .0126, .0092, .160, .118},
-        {OUTLIERS, 128, .462, .151, .0293, .0083, .279, .107}, {OUTLIERS, 512, .708, .223, .0469, .0123, .403, .157},
+        {GAUSSIAN, 128, .166, .166, .0092, .0091, .118, .117},
+        {GAUSSIAN, 512, .191, .190, .0105, .0105, .135, .134},
+        {GAUSSIAN, 2048, .215, .212, .0119, .0117, .152, .150},
+        {LAPLACE, 128, .228, .166, .0126, .0092, .160, .118},
+        {OUTLIERS, 128, .462, .151, .0293, .0083, .279, .107},
+        {OUTLIERS, 512, .708, .223, .0469, .0123, .403, .157},
     };
     float *x = (float *)xmalloc(SAMPLES * sizeof *x, "samples");
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
@@ -434,7 +466,7 @@ static void test_error_levels(void **state) {
     free(x);
 }
 
-// --- the norm's tree and the replica hash ------------------------------------------------------------------------------------------
+// --- the norm's tree and the replica hash -------------------------------------------------------
 
 static void test_tree_sum(void **state) {
     float x[32], a[32];
@@ -450,17 +482,19 @@ static void test_tree_sum(void **state) {
 }
 
 static void test_replica_mix(void **state) {
-    // splitmix64's first output for seed 0 is the finaliser of the golden ratio: position 0, bits 0.
+    // splitmix64's first output for seed 0 is the finaliser of the golden ratio: position 0, bits
+    // 0.
     assert_true(replica_mix(0, 0) == 0xE220A8397B1DCDAFull);
     uint64_t base = replica_mix(10, 0x3F80) + replica_mix(11, 0x3F81);
     assert_true(base != replica_mix(10, 0x3F81) + replica_mix(11, 0x3F80));  // a swap shows
     for (int bit = 0; bit < 32; bit++) {                                      // and every flipped bit does
         assert_true(replica_mix(10, 0x3F80u ^ (1u << bit)) != replica_mix(10, 0x3F80));
     }
-    for (uint64_t position = 0; position < 1000; position++) assert_true(replica_mix(position, 7) != replica_mix(position + 1, 7));
+    for (uint64_t position = 0; position < 1000; position++)
+        assert_true(replica_mix(position, 7) != replica_mix(position + 1, 7));
 }
 
-// --- the worked example of sdp4bit/README.md ---------------------------------------------------------------------------------------
+// --- the worked example of sdp4bit/README.md ----------------------------------------------------
 
 typedef struct Example {
     uint8_t codes[16];
@@ -490,7 +524,8 @@ static void test_worked_example(void **state) {
     for (int i = 0; i < 32; i++) x[i] = (float)(i - 10) / 16.0f;
 
     static const uint8_t scale[4] = {0x00, 0x00, 0x40, 0x3e};  // 1.3125 / 7 = 0.1875
-    static const uint8_t nearest[16] = {0xdd, 0xed, 0xee, 0xff, 0x0f, 0x00, 0x11, 0x21, 0x22, 0x33, 0x43, 0x44, 0x55, 0x65, 0x66, 0x77};
+    static const uint8_t nearest[16] = {0xdd, 0xed, 0xee, 0xff, 0x0f, 0x00, 0x11, 0x21,
+                                        0x22, 0x33, 0x43, 0x44, 0x55, 0x65, 0x66, 0x77};
     Example rn = encode_example(x, ROUND_NEAREST);
     assert_memory_equal(rn.scale, scale, 4);
     assert_memory_equal(rn.codes, nearest, 16);
@@ -499,8 +534,10 @@ static void test_worked_example(void **state) {
     RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL2, 1};
     for (int e = 0; e < 4; e++) assert_int_equal(philox_half(rounding_bits(key, 0), e), bits[e]);
 
-    static const uint8_t stochastic[16] = {0xdd, 0xee, 0xee, 0xfe, 0x0f, 0x10, 0x11, 0x12, 0x22, 0x33, 0x33, 0x44, 0x55, 0x66, 0x76, 0x77};
-    static const float decoded[8] = {-0.5625f, -0.5625f, -0.375f, -0.375f, -0.375f, -0.375f, -0.375f, -0.1875f};
+    static const uint8_t stochastic[16] = {0xdd, 0xee, 0xee, 0xfe, 0x0f, 0x10, 0x11, 0x12,
+                                           0x22, 0x33, 0x33, 0x44, 0x55, 0x66, 0x76, 0x77};
+    static const float decoded[8] = {-0.5625f, -0.5625f, -0.375f, -0.375f,
+                                     -0.375f,  -0.375f,  -0.375f, -0.1875f};
     Example sr = encode_example(x, ROUND_STOCHASTIC);
     assert_memory_equal(sr.scale, scale, 4);
     assert_memory_equal(sr.codes, stochastic, 16);
@@ -508,14 +545,17 @@ static void test_worked_example(void **state) {
 
     // The same group through the transform.
     static const uint8_t ht_scale[4] = {0x25, 0x49, 0x12, 0x40};  // 16 / 7
-    static const uint8_t ht[16] = {0xf5, 0x0f, 0x0f, 0x00, 0x0c, 0x00, 0x00, 0x00, 0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
+    static const uint8_t ht[16] = {0xf5, 0x0f, 0x0f, 0x00, 0x0c, 0x00, 0x00, 0x00,
+                                   0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
     hadamard32(x);
     Example transformed = encode_example(x, ROUND_STOCHASTIC);
     assert_memory_equal(transformed.scale, ht_scale, 4);
     assert_memory_equal(transformed.codes, ht, 16);
     hadamard32(transformed.value);
-    static const float back[8] = {-0.642857f, -0.5f, -0.5f, -0.357143f, -0.5f, -0.357143f, -0.357143f, -0.214286f};
-    for (int i = 0; i < 8; i++) assert_true(fabsf(f32_mul(transformed.value[i], HADAMARD_INVERSE) - back[i]) < 1e-6f);
+    static const float back[8] = {-0.642857f, -0.5f,      -0.5f,      -0.357143f,
+                                  -0.5f,      -0.357143f, -0.357143f, -0.214286f};
+    for (int i = 0; i < 8; i++)
+        assert_true(fabsf(f32_mul(transformed.value[i], HADAMARD_INVERSE) - back[i]) < 1e-6f);
 }
 
 int main(void) {

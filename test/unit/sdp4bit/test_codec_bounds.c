@@ -1,7 +1,7 @@
-// What the GPU kernels of every grouped codec take for granted. They leave the clamp out: here are the
-// codes of a group's largest element without it, for every mantissa. Every other element is no larger,
-// and both multiplications are monotonic, so its code lies between those of +m and -m. They multiply a
-// code by its scale in a fused operation, and read a code from the bits of v + u.
+// What the GPU kernels of every grouped codec take for granted. They leave the clamp out: here are
+// the codes of a group's largest element without it, for every mantissa. Every other element is no
+// larger, and both multiplications are monotonic, so its code lies between those of +m and -m. They
+// multiply a code by its scale in a fused operation, and read a code from the bits of v + u.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,8 +41,8 @@ static int64_t count_outside(uint32_t exponent, int levels) {
     return outside;
 }
 
-// Exponents as stored: the smallest normal and the largest lifted, the smallest unlifted, 1, and the
-// largest.
+// Exponents as stored: the smallest normal and the largest lifted, the smallest unlifted, 1, and
+// the largest.
 static void check_clamp(CodecInfo codec) {
     static const uint32_t exponents[] = {1, 26, 27, 127, 254};
     for (size_t i = 0; i < sizeof exponents / sizeof *exponents; i++) {
@@ -53,8 +53,8 @@ static void no_codec_needs_the_clamp(void **state) { for_each_codec(check_clamp)
 // The count must be able to count: codes of 16 bits do need the clamp for some mantissas.
 static void wider_codes_would_need_it(void **state) { assert_true(count_outside(127, 32767) > 0); }
 
-// scale_biased of kernels_cuda_codec.cuh against the product itself. u is code + sign at bit 16 of a
-// float without exponent; u times scale * 2^133, minus sign * scale, is one operation.
+// scale_biased of kernels_cuda_codec.cuh against the product itself. u is code + sign at bit 16 of
+// a float without exponent; u times scale * 2^133, minus sign * scale, is one operation.
 static int64_t count_unequal_products(uint32_t exponent, int sign) {
     int64_t unequal = 0;
     for (uint32_t mantissa = exponent ? 0 : 1; mantissa < 1u << 23; mantissa += 5) {
@@ -66,8 +66,8 @@ static int64_t count_unequal_products(uint32_t exponent, int sign) {
     }
     return unequal;
 }
-// Denormal scales, the smallest normal ones, ordinary ones, and the largest below 2^-5. From there on
-// the lifted scale is infinite.
+// Denormal scales, the smallest normal ones, ordinary ones, and the largest below 2^-5. From there
+// on the lifted scale is infinite.
 static void check_product(CodecInfo codec) {
     static const uint32_t exponents[] = {0, 1, 100, 121};
     int sign = 1 << (codec.bits - 1);
@@ -78,8 +78,8 @@ static void check_product(CodecInfo codec) {
 }
 static void a_fused_product_is_the_product(void **state) { for_each_codec(check_product); }
 
-// Of a codec with up to 63 levels: byte 2 of the float 192 + v + u is 64 + the code, for v around every
-// code and all random bits.
+// Of a codec with up to 63 levels: byte 2 of the float 192 + v + u is 64 + the code, for v around
+// every code and all random bits.
 static void check_byte(CodecInfo codec) {
     int limit = codec.levels * 64;
     for (int i = -limit; codec.levels < 64 && i <= limit; i++) {

@@ -1,5 +1,6 @@
-// The layout arithmetic under many random tensor lists, data-parallel shapes and group sizes: nothing overlaps, groups never mix tensors,
-// shards and chunks cut where they may, messages hold what they must, and the byte counts equal independently derived ones.
+// The layout arithmetic under many random tensor lists, data-parallel shapes and group sizes:
+// nothing overlaps, groups never mix tensors, shards and chunks cut where they may, messages hold
+// what they must, and the byte counts equal independently derived ones.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -74,9 +75,10 @@ static void free_case(Case *c) {
     free(c);
 }
 
-// --- where things lie ----------------------------------------------------------------------------------------------------------------
+// --- where things lie ---------------------------------------------------------------------------
 
-// Every tensor lies in exactly one segment of its unit's bucket, in tensor order, and no arena element belongs to two tensors.
+// Every tensor lies in exactly one segment of its unit's bucket, in tensor order, and no arena
+// element belongs to two tensors.
 static void check_tensors(const Case *c) {
     const Plan *plan = &c->plan;
     uint8_t *used = (uint8_t *)xcalloc((size_t)plan->arena_elements, 1, "a map");
@@ -88,7 +90,8 @@ static void check_tensors(const Case *c) {
             const Segment *segment = &plan->segments[bucket->first_segment + s];
             const PlanTensor *tensor = &c->tensors[segment->tensor];
             bool matrix = s < bucket->segments;
-            int64_t length = matrix ? bucket->matrix_elements : bucket->tail_elements, base = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements);
+            int64_t length = matrix ? bucket->matrix_elements : bucket->tail_elements,
+                    base = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements);
             seen[segment->tensor]++;
             assert_int_equal(tensor->matrix, matrix);
             assert_int_equal(tensor->numel, segment->numel);
@@ -98,7 +101,8 @@ static void check_tensors(const Case *c) {
             assert_int_equal(plan->tensor_arena[segment->tensor], base + segment->start);
             assert_int_equal(segment->start % (matrix ? c->options.border : TAIL_ALIGN), 0);
             assert_true(segment->start >= 0 && segment->start + segment->numel <= length);
-            for (int64_t i = 0; i < segment->numel; i++) assert_int_equal(used[base + segment->start + i]++, 0);
+            for (int64_t i = 0; i < segment->numel; i++)
+                assert_int_equal(used[base + segment->start + i]++, 0);
         }
     }
     for (int i = 0; i < c->count; i++) assert_int_equal(seen[i], 1);
@@ -115,7 +119,8 @@ static void check_logical(const Case *c) {
         parameters += c->tensors[i].numel;
         tails += c->tensors[i].matrix ? 0 : c->tensors[i].numel;
     }
-    for (int s = 0; s < c->plan.segments_total; s++) assert_int_equal(c->plan.segments[s].logical, expected[c->plan.segments[s].tensor]);
+    for (int s = 0; s < c->plan.segments_total; s++)
+        assert_int_equal(c->plan.segments[s].logical, expected[c->plan.segments[s].tensor]);
     assert_int_equal(c->plan.segments_total, c->count);
     assert_int_equal(c->plan.parameters, parameters);
     assert_int_equal(c->plan.tail_parameters, tails);
@@ -161,7 +166,8 @@ static void check_buckets(const Case *c) {
     assert_true(plan->shard_elements >= shard && plan->shard_elements < shard + 64);
 }
 
-// Whole units are merged up to the target; every bucket but an only one holds at least 16 x dp x border elements.
+// Whole units are merged up to the target; every bucket but an only one holds at least 16 x dp x
+// border elements.
 static void check_bucket_sizes(const Case *c) {
     const Plan *plan = &c->plan;
     int64_t least = 16 * (int64_t)plan->dp * c->options.border;
@@ -173,8 +179,10 @@ static void check_bucket_sizes(const Case *c) {
             if (c->tensors[i].unit == plan->bucket[b].end_unit - 1) last_unit += c->tensors[i].numel;
         }
         if (plan->buckets > 1) assert_true(elements >= least);
-        // Before its last unit came, a bucket below the last one was either below the minimum or had room for it.
-        if (b < plan->buckets - 1) assert_true(elements - last_unit < least || elements <= c->options.bucket_elements);
+        // Before its last unit came, a bucket below the last one was either below the minimum or
+        // had room for it.
+        if (b < plan->buckets - 1)
+            assert_true(elements - last_unit < least || elements <= c->options.bucket_elements);
     }
 }
 
@@ -202,12 +210,13 @@ static void test_logical_offsets_independent_of_shape(void **state) {
         PlanOptions options = {nodes, 2, 2048, 128, 1};
         Plan plan;
         assert_true(plan_build(&plan, tensors, 4, &options, NULL));
-        for (int s = 0; s < 4; s++) assert_int_equal(plan.segments[s].logical, expected[plan.segments[s].tensor]);
+        for (int s = 0; s < 4; s++)
+            assert_int_equal(plan.segments[s].logical, expected[plan.segments[s].tensor]);
         plan_free(&plan);
     }
 }
 
-// --- chunks and messages -------------------------------------------------------------------------------------------------------------
+// --- chunks and messages ------------------------------------------------------------------------
 
 static void test_chunks_cover_the_shard_once(void **state) {
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
@@ -234,20 +243,24 @@ static void test_chunks_cover_the_shard_once(void **state) {
     }
 }
 
-// Left to the plan, the chunks of all buckets are about as large as an ordinary bucket, and never crumbs; a number that is given counts for every bucket.
+// Left to the plan, the chunks of all buckets are about as large as an ordinary bucket, and never
+// crumbs; a number that is given counts for every bucket.
 static void test_automatic_chunks(void **state) {
     GradWire left = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 0}, given = left;
     given.chunks = 3;
     int cut = 0;
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
-        int64_t ranks = c->plan.dp, least = 16 * ranks * c->options.border, target = c->options.bucket_elements > least ? c->options.bucket_elements : least;
-        for (int b = 1; b < c->plan.buckets; b++) target = c->plan.bucket[b].matrix_elements > target ? c->plan.bucket[b].matrix_elements : target;
+        int64_t ranks = c->plan.dp, least = 16 * ranks * c->options.border,
+                target = c->options.bucket_elements > least ? c->options.bucket_elements : least;
+        for (int b = 1; b < c->plan.buckets; b++)
+            target = c->plan.bucket[b].matrix_elements > target ? c->plan.bucket[b].matrix_elements : target;
         for (int b = 0; b < c->plan.buckets; b++) {
             const Bucket *bucket = &c->plan.bucket[b];
             int chunks = plan_chunks(&c->plan, bucket, &left);
             assert_int_equal(plan_chunks(&c->plan, bucket, &given), 3);
-            assert_true(chunks >= 1 && (chunks == 1 || 2 * bucket->matrix_elements >= (2 * chunks - 1) * (target - 1)));
+            assert_true(chunks >= 1 &&
+                        (chunks == 1 || 2 * bucket->matrix_elements >= (2 * chunks - 1) * (target - 1)));
             assert_true(b == 0 || chunks == 1);
             cut += chunks > 1;
             for (int k = 0; k < chunks; k++) {
@@ -259,8 +272,8 @@ static void test_automatic_chunks(void **state) {
         free_case(c);
     }
     assert_true(cut > 10);
-    // The 125M model on 2 x 2 ranks: the embeddings of 40.2 M elements go in two chunks, three layers of 21.2 M in one. Layers above the target stay whole too, as
-    // at 1.3B.
+    // The 125M model on 2 x 2 ranks: the embeddings of 40.2 M elements go in two chunks, three
+    // layers of 21.2 M in one. Layers above the target stay whole too, as at 1.3B.
     PlanTensor tensors[] = {{38633472, true, 0}, {1572864, true, 0}, {21233664, true, 1}, {29952, false, 1}};
     PlanOptions options = {2, 2, plan_border(128, 128, 2048), plan_border(128, 128, 0), 25000000};
     Plan plan;
@@ -282,9 +295,10 @@ static void test_automatic_chunks(void **state) {
     plan_free(&plan);
 }
 
-// Codes, scales and tails of all partitions: inside their sections, aligned for their type, sections apart and on MESSAGE_ALIGN.
-static void check_layout(MessageLayout m, Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
-                         int64_t tail_elements) {
+// Codes, scales and tails of all partitions: inside their sections, aligned for their type,
+// sections apart and on MESSAGE_ALIGN.
+static void check_layout(MessageLayout m, Codec codec, int group, int64_t elements, int partitions,
+                         Codec tail_codec, int64_t tail_elements) {
     static const int64_t bytes_of_8[CODECS] = {
         [CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4};
     assert_int_not_equal(bytes_of_8[codec], 0);
@@ -296,9 +310,12 @@ static void check_layout(MessageLayout m, Codec codec, int group, int64_t elemen
     assert_int_equal(m.codes_stride, elements / 8 * bytes_of_8[codec]);
     assert_int_equal(m.scales_stride, 4 * m.groups);
     assert_int_equal(m.tail_stride, tail_elements / 8 * bytes_of_8[tail_codec]);
-    assert_true(m.codes_stride * partitions <= m.scales && m.scales < m.codes_stride * partitions + MESSAGE_ALIGN);
-    assert_true(m.scales + m.scales_stride * partitions <= m.tail && m.tail < m.scales + m.scales_stride * partitions + MESSAGE_ALIGN);
-    assert_true(m.tail + m.tail_stride * partitions <= m.bytes && m.bytes < m.tail + m.tail_stride * partitions + MESSAGE_ALIGN);
+    assert_true(m.codes_stride * partitions <= m.scales &&
+                m.scales < m.codes_stride * partitions + MESSAGE_ALIGN);
+    assert_true(m.scales + m.scales_stride * partitions <= m.tail &&
+                m.tail < m.scales + m.scales_stride * partitions + MESSAGE_ALIGN);
+    assert_true(m.tail + m.tail_stride * partitions <= m.bytes &&
+                m.bytes < m.tail + m.tail_stride * partitions + MESSAGE_ALIGN);
     assert_int_equal((m.scales | m.tail | m.bytes) % MESSAGE_ALIGN, 0);
     for (int i = 0; i < partitions; i++) {
         MessageSections at = message_sections(&m, i);
@@ -320,45 +337,52 @@ static void test_message_layouts(void **state) {
                 plan_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
                 plan_grad_messages(&c->plan, bucket, &c->grad, k, &one, &two);
                 if (c->options.per_node > 1) {
-                    check_layout(one, c->grad.intra_codec, c->grad.intra_group, hi - lo, c->options.nodes, c->grad.tail_codec, tail);
+                    check_layout(one, c->grad.intra_codec, c->grad.intra_group, hi - lo, c->options.nodes,
+                                 c->grad.tail_codec, tail);
                 } else {
                     assert_memory_equal(&one, &none, sizeof none);
                 }
                 if (c->options.nodes > 1) {
-                    check_layout(two, c->grad.inter_codec, c->grad.inter_group, hi - lo, 1, c->grad.tail_codec, tail);
+                    check_layout(two, c->grad.inter_codec, c->grad.inter_group, hi - lo, 1,
+                                 c->grad.tail_codec, tail);
                 } else {
                     assert_memory_equal(&two, &none, sizeof none);
                 }
             }
-            check_layout(plan_weight_message(bucket, &c->weight), c->weight.codec, c->weight.group, bucket->matrix_per_rank, 1, FLOATX_CODEC,
-                         bucket->tail_per_rank);
+            check_layout(plan_weight_message(bucket, &c->weight), c->weight.codec, c->weight.group,
+                         bucket->matrix_per_rank, 1, FLOATX_CODEC, bucket->tail_per_rank);
         }
         free_case(c);
     }
 }
 
-// --- bytes on the wire -----------------------------------------------------------------------------------------------------------------
+// --- bytes on the wire --------------------------------------------------------------------------
 
 static int64_t up16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 // Bytes of one section triple, from the element counts alone.
-static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copies, int tail_bits, int64_t tail) {
+static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copies, int tail_bits,
+                             int64_t tail) {
     int64_t groups = bits < 16 ? elements / group : 0;
-    return up16(copies * elements * bits / 8) + up16(copies * groups * 4) + up16(copies * tail * tail_bits / 8);
+    return up16(copies * elements * bits / 8) + up16(copies * groups * 4) +
+           up16(copies * tail * tail_bits / 8);
 }
 
 static int bits_of(Codec codec) {
-    static const int bits[CODECS] = {[CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4};
+    static const int bits[CODECS] = {
+        [CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4};
     return bits[codec];
 }
 
-// The number that was asked for; else one, but for the first bucket that which brings a chunk nearest to the largest other bucket, a bucket's target size or 16
-// borders of every rank, whichever is largest.
+// The number that was asked for; else one, but for the first bucket that which brings a chunk
+// nearest to the largest other bucket, a bucket's target size or 16 borders of every rank,
+// whichever is largest.
 static int64_t expected_chunks(const Case *c, int b) {
     int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.border, chunks = 1;
     if (c->grad.chunks) return c->grad.chunks;
     if (size < c->options.bucket_elements) size = c->options.bucket_elements;
-    for (int other = 1; other < c->plan.buckets; other++) size = c->plan.bucket[other].matrix_elements > size ? c->plan.bucket[other].matrix_elements : size;
+    for (int other = 1; other < c->plan.buckets; other++)
+        size = c->plan.bucket[other].matrix_elements > size ? c->plan.bucket[other].matrix_elements : size;
     while (b == 0 && (2 * chunks + 1) * size + size % 2 <= 2 * c->plan.bucket[b].matrix_elements) chunks++;
     return chunks;
 }
@@ -367,15 +391,20 @@ static WireBytes expected_bytes(const Case *c) {
     WireBytes sum = {0};
     int64_t nodes = c->options.nodes, per_node = c->options.per_node, ranks = nodes * per_node;
     for (int b = 0; b < c->plan.buckets; b++) {
-        int64_t matrix = c->plan.bucket[b].matrix_elements / ranks, tail = c->plan.bucket[b].tail_elements / ranks, units = matrix / c->options.chunk_border;
+        int64_t matrix = c->plan.bucket[b].matrix_elements / ranks,
+                tail = c->plan.bucket[b].tail_elements / ranks, units = matrix / c->options.chunk_border;
         int64_t chunks = expected_chunks(c, b);
         for (int64_t k = 0; k < chunks; k++) {
-            int64_t n = ((k + 1) * units / chunks - k * units / chunks) * c->options.chunk_border, t = k ? 0 : tail;
+            int64_t n = ((k + 1) * units / chunks - k * units / chunks) * c->options.chunk_border,
+                    t = k ? 0 : tail;
             int tail_bits = bits_of(c->grad.tail_codec);
-            sum.grad_intra += (per_node - 1) * message_bytes(bits_of(c->grad.intra_codec), c->grad.intra_group, n, nodes, tail_bits, t);
-            sum.grad_inter += (nodes - 1) * message_bytes(bits_of(c->grad.inter_codec), c->grad.inter_group, n, 1, tail_bits, t);
+            sum.grad_intra += (per_node - 1) * message_bytes(bits_of(c->grad.intra_codec),
+                                                             c->grad.intra_group, n, nodes, tail_bits, t);
+            sum.grad_inter += (nodes - 1) * message_bytes(bits_of(c->grad.inter_codec), c->grad.inter_group,
+                                                          n, 1, tail_bits, t);
         }
-        int64_t own = message_bytes(bits_of(c->weight.codec), c->weight.group, matrix, 1, bits_of(FLOATX_CODEC), tail);
+        int64_t own = message_bytes(bits_of(c->weight.codec), c->weight.group, matrix, 1,
+                                    bits_of(FLOATX_CODEC), tail);
         sum.weight_inter += (nodes - 1) * own;
         sum.weight_intra += (per_node - 1) * nodes * own;
     }
@@ -392,13 +421,16 @@ static void test_wire_bytes(void **state) {
         assert_int_equal(got.weight_inter, expected.weight_inter);
         // The formulas leave out tails and padding, so they are a lower bound.
         WireFormula f = plan_wire_formula(&c->plan, &c->grad, &c->weight);
-        assert_true(f.grad_intra <= (double)got.grad_intra + 1e-6 && f.grad_inter <= (double)got.grad_inter + 1e-6);
-        assert_true(f.weight_intra <= (double)got.weight_intra + 1e-6 && f.weight_inter <= (double)got.weight_inter + 1e-6);
+        assert_true(f.grad_intra <= (double)got.grad_intra + 1e-6 &&
+                    f.grad_inter <= (double)got.grad_inter + 1e-6);
+        assert_true(f.weight_intra <= (double)got.weight_intra + 1e-6 &&
+                    f.weight_inter <= (double)got.weight_inter + 1e-6);
         free_case(c);
     }
 }
 
-// Tensors that fill their shards exactly and no tails: the bytes are the paper's formulas, byte for byte.
+// Tensors that fill their shards exactly and no tails: the bytes are the paper's formulas, byte for
+// byte.
 static void test_wire_bytes_equal_formulas(void **state) {
     for (int nodes = 1; nodes <= 4; nodes++) {
         for (int per_node = 1; per_node <= 8; per_node *= 2) {
@@ -412,9 +444,12 @@ static void test_wire_bytes_equal_formulas(void **state) {
             assert_true(plan_build(&plan, tensors, 3, &options, NULL));
             WireBytes bytes = plan_wire_bytes(&plan, &grad, &weight);
             WireFormula formula = plan_wire_formula(&plan, &grad, &weight);
-            assert_true((double)bytes.grad_intra == formula.grad_intra && (double)bytes.grad_inter == formula.grad_inter);
-            assert_true((double)bytes.weight_intra == formula.weight_intra && (double)bytes.weight_inter == formula.weight_inter);
-            // 1 + 4/128, 1/2 + 4/512 and 1/2 + 4/2048 bytes per parameter, from the definition of the modes.
+            assert_true((double)bytes.grad_intra == formula.grad_intra &&
+                        (double)bytes.grad_inter == formula.grad_inter);
+            assert_true((double)bytes.weight_intra == formula.weight_intra &&
+                        (double)bytes.weight_inter == formula.weight_inter);
+            // 1 + 4/128, 1/2 + 4/512 and 1/2 + 4/2048 bytes per parameter, from the definition of
+            // the modes.
             double n = (double)(6 * unit), d = per_node, m = nodes;
             assert_true((double)bytes.grad_intra == n * 1.03125 * (d - 1) / d);
             assert_true((double)bytes.grad_inter == n * 0.5078125 * (m - 1) / (m * d));
@@ -427,7 +462,8 @@ static void test_wire_bytes_equal_formulas(void **state) {
 
 // --verify-wire: each message that is sent at all grows by one section.
 static void test_sealed_messages(void **state) {
-    GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};  // more chunks than borders: some are empty
+    // More chunks than borders: some are empty
+    GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
     WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
     PlanTensor tensors[] = {{70000, true, 0}, {100, false, 0}, {90000, true, 1}};
     PlanOptions options = {2, 2, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1};
@@ -441,7 +477,8 @@ static void test_sealed_messages(void **state) {
                 MessageLayout one, two;
                 plan_grad_messages(&plan, &plan.bucket[b], &grad, k, &one, &two);
                 assert_true((one.bytes == 0) == (two.bytes == 0));
-                assert_true(one.check == (pass && one.bytes ? one.bytes - MESSAGE_ALIGN : 0) && two.check == (pass && two.bytes ? two.bytes - MESSAGE_ALIGN : 0));
+                assert_true(one.check == (pass && one.bytes ? one.bytes - MESSAGE_ALIGN : 0) &&
+                            two.check == (pass && two.bytes ? two.bytes - MESSAGE_ALIGN : 0));
                 chunks += pass && one.bytes;
             }
         }
@@ -449,28 +486,34 @@ static void test_sealed_messages(void **state) {
     }
     WireBytes closed = plan_wire_bytes(&plan, &grad, &weight);
     assert_true(chunks > plan.buckets && chunks < (int64_t)plan.buckets * grad.chunks);
-    assert_true(closed.grad_intra - open.grad_intra == chunks * MESSAGE_ALIGN && closed.grad_inter - open.grad_inter == chunks * MESSAGE_ALIGN);
+    assert_true(closed.grad_intra - open.grad_intra == chunks * MESSAGE_ALIGN &&
+                closed.grad_inter - open.grad_inter == chunks * MESSAGE_ALIGN);
     assert_true(closed.weight_inter - open.weight_inter == (int64_t)plan.buckets * MESSAGE_ALIGN);
     assert_true(closed.weight_intra - open.weight_intra == (int64_t)plan.buckets * 2 * MESSAGE_ALIGN);
     plan_free(&plan);
 }
 
-// The paper's claim at its own group sizes: between nodes, bf16 weights and fp32 gradients cost 5.8 times as much.
+// The paper's claim at its own group sizes: between nodes, bf16 weights and fp32 gradients cost 5.8
+// times as much.
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
     PlanTensor tensors[] = {{unit * 8, true, 0}};
     PlanOptions options = {4, 4, 2048, 128, 1};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 1, &options, NULL));
-    GradWire quantised = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1}, fp32 = {0, 0, 128, 128, 0, false, 0, 1};
-    WeightWire difference = {CODEC_INT4, 2048, true, ROUND_NEAREST}, bf16 = {CODEC_BF16, 2048, false, ROUND_NEAREST};
-    WireBytes ours = plan_wire_bytes(&plan, &quantised, &difference), base = plan_wire_bytes(&plan, &fp32, &bf16);
-    double ratio = (double)(base.grad_inter + base.weight_inter) / (double)(ours.grad_inter + ours.weight_inter);
+    GradWire quantised = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1},
+             fp32 = {0, 0, 128, 128, 0, false, 0, 1};
+    WeightWire difference = {CODEC_INT4, 2048, true, ROUND_NEAREST},
+               bf16 = {CODEC_BF16, 2048, false, ROUND_NEAREST};
+    WireBytes ours = plan_wire_bytes(&plan, &quantised, &difference),
+              base = plan_wire_bytes(&plan, &fp32, &bf16);
+    double ratio = (double)(base.grad_inter + base.weight_inter) /
+                   (double)(ours.grad_inter + ours.weight_inter);
     assert_true(ratio > 5.80 && ratio < 5.81);
     plan_free(&plan);
 }
 
-// --- errors ------------------------------------------------------------------------------------------------------------------------------
+// --- errors -------------------------------------------------------------------------------------
 
 static void check_refused(PlanTensor *tensors, int count, PlanOptions options) {
     Plan plan;
@@ -481,7 +524,8 @@ static void check_refused(PlanTensor *tensors, int count, PlanOptions options) {
 }
 
 static void test_refusals(void **state) {
-    PlanTensor good[] = {{10, true, 0}, {10, true, 1}}, empty[] = {{0, true, 0}}, falling[] = {{10, true, 1}, {10, true, 0}};
+    PlanTensor good[] = {{10, true, 0}, {10, true, 1}}, empty[] = {{0, true, 0}},
+               falling[] = {{10, true, 1}, {10, true, 0}};
     PlanOptions options = {1, 1, 128, 128, 1}, bad;
     check_refused(good, 0, options);
     check_refused(empty, 1, options);

@@ -1,6 +1,8 @@
-// What the algorithm promises, shown on the one-process simulator that the distributed program equals to the bit (test/mpi/test_sdp4bit_mpi.c):
-// the two-level errors on 4 nodes x 8 ranks, the baselines against a mean in double, AdamW against the textbook, and 1000 steps of a toy problem in
-// which replicas stay by their masters under weight differences but not under direct weight quantisation.
+// What the algorithm promises, shown on the one-process simulator that the distributed program
+// equals to the bit (test/mpi/test_sdp4bit_mpi.c): the two-level errors on 4 nodes x 8 ranks, the
+// baselines against a mean in double, AdamW against the textbook, and 1000 steps of a toy problem
+// in which replicas stay by their masters under weight differences but not under direct weight
+// quantisation.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +31,8 @@ typedef struct Bench {
     float *losses;  // (dp)
 } Bench;
 
-static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWire grad, WeightWire weight, const float *weights) {
+static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWire grad, WeightWire weight,
+                        const float *weights) {
     PlanTensor tensor = {n, true, 0};
     bench->tensor = tensor;
     int64_t border = plan_border(grad.intra_group, grad.inter_group, weight.group);
@@ -37,7 +40,8 @@ static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWi
     assert_true(plan_build(&bench->plan, &bench->tensor, 1, &options, NULL));
     floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
     for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);
-    SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42, 0.9f, 0.95f, 1e-8f, 0.0f, 0.0f, true, 0.0f};
+    SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42,   0.9f,
+                          0.95f,        1e-8f,          0.0f, 0.0f,   true, 0.0f};
     simulator_create(&bench->sim, &o, w);
     free(w);
     bench->grads = (float **)xcalloc((size_t)bench->plan.dp, sizeof *bench->grads, "gradients");
@@ -55,7 +59,7 @@ static void bench_stop(Bench *bench) {
     plan_free(&bench->plan);
 }
 
-// --- two-level errors ----------------------------------------------------------------------------------------------------------------
+// --- two-level errors ---------------------------------------------------------------------------
 
 enum { LEVEL_SAMPLES = 1 << 18, NODES = 4, PER_NODE = 8, RANKS = NODES * PER_NODE };
 
@@ -100,18 +104,21 @@ static void test_two_level_errors(void **state) {
     }
     for (int i = 0; i < 4; i++) {
         for (int rounding = ROUND_NEAREST; rounding <= ROUND_STOCHASTIC; rounding++) {
-            GradWire wire = {rows[i].intra, rows[i].inter, 128, 128, CODEC_BF16, rows[i].hadamard, rounding, 1};
+            GradWire wire = {rows[i].intra, rows[i].inter,    128,      128,
+                             CODEC_BF16,    rows[i].hadamard, rounding, 1};
             double expected = rounding == ROUND_STOCHASTIC ? rows[i].stochastic : rows[i].nearest;
             double measured = reduction_error(grads, mean, wire, 1);
-            if (fabs(measured - expected) > 0.02 * expected + 0.0005) fail_msg("row %d rounding %d: %.4f, expected %.4f", i, rounding, measured, expected);
+            if (fabs(measured - expected) > 0.02 * expected + 0.0005)
+                fail_msg("row %d rounding %d: %.4f, expected %.4f", i, rounding, measured, expected);
         }
     }
     for (int r = 0; r < RANKS; r++) free(grads[r]);
     free(mean);
 }
 
-// The ranks' rounding errors are independent: with equal gradients everywhere, averaging 8 ranks' stochastic errors divides them by sqrt(8). With the
-// source left out of the key all ranks would err alike and averaging would not help.
+// The ranks' rounding errors are independent: with equal gradients everywhere, averaging 8 ranks'
+// stochastic errors divides them by sqrt(8). With the source left out of the key all ranks would
+// err alike and averaging would not help.
 static void test_rounding_errors_average_out(void **state) {
     enum { N = 1 << 16 };
     double error[2];
@@ -125,14 +132,16 @@ static void test_rounding_errors_average_out(void **state) {
         }
         simulator_reduce(&bench.sim, bench.grads, 1);
         error[many] = 0;
-        for (uint32_t i = 0; i < N; i++) error[many] += pow((double)bench.sim.reduced[i] - (double)bench.grads[0][i], 2);
+        for (uint32_t i = 0; i < N; i++)
+            error[many] += pow((double)bench.sim.reduced[i] - (double)bench.grads[0][i], 2);
         bench_stop(&bench);
     }
     double ratio = sqrt(error[0] / error[1]);  // of 2 ranks' error to 8 ranks'
     assert_true(ratio > 1.95 && ratio < 2.05);
 }
 
-// The mean over many steps approaches the true mean: stochastic rounding at both levels is unbiased, nearest is not.
+// The mean over many steps approaches the true mean: stochastic rounding at both levels is
+// unbiased, nearest is not.
 static void test_reduction_unbiased(void **state) {
     enum { N = 1024, TRIALS = 400 };
     double bias[2];
@@ -145,7 +154,8 @@ static void test_reduction_unbiased(void **state) {
         memset(sum, 0, sizeof sum);
         memset(mean, 0, sizeof mean);
         for (int r = 0; r < 4; r++) {
-            for (uint32_t i = 0; i < N; i++) mean[i] += (double)(bench.grads[r][i] = normal(3, (uint32_t)r, 0, i, 0.01)) / 4;
+            for (uint32_t i = 0; i < N; i++)
+                mean[i] += (double)(bench.grads[r][i] = normal(3, (uint32_t)r, 0, i, 0.01)) / 4;
         }
         for (uint32_t step = 0; step < TRIALS; step++) {
             simulator_reduce(&bench.sim, bench.grads, step);
@@ -159,12 +169,13 @@ static void test_reduction_unbiased(void **state) {
         bias[rounding] = sqrt(error / power);
         bench_stop(&bench);
     }
-    // One step's error of .16 shrinks by sqrt(400); nearest rounding repeats the same error every time.
+    // One step's error of .16 shrinks by sqrt(400); nearest rounding repeats the same error every
+    // time.
     assert_true(bias[ROUND_STOCHASTIC] < 0.16 / 20 * 1.2);
     assert_true(bias[ROUND_NEAREST] > 0.08);
 }
 
-// --- the baseline and AdamW ----------------------------------------------------------------------------------------------------------
+// --- the baseline and AdamW ---------------------------------------------------------------------
 
 static void test_fp32_reduction_is_the_mean(void **state) {
     enum { N = 5000 };
@@ -208,7 +219,8 @@ static void test_adamw(void **state) {
         simulator_step(&bench.sim, bench.grads, bench.losses, (uint32_t)t, 0.01f, 0.01f);
         assert_true(fabs((double)bench.sim.control.grad_norm - sqrt(squares)) < 1e-5 * sqrt(squares));
         for (int i = 0; i < N; i++) {
-            double g = (double)bench.grads[0][i] / (sqrt(squares) + 1e-6);  // the norm is about 10, above the limit of 1
+            // The norm is about 10, above the limit of 1
+            double g = (double)bench.grads[0][i] / (sqrt(squares) + 1e-6);
             m[i] = 0.9 * m[i] + 0.1 * g;
             v[i] = 0.95 * v[i] + 0.05 * g * g;
             p[i] -= lr * (m[i] / (1 - pow(0.9, t)) / (sqrt(v[i] / (1 - pow(0.95, t))) + 1e-8) + 0.1 * p[i]);
@@ -219,7 +231,7 @@ static void test_adamw(void **state) {
     bench_stop(&bench);
 }
 
-// --- 1000 steps ----------------------------------------------------------------------------------------------------------------------
+// --- 1000 steps ---------------------------------------------------------------------------------
 
 enum { TOY = 1024, TOY_STEPS = 1000, TOY_RANKS = 4 };
 
@@ -244,13 +256,16 @@ static void toy_gradients(Bench *bench, const float *target, uint32_t step) {
     for (uint32_t r = 0; r < TOY_RANKS; r++) {
         for (uint32_t i = 0; i < TOY; i++) {
             float curvature = 0.2f + (float)(i % 7);
-            bench->grads[r][i] = curvature * (floatX_to_float(bench->sim.replica[i]) - target[i]) + 0.05f * normal(7, r, step, i, 0);
+            bench->grads[r][i] = curvature * (floatX_to_float(bench->sim.replica[i]) - target[i]) +
+                                 0.05f * normal(7, r, step, i, 0);
         }
     }
 }
 
-// Paper appendix: |e'| <= c (|e| + |update|) plus bf16's rounding, c = 1/7 of the group's largest difference, or half of it when rounding to nearest.
-static bool step_bounded(const Bench *bench, const float *before, double gap_before, double gap, bool nearest) {
+// Paper appendix: |e'| <= c (|e| + |update|) plus bf16's rounding, c = 1/7 of the group's largest
+// difference, or half of it when rounding to nearest.
+static bool step_bounded(const Bench *bench, const float *before, double gap_before, double gap,
+                         bool nearest) {
     double update = 0, weight = 0;
     for (int i = 0; i < TOY; i++) {
         update = fmax(update, fabs((double)bench->sim.master[i] - (double)before[i]));
@@ -284,7 +299,8 @@ static ToyResult toy(WeightWire weight) {
         *half = fmax(*half, gap);
     }
     result.largest_end = gap;
-    for (int i = 0; i < TOY; i++) result.loss += pow((double)floatX_to_float(bench.sim.replica[i]) - (double)target[i], 2) / TOY;
+    for (int i = 0; i < TOY; i++)
+        result.loss += pow((double)floatX_to_float(bench.sim.replica[i]) - (double)target[i], 2) / TOY;
     bench_stop(&bench);
     return result;
 }
@@ -292,14 +308,17 @@ static ToyResult toy(WeightWire weight) {
 static void test_thousand_steps(void **state) {
     WeightWire bf16 = {CODEC_BF16, 32, false, ROUND_NEAREST};
     ToyResult base = toy(bf16);
-    print_message("    bf16 weights:             distance %.3g, |master - replica| at the end %.3g\n", base.loss, base.largest_end);
+    print_message("    bf16 weights:             distance %.3g, |master - replica| at the end %.3g\n",
+                  base.loss, base.largest_end);
     for (int rounding = ROUND_NEAREST; rounding <= ROUND_STOCHASTIC; rounding++) {
         const char *name = rounding == ROUND_NEAREST ? "nearest" : "stochastic";
-        WeightWire difference = {CODEC_INT4, 512, true, rounding}, direct = {CODEC_INT4, 512, false, rounding};
+        WeightWire difference = {CODEC_INT4, 512, true, rounding},
+                   direct = {CODEC_INT4, 512, false, rounding};
         ToyResult qwd = toy(difference), qw = toy(direct);
-        print_message("    qWD int4 %-10s:      distance %.3g, at the end %.3g, largest %.3g then %.3g\n", name, qwd.loss, qwd.largest_end, qwd.largest_early,
-               qwd.largest_late);
-        print_message("    qW  int4 %-10s:      distance %.3g, at the end %.3g\n", name, qw.loss, qw.largest_end);
+        print_message("    qWD int4 %-10s:      distance %.3g, at the end %.3g, largest %.3g then %.3g\n",
+                      name, qwd.loss, qwd.largest_end, qwd.largest_early, qwd.largest_late);
+        print_message("    qW  int4 %-10s:      distance %.3g, at the end %.3g\n", name, qw.loss,
+                      qw.largest_end);
         assert_true(qwd.bounded);
         assert_true(qwd.largest_late <= qwd.largest_early);  // nothing accumulates
         assert_true(qwd.largest_end < 0x1p-8 * 4);           // bf16's own rounding of weights below 4

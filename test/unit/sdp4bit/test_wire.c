@@ -1,5 +1,5 @@
-// The message that sdp4bit/README.md prints byte by byte, made by the real kernels, then decoded by them: two nodes of one rank each, and the message
-// that rank 1 sends to rank 0.
+// The message that sdp4bit/README.md prints byte by byte, made by the real kernels, then decoded by
+// them: two nodes of one rank each, and the message that rank 1 sends to rank 0.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,8 @@ typedef struct Example {
     float grads[128];  // the bucket: 64 of the matrix part, 16 of the tail
 } Example;
 
-// A matrix of 40 and a 1-D tensor of 9 elements; gradient (i - 10) / 8 and (i + 1) / 4, halved by the averaging over two ranks.
+// A matrix of 40 and a 1-D tensor of 9 elements; gradient (i - 10) / 8 and (i + 1) / 4, halved by
+// the averaging over two ranks.
 static void example_build(Example *e, bool hadamard) {
     static const PlanTensor tensors[] = {{40, true, 0}, {9, false, 0}};
     PlanOptions options = {2, 1, 32, 32, 1};
@@ -70,11 +71,14 @@ static void test_message_layout(void **state) {
     plan_free(&e.plan);
 }
 
-static const uint8_t plain_codes[16] = {0xdd, 0xee, 0xee, 0xfe, 0x0f, 0x10, 0x11, 0x12, 0x22, 0x33, 0x33, 0x44, 0x55, 0x66, 0x76, 0x77};
-static const uint8_t transformed_codes[16] = {0xf5, 0x0f, 0x0f, 0x00, 0x0c, 0x00, 0x00, 0x00, 0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
+static const uint8_t plain_codes[16] = {0xdd, 0xee, 0xee, 0xfe, 0x0f, 0x10, 0x11, 0x12,
+                                        0x22, 0x33, 0x33, 0x44, 0x55, 0x66, 0x76, 0x77};
+static const uint8_t transformed_codes[16] = {0xf5, 0x0f, 0x0f, 0x00, 0x0c, 0x00, 0x00, 0x00,
+                                              0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
 
 static void check_message(bool hadamard, const uint8_t *codes, const uint8_t *scale) {
-    static const uint8_t tail[16] = {0x00, 0x3e, 0x80, 0x3e, 0xc0, 0x3e, 0x00, 0x3f, 0x20, 0x3f, 0x40, 0x3f, 0x60, 0x3f, 0x80, 0x3f};
+    static const uint8_t tail[16] = {0x00, 0x3e, 0x80, 0x3e, 0xc0, 0x3e, 0x00, 0x3f,
+                                     0x20, 0x3f, 0x40, 0x3f, 0x60, 0x3f, 0x80, 0x3f};
     Example e;
     uint8_t slots[96] __attribute__((aligned(16)));
     memset(slots, 0, sizeof slots);
@@ -87,7 +91,8 @@ static void check_message(bool hadamard, const uint8_t *codes, const uint8_t *sc
 }
 
 static void test_message_bytes(void **state) {
-    static const uint8_t scale[4] = {0x00, 0x00, 0x40, 0x3e}, transformed_scale[4] = {0x25, 0x49, 0x12, 0x40};  // 1.3125 / 7 and 16 / 7
+    // 1.3125 / 7 and 16 / 7
+    static const uint8_t scale[4] = {0x00, 0x00, 0x40, 0x3e}, transformed_scale[4] = {0x25, 0x49, 0x12, 0x40};
     check_message(false, plain_codes, scale);
     check_message(true, transformed_codes, transformed_scale);
 }
@@ -127,18 +132,21 @@ static void check_decoded(bool hadamard, const float *expected) {
         tail_squares += (double)e.grads[64 + i] * (double)e.grads[64 + i];
     }
     assert_true(fabs((double)leaf - squares) < 1e-5 && fabs((double)tail_leaf - tail_squares) < 1e-5);
-    assert_true(e.grads[32] == 22.0f / 8.0f && e.grads[72] == 9.0f / 4.0f);  // rank 1's windows are left alone
+    // Rank 1's windows are left alone
+    assert_true(e.grads[32] == 22.0f / 8.0f && e.grads[72] == 9.0f / 4.0f);
     plan_free(&e.plan);
 }
 
 static void test_decoded_values(void **state) {
     static const float plain[8] = {-0.5625f, -0.5625f, -0.375f, -0.375f, -0.375f, -0.375f, -0.375f, -0.1875f};
-    static const float transformed[8] = {-0.642857f, -0.5f, -0.5f, -0.357143f, -0.5f, -0.357143f, -0.357143f, -0.214286f};
+    static const float transformed[8] = {-0.642857f, -0.5f,      -0.5f,      -0.357143f,
+                                         -0.5f,      -0.357143f, -0.357143f, -0.214286f};
     check_decoded(false, plain);
     check_decoded(true, transformed);
 }
 
-// Elements 40..63 of the matrix part are pads: the transform spreads rounding errors into them, the last stage masks them.
+// Elements 40..63 of the matrix part are pads: the transform spreads rounding errors into them, the
+// last stage masks them.
 static void test_pads_are_masked(void **state) {
     Example e;
     uint8_t slots[96] __attribute__((aligned(16)));
@@ -151,7 +159,7 @@ static void test_pads_are_masked(void **state) {
     plan_free(&e.plan);
 }
 
-// --- checksums -------------------------------------------------------------------------------------------------------------------
+// --- checksums ----------------------------------------------------------------------------------
 
 enum { SEALED = 64, COUNT = 3 };
 #define CODE ((uint64_t)1 << 63 | 500)
