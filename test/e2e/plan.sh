@@ -105,6 +105,22 @@ largest_fits() { # and one more does not
 }
 check "the largest micro-batch that fits 80 GB" largest_fits 80
 check "the largest micro-batch that fits 141 GB" largest_fits 141
+# The README's table has the GPU program's figures. This program's, whose ops want less workspace, are
+# the same or a little more.
+table_row() { # CARD: the micro-batches on eight GPUs of 80 and 141 GB, by the README
+    awk -F ' *[|] *' -v model="${1^^}" '$2 == model && NF == 6 && $4 ~ /^[-0-9]+, [-0-9]+$/ { gsub("-", "0", $4); sub(",", "", $4); print $4 }' README.md
+}
+table_is_true() {
+    local name said now gb
+    for name in 125m 350m 1.3b 2.7b 6.7b 13b 18b; do
+        verdict $name 8 8 @configs/sdp4bit.args --micro-batch-size 1 || return 1
+        now=$(for gb in 80 141; do largest $gb | grep . || echo 0; done | tr '\n' ' ')
+        said=$(table_row $name)
+        echo "$said $now" | awk 'NF != 4 { exit 1 } { for (i = 1; i < 3; i++) if ($(i + 2) < $i || $(i + 2) > 1.03 * $i + 1) exit 1 }' ||
+            { why="$name: the README says '$said', --plan '$now'"; return 1; }
+    done
+}
+check "the README's table of what fits" table_is_true
 too_large() {
     verdict 18b 16 8 || return 1
     tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
