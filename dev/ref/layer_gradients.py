@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Gradients of one transformer layer at the sizes of a real model (by default GPT-125M's) against PyTorch: too large for a golden file, so both sides
-compute here. The same bf16 weights and tokens go to PyTorch in fp32 (the reference), to PyTorch in bf16 (the yardstick) and, through a file, to our
-program; ours may err at most twice as much as PyTorch's bf16 on every tensor, root mean square and largest error.
+"""Gradients of one transformer layer at the sizes of a real model, GPT-125M's by default, against PyTorch.
 
-    python3 dev/ref/layer_gradients.py build/test/gpu/layer_dump [--seq-length 2048] [--rows 2] [--deterministic]      needs PyTorch
+They are too large for a golden file, so both sides compute here. The same bf16 weights and tokens go to
+PyTorch in fp32 (the reference), to PyTorch in bf16 (the yardstick) and, through a file, to our program.
+On every tensor ours may err at most twice as much as PyTorch's bf16, in root mean square and largest error.
 
-Uses a GPU when PyTorch finds one. Prints "ok NAME" and "not ok NAME: why" lines and a counted one; exit code 1 when any failed.
+    python3 dev/ref/layer_gradients.py build/test/gpu/layer_dump [--seq-length 2048] [--rows 2]
+        [--deterministic]          needs PyTorch
+
+Uses a GPU when PyTorch finds one. Prints "ok NAME" and "not ok NAME: why" lines and a counted one. Exit
+code 1 when any failed.
 """
 import argparse
 import os
@@ -22,11 +26,15 @@ DEVIATION = 0.04  # of the matrices: the attention is not uniform, logits are ab
 
 
 def initial_weights(generator):
-    """bf16-valued, with biases and LayerNorms off their usual 0 and 1, so that no term of a formula is invisible."""
+    """bf16-valued. Biases and LayerNorms are off their usual 0 and 1, so that no term is invisible."""
     weights = {}
     for name, shape in model.parameter_shapes().items():
         noise = torch.randn(shape, generator=generator)
-        weights[name] = (DEVIATION * noise if len(shape) == 2 else 1 + 0.1 * noise if "norm.weight" in name else 0.05 * noise).bfloat16().float()
+        if len(shape) == 2:
+            value = DEVIATION * noise
+        else:
+            value = 1 + 0.1 * noise if "norm.weight" in name else 0.05 * noise
+        weights[name] = value.bfloat16().float()
     return weights
 
 
@@ -45,8 +53,10 @@ def read_golden(path):
 
 
 def without_noise(name, flat):
-    """The bias of the k rows does not change the softmax: its gradient is rounding noise in any precision."""
-    return flat.view(model.NH, 3, model.HD)[:, ::2].reshape(-1) if name.endswith("query_key_value.bias") else flat
+    """The bias of the k rows does not change the softmax: its gradient is noise in any precision."""
+    if not name.endswith("query_key_value.bias"):
+        return flat
+    return flat.view(model.NH, 3, model.HD)[:, ::2].reshape(-1)
 
 
 def errors(ours, reference):
@@ -55,11 +65,13 @@ def errors(ours, reference):
 
 
 def compare(name, ours, bf16, reference):
-    """True when ours is within the rule. The additions are what test/unit/model/test_gpt.c grants: fp32's own rounding, and one unlucky element among many."""
+    """True when ours is within the rule. The additions are what test/unit/model/test_gpt.c grants: fp32's
+    own rounding, and one unlucky element among many."""
     scale = reference.abs().max().item()
     (rms, worst), (rms_bf16, worst_bf16) = errors(ours, reference), errors(bf16, reference)
     good = rms <= 2 * rms_bf16 + 1e-6 * scale and worst <= 2 * worst_bf16 + 1e-3 * scale  # false for NaN
-    figures = "rms error %.2e, PyTorch bf16 %.2e; largest %.2e, %.2e; scale %.2e" % (rms, rms_bf16, worst, worst_bf16, scale)
+    figures = f"rms error {rms:.2e}, PyTorch bf16 {rms_bf16:.2e}; largest {worst:.2e}, {worst_bf16:.2e}"
+    figures += f"; scale {scale:.2e}"
     print(f"{'ok' if good else 'not ok'} {name}: {figures}")
     return good
 
@@ -74,7 +86,8 @@ def main():
     parser.add_argument("--rows", type=int, default=2)
     parser.add_argument("--deterministic", action="store_true")
     options = parser.parse_args()
-    model.L, model.C, model.NH, model.T, model.Vp, model.B = 1, options.hidden_size, options.num_attention_heads, options.seq_length, options.vocab_size, options.rows
+    model.L, model.C, model.NH = 1, options.hidden_size, options.num_attention_heads
+    model.T, model.Vp, model.B = options.seq_length, options.vocab_size, options.rows
     model.HD = model.C // model.NH
 
     generator = torch.Generator().manual_seed(4321)
@@ -100,8 +113,11 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_default_device(device)
     weights = {name: value.to(device) for name, value in weights.items()}
-    fp32, bf16 = (model.gradients(weights, dtype, inputs.to(device), targets.to(device), 1.0) for dtype in (torch.float32, torch.bfloat16))
-    good = [compare("losses of the positions", *(t.reshape(-1).float().cpu() for t in (ours["losses"], bf16["losses"], fp32["losses"])))]
+    inputs, targets = inputs.to(device), targets.to(device)
+    fp32 = model.gradients(weights, torch.float32, inputs, targets, 1.0)
+    bf16 = model.gradients(weights, torch.bfloat16, inputs, targets, 1.0)
+    losses = (run["losses"].reshape(-1).float().cpu() for run in (ours, bf16, fp32))
+    good = [compare("losses of the positions", *losses)]
     for name in weights:
         tensors = (ours["gradient." + name], bf16["gradient"][name].cpu(), fp32["gradient"][name].cpu())
         good.append(compare("gradient of " + name, *(without_noise(name, t.reshape(-1)) for t in tensors)))

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes test/golden/gpt/gpt.golden: what PyTorch makes of a small GPT, for the tests to hold our model and ops against.
+"""Writes test/golden/gpt/gpt.golden: what PyTorch makes of a small GPT, for our model and ops.
 
-The model is Megatron-LM's legacy GPT: learned positions, pre-LayerNorm (eps 1e-5), per-head interleaved q k v rows, causal softmax with scale
-1/sqrt(head size), tanh GELU, tied head, no dropout. Everything is computed twice from the same bf16-valued weights: in fp32 (the reference), and in
-bf16 as PyTorch does it (its errors against the reference are what our tolerance is made of: ours may be at most twice as large).
+The model is Megatron-LM's legacy GPT: learned positions, pre-LayerNorm (eps 1e-5), per-head
+interleaved q k v rows, causal softmax with scale 1/sqrt(head size), tanh GELU, tied head, no dropout.
+Everything is computed twice from the same bf16-valued weights: in fp32, the reference, and in bf16 as
+PyTorch does it. Our tolerance comes from PyTorch's errors in bf16: ours may be at most twice as large.
 
     python3 dev/ref/make_goldens.py [output file]          needs PyTorch >= 1.12 on the CPU, takes seconds
 
@@ -13,22 +14,24 @@ File format (test/golden/golden.h reads it): text lines, then raw little-endian 
     <name> <f32|bf16|i32> <shape, as in 3,144,48> <byte offset from the end of the text part>
 The text part is padded with newlines; offsets are multiples of 64.
 
-Tensors, L layers, C hidden, NH heads, T positions, Vp vocabulary, B rows in a micro-batch, P parameters' names as in Megatron-LM's checkpoints:
+Tensors, with L layers, C hidden, NH heads, T positions, Vp vocabulary, B rows in a micro-batch, P the
+parameters' names as in Megatron-LM's checkpoints:
     config                        i32   L, C, NH, T, Vp, B, steps, micro-batches per step
     tokens, targets               i32   (steps * micro-batches, B, T)
     weight.P                      bf16  initial weights
     logits losses loss            f32   (B, T, Vp), (B, T), (1): forward of micro-batch 0
     gradient.P                    f32   gradient of that loss
     adam, learning_rates          f32   beta1, beta2, epsilon, weight decay, clip; (steps)
-    steps.loss steps.norm         f32   (steps): mean loss of a step's micro-batches, gradient norm before clipping
+    steps.loss steps.norm         f32   (steps): mean loss of the micro-batches, norm before clipping
     steps.bf16_loss .bf16_norm    f32   (steps): the same from the bf16 run
-    change.P                      bf16  master weights after the last step minus initial weights, rounded
-    statistics.P                  f32   sum of the final master weights, their L2 norm, the L2 norm of the change
+    change.P                      bf16  final masters minus initial weights, rounded
+    statistics.P                  f32   sum and L2 norm of the final masters, L2 norm of the change
     op.*                                single ops on bf16-valued inputs: layer 0's attention and the head
-    error.X                       f32   (2): root mean square and largest |PyTorch bf16 - reference| of tensor X; for change.P of the masters,
-                                        for rounded_change.P of the bf16 weights
-The bias of the k rows does not change the softmax: its gradient is zero but for rounding, which Adam then blows up to full steps. So those rows of
-gradient and change are noise, in both precisions; only q's and v's can be compared closely.
+    error.X                       f32   (2): root mean square and largest |PyTorch bf16 - reference| of X;
+                                        change.P: of the masters, rounded_change.P: of the weights
+The bias of the k rows does not change the softmax: its gradient is zero but for rounding, which Adam
+then blows up to full steps. So those rows of gradient and change are noise in both precisions. Only
+q's and v's can be compared closely.
 """
 import os
 import sys
@@ -62,8 +65,8 @@ def parameter_shapes():
 
 
 def initial_weights(generator):
-    """bf16-valued fp32 weights. Larger than a real initialisation and with biases and LayerNorm off their usual 0 and 1, so that attention is not
-    uniform and no term of a formula is invisible."""
+    """bf16-valued fp32 weights. They are larger than a real initialisation, so that attention is not
+    uniform. Biases and LayerNorms are off their usual 0 and 1, so that no term is invisible."""
     weights = {}
     for name, shape in parameter_shapes().items():
         noise = torch.randn(shape, generator=generator)
@@ -78,7 +81,8 @@ def initial_weights(generator):
 
 
 def attention(qkv):
-    """(B, T, NH, 3, HD) -> (B, T, C). Scores and probabilities take the tensors' precision, the softmax itself is fp32."""
+    """(B, T, NH, 3, HD) -> (B, T, C). Scores and probabilities take the tensors' precision, the softmax
+    itself is fp32."""
     q, k, v = (qkv[:, :, :, i].transpose(1, 2) for i in range(3))  # (B, NH, T, HD)
     scores = torch.matmul(q, k.transpose(2, 3)) * HD ** -0.5
     masked = scores.float().masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
@@ -103,7 +107,8 @@ def gpt(w, tokens, targets):
         qkv = linear(norm(x, p + "input_norm"), p + "self_attention.query_key_value").view(-1, T, NH, 3, HD)
         first_qkv = qkv if first_qkv is None else first_qkv
         x = x + linear(attention(qkv), p + "self_attention.dense")
-        hidden = F.gelu(linear(norm(x, p + "post_attention_norm"), p + "mlp.dense_h_to_4h"), approximate="tanh")
+        hidden = linear(norm(x, p + "post_attention_norm"), p + "mlp.dense_h_to_4h")
+        hidden = F.gelu(hidden, approximate="tanh")
         x = x + linear(hidden, p + "mlp.dense_4h_to_h")
     x = norm(x, "encoder.final_norm")
     logits, losses = head(x, w["embedding.word_embeddings.weight"], targets)
@@ -128,7 +133,8 @@ def gradients(weights, dtype, tokens, targets, scale):
 
 
 def adamw_steps(initial, dtype, tokens, targets):
-    """Apex's FusedAdam with decoupled decay on fp32 masters; the model's weights are the masters rounded to dtype."""
+    """Apex's FusedAdam with decoupled decay on fp32 masters. The model's weights are the masters rounded
+    to dtype."""
     master = {n: v.clone() for n, v in initial.items()}
     m = {n: torch.zeros_like(v) for n, v in initial.items()}
     v = {n: torch.zeros_like(value) for n, value in initial.items()}
@@ -194,7 +200,8 @@ class Writer:
         self.add("error." + name, [difference.pow(2).mean().sqrt().item(), difference.abs().max().item()])
 
     def write(self, path):
-        body = f"# made by dev/ref/make_goldens.py with PyTorch {torch.__version__}, numpy {np.__version__}\n" + "".join(self.lines)
+        versions = f"PyTorch {torch.__version__}, numpy {np.__version__}"
+        body = f"# made by dev/ref/make_goldens.py with {versions}\n" + "".join(self.lines)
         total = (len("golden 1 00000000\n") + len(body) + 63) // 64 * 64
         text = (f"golden 1 {total:08d}\n" + body).encode()
         with open(path, "wb") as file:
@@ -218,11 +225,13 @@ def add_ops(out, weights, fp32, targets, generator):
 
 
 def main():
-    path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "../../test/golden/gpt/gpt.golden")
+    default = os.path.join(os.path.dirname(__file__), "../../test/golden/gpt/gpt.golden")
+    path = sys.argv[1] if len(sys.argv) > 1 else default
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1234)
     weights = initial_weights(generator)
-    # Each token repeats with the previous one's successor half of the time, so that there is something to learn.
+    # Each token repeats with the previous one's successor half of the time, so that there is something
+    # to learn.
     stream = torch.randint(0, Vp - 8, (STEPS * MICRO_BATCHES, B, T + 1), generator=generator)
     repeat = torch.rand(stream.shape, generator=generator) < 0.5
     for t in range(1, T + 1):
@@ -257,12 +266,15 @@ def main():
     for name, value in final.items():
         change = value - weights[name]
         out.add("change." + name, change, "bf16")
-        out.add("statistics." + name, [value.double().sum().item(), value.double().norm().item(), change.double().norm().item()])
+        numbers = value.double().sum(), value.double().norm(), change.double().norm()
+        out.add("statistics." + name, [number.item() for number in numbers])
         out.add_error("change." + name, final_bf16[name] - weights[name], change)
         out.add_error("rounded_change." + name, final_bf16[name].bfloat16().float() - weights[name], change)
     out.write(path)
-    print(f"{path}: {os.path.getsize(path)} bytes; loss fp32 {losses[0]:.6f} -> {losses[-1]:.6f}, bf16 {losses_bf16[0]:.6f} -> {losses_bf16[-1]:.6f}")
-    print("gradient norms fp32", " ".join(f"{x:.4f}" for x in norms), "bf16", " ".join(f"{x:.4f}" for x in norms_bf16))
+    print(f"{path}: {os.path.getsize(path)} bytes")
+    for kind, loss, norm in ("fp32", losses, norms), ("bf16", losses_bf16, norms_bf16):
+        text = " ".join(f"{x:.4f}" for x in norm)
+        print(f"{kind}: loss {loss[0]:.6f} -> {loss[-1]:.6f}, gradient norms {text}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Makes test/golden/tokenizer: a small byte-level BPE vocabulary trained for the tests, and the ids that Hugging Face's `tokenizers` gives for
-hard texts with it and with GPT-2's own vocabulary. Read by test/unit/data/test_tokenizer.c.
+"""Makes test/golden/tokenizer, which test/unit/data/test_tokenizer.c reads: a small byte-level BPE
+vocabulary trained for the tests, and the ids that Hugging Face's `tokenizers` gives for hard texts with
+it and with GPT-2's own vocabulary.
 
     pip install tokenizers
     dev/ref/make_tokenizer_golden.py --gpt2 FOLDER     # FOLDER holds GPT-2's vocab.json and merges.txt
 
-Without --gpt2 the file of GPT-2's ids is left as it is. All characters used are in Unicode 14, so that newer and older tables agree on them.
+Without --gpt2 the file of GPT-2's ids is left as it is. All characters used are in Unicode 14, so that
+newer and older tables agree on them.
 """
 import argparse
 import json
