@@ -241,17 +241,7 @@ static void case_head(Dump *d, int64_t n, int C, int Vp, bool mask, bool backwar
     float *weights = (float *)xmalloc((size_t)n * sizeof(float), "the loss mask");
     for (int64_t i = 0; i < n; i++) weights[i] = i % 5 == 2 ? 0.0f : 1.0f;
     float *loss_mask = (float *)upload(lab, weights, (size_t)n * sizeof(float));
-    Head a = {n,
-              C,
-              0,
-              Vp,
-              x,
-              wte,
-              targets,
-              mask ? loss_mask : NULL,
-              1.0f / (float)n,
-              losses,
-              loss_sum,
+    Head a = {n, C, 0, Vp, x, wte, targets, mask ? loss_mask : NULL, 1.0f / (float)n, losses, loss_sum,
               .workspace = workspace};
     a.dx = backward ? dx : NULL;
     a.dwte = backward ? dwte : NULL;
@@ -265,7 +255,41 @@ static void case_head(Dump *d, int64_t n, int C, int Vp, bool mask, bool backwar
     release(lab, (void *[]){workspace, x, wte, dx, targets, losses, dwte, loss_sum, loss_mask, NULL});
 }
 
+// Two ranks with half of the vocabulary each, whose statistics meet between the two calls of a
+// chunk.
+static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
+    Lab *lab = &d->lab;
+    int64_t half = V / 2, chunk = op_head_chunk_rows(n, (int)half);
+    snprintf(d->scope, sizeof d->scope, "head_%dx%dx%d_of_two", (int)n, C, V);
+    floatX *x = random_x(lab, n * C, 0, 1), *wte = random_x(lab, (int64_t)V * C, 0, 1.0 / sqrt((double)C));
+    floatX *dx = poisoned_x(lab, 2 * n * C);
+    int32_t *targets = random_ids(lab, n, V);
+    float *losses = poisoned_f(lab, 2 * n), *dwte = poisoned_f(lab, (int64_t)V * C);
+    HeadStatistics *all = (HeadStatistics *)poisoned(lab, (size_t)(2 * chunk) * sizeof *all);
+    Head rank[2];
+    for (int r = 0; r < 2; r++) {
+        void *workspace = poisoned(lab, op_head_workspace_bytes(n, C, (int)half));
+        rank[r] = (Head){n, C, r * (int)half, (int)half, x, wte + r * half * C, targets, NULL,
+                         1.0f / (float)n, losses + r * n, NULL, dx + r * n * C, dwte + r * half * C, true,
+                         workspace, NULL, all, 2};
+    }
+    for (int64_t row = 0; row < n; row += chunk) {
+        int64_t rows = n - row < chunk ? n - row : chunk;
+        for (int r = 0; r < 2; r++) {
+            rank[r].own = all + r * rows;
+            op_head_logits(lab->stream, &rank[r], row, rows);
+        }
+        for (int r = 0; r < 2; r++) op_head_gradients(lab->stream, &rank[r], row, rows);
+    }
+    dump_f(d, "losses", losses, 2 * n, 't');
+    dump_x(d, "dx", dx, 2 * n * C, 't');
+    dump_f(d, "dwte", dwte, (int64_t)V * C, 't');
+    release(lab,
+            (void *[]){x, wte, dx, targets, losses, dwte, all, rank[0].workspace, rank[1].workspace, NULL});
+}
+
 static void cases_head(Dump *d) {
+    case_head_of_two(d, 67, 64, 512);
     case_head(d, 67, 64, 512, false, true);
     case_head(d, 200, 128, 1024, true, true);
     case_head(d, 200, 128, 1024, true, false);

@@ -69,16 +69,7 @@ static void repeat_norm_and_embedding(Lab *lab, Verdict *v) {
         result[i] = (float *)lab_alloc(lab, results * sizeof(float));
         float *dgamma = result[i] + RV * RC + RT * RC;
         copy_on_device(lab->stream, dresidual, x, RN * RC * sizeof(floatX));
-        Embedding embedding = {RB,
-                               RT,
-                               RC,
-                               0,
-                               RV,
-                               tokens,
-                               positions,
-                               dropout,
-                               .dx = dy,
-                               .dwte = result[i],
+        Embedding embedding = {RB, RT, RC, 0, RV, tokens, positions, dropout, .dx = dy, .dwte = result[i],
                                .dwpe = result[i] + RV * RC};
         op_embedding_backward(lab->stream, &embedding);
         norm.dgamma = dgamma, norm.dbeta = dgamma + RC, norm.branch_sum = sum;
@@ -103,20 +94,8 @@ static void repeat_head_and_linear(Lab *lab, Verdict *v) {
     for (int i = 0; i < 2; i++) {
         result[i] = (float *)lab_alloc(lab, results * sizeof(float));
         dx[i] = poisoned_x(lab, RN * RC);
-        Head head = {RN,
-                     RC,
-                     0,
-                     RV,
-                     x,
-                     w,
-                     targets,
-                     NULL,
-                     1e-3f,
-                     losses,
-                     result[i] + RV * RC + RV,
-                     dx[i],
-                     result[i],
-                     .workspace = workspace};
+        Head head = {RN, RC, 0, RV, x, w, targets, NULL, 1e-3f, losses, result[i] + RV * RC + RV, dx[i],
+                     result[i], .workspace = workspace};
         op_head(lab->stream, &head);
         Linear product = {RN, RC, RV, x, w, .dy = dy, .dw = result[i], .workspace = workspace};
         op_linear_backward(lab->stream, &product);
@@ -141,24 +120,8 @@ static void head_in_two_calls(Lab *lab, Verdict *v) {
     for (int i = 0; i < 2; i++) {
         result[i] = (float *)lab_alloc(lab, (size_t)results * sizeof(float));
         dx[i] = poisoned_x(lab, RN * RC);
-        Head head = {RN,
-                     RC,
-                     0,
-                     RV,
-                     x,
-                     w,
-                     targets,
-                     NULL,
-                     1e-3f,
-                     result[i] + RV * RC,
-                     result[i] + RV * RC + RN,
-                     dx[i],
-                     result[i],
-                     true,
-                     workspace,
-                     own,
-                     own,
-                     .ranks = 1};
+        Head head = {RN, RC, 0, RV, x, w, targets, NULL, 1e-3f, result[i] + RV * RC,
+                     result[i] + RV * RC + RN, dx[i], result[i], true, workspace, own, own, .ranks = 1};
         if (i == 0) op_head(lab->stream, &head);
         for (int64_t row = 0; i == 1 && row < RN; row += chunk) {
             int64_t rows = RN - row < chunk ? RN - row : chunk;

@@ -95,13 +95,8 @@ static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool
     floatX *y = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX)),
            *pre = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX));
     void *workspace = new_memory(b, op_linear_workspace_bytes(N, C, OC));
-    Linear linear = {.N = N,
-                     .C = C,
-                     .OC = OC,
-                     .x = x.device,
-                     .w = w.device,
-                     .bias = with_bias ? bias.device : NULL,
-                     .y = y};
+    Linear linear = {.N = N, .C = C, .OC = OC, .x = x.device, .w = w.device,
+                     .bias = with_bias ? bias.device : NULL, .y = y};
     linear.pre = with_pre ? pre : NULL;
     linear.workspace = workspace;
     op_linear_forward(b->stream, &linear);

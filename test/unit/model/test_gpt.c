@@ -103,12 +103,8 @@ static void test_forward_matches_pytorch(void **state) {
     float loss = bench_pass(&b, 1.0f / (float)N, false, false, false);
     floatX *logits = malloc((size_t)(N * V) * sizeof *logits);
     float *wide = malloc((size_t)(N * V) * sizeof *wide);
-    op_linear_forward(b.compute, &(Linear){.N = N,
-                                           .C = b.gpt.C,
-                                           .OC = V,
-                                           .x = b.gpt.lnf.y,
-                                           .w = zero_weight(b.zero, GPT_WTE),
-                                           .y = logits,
+    op_linear_forward(b.compute, &(Linear){.N = N, .C = b.gpt.C, .OC = V, .x = b.gpt.lnf.y,
+                                           .w = zero_weight(b.zero, GPT_WTE), .y = logits,
                                            .workspace = b.gpt.workspace});
     for (int i = 0; i < N * V; i++) wide[i] = floatX_to_float(logits[i]);
     expect_close(&g, "logits", wide, golden_f32(&g, "logits", NULL), N * V);
