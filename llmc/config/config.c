@@ -1,4 +1,5 @@
-// From the command line to a Config: see config.h. Called once by every rank of train_gpt.cu, before MPI starts.
+// From the command line to a Config: see config.h. Called once by every rank of train_gpt.cu,
+// before MPI starts.
 #include "llmc/config/config.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-// Everything a run is told, as one plain struct. config_parse fills it from the command line, config_finish
-// completes and checks it. A loaded checkpoint may still change the schedule and train_iters before the first
-// step; from then on it is read-only. Fields have the flags' names, with underscores. Every module that has
-// settings reads it, and checkpoints hold all of it.
+// Everything a run is told, as one plain struct. config_parse fills it from the command line,
+// config_finish completes and checks it. A loaded checkpoint may still change the schedule and
+// train_iters before the first step; from then on it is read-only. Fields have the flags' names,
+// with underscores. Every module that has settings reads it, and checkpoints hold all of it.
 #pragma once
 #include <stdio.h>
 
@@ -134,53 +134,58 @@ typedef struct Config {
     char *wandb_jsonl;         // backing store of log_jsonl when --wandb-project implied it
 } Config;
 
-// Parses argv and checks everything that depends on the flags alone: syntax, ranges, required flags, flags
-// that exclude each other. "@file" anywhere stands for the file's words (options.h). On failure nothing needs
-// freeing.
-// notes: one line for each flag without effect that a user would want to know of, to be printed once by rank 0.
-// May be NULL.
+// Parses argv and checks everything that depends on the flags alone: syntax, ranges, required
+// flags, flags that exclude each other. "@file" anywhere stands for the file's words (options.h).
+// On failure nothing needs freeing.
+// notes: one line for each flag without effect that a user would want to know of, to be printed
+// once by rank 0. May be NULL.
 // --help or --version anywhere: only that field is set, and nothing is checked.
-// Error (EXIT_USAGE), naming the flag: unknown (with the nearest known name), missing, malformed, out of range,
-// refused on purpose (with the reason), an option of torchrun.
+// Error (EXIT_USAGE), naming the flag: unknown (with the nearest known name), missing, malformed,
+// out of range, refused on purpose (with the reason), an option of torchrun.
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err);
 // Completes derived fields, and checks what depends on the number of ranks and on the vocabulary.
-// world_size: ranks, as mesh_build has accepted them: --plan-world-size, else those that were started.
-// vocab_size, eod: the tokenizer's. vocab_size 0, when no files were opened: what the tokenizer type implies,
-// which is 50257 and 50256 for GPT-2. Error: EXIT_USAGE.
+// world_size: ranks, as mesh_build has accepted them: --plan-world-size, else those that were
+// started. vocab_size, eod: the tokenizer's. vocab_size 0, when no files were opened: what the
+// tokenizer type implies, which is 50257 and 50256 for GPT-2. Error: EXIT_USAGE.
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
 void config_free(Config *config);
-// Whether the run is --check-data and nothing else. Then only the data's flags are required and checked, and
-// config_finish fills in the vocabulary alone.
+// Whether the run is --check-data and nothing else. Then only the data's flags are required and
+// checked, and config_finish fills in the vocabulary alone.
 bool config_only_checks_data(const Config *config);
 // --help: every flag, in groups, with its default. What has no effect or is refused says why.
 void config_help(const char *program, FILE *file);
 // Megatron's argument dump, "--- arguments ---": sorted, names dotted to column 48.
 void config_print(const Config *config, FILE *file);
-// All flags and derived fields as one JSON object (malloc'ed text): Megatron's names with underscores, null
-// for what was not given.
+// All flags and derived fields as one JSON object (malloc'ed text): Megatron's names with
+// underscores, null for what was not given.
 char *config_to_json(const Config *config);
-// Whether two such texts, this rank's and rank 0's, are of one run. All flags that have an effect must be
-// equal, and so must the vocabularies' sizes and ends of documents. Paths may differ from machine to machine:
-// only their number counts. What only rank 0 writes does not count, nor do its flags.
+// Whether two such texts, this rank's and rank 0's, are of one run. All flags that have an effect
+// must be equal, and so must the vocabularies' sizes and ends of documents. Paths may differ from
+// machine to machine: only their number counts. What only rank 0 writes does not count, nor do its
+// flags.
 // Error (EXIT_USAGE): the first flag that differs, with both values.
 bool config_same(const char *own_json, const char *first_json, Error *err);
-// Called when a checkpoint is loaded, after config_finish. saved_json: its config_to_json text.
-// A schedule flag may differ (learning rates, warm-up and decay in samples, weight decay) with
-// --override-opt_param-scheduler, where the command line wins, or --use-checkpoint-opt_param-scheduler, which
-// copies the saved schedule into config. --finetune compares the model only. Differences that change the order
-// of the data become notes.
-// Error (EXIT_CHECKPOINT): text that is no JSON object; a model flag, or else a schedule flag, that differs.
-bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes, Error *err);
-// Global batch size of the iteration that starts after `consumed_samples`. Megatron's batch ramp-up: start +
-// increment * floor(consumed / (ramp samples / steps)) while consumed <= ramp samples, then the full size.
-// config_finish makes sure that each size is a multiple of micro-batch size x data-parallel size.
+// Called when a checkpoint is loaded, after config_finish. saved_json: its config_to_json text. A
+// schedule flag may differ (learning rates, warm-up and decay in samples, weight decay) with
+// --override-opt_param-scheduler, where the command line wins, or
+// --use-checkpoint-opt_param-scheduler, which copies the saved schedule into config. --finetune
+// compares the model only. Differences that change the order of the data become notes.
+// Error (EXIT_CHECKPOINT): text that is no JSON object; a model flag, or else a schedule flag, that
+// differs.
+bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
+                             Error *err);
+// Global batch size of the iteration that starts after `consumed_samples`. Megatron's batch
+// ramp-up: start + increment * floor(consumed / (ramp samples / steps)) while consumed <= ramp
+// samples, then the full size. config_finish makes sure that each size is a multiple of micro-batch
+// size x data-parallel size.
 int config_global_batch_size(const Config *config, int64_t consumed_samples);
-// Called when a checkpoint is loaded. --train-samples counts the samples of all runs: what is left of them
-// decides train_iters, whatever the batch sizes before were. (Megatron-LM counts as if they had been this
-// run's.) A note says where that moves the end.
-void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, char *notes, size_t notes_bytes);
-// Samples taken when iteration train_iters is done, by a run that stands at `iteration` with `consumed_samples`
-// taken.
+// Called when a checkpoint is loaded. --train-samples counts the samples of all runs: what is left
+// of them decides train_iters, whatever the batch sizes before were. (Megatron-LM counts as if they
+// had been this run's.) A note says where that moves the end.
+void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, char *notes,
+                  size_t notes_bytes);
+// Samples taken when iteration train_iters is done, by a run that stands at `iteration` with
+// `consumed_samples` taken.
 int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples);
 // The option table, for tests and documentation. Rows without a name are headings.
 const Option *config_options(int *rows);

@@ -1,4 +1,5 @@
-// Checks of the command line that need nothing but the flags: see config_check.h. In the order of the help.
+// Checks of the command line that need nothing but the flags: see config_check.h. In the order of
+// the help.
 #include "llmc/config/config_check.h"
 
 #include <string.h>
@@ -326,6 +327,7 @@ static bool check_rest(const Parsed *p) {
 bool config_check(const Config *config, const bool *given, char *notes, size_t notes_bytes, Error *err) {
     const Parsed parsed = {config, given, notes, notes_bytes, err}, *p = &parsed;
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
-    return check_required(p) && check_model(p) && check_length(p) && check_schedule(p) && check_data_sources(p) &&
-           check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) && check_rest(p);
+    return check_required(p) && check_model(p) && check_length(p) && check_schedule(p) &&
+           check_data_sources(p) && check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) &&
+           check_rest(p);
 }

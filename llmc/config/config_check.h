@@ -1,10 +1,11 @@
-// What of the command line does not go together, told from the flags alone. Included by config.c and config_check.c.
+// What of the command line does not go together, told from the flags alone. Included by config.c
+// and config_check.c.
 #pragma once
 #include "llmc/config/config.h"
 LLMC_BEGIN
 
-// Missing flags, flags that exclude each other, values that do not fit together. given: (rows of the table)
-// which flags occur. notes: one line for each flag without effect. Error: EXIT_USAGE.
+// Missing flags, flags that exclude each other, values that do not fit together. given: (rows of
+// the table) which flags occur. notes: one line for each flag without effect. Error: EXIT_USAGE.
 bool config_check(const Config *config, const bool *given, char *notes, size_t notes_bytes, Error *err);
 
 LLMC_END

@@ -1,13 +1,14 @@
-// Long options from a table. Reads argv and argument files into words, and words into a settings struct;
-// prints the table as help. Knows nothing of training: config.c has the trainer's table, tools in dev/data
-// have their own.
+// Long options from a table. Reads argv and argument files into words, and words into a settings
+// struct; prints the table as help. Knows nothing of training: config.c has the trainer's table,
+// tools in dev/data have their own.
 #pragma once
 #include <stdio.h>
 
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// A list of words (--data-path and its kin take several values). The words belong to whoever read them.
+// A list of words (--data-path and its kin take several values). The words belong to whoever read
+// them.
 typedef struct Words {
     const char **items;
     int count;
@@ -35,7 +36,8 @@ typedef enum OptionUse {
 #define OPTION_BELOW_ONE 0x1.fffffffffffffp-1      // high of a number that must be below 1
 
 typedef struct Option {
-    // Without the dashes. NULL: a heading. "moe-*" in a refused row stands for every name that begins so.
+    // Without the dashes. NULL: a heading. "moe-*" in a refused row stands for every name that
+    // begins so.
     const char *name;
     const char *alias;    // a second spelling, or NULL
     OptionKind kind;
@@ -52,10 +54,12 @@ typedef struct Option {
     const char *help;
 } Option;
 
-// Copies argv[1..argc) into *words (count in *count). Each "@file" is replaced by the words of that file:
+// Copies argv[1..argc) into *words (count in *count). Each "@file" is replaced by the words of that
+// file:
 // - White space separates them. "#" at the start of a word begins a comment.
 // - Quotes and backslashes work as in a shell. A backslash at the end of a line joins lines.
-// - "@other" in a file is relative to that file's folder and may nest 8 deep. A quoted "@" is no file.
+// - "@other" in a file is relative to that file's folder and may nest 8 deep. A quoted "@" is no
+//   file.
 // Error: EXIT_USAGE, with file and line. On failure nothing needs freeing.
 bool options_read_words(int argc, char *const *argv, char ***words, int *count, Error *err);
 void options_free_words(char **words, int count);
@@ -68,30 +72,32 @@ typedef struct OptionsFound {
     char *notes;         // one line is appended for each row that asks for it; may be NULL
     size_t notes_bytes;
 } OptionsFound;
-// "--flag value" or "--flag=value", exact names, the last occurrence wins. Text fields point into words,
-// which must outlive settings; the words themselves may be rewritten. found may be NULL.
-// Error (EXIT_USAGE), naming the flag: unknown (with the nearest name, or that it is the default where only
-// "no-" of it is known), refused, no value, malformed, out of range.
+// "--flag value" or "--flag=value", exact names, the last occurrence wins. Text fields point into
+// words, which must outlive settings; the words themselves may be rewritten. found may be NULL.
+// Error (EXIT_USAGE), naming the flag: unknown (with the nearest name, or that it is the default
+// where only "no-" of it is known), refused, no value, malformed, out of range.
 bool options_parse(const Option *table, int rows, char **words, int count, void *settings,
                    const OptionsFound *found, Error *err);
-// Whether the words ask for the flag `name`, whatever else is wrong with them. -h asks for --help, except as
-// the value of the flag before it.
+// Whether the words ask for the flag `name`, whatever else is wrong with them. -h asks for --help,
+// except as the value of the flag before it.
 bool options_ask(const Option *table, int rows, char *const *words, int count, const char *name);
-// One block of lines per row, under the table's headings: defaults, choices, reasons. 100 columns wide.
+// One block of lines per row, under the table's headings: defaults, choices, reasons. 100 columns
+// wide.
 void options_help(const Option *table, int rows, FILE *file);
 
 // The row that a name (without dashes, length bytes) means; NULL when there is none.
 const Option *options_find(const Option *table, int rows, const char *name, size_t length);
 // Index of the word among a row's choices, "first|second"; -1 when it is none of them.
 int options_choice(const char *choices, const char *word);
-// The known name nearest to an unknown one. By edit distance, but a name that it abbreviates comes first.
-// NULL when none is within a third of the longer one's length.
+// The known name nearest to an unknown one. By edit distance, but a name that it abbreviates comes
+// first. NULL when none is within a third of the longer one's length.
 const char *options_nearest(const Option *table, int rows, const char *name, size_t length);
 
 // Appends one line to notes, cut where the room ends; notes may be NULL.
 void options_note(char *notes, size_t notes_bytes, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-// A double in the fewest digits that read back equal, as Python prints it: 0.0006, 6e-05, 256.0. bytes >= 32.
+// A double in the fewest digits that read back equal, as Python prints it: 0.0006, 6e-05, 256.0.
+// bytes >= 32.
 void format_real(double x, char *text, size_t bytes);
 
 LLMC_END

@@ -29,9 +29,9 @@ void bpe_free(Bpe *bpe);
 void bpe_add(Bpe *bpe, BpeMerge merge);
 
 // Merges one piece of 1..2^32-1 bytes: again and again the pair of lowest rank, the leftmost of
-// equals, as Hugging Face's `tokenizers` does (for any trained merge list that equals merging all
-// occurrences per round). Writes at most `bytes` ids to out and returns their number. Time: O(n log
-// n) for long pieces.
+// equals, as Hugging Face's `tokenizers` does. For any trained list of merges that equals merging
+// all occurrences in each round. Writes at most `bytes` ids to out and returns their number. Long
+// pieces take O(n log n).
 size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *out);
 void bpe_scratch_free(BpeScratch *scratch);
 

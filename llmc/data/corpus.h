@@ -12,8 +12,8 @@ typedef struct CorpusFile {
     size_t offset, bytes;
 } CorpusFile;
 
-// About a megabyte of text: lines of one file, or several files. Reused from block to block; larger
-// only where one line or file is.
+// About a megabyte of text: lines of one file, or several files. Larger only where one line or file
+// is larger. Reused from block to block.
 typedef struct CorpusBlock {
     char *text;
     size_t bytes, capacity;
@@ -23,16 +23,16 @@ typedef struct CorpusBlock {
     int file_count, file_capacity;
 } CorpusBlock;
 
-// paths and, when list_file is not NULL, the lines of list_file; "-" is standard input (JSON lines
-// only). Every file is looked up now, so that a missing one is reported before the work begins.
-// Errors: EXIT_DATA naming the path. The strings of paths must outlive the corpus.
+// Inputs: paths, and the lines of list_file (NULL: none). "-" is standard input, for JSON lines
+// only. Every file is looked up now, so that a missing one is reported before the work begins. The
+// strings of paths must outlive the corpus. Errors: EXIT_DATA with the path.
 Corpus *corpus_open(const char *const *paths, int count, const char *list_file, bool plain_text, Error *err);
 void corpus_close(Corpus *corpus);
 // Bytes of all inputs, -1 when one of them has no known size (a pipe).
 int64_t corpus_bytes(const Corpus *corpus);
 
-// Fills the block. Returns false at the end (err->code == 0) or on an error (EXIT_DATA, naming the
-// file; compressed files are named as such).
+// Fills the block. False at the end (err->code == 0) or on an error: EXIT_DATA with the file, which
+// may be compressed or of another format.
 bool corpus_next(Corpus *corpus, CorpusBlock *block, Error *err);
 void corpus_block_free(CorpusBlock *block);
 

@@ -1,5 +1,6 @@
-// One string out of one line of JSON. Called by preprocess_data's workers for every document. Its own reader,
-// not cJSON: a text may hold U+0000, lone surrogates must be counted, and no tree is built for other fields.
+// One string out of one line of JSON. Called by preprocess_data's workers for every document. Its
+// own reader, not cJSON: a text may hold U+0000, lone surrogates must be counted, and no tree is
+// built for other fields.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -25,9 +26,10 @@ typedef struct JsonlText {
     size_t column;      // JSONL_INVALID: the 1-based byte where reading stopped
     const char *why;    // and what was wrong
 } JsonlText;
-// Finds the value of `key` in the object that is the whole line, at top level only. White space around the
-// object is allowed; of a key that occurs twice the last value counts. Accepted is what Python's json.loads
-// accepts (NaN and Infinity too), nested at most 1000 deep. UTF-8 is passed on as it is.
+// Finds the value of `key` in the object that is the whole line, at top level only. White space
+// around the object is allowed; of a key that occurs twice the last value counts. Accepted is what
+// Python's json.loads accepts (NaN and Infinity too), nested at most 1000 deep. UTF-8 is passed on
+// as it is.
 JsonlResult jsonl_find(JsonText *json, const char *line, size_t bytes, const char *key, JsonlText *found);
 void json_text_free(JsonText *json);
 

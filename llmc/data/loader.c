@@ -15,16 +15,6 @@
 // -------------------------------------------------------------------------------------------------
 // Opening
 
-static int path_count(const LoaderOptions *o, int split) {
-    const int counts[SPLITS] = {o->train_data_path_count, o->valid_data_path_count, o->test_data_path_count};
-    return counts[split];
-}
-
-static const char *const *path_words(const LoaderOptions *o, int split) {
-    const char *const *const words[SPLITS] = {o->train_data_path, o->valid_data_path, o->test_data_path};
-    return words[split];
-}
-
 static bool check_options(const LoaderOptions *o, Error *err) {
     if (o->seq_length < 1 || o->vocab_size < 1 || o->micro_batch_size < 1 || o->dp_size < 1 ||
         o->dp_rank < 0 || o->dp_rank >= o->dp_size) {
@@ -49,11 +39,10 @@ static bool check_options(const LoaderOptions *o, Error *err) {
 
 bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *o, Error *err) {
     if (o->mock_data) return true;
-    if (o->data_path_count) return data_source_open(&source[0], o->data_path, o->data_path_count, err);
+    if (o->data_path.count) return data_source_open(&source[0], o->data_path.words, o->data_path.count, err);
     for (int s = 0; s < SPLITS; s++) {
-        if (path_count(o, s) && !data_source_open(&source[s], path_words(o, s), path_count(o, s), err)) {
-            return false;
-        }
+        const DataPath *path = &o->split_path[s];
+        if (path->count && !data_source_open(&source[s], path->words, path->count, err)) return false;
     }
     return true;
 }
@@ -69,13 +58,13 @@ static bool ends_fit(const Loader *l, const LoaderOptions *o, Error *err) {
 
 // Which splits there are, and the bounds that cut them (only with --data-path).
 static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLITS + 1], Error *err) {
-    if (o->data_path_count && !o->mock_data &&
+    if (o->data_path.count && !o->mock_data &&
         !split_parse(o->split ? o->split : "969, 30, 1", bounds, err)) {
         return false;
     }
     for (int s = 0; s < SPLITS; s++) {
         bool present = o->mock_data ||
-                       (o->data_path_count ? bounds[s + 1] > bounds[s] : path_count(o, s) > 0);
+                       (o->data_path.count ? bounds[s + 1] > bounds[s] : o->split_path[s].count > 0);
         l->has[s] = present && o->samples[s] != 0;
     }
     if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) {
@@ -106,10 +95,10 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
     IndexMemory hooks = node_memory_hooks(l->memory);
     for (int s = 0; s < SPLITS && !o->mock_data; s++) {
         if (!l->has[s]) continue;
-        const DataSource *source = &l->source[o->data_path_count ? 0 : s];
+        const DataSource *source = &l->source[o->data_path.count ? 0 : s];
         uint32_t seed = s == SPLIT_TRAIN || !o->eval_seed ? o->seed : o->eval_seed;
         SplitRequest request =
-            {s, o->data_path_count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
+            {s, o->data_path.count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
         if (!blended_dataset_build(&l->data[s], source, &request, &hooks, err)) return false;
         if (!list_suffices(&l->data[s], s, err)) return false;  // the same on every rank
     }
@@ -141,8 +130,8 @@ Loader *loader_open(const LoaderOptions *options, Peers node, Error *err) {
         return NULL;
     }
     l->options = *options;
-    l->options.data_path = l->options.train_data_path = l->options.valid_data_path =
-        l->options.test_data_path = NULL;
+    l->options.data_path = (DataPath){NULL, 0};
+    memset(l->options.split_path, 0, sizeof l->options.split_path);
     l->options.split = NULL;
     l->eod = options->mock_data ? 0 : options->eod;
     allocate_batch(l);

@@ -1,6 +1,6 @@
-// Batches for the training loop: Megatron's sampler order over iterations, micro-batches and
-// data-parallel ranks on top of the datasets; token checks, loss masks, position ids and document
-// starts; mock data; --inspect-data. Called by train_gpt.cu.
+// Batches for the training loop. Megatron's sampler order over iterations, micro-batches and
+// data-parallel ranks, on top of the datasets; token checks, loss masks, positions and document
+// starts; mock data; --inspect-data. Called by train_gpt.cu and llmc/run.
 #pragma once
 #include <stdio.h>
 
@@ -8,77 +8,79 @@
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
+// The words of one --data-path or of its kin.
+typedef struct DataPath {
+    const char *const *words;
+    int count;
+} DataPath;
+
 typedef struct LoaderOptions {
-    // Which of the paths go together config_parse has checked.
-    const char *const *data_path;        int data_path_count;         // one blend, cut by split
-    const char *const *train_data_path;
-    int train_data_path_count;  // or one blend per split, each used whole
-    const char *const *valid_data_path;  int valid_data_path_count;
-    const char *const *test_data_path;   int test_data_path_count;
-    const char *split;                   // "969, 30, 1"
-    bool mock_data;  // Megatron's synthetic samples, repeated without end; the paths are then ignored
-    int64_t samples[SPLITS];             // requested samples per split; 0 = split not wanted; or ONE_EPOCH
-    double surplus;                      // of a weighted blend's shards: SplitRequest
+    DataPath data_path;           // one blend, cut by split; or none,
+    DataPath split_path[SPLITS];  // and one blend per split, each used whole
+    const char *split;            // "969, 30, 1"
+    bool mock_data;               // Megatron's synthetic samples, without end; the paths are ignored
+    int64_t samples[SPLITS];      // requested per split, or ONE_EPOCH; 0: the split is not wanted
+    double surplus;               // of a weighted blend's shards: SplitRequest
     int seq_length;
-    int vocab_size;                      // ids must be below this (unpadded size)
-    int eod;  // -1: none. Needed by the three flags below; mock data has its own, 0
-    bool known_ids;  // ids of a tokenizer of this program: shards of another one are refused
+    int vocab_size;               // ids must be below this (unpadded size)
+    int eod;                      // -1: none. Needed by the three flags below; mock data has its own, 0
+    bool known_ids;               // of a tokenizer of this program: shards of another one are refused
     bool eod_mask_loss, reset_position_ids, reset_attention_mask;
-    uint32_t seed, eval_seed;            // order of the training samples | of the others, 0: seed
-    int micro_batch_size;                // B
+    uint32_t seed, eval_seed;     // order of the training samples | of the others, 0: seed
+    int micro_batch_size;         // B
     int dp_rank, dp_size;
 } LoaderOptions;
 
-// One micro-batch of this rank, host memory owned by the loader, valid until the next loader_batch
-// of this loader.
+// One micro-batch of this rank. Host memory of the loader, valid until its next loader_batch.
 typedef struct Batch {
-    int32_t *tokens;        // (B, T)
-    int32_t *targets;       // (B, T) tokens shifted by one
-    int32_t *positions;     // (B, T) 0..T-1, restarted after an EOD under reset_position_ids
-    float *loss_mask;  // (B, T) 1, or 0 where the input token is EOD under eod_mask_loss; NULL when all ones
-    int32_t
-        *doc_start;  // (B, T) first position that token t may attend to; NULL without reset_attention_mask
-    int64_t first_sample;   // global index of row 0; row j is first_sample + j
+    int32_t *tokens;       // (B, T)
+    int32_t *targets;      // (B, T) tokens shifted by one
+    int32_t *positions;    // (B, T) 0..T-1, restarted after an EOD under reset_position_ids
+    float *loss_mask;      // (B, T) 0 where the input is EOD under eod_mask_loss, else 1; NULL: all ones
+    int32_t *doc_start;    // (B, T) first position that token t attends to; NULL without reset_attention_mask
+    int64_t first_sample;  // global index of row 0; row j is first_sample + j
 } Batch;
 
 typedef struct Loader Loader;
 
-// Opens the shards and builds the indices once per node (node: the ranks of this host,
-// MPI_COMM_SELF will do; its site speaks for shards that are cut short while the loader is open) in
-// memory that the ranks of the node share. Collective over node: on failure every rank of the node
-// returns NULL with the same error (EXIT_USAGE, EXIT_DATA, EXIT_ENVIRONMENT). Prints nothing;
-// loader_print_summary does. The strings and arrays of options need not outlive the call.
+// Opens the shards and builds the indices, once per node, in memory that its ranks share.
+// node: the ranks of this host; MPI_COMM_SELF will do. Its site names the reader of a shard that is
+// cut short while the loader is open. Strings and arrays of options need not outlive the call.
+// Prints nothing. Collective over node: on failure every rank of it returns NULL with the same
+// error (EXIT_USAGE, EXIT_DATA, EXIT_ENVIRONMENT).
 Loader *loader_open(const LoaderOptions *options, Peers node, Error *err);
 // Collective over node. NULL is allowed.
 void loader_close(Loader *loader);
-// True when this split has data (its weight is non-zero, or it has a path, and samples were
-// requested).
+// Whether this split has data: its weight is not zero, or it has a path, and samples were
+// requested.
 bool loader_has_split(const Loader *loader, int split);
-// Number of samples of a split: at least as many as requested; INT64_MAX for mock data, 0 without
+// Number of samples of a split: at least as many as requested. INT64_MAX for mock data, 0 without
 // the split.
 int64_t loader_samples(const Loader *loader, int split);
-// A number for each shard, split by split (malloc'ed), equal where machines have the same data: of
-// its sizes, the two ends of both its files and its weight in the blend.
+// A number for each shard, split by split (malloc'ed), equal where machines have the same data. It
+// is made of the shard's sizes, the two ends of both its files and its weight in the blend.
 uint64_t *loader_fingerprints(const Loader *loader, int *shards);
 // The prefix of the shard with that place among them.
 const char *loader_shard_prefix(const Loader *loader, int place);
 // How often the training data has been read after `consumed` samples: tokens consumed / tokens of
-// all its shards; for a blend that is the mean over its shards (--inspect-data tells them apart).
-// -1 for mock data or without a training split.
+// all shards. For a blend that is the mean over its shards; --inspect-data tells them apart. -1 for
+// mock data or without a training split.
 double loader_epoch(const Loader *loader, int64_t consumed);
-// Micro-batch whose global micro-batch starts at sample `consumed` (= consumed samples at the
-// iteration's start + k * B * dp_size): this rank reads rows consumed + dp_rank * B + j. Not
-// collective. Errors (EXIT_DATA): a token id outside 0..vocab_size-1, naming shard, sequence and
-// position; samples beyond the dataset's end.
+// This rank's part of the global micro-batch that starts at sample `consumed`: rows consumed +
+// dp_rank * B + j. Micro-batch k of an iteration starts at the iteration's consumed samples + k * B
+// * dp_size. Not collective. Errors (EXIT_DATA): a token id outside 0..vocab_size-1, with shard,
+// sequence and position; samples beyond the dataset's end.
 bool loader_batch(Loader *loader, int split, int64_t consumed, Batch *batch, Error *err);
-// Megatron's " > datasets target sizes (minimum size):" lines, then per split and shard: sequences,
-// tokens, epochs, samples, and whether the last epoch is shuffled separately.
+// Megatron's " > datasets target sizes (minimum size):" lines. Then, per split and shard:
+// sequences, tokens, epochs, samples, and whether the last epoch is shuffled separately. Warnings
+// of check_ends.
 void loader_print_summary(const Loader *loader, FILE *out);
-// --inspect-data k: sample k of the training split: shard, sequences and offsets it spans, its ids,
-// the text by `decode` (NULL: ids only), the epoch it lies in, samples and tokens per blend part.
-// Errors: EXIT_USAGE for a k that is not there.
-bool loader_inspect(const Loader *loader, int64_t k, FILE *out,
-                    const char *(*decode)(const void *context, int id, size_t *bytes), const void *context,
+// The bytes of an id as text, for loader_inspect; NULL when it has none.
+typedef const char *(*DecodeToken)(const void *context, int id, size_t *bytes);
+// --inspect-data k: sample k of the training split. Prints its shard, the sequences and offsets
+// that it spans, its ids, their text (decode NULL: none), its epoch, and samples and tokens per
+// shard of a blend. Error: EXIT_USAGE for a k that is not there.
+bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken decode, const void *context,
                     Error *err);
 
 LLMC_END

@@ -111,9 +111,7 @@ static void print_origin(const BlendedDataset *d, int64_t k, FILE *out) {
     free(drawn);
 }
 
-static void print_text(const int32_t *ids, int count, FILE *out,
-                       const char *(*decode)(const void *context, int id, size_t *bytes),
-                       const void *context) {
+static void print_text(const int32_t *ids, int count, FILE *out, DecodeToken decode, const void *context) {
     fprintf(out, "  text:\n");
     for (int t = 0; t < count; t++) {
         size_t bytes = 0;
@@ -127,8 +125,7 @@ static void print_text(const int32_t *ids, int count, FILE *out,
     fprintf(out, "\n");
 }
 
-bool loader_inspect(const Loader *loader, int64_t k, FILE *out,
-                    const char *(*decode)(const void *context, int id, size_t *bytes), const void *context,
+bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken decode, const void *context,
                     Error *err) {
     int64_t samples = loader_samples(loader, SPLIT_TRAIN);
     if (samples == 0) {

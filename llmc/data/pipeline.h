@@ -1,6 +1,6 @@
-// An ordered parallel map with bounded memory: one reader fills slots, workers process them in any
-// order, one writer takes them in the order they were filled. Used by preprocess_data. The slots'
-// contents belong to the caller; this hands out their numbers.
+// An ordered parallel map with bounded memory. One reader fills slots, workers process them in any
+// order, one writer takes them in the order in which they were filled. This hands out their
+// numbers; their contents belong to the caller. Used by preprocess_data.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -10,8 +10,8 @@ typedef struct Pipeline Pipeline;
 Pipeline *pipeline_create(int slots);
 void pipeline_free(Pipeline *pipeline);
 
-// The reader: waits for a free slot. Then either hands it on, or says that there is no more input
-// (without handing on).
+// The reader: waits for a free slot. Then it either hands the slot on or says that there is no more
+// input.
 int pipeline_read_begin(Pipeline *pipeline);
 void pipeline_read_end(Pipeline *pipeline);
 void pipeline_no_more_input(Pipeline *pipeline);

@@ -7,7 +7,9 @@
 
 // White space as the reference's engines know it: Unicode's White_Space property. PCRE2's own \s
 // would also take U+180E. Spelled out, so that it depends on nobody's tables.
-#define WHITE_SPACE "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
+#define WHITE_SPACE                                                            \
+    "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}" \
+    "\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
 
 // GPT-2's alternation, leftmost first. Where nothing can follow a repetition it is made possessive
 // (++): the same matches, no stack. The last but one gives back one character when a non-space

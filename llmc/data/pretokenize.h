@@ -15,11 +15,11 @@ PieceSplitter *piece_splitter_create(const PiecePattern *pattern);
 void piece_splitter_free(PieceSplitter *splitter);
 
 // End of the piece that begins at text[start]: start < end <= bytes, so that pieces tile the text.
-// text is well-formed UTF-8 and start lies on a character. Pieces decided by ASCII alone are cut by
-// hand, the others by PCRE2: both give the same borders.
+// text is well-formed UTF-8, start lies on a character. Pieces that ASCII alone decides are cut by
+// hand, the others by PCRE2; both give the same borders.
 size_t piece_end(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start);
-// The same, by PCRE2 alone: the definition that the hand-written path is tested against, ten times
-// slower.
+// The same by PCRE2 alone: ten times slower, and the definition that the hand-written path is
+// tested against.
 size_t piece_end_pcre2(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start);
 
 LLMC_END

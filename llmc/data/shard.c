@@ -3,11 +3,14 @@
 // merge_datasets. Format: Megatron-LM's IndexedDataset.
 //
 // The .idx file, little-endian and packed, N sequences, M boundaries:
-//     0  9 bytes  "MMIDIDX\0\0"          34         i32[N]  sequence lengths in tokens
-//     9  u64      version, 1             34 +  4N   i64[N]  byte offset of each sequence in the .bin
-//    17  u8       dtype code             34 + 12N   i64[M]  first sequence of each document; first 0, last N
-//    18  u64      N                      then       i8[N]   "modes", only in multimodal shards; ignored
-//    26  u64      M
+//     at 0          9 bytes  "MMIDIDX\0\0"
+//     at 9          u64      version, 1
+//     at 17         u8       dtype code
+//     at 18, 26     u64      N, M
+//     at 34         i32[N]   sequence lengths in tokens
+//     at 34 + 4N    i64[N]   byte offset of each sequence in the .bin
+//     at 34 + 12N   i64[M]   first sequence of each document; first 0, last N
+//     then          i8[N]    "modes", only in multimodal shards; ignored
 // Every array begins at an odd multiple of two bytes, hence the memcpy loads.
 #include "llmc/data/shard.h"
 

@@ -1,27 +1,26 @@
-// Text to token ids and back: GPT-2's byte-level BPE (vocab.json + merges.txt), a byte tokenizer
-// (256 bytes + EOD) that needs no files, and Megatron's NullTokenizer (ids only). Used by
-// preprocess_data (encode), by the trainer (vocabulary size, EOD) and by sampling (decode).
+// Text to token ids and back. GPT-2's byte-level BPE (vocab.json and merges.txt); a byte tokenizer
+// (256 bytes and EOD) that needs no files; Megatron's NullTokenizer (ids only). Used by
+// preprocess_data (encoding), the trainer (vocabulary size, EOD) and sampling (decoding).
 //
 // The BPE ids are those of Hugging Face's `tokenizers` (ByteLevel(add_prefix_space=False) + BPE)
-// and of Megatron-LM's GPT2BPETokenizer. Which characters are letters and digits follows PCRE2's
-// Unicode tables (version_unicode): text in letters that newer or older tables do not know alike
+// and of Megatron-LM's GPT2BPETokenizer. PCRE2's Unicode tables (version_unicode) say which
+// characters are letters and digits. Newer and older tables differ in some: text in such letters
 // may be cut differently.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// In the order of the words of --tokenizer-type: GPT2BPETokenizer, Byte, NullTokenizer, as Megatron
-// calls them.
+// In the order of the words of --tokenizer-type: GPT2BPETokenizer, Byte, NullTokenizer.
 typedef enum TokenizerType { TOKENIZER_GPT2_BPE, TOKENIZER_BYTE, TOKENIZER_NULL } TokenizerType;
 
-typedef struct Tokenizer Tokenizer;      // immutable after opening, shared by threads
-typedef struct Encoder Encoder;  // one per thread: PCRE2 match data, the BPE scratch and the word cache
+typedef struct Tokenizer Tokenizer;  // immutable after opening, shared by threads
+typedef struct Encoder Encoder;      // one per thread: PCRE2 match data, room for BPE, the word cache
 
-// type GPT2_BPE wants vocab_file and merge_file; NULL wants null_vocab_size (V = n + 1, EOD = n, as
-// Megatron's NullTokenizer). Errors: EXIT_DATA for a missing or malformed file, naming file and
-// line; EXIT_USAGE for a null_vocab_size that cannot be, or GPT2_BPE without its files. merges.txt:
-// a first line that begins with "#version" is skipped; the last merge counts even where the final
-// newline is missing (Megatron-LM drops it then, Hugging Face's tokenizers does not).
+// GPT2_BPE wants vocab_file and merge_file. NULL wants null_vocab_size n: V = n + 1, EOD = n, as in
+// Megatron. merges.txt: a first line that begins with "#version" is skipped. The last merge counts
+// even without a final newline; Hugging Face's tokenizers does the same, Megatron-LM drops it.
+// Errors: EXIT_DATA for a missing or malformed file, with file and line. EXIT_USAGE for a
+// null_vocab_size that cannot be, or GPT2_BPE without its files.
 Tokenizer *tokenizer_open(TokenizerType type, const char *vocab_file, const char *merge_file,
                           int64_t null_vocab_size, Error *err);
 void tokenizer_close(Tokenizer *tokenizer);
@@ -30,22 +29,22 @@ int tokenizer_eod(const Tokenizer *tokenizer);         // 50256 for GPT-2, 256 f
 
 Encoder *encoder_create(const Tokenizer *tokenizer);
 void encoder_free(Encoder *encoder);
-// Appends the ids of text (bytes long, UTF-8; invalid sequences are read as U+FFFD, one per maximal
-// invalid subpart, and added to *replaced) to a growing array. No special-token parsing:
-// "<|endoftext|>" in the text is ordinary characters, as in Megatron. With NullTokenizer, text is
-// decimal ids separated by white space; a word that is no id of the vocabulary is left out and
-// counted. The caller checks bytes <= ENCODER_MAX_BYTES.
+// A growing array of ids.
 typedef struct TokenBuffer {
     int32_t *ids;
     int64_t count, capacity;
 } TokenBuffer;
-enum { ENCODER_MAX_BYTES = 1 << 30 };
+enum { ENCODER_MAX_BYTES = 1 << 30 };  // the caller makes sure of it
+// Appends the ids of text, `bytes` of UTF-8. Invalid sequences are read as U+FFFD, one per maximal
+// invalid subpart, and added to *replaced. There are no special tokens: "<|endoftext|>" in the text
+// is ordinary characters, as in Megatron. NullTokenizer: the text is decimal ids separated by white
+// space. A word that is no id of the vocabulary is left out and counted.
 void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced);
 void token_buffer_append(TokenBuffer *buffer, int32_t id);
 void token_buffer_free(TokenBuffer *buffer);
 
-// Bytes of one id (not NUL-terminated; may be part of a UTF-8 character), length in *bytes. EOD
-// gives "<|endoftext|>"; NullTokenizer's ids give their decimal form after a space; an id outside
+// Bytes of one id, length in *bytes. Not NUL-terminated; may be part of a UTF-8 character. EOD
+// gives "<|endoftext|>". NullTokenizer's ids give their decimal form after a space. An id outside
 // the vocabulary (a padded row) gives length 0.
 const char *tokenizer_decode(const Tokenizer *tokenizer, int id, size_t *bytes);
 

@@ -125,32 +125,15 @@ static int64_t line_of(const char *text, const char *where) {
 
 // The whole file, NUL-terminated; NULL and err on failure.
 static char *read_file(const char *path, size_t *bytes, Error *err) {
-    FILE *file = durable_open_plain(path);
-    if (!file && errno == 0) {
-        error_set(err, EXIT_DATA, "%s is not a plain file; check the path", path);
-        return NULL;
-    }
-    if (!file) {
+    if (!durable_exists(path)) {
         error_set(err, EXIT_DATA, "cannot open %s: %s; dev/data/get_gpt2_vocab.sh downloads GPT-2's files",
                   path, strerror(errno));
         return NULL;
     }
-    size_t capacity = 1 << 16, used = 0, got;
-    char *text = xmalloc(capacity + 1, "reading the vocabulary");
-    while ((got = fread(text + used, 1, capacity - used, file)) > 0 && used + got < MAX_VOCABULARY_BYTES) {
-        used += got;
-        if (used == capacity) text = xrealloc(text, (capacity *= 2) + 1, "reading the vocabulary");
-    }
-    bool failed = ferror(file);
-    fclose(file);
-    if (failed || got > 0) {
-        const char *what = failed ? "cannot be read" : "is too large for a vocabulary file";
-        error_set(err, EXIT_DATA, "%s %s; check the path", path, what);
-        free(text);
-        return NULL;
-    }
-    text[used] = 0;
-    *bytes = used;
+    uint64_t size = 0;
+    char *text = durable_read_file(path, MAX_VOCABULARY_BYTES, &size, err);
+    if (!text && err) err->code = EXIT_DATA;
+    *bytes = (size_t)size;
     return text;
 }
 

@@ -20,9 +20,9 @@ void token_table_init(TokenTable *table, int size, size_t total_bytes);
 void token_table_append(TokenTable *table, int next, const char *bytes, size_t length);
 void token_table_free(TokenTable *table);
 
-// Reads both files. The ids of vocab.json must be 0 .. n-1, each once; all 256 byte symbols and
-// "<|endoftext|>" must be there; every merge's parts and result must be in the vocabulary. Errors:
-// EXIT_DATA, naming file and line (or entry). On failure nothing is left to free.
+// Reads both files. The ids of vocab.json must be 0 .. n-1, each once. All 256 byte symbols and
+// "<|endoftext|>" must be there, and so must every merge's parts and result. Errors: EXIT_DATA with
+// file and line or entry. On failure nothing is left to free.
 bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const char *merge_file, Error *err);
 
 LLMC_END

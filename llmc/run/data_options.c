@@ -6,19 +6,15 @@
 LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     LoaderOptions o;
     memset(&o, 0, sizeof o);
-    o.data_path = c->data_path.items;
-    o.data_path_count = c->data_path.count;
-    o.train_data_path = c->train_data_path.items;
-    o.train_data_path_count = c->train_data_path.count;
-    o.valid_data_path = c->valid_data_path.items;
-    o.valid_data_path_count = c->valid_data_path.count;
-    o.test_data_path = c->test_data_path.items;
-    o.test_data_path_count = c->test_data_path.count;
+    const Words *splits[SPLITS] = {&c->train_data_path, &c->valid_data_path, &c->test_data_path};
+    o.data_path = (DataPath){c->data_path.items, c->data_path.count};
+    for (int i = 0; i < SPLITS; i++) o.split_path[i] = (DataPath){splits[i]->items, splits[i]->count};
     o.split = c->split;
     o.mock_data = c->mock_data;
     o.samples[SPLIT_TRAIN] = c->skip_train ? 0 : c->total_samples;
     int64_t evaluations = c->eval_interval > 0 ? c->train_iters / c->eval_interval + 1 : 0;
-    o.samples[SPLIT_VALID] = c->full_validation ? ONE_EPOCH : evaluations * c->eval_iters * c->global_batch_size;
+    o.samples[SPLIT_VALID] = c->full_validation ? ONE_EPOCH
+                                                : evaluations * c->eval_iters * c->global_batch_size;
     o.samples[SPLIT_TEST] = c->eval_iters * c->global_batch_size;
     o.surplus = c->mid_level_dataset_surplus;
     o.seq_length = c->seq_length;

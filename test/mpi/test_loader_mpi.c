@@ -55,8 +55,7 @@ static void make_data(void) {
 }
 
 static LoaderOptions options_of(const char *const *words, int count) {
-    return (LoaderOptions){.data_path = words,
-                           .data_path_count = count,
+    return (LoaderOptions){.data_path = {words, count},
                            .split = "80,15,5",
                            .samples = {1200, 96, 48},
                            .seq_length = 16,
@@ -131,7 +130,7 @@ static void expect_error(const LoaderOptions *o, int code, const char *words) {
 static void errors(void) {
     const char *good = prefix[0], *bad = "/no/such/shard";
     LoaderOptions o = options_of(&good, 1);
-    if (rank == ranks - 1) o.data_path = &bad;  // one rank alone
+    if (rank == ranks - 1) o.data_path.words = &bad;  // one rank alone
     expect_error(&o, EXIT_DATA, bad);
     o = options_of(&good, 1);
     o.split = "99999,1,0";

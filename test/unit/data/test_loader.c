@@ -62,8 +62,7 @@ static int remove_folder(void **state) {
 
 // One shard, T = 8, 96 training samples, B = 4, one rank.
 static LoaderOptions one_shard(const char *const *prefix) {
-    return (LoaderOptions){.data_path = prefix,
-                           .data_path_count = 1,
+    return (LoaderOptions){.data_path = {prefix, 1},
                            .split = "80,10,10",
                            .samples = {96, 24, 8},
                            .seq_length = 8,
@@ -88,7 +87,7 @@ static int32_t *expected_ids(const LoaderOptions *o, int split, int64_t count) {
     BlendedDataset d;
     Error err = {0};
     double bounds[SPLITS + 1];
-    assert_true(data_source_open(&source, o->data_path, o->data_path_count, &err) && split_parse(o->split, bounds, &err));
+    assert_true(data_source_open(&source, o->data_path.words, o->data_path.count, &err) && split_parse(o->split, bounds, &err));
     assert_true(blended_dataset_build(
         &d, &source, &(SplitRequest){split, bounds, o->samples[split], o->seq_length, o->seed, 0}, NULL, &err));
     int row = o->seq_length + 1;
@@ -138,7 +137,7 @@ static void sampler_order(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[4] = {"0.7", f->prefix, "0.3", f->other};
     LoaderOptions o = one_shard(words);
-    o.data_path_count = 4;
+    o.data_path.count = 4;
     for (int split = 0; split < SPLITS; split++) {
         int32_t *ids = expected_ids(&o, split, o.samples[split]);
         for (int dp = 1; dp <= 4; dp *= 2) {
@@ -230,7 +229,7 @@ static void masks(void **state) {
 
 static void mock_data(void **state) {
     LoaderOptions o = one_shard(NULL);
-    o.data_path_count = 0;
+    o.data_path.count = 0;
     o.mock_data = true;
     o.eod = -1;
     o.eod_mask_loss = true;
@@ -336,7 +335,7 @@ static void open_errors(void **state) {
     const char *prefix = f->prefix, *missing = "/no/such/shard";
     const LoaderOptions good = one_shard(&prefix);
     LoaderOptions o = good;
-    o.data_path = &missing;
+    o.data_path.words = &missing;
     expect_error(&o, EXIT_DATA, "/no/such/shard.idx");
     o = good;
     o.split = "0,1,1";
@@ -366,10 +365,9 @@ static void paths_per_split(void **state) {
     Folder *f = (Folder *)*state;
     const char *train = f->prefix, *valid = f->other;
     LoaderOptions o = one_shard(NULL), alone = one_shard(&valid);
-    o.data_path_count = 0;
-    o.train_data_path = &train;
-    o.valid_data_path = &valid;
-    o.train_data_path_count = o.valid_data_path_count = 1;
+    o.data_path.count = 0;
+    o.split_path[SPLIT_TRAIN] = (DataPath){&train, 1};
+    o.split_path[SPLIT_VALID] = (DataPath){&valid, 1};
     Loader *l = open_loader(&o);
     assert_true(loader_has_split(l, SPLIT_TRAIN) && loader_has_split(l, SPLIT_VALID) && !loader_has_split(l, SPLIT_TEST));
     alone.split = "1,0,0";
@@ -390,7 +388,7 @@ static void lists_are_read_once(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[2] = {f->prefix, f->other};
     LoaderOptions o = one_shard(words);
-    o.data_path_count = 2;
+    o.data_path.count = 2;
     o.samples[SPLIT_TRAIN] = o.samples[SPLIT_VALID] = o.samples[SPLIT_TEST] = ONE_EPOCH;
     Loader *l = open_loader(&o);
     int64_t there[SPLITS];
@@ -558,14 +556,14 @@ static void ends_of_another_vocabulary(void **state) {
 // --check-data reads shards, not samples: a split that nothing can be drawn from is no matter.
 static void checking_needs_no_samples(void **state) {
     const char *prefix = ((Folder *)*state)->prefix, *missing = "/no/such/shard";
-    LoaderOptions o = {.data_path = &prefix, .data_path_count = 1, .split = "9999,1,0", .vocab_size = 500, .eod = 499};
+    LoaderOptions o = {.data_path = {&prefix, 1}, .split = "9999,1,0", .vocab_size = 500, .eod = 499};
     Error err = {0};
     bool good;
     char *text = text_of_check(&o, &good, &err);
     assert_true(good);
     assert_says(text, "/x: 80 sequences, 80 documents");
     free(text);
-    o.data_path = &missing;
+    o.data_path.words = &missing;
     text = text_of_check(&o, &good, &err);
     assert_false(good);
     assert_int_equal(err.code, EXIT_DATA);
