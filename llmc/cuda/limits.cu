@@ -3,8 +3,6 @@
 // the middle of the first step. Called by train_gpt.cu and report.c.
 #include "llmc/cuda/limits.h"
 
-#include <stdio.h>
-
 #include "llmc/ops.h"
 
 bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) {
@@ -14,11 +12,5 @@ bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) 
 size_t op_scratch_bytes(int64_t N, int C) { return scratch_bytes(N, C); }
 
 void op_attention_notice(int T, bool documents, char *text, size_t bytes) {
-    *text = '\0';
-    if (limits_for_cudnn(T, documents)) return;
-    snprintf(text, bytes,
-             "attention runs on this program's own kernels, which are slower than cuDNN's: cuDNN is used "
-             "%s",
-             documents ? "where attention does not stop at the borders of documents"
-                       : "for sequence lengths that are multiples of 64");
+    limits_attention_notice(T, documents, text, bytes);
 }

@@ -3,6 +3,7 @@
 // layernorm.cu, attention_cudnn.cpp and test_limits.c.
 #pragma once
 #include <limits.h>
+#include <stdio.h>
 
 #include "llmc/base/base.h"
 
@@ -52,6 +53,16 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
 // that is no multiple of 64 either: sampling has such lengths. They grow by one with every token,
 // and a plan for each would cost more than it saves.
 static inline bool limits_for_cudnn(int T, bool documents) { return !documents && T % 64 == 0; }
+
+// See op_attention_notice.
+static inline void limits_attention_notice(int T, bool documents, char *text, size_t bytes) {
+    const char *when = documents ? "where attention passes the borders of documents"
+                                 : "for sequence lengths that are multiples of 64";
+    *text = '\0';
+    if (limits_for_cudnn(T, documents)) return;
+    snprintf(text, bytes, "attention runs on this program's own kernels, which are slower than cuDNN's: "
+                          "cuDNN is used %s", when);
+}
 
 // --- scratch memory ------------------------------------------------------------------------------
 

@@ -78,6 +78,13 @@ static void test_attention(void **state) {
     assert_true(limits_for_cudnn(2048, false) && limits_for_cudnn(64, false));
     assert_false(limits_for_cudnn(2048, true));
     assert_false(limits_for_cudnn(2040, false));
+    char text[256];
+    limits_attention_notice(2048, false, text, sizeof text);
+    assert_string_equal(text, "");
+    limits_attention_notice(2040, false, text, sizeof text);
+    assert_non_null(strstr(text, "multiples of 64"));
+    limits_attention_notice(2048, true, text, sizeof text);
+    assert_non_null(strstr(text, "documents"));
 }
 
 int main(void) {
