@@ -1,4 +1,4 @@
-// Files that survive a crash: see durable.h. Used as durable.h says.
+// Files that survive a crash: see durable.h.
 #include "llmc/base/durable.h"
 
 #include <errno.h>
@@ -69,8 +69,8 @@ bool pread_all(int fd, void *data, uint64_t bytes, uint64_t offset) {
 bool durable_sync_folder(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return durable_error(err, "open folder", path);
-    // Some network file systems refuse fsync on a folder (EINVAL); their renames are durable by
-    // themselves.
+    // Some network file systems refuse fsync on a folder (EINVAL). Their renames are durable
+    // anyway.
     bool ok = fsync(fd) == 0 || errno == EINVAL;
     if (!ok) durable_error(err, "sync folder", path);
     close(fd);
@@ -155,8 +155,8 @@ bool durable_write_file(const char *path, const void *data, uint64_t bytes, Erro
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err) {
     struct stat status;
     char *text = NULL;
-    int fd = open(path, O_RDONLY | O_NONBLOCK |
-                            O_CLOEXEC);  // a pipe opens at once and is refused; plain files know no other way
+    // A pipe opens at once and is refused. To plain files the flag means nothing.
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &status) != 0) {
         durable_error(err, "open", path);
     } else if (!S_ISREG(status.st_mode)) {

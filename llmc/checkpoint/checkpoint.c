@@ -1,8 +1,10 @@
-// Saving a checkpoint: see checkpoint.h. Called by train_gpt.cu. First this rank collects what goes
-// into its shard, in which order. Then three phases that touch files and call no MPI, so that a
-// thread can do them while training goes on: prepare (rank 0: the folder), write (all: the shard),
-// publish (rank 0: manifest, renames, list of the run's checkpoints, tracker, old checkpoints).
-// Between them, on the caller's thread, the ranks agree and rank 0 gathers what the manifest says.
+// Saving a checkpoint: see checkpoint.h. Called by saver.c.
+//
+// First this rank collects what goes into its shard, in which order. Then come three phases that
+// touch files and call no MPI, so that a thread can do them while training goes on. Prepare (rank
+// 0): the folder. Write (all): the shard. Publish (rank 0): manifest, renames, list of the run's
+// checkpoints, tracker, old checkpoints. Between them, on the caller's thread, the ranks agree, and
+// rank 0 gathers what the manifest says.
 #include "llmc/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
@@ -21,8 +23,7 @@
 
 // --- Names ---------------------------------------------------------------------------------------
 
-// A file of a few bytes that is replaced by its successor, and put back when the save fails after
-// all.
+// A file of a few bytes that is replaced by its successor, and put back when the save fails later.
 typedef struct SmallFile {
     char *path, *fresh;
     char *before;  // its text; NULL: there was none, or nothing that could be put back
@@ -107,9 +108,8 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int t
     SafeTensor *t = &shard->tensors[shard->count];
     uint64_t bytes = slice_bytes(s);
     t->name = slice_name(&save->tensors[tensor], s->kind, s->lo, block);
-    strcpy(t->dtype, slice_kind_dtype(s->kind));
-    t->dims = 1;
-    t->shape[0] = s->hi - s->lo;
+    t->dtype = slice_kind_dtype(s->kind);
+    t->elements = s->hi - s->lo;
     shard->slices[shard->count] =
         (ManifestSlice){.tensor = tensor, .kind = s->kind, .block = block, .lo = s->lo, .hi = s->hi};
     shard->order[shard->count++] = i;
@@ -117,8 +117,8 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int t
     if (bytes > shard->largest) shard->largest = bytes;
 }
 
-// Lists the slices, wide elements first. Whoever made room for a copy of them counted on their own:
-// what does not fit must not be written there.
+// Lists the slices, wide elements first. Whoever made room for their copy added up the bytes by
+// other means: a copy that does not fit must not be written there.
 static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     size_t room = (size_t)save->slice_count + 1;
     int tensor = 0;
@@ -147,10 +147,9 @@ static void free_shard(ShardPlan *shard) {
     free(shard->order);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Prepare: rank 0 clears what a killed save left, checks the free space and makes the temporary
-// folder
+// --- Prepare -------------------------------------------------------------------------------------
 
+// Rank 0 clears what a killed save left, checks the free space and makes the temporary folder.
 static bool prepare(const Names *n, uint64_t bytes, Error *err) {
     return durable_make_folders(n->directory, err) && save_folder_clear(n->directory, err) &&
            save_folder_has_room(n->directory, bytes, err) && durable_make_folders(n->fresh, err);
@@ -173,7 +172,7 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
     if (!writer) return false;
     bool ok = true;
     if (save->staging) {
-        const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait for this one: it sees progress
+        const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait, and must see progress
         for (uint64_t at = 0; ok && at < shard->bytes; at += piece) {
             ok = safe_writer_append(writer, (const char *)save->staging + at,
                                     shard->bytes - at < piece ? shard->bytes - at : piece, err);
@@ -208,8 +207,7 @@ static bool check_manifest(const char *text, size_t bytes, const char *path, Err
     return ok;
 }
 
-// What a small file holds before it is replaced. A damaged one, which nothing could be learnt from,
-// is as good as none.
+// What a small file holds before it is replaced. A damaged one tells nothing and counts as none.
 static bool remember(SmallFile *f, uint64_t max_bytes, Error *err) {
     if (!durable_plain_file(f->path, max_bytes)) return true;
     f->before = durable_read_file(f->path, max_bytes, &f->before_bytes, err);
@@ -233,8 +231,8 @@ static void put_back(const SmallFile *f) {
 }
 
 // The renames. Everything they need is on the disk already. The folder's name is made durable
-// before the list and the tracker name it, and the list before the tracker: the checkpoint that the
-// tracker names is always in the list.
+// before the list and the tracker name it, and the list before the tracker. So the checkpoint that
+// the tracker names is always in the list.
 static bool switch_over(Names *n, Replacement *folder, Error *err) {
     if (!remember(&n->lineage, LINEAGE_MAX_BYTES, err) ||
         !remember(&n->tracker, CHECKPOINT_TRACKER_MAX_BYTES, err) || !durable_replace(folder, err))
@@ -271,8 +269,7 @@ static bool publish(const CheckpointSave *save, Names *n, const char *manifest, 
 
 // --- The job -------------------------------------------------------------------------------------
 
-// Rank 0's result: all ranks' manifest entries, one after another with ",\n" between them
-// (malloc'ed); NULL elsewhere.
+// On rank 0 all ranks' manifest entries, with ",\n" between them (malloc'ed). NULL elsewhere.
 static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, size_t *bytes) {
     int rank, ranks, mine = (int)entry_bytes;
     MPI_Comm_rank(peers.comm, &rank);
@@ -346,7 +343,7 @@ static bool publish_job(CheckpointJob *job) {
               publish(save, &job->names, text, bytes, &lineage, &job->error);
     free(text);
     if (ok) describe_folder(job, &lineage);
-    // The new checkpoint stands; an old one that cannot be deleted takes space and does no harm.
+    // The new checkpoint stands. An old one that cannot be deleted takes space and does no harm.
     if (ok && !save_folder_prune(save->directory, &lineage, &save->keep, &left))
         snprintf(job->notes.stays, sizeof job->notes.stays, "WARNING: old checkpoints stay: %s", left.what);
     lineage_free(&lineage);
@@ -373,7 +370,7 @@ static void *work_on_thread(void *argument) {
     return NULL;
 }
 
-// Ranks other than 0 have no part in the first phase and in the last. Without a thread to be had
+// Ranks other than 0 have no part in the first phase and in the last. Where no thread can be had,
 // the work is done at once.
 static void start_phase(CheckpointJob *job, Phase phase) {
     job->phase = phase;

@@ -7,15 +7,17 @@
 // checkpoint.c saves, checkpoint_load.c loads. manifest.h describes the manifest, safetensors.h the
 // shards, durable.h the care taken with files, save_folder.h what else lies in a --save folder.
 //
-//   <save>/latest_checkpointed_iteration.txt    the tracker
-//   <save>/checkpoints_of_run.txt               which of the checkpoints are the run's own (save_folder.h)
-//   <save>/iter_0000100/manifest.json           files, sizes, hashes, counters, arguments, parameter table
-//   <save>/iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     tensors "<parameter>|<kind>|<lo>";
-//                                               mp_rank_01_002: tensor rank 1, pipeline rank 2
-//   <save>/.iter_0000100.tmp/         while saving; what a killed save left is removed by the next one
-//   <save>/.iter_0000100.old/         only on file systems that cannot exchange two names, while iteration 100
-//                                     is being replaced
-//   <save>/.iter_0000050.del/         an old checkpoint while it is being deleted
+// What lies in a --save folder:
+//
+//   latest_checkpointed_iteration.txt      the tracker
+//   checkpoints_of_run.txt                 which of the checkpoints are the run's own (save_folder.h)
+//   iter_0000100/manifest.json             files, sizes, hashes, counters, arguments, parameters
+//   iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     of tensor rank 0
+//   iter_0000100/mp_rank_01_002/...        of tensor rank 1, pipeline rank 2
+//   .iter_0000100.tmp/                     while saving; what a killed save left goes with the next
+//   .iter_0000100.old/                     while iteration 100 is being replaced, on file systems that
+//                                          cannot exchange two names
+//   .iter_0000050.del/                     an old checkpoint while it is being deleted
 #pragma once
 #include "llmc/checkpoint/save_folder.h"
 #include "llmc/ranks/peers.h"
@@ -43,7 +45,8 @@ typedef struct CheckpointSave {
     const char *arguments_json;  // config_to_json
     const Tensor *tensors; int tensor_count;  // all parameters of the model, logical order
     const Slice *slices; int slice_count;     // what this rank saves
-    int tensor_rank, pipeline_rank, pipeline_ranks;  // name the folder of this rank's shard; 0 or 1 ranks: no pipeline
+    int tensor_rank, pipeline_rank;           // name the folder of this rank's shard
+    int pipeline_ranks;                       // 0 or 1: there is no pipeline
     // Copies slice i to host memory: hi - lo elements, little-endian, packed. Called once per slice
     // that is not empty. First come the 4-byte kinds, then the 2-byte ones, each in order: so every
     // tensor in the file is aligned.
@@ -58,7 +61,7 @@ typedef struct CheckpointSave {
     // fetch returns when its copy has.
     void (*fetched)(void *context);
     Retention keep;  // older checkpoints that stay; zeros: all
-    int64_t before;  // the checkpoint in this folder that the run went on from, or saved last; -1: none
+    int64_t before;  // iteration in this folder that the run went on from, or saved last; -1: none
     Peers peers;     // all ranks; its site also for the message when the thread gets no memory
 } CheckpointSave;
 
@@ -118,7 +121,8 @@ const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
 // That the checkpoint's parameters are the model's: equal names and whole shapes. Else one line
 // that names the first difference.
 bool checkpoint_check_tensors(const Checkpoint *checkpoint, const Tensor *tensors, int count, Error *err);
-bool checkpoint_has(const Checkpoint *checkpoint, SliceKind kind);  // false for kinds left out by --no-save-optim
+// False for kinds that --no-save-optim left out.
+bool checkpoint_has(const Checkpoint *checkpoint, SliceKind kind);
 // Reads a slice, gathered from whichever shards hold it, in whatever layout it was saved. Not
 // collective. Errors (EXIT_CHECKPOINT): a tensor or range that is in no shard, weights of a build
 // with another precision, a damaged shard.

@@ -1,24 +1,26 @@
-// Loading a checkpoint: see checkpoint.h. Called by train_gpt.cu. The manifest says where every
-// slice lies; shards are opened when they are first read, and stay open as long as there are not
-// too many of them.
+// Loading a checkpoint: see checkpoint.h. Called by llmc/run/resume.c.
+//
+// The manifest says where every slice lies. A shard is opened when it is first read, and stays open
+// until too many others are.
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "llmc/base/durable.h"
 #include "llmc/checkpoint/foreign.h"
 #include "llmc/checkpoint/manifest.h"
-#include "llmc/checkpoint/safetensors.h"
 
 enum { TRACKER_MAX_DIGITS = 15, OPEN_SHARDS = 256 };
 
-// The shards as far as they have been needed. Only a cache: a Checkpoint that is read from stays
-// the same to its users.
+// Descriptors of the shards that were read lately. Only a cache: a Checkpoint that is read from
+// stays the same to its users.
 typedef struct ShardCache {
-    SafeFile *files;        // one per file of the manifest; path NULL until the first use, fd -1 while closed
+    int *fd;                // of each file of the manifest; -1: closed
     int open[OPEN_SHARDS];  // ring of the files that are open
     int count, oldest;
 } ShardCache;
@@ -45,8 +47,8 @@ static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error
     return CHECKPOINT_UNREADABLE;
 }
 
-// The folder of an iteration. ".old": the save that was replacing it died half-way
-// (durable_replace). "release": Megatron's name.
+// The folder of an iteration. It may be called ".old", where the save that was replacing it died
+// half-way (durable_replace), or "release", as Megatron-LM has it.
 static char *find_folder(const char *directory, int64_t iteration) {
     char *candidates[] = {text_format("%s/iter_%07" PRId64, directory, iteration),
                           text_format("%s/.iter_%07" PRId64 ".old", directory, iteration),
@@ -60,15 +62,15 @@ static char *find_folder(const char *directory, int64_t iteration) {
     return folder;
 }
 
-// The iteration that the tracker names, NO_CHECKPOINT without one, CHECKPOINT_UNREADABLE with err;
-// then *damaged: it was read, or is no file, and does not name an iteration.
+// The iteration that the tracker names. NO_CHECKPOINT: there is no tracker. CHECKPOINT_UNREADABLE
+// with err: it names none. Then *damaged says that this is known, and no fault of the disk's.
 static int64_t read_tracker(const char *directory, bool *damaged, Error *err) {
     char *path = text_format("%s/" CHECKPOINT_TRACKER, directory), *text = NULL;
     uint64_t bytes;
     int64_t iteration = NO_CHECKPOINT;
     *damaged = false;
-    // Only its absence means that there is none: a tracker that cannot be read must not start a run
-    // afresh.
+    // A tracker that cannot be read must not start a run afresh: only its absence means that there
+    // is none.
     struct stat status;
     if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
         bool plain = durable_plain_file(path, CHECKPOINT_TRACKER_MAX_BYTES);
@@ -88,8 +90,8 @@ static bool folder_exists(const char *directory, int64_t iteration) {
     return there;
 }
 
-// The newest of the run's checkpoints that are there, sound or not; NO_CHECKPOINT: there is none of
-// any run; CHECKPOINT_UNREADABLE with err: there are others only.
+// The newest of the run's checkpoints that are there, sound or not. NO_CHECKPOINT: there is none of
+// any run. CHECKPOINT_UNREADABLE with err: there are only others'.
 static int64_t newest_of_run(const char *directory, Error *err) {
     Lineage lineage;
     int others;
@@ -109,8 +111,8 @@ static int64_t newest_of_run(const char *directory, Error *err) {
     return CHECKPOINT_UNREADABLE;
 }
 
-// That a folder in which nothing was found may be a run's: not one checkpoint of it, and no file.
-// One that is not there is yet to be made.
+// That a folder in which nothing was found may be a run's: it is no file, and not one of its
+// checkpoints. One that is not there is yet to be made.
 static bool may_hold_a_run(const char *directory, Error *err) {
     struct stat status;
     if (stat(directory, &status) == 0 && !S_ISDIR(status.st_mode)) {
@@ -152,13 +154,13 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
                       directory);
             break;
         case CHECKPOINT_UNREADABLE:
-            // One that the disk does not give up may be sound: the next attempt may read it.
+            // A tracker that the disk does not give up may be sound: the next attempt may read it.
             newest = damaged ? newest_of_run(directory, NULL) : NO_CHECKPOINT;
             if (newest >= 0) break;
             if (err) *err = lost;
             return CHECKPOINT_UNREADABLE;
         default:
-            // Cut short, or of a checkpoint that was deleted meanwhile: what lies below that number
+            // The tracker was cut short, or its checkpoint deleted. What lies below that number
             // says nothing about where the run stood.
             newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
             if (newest < 0) return may_be_ours(directory, tracked, err) ? tracked : CHECKPOINT_UNREADABLE;
@@ -174,7 +176,7 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 
 // --- Opening -------------------------------------------------------------------------------------
 
-// Rank 0 reads the file; all get its text (malloc'ed). NULL on all ranks on failure.
+// Rank 0 reads the file, all get its text (malloc'ed). NULL on all ranks on failure.
 static char *share_file(const char *path, uint64_t *bytes, Peers peers, Error *err) {
     int rank;
     char *text = NULL;
@@ -230,8 +232,8 @@ static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     return peers_work_agree(&work, ok, err);
 }
 
-// The manifest must be of the iteration that was asked for: a renamed folder is an error, except
-// Megatron's "release".
+// The manifest must be of the iteration that was asked for: a renamed folder is an error.
+// Megatron-LM's "release" may be of any.
 static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *path, Error *err) {
     if (c->manifest.state.iteration == iteration || iteration == 0) return true;
     return error_set(err, EXIT_CHECKPOINT,
@@ -257,8 +259,9 @@ static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers pe
     c->folder = find_folder(directory, iteration);
     c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
     if (read_manifest(c, iteration, peers, err) && check_files(c, peers, err)) {
-        c->cache->files = (SafeFile *)xcalloc((size_t)c->manifest.file_count + 1, sizeof(SafeFile),
-                                              "a checkpoint's open files");
+        int files = c->manifest.file_count;
+        c->cache->fd = (int *)xmalloc(((size_t)files + 1) * sizeof(int), "a checkpoint's open files");
+        for (int i = 0; i < files; i++) c->cache->fd[i] = -1;
         return c;
     }
     checkpoint_close(c);
@@ -327,10 +330,10 @@ Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Pee
 
 void checkpoint_close(Checkpoint *c) {
     if (!c) return;
-    for (int i = 0; c->cache->files && i < c->manifest.file_count; i++) {
-        if (c->cache->files[i].path) safe_close(&c->cache->files[i]);
+    for (int i = 0; c->cache->fd && i < c->manifest.file_count; i++) {
+        if (c->cache->fd[i] >= 0) close(c->cache->fd[i]);
     }
-    free(c->cache->files);
+    free(c->cache->fd);
     free(c->cache);
     manifest_free(&c->manifest);
     free(c->folder);
@@ -382,55 +385,38 @@ bool checkpoint_check_tensors(const Checkpoint *c, const Tensor *tensors, int co
     return true;
 }
 
-// That a shard's header says what the manifest says: the same slices in the same order, with the
-// same types and places.
-static bool compare_header(const Manifest *m, int file, const SafeFile *safe, Error *err) {
-    const ManifestFile *f = &m->files[file];
-    bool equal = safe->file_bytes == f->bytes && safe->count == f->count;
-    for (int i = 0; equal && i < f->count; i++) {
-        const ManifestSlice *s = &m->slices[f->first + i];
-        const SafeTensor *t = &safe->tensors[i];
-        char *name = slice_name(&m->tensors[s->tensor], s->kind, s->lo, s->block);
-        equal = strcmp(t->name, name) == 0 &&
-                strcmp(t->dtype, s->kind == SLICE_WEIGHT ? m->weight_dtype : "F32") == 0 && t->dims == 1 &&
-                t->shape[0] == s->hi - s->lo && t->begin == s->begin;
-        free(name);
-    }
-    if (equal) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s is damaged: its header does not say what the manifest says; restore it from a copy "
-                     "or load another checkpoint",
-                     safe->path);
+// That the shard's header is as long as the manifest has it: its data stand where they are looked
+// for.
+static bool check_header(int fd, const ManifestFile *f, const char *path, Error *err) {
+    uint64_t length;
+    if (!pread_all(fd, &length, sizeof length, 0)) return durable_error(err, "read", path);
+    if (length == f->bytes - f->data_bytes - sizeof length) return true;
+    return error_set(
+        err, EXIT_CHECKPOINT,
+        "%s is damaged: its header does not say what the manifest says; restore it from a copy or"
+        " load another checkpoint",
+        path);
 }
 
-static bool open_first_time(const Checkpoint *c, int file, Error *err) {
-    SafeFile opened;
-    char *path = file_path(c, file);
-    bool ok = safe_open(&opened, path, err);
-    free(path);
-    if (!ok) return false;
-    if (!compare_header(&c->manifest, file, &opened, err)) {
-        safe_close(&opened);
-        return false;
-    }
-    safe_drop_tensors(&opened);  // the manifest holds the same, for all files
-    c->cache->files[file] = opened;
-    return true;
-}
-
-// The shard, open. The one opened longest ago is closed when there are too many.
-static const SafeFile *open_shard(const Checkpoint *c, int file, Error *err) {
+// The shard's descriptor, or -1. The one opened longest ago is closed when there are too many.
+static int open_shard(const Checkpoint *c, int file, const char *path, Error *err) {
     ShardCache *cache = c->cache;
-    SafeFile *f = &cache->files[file];
-    if (f->path && f->fd >= 0) return f;
+    if (cache->fd[file] >= 0) return cache->fd[file];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) durable_error(err, "open", path);
+    if (fd < 0 || !check_header(fd, &c->manifest.files[file], path, err)) {
+        if (fd >= 0) close(fd);
+        return -1;
+    }
     if (cache->count == OPEN_SHARDS) {
-        safe_suspend(&cache->files[cache->open[cache->oldest]]);
+        int *oldest = &cache->fd[cache->open[cache->oldest]];
+        close(*oldest);
+        *oldest = -1;
         cache->oldest = (cache->oldest + 1) % OPEN_SHARDS;
         cache->count--;
     }
-    if (!(f->path ? safe_resume(f, err) : open_first_time(c, file, err))) return NULL;
     cache->open[(cache->oldest + cache->count++) % OPEN_SHARDS] = file;
-    return f;
+    return cache->fd[file] = fd;
 }
 
 static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *err) {
@@ -483,15 +469,17 @@ static Run run_at(const Manifest *m, int tensor, const Slice *s, Columns block, 
     return run;
 }
 
-static bool read_run(const Checkpoint *c, const Run *run, const char *tensor, void *host, Error *err) {
+static bool read_run(const Checkpoint *c, const Run *run, void *host, Error *err) {
     const ManifestSlice *from = run->from;
+    const ManifestFile *f = &c->manifest.files[from->file];
     uint64_t width = (uint64_t)slice_kind_bytes(from->kind);
-    const SafeFile *shard = open_shard(c, from->file, err);
-    SafeTensor where = {.name = (char *)tensor,
-                        .begin = from->begin,
-                        .end = from->begin + (uint64_t)(from->hi - from->lo) * width};
-    return shard && safe_read(shard, &where, (uint64_t)(run->at - from->lo) * width, host,
-                              (uint64_t)run->count * width, err);
+    uint64_t at = f->bytes - f->data_bytes + from->begin + (uint64_t)(run->at - from->lo) * width;
+    char *path = file_path(c, from->file);
+    int fd = open_shard(c, from->file, path, err);
+    bool ok = fd >= 0 &&
+              (pread_all(fd, host, (uint64_t)run->count * width, at) || durable_error(err, "read", path));
+    free(path);
+    return ok;
 }
 
 bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err) {
@@ -508,8 +496,7 @@ bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err
                              "..%" PRId64 "); load another checkpoint",
                              c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
         }
-        if (!read_run(c, &run, s->tensor, (char *)host + (at - s->lo) * slice_kind_bytes(s->kind), err))
-            return false;
+        if (!read_run(c, &run, (char *)host + (at - s->lo) * slice_kind_bytes(s->kind), err)) return false;
     }
     return true;
 }

@@ -298,6 +298,7 @@ static const char *parse_slices(const cJSON *list, Manifest *m, int file, int we
         if (begin > f->bytes) return "a file is too small for its slices";
     }
     f->count = m->slice_count - f->first;
+    f->data_bytes = begin;
     return NULL;
 }
 
@@ -343,7 +344,7 @@ static int compare_slices(const void *a, const void *b, void *context) {
     return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
-// x comes before y in the order. In one block ranges must not meet, and blocks no more than that.
+// x comes before y in the order. Two ranges of one block must not meet, nor two blocks.
 static bool overlap(const ManifestSlice *x, const ManifestSlice *y) {
     if (x->tensor != y->tensor || x->kind != y->kind) return false;
     bool same_block = x->block.first == y->block.first && x->block.count == y->block.count;
@@ -379,7 +380,7 @@ static const char *parse_members(Manifest *m, const cJSON *object) {
     return fault ? fault : sort_slices(m);
 }
 
-// Who wrote it: told apart from damage, so that the user knows which program to use.
+// A manifest of a newer program is told apart from a damaged one: the user shall know what to do.
 static bool check_format(const cJSON *object, const char *path, Error *err) {
     const char *format = json_member_string(object, "format");
     int64_t version;
@@ -452,8 +453,8 @@ int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int64_t 
     return low;
 }
 
-// The first element of the whole tensor that no slice of the kind holds; their number when none is
-// missing.
+// The first element of the whole tensor that no slice of the kind holds. None is missing: how many
+// there are.
 static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind) {
     const Tensor *t = &m->tensors[tensor];
     Columns block = {0, t->whole[1]};

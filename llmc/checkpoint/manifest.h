@@ -4,7 +4,7 @@
 //
 //   {"format": "sdp4bit.c checkpoint", "version": 2, "program": "...", "commit": "...", "libraries": "...",
 //    "world_size": 4, "weight_dtype": "BF16",
-//    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles as hexadecimal floats: to the bit
+//    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles as hexadecimal floats
 //    "arguments": {...},
 //    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],            all parameters, whole, logical order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
@@ -48,6 +48,7 @@ typedef struct ManifestSlice {
 typedef struct ManifestFile {
     char *folder, *name;
     uint64_t bytes, xxh3;  // of the whole file
+    uint64_t data_bytes;   // of its slices, which stand at its end
     int first, count;      // its slices
 } ManifestFile;
 
@@ -74,7 +75,8 @@ bool slice_fits(const Tensor *tensor, Columns block, int64_t lo, int64_t hi);
 
 // One entry of "files" for a shard (malloc'ed, *bytes long): its folder, name, size, hash and
 // slices (file->count), in the order of their data.
-char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices, size_t *bytes);
+char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices,
+                          size_t *bytes);
 // The whole manifest (malloc'ed, *bytes long) around the files' entries, separated by ",\n".
 char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes,
                     size_t *bytes);

@@ -22,8 +22,8 @@ typedef struct Saver {
 
 // What saves need: all of it must live as long as they do. before: the checkpoint in the folder
 // that the run goes on from, -1: none. lock: of rank 0 on the folder.
-Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress, Peers peers,
-                 int64_t before, int *lock);
+Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress,
+                 Peers peers, int64_t before, int *lock);
 
 // All of the following are collective and give the same result, and the same error, on every rank.
 

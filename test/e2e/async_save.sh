@@ -64,7 +64,7 @@ if [ -e "$shim" ]; then
     }
     check "SIGTERM during a slow save: it is finished, then another one saved" stopped
     diverges() { # the first step ruins the weights, the second finds out while the save of the first is on its way
-        slow_disk 200 0 train 4 "${run[@]}" --save "$work/diverges" --async-save --save-interval 1 --lr 1e38 --min-lr 1e38 --lr-warmup-iters 0 --lr-decay-style constant
+        slow_disk 200 0 train 4 "${run[@]}" --save "$work/diverges" --async-save --save-interval 1 --lr 1e37 --min-lr 1e37 --lr-warmup-iters 0 --lr-decay-style constant
         error_names 4 "not finite" $? && there "$work/diverges" 1 && log_order 'scheduled an async checkpoint save at iteration       1' 'successfully saved checkpoint at iteration       1'
     }
     check "an error in training leaves no half save behind" diverges

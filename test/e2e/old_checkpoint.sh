@@ -4,7 +4,7 @@
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 60 6
-golden=$PWD/test/golden/checkpoint
+golden=$PWD/test/golden/checkpoint info=$PWD/dev/checkpoint_info
 data=text_text_document # as the golden checkpoint's run had it
 cd "$work" || exit 1
 run=(2 --gpus-per-node 1 "${paper[@]}" --num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 16 --max-position-embeddings 16
@@ -21,6 +21,12 @@ saved_again() {
     [ "$(grep "$state" "$golden/iter_0000004/manifest.json")" = "$(grep "$state" again/iter_0000004/manifest.json)" ] || { why="the counters differ"; return 1; }
 }
 check "loaded and saved again: the same bytes" saved_again
+# The shards' headers, as another program reads them, agree with the manifest; also where a tensor is cut by columns.
+headers() {
+    "$info" again --slices >out 2>err && grep -q 'exp_avg_sq' out || { why=$(cat err); return 1; }
+    "$info" "$golden" >out 2>err || { why=$(cat err); return 1; }
+}
+check "the headers of the shards say what the manifests say" headers
 goes_on() { # NAME FOLDER
     logged "$1" "${run[@]}" --train-iters 6 --load "$2" --save "$1" --save-interval 6
 }

@@ -49,18 +49,6 @@ def tensors(entries, metadata=None):
     return json.dumps(header).encode(), bytes(at)
 
 
-def safetensors():
-    for header, data in (tensors([("wte|master|0", "F32", [2, 3], 24), ("wte|weight|0", "BF16", [6], 12)], {"format": "pt"}), tensors([]),
-                         tensors([("scalar", "F64", [], 8), ("empty", "I64", [0, 4], 0)]), tensors([("big", "U8", [1 << 52, 1 << 20], 8)]),
-                         tensors([("deep", "BOOL", [1, 1, 1, 1, 1], 1)]), tensors([("a", "F16", [-1], 2)]), tensors([("m", "F32", [1], 4)], {"k": 1})):
-        yield header + BEHIND + data
-        yield struct.pack("<Q", len(header)) + header + data
-    yield b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}' + BEHIND + b"abcd"
-    yield b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[2,0]}}' + BEHIND + b"abcd"
-    yield struct.pack("<Q", 1 << 63) + b"{}"
-    yield struct.pack("<Q", (256 << 20) - 1) + b"{}"
-
-
 def manifest(**changes):
     slices = [[[0, k, 0, 6] for k in range(3)] + [[0, 3, 0, 6], [1, 3, 0, 4]], [[1, k, 0, 4] for k in range(3)]]
     whole = {
@@ -190,7 +178,7 @@ def progress():
     yield b"\0\n2024"
 
 
-TARGETS = {"shard": shards, "safetensors": safetensors, "manifest": manifests, "arguments": arguments, "jsonl": json_lines, "corpus": corpora,
+TARGETS = {"shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines, "corpus": corpora,
            "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts, "progress": progress,
            "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999", b"12 34\n", b"\0" + b"1"],
            "lineage": lambda: [b"10\n20\n24\n", b"5", b"", b"7\n5\n", b"-1\n", b"999999999999999\n", b"9999999999999999\n", b"1\n\n2\n", b"1\0\n"]}
