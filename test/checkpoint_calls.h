@@ -1,4 +1,5 @@
-// What saver.c and train_gpt.cu do with checkpoint.h, in one call each, for tests. Collective where those are.
+// What saver.c and train_gpt.cu do with checkpoint.h, in one call each, for tests. Collective where
+// those are.
 #pragma once
 #include <stdlib.h>
 
@@ -43,7 +44,8 @@ static inline Checkpoint *open_exactly(const char *directory, int64_t iteration,
     return c;
 }
 
-// The iteration that a run would go on from, NO_CHECKPOINT or CHECKPOINT_UNREADABLE. One rank's question.
+// The iteration that a run would go on from, NO_CHECKPOINT or CHECKPOINT_UNREADABLE. One rank's
+// question.
 static inline int64_t newest_checkpoint(const char *directory, Error *err) {
     char note[1400];
     return checkpoint_find(directory, note, sizeof note, err);

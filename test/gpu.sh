@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Everything about GPUs that a test can tell: device, GEMMs, collectives, every op against the CPU backend, every kernel of the exact
-# regime bit for bit, whole training runs against the CPU program and against themselves, ranks on one GPU or more (where mpirun is), up to four on each, in every
-# shape of nodes that the GPUs allow, against the one-process simulator and with overlap against without, compute-sanitizer on a short run.
-# Builds first (--no-build: uses what is in $BUILD and $CPU_BUILD, for programs carried from another machine). Ends with "N passed, N failed, N skipped".
+# Everything about GPUs that a test can tell: device, GEMMs, collectives, every op against the CPU
+# backend, every kernel of the exact regime bit for bit, whole training runs against the CPU program
+# and against themselves, ranks on one GPU or more (where mpirun is), up to four on each, in every
+# shape of nodes that the GPUs allow, against the one-process simulator and with overlap against
+# without, compute-sanitizer on a short run. Builds first (--no-build: uses what is in $BUILD and
+# $CPU_BUILD, for programs carried from another machine). Ends with "N passed, N failed, N skipped".
 #
 #   test/gpu.sh [--no-build] [--no-sanitizer] [--part ops|runs|shapes|promises|exact|sanitizer]...
 #
-#   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of nodes; what docs/promises.md names (resume, NaN, spikes, signals,
+#   part   only this: ops and kernels against the CPU; runs of one rank; ranks in every shape of
+#          nodes; what docs/promises.md names (resume, NaN, spikes, signals,
 #          flipped bits); the exact regime and collectives in every shape; compute-sanitizer [all]
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -20,7 +23,8 @@ while [ $# -gt 0 ]; do
     --no-build) build=0 ;;
     --no-sanitizer) sanitizer=0 ;;
     --part)
-        case ${2:-} in ops | runs | shapes | promises | exact | sanitizer) parts+=" $2" ;; *) wrong "--part ${2:-} is unknown" ;; esac
+        case ${2:-} in ops | runs | shapes | promises | exact | sanitizer) parts+=" $2" ;; *) wrong \
+            "--part ${2:-} is unknown" ;; esac
         shift ;;
     *) wrong "unknown argument $1" ;;
     esac
@@ -61,17 +65,24 @@ counted() {
     grep -E '^(FAILED|not ok)' "$work/log"
     read -r p f < <(sed -n 's/.*[ ,]\([0-9]*\) passed, \([0-9]*\) failed.*/\1 \2/p' "$work/log" | tail -n 1)
     passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
-    if [ $rc -ne 0 ] && [ "${f:-0}" -eq 0 ]; then not_ok "$name" "exit code $rc: $(tail -n 1 "$work/log")"; else echo "$name: ${p:-0} passed, ${f:-0} failed"; fi
+    if [ $rc -ne 0 ] && [ "${f:-0}" -eq 0 ]; then not_ok "$name" "exit code $rc: $(tail -n 1 "$work/log")"; \
+        else echo "$name: ${p:-0} passed, ${f:-0} failed"; fi
 }
 
-# The exact regime: the same lines, hash by hash.
-# like_cpu FILE WHAT FLAGS...: kernels_dump with the flags. The CPU's lines come from $CPU_BUILD/FILE where somebody left them, else they take as long as they take.
+# The exact regime: the same lines, hash by hash. like_cpu FILE WHAT FLAGS...: kernels_dump with the
+# flags. The CPU's lines come from $CPU_BUILD/FILE where somebody left them, else they take as long
+# as they take.
 like_cpu() {
     local file=$1 what=$2 lines differ
     shift 2
-    if [ -f "$CPU_BUILD/$file" ]; then cp "$CPU_BUILD/$file" "$work/kernels_cpu"; else "$CPU_BUILD/test/kernels_dump" "$@" >"$work/kernels_cpu"; fi || { not_ok "$what on the CPU" "kernels_dump ended with exit code $?"; return; }
-    "$BUILD/test/gpu/kernels_dump" "$@" >"$work/kernels_gpu" 2>"$work/err" || not_ok "$what" "kernels_dump ended with exit code $?: $(tail -n 1 "$work/err")"
-    lines=$(wc -l <"$work/kernels_cpu") differ=$(diff "$work/kernels_cpu" "$work/kernels_gpu" | awk '/^</ { left++ } /^>/ { right++ } END { print (left > right ? left : right) + 0 }')
+    if [ -f "$CPU_BUILD/$file" ]; then cp "$CPU_BUILD/$file" "$work/kernels_cpu"; else \
+        "$CPU_BUILD/test/kernels_dump" "$@" >"$work/kernels_cpu"; fi ||
+        { not_ok "$what on the CPU" "kernels_dump ended with exit code $?"; return; }
+    "$BUILD/test/gpu/kernels_dump" "$@" >"$work/kernels_gpu" 2>"$work/err" ||
+        not_ok "$what" "kernels_dump ended with exit code $?: $(tail -n 1 "$work/err")"
+    lines=$(wc -l <"$work/kernels_cpu") \
+        differ=$(diff "$work/kernels_cpu" "$work/kernels_gpu" |
+        awk '/^</ { left++ } /^>/ { right++ } END { print (left > right ? left : right) + 0 }')
     [ "$differ" -le "$lines" ] || differ=$lines
     passed=$((passed + lines - differ)) failed=$((failed + differ))
     if [ "$lines" -eq 0 ]; then not_ok "$what" "the CPU's results are empty"; fi
@@ -86,44 +97,54 @@ check_ops() {
     counted test_comm_gpu "$BUILD/test/gpu/test_comm_gpu"
     counted ops_invariants "$BUILD/test/gpu/ops_invariants"
 
-    # Every op: the CPU backend in fp32 is the reference, in bf16 the yardstick. A carried CPU build may be replaced by its results.
+    # Every op: the CPU backend in fp32 is the reference, in bf16 the yardstick. A carried CPU build
+    # may be replaced by its results.
     for kind in bf16 fp32; do
         program=$CPU_BUILD/test/ops_dump
         [ $kind = fp32 ] && program=$CPU_BUILD/fp32/test/ops_dump
-        if [ -f "$CPU_BUILD/ops_$kind.dump" ]; then cp "$CPU_BUILD/ops_$kind.dump" "$work/$kind"; else "$program" "$work/$kind" >/dev/null; fi
+        if [ -f "$CPU_BUILD/ops_$kind.dump" ]; then cp "$CPU_BUILD/ops_$kind.dump" "$work/$kind"; else \
+            "$program" "$work/$kind" >/dev/null; fi
     done
     for mode in "" --deterministic; do
         "$BUILD/test/gpu/ops_dump" "$work/gpu" $mode >/dev/null 2>&1
-        counted "ops against the CPU $mode" python3 test/gpu/compare_dumps.py "$work/fp32" "$work/bf16" "$work/gpu"
+        counted "ops against the CPU $mode" python3 test/gpu/compare_dumps.py "$work/fp32" "$work/bf16" \
+            "$work/gpu"
     done
 
-    # One layer of the 125M model, forward and backward, against PyTorch: the same rule with fp32 as the reference and PyTorch's bf16 as the yardstick.
+    # One layer of the 125M model, forward and backward, against PyTorch: the same rule with fp32 as
+    # the reference and PyTorch's bf16 as the yardstick.
     if "${PYTHON:-python3}" -c 'import torch, numpy' 2>/dev/null; then
         for mode in "" --deterministic; do
-            counted "gradients of a real layer against PyTorch $mode" "${PYTHON:-python3}" dev/ref/layer_gradients.py "$BUILD/test/gpu/layer_dump" --seq-length 2048 --rows 2 $mode
+            counted "gradients of a real layer against PyTorch $mode" "${PYTHON:-python3}" \
+                dev/ref/layer_gradients.py "$BUILD/test/gpu/layer_dump" --seq-length 2048 --rows 2 $mode
         done
     else
         skip "gradients of a real layer against PyTorch" "no PyTorch for ${PYTHON:-python3}"
     fi
 
     like_cpu kernels.txt "kernels"
-    # Enough values that the workers of a large GPU treat several tiles: SDP4Bit in groups of 128, three sources, the paper's groups with every rounding stochastic, 4 bits
-    # on both hops without Hadamard, bf16 gradients with weight differences.
+    # Enough values that the workers of a large GPU treat several tiles: SDP4Bit in groups of 128,
+    # three sources, the paper's groups with every rounding stochastic, 4 bits on both hops without
+    # Hadamard, bf16 gradients with weight differences.
     like_cpu kernels_large.txt "kernels on a large bucket" --case 0 --values 300000000
     like_cpu kernels_large_4.txt "kernels on a large bucket, configuration 4" --case 4 --values 300000000
-    for case in 1 5 16; do like_cpu kernels_large_$case.txt "kernels on a large bucket, configuration $case" --case $case --values 100000000; done
+    for case in 1 5 16; do like_cpu kernels_large_$case.txt "kernels on a large bucket, configuration $case" \
+        --case $case --values 100000000; done
 }
 
-# --- whole runs ------------------------------------------------------------------------------------------------------------------------
-model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 8
-    --lr 1e-3 --lr-warmup-iters 2 --train-iters 20 --log-interval 5 --eval-iters 0 --bf16 --use-distributed-optimizer --mock-data
+# --- whole runs ------------------------------------------------------------------------------
+model=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 \
+    --max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 8
+    --lr 1e-3 --lr-warmup-iters 2 --train-iters 20 --log-interval 5 --eval-iters 0 --bf16 \
+        --use-distributed-optimizer --mock-data
     --tokenizer-type NullTokenizer --vocab-size 1000 --hidden-dropout 0 --attention-dropout 0)
 # run NAME PROGRAM FLAGS...: its losses and norms in $work/NAME.
 run() {
     local name=$1 program=$2
     shift 2
     rm -f "$work/jsonl"
-    timeout 300 "$program" "${model[@]}" "$@" --log-jsonl "$work/jsonl" >"$work/log" 2>&1 || { not_ok "$name" "$(tail -n 1 "$work/log")"; return 1; }
+    timeout 300 "$program" "${model[@]}" "$@" --log-jsonl "$work/jsonl" >"$work/log" 2>&1 ||
+        { not_ok "$name" "$(tail -n 1 "$work/log")"; return 1; }
     grep '"kind":"train"' "$work/jsonl" >"$work/$name"
     grep '"kind":"memory"' "$work/jsonl" >"$work/$name.memory"
 }
@@ -132,7 +153,8 @@ planned() {
     local name=$1 bytes
     shift
     bytes=$("$gpu" "${model[@]}" "$@" --plan 2>/dev/null | awk '$1 == "total" { print $2 }')
-    if grep -q "\"planned_bytes\":${bytes:-none},\"allocated_bytes\":${bytes:-none}," "$work/$name.memory"; then
+    if grep -q "\"planned_bytes\":${bytes:-none},\"allocated_bytes\":${bytes:-none}," "$work/$name.memory"; \
+        then
         ok "memory as planned: $name; $(sed -n 's/.*"timing":{\(.*\)}}/\1/p' "$work/$name.memory")"
     else
         not_ok "memory as planned: $name" "planned ${bytes:-none}, logged $(cat "$work/$name.memory")"
@@ -142,7 +164,8 @@ gpu=$BUILD/train_gpt
 same() { if cmp -s "$work/$2" "$work/$3"; then ok "$1"; else not_ok "$1" "the losses differ"; fi; }
 
 check_runs() {
-    if [ -f "$CPU_BUILD/train_cpu.jsonl" ]; then grep '"kind":"train"' "$CPU_BUILD/train_cpu.jsonl" >"$work/cpu"; else run cpu "$CPU_BUILD/train_gpt_cpu"; fi
+    if [ -f "$CPU_BUILD/train_cpu.jsonl" ]; then grep '"kind":"train"' "$CPU_BUILD/train_cpu.jsonl" \
+        >"$work/cpu"; else run cpu "$CPU_BUILD/train_gpt_cpu"; fi
     run once "$gpu" --deterministic-mode
     run twice "$gpu" --deterministic-mode
     run recomputed "$gpu" --deterministic-mode --recompute-granularity full
@@ -156,15 +179,20 @@ check_runs() {
     same "deterministic mode gives the same bits twice" once twice
     # What a profiler sees: every phase once a step at least, each range ended, the streams' names.
     rm -f "$work/names"
-    NVTX_INJECTION64_PATH=$(realpath "$BUILD/test/gpu/profile_names.so") PROFILE_NAMES=$work/names run profiled "$gpu" --deterministic-mode
-    if [ "$(grep -cx 'start forward-compute' "$work/names")" -ge 20 ] && [ "$(grep -cx 'start optimizer' "$work/names")" -ge 20 ] && grep -qx 'stream compute' "$work/names" &&
-        cmp -s <(sed -n 's/^start //p' "$work/names" | sort) <(sed -n 's/^end //p' "$work/names" | sort); then ok "phases and streams have their names in a profile"
-    else not_ok "phases and streams have their names in a profile" "$(sort "$work/names" 2>/dev/null | uniq -c | tr '\n' ';' | head -c 300)"; fi
+    NVTX_INJECTION64_PATH=$(realpath "$BUILD/test/gpu/profile_names.so") PROFILE_NAMES=$work/names run \
+        profiled "$gpu" --deterministic-mode
+    if [ "$(grep -cx 'start forward-compute' "$work/names")" -ge 20 ] &&
+        [ "$(grep -cx 'start optimizer' "$work/names")" -ge 20 ] && grep -qx 'stream compute' "$work/names" &&
+        cmp -s <(sed -n 's/^start //p' "$work/names" | sort) <(sed -n 's/^end //p' "$work/names" | sort); \
+        then ok "phases and streams have their names in a profile"
+    else not_ok "phases and streams have their names in a profile" \
+        "$(sort "$work/names" 2>/dev/null | uniq -c | tr '\n' ';' | head -c 300)"; fi
     same "full recomputation gives the same bits" once recomputed
     same "selective recomputation gives the same bits" once selective
     same "dropout repeats to the bit" dropped dropped_again
     same "quantisation flags change nothing on one GPU" once quantised
-    # The CPU's losses: bf16 rounds differently in some places, and 20 steps at a high rate amplify it. The first step's norm says whether the gradients are equal.
+    # The CPU's losses: bf16 rounds differently in some places, and 20 steps at a high rate amplify
+    # it. The first step's norm says whether the gradients are equal.
     if python3 - "$work/cpu" "$work/once" <<'END'
 import json, sys
 cpu, gpu = ([json.loads(line) for line in open(path)] for path in sys.argv[1:])
@@ -173,44 +201,59 @@ worst = max(abs(a["loss"] - b["loss"]) / a["loss"] for a, b in zip(cpu, gpu))
 print("first loss %.1e, first norm %.1e, worst loss of %d steps %.1e (relative)" % (*first, len(gpu), worst))
 sys.exit(0 if len(cpu) == len(gpu) == 20 and first[0] < 1e-4 and first[1] < 1e-3 and worst < 1e-2 else 1)
 END
-    then ok "20 steps against the CPU program"; else not_ok "20 steps against the CPU program" "the line above"; fi
+    then ok "20 steps against the CPU program"; else not_ok "20 steps against the CPU program" \
+        "the line above"; fi
 }
 
-# --- ranks -------------------------------------------------------------------------------------------------------------------------------
-gpus=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi --list-gpus | wc -l; fi)
+# --- ranks -----------------------------------------------------------------------------------
+gpus=$(if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" |
+    grep -c .; else nvidia-smi --list-gpus | wc -l; fi)
 mpi=(mpirun --oversubscribe --bind-to none)
 mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && mpi+=(-q)
 # fits NODES PER_NODE: on GPUs of their own, or shared (devices_share).
 fits() {
-    [ $(($1 * $2)) -le "$gpus" ] || { [ $(($1 * $2)) -le $((4 * gpus)) ] && { [ $((gpus % $2)) -eq 0 ] || [ $(($2 % gpus)) -eq 0 ]; }; }
+    [ $(($1 * $2)) -le "$gpus" ] || { [ $(($1 * $2)) -le $((4 * gpus)) ] && { [ $((gpus % $2)) -eq 0 ] ||
+        [ $(($2 % gpus)) -eq 0 ]; }; }
 }
-# trained NAME NODES PER_NODE FLAGS...: iteration, loss and norm of every step in $work/NAME; no replica was repaired, and rank 0 holds the memory that was planned.
+# trained NAME NODES PER_NODE FLAGS...: iteration, loss and norm of every step in $work/NAME; no
+# replica was repaired, and rank 0 holds the memory that was planned.
 trained() {
     local name=$1 nodes=$2 per_node=$3 emulate=()
     shift 3
     if [ "$nodes" -gt 1 ] || [ "$per_node" -gt "$gpus" ]; then emulate=(--emulate-nodes); fi
     rm -f "$work/jsonl" "$work/$name"
-    timeout -k 5 300 "${mpi[@]}" -np $((nodes * per_node)) "$gpu" "${model[@]}" --micro-batch-size 1 --global-batch-size 16 --log-interval 1 --ddp-bucket-size 500000 \
-        --gpus-per-node "$per_node" ${emulate[@]+"${emulate[@]}"} --distributed-timeout-minutes 2 "$@" --log-jsonl "$work/jsonl" >"$work/log" 2>&1 </dev/null ||
+    timeout -k 5 300 "${mpi[@]}" -np $((nodes * per_node)) "$gpu" "${model[@]}" --micro-batch-size 1 \
+        --global-batch-size 16 --log-interval 1 --ddp-bucket-size 500000 \
+        --gpus-per-node "$per_node" ${emulate[@]+"${emulate[@]}"} --distributed-timeout-minutes 2 "$@" \
+        --log-jsonl "$work/jsonl" >"$work/log" 2>&1 </dev/null ||
         { not_ok "$name" "$(grep -m 1 '^error' "$work/log" || tail -n 1 "$work/log")"; return 1; }
     sed -n 's/^{"kind":"train","iteration":\([0-9]*\),.*"loss":\([^,}]*\)[,}].*"grad_norm":\([^,}]*\)[,}].*/\1 \2 \3/p' "$work/jsonl" >"$work/$name"
-    if grep -q '"kind":"repair"' "$work/jsonl"; then not_ok "$name" "replicas differed: $(grep -m 1 WARNING "$work/log")"; return 1; fi
-    grep -qE '"kind":"memory".*"planned_bytes":([0-9]+),"allocated_bytes":\1,' "$work/jsonl" || { not_ok "$name" "memory is not as planned: $(grep -m 1 '"kind":"memory"' "$work/jsonl")"; return 1; }
+    if grep -q '"kind":"repair"' "$work/jsonl"; then not_ok "$name" \
+        "replicas differed: $(grep -m 1 WARNING "$work/log")"; return 1; fi
+    grep -qE '"kind":"memory".*"planned_bytes":([0-9]+),"allocated_bytes":\1,' "$work/jsonl" ||
+        { not_ok "$name" "memory is not as planned: $(grep -m 1 '"kind":"memory"' "$work/jsonl")"; return 1; }
 }
-# overlapped NAME NODES PER_NODE FLAGS...: with overlap every loss and norm is what it is when one thing happens after the other. False when a run failed, and
-# left no losses to compare with.
+# overlapped NAME NODES PER_NODE FLAGS...: with overlap every loss and norm is what it is when one
+# thing happens after the other. False when a run failed, and left no losses to compare with.
 overlapped() {
     local name=$1 nodes=$2 per_node=$3
     shift 3
-    trained overlap "$nodes" "$per_node" --train-iters 40 --deterministic-mode --verify-replicas-interval 1 "$@" || return
-    trained serial "$nodes" "$per_node" --train-iters 40 --deterministic-mode --verify-replicas-interval 1 --no-overlap "$@" || return
-    if [ "$(wc -l <"$work/overlap")" -ne 40 ]; then not_ok "$nodes x $per_node ranks, $name" "$(wc -l <"$work/overlap") of 40 steps in the log"
-    elif cmp -s "$work/overlap" "$work/serial"; then ok "$nodes x $per_node ranks, $name: overlap changes no bit of 40 steps"
-    else not_ok "$nodes x $per_node ranks, $name" "with and without overlap differ: $(diff "$work/overlap" "$work/serial" | sed -n '2p')"; fi
+    trained overlap "$nodes" "$per_node" --train-iters 40 --deterministic-mode --verify-replicas-interval 1 \
+        "$@" || return
+    trained serial "$nodes" "$per_node" --train-iters 40 --deterministic-mode --verify-replicas-interval 1 \
+        --no-overlap "$@" || return
+    if [ "$(wc -l <"$work/overlap")" -ne 40 ]; then not_ok "$nodes x $per_node ranks, $name" \
+        "$(wc -l <"$work/overlap") of 40 steps in the log"
+    elif cmp -s "$work/overlap" "$work/serial"; then ok \
+        "$nodes x $per_node ranks, $name: overlap changes no bit of 40 steps"
+    else not_ok "$nodes x $per_node ranks, $name" \
+        "with and without overlap differ: $(diff "$work/overlap" "$work/serial" | sed -n '2p')"; fi
 }
-# through_nccl NODES PER_NODE: NCCL's messages make the same losses as those that the node's ranks fetch from each other, which the last run of `overlapped` left.
+# through_nccl NODES PER_NODE: NCCL's messages make the same losses as those that the node's ranks
+# fetch from each other, which the last run of `overlapped` left.
 through_nccl() {
-    if ! grep -q "fetched by the GPUs' copy engines" "$work/log"; then skip "$1 x $2 ranks, copies" "$(grep -m 1 -o 'inside a node messages travel.*' "$work/log")"; return; fi
+    if ! grep -q "fetched by the GPUs' copy engines" "$work/log"; then skip "$1 x $2 ranks, copies" \
+        "$(grep -m 1 -o 'inside a node messages travel.*' "$work/log")"; return; fi
     cp "$work/serial" "$work/fetched"
     overlapped "SDP4Bit through NCCL" "$1" "$2" "${sdp4bit[@]}" --node-exchange nccl || return
     if cmp -s "$work/serial" "$work/fetched"; then ok "$1 x $2 ranks: copies and NCCL give the same bits"
@@ -224,7 +267,9 @@ exact() {
     rc=$? p=$(grep -c '^ok ' "$work/log") f=$(grep -c '^not ok ' "$work/log")
     grep '^not ok ' "$work/log"
     passed=$((passed + p)) failed=$((failed + f))
-    if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "exact regime, $name" "exit code $rc: $(tail -n 1 "$work/log")"; else echo "exact regime against the simulator, $name: $p passed, $f failed"; fi
+    if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "exact regime, $name" \
+        "exit code $rc: $(tail -n 1 "$work/log")"; else echo \
+        "exact regime against the simulator, $name: $p passed, $f failed"; fi
 }
 # promised SCRIPT: what CPU ranks show in scripts/test.sh, on GPUs.
 promised() {
@@ -232,24 +277,32 @@ promised() {
     DEVICE=gpu BUILD=$BUILD timeout -k 5 900 bash "test/$1.sh" >"$work/promised" 2>&1 </dev/null
     rc=$?
     grep '^not ok \|^# ' "$work/promised"
-    p=$(grep -c '^ok ' "$work/promised") f=$(grep -c '^not ok ' "$work/promised") s=$(grep -c '^skip ' "$work/promised")
+    p=$(grep -c '^ok ' "$work/promised") f=$(grep -c '^not ok ' "$work/promised") \
+        s=$(grep -c '^skip ' "$work/promised")
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "test/$1.sh on GPUs" "exit code $rc after $p checks: $(tail -n 1 "$work/promised")"; else echo "test/$1.sh on GPUs: $p passed, $f failed, $s skipped"; fi
+    if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then not_ok "test/$1.sh on GPUs" \
+        "exit code $rc after $p checks: $(tail -n 1 "$work/promised")"; else echo \
+        "test/$1.sh on GPUs: $p passed, $f failed, $s skipped"; fi
 }
-# ended NAME SIGNAL CODE WORDS: a rank of two gets the signal in mid-training; the job ends in time, with that exit code and one line of these words.
+# ended NAME SIGNAL CODE WORDS: a rank of two gets the signal in mid-training; the job ends in time,
+# with that exit code and one line of these words.
 ended() {
     local name=$1 signal=$2 code=$3 said=$4 shape=(--gpus-per-node 2) job rc ours pid=''
     [ "$gpus" -ge 2 ] || shape=(--gpus-per-node 1 --emulate-nodes)
-    SDP4BIT_TEST_FOLDER=$work timeout -k 5 200 mpirun --oversubscribe --bind-to none -np 2 "$gpu" "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 \
-        --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.4 >"$work/log" 2>&1 </dev/null &
+    SDP4BIT_TEST_FOLDER=$work timeout -k 5 200 mpirun --oversubscribe --bind-to none -np 2 "$gpu" \
+        "${model[@]}" --train-iters 1000000 --lr-decay-iters 100 \
+        --quantized-weights --quantized-gradients "${shape[@]}" --distributed-timeout-minutes 0.4 \
+        >"$work/log" 2>&1 </dev/null &
     job=$!
     for ((i = 0; i < 600; i++)); do
         if grep -q '^ iteration  *10/' "$work/log" || ! kill -0 $job 2>/dev/null; then break; fi
         sleep 0.1
     done
-    # By what this job's processes alone have in their environment: other runs of the program may train beside it.
+    # By what this job's processes alone have in their environment: other runs of the program may
+    # train beside it.
     mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
-    [ ${#ours[@]} -eq 0 ] || pid=$(grep -lzx OMPI_COMM_WORLD_RANK=1 "${ours[@]}" 2>/dev/null | cut -d / -f 3 | head -n 1)
+    [ ${#ours[@]} -eq 0 ] ||
+        pid=$(grep -lzx OMPI_COMM_WORLD_RANK=1 "${ours[@]}" 2>/dev/null | cut -d / -f 3 | head -n 1)
     [ -z "$pid" ] || kill -s "$signal" "$pid"
     local since=$SECONDS
     wait $job
@@ -266,9 +319,11 @@ check_shapes() {
         # shellcheck disable=SC2086 # two numbers
         fits $shape || { skip "${shape/ / x } ranks" "$gpus GPUs"; continue; }
         read -r nodes per_node <<<"$shape"
-        if overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}" && [ "$per_node" -gt 1 ]; then through_nccl "$nodes" "$per_node"; fi
+        if overlapped SDP4Bit "$nodes" "$per_node" "${sdp4bit[@]}" &&
+            [ "$per_node" -gt 1 ]; then through_nccl "$nodes" "$per_node"; fi
         # What else may travel: where both hops exist, and over each of them alone.
-        case $shape in "1 2" | "2 1" | "2 2") overlapped "bf16 gradients" "$nodes" "$per_node" --grad-reduce-in-bf16 --gradient-alltoall-pipeline 3 ;; esac
+        case $shape in "1 2" | "2 1" | "2 2") overlapped "bf16 gradients" "$nodes" "$per_node" \
+            --grad-reduce-in-bf16 --gradient-alltoall-pipeline 3 ;; esac
         case $shape in
         "2 2")
             overlapped "SDP4Bit with checksums" "$nodes" "$per_node" "${sdp4bit[@]}" --verify-wire
@@ -278,11 +333,14 @@ check_shapes() {
     done
     if [ -n "$last" ]; then
         read -r nodes per_node <<<"$last"
-        trained "a thousand steps" "$nodes" "$per_node" --num-layers 2 --hidden-size 64 --num-attention-heads 1 --seq-length 64 --max-position-embeddings 64 --vocab-size 200 \
-            --train-iters 1000 --log-interval 100 --ddp-bucket-size 1 --verify-replicas-interval 100 "${sdp4bit[@]}" && ok "replicas of $nodes x $per_node ranks are equal for 1000 steps"
+        trained "a thousand steps" "$nodes" "$per_node" --num-layers 2 --hidden-size 64 \
+            --num-attention-heads 1 --seq-length 64 --max-position-embeddings 64 --vocab-size 200 \
+            --train-iters 1000 --log-interval 100 --ddp-bucket-size 1 --verify-replicas-interval 100 \
+            "${sdp4bit[@]}" && ok "replicas of $nodes x $per_node ranks are equal for 1000 steps"
     fi
     ended "a rank that is killed ends the job" KILL 137 "rank 1 .*signal 9"
-    ended "a rank that is stopped ends the job within the limit and is named" STOP 7 "rank 1 has shown no sign of life for"
+    ended "a rank that is stopped ends the job within the limit and is named" STOP 7 \
+        "rank 1 has shown no sign of life for"
 }
 
 check_promises() {
@@ -294,17 +352,21 @@ check_exact() {
     local ranks nodes per_node share
     for ranks in 1 2 4 8; do
         share=()
-        if [ $ranks -le "$gpus" ]; then exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"; else share=(--emulate-nodes); fi
+        if [ $ranks -le "$gpus" ]; then exact "$ranks ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi"; else \
+            share=(--emulate-nodes); fi
         for ((nodes = 1; ranks > 1 && nodes <= ranks; nodes *= 2)); do
             per_node=$((ranks / nodes))
-            fits $nodes $per_node || { skip "$nodes x $per_node ranks, the exact regime" "$gpus GPUs"; continue; }
-            counted "collectives, $nodes x $per_node ranks" "${mpi[@]}" -np $ranks "$BUILD/test/gpu/test_comm_gpu" --nodes $nodes ${share[@]+"${share[@]}"}
-            [ ${#share[@]} = 0 ] || exact "$nodes x $per_node ranks" $ranks "$BUILD/test/gpu/test_sdp4bit_mpi" --emulate-nodes $per_node
+            fits $nodes $per_node ||
+                { skip "$nodes x $per_node ranks, the exact regime" "$gpus GPUs"; continue; }
+            counted "collectives, $nodes x $per_node ranks" "${mpi[@]}" -np $ranks \
+                "$BUILD/test/gpu/test_comm_gpu" --nodes $nodes ${share[@]+"${share[@]}"}
+            [ ${#share[@]} = 0 ] || exact "$nodes x $per_node ranks" $ranks \
+                "$BUILD/test/gpu/test_sdp4bit_mpi" --emulate-nodes $per_node
         done
     done
 }
 
-# --- compute-sanitizer -----------------------------------------------------------------------------------------------------------------
+# --- compute-sanitizer -----------------------------------------------------------------------
 # sanitize NAME TOOL PROGRAM FLAGS...
 sanitize() {
     local name=$1 tool=$2 rc
@@ -312,15 +374,19 @@ sanitize() {
     timeout 250 compute-sanitizer --tool "$tool" --error-exitcode 9 "$@" >"$work/log" 2>&1
     rc=$?
     if [ $rc -eq 0 ]; then ok "compute-sanitizer $tool: $name"
-    elif grep -q 'Device not supported' "$work/log"; then skip "compute-sanitizer $tool: $name" "the tool does not support this machine's driver"
-    else not_ok "compute-sanitizer $tool: $name" "exit code $rc: $(grep -E '[Ee]rror|not supported|Invalid|hazard|Race' "$work/log" | head -n 3 | tr '\n' ' ')"; fi
+    elif grep -q 'Device not supported' "$work/log"; then skip "compute-sanitizer $tool: $name" \
+        "the tool does not support this machine's driver"
+    else not_ok "compute-sanitizer $tool: $name" \
+        "exit code $rc: $(grep -E '[Ee]rror|not supported|Invalid|hazard|Race' "$work/log" | head -n 3 | tr '\n' ' ')"; fi
 }
 check_sanitizer() {
     if [ $sanitizer = 0 ]; then skip compute-sanitizer "--no-sanitizer"; return; fi
     if ! command -v compute-sanitizer >/dev/null; then skip compute-sanitizer "not installed"; return; fi
-    sanitize "a training run" memcheck "$gpu" "${model[@]}" --train-iters 2 --lr-warmup-iters 0 --hidden-dropout 0.1
-    # racecheck (2025.3) dies inside a program that calls cuBLASLt ("failed to handle a hardware exception"), even when only our kernels are looked at: so our
-    # kernels apart from the libraries. Left out: cross-entropy, bias gradients, GELU', which only run between products.
+    sanitize "a training run" memcheck "$gpu" "${model[@]}" --train-iters 2 --lr-warmup-iters 0 \
+        --hidden-dropout 0.1
+    # racecheck (2025.3) dies inside a program that calls cuBLASLt ("failed to handle a hardware
+    # exception"), even when only our kernels are looked at: so our kernels apart from the
+    # libraries. Left out: cross-entropy, bias gradients, GELU', which only run between products.
     sanitize "kernels of the exact regime" racecheck "$BUILD/test/gpu/kernels_dump"
     sanitize "ops without a library" racecheck "$BUILD/test/gpu/ops_dump" "$work/gpu" --own-kernels
 }

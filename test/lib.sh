@@ -1,10 +1,12 @@
 # shellcheck shell=bash
-# Variables set here are used by the scripts, some functions take an optional argument, and "A && B || C" stands where B cannot fail.
+# Variables set here are used by the scripts, some functions take an optional argument, and "A && B
+# || C" stands where B cannot fail.
 # shellcheck disable=SC2034,SC2054,SC2119,SC2120,SC2015
-# Shared by test/e2e/*.sh and test/fault/*.sh: they run the real programs as a user would, on shards made here from generated text.
-# BUILD (default build) is the folder of the programs; LONG=1 adds what takes longer. DEVICE=gpu runs build/train_gpt instead, its nodes on this machine's GPUs, in
-# the scripts that test/gpu.sh names. Results are lines "ok NAME", "not ok NAME: why" and "skip NAME: reason"; a script ends with `finish`, whose status says whether
-# anything failed.
+# Shared by test/e2e/*.sh and test/fault/*.sh: they run the real programs as a user would, on shards
+# made here from generated text. BUILD (default build) is the folder of the programs; LONG=1 adds
+# what takes longer. DEVICE=gpu runs build/train_gpt instead, its nodes on this machine's GPUs, in
+# the scripts that test/gpu.sh names. Results are lines "ok NAME", "not ok NAME: why" and "skip
+# NAME: reason"; a script ends with `finish`, whose status says whether anything failed.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 BUILD=${BUILD:-build}
@@ -15,7 +17,8 @@ failed=0
 why=
 data= # prefix of the shard that train uses
 
-# Ends the ranks that a test started and left behind (each carries this script's folder in its environment), and removes the folder.
+# Ends the ranks that a test started and left behind (each carries this script's folder in its
+# environment), and removes the folder.
 export SDP4BIT_TEST_FOLDER=$work
 cleanup() {
     local pid
@@ -27,7 +30,7 @@ trap 'exit 1' HUP INT TERM
 
 grep() { command grep -a "$@"; }  # the launcher of Open MPI 5 writes zero bytes between its lines
 
-# ---- results --------------------------------------------------------------------------------------------------------------------------
+# ---- results --------------------------------------------------------------------------------
 ok() { echo "ok $1"; }
 not_ok() {
     echo "not ok $1: ${2:-failed}"
@@ -42,7 +45,8 @@ check() {
     if "$@"; then ok "$name"; else not_ok "$name" "${why:-$* failed}"; fi
 }
 finish() { exit $((failed > 0)); }
-same_shards() { # FOLDER FOLDER ITERATION [RANKS]: a checkpoint's shards, byte for byte, and how many there are
+# FOLDER FOLDER ITERATION [RANKS]: a checkpoint's shards, byte for byte, and how many there are
+same_shards() {
     local name file found=0
     name=$(printf 'iter_%07d' "$3")
     for file in "$1/$name"/mp_rank_00/*.safetensors; do
@@ -61,13 +65,15 @@ say() { # the reason of a failure, with the first error line of the last run
 device=()
 if [ "${DEVICE:-cpu}" = gpu ]; then trainer=$BUILD/train_gpt device=(--deterministic-mode --emulate-nodes); fi
 trainer=${trainer:-$BUILD/train_gpt_cpu}
-if [ ! -x "$trainer" ] || { [ "$trainer" = "$BUILD/train_gpt_cpu" ] && [ ! -x "$BUILD/preprocess_data" ]; }; then
+if [ ! -x "$trainer" ] || { [ "$trainer" = "$BUILD/train_gpt_cpu" ] &&
+    [ ! -x "$BUILD/preprocess_data" ]; }; then
     not_ok "programs in $BUILD" "not built; run make BUILD=$BUILD"
     finish
 fi
 
-# ---- data -----------------------------------------------------------------------------------------------------------------------------
-# make_text FILE DOCUMENTS SEED: JSON lines, the same on every machine: words in a loose order, so that a small model learns quickly.
+# ---- data -----------------------------------------------------------------------------------
+# make_text FILE DOCUMENTS SEED: JSON lines, the same on every machine: words in a loose order, so
+# that a small model learns quickly.
 make_text() {
     awk -v documents="$2" -v seed="$3" 'BEGIN {
         count = split("the quick brown fox jumps over a lazy dog while seven wizards brew tea and count gradients by node", word, " ")
@@ -84,24 +90,30 @@ make_text() {
 # make_shard NAME DOCUMENTS SEED: $work/NAME_text_document.bin and .idx, bytes as tokens.
 make_shard() {
     make_text "$work/$1.jsonl" "$2" "$3"
-    "$BUILD/preprocess_data" --input "$work/$1.jsonl" --tokenizer-type Byte --append-eod --workers 1 --output-prefix "$work/$1" >/dev/null 2>"$work/err" && return
+    "$BUILD/preprocess_data" --input "$work/$1.jsonl" --tokenizer-type Byte --append-eod --workers 1 \
+        --output-prefix "$work/$1" >/dev/null 2>"$work/err" && return
     not_ok "make shard $1" "$(tail -n 1 "$work/err")"
     finish
 }
 
-# ---- running --------------------------------------------------------------------------------------------------------------------------
-# A model small enough that a run is mostly start-up. Later flags win, so a test adds its own behind these.
-model=(--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --make-vocab-size-divisible-by 8
+# ---- running --------------------------------------------------------------------------------
+# A model small enough that a run is mostly start-up. Later flags win, so a test adds its own behind
+# these.
+model=(--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 \
+    --make-vocab-size-divisible-by 8
     --tokenizer-type Byte --bf16 --use-distributed-optimizer)
-batch=(--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2 --train-iters 12
-    --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 90,5,5 --hidden-dropout 0 --attention-dropout 0)
-# The paper's SDP4Bit. It differs from the bare flags in two points: groups of 128 inside a node, and
-# weights rounded stochastically.
+batch=(--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine \
+    --lr-warmup-iters 2 --train-iters 12
+    --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 90,5,5 --hidden-dropout 0 \
+        --attention-dropout 0)
+# The paper's SDP4Bit. It differs from the bare flags in two points: groups of 128 inside a node,
+# and weights rounded stochastically.
 paper=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic
     --quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
     --gradient-quantization-bits-intra 8 --gq-group-size-intra 128 --hadamard-transform)
 launcher=(mpirun --oversubscribe)
-mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && launcher+=(-q)  # no banner about failed ranks; Open MPI 5 does not know the flag
+# no banner about failed ranks; Open MPI 5 does not know the flag
+mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && launcher+=(-q)
 [ "$(id -u)" -eq 0 ] && launcher+=(--allow-run-as-root)
 
 # A run that has not ended after so many seconds hangs, and is ended with 124. Most take less than
@@ -123,7 +135,8 @@ wait_until() {
 ranks() {
     local np=$1
     shift
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "$@" \
+        >"$work/out" 2>"$work/err" </dev/null
 }
 # train NP FLAGS...: the small model on $data.
 train() {
@@ -144,14 +157,16 @@ logged() {
     rm -f "$log"
     trains "$@" --log-jsonl "$log"
 }
-# in_background NAME NP FLAGS...: starts a run with JSON lines in $work/NAME.jsonl; $job is to be waited for.
+# in_background NAME NP FLAGS...: starts a run with JSON lines in $work/NAME.jsonl; $job is to be
+# waited for.
 in_background() {
     local log=$work/$1.jsonl np=$2
     shift 2
     rm -f "$log"
     : >"$work/out"  # not only once the job begins: who waits for a line must not find the last run's
     : >"$work/err"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" \
+        "${batch[@]}" --data-path "$data" --log-jsonl "$log" "$@" \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
 }
@@ -159,14 +174,17 @@ in_background() {
 rank_pids() {
     local ours=()
     mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
-    [ ${#ours[@]} -eq 0 ] || grep -lzx "OMPI_COMM_WORLD_RANK=${1:-[0-9]*}" "${ours[@]}" 2>/dev/null | sed 's|/proc/||; s|/environ||'
+    [ ${#ours[@]} -eq 0 ] || grep -lzx "OMPI_COMM_WORLD_RANK=${1:-[0-9]*}" "${ours[@]}" 2>/dev/null |
+        sed 's|/proc/||; s|/environ||'
 }
 # wait_for_iteration NAME ITERATION: until $work/NAME.jsonl has it.
 wait_for_iteration() { wait_until grep -qs "\"kind\":\"train\",\"iteration\":$2," "$work/$1.jsonl"; }
 # launcher_pid: the mpirun that in_background started: timeout's one child.
 launcher_pid() { grep -lsx "PPid:[[:space:]]*$job" /proc/[0-9]*/status | sed 's|/proc/||; s|/status||'; }
-# running_pids [RANK]: of rank_pids those that belong to the run in the background: mpirun's own children. mpirun does not wait for ranks that it has killed: one that a
-# driver keeps on its way out is still there when the next run has started, with the same environment; so is what a rank may have started itself.
+# running_pids [RANK]: of rank_pids those that belong to the run in the background: mpirun's own
+# children. mpirun does not wait for ranks that it has killed: one that a driver keeps on its way
+# out is still there when the next run has started, with the same environment; so is what a rank may
+# have started itself.
 running_pids() {
     local launcher pid
     launcher=$(launcher_pid)
@@ -174,7 +192,8 @@ running_pids() {
         if grep -qsx "PPid:[[:space:]]*${launcher:-none}" "/proc/$pid/status"; then echo "$pid"; fi
     done
 }
-# signal_rank SIGNAL RANK: to that rank of the run in the background, or to RANK "mpirun". Without exactly one such process the run is ended and the test fails.
+# signal_rank SIGNAL RANK: to that rank of the run in the background, or to RANK "mpirun". Without
+# exactly one such process the run is ended and the test fails.
 signal_rank() {
     local pids
     mapfile -t pids < <(if [ "$2" = mpirun ]; then launcher_pid; else running_pids "$2"; fi)
@@ -184,14 +203,17 @@ signal_rank() {
     wait "$job"
     return 1
 }
-# job_ended NAME: waits for the run in the background; its exit code as status. One that takes half of its time limit is described before timeout ends it.
+# job_ended NAME: waits for the run in the background; its exit code as status. One that takes half
+# of its time limit is described before timeout ends it.
 job_ended() {
     local until=$((SECONDS + LIMIT / 2))
     while kill -0 "$job" 2>/dev/null && [ $SECONDS -lt $until ]; do sleep 0.05; done
     if kill -0 "$job" 2>/dev/null; then describe "$1"; fi
     wait "$job"
 }
-describe() { # NAME: lines "# ...": what mpirun and the ranks wait for, signals that they have not taken (bit 9, 200, is SIGUSR1; 2 SIGINT; 4000 SIGTERM), and whether steps go on
+# NAME: lines "# ...": what mpirun and the ranks wait for, signals that they have not taken (bit 9,
+# 200, is SIGUSR1; 2 SIGINT; 4000 SIGTERM), and whether steps go on
+describe() {
     local pid before
     before=$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)
     echo "# $1 has not ended after $((LIMIT / 2)) s; mpirun is ${job:+$(launcher_pid)}"
@@ -204,35 +226,43 @@ describe() { # NAME: lines "# ...": what mpirun and the ranks wait for, signals 
     tail -n 3 "$work/out" "$work/err" | cut -c 1-160 | sed 's/^/# /'
 }
 
-# ---- looking at results ---------------------------------------------------------------------------------------------------------------
+# ---- looking at results ---------------------------------------------------------------------
 # train_lines NAME [FROM]: the JSON lines of the iterations after FROM.
 train_lines() {
-    awk -v from="${2:-0}" '/^{"kind":"train"/ { split($0, part, /[:,]/); if (part[4] > from) print }' "$work/$1.jsonl"
+    awk -v from="${2:-0}" '/^{"kind":"train"/ { split($0, part, /[:,]/); if (part[4] > from) print }' \
+        "$work/$1.jsonl"
 }
 # field NAME FIELD [KIND]: "iteration value" of each line of the kind (default train).
 field() {
-    sed -n "s/^{\"kind\":\"${3:-train}\",\"iteration\":\([0-9]*\),.*\"$2\":\([^,}]*\)[,}].*/\1 \2/p" "$work/$1.jsonl"
+    sed -n "s/^{\"kind\":\"${3:-train}\",\"iteration\":\([0-9]*\),.*\"$2\":\([^,}]*\)[,}].*/\1 \2/p" \
+        "$work/$1.jsonl"
 }
 # same_training A B [FROM]: train lines equal byte for byte, and there are some.
 same_training() {
     train_lines "$1" "${3:-0}" >"$work/left"
     train_lines "$2" "${3:-0}" >"$work/right"
     [ -s "$work/left" ] || { why="no train lines in $1"; return 1; }
-    cmp -s "$work/left" "$work/right" || { why="train lines differ: $(diff "$work/left" "$work/right" | sed -n '2p')"; return 1; }
+    cmp -s "$work/left" "$work/right" ||
+        { why="train lines differ: $(diff "$work/left" "$work/right" | sed -n '2p')"; return 1; }
 }
-# same_loss A B ITERATION: the loss of that iteration, which weights and samples alone make, but for the order of summation: other samples move it by ten-thousandths and more.
-# On GPUs other shapes may have other kernels, which round to bf16 elsewhere.
+# same_loss A B ITERATION: the loss of that iteration, which weights and samples alone make, but for
+# the order of summation: other samples move it by ten-thousandths and more. On GPUs other shapes
+# may have other kernels, which round to bf16 elsewhere.
 same_loss() {
     local a b limit=1e-6
     [ "${DEVICE:-cpu}" = cpu ] || limit=1e-4
     a=$(field "$1" loss | sed -n "s/^$3 //p") b=$(field "$2" loss | sed -n "s/^$3 //p")
-    awk -v a="$a" -v b="$b" -v limit=$limit 'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d <= limit && d >= -limit) }' || { why="loss of iteration $3: $a in $1, $b in $2"; return 1; }
+    awk -v a="$a" -v b="$b" -v limit=$limit \
+        'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d <= limit && d >= -limit) }' ||
+        { why="loss of iteration $3: $a in $1, $b in $2"; return 1; }
 }
 # mean_loss NAME FIRST LAST: mean of the losses of these iterations.
 mean_loss() {
-    field "$1" loss | awk -v first="$2" -v last="$3" '$1 >= first && $1 <= last { sum += $2; n++ } END { if (n) printf "%.6f", sum / n; else print "none" }'
+    field "$1" loss | awk -v first="$2" -v last="$3" \
+        '$1 >= first && $1 <= last { sum += $2; n++ } END { if (n) printf "%.6f", sum / n; else print "none" }'
 }
-# error_names CODE TEXT RC: the run ended with CODE and printed exactly one error line, which holds TEXT.
+# error_names CODE TEXT RC: the run ended with CODE and printed exactly one error line, which holds
+# TEXT.
 error_names() {
     local lines
     lines=$(grep -c '^error: ' "$work/err")

@@ -1,5 +1,5 @@
-// Pseudo-random inputs of tests, the same everywhere: splitmix64, unrelated to the project's own generators. Results that test/gpu.sh carries from another machine
-// depend on these numbers.
+// Pseudo-random inputs of tests, the same everywhere: splitmix64, unrelated to the project's own
+// generators. Results that test/gpu.sh carries from another machine depend on these numbers.
 #pragma once
 #include <stdint.h>
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Every arm of the paper trains on 2 nodes x 2 ranks: the loss falls, ends near the baseline's, all replicas stay equal, and the bytes that were
-# really sent are those that --plan announces. The factors are wide (a tiny model, 40 iterations): they catch an arm that does not learn. The quality
+# Every arm of the paper trains on 2 nodes x 2 ranks: the loss falls, ends near the baseline's, all
+# replicas stay equal, and the bytes that were really sent are those that --plan announces. The
+# factors are wide (a tiny model, 40 iterations): they catch an arm that does not learn. The quality
 # of the codecs is measured elsewhere.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
@@ -8,7 +9,8 @@ make_shard text 800 2
 data=$work/text_text_document
 two_by_two=(--gpus-per-node 2 --train-iters 40 --verify-replicas-interval 1)
 
-# planned ROW: "inter intra" bytes of a step and node from the ROW-th byte table of a --plan in $work/plan, for 2 ranks per node.
+# planned ROW: "inter intra" bytes of a step and node from the ROW-th byte table of a --plan in
+# $work/plan, for 2 ranks per node.
 planned() {
     awk -v row="$1" '/^bytes sent per step and rank/ { table++ }
         table == row && /^  (gradients|weights), inside a node/ { intra += $5 }
@@ -16,7 +18,8 @@ planned() {
         END { printf "%.0f %.0f\n", inter, 2 * intra }' "$work/plan"
 }
 make_plan() {
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "$@" || { say "--plan failed"; return 1; }
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "$@" ||
+        { say "--plan failed"; return 1; }
     cp "$work/out" "$work/plan"
 }
 # sent NAME FROM TO: the different "inter intra" of the interval lines in that range of iterations.
@@ -34,16 +37,19 @@ sends_as_planned() { # NAME ROW FROM TO
         return 1
     }
 }
-# arm NAME PERCENT FLAGS...: the mean loss of the last 5 iterations is below 80 % of the first's and at most PERCENT % above the baseline's.
+# arm NAME PERCENT FLAGS...: the mean loss of the last 5 iterations is below 80 % of the first's and
+# at most PERCENT % above the baseline's.
 arm() {
     local name=$1 percent=$2
     shift 2
-    logged "$name" 4 "${two_by_two[@]}" "$@" && make_plan "${two_by_two[@]}" "$@" && sends_as_planned "$name" 1 1 40 || return 1
+    logged "$name" 4 "${two_by_two[@]}" "$@" && make_plan "${two_by_two[@]}" "$@" &&
+        sends_as_planned "$name" 1 1 40 || return 1
     local first last baseline
     first=$(mean_loss "$name" 1 1)
     last=$(mean_loss "$name" 36 40)
     baseline=$(mean_loss baseline 36 40)
-    awk -v f="$first" -v l="$last" -v b="$baseline" -v p="$percent" 'BEGIN { exit !(l < 0.8 * f && l <= b * (1 + p / 100) && l > 0.9 * b) }' || {
+    awk -v f="$first" -v l="$last" -v b="$baseline" -v p="$percent" \
+        'BEGIN { exit !(l < 0.8 * f && l <= b * (1 + p / 100) && l > 0.9 * b) }' || {
         why="loss from $first to $last, baseline's $baseline"
         return 1
     }
@@ -64,44 +70,56 @@ check "TLq-HS" arm tlqhs 5 "${gradients[@]}" --hadamard-transform
 check "SDP4Bit" arm sdp4bit 5 "${paper[@]}"
 check "SDP4Bit, but weights rounded to nearest" arm nearest 5 "${paper[@]}" --wq-rounding nearest
 sealed() { # 16 bytes more per message, in the plan and on the wire, and the same numbers
-    arm sealed 5 "${paper[@]}" --verify-wire && same_training sdp4bit sealed && [ "$(sent sealed 1 40)" != "$(sent sdp4bit 1 40)" ] || { why="${why:-no checksums are sent}"; return 1; }
+    arm sealed 5 "${paper[@]}" --verify-wire && same_training sdp4bit sealed &&
+        [ "$(sent sealed 1 40)" != "$(sent sdp4bit 1 40)" ] ||
+        { why="${why:-no checksums are sent}"; return 1; }
 }
 check "SDP4Bit with --verify-wire: the same numbers" sealed
-check "SDP4Bit in 3 chunks and several buckets" arm chunks 5 "${paper[@]}" --wq-group-size 128 --gradient-alltoall-pipeline 3 --ddp-bucket-size 1000
+check "SDP4Bit in 3 chunks and several buckets" arm chunks 5 "${paper[@]}" --wq-group-size 128 \
+    --gradient-alltoall-pipeline 3 --ddp-bucket-size 1000
 
 # Each arm is really another one: the flags change what is trained or what is sent.
 arms_differ() {
     local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit nearest) i j
     for ((i = 0; i < ${#names[@]}; i++)); do
         for ((j = i + 1; j < ${#names[@]}; j++)); do
-            ! same_training "${names[i]}" "${names[j]}" || { why="${names[i]} and ${names[j]} are the same"; return 1; }
+            ! same_training "${names[i]}" "${names[j]}" ||
+                { why="${names[i]} and ${names[j]} are the same"; return 1; }
         done
     done
 }
 check "no two arms train alike" arms_differ
 fewer_bytes() {
-    awk -v bf16="$(sent bf16 1 40)" -v quantised="$(sent sdp4bit 1 40)" 'BEGIN { split(bf16, b); split(quantised, q); exit !(b[1] > 2.5 * q[1]) }' || why="$(sent bf16 1 40) against $(sent sdp4bit 1 40)"
+    awk -v bf16="$(sent bf16 1 40)" -v quantised="$(sent sdp4bit 1 40)" \
+        'BEGIN { split(bf16, b); split(quantised, q); exit !(b[1] > 2.5 * q[1]) }' ||
+        why="$(sent bf16 1 40) against $(sent sdp4bit 1 40)"
 }
 check "SDP4Bit sends far fewer bytes between nodes" fewer_bytes
 
 late_start() {
-    local flags=(--gpus-per-node 2 --train-iters 12 "${gradients[@]}" --gradients-quantization-start-iteration 5)
-    logged late 4 "${flags[@]}" && make_plan "${flags[@]}" && sends_as_planned late 1 1 5 && sends_as_planned late 2 6 12
+    local flags=(--gpus-per-node 2 --train-iters 12 "${gradients[@]}" \
+        --gradients-quantization-start-iteration 5)
+    logged late 4 "${flags[@]}" && make_plan "${flags[@]}" && sends_as_planned late 1 1 5 &&
+        sends_as_planned late 2 6 12
 }
 check "--gradients-quantization-start-iteration switches the wire" late_start
 single_hop() { # NP PER-NODE
-    logged "hop$2" "$1" "${paper[@]}" --gpus-per-node "$2" --train-iters 20 --verify-replicas-interval 1 || return 1
+    logged "hop$2" "$1" "${paper[@]}" --gpus-per-node "$2" --train-iters 20 --verify-replicas-interval 1 ||
+        return 1
     local last
     last=$(mean_loss "hop$2" 16 20)
-    awk -v l="$last" -v f="$(mean_loss "hop$2" 1 1)" 'BEGIN { exit !(l < 0.9 * f) }' || { why="loss ends at $last"; return 1; }
+    awk -v l="$last" -v f="$(mean_loss "hop$2" 1 1)" 'BEGIN { exit !(l < 0.9 * f) }' ||
+        { why="loss ends at $last"; return 1; }
 }
 check "SDP4Bit on one node of 4" single_hop 4 4
 check "SDP4Bit on 2 nodes of 1" single_hop 2 1
 # With groups of 32 the layout is the baseline's, so that even the norm is summed in the same order.
 one_rank_exact() {
     local groups=(--wq-group-size 32 --gq-group-size-intra 32 --gq-group-size-inter 32)
-    logged alone 1 && logged quantised_alone 1 "${paper[@]}" "${groups[@]}" && same_training alone quantised_alone || return 1
-    [ "$(grep -c 'WARNING: one data-parallel rank sends nothing' "$work/out")" -eq 1 ] || { why="no warning, or several"; return 1; }
+    logged alone 1 && logged quantised_alone 1 "${paper[@]}" "${groups[@]}" &&
+        same_training alone quantised_alone || return 1
+    [ "$(grep -c 'WARNING: one data-parallel rank sends nothing' "$work/out")" -eq 1 ] ||
+        { why="no warning, or several"; return 1; }
 }
 check "one rank: the quantisation flags change nothing, with one warning" one_rank_exact
 finish

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# --async-save: training goes on while checkpoints are written, with the same bits in them; the next save, a signal and the end wait for the one on its way; a
-# failure ends the run as in the foreground, a rank that hangs in it within --distributed-timeout-minutes. And which checkpoints --keep-last-checkpoints and
-# --keep-checkpoint-interval leave.
+# --async-save: training goes on while checkpoints are written, with the same bits in them; the next
+# save, a signal and the end wait for the one on its way; a failure ends the run as in the
+# foreground, a rank that hangs in it within --distributed-timeout-minutes. And which checkpoints
+# --keep-last-checkpoints and --keep-checkpoint-interval leave.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
@@ -11,7 +12,8 @@ shim=$BUILD/test/fault/shim.so
 # A disk on which every sync takes this long, for all or for one rank.
 slow_disk() { # MILLISECONDS RANK COMMAND...
     local before=("${launcher[@]}") rc
-    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_SLOW_MS="$1" -x SHIM_RANK="$2" -x SHIM_FOLDER="$work/" -x SHIM_AT=0)
+    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_SLOW_MS="$1" -x SHIM_RANK="$2" -x SHIM_FOLDER="$work/" \
+        -x SHIM_AT=0)
     "${@:3}"
     rc=$?
     launcher=("${before[@]}")
@@ -20,7 +22,9 @@ slow_disk() { # MILLISECONDS RANK COMMAND...
 there() { # FOLDER ITERATIONS...: exactly these checkpoints
     local wanted
     wanted=$(printf 'iter_%07d\n' "${@:2}")
-    [ "$(find "$1" -mindepth 1 -maxdepth 1 ! -name '*.txt' -printf '%f\n' | sort)" = "$wanted" ] && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "${*: -1}" ] || { why="left $(ls -A "$1" | tr '\n' ' ')"; return 1; }
+    [ "$(find "$1" -mindepth 1 -maxdepth 1 ! -name '*.txt' -printf '%f\n' | sort)" = "$wanted" ] &&
+        [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "${*: -1}" ] ||
+        { why="left $(ls -A "$1" | tr '\n' ' ')"; return 1; }
 }
 # log_order TEXT...: lines that hold these texts, in this order.
 log_order() {
@@ -35,40 +39,55 @@ log_order() {
 reference() { logged reference 4 "${run[@]}" --save "$work/reference" && there "$work/reference" 4 8 12; }
 check "saves in the foreground" reference
 background() {
-    logged background 4 "${run[@]}" --save "$work/background" --async-save && same_training reference background && there "$work/background" 4 8 12 || return 1
+    logged background 4 "${run[@]}" --save "$work/background" --async-save &&
+        same_training reference background && there "$work/background" 4 8 12 || return 1
     local i
     for i in 4 8 12; do same_shards "$work/reference" "$work/background" $i 4 || return 1; done
-    [ "$(grep -c 'scheduled an async checkpoint save at iteration' "$work/out")" -eq 3 ] && [ "$(grep -c 'successfully saved checkpoint at iteration' "$work/out")" -eq 3 ] ||
+    [ "$(grep -c 'scheduled an async checkpoint save at iteration' "$work/out")" -eq 3 ] &&
+        [ "$(grep -c 'successfully saved checkpoint at iteration' "$work/out")" -eq 3 ] ||
         { why="not three lines of each kind"; return 1; }
 }
 check "saves in the background: the same bits, in the log and on the disk" background
 if [ -e "$shim" ]; then
     goes_on() { # training passes the save; the next save and the end wait for the one before
         slow_disk 150 0 logged slow 4 "${run[@]}" --save "$work/slow" --async-save || return 1
-        same_training reference slow && same_shards "$work/reference" "$work/slow" 12 4 && there "$work/slow" 4 8 12 &&
-            log_order 'scheduled an async checkpoint save at iteration       4' ' iteration        8/' 'successfully saved checkpoint at iteration       4' \
-                'saving checkpoint at iteration       8' ' iteration       12/' 'successfully saved checkpoint at iteration       8' 'successfully saved checkpoint at iteration      12'
+        same_training reference slow && same_shards "$work/reference" "$work/slow" 12 4 &&
+            there "$work/slow" 4 8 12 &&
+            log_order 'scheduled an async checkpoint save at iteration       4' ' iteration        8/' \
+            'successfully saved checkpoint at iteration       4' \
+                'saving checkpoint at iteration       8' ' iteration       12/' \
+                'successfully saved checkpoint at iteration       8' \
+                'successfully saved checkpoint at iteration      12'
     }
     check "training goes on during a slow save, and the next save waits for it" goes_on
     stopped() {
         mkdir "$work/stopped"
-        slow_disk 200 1 in_background stopped 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --save "$work/stopped" --save-interval 20 --async-save
+        slow_disk 200 1 in_background stopped 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 \
+            --save "$work/stopped" --save-interval 20 --async-save
         wait_for_iteration stopped 22 || { say "no iteration 22"; return 1; }
         signal_rank TERM 2 || return 1
         job_ended stopped
         local rc=$? last
         [ $rc -eq 75 ] || { say "exit code $rc"; return 1; }
         last=$(cat "$work/stopped/latest_checkpointed_iteration.txt")
-        [ "$last" = "$(field stopped loss | tail -n 1 | cut -d ' ' -f 1)" ] && [ "$last" -gt 20 ] && [ -e "$work/stopped/iter_0000020" ] || { why="saved $last"; return 1; }
-        ! compgen -G "$work/stopped/.iter_*" >/dev/null || { why="left $(echo "$work/stopped"/.iter_*)"; return 1; }
+        [ "$last" = "$(field stopped loss | tail -n 1 | cut -d ' ' -f 1)" ] && [ "$last" -gt 20 ] &&
+            [ -e "$work/stopped/iter_0000020" ] || { why="saved $last"; return 1; }
+        ! compgen -G "$work/stopped/.iter_*" >/dev/null ||
+            { why="left $(echo "$work/stopped"/.iter_*)"; return 1; }
     }
     check "SIGTERM during a slow save: it is finished, then another one saved" stopped
-    diverges() { # the first step ruins the weights, the second finds out while the save of the first is on its way
-        slow_disk 200 0 train 4 "${run[@]}" --save "$work/diverges" --async-save --save-interval 1 --lr 1e37 --min-lr 1e37 --lr-warmup-iters 0 --lr-decay-style constant
-        error_names 4 "not finite" $? && there "$work/diverges" 1 && log_order 'scheduled an async checkpoint save at iteration       1' 'successfully saved checkpoint at iteration       1'
+    # the first step ruins the weights, the second finds out while the save of the first is on its
+    # way
+    diverges() {
+        slow_disk 200 0 train 4 "${run[@]}" --save "$work/diverges" --async-save --save-interval 1 --lr 1e37 \
+            --min-lr 1e37 --lr-warmup-iters 0 --lr-decay-style constant
+        error_names 4 "not finite" $? && there "$work/diverges" 1 &&
+            log_order 'scheduled an async checkpoint save at iteration       1' \
+            'successfully saved checkpoint at iteration       1'
     }
     check "an error in training leaves no half save behind" diverges
-    # The limit holds for a rank that waits for the others: in the foreground, and where the next save waits for the one in the background.
+    # The limit holds for a rank that waits for the others: in the foreground, and where the next
+    # save waits for the one in the background.
     hangs() { # NAME FLAGS...
         slow_disk 30000 3 train 4 "${run[@]}" --save "$work/$1" --distributed-timeout-minutes 0.05 "${@:2}"
         local rc=$?  # on a busy machine the launcher may let a second rank speak
@@ -82,12 +101,15 @@ else
 fi
 failing() { # a rank's file may not grow from now on: the write behind training's back fails
     local pid
-    in_background failing 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --log-interval 1000 --save "$work/failing" --save-interval 100 --async-save
+    in_background failing 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --log-interval 1000 \
+        --save "$work/failing" --save-interval 100 --async-save
     wait_for_iteration failing 5 || { say "no iteration 5"; return 1; }
-    for pid in $(rank_pids 2); do prlimit --pid "$pid" --fsize=20000 || { why="prlimit failed"; return 1; }; done
+    for pid in $(rank_pids 2); do prlimit --pid "$pid" --fsize=20000 ||
+        { why="prlimit failed"; return 1; }; done
     wait "$job"
     error_names 6 "$work/failing" $? && grep -q 'scheduled an async' "$work/out" || return 1
-    [ ! -e "$work/failing/latest_checkpointed_iteration.txt" ] && [ -z "$(ls -A "$work/failing")" ] || { why="left $(ls -A "$work/failing")"; return 1; }
+    [ ! -e "$work/failing/latest_checkpointed_iteration.txt" ] && [ -z "$(ls -A "$work/failing")" ] ||
+        { why="left $(ls -A "$work/failing")"; return 1; }
 }
 if command -v prlimit >/dev/null; then
     check "a write that fails in the background: exit code 6, one line, nothing left" failing
@@ -95,12 +117,14 @@ else
     skip "a write that fails in the background" "no prlimit"
 fi
 planned() {
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "${run[@]}" --save "$work/x" --async-save || { say "--plan failed"; return 1; }
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "${run[@]}" \
+        --save "$work/x" --async-save || { say "--plan failed"; return 1; }
     local bytes parameters
     bytes=$(awk '/copy of a checkpoint/ { print $NF }' "$work/out")
     parameters=$(awk '$1 == "parameters" { print $2 }' "$work/out")
     # A quarter of the masters, moments and replica, as evenly as groups allow.
-    awk -v b="$bytes" -v p="$parameters" 'BEGIN { r = b / (p * 14 / 4); exit !(r > 0.5 && r < 1.5) }' || { why="$bytes bytes for $parameters parameters"; return 1; }
+    awk -v b="$bytes" -v p="$parameters" 'BEGIN { r = b / (p * 14 / 4); exit !(r > 0.5 && r < 1.5) }' ||
+        { why="$bytes bytes for $parameters parameters"; return 1; }
 }
 check "--plan shows the copy in host memory" planned
 
@@ -109,17 +133,24 @@ keeps() { # NAME ITERATIONS -- FLAGS...
     local name=$1 wanted=()
     shift
     while [ "$1" != -- ]; do wanted+=("$1"); shift; done
-    trains 2 --train-iters 12 --save "$work/$name" --save-interval 2 "${@:2}" && there "$work/$name" "${wanted[@]}"
+    trains 2 --train-iters 12 --save "$work/$name" --save-interval 2 "${@:2}" &&
+        there "$work/$name" "${wanted[@]}"
 }
 check "--keep-last-checkpoints 1" keeps one 12 -- --keep-last-checkpoints 1
-check "--keep-last-checkpoints 3, in the background" keeps three 8 10 12 -- --keep-last-checkpoints 3 --async-save
-check "--keep-last-checkpoints 2 --keep-checkpoint-interval 6" keeps major 6 10 12 -- --keep-last-checkpoints 2 --keep-checkpoint-interval 6
+check "--keep-last-checkpoints 3, in the background" keeps three 8 10 12 -- --keep-last-checkpoints 3 \
+    --async-save
+check "--keep-last-checkpoints 2 --keep-checkpoint-interval 6" keeps major 6 10 12 -- \
+    --keep-last-checkpoints 2 --keep-checkpoint-interval 6
 others() { # what this program did not save, and later iterations, stay
-    mkdir -p "$work/others/iter_0000003" "$work/others/iter_0000099" "$work/others/iter_5" "$work/others/iter_0000001.bak" "$work/others/.iter_0000002.del/mp_rank_00"
-    touch "$work/others/iter_0000003/model_optim_rng.pt" "$work/others/iter_0000099/manifest.json" "$work/others/iter_5/manifest.json"
+    mkdir -p "$work/others/iter_0000003" "$work/others/iter_0000099" "$work/others/iter_5" \
+        "$work/others/iter_0000001.bak" "$work/others/.iter_0000002.del/mp_rank_00"
+    touch "$work/others/iter_0000003/model_optim_rng.pt" "$work/others/iter_0000099/manifest.json" \
+        "$work/others/iter_5/manifest.json"
     trains 2 --train-iters 4 --save "$work/others" --save-interval 2 --keep-last-checkpoints 1 || return 1
-    [ "$(ls -A "$work/others" | tr '\n' ' ')" = "checkpoints_of_run.txt iter_0000001.bak iter_0000003 iter_0000004 iter_0000099 iter_5 latest_checkpointed_iteration.txt " ] || { why="left $(ls -A "$work/others" | tr '\n' ' ')"; return 1; }
+    [ "$(ls -A "$work/others" | tr '\n' ' ')" = \
+        "checkpoints_of_run.txt iter_0000001.bak iter_0000003 iter_0000004 iter_0000099 iter_5 latest_checkpointed_iteration.txt " ] || { why="left $(ls -A "$work/others" | tr '\n' ' ')"; return 1; }
 }
 check "only own older checkpoints are deleted, and what a killed deletion left" others
-check "--keep-checkpoint-interval alone is refused" refused 2 "--keep-last-checkpoints" 2 --save "$work/refused" --save-interval 2 --keep-checkpoint-interval 4
+check "--keep-checkpoint-interval alone is refused" refused 2 "--keep-last-checkpoints" 2 \
+    --save "$work/refused" --save-interval 2 --keep-checkpoint-interval 4
 finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Data as a user meets them: looking at samples, checking shards, masks and positions at document ends, blends, epochs, validation and test,
-# and the ways to leave early.
+# Data as a user meets them: looking at samples, checking shards, masks and positions at document
+# ends, blends, epochs, validation and test, and the ways to leave early.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 600 9
@@ -9,7 +9,8 @@ make_shard tiny 12 11
 data=$work/text_text_document
 
 # --- --inspect-data, --check-data ---
-# tokens SEQUENCE FROM TO: token ids read from .idx and .bin with od alone: 34 bytes of header, then all lengths (4 bytes), then all offsets (8 bytes).
+# tokens SEQUENCE FROM TO: token ids read from .idx and .bin with od alone: 34 bytes of header, then
+# all lengths (4 bytes), then all offsets (8 bytes).
 tokens() {
     local sequences offset
     sequences=$(od -An -t d8 -j 18 -N 8 "$data.idx" | tr -d ' ')
@@ -17,19 +18,26 @@ tokens() {
     od -An -v -t u2 -w2 -j $((offset + 2 * $2)) -N $((2 * ($3 - $2 + 1))) "$data.bin" | tr -d ' '
 }
 inspects() { # SAMPLE
-    ranks "$2" "${model[@]}" "${batch[@]}" --data-path "$data" --inspect-data "$1" || { say "failed"; return 1; }
-    sed -n 's/^    tokens [0-9.]*: sequence \([0-9]*\) .* from \([0-9]*\) to \([0-9]*\)$/\1 \2 \3/p' "$work/out" >"$work/slices"
-    while read -r sequence from to; do tokens "$sequence" "$from" "$to"; done <"$work/slices" | tr '\n' ' ' >"$work/want"
+    ranks "$2" "${model[@]}" "${batch[@]}" --data-path "$data" --inspect-data "$1" ||
+        { say "failed"; return 1; }
+    sed -n 's/^    tokens [0-9.]*: sequence \([0-9]*\) .* from \([0-9]*\) to \([0-9]*\)$/\1 \2 \3/p' \
+        "$work/out" >"$work/slices"
+    while read -r sequence from to; do tokens "$sequence" "$from" "$to"; done <"$work/slices" |
+        tr '\n' ' ' >"$work/want"
     sed -n 's/^  ids: \(.*\)$/\1 /p' "$work/out" | tr -d '\n' >"$work/got"
-    [ "$(wc -w <"$work/got")" -eq 33 ] && cmp -s "$work/want" "$work/got" || { why="ids $(cat "$work/got"), in the shard $(cat "$work/want")"; return 1; }
+    [ "$(wc -w <"$work/got")" -eq 33 ] && cmp -s "$work/want" "$work/got" ||
+        { why="ids $(cat "$work/got"), in the shard $(cat "$work/want")"; return 1; }
     grep -q '^  epoch: ' "$work/out" || { why="no epoch"; return 1; }
 }
 for sample in 0 3 17 101; do check "--inspect-data $sample" inspects $sample 1; done
 check "--inspect-data on 4 ranks" inspects 5 4
-check "--inspect-data of a sample that is not there" refused 2 "--inspect-data 99999999" 4 --inspect-data 99999999
+check "--inspect-data of a sample that is not there" refused 2 "--inspect-data 99999999" 4 \
+    --inspect-data 99999999
 checks_data() {
-    ranks 4 "${model[@]}" "${batch[@]}" --data-path 1 "$data" 2 "$work/other_text_document" --check-data || { say "failed"; return 1; }
-    [ "$(grep -c ' tokens of 2 bytes, .* largest id 256 of 257: good$' "$work/out")" -eq 2 ] || { why="not two good shards"; return 1; }
+    ranks 4 "${model[@]}" "${batch[@]}" --data-path 1 "$data" 2 "$work/other_text_document" --check-data ||
+        { say "failed"; return 1; }
+    [ "$(grep -c ' tokens of 2 bytes, .* largest id 256 of 257: good$' "$work/out")" -eq 2 ] ||
+        { why="not two good shards"; return 1; }
     ! grep -q '^ iteration' "$work/out" || { why="it trained"; return 1; }
 }
 check "--check-data" checks_data
@@ -43,43 +51,53 @@ checks_alone() { # only the data's flags
 check "--check-data with the data's flags alone" checks_alone
 inspects_without_lr() {
     local own=("${batch[@]}") i
-    for i in "${!own[@]}"; do [[ "${own[i]:-}" = --lr || "${own[i]:-}" = --min-lr ]] && unset "own[i]" "own[i + 1]"; done
+    for i in "${!own[@]}"; do [[ "${own[i]:-}" = --lr || "${own[i]:-}" = --min-lr ]] &&
+        unset "own[i]" "own[i + 1]"; done
     ranks 1 "${model[@]}" "${own[@]}" --data-path "$data" --inspect-data 0 || say "failed"
 }
 check "--inspect-data without --lr" inspects_without_lr
 
 # --- a shard of bytes under another vocabulary, in which all its ids are valid ---
-bpe=(--tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json --merge-file test/golden/tokenizer/merges.txt)
-check "bytes under a BPE vocabulary" refused 5 "its documents end with id 256, which stands nowhere else" 2 "${bpe[@]}"
-check "--check-data of bytes under a BPE vocabulary" refused 5 "its documents end with id 256" 2 "${bpe[@]}" --check-data
+bpe=(--tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json \
+    --merge-file test/golden/tokenizer/merges.txt)
+check "bytes under a BPE vocabulary" refused 5 "its documents end with id 256, which stands nowhere else" 2 \
+    "${bpe[@]}"
+check "--check-data of bytes under a BPE vocabulary" refused 5 "its documents end with id 256" 2 "${bpe[@]}" \
+    --check-data
 numbers() {
     trains 2 --tokenizer-type NullTokenizer --vocab-size 300 || return 1
     [ "$(grep -c '^ > WARNING: every sequence of .*text_text_document that was looked at ends with id 256, none with 300' "$work/out")" -eq 1 ] || why="not one warning"
     [ -z "$why" ]
 }
 check "bytes under NullTokenizer: a warning" numbers
-own_end() { trains 2 && ! grep -q 'WARNING: every sequence' "$work/out" || { why=${why:-a warning}; return 1; }; }
+own_end() { trains 2 && ! grep -q 'WARNING: every sequence' "$work/out" ||
+    { why=${why:-a warning}; return 1; }; }
 check "bytes under Byte: none" own_end
 
 # --- the ends of documents ---
 masks_matter() {
-    local flags=("" "--eod-mask-loss" "--reset-position-ids" "--reset-attention-mask" "--eod-mask-loss --reset-position-ids --reset-attention-mask") i j
+    local flags=("" "--eod-mask-loss" "--reset-position-ids" "--reset-attention-mask" \
+        "--eod-mask-loss --reset-position-ids --reset-attention-mask") i j
     for i in 0 1 2 3 4; do
         # shellcheck disable=SC2086 # flags apart
         logged "mask$i" 4 --gpus-per-node 2 --hidden-dropout 0 ${flags[i]} || return 1
     done
     for ((i = 0; i < 5; i++)); do
         for ((j = i + 1; j < 5; j++)); do
-            [ "$(mean_loss "mask$i" 1 1)" != "$(mean_loss "mask$j" 1 1)" ] || { why="'${flags[i]}' and '${flags[j]}' begin with the same loss"; return 1; }
+            [ "$(mean_loss "mask$i" 1 1)" != "$(mean_loss "mask$j" 1 1)" ] ||
+                { why="'${flags[i]}' and '${flags[j]}' begin with the same loss"; return 1; }
         done
-        awk -v a="$(mean_loss "mask$i" 10 12)" -v b="$(mean_loss mask0 10 12)" 'BEGIN { d = a / b; exit !(d > 0.8 && d < 1.2) }' || { why="'${flags[i]}' trains to $(mean_loss "mask$i" 10 12)"; return 1; }
+        awk -v a="$(mean_loss "mask$i" 10 12)" -v b="$(mean_loss mask0 10 12)" \
+            'BEGIN { d = a / b; exit !(d > 0.8 && d < 1.2) }' ||
+            { why="'${flags[i]}' trains to $(mean_loss "mask$i" 10 12)"; return 1; }
     done
 }
 check "--eod-mask-loss, --reset-position-ids, --reset-attention-mask each change the loss" masks_matter
 masks_on_ranks() { # the mean over unmasked tokens is taken per micro-batch, wherever it is computed
     local all=(--eod-mask-loss --reset-position-ids --reset-attention-mask)
     logged masked1 1 "${all[@]}" && logged masked4 4 "${all[@]}" --gpus-per-node 2 || return 1
-    { field masked1 loss | head -n 2; field masked4 loss | head -n 2; } | awk '{ v[NR] = $2 } END { for (i = 1; i <= 2; i++) { d = v[i] / v[i + 2] - 1; if (d > 1e-5 || d < -1e-5) exit 1 } }' ||
+    { field masked1 loss | head -n 2; field masked4 loss | head -n 2; } |
+        awk '{ v[NR] = $2 } END { for (i = 1; i <= 2; i++) { d = v[i] / v[i + 2] - 1; if (d > 1e-5 || d < -1e-5) exit 1 } }' ||
         why="losses of 1 and 4 ranks differ: $(field masked4 loss | head -n 2 | tr '\n' ' ')"
     [ -z "$why" ]
 }
@@ -87,10 +105,13 @@ check "masked losses do not depend on the number of ranks" masks_on_ranks
 
 # --- blends ---
 blend() {
-    logged blend 2 --data-path 3 "$data" 1 "$work/other_text_document" --train-iters 100 --lr-decay-iters 100 --log-interval 50 || return 1
-    ranks 1 "${model[@]}" "${batch[@]}" --train-iters 100 --data-path 3 "$data" 1 "$work/other_text_document" --inspect-data 0 || { say "--inspect-data failed"; return 1; }
+    logged blend 2 --data-path 3 "$data" 1 "$work/other_text_document" --train-iters 100 \
+        --lr-decay-iters 100 --log-interval 50 || return 1
+    ranks 1 "${model[@]}" "${batch[@]}" --train-iters 100 --data-path 3 "$data" 1 \
+        "$work/other_text_document" --inspect-data 0 || { say "--inspect-data failed"; return 1; }
     local parts
-    parts=$(sed -n 's/.*_text_document: \([0-9]*\) samples, .* tokens, .* epochs of .*/\1/p' "$work/out" | tr '\n' ' ')
+    parts=$(sed -n 's/.*_text_document: \([0-9]*\) samples, .* tokens, .* epochs of .*/\1/p' "$work/out" |
+        tr '\n' ' ')
     [ "$parts" = "600 200 " ] || { why="800 samples at 3 to 1 are taken as $parts"; return 1; }
 }
 check "a blend of 3 to 1" blend
@@ -98,29 +119,37 @@ apart() {
     local own=("${batch[@]}") i
     for i in "${!own[@]}"; do [ "${own[i]:-}" = --split ] && unset "own[i]" "own[i + 1]"; done
     rm -f "$work/apart.jsonl"
-    ranks 2 "${model[@]}" "${own[@]}" --train-data-path "$data" --valid-data-path "$work/other_text_document" --test-data-path 1 "$data" 1 "$work/other_text_document" --log-jsonl "$work/apart.jsonl" || { say "failed"; return 1; }
+    ranks 2 "${model[@]}" "${own[@]}" --train-data-path "$data" \
+        --valid-data-path "$work/other_text_document" --test-data-path 1 "$data" 1 \
+        "$work/other_text_document" --log-jsonl "$work/apart.jsonl" || { say "failed"; return 1; }
     [ "$(field apart loss valid | wc -l)" -eq 2 ] || { why="no validation and test"; return 1; }
 }
 check "--train-data-path, --valid-data-path, --test-data-path" apart
 order() { # FLAGS...: the first tokens of training samples 0 to 2
     local k
     for k in 0 1 2; do
-        ranks 1 "${model[@]}" "${batch[@]}" --split 90,5,5 "$@" --inspect-data $k || { say "failed"; return 1; }
+        ranks 1 "${model[@]}" "${batch[@]}" --split 90,5,5 "$@" --inspect-data $k ||
+            { say "failed"; return 1; }
         sed -n 's/^  ids: //p' "$work/out"
     done
 }
 from_files() { # the same order, wherever the words stand
     printf '3 %s\n1 %s\n' "$data" "$work/other_text_document" >"$work/list"
-    order --data-path 3 "$data" 1 "$work/other_text_document" >"$work/want" && order --data-args-path "$work/list" >"$work/got" || return 1
+    order --data-path 3 "$data" 1 "$work/other_text_document" >"$work/want" &&
+        order --data-args-path "$work/list" >"$work/got" || return 1
     [ -s "$work/want" ] && cmp -s "$work/want" "$work/got" || { why="another order from the file"; return 1; }
-    printf '{"train": ["%s"], "valid": [1, "%s"], "test": null}\n' "$data" "$work/other_text_document" >"$work/splits"
+    printf '{"train": ["%s"], "valid": [1, "%s"], "test": null}\n' "$data" "$work/other_text_document" \
+        >"$work/splits"
     local own=("${batch[@]}") i
     for i in "${!own[@]}"; do [ "${own[i]:-}" = --split ] && unset "own[i]" "own[i + 1]"; done
     ranks 2 "${model[@]}" "${own[@]}" --per-split-data-args-path "$work/splits" || { say "failed"; return 1; }
-    grep -q '^ > test: no data$' "$work/out" && grep -q '^ validation loss at iteration 12 on validation set' "$work/out" || { why="not the file's splits"; return 1; }
+    grep -q '^ > test: no data$' "$work/out" &&
+        grep -q '^ validation loss at iteration 12 on validation set' "$work/out" ||
+        { why="not the file's splits"; return 1; }
 }
 check "--data-args-path, --per-split-data-args-path" from_files
-check "a list without weights is read once" refused 5 "a list of prefixes without weights is read once" 2 --data-path "$data" "$work/other_text_document" --train-iters 100000
+check "a list without weights is read once" refused 5 "a list of prefixes without weights is read once" 2 \
+    --data-path "$data" "$work/other_text_document" --train-iters 100000
 list() { trains 2 --data-path "$data" "$work/other_text_document"; }
 check "a list without weights" list
 surplus() { # both rules; the second is told in the arguments
@@ -130,7 +159,8 @@ surplus() { # both rules; the second is told in the arguments
 check "--mid-level-dataset-surplus" surplus
 epochs() { # 12 documents hold about 45 samples; 160 are asked for
     logged epochs 2 --data-path "$work/tiny_text_document" --train-iters 20 --split 100,0,0 || return 1
-    awk -v e="$(field epochs epoch interval | tail -n 1 | cut -d ' ' -f 2)" 'BEGIN { exit !(e > 2) }' || { why="epoch $(field epochs epoch interval | tail -n 1)"; return 1; }
+    awk -v e="$(field epochs epoch interval | tail -n 1 | cut -d ' ' -f 2)" 'BEGIN { exit !(e > 2) }' ||
+        { why="epoch $(field epochs epoch interval | tail -n 1)"; return 1; }
     ! grep -q '^ validation' "$work/out" || { why="validated without a validation split"; return 1; }
 }
 check "several epochs of a small shard" epochs
@@ -142,72 +172,100 @@ evaluates() {
     logged evaluates 2 --eval-interval 5 --eval-iters 2 || return 1
     local form='lm loss value: [0-9.]*E[+-][0-9]* | lm loss PPL: [0-9.]*E[+-][0-9]* | $' where
     for where in "iteration 5" "iteration 10" "iteration 12 on validation set" "iteration 12 on test set"; do
-        [ "$(grep -c "^ validation loss at $where | $form" "$work/out")" -eq 1 ] || { why="not one line for $where"; return 1; }
+        [ "$(grep -c "^ validation loss at $where | $form" "$work/out")" -eq 1 ] ||
+            { why="not one line for $where"; return 1; }
     done
-    [ "$(grep -c '^ validation loss' "$work/out")" -eq 4 ] && [ "$(field evaluates loss valid | wc -l)" -eq 4 ] || { why="other than 4 evaluations"; return 1; }
+    [ "$(grep -c '^ validation loss' "$work/out")" -eq 4 ] &&
+        [ "$(field evaluates loss valid | wc -l)" -eq 4 ] || { why="other than 4 evaluations"; return 1; }
     # The frame is as long as the line and one more.
-    awk '/^-+$/ { frame = length($0); next } /^ validation loss/ { if (frame != length($0) + 1) exit 1 }' "$work/out" || { why="the frame is not as long as the line"; return 1; }
+    awk '/^-+$/ { frame = length($0); next } /^ validation loss/ { if (frame != length($0) + 1) exit 1 }' \
+        "$work/out" || { why="the frame is not as long as the line"; return 1; }
     # PPL is exp(loss).
-    sed -n 's/.*lm loss value: \([^ ]*\) | lm loss PPL: \([^ ]*\) .*/\1 \2/p' "$work/out" | awk '{ d = exp($1) / $2 - 1; if (d > 1e-4 || d < -1e-4) exit 1 }' || { why="PPL is not exp(loss)"; return 1; }
+    sed -n 's/.*lm loss value: \([^ ]*\) | lm loss PPL: \([^ ]*\) .*/\1 \2/p' "$work/out" |
+        awk '{ d = exp($1) / $2 - 1; if (d > 1e-4 || d < -1e-4) exit 1 }' ||
+        { why="PPL is not exp(loss)"; return 1; }
 }
 check "validation and test lines in Megatron's form" evaluates
 iterator() {
     logged still 2 --lr 0 --min-lr 0 --weight-decay 0 --eval-interval 5 --eval-iters 2 || return 1
-    [ "$(field still loss valid | sed -n 1p | cut -d ' ' -f 2)" != "$(field still loss valid | sed -n 2p | cut -d ' ' -f 2)" ] || { why="two evaluations of the same weights are equal: the iterator was rewound"; return 1; }
+    [ "$(field still loss valid | sed -n 1p | cut -d ' ' -f 2)" != \
+        "$(field still loss valid | sed -n 2p | cut -d ' ' -f 2)" ] ||
+        { why="two evaluations of the same weights are equal: the iterator was rewound"; return 1; }
 }
 check "consecutive evaluations take the next samples" iterator
 full_validation() { # the same samples each time: with weights that stand still, the same loss
-    logged full 2 --lr 0 --min-lr 0 --weight-decay 0 --eval-interval 5 --eval-iters 2 --full-validation || return 1
+    logged full 2 --lr 0 --min-lr 0 --weight-decay 0 --eval-interval 5 --eval-iters 2 --full-validation ||
+        return 1
     grep -q '^    validation: None$' "$work/out" || { why="a target for validation"; return 1; }
-    [ "$(field full loss valid | head -n 3 | cut -d ' ' -f 2 | sort -u | wc -l)" -eq 1 ] || { why="other losses: $(field full loss valid)"; return 1; }
+    [ "$(field full loss valid | head -n 3 | cut -d ' ' -f 2 | sort -u | wc -l)" -eq 1 ] ||
+        { why="other losses: $(field full loss valid)"; return 1; }
     local samples
     samples=$(sed -n 's/^ > validation: \([0-9]*\) samples.*/\1/p' "$work/out")
-    grep -q "^Evaluating on $((samples / 8 * 8)) samples" "$work/out" || { why="not all $samples samples"; return 1; }
+    grep -q "^Evaluating on $((samples / 8 * 8)) samples" "$work/out" ||
+        { why="not all $samples samples"; return 1; }
 }
 check "--full-validation" full_validation
-check "--full-validation of less than a batch" refused 5 "fewer than a global batch of 8" 2 --data-path "$work/tiny_text_document" --split 90,10,0 --full-validation
-check "--full-validation of a weighted blend" refused 2 "weights of a blend say nothing about one pass" 2 --data-path 1 "$data" 2 "$work/other_text_document" --full-validation
+check "--full-validation of less than a batch" refused 5 "fewer than a global batch of 8" 2 \
+    --data-path "$work/tiny_text_document" --split 90,10,0 --full-validation
+check "--full-validation of a weighted blend" refused 2 "weights of a blend say nothing about one pass" 2 \
+    --data-path 1 "$data" 2 "$work/other_text_document" --full-validation
 wsd() {
-    logged wsd 2 --lr-decay-style WSD --lr-wsd-decay-iters 6 --lr-wsd-decay-style linear --min-lr 0 || return 1
-    # 12 iterations of 8 samples, warm-up of 2. The line of iteration i shows what comes next: constant to 6, 0 after 12.
-    [ "$(field wsd lr | cut -d ' ' -f 2 | sed -n '3p;6p;9p;12p' | tr '\n' ' ')" = "0.003 0.003 0.0015 0 " ] || { why="rates $(field wsd lr | tr '\n' ' ')"; return 1; }
+    logged wsd 2 --lr-decay-style WSD --lr-wsd-decay-iters 6 --lr-wsd-decay-style linear --min-lr 0 ||
+        return 1
+    # 12 iterations of 8 samples, warm-up of 2. The line of iteration i shows what comes next:
+    # constant to 6, 0 after 12.
+    [ "$(field wsd lr | cut -d ' ' -f 2 | sed -n '3p;6p;9p;12p' | tr '\n' ' ')" = "0.003 0.003 0.0015 0 " ] ||
+        { why="rates $(field wsd lr | tr '\n' ' ')"; return 1; }
 }
 check "--lr-decay-style WSD" wsd
 no_evaluation() { trains 2 --eval-interval 5 --eval-iters 0 && ! grep -q 'validation loss' "$work/out"; }
 check "--eval-iters 0" no_evaluation
 skip_train() {
-    logged trained 2 --save "$work/trained" --save-interval 100 --eval-iters 2 && cp "$work/out" "$work/first" || return 1
+    logged trained 2 --save "$work/trained" --save-interval 100 --eval-iters 2 &&
+        cp "$work/out" "$work/first" || return 1
     logged skipped 2 --load "$work/trained" --skip-train --eval-iters 2 || return 1
     [ "$(train_lines skipped | wc -l)" -eq 0 ] || { why="it trained"; return 1; }
-    [ "$(grep '^ validation loss' "$work/first")" = "$(grep '^ validation loss' "$work/out")" ] || { why="other losses than at the end of training"; return 1; }
+    [ "$(grep '^ validation loss' "$work/first")" = "$(grep '^ validation loss' "$work/out")" ] ||
+        { why="other losses than at the end of training"; return 1; }
 }
 check "--skip-train evaluates a checkpoint" skip_train
 evaluates_alone() { # neither training data nor a training split are needed to evaluate
     local own=("${batch[@]}") i
     for i in "${!own[@]}"; do [ "${own[i]:-}" = --split ] && unset "own[i]" "own[i + 1]"; done
-    ranks 2 "${model[@]}" "${own[@]}" --valid-data-path "$data" --skip-train --eval-iters 2 || { say "failed"; return 1; }
-    grep -q '^ validation loss at iteration 0 on validation set' "$work/out" || { why="not evaluated"; return 1; }
-    ranks 2 "${model[@]}" "${batch[@]}" --data-path "$data" --split 0,1,0 --skip-train --eval-iters 2 || say "failed without a training split"
+    ranks 2 "${model[@]}" "${own[@]}" --valid-data-path "$data" --skip-train --eval-iters 2 ||
+        { say "failed"; return 1; }
+    grep -q '^ validation loss at iteration 0 on validation set' "$work/out" ||
+        { why="not evaluated"; return 1; }
+    ranks 2 "${model[@]}" "${batch[@]}" --data-path "$data" --split 0,1,0 --skip-train --eval-iters 2 ||
+        say "failed without a training split"
 }
 check "--skip-train without training data" evaluates_alone
 sample() {
     trains 2 --sample-prompt "the quick " --sample-tokens 20 || return 1
-    grep -q '^sample at iteration 12:$' "$work/out" && grep -qa '^the quick ' "$work/out" || { why="no sample"; return 1; }
+    grep -q '^sample at iteration 12:$' "$work/out" && grep -qa '^the quick ' "$work/out" ||
+        { why="no sample"; return 1; }
 }
 check "--sample-prompt" sample
 
 # --- leaving early ---
 exit_interval() {
-    logged leaving 4 --gpus-per-node 2 --save "$work/leaving" --save-interval 100 --exit-interval 5 || return 1
-    [ "$(train_lines leaving | wc -l)" -eq 5 ] && grep -q '^\[exiting program at iteration 5\] datetime: ' "$work/out" && [ "$(cat "$work/leaving/latest_checkpointed_iteration.txt")" = 5 ] ||
+    logged leaving 4 --gpus-per-node 2 --save "$work/leaving" --save-interval 100 --exit-interval 5 ||
+        return 1
+    [ "$(train_lines leaving | wc -l)" -eq 5 ] &&
+        grep -q '^\[exiting program at iteration 5\] datetime: ' "$work/out" &&
+        [ "$(cat "$work/leaving/latest_checkpointed_iteration.txt")" = 5 ] ||
         { why="not left at iteration 5, saved"; return 1; }
     ! grep -q 'on test set' "$work/out" || { why="evaluated at the end"; return 1; }
 }
 check "--exit-interval" exit_interval
 exit_duration() {
-    logged minutes 4 --gpus-per-node 2 --train-iters 1000000 --lr-decay-iters 100 --log-interval 100 --save "$work/minutes" --save-interval 1000000 --exit-duration-in-mins 0.03 || return 1
-    grep -qE '^\[exiting program after 0\.[0-9]+ minutes\] datetime: ' "$work/out" || { why="no line that says so"; return 1; }
-    [ "$(cat "$work/minutes/latest_checkpointed_iteration.txt")" = "$(field minutes loss | tail -n 1 | cut -d ' ' -f 1)" ] || { why="the last iteration was not saved"; return 1; }
+    logged minutes 4 --gpus-per-node 2 --train-iters 1000000 --lr-decay-iters 100 --log-interval 100 \
+        --save "$work/minutes" --save-interval 1000000 --exit-duration-in-mins 0.03 || return 1
+    grep -qE '^\[exiting program after 0\.[0-9]+ minutes\] datetime: ' "$work/out" ||
+        { why="no line that says so"; return 1; }
+    [ "$(cat "$work/minutes/latest_checkpointed_iteration.txt")" = \
+        "$(field minutes loss | tail -n 1 | cut -d ' ' -f 1)" ] ||
+        { why="the last iteration was not saved"; return 1; }
 }
 check "--exit-duration-in-mins" exit_duration
 extra_fields() {
@@ -235,12 +293,15 @@ print("%.3f %.3f" % (math.sqrt(squares["weight"]), math.sqrt(squares["master"]))
 PY
 }
 params_norm() { # 4-bit weights, far from the masters
-    logged norm 2 --log-params-norm --quantized-weights --weight-quantization-method direct --save "$work/norm" --save-interval 12 || return 1
+    logged norm 2 --log-params-norm --quantized-weights --weight-quantization-method direct \
+        --save "$work/norm" --save-interval 12 || return 1
     local said weight master
     said=$(sed -n 's/.*iteration       12.*params norm: \([0-9.]*\) .*/\1/p' "$work/out")
     read -r weight master < <(norms "$work/norm")
     [ "$weight" != "$master" ] || { why="weights and masters have one norm, $weight"; return 1; }
-    [ "$said" = "$weight" ] || { why="said $said; of the weights it is $weight, of the masters $master"; return 1; }
+    [ "$said" = "$weight" ] ||
+        { why="said $said; of the weights it is $weight, of the masters $master"; return 1; }
 }
-if command -v python3 >/dev/null; then check "params norm is of the model's weights" params_norm; else skip "params norm is of the model's weights" "no python3"; fi
+if command -v python3 >/dev/null; then check "params norm is of the model's weights" params_norm; else skip \
+    "params norm is of the model's weights" "no python3"; fi
 finish

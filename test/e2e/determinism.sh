@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The same command gives the same bits, and so does everything that only changes when or where work is done: overlap, recomputation, the number of
-# chunks of the pipeline. Compared are the JSON lines of the iterations, in which losses and norms are written so that they read back exactly.
+# The same command gives the same bits, and so does everything that only changes when or where work
+# is done: overlap, recomputation, the number of chunks of the pipeline. Compared are the JSON lines
+# of the iterations, in which losses and norms are written so that they read back exactly.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 3
 data=$work/text_text_document
-run=(4 --gpus-per-node 2 --global-batch-size 16 --hidden-dropout 0.1 --attention-dropout 0.1 --eval-interval 5 --wq-group-size 128)
+run=(4 --gpus-per-node 2 --global-batch-size 16 --hidden-dropout 0.1 --attention-dropout 0.1 \
+    --eval-interval 5 --wq-group-size 128)
 quantised=("${paper[@]}" --wq-group-size 128)
 
 same_as() { # REFERENCE NAME FLAGS...
@@ -23,28 +25,36 @@ check "baseline" logged baseline "${run[@]}"
 check "baseline again" same_as baseline again
 check "baseline, --no-overlap" same_as baseline serial --no-overlap
 check "baseline, --overlap-* flags" same_as baseline overlap --overlap-grad-reduce --overlap-param-gather
-check "baseline, full recomputation" same_as baseline full --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
-check "baseline, selective recomputation" same_as baseline selective --recompute-activations --recompute-granularity selective
+check "baseline, full recomputation" same_as baseline full --recompute-granularity full \
+    --recompute-method uniform --recompute-num-layers 1
+check "baseline, selective recomputation" same_as baseline selective --recompute-activations \
+    --recompute-granularity selective
 check "baseline, no log lines in between" same_as baseline quiet --log-interval 1000
 check "baseline, --timing-log-level 2" same_as baseline timed --timing-log-level 2
 check "SDP4Bit" logged sdp4bit "${run[@]}" "${quantised[@]}"
 check "SDP4Bit again" same_as sdp4bit sdp4bit_again "${quantised[@]}"
 check "SDP4Bit, --no-overlap" same_as sdp4bit sdp4bit_serial "${quantised[@]}" --no-overlap
-check "SDP4Bit, full recomputation" same_as sdp4bit sdp4bit_full "${quantised[@]}" --recompute-granularity full
+check "SDP4Bit, full recomputation" same_as sdp4bit sdp4bit_full "${quantised[@]}" \
+    --recompute-granularity full
 for chunks in 2 3 8; do
-    check "SDP4Bit in $chunks chunks" same_as sdp4bit "chunks$chunks" "${quantised[@]}" --gradient-alltoall-pipeline $chunks
+    check "SDP4Bit in $chunks chunks" same_as sdp4bit "chunks$chunks" "${quantised[@]}" \
+        --gradient-alltoall-pipeline $chunks
 done
 # Rounding bits belong to the position of a parameter, not to its place in a bucket.
 check "SDP4Bit in several buckets" logged sdp4bit_buckets "${run[@]}" "${quantised[@]}" --ddp-bucket-size 1000
-buckets_equal() { # The norm is summed bucket by bucket, so only the losses of the first iterations can be equal to the bit.
+# The norm is summed bucket by bucket, so only the losses of the first iterations can be equal to
+# the bit.
+buckets_equal() {
     local i
     for i in 1 2; do
-        [ "$(field sdp4bit loss | sed -n "${i}p")" = "$(field sdp4bit_buckets loss | sed -n "${i}p")" ] || { why="iteration $i: $(field sdp4bit_buckets loss | sed -n "${i}p")"; return 1; }
+        [ "$(field sdp4bit loss | sed -n "${i}p")" = "$(field sdp4bit_buckets loss | sed -n "${i}p")" ] ||
+            { why="iteration $i: $(field sdp4bit_buckets loss | sed -n "${i}p")"; return 1; }
     done
 }
 check "the first step does not depend on the buckets" buckets_equal
 # Left to itself the program cuts what is larger than a bucket's target.
-check "SDP4Bit in as many chunks as the program chooses" same_as sdp4bit_buckets sdp4bit_one_chunk "${quantised[@]}" --ddp-bucket-size 1000 --gradient-alltoall-pipeline 1
+check "SDP4Bit in as many chunks as the program chooses" same_as sdp4bit_buckets sdp4bit_one_chunk \
+    "${quantised[@]}" --ddp-bucket-size 1000 --gradient-alltoall-pipeline 1
 seed_matters() { logged seed "${run[@]}" --seed 4321 && ! same_training baseline seed; }
 check "--seed changes the run" seed_matters
 finish

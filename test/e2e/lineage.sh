@@ -1,24 +1,32 @@
 #!/usr/bin/env bash
-# One --save folder and more than one run or branch in it: --keep-last-checkpoints counts and deletes the run's own checkpoints only, a damaged newest one makes way
-# for one of the same run, never for another's. And a tracker that is lost or damaged: the run goes on from its newest checkpoint, and says so.
+# One --save folder and more than one run or branch in it: --keep-last-checkpoints counts and
+# deletes the run's own checkpoints only, a damaged newest one makes way for one of the same run,
+# never for another's. And a tracker that is lost or damaged: the run goes on from its newest
+# checkpoint, and says so.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
 data=$work/text_text_document
 folder=$work/save
-run=(2 --gpus-per-node 1 --num-layers 1 --train-iters 30 --lr-decay-iters 30 --log-interval 10 --save-interval 10 --keep-last-checkpoints 2 --save "$folder")
+run=(2 --gpus-per-node 1 --num-layers 1 --train-iters 30 --lr-decay-iters 30 --log-interval 10 \
+    --save-interval 10 --keep-last-checkpoints 2 --save "$folder")
 there() { # ITERATIONS...: exactly these checkpoints, of whichever run
     local wanted
     wanted=$(printf 'iter_%07d\n' "$@")
-    [ "$(find "$folder" -maxdepth 1 -name 'iter_*' -printf '%f\n' | sort)" = "$wanted" ] || { why="there are $(find "$folder" -maxdepth 1 -name 'iter_*' -printf '%f ' | sort)"; return 1; }
+    [ "$(find "$folder" -maxdepth 1 -name 'iter_*' -printf '%f\n' | sort)" = "$wanted" ] ||
+        { why="there are $(find "$folder" -maxdepth 1 -name 'iter_*' -printf '%f ' | sort)"; return 1; }
 }
 listed() { # ITERATIONS...
-    [ "$(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")" = "$* " ] || { why="the list says $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")"; return 1; }
+    [ "$(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")" = "$* " ] ||
+        { why="the list says $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")"; return 1; }
 }
-tracked() { [ "$(cat "$folder/latest_checkpointed_iteration.txt")" = "$1" ] || { why="the tracker names $(cat "$folder/latest_checkpointed_iteration.txt")"; return 1; }; }
-loaded() { grep -q "successfully loaded checkpoint from $folder at iteration $1\$" "$work/out" || { why="not loaded at $1"; return 1; }; }
+tracked() { [ "$(cat "$folder/latest_checkpointed_iteration.txt")" = "$1" ] ||
+    { why="the tracker names $(cat "$folder/latest_checkpointed_iteration.txt")"; return 1; }; }
+loaded() { grep -q "successfully loaded checkpoint from $folder at iteration $1\$" "$work/out" ||
+    { why="not loaded at $1"; return 1; }; }
 warned() { # TIMES TEXT
-    [ "$(grep '^WARNING: ' "$work/out" | grep -cF -- "$2")" -eq "$1" ] || { why="'$2' is not there $1 times"; return 1; }
+    [ "$(grep '^WARNING: ' "$work/out" | grep -cF -- "$2")" -eq "$1" ] ||
+        { why="'$2' is not there $1 times"; return 1; }
 }
 damage() { truncate -s 100 "$folder/$(printf 'iter_%07d' "$1")/mp_rank_00/shard_00001_of_00002.safetensors"; }
 again() { # COMMAND...: the folder of two runs in which the command damages something
@@ -26,17 +34,20 @@ again() { # COMMAND...: the folder of two runs in which the command damages some
     cp -r "$work/two" "$folder"
     "$@"
 }
-first_run() { rm -rf "$folder"; trains "${run[@]}" --save-interval 9 --exit-interval 23 && there 18 23 && listed 9 18 23 && warned 0 "another run"; }
+first_run() { rm -rf "$folder"; trains "${run[@]}" --save-interval 9 --exit-interval 23 && there 18 23 &&
+    listed 9 18 23 && warned 0 "another run"; }
 check "the first run leaves its last two" first_run
 second_run() {
     trains "${run[@]}" --seed 7 || return 1
-    there 18 20 23 30 && listed 10 20 30 && tracked 30 && warned 1 "also holds checkpoints of another run or branch (iterations 18 and 23), which are neither counted nor removed"
+    there 18 20 23 30 && listed 10 20 30 && tracked 30 &&
+        warned 1 "also holds checkpoints of another run or branch (iterations 18 and 23), which are neither counted nor removed"
 }
 check "a second run from the start: its own are counted, the first one's stay" second_run
 cp -r "$folder" "$work/two"
 falls_back() {
     again damage 30
-    trains "${run[@]}" --seed 7 --load "$folder" && loaded 20 && warned 1 "the checkpoint of iteration 30 cannot be used" && warned 1 "another run" || return 1
+    trains "${run[@]}" --seed 7 --load "$folder" && loaded 20 &&
+        warned 1 "the checkpoint of iteration 30 cannot be used" && warned 1 "another run" || return 1
     same_shards "$folder" "$work/two" 30 2 && listed 20 30 && there 18 20 23 30
 }
 check "a damaged newest one: back to the same run's, to the bit" falls_back
@@ -49,33 +60,42 @@ check "no sound one of the same run: refused, the other run's is not taken" none
 garbage_list() {
     again damage 30
     echo "x" >"$folder/checkpoints_of_run.txt"
-    trains "${run[@]}" --seed 7 --load "$folder" && loaded 23 && warned 1 "checkpoints_of_run.txt is damaged" && warned 1 "checkpoints_of_run.txt was damaged" && listed 18 20 23 30
+    trains "${run[@]}" --seed 7 --load "$folder" && loaded 23 &&
+        warned 1 "checkpoints_of_run.txt is damaged" && warned 1 "checkpoints_of_run.txt was damaged" &&
+        listed 18 20 23 30
 }
 check "a damaged list: by the folders' names, and two lines say so" garbage_list
 older_folder() { # as saved before there were lists
     again rm "$folder/checkpoints_of_run.txt"
-    trains "${run[@]}" --seed 7 --load "$folder" --train-iters 40 && loaded 30 && warned 0 "" && listed 18 20 23 30 40 && there 30 40
+    trains "${run[@]}" --seed 7 --load "$folder" --train-iters 40 && loaded 30 && warned 0 "" &&
+        listed 18 20 23 30 40 && there 30 40
 }
 check "a folder without a list: by the folders' names" older_folder
 branch() {
     rm -rf "$folder"
-    trains "${run[@]}" --train-iters 40 --keep-last-checkpoints 3 --exit-interval 37 && there 20 30 37 || return 1
+    trains "${run[@]}" --train-iters 40 --keep-last-checkpoints 3 --exit-interval 37 && there 20 30 37 ||
+        return 1
     echo 20 >"$folder/latest_checkpointed_iteration.txt"
-    trains "${run[@]}" --train-iters 40 --load "$folder" --lr 1e-3 --override-opt_param-scheduler --exit-interval 24 || return 1
+    trains "${run[@]}" --train-iters 40 --load "$folder" --lr 1e-3 --override-opt_param-scheduler \
+        --exit-interval 24 || return 1
     there 20 24 30 37 && listed 20 24 && warned 1 "(iterations 30 and 37)" || return 1
-    trains "${run[@]}" --train-iters 40 --load "$folder" --lr 1e-3 --override-opt_param-scheduler --exit-interval 32 && loaded 24 && listed 24 30 32 && there 30 32 37 || return 1
+    trains "${run[@]}" --train-iters 40 --load "$folder" --lr 1e-3 --override-opt_param-scheduler \
+        --exit-interval 32 && loaded 24 && listed 24 30 32 && there 30 32 37 || return 1
     damage 32
-    trains "${run[@]}" --train-iters 32 --load "$folder" --lr 1e-3 --override-opt_param-scheduler && loaded 30 && there 30 32 37 && tracked 32
+    trains "${run[@]}" --train-iters 32 --load "$folder" --lr 1e-3 --override-opt_param-scheduler &&
+        loaded 30 && there 30 32 37 && tracked 32
 }
 check "back to an older one by hand: the branch that was left stays and does not count" branch
 named() { # one of another run, in the way of a run that goes on from its own
     first_run && trains "${run[@]}" --seed 7 --exit-interval 20 && listed 10 20 || return 1
-    trains "${run[@]}" --seed 7 --load "$folder" --exit-interval 23 && loaded 20 && warned 1 "holds a checkpoint of iteration 23 that its checkpoints_of_run.txt does not name; this run will replace it" && listed 10 20 23
+    trains "${run[@]}" --seed 7 --load "$folder" --exit-interval 23 && loaded 20 &&
+        warned 1 "holds a checkpoint of iteration 23 that its checkpoints_of_run.txt does not name; this run will replace it" && listed 10 20 23
 }
 check "another run's checkpoint that will be replaced is named before training" named
 finetunes() { # a line of its own, also from the same folder
     again true
-    trains "${run[@]}" --load "$folder" --finetune --train-iters 8 --lr-decay-iters 8 && listed 8 && there 8 18 20 23 30 && warned 1 "(iterations 18, 20, 23 and 30)"
+    trains "${run[@]}" --load "$folder" --finetune --train-iters 8 --lr-decay-iters 8 && listed 8 &&
+        there 8 18 20 23 30 && warned 1 "(iterations 18, 20, 23 and 30)"
 }
 check "--finetune begins a line of its own" finetunes
 
@@ -85,20 +105,26 @@ untouched() { # TEXT FLAGS...: refused before training, and the folder is as it 
     refused 6 "$1" "${run[@]}" "${@:2}" && ! grep -q '^ iteration ' "$work/out" || return 1
     diff -r "$folder" "$work/two" >/dev/null || { why="the folder has changed"; return 1; }
 }
-check "a forgotten --load: refused" untouched "a checkpoint of iteration 20, which this run would replace" --seed 7
-check "also where only the last iteration is taken" untouched "a checkpoint of iteration 23, which" --save-interval 100 --train-iters 23
-check "also where --exit-interval ends the run there" untouched "a checkpoint of iteration 18, which" --save-interval 100 --exit-interval 18
-check "--finetune over the run that it begins with: refused" untouched "without --finetune" --load "$folder" --finetune
+check "a forgotten --load: refused" untouched "a checkpoint of iteration 20, which this run would replace" \
+    --seed 7
+check "also where only the last iteration is taken" untouched "a checkpoint of iteration 23, which" \
+    --save-interval 100 --train-iters 23
+check "also where --exit-interval ends the run there" untouched "a checkpoint of iteration 18, which" \
+    --save-interval 100 --exit-interval 18
+check "--finetune over the run that it begins with: refused" untouched "without --finetune" --load "$folder" \
+    --finetune
 from_elsewhere() { # the other folder's run is at iteration 20
     cp -r "$work/two" "$work/elsewhere"
     echo 20 >"$work/elsewhere/latest_checkpointed_iteration.txt"
     untouched "a checkpoint of iteration 30, which" --load "$work/elsewhere" --seed 7
 }
 check "--load of another folder: refused" from_elsewhere
-check "--load of one checkpoint names the folder above it" untouched "give the folder above it" --load "$folder/iter_0000030"
+check "--load of one checkpoint names the folder above it" untouched "give the folder above it" \
+    --load "$folder/iter_0000030"
 beside() { # iterations that no checkpoint has
     again true
-    trains "${run[@]}" --save-interval 7 --train-iters 24 --lr-decay-iters 24 && there 18 20 21 23 24 30 && listed 14 21 24
+    trains "${run[@]}" --save-interval 7 --train-iters 24 --lr-decay-iters 24 && there 18 20 21 23 24 30 &&
+        listed 14 21 24
 }
 check "other iterations than those there: not refused" beside
 
@@ -106,14 +132,18 @@ check "other iterations than those there: not refused" beside
 put() { printf "$1" >"$folder/latest_checkpointed_iteration.txt"; }
 lost() { # TEXT ITERATION COMMAND...: goes on from there with a line that holds the text, and ends as before
     again "${@:3}"
-    trains "${run[@]}" --seed 7 --load "$folder" && loaded "$2" && warned 1 "$1" && warned 1 "; going on from the newest sound checkpoint there" && tracked 30 && same_shards "$folder" "$work/two" 30 2
+    trains "${run[@]}" --seed 7 --load "$folder" && loaded "$2" && warned 1 "$1" &&
+        warned 1 "; going on from the newest sound checkpoint there" && tracked 30 &&
+        same_shards "$folder" "$work/two" 30 2
 }
-check "no tracker: the run's newest" lost "latest_checkpointed_iteration.txt is missing beside checkpoints" 30 rm "$folder/latest_checkpointed_iteration.txt"
+check "no tracker: the run's newest" lost "latest_checkpointed_iteration.txt is missing beside checkpoints" \
+    30 rm "$folder/latest_checkpointed_iteration.txt"
 check "an empty tracker" lost "which is not an iteration" 30 put ""
 check "a tracker of garbage" lost "holds 'twelve', which is not an iteration" 30 put twelve
 check "a tracker with a zero byte" lost "which is not an iteration" 30 put '2\0'
 no_tracker_and_damaged() { damage 30; rm "$folder/latest_checkpointed_iteration.txt"; }
-check "no tracker and a damaged newest one: the one before of the same run" lost "the checkpoint of iteration 30 cannot be used" 20 no_tracker_and_damaged
+check "no tracker and a damaged newest one: the one before of the same run" lost \
+    "the checkpoint of iteration 30 cannot be used" 20 no_tracker_and_damaged
 piped() { rm "$folder/$1" && mkfifo "$folder/$1"; }
 check "a pipe as the tracker" lost "is not a plain file" 30 piped latest_checkpointed_iteration.txt
 all_damaged() { # not from scratch, over what may be saved
@@ -132,7 +162,8 @@ only_others() {
 check "no tracker and only another run's: refused" only_others
 piped_manifest() {
     again piped iter_0000030/manifest.json
-    trains "${run[@]}" --seed 7 --load "$folder" && loaded 20 && warned 1 "iter_0000030/manifest.json is not a plain file" && same_shards "$folder" "$work/two" 30 2
+    trains "${run[@]}" --seed 7 --load "$folder" && loaded 20 &&
+        warned 1 "iter_0000030/manifest.json is not a plain file" && same_shards "$folder" "$work/two" 30 2
 }
 check "a pipe as manifest.json is a damaged one" piped_manifest
 finish

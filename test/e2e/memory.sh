@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# A run that its memory cannot hold: one line says by how much and what would fit, and what it says does fit. The memory is made small by ulimit -v.
+# A run that its memory cannot hold: one line says by how much and what would fit, and what it says
+# does fit. The memory is made small by ulimit -v.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 
-# Many layers of few channels: much memory for little arithmetic. 1024 sequences take 290 MiB, 512 take 150.
+# Many layers of few channels: much memory for little arithmetic. 1024 sequences take 290 MiB, 512
+# take 150.
 wide=(--num-layers 8 --global-batch-size 1024 --mock-data --train-iters 1 --lr-warmup-iters 0 --eval-iters 0)
 export OMPI_MCA_plm=isolated OMPI_MCA_btl=^tcp OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 limited() { # MiB FLAGS...: one rank within this address space
     local kib=$(($1 * 1024))
     shift
-    (ulimit -v $kib && timeout -k 5 "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" "${wide[@]}" "$@") >"$work/out" 2>"$work/err" </dev/null
+    (ulimit -v $kib && timeout -k 5 "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" "${wide[@]}" \
+        "$@") >"$work/out" 2>"$work/err" </dev/null
 }
-# What a process has mapped before the plan differs between machines: told by a plan that is too large for the limit.
+# What a process has mapped before the plan differs between machines: told by a plan that is too
+# large for the limit.
 limited 3072 --micro-batch-size 1024 --hidden-size 1024 --num-layers 24
 before=$((3072 - $(sed -n 's/.*MiB, \([0-9]*\)\.[0-9]* MiB are free: .*/\1/p' "$work/err" | grep . || echo 3072)))
 check "a plan that is too large is refused" [ $before -lt 3072 ]
@@ -19,7 +23,8 @@ enough=$((before + 230))
 
 smaller_batch() {
     limited $enough --micro-batch-size 1024
-    error_names 3 "MiB too much (--plan shows what takes how much); --micro-batch-size 512 fits" $? || return 1
+    error_names 3 "MiB too much (--plan shows what takes how much); --micro-batch-size 512 fits" $? ||
+        return 1
     limited $enough --micro-batch-size 512 || say "--micro-batch-size 512 did not fit although it was advised"
 }
 check "the largest micro-batch that fits is advised, and trains" smaller_batch
@@ -27,7 +32,8 @@ check "the largest micro-batch that fits is advised, and trains" smaller_batch
 more_recomputation() {
     limited $enough --micro-batch-size 1024
     error_names 3 "and so does --recompute-granularity full" $? || return 1
-    limited $enough --micro-batch-size 1024 --recompute-granularity full || say "full recomputation did not fit although it was advised"
+    limited $enough --micro-batch-size 1024 --recompute-granularity full ||
+        say "full recomputation did not fit although it was advised"
 }
 check "recomputation that fits is advised, and trains" more_recomputation
 
@@ -40,10 +46,12 @@ check "when nothing fits it says so" nothing_fits
 reported() { # the JSON line has the plan's bytes, and what came on top stands apart
     logged small 2 || return 1
     local bytes
-    bytes=$("$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 2 2>"$work/err" | awk '$1 == "total" { print $2 }')
+    bytes=$("$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --plan \
+        --plan-world-size 2 2>"$work/err" | awk '$1 == "total" { print $2 }')
     grep -q "^{\"kind\":\"memory\",\"iteration\":1,\"planned_bytes\":$bytes,\"allocated_bytes\":$bytes,\"timing\":{.*\"beside_plan_bytes\":" "$work/small.jsonl" ||
         { why="$(grep '"memory"' "$work/small.jsonl" || echo no line) instead of $bytes"; return 1; }
-    grep -q '^memory beside the plan (MB) | before it .*: [0-9.]* | since then ' "$work/out" || say "no line of what came on top"
+    grep -q '^memory beside the plan (MB) | before it .*: [0-9.]* | since then ' "$work/out" ||
+        say "no line of what came on top"
 }
 make_shard text 400 7
 data=$work/text_text_document

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Losses and gradients that are not finite: exit code 4 and one line, or with --on-nan skip a skipped step that leaves no trace in the weights.
-# An absurd learning rate makes them: the first step is sound and is applied, the products of the weights that it leaves overflow.
+# Losses and gradients that are not finite: exit code 4 and one line, or with --on-nan skip a
+# skipped step that leaves no trace in the weights. An absurd learning rate makes them: the first
+# step is sound and is applied, the products of the weights that it leaves overflow.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
@@ -15,17 +16,21 @@ aborts() { # NAME FLAGS...
     train 4 "${wild[@]}" --save "$work/$name" --save-interval 1 --log-jsonl "$work/$name.jsonl" "$@"
     error_names 4 "iteration 2 update: loss" $? || return 1
     grep -q 'not finite.*lower --lr' "$work/err" || { say "no advice"; return 1; }
-    [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 1 ] && [ ! -e "$work/$name/iter_0000002" ] || { why="the bad step was saved"; return 1; }
+    [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 1 ] && [ ! -e "$work/$name/iter_0000002" ] ||
+        { why="the bad step was saved"; return 1; }
 }
 check "baseline: exit code 4" aborts baseline
 check "SDP4Bit: exit code 4" aborts sdp4bit "${paper[@]}"
 check "qW: exit code 4" aborts qw --quantized-weights --weight-quantization-method direct
 check "without clipping: exit code 4" aborts noclip --clip-grad 0
-one_file() { # both streams in one file, on a machine that is busy: the error begins a line, after the log lines that led to it
+# both streams in one file, on a machine that is busy: the error begins a line, after the log lines
+# that led to it
+one_file() {
     local round i jobs=()
     for round in 1 2 3; do
         for i in 1 2 3 4 5; do
-            timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${wild[@]}" --gpus-per-node 1 \
+            timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$trainer" ${device[@]+"${device[@]}"} \
+                "${model[@]}" "${batch[@]}" --data-path "$data" "${wild[@]}" --gpus-per-node 1 \
                 >"$work/both$i" 2>&1 </dev/null &
             jobs[i]=$!
         done
@@ -41,67 +46,90 @@ one_file() { # both streams in one file, on a machine that is busy: the error be
 check "one file for both streams: the error begins a line" one_file
 late() { # the verdict is read a step late when nothing is logged or saved in between
     train 4 "${wild[@]}" --log-interval 1000 --save "$work/late" --save-interval 1000
-    error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] || return 1
+    error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] ||
+        return 1
 }
 check "without log lines in between: exit code 4" late
-# One rank alone sees what is not finite: after the last hop of the gradients an exponent is wrong in the shard that it owns, which no other rank holds. All must
-# follow its verdict: its shard would be poisoned, or the replicas part.
+# One rank alone sees what is not finite: after the last hop of the gradients an exponent is wrong
+# in the shard that it owns, which no other rank holds. All must follow its verdict: its shard would
+# be poisoned, or the replicas part.
 one_rank() { # RANK FLAGS...
     local rank=$1 name=one$1$#
     shift
-    local fault=message:$rank:3:1:-2 run=(4 --gpus-per-node 2 --gradient-alltoall-pipeline 1 --save "$work/$name" --save-interval 1 --eval-iters 0 --train-iters 5 "$@")
+    local fault=message:$rank:3:1:-2 \
+        run=(4 --gpus-per-node 2 --gradient-alltoall-pipeline 1 --save "$work/$name" --save-interval 1 \
+        --eval-iters 0 --train-iters 5 "$@")
     SDP4BIT_FAULT=$fault train "${run[@]}"
     error_names 4 "iteration 3 update: loss" $? || return 1
-    [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 2 ] && [ ! -e "$work/$name/iter_0000003" ] || { why="the bad step was saved"; return 1; }
+    [ "$(cat "$work/$name/latest_checkpointed_iteration.txt")" = 2 ] && [ ! -e "$work/$name/iter_0000003" ] ||
+        { why="the bad step was saved"; return 1; }
     rm -r "${work:?}/$name"
     SDP4BIT_FAULT=$fault logged "$name" "${run[@]}" --on-nan skip --verify-replicas-interval 1 || return 1
-    [ "$(field "$name" skipped | tr '\n' ' ')" = "1 false 2 false 3 true 4 false 5 false " ] || { why="skipped: $(field "$name" skipped | tr '\n' ' ')"; return 1; }
-    shards "$work/$name" 2 | cmp -s - <(shards "$work/$name" 3) || { why="the skipped step changed weights or moments"; return 1; }
+    [ "$(field "$name" skipped | tr '\n' ' ')" = "1 false 2 false 3 true 4 false 5 false " ] ||
+        { why="skipped: $(field "$name" skipped | tr '\n' ' ')"; return 1; }
+    shards "$work/$name" 2 | cmp -s - <(shards "$work/$name" 3) ||
+        { why="the skipped step changed weights or moments"; return 1; }
     ! grep -q '^{"kind":"repair"' "$work/$name.jsonl" || { why="replicas differ"; return 1; }
 }
 check "rank 1 alone, baseline: all ranks end, or skip" one_rank 1
 check "rank 3 alone, SDP4Bit: all ranks end, or skip" one_rank 3 "${paper[@]}"
 last_good() { # what was saved before still loads
-    trains 4 --gpus-per-node 2 "${paper[@]}" --load "$work/sdp4bit" --finetune --lr 0 --min-lr 0 --lr-warmup-iters 0 --on-nan skip --train-iters 1 --eval-iters 0
+    trains 4 --gpus-per-node 2 "${paper[@]}" --load "$work/sdp4bit" --finetune --lr 0 --min-lr 0 \
+        --lr-warmup-iters 0 --on-nan skip --train-iters 1 --eval-iters 0
 }
 check "the last good checkpoint loads" last_good
 
 skips() { # NAME FLAGS...
     local name=$1
     shift
-    logged "$name" 4 "${wild[@]}" --on-nan skip --train-iters 7 --log-interval 3 --save "$work/$name" --save-interval 3 --eval-iters 0 "$@" || return 1
-    grep -q 'iteration        3/ .* number of skipped iterations:   2 | number of nan iterations:   2 |' "$work/out" && \
-        grep -q 'iteration        6/ .* number of skipped iterations:   3 | number of nan iterations:   3 |' "$work/out" || { why="not 2, then 3 skipped iterations"; return 1; }
-    grep -q 'iteration        6/ .* lm loss: nan |' "$work/out" && grep -q '^{"kind":"interval","iteration":6,.*"loss":null,"loss_text":"nan"' "$work/$name.jsonl" || {
+    logged "$name" 4 "${wild[@]}" --on-nan skip --train-iters 7 --log-interval 3 --save "$work/$name" \
+        --save-interval 3 --eval-iters 0 "$@" || return 1
+    grep -q 'iteration        3/ .* number of skipped iterations:   2 | number of nan iterations:   2 |' \
+        "$work/out" && \
+        grep -q 'iteration        6/ .* number of skipped iterations:   3 | number of nan iterations:   3 |' \
+        "$work/out" || { why="not 2, then 3 skipped iterations"; return 1; }
+    grep -q 'iteration        6/ .* lm loss: nan |' "$work/out" &&
+        grep -q '^{"kind":"interval","iteration":6,.*"loss":null,"loss_text":"nan"' "$work/$name.jsonl" || {
         why="a line of skipped steps alone does not show nan"
         return 1
     }
-    [ "$(grep -c '"skipped":true' "$work/$name.jsonl")" -eq 6 ] && [ "$(grep -c '"skipped":false' "$work/$name.jsonl")" -eq 1 ] || { why="the JSON lines do not say skipped"; return 1; }
-    shards "$work/$name" 3 | cmp -s - <(shards "$work/$name" 6) || { why="skipped steps changed weights or moments"; return 1; }
-    [ "$(field "$name" lr | tail -n 6 | cut -d ' ' -f 2 | sort -u | wc -l)" -eq 1 ] || { why="skipped steps advanced the schedule"; return 1; }
+    [ "$(grep -c '"skipped":true' "$work/$name.jsonl")" -eq 6 ] &&
+        [ "$(grep -c '"skipped":false' "$work/$name.jsonl")" -eq 1 ] ||
+        { why="the JSON lines do not say skipped"; return 1; }
+    shards "$work/$name" 3 | cmp -s - <(shards "$work/$name" 6) ||
+        { why="skipped steps changed weights or moments"; return 1; }
+    [ "$(field "$name" lr | tail -n 6 | cut -d ' ' -f 2 | sort -u | wc -l)" -eq 1 ] ||
+        { why="skipped steps advanced the schedule"; return 1; }
 }
 check "--on-nan skip, baseline" skips skip
 check "--on-nan skip, SDP4Bit" skips skip4 "${paper[@]}" --verify-replicas-interval 1
-check "--on-nan skip, weights rounded to nearest" skips skip_nearest "${paper[@]}" --wq-rounding nearest --verify-replicas-interval 1
-check "--on-nan skip, several buckets" skips skip_buckets "${paper[@]}" --wq-group-size 128 --ddp-bucket-size 1000
+check "--on-nan skip, weights rounded to nearest" skips skip_nearest "${paper[@]}" --wq-rounding nearest \
+    --verify-replicas-interval 1
+check "--on-nan skip, several buckets" skips skip_buckets "${paper[@]}" --wq-group-size 128 \
+    --ddp-bucket-size 1000
 counted() { # the run goes on with its counters
-    logged more 4 "${wild[@]}" --on-nan skip --train-iters 9 --lr-decay-iters 7 --log-interval 1 --eval-iters 0 --load "$work/skip" --override-opt_param-scheduler || return 1
-    [ "$(train_lines more | wc -l)" -eq 2 ] && [ "$(grep -c '"skipped":true' "$work/more.jsonl")" -eq 2 ] || { why="$(train_lines more | wc -l) iterations instead of 2"; return 1; }
-    grep -q '"skipped_iterations": *6' "$work"/skip/iter_0000007/manifest.json || why="the manifest does not count 6 skipped iterations"
+    logged more 4 "${wild[@]}" --on-nan skip --train-iters 9 --lr-decay-iters 7 --log-interval 1 \
+        --eval-iters 0 --load "$work/skip" --override-opt_param-scheduler || return 1
+    [ "$(train_lines more | wc -l)" -eq 2 ] && [ "$(grep -c '"skipped":true' "$work/more.jsonl")" -eq 2 ] ||
+        { why="$(train_lines more | wc -l) iterations instead of 2"; return 1; }
+    grep -q '"skipped_iterations": *6' "$work"/skip/iter_0000007/manifest.json ||
+        why="the manifest does not count 6 skipped iterations"
     [ -z "$why" ]
 }
 check "resumed after skipped steps" counted
-# The update itself refuses what is not finite, whatever the flags allow: the verdict after it ends the
-# run, and nothing is saved after it.
+# The update itself refuses what is not finite, whatever the flags allow: the verdict after it ends
+# the run, and nothing is saved after it.
 refused() { # RANKS NAME ITERATION FLAGS...: the last one saved is the iteration before
     local ranks=$1 name=$2 iteration=$3 saved
     shift 3
-    LIMIT=30 train "$ranks" --gpus-per-node $(((ranks + 1) / 2)) --save "$work/$name" --save-interval 1 --eval-iters 0 "$@"
+    LIMIT=30 train "$ranks" --gpus-per-node $(((ranks + 1) / 2)) --save "$work/$name" --save-interval 1 \
+        --eval-iters 0 "$@"
     error_names 4 "the update on rank" $? || return 1
     grep -q 'not finite, or beyond 8.5e37.*lower --lr' "$work/err" || { say "no advice"; return 1; }
     [ "$(grep -c 'error: ' "$work/err")" -eq 1 ] || { say "not one line"; return 1; }
     saved=$(cat "$work/$name/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)
-    [ "$saved" = $((iteration - 1)) ] || { why="iteration $saved was saved last, not $((iteration - 1))"; return 1; }
+    [ "$saved" = $((iteration - 1)) ] ||
+        { why="iteration $saved was saved last, not $((iteration - 1))"; return 1; }
 }
 high=(--lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0)
 check "an update beyond fp32, baseline" refused 4 high 1 "${high[@]}"

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# --plan: the model cards' parameter counts, without ranks, data or vocabulary; the memory that a run then takes; what is refused.
+# --plan: the model cards' parameter counts, without ranks, data or vocabulary; the memory that a
+# run then takes; what is refused.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 7
 data=$work/text_text_document
 
 card() { # NAME PARAMETERS
-    "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size 16 --gpus-per-node 4 "${@:3}" >"$work/out" 2>"$work/err" </dev/null || { say "failed"; return 1; }
+    "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size 16 --gpus-per-node 4 "${@:3}" \
+        >"$work/out" 2>"$work/err" </dev/null || { say "failed"; return 1; }
     local parameters
     parameters=$(awk '$1 == "parameters" { print $2 }' "$work/out")
     [ "$parameters" = "$2" ] || { why="$parameters parameters instead of $2"; return 1; }
-    grep -q '^  16 ranks = 4 nodes x 4' "$work/out" && grep -q '^  total ' "$work/out" || { why="no ranks or no total in the plan"; return 1; }
+    grep -q '^  16 ranks = 4 nodes x 4' "$work/out" && grep -q '^  total ' "$work/out" ||
+        { why="no ranks or no total in the plan"; return 1; }
 }
-cards=("125m 125262336" "350m 355919872" "1.3b 1315819520" "2.7b 2651673600" "6.7b 6658596864" "13b 12853626880" "18b 18444251136")
+cards=("125m 125262336" "350m 355919872" "1.3b 1315819520" "2.7b 2651673600" "6.7b 6658596864" \
+    "13b 12853626880" "18b 18444251136")
 for line in "${cards[@]}"; do
     # shellcheck disable=SC2086 # two words
     check "${line% *}: ${line#* } parameters" card $line
@@ -27,61 +31,79 @@ ratio() {
     card "$1" "$2" "${paper[@]}" || return 1
     quantised=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
     # 4 bits with scales per 128 (gradients) and 2048 (weights) instead of 16 and 16.
-    awk -v b="$baseline" -v q="$quantised" 'BEGIN { r = b / q; exit !(r > 3.5 && r <= 32 / (4 + 32 / 128 + 4 + 32 / 2048)) }' || { why="$baseline bytes against $quantised"; return 1; }
+    awk -v b="$baseline" -v q="$quantised" \
+        'BEGIN { r = b / q; exit !(r > 3.5 && r <= 32 / (4 + 32 / 128 + 4 + 32 / 2048)) }' ||
+        { why="$baseline bytes against $quantised"; return 1; }
 }
 check "125m: at least 3.5 times fewer bytes between nodes" ratio 125m 125262336
 check "18b: at least 3.5 times fewer bytes between nodes" ratio 18b 18444251136
 
-# The total of --plan is what a run has allocated after its first iteration, as the device counted it.
+# The total of --plan is what a run has allocated after its first iteration, as the device counted
+# it.
 total() { # NP FLAGS...
     local planned logged np=$1
     shift
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "$@" || { say "--plan failed"; return 1; }
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "$@" ||
+        { say "--plan failed"; return 1; }
     planned=$(awk '$1 == "total" { printf "%.6f", $2 / 1048576 }' "$work/out")
     trains "$np" --train-iters 3 "$@" || return 1
-    logged=$(sed -n 's/^\[Rank 0\] (after 1 iterations) memory (MB) | allocated: \([0-9.]*\) .*/\1/p' "$work/out")
-    [ -n "$planned" ] && [ "$planned" = "$logged" ] || { why="planned ${planned:-none}, allocated ${logged:-none} MB"; return 1; }
+    logged=$(sed -n 's/^\[Rank 0\] (after 1 iterations) memory (MB) | allocated: \([0-9.]*\) .*/\1/p' \
+        "$work/out")
+    [ -n "$planned" ] && [ "$planned" = "$logged" ] ||
+        { why="planned ${planned:-none}, allocated ${logged:-none} MB"; return 1; }
 }
 larger=(--num-layers 4 --hidden-size 128)
 check "memory of one rank" total 1 "${larger[@]}"
 check "memory of a baseline, 2 x 2" total 4 "${larger[@]}" --gpus-per-node 2
 check "memory of SDP4Bit, 2 x 2" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}"
-copies() { # in the plan where the node's ranks may fetch messages, which is the default; CPU ranks have no use for it, and say so where it was asked for
+# in the plan where the node's ranks may fetch messages, which is the default; CPU ranks have no use
+# for it, and say so where it was asked for
+copies() {
     total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --node-exchange copies || return 1
-    grep -q 'WARNING: --node-exchange copies has no effect: CPU ranks send everything through MPI' "$work/out" || { why="no warning"; return 1; }
+    grep -q 'WARNING: --node-exchange copies has no effect: CPU ranks send everything through MPI' \
+        "$work/out" || { why="no warning"; return 1; }
     planned_flags 2 || { why="no flags in the plan"; return 1; }
     if planned_flags 2 --node-exchange nccl || planned_flags 1; then why="flags without copies"; return 1; fi
 }
 planned_flags() { # RANKS_PER_NODE FLAGS...
     local per_node=$1
     shift
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node "$per_node" "$@" && grep -q "flags of the node's ranks  *2097152" "$work/out"
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 \
+        --gpus-per-node "$per_node" "$@" && grep -q "flags of the node's ranks  *2097152" "$work/out"
 }
 check "memory with copies inside a node" copies
-check "memory with a late start of quantisation" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --gradients-quantization-start-iteration 5
+check "memory with a late start of quantisation" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" \
+    --gradients-quantization-start-iteration 5
 check "memory with full recomputation" total 2 "${larger[@]}" --recompute-granularity full
 recompute_saves() {
     local without with
-    without=$("$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 4 2>"$work/err" | awk '$1 == "total" { print $2 }')
-    with=$("$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 4 --recompute-granularity full 2>"$work/err" | awk '$1 == "total" { print $2 }')
-    awk -v a="$without" -v b="$with" 'BEGIN { exit !(b > 0 && b < 0.6 * a) }' || { why="$with bytes instead of $without"; return 1; }
+    without=$("$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 4 2>"$work/err" |
+        awk '$1 == "total" { print $2 }')
+    with=$("$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 4 \
+        --recompute-granularity full 2>"$work/err" | awk '$1 == "total" { print $2 }')
+    awk -v a="$without" -v b="$with" 'BEGIN { exit !(b > 0 && b < 0.6 * a) }' ||
+        { why="$with bytes instead of $without"; return 1; }
 }
 check "full recomputation needs less memory" recompute_saves
 under_mpirun() {
-    ranks 4 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --gpus-per-node 2 && [ "$(grep -c '^model$' "$work/out")" -eq 1 ] && grep -q '^  4 ranks = 2 nodes x 2' "$work/out" ||
+    ranks 4 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --gpus-per-node 2 &&
+        [ "$(grep -c '^model$' "$work/out")" -eq 1 ] && grep -q '^  4 ranks = 2 nodes x 2' "$work/out" ||
         { why="not one plan of 4 ranks"; return 1; }
 }
 check "--plan under mpirun prints one plan" under_mpirun
 
 # The verdict at the end, for a reader: GiB by purpose, which GPUs hold it, what leaves a node.
 verdict() { # CARD RANKS RANKS_PER_NODE FLAGS...: leaves the verdict in $work/verdict
-    "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size "$2" --gpus-per-node "$3" "${@:4}" \
+    "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size "$2" --gpus-per-node "$3" \
+        "${@:4}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
     sed -n '/^verdict$/,$p' "$work/out" >"$work/verdict"
     [ -s "$work/verdict" ] || { why="no verdict"; return 1; }
 }
-tells() { grep -qE -- "$1" "$work/verdict" || { why="no '$1' in: $(tr '\n' ';' <"$work/verdict")"; return 1; }; }
-does_not_tell() { ! grep -qiE -- "$1" "$work/out" || { why="it says '$(grep -iE -- "$1" "$work/out" | head -n 1)'"; return 1; }; }
+tells() { grep -qE -- "$1" "$work/verdict" ||
+    { why="no '$1' in: $(tr '\n' ';' <"$work/verdict")"; return 1; }; }
+does_not_tell() { ! grep -qiE -- "$1" "$work/out" ||
+    { why="it says '$(grep -iE -- "$1" "$work/out" | head -n 1)'"; return 1; }; }
 gib_add_up() { # the purposes' GiB are the sum, which is the total in bytes
     verdict 1.3b 16 8 "${paper[@]}" || return 1
     awk '$1 == "total" && !bytes { bytes = $2 } /^verdict$/ { inside = 1 } /^  a GPU/ { inside = 0 }
@@ -100,15 +122,17 @@ largest_fits() { # and one more does not
     [ "${most:-0}" -ge 4 ] || { why="no micro-batch for $gb GB: $(tr '\n' ';' <"$work/verdict")"; return 1; }
     verdict 1.3b 16 8 "${paper[@]}" --micro-batch-size "$most" --global-batch-size $((most * 16)) || return 1
     [ "$(largest "$gb")" = "$most" ] || { why="with $most: $(tr '\n' ';' <"$work/verdict")"; return 1; }
-    verdict 1.3b 16 8 "${paper[@]}" --micro-batch-size $((most + 1)) --global-batch-size $((most * 16 + 16)) || return 1
+    verdict 1.3b 16 8 "${paper[@]}" --micro-batch-size $((most + 1)) --global-batch-size $((most * 16 + 16)) \
+        || return 1
     tells "^  a GPU of +$gb GB .*: does not fit" && [ -z "$(largest "$gb")" ]
 }
 check "the largest micro-batch that fits 80 GB" largest_fits 80
 check "the largest micro-batch that fits 141 GB" largest_fits 141
-# The README's table has the GPU program's figures. This program's, whose ops want less workspace, are
-# the same or a little more.
+# The README's table has the GPU program's figures. This program's, whose ops want less workspace,
+# are the same or a little more.
 table_row() { # CARD: the micro-batches on eight GPUs of 80 and 141 GB, by the README
-    awk -F ' *[|] *' -v model="${1^^}" '$2 == model && NF == 6 && $4 ~ /^[-0-9]+, [-0-9]+$/ { gsub("-", "0", $4); sub(",", "", $4); print $4 }' README.md
+    awk -F ' *[|] *' -v model="${1^^}" \
+        '$2 == model && NF == 6 && $4 ~ /^[-0-9]+, [-0-9]+$/ { gsub("-", "0", $4); sub(",", "", $4); print $4 }' README.md
 }
 table_is_true() {
     local name said now gb
@@ -126,22 +150,28 @@ too_large() {
     tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
 }
 check "18b does not fit 80 GB" too_large
-# GB out of a node: rows "NAME  GB". Bits per value of the paper's arms: 32 + 16, 16 + 16, and 4 + 4 with scales; half of a node's gradients leave two nodes.
+# GB out of a node: rows "NAME  GB". Bits per value of the paper's arms: 32 + 16, 16 + 16, and 4 + 4
+# with scales; half of a node's gradients leave two nodes.
 gigabytes() { sed -nE "s/^    $1 +([0-9.]+).*/\1/p" "$work/verdict"; }
 side_by_side() {
     local fp32 bf16 sdp4bit own
     verdict 1.3b 16 8 "$@" || return 1
-    fp32=$(gigabytes 'fp32 gradients, bf16 weights') bf16=$(gigabytes 'bf16 gradients, bf16 weights') sdp4bit=$(gigabytes 'SDP4Bit')
+    fp32=$(gigabytes 'fp32 gradients, bf16 weights') bf16=$(gigabytes 'bf16 gradients, bf16 weights') \
+        sdp4bit=$(gigabytes 'SDP4Bit')
     own=$(awk '/between nodes, out of each node/ { print $7 / 1e9 }' "$work/out")
-    awk -v f="$fp32" -v b="$bf16" -v s="$sdp4bit" -v n=1.3158 'function near(x, y) { return x > 0.99 * y && x < 1.01 * y }
+    awk -v f="$fp32" -v b="$bf16" -v s="$sdp4bit" -v n=1.3158 \
+        'function near(x, y) { return x > 0.99 * y && x < 1.01 * y }
         BEGIN { exit !(near(f, n * 6 / 2) && near(b, n * 4 / 2) && near(s, n * (1 + 4 / 128 + 4 / 2048) / 2)) }' || { why="$fp32, $bf16, $sdp4bit GB"; return 1; }
-    awk -v own="$own" -v said="$(gigabytes 'this run')" 'BEGIN { exit !(said > 0 && (own - said) ^ 2 <= 0.006 ^ 2) }' || { why="$own GB are sent: $(tr '\n' ';' <"$work/verdict")"; return 1; }
+    awk -v own="$own" -v said="$(gigabytes 'this run')" \
+        'BEGIN { exit !(said > 0 && (own - said) ^ 2 <= 0.006 ^ 2) }' ||
+        { why="$own GB are sent: $(tr '\n' ';' <"$work/verdict")"; return 1; }
 }
 check "bytes between nodes side by side, SDP4Bit's run" side_by_side "${paper[@]}"
 check "bytes between nodes side by side, the baseline's run" side_by_side
 one_node() { # 4 bits cross between nodes only
     verdict 1.3b 8 8 "${paper[@]}" || return 1
-    tells 'nothing travels between nodes' && tells '8 bits' && does_not_tell 'between nodes: int4' && [ -z "$(gigabytes 'SDP4Bit')" ]
+    tells 'nothing travels between nodes' && tells '8 bits' && does_not_tell 'between nodes: int4' &&
+        [ -z "$(gigabytes 'SDP4Bit')" ]
 }
 check "one node sends nothing between nodes, and says so" one_node
 one_rank() {
@@ -158,11 +188,14 @@ arm_file() { # configs/sdp4bit.args is the paper's arm
     local flag value
     verdict 1.3b 16 8 "${paper[@]}" && cp "$work/out" "$work/flags" || return 1
     verdict 1.3b 16 8 @configs/sdp4bit.args || return 1
-    cmp -s "$work/out" "$work/flags" || { why="another plan: $(diff "$work/out" "$work/flags" | head -n 3 | tr '\n' ';')"; return 1; }
-    DRY_RUN=1 DEVICE=cpu LOG_DIR='' ARM=sdp4bit scripts/train_1.3b.sh --mock-data >"$work/command" 2>"$work/err" || { say "no command"; return 1; }
+    cmp -s "$work/out" "$work/flags" ||
+        { why="another plan: $(diff "$work/out" "$work/flags" | head -n 3 | tr '\n' ';')"; return 1; }
+    DRY_RUN=1 DEVICE=cpu LOG_DIR='' ARM=sdp4bit scripts/train_1.3b.sh --mock-data >"$work/command" \
+        2>"$work/err" || { say "no command"; return 1; }
     while read -r flag value; do
         [ "$flag" = --use-distributed-optimizer ] && continue # the model cards have it
-        grep -qwF -- "$flag${value:+ $value}" "$work/command" || { why="ARM=sdp4bit has no $flag $value"; return 1; }
+        grep -qwF -- "$flag${value:+ $value}" "$work/command" ||
+            { why="ARM=sdp4bit has no $flag $value"; return 1; }
     done < <(grep '^--' configs/sdp4bit.args)
 }
 check "configs/sdp4bit.args is the arm of the scripts" arm_file
@@ -173,8 +206,11 @@ plan_refused() { # CODE TEXT FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_6.7b.args --plan "$@" >"$work/out" 2>"$work/err" </dev/null
     error_names "$code" "$text" $?
 }
-check "tensor parallelism: not yet" plan_refused 2 "not yet" --plan-world-size 16 --tensor-model-parallel-size 4
-check "pipeline parallelism: not yet" plan_refused 2 "not yet" --plan-world-size 16 --pipeline-model-parallel-size 2
-check "ranks that are no multiple of the ranks per node" plan_refused 2 "--gpus-per-node" --plan-world-size 12 --gpus-per-node 8
+check "tensor parallelism: not yet" plan_refused 2 "not yet" --plan-world-size 16 \
+    --tensor-model-parallel-size 4
+check "pipeline parallelism: not yet" plan_refused 2 "not yet" --plan-world-size 16 \
+    --pipeline-model-parallel-size 2
+check "ranks that are no multiple of the ranks per node" plan_refused 2 "--gpus-per-node" \
+    --plan-world-size 12 --gpus-per-node 8
 check "--plan-world-size without --plan" refused 2 "--plan" 1 --plan-world-size 8
 finish

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Figures on quantisation while training: --log-quantization-error-interval and --dump-distributions. They must not change what is trained or what is
-# counted as sent, and must say what is known otherwise: nothing lost by exact arms, the exact norm of the first step, numbers of values and their norms.
+# Figures on quantisation while training: --log-quantization-error-interval and
+# --dump-distributions. They must not change what is trained or what is counted as sent, and must
+# say what is known otherwise: nothing lost by exact arms, the exact norm of the first step, numbers
+# of values and their norms.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -8,7 +10,8 @@ data=$work/text_text_document
 probe=(--log-quantization-error-interval 1)
 dump() { echo "--dump-distributions $work/$1 --dump-distributions-interval 6"; }
 errors() { grep '"kind":"quantization_error"' "$work/$1.jsonl"; }
-# told NAME PYTHON-CONDITION: of all its lines; i, g, n, r are iteration, gradient error, exact norm, replica error.
+# told NAME PYTHON-CONDITION: of all its lines; i, g, n, r are iteration, gradient error, exact
+# norm, replica error.
 told() {
     errors "$1" | python3 -c '
 import json, sys
@@ -16,59 +19,77 @@ lines = [json.loads(line) for line in sys.stdin]
 assert lines, "no lines"
 for line in lines:
     i, g, n, r = line["iteration"], line["gradient_error"], line.get("exact_gradient_norm"), line["replica_error"]
-    assert eval(sys.argv[1]), line' "$2" 2>"$work/err" || { why="$2 is not true: $(tail -n 1 "$work/err")"; return 1; }
+    assert eval(sys.argv[1]), line' "$2" 2>"$work/err" ||
+        { why="$2 is not true: $(tail -n 1 "$work/err")"; return 1; }
 }
 
 unchanged() { # NP FLAGS...: the run with the figures against the run without
     local np=$1
     shift
     # shellcheck disable=SC2046  # two flags
-    logged plain "$np" "${paper[@]}" --log-interval 4 "$@" && logged probed "$np" "${paper[@]}" --log-interval 4 "$@" "${probe[@]}" $(dump dist) --verify-replicas-interval 3 || return 1
+    logged plain "$np" "${paper[@]}" --log-interval 4 "$@" &&
+        logged probed "$np" "${paper[@]}" --log-interval 4 "$@" "${probe[@]}" $(dump dist) \
+        --verify-replicas-interval 3 || return 1
     same_training plain probed || return 1
-    [ "$(field plain inter_node_bytes interval)" = "$(field probed inter_node_bytes interval)" ] && [ -n "$(field plain inter_node_bytes interval)" ] || { why="other bytes between nodes"; return 1; }
-    [ "$(field plain intra_node_bytes interval)" = "$(field probed intra_node_bytes interval)" ] || { why="other bytes inside a node"; return 1; }
+    [ "$(field plain inter_node_bytes interval)" = "$(field probed inter_node_bytes interval)" ] &&
+        [ -n "$(field plain inter_node_bytes interval)" ] || { why="other bytes between nodes"; return 1; }
+    [ "$(field plain intra_node_bytes interval)" = "$(field probed intra_node_bytes interval)" ] ||
+        { why="other bytes inside a node"; return 1; }
     told probed '0.002 < g < 1 and (r > 1 or i == 1)'  # the first learning rate is 0
 }
 check "2 x 2 ranks: training and bytes stay as they are" unchanged 4 --gpus-per-node 2
 check "1 x 4" unchanged 4 --gpus-per-node 4
-check "4 x 1, chunks, small buckets" unchanged 4 --gpus-per-node 1 --gradient-alltoall-pipeline 3 --ddp-bucket-size 1000
-check "dropout, several micro-batches" unchanged 2 --gpus-per-node 1 --hidden-dropout 0.1 --attention-dropout 0.1 --micro-batch-size 1
+check "4 x 1, chunks, small buckets" unchanged 4 --gpus-per-node 1 --gradient-alltoall-pipeline 3 \
+    --ddp-bucket-size 1000
+check "dropout, several micro-batches" unchanged 2 --gpus-per-node 1 --hidden-dropout 0.1 \
+    --attention-dropout 0.1 --micro-batch-size 1
 
 exact_arms() {
     logged fp32 4 --gpus-per-node 2 "${probe[@]}" && told fp32 'g == 0 and r == 1' || return 1
     [ "$(errors fp32 | wc -l)" = 12 ] || { why="not one line per iteration"; return 1; }
-    logged bf16 4 --gpus-per-node 2 --grad-reduce-in-bf16 "${probe[@]}" && told bf16 '0 < g < 0.004 and r == 1'
+    logged bf16 4 --gpus-per-node 2 --grad-reduce-in-bf16 "${probe[@]}" &&
+        told bf16 '0 < g < 0.004 and r == 1'
 }
 check "arms that lose nothing, or bf16's last bits" exact_arms
 exact_norm() { # before the first update the local gradients of all arms are the same
     logged sdp4bit 4 --gpus-per-node 2 "${paper[@]}" "${probe[@]}" || return 1
-    python3 - "$(field fp32 grad_norm | sed -n '1s/.* //p')" "$(field sdp4bit grad_norm | sed -n '1s/.* //p')" \
-        "$(errors sdp4bit | sed -n '1s/.*"exact_gradient_norm":\([^,}]*\).*/\1/p')" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
+    python3 - "$(field fp32 grad_norm | sed -n '1s/.* //p')" \
+        "$(field sdp4bit grad_norm | sed -n '1s/.* //p')" \
+        "$(errors sdp4bit | sed -n '1s/.*"exact_gradient_norm":\([^,}]*\).*/\1/p')" <<'END' 2>"$work/err" || \
+        { why=$(tail -n 1 "$work/err"); return 1; }
 import sys
 exact, quantised, told = map(float, sys.argv[1:])
 assert abs(told / exact - 1) < 1e-6 < abs(quantised / exact - 1), sys.argv
 END
 }
 check "the exact norm is the baseline's" exact_norm
-check "figures have all their bits" told sdp4bit 'len(repr(g)) > 12 and len(repr(n)) > 12 and (len(repr(r)) > 12 or i == 1)'
+check "figures have all their bits" told sdp4bit \
+    'len(repr(g)) > 12 and len(repr(n)) > 12 and (len(repr(r)) > 12 or i == 1)'
 ordering() {
-    logged both8 4 --gpus-per-node 2 --quantized-gradients --gradient-quantization-bits-inter 8 "${probe[@]}" && told both8 '0.001 < g < 0.03 and r == 1' || return 1
-    logged ulq 4 --gpus-per-node 2 --quantized-gradients --gradient-quantization-bits-intra 4 --gq-group-size-intra 128 "${probe[@]}" && told ulq 'g > 0.06' || return 1
-    logged qwd 4 --gpus-per-node 2 --quantized-weights "${probe[@]}" && told qwd 'g == 0 and (1 < r < 4 or i == 1)' || return 1
-    logged qw 4 --gpus-per-node 2 --quantized-weights --weight-quantization-method direct "${probe[@]}" && told qw 'g == 0 and (r is None and line["replica_error_text"] == "inf" if i == 1 else r > 8)'
+    logged both8 4 --gpus-per-node 2 --quantized-gradients --gradient-quantization-bits-inter 8 \
+        "${probe[@]}" && told both8 '0.001 < g < 0.03 and r == 1' || return 1
+    logged ulq 4 --gpus-per-node 2 --quantized-gradients --gradient-quantization-bits-intra 4 \
+        --gq-group-size-intra 128 "${probe[@]}" && told ulq 'g > 0.06' || return 1
+    logged qwd 4 --gpus-per-node 2 --quantized-weights "${probe[@]}" &&
+        told qwd 'g == 0 and (1 < r < 4 or i == 1)' || return 1
+    logged qw 4 --gpus-per-node 2 --quantized-weights --weight-quantization-method direct "${probe[@]}" &&
+        told qw 'g == 0 and (r is None and line["replica_error_text"] == "inf" if i == 1 else r > 8)'
 }
 check "bits and methods in their order" ordering
 late_start() {
-    logged late 4 --gpus-per-node 2 --quantized-gradients --gradients-quantization-start-iteration 6 "${probe[@]}" && told late '(g == 0) == (i <= 6)'
+    logged late 4 --gpus-per-node 2 --quantized-gradients --gradients-quantization-start-iteration 6 \
+        "${probe[@]}" && told late '(g == 0) == (i <= 6)'
 }
 check "before the start iteration nothing is lost" late_start
 one_rank() { logged one 1 "${probe[@]}" && told one 'g == 0 and r == 1 and n is None'; }
 check "one rank" one_rank
-scalars() { logged tb 2 "${probe[@]}" --tensorboard-dir "$work/tb" && grep -qa 'quantization-error gradient' "$work"/tb/events* || say "no scalars"; }
+scalars() { logged tb 2 "${probe[@]}" --tensorboard-dir "$work/tb" &&
+    grep -qa 'quantization-error gradient' "$work"/tb/events* || say "no scalars"; }
 check "TensorBoard" scalars
 
-# ---- distributions ------------------------------------------------------------------------------------------------------------------------------
-# Two layers of 32: 12 * 32 * 32 each, 264 rows and 32 positions of 32. $work/dist is that of the run on 2 x 1 ranks; that on 2 x 2 comes again.
+# ---- distributions --------------------------------------------------------------------------
+# Two layers of 32: 12 * 32 * 32 each, 264 rows and 32 positions of 32. $work/dist is that of the
+# run on 2 x 1 ranks; that on 2 x 2 comes again.
 contents() {
     # shellcheck disable=SC2046  # two flags
     logged dumped 4 --gpus-per-node 2 "${paper[@]}" $(dump four) || return 1
@@ -100,7 +121,9 @@ check "what the files hold" contents
 replaced() { # the same run again replaces its files
     cp -r "$work/four" "$work/before"
     # shellcheck disable=SC2046
-    logged again 4 --gpus-per-node 2 "${paper[@]}" $(dump four) && diff -r "$work/before" "$work/four" >"$work/diff" || { why="files differ: $(head -n 1 "$work/diff")"; return 1; }
+    logged again 4 --gpus-per-node 2 "${paper[@]}" $(dump four) &&
+        diff -r "$work/before" "$work/four" >"$work/diff" ||
+        { why="files differ: $(head -n 1 "$work/diff")"; return 1; }
 }
 check "the same run writes the same files" replaced
 plot_refuses() { # TEXT ARGUMENTS...
@@ -109,26 +132,35 @@ plot_refuses() { # TEXT ARGUMENTS...
     dev/plot_distributions "$@" >"$work/out" 2>"$work/err" || rc=$?
     error_names 5 "$text" $rc
 }
-fewer_ranks() { # the same iterations on fewer ranks, as after a resume: what the others left is no part of them; nor are files of two runs added up
+# the same iterations on fewer ranks, as after a resume: what the others left is no part of them;
+# nor are files of two runs added up
+fewer_ranks() {
     cp -r "$work/four" "$work/fewer"
     # shellcheck disable=SC2046
-    logged fewer 2 --gpus-per-node 1 "${paper[@]}" $(dump fewer) && dev/plot_distributions "$work/fewer" >"$work/out" 2>"$work/err" || { say "failed"; return 1; }
-    grep -qE '^weights +34048 ' "$work/out" && [ ! -s "$work/err" ] || { why="$(grep '^weights' "$work/out") $(cat "$work/err")"; return 1; }
+    logged fewer 2 --gpus-per-node 1 "${paper[@]}" $(dump fewer) &&
+        dev/plot_distributions "$work/fewer" >"$work/out" 2>"$work/err" || { say "failed"; return 1; }
+    grep -qE '^weights +34048 ' "$work/out" && [ ! -s "$work/err" ] ||
+        { why="$(grep '^weights' "$work/out") $(cat "$work/err")"; return 1; }
     cp "$work/four"/*.rank_003.jsonl "$work/fewer/"
     plot_refuses "of runs on 2 and 4 ranks" "$work/fewer"
 }
 check "the same iterations on fewer ranks" fewer_ranks
 empty_shard() { # more ranks than groups: the last ones own no part of a matrix
     # shellcheck disable=SC2046
-    logged empty 6 --quantized-weights --wq-group-size 8192 --global-batch-size 12 $(dump empty) && dev/plot_distributions "$work/empty" >"$work/out" 2>"$work/err" || { say "failed"; return 1; }
+    logged empty 6 --quantized-weights --wq-group-size 8192 --global-batch-size 12 $(dump empty) &&
+        dev/plot_distributions "$work/empty" >"$work/out" 2>"$work/err" || { say "failed"; return 1; }
     grep -qE '^weights +34048 ' "$work/out" && [ ! -s "$work/err" ] || { why="$(cat "$work/err")"; return 1; }
 }
 check "ranks that own no matrix" empty_shard
 drawn() {
-    dev/plot_distributions "$work/four" --svg "$work/plot.svg" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
-    python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$work/plot.svg" || { why="no SVG"; return 1; }
-    grep -q '^iteration 12, 10 tensors' "$work/out" && grep -qE '^weights +34048 ' "$work/out" && [ "$(grep -c '<polyline' "$work/plot.svg")" = 5 ] || { why="$(head -n 3 "$work/out")"; return 1; }
-    dev/plot_distributions "$work/four" --iteration 6 --tensor 'layers.1.mlp.dense_h_to_4h' >"$work/out" 2>"$work/err" && grep -qE '^gradients +4096 ' "$work/out"
+    dev/plot_distributions "$work/four" --svg "$work/plot.svg" >"$work/out" 2>"$work/err" ||
+        { say "exit code $?"; return 1; }
+    python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$work/plot.svg" ||
+        { why="no SVG"; return 1; }
+    grep -q '^iteration 12, 10 tensors' "$work/out" && grep -qE '^weights +34048 ' "$work/out" &&
+        [ "$(grep -c '<polyline' "$work/plot.svg")" = 5 ] || { why="$(head -n 3 "$work/out")"; return 1; }
+    dev/plot_distributions "$work/four" --iteration 6 --tensor 'layers.1.mlp.dense_h_to_4h' >"$work/out" \
+        2>"$work/err" && grep -qE '^gradients +4096 ' "$work/out"
 }
 check "dev/plot_distributions" drawn
 by_hand() { # values 1, 1, -2 and a zero, in two ranks' files: deviation sqrt(12 / 8), largest over it 1.6
@@ -136,7 +168,9 @@ by_hand() { # values 1, 1, -2 and a zero, in two ranks' files: deviation sqrt(12
     for rank in 0 1; do
         printf '{"kind":"bins","iteration":1,"rank":%d,"ranks":2,"bins":2048,"shift":20}\n{"kind":"gradient","tensor":"a","count":4,"zeros":1,"non_finite":0,"sum":0,"squares":6,"fourth":18,"largest":2,"positive":[[1016,2]],"negative":[[1024,1]]}\n' $rank >"$work/hand/iter_0000001.rank_00$rank.jsonl"
     done
-    dev/plot_distributions "$work/hand" >"$work/out" 2>"$work/err" && grep -qE '^gradients +8 +1.225e\+00 +2.000e\+00 +1.6 +-1.00 +25.00$' "$work/out" || { why="$(tail -n 1 "$work/out")"; return 1; }
+    dev/plot_distributions "$work/hand" >"$work/out" 2>"$work/err" &&
+        grep -qE '^gradients +8 +1.225e\+00 +2.000e\+00 +1.6 +-1.00 +25.00$' "$work/out" ||
+        { why="$(tail -n 1 "$work/out")"; return 1; }
 }
 check "dev/plot_distributions: figures worked out by hand" by_hand
 check "dev/plot_distributions: no such iteration" plot_refuses "there are 6, 12" "$work/four" --iteration 7
@@ -147,19 +181,25 @@ check "dev/plot_distributions: an empty folder" plot_refuses "no files" "$work/b
 printf "{\"kind\":\"bi" >"$work/bad/iter_0000001.rank_000.jsonl"
 check "dev/plot_distributions: a torn file" plot_refuses "cannot be read" "$work/bad"
 : >"$work/file"
-check "a folder that cannot be made is told at the start" refused 3 "$work/file" 2 --dump-distributions "$work/file/dist" --dump-distributions-interval 6
-check "so is one in /proc" refused 3 "/proc/nope" 4 --dump-distributions /proc/nope --dump-distributions-interval 6
+check "a folder that cannot be made is told at the start" refused 3 "$work/file" 2 \
+    --dump-distributions "$work/file/dist" --dump-distributions-interval 6
+check "so is one in /proc" refused 3 "/proc/nope" 4 --dump-distributions /proc/nope \
+    --dump-distributions-interval 6
 blocked() { # a file that cannot be written later: a folder has its name
     mkdir -p "$work/taken/iter_0000006.rank_000.jsonl"
     logged blocked 2 --dump-distributions "$work/taken" --dump-distributions-interval 6 || return 1
-    grep -q 'warning: .*training goes on without these distributions' "$work/err" && [ "$(train_lines blocked | wc -l)" = 12 ] || { why="no warning, or no training"; return 1; }
+    grep -q 'warning: .*training goes on without these distributions' "$work/err" &&
+        [ "$(train_lines blocked | wc -l)" = 12 ] || { why="no warning, or no training"; return 1; }
 }
 check "a file that cannot be written costs a warning" blocked
 check "a folder without an interval" refused 2 "go together" 2 --dump-distributions "$work/x"
 check "an interval without a folder" refused 2 "go together" 2 --dump-distributions-interval 3
 plan_shows() {
-    ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 "${probe[@]}" && grep -q 'quantisation error' "$work/out" || { why="--plan does not name the scratch"; return 1; }
-    ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 && ! grep -q 'quantisation error' "$work/out" || { why="scratch without the flag"; return 1; }
+    ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 \
+        "${probe[@]}" && grep -q 'quantisation error' "$work/out" ||
+        { why="--plan does not name the scratch"; return 1; }
+    ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 &&
+        ! grep -q 'quantisation error' "$work/out" || { why="scratch without the flag"; return 1; }
 }
 check "memory only when asked for" plan_shows
 finish

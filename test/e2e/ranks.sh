@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# N ranks equal one rank when nothing is quantised: the same global batch on 1, 2 and 4 ranks and every shape of nodes, with several buckets and
-# gradient accumulation. The bound is not a magic number: summing in another order is what a different micro-batch size does on one rank, too,
-# so the spread between micro-batch sizes is the yardstick.
+# N ranks equal one rank when nothing is quantised: the same global batch on 1, 2 and 4 ranks and
+# every shape of nodes, with several buckets and gradient accumulation. The bound is not a magic
+# number: summing in another order is what a different micro-batch size does on one rank, too, so
+# the spread between micro-batch sizes is the yardstick.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 800 1
@@ -12,15 +13,18 @@ for size in 1 2 4 8; do
     check "one rank, micro-batches of $size" logged "one$size" 1 "${same[@]}" --micro-batch-size "$size"
 done
 
-# spread FIELD: "iteration deviation" over the micro-batch sizes, the largest up to that iteration (differences grow through training).
+# spread FIELD: "iteration deviation" over the micro-batch sizes, the largest up to that iteration
+# (differences grow through training).
 spread() {
     local size
-    for size in 1 2 4 8; do field "one$size" "$1"; done | awk '{ if (!($1 in low) || $2 < low[$1]) low[$1] = $2
+    for size in 1 2 4 8; do field "one$size" "$1"; done |
+        awk '{ if (!($1 in low) || $2 < low[$1]) low[$1] = $2
             if (!($1 in high) || $2 > high[$1]) high[$1] = $2
             if ($1 > last) last = $1 }
         END { for (i = 1; i <= last; i++) { if (high[i] - low[i] > most) most = high[i] - low[i]; printf "%d %.9g\n", i, most } }'
 }
-# equal_to_one NAME FIELD [REFERENCE]: within twice the spread of one rank, plus two units in the last place of an fp32 number.
+# equal_to_one NAME FIELD [REFERENCE]: within twice the spread of one rank, plus two units in the
+# last place of an fp32 number.
 equal_to_one() {
     local reference=${3:-one2}
     spread "$2" >"$work/spread"
@@ -35,20 +39,24 @@ equal_to_one() {
     why="$2 $(cat "$work/verdict")"
     return "$rc"
 }
-# The first iteration has the same weights everywhere: only the order of a few sums differs. A forgotten 1/N shows here, AdamW would hide it.
+# The first iteration has the same weights everywhere: only the order of a few sums differs. A
+# forgotten 1/N shows here, AdamW would hide it.
 starts_equal() {
     local fields
     for fields in loss grad_norm; do
         { field one2 "$fields" | head -n 1; field "$1" "$fields" | head -n 1; } | awk 'NR == 1 { want = $2 }
-            NR == 2 { d = $2 / want - 1; exit !(d < 1e-5 && d > -1e-5) } END { exit NR != 2 }' || { why="$fields of the first iteration differs"; return 1; }
+            NR == 2 { d = $2 / want - 1; exit !(d < 1e-5 && d > -1e-5) } END { exit NR != 2 }' ||
+                { why="$fields of the first iteration differs"; return 1; }
     done
 }
 validates_equal() {
     { field one2 loss valid; field "$1" loss valid; } | awk '{ v[NR] = $2 } END { if (NR < 4 || NR % 2) exit 1
-        for (i = 1; i <= NR / 2; i++) { d = v[i] / v[i + NR / 2] - 1; if (d > 2e-4 || d < -2e-4) exit 1 } }' || { why="validation losses differ: $(field "$1" loss valid | tr '\n' ' ')"; return 1; }
+        for (i = 1; i <= NR / 2; i++) { d = v[i] / v[i + NR / 2] - 1; if (d > 2e-4 || d < -2e-4) exit 1 } }' \
+            || { why="validation losses differ: $(field "$1" loss valid | tr '\n' ' ')"; return 1; }
 }
 agrees() { # NAME NP FLAGS...
-    logged "$@" "${same[@]}" --verify-replicas-interval 4 && starts_equal "$1" && equal_to_one "$1" loss && equal_to_one "$1" grad_norm && validates_equal "$1"
+    logged "$@" "${same[@]}" --verify-replicas-interval 4 && starts_equal "$1" && equal_to_one "$1" loss &&
+        equal_to_one "$1" grad_norm && validates_equal "$1"
 }
 check "one node of 2" agrees n1x2 2 --gpus-per-node 2
 check "two nodes of 1" agrees n2x1 2 --gpus-per-node 1
@@ -59,7 +67,8 @@ check "the real host" agrees real 4
 check "no overlap" agrees serial 4 --gpus-per-node 2 --no-overlap
 
 several_buckets() {
-    ranks 1 "${model[@]}" "${batch[@]}" "${same[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node 2 --ddp-bucket-size 1000 || return 1
+    ranks 1 "${model[@]}" "${batch[@]}" "${same[@]}" --data-path "$data" --plan --plan-world-size 4 \
+        --gpus-per-node 2 --ddp-bucket-size 1000 || return 1
     local buckets
     buckets=$(sed -n 's/^  \([0-9]*\) buckets, .*/\1/p' "$work/out")
     [ "${buckets:-0}" -ge 2 ] || { why="--ddp-bucket-size 1000 gives ${buckets:-no} buckets"; return 1; }
@@ -73,7 +82,8 @@ check "micro-batches of 1 on 4 ranks" agrees micro1 4 --micro-batch-size 1 --gpu
 # Dropout masks belong to samples, not to ranks.
 dropped=(--hidden-dropout 0.1 --attention-dropout 0.1 "${same[@]}")
 drops_equal() {
-    logged drop1 1 "${dropped[@]}" && logged drop4 4 "${dropped[@]}" --gpus-per-node 2 && equal_to_one drop4 loss drop1
+    logged drop1 1 "${dropped[@]}" && logged drop4 4 "${dropped[@]}" --gpus-per-node 2 &&
+        equal_to_one drop4 loss drop1
 }
 check "dropout does not depend on the number of ranks" drops_equal
 different_with_dropout() { ! same_training one2 drop1; }

@@ -1,23 +1,26 @@
 #!/usr/bin/env bash
-# SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, Ctrl-C under run_until_done.sh: the step is
-# finished, a checkpoint saved, exit code 75, and the run goes on from there to the bit.
+# SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, Ctrl-C under run_until_done.sh: the
+# step is finished, a checkpoint saved, exit code 75, and the run goes on from there to the bit.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 5
 data=$work/text_text_document
-# As users start it: OpenBLAS, which lib.sh keeps to one thread, starts others when it is loaded, before main, if a rank is not bound to one core; the kernel may
-# give them a signal of the process.
+# As users start it: OpenBLAS, which lib.sh keeps to one thread, starts others when it is loaded,
+# before main, if a rank is not bound to one core; the kernel may give them a signal of the process.
 unset OPENBLAS_NUM_THREADS
 launcher+=(--bind-to none)
-run=(--gpus-per-node 2 --train-iters 20000 --lr-decay-iters 100 --hidden-dropout 0.1 --attention-dropout 0.1 "${paper[@]}")
+run=(--gpus-per-node 2 --train-iters 20000 --lr-decay-iters 100 --hidden-dropout 0.1 --attention-dropout 0.1 \
+    "${paper[@]}")
 
-# What a rank looks like that mpirun has killed and not waited for: of an earlier run, none that a signal is for.
+# What a rank looks like that mpirun has killed and not waited for: of an earlier run, none that a
+# signal is for.
 (trap '' TERM USR1 INT; OMPI_COMM_WORLD_RANK=0 exec sleep 3600) & disown
 
 saved_last() { # NAME: the tracker names the last iteration that was logged
     local last
     last=$(cat "$work/$1/latest_checkpointed_iteration.txt" 2>/dev/null)
-    [ "$last" = "$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)" ] || { why="saved iteration ${last:-none}, logged $(field "$1" loss | tail -n 1)"; return 1; }
+    [ "$last" = "$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)" ] ||
+        { why="saved iteration ${last:-none}, logged $(field "$1" loss | tail -n 1)"; return 1; }
 }
 stopped() { # NAME SIGNAL RC: the run in the background ended as it should
     [ "$3" -eq 75 ] || { say "exit code $3"; return 1; }
@@ -37,12 +40,15 @@ signalled() { # NAME SIGNAL [RANK]: to one rank, to mpirun, or to all ranks
         kill -s "$2" "${pids[@]}"
     fi
     job_ended "$1"
-    stopped "$1" "$2" $? && { [ -n "${3:-}" ] || [ ${#pids[@]} -eq 4 ] || { why="${#pids[@]} ranks instead of 4"; return 1; }; }
+    stopped "$1" "$2" $? && { [ -n "${3:-}" ] || [ ${#pids[@]} -eq 4 ] ||
+        { why="${#pids[@]} ranks instead of 4"; return 1; }; }
 }
 goes_on() { # NAME
     local last
     last=$(cat "$work/$1/latest_checkpointed_iteration.txt") || return 1
-    logged "$1.2" 4 "${run[@]}" --load "$work/$1" --exit-interval $((last + 10)) && logged "$1.whole" 4 "${run[@]}" --exit-interval $((last + 10)) && same_training "$1.whole" "$1.2" "$last"
+    logged "$1.2" 4 "${run[@]}" --load "$work/$1" --exit-interval $((last + 10)) &&
+        logged "$1.whole" 4 "${run[@]}" --exit-interval $((last + 10)) &&
+        same_training "$1.whole" "$1.2" "$last"
 }
 check "SIGTERM to rank 1" signalled term TERM 1
 check "SIGUSR1 to rank 0" signalled usr1 USR1 0
@@ -66,28 +72,35 @@ without_save() {
 check "SIGTERM without --save" without_save
 flagged() { # Megatron's flag asks for what is always done
     mkdir "$work/flagged"
-    in_background flagged 2 "${run[@]}" --gpus-per-node 1 --save "$work/flagged" --save-interval 100000 --exit-signal-handler
+    in_background flagged 2 "${run[@]}" --gpus-per-node 1 --save "$work/flagged" --save-interval 100000 \
+        --exit-signal-handler
     wait_for_iteration flagged 5 || { say "no iteration 5"; return 1; }
     signal_rank TERM 0 || return 1
     job_ended flagged
     stopped flagged TERM $?
 }
 check "--exit-signal-handler" flagged
-# What a batch system can do: SIGUSR1 to mpirun, which hands it to the ranks; not every build of Open MPI does. (SIGTERM is no test of this program: Open MPI
-# then stops to read the ranks' output at once and kills them a second later.)
+# What a batch system can do: SIGUSR1 to mpirun, which hands it to the ranks; not every build of
+# Open MPI does. (SIGTERM is no test of this program: Open MPI then stops to read the ranks' output
+# at once and kills them a second later.)
 hands_on() {
     local pid
     # shellcheck disable=SC2016 # the rank expands it
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 1 bash -c 'trap "exit 75" USR1; touch "$0"; for _ in $(seq 100); do sleep 0.1; done' "$work/listens" </dev/null 2>/dev/null &
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 1 bash \
+        -c 'trap "exit 75" USR1; touch "$0"; for _ in $(seq 100); do sleep 0.1; done' "$work/listens" \
+        </dev/null 2>/dev/null &
     pid=$! job=$!
     wait_until test -e "$work/listens"
     kill -s USR1 "$(launcher_pid)"
     wait $pid
     [ $? = 75 ]
 }
-if hands_on; then check "SIGUSR1 to mpirun" signalled mpirun USR1 mpirun; else skip "SIGUSR1 to mpirun" "this mpirun keeps it to itself"; fi
+if hands_on; then check "SIGUSR1 to mpirun" signalled mpirun USR1 mpirun; else skip "SIGUSR1 to mpirun" \
+    "this mpirun keeps it to itself"; fi
 alone() { # one rank, started without mpirun
-    "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" --log-jsonl "$work/alone.jsonl" "${run[@]}" --gpus-per-node 1 --save "$work/alone" --save-interval 100000 \
+    "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" \
+        --log-jsonl "$work/alone.jsonl" "${run[@]}" --gpus-per-node 1 --save "$work/alone" \
+        --save-interval 100000 \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     wait_for_iteration alone 5 || { say "no iteration 5"; kill -KILL "$job"; return 1; }
@@ -108,9 +121,11 @@ under_a_script() { # SIGNAL
     local rc
     rm -rf "$work/wrapped"*
     # What runs in the background of a script without job control is deaf to SIGINT.
-    env --default-signal=INT scripts/run_until_done.sh --pause 0 -- bash "$work/wrapper.sh" "${launcher[@]}" -np 4 \
+    env --default-signal=INT scripts/run_until_done.sh --pause 0 -- bash "$work/wrapper.sh" "${launcher[@]}" \
+        -np 4 \
         "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" \
-        --log-jsonl "$work/wrapped.jsonl" --save "$work/wrapped" --load "$work/wrapped" --save-interval 100000 \
+        --log-jsonl "$work/wrapped.jsonl" --save "$work/wrapped" --load "$work/wrapped" \
+        --save-interval 100000 \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     wait_for_iteration wrapped 5 || { say "no iteration 5"; kill "$job"; return 1; }
@@ -119,13 +134,15 @@ under_a_script() { # SIGNAL
     rc=$?
     job=
     wait_until none_left || { why="trainers are left behind"; trainers | xargs kill -KILL; return 1; }
-    stopped wrapped USR1 $rc && [ -e "$work/wrapper.sh.ended" ] || { why=${why:-the script was killed}; return 1; }
+    stopped wrapped USR1 $rc && [ -e "$work/wrapper.sh.ended" ] ||
+        { why=${why:-the script was killed}; return 1; }
 }
 check "Ctrl-C to run_until_done.sh, which runs a script that runs mpirun" under_a_script INT
 check "SIGTERM to it" under_a_script TERM
 unread() { # standard output is closed in mid-run: no reason to lose it
     local rc
-    "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" --gpus-per-node 1 --save "$work/unread" --save-interval 100000 --exit-interval 30 \
+    "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" \
+        --gpus-per-node 1 --save "$work/unread" --save-interval 100000 --exit-interval 30 \
         2>"$work/err" </dev/null | head -n 1 >"$work/out"
     rc=${PIPESTATUS[0]}
     [ "$rc" = 0 ] && [ "$(cat "$work/unread/latest_checkpointed_iteration.txt")" = 30 ] || say "exit code $rc"

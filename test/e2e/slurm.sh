@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The real Slurm, where there is one whose srun knows PMIx: a job of srun trains as one of mpirun does, a signal saves, and tasks that MPI does not join are
-# refused. Skipped elsewhere. (train_scripts.sh has the batch files, with stand-ins for Slurm.)
+# The real Slurm, where there is one whose srun knows PMIx: a job of srun trains as one of mpirun
+# does, a signal saves, and tasks that MPI does not join are refused. Skipped elsewhere.
+# (train_scripts.sh has the batch files, with stand-ins for Slurm.)
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
 export TMPDIR=${BUILD:-build} # a folder that the nodes see
 case $TMPDIR in /*) ;; *) TMPDIR=$(cd "$(dirname "$0")/../.." && pwd)/$TMPDIR ;; esac
 . "$(dirname "$0")/../lib.sh"
-if ! timeout 30 srun --mpi=list 2>&1 | grep -qw pmix || ! timeout 60 srun --quiet -n 4 --overcommit true >/dev/null 2>&1; then
+if ! timeout 30 srun --mpi=list 2>&1 | grep -qw pmix ||
+    ! timeout 60 srun --quiet -n 4 --overcommit true >/dev/null 2>&1; then
     skip "training under srun" "there is no Slurm with PMIx that gives four tasks"
     finish
 fi
@@ -16,28 +18,33 @@ tasks() { # FLAGS OF SRUN... -- FLAGS...
     local flags=()
     while [ "$1" != -- ]; do flags+=("$1"); shift; done
     shift
-    timeout -k 5 "$LIMIT" srun -N 1 -n 4 --overcommit "${flags[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 "$LIMIT" srun -N 1 -n 4 --overcommit "${flags[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" \
+        "${batch[@]}" --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
 trains_alike() {
     logged mpirun 4 "${run[@]}" || return 1
-    tasks --mpi=pmix -- "${run[@]}" --log-jsonl "$work/srun.jsonl" || { say "srun ended with exit code $?"; return 1; }
+    tasks --mpi=pmix -- "${run[@]}" --log-jsonl "$work/srun.jsonl" ||
+        { say "srun ended with exit code $?"; return 1; }
     same_training mpirun srun
 }
 check "srun trains as mpirun does" trains_alike
 signalled() {
     local rc=0 name=sdp4bit-test-$$
-    tasks --mpi=pmix --job-name="$name" -- "${run[@]}" --train-iters 100000 --lr-decay-iters 100 --log-jsonl "$work/signal.jsonl" --save "$work/save" --save-interval 50000 &
+    tasks --mpi=pmix --job-name="$name" -- "${run[@]}" --train-iters 100000 --lr-decay-iters 100 \
+        --log-jsonl "$work/signal.jsonl" --save "$work/save" --save-interval 50000 &
     job=$!
     wait_for_iteration signal 20
     scancel --signal=USR1 --name="$name"
     wait "$job" || rc=$?
-    [ "$rc" = 75 ] && [ -s "$work/save/latest_checkpointed_iteration.txt" ] || say "exit code $rc, or nothing saved"
+    [ "$rc" = 75 ] && [ -s "$work/save/latest_checkpointed_iteration.txt" ] ||
+        say "exit code $rc, or nothing saved"
 }
 check "SIGUSR1 to a task of srun saves" signalled
 refused_once() {
     local rc=0
     tasks --mpi=none -- "${run[@]}" || rc=$?
-    [ "$rc" = 3 ] && [ "$(grep -c '^error: srun started 4 tasks' "$work/err")" = 1 ] && ! grep -qi 'PMI support\|OPAL' "$work/err" || say "exit code $rc"
+    [ "$rc" = 3 ] && [ "$(grep -c '^error: srun started 4 tasks' "$work/err")" = 1 ] &&
+        ! grep -qi 'PMI support\|OPAL' "$work/err" || say "exit code $rc"
 }
 check "tasks that MPI does not join are refused with one line" refused_once
 finish

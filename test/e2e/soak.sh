@@ -1,16 +1,23 @@
 #!/usr/bin/env bash
-# Runs that last: many steps with ranks killed, stopped and asked to leave, restarted by scripts/run_until_done.sh, against one that nobody disturbed: the same
-# losses and checkpoints to the bit, and memory that does not grow. Without arguments (scripts/test.sh) on CPU ranks, short, with LONG=1 for 1000 steps and
-# three minutes. With arguments a soak of its own, by the clock, on CPU ranks or on GPUs:
+# Runs that last: many steps with ranks killed, stopped and asked to leave, restarted by
+# scripts/run_until_done.sh, against one that nobody disturbed: the same losses and checkpoints to
+# the bit, and memory that does not grow. Without arguments (scripts/test.sh) on CPU ranks, short,
+# with LONG=1 for 1000 steps and three minutes. With arguments a soak of its own, by the clock, on
+# CPU ranks or on GPUs:
 #
-#   test/e2e/soak.sh [--gpu] [--ranks 4] [--minutes 10] [--kill-every 60] [--seed 1] [--apart] [--flags "FLAGS"]
+#   test/e2e/soak.sh [--gpu] [--ranks 4] [--minutes 10] [--kill-every 60] [--seed 1] [--apart]
+#       [--flags "FLAGS"]
 #
-#   gpu         the program is $BUILD/train_gpt, prebuilt or from make gpu; needs nvidia-smi and as many GPUs as ranks
+#   gpu         the program is $BUILD/train_gpt, prebuilt or from make gpu; needs nvidia-smi and as
+#               many GPUs as ranks
 #   ranks       of each of the two jobs [4; on GPUs 2]
-#   minutes     for which both jobs train; then the one that is behind catches up, which takes what the restarts took (about 15 s each on GPUs)
-#   kill-every  seconds from one SIGKILL to the next, each to a rank that chance picks; later when no checkpoint has come since the last one
+#   minutes     for which both jobs train; then the one that is behind catches up, which takes what
+#               the restarts took (about 15 s each on GPUs)
+#   kill-every  seconds from one SIGKILL to the next, each to a rank that chance picks; later when
+#               no checkpoint has come since the last one
 #   seed        of that chance
-#   apart       the undisturbed job runs when the disturbed one has ended and not beside it on the same devices: up to twice the time, and nobody looks at
+#   apart       the undisturbed job runs when the disturbed one has ended and not beside it on the
+#               same devices: up to twice the time, and nobody looks at
 #               memory
 #   flags       more flags of the trainer, for both jobs
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2034,SC2054,SC2317 # check calls the functions
@@ -31,19 +38,26 @@ while [ $# -gt 0 ]; do
     shift
 done
 if [ $gpu = 1 ]; then np=${np:-2} trainer=${BUILD:-build}/train_gpt; else np=${np:-4}; fi
-if [ $timed = 1 ]; then minutes=${minutes:-10}; elif [ -n "${LONG:-}" ]; then minutes=3 kill_every=15; else minutes=0.35 kill_every=6; fi
-[[ $np =~ ^[1-9][0-9]*$ && $kill_every =~ ^[1-9][0-9]*$ && $seed =~ ^[0-9]+$ ]] || wrong "--ranks, --kill-every and --seed want whole numbers"
+if [ $timed = 1 ]; then minutes=${minutes:-10}; elif [ -n "${LONG:-}" ]; then minutes=3 kill_every=15; else \
+    minutes=0.35 kill_every=6; fi
+[[ $np =~ ^[1-9][0-9]*$ && $kill_every =~ ^[1-9][0-9]*$ && $seed =~ ^[0-9]+$ ]] ||
+    wrong "--ranks, --kill-every and --seed want whole numbers"
 [[ $minutes =~ ^[0-9]*\.?[0-9]+$ ]] || wrong "--minutes wants a number"
 . "$(dirname "$0")/../lib.sh"
-hurt='' # the script that restarts the disturbed job by the clock: it goes first, or it would restart what cleanup ends
+# the script that restarts the disturbed job by the clock: it goes first, or it would restart what
+# cleanup ends
+hurt=''
 trap '[ -z "$hurt" ] || kill -KILL "$hurt" 2>/dev/null; cleanup' EXIT
 
-# --- by the step: every way to be disturbed ---------------------------------------------------------------------------------------------------
+# --- by the step: every way to be disturbed --------------------------------------------------
 if [ -n "${LONG:-}" ]; then steps=1000 every=50 LIMIT=3000; else steps=90 every=30; fi
-run=(--gpus-per-node 2 --lr-decay-iters 2000 --hidden-dropout 0.1 --attention-dropout 0.1 --eval-interval 25 --verify-replicas-interval 10)
+run=(--gpus-per-node 2 --lr-decay-iters 2000 --hidden-dropout 0.1 --attention-dropout 0.1 --eval-interval 25 \
+    --verify-replicas-interval 10)
 # Steps that take long enough to be hit.
-slow=(--hidden-size 128 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 16)
-# disturb NAME: at every `every` iterations one rank in turn, by one means in turn; a rank that is stopped is seen after --distributed-timeout-minutes.
+slow=(--hidden-size 128 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 \
+    --global-batch-size 16)
+# disturb NAME: at every `every` iterations one rank in turn, by one means in turn; a rank that is
+# stopped is seen after --distributed-timeout-minutes.
 disturb() {
     local means=(KILL USR1 KILL STOP) at n=0 pid
     for ((at = every / 2; at < steps; at += every)); do
@@ -55,25 +69,33 @@ disturb() {
         while [ -n "$pid" ] && [ -e "/proc/$pid" ] && kill -0 "$job" 2>/dev/null; do sleep 0.1; done
     done
 }
-every_line_once() { # NAME: its train lines, repeated ones removed: what was computed twice must be the same to the byte
+# NAME: its train lines, repeated ones removed: what was computed twice must be the same to the byte
+every_line_once() {
     train_lines "$1" | sort -u | sort -s -t : -k 3,3n
 }
-# equal LEFT RIGHT ITERATION: both have the same line for every iteration until this one, and the same checkpoint of it.
+# equal LEFT RIGHT ITERATION: both have the same line for every iteration until this one, and the
+# same checkpoint of it.
 equal() {
     every_line_once "$1" >"$work/left"
     every_line_once "$2" >"$work/right"
-    [ "$(wc -l <"$work/right")" = "$3" ] || { why="$(wc -l <"$work/right") different lines instead of $3"; return 1; }
-    cmp -s "$work/left" "$work/right" || { why="losses differ: $(diff "$work/left" "$work/right" | sed -n 2p)"; return 1; }
+    [ "$(wc -l <"$work/right")" = "$3" ] ||
+        { why="$(wc -l <"$work/right") different lines instead of $3"; return 1; }
+    cmp -s "$work/left" "$work/right" ||
+        { why="losses differ: $(diff "$work/left" "$work/right" | sed -n 2p)"; return 1; }
     same_shards "$work/$1" "$work/$2" "$3" "$np"
 }
 soak() { # NAME FLAGS...
     local name=$1 rc killer
     shift
     rm -rf "${work:?}/hurt.jsonl" "${work:?}/hurt"
-    logged "$name" 4 "${run[@]}" "${slow[@]}" --train-iters $steps --save "$work/$name" --save-interval $steps "$@" || return 1
-    timeout -k 5 "$LIMIT" scripts/run_until_done.sh --pause 0 -- "${launcher[@]}" -np 4 "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" \
-        "${run[@]}" "${slow[@]}" --train-iters $steps --save "$work/hurt" --load "$work/hurt" --save-interval 7 --async-save --keep-last-checkpoints 2 \
-        --distributed-timeout-minutes 0.04 --log-jsonl "$work/hurt.jsonl" "$@" >"$work/out" 2>"$work/err" </dev/null &
+    logged "$name" 4 "${run[@]}" "${slow[@]}" --train-iters $steps --save "$work/$name" \
+        --save-interval $steps "$@" || return 1
+    timeout -k 5 "$LIMIT" scripts/run_until_done.sh --pause 0 -- "${launcher[@]}" -np 4 "$trainer" \
+        "${model[@]}" "${batch[@]}" --data-path "$data" \
+        "${run[@]}" "${slow[@]}" --train-iters $steps --save "$work/hurt" --load "$work/hurt" \
+        --save-interval 7 --async-save --keep-last-checkpoints 2 \
+        --distributed-timeout-minutes 0.04 --log-jsonl "$work/hurt.jsonl" "$@" >"$work/out" 2>"$work/err" \
+        </dev/null &
     job=$!
     disturb hurt &
     killer=$!
@@ -81,7 +103,8 @@ soak() { # NAME FLAGS...
     rc=$?
     wait $killer
     [ $rc = 0 ] || { say "the disturbed run ended with $rc after: $(grep -c 'restart' "$work/err") restarts"; return 1; }
-    [ "$(grep -c '; restart' "$work/err")" -ge $((steps / every)) ] || { why="only $(grep -c '; restart' "$work/err") restarts of $((steps / every))"; return 1; }
+    [ "$(grep -c '; restart' "$work/err")" -ge $((steps / every)) ] ||
+        { why="only $(grep -c '; restart' "$work/err") restarts of $((steps / every))"; return 1; }
     equal "$name" hurt $steps || return 1
     echo "# $name: $(grep -c '; restart' "$work/err") restarts, $(train_lines hurt | wc -l) iterations for $steps"
 }
@@ -92,14 +115,19 @@ if [ $timed = 0 ]; then
     [ -z "${LONG:-}" ] || check "baseline: the same" soak baseline
 fi
 
-# --- by the clock: two jobs, one of them killed again and again -----------------------------------------------------------------------------------
-long=("${model[@]}" "${batch[@]}" "${run[@]}" --train-iters 300000 --lr 3e-4 --min-lr 3e-5 --lr-decay-iters 20000 --eval-interval 200 --verify-replicas-interval 50
-    --timing-log-level 2 --log-interval 20 --mock-data --split 90,5,5 --save-interval 50 --async-save --keep-last-checkpoints 2 "${paper[@]}")
+# --- by the clock: two jobs, one of them killed again and again ------------------------------
+long=("${model[@]}" "${batch[@]}" "${run[@]}" --train-iters 300000 --lr 3e-4 --min-lr 3e-5 \
+    --lr-decay-iters 20000 --eval-interval 200 --verify-replicas-interval 50
+    --timing-log-level 2 --log-interval 20 --mock-data --split 90,5,5 --save-interval 50 --async-save \
+        --keep-last-checkpoints 2 "${paper[@]}")
 every_seconds=1 # looks at memory
 if [ $gpu = 1 ]; then
-    # Steps of some milliseconds alone; few messages, for each of which both jobs' turns on all GPUs must meet.
-    long+=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size $((4 * np))
-        --tokenizer-type NullTokenizer --vocab-size 1000 --ddp-bucket-size 2000000 --deterministic-mode --gpus-per-node "$np" --save-interval 300 --log-interval 100 --eval-interval 500)
+    # Steps of some milliseconds alone; few messages, for each of which both jobs' turns on all GPUs
+    # must meet.
+    long+=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 \
+        --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size $((4 * np))
+        --tokenizer-type NullTokenizer --vocab-size 1000 --ddp-bucket-size 2000000 --deterministic-mode \
+            --gpus-per-node "$np" --save-interval 300 --log-interval 100 --eval-interval 500)
     every_seconds=3
 fi
 [ -z "${LONG:-}" ] || every_seconds=3
@@ -112,53 +140,65 @@ start_job() { # NAME again|once FLAGS...: sets $job
     local name=$1 before=()
     [ "$2" = once ] || before=(scripts/run_until_done.sh --pause 0 --max-restarts 100000 --)
     shift 2
-    SDP4BIT_TEST_JOB=$name ${before[@]+"${before[@]}"} "${mpi[@]}" "$trainer" "${long[@]}" ${more[@]+"${more[@]}"} --save "$work/$name" --load "$work/$name" \
+    SDP4BIT_TEST_JOB=$name ${before[@]+"${before[@]}"} "${mpi[@]}" "$trainer" "${long[@]}" \
+        ${more[@]+"${more[@]}"} --save "$work/$name" --load "$work/$name" \
         --log-jsonl "$work/$name.jsonl" "$@" >>"$work/$name.out" 2>>"$work/$name.err" </dev/null &
     job=$!
 }
 job_pids() { # NAME [RANK]
     local ours=()
     mapfile -t ours < <(rank_pids ${2:+"$2"})
-    [ ${#ours[@]} -eq 0 ] || grep -lzxF "SDP4BIT_TEST_JOB=$1" "${ours[@]/*/\/proc\/&\/environ}" 2>/dev/null | sed 's|/proc/||; s|/environ||'
+    [ ${#ours[@]} -eq 0 ] || grep -lzxF "SDP4BIT_TEST_JOB=$1" "${ours[@]/*/\/proc\/&\/environ}" 2>/dev/null |
+        sed 's|/proc/||; s|/environ||'
 }
 saved() { cat "$work/$1/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0; }
 # await PID SECONDS WHAT: its exit code in $rc; false when it had to be ended.
 await() {
     local until=$((SECONDS + $2))
     while kill -0 "$1" 2>/dev/null; do
-        [ $SECONDS -lt $until ] || { kill -KILL "$1"; wait "$1" 2>/dev/null; why="$3 did not end within $2 s"; return 1; }
+        [ $SECONDS -lt $until ] ||
+            { kill -KILL "$1"; wait "$1" 2>/dev/null; why="$3 did not end within $2 s"; return 1; }
         sleep 0.1
     done
     wait "$1"
     rc=$?
 }
-# resident NAME: the ranks' own memory in KiB, then its peak; not the segment that MPI shares among them, which has a fixed size and is touched little by little
-# (the peak counts it).
+# resident NAME: the ranks' own memory in KiB, then its peak; not the segment that MPI shares among
+# them, which has a fixed size and is touched little by little (the peak counts it).
 resident() {
     local pid files=()
     for pid in $(job_pids "$1"); do files+=("/proc/$pid/status"); done
-    [ ${#files[@]} = "$np" ] && awk '/^Rss(Anon|File)/ { sum += $2 } /^VmHWM/ { peak += $2 } END { print sum + 0, peak + 0 }' "${files[@]}" 2>/dev/null
+    [ ${#files[@]} = "$np" ] &&
+        awk '/^Rss(Anon|File)/ { sum += $2 } /^VmHWM/ { peak += $2 } END { print sum + 0, peak + 0 }' \
+        "${files[@]}" 2>/dev/null
 }
-# gpu_memory NAME: MiB that the ranks hold on the GPUs that the jobs may use (CUDA_VISIBLE_DEVICES); by everyone, where the driver does not know them by the numbers that they have here.
+# gpu_memory NAME: MiB that the ranks hold on the GPUs that the jobs may use (CUDA_VISIBLE_DEVICES);
+# by everyone, where the driver does not know them by the numbers that they have here.
 gpu_memory() {
     local sum mine=()
     [ $gpu = 0 ] && return
     [ -z "${CUDA_VISIBLE_DEVICES:-}" ] || mine=(-i "$CUDA_VISIBLE_DEVICES")
-    sum=$(nvidia-smi ${mine[@]+"${mine[@]}"} --query-compute-apps=pid,used_gpu_memory --format=csv,noheader,nounits | awk -F ', ' -v pids=" $(job_pids "$1" | tr '\n' ' ')" 'index(pids, " " $1 " ") { sum += $2 } END { print sum + 0 }')
-    [ "$sum" -gt 0 ] || sum=$(nvidia-smi ${mine[@]+"${mine[@]}"} --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }')
+    sum=$(nvidia-smi ${mine[@]+"${mine[@]}"} --query-compute-apps=pid,used_gpu_memory \
+        --format=csv,noheader,nounits |
+        awk -F ', ' -v pids=" $(job_pids "$1" | tr '\n' ' ')" \
+        'index(pids, " " $1 " ") { sum += $2 } END { print sum + 0 }')
+    [ "$sum" -gt 0 ] || sum=$(nvidia-smi ${mine[@]+"${mine[@]}"} --query-gpu=memory.used \
+        --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }')
     echo "$sum"
 }
 enough() { [ $looks -ge 8 ] && [ $kills -ge 1 ] && [ $kills -ge $((seconds / kill_every / 2)) ]; }
 # Until the time is over: looks at the memory of job NAME, and kills a rank of the disturbed job
 # whenever that is due. A slow machine gets more time until there were enough looks and kills.
 watch_and_kill() { # NAME PID SECONDS
-    local name=$1 watched=$2 end=$((SECONDS + ($3 + 0))) next=$((SECONDS + kill_every)) before figures pid looks=0
+    local name=$1 watched=$2 end=$((SECONDS + ($3 + 0))) next=$((SECONDS + kill_every)) before figures pid \
+        looks=0
     before=$(saved hurt)
     RANDOM=$seed
     : >"$work/memory"
     while [ $SECONDS -lt $end ] || { [ $SECONDS -lt $((end + LIMIT)) ] && ! enough; }; do
         sleep $every_seconds
-        kill -0 "$hurt" 2>/dev/null && kill -0 "$watched" 2>/dev/null || { why="a job has ended early: $(grep -hm 1 '^error\|gives up' "$work"/{calm,hurt}.err "$work"/{calm,hurt}.out)"; return 1; }
+        kill -0 "$hurt" 2>/dev/null && kill -0 "$watched" 2>/dev/null ||
+            { why="a job has ended early: $(grep -hm 1 '^error\|gives up' "$work"/{calm,hurt}.err "$work"/{calm,hurt}.out)"; return 1; }
         if figures=$(resident "$name") && [ "$(saved "$name")" != 0 ]; then
             echo "$figures $(gpu_memory "$name")" >>"$work/memory"
             looks=$((looks + 1))
@@ -184,7 +224,8 @@ catch_up() { # CALM HURT: iterations
     [ "$1" -gt "$2" ] || behind=calm at=$2
     start_job $behind once --exit-interval "$at"
     await "$job" $((600 + ${minutes%.*}0 * 12)) "the job that catches up" || return 1
-    [ $rc = 0 ] && [ "$(saved $behind)" = "$at" ] || { why="catching up ended with $rc at $(saved $behind) instead of $at: $(grep -hm 1 '^error' "$work/$behind.err")"; return 1; }
+    [ $rc = 0 ] && [ "$(saved $behind)" = "$at" ] ||
+        { why="catching up ended with $rc at $(saved $behind) instead of $at: $(grep -hm 1 '^error' "$work/$behind.err")"; return 1; }
 }
 by_the_clock() {
     local rc kills=0 calm='' seconds since=$SECONDS lines
@@ -213,26 +254,33 @@ by_the_clock() {
     catch_up "$at_calm" "$at_hurt" || return 1
     restarts=$(grep -c '; restart' "$work/hurt.err") lines=$(train_lines hurt | wc -l)
     echo "# $kills kills, $restarts restarts; after $stopped s undisturbed at $at_calm, disturbed at $at_hurt; $(saved hurt) iterations compared, of which the disturbed job computed $((lines - $(saved hurt))) twice; $((SECONDS - since)) s in all"
-    [ $kills -ge 1 ] && [ $kills -ge $((seconds / kill_every / 2)) ] && [ "$restarts" -ge $kills ] || { why="$kills kills and $restarts restarts in $seconds s"; return 1; }
+    [ $kills -ge 1 ] && [ $kills -ge $((seconds / kill_every / 2)) ] && [ "$restarts" -ge $kills ] ||
+        { why="$kills kills and $restarts restarts in $seconds s"; return 1; }
     equal calm hurt "$(saved calm)"
 }
-# The largest of the second quarter of all looks against the largest of the last one. A percent: pages that a library touches for the first time late, and on
-# a GPU, whose memory is seen as a whole and in pieces of 2 MiB, the other job at another point of its start. What a step leaked would be many times that.
+# The largest of the second quarter of all looks against the largest of the last one. A percent:
+# pages that a library touches for the first time late, and on a GPU, whose memory is seen as a
+# whole and in pieces of 2 MiB, the other job at another point of its start. What a step leaked
+# would be many times that.
 flat() {
     local n first last what unit
     n=$(wc -l <"$work/memory" 2>/dev/null)
     [ "${n:-0}" -ge 8 ] || { why="memory was looked at ${n:-0} times only"; return 1; }
     for what in 1:KiB 3:MiB; do
         unit=${what#*:} what=${what%:*}
-        first=$(awk -v k="$what" -v n="$n" 'NR > n / 4 && NR <= n / 2 && $k > most { most = $k } END { print most + 0 }' "$work/memory")
-        last=$(awk -v k="$what" -v n="$n" 'NR > n - n / 4 && $k > most { most = $k } END { print most + 0 }' "$work/memory")
+        first=$(awk -v k="$what" -v n="$n" \
+            'NR > n / 4 && NR <= n / 2 && $k > most { most = $k } END { print most + 0 }' "$work/memory")
+        last=$(awk -v k="$what" -v n="$n" 'NR > n - n / 4 && $k > most { most = $k } END { print most + 0 }' \
+            "$work/memory")
         if [ "$what" = 3 ] && [ $gpu = 0 ]; then continue; fi
         echo "# $([ "$what" = 1 ] && echo "resident memory of $np ranks" || echo "memory of the GPUs"): $first $unit, at the end $last $unit; $n looks"
-        [ "$first" -gt 100 ] && [ $((last - first)) -le $((first / 100)) ] || { why="it grew from $first to $last $unit"; return 1; }
+        [ "$first" -gt 100 ] && [ $((last - first)) -le $((first / 100)) ] ||
+            { why="it grew from $first to $last $unit"; return 1; }
     done
     echo "# peak of the ranks' resident memory, MPI's shared segment included: $(awk 'END { print $2 }' "$work/memory") KiB"
 }
-check "SDP4Bit: a rank killed every $kill_every s for $minutes minutes, losses and checkpoints to the bit" by_the_clock
+check "SDP4Bit: a rank killed every $kill_every s for $minutes minutes, losses and checkpoints to the bit" \
+    by_the_clock
 # Of the job that nobody kills; of one that restarts only what it has when it lives.
 [ $apart = 1 ] || check "its undisturbed twin's memory stays flat" flat
 finish

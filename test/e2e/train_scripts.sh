@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
-# scripts/train_*.sh and scripts/slurm: the flags they expand to, against the paper's model cards and arms; real runs of a tiny override on CPU ranks,
-# started by the script, by mpirun, and from the batch files with stand-ins for Slurm's commands; signals; what they refuse.
+# scripts/train_*.sh and scripts/slurm: the flags they expand to, against the paper's model cards
+# and arms; real runs of a tiny override on CPU ranks, started by the script, by mpirun, and from
+# the batch files with stand-ins for Slurm's commands; signals; what they refuse.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
 data=$work/text_text_document
 export BUILD
-unset ARM SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN CUDA_VISIBLE_DEVICES
+unset ARM SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE \
+    DRY_RUN CUDA_VISIBLE_DEVICES
 root=$PWD
 
-# ---- what they expand to ------------------------------------------------------------------------------------------------------------------
-# expands CARD "VARIABLES" "FLAG=VALUE ..." [FLAGS...]: the command that DRY_RUN prints, the card's file read in, of repeated flags the last.
-# VALUE "on" is a flag without a value; "FLAG=" must be absent.
+# ---- what they expand to --------------------------------------------------------------------
+# expands CARD "VARIABLES" "FLAG=VALUE ..." [FLAGS...]: the command that DRY_RUN prints, the card's
+# file read in, of repeated flags the last. VALUE "on" is a flag without a value; "FLAG=" must be
+# absent.
 expands() {
     local card=$1 variables=$2 expected=$3
     shift 3
     # shellcheck disable=SC2086  # several variables
-    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" ||
+        { say "exit code $?"; return 1; }
     python3 - "$work/out" "$expected" >"$work/diff" <<'END' || { why=$(cat "$work/diff"); return 1; }
 import shlex, sys
 words, flags = [], {}
@@ -61,7 +65,8 @@ no_weights="quantized-weights= weight-quantization-method= wq-rounding="
 no_gradients="quantized-gradients= hadamard-transform= gq-group-size-intra= gradient-quantization-bits-intra="
 weights="quantized-weights=on weight-quantization-bits=4 wq-group-size=2048 wq-rounding=stochastic"
 gradients="quantized-gradients=on gradient-quantization-bits-inter=4 gq-group-size-inter=128 gq-group-size-intra=128"
-arm() { check "arm $1" expands 125m "DEVICE=cpu DATA_PATH=x ARM=$1" "$2 log-jsonl=runs/125m-$1/log.jsonl tensorboard-dir=runs/125m-$1/tensorboard"; }
+arm() { check "arm $1" expands 125m "DEVICE=cpu DATA_PATH=x ARM=$1" \
+    "$2 log-jsonl=runs/125m-$1/log.jsonl tensorboard-dir=runs/125m-$1/tensorboard"; }
 arm baseline "$no_weights $no_gradients grad-reduce-in-bf16="
 arm baseline-bf16 "$no_weights $no_gradients grad-reduce-in-bf16=on"
 arm qw "$weights weight-quantization-method=direct $no_gradients"
@@ -72,34 +77,50 @@ arm tlq-hs "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-t
 arm sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on gradient-alltoall-pipeline="
 
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
-check "speed run, its own log" expands 125m "DEVICE=cpu SPEED=1 ARM=qwd" "log-jsonl=runs/125m-qwd-speed/log.jsonl tensorboard-dir=runs/125m-qwd-speed/tensorboard"
+check "speed run, its own log" expands 125m "DEVICE=cpu SPEED=1 ARM=qwd" \
+    "log-jsonl=runs/125m-qwd-speed/log.jsonl tensorboard-dir=runs/125m-qwd-speed/tensorboard"
 check "speed run, LOG_DIR wins" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
-check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" "$speed global-batch-size=16 gradient-alltoall-pipeline="
-check "speed run, quantised gradients" expands 6.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
-told() { # LINES "VARIABLES" CARD [FLAGS...]: standard error names tensor parallel size 4 so often, and nothing else
+check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" \
+    "$speed global-batch-size=16 gradient-alltoall-pipeline="
+check "speed run, quantised gradients" expands 6.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" \
+    "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
+# LINES "VARIABLES" CARD [FLAGS...]: standard error names tensor parallel size 4 so often, and
+# nothing else
+told() {
     local lines=$1 variables=$2 card=$3
     shift 3
     # shellcheck disable=SC2086  # several variables
-    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
-    [ "$(grep -c 'tensor parallel size 4' "$work/err")" = "$lines" ] && [ "$(grep -c . "$work/err")" = "$lines" ] || { why="standard error: $(cat "$work/err")"; return 1; }
+    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" ||
+        { say "exit code $?"; return 1; }
+    [ "$(grep -c 'tensor parallel size 4' "$work/err")" = "$lines" ] &&
+        [ "$(grep -c . "$work/err")" = "$lines" ] || { why="standard error: $(cat "$work/err")"; return 1; }
 }
 check "speed run of 6.7B says how it differs from the paper's" told 1 "DEVICE=cpu SPEED=1 RANKS=8" 6.7b
-check "speed run of 6.7B : the other ranks of mpirun leave it to the first" told 0 "SPEED=1 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3" 6.7b
+check "speed run of 6.7B : the other ranks of mpirun leave it to the first" told 0 \
+    "SPEED=1 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3" 6.7b
 check "speed run of 2.7B has nothing to say" told 0 "DEVICE=cpu SPEED=1 RANKS=8" 2.7b
 check "nor has a run of 6.7B for accuracy" told 0 "DEVICE=cpu DATA_PATH=d" 6.7b
-check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=qwd" "$speed gradient-alltoall-pipeline="
-check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 ARM=tlq-hs" "$speed gradient-alltoall-pipeline="
-check "the variables" expands 6.7b "DEVICE=cpu DATA_PATH=d VOCAB_FILE=v MERGE_FILE=m CHECKPOINT_PATH=c LOG_DIR=" \
+check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=qwd" \
+    "$speed gradient-alltoall-pipeline="
+check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 ARM=tlq-hs" \
+    "$speed gradient-alltoall-pipeline="
+check "the variables" expands 6.7b \
+    "DEVICE=cpu DATA_PATH=d VOCAB_FILE=v MERGE_FILE=m CHECKPOINT_PATH=c LOG_DIR=" \
     "vocab-file=v merge-file=m save=c load=c save-interval=2502 log-jsonl= tensorboard-dir="
-check "checkpoints of the others" expands 350m "DEVICE=cpu DATA_PATH=d CHECKPOINT_PATH=c LOG_DIR=l" "save-interval=5002 log-jsonl=l/log.jsonl"
-check "flags of the command line win" expands 125m "DEVICE=cpu DATA_PATH=d ARM=sdp4bit" "lr=1 wq-group-size=128 seed=3" --lr 1 --wq-group-size 128 --seed=3
+check "checkpoints of the others" expands 350m "DEVICE=cpu DATA_PATH=d CHECKPOINT_PATH=c LOG_DIR=l" \
+    "save-interval=5002 log-jsonl=l/log.jsonl"
+check "flags of the command line win" expands 125m "DEVICE=cpu DATA_PATH=d ARM=sdp4bit" \
+    "lr=1 wq-group-size=128 seed=3" --lr 1 --wq-group-size 128 --seed=3
 blend() {
-    DRY_RUN=1 DEVICE=cpu DATA_PATH="0.7 a 0.3 b" scripts/train_125m.sh >"$work/out" && grep -qF -- "--data-path 0.7 a 0.3 b --log" "$work/out" || say "no blend in $(cat "$work/out")"
+    DRY_RUN=1 DEVICE=cpu DATA_PATH="0.7 a 0.3 b" scripts/train_125m.sh >"$work/out" &&
+        grep -qF -- "--data-path 0.7 a 0.3 b --log" "$work/out" || say "no blend in $(cat "$work/out")"
 }
 check "a blend of shards" blend
 blank() {
     mkdir -p "$work/my data" && : >"$work/my data/a b.idx"
-    DRY_RUN=1 DEVICE=cpu DATA_PATH="$work/my data/a b" scripts/train_125m.sh >"$work/out" && grep -qF -- "--data-path $work/my\\ data/a\\ b --log" "$work/out" || say "the prefix was taken apart: $(cat "$work/out")"
+    DRY_RUN=1 DEVICE=cpu DATA_PATH="$work/my data/a b" scripts/train_125m.sh >"$work/out" &&
+        grep -qF -- "--data-path $work/my\\ data/a\\ b --log" "$work/out" ||
+        say "the prefix was taken apart: $(cat "$work/out")"
 }
 check "a prefix with blanks" blank
 # Argument files, one inside the other, as the trainer reads them.
@@ -112,33 +133,44 @@ argument_files() {
     local read
     read=$(bash -c 'cd / && . "$0" && cd "$1" && read_words first @outer.args "" @absent.args @outer.args=no && printf "[%s]" "${words[@]}"' "$root/scripts/common.sh" "$work/args")
     read=${read//"[--last][1]"/} # it includes itself until the depth is too large
-    [ "$read" = "[first][--data-path][a b][c d][--x= y \"][--z][--inside][\"q\\][][@w][@v][--not#this][]" ] || { why="read $read"; return 1; }
+    [ "$read" = "[first][--data-path][a b][c d][--x= y \"][--z][--inside][\"q\\][][@w][@v][--not#this][]" ] ||
+        { why="read $read"; return 1; }
 }
 check "argument files are read as the trainer reads them" argument_files
 printf -- '--data-path "x_document" --tensor-model-parallel-size 1\n' >"$work/args/data.args"
-check "data named in an argument file" expands 125m "DEVICE=cpu" "data-path=x_document" "@$work/args/data.args"
-check "and what 13B is asked for" expands 13b "DEVICE=cpu" "tensor-model-parallel-size=1" "@$work/args/data.args"
+check "data named in an argument file" expands 125m "DEVICE=cpu" "data-path=x_document" \
+    "@$work/args/data.args"
+check "and what 13B is asked for" expands 13b "DEVICE=cpu" "tensor-model-parallel-size=1" \
+    "@$work/args/data.args"
 
-# ---- the ranks ------------------------------------------------------------------------------------------------------------------------------
+# ---- the ranks ------------------------------------------------------------------------------
 mkdir "$work/bin"
 printf '#!/bin/sh\nfor i in 0 1 2 3 4 5; do echo "GPU $i: a GPU"; done\n' >"$work/bin/nvidia-smi"
 chmod +x "$work/bin/nvidia-smi"
 with_gpus=$work/bin:$PATH
 printf '# two machines\nnode01 slots=8\nnode02 slots=8\n\n' >"$work/hosts"
 printf 'node01 slots=8\nnode02\n' >"$work/hosts-bad"
-check "as many ranks as GPUs" expands 125m "PATH=$with_gpus DATA_PATH=d" "program=train_gpt launcher=mpirun_-np_6"
-check "the visible GPUs" expands 125m "PATH=$with_gpus DATA_PATH=d CUDA_VISIBLE_DEVICES=1,3" "launcher=mpirun_-np_2"
+check "as many ranks as GPUs" expands 125m "PATH=$with_gpus DATA_PATH=d" \
+    "program=train_gpt launcher=mpirun_-np_6"
+check "the visible GPUs" expands 125m "PATH=$with_gpus DATA_PATH=d CUDA_VISIBLE_DEVICES=1,3" \
+    "launcher=mpirun_-np_2"
 check "RANKS wins" expands 125m "PATH=$with_gpus DATA_PATH=d RANKS=3" "launcher=mpirun_-np_3"
-check "flags for mpirun" expands 125m "DEVICE=cpu DATA_PATH=d MPIRUN_FLAGS=--tag-output" "launcher=mpirun_-np_4_--tag-output"
+check "flags for mpirun" expands 125m "DEVICE=cpu DATA_PATH=d MPIRUN_FLAGS=--tag-output" \
+    "launcher=mpirun_-np_4_--tag-output"
 check "a host file" expands 125m "PATH=$with_gpus SPEED=1 HOSTFILE=$work/hosts NCCL_DEBUG=INFO" \
     "launcher=mpirun_-x_NCCL_DEBUG_-x_OPENBLAS_NUM_THREADS_-np_16_--hostfile_$work/hosts_--map-by_slot global-batch-size=16"
-check "an allocation of Slurm" expands 125m "DATA_PATH=d SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4 SLURM_NTASKS_PER_NODE=8" "launcher=mpirun_-x_OPENBLAS_NUM_THREADS_-np_32_--map-by_ppr:8:node"
-check "an allocation counted in GPUs" expands 125m "DATA_PATH=d SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=2 SLURM_GPUS_ON_NODE=4" "launcher=mpirun_-x_OPENBLAS_NUM_THREADS_-np_8_--map-by_ppr:4:node"
+check "an allocation of Slurm" expands 125m \
+    "DATA_PATH=d SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4 SLURM_NTASKS_PER_NODE=8" \
+    "launcher=mpirun_-x_OPENBLAS_NUM_THREADS_-np_32_--map-by_ppr:8:node"
+check "an allocation counted in GPUs" expands 125m \
+    "DATA_PATH=d SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=2 SLURM_GPUS_ON_NODE=4" \
+    "launcher=mpirun_-x_OPENBLAS_NUM_THREADS_-np_8_--map-by_ppr:4:node"
 check "a rank of mpirun" expands 125m "SPEED=1 OMPI_COMM_WORLD_SIZE=12" "launcher=none global-batch-size=12"
-check "a rank of srun" expands 125m "SPEED=1 PMIX_RANK=0 SLURM_STEP_NUM_TASKS=24" "launcher=none global-batch-size=24"
+check "a rank of srun" expands 125m "SPEED=1 PMIX_RANK=0 SLURM_STEP_NUM_TASKS=24" \
+    "launcher=none global-batch-size=24"
 check "a rank of MPICH" expands 125m "SPEED=1 PMI_RANK=0 PMI_SIZE=6" "launcher=none global-batch-size=6"
 
-# ---- what they refuse -------------------------------------------------------------------------------------------------------------------------
+# ---- what they refuse -----------------------------------------------------------------------
 refuses() { # CODE TEXT "VARIABLES" CARD [FLAGS...]
     local code=$1 text=$2 variables=$3 card=$4 rc=0
     shift 4
@@ -147,7 +179,8 @@ refuses() { # CODE TEXT "VARIABLES" CARD [FLAGS...]
     error_names "$code" "$text" $rc
 }
 cpu="DEVICE=cpu DATA_PATH=d"
-check "an unknown arm" refuses 2 "arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit" "$cpu ARM=SDP4Bit" 125m
+check "an unknown arm" refuses 2 "arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit" \
+    "$cpu ARM=SDP4Bit" 125m
 check "an unknown device" refuses 2 "gpu or cpu" "$cpu DEVICE=tpu" 125m
 check "an odd SPEED" refuses 2 "SPEED=yes" "$cpu SPEED=yes" 125m
 check "no data" refuses 2 "DATA_PATH is not set" "DEVICE=cpu" 125m
@@ -155,7 +188,8 @@ check "no ranks" refuses 2 "RANKS=none" "$cpu RANKS=none" 125m
 check "zero ranks" refuses 2 "RANKS=0" "$cpu RANKS=0" 125m
 check "a host file that is not there" refuses 2 "cannot be read" "$cpu HOSTFILE=$work/absent" 125m
 check "a host file without slots" refuses 2 "slots=GPUS" "$cpu HOSTFILE=$work/hosts-bad" 125m
-check "ranks that do not fit the nodes" refuses 2 "spread evenly" "$cpu RANKS=6 SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4" 125m
+check "ranks that do not fit the nodes" refuses 2 "spread evenly" \
+    "$cpu RANKS=6 SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4" 125m
 check "srun without PMIx" refuses 3 "srun --mpi=pmix" "$cpu SLURM_STEP_NUM_TASKS=8" 125m
 others_are_silent() {
     # shellcheck disable=SC2086  # several variables
@@ -167,17 +201,21 @@ check "a program that is not built" refuses 3 "run make cpu" "$cpu BUILD=$work/n
 check "a flag that the trainer refuses" refuses 2 "did you mean" "$cpu RANKS=2" 125m --quantised-weights
 check "13B says what it needs" refuses 2 "tensor parallel size 8" "$cpu" 13b
 check "18B says what it needs" refuses 2 "131 GiB" "$cpu" 18b
-check "13B when asked to" expands 13b "$cpu" "hidden-size=5120 micro-batch-size=1" --tensor-model-parallel-size 1
-helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" && grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
+check "13B when asked to" expands 13b "$cpu" "hidden-size=5120 micro-batch-size=1" \
+    --tensor-model-parallel-size 1
+helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" &&
+    grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
 check "--help" helps
 
-# A folder that already holds the log of another run: the stand-in for the trainer notes what it is to write to; asked for a plan or a
-# sample of the data it refuses what it is told to.
+# A folder that already holds the log of another run: the stand-in for the trainer notes what it is
+# to write to; asked for a plan or a sample of the data it refuses what it is told to.
 mkdir "$work/stand-in"
 printf '#!/bin/sh\ncase "$*" in *--plan* | *--inspect-data*) exit ${REFUSED:-0} ;; esac\necho "{\"kind\":\"start\"}" >>"$LOG_DIR/log.jsonl"\n' >"$work/stand-in/train_gpt_cpu"
 chmod +x "$work/stand-in/train_gpt_cpu"
-# into_logs LOGS STARTS "VARIABLES" [FLAGS...]: a run into a folder with a log, its TensorBoard events and two that were moved earlier (one of them its events alone).
-# $owner is the checkpoint folder that the log goes with, "nobody" when nothing says. Afterwards there are that many logs, the current one with so many starts.
+# into_logs LOGS STARTS "VARIABLES" [FLAGS...]: a run into a folder with a log, its TensorBoard
+# events and two that were moved earlier (one of them its events alone). $owner is the checkpoint
+# folder that the log goes with, "nobody" when nothing says. Afterwards there are that many logs,
+# the current one with so many starts.
 into_logs() {
     local logs=$1 starts=$2 variables=$3 found
     shift 3
@@ -188,22 +226,30 @@ into_logs() {
     : >"$work/logs/tensorboard/events"
     [ "$owner" = nobody ] || echo "$owner" >"$work/logs/log.run"
     # shellcheck disable=SC2086  # several variables
-    env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $variables scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $variables \
+        scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     found=$(find "$work/logs" -name 'log*.jsonl' | wc -l)
     [ "$found" = "$logs" ] || { why="$found logs, not $logs"; return 1; }
-    [ "$(grep -c start "$work/logs/log.jsonl")" = "$starts" ] || { why="$(grep -c start "$work/logs/log.jsonl") starts in log.jsonl, not $starts"; return 1; }
+    [ "$(grep -c start "$work/logs/log.jsonl")" = "$starts" ] ||
+        { why="$(grep -c start "$work/logs/log.jsonl") starts in log.jsonl, not $starts"; return 1; }
     [ "$(cat "$work/logs/log.1.jsonl")" = first ] || { why="an older log was overwritten"; return 1; }
     if [ "$logs" = 3 ]; then
-        [ "$owner" = nobody ] || [ "$(cat "$work/logs/log.3.run")" = "$owner" ] || { why="log.3.run does not say whose it was"; return 1; }
-        [ -e "$work/logs/log.3.jsonl" ] && [ -e "$work/logs/tensorboard.3/events" ] && [ ! -e "$work/logs/tensorboard" ] || { why="not moved to log.3.jsonl and tensorboard.3"; return 1; }
-        [ "$(grep -c "moved to log.3.jsonl" "$work/out")" = 1 ] || { why="does not say so in one line"; return 1; }
+        [ "$owner" = nobody ] || [ "$(cat "$work/logs/log.3.run")" = "$owner" ] ||
+            { why="log.3.run does not say whose it was"; return 1; }
+        [ -e "$work/logs/log.3.jsonl" ] && [ -e "$work/logs/tensorboard.3/events" ] &&
+            [ ! -e "$work/logs/tensorboard" ] ||
+            { why="not moved to log.3.jsonl and tensorboard.3"; return 1; }
+        [ "$(grep -c "moved to log.3.jsonl" "$work/out")" = 1 ] ||
+            { why="does not say so in one line"; return 1; }
     else
-        [ -e "$work/logs/tensorboard/events" ] && ! grep -q moved "$work/out" || { why="events moved, or it says so"; return 1; }
+        [ -e "$work/logs/tensorboard/events" ] && ! grep -q moved "$work/out" ||
+            { why="events moved, or it says so"; return 1; }
     fi
 }
 mkdir "$work/saved" "$work/unsaved"
 echo 5 >"$work/saved/latest_checkpointed_iteration.txt"
-printf -- '--load "%s" # the same\n--save "%s" --save-interval 5\n' "$work/saved" "$work/saved" >"$work/args/saved.args"
+printf -- '--load "%s" # the same\n--save "%s" --save-interval 5\n' "$work/saved" "$work/saved" \
+    >"$work/args/saved.args"
 owner=nobody
 check "a log of another run is moved aside" into_logs 3 1 ""
 check "and with a checkpoint folder without checkpoints" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved"
@@ -212,18 +258,23 @@ check "and by rank 0 of another mpirun" into_logs 3 1 "OMPI_COMM_WORLD_SIZE=2 OM
 check "but not by its other ranks" into_logs 2 2 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"
 check "nor by those of srun" into_logs 2 2 "PMIX_RANK=1 SLURM_STEP_NUM_TASKS=2"
 check "a resumed run goes on in its log" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
-check "so does one whose flags say so" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved" --save "$work/saved"
+check "so does one whose flags say so" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved" \
+    --save "$work/saved"
 check "so does one whose argument file says so" into_logs 2 2 "" "@$work/args/saved.args"
 check "not one that only looks at a checkpoint" into_logs 3 1 "" --load "$work/saved"
 check "nor one that saves elsewhere" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved" --load "$work/saved"
 check "nor one that begins anew with its weights" into_logs 3 1 "CHECKPOINT_PATH=$work/saved" --finetune
-check "another place for the log leaves no events of two runs together" into_logs 3 1 "" --log-jsonl "$work/elsewhere.jsonl"
-check "nor does another place for the events leave two logs in one" into_logs 3 1 "" --tensorboard-dir "$work/elsewhere"
-check "other places for both leave this one" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl" --tensorboard-dir "$work/elsewhere"
+check "another place for the log leaves no events of two runs together" into_logs 3 1 "" \
+    --log-jsonl "$work/elsewhere.jsonl"
+check "nor does another place for the events leave two logs in one" into_logs 3 1 "" \
+    --tensorboard-dir "$work/elsewhere"
+check "other places for both leave this one" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl" \
+    --tensorboard-dir "$work/elsewhere"
 check "a plan leaves the log" into_logs 2 1 "" --plan
 check "a look at the data leaves the log" into_logs 2 1 "" --inspect-data 0
 check "a dry run leaves the log" into_logs 2 1 "DRY_RUN=1"
-check "flags that the trainer refuses leave the log: a rank has it say so" into_logs 2 2 "REFUSED=2 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
+check "flags that the trainer refuses leave the log: a rank has it say so" into_logs 2 2 \
+    "REFUSED=2 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
 check "a machine that cannot start it alone says nothing" into_logs 3 1 "REFUSED=3"
 owner=$work/saved
 check "a log that is known to be the run's goes on" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
@@ -237,17 +288,26 @@ travels() { # TEXT "VARIABLES" [FLAGS...]
     local text=$1 variables=$2
     shift 2
     # shellcheck disable=SC2086  # several variables
-    env BUILD="$work/stand-in" DEVICE=cpu RANKS=4 DATA_PATH=d LOG_DIR="$work/logs" $variables scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
-    [ "$(grep -c '^what travels: ' "$work/out")" = 1 ] && grep '^what travels: ' "$work/out" | grep -qF -- "$text" || { why="said $(grep '^what' "$work/out")"; return 1; }
+    env BUILD="$work/stand-in" DEVICE=cpu RANKS=4 DATA_PATH=d LOG_DIR="$work/logs" $variables \
+        scripts/train_125m.sh "$@" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    [ "$(grep -c '^what travels: ' "$work/out")" = 1 ] && grep '^what travels: ' "$work/out" |
+        grep -qF -- "$text" || { why="said $(grep '^what' "$work/out")"; return 1; }
 }
-check "one machine: nothing travels between nodes" travels "gradients int8, weights int4 differences, inside one node of 4 ranks. Nothing travels between nodes; --gpus-per-node N" ARM=sdp4bit
-check "one machine with borders" travels "gradients int8 inside nodes of 2 ranks, int4 between nodes; weights int4 differences" ARM=sdp4bit --gpus-per-node 2
-check "nodes of one rank" travels "gradients int4, weights bf16, between 4 nodes of one rank" ARM=tlq --gpus-per-node=1
-check "the baseline" travels "gradients fp32 inside nodes of 2 ranks, fp32 between nodes; weights bf16" ARM=baseline --gpus-per-node 2
-check "flags win over the arm" travels "gradients bf16, weights int8, inside one node" "ARM=baseline-bf16" --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
+check "one machine: nothing travels between nodes" travels \
+    "gradients int8, weights int4 differences, inside one node of 4 ranks. Nothing travels between nodes; --gpus-per-node N" ARM=sdp4bit
+check "one machine with borders" travels \
+    "gradients int8 inside nodes of 2 ranks, int4 between nodes; weights int4 differences" ARM=sdp4bit \
+    --gpus-per-node 2
+check "nodes of one rank" travels "gradients int4, weights bf16, between 4 nodes of one rank" ARM=tlq \
+    --gpus-per-node=1
+check "the baseline" travels "gradients fp32 inside nodes of 2 ranks, fp32 between nodes; weights bf16" \
+    ARM=baseline --gpus-per-node 2
+check "flags win over the arm" travels "gradients bf16, weights int8, inside one node" "ARM=baseline-bf16" \
+    --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
 check "one rank" travels "nothing, there is one rank" "ARM=sdp4bit RANKS=1"
 says_nothing() { # a rank of another mpirun leaves it to the trainer
-    env BUILD="$work/stand-in" DEVICE=cpu DATA_PATH=d LOG_DIR= OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
+    env BUILD="$work/stand-in" DEVICE=cpu DATA_PATH=d LOG_DIR= OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 \
+        scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
     ! grep -q 'what travels' "$work/out" "$work/err"
 }
 check "a rank of another mpirun does not say" says_nothing
@@ -255,41 +315,62 @@ check "a rank of another mpirun does not say" says_nothing
 parts() {
     local part
     rm -rf "$work/logs" "$work/unsaved"/*
-    for part in CHECKPOINT_PATH="$work/unsaved" A=1 A=1 CHECKPOINT_PATH="$work/unsaved" CHECKPOINT_PATH="$work/unsaved"; do
-        env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $part scripts/train_125m.sh >>"$work/parts" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    for part in CHECKPOINT_PATH="$work/unsaved" A=1 A=1 CHECKPOINT_PATH="$work/unsaved" \
+        CHECKPOINT_PATH="$work/unsaved"; do
+        env BUILD="$work/stand-in" DEVICE=cpu RANKS=1 DATA_PATH=d LOG_DIR="$work/logs" $part \
+            scripts/train_125m.sh >>"$work/parts" 2>"$work/err" </dev/null ||
+            { say "exit code $?"; return 1; }
         mkdir -p "$work/logs/tensorboard" && echo "$part" >>"$work/logs/tensorboard/events"
         echo 5 >"$work/unsaved/latest_checkpointed_iteration.txt"
     done
-    [ "$(grep -c start "$work/logs/log.jsonl")" = 3 ] && [ "$(grep -c CHECKPOINT "$work/logs/tensorboard/events")" = 3 ] || { why="the run's log is not whole"; return 1; }
-    [ "$(find "$work/logs" -name '*.jsonl' | wc -l)" = 3 ] && [ "$(cat "$work"/logs/log.[23].jsonl | wc -l)" = 2 ] && [ "$(cat "$work"/logs/tensorboard.[23]/events)" = "$(printf 'A=1\nA=1')" ] || { why="the looks' logs: $(ls "$work/logs")"; return 1; }
-    [ "$(grep -c 'is .*log.jsonl again' "$work/parts")" = 1 ] && [ "$(grep -c moved "$work/parts")" = 3 ] || { why="said $(cat "$work/parts")"; return 1; }
+    [ "$(grep -c start "$work/logs/log.jsonl")" = 3 ] &&
+        [ "$(grep -c CHECKPOINT "$work/logs/tensorboard/events")" = 3 ] ||
+        { why="the run's log is not whole"; return 1; }
+    [ "$(find "$work/logs" -name '*.jsonl' | wc -l)" = 3 ] &&
+        [ "$(cat "$work"/logs/log.[23].jsonl | wc -l)" = 2 ] &&
+        [ "$(cat "$work"/logs/tensorboard.[23]/events)" = "$(printf 'A=1\nA=1')" ] ||
+        { why="the looks' logs: $(ls "$work/logs")"; return 1; }
+    [ "$(grep -c 'is .*log.jsonl again' "$work/parts")" = 1 ] && [ "$(grep -c moved "$work/parts")" = 3 ] ||
+        { why="said $(cat "$work/parts")"; return 1; }
 }
 check "a look between two parts of a run gets a log of its own" parts
 
-# ---- real runs --------------------------------------------------------------------------------------------------------------------------------
-# The tiny model and batch of lib.sh; the card states its warm-up as a fraction, which excludes another.
+# ---- real runs ------------------------------------------------------------------------------
+# The tiny model and batch of lib.sh; the card states its warm-up as a fraction, which excludes
+# another.
 tiny=("${model[@]}")
-for ((i = 0; i < ${#batch[@]}; i++)); do if [ "${batch[i]}" = --lr-warmup-iters ]; then i=$((i + 1)); else tiny+=("${batch[i]}"); fi; done
+for ((i = 0; i < ${#batch[@]}; i++)); do if [ "${batch[i]}" = --lr-warmup-iters ]; then i=$((i + 1)); else \
+    tiny+=("${batch[i]}"); fi; done
 tiny+=(--lr-decay-iters 12 --gpus-per-node 2)
 self_started() {
-    ARM=sdp4bit DEVICE=cpu RANKS=4 DATA_PATH=$data LOG_DIR=$work/self scripts/train_125m.sh "${tiny[@]}" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    ARM=sdp4bit DEVICE=cpu RANKS=4 DATA_PATH=$data LOG_DIR=$work/self scripts/train_125m.sh "${tiny[@]}" \
+        >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     grep -q "using 2 nodes x 2 data-parallel ranks" "$work/out" || { why="not 2 x 2"; return 1; }
-    [ -s "$work/self/log.jsonl" ] && compgen -G "$work/self/tensorboard/events*" >/dev/null || { why="no logs"; return 1; }
+    [ -s "$work/self/log.jsonl" ] && compgen -G "$work/self/tensorboard/events*" >/dev/null ||
+        { why="no logs"; return 1; }
     cp "$work/self/log.jsonl" "$work/self.jsonl"
-    grep -qE '"wq_rounding": ?"stochastic"' "$work/self.jsonl" || { why="the arm did not reach the trainer"; return 1; }
+    grep -qE '"wq_rounding": ?"stochastic"' "$work/self.jsonl" ||
+        { why="the arm did not reach the trainer"; return 1; }
 }
 check "ranks started by the script" self_started
 under_mpirun() {
-    ARM=sdp4bit DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    ARM=sdp4bit DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh \
+        "${tiny[@]}" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     cp "$work/under/log.jsonl" "$work/under.jsonl"
     same_training self under
 }
 check "ranks started by mpirun compute the same" under_mpirun
 second_run() { # baseline, started by mpirun, into the folder of the run before
-    DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" --exit-interval 3 >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
-    cmp -s "$work/under/log.1.jsonl" "$work/under.jsonl" || { why="the first log is not in log.1.jsonl"; return 1; }
-    [ "$(grep -c '"kind":"start"' "$work/under/log.jsonl")" = 1 ] && [ "$(grep -c '"kind":"train"' "$work/under/log.jsonl")" = 3 ] || { why="the second log holds something else"; return 1; }
-    compgen -G "$work/under/tensorboard.1/events*" >/dev/null && compgen -G "$work/under/tensorboard/events*" >/dev/null || { why="events of both in one folder"; return 1; }
+    DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" \
+        --exit-interval 3 >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
+    cmp -s "$work/under/log.1.jsonl" "$work/under.jsonl" ||
+        { why="the first log is not in log.1.jsonl"; return 1; }
+    [ "$(grep -c '"kind":"start"' "$work/under/log.jsonl")" = 1 ] &&
+        [ "$(grep -c '"kind":"train"' "$work/under/log.jsonl")" = 3 ] ||
+        { why="the second log holds something else"; return 1; }
+    compgen -G "$work/under/tensorboard.1/events*" >/dev/null &&
+        compgen -G "$work/under/tensorboard/events*" >/dev/null ||
+        { why="events of both in one folder"; return 1; }
     [ "$(grep -c 'moved to log.1.jsonl' "$work/out")" = 1 ] || why="not told once"
     [ -z "$why" ]
 }
@@ -298,39 +379,49 @@ never_starts() { # CODE TEXT "VARIABLES" [FLAGS...]: the run before keeps its lo
     local code=$1 text=$2 variables=$3 rc=0
     shift 3
     # shellcheck disable=SC2086  # several variables
-    env DEVICE=cpu RANKS=4 DATA_PATH="$data" LOG_DIR="$work/self" $variables scripts/train_125m.sh "${tiny[@]}" "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
-    error_names "$code" "$text" $rc && cmp -s "$work/self/log.jsonl" "$work/self.jsonl" && [ ! -e "$work/self/tensorboard.1" ] || { why="${why:-the log was moved or written to}"; return 1; }
+    env DEVICE=cpu RANKS=4 DATA_PATH="$data" LOG_DIR="$work/self" $variables scripts/train_125m.sh \
+        "${tiny[@]}" "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
+    error_names "$code" "$text" $rc && cmp -s "$work/self/log.jsonl" "$work/self.jsonl" &&
+        [ ! -e "$work/self/tensorboard.1" ] || { why="${why:-the log was moved or written to}"; return 1; }
 }
-check "an unknown flag leaves the log before it" never_starts 2 "unknown flag --lerning-rate" "" --lerning-rate 1
+check "an unknown flag leaves the log before it" never_starts 2 "unknown flag --lerning-rate" "" \
+    --lerning-rate 1
 check "a batch that so many ranks cannot share" never_starts 2 "divisible" "" --global-batch-size 12
 check "data that are not there" never_starts 5 "nowhere" "DATA_PATH=$work/nowhere"
 check "a vocabulary that is missing" never_starts 2 "--vocab-file" "" --tokenizer-type GPT2BPETokenizer
 never_starts_under_mpirun() {
     local rc=0
-    DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/self "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" --lerning-rate 1 >"$work/out" 2>"$work/err" </dev/null || rc=$?
-    error_names 2 "unknown flag --lerning-rate" $rc && cmp -s "$work/self/log.jsonl" "$work/self.jsonl" || { why="${why:-the log was moved or written to}"; return 1; }
+    DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/self "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" \
+        --lerning-rate 1 >"$work/out" 2>"$work/err" </dev/null || rc=$?
+    error_names 2 "unknown flag --lerning-rate" $rc && cmp -s "$work/self/log.jsonl" "$work/self.jsonl" ||
+        { why="${why:-the log was moved or written to}"; return 1; }
 }
 check "an unknown flag under mpirun" never_starts_under_mpirun
 elsewhere() { # relative paths are the caller's
     cp "$work/text_text_document".* "$work/bin/"
-    (cd "$work/bin" && DEVICE=cpu RANKS=2 DATA_PATH=text_text_document "$root/scripts/train_125m.sh" "${tiny[@]}") >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    (cd "$work/bin" && DEVICE=cpu RANKS=2 DATA_PATH=text_text_document "$root/scripts/train_125m.sh" \
+        "${tiny[@]}") >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     [ -s "$work/bin/runs/125m-baseline/log.jsonl" ] || { why="no log below the caller's folder"; return 1; }
 }
 check "started from another folder" elsewhere
 blanks() {
     mkdir -p "$work/my shards"
     cp "$work"/text_text_document.* "$work/my shards/"
-    DEVICE=cpu RANKS=2 DATA_PATH="$work/my shards/text_text_document" LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --exit-interval 1 >"$work/out" 2>"$work/err" || say "exit code $?"
+    DEVICE=cpu RANKS=2 DATA_PATH="$work/my shards/text_text_document" LOG_DIR='' scripts/train_125m.sh \
+        "${tiny[@]}" --exit-interval 1 >"$work/out" 2>"$work/err" || say "exit code $?"
 }
 check "data in a folder with a blank in its name" blanks
 speed_run() {
-    DEVICE=cpu SPEED=1 RANKS=2 LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --micro-batch-size 1 --global-batch-size 2 --exit-interval 3 >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    DEVICE=cpu SPEED=1 RANKS=2 LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --micro-batch-size 1 \
+        --global-batch-size 2 --exit-interval 3 >"$work/out" 2>"$work/err" ||
+        { say "exit code $?"; return 1; }
     [ "$(grep -c '^ iteration ' "$work/out")" = 3 ] || { why="not three iterations logged"; return 1; }
 }
 check "a speed run on mock data" speed_run
 
-# Two machines: addresses of this one, and instead of ssh a stand-in that runs what it is given under another host name. MPI starts its daemons, places the
-# ranks and finds the nodes as it would on two.
+# Two machines: addresses of this one, and instead of ssh a stand-in that runs what it is given
+# under another host name. MPI starts its daemons, places the ranks and finds the nodes as it would
+# on two.
 cat >"$work/bin/agent" <<'END'
 #!/bin/bash
 while [[ $1 = -* ]]; do shift; done
@@ -341,12 +432,17 @@ END
 chmod +x "$work/bin/agent"
 printf '127.0.0.2 slots=2\n127.0.0.3 slots=2\n' >"$work/two"
 on_two_machines() { # FLAGS...
-    HOSTFILE=$work/two MPIRUN_FLAGS="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1" ARM=sdp4bit DEVICE=cpu DATA_PATH=$data CHECKPOINT_PATH=$work/two-save \
-        LOG_DIR=$work/two-log timeout "$LIMIT" scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
-    grep -q '^using 2 nodes x 2 data-parallel ranks$' "$work/out" || { why="not two real nodes of two: $(grep '^using 2' "$work/out")"; return 1; }
+    HOSTFILE=$work/two MPIRUN_FLAGS="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1" \
+        ARM=sdp4bit DEVICE=cpu DATA_PATH=$data CHECKPOINT_PATH=$work/two-save \
+        LOG_DIR=$work/two-log timeout "$LIMIT" scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" \
+        >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    grep -q '^using 2 nodes x 2 data-parallel ranks$' "$work/out" ||
+        { why="not two real nodes of two: $(grep '^using 2' "$work/out")"; return 1; }
 }
 two_machines() {
-    on_two_machines --exit-interval 6 && on_two_machines --exit-interval 12 && grep -q 'successfully loaded checkpoint from .* at iteration *6' "$work/out" || { why=${why:-not resumed}; return 1; }
+    on_two_machines --exit-interval 6 && on_two_machines --exit-interval 12 &&
+        grep -q 'successfully loaded checkpoint from .* at iteration *6' "$work/out" ||
+        { why=${why:-not resumed}; return 1; }
     cp "$work/two-log/log.jsonl" "$work/two.jsonl"
     same_training self two
 }
@@ -360,7 +456,9 @@ fi
 interrupted() { # SIGNAL; OpenBLAS with the threads it starts by itself
     local rc=0
     rm -rf "$work/save" "$work/cut"
-    DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save env -u OPENBLAS_NUM_THREADS --default-signal=INT scripts/train_125m.sh "${tiny[@]}" --train-iters 100000 >"$work/out" 2>"$work/err" &
+    DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save env \
+        -u OPENBLAS_NUM_THREADS --default-signal=INT scripts/train_125m.sh "${tiny[@]}" --train-iters 100000 \
+        >"$work/out" 2>"$work/err" &
     job=$!
     wait_for_iteration cut/log 20
     kill "-$1" "$job"
@@ -372,25 +470,29 @@ check "SIGTERM to the script saves" interrupted TERM
 check "SIGUSR1 to the script saves" interrupted USR1
 check "Ctrl-C saves" interrupted INT
 
-# ---- batch files, with stand-ins for Slurm ------------------------------------------------------------------------------------------------------
+# ---- batch files, with stand-ins for Slurm --------------------------------------------------
 # shellcheck disable=SC2016  # to be expanded by the stand-ins
 {
     printf '#!/bin/bash\n[ "$1" = --mpi=pmix ] && [ "$SRUN_CPUS_PER_TASK" = 8 ] || exit 9\nwhile [[ $1 = -* ]]; do shift; done\nexec %s -np 2 "$@"\n' "${launcher[*]}" >"$work/bin/srun"
     printf '#!/bin/bash\necho "$@" >>"$REQUEUED"\n' >"$work/bin/scontrol"
 }
 chmod +x "$work/bin/srun" "$work/bin/scontrol"
-# batch FILE EXPECTED-CODE SIGNAL FLAGS...: runs the file as Slurm would, and sends the signal at iteration 20 unless it is "none".
+# batch FILE EXPECTED-CODE SIGNAL FLAGS...: runs the file as Slurm would, and sends the signal at
+# iteration 20 unless it is "none".
 batch_job() {
     local file=$1 code=$2 signal=$3 rc=0
     shift 3
     rm -rf "$work/slurm" "$work/save" "$work/requeued"
     : >"$work/requeued"
-    PATH=$work/bin:$PATH REQUEUED=$work/requeued SLURM_JOB_ID=77 SLURM_JOB_NUM_NODES=1 SLURM_CPUS_PER_TASK=8 SLURM_SUBMIT_DIR=$root MODEL=125m ARM=tlq DEVICE=cpu RANKS=2 DATA_PATH=$data \
-        LOG_DIR=$work/slurm CHECKPOINT_PATH=$work/save bash "scripts/slurm/$file" "${tiny[@]}" "$@" >"$work/out" 2>"$work/err" </dev/null &
+    PATH=$work/bin:$PATH REQUEUED=$work/requeued SLURM_JOB_ID=77 SLURM_JOB_NUM_NODES=1 SLURM_CPUS_PER_TASK=8 \
+        SLURM_SUBMIT_DIR=$root MODEL=125m ARM=tlq DEVICE=cpu RANKS=2 DATA_PATH=$data \
+        LOG_DIR=$work/slurm CHECKPOINT_PATH=$work/save bash "scripts/slurm/$file" "${tiny[@]}" "$@" \
+        >"$work/out" 2>"$work/err" </dev/null &
     job=$!
     if [ "$signal" != none ]; then
         wait_for_iteration slurm/log 20
-        if [ "$file" = srun.sbatch ]; then kill "-$signal" "$(rank_pids 0 | head -n 1)"; else kill "-$signal" "$job"; fi
+        if [ "$file" = srun.sbatch ]; then kill "-$signal" "$(rank_pids 0 | head -n 1)"; else kill \
+            "-$signal" "$job"; fi
     fi
     wait "$job" || rc=$?
     [ $rc = "$code" ] || { say "exit code $rc instead of $code"; return 1; }
@@ -402,7 +504,8 @@ batch_job() {
 }
 for file in srun mpirun; do
     check "$file.sbatch" batch_job $file.sbatch 0 none
-    check "$file.sbatch hands the signal on and queues the job again" batch_job $file.sbatch 75 USR1 --train-iters 100000
+    check "$file.sbatch hands the signal on and queues the job again" batch_job $file.sbatch 75 USR1 \
+        --train-iters 100000
     check "$file.sbatch passes an error on" batch_job $file.sbatch 2 none --num-layers 0
 done
 finish

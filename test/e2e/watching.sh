@@ -1,29 +1,38 @@
 #!/usr/bin/env bash
-# What a run shows while it trains: samples of text at an interval, which must not move a bit of the training; the short line; warnings; the tags of its
-# TensorBoard events.
+# What a run shows while it trains: samples of text at an interval, which must not move a bit of the
+# training; the short line; warnings; the tags of its TensorBoard events.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
 data=$work/text_text_document
 sampling=(--sample-prompt "the quick " --sample-tokens 15 --sample-interval 4)
 
-# ---- text -------------------------------------------------------------------------------------------------------------------------------------
-# Dropout, several micro-batches, evaluations and a checkpoint in between: whatever state a sample could disturb.
-busy=(--hidden-dropout 0.1 --attention-dropout 0.1 --micro-batch-size 1 --eval-interval 3 --save-interval 5 "${paper[@]}")
+# ---- text -----------------------------------------------------------------------------------
+# Dropout, several micro-batches, evaluations and a checkpoint in between: whatever state a sample
+# could disturb.
+busy=(--hidden-dropout 0.1 --attention-dropout 0.1 --micro-batch-size 1 --eval-interval 3 --save-interval 5 \
+    "${paper[@]}")
 samples() {
-    logged plain 4 --gpus-per-node 2 "${busy[@]}" --save "$work/save1" && cp "$work/out" "$work/out1" || return 1
-    logged sampled 4 --gpus-per-node 2 "${busy[@]}" --save "$work/save2" "${sampling[@]}" --tensorboard-dir "$work/tb" || return 1
+    logged plain 4 --gpus-per-node 2 "${busy[@]}" --save "$work/save1" && cp "$work/out" "$work/out1" ||
+        return 1
+    logged sampled 4 --gpus-per-node 2 "${busy[@]}" --save "$work/save2" "${sampling[@]}" \
+        --tensorboard-dir "$work/tb" || return 1
     same_training plain sampled || return 1
-    [ "$(grep ' validation loss' "$work/out1")" = "$(grep ' validation loss' "$work/out")" ] || { why="other validation losses"; return 1; }
-    [ "$(grep -c '^sample at iteration [48]:$' "$work/out")" = 2 ] && [ "$(grep -c '^sample at iteration 12:$' "$work/out")" = 1 ] || { why="not after 4, 8 and at the end"; return 1; }
-    [ "$(grep -a -A 1 '^sample at' "$work/out" | grep -ac '^the quick ')" = 3 ] || { why="texts that do not continue the prompt"; return 1; }
+    [ "$(grep ' validation loss' "$work/out1")" = "$(grep ' validation loss' "$work/out")" ] ||
+        { why="other validation losses"; return 1; }
+    [ "$(grep -c '^sample at iteration [48]:$' "$work/out")" = 2 ] &&
+        [ "$(grep -c '^sample at iteration 12:$' "$work/out")" = 1 ] ||
+        { why="not after 4, 8 and at the end"; return 1; }
+    [ "$(grep -a -A 1 '^sample at' "$work/out" | grep -ac '^the quick ')" = 3 ] ||
+        { why="texts that do not continue the prompt"; return 1; }
 }
 check "--sample-interval leaves losses, evaluations and order as they are" samples
 weights_equal() {
     local file files
     mapfile -t files < <(find "$work/save1" -name '*.safetensors')
     [ ${#files[@]} -ge 4 ] || { why="no checkpoint"; return 1; }
-    for file in "${files[@]}"; do cmp -s "$file" "${file/save1/save2}" || { why="$file differs"; return 1; }; done
+    for file in "${files[@]}"; do cmp -s "$file" "${file/save1/save2}" ||
+        { why="$file differs"; return 1; }; done
 }
 check "... and weights and moments, to the bit" weights_equal
 in_json() {
@@ -31,12 +40,16 @@ in_json() {
 import json, sys
 lines = [json.loads(line) for line in sys.stdin]
 assert [line["iteration"] for line in lines] == [4, 8, 12], lines
-assert all(line["text"].startswith("the quick ") for line in lines), lines' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
+assert all(line["text"].startswith("the quick ") for line in lines), lines' 2>"$work/err" ||
+    { why=$(tail -n 1 "$work/err"); return 1; }
 }
 check "samples as JSON lines" in_json
-recomputing() { logged again 2 --recompute-granularity full "${sampling[@]}" && logged plain2 2 --recompute-granularity full && same_training plain2 again; }
+recomputing() { logged again 2 --recompute-granularity full "${sampling[@]}" &&
+    logged plain2 2 --recompute-granularity full && same_training plain2 again; }
 check "with whole layers recomputed" recomputing
-lengths() { # PROMPT BYTES: the ids behind the prompt are as many as asked for; bytes, of which one that is no UTF-8 is written as three
+# PROMPT BYTES: the ids behind the prompt are as many as asked for; bytes, of which one that is no
+# UTF-8 is written as three
+lengths() {
     logged sampled 1 --sample-prompt "$1" --sample-tokens 3 --sample-temperature 0 || return 1
     grep '"kind":"sample"' "$work/sampled.jsonl" | python3 -c '
 import json, sys
@@ -47,13 +60,16 @@ assert len(text) == 3, text' "$1" 2>"$work/err" || { why=$(tail -n 1 "$work/err"
 check "as many tokens as asked for, after a prompt" lengths "the quick "
 check "... and after an empty one" lengths ""
 no_ids() {
-    trains 1 --tokenizer-type NullTokenizer --vocab-size 260 --sample-prompt "116 hello 999" --sample-tokens 2 && grep -q 'WARNING: --sample-prompt has 2 places' "$work/out" || { why=${why:-no warning}; return 1; }
+    trains 1 --tokenizer-type NullTokenizer --vocab-size 260 --sample-prompt "116 hello 999" \
+        --sample-tokens 2 && grep -q 'WARNING: --sample-prompt has 2 places' "$work/out" ||
+        { why=${why:-no warning}; return 1; }
 }
 check "words of a prompt that are no tokens" no_ids
 check "an interval without a prompt" refused 2 "needs --sample-prompt" 2 --sample-interval 3
-check "GPT-2's tokens without its vocabulary" refused 2 "--vocab-file" 2 "${sampling[@]}" --tokenizer-type GPT2BPETokenizer
+check "GPT-2's tokens without its vocabulary" refused 2 "--vocab-file" 2 "${sampling[@]}" \
+    --tokenizer-type GPT2BPETokenizer
 
-# ---- lines and warnings -----------------------------------------------------------------------------------------------------------------------
+# ---- lines and warnings ---------------------------------------------------------------------
 short() {
     logged short 2 --log-line short --log-interval 6 || return 1
     [ "$(grep -cE '^step +(6|12)/12 \| loss [0-9.]+ \| norm [0-9.]+ \| lr [0-9.e-]+ \| [0-9,]+ tokens/s( \| MFU [0-9.]+ %)? \| ETA [0-9]+s$' "$work/out")" = 2 ] || { why="$(grep '^step' "$work/out" | head -n 1)"; return 1; }
@@ -63,24 +79,33 @@ check "--log-line short" short
 # warns TEXT NP FLAGS...; and quiet TEXT NP FLAGS...
 warns() { trains "${@:2}" && grep -qF -- "$1" "$work/out" || { why="no '$1'"; return 1; }; }
 quiet() { trains "${@:2}" && ! grep -qF -- "$1" "$work/out" || { why="'$1' without need"; return 1; }; }
-check "one node: the bits between nodes do nothing" warns "WARNING: one node: gradients travel in 8 bits only" 2 --gpus-per-node 2 --quantized-gradients
-check "one rank per node: the bits inside do nothing" warns "WARNING: one rank per node: gradients travel in 4 bits only" 2 --gpus-per-node 1 --quantized-gradients
+check "one node: the bits between nodes do nothing" warns \
+    "WARNING: one node: gradients travel in 8 bits only" 2 --gpus-per-node 2 --quantized-gradients
+check "one rank per node: the bits inside do nothing" warns \
+    "WARNING: one rank per node: gradients travel in 4 bits only" 2 --gpus-per-node 1 --quantized-gradients
 check "2 x 2 with both: no warning" quiet "WARNING" 4 --gpus-per-node 2 "${paper[@]}"
-check "data that begin again" warns "NOTE: the training data begin again (epoch 1)" 2 --train-iters 80 --log-interval 10 --split 5,90,5
+check "data that begin again" warns "NOTE: the training data begin again (epoch 1)" 2 --train-iters 80 \
+    --log-interval 10 --split 5,90,5
 check "data that do not" quiet "begin again" 2
 skipping() {
-    trains 2 --lr 1e38 --min-lr 1e38 --lr-warmup-iters 0 --clip-grad 0 --on-nan skip --train-iters 8 || return 1
-    [ "$(grep -c '^WARNING: iteration [0-9]* was skipped' "$work/out")" -ge 1 ] || { why="no warning of skipped steps"; return 1; }
-    [ "$(grep -c '^WARNING: iteration [0-9]* was skipped' "$work/out")" -le 4 ] || { why="a warning for every step"; return 1; }
+    trains 2 --lr 1e38 --min-lr 1e38 --lr-warmup-iters 0 --clip-grad 0 --on-nan skip --train-iters 8 ||
+        return 1
+    [ "$(grep -c '^WARNING: iteration [0-9]* was skipped' "$work/out")" -ge 1 ] ||
+        { why="no warning of skipped steps"; return 1; }
+    [ "$(grep -c '^WARNING: iteration [0-9]* was skipped' "$work/out")" -le 4 ] ||
+        { why="a warning for every step"; return 1; }
 }
 check "skipped steps" skipping
-check "no spikes in a calm run" quiet "WARNING: .*spike" 2 --train-iters 100 --lr 1e-4 --min-lr 1e-4 --log-interval 50
+check "no spikes in a calm run" quiet "WARNING: .*spike" 2 --train-iters 100 --lr 1e-4 --min-lr 1e-4 \
+    --log-interval 50
 
-# ---- TensorBoard ------------------------------------------------------------------------------------------------------------------------------
-# The events of the run above, read by TensorBoard's own package where there is one (PYTHON names another interpreter).
+# ---- TensorBoard ----------------------------------------------------------------------------
+# The events of the run above, read by TensorBoard's own package where there is one (PYTHON names
+# another interpreter).
 python=${PYTHON:-python3}
 tags() {
-    "$python" - "$work/tb" "$(field sampled loss | sed -n '5s/.* //p')" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
+    "$python" - "$work/tb" "$(field sampled loss | sed -n '5s/.* //p')" <<'END' 2>"$work/err" || { \
+        why=$(tail -n 1 "$work/err"); return 1; }
 import struct, sys
 from tensorboard.backend.event_processing import event_accumulator as ea
 events = ea.EventAccumulator(sys.argv[1], size_guidance={ea.SCALARS: 0, ea.TENSORS: 0})

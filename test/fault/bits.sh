@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Single bits flipped in a replica, in a message, in a checkpoint: each is found and named; replicas are repaired, and the run goes on as if nothing had been.
-# SDP4BIT_FAULT (llmc/base/fault.h) flips the bits.
+# Single bits flipped in a replica, in a message, in a checkpoint: each is found and named; replicas
+# are repaired, and the run goes on as if nothing had been. SDP4BIT_FAULT (llmc/base/fault.h) flips
+# the bits.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -20,15 +21,22 @@ repaired() { # ARM FAULT EXPECTED FLAGS...: the JSON line, and the same training
     shift 3
     [ -s "$work/$name.jsonl" ] || logged "$name" 4 "${run[@]}" "$@" --verify-replicas-interval 1 || return 1
     with_fault "$fault" hit 4 "${run[@]}" "$@" --verify-replicas-interval 1 || return 1
-    [ -z "$(repairs "$name")" ] && [ "$(repairs hit)" = "$expected" ] || { why="repairs: $(repairs hit), without the fault: $(repairs "$name")"; return 1; }
+    [ -z "$(repairs "$name")" ] && [ "$(repairs hit)" = "$expected" ] ||
+        { why="repairs: $(repairs hit), without the fault: $(repairs "$name")"; return 1; }
     same_training "$name" hit
 }
-check "baseline: rank 2 in the minority" repaired baseline replica:2:5:0 '{"iteration":5,"bucket":0,"ranks":"2","from":0}'
-check "SDP4Bit: rank 2 in the minority" repaired sdp4bit replica:2:5:1 '{"iteration":5,"bucket":1,"ranks":"2","from":0}' "${several[@]}"
-check "SDP4Bit: in the midst of a bucket" repaired sdp4bit replica:1:5:1:60007 '{"iteration":5,"bucket":1,"ranks":"1","from":0}' "${several[@]}"
-check "SDP4Bit: at the end of a bucket" repaired sdp4bit replica:1:5:0:-1 '{"iteration":5,"bucket":0,"ranks":"1","from":0}' "${several[@]}"
-check "SDP4Bit: rank 0 in the minority" repaired sdp4bit replica:0:12:0 '{"iteration":12,"bucket":0,"ranks":"0","from":1}' "${several[@]}"
-check "SDP4Bit: two buckets, two iterations" repaired sdp4bit replica:3:4:0,replica:3:4:1,replica:1:7:1 '{"iteration":4,"bucket":0,"ranks":"3","from":0}
+check "baseline: rank 2 in the minority" repaired baseline replica:2:5:0 \
+    '{"iteration":5,"bucket":0,"ranks":"2","from":0}'
+check "SDP4Bit: rank 2 in the minority" repaired sdp4bit replica:2:5:1 \
+    '{"iteration":5,"bucket":1,"ranks":"2","from":0}' "${several[@]}"
+check "SDP4Bit: in the midst of a bucket" repaired sdp4bit replica:1:5:1:60007 \
+    '{"iteration":5,"bucket":1,"ranks":"1","from":0}' "${several[@]}"
+check "SDP4Bit: at the end of a bucket" repaired sdp4bit replica:1:5:0:-1 \
+    '{"iteration":5,"bucket":0,"ranks":"1","from":0}' "${several[@]}"
+check "SDP4Bit: rank 0 in the minority" repaired sdp4bit replica:0:12:0 \
+    '{"iteration":12,"bucket":0,"ranks":"0","from":1}' "${several[@]}"
+check "SDP4Bit: two buckets, two iterations" repaired sdp4bit replica:3:4:0,replica:3:4:1,replica:1:7:1 \
+    '{"iteration":4,"bucket":0,"ranks":"3","from":0}
 {"iteration":4,"bucket":1,"ranks":"3","from":0}
 {"iteration":7,"bucket":1,"ranks":"1","from":0}' "${several[@]}"
 named() {
@@ -36,28 +44,41 @@ named() {
         { why="the log says $(grep -m 1 'weights of rank' "$work/out")"; return 1; }
 }
 check "the log names iteration, rank and bucket, and counts" named
-# Without a majority the masters count. A bf16 baseline's replicas are the rounded masters, so its training does not change at all.
-check "baseline: two ranks of four, no majority" repaired baseline replica:1:5:0,replica:3:5:0 '{"iteration":5,"bucket":0,"ranks":"0, 1, 2, 3","from":null}'
+# Without a majority the masters count. A bf16 baseline's replicas are the rounded masters, so its
+# training does not change at all.
+check "baseline: two ranks of four, no majority" repaired baseline replica:1:5:0,replica:3:5:0 \
+    '{"iteration":5,"bucket":0,"ranks":"0, 1, 2, 3","from":null}'
 no_majority() {
-    with_fault replica:1:5:1 two 2 "${run[@]}" --gpus-per-node 1 "${several[@]}" --verify-replicas-interval 1 --save "$work/two" --save-interval 100 || return 1
-    [ "$(repairs two)" = '{"iteration":5,"bucket":1,"ranks":"0, 1","from":null}' ] || { why="repairs: $(repairs two)"; return 1; }
+    with_fault replica:1:5:1 two 2 "${run[@]}" --gpus-per-node 1 "${several[@]}" \
+        --verify-replicas-interval 1 --save "$work/two" --save-interval 100 || return 1
+    [ "$(repairs two)" = '{"iteration":5,"bucket":1,"ranks":"0, 1","from":null}' ] ||
+        { why="repairs: $(repairs two)"; return 1; }
     logged calm 2 "${run[@]}" --gpus-per-node 1 "${several[@]}" || return 1
-    awk -v a="$(mean_loss two 6 12)" -v b="$(mean_loss calm 6 12)" 'BEGIN { exit !(a / b < 1.01 && b / a < 1.01) }' || { why="mean loss $(mean_loss two 6 12), without the fault $(mean_loss calm 6 12)"; return 1; }
-    grep -q '"repairs": *1' "$work"/two/iter_*/manifest.json || { why="the checkpoint does not count the repair"; return 1; }
+    awk -v a="$(mean_loss two 6 12)" -v b="$(mean_loss calm 6 12)" \
+        'BEGIN { exit !(a / b < 1.01 && b / a < 1.01) }' ||
+        { why="mean loss $(mean_loss two 6 12), without the fault $(mean_loss calm 6 12)"; return 1; }
+    grep -q '"repairs": *1' "$work"/two/iter_*/manifest.json ||
+        { why="the checkpoint does not count the repair"; return 1; }
 }
 check "SDP4Bit: one rank of two, no majority" no_majority
 late() { # the weights of a difference stay wrong until they are looked at
-    with_fault replica:2:5:0 late 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 4 && [ "$(repairs late)" = '{"iteration":8,"bucket":0,"ranks":"2","from":0}' ] || { why="${why:-repairs: $(repairs late)}"; return 1; }
+    with_fault replica:2:5:0 late 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 4 &&
+        [ "$(repairs late)" = '{"iteration":8,"bucket":0,"ranks":"2","from":0}' ] ||
+        { why="${why:-repairs: $(repairs late)}"; return 1; }
     ! same_training sdp4bit late || { why="the fault changed nothing"; return 1; }
     why=
 }
 check "found at the next look" late
 before_saves() { # by default every thousand iterations, and before what is saved
-    with_fault replica:2:5:0 before 4 "${run[@]}" "${several[@]}" --save "$work/before" --save-interval 7 && [ "$(repairs before)" = '{"iteration":7,"bucket":0,"ranks":"2","from":0}' ] || { why="${why:-repairs: $(repairs before)}"; return 1; }
+    with_fault replica:2:5:0 before 4 "${run[@]}" "${several[@]}" --save "$work/before" --save-interval 7 &&
+        [ "$(repairs before)" = '{"iteration":7,"bucket":0,"ranks":"2","from":0}' ] ||
+        { why="${why:-repairs: $(repairs before)}"; return 1; }
 }
 check "found by the next save, by default" before_saves
 unseen() { # the control: without looking it is never found
-    with_fault replica:2:5:0 unseen 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 0 --save "$work/unseen" --save-interval 7 && [ -z "$(repairs unseen)" ] && ! same_training sdp4bit unseen || { why="the fault changed nothing"; return 1; }
+    with_fault replica:2:5:0 unseen 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 0 \
+        --save "$work/unseen" --save-interval 7 && [ -z "$(repairs unseen)" ] &&
+        ! same_training sdp4bit unseen || { why="the fault changed nothing"; return 1; }
     why=
 }
 check "not found with --verify-replicas-interval 0" unseen
@@ -71,20 +92,30 @@ misspelt() {
 check "a fault that is not understood" misspelt
 
 # --- messages ---
-# Exchanges of a step on 2 x 2 ranks with three buckets: for each bucket in backward order a level inside the node and one between nodes; then for each in
-# forward order the weights between nodes and inside. Every bucket in one chunk: the exchanges are counted.
-found() { # NUMBER[:BIT] TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in that exchange of iteration 6
+# Exchanges of a step on 2 x 2 ranks with three buckets: for each bucket in backward order a level
+# inside the node and one between nodes; then for each in forward order the weights between nodes
+# and inside. Every bucket in one chunk: the exchanges are counted.
+# NUMBER[:BIT] TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in that exchange of iteration
+# 6
+found() {
     rm -rf "$work/wire"
-    SDP4BIT_FAULT=message:1:6:$1 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" --save-interval "$3"
+    SDP4BIT_FAULT=message:1:6:$1 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" \
+        --save-interval "$3"
     error_names 7 "message from $2: it did not arrive as it was sent" $? || return 1
-    [ "$(cat "$work/wire/latest_checkpointed_iteration.txt")" = 5 ] || { why="iteration $(cat "$work/wire/latest_checkpointed_iteration.txt") was saved"; return 1; }
+    [ "$(cat "$work/wire/latest_checkpointed_iteration.txt")" = 5 ] ||
+        { why="iteration $(cat "$work/wire/latest_checkpointed_iteration.txt") was saved"; return 1; }
     logged after 4 "${run[@]}" "${several[@]}" --load "$work/wire" && same_training sdp4bit after 5
 }
-check "--verify-wire: gradients inside the node" found 0 "rank 0 to rank 1, gradients inside the node, bucket 2" 5
-check "--verify-wire: gradients between nodes, the message's end" found 5:-1 "rank 3 to rank 1, gradients between nodes, bucket 0" 5
-check "--verify-wire: weights between nodes, in the midst" found 8:2001 "rank 3 to rank 1, weights between nodes, bucket 1" 5
-check "--verify-wire: weights inside the node, the message's end" found 7:-1 "rank 0 to rank 1, weights inside the node, bucket 0" 5
-check "--verify-wire: weights, found by the save that follows" found 8 "rank 3 to rank 1, weights between nodes, bucket 1" 1
+check "--verify-wire: gradients inside the node" found 0 \
+    "rank 0 to rank 1, gradients inside the node, bucket 2" 5
+check "--verify-wire: gradients between nodes, the message's end" found 5:-1 \
+    "rank 3 to rank 1, gradients between nodes, bucket 0" 5
+check "--verify-wire: weights between nodes, in the midst" found 8:2001 \
+    "rank 3 to rank 1, weights between nodes, bucket 1" 5
+check "--verify-wire: weights inside the node, the message's end" found 7:-1 \
+    "rank 0 to rank 1, weights inside the node, bucket 0" 5
+check "--verify-wire: weights, found by the save that follows" found 8 \
+    "rank 3 to rank 1, weights between nodes, bucket 1" 1
 last_step() { # nothing follows whose verdict could tell
     SDP4BIT_FAULT=message:2:12:11 train 4 "${run[@]}" "${several[@]}" --verify-wire
     error_names 7 "message from rank 3 to rank 2, weights inside the node, bucket 2" $?
@@ -93,33 +124,42 @@ check "--verify-wire: weights of the last step" last_step
 unverified() {
     local number
     for number in 5 8 7; do
-        with_fault message:1:6:$number unverified 4 "${run[@]}" "${several[@]}" && ! same_training sdp4bit unverified || { why="exchange $number: ${why:-the fault changed nothing}"; return 1; }
+        with_fault message:1:6:$number unverified 4 "${run[@]}" "${several[@]}" &&
+            ! same_training sdp4bit unverified ||
+            { why="exchange $number: ${why:-the fault changed nothing}"; return 1; }
     done
     why=
 }
 check "without --verify-wire the same bits only change the training" unverified
 calm_wire() {
-    logged calm_wire 4 "${run[@]}" "${several[@]}" --verify-wire --gradient-alltoall-pipeline 3 && same_training sdp4bit calm_wire
+    logged calm_wire 4 "${run[@]}" "${several[@]}" --verify-wire --gradient-alltoall-pipeline 3 &&
+        same_training sdp4bit calm_wire
 }
 check "--verify-wire finds nothing where nothing is wrong" calm_wire
 
 # --- checkpoints ---
 damaged() { # FILE: one bit of each file of a checkpoint in turn; what loads must not be that checkpoint
     local file size at
-    trains 4 "${run[@]}" "${several[@]}" --save "$work/saved" --save-interval 6 --lr-decay-iters 12 || return 1
-    for file in "$work"/saved/iter_0000012/manifest.json "$work"/saved/iter_0000012/mp_rank_00/*.safetensors; do
+    trains 4 "${run[@]}" "${several[@]}" --save "$work/saved" --save-interval 6 --lr-decay-iters 12 ||
+        return 1
+    for file in "$work"/saved/iter_0000012/manifest.json \
+        "$work"/saved/iter_0000012/mp_rank_00/*.safetensors; do
         cp "$file" "$work/whole"
         size=$(stat -c %s "$file")
         for at in $((size / 3)) $((size - 40)); do
             printf '%b' "\\x$(printf %02x $((0x$(dd if="$file" bs=1 skip="$at" count=1 status=none | od -An -tx1 | tr -d ' ') ^ 16)))" | dd of="$file" bs=1 seek="$at" count=1 conv=notrunc status=none
             cmp -s "$file" "$work/whole" && { why="no bit was flipped"; return 1; }
             train 4 "${run[@]}" "${several[@]}" --load "$work/saved" --train-iters 14 --lr-decay-iters 12
-            grep -q "successfully loaded checkpoint from .* at iteration 12" "$work/out" && { why="${file##*/} with a flipped bit at $at was loaded"; return 1; }
-            cat "$work/out" "$work/err" | grep -q "${file##*/}" || { why="${file##*/} is not named: $(tail -n 1 "$work/err")"; return 1; }
+            grep -q "successfully loaded checkpoint from .* at iteration 12" "$work/out" &&
+                { why="${file##*/} with a flipped bit at $at was loaded"; return 1; }
+            cat "$work/out" "$work/err" | grep -q "${file##*/}" ||
+                { why="${file##*/} is not named: $(tail -n 1 "$work/err")"; return 1; }
             cp "$work/whole" "$file"
         done
     done
-    trains 4 "${run[@]}" "${several[@]}" --load "$work/saved" --train-iters 14 --lr-decay-iters 12 && grep -q "successfully loaded checkpoint from .* at iteration 12" "$work/out" || { why="the whole checkpoint does not load"; return 1; }
+    trains 4 "${run[@]}" "${several[@]}" --load "$work/saved" --train-iters 14 --lr-decay-iters 12 &&
+        grep -q "successfully loaded checkpoint from .* at iteration 12" "$work/out" ||
+        { why="the whole checkpoint does not load"; return 1; }
 }
 check "a flipped bit in each file of a checkpoint" damaged
 finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Damaged checkpoints on 4 ranks: exit code 6 and one line that names the file; and saves that are killed half way, after which the last whole
-# checkpoint loads.
+# Damaged checkpoints on 4 ranks: exit code 6 and one line that names the file; and saves that are
+# killed half way, after which the last whole checkpoint loads.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
@@ -11,7 +11,8 @@ check "checkpoints to damage" saves
 latest=iter_0000012
 bad=$work/bad
 
-# damaged NAME TEXT COMMAND...: the command damages the copy in $bad; loading it must fail with 6 and an error line that holds TEXT.
+# damaged NAME TEXT COMMAND...: the command damages the copy in $bad; loading it must fail with 6
+# and an error line that holds TEXT.
 damaged() {
     rm -rf "$bad"
     mkdir "$bad"
@@ -39,11 +40,13 @@ damaged "a shard cut short" shard_00002_of_00004 truncate -s "$middle" "$bad/$la
 damaged "a shard with bytes behind its end" shard_00002_of_00004 truncate -s +1 "$bad/$latest/$shard"
 damaged "an empty shard" shard_00002_of_00004 truncate -s 0 "$bad/$latest/$shard"
 damaged "a missing shard" shard_00002_of_00004 rm "$bad/$latest/$shard"
-damaged "a shard of an older checkpoint" shard_00002_of_00004 cp "$work/good/iter_0000004/$shard" "$bad/$latest/$shard"
+damaged "a shard of an older checkpoint" shard_00002_of_00004 cp "$work/good/iter_0000004/$shard" \
+    "$bad/$latest/$shard"
 damaged "a missing manifest" manifest.json rm "$bad/$latest/manifest.json"
 damaged "an empty manifest" manifest.json truncate -s 0 "$bad/$latest/manifest.json"
 damaged "a manifest cut short" manifest.json truncate -s -20 "$bad/$latest/manifest.json"
-damaged "the manifest of an older checkpoint" "$bad" cp "$work/good/iter_0000004/manifest.json" "$bad/$latest/manifest.json"
+damaged "the manifest of an older checkpoint" "$bad" cp "$work/good/iter_0000004/manifest.json" \
+    "$bad/$latest/manifest.json"
 # Single bits all over the manifest: numbers, names, structure.
 size=$(wc -c <"$work/good/$latest/manifest.json")
 places=3
@@ -54,7 +57,8 @@ for ((i = 0; i < places; i++)); do
 done
 put() { printf '%s' "$2" >"$1"; }
 pipe() { rm "$1" && mkfifo "$1"; }
-# A tracker that names nothing, and no checkpoint that could be gone on from (test/e2e/lineage.sh: with one).
+# A tracker that names nothing, and no checkpoint that could be gone on from (test/e2e/lineage.sh:
+# with one).
 nothing_to_find() { rm "$bad/$latest/manifest.json" && put "$tracker" "$1"; }
 damaged "a tracker without a number" latest_checkpointed_iteration.txt nothing_to_find "twelve"
 damaged "an empty tracker" latest_checkpointed_iteration.txt nothing_to_find ""
@@ -62,8 +66,10 @@ damaged "a negative tracker" latest_checkpointed_iteration.txt nothing_to_find "
 damaged "a pipe as the manifest" manifest.json pipe "$bad/$latest/manifest.json"
 damaged "a pipe as a shard" shard_00002_of_00004 pipe "$bad/$latest/$shard"
 
-# --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one line says why ---
-# falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line that holds TEXT, and ends as the undisturbed run did.
+# --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one
+# line says why ---
+# falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line
+# that holds TEXT, and ends as the undisturbed run did.
 falls_back() {
     check "$1" falls_back_to "${@:2}"
 }
@@ -73,24 +79,37 @@ falls_back_to() {
     cp -r "$work/good" "$bad"
     "${@:3}"
     rm -f "$work/back.jsonl"
-    trains "${run[@]}" --load "$bad" --save "$bad" --save-interval 4 --log-jsonl "$work/back.jsonl" || return 1
-    [ "$(grep -c '^WARNING: .*; going on from ' "$work/out")" -eq 1 ] && grep '^WARNING: .*; going on from ' "$work/out" | grep -qF -- "$text" || { why="not one warning with '$text'"; return 1; }
-    grep -q "successfully loaded checkpoint from $bad at iteration $iteration" "$work/out" || { why="not loaded at $iteration"; return 1; }
-    [ "$iteration" = 12 ] || [ "$(train_lines back | wc -l)" -eq $((12 - iteration)) ] || { why="trained $(train_lines back | wc -l) iterations"; return 1; }
-    [ "$(cat "$bad/latest_checkpointed_iteration.txt")" = 12 ] && cmp -s "$work/good/$latest/$shard" "$bad/$latest/$shard" || { why="the end of the run differs"; return 1; }
+    trains "${run[@]}" --load "$bad" --save "$bad" --save-interval 4 --log-jsonl "$work/back.jsonl" ||
+        return 1
+    [ "$(grep -c '^WARNING: .*; going on from ' "$work/out")" -eq 1 ] &&
+        grep '^WARNING: .*; going on from ' "$work/out" | grep -qF -- "$text" ||
+        { why="not one warning with '$text'"; return 1; }
+    grep -q "successfully loaded checkpoint from $bad at iteration $iteration" "$work/out" ||
+        { why="not loaded at $iteration"; return 1; }
+    [ "$iteration" = 12 ] || [ "$(train_lines back | wc -l)" -eq $((12 - iteration)) ] ||
+        { why="trained $(train_lines back | wc -l) iterations"; return 1; }
+    [ "$(cat "$bad/latest_checkpointed_iteration.txt")" = 12 ] &&
+        cmp -s "$work/good/$latest/$shard" "$bad/$latest/$shard" ||
+        { why="the end of the run differs"; return 1; }
 }
 two_damaged() {
     flip "$bad/$latest/$shard" "$middle"
     truncate -s -20 "$bad/iter_0000008/manifest.json"
 }
-falls_back "back to the one before: a flipped bit in a shard" 8 "shard_00002_of_00004.safetensors is damaged" flip "$bad/$latest/$shard" "$middle"
+falls_back "back to the one before: a flipped bit in a shard" 8 \
+    "shard_00002_of_00004.safetensors is damaged" flip "$bad/$latest/$shard" "$middle"
 falls_back "back to the one before: no manifest" 8 "$latest/manifest.json" rm "$bad/$latest/manifest.json"
-falls_back "back to the second before: two damaged" 4 "shard_00002_of_00004.safetensors is damaged" two_damaged
-# A tracker that names what is not there is a damaged one, whichever side of the sound ones its number lies.
+falls_back "back to the second before: two damaged" 4 "shard_00002_of_00004.safetensors is damaged" \
+    two_damaged
+# A tracker that names what is not there is a damaged one, whichever side of the sound ones its
+# number lies.
 for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
-    falls_back "the newest: a tracker that says ${named% *}" 12 "names iteration ${named#* }, of which no checkpoint is there; going on from the newest" put "$bad/latest_checkpointed_iteration.txt" "${named% *}"
+    falls_back "the newest: a tracker that says ${named% *}" 12 \
+        "names iteration ${named#* }, of which no checkpoint is there; going on from the newest" put \
+        "$bad/latest_checkpointed_iteration.txt" "${named% *}"
 done
-falls_back "the newest: a tracker cut short" 12 "names iteration 1, of which" truncate -s 1 "$bad/latest_checkpointed_iteration.txt"
+falls_back "the newest: a tracker cut short" 12 "names iteration 1, of which" truncate -s 1 \
+    "$bad/latest_checkpointed_iteration.txt"
 falls_back "back to the one before: a missing folder" 8 "names iteration 12, of which" rm -r "$bad/$latest"
 all_damaged() { # the first one's error is told
     local i
@@ -101,10 +120,12 @@ all_damaged() { # the first one's error is told
 }
 check "all damaged: the newest one's error" all_damaged
 
-# --- a disk on which one rank hashes for longer than others may wait for a rank that does nothing ---
+# --- a disk on which one rank hashes for longer than others may wait for a rank that does nothing
+# ---
 slow_reads() { # RANK FOLDER COMMAND...: a read takes that rank 2 s there, a file two of them
     local shim=$BUILD/test/fault/shim.so launcher=("${launcher[@]}")
-    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 -x SHIM_SLOW_READ_MS=2000)
+    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 \
+        -x SHIM_SLOW_READ_MS=2000)
     "${@:3}" --distributed-timeout-minutes 0.06
 }
 check "a slow disk does not end a load" slow_reads 2 "$work/good" trains "${run[@]}" --load "$work/good"
@@ -112,7 +133,8 @@ cut_short() { # the damage that another rank has found ends the slow one's hashi
     rm -rf "$bad"
     cp -r "$work/good" "$bad"
     find "$bad" -name 'shard_00001_of_00004*' -exec truncate -s -1 {} +
-    slow_reads 2 "$bad" refused 6 "$latest/mp_rank_00/shard_00001_of_00004.safetensors is damaged" "${run[@]}" --load "$bad"
+    slow_reads 2 "$bad" refused 6 "$latest/mp_rank_00/shard_00001_of_00004.safetensors is damaged" \
+        "${run[@]}" --load "$bad"
 }
 check "a damaged file is named while a slow disk is read" cut_short
 
@@ -120,15 +142,19 @@ check "a damaged file is named while a slow disk is read" cut_short
 killed_saving() {
     local pid last rounds=3 round
     [ "${LONG:-0}" = 1 ] && rounds=15
-    local long=(4 --gpus-per-node 2 --train-iters 100000 --lr-decay-iters 100 "${paper[@]}" --save "$work/torn" --load "$work/torn" --save-interval 1 --log-interval 1000)
+    local long=(4 --gpus-per-node 2 --train-iters 100000 --lr-decay-iters 100 "${paper[@]}" \
+        --save "$work/torn" --load "$work/torn" --save-interval 1 --log-interval 1000)
     for ((round = 1; round <= rounds; round++)); do
         in_background torn "${long[@]}"
-        wait_for_iteration torn $((${last:-0} + 2 + round)) || { say "round $round: no further iteration"; return 1; }
+        wait_for_iteration torn $((${last:-0} + 2 + round)) ||
+            { say "round $round: no further iteration"; return 1; }
         for pid in $(rank_pids); do kill -KILL "$pid"; done
         wait "$job"
         last=$(cat "$work/torn/latest_checkpointed_iteration.txt")
-        logged loads "${long[@]}" --save "$work/unused" --save-interval 100000 --exit-interval $((last + 1)) || return 1
-        [ "$(train_lines loads | wc -l)" -eq 1 ] || { why="round $round: did not go on after iteration $last"; return 1; }
+        logged loads "${long[@]}" --save "$work/unused" --save-interval 100000 --exit-interval $((last + 1)) \
+            || return 1
+        [ "$(train_lines loads | wc -l)" -eq 1 ] ||
+            { why="round $round: did not go on after iteration $last"; return 1; }
         # Only the newest checkpoints are of interest: a run with --save-interval 1 writes many.
         find "$work/torn" -maxdepth 1 -name 'iter_*' ! -name "$(printf 'iter_%07d' "$last")" -exec rm -rf {} +
     done
@@ -138,17 +164,22 @@ killed_saving() {
 check "saves killed with kill -9" killed_saving
 # --- two jobs and one folder: the second one's saves would remove what the first is writing ---
 two_jobs() {
-    local shared=(--gpus-per-node 1 --train-iters 100000 --lr-decay-iters 100 --save "$work/shared" --save-interval 3)
+    local shared=(--gpus-per-node 1 --train-iters 100000 --lr-decay-iters 100 --save "$work/shared" \
+        --save-interval 3)
     in_background first 2 "${shared[@]}"
     wait_for_iteration first 4 || { say "no iteration 4"; return 1; }
-    refused 6 "another job is saving into $work/shared" 2 "${shared[@]}" --distributed-timeout-minutes 0.05 || { kill "$job"; return 1; }
+    refused 6 "another job is saving into $work/shared" 2 "${shared[@]}" --distributed-timeout-minutes 0.05 ||
+        { kill "$job"; return 1; }
     kill -s USR1 "$(running_pids 1)"
     wait "$job"
-    [ $? = 75 ] && trains 2 "${shared[@]}" --load "$work/shared" --exit-interval $(($(cat "$work/shared/latest_checkpointed_iteration.txt") + 1))
+    [ $? = 75 ] && trains 2 "${shared[@]}" --load "$work/shared" \
+        --exit-interval $(($(cat "$work/shared/latest_checkpointed_iteration.txt") + 1))
 }
 check "a second job in the same folder" two_jobs
-# --- the folder is moved away or removed under a run: saves go by its path, where another job may be saving by now ---
-moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000 --save-interval 1500 --save "$work/moving")
+# --- the folder is moved away or removed under a run: saves go by its path, where another job may
+# be saving by now ---
+moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000 \
+    --save-interval 1500 --save "$work/moving")
 begin_moving() { # FLAGS...: a run that has saved, and will not save again at once
     rm -rf "$work"/moving "$work"/moved "$work"/next
     in_background moving "${moving[@]}" "$@"
@@ -166,21 +197,25 @@ moved_away() { # FLAGS...: another job has taken the place, here by its lock alo
     mkdir "$work/next"
     exec 9<"$work/next"
     flock -x 9
-    python3 -c 'import os, sys; os.rename(sys.argv[1], sys.argv[2]); os.rename(sys.argv[3], sys.argv[1])' "$work/moving" "$work/moved" "$work/next"
+    python3 -c 'import os, sys; os.rename(sys.argv[1], sys.argv[2]); os.rename(sys.argv[3], sys.argv[1])' \
+        "$work/moving" "$work/moved" "$work/next"
     end_moving 6 || { exec 9<&-; return 1; }
     exec 9<&-
     error_names 6 "another job is saving into $work/moving" 6 || return 1
     [ -z "$(ls -A "$work/moving")" ] || { why="it saved $(ls -A "$work/moving" | tr '\n' ' ')"; return 1; }
 }
 goes_on_there() { # saved anew, and said once
-    [ "$(grep -c "^WARNING: $work/moving was moved or removed" "$work/out")" = 1 ] && [ "$(grep -c "^WARNING: $work" "$work/out")" = 1 ] || { why="$(grep WARNING "$work/out")"; return 1; }
-    [ -e "$work/moving/$(printf 'iter_%07d' "$(cat "$work/moving/latest_checkpointed_iteration.txt")")" ] || { why="nothing was saved"; return 1; }
+    [ "$(grep -c "^WARNING: $work/moving was moved or removed" "$work/out")" = 1 ] &&
+        [ "$(grep -c "^WARNING: $work" "$work/out")" = 1 ] || { why="$(grep WARNING "$work/out")"; return 1; }
+    [ -e "$work/moving/$(printf 'iter_%07d' "$(cat "$work/moving/latest_checkpointed_iteration.txt")")" ] ||
+        { why="nothing was saved"; return 1; }
     grep -q 'Saved checkpoint' "$work/moving/progress.txt" || { why="no progress.txt there"; return 1; }
 }
 removed() { # FLAGS...
     begin_moving --log-progress "$@" || return 1
     mv "$work/moving" "$work/moved"
-    wait_until test -e "$work/moving/latest_checkpointed_iteration.txt" || { say "no new checkpoint"; return 1; }
+    wait_until test -e "$work/moving/latest_checkpointed_iteration.txt" ||
+        { say "no new checkpoint"; return 1; }
     ! flock -n "$work/moving" true || { why="the new folder is not locked"; kill "$job"; return 1; }
     flock -n "$work/moved" true || { why="the old folder is still locked"; kill "$job"; return 1; }
     end_moving 75 && goes_on_there
@@ -204,7 +239,8 @@ check "another run's checkpoint in the place of a moved folder" in_the_place
 elsewhere() { # two machines without a common file system: only rank 0 finds the checkpoint
     local flags=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 1 --load good)
     mkdir -p "$work/elsewhere"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 bash -c 'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then cd "$0"; else cd "$0/elsewhere"; fi; exec "$@"' \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 bash \
+        -c 'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then cd "$0"; else cd "$0/elsewhere"; fi; exec "$@"' \
         "$work" "$BUILD/train_gpt_cpu" "${flags[@]}" >"$work/out" 2>"$work/err" </dev/null
     error_names 6 "is not in good on this machine" $?
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Collectives of the host that fail on one rank (mpi_shim.c), wherever a run has one: exit code 7 and one line, never a figure that nobody computed. The fast run
-# takes the first, the last and one in the middle of each kind, LONG=1 all.
+# Collectives of the host that fail on one rank (mpi_shim.c), wherever a run has one: exit code 7
+# and one line, never a figure that nobody computed. The fast run takes the first, the last and one
+# in the middle of each kind, LONG=1 all.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/mpi_shim.so
@@ -15,16 +16,21 @@ fi
 make_shard text 400 1
 data=$work/text_text_document
 # Everything that meets, in a few iterations.
-busy=(--gpus-per-node 1 --train-iters 4 --log-interval 2 --log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2 --verify-replicas-interval 2
-    --verify-wire --timing-log-level 2 --eval-interval 2 --eval-iters 1 --save "$work/save" --save-interval 2 --load "$work/save" "${paper[@]}")
+busy=(--gpus-per-node 1 --train-iters 4 --log-interval 2 --log-params-norm --log-num-zeros-in-grad \
+    --log-quantization-error-interval 2 --verify-replicas-interval 2
+    --verify-wire --timing-log-level 2 --eval-interval 2 --eval-iters 1 --save "$work/save" \
+        --save-interval 2 --load "$work/save" "${paper[@]}")
 
 # with_fault CALL AT [FLAGS...]: rank 1's AT-th call of this function fails.
 with_fault() {
     rm -rf "$work/save" "$work/count"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_COUNT="$work/count" \
-        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${busy[@]}" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" \
+        MPI_FAULT_AT="$2" MPI_FAULT_COUNT="$work/count" \
+        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${busy[@]}" "${@:3}" \
+        >"$work/out" 2>"$work/err" </dev/null
 }
-undisturbed() { with_fault none 0 && [ -s "$work/count" ] || say "a run in which nothing fails ends with $?"; }
+undisturbed() { with_fault none 0 && [ -s "$work/count" ] ||
+    say "a run in which nothing fails ends with $?"; }
 check "a run in which nothing fails" undisturbed
 cp "$work/count" "$work/calls" 2>/dev/null || finish
 
@@ -35,41 +41,52 @@ ends() { # CALL AT
 }
 each() { # CALL COUNT
     local at places
-    if [ -n "${LONG:-}" ]; then mapfile -t places < <(seq "$2"); else mapfile -t places < <(printf '%d\n' 1 $((($2 + 1) / 2)) "$2" | sort -nu); fi
+    if [ -n "${LONG:-}" ]; then mapfile -t places < <(seq "$2"); else mapfile -t places < \
+        <(printf '%d\n' 1 $((($2 + 1) / 2)) "$2" | sort -nu); fi
     for at in "${places[@]}"; do ends "$1" "$at" || return 1; done
 }
 while read -r call count <&3; do
-    # Whether a wait is polled once more is chance: the last test of one run may not come in the next.
+    # Whether a wait is polled once more is chance: the last test of one run may not come in the
+    # next.
     if [ "$call" = MPI_Test ]; then count=$((count < 200 ? count / 2 : 100)); fi
     check "$call fails on one of two ranks" each "$call" "$count"
 done 3<"$work/calls"
-# Ranks that see nothing of each other but what MPI carries, as on two hosts: the one that waits must not take its own waiting for life. (The first process of a
-# namespace cannot be stopped from inside it.)
+# Ranks that see nothing of each other but what MPI carries, as on two hosts: the one that waits
+# must not take its own waiting for life. (The first process of a namespace cannot be stopped from
+# inside it.)
 on_two_hosts() { # CALL AT FLAGS...: rank 1 stops at this call
-    OMPI_MCA_btl=tcp,self MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 \
+    OMPI_MCA_btl=tcp,self MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 timeout \
+        -k 5 "$LIMIT" "${launcher[@]}" -np 2 \
         sh -c 'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then exec "$@"; fi; exec unshare -p -f --mount-proc sh -c '"'"'LD_PRELOAD=$0 "$@"; exit $?'"'"' "$0" "$@"' \
-        "$shim" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
+        "$shim" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "${@:3}" >"$work/out" \
+        2>"$work/err" </dev/null
 }
 stopped_on_another_host() { # CALL AT FLAGS...
-    on_two_hosts "$1" 0 --train-iters 4 "${@:3}" || { say "a run in which nothing stops ends with $?"; return 1; }
+    on_two_hosts "$1" 0 --train-iters 4 "${@:3}" ||
+        { say "a run in which nothing stops ends with $?"; return 1; }
     on_two_hosts "$1" "$2" --train-iters 4 --distributed-timeout-minutes 0.05 "${@:3}"
     error_names 7 "waited" $?
 }
-# Around the hashing of a checkpoint's files, in which those who have done theirs wait for one that may take long.
+# Around the hashing of a checkpoint's files, in which those who have done theirs wait for one that
+# may take long.
 stopped_in_loading() {
     local at
     rm -rf "$work/save"
-    on_two_hosts none 0 --train-iters 4 --save "$work/save" --save-interval 4 || { say "the run that saves ends with $?"; return 1; }
+    on_two_hosts none 0 --train-iters 4 --save "$work/save" --save-interval 4 ||
+        { say "the run that saves ends with $?"; return 1; }
     for at in 11 12 13; do
-        on_two_hosts MPI_Iallreduce "$at" --train-iters 4 --distributed-timeout-minutes 0.05 --load "$work/save"
-        error_names 7 "waited" $? || { why="call $at: $why"; return 1; }  # where one waits is chance: the other may stop before what it sent is on its way
+        on_two_hosts MPI_Iallreduce "$at" --train-iters 4 --distributed-timeout-minutes 0.05 \
+            --load "$work/save"
+        # where one waits is chance: the other may stop before what it sent is on its way
+        error_names 7 "waited" $? || { why="call $at: $why"; return 1; }
     done
 }
 if unshare -p -f --mount-proc true 2>/dev/null; then
     check "a rank of another host stops where communicators are made" stopped_on_another_host MPI_Comm_idup 1
     check "a rank of another host stops where a checkpoint is opened" stopped_in_loading
 else skip "a rank of another host stops" "no PID namespaces for this user"; fi
-for call in MPI_Comm_split MPI_Comm_split_type MPI_Comm_idup MPI_Ibarrier MPI_Ibcast MPI_Iallreduce MPI_Iallgather MPI_Igatherv MPI_Test; do
+for call in MPI_Comm_split MPI_Comm_split_type MPI_Comm_idup MPI_Ibarrier MPI_Ibcast MPI_Iallreduce \
+    MPI_Iallgather MPI_Igatherv MPI_Test; do
     check "$call is used" grep -q "^$call " "$work/calls"
 done
 finish

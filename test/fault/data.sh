@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Broken data on 4 ranks: the documented exit code, exactly one error line that names the file, and an end within seconds.
+# Broken data on 4 ranks: the documented exit code, exactly one error line that names the file, and
+# an end within seconds.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard good 300 1
@@ -22,7 +23,8 @@ lengths=34
 offsets=$((34 + 4 * sequences))
 documents=$((34 + 12 * sequences))
 
-# refuses NAME TEXT COMMAND...: the command breaks the copy; training must then end with 5 and an error line that holds TEXT.
+# refuses NAME TEXT COMMAND...: the command breaks the copy; training must then end with 5 and an
+# error line that holds TEXT.
 refuses() {
     local name=$1 text=$2
     broken
@@ -40,7 +42,8 @@ refuses "empty .idx" "$data.idx" cut_to "$data.idx" 0
 refuses "a header cut short" "$data.idx" cut_to "$data.idx" 20
 refuses "lengths cut short" "$data.idx" cut_to "$data.idx" $((lengths + 10))
 refuses "offsets cut short" "$data.idx" cut_to "$data.idx" $((offsets + 12))
-refuses "document borders cut short" "$data.idx" cut_to "$data.idx" $(($(size "$work/good_text_document.idx") - 1))
+refuses "document borders cut short" "$data.idx" cut_to "$data.idx" \
+    $(($(size "$work/good_text_document.idx") - 1))
 refuses ".bin cut short" "$data" cut_to "$data.bin" $(($(size "$work/good_text_document.bin") / 2))
 refuses ".bin one byte short" "$data" cut_to "$data.bin" $(($(size "$work/good_text_document.bin") - 1))
 refuses "empty .bin" "$data" cut_to "$data.bin" 0
@@ -52,10 +55,12 @@ refuses "a negative number of sequences" "$data.idx" put "$data.idx" 18 '\377\37
 refuses "a negative length" "$data.idx" put "$data.idx" $((lengths + 400)) '\377\377\377\377'
 refuses "an offset outside .bin" "$data" put "$data.idx" $((offsets + 800)) '\377\377\377\377\377\000\000\000'
 refuses "a negative offset" "$data" put "$data.idx" $((offsets + 800)) '\377\377\377\377\377\377\377\377'
-refuses "a document border beyond the sequences" "$data.idx" put "$data.idx" $((documents + 80)) '\377\377\000\000\000\000\000\000'
+refuses "a document border beyond the sequences" "$data.idx" put "$data.idx" $((documents + 80)) \
+    '\377\377\000\000\000\000\000\000'
 refuses ".bin in place of .idx" "$data.idx" swap
 
-# --- token ids that the vocabulary does not have: found when a batch is read, or by --check-data before ---
+# --- token ids that the vocabulary does not have: found when a batch is read, or by --check-data
+# before ---
 everywhere() { # token type of 4 bytes read as such, or every token larger than the vocabulary
     tr '\000-\377' '\177' <"$work/good_text_document.bin" >"$data.bin"
 }
@@ -68,12 +73,16 @@ check "the same, found by --check-data" refused 5 "$data" "${four[@]}" --check-d
 broken
 at=$(od -An -t d8 -j $((offsets + 8 * 150)) -N 8 "$data.idx" | tr -d ' ')
 put "$data.bin" $((at + 8)) '\177\177'
-check "one token beyond the vocabulary, met in training" refused 5 "32639" "${four[@]}" --train-iters 600 --split 100,0,0 --log-interval 1000
-check "one token beyond the vocabulary, met in validation" refused 5 "32639" "${four[@]}" --train-iters 3 --split 10,90,0 --eval-interval 2 --eval-iters 150 --log-interval 1000
+check "one token beyond the vocabulary, met in training" refused 5 "32639" "${four[@]}" --train-iters 600 \
+    --split 100,0,0 --log-interval 1000
+check "one token beyond the vocabulary, met in validation" refused 5 "32639" "${four[@]}" --train-iters 3 \
+    --split 10,90,0 --eval-interval 2 --eval-iters 150 --log-interval 1000
 check "one token beyond the vocabulary, --check-data" refused 5 "32639" "${four[@]}" --check-data
-check "a vocabulary smaller than the data's" refused 5 "vocabulary" "${four[@]}" --tokenizer-type NullTokenizer --vocab-size 40
+check "a vocabulary smaller than the data's" refused 5 "vocabulary" "${four[@]}" \
+    --tokenizer-type NullTokenizer --vocab-size 40
 
-# --- files that somebody cuts short while they are in use: the rank that touches what is gone ends the job with one line ---
+# --- files that somebody cuts short while they are in use: the rank that touches what is gone ends
+# the job with one line ---
 keep=64
 cut_in_use() { # SUFFIX RANKS FLAGS...: the file keeps only its first bytes in mid-training
     broken
@@ -97,16 +106,19 @@ check "an empty validation split" refused 5 "--split" "${four[@]}" --split 99999
 check "an empty test split" refused 5 "--split" "${four[@]}" --split 99999,0,1
 check "no training split" refused 2 "--split" "${four[@]}" --split 0,50,50
 printf '{"text": "short"}\n' >"$work/short.jsonl"
-"$BUILD/preprocess_data" --input "$work/short.jsonl" --tokenizer-type Byte --append-eod --output-prefix "$work/short" >/dev/null 2>&1
+"$BUILD/preprocess_data" --input "$work/short.jsonl" --tokenizer-type Byte --append-eod \
+    --output-prefix "$work/short" >/dev/null 2>&1
 data=$work/short_text_document
 check "a document shorter than a sample is read again and again" trains "${four[@]}" --split 100,0,0
 : >"$work/none.jsonl"
-"$BUILD/preprocess_data" --input "$work/none.jsonl" --tokenizer-type Byte --append-eod --output-prefix "$work/none" >/dev/null 2>&1
+"$BUILD/preprocess_data" --input "$work/none.jsonl" --tokenizer-type Byte --append-eod \
+    --output-prefix "$work/none" >/dev/null 2>&1
 data=$work/none_text_document
 check "a shard without documents" refused 5 "none" "${four[@]}" --split 100,0,0
 data=$work/good_text_document
 check "a blend with a missing part" refused 5 "nowhere" "${four[@]}" --data-path 1 "$data" 1 "$work/nowhere"
-check "a blend with a weight that is no number" refused 2 "--data-path" "${four[@]}" --data-path much "$data" 1 "$data"
+check "a blend with a weight that is no number" refused 2 "--data-path" "${four[@]}" --data-path much \
+    "$data" 1 "$data"
 without_data() {
     ranks 4 "${model[@]}" "${batch[@]}"
     error_names 2 "--data-path" $?

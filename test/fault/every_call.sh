@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Every file operation of a save that fails, and every one at which a rank is killed: the run ends with exit code 6 and one line, or the operation did not
-# matter; the checkpoint that the tracker names is whole and in the list of the run's, the one before is only gone when a newer one is whole; the same command then goes on from there
-# and ends with the bits of an undisturbed run. In the background as well as not. The fast run takes every few operations, LONG=1 each.
+# Every file operation of a save that fails, and every one at which a rank is killed: the run ends
+# with exit code 6 and one line, or the operation did not matter; the checkpoint that the tracker
+# names is whole and in the list of the run's, the one before is only gone when a newer one is
+# whole; the same command then goes on from there and ends with the bits of an undisturbed run. In
+# the background as well as not. The fast run takes every few operations, LONG=1 each.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/shim.so
@@ -12,10 +14,13 @@ fi
 make_shard text 400 1
 data=$work/text_text_document
 folder=$work/save
-# One layer, and a single save, of iteration 4, after which the checkpoint of iteration 2 is deleted.
-run=(--num-layers 1 --train-iters 4 --eval-iters 0 --log-interval 2 --save-interval 2 --keep-last-checkpoints 1)
+# One layer, and a single save, of iteration 4, after which the checkpoint of iteration 2 is
+# deleted.
+run=(--num-layers 1 --train-iters 4 --eval-iters 0 --log-interval 2 --save-interval 2 \
+    --keep-last-checkpoints 1)
 
-# spoil NP VARIABLE=VALUE... -- FLAGS...: a run in which the shim does what the variables say. One rank needs no launcher, which saves most of its time.
+# spoil NP VARIABLE=VALUE... -- FLAGS...: a run in which the shim does what the variables say. One
+# rank needs no launcher, which saves most of its time.
 spoil() {
     local np=$1 variables=(LD_PRELOAD="$shim" SHIM_FOLDER="$folder" SHIM_MARK="$work/mark") exports=() v
     shift
@@ -24,11 +29,13 @@ spoil() {
     rm -f "$work/mark"
     if [ "$np" = 1 ]; then
         {  # the shell tells of killed processes
-            timeout -k 5 "$LIMIT" env "${variables[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
+            timeout -k 5 "$LIMIT" env "${variables[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" \
+                --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
         } 2>/dev/null
     else
         for v in "${variables[@]}"; do exports+=(-x "$v"); done
-        timeout -k 5 "$LIMIT" "${launcher[@]}" "${exports[@]}" -np "$np" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" "$@" \
+        timeout -k 5 "$LIMIT" "${launcher[@]}" "${exports[@]}" -np "$np" "$BUILD/train_gpt_cpu" \
+            "${model[@]}" "${batch[@]}" --data-path "$data" "$@" \
             >"$work/out" 2>"$work/err" </dev/null
     fi
 }
@@ -43,7 +50,8 @@ same_as_reference() {
     done
     [ "$found" -eq "$1" ] && [ -s "$2/$name/manifest.json" ]
 }
-# One run in which operation $4 of rank $3 is spoiled (error $5, 0: killed), and what must hold after it. Sets $reached.
+# One run in which operation $4 of rank $3 is spoiled (error $5, 0: killed), and what must hold
+# after it. Sets $reached.
 spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     local np=$1 flag=$2 rank=$3 n=$4 number=$5 rc last flags name
     flags=("${run[@]}" --save "$folder" --load "$folder")
@@ -61,26 +69,41 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     elif [ $rc -ne 0 ]; then
         [ $reached = 1 ] && error_names 6 "$folder" $rc || { why="$what: exit code $rc; $why"; return 1; }
     else # it went on: nothing may be missing, and it did not start from scratch
-        [ "$(tracked "$folder")" = 4 ] && grep -q "successfully loaded checkpoint from $folder at iteration 2" "$work/out" || { why="$what: ended well with $(tracked "$folder")"; return 1; }
+        [ "$(tracked "$folder")" = 4 ] &&
+            grep -q "successfully loaded checkpoint from $folder at iteration 2" "$work/out" ||
+            { why="$what: ended well with $(tracked "$folder")"; return 1; }
     fi
     last=$(tracked "$folder")
     case $last in 2 | 4) ;; *) why="$what: the tracker names '$last'"; return 1 ;; esac
-    case "$last: $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")" in "2: 2 " | "4: 2 4 ") ;; "2: 2 4 ") [ "$number" = 0 ] || { why="$what: the list is ahead of the tracker"; return 1; } ;; *) why="$what: the tracker names $last, the list says $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")"; return 1 ;; esac
-    [ -e "$folder/$(printf 'iter_%07d' "$last")" ] || { why="$what: the checkpoint of iteration $last is gone"; return 1; }
+    case "$last: $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")" in "2: 2 " | "4: 2 4 ") ;; "2: 2 4 ") [ \
+        "$number" = 0 ] || { why="$what: the list is ahead of the tracker"; return 1; } ;; *) \
+        why="$what: the tracker names $last, the list says $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")"; return 1 ;; esac
+    [ -e "$folder/$(printf 'iter_%07d' "$last")" ] ||
+        { why="$what: the checkpoint of iteration $last is gone"; return 1; }
     for name in "$folder"/iter_*; do # nothing half under a whole one's name
-        same_as_reference "$np" "$folder" "$((10#${name##*_}))" || { why="$what: ${name##*/} is not whole"; return 1; }
+        same_as_reference "$np" "$folder" "$((10#${name##*_}))" ||
+            { why="$what: ${name##*/} is not whole"; return 1; }
     done
-    # Killed between the renames of the folder and of the list, a run leaves a whole checkpoint that is nobody's: the next run names it before it takes its place.
+    # Killed between the renames of the folder and of the list, a run leaves a whole checkpoint that
+    # is nobody's: the next run names it before it takes its place.
     local unlisted=0
-    [ "$last" = 4 ] || [ ! -e "$folder/iter_0000004" ] || grep -qx 4 "$folder/checkpoints_of_run.txt" || unlisted=1
+    [ "$last" = 4 ] || [ ! -e "$folder/iter_0000004" ] || grep -qx 4 "$folder/checkpoints_of_run.txt" ||
+        unlisted=1
     spoil "$np" SHIM_AT=0 -- "${flags[@]}" || { say "$what: the next run ended with exit code $?"; return 1; }
-    grep -q "successfully loaded checkpoint from $folder at iteration $last" "$work/out" || { why="$what: the next run did not go on from $last"; return 1; }
-    [ "$(grep -c WARNING "$work/out")" -eq $unlisted ] && [ "$(grep -c "holds a checkpoint of iteration 4 that its checkpoints_of_run.txt does not name" "$work/out")" -eq $unlisted ] ||
-        { why="$what: $(grep -m 1 WARNING "$work/out" || echo "no warning of an unlisted checkpoint")"; return 1; }
-    [ "$(tracked "$folder")" = 4 ] && same_as_reference "$np" "$folder" 4 || { why="$what: the next run ended differently"; return 1; }
-    [ "$last" = 4 ] || [ "$(ls -A "$folder" | tr '\n' ' ')" = "checkpoints_of_run.txt iter_0000004 latest_checkpointed_iteration.txt " ] || { why="$what: left $(ls -A "$folder" | tr '\n' ' ')"; return 1; }
+    grep -q "successfully loaded checkpoint from $folder at iteration $last" "$work/out" ||
+        { why="$what: the next run did not go on from $last"; return 1; }
+    [ "$(grep -c WARNING "$work/out")" -eq $unlisted ] &&
+        [ "$(grep -c "holds a checkpoint of iteration 4 that its checkpoints_of_run.txt does not name" "$work/out")" -eq $unlisted ] ||
+        { why="$what: $(grep -m 1 WARNING "$work/out" || echo "no warning of an unlisted checkpoint")"; \
+        return 1; }
+    [ "$(tracked "$folder")" = 4 ] && same_as_reference "$np" "$folder" 4 ||
+        { why="$what: the next run ended differently"; return 1; }
+    [ "$last" = 4 ] || [ "$(ls -A "$folder" | tr '\n' ' ')" = \
+        "checkpoints_of_run.txt iter_0000004 latest_checkpointed_iteration.txt " ] ||
+        { why="$what: left $(ls -A "$folder" | tr '\n' ' ')"; return 1; }
 }
-# every NP MODE RANK ERRNO STRIDE OPERATIONS: operations 1, 1 + STRIDE, ... until there are no more; there must be at least so many.
+# every NP MODE RANK ERRNO STRIDE OPERATIONS: operations 1, 1 + STRIDE, ... until there are no more;
+# there must be at least so many.
 every() {
     local n=1 count=0 stride=$5
     [ "${LONG:-0}" != 1 ] || stride=1
@@ -95,7 +118,9 @@ every() {
 
 references() { # NP
     trains "$1" "${run[@]}" --keep-last-checkpoints 0 --save "$work/reference$1" || return 1
-    mkdir "$work/at2.$1" && cp -r "$work/reference$1/iter_0000002" "$work/at2.$1/" && echo 2 >"$work/at2.$1/latest_checkpointed_iteration.txt" && echo 2 >"$work/at2.$1/checkpoints_of_run.txt"
+    mkdir "$work/at2.$1" && cp -r "$work/reference$1/iter_0000002" "$work/at2.$1/" &&
+        echo 2 >"$work/at2.$1/latest_checkpointed_iteration.txt" &&
+        echo 2 >"$work/at2.$1/checkpoints_of_run.txt"
 }
 check "reference of one rank" references 1
 check "reference of two ranks" references 2

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Memory runs out: the n-th allocation of the program's own code fails (memory_shim.c), alone or with all that follow, for every n or, in the fast run,
-# for a sample of them. The program must end with exit code 3 and one clear line, or do without; it never dies of a signal, hangs or tears a file.
+# Memory runs out: the n-th allocation of the program's own code fails (memory_shim.c), alone or
+# with all that follow, for every n or, in the fast run, for a sample of them. The program must end
+# with exit code 3 and one clear line, or do without; it never dies of a signal, hangs or tears a
+# file.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/memory_shim.so
@@ -18,24 +20,28 @@ export OMPI_MCA_plm=isolated  # one rank without mpirun needs no agent
 with_fault() {
     local at=$1 last=$2 program=$3
     shift 3
-    timeout -k 5 "$LIMIT" env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM="$program" MEMORY_FAULT_AT="$at" MEMORY_FAULT_LAST="$last" MEMORY_FAULT_COUNT="$work/count" \
+    timeout -k 5 "$LIMIT" env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM="$program" MEMORY_FAULT_AT="$at" \
+        MEMORY_FAULT_LAST="$last" MEMORY_FAULT_COUNT="$work/count" \
         "$BUILD/$program" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
-# ended_well RC SOUND: exit code 3 with one line about memory, or 0 with what SOUND, a command, checks.
+# ended_well RC SOUND: exit code 3 with one line about memory, or 0 with what SOUND, a command,
+# checks.
 ended_well() {
     local rc=$1 lines
     lines=$(grep -ac '^error: ' "$work/err")
     if [ "$rc" -eq 3 ]; then
         [ "$lines" -eq 1 ] || { say "$lines error lines"; return 1; }
-        grep -aqE '^error: .*(out of memory|no memory)' "$work/err" || { say "the line is not about memory"; return 1; }
+        grep -aqE '^error: .*(out of memory|no memory)' "$work/err" ||
+            { say "the line is not about memory"; return 1; }
     elif [ "$rc" -ne 0 ]; then
         say "exit code $rc"
         return 1
     fi
     "$2" "$rc" || say "${why:-$2 failed}"
 }
-# every NAME MOST SOUND PREPARE PROGRAM ARGUMENTS...: at most MOST values of n (all with LONG=1), each alone and with all that follow. PREPARE runs
-# before each, SOUND after each with the exit code.
+# every NAME MOST SOUND PREPARE PROGRAM ARGUMENTS...: at most MOST values of n (all with LONG=1),
+# each alone and with all that follow. PREPARE runs before each, SOUND after each with the exit
+# code.
 every() {
     local name=$1 most=$2 sound=$3 prepare=$4 total step at last refused=0 tried=0
     shift 4
@@ -71,9 +77,11 @@ old_shard() {
     printf old >"$work/made_text_document.bin"
     printf old >"$work/made_text_document.idx"
 }
-same_shard() { cmp -s "$work/made_text_document.bin" "$work/$1.bin" && cmp -s "$work/made_text_document.idx" "$work/$1.idx"; }
+same_shard() { cmp -s "$work/made_text_document.bin" "$work/$1.bin" &&
+    cmp -s "$work/made_text_document.idx" "$work/$1.idx"; }
 whole_shard() { # exit code
-    if [ "$1" -eq 0 ]; then same_shard whole; else same_shard old || same_shard whole; fi || why="the shard is torn"
+    if [ "$1" -eq 0 ]; then same_shard whole; else same_shard old || same_shard whole; fi ||
+        why="the shard is torn"
     same_shard whole || same_shard old
 }
 old_shard
@@ -91,19 +99,24 @@ check "preprocess_data, bytes" tool bytes 100 "${preprocess[@]}" --tokenizer-typ
 check "preprocess_data, BPE" tool bpe 100 "${preprocess[@]}" "${vocabulary[@]}"
 make_shard first 20 1
 make_shard second 30 2
-check "merge_datasets" tool merge 100 merge_datasets --input "$work/first_text_document" "$work/second_text_document" --output-prefix "$work/made_text_document"
+check "merge_datasets" tool merge 100 merge_datasets --input "$work/first_text_document" \
+    "$work/second_text_document" --output-prefix "$work/made_text_document"
 
 # --- the trainer, one rank: start-up, training, a checkpoint; what stands under --save is whole ---
 make_shard data 200 5
 data=$work/data_text_document
-start=(train_gpt_cpu "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0)
+start=(train_gpt_cpu "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
+    --split 100,0,0 --eval-iters 0)
 nothing() { :; }
 fine() { :; }
-every_file() { start+=(--save "$work/saved" --save-interval 1 --log-jsonl "$work/log.jsonl" --tensorboard-dir "$work/tensorboard" --log-progress --load "$work/saved"); }
+every_file() { start+=(--save "$work/saved" --save-interval 1 --log-jsonl "$work/log.jsonl" \
+    --tensorboard-dir "$work/tensorboard" --log-progress --load "$work/saved"); }
 empty_folders() { rm -rf "$work/saved" "$work/log.jsonl" "$work/tensorboard"; }
 saved_is_whole() { # exit code
-    [ "$1" -ne 0 ] || [ -e "$work/saved/latest_checkpointed_iteration.txt" ] || { why="nothing was saved"; return 1; }
-    [ ! -e "$work/saved/latest_checkpointed_iteration.txt" ] || dev/checkpoint_info "$work/saved" >/dev/null 2>&1 || { why="the checkpoint is torn"; return 1; }
+    [ "$1" -ne 0 ] || [ -e "$work/saved/latest_checkpointed_iteration.txt" ] ||
+        { why="nothing was saved"; return 1; }
+    [ ! -e "$work/saved/latest_checkpointed_iteration.txt" ] ||
+        dev/checkpoint_info "$work/saved" >/dev/null 2>&1 || { why="the checkpoint is torn"; return 1; }
 }
 check "the trainer's start and steps" every start 10 fine nothing "${start[@]}"
 every_file
@@ -114,24 +127,30 @@ start_again() {
     empty_folders
     cp -r "$work/kept" "$work/saved"
 }
-check "the trainer that loads a checkpoint" every load 4 saved_is_whole start_again "${start[@]}" --train-iters 3 --override-opt_param-scheduler
+check "the trainer that loads a checkpoint" every load 4 saved_is_whole start_again "${start[@]}" \
+    --train-iters 3 --override-opt_param-scheduler
 
 # --- two ranks, one of which gets no memory: the job ends, with one line ---
 unset OMPI_MCA_plm
 alone() { # which allocation of rank 1 fails
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu MEMORY_FAULT_RANK=1 MEMORY_FAULT_AT="$1" \
-        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0 >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu \
+        MEMORY_FAULT_RANK=1 MEMORY_FAULT_AT="$1" \
+        "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 \
+        --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0 >"$work/out" 2>"$work/err" </dev/null
     local rc=$?
     [ $rc -eq 3 ] || { say "allocation $1 of rank 1: exit code $rc"; return 1; }
     ended_well $rc fine
 }
 for at in 20 90 160; do check "one of two ranks, allocation $at" alone $at; done
 
-# --- a thread that writes a checkpoint in the background gets no memory: MPI belongs to the main thread, and still the job ends, with one line that names the rank ---
+# --- a thread that writes a checkpoint in the background gets no memory: MPI belongs to the main
+# thread, and still the job ends, with one line that names the rank ---
 behind() { # RANK ALLOCATION: of the threads of that rank
     rm -rf "$work/behind"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu MEMORY_FAULT_RANK="$1" MEMORY_FAULT_THREAD=1 MEMORY_FAULT_AT="$2" \
-        MEMORY_FAULT_COUNT="$work/count" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0 \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu \
+        MEMORY_FAULT_RANK="$1" MEMORY_FAULT_THREAD=1 MEMORY_FAULT_AT="$2" \
+        MEMORY_FAULT_COUNT="$work/count" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" \
+        --data-path "$data" --train-iters 2 --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0 \
         --save "$work/behind" --save-interval 1 --async-save >"$work/out" 2>"$work/err" </dev/null
 }
 in_a_thread() { # RANK
@@ -144,8 +163,10 @@ in_a_thread() { # RANK
         rc=$?
         [ $rc -eq 3 ] || { say "allocation $at of $total: exit code $rc"; return 1; }
         ended_well $rc fine || { why="allocation $at of $total: $why"; return 1; }
-        grep -q "^error: rank $1 .*save checkpoint: .*memory" "$work/err" || { say "allocation $at of $total: the line does not name rank $1"; return 1; }
-        ! grep -q 'MPI_Abort' "$work/err" || { why="allocation $at of $total: a thread calls MPI_Abort"; return 1; }
+        grep -q "^error: rank $1 .*save checkpoint: .*memory" "$work/err" ||
+            { say "allocation $at of $total: the line does not name rank $1"; return 1; }
+        ! grep -q 'MPI_Abort' "$work/err" ||
+            { why="allocation $at of $total: a thread calls MPI_Abort"; return 1; }
     done
 }
 for rank in 0 1; do check "the thread that saves, on rank $rank" in_a_thread $rank; done

@@ -1,10 +1,13 @@
-// Loaded in front of the C library (LD_PRELOAD) by test/fault/memory.sh: makes allocations fail that the program itself asks for, or the libraries that
-// it has its JSON, patterns and hashes from. MPI's and the C library's own allocations are left alone: what those do without memory is not ours.
+// Loaded in front of the C library (LD_PRELOAD) by test/fault/memory.sh: makes allocations fail
+// that the program itself asks for, or the libraries that it has its JSON, patterns and hashes
+// from. MPI's and the C library's own allocations are left alone: what those do without memory is
+// not ours.
 //   MEMORY_FAULT_PROGRAM  name of the program (launchers and daemons are left alone)
 //   MEMORY_FAULT_RANK     Open MPI's rank, when only that one is meant
 //   MEMORY_FAULT_AT       which allocation fails, counted from 1; 0: none
 //   MEMORY_FAULT_LAST     how many after it fail too (default 0: one alone)
-//   MEMORY_FAULT_THREAD   1: only allocations of other threads than the main one are meant. MPI belongs to that one: a line says when another calls MPI_Abort
+//   MEMORY_FAULT_THREAD   1: only allocations of other threads than the main one are meant. MPI
+//                         belongs to that one: a line says when another calls MPI_Abort
 //   MEMORY_FAULT_COUNT    file that gets the number of allocations at the end
 #include <dlfcn.h>
 #include <errno.h>
@@ -58,7 +61,8 @@ static long number_of(const char *name) {
 }
 
 __attribute__((constructor)) static void start(void) {
-    const char *program = getenv("MEMORY_FAULT_PROGRAM"), *rank = getenv("MEMORY_FAULT_RANK"), *ours = getenv("OMPI_COMM_WORLD_RANK");
+    const char *program = getenv("MEMORY_FAULT_PROGRAM"), *rank = getenv("MEMORY_FAULT_RANK"),
+               *ours = getenv("OMPI_COMM_WORLD_RANK");
     if (!program || strcmp(program, program_invocation_short_name) != 0) return;
     if (rank && (!ours || strcmp(rank, ours) != 0)) return;
     shim.at = number_of("MEMORY_FAULT_AT");
@@ -80,7 +84,8 @@ __attribute__((destructor)) static void finish(void) {
 static bool fails(const void *caller) {
     uintptr_t place = (uintptr_t)caller;
     bool watched = false;
-    for (int i = 0; shim.active && i < shim.ranges; i++) watched |= place >= shim.begin[i] && place < shim.end[i];
+    for (int i = 0; shim.active && i < shim.ranges; i++)
+        watched |= place >= shim.begin[i] && place < shim.end[i];
     if (!watched || (shim.threads && gettid() == getpid())) return false;
     long call = atomic_fetch_add(&calls, 1) + 1;
     if (shim.at == 0 || call < shim.at || call > shim.last) return false;
@@ -92,7 +97,9 @@ static bool fails(const void *caller) {
 void *malloc(size_t bytes) { return FAILS ? NULL : __libc_malloc(bytes); }
 void *calloc(size_t count, size_t bytes) { return FAILS ? NULL : __libc_calloc(count, bytes); }
 void *realloc(void *old, size_t bytes) { return FAILS ? NULL : __libc_realloc(old, bytes); }
-void *aligned_alloc(size_t alignment, size_t bytes) { return FAILS ? NULL : __libc_memalign(alignment, bytes); }
+void *aligned_alloc(size_t alignment, size_t bytes) {
+    return FAILS ? NULL : __libc_memalign(alignment, bytes);
+}
 
 int posix_memalign(void **memory, size_t alignment, size_t bytes) {
     if (FAILS || !(*memory = __libc_memalign(alignment, bytes))) return ENOMEM;

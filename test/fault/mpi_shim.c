@@ -1,10 +1,12 @@
-// A library for LD_PRELOAD in which the n-th call of one MPI function fails on one rank, as a library reports a failure whose errors are returned: nothing is
-// exchanged, nothing is written, the request is whatever it was. Built as $(BUILD)/test/fault/mpi_shim.so and used by test/fault/collectives.sh and
-// start.sh. Environment:
+// A library for LD_PRELOAD in which the n-th call of one MPI function fails on one rank, as a
+// library reports a failure whose errors are returned: nothing is exchanged, nothing is written,
+// the request is whatever it was. Built as $(BUILD)/test/fault/mpi_shim.so and used by
+// test/fault/collectives.sh and start.sh. Environment:
 //   MPI_FAULT_RANK    the rank
 //   MPI_FAULT_CALL    the function, such as MPI_Iallreduce
 //   MPI_FAULT_AT      which of its calls fails, from 1; 0: none
-//   MPI_FAULT_STOP    set: the process is stopped there instead, also before its only MPI_Init_thread and MPI_Finalize and its first MPI_Comm_dup, which comes
+//   MPI_FAULT_STOP    set: the process is stopped there instead, also before its only
+//                     MPI_Init_thread and MPI_Finalize and its first MPI_Comm_dup, which comes
 //                     right after the former
 //   MPI_FAULT_COUNT   file that gets a line "function calls" per function at the end
 #include <mpi.h>
@@ -50,24 +52,32 @@ __attribute__((destructor)) static void finish(void) {
 #define SPOILED(name, parameters, arguments) \
     int name parameters { return fails(#name) ? MPI_ERR_OTHER : P##name arguments; }
 SPOILED(MPI_Comm_split, (MPI_Comm comm, int color, int key, MPI_Comm *made), (comm, color, key, made))
-SPOILED(MPI_Comm_split_type, (MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm *made), (comm, type, key, info, made))
+SPOILED(MPI_Comm_split_type, (MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm *made),
+        (comm, type, key, info, made))
 SPOILED(MPI_Comm_idup, (MPI_Comm comm, MPI_Comm *made, MPI_Request *request), (comm, made, request))
 SPOILED(MPI_Ibarrier, (MPI_Comm comm, MPI_Request *request), (comm, request))
-SPOILED(MPI_Ibcast, (void *data, int count, MPI_Datatype type, int root, MPI_Comm comm, MPI_Request *request), (data, count, type, root, comm, request))
-SPOILED(MPI_Iallreduce, (const void *own, void *all, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *request),
+SPOILED(MPI_Ibcast, (void *data, int count, MPI_Datatype type, int root, MPI_Comm comm, MPI_Request *request),
+        (data, count, type, root, comm, request))
+SPOILED(MPI_Iallreduce,
+        (const void *own, void *all, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm,
+         MPI_Request *request),
         (own, all, count, type, op, comm, request))
-SPOILED(MPI_Iallgather, (const void *own, int count, MPI_Datatype type, void *all, int each, MPI_Datatype their, MPI_Comm comm, MPI_Request *request),
+SPOILED(MPI_Iallgather,
+        (const void *own, int count, MPI_Datatype type, void *all, int each, MPI_Datatype their,
+         MPI_Comm comm, MPI_Request *request),
         (own, count, type, all, each, their, comm, request))
-SPOILED(MPI_Igatherv, (const void *own, int count, MPI_Datatype type, void *all, const int *each, const int *at, MPI_Datatype their, int root, MPI_Comm comm, MPI_Request *request),
+SPOILED(MPI_Igatherv,
+        (const void *own, int count, MPI_Datatype type, void *all, const int *each, const int *at,
+         MPI_Datatype their, int root, MPI_Comm comm, MPI_Request *request),
         (own, count, type, all, each, at, their, root, comm, request))
 SPOILED(MPI_Test, (MPI_Request *request, int *done, MPI_Status *status), (request, done, status))
 
 // Starting and ending MPI: these are not counted, and do not fail.
-#define STOPPED(name, parameters, arguments)                                                                                 \
-    int name parameters {                                                                                                    \
-        const char *call = getenv("MPI_FAULT_CALL");                                                                         \
-        if (is_rank() && getenv("MPI_FAULT_STOP") && call && strcmp(call, #name) == 0) raise(SIGSTOP);                       \
-        return P##name arguments;                                                                                            \
+#define STOPPED(name, parameters, arguments) \
+    int name parameters { \
+        const char *call = getenv("MPI_FAULT_CALL"); \
+        if (is_rank() && getenv("MPI_FAULT_STOP") && call && strcmp(call, #name) == 0) raise(SIGSTOP); \
+        return P##name arguments; \
     }
 STOPPED(MPI_Init_thread, (int *argc, char ***argv, int wanted, int *given), (argc, argv, wanted, given))
 STOPPED(MPI_Comm_dup, (MPI_Comm comm, MPI_Comm *made), (comm, made))

@@ -31,20 +31,27 @@ check "a rank that crashes" killed SEGV 1
 told() { # the launcher sees a rank end before the others can: its one line names the rank
     local launcher=(mpirun --oversubscribe)
     [ "$(id -u)" -ne 0 ] || launcher+=(--allow-run-as-root)
-    killed KILL 1 && { tr '\n' ' ' <"$work/err" | grep -qi 'rank 1 .*signal 9' || { why="rank 1 is not named: $(tail -n 3 "$work/err" | tr '\n' ' ')"; return 1; }; }
+    killed KILL 1 && { tr '\n' ' ' <"$work/err" | grep -qi 'rank 1 .*signal 9' ||
+        { why="rank 1 is not named: $(tail -n 3 "$work/err" | tr '\n' ' ')"; return 1; }; }
 }
-if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" told; fi
+if mpirun --version 2>/dev/null |
+    grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" told; fi
 
 phases="(read data|forward and backward|update|evaluate|save checkpoint|sample)"
 # says REGEX: the one error line does.
 says() { grep '^error: ' "$work/err" | grep -qE -- "$1" || say "the error line does not say '$1'"; }
-# A rank that hangs: the others end the job after the time limit, and the one line names it, not one that waits for it, with the step and phase that it was in.
+# A rank that hangs: the others end the job after the time limit, and the one line names it, not one
+# that waits for it, with the step and phase that it was in.
 hanging() { # RANK FLAGS...
     ends_after "hanging$1" signal_rank STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" || return 1
-    error_names 7 "rank $1 has shown no sign of life for" "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc" && says "last seen at iteration [0-9]+, $phases\\)" || return 1
+    error_names 7 "rank $1 has shown no sign of life for" "$rc" &&
+        error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc" &&
+        says "last seen at iteration [0-9]+, $phases\\)" || return 1
     local seen logged_last
-    seen=$(sed -n 's/.*last seen at iteration \([0-9]*\),.*/\1/p' "$work/err") logged_last=$(field "hanging$1" loss | tail -n 1 | cut -d ' ' -f 1)
-    [ "$seen" -ge $((logged_last - 1)) ] && [ "$seen" -le $((logged_last + 2)) ] || { why="last seen at iteration $seen, the log ends at $logged_last"; return 1; }
+    seen=$(sed -n 's/.*last seen at iteration \([0-9]*\),.*/\1/p' "$work/err") \
+        logged_last=$(field "hanging$1" loss | tail -n 1 | cut -d ' ' -f 1)
+    [ "$seen" -ge $((logged_last - 1)) ] && [ "$seen" -le $((logged_last + 2)) ] ||
+        { why="last seen at iteration $seen, the log ends at $logged_last"; return 1; }
 }
 check "rank 0 hangs: exit code 7 and one line that names it after --distributed-timeout-minutes" hanging 0
 check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
@@ -54,17 +61,23 @@ check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
         check "rank $rank hangs, $flags" hanging $rank $flags
     done
 done
-# A rank that is alive but stuck: its own watchdog ends the job, or those who wait for it; the one line names it, wherever it is.
-stuck() { # FAULT RANK ITERATION WAIT RANKS PHASE FLAGS...: FAULT stall: before the wait; hang: in it, as in a device call that never returns; PHASE: a regular expression
+# A rank that is alive but stuck: its own watchdog ends the job, or those who wait for it; the one
+# line names it, wherever it is.
+# FAULT RANK ITERATION WAIT RANKS PHASE FLAGS...: FAULT stall: before the wait; hang: in it, as in a
+# device call that never returns; PHASE: a regular expression
+stuck() {
     rm -rf "$work/stuck"
     SDP4BIT_FAULT=$1:$2:$3:$4 train "$5" --distributed-timeout-minutes 0.04 "${busy[@]}" "${@:7}"
     local rc=$?
     [ "$rc" -ne 0 ] || return 75  # it has no such wait
-    error_names 7 "rank $2 " "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc" && if [ "$3" -gt 0 ]; then says "iteration $3,? $6[:)]"; else says " $6[:)]"; fi
+    error_names 7 "rank $2 " "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc" &&
+        if [ "$3" -gt 0 ]; then says "iteration $3,? $6[:)]"; else says " $6[:)]"; fi
 }
 # Everything that waits, in one iteration.
-busy=(--train-iters 6 --gpus-per-node 2 --log-interval 2 --log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2 --verify-replicas-interval 2
-    --timing-log-level 2 --eval-interval 2 --eval-iters 1 --sample-prompt "the quick" --sample-tokens 3 --sample-interval 2 --save "$work/stuck" --save-interval 2)
+busy=(--train-iters 6 --gpus-per-node 2 --log-interval 2 --log-params-norm --log-num-zeros-in-grad \
+    --log-quantization-error-interval 2 --verify-replicas-interval 2
+    --timing-log-level 2 --eval-interval 2 --eval-iters 1 --sample-prompt "the quick" --sample-tokens 3 \
+        --sample-interval 2 --save "$work/stuck" --save-interval 2)
 check "a rank is stuck before its first wait" stuck stall 2 0 0 4 start
 check "a rank is stuck in setup: exit code 7 and one line that names it" stuck stall 2 0 3 4 setup
 check "a rank is stuck in loading" stuck stall 0 0 24 4 "load data"
@@ -73,24 +86,30 @@ check "a rank is stuck in what follows a step" stuck stall 1 2 40 4 sample
 check "a rank is stuck in a wait" stuck hang 2 3 2 4 update
 check "a rank alone is stuck in a wait" stuck hang 0 3 1 1 update --gpus-per-node 1
 check "a rank alone is stuck" stuck stall 0 3 1 1 update --gpus-per-node 1
-# However many ranks the host has, the line tells how far the one is that speaks, and those that are furthest behind.
+# However many ranks the host has, the line tells how far the one is that speaks, and those that are
+# furthest behind.
 stuck_of_eight() {
-    SDP4BIT_FAULT=stall:6:3:6 train 8 --gpus-per-node 8 --global-batch-size 16 --distributed-timeout-minutes 0.1 --train-iters 6
-    error_names 7 "rank 6 " $? && says "; issued: rank 6 [0-9]+ collectives, the last [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; 4 others [0-9]+( to [0-9]+)? \("
+    SDP4BIT_FAULT=stall:6:3:6 train 8 --gpus-per-node 8 --global-batch-size 16 \
+        --distributed-timeout-minutes 0.1 --train-iters 6
+    error_names 7 "rank 6 " $? &&
+        says "; issued: rank 6 [0-9]+ collectives, the last [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; 4 others [0-9]+( to [0-9]+)? \("
 }
 check "a rank of eight is stuck: how far it is" stuck_of_eight
 behind() {
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 8 "$BUILD/test/mpi/test_heartbeat" "far behind" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 8 "$BUILD/test/mpi/test_heartbeat" "far behind" >"$work/out" \
+        2>"$work/err" </dev/null
     error_names 7 "; issued: rank 0 10 collectives, the last all-gather between nodes; rank 7 8 collectives, the last all-gather between nodes; rank 5 9 " $? &&
         says "; rank 1 10 collectives, the last all-gather between nodes; 4 others 10 to 11 \("
 }
 check "the ranks that are furthest behind" behind
-nowhere_else() { stuck stall 2 2 100000 4 ""; [ $? -eq 75 ] || { why="a fault that never comes has stopped the run: $why"; return 1; }; }
+nowhere_else() { stuck stall 2 2 100000 4 ""; [ $? -eq 75 ] ||
+    { why="a fault that never comes has stopped the run: $why"; return 1; }; }
 check "a fault that never comes" nowhere_else
 everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is
     local wait=0 rc
     while :; do
-        stuck stall "$1" "$2" "$wait" 4 "$([ "$2" = 0 ] && echo "(start|setup|load checkpoint|load data)" || echo "$phases")"
+        stuck stall "$1" "$2" "$wait" 4 \
+            "$([ "$2" = 0 ] && echo "(start|setup|load checkpoint|load data)" || echo "$phases")"
         rc=$?
         [ $rc -ne 75 ] || break
         [ $rc -eq 0 ] || { why="wait $wait: $why"; return 1; }
@@ -115,12 +134,15 @@ check "more ranks per node than ranks" refused 2 "nodes of 8; --gpus-per-node" 4
 check "3 ranks and a batch of 8" refused 2 "--global-batch-size 8" 3
 three() { trains 3 --global-batch-size 6 --train-iters 4 "${paper[@]}" --verify-replicas-interval 1; }
 check "3 ranks and a batch of 6" three
-# srun without MPI support starts every task as a job of its own. With SLURM_JOB_ID Open MPI knows that, and would end it itself; PMI_RANK stands for a library
-# that starts a world of one. task VARIABLES...: its exit code.
+# srun without MPI support starts every task as a job of its own. With SLURM_JOB_ID Open MPI knows
+# that, and would end it itself; PMI_RANK stands for a library that starts a world of one. task
+# VARIABLES...: its exit code.
 task() {
-    env SLURM_NTASKS=4 SLURM_STEP_ID=0 "$@" timeout "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
+    env SLURM_NTASKS=4 SLURM_STEP_ID=0 "$@" timeout "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" \
+        "${batch[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
 }
-first_task() { task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$@"; error_names 3 "srun --mpi=pmix" $? && [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"; }
+first_task() { task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$@"; error_names 3 "srun --mpi=pmix" $? &&
+    [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"; }
 other_task() {
     task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=1 "$@"
     [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another task"
@@ -130,7 +152,8 @@ check "a task of srun that MPI starts alone" first_task PMI_RANK=0
 check "the other tasks say nothing" other_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
 check "nor do those that MPI starts alone" other_task PMI_RANK=1
 check "a shell inside an allocation may train alone" task SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0
-# torchrun, and the mpiexec of an MPI library that the program was not built with, start processes that MPI does not join.
+# torchrun, and the mpiexec of an MPI library that the program was not built with, start processes
+# that MPI does not join.
 alone() { # TEXT VARIABLES...
     task "${@:2}"
     error_names 3 "$1" $? && [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"
@@ -139,7 +162,8 @@ silent() {
     task "$@"
     [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another process"
 }
-check "a process of torchrun" alone "torchrun started 4 processes" TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=0
+check "a process of torchrun" alone "torchrun started 4 processes" TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 \
+    RANK=0
 check "torchrun's other processes say nothing" silent TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=3
 check "torchrun's only process may train" task TORCHELASTIC_RUN_ID=none WORLD_SIZE=1 RANK=0
 check "WORLD_SIZE alone says nothing of torchrun" task WORLD_SIZE=4 RANK=0

@@ -1,11 +1,14 @@
-// A library for LD_PRELOAD that makes the n-th file operation of a program fail, or kills the program there. Built as $(BUILD)/test/fault/shim.so and used
-// by test/fault/every_call.sh. Counted are opens, writes, syncs, renames, new folders and removals under one folder, so that a program's logs and libraries
-// do not count. Environment:
+// A library for LD_PRELOAD that makes the n-th file operation of a program fail, or kills the
+// program there. Built as $(BUILD)/test/fault/shim.so and used by test/fault/every_call.sh. Counted
+// are opens, writes, syncs, renames, new folders and removals under one folder, so that a program's
+// logs and libraries do not count. Environment:
 //   SHIM_FOLDER   operations on paths that begin with this count
-//   SHIM_RANK     of this rank alone (OMPI_COMM_WORLD_RANK; a program started without mpirun is rank 0)
+//   SHIM_RANK     of this rank alone (OMPI_COMM_WORLD_RANK; a program started without mpirun is
+//                 rank 0)
 //   SHIM_AT       the operation to spoil, from 1; 0: none
 //   SHIM_ERRNO    what it fails with; 0: the process is killed there
-//   SHIM_MARK     a file into which the spoiled operation is written, so that the test knows that there was one
+//   SHIM_MARK     a file into which the spoiled operation is written, so that the test knows that
+//                 there was one
 //   SHIM_SLOW_MS  every sync takes this much longer, as on a slow disk
 //   SHIM_SLOW_READ_MS  every read() there; pread() is as fast as ever
 #include <dlfcn.h>
@@ -33,13 +36,15 @@ static long setting(const char *name) {
 
 static bool counts(const char *path) {
     const char *folder = getenv("SHIM_FOLDER"), *rank = getenv("OMPI_COMM_WORLD_RANK");
-    return folder && path && atol(rank ? rank : "0") == setting("SHIM_RANK") && strncmp(path, folder, strlen(folder)) == 0;
+    return folder && path && atol(rank ? rank : "0") == setting("SHIM_RANK") &&
+           strncmp(path, folder, strlen(folder)) == 0;
 }
 
 static void mark(const char *what, const char *path) {
     char line[PATH_MAX + 64];
     const char *name = getenv("SHIM_MARK");
-    int fd = name ? (int)syscall(SYS_openat, AT_FDCWD, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    int fd = name ? (int)syscall(SYS_openat, AT_FDCWD, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)
+                  : -1;
     int length = snprintf(line, sizeof line, "%s %s\n", what, path);
     if (fd >= 0) syscall(SYS_write, fd, line, length);
     if (fd >= 0) syscall(SYS_close, fd);
@@ -79,10 +84,14 @@ int open(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
     va_end(args);
-    return spoiled(flags & O_CREAT ? "create" : "open", path) ? -1 : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+    return spoiled(flags & O_CREAT ? "create" : "open", path)
+               ? -1
+               : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
-ssize_t write(int fd, const void *data, size_t bytes) { return spoiled_fd("write", fd) ? -1 : syscall(SYS_write, fd, data, bytes); }
+ssize_t write(int fd, const void *data, size_t bytes) {
+    return spoiled_fd("write", fd) ? -1 : syscall(SYS_write, fd, data, bytes);
+}
 
 ssize_t read(int fd, void *data, size_t bytes) {
     be_slow(fd, setting("SHIM_SLOW_READ_MS"));
@@ -94,15 +103,22 @@ int fsync(int fd) {
     return spoiled_fd("fsync", fd) ? -1 : (int)syscall(SYS_fsync, fd);
 }
 
-int rename(const char *from, const char *to) { return spoiled("rename", from) ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0); }
-
-int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
-    return spoiled("exchange", from) ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+int rename(const char *from, const char *to) {
+    return spoiled("rename", from) ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
 }
 
-int mkdir(const char *path, mode_t mode) { return spoiled("mkdir", path) ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode); }
+int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
+    return spoiled("exchange", from) ? -1
+                                     : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+}
 
-int unlink(const char *path) { return spoiled("unlink", path) ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0); }
+int mkdir(const char *path, mode_t mode) {
+    return spoiled("mkdir", path) ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+}
+
+int unlink(const char *path) {
+    return spoiled("unlink", path) ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+}
 
 int remove(const char *path) {
     if (spoiled("remove", path)) return -1;

@@ -1,24 +1,30 @@
 #!/usr/bin/env bash
-# The start and the end of a job, and the log in between: ranks that are stopped where there is no heartbeat yet, or none any more; files that never answer; too
-# little address space; logs that nobody reads. An end within the time limit and a few seconds, the documented exit code, one line.
+# The start and the end of a job, and the log in between: ranks that are stopped where there is no
+# heartbeat yet, or none any more; files that never answer; too little address space; logs that
+# nobody reads. An end within the time limit and a few seconds, the documented exit code, one line.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
 says() { grep '^error: ' "$work/err" | grep -qF -- "$1" || say "the error line does not say '$1'"; }
 
-# --- ranks that are stopped while MPI starts or ends: all at once, since they wait for the most part ---
+# --- ranks that are stopped while MPI starts or ends: all at once, since they wait for the most
+# part ---
 shim=$BUILD/test/fault/mpi_shim.so
 begin() { # CALL RANK: that rank of three is stopped before this call
     mkdir "$work/$1.$2"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 3 env LD_PRELOAD="$shim" MPI_FAULT_RANK="$2" MPI_FAULT_CALL="$1" MPI_FAULT_STOP=1 "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" \
-        --global-batch-size 6 --gpus-per-node 1 --train-iters 3 --distributed-timeout-minutes 0.04 >"$work/$1.$2/out" 2>"$work/$1.$2/err" </dev/null
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 3 env LD_PRELOAD="$shim" MPI_FAULT_RANK="$2" \
+        MPI_FAULT_CALL="$1" MPI_FAULT_STOP=1 "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" \
+        --global-batch-size 6 --gpus-per-node 1 --train-iters 3 --distributed-timeout-minutes 0.04 \
+        >"$work/$1.$2/out" 2>"$work/$1.$2/err" </dev/null
     echo $? >"$work/$1.$2/rc"
 }
 ends() { # CALL RANK TEXT
     cp "$work/$1.$2/out" "$work/$1.$2/err" "$work"
-    error_names 7 "$3" "$(cat "$work/$1.$2/rc")" && says "(--distributed-timeout-minutes sets the limit)" || return 1
-    [ "$1" != MPI_Finalize ] || grep -q 'after training is done' "$work/out" || { why="it did not train to its end"; return 1; }
+    error_names 7 "$3" "$(cat "$work/$1.$2/rc")" && says "(--distributed-timeout-minutes sets the limit)" ||
+        return 1
+    [ "$1" != MPI_Finalize ] || grep -q 'after training is done' "$work/out" ||
+        { why="it did not train to its end"; return 1; }
 }
 if [ ! -e "$shim" ]; then
     not_ok "$shim" "not built; run make BUILD=$BUILD test-programs"
@@ -44,13 +50,16 @@ fi
 mkfifo "$work/pipe"
 touch "$work/empty"
 bpe=(--tokenizer-type GPT2BPETokenizer)
-check "a vocabulary that is a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" --vocab-file "$work/pipe" --merge-file "$work/empty"
-check "merges that are a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" --vocab-file test/golden/tokenizer/vocab.json --merge-file "$work/pipe"
+check "a vocabulary that is a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" \
+    --vocab-file "$work/pipe" --merge-file "$work/empty"
+check "merges that are a pipe" refused 5 "$work/pipe is not a plain file" 2 "${bpe[@]}" \
+    --vocab-file test/golden/tokenizer/vocab.json --merge-file "$work/pipe"
 check "an argument file that is a pipe" refused 2 "@$work/pipe: not a plain file" 2 "@$work/pipe"
 
 # --- little address space: whatever it is, the run ends well or with one line ---
 within() { # KIB: of address space
-    timeout -k 5 "$LIMIT" bash -c 'ulimit -v "$0" && exec "$@"' "$1" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
+    timeout -k 5 "$LIMIT" bash -c 'ulimit -v "$0" && exec "$@"' "$1" env OMPI_MCA_plm=isolated "$trainer" \
+        "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
         --distributed-timeout-minutes 0.2 >"$work/out" 2>"$work/err" </dev/null
 }
 little_space() { # what MPI makes of even less is not ours
@@ -61,7 +70,9 @@ little_space() { # what MPI makes of even less is not ours
         [ $rc -ne 124 ] && [ $rc -ne 137 ] || { say "$kib KiB: it hangs"; return 1; }
         # What Open MPI makes of its own lack of memory on the way out is not ours either.
         if grep -q '^error: ' "$work/err" && ! grep -q 'out of dynamic memory' "$work/err"; then
-            [ $rc -eq 3 ] && [ "$(grep -c '^error: ' "$work/err")" -eq 1 ] && grep -qE '^error: .*(out of memory|cannot start the watchdog)' "$work/err" || { say "$kib KiB: exit code $rc"; return 1; }
+            [ $rc -eq 3 ] && [ "$(grep -c '^error: ' "$work/err")" -eq 1 ] &&
+                grep -qE '^error: .*(out of memory|cannot start the watchdog)' "$work/err" ||
+                { say "$kib KiB: exit code $rc"; return 1; }
         fi
         if grep -q '^error: .*OpenBLAS' "$work/err"; then found=$((found + 1)); fi
     done
@@ -76,13 +87,17 @@ fi
 # --- logs that nobody reads ---
 mkfifo "$work/json"
 unread_json() { # a pipe holds some 60 kB
-    trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
-    [ "$(grep -c "^warning: cannot write $work/json: .*does not keep up" "$work/err")" -eq 1 ] || { say "not one warning"; return 1; }
+    trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 \
+        --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
+    [ "$(grep -c "^warning: cannot write $work/json: .*does not keep up" "$work/err")" -eq 1 ] ||
+        { say "not one warning"; return 1; }
     grep -q 'after training is done' "$work/out" || say "it did not train to its end"
 }
 check "JSON lines into a pipe that nobody reads: one warning, training goes on" unread_json
 unread_log() {
-    { timeout -k 5 "$LIMIT" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 2>"$work/err"
+    { timeout -k 5 "$LIMIT" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" \
+        --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 \
+        2>"$work/err"
         echo $? >"$work/rc"; } | until [ -s "$work/rc" ]; do sleep 0.1; done
     error_names 7 "write log: " "$(cat "$work/rc")" && says "nobody reads this rank's log"
 }

@@ -8,7 +8,9 @@
 
 static char folder[256];
 
-static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *place) { return remove(path); }
+static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *place) {
+    return remove(path);
+}
 
 static void remove_folder(void) { nftw(folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS); }
 

@@ -1,6 +1,8 @@
-// What the fuzz targets share. A target is LLVMFuzzerTestOneInput over one parser of outside bytes: it gives the parser hostile input, uses what
-// the parser accepted as the program would, and ends the process when a promise is broken. `make fuzz` links the targets with libFuzzer, which
-// searches for such inputs; otherwise replay.c runs the seeds and the inputs that once failed. test/fuzz/run.sh starts both.
+// What the fuzz targets share. A target is LLVMFuzzerTestOneInput over one parser of outside bytes:
+// it gives the parser hostile input, uses what the parser accepted as the program would, and ends
+// the process when a promise is broken. `make fuzz` links the targets with libFuzzer, which
+// searches for such inputs; otherwise replay.c runs the seeds and the inputs that once failed.
+// test/fuzz/run.sh starts both.
 #pragma once
 #include <stdint.h>
 #include <stdio.h>
@@ -21,11 +23,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 // What every refusal owes the user: a documented exit code and a line of text.
 static inline void fuzz_check_error(const Error *err) {
-    PROMISE(err->code == EXIT_USAGE || err->code == EXIT_ENVIRONMENT || err->code == EXIT_DATA || err->code == EXIT_CHECKPOINT);
+    PROMISE(err->code == EXIT_USAGE || err->code == EXIT_ENVIRONMENT || err->code == EXIT_DATA ||
+            err->code == EXIT_CHECKPOINT);
     PROMISE(memchr(err->what, 0, sizeof err->what) && *err->what);
 }
 
-// A folder of this process, removed when it ends. Path of a file in it that holds these bytes: of `name`, until the next call with that name.
+// A folder of this process, removed when it ends. Path of a file in it that holds these bytes: of
+// `name`, until the next call with that name.
 const char *fuzz_folder(void);
 const char *fuzz_file(const char *name, const void *data, size_t bytes);
 
@@ -41,7 +45,8 @@ static inline FuzzParts fuzz_parts(const uint8_t *data, size_t size) {
     return (FuzzParts){data, border ? border + 1 : data + size, before, border ? size - before - 1 : 0};
 }
 
-// A copy without a byte behind it, so that a sanitizer sees a read that goes too far. At least one byte is allocated.
+// A copy without a byte behind it, so that a sanitizer sees a read that goes too far. At least one
+// byte is allocated.
 static inline void *fuzz_copy(const void *data, size_t bytes) {
     void *copy = xmalloc(bytes ? bytes : 1, "an input");
     if (bytes) memcpy(copy, data, bytes);

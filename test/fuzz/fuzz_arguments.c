@@ -1,4 +1,5 @@
-// The command line that a checkpoint holds as JSON, compared with this run's in each of the ways the flags choose.
+// The command line that a checkpoint holds as JSON, compared with this run's in each of the ways
+// the flags choose.
 #include "llmc/config/config.h"
 #include "test/fuzz/fuzz.h"
 
@@ -6,8 +7,29 @@ static void match(const char *json, const char *choice) {
     char notes[256];
     Error err = {0};
     Config config;
-    const char *words[] = {"train", "--load", "folder", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "32", "--max-position-embeddings",
-                           "32", "--micro-batch-size", "2", "--lr", "1e-3", "--train-iters", "10", "--mock-data", "--tokenizer-type", "Byte", choice};
+    const char *words[] = {"train",
+                           "--load",
+                           "folder",
+                           "--num-layers",
+                           "2",
+                           "--hidden-size",
+                           "32",
+                           "--num-attention-heads",
+                           "4",
+                           "--seq-length",
+                           "32",
+                           "--max-position-embeddings",
+                           "32",
+                           "--micro-batch-size",
+                           "2",
+                           "--lr",
+                           "1e-3",
+                           "--train-iters",
+                           "10",
+                           "--mock-data",
+                           "--tokenizer-type",
+                           "Byte",
+                           choice};
     int count = (int)(sizeof words / sizeof *words);
     PROMISE(config_parse(&config, choice ? count : count - 1, (char **)words, notes, sizeof notes, &err));
     PROMISE(config_finish(&config, 1, 257, 256, &err));

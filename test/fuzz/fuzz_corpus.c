@@ -9,7 +9,8 @@ static void read_all(const char *path, bool plain_text, const uint8_t *data, siz
     PROMISE(corpus && corpus_bytes(corpus) == (int64_t)size);
     size_t read = 0;
     while (corpus_next(corpus, &block, &err)) {
-        PROMISE(read + block.bytes <= size && (block.bytes == 0 || !memcmp(block.text, data + read, block.bytes)));
+        PROMISE(read + block.bytes <= size &&
+                (block.bytes == 0 || !memcmp(block.text, data + read, block.bytes)));
         PROMISE(!plain_text || (block.file_count == 1 && block.files[0].bytes == size));
         read += block.bytes;
     }

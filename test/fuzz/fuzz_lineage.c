@@ -8,7 +8,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint64_t bytes;
     fuzz_file(LINEAGE_NAME, data, size);
     PROMISE(lineage_read(fuzz_folder(), &lineage, &err));
-    PROMISE(lineage.listed == (lineage.count > 0) && lineage.listed == !*lineage.damage);  // there are no checkpoints to find by their names
+    // there are no checkpoints to find by their names
+    PROMISE(lineage.listed == (lineage.count > 0) && lineage.listed == !*lineage.damage);
     PROMISE(memchr(lineage.damage, 0, sizeof lineage.damage));
     for (int i = 0; i < lineage.count; i++) {
         PROMISE(lineage.iterations[i] >= 0 && (i == 0 || lineage.iterations[i] > lineage.iterations[i - 1]));

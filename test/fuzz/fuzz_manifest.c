@@ -1,5 +1,5 @@
-// A checkpoint's manifest.json. Its last line is a hash of all text before it, which no mutation would hit: the target tries the input as it is, and
-// with the last line that belongs to it.
+// A checkpoint's manifest.json. Its last line is a hash of all text before it, which no mutation
+// would hit: the target tries the input as it is, and with the last line that belongs to it.
 #include <inttypes.h>
 #include <xxhash.h>
 
@@ -12,11 +12,13 @@ static void use(const Manifest *m) {
     Error err = {0};
     for (int i = 0; i < m->file_count; i++) {
         const ManifestFile *f = &m->files[i];
-        PROMISE(plain(f->folder) && plain(f->name) && f->first >= 0 && f->count >= 0 && f->first + f->count <= m->slice_count);
+        PROMISE(plain(f->folder) && plain(f->name) && f->first >= 0 && f->count >= 0 &&
+                f->first + f->count <= m->slice_count);
     }
     for (int i = 0; i < m->slice_count; i++) {
         const ManifestSlice *s = &m->slices[m->order[i]];
-        PROMISE(s->file >= 0 && s->file < m->file_count && s->tensor >= 0 && s->tensor < m->tensor_count && s->kind < SLICE_KINDS);
+        PROMISE(s->file >= 0 && s->file < m->file_count && s->tensor >= 0 && s->tensor < m->tensor_count &&
+                s->kind < SLICE_KINDS);
         const Tensor *t = &m->tensors[s->tensor];
         PROMISE(slice_fits(t, s->block, s->lo, s->hi) && s->lo < s->hi);
         PROMISE(s->begin + (uint64_t)(s->hi - s->lo) * 2 <= m->files[s->file].bytes);

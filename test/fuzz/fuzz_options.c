@@ -1,5 +1,5 @@
-// An argument file (@FILE), as far as --plan takes it: words, the option table, derived fields, the memory and communication plan, and the settings
-// as text again.
+// An argument file (@FILE), as far as --plan takes it: words, the option table, derived fields, the
+// memory and communication plan, and the settings as text again.
 #include <math.h>
 
 #include "llmc/config/config.h"
@@ -20,7 +20,8 @@ static void check_sizes(const GPT *gpt, const MemoryPlan *memory_plan) {
     PROMISE(fabs(sum - (double)memory_plan_total(memory_plan)) <= 1e-9 * sum);
     double tokens = (double)gpt->B * gpt->T;
     PROMISE(widest >= tokens * 3 * gpt->A * sizeof(floatX) && widest >= tokens * gpt->F * sizeof(floatX));
-    PROMISE(widest >= (double)gpt->V * gpt->C * sizeof(floatX) && widest >= (double)gpt->P * gpt->C * sizeof(floatX));
+    PROMISE(widest >= (double)gpt->V * gpt->C * sizeof(floatX) &&
+            widest >= (double)gpt->P * gpt->C * sizeof(floatX));
 }
 
 static void plan(const Config *c, int ranks, FILE *out) {
@@ -29,7 +30,8 @@ static void plan(const Config *c, int ranks, FILE *out) {
     MemoryPlan memory_plan = {0};
     GPT gpt;
     int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
-    if (mesh_build(&mesh, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size, c->pipeline_model_parallel_size, &err)) {
+    if (mesh_build(&mesh, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
+                   c->pipeline_model_parallel_size, &err)) {
         gpt_describe(&gpt, c);
         Zero *zero = zero_plan(c, &mesh, gpt.tensor, gpt.tensors, &memory_plan, &err);
         if (zero) {
@@ -61,7 +63,8 @@ static void finish(Config *c, FILE *out) {
     for (int64_t n = 0; n < 8; n++) PROMISE(config_global_batch_size(c, n * (c->total_samples / 8)) > 0);
     config_print(c, out);
     char *json = config_to_json(c), notes[64] = "";
-    PROMISE(config_match_checkpoint(c, json, notes, sizeof notes, &err) && !*notes);  // a run goes on from its own checkpoint
+    // a run goes on from its own checkpoint
+    PROMISE(config_match_checkpoint(c, json, notes, sizeof notes, &err) && !*notes);
     free(json);
     // The lists of a plan grow with the layers: beyond these the work is the same, only more of it.
     if (c->num_layers <= 64 && c->dp_size <= 4096) plan(c, ranks, out);

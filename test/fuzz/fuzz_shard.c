@@ -1,4 +1,5 @@
-// Token shards: <prefix>.idx, and <prefix>.bin behind the first 0xFF of a run of eight. What is accepted is read whole, as the dataset does.
+// Token shards: <prefix>.idx, and <prefix>.bin behind the first 0xFF of a run of eight. What is
+// accepted is read whole, as the dataset does.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -8,8 +9,8 @@
 
 enum { MARK_BYTES = 8, MOST_SAMPLES = 32 };
 
-// A mapping ends at a page, memory of the heap at its last byte: reads beyond a file are seen only in the latter. The linker sends the calls here
-// (--wrap), so that shard.c is tested as it is.
+// A mapping ends at a page, memory of the heap at its last byte: reads beyond a file are seen only
+// in the latter. The linker sends the calls here (--wrap), so that shard.c is tested as it is.
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 int __real_munmap(void *at, size_t bytes);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
@@ -61,7 +62,8 @@ static void read_samples(const Shard *s, int seq_length) {
         Error err = {0};
         int64_t first, end;
         split_range(bounds, split, s->sequences, &first, &end);
-        if (!gpt_dataset_build(&d, s, &(PartRequest){split, first, end, MOST_SAMPLES, seq_length, 1234}, NULL, &err)) {
+        if (!gpt_dataset_build(&d, s, &(PartRequest){split, first, end, MOST_SAMPLES, seq_length, 1234}, NULL,
+                               &err)) {
             fuzz_check_error(&err);
             continue;
         }
@@ -70,7 +72,8 @@ static void read_samples(const Shard *s, int seq_length) {
         for (int64_t i = 0; i < MOST_SAMPLES; i++) {
             gpt_dataset_sample(&d, i, tokens);
             TokenPlace place = gpt_dataset_place(&d, i, seq_length);
-            PROMISE(place.sequence >= first && place.sequence < end && place.offset < shard_length(s, place.sequence));
+            PROMISE(place.sequence >= first && place.sequence < end &&
+                    place.offset < shard_length(s, place.sequence));
         }
         free(tokens);
         gpt_dataset_free(&d);
@@ -80,7 +83,8 @@ static void read_samples(const Shard *s, int seq_length) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const uint8_t mark[MARK_BYTES] = {0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFE};
     const uint8_t *border = size ? (const uint8_t *)memmem(data, size, mark, MARK_BYTES) : NULL;
-    size_t index_bytes = border ? (size_t)(border - data) : size, rest = border ? size - index_bytes - MARK_BYTES : 0;
+    size_t index_bytes = border ? (size_t)(border - data) : size,
+           rest = border ? size - index_bytes - MARK_BYTES : 0;
     char prefix[512];
     fuzz_file("shard.bin", border ? border + MARK_BYTES : data, rest);
     snprintf(prefix, sizeof prefix, "%s", fuzz_file("shard.idx", data, index_bytes));

@@ -1,4 +1,5 @@
-// Text as the tokenizers meet it: any bytes. Pieces cut by hand must be those that PCRE2 cuts; what is encoded must decode to the (repaired) text.
+// Text as the tokenizers meet it: any bytes. Pieces cut by hand must be those that PCRE2 cuts; what
+// is encoded must decode to the (repaired) text.
 #include "llmc/data/pretokenize.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/base/utf8.h"
@@ -13,7 +14,8 @@ static const Opened *open_once(void) {
     static Opened o;
     Error err = {0};
     if (o.bpe) return &o;
-    o.bpe = tokenizer_open(TOKENIZER_GPT2_BPE, "test/golden/tokenizer/vocab.json", "test/golden/tokenizer/merges.txt", 0, &err);
+    o.bpe = tokenizer_open(TOKENIZER_GPT2_BPE, "test/golden/tokenizer/vocab.json",
+                           "test/golden/tokenizer/merges.txt", 0, &err);
     if (!o.bpe) fprintf(stderr, "%s (start it in the root of the repository)\n", err.what);
     PROMISE(o.bpe);
     o.bytes = tokenizer_open(TOKENIZER_BYTE, NULL, NULL, 0, &err);
@@ -31,7 +33,8 @@ static void check_pieces(const PiecePattern *pattern, const char *text, size_t b
     piece_splitter_free(splitter);
 }
 
-static void encode(const Tokenizer *tokenizer, const char *text, size_t bytes, const char *expected, size_t expected_bytes, int64_t expected_replaced) {
+static void encode(const Tokenizer *tokenizer, const char *text, size_t bytes, const char *expected,
+                   size_t expected_bytes, int64_t expected_replaced) {
     Encoder *encoder = encoder_create(tokenizer);
     for (int again = 0; again < 2; again++) {  // the second time from the cache of words
         TokenBuffer ids = {0};
@@ -56,7 +59,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char *repaired = (char *)xmalloc(3 * size + 1, "repaired text");
     int64_t replaced = 0;
     size_t bytes = utf8_repair(text, size, repaired, &replaced);
-    PROMISE(utf8_valid_prefix(repaired, bytes) == bytes && (replaced == 0) == (utf8_valid_prefix(text, size) == size));
+    PROMISE(utf8_valid_prefix(repaired, bytes) == bytes &&
+            (replaced == 0) == (utf8_valid_prefix(text, size) == size));
     char *exact = (char *)fuzz_copy(repaired, bytes);
     free(repaired);
     check_pieces(o->pattern, exact, bytes);

@@ -1,10 +1,13 @@
-// vocab.json and merges.txt, in front of and behind the first 0xFF. A first byte M: the vocabulary is a sound one and all else is merges.txt. A first byte
-// V: what stands before the 0xFF is added to a sound vocabulary's entries. Tokenizers that open must give every text back.
+// vocab.json and merges.txt, in front of and behind the first 0xFF. A first byte M: the vocabulary
+// is a sound one and all else is merges.txt. A first byte V: what stands before the 0xFF is added
+// to a sound vocabulary's entries. Tokenizers that open must give every text back.
 #include "llmc/data/tokenizer.h"
 #include "llmc/base/utf8.h"
 #include "test/fuzz/fuzz.h"
 
-static bool itself(uint32_t byte) { return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF); }
+static bool itself(uint32_t byte) {
+    return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+}
 
 // All 256 byte symbols, the end of text and three merged tokens; then the additions.
 static size_t write_sound(char *out, const uint8_t *more, size_t more_bytes) {
@@ -13,7 +16,8 @@ static size_t write_sound(char *out, const uint8_t *more, size_t more_bytes) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         char symbol[8];
         size_t length = utf8_write(itself(byte) ? byte : shifted++, symbol);
-        used += (size_t)sprintf(out + used, ",\"%s%.*s\":%u", byte == '"' || byte == '\\' ? "\\" : "", (int)length, symbol, (unsigned)byte);
+        used += (size_t)sprintf(out + used, ",\"%s%.*s\":%u", byte == '"' || byte == '\\' ? "\\" : "",
+                                (int)length, symbol, (unsigned)byte);
     }
     memcpy(out + used, more, more_bytes);
     out[used + more_bytes] = '}';
@@ -38,7 +42,9 @@ static void round_trip(const Tokenizer *tokenizer, const char *text, size_t byte
 }
 
 static void open_both(const char *vocab, const char *merges) {
-    static const char text[] = " the theory of the 3 aa\xC3\xA9\n\taaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaathethethethethethethethethethethethe";
+    static const char text[] = " the theory of the 3 "
+                               "aa\xC3\xA9\n\taaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+                               "aaathethethethethethethethethethethethe";
     Error err = {0};
     Tokenizer *tokenizer = tokenizer_open(TOKENIZER_GPT2_BPE, vocab, merges, 0, &err);
     if (!tokenizer) {
@@ -61,7 +67,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     FuzzParts parts = fuzz_parts(data + (only_merges || adds), size - (only_merges || adds));
     if (only_merges) parts = (FuzzParts){data, data + 1, 0, size - 1};
     char *sound = (char *)xmalloc(8192 + size, "a vocabulary");
-    size_t bytes = only_merges || adds ? write_sound(sound, parts.first, parts.first_bytes) : parts.first_bytes;
+    size_t bytes = only_merges || adds ? write_sound(sound, parts.first, parts.first_bytes)
+                                       : parts.first_bytes;
     if (!only_merges && !adds) memcpy(sound, parts.first, bytes);
     snprintf(vocab, sizeof vocab, "%s", fuzz_file("vocab.json", sound, bytes));
     snprintf(merges, sizeof merges, "%s", fuzz_file("merges.txt", parts.second, parts.second_bytes));

@@ -1,5 +1,6 @@
-// Checkpoints of several ranks: saved with odd slice borders, read whole, at other borders and by other numbers of ranks; a failure of one rank
-// reaches all with the same words and leaves the checkpoint before untouched. Run with 1, 2, 4, ... ranks.
+// Checkpoints of several ranks: saved with odd slice borders, read whole, at other borders and by
+// other numbers of ranks; a failure of one rank reaches all with the same words and leaves the
+// checkpoint before untouched. Run with 1, 2, 4, ... ranks.
 #include <dirent.h>
 #include <mpi.h>
 #include <signal.h>
@@ -53,12 +54,15 @@ static void fetch(void *context, int i, void *host) {
     while (strcmp(MODEL[tensor].name, s->tensor) != 0) tensor++;
     for (int64_t e = s->lo; e < s->hi; e++) {
         int64_t whole = whole_element(&MODEL[tensor], s->columns, e);
-        element((char *)host + (e - s->lo) * width, width, tensor, s->kind, whole, saved->save.state.iteration);
+        element((char *)host + (e - s->lo) * width, width, tensor, s->kind, whole,
+                saved->save.state.iteration);
     }
 }
 
 // Where part r of n begins: uneven and odd, and for small tensors some parts are empty.
-static int64_t border(int64_t elements, int r, int n) { return r == n ? elements : elements * r * (r + 1) / (n * (n + 1)); }
+static int64_t border(int64_t elements, int r, int n) {
+    return r == n ? elements : elements * r * (r + 1) / (n * (n + 1));
+}
 
 static void prepare(Saved *s, const Test *t, int64_t iteration) {
     memset(s, 0, sizeof *s);
@@ -75,7 +79,8 @@ static void prepare(Saved *s, const Test *t, int64_t iteration) {
         for (int k = 0; k < SLICE_KINDS; k++) {
             // Parts change hands from tensor to tensor.
             int part = (t->rank + tensor) % t->ranks;
-            int64_t lo = border(elements_of(tensor), part, t->ranks), hi = border(elements_of(tensor), part + 1, t->ranks);
+            int64_t lo = border(elements_of(tensor), part, t->ranks),
+                    hi = border(elements_of(tensor), part + 1, t->ranks);
             s->slices[s->save.slice_count++] = (Slice){MODEL[tensor].name, (SliceKind)k, lo, hi, {0, 0}};
         }
     }
@@ -91,22 +96,27 @@ static bool reads_right(const Checkpoint *c, const Slice *slice, int tensor, int
         return false;
     }
     for (int64_t e = slice->lo; e < slice->hi; e++) {
-        element(expected, width, tensor, slice->kind, whole_element(&MODEL[tensor], slice->columns, e), iteration);
+        element(expected, width, tensor, slice->kind, whole_element(&MODEL[tensor], slice->columns, e),
+                iteration);
         if (memcmp(buffer + (e - slice->lo) * width, expected, (size_t)width) != 0) return false;
     }
     return true;
 }
 
 // Part p of n of a tensor's columns, whole, and of its elements, all columns.
-static bool part_reads_right(const Checkpoint *c, int tensor, SliceKind kind, int p, int n, int64_t iteration) {
+static bool part_reads_right(const Checkpoint *c, int tensor, SliceKind kind, int p, int n,
+                             int64_t iteration) {
     const Tensor *t = &MODEL[tensor];
-    int64_t first = t->whole[1] * p / n, count = t->whole[1] * (p + 1) / n - first, elements = elements_of(tensor);
+    int64_t first = t->whole[1] * p / n, count = t->whole[1] * (p + 1) / n - first,
+            elements = elements_of(tensor);
     Slice range = {t->name, kind, elements * p / n, elements * (p + 1) / n, {0, 0}};
     Slice columns = {t->name, kind, 0, t->whole[0] * count, {first, count}};
-    return reads_right(c, &range, tensor, iteration) && (count == 0 || reads_right(c, &columns, tensor, iteration));
+    return reads_right(c, &range, tensor, iteration) &&
+           (count == 0 || reads_right(c, &columns, tensor, iteration));
 }
 
-// Opens the checkpoint with the ranks of comm and reads everything whole, and in `parts` other parts.
+// Opens the checkpoint with the ranks of comm and reads everything whole, and in `parts` other
+// parts.
 static bool loads(const Test *t, MPI_Comm comm, int64_t iteration, int parts) {
     Error err = {0};
     Checkpoint *c = open_exactly(t->save, iteration, comm, &err);
@@ -116,7 +126,8 @@ static bool loads(const Test *t, MPI_Comm comm, int64_t iteration, int parts) {
     for (int tensor = 0; ok && tensor < TENSORS; tensor++) {
         for (int k = 0; ok && k < SLICE_KINDS; k++) {
             ok = part_reads_right(c, tensor, (SliceKind)k, 0, 1, iteration);
-            for (int p = 0; ok && p < parts; p++) ok = part_reads_right(c, tensor, (SliceKind)k, p, parts, iteration);
+            for (int p = 0; ok && p < parts; p++)
+                ok = part_reads_right(c, tensor, (SliceKind)k, p, parts, iteration);
         }
     }
     checkpoint_close(c);
@@ -136,8 +147,8 @@ static bool clean(const Test *t) {
 static bool same_error(bool failed, const Error *err, const char *says) {
     Error first = *err;
     MPI_Bcast(&first, (int)sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
-    bool same = failed && err->code == EXIT_CHECKPOINT && first.code == err->code && strcmp(first.what, err->what) == 0 && strstr(err->what, says) &&
-                !strchr(err->what, '\n');
+    bool same = failed && err->code == EXIT_CHECKPOINT && first.code == err->code &&
+                strcmp(first.what, err->what) == 0 && strstr(err->what, says) && !strchr(err->what, '\n');
     if (!same) printf("failed %d: %s\n", failed, err->what);
     return same;
 }
@@ -157,9 +168,9 @@ static void test_round_trip(Test *t) {
     MPI_Comm_free(&half);
 }
 
-// What a rank saves under tensor parallelism. Megatron's order: tensor ranks are neighbours. "wte" is split by
-// columns, "qkv" by rows, the others are everywhere and saved once. Each part is dealt out over the ranks that
-// hold the same one, as ZeRO does.
+// What a rank saves under tensor parallelism. Megatron's order: tensor ranks are neighbours. "wte"
+// is split by columns, "qkv" by rows, the others are everywhere and saved once. Each part is dealt
+// out over the ranks that hold the same one, as ZeRO does.
 static void prepare_split(Saved *s, const Test *t, int64_t iteration, int tensor_ranks) {
     prepare(s, t, iteration);
     int tp = t->rank % tensor_ranks, dp = t->rank / tensor_ranks, parts = t->ranks / tensor_ranks;
@@ -167,7 +178,8 @@ static void prepare_split(Saved *s, const Test *t, int64_t iteration, int tensor
     for (int i = 0; i < s->save.slice_count; i++) {
         Slice *slice = &s->slices[i];
         const Tensor *tensor = &MODEL[i / SLICE_KINDS];
-        int64_t rows = tensor->whole[0], all = tensor->whole[1], before = 0, elements = elements_of(i / SLICE_KINDS);
+        int64_t rows = tensor->whole[0], all = tensor->whole[1], before = 0,
+                elements = elements_of(i / SLICE_KINDS);
         if (i / SLICE_KINDS == 0) {
             slice->columns.first = all * tp / tensor_ranks;
             slice->columns.count = all * (tp + 1) / tensor_ranks - slice->columns.first;
@@ -193,7 +205,8 @@ static void test_layouts(Test *t) {
         if (!saved) printf("%s\n", err.what);
         snprintf(folder, sizeof folder, "%s/iter_0000100/mp_rank_%02d", t->save, tensor_ranks - 1);
         check(t, saved && clean(t) && access(folder, F_OK) == 0, "save with tensors split over ranks");
-        check(t, loads(t, MPI_COMM_WORLD, 100, 3) && loads(t, MPI_COMM_SELF, 100, 4), "load them whole and split otherwise");
+        check(t, loads(t, MPI_COMM_WORLD, 100, 3) && loads(t, MPI_COMM_SELF, 100, 4),
+              "load them whole and split otherwise");
     }
 }
 
@@ -210,7 +223,8 @@ static void test_one_rank_fails(Test *t) {
     bool ok = save_whole(&s.save, &err);
     setrlimit(RLIMIT_FSIZE, &before);
     check(t, same_error(!ok, &err, "File too large"), "a rank that cannot write stops all");
-    check(t, newest_checkpoint(t->save, &err) == 100 && clean(t) && loads(t, MPI_COMM_WORLD, 100, 2), "the checkpoint before is untouched");
+    check(t, newest_checkpoint(t->save, &err) == 100 && clean(t) && loads(t, MPI_COMM_WORLD, 100, 2),
+          "the checkpoint before is untouched");
 }
 
 static void test_bad_slices(Test *t) {
@@ -222,14 +236,18 @@ static void test_bad_slices(Test *t) {
     prepare(&s, t, 200);
     if (t->rank == 0) s.save.slice_count--;
     bool ok = save_whole(&s.save, &err);
-    // Rank 0's last slice is of "one", which one rank holds; which one depends on the number of ranks.
+    // Rank 0's last slice is of "one", which one rank holds; which one depends on the number of
+    // ranks.
     int64_t missing = s.slices[s.save.slice_count].hi - s.slices[s.save.slice_count].lo;
     MPI_Bcast(&missing, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
-    check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank's slices hold weight of 'one'"), "a slice that no rank saves");
+    check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank's slices hold weight of 'one'"),
+          "a slice that no rank saves");
     prepare(&s, t, 300);
-    if (t->rank == t->ranks - 1) s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007, {0, 0}};
+    if (t->rank == t->ranks - 1)
+        s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007, {0, 0}};
     ok = save_whole(&s.save, &err);
-    check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "hold master of 'wte'"), "slices of two ranks that overlap");
+    check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "hold master of 'wte'"),
+          "slices of two ranks that overlap");
     check(t, clean(t), "nothing is left of them");
 }
 
@@ -241,12 +259,14 @@ static void test_replace(Test *t) {
         s.save.state.consumed_train_samples = i;
         bool saved = save_whole(&s.save, &err);
         Checkpoint *c = open_exactly(t->save, 400, MPI_COMM_WORLD, &err);
-        check(t, saved && c && checkpoint_state(c)->consumed_train_samples == i && clean(t), i ? "the same iteration again" : "a later iteration");
+        check(t, saved && c && checkpoint_state(c)->consumed_train_samples == i && clean(t),
+              i ? "the same iteration again" : "a later iteration");
         checkpoint_close(c);
     }
 }
 
-// In the background: the ranks go on together, and each part ends on all of them before the next begins. The older ones are deleted meanwhile.
+// In the background: the ranks go on together, and each part ends on all of them before the next
+// begins. The older ones are deleted meanwhile.
 static void test_background(Test *t) {
     Saved s;
     Error err = {0};
@@ -271,7 +291,8 @@ static void test_background(Test *t) {
     checkpoint_job_free(job);
     free(s.save.staging);
     MPI_Barrier(MPI_COMM_WORLD);
-    check(t, newest_checkpoint(t->save, &err) == 500 && clean(t) && loads(t, MPI_COMM_WORLD, 500, 2), "it loads");
+    check(t, newest_checkpoint(t->save, &err) == 500 && clean(t) && loads(t, MPI_COMM_WORLD, 500, 2),
+          "it loads");
     int count;
     int64_t *list = save_folder_list(t->save, &count);
     check(t, count == 1 && list[0] == 500, "the older ones are gone");
@@ -300,10 +321,12 @@ static void test_background_fails(Test *t) {
     checkpoint_job_free(job);
     free(s.save.staging);
     MPI_Barrier(MPI_COMM_WORLD);
-    check(t, newest_checkpoint(t->save, &err) == 400 && clean(t) && loads(t, MPI_COMM_WORLD, 400, 2), "the checkpoint before is untouched by it");
+    check(t, newest_checkpoint(t->save, &err) == 400 && clean(t) && loads(t, MPI_COMM_WORLD, 400, 2),
+          "the checkpoint before is untouched by it");
 }
 
-// Memory for the copy that is too small on one rank, as when two sums over the slices do not agree: refused by all, and nothing is written behind its end.
+// Memory for the copy that is too small on one rank, as when two sums over the slices do not agree:
+// refused by all, and nothing is written behind its end.
 static void test_short_staging(Test *t) {
     Saved s;
     Error err = {0};
@@ -313,7 +336,8 @@ static void test_short_staging(Test *t) {
     if (short_here) s.save.staging_bytes--;
     unsigned char *behind = (unsigned char *)s.save.staging + s.save.staging_bytes;
     *behind = 0xa5;
-    check(t, same_error(!save_whole(&s.save, &err), &err, "fault of the program") && *behind == 0xa5, "a copy that does not fit on one rank");
+    check(t, same_error(!save_whole(&s.save, &err), &err, "fault of the program") && *behind == 0xa5,
+          "a copy that does not fit on one rank");
     if (short_here) s.save.staging_bytes++;
     check(t, save_whole(&s.save, &err) && loads(t, MPI_COMM_WORLD, 450, 2), "one that just fits");
     free(s.save.staging);
@@ -322,7 +346,8 @@ static void test_short_staging(Test *t) {
     check(t, save_whole(&s.save, &err), "the iteration before it again");
 }
 
-// An old checkpoint that cannot be deleted costs a line, which the job holds for the caller, and not the save.
+// An old checkpoint that cannot be deleted costs a line, which the job holds for the caller, and
+// not the save.
 static void test_old_one_stays(Test *t) {
     Saved s;
     Error err = {0};
@@ -337,7 +362,10 @@ static void test_old_one_stays(Test *t) {
     if (file) fclose(file);
     while (ok && !done) ok = checkpoint_advance(job, &done, &err);
     const char *line = ok ? checkpoint_job_notes(job)->stays : "";
-    check(t, ok && (t->rank == 0 ? strstr(line, "WARNING: old checkpoints stay: ") && strstr(line, "iter_0000400") && !strchr(line, '\n') : !*line),
+    check(t,
+          ok && (t->rank == 0 ? strstr(line, "WARNING: old checkpoints stay: ") &&
+                                    strstr(line, "iter_0000400") && !strchr(line, '\n')
+                              : !*line),
           "an old one that cannot be deleted is told");
     checkpoint_job_free(job);
     check(t, loads(t, MPI_COMM_WORLD, 460, 2) && save_folder_holds(t->save, 400), "both are there");
@@ -348,7 +376,8 @@ static void test_old_one_stays(Test *t) {
 static void test_damage(Test *t) {
     Error err = {0};
     char path[200];
-    snprintf(path, sizeof path, "%s/iter_0000400/mp_rank_00/shard_%05d_of_%05d.safetensors", t->save, t->ranks - 1, t->ranks);
+    snprintf(path, sizeof path, "%s/iter_0000400/mp_rank_00/shard_%05d_of_%05d.safetensors", t->save,
+             t->ranks - 1, t->ranks);
     if (t->rank == 0) {
         FILE *file = fopen(path, "rb+");
         if (file) {

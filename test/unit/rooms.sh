@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The rooms of llmc/ stand in an order, and a file includes headers of its own room and of rooms below it only.
-# Prints "ok NAME" and "not ok NAME" lines.
+# The rooms of llmc/ stand in an order, and a file includes headers of its own room and of rooms
+# below it only. Prints "ok NAME" and "not ok NAME" lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
-# Lowest first. The boundary headers at the top of llmc/ are places of their own: the lowest room that may include
-# each is the one behind it. device.h needs llmc/base/base.h alone and counts as llmc/base. The backends stand on ops.h and may use every room below "state".
-order=(llmc/base llmc/ops.h llmc/ranks llmc/comm.h llmc/data sdp4bit llmc/config llmc/log llmc/state llmc/checkpoint llmc/run train_gpt.h)
+# Lowest first. The boundary headers at the top of llmc/ are places of their own: the lowest room
+# that may include each is the one behind it. device.h needs llmc/base/base.h alone and counts as
+# llmc/base. The backends stand on ops.h and may use every room below "state".
+order=(llmc/base llmc/ops.h llmc/ranks llmc/comm.h llmc/data sdp4bit llmc/config llmc/log llmc/state \
+    llmc/checkpoint llmc/run train_gpt.h)
 
 # The number of a file's or header's room; -1: none.
 place() {
@@ -27,7 +29,8 @@ upward=$(git ls-files -- llmc sdp4bit | grep -E '\.(c|h|cu|cuh|cpp)$' | while IF
     [ "$own" -ge 0 ] || { echo "$file stands in no room"; continue; }
     grep -oE '^#include "[^"]+"' "$file" | cut -d '"' -f 2 | while IFS= read -r header; do
         case $header in
-        llmc/cpu/* | llmc/cuda/*) case $file in llmc/cpu/* | llmc/cuda/* | sdp4bit/*_cpu.c | sdp4bit/*.cu*) continue ;; esac ;;
+        llmc/cpu/* | llmc/cuda/*) case $file in llmc/cpu/* | llmc/cuda/* | sdp4bit/*_cpu.c | sdp4bit/*.cu*) \
+            continue ;; esac ;;
         esac
         at=$(place "$header")
         if [ "$at" -lt 0 ]; then echo "$file includes $header, which stands in no room"

@@ -1,4 +1,5 @@
-// Histograms: which bin a value falls into, sums, values that are not finite, and the text that plots are made of.
+// Histograms: which bin a value falls into, sums, values that are not finite, and the text that
+// plots are made of.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +22,8 @@ static float lower_edge(int bin) {
 // Eight bins from 1 to 2: 1.0 opens bin 127 * 8, the float below it lies in the bin before.
 static void bins(void **state) {
     Histogram *h = fresh();
-    float values[] = {1.0f, nextafterf(1.0f, 0.0f), 1.124f, 1.125f, 1.99f, -1.0f, -0.5f, 0.0f, -0.0f, 1e-45f, 3.4e38f};
+    float values[] = {
+        1.0f, nextafterf(1.0f, 0.0f), 1.124f, 1.125f, 1.99f, -1.0f, -0.5f, 0.0f, -0.0f, 1e-45f, 3.4e38f};
     histogram_add(h, values, sizeof values / sizeof values[0]);
     assert_int_equal(h->bin[0][127 * 8], 2);      // 1.0 and 1.124
     assert_int_equal(h->bin[0][127 * 8 - 1], 1);
@@ -33,7 +35,8 @@ static void bins(void **state) {
     assert_int_equal(h->bin[0][254 * 8 + 7], 1);  // nearly the largest float
     assert_int_equal(h->zeros, 2);
     assert_int_equal(h->count, 11);
-    assert_true(lower_edge(127 * 8) == 1.0f && lower_edge(127 * 8 + 1) == 1.125f && lower_edge(126 * 8 + 4) == 0.75f);
+    assert_true(lower_edge(127 * 8) == 1.0f && lower_edge(127 * 8 + 1) == 1.125f &&
+                lower_edge(126 * 8 + 4) == 0.75f);
     int64_t all = h->zeros;
     for (int i = 0; i < HISTOGRAM_BINS; i++) all += h->bin[0][i] + h->bin[1][i];
     assert_int_equal(all, h->count);
@@ -60,12 +63,14 @@ static void text(void **state) {
     FILE *file = open_memstream(&out, &bytes);
     histogram_write(h, file);
     fclose(file);
-    assert_string_equal(out, "\"count\":4,\"zeros\":1,\"non_finite\":0,\"sum\":0,\"squares\":6,\"fourth\":18,\"largest\":2,\"positive\":[[1016,2]],\"negative\":[[1024,1]]");
+    assert_string_equal(out, "\"count\":4,\"zeros\":1,\"non_finite\":0,\"sum\":0,\"squares\":6,\"fourth\":18,"
+                             "\"largest\":2,\"positive\":[[1016,2]],\"negative\":[[1024,1]]");
     free(out);
     free(h);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(bins), cmocka_unit_test(sums), cmocka_unit_test(text)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bins), cmocka_unit_test(sums),
+                                       cmocka_unit_test(text)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

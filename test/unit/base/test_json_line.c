@@ -1,4 +1,5 @@
-// JSON lines as they are built: commas, escapes, numbers that read back as the same bits, words for what is no number.
+// JSON lines as they are built: commas, escapes, numbers that read back as the same bits, words for
+// what is no number.
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <setjmp.h>
@@ -34,7 +35,8 @@ static void members(void **state) {
     json_value(&json, NAN);
     text_add(&json, "]");
     json_number(&json, "last", 0.5);
-    assert_text(&json, "{\"kind\":\"a\\\"b\",\"whole\":-9007199254740993,\"yes\":true,\"timing\":{\"no\":false,\"text\":\"x\\n\\\"y\\\"\"},\"empty\":{},\"pair\":[1,null],\"last\":0.5");
+    assert_text(&json, "{\"kind\":\"a\\\"b\",\"whole\":-9007199254740993,\"yes\":true,\"timing\":{\"no\":"
+                       "false,\"text\":\"x\\n\\\"y\\\"\"},\"empty\":{},\"pair\":[1,null],\"last\":0.5");
 }
 
 static void not_finite(void **state) {
@@ -42,12 +44,15 @@ static void not_finite(void **state) {
     json_number(&json, "a", -NAN);
     json_number(&json, "b", INFINITY);
     json_number(&json, "c", -INFINITY);
-    assert_text(&json, "{\"kind\":\"x\",\"a\":null,\"a_text\":\"nan\",\"b\":null,\"b_text\":\"inf\",\"c\":null,\"c_text\":\"-inf\"");
+    assert_text(&json, "{\"kind\":\"x\",\"a\":null,\"a_text\":\"nan\",\"b\":null,\"b_text\":\"inf\",\"c\":"
+                       "null,\"c_text\":\"-inf\"");
 }
 
 // Any bits that are a number come back, as short as can be.
 static void same_bits(void **state) {
-    const double values[] = {0.1, 0.1 + 0.2, 1.0 / 3, 1e23, 5e-324, 1.7976931348623157e308, -0.0, 1e6 + 1, (double)0.1f, 4503599627370497.5, 2.5e-5};
+    const double values[] = {
+        0.1,          0.1 + 0.2,          1.0 / 3, 1e23, 5e-324, 1.7976931348623157e308, -0.0, 1e6 + 1,
+        (double)0.1f, 4503599627370497.5, 2.5e-5};
     for (size_t i = 0; i < 20000; i++) {
         double value;
         uint64_t bits = (i + 1) * 0x9E3779B97F4A7C15u;
@@ -84,6 +89,7 @@ static void grows(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(members), cmocka_unit_test(not_finite), cmocka_unit_test(same_bits), cmocka_unit_test(grows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(members), cmocka_unit_test(not_finite),
+                                       cmocka_unit_test(same_bits), cmocka_unit_test(grows)};
     return cmocka_run_group_tests_name("json_line", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-// A small model for tests of checkpoints: four parameters with odd shapes and names, whose elements all
-// differ, and what a test does with them again and again. Included by test_checkpoint.c, test_manifest.c and
-// test_save_faults.c.
+// A small model for tests of checkpoints: four parameters with odd shapes and names, whose elements
+// all differ, and what a test does with them again and again. Included by test_checkpoint.c,
+// test_manifest.c and test_save_faults.c.
 #pragma once
 #include <dirent.h>
 #include <inttypes.h>
@@ -73,8 +73,8 @@ static inline RunState state_of(int64_t iteration) {
                       .train_split_samples = 77};
 }
 
-// All kinds of a tensor's columns, cut into pieces of `piece` elements (the last one is shorter), and an
-// empty slice behind them.
+// All kinds of a tensor's columns, cut into pieces of `piece` elements (the last one is shorter),
+// and an empty slice behind them.
 static inline void add_columns(Saved *s, int t, Columns columns, int64_t piece) {
     int64_t count = columns.count ? columns.count : MODEL[t].whole[1], elements = MODEL[t].whole[0] * count;
     for (int k = 0; k < SLICE_KINDS; k++) {
@@ -142,8 +142,8 @@ static inline int read_slice(const Checkpoint *c, const Slice *slice, uint64_t s
     return memcmp(buffer, expected, bytes) == 0 ? 1 : -1;
 }
 
-static inline int read_range(const Checkpoint *c, int tensor, SliceKind kind, int64_t lo, int64_t hi, uint64_t salt,
-                             Error *err) {
+static inline int read_range(const Checkpoint *c, int tensor, SliceKind kind, int64_t lo, int64_t hi,
+                             uint64_t salt, Error *err) {
     Slice slice = {MODEL[tensor].name, kind, lo, hi, {0, 0}};
     return read_slice(c, &slice, salt, err);
 }
@@ -191,7 +191,8 @@ static inline int make_folder(void **state) {
     if (!f) return -1;
     if (folder_make(f->path, sizeof f->path, "test_checkpoint")) return -1;
     snprintf(f->save, sizeof f->save, "%s/a/b", f->path);
-    snprintf(f->shard, sizeof f->shard, "%s/iter_0000005/mp_rank_00/shard_00000_of_00001.safetensors", f->save);
+    snprintf(f->shard, sizeof f->shard, "%s/iter_0000005/mp_rank_00/shard_00000_of_00001.safetensors",
+             f->save);
     snprintf(f->manifest, sizeof f->manifest, "%s/iter_0000005/manifest.json", f->save);
     snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->save);
     memset(&manner, 0, sizeof manner);
@@ -225,7 +226,8 @@ static inline void write_bytes(const char *path, const void *data, size_t bytes)
 }
 
 // main of a test program.
-static inline int run_group(int *argc, char ***argv, const char *name, const struct CMUnitTest *tests, size_t count) {
+static inline int run_group(int *argc, char ***argv, const char *name, const struct CMUnitTest *tests,
+                            size_t count) {
     leaks_start_mpi(argc, argv);
     int failed = _cmocka_run_group_tests(name, tests, count, NULL, NULL);
     failed += leaks_found();

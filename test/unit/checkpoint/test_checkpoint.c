@@ -1,5 +1,5 @@
-// Checkpoints of one rank: what is saved is loaded, at other borders of slices, in other columns, under other
-// names. What cannot be saved or loaded is named.
+// Checkpoints of one rank: what is saved is loaded, at other borders of slices, in other columns,
+// under other names. What cannot be saved or loaded is named.
 #include "test/unit/checkpoint/small_model.h"
 
 static void what_is_saved_is_loaded(void **state) {
@@ -37,7 +37,9 @@ static void any_range_can_be_read(void **state) {
         for (int t = 0; t < TENSORS; t++) {
             for (int64_t lo = 0; lo <= elements_of(t); lo++) {
                 for (int64_t hi = lo; hi <= elements_of(t); hi++)
-                    assert_int_equal(read_range(c, t, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, (uint64_t)piece, &err), 1);
+                    assert_int_equal(
+                        read_range(c, t, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, (uint64_t)piece, &err),
+                        1);
             }
         }
         Slice outside[] = {{"wte", SLICE_MASTER, 0, 36, {0, 0}}, {"wte", SLICE_MASTER, -1, 3, {0, 0}},
@@ -88,7 +90,8 @@ static void any_columns_can_be_read(void **state) {
                 for (int64_t count = 1; count <= all - first; count++) {
                     for (int64_t lo = 0; lo <= rows * count; lo += 1 + lo / 3) {
                         for (int64_t hi = lo; hi <= rows * count; hi += 1 + hi / 4) {
-                            Slice s = {MODEL[t].name, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, {first, count}};
+                            Slice s = {
+                                MODEL[t].name, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, {first, count}};
                             assert_int_equal(read_slice(c, &s, i, &err), 1);
                         }
                     }
@@ -119,8 +122,10 @@ static void missing_columns(void **state) {
         Columns blocks[2];
         const char *says;
     } cases[] = {
-        {{{0, 2}, {3, 2}}, "exp_avg of 'wte' from element 2 of 35"}, {{{1, 2}, {3, 2}}, "from element 0 of 35"},
-        {{{0, 2}, {2, 2}}, "from element 4 of 35"},                  {{{0, 3}, {2, 3}}, "overlap"},
+        {{{0, 2}, {3, 2}}, "exp_avg of 'wte' from element 2 of 35"},
+        {{{1, 2}, {3, 2}}, "from element 0 of 35"},
+        {{{0, 2}, {2, 2}}, "from element 4 of 35"},
+        {{{0, 3}, {2, 3}}, "overlap"},
         {{{0, 3}, {0, 4}}, "overlap"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -131,7 +136,8 @@ static void missing_columns(void **state) {
             if (!dropped) s.slices[kept++] = s.slices[k];
         }
         for (int b = 0; b < 2; b++)
-            s.slices[kept++] = (Slice){"wte", SLICE_EXP_AVG, 0, 7 * cases[i].blocks[b].count, cases[i].blocks[b]};
+            s.slices[kept++] = (Slice){"wte", SLICE_EXP_AVG, 0, 7 * cases[i].blocks[b].count,
+                                       cases[i].blocks[b]};
         s.save.slice_count = kept;
         assert_false(save_whole(&s.save, &err));
         assert_one_line(&err);
@@ -145,7 +151,10 @@ static void folders_of_ranks(void **state) {
     static const struct {
         int tensor, pipeline, stages;
         const char *folder;
-    } cases[] = {{0, 0, 0, "mp_rank_00"}, {3, 0, 1, "mp_rank_03"}, {1, 2, 4, "mp_rank_01_002"}, {0, 0, 2, "mp_rank_00_000"}};
+    } cases[] = {{0, 0, 0, "mp_rank_00"},
+                 {3, 0, 1, "mp_rank_03"},
+                 {1, 2, 4, "mp_rank_01_002"},
+                 {0, 0, 2, "mp_rank_00_000"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Saved s;
         Error err = {0};
@@ -154,7 +163,8 @@ static void folders_of_ranks(void **state) {
         s.save.pipeline_rank = cases[i].pipeline;
         s.save.pipeline_ranks = cases[i].stages;
         assert_true(save_whole(&s.save, &err));
-        char *shard = text_format("%s/iter_0000005/%s/shard_00000_of_00001.safetensors", f->save, cases[i].folder);
+        char *shard = text_format("%s/iter_0000005/%s/shard_00000_of_00001.safetensors", f->save,
+                                  cases[i].folder);
         assert_int_equal(access(shard, F_OK), 0);
         assert_loads(f->save, 5, i);
         free(shard);
@@ -208,7 +218,8 @@ static void slices_must_fit(void **state) {
         assert_int_equal(s.slices[0].hi, 9);
         s.slices[0] = cases[i].slice;
         // A slice that does not exist cannot be fetched; what is fetched does not matter here.
-        if (strcmp(cases[i].slice.tensor, "none") != 0) assert_int_equal(strcmp(s.slices[0].tensor, "wte"), 0);
+        if (strcmp(cases[i].slice.tensor, "none") != 0)
+            assert_int_equal(strcmp(s.slices[0].tensor, "wte"), 0);
         assert_false(save_whole(&s.save, &err));
         assert_one_line(&err);
         if (!strstr(err.what, cases[i].says)) fail_msg("case %zu: %s", i, err.what);
@@ -246,8 +257,13 @@ static void trackers(void **state) {
     static const struct {
         const char *text;
         int64_t iteration;
-    } cases[] = {{"5", 5}, {"0000012\n", 12}, {"release", 0}, {"release\n", 0}, {"0", 0}, {"", BAD}, {"\n", BAD},
-                 {"-5", BAD}, {"5x", BAD}, {"5 6", BAD}, {"1e3", BAD}, {"+5", BAD}, {"releases", BAD}, {"99999999999999999999", BAD}};
+    } cases[] = {{"5", 5},          {"0000012\n", 12},
+                 {"release", 0},    {"release\n", 0},
+                 {"0", 0},          {"", BAD},
+                 {"\n", BAD},       {"-5", BAD},
+                 {"5x", BAD},       {"5 6", BAD},
+                 {"1e3", BAD},      {"+5", BAD},
+                 {"releases", BAD}, {"99999999999999999999", BAD}};
     Folder *f = (Folder *)*state;
     Error err;
     assert_int_equal(mkdir(f->save, 0777), -1);

@@ -1,6 +1,6 @@
-// What --load may name by mistake. A folder with another program's checkpoint, or with anything that no
-// run writes before its first checkpoint, is an error that names what lies there. Only a run that has
-// just begun starts from scratch.
+// What --load may name by mistake. A folder with another program's checkpoint, or with anything
+// that no run writes before its first checkpoint, is an error that names what lies there. Only a
+// run that has just begun starts from scratch.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -25,20 +25,28 @@ static const Case CASES[] = {
     // A run's folder before the first checkpoint.
     {"", NULL, NULL},
     {"progress.txt log.jsonl run.log slurm-12.out nohup.out out log run.err flags.args train.sh", NULL, NULL},
-    {"tensorboard/ tensorboard/events.out.tfevents.1.host.2.0 logs/ logs/today/ logs/today/log.1.jsonl", NULL, NULL},
-    {"distributions/ distributions/iter_0000010.rank_000.jsonl lost+found/ losses.svg .nfs0001 core.12", NULL, NULL},
-    {".iter_0000005.tmp/ .iter_0000005.tmp/mp_rank_00/ .iter_0000005.tmp/mp_rank_00/shard_00000_of_00002.safetensors"
-     " .iter_0000003.del/ .iter_0000003.del/manifest.json .latest_checkpointed_iteration.txt.tmp", NULL, NULL},
+    {"tensorboard/ tensorboard/events.out.tfevents.1.host.2.0 logs/ logs/today/ logs/today/log.1.jsonl", NULL,
+     NULL},
+    {"distributions/ distributions/iter_0000010.rank_000.jsonl lost+found/ losses.svg .nfs0001 core.12", NULL,
+     NULL},
+    {".iter_0000005.tmp/ .iter_0000005.tmp/mp_rank_00/ "
+     ".iter_0000005.tmp/mp_rank_00/shard_00000_of_00002.safetensors"
+     " .iter_0000003.del/ .iter_0000003.del/manifest.json .latest_checkpointed_iteration.txt.tmp",
+     NULL, NULL},
     {"empty/", NULL, NULL},
     // Megatron-LM: torch and torch_dist, with the folder above and the iteration's own.
     {"iter_0000100/ iter_0000100/mp_rank_00/ iter_0000100/mp_rank_00/model_optim_rng.pt", "100",
      "iter_0000100 holds a Megatron-LM checkpoint (mp_rank_00/model_optim_rng.pt)"},
-    {"iter_0000100/ iter_0000100/mp_rank_00/ iter_0000100/mp_rank_00/model_optim_rng.pt", NULL, "Megatron-LM"},
-    {"iter_0000100/ iter_0000100/mp_rank_00_000/ iter_0000100/mp_rank_00_000/distrib_optim.pt", "100", "Megatron-LM"},
+    {"iter_0000100/ iter_0000100/mp_rank_00/ iter_0000100/mp_rank_00/model_optim_rng.pt", NULL,
+     "Megatron-LM"},
+    {"iter_0000100/ iter_0000100/mp_rank_00_000/ iter_0000100/mp_rank_00_000/distrib_optim.pt", "100",
+     "Megatron-LM"},
     {"release/ release/mp_rank_00/ release/mp_rank_00/model_optim_rng.pt", "release",
      "release holds a Megatron-LM checkpoint (mp_rank_00/model_optim_rng.pt)"},
-    {"mp_rank_00/ mp_rank_00/model_optim_rng.pt", NULL, "Megatron-LM checkpoint (mp_rank_00/model_optim_rng.pt)"},
-    {"iter_0000100/ iter_0000100/.metadata iter_0000100/__0_0.distcp iter_0000100/common.pt iter_0000100/metadata.json",
+    {"mp_rank_00/ mp_rank_00/model_optim_rng.pt", NULL,
+     "Megatron-LM checkpoint (mp_rank_00/model_optim_rng.pt)"},
+    {"iter_0000100/ iter_0000100/.metadata iter_0000100/__0_0.distcp iter_0000100/common.pt "
+     "iter_0000100/metadata.json",
      "100", "Megatron-LM or PyTorch distributed checkpoint (__0_0.distcp)"},
     {"__0_0.distcp .metadata common.pt metadata.json", NULL, "(__0_0.distcp)"},
     {"iter_0000100/ iter_0000100/common.pt iter_0000100/metadata.json", "100", "Megatron-LM"},
@@ -52,23 +60,29 @@ static const Case CASES[] = {
     // DeepSpeed.
     {"latest global_step100/ global_step100/mp_rank_00_model_states.pt zero_to_fp32.py", NULL,
      "DeepSpeed checkpoint (global_step100/mp_rank_00_model_states.pt)"},
-    {"global_step9/ global_step9/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", NULL, "DeepSpeed checkpoint"},
+    {"global_step9/ global_step9/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", NULL,
+     "DeepSpeed checkpoint"},
     // Others.
     {"epoch3.pth", NULL, "PyTorch file (epoch3.pth)"},
     {"model_00019560.bin state_00019560_00000.bin main.log", NULL, "llm.c checkpoint (model_00019560.bin)"},
-    {"pile_text_document.bin pile_text_document.idx", NULL, "corpus of token shards (pile_text_document.idx)"},
+    {"pile_text_document.bin pile_text_document.idx", NULL,
+     "corpus of token shards (pile_text_document.idx)"},
     // This program's own, half copied or half replaced.
     {"iter_0000005/ iter_0000005/mp_rank_00/ iter_0000005/mp_rank_00/shard_00000_of_00002.safetensors", NULL,
      "checkpoint of this program that lacks its manifest.json (iter_0000005/mp_rank_00/shard_00000"},
     {"mp_rank_00/ mp_rank_00/shard_00000_of_00002.safetensors", NULL, "lacks its manifest.json"},
-    {".iter_0000005.old/ .iter_0000005.old/manifest.json", NULL, "that a save was replacing when it died (.iter_0000005.old)"},
+    {".iter_0000005.old/ .iter_0000005.old/manifest.json", NULL,
+     "that a save was replacing when it died (.iter_0000005.old)"},
     {"manifest.json", NULL, "is one checkpoint; give the folder above it"},
     // Nothing known.
-    {"photo.jpg run.log", NULL, "holds no checkpoint, but what no run writes before its first one (photo.jpg)"},
+    {"photo.jpg run.log", NULL,
+     "holds no checkpoint, but what no run writes before its first one (photo.jpg)"},
     {"thesis/ thesis/chapter1.tex", NULL, "(thesis/chapter1.tex)"},
     {"photo.jpg model_optim_rng.pt", NULL, "Megatron-LM"},  // what is known is named first
-    // This program's own without its manifest.json: opening it tells, and goes back to the one before.
-    {"iter_0000007/ iter_0000007/mp_rank_00/ iter_0000007/mp_rank_00/shard_00000_of_00002.safetensors", "7", NULL},
+    // This program's own without its manifest.json: opening it tells, and goes back to the one
+    // before.
+    {"iter_0000007/ iter_0000007/mp_rank_00/ iter_0000007/mp_rank_00/shard_00000_of_00002.safetensors", "7",
+     NULL},
     {"strange", "7", NULL},  // a tracker that names what is not there: the open tells
 };
 
@@ -85,7 +99,8 @@ static void put(const char *folder, const char *name, const char *text) {
 
 static void build(const char *folder, const Case *c) {
     char *names = xstrdup(c->names), *rest = NULL;
-    for (char *name = strtok_r(names, " ", &rest); name; name = strtok_r(NULL, " ", &rest)) put(folder, name, "x");
+    for (char *name = strtok_r(names, " ", &rest); name; name = strtok_r(NULL, " ", &rest))
+        put(folder, name, "x");
     if (c->tracker) put(folder, "latest_checkpointed_iteration.txt", c->tracker);
     free(names);
 }
@@ -102,9 +117,11 @@ static void folders(void **state) {
         int64_t found = checkpoint_find(folder, note, sizeof note, &err);
         int64_t wanted = c->says ? CHECKPOINT_UNREADABLE : c->tracker ? 7 : NO_CHECKPOINT;
         if (found != wanted) fail_msg("case %zu (%s): %d, %s", i, c->names, (int)found, err.what);
-        if (c->says && (err.code != EXIT_CHECKPOINT || !strstr(err.what, c->says) || !strstr(err.what, folder)))
+        if (c->says &&
+            (err.code != EXIT_CHECKPOINT || !strstr(err.what, c->says) || !strstr(err.what, folder)))
             fail_msg("case %zu: %d, %s", i, err.code, err.what);
-        if (c->says && (strchr(err.what, '\n') || !strchr(err.what, ';'))) fail_msg("case %zu: %s", i, err.what);
+        if (c->says && (strchr(err.what, '\n') || !strchr(err.what, ';')))
+            fail_msg("case %zu: %s", i, err.what);
         free(folder);
     }
     assert_int_equal(folder_remove(above), 0);

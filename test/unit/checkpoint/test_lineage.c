@@ -1,5 +1,6 @@
-// Which checkpoints in a folder are a run's own: what the list says, hostile lists, what a save makes of it, what a load goes on from when the tracker is lost, and
-// how it goes back along the line. Also pipes in the place of files, which must not hold up a load.
+// Which checkpoints in a folder are a run's own: what the list says, hostile lists, what a save
+// makes of it, what a load goes on from when the tracker is lost, and how it goes back along the
+// line. Also pipes in the place of files, which must not hold up a load.
 #include <fcntl.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -60,8 +61,16 @@ static void save(const Folder *f, int64_t before, int64_t iteration, int64_t kee
     static const Tensor tensor = {.name = "wte", .dims = 1, .whole = {8, 1}};
     Slice slices[SLICE_KINDS];
     for (int k = 0; k < SLICE_KINDS; k++) slices[k] = (Slice){"wte", (SliceKind)k, 0, 8, {0, 0}};
-    CheckpointSave what = {.directory = f->path, .state = {.iteration = iteration}, .tensors = &tensor, .tensor_count = 1, .slices = slices, .slice_count = SLICE_KINDS,
-                           .fetch = fetch, .keep = {keep, 0}, .before = before, .peers = {MPI_COMM_SELF, 0, NULL}};
+    CheckpointSave what = {.directory = f->path,
+                           .state = {.iteration = iteration},
+                           .tensors = &tensor,
+                           .tensor_count = 1,
+                           .slices = slices,
+                           .slice_count = SLICE_KINDS,
+                           .fetch = fetch,
+                           .keep = {keep, 0},
+                           .before = before,
+                           .peers = {MPI_COMM_SELF, 0, NULL}};
     CheckpointJob *job = checkpoint_begin(&what, &err);
     bool done = false;
     while (job && !done) {
@@ -85,7 +94,8 @@ static void assert_listed(const Folder *f, const char *wanted) {
     Error err;
     char text[200] = "";
     assert_true(lineage_read(f->path, &l, &err));
-    for (int i = 0; i < l.count; i++) sprintf(text + strlen(text), "%s%" PRId64, i ? " " : "", l.iterations[i]);
+    for (int i = 0; i < l.count; i++)
+        sprintf(text + strlen(text), "%s%" PRId64, i ? " " : "", l.iterations[i]);
     assert_true(l.listed);
     lineage_free(&l);
     assert_string_equal(text, wanted);
@@ -101,7 +111,7 @@ static void assert_there(const Folder *f, const char *wanted) {
     assert_string_equal(text, wanted);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 
 static void hostile_lists(void **state) {
     Folder *f = (Folder *)*state;
@@ -110,13 +120,34 @@ static void hostile_lists(void **state) {
     static const struct {
         const char *text;
         int count;  // 0: refused
-    } cases[] = {{"5\n", 1},   {"5", 1},         {"0\n", 1},      {"0000005\n7\n", 2}, {"1\n2\n3", 3}, {"999999999999999\n", 1}, {"", 0},       {"\n", 0},    {"5\n\n", 0},
-                 {"-5\n", 0},  {"+5\n", 0},      {" 5\n", 0},     {"5 \n", 0},         {"5\r\n", 0},   {"5\n5\n", 0},            {"7\n5\n", 0}, {"5x\n", 0},  {"0x5\n", 0},
-                 {"1e3\n", 0}, {"5.\n", 0},      {"release\n", 0}, {"9999999999999999\n", 0}, {"99999999999999999999999999\n", 0}};
+    } cases[] = {{"5\n", 1},
+                 {"5", 1},
+                 {"0\n", 1},
+                 {"0000005\n7\n", 2},
+                 {"1\n2\n3", 3},
+                 {"999999999999999\n", 1},
+                 {"", 0},
+                 {"\n", 0},
+                 {"5\n\n", 0},
+                 {"-5\n", 0},
+                 {"+5\n", 0},
+                 {" 5\n", 0},
+                 {"5 \n", 0},
+                 {"5\r\n", 0},
+                 {"5\n5\n", 0},
+                 {"7\n5\n", 0},
+                 {"5x\n", 0},
+                 {"0x5\n", 0},
+                 {"1e3\n", 0},
+                 {"5.\n", 0},
+                 {"release\n", 0},
+                 {"9999999999999999\n", 0},
+                 {"99999999999999999999999999\n", 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_text(f->list, cases[i].text);
         assert_true(lineage_read(f->path, &l, &err));
-        if (l.listed != (cases[i].count > 0) || l.count != cases[i].count || !*l.damage != l.listed) fail_msg("'%s': %d, %s", cases[i].text, l.count, l.damage);
+        if (l.listed != (cases[i].count > 0) || l.count != cases[i].count || !*l.damage != l.listed)
+            fail_msg("'%s': %d, %s", cases[i].text, l.count, l.damage);
         assert_null(strchr(l.damage, '\n'));
         lineage_free(&l);
     }
@@ -146,13 +177,15 @@ static void long_lists(void **state) {
     assert_true(lineage_read(f->path, &back, &err) && back.listed && back.count == LINEAGE_MOST);
     assert_int_equal(back.iterations[0], l.iterations[3]);
     assert_int_equal(lineage_before(&back, INT64_MAX), l.iterations[l.count - 1]);
-    assert_true(lineage_holds(&back, l.iterations[1000]) && !lineage_holds(&back, l.iterations[0]) && lineage_before(&back, 17) == -1);
+    assert_true(lineage_holds(&back, l.iterations[1000]) && !lineage_holds(&back, l.iterations[0]) &&
+                lineage_before(&back, 17) == -1);
     free(text);
     lineage_free(&back);
     lineage_free(&l);
 }
 
-// A second run in the folder, from the start: its own checkpoints are counted, the first one's stay.
+// A second run in the folder, from the start: its own checkpoints are counted, the first one's
+// stay.
 static void another_run(void **state) {
     Folder *f = (Folder *)*state;
     char others[1400];
@@ -215,7 +248,7 @@ static void without_a_list(void **state) {
     lineage_free(&l);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 
 static void back_along_the_line(void **state) {
     Folder *f = (Folder *)*state;
@@ -224,7 +257,8 @@ static void back_along_the_line(void **state) {
     static const struct {
         const char *list;
         int64_t from, to;
-    } cases[] = {{"3\n5\n", 5, 3}, {"4\n", 5, -1}, {"5\n", 5, -1}, {"3\n4\n", 9, 4}, {"3\n4", 5, -1}, {"3\n4\n6\n5\n", 5, 4}, {NULL, 5, 4}};
+    } cases[] = {{"3\n5\n", 5, 3}, {"4\n", 5, -1},         {"5\n", 5, -1}, {"3\n4\n", 9, 4},
+                 {"3\n4", 5, -1},  {"3\n4\n6\n5\n", 5, 4}, {NULL, 5, 4}};
     char note[1400];
     for (int i = 3; i <= 5; i++) save(f, i - 1, i, 0, NULL);
     spoil_manifest(f, 5);
@@ -244,7 +278,8 @@ static int64_t found(const Folder *f, char *note, size_t bytes) {
     Error err = {0};
     int64_t iteration = checkpoint_find(f->path, note, bytes, &err);
     assert_int_equal(err.code == EXIT_CHECKPOINT && err.what[0], iteration == -2);
-    assert_true(!*note || (strncmp(note, "WARNING: ", 9) == 0 && strstr(note, "latest_checkpointed_iteration.txt") && !strchr(note, '\n')));
+    assert_true(!*note || (strncmp(note, "WARNING: ", 9) == 0 &&
+                           strstr(note, "latest_checkpointed_iteration.txt") && !strchr(note, '\n')));
     return iteration;
 }
 
@@ -278,7 +313,8 @@ static void lost_trackers(void **state) {
     write_text(f->tracker, "4");
     assert_int_equal(found(f, note, sizeof note), 4);
     assert_string_equal(note, "");
-    char *away = text_format("%s/iter_0000005", f->path), *aside = text_format("%s/.iter_0000005.old", f->path);
+    char *away = text_format("%s/iter_0000005", f->path),
+         *aside = text_format("%s/.iter_0000005.old", f->path);
     assert_int_equal(rename(away, aside), 0);
     unlink(f->tracker);
     write_text(f->list, "4\n5\n");  // a save died while it replaced it
@@ -287,8 +323,9 @@ static void lost_trackers(void **state) {
     free(aside);
 }
 
-// A tracker that names a checkpoint which is not there (cut short, or of one that was deleted meanwhile) is a damaged one: from the newest, not from what lies below
-// the number, which may be nothing.
+// A tracker that names a checkpoint which is not there (cut short, or of one that was deleted
+// meanwhile) is a damaged one: from the newest, not from what lies below the number, which may be
+// nothing.
 static void trackers_of_nothing(void **state) {
     Folder *f = (Folder *)*state;
     char note[1400];
@@ -298,7 +335,8 @@ static void trackers_of_nothing(void **state) {
         write_text(f->tracker, names[i]);
         write_text(f->list, "3\n4\n5\n");
         assert_int_equal(found(f, note, sizeof note), 5);
-        assert_non_null(strstr(note, ", of which no checkpoint is there; going on from the newest sound checkpoint there"));
+        assert_non_null(strstr(
+            note, ", of which no checkpoint is there; going on from the newest sound checkpoint there"));
         write_text(f->list, "3\n4\n9\n");
         assert_int_equal(found(f, note, sizeof note), 4);
         write_text(f->list, "8\n");  // others' only: the number stands, and opening it says what is missing
@@ -337,7 +375,8 @@ static void pipes(void **state) {
     free(manifest);
 }
 
-// What --load may name by mistake: one checkpoint instead of the folder that holds it, or a file. Neither is a folder that is yet to be filled.
+// What --load may name by mistake: one checkpoint instead of the folder that holds it, or a file.
+// Neither is a folder that is yet to be filled.
 static void not_a_folder_of_checkpoints(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

@@ -1,6 +1,6 @@
-// Saves that fail or die at each of their system calls, disks without room, and which older checkpoints stay.
-// The system calls that a save makes are defined here in front of the C library's, so that the n-th of them can
-// fail or kill the process.
+// Saves that fail or die at each of their system calls, disks without room, and which older
+// checkpoints stay. The system calls that a save makes are defined here in front of the C
+// library's, so that the n-th of them can fail or kill the process.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -49,7 +49,9 @@ int fsync(int fd) {
     return fault() ? -1 : faults.quick ? 0 : (int)syscall(SYS_fsync, fd);
 }
 
-int mkdir(const char *path, mode_t mode) { return fault() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode); }
+int mkdir(const char *path, mode_t mode) {
+    return fault() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+}
 
 int rename(const char *from, const char *to) {
     note("rename", -1, to);
@@ -104,18 +106,22 @@ static long position(const Folder *f, const char *what, const char *path) {
     return last;
 }
 
-// What a power cut would show: nothing is named before it is on the disk, and no name is relied upon before its folder is.
+// What a power cut would show: nothing is named before it is on the disk, and no name is relied
+// upon before its folder is.
 static void order_of_writing(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
-    const char *shard = "/.iter_0000005.tmp/mp_rank_00/shard_00000_of_00001.safetensors", *manifest = "/.iter_0000005.tmp/manifest.json";
-    const char *tracker = "/latest_checkpointed_iteration.txt", *tracker_fresh = "/.latest_checkpointed_iteration.txt.tmp";
+    const char *shard = "/.iter_0000005.tmp/mp_rank_00/shard_00000_of_00001.safetensors",
+               *manifest = "/.iter_0000005.tmp/manifest.json";
+    const char *tracker = "/latest_checkpointed_iteration.txt",
+               *tracker_fresh = "/.latest_checkpointed_iteration.txt.tmp";
     const char *list = "/checkpoints_of_run.txt", *list_fresh = "/.checkpoints_of_run.txt.tmp";
     char *journal = (char *)calloc(1, JOURNAL_BYTES);
     for (int again = 0; again < 2; again++) {
         faults.journal = strcpy(journal, "");
         assert_true(save(f->save, 5, 1, &err));
-        long named = position(f, again ? "exchange" : "rename", "/iter_0000005"), tracked = position(f, "rename", tracker), listed = position(f, "rename", list);
+        long named = position(f, again ? "exchange" : "rename", "/iter_0000005"),
+             tracked = position(f, "rename", tracker), listed = position(f, "rename", list);
         assert_true(position(f, "write", shard) < position(f, "fsync", shard));
         assert_true(position(f, "fsync", shard) < position(f, "fsync", "/.iter_0000005.tmp/mp_rank_00"));
         assert_true(position(f, "fsync", "/.iter_0000005.tmp/mp_rank_00") < named);
@@ -136,7 +142,8 @@ static void order_of_writing(void **state) {
     free(journal);
 }
 
-// Fails the n-th system call of a save of `iteration` over a checkpoint of iteration 5, for every n. Returns how many calls there are.
+// Fails the n-th system call of a save of `iteration` over a checkpoint of iteration 5, for every
+// n. Returns how many calls there are.
 static int fail_every_call(Folder *f, int64_t iteration, int number) {
     int n = 0;
     for (bool reached = true; reached;) {
@@ -175,7 +182,8 @@ static void every_call_fails(void **state) {
     fail_every_call(f, 5, EACCES);
 }
 
-// Kills the process at the n-th system call of a save, for every n: what the tracker names is whole, and the next save leaves no trace of it.
+// Kills the process at the n-th system call of a save, for every n: what the tracker names is
+// whole, and the next save leaves no trace of it.
 static void die_at_every_call(Folder *f, int64_t iteration, int step) {
     int status = 0, died = 0;
     for (int n = 1;; n += step) {
@@ -249,7 +257,8 @@ static void old_ones_are_deleted(void **state) {
     manner.before = -1;
     manner.keep.last = 1;
     assert_true(save(f->save, 9, 9, &err));
-    for (int i = 1; i <= 9; i++) assert_int_equal(save_folder_holds(f->save, i), i == 4 || i == 6 || i == 7 || i == 9);
+    for (int i = 1; i <= 9; i++)
+        assert_int_equal(save_folder_holds(f->save, i), i == 4 || i == 6 || i == 7 || i == 9);
 }
 
 static void back_to_a_sound_one(void **state) {
@@ -280,7 +289,8 @@ static void back_to_a_sound_one(void **state) {
 
 // One checkpoint is there, each takes a megabyte.
 static void forecast(const Folder *f, int64_t saves, Retention keep, char line[1400]) {
-    save_folder_forecast(f->save, &(Forecast){.bytes = 1000000, .saves = saves, .there = 1, .keep = keep}, line, 1400);
+    save_folder_forecast(f->save, &(Forecast){.bytes = 1000000, .saves = saves, .there = 1, .keep = keep},
+                         line, 1400);
 }
 
 static void forecasts(void **state) {
@@ -305,7 +315,8 @@ static void forecasts(void **state) {
     assert_string_equal(line, "");
 }
 
-// A folder left aside, as when the save that was replacing it died between its two renames, is the only copy: it is read, and put back.
+// A folder left aside, as when the save that was replacing it died between its two renames, is the
+// only copy: it is read, and put back.
 static void left_aside(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -320,7 +331,8 @@ static void left_aside(void **state) {
     assert_int_equal(hidden_entries(f->save), 0);
     assert_int_equal(access(final, F_OK), 0);
     assert_loads(f->save, 5, 1);
-    // Beside a newer one it is rubbish, like what a killed save left. Other hidden names are not ours.
+    // Beside a newer one it is rubbish, like what a killed save left. Other hidden names are not
+    // ours.
     assert_int_equal(mkdir(aside, 0777), 0);
     snprintf(aside, sizeof aside, "%s/.iter_0000004.tmp", f->save);
     assert_int_equal(mkdir(aside, 0777), 0);

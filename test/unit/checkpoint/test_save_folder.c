@@ -1,5 +1,6 @@
-// The --save folder under a run: whose lock it is once it was moved or removed, names that are taken by folders, a limit on the size of files; and small files put in
-// the place of whatever lies there.
+// The --save folder under a run: whose lock it is once it was moved or removed, names that are
+// taken by folders, a limit on the size of files; and small files put in the place of whatever lies
+// there.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -45,7 +46,7 @@ static void assert_one_line(const Error *err, const char *holds) {
     if (!strstr(err->what, holds)) fail_msg("'%s' is not in '%s'", holds, err->what);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 // The lock
 
 static int locked_folder(const Folder *f) {
@@ -73,7 +74,8 @@ static void nothing_has_moved(void **state) {
     int lock = locked_folder(f), before = lock;
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock == before);
     // Another path to it, also by a link: the same folder.
-    char *parent = text_format("%s/a", f->path), *link_to = text_format("%s/b", f->path), *through = text_format("%s/b/save/", f->path);
+    char *parent = text_format("%s/a", f->path), *link_to = text_format("%s/b", f->path),
+         *through = text_format("%s/b/save/", f->path);
     assert_int_equal(rename(parent, link_to), 0);
     assert_int_equal(symlink("b", parent), 0);
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock == before);
@@ -137,13 +139,14 @@ static void no_lock_to_follow(void **state) {
     assert_true(save_folder_follow(f->save, &none, &moved, &err) && !moved && none == -1);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 // Names and sizes
 
 static void names_taken(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
-    static const char *const names[] = {"latest_checkpointed_iteration.txt", ".latest_checkpointed_iteration.txt.tmp", "checkpoints_of_run.txt",
+    static const char *const names[] = {"latest_checkpointed_iteration.txt",
+                                        ".latest_checkpointed_iteration.txt.tmp", "checkpoints_of_run.txt",
                                         ".checkpoints_of_run.txt.tmp"};
     for (int i = 0; i < 4; i++) {
         char *path = text_format("%s/%s", f->save, names[i]);
@@ -167,7 +170,8 @@ static void file_size_limit(void **state) {
     Error err = {0};
     struct rlimit before, low;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
-    assert_true(save_folder_allows_file((uint64_t)1 << 40, &err) == (before.rlim_cur == RLIM_INFINITY || before.rlim_cur >= (rlim_t)1 << 40));
+    assert_true(save_folder_allows_file((uint64_t)1 << 40, &err) ==
+                (before.rlim_cur == RLIM_INFINITY || before.rlim_cur >= (rlim_t)1 << 40));
     low = before;
     low.rlim_cur = 2000000;
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &low), 0);

@@ -26,12 +26,13 @@ typedef struct Run {
     bool ok;
 } Run;
 
-// Splits a line at blanks (no quotes), parses it, and completes it for `world` ranks or for those of
-// --plan-world-size. world 0: parse only.
+// Splits a line at blanks (no quotes), parses it, and completes it for `world` ranks or for those
+// of --plan-world-size. world 0: parse only.
 static inline void run_line(Run *run, const char *line, int world) {
     char *copy = strdup(line), *argv[MAX_ARGS] = {"train_gpt"}, *save = NULL;
     int argc = 1;
-    for (char *word = strtok_r(copy, " ", &save); word && argc < MAX_ARGS; word = strtok_r(NULL, " ", &save)) {
+    for (char *word = strtok_r(copy, " ", &save); word && argc < MAX_ARGS;
+         word = strtok_r(NULL, " ", &save)) {
         argv[argc++] = word;
     }
     run->ok = config_parse(&run->config, argc, argv, run->notes, sizeof run->notes, &run->err);

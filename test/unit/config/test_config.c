@@ -1,5 +1,6 @@
-// The command line: defaults, good and bad lines with their messages, argument files, notes, help, the argument dump, JSON, checkpoint comparison,
-// batch ramp-up, the paper's scripts and the model cards.
+// The command line: defaults, good and bad lines with their messages, argument files, notes, help,
+// the argument dump, JSON, checkpoint comparison, batch ramp-up, the paper's scripts and the model
+// cards.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,23 +16,30 @@
 #include "test/unit/config/command_line.h"
 #include "test/unit/folder.h"
 
-// --- good lines ------------------------------------------------------------------------------------------------------------------
+// --- good lines -----------------------------------------------------------------------------
 
 static void defaults_are_megatrons(void **state) {
     static const char *const fragments[] = {
-        "\"make_vocab_size_divisible_by\":128", "\"init_method_std\":0.02", "\"norm_epsilon\":1e-05", "\"attention_dropout\":0.1", "\"hidden_dropout\":0.1",
-        "\"min_lr\":0.0", "\"lr_decay_style\":\"linear\"", "\"weight_decay\":0.01", "\"adam_beta1\":0.9", "\"adam_beta2\":0.999", "\"adam_eps\":1e-08",
-        "\"clip_grad\":1.0", "\"split\":\"969, 30, 1\"", "\"seed\":1234", "\"ddp_bucket_size\":25000000", "\"weight_quantization_bits\":4",
-        "\"wq_group_size\":2048", "\"weight_quantization_method\":\"difference\"", "\"wq_rounding\":\"nearest\"", "\"gradient_quantization_bits_intra\":8",
-        "\"gradient_quantization_bits_inter\":4", "\"gq_group_size_intra\":512", "\"gq_group_size_inter\":128", "\"gq_rounding\":\"stochastic\"",
-        "\"gradient_alltoall_pipeline\":0", "\"gradients_quantization_start_iteration\":0", "\"verify_replicas_interval\":1000", "\"eval_interval\":1000",
-        "\"eval_iters\":100", "\"log_interval\":100", "\"timing_log_level\":0", "\"timing_log_option\":\"minmax\"", "\"tensorboard_log_interval\":1",
-        "\"on_nan\":\"abort\"", "\"check_for_nan_in_loss_and_grad\":true", "\"quantized_weights\":false",
-        "\"quantized_gradients\":false", "\"hadamard_transform\":false", "\"save\":null", "\"save_interval\":null", "\"data_path\":null",
-        "\"sample_tokens\":200", "\"sample_temperature\":1.0", "\"inspect_data\":-1", "\"tensor_model_parallel_size\":1",
+        "\"make_vocab_size_divisible_by\":128", "\"init_method_std\":0.02", "\"norm_epsilon\":1e-05",
+        "\"attention_dropout\":0.1", "\"hidden_dropout\":0.1", "\"min_lr\":0.0",
+        "\"lr_decay_style\":\"linear\"", "\"weight_decay\":0.01", "\"adam_beta1\":0.9",
+        "\"adam_beta2\":0.999", "\"adam_eps\":1e-08", "\"clip_grad\":1.0", "\"split\":\"969, 30, 1\"",
+        "\"seed\":1234", "\"ddp_bucket_size\":25000000", "\"weight_quantization_bits\":4",
+        "\"wq_group_size\":2048", "\"weight_quantization_method\":\"difference\"",
+        "\"wq_rounding\":\"nearest\"", "\"gradient_quantization_bits_intra\":8",
+        "\"gradient_quantization_bits_inter\":4", "\"gq_group_size_intra\":512",
+        "\"gq_group_size_inter\":128", "\"gq_rounding\":\"stochastic\"", "\"gradient_alltoall_pipeline\":0",
+        "\"gradients_quantization_start_iteration\":0", "\"verify_replicas_interval\":1000",
+        "\"eval_interval\":1000", "\"eval_iters\":100", "\"log_interval\":100", "\"timing_log_level\":0",
+        "\"timing_log_option\":\"minmax\"", "\"tensorboard_log_interval\":1", "\"on_nan\":\"abort\"",
+        "\"check_for_nan_in_loss_and_grad\":true", "\"quantized_weights\":false",
+        "\"quantized_gradients\":false", "\"hadamard_transform\":false", "\"save\":null",
+        "\"save_interval\":null", "\"data_path\":null", "\"sample_tokens\":200", "\"sample_temperature\":1.0",
+        "\"inspect_data\":-1", "\"tensor_model_parallel_size\":1",
         // what config_finish fills in
-        "\"ffn_hidden_size\":256", "\"kv_channels\":16", "\"global_batch_size\":6", "\"lr_decay_iters\":10", "\"padded_vocab_size\":384",
-        "\"unpadded_vocab_size\":257", "\"eod\":256", "\"data_parallel_size\":3", "\"num_micro_batches\":1", "\"total_samples\":60"};
+        "\"ffn_hidden_size\":256", "\"kv_channels\":16", "\"global_batch_size\":6", "\"lr_decay_iters\":10",
+        "\"padded_vocab_size\":384", "\"unpadded_vocab_size\":257", "\"eod\":256", "\"data_parallel_size\":3",
+        "\"num_micro_batches\":1", "\"total_samples\":60"};
     Run run;
     must_run(&run, SMALL, 3);
     for (size_t i = 0; i < sizeof fragments / sizeof fragments[0]; i++) json_has(&run.config, fragments[i]);
@@ -54,24 +62,32 @@ static void good_lines(void **state) {
         {SMALL "--data-path --seed 7", "\"seed\":7"},  // an unset shell variable gives an empty list
         {SMALL "--no-check-for-nan-in-loss-and-grad", "\"check_for_nan_in_loss_and_grad\":false"},
         {SMALL "--lr-decay-style inverse-square-root", "\"lr_decay_style\":\"inverse-square-root\""},
-        {SMALL "--recompute-activations --recompute-granularity selective", "\"recompute_granularity\":\"selective\""},
+        {SMALL "--recompute-activations --recompute-granularity selective",
+         "\"recompute_granularity\":\"selective\""},
         {SMALL "--recompute-granularity full", "\"recompute_granularity\":\"full\""},
         {SMALL "--override-opt-param-scheduler", "\"override_opt_param_scheduler\":true"},
         {SMALL "--override-opt_param-scheduler", "\"override_opt_param_scheduler\":true"},
         {SMALL "--global-batch-size 24 --gpus-per-node 2", "\"num_micro_batches\":3"},
         {SMALL "--lr-warmup-fraction 0.25", "\"schedule_warmup_samples\":20.0"},
-        {SMALL "--lr-warmup-iters 3 --lr-decay-iters 8", "\"schedule_warmup_samples\":24.0,\"schedule_decay_samples\":64"},
-        {SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 0.2", "\"end_weight_decay\":0.2"},
-        {SMALL "--quantized-gradients --gq-group-size-intra 32 --gq-group-size-inter 4096 --gradient-quantization-bits-intra 4", "\"gq_group_size_inter\":4096"},
-        {SMALL "--tokenizer-type NullTokenizer --vocab-size 127", "\"padded_vocab_size\":128,\"unpadded_vocab_size\":128,\"eod\":127"},
+        {SMALL "--lr-warmup-iters 3 --lr-decay-iters 8",
+         "\"schedule_warmup_samples\":24.0,\"schedule_decay_samples\":64"},
+        {SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 0.2",
+         "\"end_weight_decay\":0.2"},
+        {SMALL "--quantized-gradients --gq-group-size-intra 32 --gq-group-size-inter 4096 "
+               "--gradient-quantization-bits-intra 4",
+         "\"gq_group_size_inter\":4096"},
+        {SMALL "--tokenizer-type NullTokenizer --vocab-size 127",
+         "\"padded_vocab_size\":128,\"unpadded_vocab_size\":128,\"eod\":127"},
         {SMALL "--wandb-project p --wandb-exp-name e --wandb-save-dir d", "\"log_jsonl\":\"d/e.jsonl\""},
         {SMALL "--check-weight-hash-across-dp-replicas-interval 50", "\"verify_replicas_interval\":50"},
-        {SMALL "--wandb-project p --wandb-exp-name e --save s --save-interval 5", "\"log_jsonl\":\"s/wandb/e.jsonl\""},
+        {SMALL "--wandb-project p --wandb-exp-name e --save s --save-interval 5",
+         "\"log_jsonl\":\"s/wandb/e.jsonl\""},
         {SMALL "--wandb-project p --wandb-exp-name e --log-jsonl mine", "\"log_jsonl\":\"mine\""},
         {SMALL "--sample-prompt=--seed --sample-tokens 5", "\"sample_prompt\":\"--seed\""},
         {SMALL "--sample-prompt=@home", "\"sample_prompt\":\"@home\""},
         {SMALL "--sample-temperature 0 --sample-prompt -", "\"sample_temperature\":0.0"},
-        {"--plan --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2",
+        {"--plan --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+         "--max-position-embeddings 32 --micro-batch-size 2",
          "\"padded_vocab_size\":50304"},
         {SMALL "--plan --plan-world-size 64", "\"data_parallel_size\":64"},
     };
@@ -84,34 +100,49 @@ static void good_lines(void **state) {
 }
 
 // The flags of the paper's scripts, as they stand there.
-#define PAPER_125M                                                                                                                          \
-    "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 2048 --max-position-embeddings 2048 "                          \
-    "--lr 6e-4 --lr-decay-iters 70000 --lr-decay-style cosine --min-lr 6e-5 --adam-beta1 0.9 --adam-beta2 0.95 --adam-eps 1e-08 "           \
-    "--weight-decay .1 --lr-warmup-fraction 0.01 --clip-grad 1.0 --loss-scale 0 --loss-scale-window 1000 --hysteresis 2 --min-loss-scale 1 " \
-    "--bf16 --use-distributed-optimizer --pipeline-model-parallel-size 1 --micro-batch-size 8 --global-batch-size 256 "                     \
-    "--train-iters 80000 --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt --log-interval 100 --timing-log-level 2 "                \
-    "--save-interval 5002 --eval-interval 100 --eval-iters 10 --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard "             \
-    "--log-throughput --tensorboard-dir tb --tensorboard-log-interval 1 --wandb-project NeurIPS --wandb-save-dir wandb "                    \
-    "--wandb-exp-name run --no-async-tensor-model-parallel-allreduce --recompute-activations --recompute-granularity selective "            \
+#define PAPER_125M \
+    "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 2048 " \
+    "--max-position-embeddings 2048 " \
+    "--lr 6e-4 --lr-decay-iters 70000 --lr-decay-style cosine --min-lr 6e-5 --adam-beta1 0.9 --adam-beta2 " \
+    "0.95 --adam-eps 1e-08 " \
+    "--weight-decay .1 --lr-warmup-fraction 0.01 --clip-grad 1.0 --loss-scale 0 --loss-scale-window 1000 " \
+    "--hysteresis 2 --min-loss-scale 1 " \
+    "--bf16 --use-distributed-optimizer --pipeline-model-parallel-size 1 --micro-batch-size 8 " \
+    "--global-batch-size 256 " \
+    "--train-iters 80000 --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt --log-interval 100 " \
+    "--timing-log-level 2 " \
+    "--save-interval 5002 --eval-interval 100 --eval-iters 10 --log-timers-to-tensorboard " \
+    "--log-validation-ppl-to-tensorboard " \
+    "--log-throughput --tensorboard-dir tb --tensorboard-log-interval 1 --wandb-project NeurIPS " \
+    "--wandb-save-dir wandb " \
+    "--wandb-exp-name run --no-async-tensor-model-parallel-allreduce --recompute-activations " \
+    "--recompute-granularity selective " \
     "--distributed-backend nccl "
 #define PAPER_WEIGHTS "--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 "
-#define PAPER_GRADIENTS                                                                                                      \
-    "--quantized-gradients --gq-group-size-inter 128 --gradient-quantization-bits-inter 4 --gq-group-size-intra 128 "        \
+#define PAPER_GRADIENTS \
+    "--quantized-gradients --gq-group-size-inter 128 --gradient-quantization-bits-inter 4 " \
+    "--gq-group-size-intra 128 " \
     "--gradient-quantization-bits-intra 8 "
 
 static void paper_scripts_work_unchanged(void **state) {
     static const char *const lines[] = {
-        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --save c --load c --exit-duration-in-mins 1530",
-        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --save c --load c --exit-duration-in-mins 2840 " PAPER_WEIGHTS,
-        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --save c --load c " PAPER_GRADIENTS "--overlap-grad-reduce --hadamard-transform",
-        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --mock-data --exit-interval 200 --log-interval 1 " PAPER_WEIGHTS PAPER_GRADIENTS
+        PAPER_125M
+        "--tensor-model-parallel-size 1 --data-path pile --save c --load c --exit-duration-in-mins 1530",
+        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --save c --load c "
+                   "--exit-duration-in-mins 2840 " PAPER_WEIGHTS,
+        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --save c --load c " PAPER_GRADIENTS
+                   "--overlap-grad-reduce --hadamard-transform",
+        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --mock-data --exit-interval 200 "
+                   "--log-interval 1 " PAPER_WEIGHTS PAPER_GRADIENTS
                    "--hadamard-transform --gradient-alltoall-pipeline 8",
-        PAPER_125M "--tensor-model-parallel-size 1 --data-path --mock-data --exit-interval 200 " PAPER_WEIGHTS,
+        PAPER_125M
+        "--tensor-model-parallel-size 1 --data-path --mock-data --exit-interval 200 " PAPER_WEIGHTS,
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         Run run;
         must_run(&run, lines[i], 32);
-        assert_non_null(strstr(run.notes, "Weights & Biases is not used; JSON lines go to wandb/run.jsonl\n"));
+        assert_non_null(
+            strstr(run.notes, "Weights & Biases is not used; JSON lines go to wandb/run.jsonl\n"));
         assert_true((strstr(run.notes, "--mock-data wins") != NULL) == (i == 3));
         json_has(&run.config, "\"schedule_warmup_samples\":179200.0,\"schedule_decay_samples\":17920000");
         config_free(&run.config);
@@ -121,7 +152,7 @@ static void paper_scripts_work_unchanged(void **state) {
     must_fail("--nproc_per_node 8 " PAPER_125M, 0, "mpirun");
 }
 
-// --- bad lines -------------------------------------------------------------------------------------------------------------------
+// --- bad lines ------------------------------------------------------------------------------
 
 static void bad_words(void **state) {
     static const struct {
@@ -172,7 +203,8 @@ static void bad_words(void **state) {
         {"--hidden-dropout 1", "must be at least 0 and below 1"},
         {"--adam-beta2 1.0", "below 1"},
         {"--adam-eps 0", "above 0"},
-        {"--lr-decay-style wsd", "--lr-decay-style wsd: not one of constant|linear|cosine|inverse-square-root|WSD"},
+        {"--lr-decay-style wsd",
+         "--lr-decay-style wsd: not one of constant|linear|cosine|inverse-square-root|WSD"},
         {"--lr-wsd-decay-style quadratic", "not one of exponential|linear|cosine|minus_sqrt"},
         {"--mid-level-dataset-surplus 0", "above 0"},
         {"--lr-decay-style cos", "not one of"},
@@ -214,7 +246,8 @@ static void bad_words(void **state) {
         snprintf(line, sizeof line, "%s%s", SMALL, bad[i].words);
         must_fail(line, 0, bad[i].what);
         snprintf(line, sizeof line, "%s %s", bad[i].words, SMALL);  // and in front
-        if (strncmp(bad[i].words, "--lr", 4) == 0 || strchr(bad[i].words, '=') || bad[i].words[0] == '@') must_fail(line, 0, bad[i].what);
+        if (strncmp(bad[i].words, "--lr", 4) == 0 || strchr(bad[i].words, '=') || bad[i].words[0] == '@')
+            must_fail(line, 0, bad[i].what);
     }
 }
 
@@ -224,12 +257,15 @@ static void bad_combinations(void **state) {
         int world;
         const char *what;
     } bad[] = {
-        {"--hidden-size 100 --num-attention-heads 3", 0, "--hidden-size 100 is not divisible by --num-attention-heads 3"},
-        {"--hidden-size 48 --num-attention-heads 4", 0, "gives heads of 12; the size of a head must be a multiple of 8"},
+        {"--hidden-size 100 --num-attention-heads 3", 0,
+         "--hidden-size 100 is not divisible by --num-attention-heads 3"},
+        {"--hidden-size 48 --num-attention-heads 4", 0,
+         "gives heads of 12; the size of a head must be a multiple of 8"},
         {"--kv-channels 32", 0, "--kv-channels 32"},
         {"--ffn-hidden-size 100", 0, "not a multiple of 8"},
         {"--seq-length 64", 0, "--seq-length 64 is larger than --max-position-embeddings 32"},
-        {"--global-batch-size 30", 4, "--global-batch-size 30 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
+        {"--global-batch-size 30", 4,
+         "--global-batch-size 30 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
         {"--train-samples 100", 0, "--train-iters does not go with --train-samples"},
         {"--lr-decay-style WSD", 0, "--lr-decay-style WSD needs --lr-wsd-decay-iters N"},
         {"--lr-decay-style WSD --lr-wsd-decay-iters 11", 1, "longer than the decay of 20 samples"},
@@ -247,14 +283,18 @@ static void bad_combinations(void **state) {
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0, "can only grow"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
         {"--train-iters 999999999999999 --global-batch-size 1000000000", 5, "too large"},
-        {"--hidden-size 1048576 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size 1048576", 1, "more memory than can be counted"},
-        {"--hidden-size 1048576 --ffn-hidden-size 4194304 --num-layers 10000", 1, "more memory than can be counted"},
+        {"--hidden-size 1048576 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size "
+         "1048576",
+         1, "more memory than can be counted"},
+        {"--hidden-size 1048576 --ffn-hidden-size 4194304 --num-layers 10000", 1,
+         "more memory than can be counted"},
         {"--eval-iters 999999999999999 --train-iters 999999999999 --eval-interval 1", 1, "too many samples"},
         {"--wq-group-size 100", 0, "--wq-group-size 100: must be a multiple of 32"},
         {"--wq-group-size 32768", 0, "at most 16384"},
         {"--gq-group-size-intra 130", 0, "multiple of 32"},
         {"--gq-group-size-intra 8192", 0, "at most 4096"},
-        {"--gq-group-size-inter 16", 0, "--gq-group-size-inter 16: must be a multiple of 32, at least 32 and at most 4096"},
+        {"--gq-group-size-inter 16", 0,
+         "--gq-group-size-inter 16: must be a multiple of 32, at least 32 and at most 4096"},
         {"--gq-group-size-intra 4064 --gq-group-size-inter 128", 0, "least common multiple 16256"},
         {"--weight-quantization-bits 5", 0, "--weight-quantization-bits 5: must be 4 or 8"},
         {"--gradient-quantization-bits-inter 6", 0, "must be 4 or 8"},
@@ -285,8 +325,12 @@ static void bad_combinations(void **state) {
 
 // Lines that lack what SMALL has.
 static void incomplete_lines(void **state) {
-#define SHAPE "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 "
-    must_fail("", 0, "missing --num-layers, --hidden-size, --num-attention-heads, --seq-length, --max-position-embeddings, --micro-batch-size, --lr, --train-iters");
+#define SHAPE \
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 " \
+    "--micro-batch-size 2 "
+    must_fail("", 0,
+              "missing --num-layers, --hidden-size, --num-attention-heads, --seq-length, "
+              "--max-position-embeddings, --micro-batch-size, --lr, --train-iters");
     must_fail("--plan", 0, "missing --num-layers");
     must_fail(SHAPE "--mock-data --tokenizer-type Byte --train-iters 3", 0, "missing --lr;");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte", 0, "no data; give --data-path");
@@ -295,14 +339,22 @@ static void incomplete_lines(void **state) {
     must_run(&mock, SHAPE "--lr 1 --train-iters 3 --mock-data", 1);  // made-up tokens need GPT-2's sizes only
     assert_int_equal(mock.config.vocab_size_padded, 50304);
     config_free(&mock.config);
-    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --train-data-path b", 0, "exclude each other");
-    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --train-data-path b --split 1,0,0", 0, "drop --split");
-    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --valid-data-path b", 0, "shards for validation or test without --train-data-path");
-    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-weights", 0, "--quantized-weights needs --use-distributed-optimizer");
-    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-gradients", 0, "--quantized-gradients needs");
-    must_fail(SHAPE "--lr 1 --train-samples 3 --tokenizer-type Byte --data-path a", 2, "less than one --global-batch-size 4");
-    must_fail(SHAPE "--lr 1 --train-samples 99 --lr-warmup-iters 3 --tokenizer-type Byte --data-path a", 0, "--lr-warmup-iters does not go with --train-samples");
-    must_fail(SHAPE "--lr 1 --train-samples 99 --tokenizer-type Byte --data-path a --rampup-batch-size 2 2", 0, "has 2 values");
+    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --train-data-path b", 0,
+              "exclude each other");
+    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --train-data-path b --split 1,0,0", 0,
+              "drop --split");
+    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --valid-data-path b", 0,
+              "shards for validation or test without --train-data-path");
+    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-weights", 0,
+              "--quantized-weights needs --use-distributed-optimizer");
+    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-gradients", 0,
+              "--quantized-gradients needs");
+    must_fail(SHAPE "--lr 1 --train-samples 3 --tokenizer-type Byte --data-path a", 2,
+              "less than one --global-batch-size 4");
+    must_fail(SHAPE "--lr 1 --train-samples 99 --lr-warmup-iters 3 --tokenizer-type Byte --data-path a", 0,
+              "--lr-warmup-iters does not go with --train-samples");
+    must_fail(SHAPE "--lr 1 --train-samples 99 --tokenizer-type Byte --data-path a --rampup-batch-size 2 2",
+              0, "has 2 values");
 }
 
 static void notes_name_what_has_no_effect(void **state) {
@@ -322,22 +374,33 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--log-progress", "--log-progress has no effect without --save\n"},
         {"--no-load-optim", "--no-load-optim has no effect without --load\n"},
         {"--load c --no-load-optim --finetune --exit-on-missing-checkpoint", NULL},
-        {"--log-timers-to-tensorboard", "--log-timers-to-tensorboard has no effect without --tensorboard-dir\n"},
-        {"--log-memory-to-tensorboard", "--log-memory-to-tensorboard has no effect without --tensorboard-dir\n"},
-        {"--tensorboard-log-interval 5", "--tensorboard-log-interval has no effect without --tensorboard-dir\n"},
+        {"--log-timers-to-tensorboard",
+         "--log-timers-to-tensorboard has no effect without --tensorboard-dir\n"},
+        {"--log-memory-to-tensorboard",
+         "--log-memory-to-tensorboard has no effect without --tensorboard-dir\n"},
+        {"--tensorboard-log-interval 5",
+         "--tensorboard-log-interval has no effect without --tensorboard-dir\n"},
         {"--tensorboard-dir t --log-timers-to-tensorboard --tensorboard-log-interval 5", NULL},
         {"--sample-tokens 5", "--sample-tokens has no effect without --sample-prompt\n"},
-        {"--profile --profile-ranks 0 1 --profile-step-start 3 --profile", "--profile has no effect: start the program under a profiler instead"},
-        {"--recompute-granularity full --recompute-method block", "--recompute-method has no effect: full recomputation goes layer by layer"},
+        {"--profile --profile-ranks 0 1 --profile-step-start 3 --profile",
+         "--profile has no effect: start the program under a profiler instead"},
+        {"--recompute-granularity full --recompute-method block",
+         "--recompute-method has no effect: full recomputation goes layer by layer"},
         {"--data-cache-path c", "--data-cache-path has no effect: the sample index is built in memory"},
         {"--data-path a", "--mock-data wins"},
         {"--vocab-size 5", "only NullTokenizer reads it"},
         {"--vocab-file v", "only GPT2BPETokenizer reads them"},
-        {"--bf16 --use-flash-attn --use-mcore-models --sequence-parallel --num-workers 2 --dataloader-type single --hysteresis 2 --loss-scale 0.0", NULL},
+        {"--bf16 --use-flash-attn --use-mcore-models --sequence-parallel --num-workers 2 --dataloader-type "
+         "single --hysteresis 2 --loss-scale 0.0",
+         NULL},
         // Megatron-LM of late 2024
-        {"--attention-backend flash --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --auto-detect-ckpt-format --dist-ckpt-format torch_dist --no-rope-fusion "
-         "--no-bias-swiglu-fusion --num-distributed-optimizer-instances 1 --no-align-grad-reduce --align-grad-reduce --align-param-gather --no-align-param-gather "
-         "--data-impl mmap --log-loss-scale-to-tensorboard --train-sync-interval 5 --ckpt-assume-constant-structure --check-weight-hash-across-dp-replicas-interval 50", NULL},
+        {"--attention-backend flash --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save "
+         "--auto-detect-ckpt-format --dist-ckpt-format torch_dist --no-rope-fusion "
+         "--no-bias-swiglu-fusion --num-distributed-optimizer-instances 1 --no-align-grad-reduce "
+         "--align-grad-reduce --align-param-gather --no-align-param-gather "
+         "--data-impl mmap --log-loss-scale-to-tensorboard --train-sync-interval 5 "
+         "--ckpt-assume-constant-structure --check-weight-hash-across-dp-replicas-interval 50",
+         NULL},
         {"--log-straggler", "--log-straggler has no effect: "},
     };
     for (size_t i = 0; i < sizeof notes / sizeof notes[0]; i++) {
@@ -362,7 +425,7 @@ static void notes_name_what_has_no_effect(void **state) {
     options_note(NULL, 0, "nothing");
 }
 
-// --- argument files --------------------------------------------------------------------------------------------------------------
+// --- argument files -------------------------------------------------------------------------
 
 static char folder[64];
 
@@ -413,7 +476,8 @@ static void argument_files(void **state) {
     words_are("--lr 1e-3 # peak\r\n--seed\t7", 4, WANT("--lr", "1e-3", "--seed", "7"));
     words_are("--a b#c \\\n  --d \\\r\n e \\", 4, WANT("--a", "b#c", "--d", "e"));
     words_are("\xEF\xBB\xBF--bf16", 1, WANT("--bf16"));
-    words_are("--p 'a b' \"c \\\"d\\\\\" e\\ f '' g\"h i\"'j'", 6, WANT("--p", "a b", "c \"d\\", "e f", "", "gh ij"));
+    words_are("--p 'a b' \"c \\\"d\\\\\" e\\ f '' g\"h i\"'j'", 6,
+              WANT("--p", "a b", "c \"d\\", "e f", "", "gh ij"));
     words_are("--p '@x' \"@y\" \\@z a@b 'two\nlines'", 6, WANT("--p", "@x", "@y", "@z", "a@b", "two\nlines"));
     file_fails("--a\n\n--p 'open\nmore", 18, "line 3: a quote is not closed; add the closing '");
     file_fails("--a \"open\\\"", 11, "line 1: a quote is not closed");
@@ -462,7 +526,7 @@ static void files_nest_and_later_words_win(void **state) {
 static int make_folder(void **state) { return folder_make(folder, sizeof folder, "test_config"); }
 static int remove_folder(void **state) { return folder_remove(folder); }
 
-// --- help, dump, JSON ------------------------------------------------------------------------------------------------------------
+// --- help, dump, JSON -----------------------------------------------------------------------
 
 static char *text_of(void (*print)(FILE *, const void *), const void *what) {
     char *text = NULL;
@@ -482,7 +546,8 @@ static int entries(const char *help, const char *name) {
     char head[96];
     int count = 0;
     size_t length = (size_t)snprintf(head, sizeof head, "\n  --%s", name);
-    for (const char *at = help; (at = strstr(at, head)); at++) count += at[length] == ' ' || at[length] == '\n';
+    for (const char *at = help; (at = strstr(at, head)); at++)
+        count += at[length] == ' ' || at[length] == '\n';
     return count;
 }
 
@@ -493,9 +558,11 @@ static void help_lists_every_option_once(void **state) {
     for (int i = 0; i < rows; i++) {
         if (!table[i].name) continue;
         options++;
-        if (entries(help, table[i].name) != 1) fail_msg("--%s heads %d entries", table[i].name, entries(help, table[i].name));
+        if (entries(help, table[i].name) != 1)
+            fail_msg("--%s heads %d entries", table[i].name, entries(help, table[i].name));
         assert_non_null(table[i].help);
-        assert_true(table[i].use != OPTION_USED || table[i].offset != OPTION_NO_FIELD);  // a used flag is stored somewhere
+        // a used flag is stored somewhere
+        assert_true(table[i].use != OPTION_USED || table[i].offset != OPTION_NO_FIELD);
     }
     for (const char *at = help; (at = strstr(at, "\n  --")); at++) lines++;
     assert_int_equal(lines, options);
@@ -516,7 +583,8 @@ static void table_is_unambiguous(void **state) {
         for (int j = 0; j < i && table[i].name; j++) {
             if (!table[j].name) continue;
             assert_string_not_equal(table[i].name, table[j].name);
-            if (table[i].offset != OPTION_NO_FIELD && table[i].offset == table[j].offset) fail_msg("--%s and --%s share a field", table[i].name, table[j].name);
+            if (table[i].offset != OPTION_NO_FIELD && table[i].offset == table[j].offset)
+                fail_msg("--%s and --%s share a field", table[i].name, table[j].name);
             if (table[i].alias) assert_string_not_equal(table[i].alias, table[j].name);
         }
     }
@@ -537,7 +605,8 @@ static void dump_is_megatrons(void **state) {
     must_run(&run, SMALL "--data-path .5 a .5 b --lr 6e-4 --min-lr 6e-5 --adam-eps 1e-08", 2);
     char *dump = text_of(print_dump, &run.config);
     static const char *const lines[] = {
-        "------------------------ arguments ------------------------\n  adam_beta1 ...................................... 0.9\n",
+        "------------------------ arguments ------------------------\n  adam_beta1 "
+        "...................................... 0.9\n",
         "\n  adam_eps ........................................ 1e-08\n",
         "\n  data_path ....................................... ['.5', 'a', '.5', 'b']\n",
         "\n  lr .............................................. 0.0006\n",
@@ -567,10 +636,15 @@ static void reals_print_as_python_prints_them(void **state) {
     static const struct {
         double x;
         const char *text;
-    } golden[] = {{0, "0.0"},          {1, "1.0"},        {256, "256.0"},           {0.1, "0.1"},       {6e-4, "0.0006"},        {1e-4, "0.0001"},
-                  {6e-5, "6e-05"},     {1e-8, "1e-08"},   {1.5e-5, "1.5e-05"},      {1.0 / 3, "0.3333333333333333"}, {179200, "179200.0"},
-                  {1e15, "1000000000000000.0"}, {1e16, "1e+16"},   {123456.789, "123456.789"}, {-2.5, "-2.5"},     {0.1 + 0.2, "0.30000000000000004"},
-                  {5e-324, "5e-324"}, {1.7976931348623157e308, "1.7976931348623157e+308"}};
+    } golden[] = {{0, "0.0"},           {1, "1.0"},
+                  {256, "256.0"},       {0.1, "0.1"},
+                  {6e-4, "0.0006"},     {1e-4, "0.0001"},
+                  {6e-5, "6e-05"},      {1e-8, "1e-08"},
+                  {1.5e-5, "1.5e-05"},  {1.0 / 3, "0.3333333333333333"},
+                  {179200, "179200.0"}, {1e15, "1000000000000000.0"},
+                  {1e16, "1e+16"},      {123456.789, "123456.789"},
+                  {-2.5, "-2.5"},       {0.1 + 0.2, "0.30000000000000004"},
+                  {5e-324, "5e-324"},   {1.7976931348623157e308, "1.7976931348623157e+308"}};
     for (size_t i = 0; i < sizeof golden / sizeof golden[0]; i++) {
         char text[40];
         format_real(golden[i].x, text, sizeof text);
@@ -587,19 +661,22 @@ static void json_names_every_setting(void **state) {
     int rows;
     const Option *table = config_options(&rows);
     for (int i = 0; i < rows; i++) {
-        if (!table[i].name || table[i].offset == OPTION_NO_FIELD || !strcmp(table[i].name, "help") || !strcmp(table[i].name, "version")) continue;
+        if (!table[i].name || table[i].offset == OPTION_NO_FIELD || !strcmp(table[i].name, "help") ||
+            !strcmp(table[i].name, "version"))
+            continue;
         char name[96];
         snprintf(name, sizeof name, "%s", table[i].name + (table[i].negative ? 3 : 0));
         for (char *c = name; *c; c++) *c = *c == '-' ? '_' : *c;
         if (!cJSON_HasObjectItem(object, name)) fail_msg("no %s in %s", name, json);
     }
-    assert_string_equal(cJSON_GetArrayItem(cJSON_GetObjectItem(object, "data_path"), 0)->valuestring, "\"quote");
+    assert_string_equal(cJSON_GetArrayItem(cJSON_GetObjectItem(object, "data_path"), 0)->valuestring,
+                        "\"quote");
     cJSON_Delete(object);
     free(json);
     config_free(&run.config);
 }
 
-// --- resuming --------------------------------------------------------------------------------------------------------------------
+// --- resuming -------------------------------------------------------------------------------
 
 // Saves `was`, loads it with `now`; returns the verdict. The run is left open when it is accepted.
 static bool resume(Run *run, const char *was, const char *now) {
@@ -616,7 +693,9 @@ static bool resume(Run *run, const char *was, const char *now) {
 
 static void checkpoints_must_match(void **state) {
     Run run;
-    assert_true(resume(&run, SMALL, SMALL "--quantized-weights --ddp-bucket-size 1000 --train-iters 20 --lr-decay-iters 10"));
+    assert_true(resume(&run, SMALL,
+                       SMALL
+                       "--quantized-weights --ddp-bucket-size 1000 --train-iters 20 --lr-decay-iters 10"));
     assert_string_equal(run.notes, "");
     config_free(&run.config);
     assert_false(resume(&run, SMALL, SMALL "--num-layers 3"));
@@ -632,18 +711,27 @@ static void checkpoints_must_match(void **state) {
     assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --override-opt_param-scheduler"));
     assert_true(run.config.lr == 2e-3);
     config_free(&run.config);
-    assert_true(resume(&run, SMALL "--lr 3e-3 --lr-decay-style cosine --lr-warmup-iters 2", SMALL "--lr 2e-3 --use-checkpoint-opt_param-scheduler"));
-    assert_true(run.config.lr == 3e-3 && run.config.lr_decay_style == LR_COSINE && run.config.warmup_samples_wn == 8);
+    assert_true(resume(&run, SMALL "--lr 3e-3 --lr-decay-style cosine --lr-warmup-iters 2",
+                       SMALL "--lr 2e-3 --use-checkpoint-opt_param-scheduler"));
+    assert_true(run.config.lr == 3e-3 && run.config.lr_decay_style == LR_COSINE &&
+                run.config.warmup_samples_wn == 8);
     config_free(&run.config);
-    assert_true(resume(&run, SMALL "--lr-decay-style inverse-square-root --weight-decay-incr-style cosine --start-weight-decay 0 --end-weight-decay 1",
+    assert_true(resume(&run,
+                       SMALL "--lr-decay-style inverse-square-root --weight-decay-incr-style cosine "
+                             "--start-weight-decay 0 --end-weight-decay 1",
                        SMALL "--use-checkpoint-opt_param-scheduler"));
-    assert_true(run.config.lr_decay_style == LR_INVERSE_SQUARE_ROOT && run.config.weight_decay_incr_style == WEIGHT_DECAY_COSINE && run.config.end_weight_decay == 1);
+    assert_true(run.config.lr_decay_style == LR_INVERSE_SQUARE_ROOT &&
+                run.config.weight_decay_incr_style == WEIGHT_DECAY_COSINE &&
+                run.config.end_weight_decay == 1);
     config_free(&run.config);
     assert_true(resume(&run, SMALL, SMALL "--seed 5"));
-    assert_string_equal(run.notes, "seed was 1234 in the checkpoint and is 5: the data go on in another order\n");
+    assert_string_equal(run.notes,
+                        "seed was 1234 in the checkpoint and is 5: the data go on in another order\n");
     config_free(&run.config);
-    assert_false(resume(&run, SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1",
-                        SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1 --train-iters 20 --lr-decay-iters 10"));
+    assert_false(resume(&run,
+                        SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1",
+                        SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1 "
+                              "--train-iters 20 --lr-decay-iters 10"));
     assert_non_null(strstr(run.err.what, "schedule_weight_decay_samples 40, this run's 80"));
 }
 
@@ -657,27 +745,36 @@ static void damaged_checkpoint_arguments(void **state) {
     }
     config_free(&run.config);
     must_run(&run, SMALL "--use-checkpoint-opt_param-scheduler", 2);
-    assert_true(config_match_checkpoint(&run.config, "{\"lr\":\"x\",\"lr_decay_style\":7,\"schedule_decay_samples\":-1,\"weight_decay_incr_style\":\"no\"}", NULL, 0, &run.err));
-    assert_true(run.config.lr == 1e-3 && run.config.lr_decay_style == LR_LINEAR && run.config.decay_samples_dn == 40);
+    assert_true(config_match_checkpoint(&run.config,
+                                        "{\"lr\":\"x\",\"lr_decay_style\":7,\"schedule_decay_samples\":-1,"
+                                        "\"weight_decay_incr_style\":\"no\"}",
+                                        NULL, 0, &run.err));
+    assert_true(run.config.lr == 1e-3 && run.config.lr_decay_style == LR_LINEAR &&
+                run.config.decay_samples_dn == 40);
     assert_true(run.config.weight_decay_incr_style == WEIGHT_DECAY_CONSTANT);
     config_free(&run.config);
 }
 
-// --- batch ramp-up ---------------------------------------------------------------------------------------------------------------
+// --- batch ramp-up --------------------------------------------------------------------------
 
 // Megatron's own counting, iteration by iteration.
-static int64_t count_iterations(int64_t start, int64_t increment, int64_t ramp, int64_t full, int64_t samples) {
+static int64_t count_iterations(int64_t start, int64_t increment, int64_t ramp, int64_t full,
+                                int64_t samples) {
     int64_t consumed = 0, iterations = 0, steps = (full - start) / increment;
     while (consumed <= ramp) {
-        int64_t batch = steps && ramp ? start + increment * (int64_t)((double)consumed / ((double)ramp / (double)steps)) : full;
+        int64_t batch = steps && ramp
+                            ? start + increment * (int64_t)((double)consumed / ((double)ramp / (double)steps))
+                            : full;
         consumed += batch;
         iterations++;
     }
     return iterations + (samples > consumed ? (samples - consumed) / full : 0);
 }
 
-#define RAMPING "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --lr 1 " \
-                "--mock-data --tokenizer-type Byte "
+#define RAMPING \
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 " \
+    "--micro-batch-size 2 --lr 1 " \
+    "--mock-data --tokenizer-type Byte "
 
 static void ramp_up(void **state) {
     Run run;
@@ -685,8 +782,10 @@ static void ramp_up(void **state) {
     static const struct {
         int64_t consumed;
         int batch;
-    } golden[] = {{0, 8}, {999, 8}, {1000, 16}, {1999, 16}, {2000, 24}, {2999, 24}, {3000, 32}, {3001, 32}, {10000, 32}};
-    for (size_t i = 0; i < sizeof golden / sizeof golden[0]; i++) assert_int_equal(config_global_batch_size(&run.config, golden[i].consumed), golden[i].batch);
+    } golden[] = {{0, 8},     {999, 8},   {1000, 16}, {1999, 16}, {2000, 24},
+                  {2999, 24}, {3000, 32}, {3001, 32}, {10000, 32}};
+    for (size_t i = 0; i < sizeof golden / sizeof golden[0]; i++)
+        assert_int_equal(config_global_batch_size(&run.config, golden[i].consumed), golden[i].batch);
     // 125 iterations of 8 (1000), 63 of 16 (2008), 42 of 24 (3016), then (10000 - 3016) / 32 = 218.
     assert_int_equal(run.config.train_iters, 125 + 63 + 42 + 218);
     assert_int_equal(run.config.total_samples, 10000);
@@ -697,20 +796,28 @@ static void ramp_up(void **state) {
 }
 
 static void ramp_up_counts_iterations_as_megatron(void **state) {
-    static const int64_t cases[][4] = {{8, 8, 3000, 32}, {8, 8, 5859375, 1536}, {16, 24, 77777, 16 + 24 * 7}, {8, 8, 7, 24}, {8, 8, 0, 16}, {32, 8, 100, 32}};
+    static const int64_t cases[][4] = {{8, 8, 3000, 32}, {8, 8, 5859375, 1536}, {16, 24, 77777, 16 + 24 * 7},
+                                       {8, 8, 7, 24},    {8, 8, 0, 16},         {32, 8, 100, 32}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (int64_t samples = 6000000; samples < 6000100; samples += 33) {
             char line[1024];
             Run run;
-            snprintf(line, sizeof line, RAMPING "--train-samples %lld --global-batch-size %lld --rampup-batch-size %lld %lld %lld", (long long)samples,
-                     (long long)cases[i][3], (long long)cases[i][0], (long long)cases[i][1], (long long)cases[i][2]);
+            snprintf(line, sizeof line,
+                     RAMPING
+                     "--train-samples %lld --global-batch-size %lld --rampup-batch-size %lld %lld %lld",
+                     (long long)samples, (long long)cases[i][3], (long long)cases[i][0],
+                     (long long)cases[i][1], (long long)cases[i][2]);
             must_run(&run, line, 4);
-            assert_int_equal(run.config.train_iters, count_iterations(cases[i][0], cases[i][1], cases[i][2], cases[i][3], samples));
+            assert_int_equal(run.config.train_iters,
+                             count_iterations(cases[i][0], cases[i][1], cases[i][2], cases[i][3], samples));
             config_free(&run.config);
         }
     }
     Run run;  // counting takes no time however long the ramp
-    must_run(&run, RAMPING "--train-samples 999999999999999 --global-batch-size 16 --rampup-batch-size 8 8 999999999999998", 4);
+    must_run(&run,
+             RAMPING
+             "--train-samples 999999999999999 --global-batch-size 16 --rampup-batch-size 8 8 999999999999998",
+             4);
     assert_true(run.config.train_iters > 100000000000000 && run.config.train_iters < 130000000000000);
     config_free(&run.config);
 }
@@ -727,7 +834,7 @@ static void bad_ramp_up(void **state) {
     must_fail(RAMP "8 8 20000", 4, "longer than --train-samples 10000");
 }
 
-// --- model cards -----------------------------------------------------------------------------------------------------------------
+// --- model cards ----------------------------------------------------------------------------
 
 static void model_cards(void **state) {
     static const struct {
@@ -735,9 +842,12 @@ static void model_cards(void **state) {
         int layers, hidden, heads, head, micro, global;
         double lr;
         int64_t parameters;
-    } cards[] = {{"125m", 12, 768, 12, 64, 8, 256, 6e-4, 125262336},      {"350m", 24, 1024, 16, 64, 8, 256, 3e-4, 355919872},
-                 {"1.3b", 24, 2048, 16, 128, 4, 256, 2e-4, 1315819520},   {"2.7b", 32, 2560, 32, 80, 1, 16, 1.6e-4, 2651673600},
-                 {"6.7b", 32, 4096, 32, 128, 2, 256, 1.2e-4, 6658596864}, {"13b", 40, 5120, 40, 128, 1, 16, 1e-4, 12853626880},
+    } cards[] = {{"125m", 12, 768, 12, 64, 8, 256, 6e-4, 125262336},
+                 {"350m", 24, 1024, 16, 64, 8, 256, 3e-4, 355919872},
+                 {"1.3b", 24, 2048, 16, 128, 4, 256, 2e-4, 1315819520},
+                 {"2.7b", 32, 2560, 32, 80, 1, 16, 1.6e-4, 2651673600},
+                 {"6.7b", 32, 4096, 32, 128, 2, 256, 1.2e-4, 6658596864},
+                 {"13b", 40, 5120, 40, 128, 1, 16, 1e-4, 12853626880},
                  {"18b", 40, 6144, 48, 128, 1, 16, 1e-4, 18444251136}};
     for (size_t i = 0; i < sizeof cards / sizeof cards[0]; i++) {
         char line[128];
@@ -746,26 +856,37 @@ static void model_cards(void **state) {
         must_run(&run, line, 1);
         const Config *c = &run.config;
         assert_string_equal(run.notes, "");
-        assert_true(c->num_layers == cards[i].layers && c->hidden_size == cards[i].hidden && c->num_attention_heads == cards[i].heads);
+        assert_true(c->num_layers == cards[i].layers && c->hidden_size == cards[i].hidden &&
+                    c->num_attention_heads == cards[i].heads);
         assert_true(c->kv_channels == cards[i].head && c->ffn_hidden_size == 4 * c->hidden_size);
         assert_true(c->micro_batch_size == cards[i].micro && c->global_batch_size == cards[i].global);
-        assert_true(c->lr == cards[i].lr && fabs(c->min_lr - cards[i].lr / 10) < 1e-18 && c->lr_decay_style == LR_COSINE);
-        assert_true(c->seq_length == 2048 && c->max_position_embeddings == 2048 && c->train_iters == 80000 && c->lr_decay_iters == 70000);
-        assert_true(c->adam_beta1 == 0.9 && c->adam_beta2 == 0.95 && c->adam_eps == 1e-8 && c->weight_decay == 0.1 && c->clip_grad == 1);
-        assert_true(c->warmup_samples_wn == 700.0 * c->global_batch_size && c->hidden_dropout == 0.1 && c->attention_dropout == 0.1);
-        assert_true(c->use_distributed_optimizer && c->eval_interval == 100 && c->eval_iters == 10 && c->vocab_size_padded == 50304 && c->eod == 50256);
+        assert_true(c->lr == cards[i].lr && fabs(c->min_lr - cards[i].lr / 10) < 1e-18 &&
+                    c->lr_decay_style == LR_COSINE);
+        assert_true(c->seq_length == 2048 && c->max_position_embeddings == 2048 && c->train_iters == 80000 &&
+                    c->lr_decay_iters == 70000);
+        assert_true(c->adam_beta1 == 0.9 && c->adam_beta2 == 0.95 && c->adam_eps == 1e-8 &&
+                    c->weight_decay == 0.1 && c->clip_grad == 1);
+        assert_true(c->warmup_samples_wn == 700.0 * c->global_batch_size && c->hidden_dropout == 0.1 &&
+                    c->attention_dropout == 0.1);
+        assert_true(c->use_distributed_optimizer && c->eval_interval == 100 && c->eval_iters == 10 &&
+                    c->vocab_size_padded == 50304 && c->eod == 50256);
         int64_t h = c->hidden_size;
-        int64_t parameters = c->vocab_size_padded * h + c->max_position_embeddings * h + c->num_layers * (12 * h * h + 13 * h) + 2 * h;
+        int64_t parameters = c->vocab_size_padded * h + c->max_position_embeddings * h +
+                             c->num_layers * (12 * h * h + 13 * h) + 2 * h;
         assert_int_equal(parameters, cards[i].parameters);
         config_free(&run.config);
     }
 }
 
-// --- whatever comes --------------------------------------------------------------------------------------------------------------
+// --- whatever comes -------------------------------------------------------------------------
 
-// Random lines of known names, pieces of them and odd values: an answer or one clear line, never a crash (run under sanitizers).
+// Random lines of known names, pieces of them and odd values: an answer or one clear line, never a
+// crash (run under sanitizers).
 static void random_lines(void **state) {
-    static const char *const odd[] = {"", "-", "--", "---", "=", "--=", "@", "1", "-1", "1e9", "0", "0.5", "nan", "a", "--a=b=c", "99999999999999999999", "\xff", "'", "#"};
+    static const char *const odd[] = {
+        "",     "-",   "--", "---", "=",   "--=", "@",       "1",
+        "-1",   "1e9", "0",  "0.5", "nan", "a",   "--a=b=c", "99999999999999999999",
+        "\xff", "'",   "#"};
     int rows;
     const Option *table = config_options(&rows);
     uint32_t random = 2463534242u;
@@ -774,21 +895,31 @@ static void random_lines(void **state) {
         int argc = 1;
         for (; argc < 14; argc++) {
             random ^= random << 13, random ^= random >> 17, random ^= random << 5;
-            const char *name = table[random % (uint32_t)rows].name, *value = odd[(random >> 8) % (sizeof odd / sizeof odd[0])];
+            const char *name = table[random % (uint32_t)rows].name,
+                       *value = odd[(random >> 8) % (sizeof odd / sizeof odd[0])];
             if (!name || random >> 30 == 0) snprintf(words[argc], sizeof words[argc], "%s", value);
-            else snprintf(words[argc], sizeof words[argc], "--%.*s%s%s", (int)(strlen(name) - (random >> 28 == 15)), name, random >> 29 == 5 ? "=" : "", random >> 29 == 5 ? value : "");
+            else
+                snprintf(words[argc], sizeof words[argc], "--%.*s%s%s",
+                         (int)(strlen(name) - (random >> 28 == 15)), name, random >> 29 == 5 ? "=" : "",
+                         random >> 29 == 5 ? value : "");
             argv[argc] = words[argc];
-            if (strcmp(words[argc], "--help") == 0 || strcmp(words[argc], "--version") == 0) argv[argc] = "--bf16";
+            if (strcmp(words[argc], "--help") == 0 || strcmp(words[argc], "--version") == 0)
+                argv[argc] = "--bf16";
         }
         Run run;
-        if (config_parse(&run.config, argc, argv, run.notes, sizeof run.notes, &run.err)) config_free(&run.config);
-        else if (run.err.code != EXIT_USAGE || !*run.err.what || strlen(run.err.what) >= sizeof run.err.what - 1) fail_msg("%s", run.err.what);
+        if (config_parse(&run.config, argc, argv, run.notes, sizeof run.notes, &run.err))
+            config_free(&run.config);
+        else if (run.err.code != EXIT_USAGE || !*run.err.what ||
+                 strlen(run.err.what) >= sizeof run.err.what - 1)
+            fail_msg("%s", run.err.what);
     }
 }
 
 // Every row of the table with every odd value behind a line that is complete.
 static void every_flag_takes_or_refuses_every_value(void **state) {
-    static const char *const values[] = {"", "0", "1", "-1", "7", "2147483648", "9223372036854775807", "9223372036854775808", "1e308", "-1e308", "word", "1e-320"};
+    static const char *const values[] = {
+        "",      "0",      "1",    "-1",    "7", "2147483648", "9223372036854775807", "9223372036854775808",
+        "1e308", "-1e308", "word", "1e-320"};
     int rows;
     const Option *table = config_options(&rows);
     for (int i = 0; i < rows; i++) {

@@ -1,4 +1,5 @@
-// Values of flags: each real number is judged as the number that is used. Help is asked for in two spellings.
+// Values of flags: each real number is judged as the number that is used. Help is asked for in two
+// spellings.
 #include "test/unit/config/command_line.h"
 
 #include "test/unit/folder.h"
@@ -8,9 +9,11 @@ static void reals_are_judged_in_float32(void **state) {
     static const struct {
         const char *words, *what;
     } bad[] = {
-        {"--adam-beta2 0.99999999", "--adam-beta2 0.99999999: becomes 1 in float32, in which it is used; it must be at least 0 and below 1"},
+        {"--adam-beta2 0.99999999", "--adam-beta2 0.99999999: becomes 1 in float32, in which it is used; it "
+                                    "must be at least 0 and below 1"},
         {"--adam-beta1 0.999999999", "becomes 1 in float32"},
-        {"--adam-eps 1e-46", "--adam-eps 1e-46: becomes 0 in float32, in which it is used; it must be above 0 and at most 1"},
+        {"--adam-eps 1e-46",
+         "--adam-eps 1e-46: becomes 0 in float32, in which it is used; it must be above 0 and at most 1"},
         {"--lr 1e39", "--lr 1e39: becomes inf in float32, in which it is used; give a smaller number"},
         {"--lr 1e-46", "--lr 1e-46: becomes 0 in float32, in which it is used; give 0 or a larger number"},
         {"--lr 1 --min-lr 1e-60", "--min-lr 1e-60: becomes 0"},
@@ -34,8 +37,15 @@ static void reals_are_judged_in_float32(void **state) {
         must_fail(line, 0, bad[i].what);
     }
     static const char *const good[] = {
-        "--adam-beta2 0.9999999", "--adam-eps 1e-45", "--lr 3.4028234e38", "--lr 0", "--clip-grad 0", "--min-lr 0",
-        "--hidden-dropout 0.9999999", "--sample-temperature 1e-60 --sample-prompt a",  // used in double precision
+        "--adam-beta2 0.9999999",
+        "--adam-eps 1e-45",
+        "--lr 3.4028234e38",
+        "--lr 0",
+        "--clip-grad 0",
+        "--min-lr 0",
+        // used in double precision
+        "--hidden-dropout 0.9999999",
+        "--sample-temperature 1e-60 --sample-prompt a",
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         Run run;
@@ -55,16 +65,20 @@ static void stored_values_keep_their_digits(void **state) {
     config_free(&run.config);
 }
 
-// The only real numbers used in double precision are times, temperatures and fractions of a schedule.
+// The only real numbers used in double precision are times, temperatures and fractions of a
+// schedule.
 static void other_reals_are_known(void **state) {
-    static const char *const in_double[] = {"lr-warmup-fraction", "distributed-timeout-minutes", "sample-temperature",
-                                            "exit-duration-in-mins", "mid-level-dataset-surplus"};
+    static const char *const in_double[] = {"lr-warmup-fraction", "distributed-timeout-minutes",
+                                            "sample-temperature", "exit-duration-in-mins",
+                                            "mid-level-dataset-surplus"};
     int rows, found = 0;
     const Option *table = config_options(&rows);
     for (int i = 0; i < rows; i++) {
-        if (!table[i].name || table[i].kind != OPTION_REAL || table[i].use != OPTION_USED || table[i].single) continue;
+        if (!table[i].name || table[i].kind != OPTION_REAL || table[i].use != OPTION_USED || table[i].single)
+            continue;
         bool known = false;
-        for (size_t k = 0; k < sizeof in_double / sizeof *in_double; k++) known |= !strcmp(table[i].name, in_double[k]);
+        for (size_t k = 0; k < sizeof in_double / sizeof *in_double; k++)
+            known |= !strcmp(table[i].name, in_double[k]);
         if (!known) fail_msg("--%s: say whether it is used in float32", table[i].name);
         found++;
     }
@@ -87,7 +101,8 @@ static void short_help(void **state) {
     }
 }
 
-// --check-data asks for the shards and their vocabulary, --inspect-data for all that decides the order too.
+// --check-data asks for the shards and their vocabulary, --inspect-data for all that decides the
+// order too.
 static void looking_at_data_needs_little(void **state) {
     Run run;
     must_run(&run, "--check-data --data-path a --tokenizer-type Byte", 3);
@@ -98,16 +113,20 @@ static void looking_at_data_needs_little(void **state) {
     config_free(&run.config);
     must_fail("--check-data --tokenizer-type Byte", 0, "no data; give --data-path");
     must_fail("--check-data --data-path a", 0, "needs --vocab-file and --merge-file");
-    must_fail("--check-data --data-path a --train-data-path b --tokenizer-type Byte", 0, "exclude each other");
+    must_fail("--check-data --data-path a --train-data-path b --tokenizer-type Byte", 0,
+              "exclude each other");
     must_fail("--check-data --seed x", 0, "--seed x: not a whole number");
     must_fail("--inspect-data 3 --data-path a --tokenizer-type Byte", 0, "missing --num-layers");
     must_fail("--inspect-data 3 --check-data --data-path a --tokenizer-type Byte", 0, "missing --num-layers");
-    must_run(&run, "--inspect-data 3 --data-path a --tokenizer-type Byte --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
-                   "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 10", 1);
+    must_run(&run,
+             "--inspect-data 3 --data-path a --tokenizer-type Byte --num-layers 2 --hidden-size 64 "
+             "--num-attention-heads 4 "
+             "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 10",
+             1);
     config_free(&run.config);
 }
 
-// --- lists of shards from files ---------------------------------------------------------------------------------
+// --- lists of shards from files -------------------------------------------------------------
 
 static char folder[64];
 static int make_folder(void **state) { return folder_make(folder, sizeof folder, "test_values"); }
@@ -132,7 +151,8 @@ static char *with_file(const char *line, const char *flag, const char *text) {
 
 static void words_are(const Words *words, const char *joined) {
     char text[256] = "";
-    for (int i = 0; i < words->count; i++) snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "", words->items[i]);
+    for (int i = 0; i < words->count; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "", words->items[i]);
     assert_string_equal(text, joined);
 }
 
@@ -142,7 +162,8 @@ static void lists_from_files(void **state) {
     words_are(&run.config.data_path, "0.3 a 0.7 b/c");
     json_has(&run.config, "\"data_path\":[\"0.3\",\"a\",\"0.7\",\"b/c\"]");
     config_free(&run.config);
-    const char *splits = "{\"train\": [\"2\", \"a\", 0.5, \"b\"], \"valid\": \"c d\", \"test\": null, \"more\": 1}";
+    const char *splits =
+        "{\"train\": [\"2\", \"a\", 0.5, \"b\"], \"valid\": \"c d\", \"test\": null, \"more\": 1}";
     must_run(&run, with_file(NO_DATA, "--per-split-data-args-path", splits), 1);
     words_are(&run.config.train_data_path, "2 a 0.5 b");
     words_are(&run.config.valid_data_path, "c d");
@@ -159,18 +180,22 @@ static void bad_lists_from_files(void **state) {
         const char *line, *flag, *text, *what;
     } bad[] = {
         {NO_DATA, "--data-args-path", " \n", "holds no word"},
-        {NO_DATA "--data-path x", "--data-args-path", "a", "--data-path and --data-args-path both list the shards"},
+        {NO_DATA "--data-path x", "--data-args-path", "a",
+         "--data-path and --data-args-path both list the shards"},
         {NO_DATA "--train-data-path x", "--data-args-path", "a", "exclude each other"},
-        {NO_DATA "--data-path x", "--per-split-data-args-path", "{\"train\":\"a\",\"valid\":null,\"test\":null}", "exclude each other"},
+        {NO_DATA "--data-path x", "--per-split-data-args-path",
+         "{\"train\":\"a\",\"valid\":null,\"test\":null}", "exclude each other"},
         {NO_DATA "--test-data-path x", "--per-split-data-args-path", "{}", "both list the shards; keep one"},
-        {NO_DATA "--split 1", "--per-split-data-args-path", "{\"train\":\"a\",\"valid\":null,\"test\":null}", "drop --split"},
+        {NO_DATA "--split 1", "--per-split-data-args-path", "{\"train\":\"a\",\"valid\":null,\"test\":null}",
+         "drop --split"},
         {NO_DATA, "--per-split-data-args-path", "a b", "not one JSON object"},
         {NO_DATA, "--per-split-data-args-path", "{\"train\":\"a\"}", "\"valid\" is missing"},
         {NO_DATA, "--per-split-data-args-path", "{\"train\":[\"a b\"]}", "\"train\" is no list of words"},
         {NO_DATA, "--per-split-data-args-path", "{\"train\":{}}", "\"train\" is no list of words"},
         {NO_DATA, "--per-split-data-args-path", "{\"train\":[\"\"]}", "\"train\" is no list of words"},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) must_fail(with_file(bad[i].line, bad[i].flag, bad[i].text), 0, bad[i].what);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        must_fail(with_file(bad[i].line, bad[i].flag, bad[i].text), 0, bad[i].what);
     must_fail(NO_DATA "--data-args-path /no/such/file", 0, "/no/such/file");
     must_fail(NO_DATA "--per-split-data-args-path /", 0, "/ is not a plain file");
 }

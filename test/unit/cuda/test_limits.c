@@ -1,4 +1,5 @@
-// What a GPU's ops take and refuse, asked without a GPU: sizes of models, scratch memory, attention.
+// What a GPU's ops take and refuse, asked without a GPU: sizes of models, scratch memory,
+// attention.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,13 +42,15 @@ static void test_models(void **state) {
     }
 }
 
-// What the embedding's backward asks of the scratch when the sort takes `sort` bytes, as embedding.cu adds it up.
+// What the embedding's backward asks of the scratch when the sort takes `sort` bytes, as
+// embedding.cu adds it up.
 static size_t embedding_wants(int64_t N, int C, size_t sort) {
     size_t used = 3 * scratch_ids_bytes(N) + scratch_aligned(sort);
     return used + (size_t)scratch_chunks(N, C, sort) * scratch_chunk_bytes(C);
 }
 
-// The plan has room for it at any size. A small model's micro-batch of 3.4 M tokens was the first that had none.
+// The plan has room for it at any size. A small model's micro-batch of 3.4 M tokens was the first
+// that had none.
 static void test_scratch(void **state) {
     const int64_t rows[] = {1, 31, 2048, 65536, 1 << 20, 3100000, 3400000, 1 << 24, INT32_MAX};
     const int widths[] = {8, 64, 768, 4096, 16384};
@@ -60,12 +63,14 @@ static void test_scratch(void **state) {
             }
             assert_true(scratch_chunks(N, C, (size_t)most) >= 1);
             // LayerNorm's backward wants at least one block's sums: 3 rows of fp32.
-            assert_true(3 * (size_t)C * sizeof(float) <= SCRATCH_LEAST && scratch_bytes(N, C) >= SCRATCH_LEAST);
+            assert_true(3 * (size_t)C * sizeof(float) <= SCRATCH_LEAST &&
+                        scratch_bytes(N, C) >= SCRATCH_LEAST);
         }
     }
 }
 
-// Chunks decide the order of sums, and so bits: these are the numbers of runs that were made with 64 MiB.
+// Chunks decide the order of sums, and so bits: these are the numbers of runs that were made with
+// 64 MiB.
 static void test_chunks(void **state) {
     assert_int_equal(scratch_chunks(65536, 768, 600000), 2048);
     assert_int_equal(scratch_chunks(16384, 2048, 200000), 512);

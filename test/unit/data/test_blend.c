@@ -1,5 +1,5 @@
-// Blends of shards against megatron-core's rules: test/golden/blend/core.jsonl, which dev/ref/make_blend_golden.py
-// computed with numpy. Lists without weights, and what they refuse.
+// Blends of shards against megatron-core's rules: test/golden/blend/core.jsonl, which
+// dev/ref/make_blend_golden.py computed with numpy. Lists without weights, and what they refuse.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -60,7 +60,8 @@ static uint64_t hash_samples(const BlendedDataset *d, int seq) {
     for (int64_t i = 0; i < d->samples; i++) {
         blended_dataset_sample(d, i, ids);
         for (int t = 0; t <= seq; t++) {
-            for (int byte = 0; byte < 4; byte++) value = (value ^ ((uint32_t)ids[t] >> 8 * byte & 255)) * 0x100000001B3u;
+            for (int byte = 0; byte < 4; byte++)
+                value = (value ^ ((uint32_t)ids[t] >> 8 * byte & 255)) * 0x100000001B3u;
         }
     }
     return value;
@@ -91,7 +92,8 @@ static void check_case(const cJSON *c, int line) {
         int64_t sample;
         const cJSON *draw = cJSON_GetArrayItem(draws, i);
         int shard = blended_dataset_shard(&d, i, &sample);
-        if (shard != cJSON_GetArrayItem(draw, 0)->valueint || sample != cJSON_GetArrayItem(draw, 1)->valueint) {
+        if (shard != cJSON_GetArrayItem(draw, 0)->valueint ||
+            sample != cJSON_GetArrayItem(draw, 1)->valueint) {
             fail_msg("line %d, draw %d: sample %d of shard %d", line, i, (int)sample, shard);
         }
     }
@@ -133,10 +135,12 @@ static void refuse(const char *const *words, int count, const SplitRequest *r, i
 
 static void what_cannot_be(void **state) {
     Blend list, pairs;
-    cJSON *shards = cJSON_Parse("[[9],[8]]"), *good = cJSON_Parse("[[9],[9]]"), *weights = cJSON_Parse("[1,1]");
+    cJSON *shards = cJSON_Parse("[[9],[8]]"), *good = cJSON_Parse("[[9],[9]]"),
+          *weights = cJSON_Parse("[1,1]");
     write_blend(&list, shards, NULL);
     refuse(list.words, 2, &(SplitRequest){SPLIT_TRAIN, NULL, 5, 8, 1, 0}, EXIT_DATA,
-           "s1: the 8 tokens of its training split hold no sample of 8; leave the shard out, or give the list weights");
+           "s1: the 8 tokens of its training split hold no sample of 8; leave the shard out, or give the "
+           "list weights");
     write_blend(&pairs, good, weights);
     refuse(pairs.words, 4, &(SplitRequest){SPLIT_VALID, NULL, ONE_EPOCH, 8, 1, 0}, EXIT_USAGE,
            "weights of a blend say nothing about one pass over its validation split");

@@ -1,5 +1,6 @@
-// The sample order: numpy's generator and sums, splits, the golden index arrays, and every sample of random shards against a naive
-// reference that flattens the whole token stream. Constants marked "numpy" were computed with numpy.random.RandomState.
+// The sample order: numpy's generator and sums, splits, the golden index arrays, and every sample
+// of random shards against a naive reference that flattens the whole token stream. Constants marked
+// "numpy" were computed with numpy.random.RandomState.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +14,7 @@
 #include "llmc/base/rng.h"
 #include "test/unit/folder.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 // Generator and sums
 
 static void generator(void **state) {
@@ -27,8 +28,11 @@ static void generator(void **state) {
         mt19937_seed(&rng, seeds[s]);
         for (int i = 0; i < 3; i++) assert_int_equal(mt19937_u32(&rng), first[s][i]);
     }
-    const uint64_t max[10] = {1, 2, 9, 10, 1000, 4294967294u, 4294967296u, 4294967297u, (1ull << 40) + 12345, 1ull << 62};
-    const uint64_t drawn[10] = {1, 2, 5, 4, 664, 3312965625u, 852631582, 682106748, 1056983943678, 1128870439609013810};  // numpy
+    const uint64_t max[10] = {
+        1, 2, 9, 10, 1000, 4294967294u, 4294967296u, 4294967297u, (1ull << 40) + 12345, 1ull << 62};
+    // numpy
+    const uint64_t drawn[10] = {
+        1, 2, 5, 4, 664, 3312965625u, 852631582, 682106748, 1056983943678, 1128870439609013810};
     Mt19937 rng;
     mt19937_seed(&rng, 1234);
     for (int i = 0; i < 10; i++) {
@@ -46,7 +50,8 @@ static void shuffles(void **state) {
     mt19937_shuffle_u32(&rng, x, 10);
     assert_memory_equal(x, ten, sizeof ten);
 
-    // Sum of x[i] * (i + 1) after a shuffle of 0..n-1 in i32, then with the same generator in u32 (numpy).
+    // Sum of x[i] * (i + 1) after a shuffle of 0..n-1 in i32, then with the same generator in u32
+    // (numpy).
     static const struct {
         uint32_t seed;
         int64_t n, first, second;
@@ -105,13 +110,24 @@ static void sums(void **state) {
     static const struct {
         int n;
         double sum;
-    } cases[] = {{1, 0x1.0p+0},               {7, 0x1.4be2be2be2be2p+1},   {8, 0x1.5be2be2be2be2p+1},   {9, 0x1.6a1ba1ba1ba1bp+1},
-                 {15, 0x1.a8bbba47475d4p+1},  {100, 0x1.4bfdfe4591243p+2}, {127, 0x1.5b38ae9541ca6p+2}, {128, 0x1.5bb8ae9541ca7p+2},
-                 {129, 0x1.5c37b09149ba9p+2}, {136, 0x1.5f9633591b269p+2}, {257, 0x1.883504d2ee7e2p+2}, {299, 0x1.91e08d3aff956p+2},
-                 {1000, 0x1.df11f45f4e61ap+2}, {5000, 0x1.2306376e18052p+3}};  // numpy: sum of 1/1 .. 1/n
+    } cases[] = {{1, 0x1.0p+0},
+                 {7, 0x1.4be2be2be2be2p+1},
+                 {8, 0x1.5be2be2be2be2p+1},
+                 {9, 0x1.6a1ba1ba1ba1bp+1},
+                 {15, 0x1.a8bbba47475d4p+1},
+                 {100, 0x1.4bfdfe4591243p+2},
+                 {127, 0x1.5b38ae9541ca6p+2},
+                 {128, 0x1.5bb8ae9541ca7p+2},
+                 {129, 0x1.5c37b09149ba9p+2},
+                 {136, 0x1.5f9633591b269p+2},
+                 {257, 0x1.883504d2ee7e2p+2},
+                 {299, 0x1.91e08d3aff956p+2},
+                 {1000, 0x1.df11f45f4e61ap+2},
+                 {5000, 0x1.2306376e18052p+3}};  // numpy: sum of 1/1 .. 1/n
     static double x[5000];
     for (int i = 0; i < 5000; i++) x[i] = 1.0 / (i + 1);
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) assert_true(numpy_sum(x, cases[c].n) == cases[c].sum);
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        assert_true(numpy_sum(x, cases[c].n) == cases[c].sum);
     assert_true(numpy_sum(x, 0) == 0);
 }
 
@@ -126,7 +142,7 @@ static void blend_table(void **state) {
     assert_memory_equal(found_sample, sample, sizeof sample);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 // Splits
 
 static void splits(void **state) {
@@ -154,7 +170,9 @@ static void splits(void **state) {
     assert_int_equal(end, 7);
     assert_true(split_parse(".9;.1", b, &err));
     assert_true(b[1] == 0.9 / (0.9 + 0.1) && b[3] == b[2]);
-    const char *bad[8] = {"", "0,0,0", "none", "1.2.3", ".", "1,2,3,4", "1,.,2", "11111111111111111111111111111111111111111111111111111111111111111"};
+    const char *bad[8] = {
+        "",  "0,0,0",   "none",  "1.2.3",
+        ".", "1,2,3,4", "1,.,2", "11111111111111111111111111111111111111111111111111111111111111111"};
     for (int i = 0; i < 8; i++) {
         err = (Error){0};
         assert_false(split_parse(bad[i], b, &err));
@@ -162,7 +180,7 @@ static void splits(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 // Shards made for the tests
 
 typedef struct Folder {
@@ -194,7 +212,8 @@ typedef struct Corpus {
 } Corpus;
 
 // Writes <folder>/<name> with these lengths and random ids below limit, and keeps a copy.
-static Corpus make_corpus(const Folder *f, const char *name, int dtype, const int32_t *lengths, int64_t n, uint32_t limit, uint64_t seed) {
+static Corpus make_corpus(const Folder *f, const char *name, int dtype, const int32_t *lengths, int64_t n,
+                          uint32_t limit, uint64_t seed) {
     Corpus c = {.sequences = n};
     Error err = {0};
     snprintf(c.prefix, sizeof c.prefix, "%s/%s", f->path, name);
@@ -218,10 +237,11 @@ static void free_corpus(Corpus *c) {
 
 static const int32_t TEN[10] = {5, 9, 3, 12, 7, 1, 20, 4, 6, 11};
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 // Golden index arrays (ten sequences, 78 tokens, S = 8, seed 1234), as Megatron-LM builds them
 
-static void assert_indices(const GptDataset *d, const int32_t *documents, const int entries[][2], const uint32_t *shuffled) {
+static void assert_indices(const GptDataset *d, const int32_t *documents, const int entries[][2],
+                           const uint32_t *shuffled) {
     assert_memory_equal(d->document_index, documents, (size_t)d->documents * sizeof *documents);
     for (int64_t k = 0; k <= d->samples; k++) {
         int64_t position, offset;
@@ -243,7 +263,8 @@ static void golden_indices(void **state) {
     assert_int_equal(d.epochs, 1);
     assert_int_equal(d.samples, 9);
     const int32_t documents1[10] = {7, 2, 9, 1, 0, 8, 4, 5, 6, 3};
-    const int entries1[10][2] = {{0, 0}, {2, 1}, {2, 9}, {3, 6}, {5, 0}, {6, 2}, {8, 2}, {8, 10}, {8, 18}, {9, 6}};
+    const int entries1[10][2] = {{0, 0}, {2, 1}, {2, 9},  {3, 6},  {5, 0},
+                                 {6, 2}, {8, 2}, {8, 10}, {8, 18}, {9, 6}};
     const uint32_t shuffled1[9] = {7, 3, 5, 1, 4, 8, 0, 2, 6};
     assert_indices(&d, documents1, entries1, shuffled1);
     gpt_dataset_free(&d);
@@ -254,8 +275,9 @@ static void golden_indices(void **state) {
     assert_int_equal(d.samples_before_final, 9);
     assert_int_equal(d.samples, 19);
     const int32_t documents2[20] = {7, 2, 9, 1, 0, 8, 4, 5, 6, 3, 7, 3, 5, 1, 4, 8, 0, 2, 6, 9};
-    const int entries2[20][2] = {{0, 0}, {2, 1},  {2, 9},  {3, 6},  {5, 0},  {6, 2},  {8, 2},  {8, 10}, {8, 18},  {9, 6},
-                                 {10, 2}, {11, 6}, {13, 1}, {14, 0}, {15, 1}, {16, 3}, {18, 3}, {18, 11}, {18, 19}, {19, 7}};
+    const int entries2[20][2] = {{0, 0},  {2, 1},  {2, 9},  {3, 6},   {5, 0},   {6, 2},  {8, 2},
+                                 {8, 10}, {8, 18}, {9, 6},  {10, 2},  {11, 6},  {13, 1}, {14, 0},
+                                 {15, 1}, {16, 3}, {18, 3}, {18, 11}, {18, 19}, {19, 7}};
     const uint32_t shuffled2[19] = {7, 4, 1, 5, 3, 0, 2, 8, 6, 11, 13, 14, 18, 10, 9, 17, 16, 12, 15};
     assert_indices(&d, documents2, entries2, shuffled2);
     gpt_dataset_free(&d);
@@ -265,8 +287,9 @@ static void golden_indices(void **state) {
     assert_false(d.separate_final_epoch);
     assert_int_equal(d.samples, 19);
     const int32_t documents3[20] = {3, 3, 2, 6, 4, 5, 4, 0, 8, 8, 7, 1, 0, 9, 7, 1, 9, 2, 6, 5};
-    const int entries3[20][2] = {{0, 0},  {0, 8},  {1, 4},  {2, 0},  {3, 5},  {3, 13}, {4, 1},  {6, 1},  {7, 2},  {8, 5},
-                                 {10, 1}, {11, 5}, {12, 4}, {13, 7}, {15, 0}, {15, 8}, {16, 7}, {18, 1}, {18, 9}, {18, 17}};
+    const int entries3[20][2] = {{0, 0},  {0, 8},  {1, 4},  {2, 0},  {3, 5},  {3, 13}, {4, 1},
+                                 {6, 1},  {7, 2},  {8, 5},  {10, 1}, {11, 5}, {12, 4}, {13, 7},
+                                 {15, 0}, {15, 8}, {16, 7}, {18, 1}, {18, 9}, {18, 17}};
     const uint32_t shuffled3[19] = {8, 18, 13, 1, 4, 17, 14, 11, 9, 0, 7, 3, 10, 6, 2, 5, 12, 16, 15};
     assert_indices(&d, documents3, entries3, shuffled3);
     gpt_dataset_free(&d);
@@ -274,7 +297,7 @@ static void golden_indices(void **state) {
     free_corpus(&c);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 // The naive reference: flatten the epochs into one stream, slice it, shuffle the slices
 
 typedef struct Naive {
@@ -328,7 +351,8 @@ static void naive_free(Naive *r) {
 }
 
 // One build against the reference: every token of every sample, and the place of every token.
-static void compare(const Corpus *c, const Shard *shard, int split, int64_t first, int64_t end, int64_t n, int s, uint32_t seed, int seen[6][2]) {
+static void compare(const Corpus *c, const Shard *shard, int split, int64_t first, int64_t end, int64_t n,
+                    int s, uint32_t seed, int seen[6][2]) {
     GptDataset d;
     Error err = {0};
     Naive r = naive_build(c, first, end, n, s, seed);
@@ -343,7 +367,8 @@ static void compare(const Corpus *c, const Shard *shard, int split, int64_t firs
         assert_memory_equal(found, naive_sample(&r, i), ((size_t)s + 1) * sizeof *found);
         for (int t = 0; t <= s; t++) {
             TokenPlace p = gpt_dataset_place(&d, i, t);
-            assert_true(p.sequence >= first && p.sequence < end && p.sequence == d.document_index[p.position]);
+            assert_true(p.sequence >= first && p.sequence < end &&
+                        p.sequence == d.document_index[p.position]);
             assert_true(p.offset >= 0 && c->begin[p.sequence] + p.offset < c->begin[p.sequence + 1]);
             assert_int_equal(c->ids[c->begin[p.sequence] + p.offset], found[t]);
         }
@@ -365,7 +390,8 @@ static void against_naive(void **state) {
         lengths[0] = round % 2 ? 0 : 7;
         lengths[n - 1] = round % 3 ? 0 : 3;
         bool wide = round % 2;
-        Corpus c = make_corpus((Folder *)*state, "random", wide ? SHARD_I32 : SHARD_U16, lengths, n, wide ? 2000000000 : 65536, seed);
+        Corpus c = make_corpus((Folder *)*state, "random", wide ? SHARD_I32 : SHARD_U16, lengths, n,
+                               wide ? 2000000000 : 65536, seed);
         Shard s;
         Error err = {0};
         assert_true(shard_open(&s, c.prefix, &err));
@@ -379,7 +405,8 @@ static void against_naive(void **state) {
                 // From a part of the first epoch to all of the fifth, in steps of a quarter epoch.
                 for (int64_t quarter = 1; quarter <= 20; quarter++) {
                     int64_t want = (tok * quarter / 4 - 1) / seq_length[k];
-                    if (want > 0) compare(&c, &s, split, first, end, want, seq_length[k], 1234 + (uint32_t)round, seen);
+                    if (want > 0)
+                        compare(&c, &s, split, first, end, want, seq_length[k], 1234 + (uint32_t)round, seen);
                 }
             }
         }
@@ -389,7 +416,7 @@ static void against_naive(void **state) {
     for (int e = 1; e <= 5; e++) assert_true(seen[e][0] > 5 && (e == 1 || seen[e][1] > 5));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------
 // Blends
 
 // Three shards: order of draws, shares and every sample, for each split.
@@ -412,7 +439,8 @@ static void blends(void **state) {
     for (int split = 0; split < SPLITS; split++) {
         const int64_t target = split == 0 ? 150 : 40;
         BlendedDataset d;
-        assert_true(blended_dataset_build(&d, &source, &(SplitRequest){split, bounds, target, 8, 77, 0}, NULL, &err));
+        assert_true(
+            blended_dataset_build(&d, &source, &(SplitRequest){split, bounds, target, 8, 77, 0}, NULL, &err));
         double w[3], sum = given[0] + given[1] + given[2];
         int64_t length = 0, drawn[3] = {0};
         Naive r[3];
@@ -449,25 +477,29 @@ static void blends(void **state) {
     for (int k = 0; k < 3; k++) free_corpus(&c[k]);
 }
 
-// One "weight prefix" pair is a blend (0.5 % more is asked for), one prefix alone is not; a bare list weighs by samples.
+// One "weight prefix" pair is a blend (0.5 % more is asked for), one prefix alone is not; a bare
+// list weighs by samples.
 static void source_kinds(void **state) {
     Folder *f = (Folder *)*state;
     const int32_t other[2] = {30, 9};
-    Corpus c = make_corpus(f, "ten", SHARD_U16, TEN, 10, 60000, 1), e = make_corpus(f, "two", SHARD_U16, other, 2, 60000, 2);
+    Corpus c = make_corpus(f, "ten", SHARD_U16, TEN, 10, 60000, 1),
+           e = make_corpus(f, "two", SHARD_U16, other, 2, 60000, 2);
     DataSource source;
     BlendedDataset d;
     Error err = {0};
     const char *alone[1] = {c.prefix}, *pair[2] = {"0.2", c.prefix}, *list[2] = {c.prefix, e.prefix};
     assert_true(data_source_open(&source, alone, 1, &err));
     assert_null(source.weights);
-    assert_true(blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, 9, 8, 1234, 0}, NULL, &err));
+    assert_true(
+        blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, 9, 8, 1234, 0}, NULL, &err));
     assert_int_equal(d.samples, 9);
     assert_int_equal(d.parts[0].epochs, 1);
     blended_dataset_free(&d);
     data_source_close(&source);
 
     assert_true(data_source_open(&source, pair, 2, &err));
-    assert_true(blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, 9, 8, 1234, 0}, NULL, &err));
+    assert_true(
+        blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, 9, 8, 1234, 0}, NULL, &err));
     assert_int_equal(d.samples, 10);  // ceil(9.045), hence a second epoch
     assert_int_equal(d.parts[0].epochs, 2);
     blended_dataset_free(&d);
@@ -475,7 +507,8 @@ static void source_kinds(void **state) {
 
     assert_true(data_source_open(&source, list, 2, &err));
     assert_null(source.weights);
-    assert_true(blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TEST, NULL, 99, 8, 1234, 0}, NULL, &err));
+    assert_true(
+        blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TEST, NULL, 99, 8, 1234, 0}, NULL, &err));
     assert_true(d.weights[0] == 9.0 / 13 && d.weights[1] == 4.0 / 13 && d.samples == 13);  // each shard once
     blended_dataset_free(&d);
     data_source_close(&source);
@@ -515,7 +548,8 @@ static void build_errors(void **state) {
     GptDataset d;
     Error err = {0};
     assert_true(shard_open(&s, c.prefix, &err));
-    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TEST, 4, 4, 10, 8, 1}, NULL, &err));  // the empty split that hangs Megatron-LM
+    // the empty split that hangs Megatron-LM
+    assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TEST, 4, 4, 10, 8, 1}, NULL, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "test split holds none of the 4"));
     assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_VALID, 0, 2, 10, 8, 1}, NULL, &err));
@@ -538,14 +572,15 @@ static void build_errors(void **state) {
     BlendedDataset b;
     const char *words[2] = {"1", c.prefix};
     assert_true(data_source_open(&source, words, 2, &err));
-    assert_false(blended_dataset_build(&b, &source, &(SplitRequest){SPLIT_VALID, bounds, 5, 8, 1, 0}, NULL, &err));
+    assert_false(
+        blended_dataset_build(&b, &source, &(SplitRequest){SPLIT_VALID, bounds, 5, 8, 1, 0}, NULL, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     data_source_close(&source);
     free_corpus(&c);
 }
 
-// With shares that divide a small request unevenly the blend's tail can outrun a part, where Megatron-LM would fail: ours ends
-// there, never before the requested number of samples.
+// With shares that divide a small request unevenly the blend's tail can outrun a part, where
+// Megatron-LM would fail: ours ends there, never before the requested number of samples.
 static void blend_limits(void **state) {
     Folder *f = (Folder *)*state;
     const char *names[4] = {"p", "q", "r", "s"};
@@ -567,9 +602,12 @@ static void blend_limits(void **state) {
         BlendedDataset d;
         assert_true(data_source_open(&source, words, 8, &err));
         int64_t target = 1 + next(&seed) % 20, asked = 0;
-        built += blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, target, 8, 1, 0}, NULL, &err);
+        built += blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TRAIN, NULL, target, 8, 1, 0}, NULL,
+                                       &err);
         assert_true(d.samples >= target);
-        for (int k = 0; k < 4; k++) asked += (int64_t)ceil((double)target * (source.weights[k] / numpy_sum(source.weights, 4)) * 1.005);
+        for (int k = 0; k < 4; k++)
+            asked += (int64_t)ceil((double)target * (source.weights[k] / numpy_sum(source.weights, 4)) *
+                                   1.005);
         cut += d.samples < asked;
         for (int64_t i = 0; i < d.samples; i++) {
             int64_t part_sample;

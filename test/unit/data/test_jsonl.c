@@ -1,4 +1,5 @@
-// One string out of a JSON line: what Python's json.loads would give, what it would refuse, and damaged lines of every kind (for the sanitizers).
+// One string out of a JSON line: what Python's json.loads would give, what it would refuse, and
+// damaged lines of every kind (for the sanitizers).
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -29,7 +30,8 @@ static Found find(JsonText *json, const char *line, size_t bytes) {
     return f;
 }
 
-static void check_text(JsonText *json, const char *line, const char *expected, size_t bytes, int64_t replaced) {
+static void check_text(JsonText *json, const char *line, const char *expected, size_t bytes,
+                       int64_t replaced) {
     Found f = find(json, line, strlen(line));
     if (f.result != JSONL_FOUND) fail_msg("%s: result %d", line, (int)f.result);
     assert_int_equal(f.is.bytes, bytes);
@@ -76,16 +78,43 @@ static void other_lines_are_told_apart(void **state) {
         const char *line;
         JsonlResult result;
     } cases[] = {
-        {"{}", JSONL_NO_KEY}, {"{\"Text\":\"x\"}", JSONL_NO_KEY}, {"{\"a\":{\"text\":\"x\"}}", JSONL_NO_KEY}, {"{\"text\":1}", JSONL_NOT_STRING},
-        {"{\"text\":\"x\",\"text\":[]}", JSONL_NOT_STRING}, {"", JSONL_INVALID}, {"   ", JSONL_INVALID}, {"null", JSONL_INVALID}, {"[]", JSONL_INVALID},
-        {"\"text\"", JSONL_INVALID}, {"{", JSONL_INVALID}, {"{\"text\"}", JSONL_INVALID}, {"{\"text\":}", JSONL_INVALID}, {"{\"text\":\"x\"", JSONL_INVALID},
-        {"{\"text\":\"x}", JSONL_INVALID}, {"{\"text\":\"x\"}}", JSONL_INVALID}, {"{\"text\":\"x\"} {}", JSONL_INVALID}, {"{\"text\":\"x\",}", JSONL_INVALID},
-        {"{,\"text\":\"x\"}", JSONL_INVALID}, {"{\"text\":\"x\" \"b\":1}", JSONL_INVALID}, {"{'text':'x'}", JSONL_INVALID}, {"{text:\"x\"}", JSONL_INVALID},
-        {"{\"text\":\"\\x\"}", JSONL_INVALID}, {"{\"text\":\"\\u12g4\"}", JSONL_INVALID}, {"{\"text\":\"\\u123\"}", JSONL_INVALID},
-        {"{\"text\":\"a\tb\"}", JSONL_INVALID}, {"{\"a\":01,\"text\":\"x\"}", JSONL_INVALID}, {"{\"a\":1.,\"text\":\"x\"}", JSONL_INVALID},
-        {"{\"a\":.5,\"text\":\"x\"}", JSONL_INVALID}, {"{\"a\":+1,\"text\":\"x\"}", JSONL_INVALID}, {"{\"a\":1e,\"text\":\"x\"}", JSONL_INVALID},
-        {"{\"a\":-,\"text\":\"x\"}", JSONL_INVALID}, {"{\"a\":[1,],\"text\":\"x\"}", JSONL_INVALID}, {"{\"a\":[1 2],\"text\":\"x\"}", JSONL_INVALID},
-        {"{\"a\":[1},\"text\":\"x\"}", JSONL_INVALID}, {"{\"a\":tru,\"text\":\"x\"}", JSONL_INVALID}, {"\xef\xbb\xbf{\"text\":\"x\"}", JSONL_INVALID},
+        {"{}", JSONL_NO_KEY},
+        {"{\"Text\":\"x\"}", JSONL_NO_KEY},
+        {"{\"a\":{\"text\":\"x\"}}", JSONL_NO_KEY},
+        {"{\"text\":1}", JSONL_NOT_STRING},
+        {"{\"text\":\"x\",\"text\":[]}", JSONL_NOT_STRING},
+        {"", JSONL_INVALID},
+        {"   ", JSONL_INVALID},
+        {"null", JSONL_INVALID},
+        {"[]", JSONL_INVALID},
+        {"\"text\"", JSONL_INVALID},
+        {"{", JSONL_INVALID},
+        {"{\"text\"}", JSONL_INVALID},
+        {"{\"text\":}", JSONL_INVALID},
+        {"{\"text\":\"x\"", JSONL_INVALID},
+        {"{\"text\":\"x}", JSONL_INVALID},
+        {"{\"text\":\"x\"}}", JSONL_INVALID},
+        {"{\"text\":\"x\"} {}", JSONL_INVALID},
+        {"{\"text\":\"x\",}", JSONL_INVALID},
+        {"{,\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"text\":\"x\" \"b\":1}", JSONL_INVALID},
+        {"{'text':'x'}", JSONL_INVALID},
+        {"{text:\"x\"}", JSONL_INVALID},
+        {"{\"text\":\"\\x\"}", JSONL_INVALID},
+        {"{\"text\":\"\\u12g4\"}", JSONL_INVALID},
+        {"{\"text\":\"\\u123\"}", JSONL_INVALID},
+        {"{\"text\":\"a\tb\"}", JSONL_INVALID},
+        {"{\"a\":01,\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":1.,\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":.5,\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":+1,\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":1e,\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":-,\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":[1,],\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":[1 2],\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":[1},\"text\":\"x\"}", JSONL_INVALID},
+        {"{\"a\":tru,\"text\":\"x\"}", JSONL_INVALID},
+        {"\xef\xbb\xbf{\"text\":\"x\"}", JSONL_INVALID},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Found f = find(&json, cases[i].line, strlen(cases[i].line));
@@ -120,7 +149,8 @@ static void nesting_is_bounded(void **state) {
 
 static void damaged_lines_do_no_harm(void **state) {
     JsonText json = {0};
-    const char *line = "{\"id\": -12.5e+3, \"meta\": {\"a\": [true, null, \"\\u00e9\\n\"], \"text\": \"no\"}, \"te\\u0078t\": \"\\ud83d\\ude00 caf\\u00e9\", \"z\": {}}";
+    const char *line = "{\"id\": -12.5e+3, \"meta\": {\"a\": [true, null, \"\\u00e9\\n\"], \"text\": "
+                       "\"no\"}, \"te\\u0078t\": \"\\ud83d\\ude00 caf\\u00e9\", \"z\": {}}";
     size_t length = strlen(line);
     for (size_t cut = 0; cut < length; cut++) assert_int_equal(find(&json, line, cut).result, JSONL_INVALID);
     uint64_t seed = 1;

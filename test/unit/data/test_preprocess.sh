@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The data tools from outside: preprocess_data and merge_datasets, their output byte for byte, their refusals and exit codes.
-# BUILD names the folder of the programs. Prints "ok <name>" or "not ok <name>" lines.
+# The data tools from outside: preprocess_data and merge_datasets, their output byte for byte, their
+# refusals and exit codes. BUILD names the folder of the programs. Prints "ok <name>" or "not ok
+# <name>" lines.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 build=${BUILD:-build}
@@ -18,21 +19,24 @@ hex() { od -An -v -tx1 "$1" | tr -d ' \n'; }
 same_shard() { cmp -s "$1.bin" "$2.bin" && cmp -s "$1.idx" "$2.idx"; }
 clean() { ! compgen -G "$work/*.tmp" >/dev/null; } # no temporary file is left
 
-# refused NAME EXIT-CODE TEXT COMMAND...: the exit code, one line on stderr that holds the text, no output, nothing left behind.
+# refused NAME EXIT-CODE TEXT COMMAND...: the exit code, one line on stderr that holds the text, no
+# output, nothing left behind.
 refused() {
     local name=$1 code=$2 text=$3
     shift 3
     "$@" >/dev/null
     local rc=$? lines
     lines=$(grep -c '^error: ' "$work/err")
-    [ "$rc" -eq "$code" ] && [ "$lines" -eq 1 ] && grep -qF -- "$text" "$work/err" && clean && [ ! -e "$work/bad_text_document.idx" ] && [ ! -e "$work/bad_text_document.bin" ]
+    [ "$rc" -eq "$code" ] && [ "$lines" -eq 1 ] && grep -qF -- "$text" "$work/err" && clean &&
+        [ ! -e "$work/bad_text_document.idx" ] && [ ! -e "$work/bad_text_document.bin" ]
     local good=$?
     [ "$good" -eq 0 ] || { echo "# exit $rc, wanted $code and '$text':"; sed 's/^/# /' "$work/err"; }
     report "$name" "$good"
 }
 
 # --- the format, byte for byte: documents [5,6,50256], [], [7,50256] as Megatron writes them ---
-# A vocabulary of GPT-2's size without merges: its 256 bytes in GPT-2's order, fillers, the end of document.
+# A vocabulary of GPT-2's size without merges: its 256 bytes in GPT-2's order, fillers, the end of
+# document.
 awk 'BEGIN { printf "{"
     n = 0
     for (c = 33; c < 324; c++) if (c < 127 || (c > 160 && c != 173 && c < 256) || c > 255) printf "\"\\u%04x\": %d, ", c, n++
@@ -40,7 +44,8 @@ awk 'BEGIN { printf "{"
     printf "\"<|endoftext|>\": 50256}\n" }' >"$work/wide.json"
 printf '#version: 0.2\n' >"$work/none.txt"
 printf '%s\n' '{"text":"&'"'"'"}' '{"text":""}' '{"text":"("}' >"$work/golden.jsonl"
-pre --input "$work/golden.jsonl" --vocab-file "$work/wide.json" --merge-file "$work/none.txt" --append-eod --workers 1 --output-prefix "$work/golden"
+pre --input "$work/golden.jsonl" --vocab-file "$work/wide.json" --merge-file "$work/none.txt" --append-eod \
+    --workers 1 --output-prefix "$work/golden"
 report "golden run" $?
 [ "$(hex "$work/golden_text_document.bin")" = 0500060050c4070050c4 ]
 report "golden .bin" $?
@@ -50,58 +55,74 @@ idx+=030000000200000000000000000000000600000000000000000000000000000001000000000
 report "golden .idx" $?
 
 # --- the same bytes for any number of workers; several inputs; list of inputs; standard input ---
-# Several megabytes, so that the work is really dealt out: lines of many lengths, some empty, some beyond ASCII, one longer than a block.
+# Several megabytes, so that the work is really dealt out: lines of many lengths, some empty, some
+# beyond ASCII, one longer than a block.
 awk 'BEGIN { srand(7); split("the of and loss gradient  training\\n\\t can\\u0027t 12 node, (weights) \\u00e9t\\u00e9 \\ud83d\\ude00 \\ud83d 中文", w, " ")
     for (i = 0; i < 6000; i++) { s = ""; k = i % 50 == 0 ? 0 : 1 + int(rand() * 200); for (j = 0; j < k; j++) s = s w[1 + int(rand() * 13)] " "
         printf "{\"id\": %d, \"text\": \"%s\", \"meta\": {\"text\": \"no\"}}\n", i, s }
     printf "{\"text\": \""; for (j = 0; j < 300000; j++) printf "long "; printf "\"}\n" }' >"$work/big.jsonl"
 for workers in 1 2 5; do
-    small --input "$work/big.jsonl" --append-eod --workers $workers --log-interval 1000 --output-prefix "$work/w$workers"
+    small --input "$work/big.jsonl" --append-eod --workers $workers --log-interval 1000 \
+        --output-prefix "$work/w$workers"
     report "workers $workers" $?
 done
-grep -qE '^Processed [0-9]+ documents \([0-9.]+ docs/s, [0-9.]+ MB/s\)\. ETA [0-9]+:[0-9]{2}:[0-9]{2}$' "$work/err"
+grep -qE '^Processed [0-9]+ documents \([0-9.]+ docs/s, [0-9.]+ MB/s\)\. ETA [0-9]+:[0-9]{2}:[0-9]{2}$' \
+    "$work/err"
 report "progress line with ETA" $?
 grep -qE ': 6001 documents \(120 empty\), ' "$work/err"
 report "totals count empty documents" $?
 surrogates=$(grep -o '\\ud83d ' "$work/big.jsonl" | wc -l)
 grep -q "^Replaced $surrogates " "$work/err" && [ "$surrogates" -gt 100 ]
 report "lone surrogates are counted" $?
-same_shard "$work/w1_text_document" "$work/w2_text_document" && same_shard "$work/w1_text_document" "$work/w5_text_document"
+same_shard "$work/w1_text_document" "$work/w2_text_document" &&
+    same_shard "$work/w1_text_document" "$work/w5_text_document"
 report "same output for 1, 2 and 5 workers" $?
 head -n 2500 "$work/big.jsonl" >"$work/a.jsonl"
 tail -n +2501 "$work/big.jsonl" | head -c -1 >"$work/b.jsonl" # without its final newline
-small --input "$work/a.jsonl" "$work/b.jsonl" --append-eod --workers 2 --output-prefix "$work/two" && same_shard "$work/w1_text_document" "$work/two_text_document"
+small --input "$work/a.jsonl" "$work/b.jsonl" --append-eod --workers 2 --output-prefix "$work/two" &&
+    same_shard "$work/w1_text_document" "$work/two_text_document"
 report "several inputs" $?
 printf '%s\n' "$work/a.jsonl" "" "$work/b.jsonl" >"$work/list"
-small --input-list "$work/list" --append-eod --workers 2 --output-prefix "$work/list" && same_shard "$work/w1_text_document" "$work/list_text_document"
+small --input-list "$work/list" --append-eod --workers 2 --output-prefix "$work/list" &&
+    same_shard "$work/w1_text_document" "$work/list_text_document"
 report "a list of inputs" $?
-cat "$work/a.jsonl" "$work/b.jsonl" | small --input - --append-eod --workers 2 --output-prefix "$work/pipe" && same_shard "$work/w1_text_document" "$work/pipe_text_document"
+cat "$work/a.jsonl" "$work/b.jsonl" | small --input - --append-eod --workers 2 --output-prefix "$work/pipe" &&
+    same_shard "$work/w1_text_document" "$work/pipe_text_document"
 report "standard input" $?
 
 # --- merging ---
 for part in a b; do small --input "$work/$part.jsonl" --append-eod --output-prefix "$work/part_$part"; done
-"$build/merge_datasets" --input "$work/part_a_text_document" "$work/part_b_text_document" --output-prefix "$work/merged" 2>"$work/err" && same_shard "$work/w1_text_document" "$work/merged"
+"$build/merge_datasets" --input "$work/part_a_text_document" "$work/part_b_text_document" \
+    --output-prefix "$work/merged" 2>"$work/err" && same_shard "$work/w1_text_document" "$work/merged"
 report "merge of two shards equals one run" $?
 mkdir "$work/folder"
 cp "$work"/part_[ab]_text_document.* "$work/folder"
-"$build/merge_datasets" --input "$work/folder" --output-prefix "$work/merged_folder" 2>"$work/err" && same_shard "$work/w1_text_document" "$work/merged_folder"
+"$build/merge_datasets" --input "$work/folder" --output-prefix "$work/merged_folder" 2>"$work/err" &&
+    same_shard "$work/w1_text_document" "$work/merged_folder"
 report "merge of a folder, sorted by name" $?
 merge() { "$build/merge_datasets" "$@" 2>"$work/err"; }
-refused "merge onto an input" 2 "is one of the inputs" merge --input "$work/folder" --output-prefix "$work/folder/part_a_text_document"
-refused "merge of a missing shard" 5 "$work/nothing" merge --input "$work/part_a_text_document" "$work/nothing" --output-prefix "$work/bad_text_document"
+refused "merge onto an input" 2 "is one of the inputs" merge --input "$work/folder" \
+    --output-prefix "$work/folder/part_a_text_document"
+refused "merge of a missing shard" 5 "$work/nothing" merge --input "$work/part_a_text_document" \
+    "$work/nothing" --output-prefix "$work/bad_text_document"
 awk 'BEGIN { printf "{"; n = 0
     for (c = 33; c < 324; c++) if (c < 127 || (c > 160 && c != 173 && c < 256) || c > 255) printf "\"\\u%04x\": %d, ", c, n++
     for (; n < 70000; n++) printf "\"filler %d\": %d, ", n, n
     printf "\"<|endoftext|>\": 70000}\n" }' >"$work/wider.json"
-pre --input "$work/golden.jsonl" --vocab-file "$work/wider.json" --merge-file "$work/none.txt" --append-eod --output-prefix "$work/wide"
+pre --input "$work/golden.jsonl" --vocab-file "$work/wider.json" --merge-file "$work/none.txt" --append-eod \
+    --output-prefix "$work/wide"
 [ "$(hex "$work/wide_text_document.bin")" = 0500000006000000701101000700000070110100 ]
 report "ids of four bytes for a large vocabulary" $?
-refused "merge of different dtypes" 5 "dtype" merge --input "$work/golden_text_document" "$work/wide_text_document" --output-prefix "$work/bad_text_document"
+refused "merge of different dtypes" 5 "dtype" merge --input "$work/golden_text_document" \
+    "$work/wide_text_document" --output-prefix "$work/bad_text_document"
 refused "merge without input" 2 "--input is missing" merge --output-prefix "$work/bad_text_document"
-merge --input "$work/folder" --output-prefix "$work/made/of/merging/x" && same_shard "$work/w1_text_document" "$work/made/of/merging/x"
+merge --input "$work/folder" --output-prefix "$work/made/of/merging/x" &&
+    same_shard "$work/w1_text_document" "$work/made/of/merging/x"
 report "merge into a folder that is not there yet" $?
-refused "merge into a folder that cannot be made" 3 "/proc/nowhere" merge --input "$work/folder" --output-prefix /proc/nowhere/x
-refused "merge into a folder that cannot be written" 3 "/proc/x.bin" merge --input "$work/folder" --output-prefix /proc/x
+refused "merge into a folder that cannot be made" 3 "/proc/nowhere" merge --input "$work/folder" \
+    --output-prefix /proc/nowhere/x
+refused "merge into a folder that cannot be written" 3 "/proc/x.bin" merge --input "$work/folder" \
+    --output-prefix /proc/x
 mkdir "$work/taken.idx"
 refused "merge onto a folder" 3 "$work/taken.idx" merge --input "$work/folder" --output-prefix "$work/taken"
 refused "merge to a folder for a name" 2 "ends in '/'" merge --input "$work/folder" --output-prefix "$work/"
@@ -110,26 +131,32 @@ refused "merge to a folder for a name" 2 "ends in '/'" merge --input "$work/fold
 printf 'ab' >"$work/1.txt"
 : >"$work/2.txt"
 printf 'c\xff\n' >"$work/3.txt"
-pre --text --input "$work"/[123].txt --tokenizer-type Byte --append-eod --workers 2 --output-prefix "$work/plain"
+pre --text --input "$work"/[123].txt --tokenizer-type Byte --append-eod --workers 2 \
+    --output-prefix "$work/plain"
 report "plain text run" $?
 [ "$(hex "$work/plain_text_document.bin")" = 6100620000016300ef00bf00bd000a000001 ]
 report "plain text: one document per file, bytes as ids, U+FFFD" $?
 grep -q '^Replaced 1 ' "$work/err" && grep -q ': 3 documents (1 empty), 9 tokens' "$work/err"
 report "plain text totals" $?
 printf '{"text":"no","content":"ab"}\n' >"$work/key.jsonl"
-pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --output-prefix "$work/key" && [ "$(hex "$work/key_content_document.bin")" = 61006200 ]
+pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --output-prefix "$work/key" &&
+    [ "$(hex "$work/key_content_document.bin")" = 61006200 ]
 report "another key, no end of document" $?
-pre --text --input "$work/2.txt" --tokenizer-type Byte --output-prefix "$work/empty" && [ "$(stat -c %s "$work/empty_text_document.idx")" -eq 50 ]
+pre --text --input "$work/2.txt" --tokenizer-type Byte --output-prefix "$work/empty" &&
+    [ "$(stat -c %s "$work/empty_text_document.idx")" -eq 50 ]
 report "an empty text is a document" $?
-pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --keep-newlines --partitions 1 --keep-sequential-samples --dataset-impl mmap --output-prefix "$work/flags"
+pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --keep-newlines --partitions 1 \
+    --keep-sequential-samples --dataset-impl mmap --output-prefix "$work/flags"
 report "Megatron's flags that change nothing" $?
 noted() { [ "$(grep -c 'have no effect' "$work/err")" -eq "$1" ]; }
-pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --merge-file "$golden/merges.txt" --output-prefix "$work/flags" && noted 1 &&
+pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --merge-file "$golden/merges.txt" \
+    --output-prefix "$work/flags" && noted 1 &&
     grep -q '^--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them$' "$work/err"
 report "a vocabulary that is not read is pointed out" $?
 small --input "$work/key.jsonl" --json-keys content --output-prefix "$work/flags" && noted 0
 report "one that is read is not" $?
-pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --output-prefix "$work/made/of/key" && same_shard "$work/key_content_document" "$work/made/of/key_content_document"
+pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --output-prefix "$work/made/of/key" &&
+    same_shard "$work/key_content_document" "$work/made/of/key_content_document"
 report "a folder that is not there yet is made" $?
 
 # --- bad command lines ---
@@ -138,18 +165,21 @@ byte() { bad --tokenizer-type Byte "$@"; }
 refused "unknown flag" 2 "did you mean --append-eod" bad --input "$work/a.jsonl" --append-eos
 refused "no input" 2 "--input or --input-list is missing" bad --append-eod
 refused "no output" 2 "--output-prefix is missing" pre --input "$work/a.jsonl"
-refused "a folder for a name" 2 "ends in '/'" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix "$work/"
+refused "a folder for a name" 2 "ends in '/'" pre --input "$work/a.jsonl" --tokenizer-type Byte \
+    --output-prefix "$work/"
 refused "no vocabulary" 2 "--vocab-file" bad --input "$work/a.jsonl"
 refused "unknown tokenizer" 2 "GPT2BPETokenizer|Byte" bad --input "$work/a.jsonl" --tokenizer-type Bytes
 refused "no workers" 2 "--workers" byte --input "$work/a.jsonl" --workers 0
 refused "two keys" 2 "2 keys" byte --input "$work/a.jsonl" --json-keys text url
-refused "key with plain text" 2 "--json-keys does not go with --text" byte --input "$work/1.txt" --text --json-keys text
+refused "key with plain text" 2 "--json-keys does not go with --text" byte --input "$work/1.txt" --text \
+    --json-keys text
 refused "partitions" 2 "--partitions" byte --input "$work/a.jsonl" --partitions 2
 refused "sentences" 2 "--split-sentences" byte --input "$work/a.jsonl" --split-sentences
 refused "language" 2 "--lang" byte --input "$work/a.jsonl" --lang english
 refused "SentencePiece model" 2 "--tokenizer-model" byte --input "$work/a.jsonl" --tokenizer-model m
 helps() { # PROGRAM TEXT: --help and -h say the same, in lines of at most 100 columns
-    "$build/$1" --help >"$work/help" && "$build/$1" -h --unknown | cmp -s - "$work/help" && grep -q -- "$2" "$work/help" &&
+    "$build/$1" --help >"$work/help" && "$build/$1" -h --unknown | cmp -s - "$work/help" &&
+        grep -q -- "$2" "$work/help" &&
         ! grep -qE '.{101}' "$work/help"
 }
 helps preprocess_data --append-eod && helps merge_datasets --output-prefix
@@ -157,46 +187,59 @@ report "help" $?
 "$build/preprocess_data" --version | grep -qE 'PCRE2 [0-9.]+, Unicode [0-9.]+'
 report "version names the Unicode tables" $?
 
-# --- bad input: exit code 5, naming file and line; an earlier error wins whatever the workers do ---
+# --- bad input: exit code 5, naming file and line; an earlier error wins whatever the workers do
+# ---
 line() { # the bad line, as line 4003 of big.jsonl's beginning: not in the first block
-    { head -n 4002 "$work/big.jsonl"; printf '%s\n' "$1"; tail -n +4003 "$work/big.jsonl"; printf '%s\n' '{bad'; } >"$work/bad.jsonl"
+    { head -n 4002 "$work/big.jsonl"; printf '%s\n' "$1"; tail -n +4003 "$work/big.jsonl"; printf '%s\n' \
+        '{bad'; } >"$work/bad.jsonl"
     byte --input "$work/golden.jsonl" "$work/bad.jsonl" --workers 3
 }
 refused "a line that is no JSON" 5 "$work/bad.jsonl line 4003 is not valid JSON" line '{"text": "x"'
-refused "plain text as JSON lines" 5 "line 1 is not valid JSON (byte 1: a JSON object should begin here); for plain text files, one document each, add --text" \
+refused "plain text as JSON lines" 5 \
+    "line 1 is not valid JSON (byte 1: a JSON object should begin here); for plain text files, one document each, add --text" \
     byte --input "$work/1.txt"
 printf 'PAR1\x15\x04rows' >"$work/a.parquet"
-refused "a parquet file" 5 "$work/a.parquet is a parquet file; write its rows as JSON lines first" byte --input "$work/a.parquet"
+refused "a parquet file" 5 "$work/a.parquet is a parquet file; write its rows as JSON lines first" byte \
+    --input "$work/a.parquet"
 refused "a parquet file as plain text" 5 "is a parquet file" byte --text --input "$work/a.parquet"
 refused "an empty line" 5 "$work/bad.jsonl line 4003 is not valid JSON" line ''
 refused "a line without the key" 5 "$work/bad.jsonl line 4003 lacks the key \"text\"" line '{"txt": "x"}'
-refused "a text that is no string" 5 "$work/bad.jsonl line 4003 has a \"text\" that is no string" line '{"text": ["x"]}'
+refused "a text that is no string" 5 "$work/bad.jsonl line 4003 has a \"text\" that is no string" line \
+    '{"text": ["x"]}'
 refused "a missing input" 5 "$work/missing" byte --input "$work/a.jsonl" "$work/missing"
 refused "a missing list" 5 "$work/missing" byte --input-list "$work/missing"
 refused "a folder as input" 5 "is a folder" byte --text --input "$work/folder"
 gzip -c "$work/a.jsonl" >"$work/a.gz"
 refused "compressed input" 5 "compressed with gzip" byte --input "$work/a.gz"
 refused "compressed plain text" 5 "compressed with gzip" byte --text --input "$work/1.txt" "$work/a.gz"
-refused "a malformed merge list" 5 "$work/a.jsonl line 1" bad --input "$work/a.jsonl" --vocab-file "$golden/vocab.json" --merge-file "$work/a.jsonl"
+refused "a malformed merge list" 5 "$work/a.jsonl line 1" bad --input "$work/a.jsonl" \
+    --vocab-file "$golden/vocab.json" --merge-file "$work/a.jsonl"
 refused "an input without documents" 5 "no document" byte --input "$work/2.txt"
 from_nothing() { : | byte --input -; }
 refused "standard input without documents" 5 "no document" from_nothing
 
-# --- output that cannot be made is the environment's fault, and is known before anything is read ---
-refused "a folder that cannot be made" 3 "/proc/nowhere" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix /proc/nowhere/x
-refused "a folder that cannot be written" 3 "/proc/x_text_document" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix /proc/x
-refused "a file where a folder should be" 3 "$work/a.jsonl" pre --input "$work/a.jsonl" --tokenizer-type Byte --output-prefix "$work/a.jsonl/x"
+# --- output that cannot be made is the environment's fault, and is known before anything is read
+# ---
+refused "a folder that cannot be made" 3 "/proc/nowhere" pre --input "$work/a.jsonl" --tokenizer-type Byte \
+    --output-prefix /proc/nowhere/x
+refused "a folder that cannot be written" 3 "/proc/x_text_document" pre --input "$work/a.jsonl" \
+    --tokenizer-type Byte --output-prefix /proc/x
+refused "a file where a folder should be" 3 "$work/a.jsonl" pre --input "$work/a.jsonl" \
+    --tokenizer-type Byte --output-prefix "$work/a.jsonl/x"
 mkdir "$work/folder_text_document.bin"
-refused "a folder of the output's name" 3 "$work/folder_text_document.bin" pre --input "$work/bad.jsonl" --tokenizer-type Byte --output-prefix "$work/folder"
+refused "a folder of the output's name" 3 "$work/folder_text_document.bin" pre --input "$work/bad.jsonl" \
+    --tokenizer-type Byte --output-prefix "$work/folder"
 
-# --- a full disk (a limit on the file size stands for it) and an interruption leave nothing behind ---
+# --- a full disk (a limit on the file size stands for it) and an interruption leave nothing behind
+# ---
 limited() { (ulimit -f 512 && byte --input "$work/big.jsonl" --workers 2); }
 refused "full disk" 3 "free disk space" limited
 merge_limited() { (ulimit -f 512 && merge --input "$work/folder" --output-prefix "$work/bad_text_document"); }
 refused "full disk while merging" 3 "free disk space" merge_limited
 mkfifo "$work/fifo"
 exec 3<>"$work/fifo" # a pipe that stays open and falls silent
-"$build/preprocess_data" --tokenizer-type Byte --input "$work/fifo" --output-prefix "$work/bad" 2>"$work/err_first" &
+"$build/preprocess_data" --tokenizer-type Byte --input "$work/fifo" --output-prefix "$work/bad" \
+    2>"$work/err_first" &
 tool=$!
 cat "$work/golden.jsonl" >&3
 for _ in {1..1200}; do [ -e "$work/bad_text_document.bin.tmp" ] && break; sleep 0.1; done

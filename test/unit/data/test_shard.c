@@ -1,4 +1,5 @@
-// Shards: Megatron's golden bytes both ways, random round trips in every dtype, appending, and every kind of damage.
+// Shards: Megatron's golden bytes both ways, random round trips in every dtype, appending, and
+// every kind of damage.
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -72,9 +73,12 @@ static bool exists(const char *prefix, const char *suffix) {
     return access(path, F_OK) == 0;
 }
 
-// A disk that takes nothing and calls that no error: by the standard a write may, and by it no write would ever end.
+// A disk that takes nothing and calls that no error: by the standard a write may, and by it no
+// write would ever end.
 static bool takes_nothing;
-ssize_t write(int fd, const void *data, size_t bytes) { return takes_nothing ? (errno = 0) : syscall(SYS_write, fd, data, bytes); }
+ssize_t write(int fd, const void *data, size_t bytes) {
+    return takes_nothing ? (errno = 0) : syscall(SYS_write, fd, data, bytes);
+}
 
 static void write_that_takes_nothing(void **state) {
     Folder *f = (Folder *)*state;
@@ -152,13 +156,15 @@ static void dtypes(void **state) {
 
 static uint32_t next(uint32_t *seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 8; }
 
-// Random sequences (empty ones too) and documents (empty ones too), long enough to pass the write buffer more than once.
+// Random sequences (empty ones too) and documents (empty ones too), long enough to pass the write
+// buffer more than once.
 static void round_trip(void **state) {
     Folder *f = (Folder *)*state;
     const int dtype[6] = {SHARD_U8, SHARD_I8, SHARD_I16, SHARD_U16, SHARD_I32, SHARD_I64};
     const uint32_t limit[6] = {256, 128, 32768, 65536, 1u << 24, 1u << 24};
     enum { N = 40, LONGEST = 700000 };
-    int32_t *tokens = (int32_t *)malloc(LONGEST * sizeof *tokens), *back = (int32_t *)malloc(LONGEST * sizeof *back);
+    int32_t *tokens = (int32_t *)malloc(LONGEST * sizeof *tokens),
+            *back = (int32_t *)malloc(LONGEST * sizeof *back);
     for (int k = 0; k < 6; k++) {
         Error err = {0};
         int64_t length[N], total = 0, documents = 0;
@@ -247,7 +253,8 @@ static void append(void **state) {
 }
 
 // Opens x.bin / x.idx with these bytes and expects one line of error that holds `words`.
-static void expect_damage(Folder *f, const uint8_t *idx, size_t idx_bytes, size_t bin_bytes, const char *words) {
+static void expect_damage(Folder *f, const uint8_t *idx, size_t idx_bytes, size_t bin_bytes,
+                          const char *words) {
     uint8_t bin[64] = {0};
     memcpy(bin, GOLDEN_BIN, sizeof GOLDEN_BIN);
     put(f->prefix, ".idx", idx, idx_bytes);
@@ -302,14 +309,16 @@ static void corrupt(void **state) {
     for (size_t bytes = 0; bytes < sizeof GOLDEN_IDX; bytes++) {
         expect_damage(f, GOLDEN_IDX, bytes, sizeof GOLDEN_BIN, bytes < 34 ? "truncated" : "do not fit");
     }
-    for (size_t bytes = 0; bytes < sizeof GOLDEN_BIN; bytes++) expect_damage(f, GOLDEN_IDX, sizeof GOLDEN_IDX, bytes, ".bin: truncated");
+    for (size_t bytes = 0; bytes < sizeof GOLDEN_BIN; bytes++)
+        expect_damage(f, GOLDEN_IDX, sizeof GOLDEN_IDX, bytes, ".bin: truncated");
     expect_damage(f, GOLDEN_IDX, sizeof GOLDEN_IDX, 12, "do not belong together");
     uint8_t none[34] = {0};  // no sequence and no boundary
     memcpy(none, GOLDEN_IDX, 18);
     expect_damage(f, none, sizeof none, 0, "no document boundaries");
 }
 
-// Random damage of the index: refused, or harmless. Under AddressSanitizer a read outside the files would show.
+// Random damage of the index: refused, or harmless. Under AddressSanitizer a read outside the files
+// would show.
 static void fuzz(void **state) {
     Folder *f = (Folder *)*state;
     uint32_t seed = 11;
@@ -318,7 +327,8 @@ static void fuzz(void **state) {
     for (int round = 0; round < 1500; round++) {
         uint8_t idx[sizeof GOLDEN_IDX];
         memcpy(idx, GOLDEN_IDX, sizeof idx);
-        for (uint32_t k = next(&seed) % 4 + 1; k > 0; k--) idx[next(&seed) % sizeof idx] ^= (uint8_t)(1u << next(&seed) % 8);
+        for (uint32_t k = next(&seed) % 4 + 1; k > 0; k--)
+            idx[next(&seed) % sizeof idx] ^= (uint8_t)(1u << next(&seed) % 8);
         put(f->prefix, ".idx", idx, next(&seed) % 4 ? sizeof idx : next(&seed) % (sizeof idx + 1));
         Shard s;
         Error err = {0};
@@ -368,7 +378,8 @@ static void empty_shard(void **state) {
     shard_close(&s);
 }
 
-// A file cut short while it is mapped: a process of its own reads it, and what it says in its first write and how it ends is seen from here. -1: it ended by a signal.
+// A file cut short while it is mapped: a process of its own reads it, and what it says in its first
+// write and how it ends is seen from here. -1: it ended by a signal.
 static int read_and_end(const Shard *s, const Site *site, char *said, size_t bytes) {
     int ends[2], status;
     int32_t token;
@@ -407,7 +418,10 @@ static void cut_short_while_mapped(void **state) {
     snprintf(path, sizeof path, "%s.bin", f->prefix);
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(read_and_end(&s, &site, said, sizeof said), EXIT_DATA);
-    snprintf(expected, sizeof expected, "error: rank 3 (node 1, gpu 2) iteration 40 read data: %s: cut short while it was read, from 100000 bytes to 5000; ", path);
+    snprintf(expected, sizeof expected,
+             "error: rank 3 (node 1, gpu 2) iteration 40 read data: %s: cut short while it was read, from "
+             "100000 bytes to 5000; ",
+             path);
     assert_memory_equal(said, expected, strlen(expected));
     assert_ptr_equal(strchr(said, '\n'), said + strlen(said) - 1);
     assert_int_equal(read_and_end(&s, NULL, said, sizeof said), EXIT_DATA);

@@ -1,5 +1,7 @@
-// The tokenizers: golden ids of Hugging Face's `tokenizers` (made by dev/ref/make_tokenizer_golden.py), the pre-tokens against PCRE2 alone and the
-// specification's examples, merging against the plain definition, decoding, invalid UTF-8, long words, malformed vocabularies.
+// The tokenizers: golden ids of Hugging Face's `tokenizers` (made by
+// dev/ref/make_tokenizer_golden.py), the pre-tokens against PCRE2 alone and the specification's
+// examples, merging against the plain definition, decoding, invalid UTF-8, long words, malformed
+// vocabularies.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -107,7 +109,8 @@ static void check_case(Encoder *encoder, const cJSON *item, const cJSON *ids, in
     int64_t replaced = 0, i = 0;
     encoder_encode(encoder, text, bytes, &out, &replaced);
     for (const cJSON *id = ids->child; id; id = id->next, i++) {
-        if (i >= out.count || out.ids[i] != id->valueint) fail_msg("case %d, token %lld of text '%s'", number, (long long)i, text);
+        if (i >= out.count || out.ids[i] != id->valueint)
+            fail_msg("case %d, token %lld of text '%s'", number, (long long)i, text);
     }
     assert_int_equal(i, out.count);
     assert_int_equal(replaced, 0);
@@ -141,7 +144,8 @@ static void golden_ids_of_gpt2(void **state) {
     assert_int_equal(tokenizer_eod(gpt2), 50256);
     Encoder *encoder = encoder_create(gpt2);
     cJSON *texts = read_json(GOLDEN "cases.json"), *ids = read_json(GOLDEN "gpt2_ids.json");
-    const cJSON *text = cJSON_GetObjectItem(texts, "cases")->child, *id = cJSON_GetObjectItem(ids, "cases")->child;
+    const cJSON *text = cJSON_GetObjectItem(texts, "cases")->child,
+                *id = cJSON_GetObjectItem(ids, "cases")->child;
     int number = 0;
     for (; text && id; text = text->next, id = id->next) check_case(encoder, text, id, number++);
     assert_null(text);
@@ -169,7 +173,8 @@ static void check_pieces(const PieceSplitter *splitter, const char *text, const 
 
 static void pre_tokens_of_the_specification(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
-    check_pieces(splitter, "Hello  world\n\n  It's  I'LL 123abc\t\tx ", "Hello| | world|\n\n | It|'s| | I|'|LL| 123|abc|\t|\t|x| ");
+    check_pieces(splitter, "Hello  world\n\n  It's  I'LL 123abc\t\tx ",
+                 "Hello| | world|\n\n | It|'s| | I|'|LL| 123|abc|\t|\t|x| ");
     check_pieces(splitter, "\n\n\nfoo", "\n\n|\n|foo");
     check_pieces(splitter, "foo 'm", "foo| '|m");
     check_pieces(splitter, "we've they'll I'd''re", "we|'ve| they|'ll| I|'d|''|re");
@@ -178,13 +183,15 @@ static void pre_tokens_of_the_specification(void **state) {
     check_pieces(splitter, "a\u0301 b", "a|\u0301| b");
 }
 
-// A doubled white-space character before a letter gives up its second half; everything else is taken as a pair, or joins the letter.
+// A doubled white-space character before a letter gives up its second half; everything else is
+// taken as a pair, or joins the letter.
 static void white_space_is_exactly_unicodes(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
     for (uint32_t c = 0; c < 0x110000; c++) {
         if (c >= 0xD800 && c < 0xE000) continue;
-        bool white = (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
-                     c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+        bool white = (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+                     (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
+                     c == 0x205F || c == 0x3000;
         char text[12];
         size_t one = utf8_write(c, text), two = one + utf8_write(c, text + one);
         text[two] = '!';
@@ -195,8 +202,10 @@ static void white_space_is_exactly_unicodes(void **state) {
 
 static void check_against_pcre2(const PieceSplitter *splitter, const char *text, size_t bytes) {
     for (size_t start = 0; start < bytes;) {
-        size_t end = piece_end(splitter, text, bytes, start), expected = piece_end_pcre2(splitter, text, bytes, start);
-        if (end != expected) fail_msg("'%.*s' at %zu: %zu, PCRE2 says %zu", (int)bytes, text, start, end, expected);
+        size_t end = piece_end(splitter, text, bytes, start),
+               expected = piece_end_pcre2(splitter, text, bytes, start);
+        if (end != expected)
+            fail_msg("'%.*s' at %zu: %zu, PCRE2 says %zu", (int)bytes, text, start, end, expected);
         assert_true(end > start);
         start = end;
     }
@@ -205,7 +214,8 @@ static void check_against_pcre2(const PieceSplitter *splitter, const char *text,
 static void short_cut_equals_pcre2(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
     // Every text of five symbols, one of each kind that the pattern tells apart.
-    static const char *const symbols[] = {" ", "\n", "'", "s", "l", "e", "r", "A", "7", "-", "\u00a0", "\u00e9", "\u180e"};
+    static const char *const symbols[] = {" ", "\n", "'", "s",      "l",      "e",     "r",
+                                          "A", "7",  "-", "\u00a0", "\u00e9", "\u180e"};
     enum { SYMBOLS = sizeof symbols / sizeof *symbols, LENGTH = 5 };
     int all = SYMBOLS * SYMBOLS * SYMBOLS * SYMBOLS * SYMBOLS;
     for (int n = 0; n < all; n++) {
@@ -223,15 +233,20 @@ static void short_cut_equals_pcre2(void **state) {
     for (int n = 0; n < 2000; n++) {
         char text[600];
         size_t bytes = 0;
-        for (int i = 0; i < 120; i++) bytes += utf8_write(next_random(&seed) % 16 ? next_random(&seed) % 128 : next_random(&seed) % 0xD800, text + bytes);
+        for (int i = 0; i < 120; i++)
+            bytes += utf8_write(next_random(&seed) % 16 ? next_random(&seed) % 128
+                                                        : next_random(&seed) % 0xD800,
+                                text + bytes);
         check_against_pcre2(splitter, text, bytes);
     }
 }
 
 // ---- merging ----
 
-// The definition: the lowest-ranked pair, all its occurrences from left to right, until none is left.
-static size_t merge_by_definition(const BpeMerge *merges, int count, const int32_t byte_id[256], const char *piece, size_t bytes, int32_t *ids) {
+// The definition: the lowest-ranked pair, all its occurrences from left to right, until none is
+// left.
+static size_t merge_by_definition(const BpeMerge *merges, int count, const int32_t byte_id[256],
+                                  const char *piece, size_t bytes, int32_t *ids) {
     for (size_t i = 0; i < bytes; i++) ids[i] = byte_id[(uint8_t)piece[i]];
     for (int rank = 0; rank < count;) {
         size_t kept = 0;
@@ -247,7 +262,8 @@ static size_t merge_by_definition(const BpeMerge *merges, int count, const int32
 }
 
 static void merging_equals_the_definition(void **state) {
-    // Ids 0..2 are the bytes a, b, c; each merge makes a new id of two earlier ones, as training does.
+    // Ids 0..2 are the bytes a, b, c; each merge makes a new id of two earlier ones, as training
+    // does.
     enum { MERGES = 60 };
     BpeMerge merges[MERGES];
     Bpe bpe;
@@ -260,16 +276,19 @@ static void merging_equals_the_definition(void **state) {
             bool fresh;
             do {
                 int reach = i < 20 ? i + 3 : 20;
-                merges[i] = (BpeMerge){(int32_t)(next_random(&seed) % (uint32_t)reach), (int32_t)(next_random(&seed) % (uint32_t)reach), i, i + 3};
+                merges[i] = (BpeMerge){(int32_t)(next_random(&seed) % (uint32_t)reach),
+                                       (int32_t)(next_random(&seed) % (uint32_t)reach), i, i + 3};
                 fresh = true;
-                for (int j = 0; j < i; j++) fresh = fresh && (merges[j].left != merges[i].left || merges[j].right != merges[i].right);
+                for (int j = 0; j < i; j++)
+                    fresh = fresh && (merges[j].left != merges[i].left || merges[j].right != merges[i].right);
             } while (!fresh);
             bpe_add(&bpe, merges[i]);
         }
         for (int n = 0; n < 60; n++) {
             char piece[400];
             int32_t ids[400], expected[400];
-            size_t bytes = 1 + next_random(&seed) % (n % 2 ? 60 : 399);  // both sides of the limit between the two algorithms
+            // both sides of the limit between the two algorithms
+            size_t bytes = 1 + next_random(&seed) % (n % 2 ? 60 : 399);
             for (size_t i = 0; i < bytes; i++) piece[i] = (char)(n % 5 ? next_random(&seed) % 3 : 0);
             size_t count = bpe_encode(&bpe, &scratch, piece, bytes, ids);
             assert_int_equal(count, merge_by_definition(merges, MERGES, bpe.byte_id, piece, bytes, expected));
@@ -302,14 +321,20 @@ static void long_words_are_fast(void **state) {
     uint64_t seed = 5;
     for (int kind = 0; kind < 5; kind++) {
         for (size_t i = 0; i < LENGTH; i++) {
-            // The last two: one long word without ASCII, and words of one character in text without ASCII.
-            text[i] = kind == 0 ? 'a' : kind == 1 ? ' ' : kind == 2 ? "aehlnort"[next_random(&seed) % 8] : (kind == 3 ? "\xe4\xb8\xad\xe4\xb8\xad" : "\xe4\xb8\xad\xef\xbc\x8c")[i % 6];
+            // The last two: one long word without ASCII, and words of one character in text without
+            // ASCII.
+            text[i] = kind == 0   ? 'a'
+                      : kind == 1 ? ' '
+                      : kind == 2
+                          ? "aehlnort"[next_random(&seed) % 8]
+                          : (kind == 3 ? "\xe4\xb8\xad\xe4\xb8\xad" : "\xe4\xb8\xad\xef\xbc\x8c")[i % 6];
         }
         TokenBuffer out = {0};
         int64_t replaced = 0;
         double start = seconds();
         encoder_encode(f->encoder, text, LENGTH - LENGTH % 3, &out, &replaced);
-        // Quadratic merging or cutting would take minutes to hours; this takes about 0.1 s, several times that under sanitizers.
+        // Quadratic merging or cutting would take minutes to hours; this takes about 0.1 s, several
+        // times that under sanitizers.
         assert_true(seconds() - start < 5);
         assert_int_equal(replaced, 0);
         assert_in_range(out.count, 1000, LENGTH);
@@ -346,7 +371,10 @@ static void decoding_gives_the_text_back(void **state) {
         char text[800];
         size_t bytes = 0;
         for (int i = 0; i < 150; i++) {
-            uint32_t limit = n % 3 == 0 ? 0x80 : n % 3 == 1 ? 0xD800 : 0x110000, c = next_random(&seed) % limit;
+            uint32_t limit = n % 3 == 0   ? 0x80
+                             : n % 3 == 1 ? 0xD800
+                                          : 0x110000,
+                     c = next_random(&seed) % limit;
             bytes += utf8_write(c >= 0xD800 && c < 0xE000 ? ' ' : c, text + bytes);
         }
         check_round_trip(f->small, f->encoder, text, bytes);
@@ -527,8 +555,10 @@ static int64_t count_tokens(const Tokenizer *tokenizer, const char *text) {
 }
 
 static void the_last_merge_needs_no_newline(void **state) {
-    // The last merge of the small vocabulary makes one token of the Korean word; without the newline it still does, without the line it does not.
-    const char *last = "\u0120\u00ed\u0137\u013e\u00ea\u00b5\u0143 \u00ec\u0138\u00b4", *text = " \ud55c\uad6d\uc5b4";
+    // The last merge of the small vocabulary makes one token of the Korean word; without the
+    // newline it still does, without the line it does not.
+    const char *last = "\u0120\u00ed\u0137\u013e\u00ea\u00b5\u0143 \u00ec\u0138\u00b4",
+               *text = " \ud55c\uad6d\uc5b4";
     char line[64];
     Error err;
     snprintf(line, sizeof line, "%s\n", last);

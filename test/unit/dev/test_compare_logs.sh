@@ -194,7 +194,8 @@ cat > "$folder/megatron.log" <<'END'
 -----------------------------------------------------------------------------------------------
 3:  [2024-10-28 11:02:03] iteration      300/   80000 | consumed samples:         1200 | elapsed time per iteration (ms): 733.7 | learning rate: 8.571429E-05 | global batch size:     4 | lm loss: 7.000000E-03 | loss scale: 1.0 | grad norm: 0.050 | number of skipped iterations:   0 | number of nan iterations:   0 |
 END
-printf ' iteration      400/   80000 | consumed samples:         1600 | lm loss: 6.0' >> "$folder/megatron.log"
+printf ' iteration      400/   80000 | consumed samples:         1600 | lm loss: 6.0' >> \
+    "$folder/megatron.log"
 runs 0 megatron="$folder/megatron.log" --svg "$folder/m.svg" --x time
 # 4 * 2048 / 0.7337 s = 11165 tokens/s; columns that Megatron-LM does not log are left out
 has "Megatron's text" "megatron 300 0.0070 0.0350 0.0080 11,165"

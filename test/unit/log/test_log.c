@@ -1,4 +1,5 @@
-// Log lines against Megatron-LM's own, JSON lines parsed back, the golden FLOPs table, inactive ranks, full disks.
+// Log lines against Megatron-LM's own, JSON lines parsed back, the golden FLOPs table, inactive
+// ranks, full disks.
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <math.h>
@@ -17,10 +18,13 @@
 #include "llmc/log/log.h"
 #include "test/unit/folder.h"
 
-// Stands in for the options module: an argument object over several lines, as a pretty printer gives it.
+// Stands in for the options module: an argument object over several lines, as a pretty printer
+// gives it.
 char *config_to_json(const Config *config) {
     char text[128];
-    snprintf(text, sizeof text, "{\n\t\"seq-length\":\t%d,\n\t\"split\":\t\"969, 30, 1\",\n\t\"bf16\":\ttrue\n}", config->seq_length);
+    snprintf(text, sizeof text,
+             "{\n\t\"seq-length\":\t%d,\n\t\"split\":\t\"969, 30, 1\",\n\t\"bf16\":\ttrue\n}",
+             config->seq_length);
     return xstrdup(text);
 }
 
@@ -41,7 +45,8 @@ static int make_folder(void **state) {
     return 0;
 }
 
-// What stdout gets goes to a file between these two. Needed because the log prints to stdout itself, as a user sees it.
+// What stdout gets goes to a file between these two. Needed because the log prints to stdout
+// itself, as a user sees it.
 static void capture(Folder *f) {
     fflush(stdout);
     f->stdout_copy = dup(1);
@@ -86,8 +91,23 @@ static void assert_printed(Folder *f, const char *expected) {
 // The example of Megatron-LM's documentation of its line: iteration 100 of a 125M run.
 static IntervalReport example(void) {
     return (IntervalReport){
-        .last = {.iteration = 100, .consumed_samples = 25600, .learning_rate = 8.5714e-5, .global_batch_size = 256, .loss = 9.1, .grad_norm = 1.2341, .num_zeros = -1, .params_norm = -1},
-        .train_iters = 80000, .iterations = 100, .elapsed_ms = 512.34, .lm_loss = 9.123456, .tflops_per_gpu = 98.71, .mfu = -1, .exposed_comm_ms = -1, .seconds_left = -1, .epoch = -1,
+        .last = {.iteration = 100,
+                 .consumed_samples = 25600,
+                 .learning_rate = 8.5714e-5,
+                 .global_batch_size = 256,
+                 .loss = 9.1,
+                 .grad_norm = 1.2341,
+                 .num_zeros = -1,
+                 .params_norm = -1},
+        .train_iters = 80000,
+        .iterations = 100,
+        .elapsed_ms = 512.34,
+        .lm_loss = 9.123456,
+        .tflops_per_gpu = 98.71,
+        .mfu = -1,
+        .exposed_comm_ms = -1,
+        .seconds_left = -1,
+        .epoch = -1,
     };
 }
 
@@ -98,9 +118,11 @@ static Log *open_plain(const Config *config) {
     return log;
 }
 
-#define EXAMPLE                                                                                                                  \
-    " iteration      100/   80000 | consumed samples:        25600 | elapsed time per iteration (ms): 512.3 | throughput per GPU " \
-    "(TFLOP/s/GPU): 98.7 | learning rate: 8.571E-05 | global batch size:   256 | lm loss: 9.123456E+00 | loss scale: 1.0 | grad " \
+#define EXAMPLE \
+    " iteration      100/   80000 | consumed samples:        25600 | elapsed time per iteration (ms): " \
+    "512.3 | throughput per GPU " \
+    "(TFLOP/s/GPU): 98.7 | learning rate: 8.571E-05 | global batch size:   256 | lm loss: 9.123456E+00 | " \
+    "loss scale: 1.0 | grad " \
     "norm: 1.234 | number of skipped iterations:   0 | number of nan iterations:   0 |"
 
 static void megatron_line(void **state) {
@@ -120,16 +142,18 @@ static void real_line(void **state) {
     Config config = {.log_throughput = true};
     Log *log = open_plain(&config);
     IntervalReport r = example();
-    r.last.iteration = 200, r.last.consumed_samples = 800, r.elapsed_ms = 733.7, r.last.learning_rate = 200 / 700.0 * 2e-4, r.last.global_batch_size = 4;
+    r.last.iteration = 200, r.last.consumed_samples = 800, r.elapsed_ms = 733.7,
+    r.last.learning_rate = 200 / 700.0 * 2e-4, r.last.global_batch_size = 4;
     r.lm_loss = 8.118460e-3, r.last.grad_norm = 0.053, r.tflops_per_gpu = 25.3;
     capture(f);
     log_iteration(log, &r);
     log_close(log);
-    assert_printed(f,
-                   " iteration      200/   80000 | consumed samples:          800 | elapsed time per iteration (ms): 733.7 | throughput per "
-                   "GPU (TFLOP/s/GPU): 25.3 | learning rate: 5.714E-05 | global batch size:     4 | lm loss: 8.118460E-03 | loss scale: 1.0 | "
-                   "grad norm: 0.053 | number of skipped iterations:   0 | number of nan iterations:   0 |"
-                   " inter-node MB/step: 0.000 | intra-node MB/step: 0.000 |\n");
+    assert_printed(f, " iteration      200/   80000 | consumed samples:          800 | elapsed time per "
+                      "iteration (ms): 733.7 | throughput per "
+                      "GPU (TFLOP/s/GPU): 25.3 | learning rate: 5.714E-05 | global batch size:     4 | lm "
+                      "loss: 8.118460E-03 | loss scale: 1.0 | "
+                      "grad norm: 0.053 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+                      " inter-node MB/step: 0.000 | intra-node MB/step: 0.000 |\n");
 }
 
 static void appended_fields(void **state) {
@@ -137,13 +161,16 @@ static void appended_fields(void **state) {
     Config config = {.log_throughput = true};
     Log *log = open_plain(&config);
     IntervalReport r = example();
-    r.tokens_per_second = 1023345.6, r.mfu = 0.4987, r.inter_node_bytes = 128.5e6, r.intra_node_bytes = 257.0625e6;
+    r.tokens_per_second = 1023345.6, r.mfu = 0.4987, r.inter_node_bytes = 128.5e6,
+    r.intra_node_bytes = 257.0625e6;
     r.exposed_comm_ms = 12.34, r.seconds_left = 3725, r.epoch = 0.8125;
     capture(f);
     log_iteration(log, &r);
     log_close(log);
-    assert_printed(f, EXAMPLE " tokens/s: 1023346 | MFU: 49.9% | inter-node MB/step: 128.500 | intra-node MB/step: 257.062 |"
-                              " exposed comm (ms): 12.3 | ETA: 1h02m | epoch: 0.812 |\n");
+    assert_printed(
+        f, EXAMPLE
+        " tokens/s: 1023346 | MFU: 49.9% | inter-node MB/step: 128.500 | intra-node MB/step: 257.062 |"
+        " exposed comm (ms): 12.3 | ETA: 1h02m | epoch: 0.812 |\n");
 }
 
 static void optional_fields(void **state) {
@@ -151,16 +178,22 @@ static void optional_fields(void **state) {
     Config config = {.log_num_zeros_in_grad = true, .log_params_norm = true};
     Log *log = open_plain(&config);
     IntervalReport r = example();
-    r.lm_loss = -NAN, r.last.grad_norm = -1, r.last.num_zeros = 17, r.last.params_norm = 123.4567, r.skipped = 3, r.nan = 2;
+    r.lm_loss = -NAN, r.last.grad_norm = -1, r.last.num_zeros = 17, r.last.params_norm = 123.4567,
+    r.skipped = 3, r.nan = 2;
     capture(f);
     log_iteration(log, &r);
-    r.lm_loss = 0, r.last.grad_norm = -NAN, r.last.num_zeros = r.last.params_norm = -1;  // all steps skipped: no mean
+    // all steps skipped: no mean
+    r.lm_loss = 0, r.last.grad_norm = -NAN, r.last.num_zeros = r.last.params_norm = -1;
     log_iteration(log, &r);
     r.lm_loss = INFINITY, r.last.grad_norm = INFINITY;
     log_iteration(log, &r);
     log_close(log);
-#define HEAD " iteration      100/   80000 | consumed samples:        25600 | elapsed time per iteration (ms): 512.3 | learning rate: 8.571E-05 | global batch size:   256 |"
-#define TAIL " number of skipped iterations:   3 | number of nan iterations:   2 | inter-node MB/step: 0.000 | intra-node MB/step: 0.000 |\n"
+#define HEAD \
+    " iteration      100/   80000 | consumed samples:        25600 | elapsed time per iteration (ms): " \
+    "512.3 | learning rate: 8.571E-05 | global batch size:   256 |"
+#define TAIL \
+    " number of skipped iterations:   3 | number of nan iterations:   2 | inter-node MB/step: 0.000 | " \
+    "intra-node MB/step: 0.000 |\n"
     assert_printed(f, HEAD " lm loss: nan | loss scale: 1.0 | num zeros: 17.0 | params norm: 123.457 |" TAIL
                       HEAD " loss scale: 1.0 | grad norm: nan |" TAIL
                       HEAD " lm loss: inf | loss scale: 1.0 | grad norm: inf |" TAIL);
@@ -171,7 +204,8 @@ static void eta_forms(void **state) {
     const struct {
         double seconds;
         const char *form;  // NULL: no field
-    } cases[] = {{0, "0s"}, {59.4, "59s"}, {59.6, "1m00s"}, {754, "12m34s"}, {3599.9, "1h00m"}, {86399, "23h59m"}, {200000, "2d07h"}, {-1, NULL}, {NAN, NULL}, {INFINITY, NULL}};
+    } cases[] = {{0, "0s"},         {59.4, "59s"},     {59.6, "1m00s"}, {754, "12m34s"}, {3599.9, "1h00m"},
+                 {86399, "23h59m"}, {200000, "2d07h"}, {-1, NULL},      {NAN, NULL},     {INFINITY, NULL}};
     Config config = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Log *log = open_plain(&config);
@@ -197,16 +231,19 @@ static void validation_lines(void **state) {
     log_validation(log, "iteration 5 on test set", 5, 20, 25);  // perplexity capped at exp(20)
     log_validation(log, "iteration 6", 6, 24, NAN);
     log_close(log);
-    assert_printed(f,
-                   "-----------------------------------------------------------------------------------------------\n"
-                   " validation loss at iteration 200 | lm loss value: 8.013795E-03 | lm loss PPL: 1.008046E+00 | \n"
-                   "-----------------------------------------------------------------------------------------------\n"
-                   "---------------------------------------------------------------------------------------------------------\n"
-                   " validation loss at iteration 5 on test set | lm loss value: 2.500000E+01 | lm loss PPL: 4.851652E+08 | \n"
-                   "---------------------------------------------------------------------------------------------------------\n"
-                   "---------------------------------------------------------------------------\n"
-                   " validation loss at iteration 6 | lm loss value: nan | lm loss PPL: nan | \n"
-                   "---------------------------------------------------------------------------\n");
+    assert_printed(
+        f, "-----------------------------------------------------------------------------------------------\n"
+           " validation loss at iteration 200 | lm loss value: 8.013795E-03 | lm loss PPL: 1.008046E+00 | \n"
+           "-----------------------------------------------------------------------------------------------\n"
+           "-------------------------------------------------------------------------------------------------"
+           "--------\n"
+           " validation loss at iteration 5 on test set | lm loss value: 2.500000E+01 | lm loss PPL: "
+           "4.851652E+08 | \n"
+           "-------------------------------------------------------------------------------------------------"
+           "--------\n"
+           "---------------------------------------------------------------------------\n"
+           " validation loss at iteration 6 | lm loss value: nan | lm loss PPL: nan | \n"
+           "---------------------------------------------------------------------------\n");
 }
 
 // One parsed JSON line; the caller deletes it. Fails unless it is valid and on one line.
@@ -250,7 +287,8 @@ static void json_lines(void **state) {
     assert_non_null(device);
     Log *log = open_plain(&config);
     IntervalReport r = example();
-    r.last.loss = 10.0 / 3, r.last.grad_norm = (double)0.1f, r.last.learning_rate = 0.1 + 0.2, r.last.skipped = true, r.exposed_comm_ms = 1.5, r.exposed_gradients_ms = 1.0, r.exposed_weights_ms = 0.5;
+    r.last.loss = 10.0 / 3, r.last.grad_norm = (double)0.1f, r.last.learning_rate = 0.1 + 0.2,
+    r.last.skipped = true, r.exposed_comm_ms = 1.5, r.exposed_gradients_ms = 1.0, r.exposed_weights_ms = 0.5;
     r.exposed_most_ms = 2.5;
     capture(f);
     log_start(log, 124475904, 2, device_name(device));
@@ -276,7 +314,8 @@ static void json_lines(void **state) {
     assert_number(start, "world_size", 8);
     assert_number(start, "nodes", 2);
     assert_number(member(start, "arguments"), "seq-length", 2048);
-    assert_true(strlen(member(start, "commit")->valuestring) > 0 && strlen(member(start, "version")->valuestring) > 0);
+    assert_true(strlen(member(start, "commit")->valuestring) > 0 &&
+                strlen(member(start, "version")->valuestring) > 0);
     assert_true(member(member(start, "timing"), "unix_s")->valuedouble > 1.7e9);
     cJSON_Delete(start);
     device_close(device);
@@ -339,7 +378,9 @@ static void torn_line_is_ended(void **state) {
         fclose(file);
     }
     char *text = slurp(f->json);
-    assert_string_equal(text, "{\"kind\":\"x\",\"iteration\":1}\n{\"kind\":\"tr\n{\"kind\":\"x\",\"iteration\":1}\n{\"kind\":\"tr");
+    assert_string_equal(
+        text,
+        "{\"kind\":\"x\",\"iteration\":1}\n{\"kind\":\"tr\n{\"kind\":\"x\",\"iteration\":1}\n{\"kind\":\"tr");
     free(text);
 }
 
@@ -355,7 +396,8 @@ static void escapes(void **state) {
         for (size_t i = bytes; i < sizeof out; i++) assert_int_equal(out[i], 'z');
         cJSON *json = cJSON_Parse(out);
         assert_true(cJSON_IsString(json));
-        assert_int_equal(strncmp(json->valuestring, "ab\n\x02\xc3\xa9\xe2\x82\xac\"end", strlen(json->valuestring)), 0);
+        assert_int_equal(
+            strncmp(json->valuestring, "ab\n\x02\xc3\xa9\xe2\x82\xac\"end", strlen(json->valuestring)), 0);
         cJSON_Delete(json);
     }
 }
@@ -400,7 +442,8 @@ static size_t drain(int fd, char *text, size_t room) {
     return used;
 }
 
-// Nobody reads: records are lost and nobody waits for long. Somebody reads again: whole records follow, on lines of their own.
+// Nobody reads: records are lost and nobody waits for long. Somebody reads again: whole records
+// follow, on lines of their own.
 static void unread_pipe(void **state) {
     Folder *f = (Folder *)*state;
     enum { RECORD = 5000, ROOM = 4 << 20 };  // longer than what a pipe takes whole or not at all
@@ -426,7 +469,8 @@ static void unread_pipe(void **state) {
     const char *last = text + bytes - RECORD - 4;
     assert_int_equal(memcmp(last, "\n{}\n", 4), 0);
     assert_int_equal(memcmp(last + 4, record, RECORD), 0);
-    // A reader that falls behind again is waited for no more, soon after, though records have fitted in between.
+    // A reader that falls behind again is waited for no more, soon after, though records have
+    // fitted in between.
     start = monotonic_seconds();
     for (int i = 0; i < 4; i++) {
         while (append_record(&file, record, RECORD)) continue;
@@ -449,13 +493,14 @@ static void other_lines(void **state) {
     log_close(log);
     release(f);
     char *text = slurp(f->printed);
-    const char *head =
-        "> x: 7\n[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.500000 | max allocated: 1.500000 | reserved: 1.500000 | max "
-        "reserved: 1.500000\n[exiting program at iteration 200] datetime: 20";
+    const char *head = "> x: 7\n[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.500000 | max "
+                       "allocated: 1.500000 | reserved: 1.500000 | max "
+                       "reserved: 1.500000\n[exiting program at iteration 200] datetime: 20";
     assert_int_equal(strncmp(text, head, strlen(head)), 0);
     int parts[6], used = 0;
-    assert_int_equal(sscanf(strstr(text, "datetime:"), "datetime: %4d-%2d-%2d %2d:%2d:%2d \n%n", &parts[0], &parts[1], &parts[2], &parts[3],
-                            &parts[4], &parts[5], &used), 6);
+    assert_int_equal(sscanf(strstr(text, "datetime:"), "datetime: %4d-%2d-%2d %2d:%2d:%2d \n%n", &parts[0],
+                            &parts[1], &parts[2], &parts[3], &parts[4], &parts[5], &used),
+                     6);
     assert_int_equal(strlen(strstr(text, "datetime:")), 31);
     free(text);
 }
@@ -476,9 +521,15 @@ static char *slurp_events(const char *folder, size_t *bytes) {
 
 // Everything that goes to TensorBoard once, with all optional values on or off.
 static void write_all_scalars(Folder *f, const char *events, bool on) {
-    Config config = {.tensorboard_dir = events, .log_batch_size_to_tensorboard = on, .log_world_size_to_tensorboard = on,
-                     .log_num_zeros_in_grad = on, .log_params_norm = on, .log_memory_to_tensorboard = on,
-                     .log_timers_to_tensorboard = on, .log_throughput = on, .log_validation_ppl_to_tensorboard = on,
+    Config config = {.tensorboard_dir = events,
+                     .log_batch_size_to_tensorboard = on,
+                     .log_world_size_to_tensorboard = on,
+                     .log_num_zeros_in_grad = on,
+                     .log_params_norm = on,
+                     .log_memory_to_tensorboard = on,
+                     .log_timers_to_tensorboard = on,
+                     .log_throughput = on,
+                     .log_validation_ppl_to_tensorboard = on,
                      .tensorboard_log_interval = 10};
     Log *log = open_plain(&config);
     IntervalReport r = example();
@@ -499,7 +550,8 @@ static void write_all_scalars(Folder *f, const char *events, bool on) {
     release(f);
 }
 
-// Whether the tag stands in the events as protobuf frames it: length, tag, then the key of the value (0x15) or of the tensor (0x42).
+// Whether the tag stands in the events as protobuf frames it: length, tag, then the key of the
+// value (0x15) or of the tensor (0x42).
 static bool has_tag(const char *data, size_t bytes, const char *tag) {
     char framed[64];
     snprintf(framed, sizeof framed, "%c%s%c", (int)strlen(tag), tag, strstr(tag, "/text") ? 0x42 : 0x15);
@@ -509,20 +561,34 @@ static bool has_tag(const char *data, size_t bytes, const char *tag) {
 // Tags of Megatron-LM in the event file, present or absent by flags.
 static void tensorboard_tags(void **state) {
     Folder *f = (Folder *)*state;
-    const char *always[] = {"learning-rate", "learning-rate vs samples", "lm loss", "lm loss vs samples", "loss-scale", "loss-scale vs samples",
-                            "grad-norm", "grad-norm vs samples", "lm loss validation", "lm loss validation vs samples", "lm loss test",
-                            "seq-length/text_summary"};
-    const char *by_flag[] = {"batch-size", "batch-size vs samples", "world-size", "world-size vs samples", "num-zeros", "num-zeros vs samples",
-                             "params-norm", "params-norm vs samples", "mem-reserved-bytes", "mem-allocated-bytes", "iteration-time", "throughput",
-                             "lm loss validation ppl", "lm loss validation ppl vs samples"};
+    const char *always[] = {
+        "learning-rate",      "learning-rate vs samples",      "lm loss",      "lm loss vs samples",
+        "loss-scale",         "loss-scale vs samples",         "grad-norm",    "grad-norm vs samples",
+        "lm loss validation", "lm loss validation vs samples", "lm loss test", "seq-length/text_summary"};
+    const char *by_flag[] = {"batch-size",
+                             "batch-size vs samples",
+                             "world-size",
+                             "world-size vs samples",
+                             "num-zeros",
+                             "num-zeros vs samples",
+                             "params-norm",
+                             "params-norm vs samples",
+                             "mem-reserved-bytes",
+                             "mem-allocated-bytes",
+                             "iteration-time",
+                             "throughput",
+                             "lm loss validation ppl",
+                             "lm loss validation ppl vs samples"};
     for (int on = 0; on < 2; on++) {
         char events[320];
         size_t bytes;
         snprintf(events, sizeof events, "%s%d", f->events, on);
         write_all_scalars(f, events, on);
         char *data = slurp_events(events, &bytes);
-        for (size_t i = 0; i < sizeof always / sizeof *always; i++) assert_true(has_tag(data, bytes, always[i]));
-        for (size_t i = 0; i < sizeof by_flag / sizeof *by_flag; i++) assert_int_equal(has_tag(data, bytes, by_flag[i]), on);
+        for (size_t i = 0; i < sizeof always / sizeof *always; i++)
+            assert_true(has_tag(data, bytes, always[i]));
+        for (size_t i = 0; i < sizeof by_flag / sizeof *by_flag; i++)
+            assert_int_equal(has_tag(data, bytes, by_flag[i]), on);
         free(data);
     }
 }
@@ -540,20 +606,35 @@ static void golden_flops(void **state) {
         {40, 5120, 40, 51200, 1.681480e14, 0},           {40, 6144, 48, 51200, 2.388861e14, 0},
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        Config c = {.num_layers = models[i].layers, .hidden_size = models[i].width, .num_attention_heads = models[i].heads,
-                    .kv_channels = models[i].width / models[i].heads, .ffn_hidden_size = 4 * models[i].width, .seq_length = 2048,
+        Config c = {.num_layers = models[i].layers,
+                    .hidden_size = models[i].width,
+                    .num_attention_heads = models[i].heads,
+                    .kv_channels = models[i].width / models[i].heads,
+                    .ffn_hidden_size = 4 * models[i].width,
+                    .seq_length = 2048,
                     .vocab_size_padded = models[i].vocab};
         assert_float_equal(megatron_flops(&c, 1) / models[i].sequence, 1, 5e-7);
         if (models[i].batch256 > 0) assert_float_equal(megatron_flops(&c, 256) / models[i].batch256, 1, 5e-7);
         c.ffn_hidden_size *= 2;  // another 48 B S L h h
-        assert_float_equal((megatron_flops(&c, 1) - models[i].sequence) / (48.0 * 2048 * c.num_layers * c.hidden_size * c.hidden_size), 1, 1e-4);
+        assert_float_equal((megatron_flops(&c, 1) - models[i].sequence) /
+                               (48.0 * 2048 * c.num_layers * c.hidden_size * c.hidden_size),
+                           1, 1e-4);
     }
     // A measured line: 1.3B on 4 GPUs, batch 4, 733.7 ms is 25.3 TFLOP/s per GPU.
-    Config c = {.num_layers = 24, .hidden_size = 2048, .num_attention_heads = 16, .kv_channels = 128, .ffn_hidden_size = 8192,
-                .seq_length = 2048, .vocab_size_padded = 50304};
+    Config c = {.num_layers = 24,
+                .hidden_size = 2048,
+                .num_attention_heads = 16,
+                .kv_channels = 128,
+                .ffn_hidden_size = 8192,
+                .seq_length = 2048,
+                .vocab_size_padded = 50304};
     assert_float_equal(megatron_flops(&c, 4) / (0.7337 * 1e12 * 4), 25.3, 0.05);
     // 125M by hand: 2048 * (6 * 124475904 + 6 * 12 * 768 * 2048)
-    Config small = {.num_layers = 12, .hidden_size = 768, .num_attention_heads = 12, .kv_channels = 64, .seq_length = 2048};
+    Config small = {.num_layers = 12,
+                    .hidden_size = 768,
+                    .num_attention_heads = 12,
+                    .kv_channels = 64,
+                    .seq_length = 2048};
     assert_float_equal(causal_flops(&small, 1, 124475904), 2048.0 * (746855424.0 + 113246208.0), 1);
 }
 
@@ -563,7 +644,8 @@ static int occurrences(const char *text, const char *what) {
     return n;
 }
 
-// Skipped steps (the 1st, 2nd and 4th of five are told; a finite one is the sentry's to tell), the data's second and third time.
+// Skipped steps (the 1st, 2nd and 4th of five are told; a finite one is the sentry's to tell), the
+// data's second and third time.
 static void warnings(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {0};
@@ -587,7 +669,8 @@ static void warnings(void **state) {
     release(f);
     char *text = slurp(f->printed);
     assert_int_equal(occurrences(text, "was skipped"), 3);
-    assert_non_null(strstr(text, "WARNING: iteration 154 was skipped, its loss or gradient norm is not finite (4 since"));
+    assert_non_null(
+        strstr(text, "WARNING: iteration 154 was skipped, its loss or gradient norm is not finite (4 since"));
     assert_int_equal(occurrences(text, "NOTE: the training data begin again"), 2);
     assert_non_null(strstr(text, "(epoch 2)"));
     free(text);

@@ -9,8 +9,12 @@
 #include "llmc/log/short_line.h"
 
 static IntervalReport report(void) {
-    IntervalReport r = {.last = {.iteration = 1200, .learning_rate = 5.98e-4, .grad_norm = 0.512}, .train_iters = 80000, .lm_loss = 3.12344, .tokens_per_second = 105234.4, .mfu = 0.4512,
-                         .seconds_left = 3725};
+    IntervalReport r = {.last = {.iteration = 1200, .learning_rate = 5.98e-4, .grad_norm = 0.512},
+                        .train_iters = 80000,
+                        .lm_loss = 3.12344,
+                        .tokens_per_second = 105234.4,
+                        .mfu = 0.4512,
+                        .seconds_left = 3725};
     return r;
 }
 
@@ -22,7 +26,8 @@ static void assert_line(const IntervalReport *r, const char *expected) {
 
 static void the_line(void **state) {
     IntervalReport r = report();
-    assert_line(&r, "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 | 105,234 tokens/s | MFU 45.1 % | ETA 1h02m");
+    assert_line(&r, "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 | 105,234 tokens/s | MFU "
+                    "45.1 % | ETA 1h02m");
     r.skipped = 2;
     r.tokens_per_second = 999.0;
     r.mfu = 0;
@@ -49,7 +54,11 @@ static void cut(void **state) {
 }
 
 static void durations(void **state) {
-    struct { double seconds; const char *text; } cases[] = {{0, "0s"}, {59.4, "59s"}, {59.6, "1m00s"}, {3599, "59m59s"}, {3600, "1h00m"}, {90000, "1d01h"}, {-1, ""}, {NAN, ""}, {1e11, ""}};
+    struct {
+        double seconds;
+        const char *text;
+    } cases[] = {{0, "0s"},        {59.4, "59s"}, {59.6, "1m00s"}, {3599, "59m59s"}, {3600, "1h00m"},
+                 {90000, "1d01h"}, {-1, ""},      {NAN, ""},       {1e11, ""}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[32];
         short_duration(text, sizeof text, cases[i].seconds);
@@ -58,6 +67,7 @@ static void durations(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_line), cmocka_unit_test(cut), cmocka_unit_test(durations)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_line), cmocka_unit_test(cut),
+                                       cmocka_unit_test(durations)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-// TensorBoard event files: golden bytes, a reader written against the format alone, damage by a full disk.
+// TensorBoard event files: golden bytes, a reader written against the format alone, damage by a
+// full disk.
 #include <dirent.h>
 #include <math.h>
 #include <setjmp.h>
@@ -46,10 +47,12 @@ static void golden_bytes(void **state) {
     char hex[257];
     size_t n = tensorboard_encode(out, sizeof out, 1.5, 0, NULL, 0);
     to_hex(hex, out, n);
-    assert_string_equal(hex, "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c");
+    assert_string_equal(hex,
+                        "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c");
     n = tensorboard_encode(out, sizeof out, 2.5, 100, "lm loss", 10.75f);
     to_hex(hex, out, n);
-    assert_string_equal(hex, "1d00000000000000602fdf2309000000000000044010642a100a0e0a076c6d206c6f73731500002c411ebe9ca9");
+    assert_string_equal(
+        hex, "1d00000000000000602fdf2309000000000000044010642a100a0e0a076c6d206c6f73731500002c411ebe9ca9");
 }
 
 // Steps across the varint's lengths: the golden record's own bytes with another step, by hand.
@@ -57,7 +60,13 @@ static void varint_steps(void **state) {
     const struct {
         int64_t step;
         const char *hex;  // of field 2, key included; "" = left out
-    } cases[] = {{0, ""}, {1, "1001"}, {127, "107f"}, {128, "108001"}, {300, "10ac02"}, {80000, "1080f104"}, {1LL << 40, "10808080808020"}};
+    } cases[] = {{0, ""},
+                 {1, "1001"},
+                 {127, "107f"},
+                 {128, "108001"},
+                 {300, "10ac02"},
+                 {80000, "1080f104"},
+                 {1LL << 40, "10808080808020"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint8_t out[128];
         char hex[257], expected[128];
@@ -101,7 +110,8 @@ static uint8_t *read_events(const char *folder, size_t *bytes, int *files) {
     return data;
 }
 
-// CRC-32C by polynomial division over the bit string, another way than the writer's; check value of "123456789" is e3069283.
+// CRC-32C by polynomial division over the bit string, another way than the writer's; check value of
+// "123456789" is e3069283.
 static uint32_t plain_crc(const uint8_t *data, size_t bytes) {
     uint32_t remainder = 0xffffffffu;  // most significant bit first, input and output reflected
     for (size_t i = 0; i < bytes * 8; i++) {
@@ -137,7 +147,9 @@ static int count_records(const uint8_t *data, size_t bytes) {
     return records;
 }
 
-static bool contains(const uint8_t *data, size_t bytes, const char *text) { return memmem(data, bytes, text, strlen(text)) != NULL; }
+static bool contains(const uint8_t *data, size_t bytes, const char *text) {
+    return memmem(data, bytes, text, strlen(text)) != NULL;
+}
 
 static void file_of_records(void **state) {
     Folder *f = (Folder *)*state;
@@ -181,7 +193,8 @@ static void no_folder(void **state) {
     assert_non_null(strstr(err.what, "; a file is in the way"));
 }
 
-// A file size limit stands in for a full disk: the record that does not fit leaves no torn bytes, later ones that fit are written.
+// A file size limit stands in for a full disk: the record that does not fit leaves no torn bytes,
+// later ones that fit are written.
 static void full_disk(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

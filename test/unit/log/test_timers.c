@@ -1,4 +1,5 @@
-// Timers on a device with a clock of its own: sums, levels, reuse of events, no waiting in start and stop, wrong use.
+// Timers on a device with a clock of its own: sums, levels, reuse of events, no waiting in start
+// and stop, wrong use.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -42,7 +43,8 @@ void event_record(Event *event, Stream *stream) { event->ms = stream->device->no
 void event_synchronize(Event *event) { event->device->waits++; }
 double event_elapsed_ms(Event *start, Event *stop) { return stop->ms - start->ms; }
 
-// What a profiler sees: how often each range was started, and how many of its name are open. A range's number is its name's.
+// What a profiler sees: how often each range was started, and how many of its name are open. A
+// range's number is its name's.
 typedef struct Profile {
     int started[TIMERS], open[TIMERS];
 } Profile;
@@ -106,7 +108,8 @@ static void levels(void **state) {
         Timers *timers = timers_create(&device, level);
         for (int t = 0; t < TIMERS; t++) {
             run(timers, (Timer)t, &stream, 2);
-            assert_float_equal(timer_take_seconds(timers, (Timer)t), level_of((Timer)t) <= level ? 0.002 : 0, 1e-12);
+            assert_float_equal(timer_take_seconds(timers, (Timer)t), level_of((Timer)t) <= level ? 0.002 : 0,
+                               1e-12);
         }
         timers_destroy(timers);
     }
@@ -132,7 +135,8 @@ static void events_are_reused(void **state) {
     assert_int_equal(device.live_events, 0);
 }
 
-// A log interval far longer than what may wait: the memory stays bounded, every span counts once with its own length.
+// A log interval far longer than what may wait: the memory stays bounded, every span counts once
+// with its own length.
 static void long_interval(void **state) {
     Device device = {0};
     Stream stream = {&device};
@@ -222,11 +226,13 @@ static void profilers_see_every_phase(void **state) {
         run(timers, TIMER_FORWARD_COMPUTE, &compute, 1);
         run(timers, TIMER_FORWARD_COMPUTE, &compute, 1);
         timer_start(timers, TIMER_ALL_GRADS_SYNC, &comm);
-        assert_true(profile.open[TIMER_FORWARD_BACKWARD] == 1 && profile.open[TIMER_ALL_GRADS_SYNC] == 1 && profile.open[TIMER_FORWARD_COMPUTE] == 0);
+        assert_true(profile.open[TIMER_FORWARD_BACKWARD] == 1 && profile.open[TIMER_ALL_GRADS_SYNC] == 1 &&
+                    profile.open[TIMER_FORWARD_COMPUTE] == 0);
         timer_stop(timers, TIMER_FORWARD_BACKWARD, &compute);
         timer_stop(timers, TIMER_ALL_GRADS_SYNC, &comm);
         run(timers, TIMER_EVALUATE, &compute, 1);
-        assert_true(profile.started[TIMER_FORWARD_BACKWARD] == 1 && profile.started[TIMER_FORWARD_COMPUTE] == 2 && profile.started[TIMER_EVALUATE] == 1);
+        assert_true(profile.started[TIMER_FORWARD_BACKWARD] == 1 &&
+                    profile.started[TIMER_FORWARD_COMPUTE] == 2 && profile.started[TIMER_EVALUATE] == 1);
         for (int t = 0; t < TIMERS; t++) assert_int_equal(profile.open[t], 0);
         timers_destroy(timers);
     }
@@ -234,8 +240,13 @@ static void profilers_see_every_phase(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_and_resets),       cmocka_unit_test(levels),     cmocka_unit_test(events_are_reused), cmocka_unit_test(long_interval),
-        cmocka_unit_test(running_timer_is_split), cmocka_unit_test(host_clock), cmocka_unit_test(wrong_use),
+        cmocka_unit_test(sums_and_resets),
+        cmocka_unit_test(levels),
+        cmocka_unit_test(events_are_reused),
+        cmocka_unit_test(long_interval),
+        cmocka_unit_test(running_timer_is_split),
+        cmocka_unit_test(host_clock),
+        cmocka_unit_test(wrong_use),
         cmocka_unit_test(profilers_see_every_phase),
     };
     return cmocka_run_group_tests_name("timers", tests, NULL, NULL);

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# scripts/doctor.sh on machines that lack something: a PATH in which commands are missing or replaced, a toolkit and libraries that are empty files.
+# scripts/doctor.sh on machines that lack something: a PATH in which commands are missing or
+# replaced, a toolkit and libraries that are empty files.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d) || exit 1
@@ -24,7 +25,8 @@ toolkit_is() { stub "$toolkit/bin/nvcc" "Cuda compilation tools, release $1, V$1
 toolkit_is 13.0
 printf '#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n' >"$toolkit/include/nccl.h"
 printf '#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 19\n' >"$toolkit/include/cudnn_version.h"
-touch "$toolkit/include/cudnn.h" "$toolkit/lib64/libnccl.so.2" "$toolkit/lib64/libcudnn.so.9" "$work/frontend/cudnn_frontend.h"
+touch "$toolkit/include/cudnn.h" "$toolkit/lib64/libnccl.so.2" "$toolkit/lib64/libcudnn.so.9" \
+    "$work/frontend/cudnn_frontend.h"
 # driver VERSION CUDA NAME CAPABILITY: a machine with two such GPUs.
 driver() {
     {
@@ -38,7 +40,8 @@ driver() {
 doctor() {
     local code=$1 rc=0
     shift
-    env PATH="$work/bin" CUDA_HOME="$toolkit" CUDNN_FRONTEND="$work/frontend" NCCL_HOME= CUDNN_HOME= BUILD="$work/none" "$@" bash scripts/doctor.sh >"$work/out" 2>"$work/err" || rc=$?
+    env PATH="$work/bin" CUDA_HOME="$toolkit" CUDNN_FRONTEND="$work/frontend" NCCL_HOME= CUDNN_HOME= \
+        BUILD="$work/none" "$@" bash scripts/doctor.sh >"$work/out" 2>"$work/err" || rc=$?
     if [ $rc != "$code" ] || [ -s "$work/err" ]; then
         echo "not ok doctor.sh $*: exit code $rc instead of $code; $(head -n 1 "$work/err")"
         failed=1
@@ -58,7 +61,8 @@ says() {
 driver 580.65 13.0 "NVIDIA H200" 9.0
 doctor 0
 says "a machine with everything" '^The GPU program can be built and run here\.$'
-says "versions and places of libraries" "^NCCL +ok 2\.28 \($toolkit/include/nccl.h, $toolkit/lib64/libnccl.so.2\)"
+says "versions and places of libraries" \
+    "^NCCL +ok 2\.28 \($toolkit/include/nccl.h, $toolkit/lib64/libnccl.so.2\)"
 says "cuDNN's version" '^cuDNN +ok 9\.19 '
 says "GPUs are counted and named" '^GPU +ok 2 x NVIDIA H200, 143771 MiB, compute capability 9\.0$'
 says "the commit, for a bug report" '^commit +[0-9a-f]{7}|^commit +unknown'
@@ -82,7 +86,8 @@ doctor 0
 says "an old toolkit" '^CUDA compiler +too old: 11\.8 '
 says "an old GPU" '^GPU +too old: 2 x Tesla V100, compute capability 7\.0; '
 
-printf '#!/bin/sh\necho "Failed to initialize NVML: Driver/library version mismatch"\nexit 18\n' >"$work/bin/nvidia-smi"
+printf '#!/bin/sh\necho "Failed to initialize NVML: Driver/library version mismatch"\nexit 18\n' \
+    >"$work/bin/nvidia-smi"
 rm "$work/bin/mpicc"
 doctor 3 CUDA_HOME="$work/none"
 says "no nvcc" '^CUDA compiler +missing: no nvcc in '

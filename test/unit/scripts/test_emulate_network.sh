@@ -5,34 +5,45 @@ passed=0 failed=0 skipped=0
 check() { # NAME COMMAND...
     local name=$1
     shift
-    if "$@"; then echo "ok $name"; passed=$((passed + 1)); else echo "not ok $name"; failed=$((failed + 1)); fi
+    if "$@"; then echo "ok $name"; passed=$((passed + 1)); else echo "not ok $name"; failed=$((failed + 1)); \
+        fi
 }
 script=$PWD/scripts/emulate_network.sh
-if ! command -v tc >/dev/null || ! command -v ip >/dev/null || ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' 2>/dev/null; then
+if ! command -v tc >/dev/null || ! command -v ip >/dev/null ||
+    ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' \
+    2>/dev/null; then
     echo "skip the loopback's speed: tc, ip or the right to make a network namespace is missing"
     echo "0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-# /sys too: it shows the interfaces of where it was mounted. And a /run of its own, where the script keeps what was set before.
-inside() { unshare -n -m bash -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && $1"; }
+# /sys too: it shows the interfaces of where it was mounted. And a /run of its own, where the script
+# keeps what was set before.
+inside() { unshare -n -m bash \
+    -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && $1"; }
 steering=/sys/class/net/lo/queues/rx-0/rps_cpus
 shaped() { inside "$script 2 25 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 50Gbit'; }
 fraction() { inside "$script 4 0.5 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 2Gbit'; }
-again() { inside "$script 2 25 >/dev/null && $script 2 10 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 20Gbit'; }
+again() { inside "$script 2 25 >/dev/null && $script 2 10 >/dev/null && tc qdisc show dev lo" |
+    grep -q 'tbf .*rate 20Gbit'; }
 restored() { ! inside "$script 2 25 >/dev/null && $script restore >/dev/null && $script restore >/dev/null && tc qdisc show dev lo" | grep -q tbf; }
-unlimited() { ! inside "$script 2 25 >/dev/null && $script 2 unlimited >/dev/null && tc qdisc show dev lo" | grep -q tbf; }
+unlimited() { ! inside "$script 2 25 >/dev/null && $script 2 unlimited >/dev/null && tc qdisc show dev lo" |
+    grep -q tbf; }
 # A connection's packets on one processor: every processor takes part, none at the end.
 steered() {
     local all
     all=$(inside "$script 2 $1 >/dev/null && cat $steering") || return
     python3 -c 'import os, sys; sys.exit(0 if int(sys.argv[1].replace(",", ""), 16) == (1 << os.sysconf("SC_NPROCESSORS_CONF")) - 1 else 1)' "$all"
 }
-not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null && cat $steering" | tr -d ',\n' | grep -qE '^0+$'; }
-# What was set before is set again, whatever came between; what somebody set later stays. Of two processors or more one alone is not what the script sets.
+not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null && cat $steering" |
+    tr -d ',\n' | grep -qE '^0+$'; }
+# What was set before is set again, whatever came between; what somebody set later stays. Of two
+# processors or more one alone is not what the script sets.
 one_steered() { inside "echo 1 >$steering && $1 && cat $steering" | tr -d ',\n' | grep -qE "^0*$2\$"; }
 back() { one_steered "$script 2 25 >/dev/null && $script restore >/dev/null" 1; }
-back_after_two() { one_steered "$script 2 unlimited >/dev/null && $script 2 25 >/dev/null && $script 2 10 >/dev/null && $script restore >/dev/null && $script restore >/dev/null" 1; }
-back_each_time() { one_steered "$script 2 25 >/dev/null && $script restore >/dev/null && echo 2 >$steering && $script 2 25 >/dev/null && $script restore >/dev/null" 2; }
+back_after_two() { one_steered \
+    "$script 2 unlimited >/dev/null && $script 2 25 >/dev/null && $script 2 10 >/dev/null && $script restore >/dev/null && $script restore >/dev/null" 1; }
+back_each_time() { one_steered \
+    "$script 2 25 >/dev/null && $script restore >/dev/null && echo 2 >$steering && $script 2 25 >/dev/null && $script restore >/dev/null" 2; }
 set_since() { one_steered "$script 2 25 >/dev/null && echo 2 >$steering && $script restore >/dev/null" 2; }
 forgotten() { one_steered "$script 2 25 >/dev/null && rm /run/emulate_network.* && $script restore >/dev/null" 0; }
 nonsense() { one_steered "$script 2 25 >/dev/null && for file in /run/emulate_network.*; do echo 'rx-0 1;id' >\$file; done && $script restore >/dev/null" 0; }
@@ -54,7 +65,8 @@ thread.join()
 sys.exit(0 if time.time() - start > 0.5 else 1)
 END"
 }
-refused() { local out; out=$("$script" "$@" 2>&1); [ $? -eq 2 ] && [[ $out == error:*usage:* ]] && [ "$(wc -l <<<"$out")" -eq 1 ]; }
+refused() { local out; out=$("$script" "$@" 2>&1); [ $? -eq 2 ] && [[ $out == error:*usage:* ]] &&
+    [ "$(wc -l <<<"$out")" -eq 1 ]; }
 check "2 nodes of 25 Gb/s: 50 on the loopback" shaped
 check "half a Gb/s" fraction
 check "another speed replaces the first" again

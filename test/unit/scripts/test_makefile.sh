@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the Makefile hands to the compilers, without compiling: make -n with an nvcc that only tells its version.
-# Prints "ok NAME" and "not ok NAME" lines.
+# What the Makefile hands to the compilers, without compiling: make -n with an nvcc that only tells
+# its version. Prints "ok NAME" and "not ok NAME" lines.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d)
@@ -26,7 +26,8 @@ no_system_folders() {
     local text
     text=$(commands CUDNN_INCLUDE=/usr/include) || return 1
     text+=$(commands CUDNN_INCLUDE="/usr/include/$(mpicc -dumpmachine)") || return 1
-    grep -q -- '-c train_gpt.cu' <<<"$text" && ! grep -qE -- '-(isystem|I) ?/usr/(local/)?include( |$)' <<<"$text" &&
+    grep -q -- '-c train_gpt.cu' <<<"$text" &&
+        ! grep -qE -- '-(isystem|I) ?/usr/(local/)?include( |$)' <<<"$text" &&
         ! grep -qE -- "-isystem /usr/include" <<<"$text"
 }
 named_folders_are_passed() {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# scripts/run_until_done.sh: what it starts again, and when it gives up. The command is a stub that plays a list of exit codes, some with a new checkpoint.
+# scripts/run_until_done.sh: what it starts again, and when it gives up. The command is a stub that
+# plays a list of exit codes, some with a new checkpoint.
 # shellcheck disable=SC2015,SC2317 # check calls the functions
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -83,10 +84,12 @@ plays() {
     local play=$1 code=$2 starts=$3 rc
     shift 3
     rm -rf "$work/run" && mkdir "$work/run" && echo "$play" >"$work/run/play"
-    timeout 300 scripts/run_until_done.sh --pause 0 "$@" -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err"
+    timeout 300 scripts/run_until_done.sh --pause 0 "$@" -- "$work/stub" "$work/run" --save "$work/run" \
+        --load "$work/run" 2>"$work/err"
     rc=$?
     [ $rc = "$code" ] || { why="exit code $rc instead of $code: $(tail -n 1 "$work/err")"; return 1; }
-    [ "$(cat "$work/run/starts")" = "$starts" ] || { why="$(cat "$work/run/starts") starts instead of $starts"; return 1; }
+    [ "$(cat "$work/run/starts")" = "$starts" ] ||
+        { why="$(cat "$work/run/starts") starts instead of $starts"; return 1; }
 }
 check "done at once" plays "0" 0 1
 check "7, 75 and killed ranks are started again" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
@@ -138,7 +141,8 @@ check "Ctrl-C does" signalled INT wait "$work/stub"
 check "the ranks hear of it where the launcher hands nothing on" signalled TERM deaf "$work/stub"
 wrapper=(bash -c "$(cat "$work/wrapper.sh")")
 check "Ctrl-C under a script that starts the run" signalled INT wait "${wrapper[@]}" "$work/program"
-check "... also where the run is a script with a trap" signalled INT wait bash -c '"$0" "$@"; exit $?' "$work/stub"
+check "... also where the run is a script with a trap" signalled INT wait bash -c '"$0" "$@"; exit $?' \
+    "$work/stub"
 twice() { # a second SIGHUP waits for the save like the first one; a second Ctrl-C does not
     local tries=1200 rc
     started busy "$work/stub" || return 1
@@ -158,9 +162,11 @@ check "a second Ctrl-C ends the run at once" twice
 pauses() { # 1 + 2 + 0 seconds: doubled without progress
     local since=$SECONDS
     rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 75+ 0" >"$work/run/play"
-    scripts/run_until_done.sh --pause 1 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err" || { why="exit code $?"; return 1; }
+    scripts/run_until_done.sh --pause 1 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" \
+        2>"$work/err" || { why="exit code $?"; return 1; }
     [ $((SECONDS - since)) -ge 3 ] || { why="$((SECONDS - since)) s instead of 3"; return 1; }
-    [ "$(grep -c 'restart 2 from checkpoint none in 2 s' "$work/err")" = 1 ] || { why="$(cat "$work/err")"; return 1; }
+    [ "$(grep -c 'restart 2 from checkpoint none in 2 s' "$work/err")" = 1 ] ||
+        { why="$(cat "$work/err")"; return 1; }
 }
 check "the pause doubles" pauses
 folders() { # where --save may stand
@@ -170,23 +176,30 @@ folders() { # where --save may stand
     for words in "--save=$home|--load=$home" "@$work/args" "--save|/nowhere|@$work/args" "@$work/outer"; do
         rm -rf "$home" && mkdir "$home" && echo "7+ 7+ 7+ 7+ 0" >"$home/play"
         IFS='|' read -ra words <<<"$words"
-        scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" "${words[@]}" 2>"$work/err" || { why="${words[*]}: $(tail -n 1 "$work/err")"; return 1; }
+        scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" "${words[@]}" 2>"$work/err" ||
+            { why="${words[*]}: $(tail -n 1 "$work/err")"; return 1; }
     done
 }
 check "--save= and argument files" folders
 relative() { # paths are the caller's
     rm -rf "$work/run" && mkdir "$work/run" && echo "7+ 7+ 7+ 7+ 0" >"$work/run/play"
     echo '--save run --load run' >"$work/args"
-    (cd "$work" && "$OLDPWD/scripts/run_until_done.sh" --pause 0 -- ./stub run @args) 2>"$work/err" || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+    (cd "$work" && "$OLDPWD/scripts/run_until_done.sh" --pause 0 -- ./stub run @args) 2>"$work/err" ||
+        { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
 }
 check "started from another folder" relative
-checkpoint_path() { # scripts/train_*.sh take the folder from the environment; the speed runs do not, and flags win
+# scripts/train_*.sh take the folder from the environment; the speed runs do not, and flags win
+checkpoint_path() {
     local rc other="$work/other"
     cp "$work/stub" "$work/train_stub.sh"
-    rm -rf "$work/run" "$other" && mkdir "$work/run" "$other" && echo "7+ 7+ 7+ 7+ 0" | tee "$other/play" >"$work/run/play"
-    CHECKPOINT_PATH=$work/run scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$work/run" 2>"$work/err" || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
-    CHECKPOINT_PATH=/nowhere scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$other" --save "$other" --load "$other" 2>"$work/err" || { why="a flag does not win"; return 1; }
-    for words in "SPEED=1 CHECKPOINT_PATH=$work/run $work/train_stub.sh" "CHECKPOINT_PATH= $work/train_stub.sh" "CHECKPOINT_PATH=$work/run $work/stub"; do
+    rm -rf "$work/run" "$other" && mkdir "$work/run" "$other" && echo "7+ 7+ 7+ 7+ 0" |
+        tee "$other/play" >"$work/run/play"
+    CHECKPOINT_PATH=$work/run scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$work/run" \
+        2>"$work/err" || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
+    CHECKPOINT_PATH=/nowhere scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$other" \
+        --save "$other" --load "$other" 2>"$work/err" || { why="a flag does not win"; return 1; }
+    for words in "SPEED=1 CHECKPOINT_PATH=$work/run $work/train_stub.sh" \
+        "CHECKPOINT_PATH= $work/train_stub.sh" "CHECKPOINT_PATH=$work/run $work/stub"; do
         # shellcheck disable=SC2086  # several words
         env ${words% *} scripts/run_until_done.sh -- ${words##* } "$work/run" 2>"$work/err"
         rc=$?
@@ -196,17 +209,23 @@ checkpoint_path() { # scripts/train_*.sh take the folder from the environment; t
 check "CHECKPOINT_PATH of scripts/train_*.sh" checkpoint_path
 two_folders() { # a restart would go back to where the command loads
     local words rc home="$work/run"
-    rm -rf "$home" && mkdir "$home" && echo "7+ 0" >"$home/play" && echo "--load $work/from" >"$work/args" && ln -sfn run "$work/also"
-    for words in "--save $home --load $work/from" "--save=$home --load=$work/from" "--save $home --load $home @$work/args" "--load $home --save $work/from --save $home --load $work/from"; do
+    rm -rf "$home" && mkdir "$home" && echo "7+ 0" >"$home/play" && echo "--load $work/from" >"$work/args" &&
+        ln -sfn run "$work/also"
+    for words in "--save $home --load $work/from" "--save=$home --load=$work/from" \
+        "--save $home --load $home @$work/args" \
+        "--load $home --save $work/from --save $home --load $work/from"; do
         # shellcheck disable=SC2086  # several words
         timeout -k 1 300 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err"
         rc=$?
-        [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] && grep -q "$work/from" "$work/err" && [ ! -e "$home/starts" ] || { why="'$words': exit code $rc, $(cat "$work/err")"; return 1; }
+        [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] && grep -q "$work/from" "$work/err" &&
+            [ ! -e "$home/starts" ] || { why="'$words': exit code $rc, $(cat "$work/err")"; return 1; }
     done
-    for words in "--save $home/ --load $work/./run" "--save $home --load $work/also" "--save $work/new/run --load $work//new/run/"; do
+    for words in "--save $home/ --load $work/./run" "--save $home --load $work/also" \
+        "--save $work/new/run --load $work//new/run/"; do
         rm -f "$home/starts"
         # shellcheck disable=SC2086  # several words
-        timeout -k 1 300 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err" || { why="'$words': $(cat "$work/err")"; return 1; }
+        timeout -k 1 300 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$home" $words 2>"$work/err" ||
+            { why="'$words': $(cat "$work/err")"; return 1; }
     done
 }
 check "--save and --load of two folders" two_folders
@@ -215,19 +234,23 @@ odd_trackers() { # none of them holds up the loop
     for kind in "mkfifo" "mkdir" "ln -s /dev/zero" "truncate -s 100M"; do
         rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 7 0" >"$work/run/play"
         $kind "$tracker"
-        timeout -k 1 300 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" 2>"$work/err"
+        timeout -k 1 300 scripts/run_until_done.sh --pause 0 -- "$work/stub" "$work/run" --save "$work/run" \
+            --load "$work/run" 2>"$work/err"
         rc=$?
-        [ $rc = 7 ] && ! grep -qv '^run_until_done: ' "$work/err" || { why="$kind: exit code $rc, $(head -c 300 "$work/err")"; return 1; }
+        [ $rc = 7 ] && ! grep -qv '^run_until_done: ' "$work/err" ||
+            { why="$kind: exit code $rc, $(head -c 300 "$work/err")"; return 1; }
     done
 }
 check "a tracker that is no plain file" odd_trackers
 usage() {
     local rc
-    for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" "--max-without-progress 0 -- true --save a --load a" "-- true --save a"; do
+    for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" \
+        "--max-without-progress 0 -- true --save a --load a" "-- true --save a"; do
         # shellcheck disable=SC2086  # several words
         scripts/run_until_done.sh $words 2>"$work/err"
         rc=$?
-        [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] || { why="'$words': exit code $rc, $(cat "$work/err")"; return 1; }
+        [ $rc = 2 ] && [ "$(grep -c '^error: ' "$work/err")" = 1 ] ||
+            { why="'$words': exit code $rc, $(cat "$work/err")"; return 1; }
     done
 }
 check "usage" usage

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What scripts have in common: --help and -h before any work, paths that are the caller's, one clear line for what cannot be.
-# Prints "ok NAME" and "not ok NAME: why" lines.
+# What scripts have in common: --help and -h before any work, paths that are the caller's, one clear
+# line for what cannot be. Prints "ok NAME" and "not ok NAME: why" lines.
 # shellcheck disable=SC2015,SC2317 # check calls the functions
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -20,7 +20,8 @@ check() {
 # error_line CODE TEXT RC: ended with CODE and one line of error, which holds TEXT.
 error_line() {
     [ "$3" -eq "$1" ] || { why="exit code $3 instead of $1"; return 1; }
-    [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^error: ' "$work/err" && grep -qF -- "$2" "$work/err" || { why="not one line of error with '$2'"; return 1; }
+    [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^error: ' "$work/err" && grep -qF -- "$2" "$work/err" ||
+        { why="not one line of error with '$2'"; return 1; }
 }
 
 # Commands that would be work: they leave a mark and fail. And a machine without a GPU.
@@ -31,15 +32,18 @@ for command in make mpirun nvcc tc curl apt-get; do
 done
 printf '#!/bin/sh\nexit 9\n' >"$work/bin/nvidia-smi" && chmod +x "$work/bin/nvidia-smi"
 
-# --- help ---------------------------------------------------------------------------------------------------------------------------------------------
+# --- help ------------------------------------------------------------------------------------
 helps() { # SCRIPT FLAG: from a folder that is not the repository's
     rm -f "$work/worked"
-    (cd "$work/none" && PATH=$work/bin:$PATH timeout 300 "$root/$1" "$2") >"$work/out" 2>"$work/err" </dev/null || { why="exit code $?"; return 1; }
+    (cd "$work/none" && PATH=$work/bin:$PATH timeout 300 "$root/$1" "$2") >"$work/out" 2>"$work/err" \
+        </dev/null || { why="exit code $?"; return 1; }
     grep -qF "${1##*/}" "$work/out" || { why="it does not say how it is called"; return 1; }
     ! grep -qE '^#|shellcheck' "$work/out" || { why="marks of a comment"; return 1; }
-    [ ! -s "$work/err" ] && [ ! -e "$work/worked" ] && [ -z "$(ls "$work/none")" ] || { why="it did something else"; return 1; }
+    [ ! -s "$work/err" ] && [ ! -e "$work/worked" ] && [ -z "$(ls "$work/none")" ] ||
+        { why="it did something else"; return 1; }
 }
-for script in scripts/{doctor,emulate_network,quickstart,run_until_done,test,train_125m,train_18b}.sh dev/bench/{codec,comm,save,single_gpu,tokenizer}.sh \
+for script in scripts/{doctor,emulate_network,quickstart,run_until_done,test,train_125m,train_18b}.sh \
+    dev/bench/{codec,comm,save,single_gpu,tokenizer}.sh \
     dev/data/{get_gpt2_vocab,linux_source,pile}.sh test/gpu.sh; do
     check "${script##*/} --help" helps "$script" --help
     check "${script##*/} -h" helps "$script" -h
@@ -50,14 +54,16 @@ unknown() { # an argument is still no request for help
 }
 check "an unknown flag of get_gpt2_vocab.sh" unknown
 
-# --- paths ---------------------------------------------------------------------------------------------------------------------------------------------
+# --- paths -----------------------------------------------------------------------------------
 quickstart_in() { # up to the build, which fails here
-    (cd "$work" && BUILD=$work/build PATH=$work/bin:$PATH "$root/scripts/quickstart.sh" --no-install --out "$1") >"$work/out" 2>"$work/err" </dev/null
+    (cd "$work" && BUILD=$work/build PATH=$work/bin:$PATH "$root/scripts/quickstart.sh" --no-install \
+        --out "$1") >"$work/out" 2>"$work/err" </dev/null
 }
 callers_folder() {
     quickstart_in scripts_test_out
     local rc=$?
-    [ -d "$work/scripts_test_out" ] && [ ! -e scripts_test_out ] || { why="exit code $rc, not in the caller's folder"; rmdir scripts_test_out 2>/dev/null; return 1; }
+    [ -d "$work/scripts_test_out" ] && [ ! -e scripts_test_out ] ||
+        { why="exit code $rc, not in the caller's folder"; rmdir scripts_test_out 2>/dev/null; return 1; }
 }
 check "quickstart.sh --out is the caller's" callers_folder
 not_made() {
@@ -65,11 +71,14 @@ not_made() {
     error_line 3 "/proc/nowhere" $?
 }
 check "quickstart.sh --out that cannot be made" not_made
-interrupted() { # SIGNAL NAME CODE: as from a terminal, to all processes of the script; the build is interrupted here
+# SIGNAL NAME CODE: as from a terminal, to all processes of the script; the build is interrupted
+# here
+interrupted() {
     local rc
     printf '#!/bin/sh\nkill -s %s 0\nsleep 1\n' "$1" >"$work/bin/make"
     (cd "$work" && BUILD=$work/build PATH=$work/bin:$PATH setsid --wait env --default-signal="$1" \
-        "$root/scripts/quickstart.sh" --no-install --out scripts_test_out) >"$work/out" 2>"$work/err" </dev/null
+        "$root/scripts/quickstart.sh" --no-install --out scripts_test_out) >"$work/out" 2>"$work/err" \
+        </dev/null
     rc=$?
     [ $rc = "$2" ] || { why="exit code $rc"; return 1; }
     grep -qx "interrupted by SIG$1; nothing is compared" "$work/err" && ! grep -q '^error' "$work/err" ||
@@ -86,19 +95,22 @@ output_not_made() { # SCRIPT: known before anything runs
     error_line 3 "/proc/nowhere" $? && [ ! -e "$work/worked" ] || { why=${why:-it worked first}; return 1; }
 }
 bench_folder() { # the programs are missing; the folder of the results is there
-    (cd "$work" && BUILD=$work/build "$root/dev/bench/single_gpu.sh" --out scripts_test_bench/made.json) >"$work/out" 2>"$work/err" </dev/null
+    (cd "$work" && BUILD=$work/build "$root/dev/bench/single_gpu.sh" --out scripts_test_bench/made.json) \
+        >"$work/out" 2>"$work/err" </dev/null
     local rc=$?
-    error_line 3 "is missing" $rc && [ -d "$work/scripts_test_bench" ] && [ ! -e scripts_test_bench ] || { why="${why:-not in the folder of the caller}"; rmdir scripts_test_bench 2>/dev/null; return 1; }
+    error_line 3 "is missing" $rc && [ -d "$work/scripts_test_bench" ] && [ ! -e scripts_test_bench ] ||
+        { why="${why:-not in the folder of the caller}"; rmdir scripts_test_bench 2>/dev/null; return 1; }
 }
 check "single_gpu.sh --out is the caller's" bench_folder
-for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} --out that cannot be made" output_not_made "$script"; done
+for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} --out that cannot be made" \
+    output_not_made "$script"; done
 vocabulary_not_made() {
     PATH=$work/bin:$PATH dev/data/get_gpt2_vocab.sh /proc/nowhere >"$work/out" 2>"$work/err"
     error_line 3 "/proc/nowhere" $?
 }
 check "get_gpt2_vocab.sh: a folder that cannot be made" vocabulary_not_made
 
-# --- no GPU --------------------------------------------------------------------------------------------------------------------------------------------
+# --- no GPU ----------------------------------------------------------------------------------
 no_gpu() {
     rm -f "$work/worked"
     PATH=$work/bin:$PATH dev/bench/codec.sh >"$work/out" 2>"$work/err" </dev/null
@@ -106,22 +118,28 @@ no_gpu() {
 }
 check "codec.sh without a GPU builds nothing" no_gpu
 
-# --- dev/checkpoint_info on what is no checkpoint ---------------------------------------------------------------------------------------------------
+# --- dev/checkpoint_info on what is no checkpoint --------------------------------------------
 info() { # TEXT PATH
     dev/checkpoint_info "$2" >"$work/out" 2>"$work/err"
     error_line 6 "$1" $?
 }
-no_advice() { info "$@" && ! grep -qE 'Errno|restore' "$work/err" || { why=${why:-Errno, or advice for a damaged checkpoint}; return 1; }; }
+no_advice() { info "$@" && ! grep -qE 'Errno|restore' "$work/err" ||
+    { why=${why:-Errno, or advice for a damaged checkpoint}; return 1; }; }
 mkdir -p "$work/runs/other" "$work/gone/iter_0000004" "$work/damaged"
 echo 12 >"$work/gone/latest_checkpointed_iteration.txt"
 echo '{' >"$work/damaged/manifest.json"
 check "checkpoint_info: a path that is not there" no_advice "$work/nix: no such folder" "$work/nix"
-check "checkpoint_info: a file" no_advice "$work/damaged/manifest.json: no folder" "$work/damaged/manifest.json"
-check "checkpoint_info: a folder without checkpoints" no_advice "$work/runs holds no checkpoint; give a --save folder or an iter_ folder" "$work/runs"
-check "checkpoint_info: a tracker that names what is not there" no_advice "names iteration 12, but there is no $work/gone/iter_0000012" "$work/gone"
+check "checkpoint_info: a file" no_advice "$work/damaged/manifest.json: no folder" \
+    "$work/damaged/manifest.json"
+check "checkpoint_info: a folder without checkpoints" no_advice \
+    "$work/runs holds no checkpoint; give a --save folder or an iter_ folder" "$work/runs"
+check "checkpoint_info: a tracker that names what is not there" no_advice \
+    "names iteration 12, but there is no $work/gone/iter_0000012" "$work/gone"
 check "checkpoint_info: a manifest cut short" info "restore it from a copy" "$work/damaged"
 unnamed() { # a tracker is lost: the newest is named, as the trainer goes on from it
-    mkdir -p "$work/lost/iter_0000004" "$work/lost/iter_0000008" && echo '{}' >"$work/lost/iter_0000004/manifest.json" && cp "$work/lost/iter_0000004/manifest.json" "$work/lost/iter_0000008"
+    mkdir -p "$work/lost/iter_0000004" "$work/lost/iter_0000008" &&
+        echo '{}' >"$work/lost/iter_0000004/manifest.json" &&
+        cp "$work/lost/iter_0000004/manifest.json" "$work/lost/iter_0000008"
     no_advice "$work/lost has no latest_checkpointed_iteration.txt; give one of its iter_ folders, the newest is iter_0000008" "$work/lost"
 }
 check "checkpoint_info: a tracker that is lost" unnamed
@@ -129,7 +147,8 @@ read_in_part() { # more arguments than a pipe holds
     mkdir -p "$work/long"
     python3 -c 'import json; print(json.dumps({"program": "p", "commit": "c", "libraries": "l", "world_size": 1, "kinds": [], "weight_dtype": "BF16", "state": {}, "tensors": [], "files": [],
         "arguments": {f"flag_{i}": i for i in range(20000)}}))' >"$work/long/manifest.json"
-    dev/checkpoint_info "$work/long" --arguments >"$work/out" 2>"$work/err" && [ "$(wc -l <"$work/out")" -gt 20000 ] || { why="it is not listed"; return 1; }
+    dev/checkpoint_info "$work/long" --arguments >"$work/out" 2>"$work/err" &&
+        [ "$(wc -l <"$work/out")" -gt 20000 ] || { why="it is not listed"; return 1; }
     dev/checkpoint_info "$work/long" --arguments 2>"$work/err" | head -n 1 >"$work/out"
     grep -q '0 parameters' "$work/out" && [ ! -s "$work/err" ]
 }

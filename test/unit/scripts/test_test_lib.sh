@@ -30,7 +30,8 @@ plays() {
         run_rows
         say "$passed passed, $failed failed, $skipped skipped"' >"$work/out" 2>&1 </dev/null
 }
-ends_with() { [ "$(tail -n 1 "$work/out")" = "$1" ] || { why="$(tail -n 1 "$work/out") instead of $1"; return 1; }; }
+ends_with() { [ "$(tail -n 1 "$work/out")" = "$1" ] ||
+    { why="$(tail -n 1 "$work/out") instead of $1"; return 1; }; }
 
 levels() {
     local level
@@ -52,7 +53,9 @@ counted() {
     ends_with "5 passed, 5 failed, 3 skipped" || return 1
     grep -qE '^\[  [1-7]/7\] FAILED fails  .* 0 passed   1 failed   0 skipped +0\.[0-9] s, about [0-9]+ s left$' "$work/out" || { why=$(grep ' fails ' "$work/out"); return 1; }
     grep -q '^ *skip d: why$' "$work/out" || { why="the reason of a skip is not shown"; return 1; }
-    [ "$(cut -f 2 "$work/logs/times.txt" | sort | tr '\n' ,)" = "cmocka,fails,fine,is not there,is skipped,lines,says ok and fails," ] || why="times: $(cat "$work/logs/times.txt")"
+    [ "$(cut -f 2 "$work/logs/times.txt" | sort | tr '\n' ,)" = \
+        "cmocka,fails,fine,is not there,is skipped,lines,says ok and fails," ] ||
+        why="times: $(cat "$work/logs/times.txt")"
     [ -z "$why" ]
 }
 check "results are counted and shown" counted
@@ -61,7 +64,8 @@ too_long() {
     ends_with "1 passed, 1 failed, 0 skipped" && grep -q 'took longer than 1 s' "$work/out"
 }
 check "a row that does not end" too_long
-# Each row notes its begin and end; of those that may not run together none begins before the other's end.
+# Each row notes its begin and end; of those that may not run together none begins before the
+# other's end.
 together() {
     plays default 3 '
         row() { add "$1" "$2" bash -c "echo begin $2 >>$work/began; sleep 0.5; echo end $2 >>$work/began"; }

@@ -1,5 +1,6 @@
-// The memory plan at run time: a training step allocates what was planned and nothing else; a plan that does not fit ends in one line that says by how much
-// and what does fit, under artificial limits.
+// The memory plan at run time: a training step allocates what was planned and nothing else; a plan
+// that does not fit ends in one line that says by how much and what does fit, under artificial
+// limits.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,9 @@
 #include "test/unit/model_bench.h"
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
-#define MODEL "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "16", "--max-position-embeddings", "16"
+#define MODEL \
+    "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "16", \
+        "--max-position-embeddings", "16"
 
 static void upload_something(Bench *b) {
     int N = b->gpt.B * b->gpt.T;
@@ -24,7 +27,7 @@ static void upload_something(Bench *b) {
     free(ids);
 }
 
-// --- what a step allocates -----------------------------------------------------------------------------------------------------------
+// --- what a step allocates ------------------------------------------------------------------
 
 static void expect_plan(int count, const char *const *flags) {
     Bench b;
@@ -45,9 +48,15 @@ static void expect_plan(int count, const char *const *flags) {
 
 static void test_a_run_allocates_its_plan(void **state) {
     static const char *const plain[] = {MODEL, "--micro-batch-size", "2"};
-    static const char *const dropping[] = {MODEL, "--micro-batch-size", "3", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"};
+    static const char *const dropping[] = {MODEL, "--micro-batch-size",  "3",  "--hidden-dropout",
+                                           "0.1", "--attention-dropout", "0.1"};
     static const char *const full[] = {MODEL, "--micro-batch-size", "2", "--recompute-granularity", "full"};
-    static const char *const quantised[] = {MODEL, "--micro-batch-size", "2", "--quantized-weights", "--quantized-gradients", "--hadamard-transform"};
+    static const char *const quantised[] = {MODEL,
+                                            "--micro-batch-size",
+                                            "2",
+                                            "--quantized-weights",
+                                            "--quantized-gradients",
+                                            "--hadamard-transform"};
     expect_plan(COUNT(plain), plain);
     expect_plan(COUNT(dropping), dropping);
     expect_plan(COUNT(full), full);
@@ -66,12 +75,13 @@ static void test_allocations_are_counted(void **state) {
     device_close(device);
 }
 
-// --- what would fit ------------------------------------------------------------------------------------------------------------------
+// --- what would fit -------------------------------------------------------------------------
 
 enum { FIXED = 1000, PER_SEQUENCE = 100, PER_SEQUENCE_FULL = 20, KEPT_FULL = 50 };
 
 static size_t made_up_bytes(const Config *c) {
-    if (c->recompute_granularity == RECOMPUTE_FULL) return (size_t)(KEPT_FULL + PER_SEQUENCE_FULL * c->micro_batch_size);
+    if (c->recompute_granularity == RECOMPUTE_FULL)
+        return (size_t)(KEPT_FULL + PER_SEQUENCE_FULL * c->micro_batch_size);
     return (size_t)(PER_SEQUENCE * c->micro_batch_size);
 }
 
@@ -102,10 +112,14 @@ static void test_advice(void **state) {
     expect_advice(&c, 1100, "--micro-batch-size 1 fits");
     expect_advice(&c, 1099, "--micro-batch-size 2 with --recompute-granularity full fits");
     expect_advice(&c, 1070, "--micro-batch-size 1 with --recompute-granularity full fits");
-    expect_advice(&c, 1069, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks 0.0 MiB; use more ranks with memory of their own, or a smaller model");
+    expect_advice(&c, 1069,
+                  "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks 0.0 "
+                  "MiB; use more ranks with memory of their own, or a smaller model");
     c.recompute_granularity = RECOMPUTE_SELECTIVE;
     c.recompute_activations = true;
-    expect_advice(&c, 1290, "--micro-batch-size 2 fits, and so does --recompute-granularity full instead of --recompute-activations");
+    expect_advice(&c, 1290,
+                  "--micro-batch-size 2 fits, and so does --recompute-granularity full instead of "
+                  "--recompute-activations");
     c.recompute_activations = false;
     c.recompute_granularity = RECOMPUTE_FULL;
     expect_advice(&c, 1289, "--micro-batch-size 8 fits");
@@ -113,7 +127,8 @@ static void test_advice(void **state) {
     expect_advice(&c, 1080, "--recompute-granularity full fits");
     c = batch_of(3, 12, 2);  // the next smaller one divides too
     expect_advice(&c, 1200, "--micro-batch-size 2 fits, and so does --recompute-granularity full");
-    // Steps of a batch ramp-up are to stay whole micro-batches too: 4 divides the 24 sequences per rank, but not the 6 at the ramp's start or in its steps.
+    // Steps of a batch ramp-up are to stay whole micro-batches too: 4 divides the 24 sequences per
+    // rank, but not the 6 at the ramp's start or in its steps.
     c = batch_of(6, 48, 2);
     expect_advice(&c, 1450, "--micro-batch-size 4 fits, and so does --recompute-granularity full");
     c.rampup_start = 12;
@@ -138,13 +153,15 @@ static void test_advice_on_a_model(void **state) {
         const char *other[] = {MODEL, "--micro-batch-size", size, "--global-batch-size", "24"};
         assert_true(bench_open(&smaller, COUNT(other), other, 31));
         total[i] = memory_plan_total(&smaller.memory_plan);
-        assert_int_equal(planned - total[i], gpt_planned_bytes(&b.config) - gpt_planned_bytes(&smaller.config));
+        assert_int_equal(planned - total[i],
+                         gpt_planned_bytes(&b.config) - gpt_planned_bytes(&smaller.config));
         bench_close(&smaller);
     }
     for (int i = 1; i < COUNT(divisors); i++) {
         char text[512], expected[64];
         for (int less = 0; less < 2; less++) {
-            memory_advice(text, sizeof text, &b.config, planned, less ? total[i - 1] - 1 : total[i], gpt_planned_bytes);
+            memory_advice(text, sizeof text, &b.config, planned, less ? total[i - 1] - 1 : total[i],
+                          gpt_planned_bytes);
             snprintf(expected, sizeof expected, "--micro-batch-size %d fits", divisors[i]);
             assert_memory_equal(text, expected, strlen(expected));
         }
@@ -152,7 +169,7 @@ static void test_advice_on_a_model(void **state) {
     bench_close(&b);
 }
 
-// --- limits --------------------------------------------------------------------------------------------------------------------------
+// --- limits ---------------------------------------------------------------------------------
 
 // A limit on the address space is each rank's own; the machine's memory is shared.
 static void test_share(void **state) {
@@ -195,7 +212,8 @@ static void test_what_does_not_fit(void **state) {
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
     assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));
-    assert_non_null(strstr(err.what, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
+    assert_non_null(strstr(
+        err.what, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
     assert_null(target);
     memory_plan_free(&memory_plan, b.device);
     // What would fit alone, but not with what libraries will take.
@@ -214,8 +232,12 @@ static void test_what_does_not_fit(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_run_allocates_its_plan), cmocka_unit_test(test_allocations_are_counted), cmocka_unit_test(test_advice),
-        cmocka_unit_test(test_advice_on_a_model),        cmocka_unit_test(test_share),                   cmocka_unit_test(test_what_does_not_fit),
+        cmocka_unit_test(test_a_run_allocates_its_plan),
+        cmocka_unit_test(test_allocations_are_counted),
+        cmocka_unit_test(test_advice),
+        cmocka_unit_test(test_advice_on_a_model),
+        cmocka_unit_test(test_share),
+        cmocka_unit_test(test_what_does_not_fit),
     };
     Launch launch;
     launch_init(&launch, &argc, &argv);

@@ -1,4 +1,5 @@
-// The sentry: what kernel_judge calls a spike and what it remembers, and what the host makes of verdicts.
+// The sentry: what kernel_judge calls a spike and what it remembers, and what the host makes of
+// verdicts.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,7 +50,8 @@ static int calm(Bench *b, int steps) {
     return found;
 }
 
-// A message that arrived wrong is known also where it made the loss or the norm not finite, or a spike.
+// A message that arrived wrong is known also where it made the loss or the norm not finite, or a
+// spike.
 static void wrong_messages_are_seen_first(void **state) {
     for (int i = 0; i < 3; i++) {
         Bench b = bench_of(10, 10, true);
@@ -62,7 +64,8 @@ static void wrong_messages_are_seen_first(void **state) {
     }
 }
 
-// Of several faults all ranks keep the lowest, and of equal ones the lowest rank's. The step is skipped.
+// Of several faults all ranks keep the lowest, and of equal ones the lowest rank's. The step is
+// skipped.
 static void the_fault_nearest_to_its_cause_is_kept(void **state) {
     uint64_t update = fault_code(FAULT_OF_UPDATE, 3), message = fault_code(FAULT_OF_MESSAGE, 0);
     StepRecord records[4] = {{1, 3, 0}, {1, 3, message}, {1, 3, update + 1}, {1, 3, update}};
@@ -79,7 +82,8 @@ static void a_refused_update_ends_the_run(void **state) {
     for (int i = 0; i < 4; i++) {
         Config config = {.on_nan = on_nan[i % 2], .check_for_nan_in_loss_and_grad = i < 2};
         Sentry sentry = {.config = &config};
-        StepControl verdict = {.loss = 2, .grad_norm = 1, .fault = fault_code(FAULT_OF_UPDATE, 3), .fault_rank = 1};
+        StepControl verdict = {
+            .loss = 2, .grad_norm = 1, .fault = fault_code(FAULT_OF_UPDATE, 3), .fault_rank = 1};
         Error err = {0};
         sentry_judge(&sentry, &verdict, 7, NULL, &err);
         assert_int_equal(err.code, EXIT_DIVERGED);
@@ -94,7 +98,8 @@ static void calm_runs_have_no_spikes(void **state) {
     assert_true(b.control.adam_steps == 1000);
     assert_true(fabs(b.control.spikes.loss.mean - 3) < 0.01 && fabs(b.control.spikes.norm.mean - 1) < 0.05);
     // The mean distance from the mean of numbers spread evenly over [-a, a] is a / 2.
-    assert_true(fabs(b.control.spikes.loss.deviation - 0.015) < 0.003 && fabs(b.control.spikes.norm.deviation - 0.05) < 0.01);
+    assert_true(fabs(b.control.spikes.loss.deviation - 0.015) < 0.003 &&
+                fabs(b.control.spikes.norm.deviation - 0.05) < 0.01);
 }
 
 static void spikes_are_found(void **state) {
@@ -122,7 +127,8 @@ static void skipped_only_when_asked(void **state) {
 
 static void first_steps_and_zero_factors_are_not_measured(void **state) {
     Bench b = bench_of(10, 10, true);
-    for (int i = 0; i < SPIKE_WARMUP; i++) assert_int_equal(step(&b, i == 20 ? 1e6 : 3, i == 25 ? 1e6 : 1), 0);
+    for (int i = 0; i < SPIKE_WARMUP; i++)
+        assert_int_equal(step(&b, i == 20 ? 1e6 : 3, i == 25 ? 1e6 : 1), 0);
     Bench off = bench_of(0, 10, true);
     calm(&off, 200);
     assert_int_equal(step(&off, 1e6, 1), 0);
@@ -138,7 +144,8 @@ static void one_spike_hardly_moves_the_means(void **state) {
     calm(&b, 200);
     SpikeState before = b.control.spikes;
     step(&b, 1e30, 1e15);
-    assert_true(b.control.spikes.loss.mean < before.loss.mean * 1.01 && b.control.spikes.norm.mean < before.norm.mean * 1.02);
+    assert_true(b.control.spikes.loss.mean < before.loss.mean * 1.01 &&
+                b.control.spikes.norm.mean < before.norm.mean * 1.02);
     calm(&b, 10);
     assert_true(step(&b, 3.6, 1) == SPIKE_LOSS);  // the next one is still found
 }
@@ -169,7 +176,7 @@ static void what_is_not_finite_leaves_the_means(void **state) {
     assert_true(b.control.spikes.seen == before.seen && b.control.spikes.found == 0);
 }
 
-// --- the host --------------------------------------------------------------------------------------------------------------------
+// --- the host -------------------------------------------------------------------------------
 
 static Config config_of(OnNan on_nan, int64_t limit) {
     Config c;
@@ -228,7 +235,8 @@ static void state_survives_a_checkpoint(void **state) {
     part.control.beta1_power = whole.control.beta1_power;
     part.control.beta2_power = whole.control.beta2_power;
     sentry_restore(&b, &part.control, &saved);
-    assert_true(b.skipped == 1 && b.nan == 2 && b.spikes == 3 && b.repairs == 4 && part.control.spikes.skipped_in_a_row == 1);
+    assert_true(b.skipped == 1 && b.nan == 2 && b.spikes == 3 && b.repairs == 4 &&
+                part.control.spikes.skipped_in_a_row == 1);
     int found = 0;
     for (int i = 0; i < 100; i++) {
         double loss = 3 + 0.03 * noise(i) + (i % 9 == 0), norm = 1 + 0.1 * noise(3 * i);
