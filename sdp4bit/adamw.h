@@ -32,20 +32,25 @@ HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
 #define MASTER_LIMIT 0x7E800000u  // the bits of 2^126
 
 // Apex FusedAdam in adam_w mode: epsilon outside the root, decay decoupled and scaled by the
-// learning rate. Updates p, m and v. Returns false, and leaves all three as they are, where one of
-// them would not be finite, or p would reach the limit. An m that is not finite needs no look of
-// its own: it makes p so.
-HD_FN bool adamw_element(float *p, float *m, float *v, float grad, AdamScalars a) {
+// learning rate. Updates p, m and v. Returns false where one of them is not finite now, or p is at
+// the limit. An m that is not finite needs no look of its own: it makes p so.
+HD_FN bool adamw_step(float *p, float *m, float *v, float grad, AdamScalars a) {
     float g = f32_mul(grad, a.clip);
-    float m_new = f32_add(f32_mul(a.beta1, *m), f32_mul(a.one_minus_beta1, g));
-    float v_new = f32_add(f32_mul(a.beta2, *v), f32_mul(f32_mul(a.one_minus_beta2, g), g));
-    float m_hat = f32_div(m_new, a.correction1);
-    float v_hat = f32_div(v_new, a.correction2);
+    *m = f32_add(f32_mul(a.beta1, *m), f32_mul(a.one_minus_beta1, g));
+    *v = f32_add(f32_mul(a.beta2, *v), f32_mul(f32_mul(a.one_minus_beta2, g), g));
+    float m_hat = f32_div(*m, a.correction1);
+    float v_hat = f32_div(*v, a.correction2);
     float decay = f32_mul(a.weight_decay, *p);
     float step = f32_add(f32_div(m_hat, f32_add(f32_sqrt(v_hat), a.epsilon)), decay);
-    float p_new = f32_sub(*p, f32_mul(a.learning_rate, step));
-    bool sound = (f32_bits(p_new) & 0x7FFFFFFFu) < MASTER_LIMIT &&
-                 (f32_bits(v_new) & 0x7FFFFFFFu) < 0x7F800000u;
+    *p = f32_sub(*p, f32_mul(a.learning_rate, step));
+    // Both are asked, without a branch, so that compilers vectorise.
+    return ((f32_bits(*p) & 0x7FFFFFFFu) < MASTER_LIMIT) & ((f32_bits(*v) & 0x7FFFFFFFu) < 0x7F800000u);
+}
+
+// The same, but what would not be sound is refused: p, m and v stay as they are.
+HD_FN bool adamw_element(float *p, float *m, float *v, float grad, AdamScalars a) {
+    float p_new = *p, m_new = *m, v_new = *v;
+    bool sound = adamw_step(&p_new, &m_new, &v_new, grad, a);
     *p = sound ? p_new : *p;
     *m = sound ? m_new : *m;
     *v = sound ? v_new : *v;

@@ -42,7 +42,7 @@ typedef struct SliceWriter {
 } SliceWriter;
 
 // n values of a plain codec.
-static void store_values(uint8_t *to, Codec codec, const float *x, int64_t n) {
+static inline void store_values(uint8_t *to, Codec codec, const float *x, int64_t n) {
     if (codec_info(codec).bits == 32) {
         memcpy(to, x, (size_t)n * sizeof(float));
     } else {
@@ -51,42 +51,54 @@ static void store_values(uint8_t *to, Codec codec, const float *x, int64_t n) {
     }
 }
 
-// One group x becomes codes and *scale. logical: the offset of x[0] for the rounding bits.
-static void quantize_group(const SliceWriter *w, const float *x, int64_t logical, uint8_t *codes,
-                           float *scale) {
-    CodecInfo codec = codec_info(w->codec);
-    GroupScale g = group_scale(largest_bits(x, w->group), codec.levels);
+// One group x becomes codes and *scale. logical: the offset of x[0] for the rounding bits. bits,
+// levels: the codec's row; constants where this is called, so that the loops unroll.
+static inline void quantize_group(const SliceWriter *w, const float *x, int64_t logical, uint8_t *codes,
+                                  float *scale, int bits, int levels) {
+    GroupScale g = group_scale(largest_bits(x, w->group), levels);
     *scale = g.scale;
-    for (int i = 0; i < w->group; i += ROUNDING_BLOCK, codes += codec.bits) {
+    for (int i = 0; i < w->group; i += ROUNDING_BLOCK, codes += bits) {
         int q[ROUNDING_BLOCK];
         if (w->rounding == ROUND_STOCHASTIC) {
-            Philox4 bits = rounding_bits(w->key, (uint64_t)(logical + i) / ROUNDING_BLOCK);
+            Philox4 random = rounding_bits(w->key, (uint64_t)(logical + i) / ROUNDING_BLOCK);
             for (int e = 0; e < ROUNDING_BLOCK; e++) {
-                q[e] = code_stochastic(group_scaled(x[i + e], g), codec.levels, philox_half(bits, e));
+                q[e] = code_stochastic(group_scaled(x[i + e], g), levels, philox_half(random, e));
             }
         } else {
-            for (int e = 0; e < ROUNDING_BLOCK; e++) {
-                q[e] = code_nearest(group_scaled(x[i + e], g), codec.levels);
-            }
+            for (int e = 0; e < ROUNDING_BLOCK; e++) q[e] = code_nearest(group_scaled(x[i + e], g), levels);
         }
-        uint64_t stream = pack_codes(q, codec.bits);
-        memcpy(codes, &stream, (size_t)codec.bits);
+        uint64_t stream = pack_codes(q, bits);
+        memcpy(codes, &stream, (size_t)bits);
     }
 }
 
 // Writes n elements, `offset` elements into the slice: one group, or any number for a plain codec.
 static void write_slice(const SliceWriter *w, int64_t offset, const float *x, int n, int64_t logical) {
     uint8_t *codes = w->codes + codec_bytes(w->codec, offset);
-    if (codec_grouped(w->codec)) quantize_group(w, x, logical, codes, w->scales + offset / w->group);
-    else store_values(codes, w->codec, x, n);
+#define WRITE_VALUES(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: store_values(codes, w->codec, x, n); return;
+#define WRITE_GROUP(ID, NAME, BITS, LEVELS)                                                    \
+    case CODEC_##ID:                                                                           \
+        quantize_group(w, x, logical, codes, w->scales + offset / w->group, BITS, LEVELS);     \
+        return;
+    switch (w->codec) { PLAIN_CODECS(WRITE_VALUES) GROUPED_CODECS(WRITE_GROUP) }
 }
 
 // Decodes n elements that share a scale; n is a multiple of 8.
-static void decode_run(float *x, const uint8_t *codes, float scale, int bits, int n) {
+static inline void decode_run(float *x, const uint8_t *codes, float scale, int n, int bits) {
     for (int i = 0; i < n; i += ROUNDING_BLOCK, codes += bits) {
         uint64_t stream = 0;
         memcpy(&stream, codes, (size_t)bits);
         for (int e = 0; e < ROUNDING_BLOCK; e++) x[i + e] = code_value(unpack_code(stream, e, bits), scale);
+    }
+}
+
+static void load_values(float *x, const uint8_t *from, Codec codec, int n) {
+    if (codec_info(codec).bits == 32) {
+        memcpy(x, from, (size_t)n * sizeof(float));
+    } else {
+        const uint16_t *half = (const uint16_t *)(const void *)from;
+        for (int i = 0; i < n; i++) x[i] = bf16_to_float(half[i]);
     }
 }
 
@@ -98,23 +110,23 @@ typedef struct SliceReader {
     int group;
 } SliceReader;
 
-// x = elements [offset, offset + n) of the slice. Grouped codecs: both are multiples of 8.
-static void read_slice(float *x, const SliceReader *r, int64_t offset, int n) {
-    CodecInfo codec = codec_info(r->codec);
-    const uint8_t *from = r->codes + codec_bytes(r->codec, offset);
-    if (codec.levels) {
-        for (int i = 0; i < n;) {
-            int rest = r->group - (int)((offset + i) % r->group), run = rest < n - i ? rest : n - i;
-            float scale = r->scales[(offset + i) / r->group];
-            decode_run(x + i, from + codec_bytes(r->codec, i), scale, codec.bits, run);
-            i += run;
-        }
-    } else if (codec.bits == 32) {
-        memcpy(x, from, (size_t)n * sizeof(float));
-    } else {
-        const uint16_t *half = (const uint16_t *)(const void *)from;
-        for (int i = 0; i < n; i++) x[i] = bf16_to_float(half[i]);
+// x = elements [offset, offset + n) of the slice, group by group. Both are multiples of 8.
+static inline void read_groups(float *x, const SliceReader *r, int64_t offset, int n, int bits) {
+    for (int i = 0; i < n;) {
+        int rest = r->group - (int)((offset + i) % r->group), run = rest < n - i ? rest : n - i;
+        float scale = r->scales[(offset + i) / r->group];
+        decode_run(x + i, r->codes + (offset + i) / 8 * bits, scale, run, bits);
+        i += run;
     }
+}
+
+// The same for every codec; offset and n are any numbers where it is plain.
+static void read_slice(float *x, const SliceReader *r, int64_t offset, int n) {
+#define READ_VALUES(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: load_values(x, r->codes + codec_bytes(r->codec, offset), r->codec, n); return;
+#define READ_GROUPS(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: read_groups(x, r, offset, n, BITS); return;
+    switch (r->codec) { PLAIN_CODECS(READ_VALUES) GROUPED_CODECS(READ_GROUPS) }
 }
 
 // --- messages -----------------------------------------------------------------------------------
@@ -275,15 +287,33 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(
 
 // --- weights ------------------------------------------------------------------------------------
 
-// n elements of the state at `at`, whose gradients start at grads.
+// n elements of the state at `at`, whose gradients start at grads: a block at a time, whose results
+// are written only if all are sound. That loop is vectorised.
+enum { ADAMW_BLOCK = 1024 };
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
-    float *master = a->master + at, *exp_avg = a->exp_avg + at, *exp_avg_sq = a->exp_avg_sq + at;
-    bool sound = true;
     if (!a->control->applied) return;
-    for (int64_t j = 0; j < n; j++) {
-        sound &= adamw_element(&master[j], &exp_avg[j], &exp_avg_sq[j], grads[j], scalars);
+    for (int64_t first = 0; first < n; first += ADAMW_BLOCK) {
+        float *master = a->master + at + first, *exp_avg = a->exp_avg + at + first;
+        float *exp_avg_sq = a->exp_avg_sq + at + first, p[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
+        int count = n - first < ADAMW_BLOCK ? (int)(n - first) : ADAMW_BLOCK, refused = 0;
+        size_t bytes = (size_t)count * sizeof(float);
+        memcpy(p, master, bytes);
+        memcpy(m, exp_avg, bytes);
+        memcpy(v, exp_avg_sq, bytes);
+        for (int j = 0; j < count; j++) {
+            refused |= !adamw_step(&p[j], &m[j], &v[j], grads[first + j], scalars);
+        }
+        if (refused) {
+            for (int j = 0; j < count; j++) {
+                adamw_element(&master[j], &exp_avg[j], &exp_avg_sq[j], grads[first + j], scalars);
+            }
+            if (!*a->fault) *a->fault = a->code;
+            continue;
+        }
+        memcpy(master, p, bytes);
+        memcpy(exp_avg, m, bytes);
+        memcpy(exp_avg_sq, v, bytes);
     }
-    if (!sound && !*a->fault) *a->fault = a->code;
 }
 
 static void update_group(const UpdateShard *a, int64_t at, int n) {
@@ -291,11 +321,14 @@ static void update_group(const UpdateShard *a, int64_t at, int n) {
     int64_t position = a->rank * a->bucket.matrix_per_rank + at;
     float x[LARGEST_GROUP];
     bool grouped = codec_grouped(a->codec);
-    if (!grouped && !a->control->applied) return;
-    for (int j = 0; j < n; j++) {
-        float replica = floatX_to_float(a->weights[position + j]);
-        x[j] = a->difference && grouped ? f32_sub(a->master[at + j], replica) : a->master[at + j];
-        if (grouped && !a->control->applied) x[j] = 0.0f;
+    if (!a->control->applied) {
+        if (!grouped) return;
+        memset(x, 0, (size_t)n * sizeof *x);
+    } else if (grouped && a->difference) {
+        const floatX *replica = a->weights + position;
+        for (int j = 0; j < n; j++) x[j] = f32_sub(a->master[at + j], floatX_to_float(replica[j]));
+    } else {
+        memcpy(x, a->master + at, (size_t)n * sizeof *x);
     }
     const Segment *segment = segment_of(a->table, position);
     write_slice(&w, at, x, n, segment->logical + position - segment->start);

@@ -6,30 +6,44 @@
 
 // --- update -------------------------------------------------------------------------------------
 
-// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. False where an
-// element was refused. A lane's two halves of a sector meet in the caches. Swapping them among
-// lanes to touch whole sectors costs more instructions than it saves traffic here.
-DEV_FN bool update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars,
+// Whoever refuses first says so. AdamW of several buckets and checks of messages may find something
+// at the same time.
+DEV_FN void mark_refused(const UpdateShard &a) {
+    atomicCAS(reinterpret_cast<unsigned long long *>(a.fault), 0ull, (unsigned long long)a.code);
+}
+
+// A vector of which an element must be refused, straight from memory: rare, and no reason to keep
+// old values in registers where all is sound.
+DEV_FN void refuse_elements(const UpdateShard &a, const AdamScalars &scalars, const float *grads, int64_t at) {
+#pragma unroll 1
+    for (int64_t i = at; i < at + PACKED; i++) {
+        adamw_element(&a.master[i], &a.exp_avg[i], &a.exp_avg_sq[i], grads[i], scalars);
+    }
+    mark_refused(a);
+}
+
+// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. A lane's two halves
+// of a sector meet in the caches. Swapping them among lanes to touch whole sectors costs more
+// instructions than it saves traffic here.
+DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars,
                           const float *grads, int64_t at, bool live) {
     float grad[PACKED], m[PACKED], v[PACKED];
     bool sound = true;
-    if (!live) return true;
+    if (!live) return;
     load_read_only(grads + at, grad);
     load_floats(a.master + at, master);
     load_floats(a.exp_avg + at, m);
     load_floats(a.exp_avg_sq + at, v);
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) sound &= adamw_element(&master[e], &m[e], &v[e], grad[e], scalars);
-    store_floats(a.master + at, master);
-    store_floats(a.exp_avg + at, m);
-    store_floats(a.exp_avg_sq + at, v);
-    return sound;
-}
-
-// Whoever refuses first says so; AdamW of several buckets and checks of messages may find something
-// at the same time.
-DEV_FN void mark_refused(const UpdateShard &a) {
-    atomicCAS(reinterpret_cast<unsigned long long *>(a.fault), 0ull, (unsigned long long)a.code);
+    for (int e = 0; e < PACKED; e++) sound &= adamw_step(&master[e], &m[e], &v[e], grad[e], scalars);
+    if (sound) {
+        store_floats(a.master + at, master);
+        store_floats(a.exp_avg + at, m);
+        store_floats(a.exp_avg_sq + at, v);
+    } else {
+        refuse_elements(a, scalars, grads, at);
+        load_floats(a.master + at, master);
+    }
 }
 
 // x = what is coded: the masters, or their difference from the replica; 0 where nothing is.
@@ -79,7 +93,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
                 int64_t at = tile + thread_start<S>() + v * S::SPAN;
                 bool live = run_live<S>(elements, v);
                 float master[PACKED];
-                if (!update_vector(master, a, scalars, a.grads + position, at, live)) mark_refused(a);
+                update_vector(master, a, scalars, a.grads + position, at, live);
                 coded_values(x[v], master, a.weights + position + at, difference, live);
             }
         }
