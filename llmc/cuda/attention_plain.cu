@@ -431,13 +431,6 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call 
 
 // --- launches ------------------------------------------------------------------------------------
 
-template <class Kernel>
-static void allow_shared(Stream *s, Kernel kernel, size_t bytes) {
-    cuda_check(stream_site(s),
-               cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-               "asking for shared memory for attention");
-}
-
 template <int HDP>
 static unsigned blocks_of(Call *a) {
     a->tiles = (int)ceil_div64(a->T, Tile<HDP>::ROWS);
@@ -447,7 +440,7 @@ static unsigned blocks_of(Call *a) {
 template <int HDP>
 static void launch_forward(Stream *s, Call a) {
     const unsigned blocks = blocks_of<HDP>(&a);
-    allow_shared(s, attention_forward_kernel<HDP>, sizeof(ForwardShared<HDP>));
+    allow_shared(s, attention_forward_kernel<HDP>, sizeof(ForwardShared<HDP>), "shared memory for attention");
     attention_forward_kernel<HDP>
         <<<blocks, Tile<HDP>::THREADS, sizeof(ForwardShared<HDP>), stream_handle(s)>>>(a);
     check_launch(s, "attention forward");
@@ -460,10 +453,10 @@ static void launch_backward(Stream *s, Call a) {
     const int64_t queries = (int64_t)a.B * a.T * a.NH;
     attention_delta_kernel<<<(unsigned)ceil_div64(queries, 256 / WARP), 256, 0, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, sums over heads");
-    allow_shared(s, attention_dq_kernel<HDP>, shared);
+    allow_shared(s, attention_dq_kernel<HDP>, shared, "shared memory for attention");
     attention_dq_kernel<HDP><<<blocks, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, queries");
-    allow_shared(s, attention_dkv_kernel<HDP>, shared);
+    allow_shared(s, attention_dkv_kernel<HDP>, shared, "shared memory for attention");
     attention_dkv_kernel<HDP><<<blocks, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, keys and values");
 }

@@ -119,6 +119,15 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
     for (int e = 0; e < PACKED; e++) keep[e] = philox_half(bits, e) >= threshold ? scale : 0.0f;
 }
 
+// --- launches ------------------------------------------------------------------------------------
+
+// Before the launch of a kernel that wants more dynamic shared memory than the usual 48 KiB.
+template <class Kernel>
+inline void allow_shared(Stream *s, Kernel kernel, size_t bytes, const char *what) {
+    cuda_check(stream_site(s),
+               cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
+}
+
 // --- fast functions, for ops outside the exact regime --------------------------------------------
 
 // 2^x and 1 / x to about 2^-22, one instruction each. Denormal results are zero.

@@ -164,10 +164,7 @@ __global__ void __launch_bounds__(ROW_THREADS) gradient_kernel(Chunk a) {
 static void cross_entropy(Stream *s, const Chunk &a) {
     size_t row_bytes = (size_t)a.op.rows * sizeof(floatX);
     if (row_bytes + 1024 <= stream_device(s)->shared_bytes_block) {
-        cuda_check(stream_site(s),
-                   cudaFuncSetAttribute(cross_entropy_kernel<true>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row_bytes),
-                   "asking for shared memory for the cross-entropy");
+        allow_shared(s, cross_entropy_kernel<true>, row_bytes, "shared memory for the cross-entropy");
         cross_entropy_kernel<true><<<(unsigned)a.rows, ROW_THREADS, row_bytes, stream_handle(s)>>>(a);
     } else {
         cross_entropy_kernel<false><<<(unsigned)a.rows, ROW_THREADS, 0, stream_handle(s)>>>(a);

@@ -393,18 +393,14 @@ static BackwardTiles backward_tiles(Stream *s, int C) {
 
 template <int THREADS, int V, bool DROPS>
 static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
-    const Site *site = stream_site(s);
     size_t columns = t.groups > 1 ? PARAMETERS * (size_t)a.C * sizeof(float) : 0;
     size_t shared = (size_t)t.stages * t.stage_bytes;
     if (shared < columns) shared = columns;
     int resident = 0;
-    cuda_check(site,
-               cudaFuncSetAttribute(norm_backward_kernel<THREADS, V, DROPS>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-               "asking for shared memory for LayerNorm's backward");
-    cuda_check(site,
-               cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                   &resident, norm_backward_kernel<THREADS, V, DROPS>, t.threads, shared),
+    const auto kernel = norm_backward_kernel<THREADS, V, DROPS>;
+    allow_shared(s, kernel, shared, "shared memory for LayerNorm's backward");
+    cuda_check(stream_site(s),
+               cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, t.threads, shared),
                "asking how LayerNorm's backward fits");
     int64_t wanted = ceil_div64(a.N, t.rows);
     int64_t most = (int64_t)stream_device(s)->multiprocessors * (resident > 1 ? resident : 1);
@@ -413,7 +409,7 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
     int blocks = (int)(wanted < most ? wanted : most);
     if (blocks > fits) blocks = (int)fits;
     a.partials = (float *)op_scratch(s, (size_t)blocks * block_bytes, "LayerNorm backward");
-    norm_backward_kernel<THREADS, V, DROPS><<<blocks, t.threads, shared, stream_handle(s)>>>(a, t);
+    kernel<<<blocks, t.threads, shared, stream_handle(s)>>>(a, t);
     check_launch(s, "LayerNorm backward");
     unsigned joins = (unsigned)ceil_div64(PARAMETERS * (int64_t)a.C, WARP);
     norm_partials_kernel<<<joins, WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
