@@ -98,8 +98,8 @@ static bool stat_index(const char *prefix, struct stat *status) {
     return exists;
 }
 
-// The output would replace one of its own inputs, or a second run over the same folder would take
-// the first one's result in.
+// Otherwise the output would replace one of its inputs, or a second run over the same folder would
+// merge the first one's result too.
 static bool refuse_output_among_inputs(const Prefixes *list, const char *output, Error *err) {
     struct stat out, in;
     if (!stat_index(output, &out)) return true;

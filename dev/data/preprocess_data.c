@@ -2,9 +2,9 @@
 // Reads JSON lines or plain text files, writes <output-prefix>_<key>_document.bin and .idx for the
 // trainer's --data-path.
 //
-// One reader cuts the input into blocks of about a megabyte, --workers threads turn blocks into
-// token ids, this thread writes them in input order: the output does not depend on the number of
-// workers, and memory does not grow with the input (except 12 bytes per document for the index).
+// One reader cuts the input into blocks of about a megabyte. --workers threads turn blocks into
+// token ids. This thread writes them in input order, so the output does not depend on the number of
+// workers. Memory does not grow with the input, except by 12 bytes per document for the index.
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -246,8 +246,8 @@ static pthread_t start_thread(void *(*body)(void *), Job *job) {
     return thread;
 }
 
-// Signals that ask the program to end wait until the writer looks, so that the temporary files are
-// removed first.
+// Signals that ask the program to end wait until the writer looks for them. It removes the
+// temporary files first.
 static void ending_signals(sigset_t *set) {
     sigemptyset(set);
     sigaddset(set, SIGINT);

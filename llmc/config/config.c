@@ -49,8 +49,8 @@ static bool wants_answer(Config *config) {
     return config->help || config->version;
 }
 
-// Weights & Biases is replaced by JSON lines: <wandb-save-dir or
-// save/wandb>/<wandb-exp-name>.jsonl, unless --log-jsonl says where.
+// Weights & Biases is replaced by JSON lines. They go to --log-jsonl, or to NAME.jsonl in
+// --wandb-save-dir or in SAVE/wandb, NAME being --wandb-exp-name.
 static void replace_wandb(Config *config, char *notes, size_t notes_bytes) {
     if (!config->wandb_project || !*config->wandb_project) return;
     if (!config->log_jsonl) {

@@ -87,7 +87,7 @@ static bool finish_rampup(Config *c, Error *err) {
     return true;
 }
 
-// Steps of the ramp that lie behind after n samples; steps == all of them once the ramp is over.
+// How many steps of the ramp lie behind after n samples: all of them, *steps, once it is over.
 static int64_t rampup_step(const Config *c, int64_t n, int64_t *steps) {
     *steps = (c->global_batch_size - c->rampup_start) / c->rampup_increment;
     if (n > c->rampup_samples || *steps == 0 || c->rampup_samples == 0) return *steps;
@@ -106,8 +106,8 @@ static bool in_rampup(const Config *c, int64_t consumed) {
     return c->rampup_start && consumed <= c->rampup_samples;
 }
 
-// Inside the ramp, on by `most` iterations at most: those of one of its steps at once, but the last
-// few singly, so that rounding at the border of a step is the same as in training itself.
+// Goes on by at most `most` iterations inside the ramp. It takes those of one step of the ramp at
+// once, but the last few singly: there training's own rounding decides where the step ends.
 static void rampup_on(const Config *c, int64_t most, int64_t *consumed, int64_t *iterations) {
     int64_t steps, step = rampup_step(c, *consumed, &steps), batch = config_global_batch_size(c, *consumed);
     double border = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps)
@@ -119,7 +119,7 @@ static void rampup_on(const Config *c, int64_t most, int64_t *consumed, int64_t 
     *iterations += at_once;
 }
 
-// Iterations that --train-samples gives once `consumed` of them are taken: Megatron counts the ramp
+// Iterations that --train-samples gives once `consumed` of them are taken. Megatron counts the ramp
 // iteration by iteration, then whole global batches.
 static int64_t iterations_of_samples(const Config *c, int64_t consumed) {
     int64_t iterations = 0;
@@ -216,8 +216,8 @@ static bool finish_schedule(Config *c, Error *err) {
     return true;
 }
 
-// The memory plan counts bytes in 64 bits. An estimate from above, in real numbers: what it refuses
-// no machine could hold.
+// The memory plan counts bytes in 64 bits. This estimates from above, in real numbers, and refuses
+// only what no machine could hold.
 static bool finish_sizes(const Config *c, Error *err) {
     const double most = 0x1p60, C = c->hidden_size, F = c->ffn_hidden_size, L = c->num_layers,
                  V = c->vocab_size_padded, T = c->seq_length;

@@ -18,7 +18,7 @@ static void dump_name(const Option *row, char *name, size_t bytes) {
     }
 }
 
-// Flags that store something and describe the run; the rest is not dumped.
+// Flags that store something and describe the run. The rest is not dumped.
 static bool is_setting(const Option *row) {
     return row->name && row->offset != OPTION_NO_FIELD && strcmp(row->name, "help") != 0 &&
            strcmp(row->name, "version") != 0;
@@ -287,16 +287,15 @@ static const char *const data_names[] = {"seed",
 
 enum { EXCERPT_BYTES = 64 };
 
-// Of a text that differs from another at byte `at`: as much as fits, from a little before that
-// byte.
+// As much of a text as fits, from a little before byte `at`, where it differs from another.
 static void excerpt(const char *text, size_t at, char out[EXCERPT_BYTES]) {
     enum { BEFORE = 24 };
     bool cut = strlen(text) >= EXCERPT_BYTES && at > BEFORE;
     snprintf(out, EXCERPT_BYTES, "%s%s", cut ? "..." : "", text + (cut ? at - BEFORE : 0));
 }
 
-// The first name from *at on whose values differ, with both values as text (cut); NULL when there
-// is none. A name that one side does not know is equal.
+// The first name from *at on whose values differ, with both values as text, cut. NULL when there is
+// none. A name that one side does not know counts as equal.
 static const char *next_difference(const cJSON *saved, const cJSON *now, const char *const *names,
                                    size_t count, size_t *at, char was[EXCERPT_BYTES],
                                    char is[EXCERPT_BYTES]) {

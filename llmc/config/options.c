@@ -327,7 +327,7 @@ static bool out_of_range(const Option *row, const char *word, Error *err) {
                      say_why ? row->help : "");
 }
 
-// A number that is fine as it stands and is not as the float32 that is used.
+// A number that is allowed as it stands, but not as the float32 that is used.
 static bool unusable_single(const Option *row, const char *word, double used, Error *err) {
     char range[176];
     describe_range(row, range, sizeof range);

@@ -133,11 +133,10 @@ static bool build_part(BlendedDataset *d, int i, const Shard *shard, const Split
     return gpt_dataset_build(&d->parts[i], shard, &part, &d->memory, err);
 }
 
-// A number of samples from one in real numbers. The part refuses what it cannot index.
+// A real number of samples, rounded up. The part refuses what it cannot index.
 static int64_t whole_samples(double x) { return x < 0x1p62 ? (int64_t)ceil(x) : INT64_MAX; }
 
-// Megatron's order: normalise, ask every shard for somewhat more than its share, normalise again,
-// then draw.
+// In Megatron's order: normalise, ask every shard for more than its share, normalise again, draw.
 static bool build_weighted(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
     if (r->samples == ONE_EPOCH) {
         return error_set(err, EXIT_USAGE,
@@ -190,9 +189,10 @@ static bool build_parts(BlendedDataset *d, const DataSource *source, const Split
     return source->weights ? build_weighted(d, source, r, err) : build_list(d, source, r, err);
 }
 
-// A part asked for ceil(1.005 w n) samples serves the first n draws: the lags add up to 0, so the
-// chosen one is not negative, so draw k < n leaves at most floor(w k) + 1 draws on it. The tail of
-// the table, beyond n, can outrun a part by a draw (Megatron-LM fails there): the blend ends before
+// A part that was asked for ceil(1.005 w n) samples serves the first n draws. For the lags add up
+// to 0, so the largest one, which is chosen, is not negative. So after draw k < n at most floor(w
+// k) + 1 draws fall on it.
+// Beyond n the table can outrun a part by a draw. Megatron-LM fails there; this blend ends before
 // that draw. The error guards against rounding.
 static bool check_draws(BlendedDataset *d, Error *err) {
     for (int64_t k = 0; k < d->samples; k++) {

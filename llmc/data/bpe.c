@@ -1,6 +1,6 @@
-// Byte-pair merging: see bpe.h. Short pieces (nearly all) are merged in place by rescanning a small
-// array; long ones with a heap over a linked list, so that a megabyte without a space costs n log n
-// and not n^2.
+// Byte-pair merging: see bpe.h. Nearly all pieces are short: they are merged in place, by
+// rescanning a small array. Long ones use a heap over a linked list, so that a megabyte without a
+// space costs n log n and not n^2.
 #include "llmc/data/bpe.h"
 
 #include <stdlib.h>

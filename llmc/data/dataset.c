@@ -1,6 +1,6 @@
-// One split of one shard as training samples: document, sample and shuffle index in Megatron-LM's
-// exact order (its GPTDataset): see dataset.h. Blends of several shards stand in blend.c. Called by
-// blend.c and loader.c.
+// One split of one shard as training samples, in the exact order of Megatron-LM's GPTDataset: its
+// document, sample and shuffle index. See dataset.h. Blends of several shards stand in blend.c.
+// Called by blend.c and loader.c.
 #include "llmc/data/dataset.h"
 
 #include <inttypes.h>
@@ -64,7 +64,7 @@ bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, 
                  int64_t *end) {
     *first = *end = 0;
     if (bounds[split + 1] <= bounds[split]) return false;
-    // Half to even, like numpy's round; the sum of the weights may exceed 1 by a rounding error.
+    // Half to even, as numpy rounds. The sum of the weights may exceed 1 by a rounding error.
     *first = (int64_t)nearbyint(bounds[split] * (double)sequences);
     *end = (int64_t)nearbyint(bounds[split + 1] * (double)sequences);
     if (*end > sequences) *end = sequences;
@@ -99,8 +99,8 @@ static int64_t tokens_between(const Shard *shard, int64_t first, int64_t end) {
     return stop - shard_position(shard, first);
 }
 
-// Epochs, and whether the last one is shuffled apart: so it is when less than 80 % of it is needed,
-// lest its samples mix with the others' and most of them are seen once less often than the rest.
+// Counts the epochs, and decides whether the last one is shuffled apart. It is when less than 80 %
+// of it is needed: else some of its samples would come among the others, and the rest not at all.
 static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
     const int64_t s = d->seq_length, per_epoch = d->tokens_per_epoch,
                   sequences = d->end_sequence - d->first_sequence;
@@ -159,7 +159,7 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The three indices. One generator serves them in this order; every split and every shard of a
+// The three indices. One generator serves them, in this order. Every split and every shard of a
 // blend starts it anew.
 
 static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
@@ -173,15 +173,15 @@ static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
     mt19937_shuffle_i32(rng, d->document_index + together, d->documents - together);
 }
 
-// Entry k names the place of stream token k * seq_length, the stream being the sequences in
-// document-index order. Sample k covers stream tokens k*S .. k*S+S, so its last token is also the
-// first of sample k+1.
+// The stream is the sequences in the order of the document index. Entry k is the place of stream
+// token k * S, S = seq_length. Sample k covers stream tokens k*S .. k*S+S. So its last token is
+// also the first one of sample k + 1.
 static void fill_sample_index(const GptDataset *d) {
     enum { AHEAD = 24 };  // lengths are fetched in random order: ask for them early
     uint64_t *out = d->sample_index, *end = out + d->samples + 1;
     *out++ = 0;  // by definition, even if the first sequence is empty
     int64_t next = d->seq_length;  // wanted token's distance from the beginning of this sequence
-    // There are enough, unless lengths vanish under our eyes.
+    // There are enough documents, unless the file is cut short meanwhile.
     for (int64_t p = 0; out < end && p < d->documents; p++) {
         if (p + AHEAD < d->documents) shard_prefetch_length(d->shard, d->document_index[p + AHEAD]);
         int64_t length = shard_length(d->shard, d->document_index[p]);
@@ -234,8 +234,7 @@ bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartReques
         mt19937_seed(&rng, request->seed);
         fill_document_index(dataset, &rng);
     }
-    // A barrier for each index, not one for both: the others wait for the builder, and a single
-    // wait has a limit.
+    // The others wait for the builder, and a single wait has a limit: a barrier for each index.
     m->agree(m->context, true, NULL);
     if (builds) fill_sample_index(dataset);
     m->agree(m->context, true, NULL);

@@ -229,7 +229,7 @@ static bool is_key(JsonText *json, RawString raw, const char *key) {
     return unescape(json, raw, &ignored) == length && !memcmp(json->buffer, key, length);
 }
 
-// Reads the whole object; *result says what was found for the key, *value holds it when that is a
+// Reads the whole object. *result says what was found for the key; *value holds it if it is a
 // string.
 static bool read_object(JsonText *json, Cursor *c, const char *key, RawString *value, JsonlResult *result) {
     *result = JSONL_NO_KEY;

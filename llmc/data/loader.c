@@ -1,6 +1,6 @@
-// Batches for the training loop: opens the data, builds the datasets per split, serves
-// micro-batches in Megatron's order: see loader.h. Reports (summary, --inspect-data) stand in
-// loader_report.c, --check-data in check.c. Called by train_gpt.cu.
+// Batches for the training loop: opens the data, builds a dataset per split, serves micro-batches
+// in Megatron's order. See loader.h. The summary and --inspect-data stand in loader_report.c,
+// --check-data in check.c.
 #include "llmc/data/loader.h"
 
 #include <inttypes.h>
@@ -76,8 +76,7 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
     return true;
 }
 
-// A list without weights is read once, and Megatron-LM fails in the middle of the run where it
-// ends.
+// A list without weights is read once. Megatron-LM fails in the middle of the run, where it ends.
 static bool list_suffices(const BlendedDataset *d, int split, Error *err) {
     if (d->samples >= d->requested) return true;
     return error_set(err, EXIT_DATA,
@@ -196,8 +195,8 @@ double loader_epoch(const Loader *loader, int64_t consumed) {
 // -------------------------------------------------------------------------------------------------
 // Samples
 
-// Megatron's mock sample: a random length l, then l ones, one EOD (0), twos up to the end. ids: (T
-// + 1).
+// Megatron's mock sample: a random length l, then l ones, one EOD (0), twos to the end. ids: (T +
+// 1).
 static void mock_sample(const LoaderOptions *o, int split, int64_t sample, int32_t *ids) {
     Mt19937 rng;
     int64_t index = sample % MOCK_SAMPLES;

@@ -1,9 +1,9 @@
 // Mapped files that are lost while they are read: see mapped.h.
 //
-// The handler runs on the thread that reads, at one of our own loads: nothing is half done there,
-// no lock is held, so it may do what that thread may do, and calls fatal(). Every other SIGBUS goes
-// where it went before. A signal handler is told nothing: the table and the site are this file's
-// static variables.
+// The handler runs on the thread that reads, at one of our own loads. Nothing is half done there
+// and no lock is held, so it may call fatal(), as that thread may. Every other SIGBUS goes where it
+// went before. A signal handler takes no arguments of ours, so the table and the site are static
+// variables of this file.
 #include "llmc/data/mapped.h"
 
 #include <pthread.h>

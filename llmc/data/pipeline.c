@@ -1,5 +1,5 @@
-// The ordered parallel map: see pipeline.h. Three counters over a ring of slots; work hands out
-// whole blocks of text, so one lock is enough.
+// The ordered parallel map: see pipeline.h. Three counters over a ring of slots. A slot is a whole
+// block of text, so one lock is enough.
 #include "llmc/data/pipeline.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
-// One writer per shard: see prefix_lock.h. The lock is the kernel's, so that a killed program
-// leaves none behind.
+// One writer per shard: see prefix_lock.h. The lock is the kernel's: a killed program leaves none.
 #include "llmc/data/prefix_lock.h"
 
 #include <errno.h>

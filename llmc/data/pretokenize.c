@@ -11,8 +11,8 @@
     "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}" \
     "\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
 
-// GPT-2's alternation, leftmost first. Where nothing can follow a repetition it is made possessive
-// (++): the same matches, no stack. The last but one gives back one character when a non-space
+// GPT-2's alternation, leftmost first. A repetition that nothing can follow is possessive (++): the
+// same matches, without a stack. The last but one gives back one character when a non-space
 // follows, so that " x" can take its space along.
 static const char piece_regex[] =
     "'s|'t|'re|'ve|'m|'ll|'d"
@@ -135,7 +135,7 @@ size_t piece_end(const PieceSplitter *splitter, const char *text, size_t bytes, 
         size_t length = contraction(text, bytes, start);
         if (length) return start + length;
     }
-    // Not by run_end: a long text without ASCII would be walked to its end for each of its pieces.
+    // Not by run_end, which would walk a long text without ASCII to its end for each of its pieces.
     if (class == BEYOND) return piece_end_pcre2(splitter, text, bytes, start);
     end = run_end(splitter, text, bytes, end, class);
     // A run that meets a character beyond ASCII may go on there.

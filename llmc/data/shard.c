@@ -1,6 +1,6 @@
-// Megatron mmap token shards: reader (mapped, checked once at opening) and writer (buffered,
-// renamed into place): see shard.h. Read by dataset.c and loader.c, written by preprocess_data and
-// merge_datasets. Format: Megatron-LM's IndexedDataset.
+// Megatron's token shards (its IndexedDataset): see shard.h. The reader maps them and checks them
+// once, when they are opened. The writer buffers, and renames at the end. Read by dataset.c,
+// check.c and loader.c, written by preprocess_data and merge_datasets.
 //
 // The .idx file, little-endian and packed, N sequences, M boundaries:
 //     at 0          9 bytes  "MMIDIDX\0\0"
@@ -330,7 +330,7 @@ static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *
     f->path = text_format("%s%s", prefix, suffix);
     f->temporary = text_format("%s%s.tmp", prefix, suffix);
     struct stat status;
-    // Else known only when all is written, by the rename.
+    // Otherwise the rename would be the first to say so, when all is written.
     if (stat(f->path, &status) == 0 && S_ISDIR(status.st_mode)) {
         return error_set(err, EXIT_ENVIRONMENT,
                          "%s: cannot create: a folder has this name; remove it or choose another output name",
@@ -526,8 +526,8 @@ static void sync_folder_of(const char *path) {
     free(folder);
 }
 
-// The old index goes first: whenever the job dies, a valid index stands beside its own .bin or
-// there is none.
+// The old index goes first. So whenever the job dies, an index stands beside its own .bin, or none
+// does.
 static bool publish(ShardWriter *w, Error *err) {
     if (unlink(w->idx.path) != 0 && errno != ENOENT) {
         return error_set(err, EXIT_ENVIRONMENT, "%s: cannot replace: %s; check the output folder",

@@ -1,5 +1,5 @@
 // Tokenizers and encoders: see tokenizer.h. An encoder repairs the UTF-8, cuts the text into pieces
-// (pretokenize.c), and merges each piece's bytes (bpe.c) unless it has met the same piece lately.
+// (pretokenize.c) and merges the bytes of each (bpe.c). Pieces that it has met lately are cached.
 #include "llmc/data/tokenizer.h"
 
 #include <inttypes.h>
