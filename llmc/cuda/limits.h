@@ -1,6 +1,7 @@
 // What the GPU's ops can compute and what scratch memory they want, as functions of sizes alone.
 // Plain C, so that a test without a GPU can ask them. Included by limits.cu, embedding.cu,
-// layernorm.cu, attention_cudnn.cpp and test_limits.c.
+// layernorm.cu, attention_cudnn.cpp, test_limits.c
+// and test_device_gpu.cu.
 #pragma once
 #include <limits.h>
 #include <stdio.h>

@@ -1,11 +1,12 @@
 // The CUDA device: what it refuses, memory, copies that neither side waits for, the order of
 // streams and events.
+#include <cub/device/device_radix_sort.cuh>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "llmc/cuda/internal.h"
-#include "llmc/ops.h"
+#include "llmc/cuda/limits.h"
 #include "test/gpu/check.h"
 
 // Keeps a stream busy for some milliseconds, then writes value.
@@ -216,6 +217,19 @@ static void test_events(Checks *c, Device *device) {
     device_free(device, word);
 }
 
+// limits.h plans enough for the sort of the embedding's backward.
+static void test_sort(Checks *c) {
+    const int rows[] = {1, 31, 5000, 65536, 1 << 20, 3400000, 1 << 26};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        size_t bytes = 0, planned = scratch_sort_bytes(rows[i]);
+        int32_t *none = NULL;
+        cudaError_t status =
+            cub::DeviceRadixSort::SortPairs(NULL, bytes, none, none, none, none, rows[i], 0, 32);
+        check(c, status == cudaSuccess && bytes <= planned, "the sort of %d rows wants %zu bytes of %zu",
+              rows[i], bytes, planned);
+    }
+}
+
 int main(void) {
     Checks checks = {"test_device_gpu", 0, 0};
     Site site = {};
@@ -230,6 +244,7 @@ int main(void) {
     test_copies(&checks, device);
     test_asynchrony(&checks, device);
     test_events(&checks, device);
+    test_sort(&checks);
     device_close(device);
     return checks_end(&checks);
 }
