@@ -19,7 +19,8 @@ static bool check_input(const PlanTensor *tensors, int count, const PlanOptions 
             "the layout needs at least one tensor, one node, one rank and a positive bucket size");
     }
     for (int i = 0; i < count; i++) {
-        if (tensors[i].numel < 1 || tensors[i].unit < (i ? tensors[i - 1].unit : 0)) {
+        bool apart = tensors[i].before >= 0 && tensors[i].before % HADAMARD_ORDER == 0 && tensors[i].after >= 0;
+        if (tensors[i].numel < 1 || tensors[i].unit < (i ? tensors[i - 1].unit : 0) || !apart) {
             return error_set(err, EXIT_USAGE, "tensor %d of the layout is empty or out of order", i);
         }
     }
@@ -55,34 +56,59 @@ static int merge_units(Plan *plan, const PlanTensor *tensors, int count) {
     return bucket + 1;
 }
 
-// Lays the matrices (or the 1-D tensors) of one bucket back to back; returns the unpadded end of
-// the part.
-static int64_t place_part(Plan *plan, const PlanTensor *tensors, const int64_t *logical, int b, bool matrices,
-                          int64_t align, int *next) {
-    int64_t at = 0;
+// What one bucket is made of.
+typedef struct Placing {
+    const PlanTensor *tensors;
+    const int64_t *logical;
+    int bucket;
+    int *next;  // segment
+} Placing;
+
+// Lays the matrices (or the 1-D tensors) of one bucket back to back, from `at` on: those that are
+// counted, or those that are not. Returns the unpadded end.
+static int64_t place_part(Plan *plan, const Placing *p, bool matrices, bool counted, int64_t at) {
+    int64_t align = matrices ? plan->options.border : TAIL_ALIGN;
     for (int i = 0; i < plan->tensors; i++) {
-        if (plan->tensor_bucket[i] != b || tensors[i].matrix != matrices) continue;
+        const PlanTensor *tensor = &p->tensors[i];
+        if (plan->tensor_bucket[i] != p->bucket || tensor->matrix != matrices) continue;
+        if (tensor->uncounted == counted) continue;
         at = round_up64(at, align);
-        Segment segment = {at, tensors[i].numel, logical[i], i};
-        plan->segments[(*next)++] = segment;
-        at += tensors[i].numel;
+        Segment segment = {at, tensor->numel, p->logical[i], i};
+        plan->segments[(*p->next)++] = segment;
+        at += tensor->numel;
     }
     return at;
 }
 
-static void place_bucket(Plan *plan, const PlanTensor *tensors, const int64_t *logical, int b, int *next) {
-    Bucket *bucket = &plan->bucket[b];
-    bucket->first_segment = *next;
-    int64_t end = place_part(plan, tensors, logical, b, true, plan->options.border, next);
-    bucket->segments = *next - bucket->first_segment;
+static bool uncounted_in(const Placing *p, const Plan *plan, bool matrices) {
+    for (int i = 0; i < plan->tensors; i++) {
+        const PlanTensor *tensor = &p->tensors[i];
+        bool here = plan->tensor_bucket[i] == p->bucket && tensor->matrix == matrices;
+        if (here && tensor->uncounted) return true;
+    }
+    return false;
+}
+
+static void place_bucket(Plan *plan, const Placing *p) {
+    Bucket *bucket = &plan->bucket[p->bucket];
+    bucket->first_segment = *p->next;
+    bucket->matrix_counted = place_part(plan, p, true, true, 0);
+    int64_t end = place_part(plan, p, true, false, bucket->matrix_counted);
+    bucket->segments = *p->next - bucket->first_segment;
     bucket->matrix_elements = round_up64(end, plan->dp * plan->options.border);
     bucket->matrix_per_rank = bucket->matrix_elements / plan->dp;
 
-    bucket->first_tail = *next;
-    end = place_part(plan, tensors, logical, b, false, TAIL_ALIGN, next);
-    bucket->tails = *next - bucket->first_tail;
+    bucket->first_tail = *p->next;
+    bucket->tail_counted = place_part(plan, p, false, true, 0);
+    end = place_part(plan, p, false, false, bucket->tail_counted);
+    bucket->tails = *p->next - bucket->first_tail;
     bucket->tail_elements = round_up64(end, (int64_t)plan->dp * TAIL_ALIGN);
     bucket->tail_per_rank = bucket->tail_elements / plan->dp;
+    // Pads are 0 and count: so where all tensors count, all of the part does.
+    bucket->matrix_counted = round_up64(bucket->matrix_counted, plan->options.border);
+    bucket->tail_counted = round_up64(bucket->tail_counted, TAIL_ALIGN);
+    if (!uncounted_in(p, plan, true)) bucket->matrix_counted = bucket->matrix_elements;
+    if (!uncounted_in(p, plan, false)) bucket->tail_counted = bucket->tail_elements;
 
     bucket->arena_start = plan->arena_elements;
     bucket->state_start = plan->shard_elements;
@@ -116,14 +142,18 @@ bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOpti
     int64_t *logical = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
     int64_t offset = 0;
     for (int i = 0; i < count; i++) {
-        logical[i] = offset;
-        offset += round_up64(tensors[i].numel, HADAMARD_ORDER);
+        logical[i] = offset + tensors[i].before;
+        offset += round_up64(tensors[i].before + tensors[i].numel + tensors[i].after, HADAMARD_ORDER);
         plan->tensor_bucket[i] = plan->unit_bucket[tensors[i].unit];
         plan->parameters += tensors[i].numel;
+        if (!tensors[i].uncounted) plan->counted_parameters += tensors[i].numel;
         if (!tensors[i].matrix) plan->tail_parameters += tensors[i].numel;
     }
     int next = 0;
-    for (int b = 0; b < plan->buckets; b++) place_bucket(plan, tensors, logical, b, &next);
+    for (int b = 0; b < plan->buckets; b++) {
+        Placing placing = {tensors, logical, b, &next};
+        place_bucket(plan, &placing);
+    }
     for (int u = plan->units - 1; u >= 0; u--) plan->bucket[plan->unit_bucket[u]].first_unit = u;
     for (int u = 0; u < plan->units; u++) plan->bucket[plan->unit_bucket[u]].end_unit = u + 1;
     free(logical);
@@ -138,6 +168,12 @@ void plan_free(Plan *plan) {
     free(plan->unit_bucket);
     Plan empty = {0};
     *plan = empty;
+}
+
+int64_t plan_counted(const Bucket *bucket, bool matrix, int64_t rank) {
+    int64_t piece = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
+    int64_t counted = (matrix ? bucket->matrix_counted : bucket->tail_counted) - rank * piece;
+    return counted < 0 ? 0 : counted > piece ? piece : counted;
 }
 
 void plan_seal(Plan *plan) {

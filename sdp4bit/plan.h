@@ -21,10 +21,13 @@ enum { MESSAGE_ALIGN = 16 };   // bytes; sections of a message start on it
 enum { MOST_CHUNKS = 4096 };   // pipeline chunks of a bucket
 
 typedef struct PlanTensor {
-    int64_t numel;
-    bool matrix;  // 2-D or more: quantised and decayed; else it goes to the tail
-    int unit;     // layers in forward order: 0 the embeddings, then one per transformer layer.
-                  // Non-decreasing over the tensors
+    int64_t numel;          // that this rank holds
+    bool matrix;            // 2-D or more: quantised and decayed; else it goes to the tail
+    int unit;               // layers in forward order: 0 the embeddings, then one per transformer layer.
+                            // Non-decreasing over the tensors
+    int64_t before, after;  // elements of the whole model that other ranks hold before and after these,
+                            // in the order of the rounding bits; before: a multiple of 32
+    bool uncounted;         // another rank holds the same elements, and counts them in the norm
 } PlanTensor;
 
 // Where one tensor lies inside its bucket's part. logical: offset of the tensor's first element for
@@ -42,6 +45,8 @@ typedef struct Bucket {
                                              // matrix part
     int64_t matrix_elements, tail_elements;  // padded lengths of the two parts
     int64_t matrix_per_rank, tail_per_rank;  // a rank's piece of each
+    int64_t matrix_counted, tail_counted;    // of each part, from its start on: what the norm counts.
+                                             // Uncounted tensors come last
     int64_t state_start;                     // first element in a rank's optimiser state: matrix
                                              // piece, then tail piece
     int first_segment, segments;             // plan->segments, matrices
@@ -73,6 +78,7 @@ typedef struct Plan {
     int64_t shard_elements;  // per rank
     int64_t parameters;      // without padding
     int64_t tail_parameters; // of which 1-D
+    int64_t counted_parameters;  // of which this rank counts
 } Plan;
 
 // Cuts the tensors (in forward order) into buckets: whole units, merged up to
@@ -85,6 +91,9 @@ void plan_free(Plan *plan);
 void plan_seal(Plan *plan);
 // The border for the group sizes in use (0 = not in use).
 int64_t plan_border(int group_a, int group_b, int group_c);
+
+// Elements of rank's matrix piece (matrix) or tail piece that the norm counts: the first ones.
+int64_t plan_counted(const Bucket *bucket, bool matrix, int64_t rank);
 
 // --- what travels -------------------------------------------------------------------------------
 

@@ -203,3 +203,16 @@ void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_l
         lanes->chunks++;
     }
 }
+
+void tlq_sum_squares(const TlqStep *step, int b, const float *grads, float *matrix_leaves,
+                     float *tail_leaves, float *sums, const Lanes *lanes) {
+    const Bucket *bucket = &step->plan->bucket[b];
+    int64_t rank = step->mesh->dp.rank, tail = plan_counted(bucket, false, rank);
+    // Matrices lie on whole leaves. A leaf of the tail may hold both kinds: then it is made anew.
+    if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank) {
+        const float *own = grads + bucket->matrix_elements + rank * bucket->tail_per_rank;
+        kernel_square_leaves(lanes->last, tail_leaves, own, tail);
+    }
+    kernel_tree_sum(lanes->last, &sums[0], matrix_leaves, plan_counted(bucket, true, rank) / HADAMARD_ORDER);
+    kernel_tree_sum(lanes->last, &sums[1], tail_leaves, ceil_div64(tail, HADAMARD_ORDER));
+}

@@ -42,5 +42,10 @@ typedef struct TlqStep {
 // result is in the order of lanes->last.
 void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves,
                        Lanes *lanes);
+// What the norm takes from bucket b after that: sums[0] of the squares of this rank's matrix piece,
+// and sums[1] of its tail piece, without what another rank counts. Destroys the leaves. On
+// lanes->last.
+void tlq_sum_squares(const TlqStep *step, int b, const float *grads, float *matrix_leaves,
+                     float *tail_leaves, float *sums, const Lanes *lanes);
 
 LLMC_END

@@ -24,12 +24,25 @@ Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, in
 int64_t tensor_elements(const Tensor *tensor) { return tensor->local[0] * tensor->local[1]; }
 int64_t tensor_whole_elements(const Tensor *tensor) { return tensor->whole[0] * tensor->whole[1]; }
 
+// The rounding bits of a cut tensor: each part has positions of its own, part after part.
+static void place_in_whole(PlanTensor *row, const Tensor *t) {
+    int64_t part = round_up64(row->numel, 32), parts = 1, index = 0;
+    if (t->split >= 0) {
+        parts = t->whole[t->split] / t->local[t->split];
+        index = t->offset / t->local[t->split];
+    }
+    row->before = index * part;
+    row->after = parts * part - row->before - row->numel;
+}
+
 PlanTensor *tensors_for_plan(const Tensor *tensors, int count) {
     PlanTensor *out = (PlanTensor *)xcalloc((size_t)count, sizeof *out, "the parameter table");
     for (int i = 0; i < count; i++) {
         out[i].numel = tensor_elements(&tensors[i]);
         out[i].matrix = tensors[i].dims > 1;
         out[i].unit = tensors[i].unit;
+        out[i].uncounted = !tensors[i].counted;
+        place_in_whole(&out[i], &tensors[i]);
     }
     return out;
 }

@@ -222,10 +222,8 @@ static void reduce_bucket(Zero *zero, int b) {
     probe_gradients(zero, &step, b);
     tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves, zero->lanes);
     probe_reduced(zero, b);
-    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b, matrix_leaves,
-                    bucket->matrix_per_rank / HADAMARD_ORDER);
-    kernel_tree_sum(zero->lanes->last, zero->piece_sums + 2 * b + 1, tail_leaves,
-                    ceil_div64(bucket->tail_per_rank, HADAMARD_ORDER));
+    tlq_sum_squares(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves,
+                    zero->piece_sums + 2 * b, zero->lanes);
 }
 
 void zero_reduce_unit(Zero *zero, int unit) {
@@ -287,6 +285,7 @@ static void count_zeros(Zero *zero) {
     set_zero(zero->lanes->last, zero->zeros, sizeof(int64_t));
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
+        if (!zero->tensors[piece->tensor].counted) continue;
         kernel_count_zeros(zero->lanes->last, zero->zeros, zero->grads + piece->arena_at,
                            piece->hi - piece->lo);
     }
@@ -401,6 +400,7 @@ double zero_params_norm(Zero *zero, Peers group) {
         const Piece *piece = &zero->pieces[i];
         int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
         float sum = 0.0f;
+        if (!zero->tensors[piece->tensor].counted) continue;
         kernel_square_weights(zero->compute, zero->leaves, zero->weights + piece->arena_at,
                               piece->hi - piece->lo);
         kernel_tree_sum(zero->compute, zero->piece_sums, zero->leaves, leaves);

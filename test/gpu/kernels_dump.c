@@ -24,6 +24,10 @@
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/plan.h"
 
+// A tensor that this rank holds whole.
+#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
+#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+
 enum { SEED = 20240901, PURPOSE_DATA = 7 };  // of the random bits that make data: none of the program's own
 
 typedef struct Dump {
@@ -206,16 +210,16 @@ typedef struct Run {
 
 // Tensors of odd sizes, some tiny, some ending just before or after a border.
 static void build_plan(Run *r, int64_t values) {
-    PlanTensor tensor[] = {{values * 3 / 8 + 5, true, 0},
-                           {33, true, 0},
-                           {1, true, 0},
-                           {9, false, 0},
-                           {values / 4, true, 0},
-                           {4095, true, 0},
-                           {768, false, 0},
-                           {3071, false, 0},
-                           {1, false, 0},
-                           {values / 4 + 1, true, 0}};
+    PlanTensor tensor[] = {MATRIX(values * 3 / 8 + 5, 0),
+                           MATRIX(33, 0),
+                           MATRIX(1, 0),
+                           VECTOR(9, 0),
+                           MATRIX(values / 4, 0),
+                           MATRIX(4095, 0),
+                           VECTOR(768, 0),
+                           VECTOR(3071, 0),
+                           VECTOR(1, 0),
+                           MATRIX(values / 4 + 1, 0)};
     const Case *c = &r->c;
     bool quantised = codec_info(c->intra).levels || codec_info(c->inter).levels;
     PlanOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4};

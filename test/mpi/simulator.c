@@ -60,7 +60,11 @@ static Place place_of(const Simulator *sim, int tensor) {
     const Plan *plan = sim->options.plan;
     Place place = {plan->tensor_arena[tensor], sim->options.tensors[tensor].numel, 0,
                    sim->options.tensors[tensor].matrix};
-    for (int i = 0; i < tensor; i++) place.logical += round_up64(sim->options.tensors[i].numel, 32);
+    for (int i = 0; i < tensor; i++) {
+        const PlanTensor *t = &sim->options.tensors[i];
+        place.logical += round_up64(t->before + t->numel + t->after, 32);
+    }
+    place.logical += sim->options.tensors[tensor].before;
     return place;
 }
 
@@ -151,17 +155,31 @@ static float tree_of_squares(const float *x, int64_t n) {
     return tree_of_squares(x, left) + tree_of_squares(x + left, n - left);
 }
 
+// Of the reduced gradient's elements [from, from + n) of the arena, without what other ranks count.
+static float counted_squares(const Simulator *sim, int64_t from, int64_t n) {
+    const Plan *plan = sim->options.plan;
+    float *x = (float *)xmalloc((size_t)(n + 1) * sizeof *x, "a piece");
+    memcpy(x, sim->reduced + from, (size_t)n * sizeof *x);
+    for (int t = 0; t < plan->tensors; t++) {
+        int64_t start = plan->tensor_arena[t] - from, end = start + sim->options.tensors[t].numel;
+        if (!sim->options.tensors[t].uncounted) continue;
+        for (int64_t i = start < 0 ? 0 : start; i < end && i < n; i++) x[i] = 0.0f;
+    }
+    float sum = tree_of_squares(x, n);
+    free(x);
+    return sum;
+}
+
 static void fill_records(Simulator *sim, const float *losses) {
     const Plan *plan = sim->options.plan;
     for (int rank = 0; rank < plan->dp; rank++) {
         double sum = 0;
         for (int b = 0; b < plan->buckets; b++) {
             const Bucket *bucket = &plan->bucket[b];
-            const float *matrices = sim->reduced + bucket->arena_start,
-                        *tails = matrices + bucket->matrix_elements;
-            sum += (double)tree_of_squares(matrices + rank * bucket->matrix_per_rank,
-                                           bucket->matrix_per_rank);
-            sum += (double)tree_of_squares(tails + rank * bucket->tail_per_rank, bucket->tail_per_rank);
+            int64_t matrices = bucket->arena_start + rank * bucket->matrix_per_rank;
+            int64_t tails = bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
+            sum += (double)counted_squares(sim, matrices, bucket->matrix_per_rank);
+            sum += (double)counted_squares(sim, tails, bucket->tail_per_rank);
         }
         sim->records[rank].sum_squares = sum;
         sim->records[rank].loss = (double)losses[rank];

@@ -6,12 +6,12 @@
 // that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
 //
 // Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Serves both
-// backends: build/test/gpu/test_sdp4bit_mpi is the GPU's. The simulator always computes on the host.
+// backends: build/test/gpu/test_sdp4bit_mpi is the GPU's. The simulator always computes on the
+// host.
 //
 //   test_sdp4bit_mpi [--emulate-nodes PER_NODE]
 // With the flag it runs this shape only, whose node borders are real for NCCL, so that nodes may
-// share GPUs.
-// ranks: 1 2 3 4 8 16
+// share GPUs. ranks: 1 2 3 4 8 16
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -25,13 +25,18 @@
 #include "test/mpi/simulator.h"
 #include "test/leaks.h"
 
+// A tensor that this rank holds whole.
+#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
+#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+
 enum { STEPS = 4, POISONED_STEP = 3, WILD_STEP = 5, FAULTED_STEP = 6, MOST_TENSORS = 12 };
 static const uint32_t SEED = 1234;
 static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f, SPIKE_FACTOR = 3.0f;
 
 // --- arms ----------------------------------------------------------------------------------------
 
-typedef enum Shape { RAGGED, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
+// PARTS: ragged tensors of which other ranks hold parts, or copies that they count.
+typedef enum Shape { RAGGED, PARTS, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
 
 // lowest and highest: of the reduced gradient's relative L2 error, for ragged little tensors with 1
 // % outliers 20 times as large.
@@ -70,24 +75,30 @@ static const Arm arms[] = {
     {"int8/fp32 with transform", {I8, F, 128, 32, H, true, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 0.03},
     {"several buckets", {I8, I4, 64, 32, H, true, SR, 0}, {I4, 32, true, SR}, BUCKETS, 0.004, 0.25},
     {"bytes equal the formulas", {I8, I4, 64, 64, H, true, SR, 0}, {I4, 256, true, RN}, ALIGNED, 0.004, 0.25},
+    {"parts of tensors, SDP4Bit", {I8, I4, 128, 64, H, true, SR, 0}, {I4, 256, true, SR}, PARTS, 0.004, 0.25},
     {"1-D tensors only", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 128, true, RN}, TAILS_ONLY, 1e-4, 6e-3},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 
 static int arm_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
-    static const PlanTensor ragged[] = {{5003, true, 0}, {37, false, 0}, {2048, true, 1},
-                                        {100, true, 1},  {5, false, 1},  {64, false, 1},
-                                        {1, true, 2},    {777, true, 2}, {1, false, 2}};
-    static const PlanTensor tails[] = {{100, false, 0}, {7, false, 0}, {900, false, 1}};
-    if (shape == RAGGED) memcpy(t, ragged, sizeof ragged);
+    static const PlanTensor ragged[] = {MATRIX(5003, 0), VECTOR(37, 0), MATRIX(2048, 1),
+                                        MATRIX(100, 1),  VECTOR(5, 1),  VECTOR(64, 1),
+                                        MATRIX(1, 2),    MATRIX(777, 2), VECTOR(1, 2)};
+    static const PlanTensor tails[] = {VECTOR(100, 0), VECTOR(7, 0), VECTOR(900, 1)};
+    if (shape == RAGGED || shape == PARTS) memcpy(t, ragged, sizeof ragged);
+    for (int i = 0; shape == PARTS && i < (int)(sizeof ragged / sizeof *ragged); i++) {
+        t[i].before = i % 3 * 1024;
+        t[i].after = i % 2 * 77;
+        t[i].uncounted = i % 4 == 1 || i % 4 == 2;
+    }
     if (shape == TAILS_ONLY) memcpy(t, tails, sizeof tails);
-    if (shape == RAGGED) return sizeof ragged / sizeof *ragged;
+    if (shape == RAGGED || shape == PARTS) return sizeof ragged / sizeof *ragged;
     if (shape == TAILS_ONLY) return sizeof tails / sizeof *tails;
     int64_t least = 16 * dp * border;  // of a bucket
     int count = 0;
     for (int u = 0; u < 3; u++) {
-        PlanTensor matrix = {shape == ALIGNED ? least : least + 13 * u + 1, true, u};
-        PlanTensor tail = {19 + u, false, u};
+        PlanTensor matrix = MATRIX(shape == ALIGNED ? least : least + 13 * u + 1, u);
+        PlanTensor tail = VECTOR(19 + u, u);
         t[count++] = matrix;
         if (shape == BUCKETS) t[count++] = tail;
     }
@@ -373,8 +384,8 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
         float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
         tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves,
                           t->machine->lanes);
-        kernel_tree_sum(s, t->piece_sums + 2 * b, t->leaves, bucket->matrix_per_rank / 32);
-        kernel_tree_sum(s, t->piece_sums + 2 * b + 1, tail_leaves, ceil_div64(bucket->tail_per_rank, 32));
+        tlq_sum_squares(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves,
+                        t->piece_sums + 2 * b, t->machine->lanes);
     }
     kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss,
                        t->checks.fault);

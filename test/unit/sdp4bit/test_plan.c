@@ -11,6 +11,10 @@
 #include "llmc/base/dtype.h"
 #include "sdp4bit/plan.h"
 
+// A tensor that this rank holds whole.
+#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
+#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+
 enum { MOST_TENSORS = 24, TRIALS = 300 };
 
 // A reproducible stream of small integers in [low, high].
@@ -204,7 +208,7 @@ static void test_layout(void **state) {
 
 // The layout's order and the rounding bits' offsets do not depend on the data-parallel shape.
 static void test_logical_offsets_independent_of_shape(void **state) {
-    PlanTensor tensors[] = {{1000, true, 0}, {33, false, 0}, {64, true, 1}, {5, false, 1}};
+    PlanTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 1), VECTOR(5, 1)};
     static const int64_t expected[] = {0, 1024, 1088, 1152};
     for (int nodes = 1; nodes <= 3; nodes++) {
         PlanOptions options = {nodes, 2, 2048, 128, 1};
@@ -214,6 +218,34 @@ static void test_logical_offsets_independent_of_shape(void **state) {
             assert_int_equal(plan.segments[s].logical, expected[plan.segments[s].tensor]);
         plan_free(&plan);
     }
+}
+
+// Parts of tensors: positions of the rounding bits are the whole's, and what other ranks count
+// comes last.
+static void test_parts_of_tensors(void **state) {
+    PlanTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 0), VECTOR(5, 0), MATRIX(96, 0)};
+    tensors[0].before = 2048, tensors[0].after = 24;
+    tensors[1].uncounted = tensors[2].uncounted = true;
+    static const int64_t logical[] = {2048, 3072, 3136, 3200, 3232}, start[] = {0, 8, 1152, 0, 1024};
+    PlanOptions options = {1, 2, 128, 128, 1};
+    Plan plan;
+    assert_true(plan_build(&plan, tensors, 5, &options, NULL));
+    for (int s = 0; s < 5; s++) {
+        assert_int_equal(plan.segments[s].logical, logical[plan.segments[s].tensor]);
+        assert_int_equal(plan.segments[s].start, start[plan.segments[s].tensor]);
+    }
+    assert_int_equal(plan.parameters, 1198);
+    assert_int_equal(plan.counted_parameters, 1101);
+    const Bucket *b = &plan.bucket[0];
+    assert_int_equal(b->matrix_per_rank, 640);
+    assert_int_equal(plan_counted(b, true, 0), 640);
+    assert_int_equal(plan_counted(b, true, 1), 1152 - 640);
+    assert_int_equal(b->tail_per_rank, 24);
+    assert_int_equal(plan_counted(b, false, 0), 8);
+    assert_int_equal(plan_counted(b, false, 1), 0);
+    plan_free(&plan);
+    tensors[0].before = 16;  // would cut a block of random numbers
+    assert_false(plan_build(&plan, tensors, 5, &options, NULL));
 }
 
 // --- chunks and messages ------------------------------------------------------------------------
@@ -274,7 +306,7 @@ static void test_automatic_chunks(void **state) {
     assert_true(cut > 10);
     // The 125M model on 2 x 2 ranks: the embeddings of 40.2 M elements go in two chunks, three
     // layers of 21.2 M in one. Layers above the target stay whole too, as at 1.3B.
-    PlanTensor tensors[] = {{38633472, true, 0}, {1572864, true, 0}, {21233664, true, 1}, {29952, false, 1}};
+    PlanTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
     PlanOptions options = {2, 2, plan_border(128, 128, 2048), plan_border(128, 128, 0), 25000000};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 4, &options, NULL));
@@ -288,7 +320,7 @@ static void test_automatic_chunks(void **state) {
     assert_int_equal(plan_chunks(&plan, &plan.bucket[1], &left), 1);
     plan_free(&plan);
     // However small buckets are asked for, and however large the one tensor is.
-    PlanTensor huge = {(int64_t)1 << 40, true, 0};
+    PlanTensor huge = MATRIX((int64_t)1 << 40, 0);
     options.bucket_elements = 1;
     assert_true(plan_build(&plan, &huge, 1, &options, NULL));
     assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), MOST_CHUNKS);
@@ -438,7 +470,7 @@ static void test_wire_bytes_equal_formulas(void **state) {
             WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
             // 4 x 2048 elements per rank: every scale section is then a multiple of MESSAGE_ALIGN.
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
-            PlanTensor tensors[] = {{unit, true, 0}, {3 * unit, true, 1}, {2 * unit, true, 2}};
+            PlanTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
             PlanOptions options = {nodes, per_node, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1};
             Plan plan;
             assert_true(plan_build(&plan, tensors, 3, &options, NULL));
@@ -465,7 +497,7 @@ static void test_sealed_messages(void **state) {
     // More chunks than borders: some are empty
     GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
     WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
-    PlanTensor tensors[] = {{70000, true, 0}, {100, false, 0}, {90000, true, 1}};
+    PlanTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
     PlanOptions options = {2, 2, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 3, &options, NULL));
@@ -497,7 +529,7 @@ static void test_sealed_messages(void **state) {
 // times as much.
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
-    PlanTensor tensors[] = {{unit * 8, true, 0}};
+    PlanTensor tensors[] = {MATRIX(unit * 8, 0)};
     PlanOptions options = {4, 4, 2048, 128, 1};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 1, &options, NULL));
@@ -524,8 +556,8 @@ static void check_refused(PlanTensor *tensors, int count, PlanOptions options) {
 }
 
 static void test_refusals(void **state) {
-    PlanTensor good[] = {{10, true, 0}, {10, true, 1}}, empty[] = {{0, true, 0}},
-               falling[] = {{10, true, 1}, {10, true, 0}};
+    PlanTensor good[] = {MATRIX(10, 0), MATRIX(10, 1)}, empty[] = {MATRIX(0, 0)},
+               falling[] = {MATRIX(10, 1), MATRIX(10, 0)};
     PlanOptions options = {1, 1, 128, 128, 1}, bad;
     check_refused(good, 0, options);
     check_refused(empty, 1, options);
@@ -562,6 +594,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_logical_offsets_independent_of_shape),
+        cmocka_unit_test(test_parts_of_tensors),
         cmocka_unit_test(test_chunks_cover_the_shard_once),
         cmocka_unit_test(test_automatic_chunks),
         cmocka_unit_test(test_message_layouts),

@@ -14,6 +14,10 @@
 
 #include "test/mpi/simulator.h"
 
+// A tensor that this rank holds whole.
+#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
+#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+
 static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 
 static float normal(uint32_t stream, uint32_t a, uint32_t b, uint32_t i, double outliers) {
@@ -33,7 +37,7 @@ typedef struct Bench {
 
 static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWire grad, WeightWire weight,
                         const float *weights) {
-    PlanTensor tensor = {n, true, 0};
+    PlanTensor tensor = MATRIX(n, 0);
     bench->tensor = tensor;
     int64_t border = plan_border(grad.intra_group, grad.inter_group, weight.group);
     PlanOptions options = {nodes, per_node, border, plan_border(grad.intra_group, grad.inter_group, 0), 1};

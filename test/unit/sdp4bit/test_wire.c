@@ -10,6 +10,10 @@
 
 #include "sdp4bit/kernels.h"
 
+// A tensor that this rank holds whole.
+#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
+#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+
 typedef struct Example {
     Plan plan;
     GradWire wire;
@@ -20,7 +24,7 @@ typedef struct Example {
 // A matrix of 40 and a 1-D tensor of 9 elements; gradient (i - 10) / 8 and (i + 1) / 4, halved by
 // the averaging over two ranks.
 static void example_build(Example *e, bool hadamard) {
-    static const PlanTensor tensors[] = {{40, true, 0}, {9, false, 0}};
+    static const PlanTensor tensors[] = {MATRIX(40, 0), VECTOR(9, 0)};
     PlanOptions options = {2, 1, 32, 32, 1};
     GradWire wire = {CODEC_INT8, CODEC_INT4, 32, 32, CODEC_BF16, hadamard, ROUND_STOCHASTIC, 1};
     MessageLayout unused;
