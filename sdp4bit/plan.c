@@ -19,8 +19,9 @@ static bool check_input(const PlanTensor *tensors, int count, const PlanOptions 
             "the layout needs at least one tensor, one node, one rank and a positive bucket size");
     }
     for (int i = 0; i < count; i++) {
-        bool apart = tensors[i].before >= 0 && tensors[i].before % HADAMARD_ORDER == 0 && tensors[i].after >= 0;
-        if (tensors[i].numel < 1 || tensors[i].unit < (i ? tensors[i - 1].unit : 0) || !apart) {
+        const PlanTensor *t = &tensors[i];
+        bool placed = t->before >= 0 && t->before % HADAMARD_ORDER == 0 && t->after >= 0;
+        if (t->numel < 1 || t->unit < (i ? tensors[i - 1].unit : 0) || !placed) {
             return error_set(err, EXIT_USAGE, "tensor %d of the layout is empty or out of order", i);
         }
     }
