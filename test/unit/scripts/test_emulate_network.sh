@@ -25,14 +25,17 @@ shaped() { inside "$script 2 25 >/dev/null && tc qdisc show dev lo" | grep -q 't
 fraction() { inside "$script 4 0.5 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 2Gbit'; }
 again() { inside "$script 2 25 >/dev/null && $script 2 10 >/dev/null && tc qdisc show dev lo" |
     grep -q 'tbf .*rate 20Gbit'; }
-restored() { ! inside "$script 2 25 >/dev/null && $script restore >/dev/null && $script restore >/dev/null && tc qdisc show dev lo" | grep -q tbf; }
+quiet() { printf "$script %s >/dev/null && " "$@"; } # WORDS...: the script with each of them, as shell text
+restored() { ! inside "$(quiet "2 25" restore restore) tc qdisc show dev lo" | grep -q tbf; }
 unlimited() { ! inside "$script 2 25 >/dev/null && $script 2 unlimited >/dev/null && tc qdisc show dev lo" |
     grep -q tbf; }
 # A connection's packets on one processor: every processor takes part, none at the end.
 steered() {
     local all
     all=$(inside "$script 2 $1 >/dev/null && cat $steering") || return
-    python3 -c 'import os, sys; sys.exit(0 if int(sys.argv[1].replace(",", ""), 16) == (1 << os.sysconf("SC_NPROCESSORS_CONF")) - 1 else 1)' "$all"
+    python3 -c 'import os, sys
+mask = int(sys.argv[1].replace(",", ""), 16)
+sys.exit(mask != (1 << os.sysconf("SC_NPROCESSORS_CONF")) - 1)' "$all"
 }
 not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null && cat $steering" |
     tr -d ',\n' | grep -qE '^0+$'; }
@@ -41,12 +44,15 @@ not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null &&
 one_steered() { inside "echo 1 >$steering && $1 && cat $steering" | tr -d ',\n' | grep -qE "^0*$2\$"; }
 back() { one_steered "$script 2 25 >/dev/null && $script restore >/dev/null" 1; }
 back_after_two() { one_steered \
-    "$script 2 unlimited >/dev/null && $script 2 25 >/dev/null && $script 2 10 >/dev/null && $script restore >/dev/null && $script restore >/dev/null" 1; }
+    "$(quiet "2 unlimited" "2 25" "2 10" restore restore) true" 1; }
 back_each_time() { one_steered \
-    "$script 2 25 >/dev/null && $script restore >/dev/null && echo 2 >$steering && $script 2 25 >/dev/null && $script restore >/dev/null" 2; }
+    "$(quiet "2 25" restore) echo 2 >$steering && $(quiet "2 25" restore) true" 2; }
 set_since() { one_steered "$script 2 25 >/dev/null && echo 2 >$steering && $script restore >/dev/null" 2; }
-forgotten() { one_steered "$script 2 25 >/dev/null && rm /run/emulate_network.* && $script restore >/dev/null" 0; }
-nonsense() { one_steered "$script 2 25 >/dev/null && for file in /run/emulate_network.*; do echo 'rx-0 1;id' >\$file; done && $script restore >/dev/null" 0; }
+forgotten() { one_steered "$(quiet "2 25") rm /run/emulate_network.* && $script restore >/dev/null" 0; }
+nonsense() {
+    one_steered "$(quiet "2 25") for file in /run/emulate_network.*; do echo 'rx-0 1;id' >\$file; done &&
+        $script restore >/dev/null" 0
+}
 # 64 MB at 0.4 Gb/s take 0.6 s at least beyond the burst of 32 MB; unshaped a few hundredths.
 slow() {
     inside "$script 1 0.4 >/dev/null && python3 - <<'END'
