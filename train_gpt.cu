@@ -25,16 +25,18 @@
 // and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with a
 // branch of its own. The final LayerNorm begins like one more layer, in the table too.
 
-int gpt_layer_tensor(int layer, enum LayerTensor which) { return 2 + layer * LAYER_TENSORS + (int)which; }
+int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which) {
+    return (gpt->stage.embeds ? 2 : 0) + layer * LAYER_TENSORS + (int)which;
+}
 
 static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split, int unit,
                        double std) {
     gpt->tensor[gpt->tensors++] = tensor_row(name, rows, columns, split, unit, std);
 }
 
-static void add_layer(GPT *gpt, int l, double std) {
+static void add_layer(GPT *gpt, int l, double std, int layers) {
     int64_t C = gpt->C, A = gpt->A, F = gpt->F;
-    double scaled = std / sqrt(2.0 * gpt->L);  // outputs onto the residual stream
+    double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
     struct { const char *name; int64_t rows, columns; int split; double std; } row[LAYER_TENSORS] = {
         {"input_norm.weight", C, 0, -1, -1},
         {"input_norm.bias", C, 0, -1, 0},
@@ -56,7 +58,37 @@ static void add_layer(GPT *gpt, int l, double std) {
     }
 }
 
-void gpt_describe(GPT *gpt, const Config *config) {
+Stage gpt_stage(const Config *config, int rank, int size) {
+    int layers = config->num_layers / size;
+    Stage stage = {rank * layers, (rank + 1) * layers, rank == 0, rank == size - 1};
+    return stage;
+}
+
+// All rows of the whole model, of which a stage then keeps its own.
+static void describe_whole(GPT *gpt, const Config *config) {
+    int layers = config->num_layers;
+    double std = config->init_method_std;
+    gpt->tensor =
+        (Tensor *)xcalloc((size_t)(4 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
+    add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
+    add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
+    for (int l = 0; l < layers; l++) add_layer(gpt, l, std, layers);
+    add_tensor(gpt, "encoder.final_norm.weight", gpt->C, 0, -1, layers, -1);
+    add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, layers, 0);
+    tensors_number(gpt->tensor, gpt->tensors);
+}
+
+static void keep_stage(GPT *gpt) {
+    const Stage *stage = &gpt->stage;
+    int from = stage->embeds ? 0 : 2 + stage->first_layer * LAYER_TENSORS;
+    int to = stage->heads ? gpt->tensors : 2 + stage->end_layer * LAYER_TENSORS;
+    int units_before = stage->embeds ? 0 : stage->first_layer + 1;
+    memmove(gpt->tensor, gpt->tensor + from, (size_t)(to - from) * sizeof(Tensor));
+    gpt->tensors = to - from;
+    for (int i = 0; i < gpt->tensors; i++) gpt->tensor[i].unit -= units_before;
+}
+
+void gpt_describe(GPT *gpt, const Config *config, Stage stage) {
     memset(gpt, 0, sizeof *gpt);
     gpt->B = config->micro_batch_size;
     gpt->T = config->seq_length;
@@ -65,7 +97,8 @@ void gpt_describe(GPT *gpt, const Config *config) {
     gpt->HD = config->kv_channels;
     gpt->A = gpt->NH * gpt->HD;
     gpt->F = config->ffn_hidden_size;
-    gpt->L = config->num_layers;
+    gpt->stage = stage;
+    gpt->L = stage.end_layer - stage.first_layer;
     gpt->V = config->vocab_size_padded;
     gpt->P = config->max_position_embeddings;
     gpt->epsilon = (float)config->norm_epsilon;
@@ -73,14 +106,8 @@ void gpt_describe(GPT *gpt, const Config *config) {
     gpt->hidden_dropout = (float)config->hidden_dropout;
     gpt->seed = (uint32_t)config->seed;
     gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
-    size_t rows = (size_t)(4 + gpt->L * LAYER_TENSORS);
-    gpt->tensor = (Tensor *)xcalloc(rows, sizeof(Tensor), "the parameter table");
-    double std = config->init_method_std;
-    add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
-    add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
-    for (int l = 0; l < gpt->L; l++) add_layer(gpt, l, std);
-    add_tensor(gpt, "encoder.final_norm.weight", gpt->C, 0, -1, gpt->L, -1);
-    add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, gpt->L, 0);
+    describe_whole(gpt, config);
+    keep_stage(gpt);
 }
 
 bool gpt_check(const GPT *gpt, Error *err) {
@@ -170,7 +197,7 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
 size_t gpt_planned_bytes(const Config *config) {
     GPT gpt;
     MemoryPlan memory_plan = {0};
-    gpt_describe(&gpt, config);
+    gpt_describe(&gpt, config, gpt_stage(config, 0, 1));
     gpt_reserve(&gpt, &memory_plan);
     size_t bytes = memory_plan_total(&memory_plan);
     memory_plan_free(&memory_plan, NULL);
@@ -196,8 +223,8 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     // Every rank draws all of its replica: a tensor's numbers depend on the seed and the tensor alone.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
-        op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_elements(t), t->std, seed, (uint32_t)i,
-                        threads);
+        op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_elements(t), t->std, seed,
+                        (uint32_t)t->number, threads);
     }
     stream_synchronize(gpt->stream);  // the other streams may read them
 }
@@ -212,17 +239,18 @@ void gpt_upload(GPT *gpt, const Batch *batch) {
 }
 
 static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
-    return zero_weight(gpt->zero, gpt_layer_tensor(l, which));
+    return zero_weight(gpt->zero, gpt_layer_tensor(gpt, l, which));
 }
 static float *grad(const GPT *gpt, int l, enum LayerTensor which) {
-    return zero_grad(gpt->zero, gpt_layer_tensor(l, which));
+    return zero_grad(gpt->zero, gpt_layer_tensor(gpt, l, which));
 }
 static LayerActs *layer_acts(const GPT *gpt, int l) { return &gpt->acts[gpt->recompute_full ? 0 : l]; }
 static int64_t rows_of(const Pass *p) { return (int64_t)p->B * p->T; }
 
 static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
     float rate = where == DROPOUT_ATTENTION ? gpt->attention_dropout : gpt->hidden_dropout;
-    Dropout d = {p->training ? rate : 0.0f, gpt->seed, (uint32_t)(l * 4 + where), p->first_sample};
+    Dropout d = {p->training ? rate : 0.0f, gpt->seed, (uint32_t)((gpt->stage.first_layer + l) * 4 + where),
+                 p->first_sample};
     return d;
 }
 
@@ -270,11 +298,19 @@ static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
 // The linear of layer l with weight `which`, followed by its bias in the table. x -> y, dy -> dx.
 static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor which, const floatX *x,
                         floatX *y, const floatX *dy, floatX *dx) {
-    const Tensor *t = &gpt->tensor[gpt_layer_tensor(l, which)];
-    Linear linear = {.N = rows_of(p), .C = (int)t->local[1], .OC = (int)t->local[0],
-                     .x = x, .w = weight(gpt, l, which),
-                     .bias = weight(gpt, l, (enum LayerTensor)(which + 1)), .y = y, .dy = dy, .dx = dx, .dw = grad(gpt, l, which),
-                     .overwrite = p->first, .workspace = gpt->workspace};
+    const Tensor *t = &gpt->tensor[gpt_layer_tensor(gpt, l, which)];
+    Linear linear = {.N = rows_of(p),
+                     .C = (int)t->local[1],
+                     .OC = (int)t->local[0],
+                     .x = x,
+                     .w = weight(gpt, l, which),
+                     .bias = weight(gpt, l, (enum LayerTensor)(which + 1)),
+                     .y = y,
+                     .dy = dy,
+                     .dx = dx,
+                     .dw = grad(gpt, l, which),
+                     .overwrite = p->first,
+                     .workspace = gpt->workspace};
     return linear;
 }
 
@@ -410,7 +446,7 @@ static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *
     free(positions);
 }
 
-// ===== the training step =======================================================================================
+// ===== the training step =========================================================================
 // What a run holds beside the model, its set-up, its log lines and its checkpoints: llmc/run/run.h.
 
 // After each step and each part of an evaluation: run->stop, the same on every rank.
@@ -525,7 +561,7 @@ static void train_step(Run *run, GPT *gpt) {
     run->flops_so_far += megatron_flops(c, batch);
 }
 
-// ===== evaluation ==============================================================================================
+// ===== evaluation ================================================================================
 
 // The ranks' mean of the loss, added in rank order.
 static double mean_loss(Run *run) {
@@ -600,7 +636,7 @@ static bool final_evaluation(Run *run, GPT *gpt) {
            evaluate_and_log(run, gpt, SPLIT_TEST, " on test set", true);
 }
 
-// ===== the loop ================================================================================================
+// ===== the loop ==================================================================================
 
 // After a step that the sentry ends the run for: losses or gradients that are not finite, too many
 // skipped steps, a message that did not arrive as it was sent.
@@ -694,14 +730,14 @@ static bool train(Run *run, GPT *gpt) {
     return save_checkpoint(run);
 }
 
-// ===== main ====================================================================================================
+// ===== main ======================================================================================
 
 // Everything that needs no device: where this rank stands, the model, its layout, the memory plan.
 static bool plan_run(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
-    gpt_describe(gpt, c);
+    gpt_describe(gpt, c, gpt_stage(c, run->mesh.pp.rank, run->mesh.pp.size));
     if (!gpt_check(gpt, &run->error)) return false;
     run->zero = zero_plan(c, &run->mesh, gpt->tensor, gpt->tensors, &run->memory_plan, &run->error);
     if (!run->zero) return false;
@@ -753,8 +789,8 @@ static int answer_without_training(const Config *config, char *program) {
         char libraries[512], backend[512];
         version_libraries(libraries, sizeof libraries);
         device_libraries(backend, sizeof backend);
-        printf("sdp4bit.c %s commit %s (%s; %s; %s)\n", version_number(), version_commit(), device_backend(), backend,
-               libraries);
+        printf("sdp4bit.c %s commit %s (%s; %s; %s)\n", version_number(), version_commit(), device_backend(),
+               backend, libraries);
     }
     return EXIT_DONE;
 }
@@ -769,7 +805,8 @@ static void run_as_told(Run *run, GPT *gpt, double limit) {
     if (!ok) return;
     heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
     if (run->config.plan) {
-        if (run->launch.rank == 0) plan_report(&run->config, run->zero, &run->memory_plan, gpt_planned_bytes, stdout);
+        if (run->launch.rank == 0)
+            plan_report(&run->config, run->zero, &run->memory_plan, gpt_planned_bytes, stdout);
     } else if (run->config.check_data || run->config.inspect_data >= 0) {
         run_look_at_data(run);
     } else {
@@ -786,7 +823,8 @@ int main(int argc, char **argv) {
     run_init(&run);
     memset(&gpt, 0, sizeof gpt);
     bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
-    if (parsed && (run.config.help || run.config.version)) return answer_without_training(&run.config, argv[0]);
+    if (parsed && (run.config.help || run.config.version))
+        return answer_without_training(&run.config, argv[0]);
 
     // Looking at data or at a plan has nothing to save: there a signal ends the process as usual.
     bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;

@@ -43,13 +43,20 @@ typedef struct LayerActs {
     floatX *gelu;                 // (B, T, F)
 } LayerActs;
 
+// The part of the model that a pipeline stage holds: layers [first_layer, end_layer) of the whole.
+typedef struct Stage {
+    int first_layer, end_layer;
+    bool embeds, heads;      // it begins with the embeddings; it ends with the final LayerNorm and the head
+} Stage;
+
 typedef struct GPT {
-    int B, T, C, NH, HD, A, F, L, V, P;
+    int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage
+    Stage stage;
     float epsilon, attention_dropout, hidden_dropout;
     uint32_t seed;
     bool recompute_full;     // layers keep only their input; the rest is computed again in backward
     int tensors;
-    Tensor *tensor;          // (tensors) WTE, WPE, layers in order, final LayerNorm
+    Tensor *tensor;          // (tensors) WTE, WPE, layers in order, final LayerNorm: those of the stage
     Zero *zero;              // owns weights and gradients
     Stream *stream;
     // device memory, reserved in the memory plan
@@ -83,10 +90,15 @@ typedef struct Pass {
 } Pass;
 
 enum { GPT_WTE = 0, GPT_WPE = 1 };
-int gpt_layer_tensor(int layer, enum LayerTensor which);
+// The table's row of a tensor of the stage's layer `layer`, from 0.
+int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
 
-// The parameter table of this configuration. Free with gpt_free.
-void gpt_describe(GPT *gpt, const Config *config);
+// Stage `rank` of a pipeline of `size`, which divides the number of layers (Megatron-LM's
+// --pipeline-model-parallel-size).
+Stage gpt_stage(const Config *config, int rank, int size);
+// The parameter table of one stage of this configuration. What a row is does not depend on the stage:
+// names, first weights and logical numbers are the whole model's. Free with gpt_free.
+void gpt_describe(GPT *gpt, const Config *config, Stage stage);
 // Can this backend compute it? Error (EXIT_USAGE) names the flag to change.
 bool gpt_check(const GPT *gpt, Error *err);
 // Reserves activations and scratch in the memory plan.

@@ -25,24 +25,36 @@ int64_t tensor_elements(const Tensor *tensor) { return tensor->local[0] * tensor
 int64_t tensor_whole_elements(const Tensor *tensor) { return tensor->whole[0] * tensor->whole[1]; }
 
 // The rounding bits of a cut tensor: each part has positions of its own, part after part.
-static void place_in_whole(PlanTensor *row, const Tensor *t) {
-    int64_t part = round_up64(row->numel, 32), parts = 1, index = 0;
-    if (t->split >= 0) {
-        parts = t->whole[t->split] / t->local[t->split];
-        index = t->offset / t->local[t->split];
-    }
-    row->before = index * part;
-    row->after = parts * part - row->before - row->numel;
+static int64_t positions_of_part(const Tensor *t) { return round_up64(tensor_elements(t), HADAMARD_ORDER); }
+
+static int64_t positions_of_whole(const Tensor *t) {
+    int64_t parts = t->split < 0 ? 1 : t->whole[t->split] / t->local[t->split];
+    return parts * positions_of_part(t);
 }
 
 PlanTensor *tensors_for_plan(const Tensor *tensors, int count) {
     PlanTensor *out = (PlanTensor *)xcalloc((size_t)count, sizeof *out, "the parameter table");
+    int64_t next = 0;
     for (int i = 0; i < count; i++) {
-        out[i].numel = tensor_elements(&tensors[i]);
-        out[i].matrix = tensors[i].dims > 1;
-        out[i].unit = tensors[i].unit;
-        out[i].uncounted = !tensors[i].counted;
-        place_in_whole(&out[i], &tensors[i]);
+        const Tensor *t = &tensors[i];
+        int64_t index = t->split < 0 ? 0 : t->offset / t->local[t->split];
+        int64_t first = t->logical + index * positions_of_part(t);
+        out[i].numel = tensor_elements(t);
+        out[i].matrix = t->dims > 1;
+        out[i].unit = t->unit;
+        out[i].uncounted = !t->counted;
+        out[i].before = first - next;
+        next = t->logical + positions_of_whole(t);
+        out[i].after = next - first - out[i].numel;
     }
     return out;
+}
+
+void tensors_number(Tensor *tensors, int count) {
+    int64_t logical = 0;
+    for (int i = 0; i < count; i++) {
+        tensors[i].number = i;
+        tensors[i].logical = logical;
+        logical += positions_of_whole(&tensors[i]);
+    }
 }

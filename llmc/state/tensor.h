@@ -14,6 +14,8 @@ typedef struct Tensor {
     int64_t local[2];  // shape of this rank's part
     int split;         // the dimension that tensor parallelism cuts; -1: every rank holds the whole
     int64_t offset;    // of this rank's part along `split`; 0 where it holds the whole
+    int number;        // in the whole model's table: it keys the first weights
+    int64_t logical;   // of the whole's first element: it keys the rounding bits (sdp4bit/plan.h)
     int unit;          // 0 the embeddings, l + 1 layer l; the final LayerNorm shares the last layer's
     double std;        // initial N(0, std); 0: zeros; -1: ones
     bool counted;      // by this rank, in the norm and in the number of parameters: one of those that
@@ -28,6 +30,8 @@ int slice_kind_bytes(SliceKind kind);          // per element: 4, 4, 4, sizeof(f
 
 // A row of dims 1 (columns 0) or 2 that this rank holds whole.
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std);
+// Numbers the rows of a whole model, in order: number and logical.
+void tensors_number(Tensor *tensors, int count);
 // Elements of this rank's part, and of the whole.
 int64_t tensor_elements(const Tensor *tensor);
 int64_t tensor_whole_elements(const Tensor *tensor);

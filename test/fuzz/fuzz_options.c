@@ -32,7 +32,7 @@ static void plan(const Config *c, int ranks, FILE *out) {
     int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
     if (mesh_build(&mesh, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
                    c->pipeline_model_parallel_size, &err)) {
-        gpt_describe(&gpt, c);
+        gpt_describe(&gpt, c, gpt_stage(c, 0, 1));
         Zero *zero = zero_plan(c, &mesh, gpt.tensor, gpt.tensors, &memory_plan, &err);
         if (zero) {
             gpt_reserve(&gpt, &memory_plan);

@@ -119,7 +119,7 @@ static bool configure(Model *m, Error *err) {
 static bool build_model(Model *m, Error *err) {
     const ModelRank *rank = m->rank;
     int sharers = devices_memory_sharers(&rank->own);
-    gpt_describe(&m->gpt, &m->config);
+    gpt_describe(&m->gpt, &m->config, gpt_stage(&m->config, 0, 1));
     m->tensors = tensors_for_plan(m->gpt.tensor, m->gpt.tensors);
     m->zero = zero_plan(&m->config, rank->mesh, m->gpt.tensor, m->gpt.tensors, &m->memory_plan, err);
     if (!m->zero) return false;

@@ -60,7 +60,7 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     b->compute = stream_create(b->device, "compute");
     lanes_open(&b->lanes, b->device, false);
     b->timers = timers_create(b->device, 0);
-    gpt_describe(&b->gpt, &b->config);
+    gpt_describe(&b->gpt, &b->config, gpt_stage(&b->config, 0, 1));
     b->zero = zero_plan(&b->config, &b->mesh, b->gpt.tensor, b->gpt.tensors, &b->memory_plan, &err);
     ok = b->zero != NULL;
     gpt_reserve(&b->gpt, &b->memory_plan);

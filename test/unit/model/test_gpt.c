@@ -407,7 +407,7 @@ static void test_parameter_table(void **state) {
     open_small(&b, false);
     int64_t h = 24, L = 2, V = 31, P = 13;
     assert_int_equal(b.zero->plan.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
-    assert_string_equal(b.gpt.tensor[gpt_layer_tensor(1, FC2_W)].name,
+    assert_string_equal(b.gpt.tensor[gpt_layer_tensor(&b.gpt, 1, FC2_W)].name,
                         "encoder.layers.1.mlp.dense_4h_to_h.weight");
     double sum = 0, squares = 0;
     const floatX *w = zero_weight(b.zero, GPT_WTE);
