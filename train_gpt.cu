@@ -397,12 +397,12 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
         again.norm1.branch = NULL;  // the sum is in gpt->residual[l]
         layer_to_gelu(s, &again);
     }
-    bias_backward(gpt, l, FC2_B, &o.fc2, gpt->branch_sum);
     op_linear_backward(s, &o.fc2);
+    bias_backward(gpt, l, FC2_B, &o.fc2, gpt->branch_sum);
     op_linear_backward(s, &o.fc1);
     op_layernorm_backward(s, &o.norm2);
-    bias_backward(gpt, l, PROJ_B, &o.projection, gpt->branch_sum);
     op_linear_backward(s, &o.projection);
+    bias_backward(gpt, l, PROJ_B, &o.projection, gpt->branch_sum);
     op_attention_backward(s, &o.attention);
     bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
     op_linear_backward(s, &o.qkv);
