@@ -1,6 +1,6 @@
-// The exact regime on GPUs, what is neither gradients on the wire (kernels_cuda_grad.cu,
-// kernels_cuda_requantize.cu) nor weights (kernels_cuda_weight.cu): the norm's leaves and tree, the
-// verdict of a step, counts. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and
+// The exact regime on GPUs: the norm's leaves and tree, the verdict of a step, checksums, counts.
+// Gradients on the wire are in kernels_cuda_grad.cu and kernels_cuda_requantize.cu, weights in
+// kernels_cuda_weight.cu. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and
 // llmc/state/zero.c.
 #include "sdp4bit/kernels_cuda.cuh"
 
@@ -16,7 +16,7 @@ DEV_FN void load_bounded(float value[PACKED], const float *x, int64_t at, int64_
     for (int e = 0; e < PACKED; e++) value[e] = at + e < n ? __ldg(x + at + e) : 0.0f;
 }
 
-// 4 lanes of 8 elements make a leaf; two of them in flight per thread.
+// 4 lanes of 8 elements make a leaf. Two leaves are in flight per thread.
 __global__ void __launch_bounds__(CODEC_THREADS)
     square_leaves_kernel(float *leaves, const float *x, int64_t n, bool aligned) {
     int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED,
@@ -68,9 +68,9 @@ void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int6
 // 512 and 4096 leaves to one
 enum { ROW = 16, WARP_LEAVES = ROW * WARP, BLOCK_LEAVES = CODEC_WARPS * WARP_LEAVES };
 
-// Five stages of the tree over the lanes; lane 0 gets the result. index: of this lane's node among
-// `count` nodes of its level; unit: nodes between neighbouring lanes. A node whose upper neighbour
-// is missing goes up as it is.
+// Five stages of the tree over the lanes. Lane 0 gets the result. index: of this lane's node among
+// the `count` nodes of its level. unit: nodes between neighbouring lanes. A node whose upper
+// neighbour is missing goes up as it is.
 DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t count) {
     for (int stride = 1; stride < lanes; stride *= 2) {
         float upper = __shfl_down_sync(ALL_LANES, x, stride);
@@ -79,8 +79,8 @@ DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t
     return x;
 }
 
-// A level of the tree: node i lies at nodes[i * spacing]; every 4096 neighbouring ones become one,
-// stored at the first one's place, or to *sum when it is the last.
+// A level of the tree. Node i lies at nodes[i * spacing]. Every 4096 neighbouring ones become one,
+// stored at the first one's place, or in *sum when it is the last.
 __global__ void __launch_bounds__(CODEC_THREADS)
     tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {
     __shared__ float partial[CODEC_WARPS];
@@ -146,8 +146,7 @@ DEV_FN unsigned long long *seal_of(const SealMessages &a, int i) {
     return reinterpret_cast<unsigned long long *>(a.messages + i * a.bytes + seal_offset(a.bytes));
 }
 
-// Each sum begins with what the message's key adds. sums NULL: the sums are made in the messages
-// themselves.
+// Each sum begins with what the message's key adds. sums NULL: sums are made in the messages.
 __global__ void begin_sums_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
     int i = blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.count || i == a.skip) return;
@@ -175,8 +174,8 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     if (threadIdx.x % WARP == 0) atomicAdd(sums ? sums + i : seal_of(a, i), sum);
 }
 
-// One thread, so that the first message that differs is the one that is kept; checks on other
-// streams may find something at the same time.
+// One thread, so that the first message that differs is kept. Checks on other streams may find
+// something at the same time.
 __global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, const unsigned long long *sums,
                                     unsigned long long *fault, uint64_t code) {
     for (int i = 0; i < a.count; i++) {

@@ -1,14 +1,15 @@
 // Device code that the CUDA kernels of the exact regime share: how groups lie on threads, the
-// Hadamard transform across lanes, coding and decoding of 8 elements, segment lookup. Included by
-// the kernels_cuda files; the numbers are codec.h's, to the bit.
+// Hadamard transform across lanes, scales of groups, segment lookup, the writing of tiles. Included
+// by the kernels_cuda files. The numbers are codec.h's, to the bit.
 //
-// A thread holds runs of consecutive elements, each within one group and one tensor: runs of 8, a
-// vector, or of 16 where fp32 values come from memory, so that 4 or 2 lanes hold a Hadamard block
-// and a warp's loads touch whole sectors; one run of 32 where codes come, so that what groups,
-// tensors and addresses cost is paid once in 32 elements. One call of Philox serves 8. A tile is
-// what one worker treats at a time: a warp where the group size is a power of two, not too large, a
-// block for any other multiple of 32. Everything is measured in multiples of 32 elements: the lanes
-// of such a block are live together and may exchange freely.
+// A thread holds runs of consecutive elements. Each run lies within one group and one tensor.
+//   8 elements   a vector. Four lanes hold a Hadamard block. One call of Philox serves 8
+//   16           where fp32 values come from memory: two lanes hold a Hadamard block, and a warp's
+//                loads touch whole sectors
+//   32           where codes come: what groups, tensors and addresses cost is paid once
+// A tile is what one worker treats at a time. The worker is a warp where the group size is a power
+// of two and not too large. It is a block for any other multiple of 32. Everything is measured in
+// multiples of 32 elements. The lanes of such a block are live together and may exchange freely.
 #pragma once
 #include "sdp4bit/kernels_cuda_codec.cuh"
 
@@ -18,7 +19,7 @@ enum { WARP_SPAN = WARP * PACKED, BLOCK_SPAN = CODEC_THREADS * PACKED };
 // Groups of a block's tile, at most: 64
 enum { TILE_GROUPS = BLOCK_SPAN / HADAMARD_ORDER };
 
-// Blocks of a grid that strides through work for so many threads: enough to fill the device several
+// Blocks of a grid that strides through work for so many threads. They fill the device several
 // times over.
 static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
     int64_t blocks = ceil_div64(threads, CODEC_THREADS), most = (int64_t)s->device->multiprocessors * 16;
@@ -27,10 +28,13 @@ static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
 
 // --- which element is whose ---------------------------------------------------------------------
 
-// How a group lies on the threads. RUNS: of a thread, SPAN elements apart. RUN: elements of a run,
-// 8, 16 or 32. LANES: neighbouring threads of a warp that share a group: 1 to 32 within each run;
-// above 32 the group spans all RUNS of the whole warp; 0 means that the worker is a block. PLAIN: a
-// codec without groups.
+// How a group lies on the threads.
+//   RUNS    of a thread, SPAN elements apart
+//   RUN     elements of a run: 8, 16 or 32
+//   LANES   1 to 32: so many neighbouring threads of a warp share a group, within each run
+//           above 32: the group spans all RUNS of the whole warp
+//           0: the worker is a block
+//   PLAIN   a plain codec: no groups
 template <int RUNS_, int RUN_, int LANES_, bool PLAIN_ = false>
 struct Shape {
     static constexpr int RUNS = RUNS_, RUN = RUN_, LANES = LANES_;
@@ -41,9 +45,9 @@ struct Shape {
 };
 typedef Shape<2, PACKED, 4, true> PlainShape;
 
-// offset / group for offsets below 2^36 that lie in 32-element steps, by multiplication: with d =
-// group / 32 and 2^bits the power of two from d up, magic = ceil(2^(31+bits) / d) is below 2^32,
-// and its error times n is below 2^(31+bits) for n < 2^31, so the quotient is exact.
+// offset / group by multiplication, for offsets below 2^36 in steps of 32 elements. d = group / 32,
+// and 2^bits is the power of two from d up. Then magic = ceil(2^(31+bits) / d) is below 2^32. Its
+// error times n is below 2^(31+bits) for n < 2^31, so the quotient is exact.
 struct GroupIndex {
     uint32_t magic;
     int bits;
@@ -59,8 +63,8 @@ DEV_FN uint32_t group_of(GroupIndex g, int64_t offset) {
     return __umulhi((uint32_t)(offset >> 5) << 1, g.magic) >> g.bits;
 }
 
-// The work of one kernel on slices of n elements: worker w treats the tiles [w * per_worker, (w +
-// 1) * per_worker).
+// The work of one kernel on slices of n elements. Worker w treats the tiles from w * per_worker up
+// to (w + 1) * per_worker.
 struct Tiles {
     int64_t n;
     int tile;            // elements
@@ -70,8 +74,8 @@ struct Tiles {
     bool warp_in_group;  // every warp's elements of a block tile belong to one group
 };
 
-// group: ignored by plain codecs. slices: gridDim.y. First come blocks to fill the device several
-// times over; then a worker keeps neighbouring tiles, which spares lookups.
+// group: ignored by plain codecs. slices: gridDim.y. Blocks come first, until they fill the device
+// several times over. Then a worker takes neighbouring tiles, which saves lookups.
 template <class S>
 static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) {
     Tiles t;
@@ -115,21 +119,21 @@ DEV_FN int tile_groups(const Tiles &t) {
     if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN / (S::LANES * S::RUN);
     else return t.groups;
 }
-// Elements of a tile before which `rest` are left of the slice.
+// Elements of a tile, where `rest` are left of the slice from its start on.
 template <class S>
 DEV_FN int tile_elements(const Tiles &t, int64_t rest) {
     return rest < tile_size<S>(t) ? (int)rest : tile_size<S>(t);
 }
-// Does run v of this thread exist in a tile of that many elements? Always where a tile is one group
-// of a warp, since slices are whole groups.
+// Does run v of this thread exist in a tile of that many elements? Where a tile is one group of a
+// warp it always does, since slices are whole groups.
 template <class S>
 DEV_FN bool run_live(int elements, int v) {
     if constexpr (S::LANES > WARP) return true;
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
-// Calls launch(Shape) with the shape that serves a group of 1024, of more, or of another size than
-// a power of two; sizes above LARGEST_GROUP are refused by the options.
+// Calls launch(Shape) with the shape that serves a group of 1024, of more, or of a size that is no
+// power of two. The options refuse sizes above LARGEST_GROUP.
 template <class Launch>
 static void with_wide_group(int group, Launch launch) {
     if (group == 1024) launch(Shape<4, PACKED, 128>());
@@ -151,9 +155,9 @@ static void with_group(int group, Launch launch) {
 
 // --- NaN as CPUs pass it on ---------------------------------------------------------------------
 
-// IEEE 754 leaves a NaN's sign and payload open, and GPUs answer 0x7FFFFFFF. Values that travel
-// unquantised are compared byte for byte with the CPU's, where a NaN operand passes through, made
-// quiet, and inf - inf is 0xFFC00000.
+// IEEE 754 leaves a NaN's sign and payload open. GPUs answer 0x7FFFFFFF. On CPUs a NaN operand
+// passes through, made quiet, and inf - inf is 0xFFC00000. Values that travel unquantised are
+// compared byte for byte, so GPUs answer as CPUs do here.
 DEV_FN float quiet_nan_of(float x) { return f32_from_bits(f32_bits(x) | 0x00400000u); }
 DEV_FN float scale_plain(float x, float scale) { return x != x ? quiet_nan_of(x) : f32_mul(x, scale); }
 DEV_FN float add_plain(float a, float b) {
@@ -164,8 +168,8 @@ DEV_FN float add_plain(float a, float b) {
 
 // --- the Hadamard transform ---------------------------------------------------------------------
 
-// hadamard32 on neighbouring lanes of RUN elements each: for runs of 8 strides 1, 2, 4 inside the
-// thread, 8 and 16 across lanes; for runs of 16 only 16 across lanes. In the lanes' stages own * 1
+// hadamard32 on neighbouring lanes of RUN elements each. With runs of 8, strides 1, 2, 4 are inside
+// the thread, and 8, 16 across lanes. With runs of 16 only stride 16 crosses lanes. There own * 1
 // or own * -1 is exact, so the fused operation rounds once, just as the sum or difference does.
 template <int RUN>
 DEV_FN void hadamard_lanes(float (&x)[RUN]) {
@@ -203,17 +207,16 @@ DEV_FN float square_leaf_lanes(const float x[PACKED]) {
 
 // --- the largest magnitude of each group --------------------------------------------------------
 
-// max |x| with NaN winning, so its bits order like f32_bits(x) & 0x7FFFFFFF as far as group_scale
-// can tell.
+// max |x|, where a NaN wins. For group_scale that orders like f32_bits(x) & 0x7FFFFFFF.
 DEV_FN float max_magnitude(float a, float b) {
     float m;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(fabsf(a)), "f"(fabsf(b)));
     return m;
 }
 
-// The maxima of a block's groups: three sets in turn, so that one barrier per tile is enough: set
-// turn + 2 is cleared after the barrier of `turn`, which every reader of its last use has passed,
-// and used after the barrier of turn + 1.
+// The maxima of a block's groups. Three sets in turn make one barrier per tile enough. Set turn + 2
+// is cleared after the barrier of `turn`: every reader of its last use has passed that. It is used
+// after the barrier of turn + 1.
 struct BlockMaxima {
     uint32_t set[3][TILE_GROUPS];
 };
@@ -226,8 +229,8 @@ DEV_FN void clear_maxima(BlockMaxima *shared) {
     }
 }
 
-// largest[i]: of the i-th group among this thread's runs. Elements that do not exist are 0 in a
-// block's tile. turn: 0, 1, ... tile by tile. The whole worker calls.
+// largest[i]: of the i-th group among this thread's runs. In a block's tile, elements that do not
+// exist are 0. turn counts the tiles. The whole worker calls.
 template <class S>
 DEV_FN void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::RUNS][S::RUN], const Tiles &t,
                          BlockMaxima *shared, int turn) {
@@ -268,10 +271,10 @@ DEV_FN void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::RUN
     }
 }
 
-// group_scale of GROUPS groups with one division instead of 2 * GROUPS: even lanes divide for a
-// scale, odd ones for its inverse, and with two groups a lane's second bit names the group. 2 *
-// GROUPS neighbouring lanes always share their groups. scale.lift is 0 for a group with a
-// non-finite value: zero codes.
+// group_scale of GROUPS groups, with one division per lane instead of 2 * GROUPS. Even lanes divide
+// for a scale, odd ones for its inverse. With two groups a lane's second bit names the group.
+// 2 * GROUPS neighbouring lanes always share their groups. A group with a value that is not finite
+// gets scale.lift 0, which makes zero codes.
 template <int GROUPS>
 DEV_FN void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[GROUPS], int levels) {
     static_assert(GROUPS <= 2, "4 lanes divide for two groups");
@@ -300,9 +303,9 @@ DEV_FN void group_scale_alone(GroupScale &scale, uint32_t largest, int levels) {
 
 // --- random bits --------------------------------------------------------------------------------
 
-// rounding_bits with everything that the elements have in common worked out on the host: the key
+// What all elements of a kernel have in common in rounding_bits, worked out on the host: the key
 // schedule, and round 1 of the half of the counter that holds the step. As a kernel parameter it is
-// read from the constant bank as an operand, at no cost.
+// an operand from the constant bank, at no cost.
 struct RoundingSchedule {
     // Round 1: high half of the step's product with key 0, its low half, the source with key 1
     uint32_t first0, first1, first2;
@@ -336,8 +339,8 @@ DEV_FN Philox4 scheduled_bits(const RoundingSchedule &r, uint64_t block) {
 
 // --- segments -----------------------------------------------------------------------------------
 
-// The tensor that owns a position of a matrix part, kept from one lookup to the next: positions of
-// a thread go up, and tensors are long.
+// The tensor that owns a position of a matrix part. It is kept from one lookup to the next, because
+// positions of a thread go up, and tensors are long.
 struct SegmentCursor {
     // The first position that is another tensor's; pads belong to the tensor before them
     int64_t next;
@@ -361,8 +364,8 @@ DEV_FN void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t po
 
 // --- what a worker writes -----------------------------------------------------------------------
 
-// What a thread needs to code its runs of the current tile; all of it moves on from tile to tile,
-// so that no address is worked out twice.
+// What a thread needs to code its runs of the current tile. All of it moves on from tile to tile,
+// so no address is worked out twice.
 struct TileWriter {
     uint8_t *codes;     // of its first run
     float *scales;      // of that run's group
@@ -371,8 +374,8 @@ struct TileWriter {
     bool stochastic;
 };
 
-// codes, scales: of a slice whose first element has that position. tile: the first one, as an
-// offset in the slice.
+// codes, scales: of a slice whose first element has that position. tile: the worker's first one, as
+// an offset in the slice.
 template <class S, Codec CODEC>
 DEV_FN TileWriter make_writer(uint8_t *codes, float *scales, Rounding rounding, int64_t position,
                                                          const Tiles &t, int64_t tile) {
@@ -394,9 +397,9 @@ DEV_FN void next_tile(TileWriter &w, const Tiles &t) {
     w.position += tile_size<S>(t);
 }
 
-// The codes of one run: v = x * inverse, rounded, eight at a time. block: of the run's first eight
-// random numbers; a run of 16 or 32 starts at a multiple of 2 or 4. halfway() is called when half
-// of x is no longer needed.
+// The codes of one run: v = x * inverse, rounded, eight at a time. block: number of the run's first
+// eight random numbers; a run of 16 or 32 starts at a multiple of 2 or 4. halfway() is called when
+// half of x is no longer needed.
 template <Codec CODEC, bool STOCHASTIC, int RUN, class Halfway>
 DEV_FN void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block,
                         const RoundingSchedule &schedule, bool live, Halfway halfway) {
@@ -445,8 +448,8 @@ DEV_FN void code_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RUN],
     }
 }
 
-// Codes one tile; in a block's, elements x that do not exist are 0. The whole worker calls; turn:
-// 0, 1, ... tile by tile.
+// Codes one tile. In a block's tile, elements of x that do not exist are 0. turn counts the tiles.
+// The whole worker calls.
 template <class S, Codec CODEC>
 DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int elements, const Tiles &t,
                        SegmentCursor &segment, const SegmentTable &table, const RoundingSchedule &schedule,
@@ -455,8 +458,8 @@ DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int ele
     GroupScale scale[S::GROUPS];
     group_maxima<S>(largest, x, t, shared, turn);
     group_scales(scale, largest, CodecRow<CODEC>::LEVELS);
-    // Groups of tiny values, or with a value that is not finite, are rare: all others are spared
-    // the multiplication and the mask.
+    // Groups of tiny values, or with a value that is not finite, are rare. All others skip the
+    // multiplication and the mask.
     if (__any_sync(ALL_LANES, scale[0].lift != 1.0f || scale[S::GROUPS - 1].lift != 1.0f)) {
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {

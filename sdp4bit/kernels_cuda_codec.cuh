@@ -45,9 +45,8 @@ static void with_plain_codec(Codec codec, Launch launch) {
 
 // --- 8 floats per lane, whole sectors per access ------------------------------------------------
 
-// A lane's 32 bytes are a sector of memory. Two lanes swap halves, so that each 16-byte access of
-// the pair covers a sector, not two halves of sectors. The whole warp calls; dead lanes touch no
-// memory.
+// A lane's 32 bytes are a sector of memory. Two lanes swap halves, so each 16-byte access of the
+// pair covers a whole sector. The whole warp calls. Dead lanes touch no memory.
 DEV_FN float4 swap_with_neighbour(float4 mine) {
     return make_float4(__shfl_xor_sync(ALL_LANES, mine.x, 1), __shfl_xor_sync(ALL_LANES, mine.y, 1),
                        __shfl_xor_sync(ALL_LANES, mine.z, 1), __shfl_xor_sync(ALL_LANES, mine.w, 1));
@@ -61,7 +60,7 @@ DEV_FN void store_pairwise(float *p, const float x[PACKED], bool live) {
     pair[0] = odd ? got : low;
     pair[2] = odd ? high : got;
 }
-// Read-only data of this kernel, through the texture path; the two halves of a sector meet in the
+// Read-only data of this kernel, through the texture path. The two halves of a sector meet in the
 // L1. x: 8 elements.
 DEV_FN void load_read_only(const float *p, float x[PACKED]) {
     float4 low = __ldg(reinterpret_cast<const float4 *>(p)),
@@ -72,22 +71,22 @@ DEV_FN void load_read_only(const float *p, float x[PACKED]) {
 
 // --- codes --------------------------------------------------------------------------------------
 
-// Adding a number near 1.5 * 2^23 to |v| < 2^22 leaves v, rounded as the addition rounds, in the
-// low mantissa bits: rintf and floorf without the slow conversion unit. A code leaves code_nearest
-// and code_stochastic as CODE_BITS + q.
+// rintf and floorf without the slow conversion unit: v plus a number near 1.5 * 2^23 has v in its
+// low mantissa bits, rounded as the addition rounds, for |v| < 2^22. A code leaves
+// code_vector_nearest and code_vector_stochastic as CODE_BITS + q.
 #define CODE_BITS 0x4B400000u
 #define CODE_SHIFT 12582912.0f
 
-// Clamping to -L..L is left out because it never acts: |v| <= L or one step of fp32 above it (|x|
-// <= m, and L / m is off by at most 2^-24 of itself), where rint gives L, and v + u rounds to the
-// grid of u, below L + 1. test/unit/sdp4bit/test_codec_bounds.c tries every mantissa.
+// Clamping to -L..L is left out, because it never acts. |x| <= m, and L / m is off by at most 2^-24
+// of itself, so |v| is at most one step of fp32 above L. There rint gives L, and v + u rounds to
+// the grid of u, below L + 1. test/unit/sdp4bit/test_codec_bounds.c tries every mantissa.
 DEV_FN void code_vector_nearest(uint32_t code[PACKED], const float v[PACKED]) {
 #pragma unroll
     for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], CODE_SHIFT));
 }
-// A byte permutation puts an element's 16 bits below the upper half of the offset's float; the sum
-// v + u then keeps its whole part just above 16 bits of fraction (FINE: the codec has at most 63
-// levels) or 15. FINE needs no floor: byte 2 of the sum is 64 + its code.
+// A byte permutation puts an element's 16 random bits below the upper half of the offset's float.
+// Then the sum v + u keeps its whole part just above the fraction, of 16 bits (FINE: the codec has
+// at most 63 levels) or 15. FINE needs no floor: byte 2 of the sum is 64 + its code.
 template <bool FINE>
 DEV_FN void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED], Philox4 bits) {
     const uint32_t lift = FINE ? STOCHASTIC_FINE : STOCHASTIC_COARSE;
@@ -267,11 +266,11 @@ DEV_FN void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
     }
 }
 
-// u = code + SIGN as a multiple of 2^-133: its bits at 16 and up of a float without exponent, whose
-// last bit is worth 2^-149. Nibbles in the upper half of a byte come out 16 times as large. Then u
-// * (scale * 2^133) - SIGN * scale, in one operation, rounds code * scale once, as a multiplication
-// of the code would, and needs no subtraction before. It is exact for every scale below 2^-5,
-// denormal ones too. Only -0 would be 0, but a scale of 0 has no codes but 0.
+// u = code + SIGN as a multiple of 2^-133: its bits stand at 16 and up of a float without exponent,
+// whose last bit is worth 2^-149. Nibbles in the upper half of a byte come out 16 times as large.
+// x = u * (scale * 2^133) - SIGN * scale is one operation. It rounds code * scale once, as a
+// multiplication of the code would, and needs no subtraction before. It is exact for every scale
+// below 2^-5, denormal ones too. Only -0 would be 0, but a scale of 0 has no codes but 0.
 #define SMALL_SCALE 0.03125f
 // word ^ mask, which the compiler cannot move behind the shifts and masks of every code.
 DEV_FN uint32_t flip_once(uint32_t word, uint32_t mask) {

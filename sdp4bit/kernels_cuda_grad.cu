@@ -1,13 +1,13 @@
 // The first and the last kernel that gradients pass on GPUs: quantise for the first hop; sum and
 // invert after the last. The bits are kernels_cpu.c's. Called by tlq_hs.c. Matrices go through
-// tiles (kernels_cuda.cuh); the short tails through one element per thread.
+// tiles (kernels_cuda.cuh), the short tails through one element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
 // --- quantise -----------------------------------------------------------------------------------
 
-// Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec:
-// runs of 16 where a warp holds whole groups, so that two lanes hold a Hadamard block, which takes
-// half as many shuffles as four do, and a thread works for one group.
+// Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec.
+// It has runs of 16 where a warp holds whole groups. Then two lanes hold a Hadamard block, which
+// takes half as many shuffles as four, and a thread works for one group.
 template <Codec CODEC, class Launch>
 static void with_value_shape(int group, Launch launch) {
     if constexpr (!CodecRow<CODEC>::GROUPED) launch(PlainShape());
@@ -23,15 +23,15 @@ DEV_FN uint8_t *partition_message(const QuantizePartitions &a, int partition) {
     return outgoing_message(a.send, a.self_slot, a.self, partition % a.slots, &a.message);
 }
 
-// Registers per thread are bounded so that enough warps run at once to keep the memory busy. AHEAD:
-// the next tile's values are loaded while this one is worked on.
+// Registers per thread are bounded, so that enough warps run at once to keep the memory busy.
+// AHEAD: the next tile's values are loaded while this one is worked on.
 template <class S>
 struct QuantizeBlocks {
     static constexpr bool AHEAD = S::WARP_TILES && S::RUNS * S::RUN <= 2 * PACKED;
     static constexpr int PER_MULTIPROCESSOR = AHEAD ? 4 : S::RUNS * S::RUN <= 2 * PACKED ? 5 : 2;
 };
 
-// x = this thread's values of a tile: `from` points to the first of them, `rest` elements are left
+// x = this thread's values of a tile. `from` points to the first of them. `rest` elements are left
 // of the slice from the tile's start on. Values that do not exist stay as they are.
 template <class S>
 DEV_FN void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Tiles &t, int64_t rest) {

@@ -1,12 +1,12 @@
-// Device code that the kernels for gradients share: where messages keep what, sums over the
-// sources' messages. Included by kernels_cuda_grad.cu and kernels_cuda_requantize.cu.
+// Device code that the kernels for gradients share: sums over the sources' messages. Included by
+// kernels_cuda_grad.cu and kernels_cuda_requantize.cu.
 #pragma once
 #include "sdp4bit/kernels_cuda.cuh"
 
 // --- messages -----------------------------------------------------------------------------------
 
-// with_wide_group for what is quantised: a warp has a group of 2048 to itself, because its loads
-// alone keep the memory busy, and no barrier stops them.
+// with_wide_group for what is quantised. Here a warp has a group of 2048 to itself: its loads alone
+// keep the memory busy, and no barrier stops them.
 template <class Launch>
 static void with_wide_shape(int group, Launch launch) {
     if (group == 2048) launch(Shape<8, PACKED, 256>());
@@ -20,8 +20,7 @@ static dim3 tail_grid(int64_t elements, int slices) {
 
 // --- sums over the sources ----------------------------------------------------------------------
 
-// The received messages of one partition: source k's codes and scales are k * stride bytes further
-// on.
+// The received messages of one partition. Source k's codes and scales are k * stride bytes on.
 struct Received {
     const uint8_t *codes;
     const uint8_t *scales;
@@ -50,8 +49,8 @@ DEV_FN void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) 
     }
 }
 
-// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; -0 leaves a
-// plain value as it is, but makes a NaN quiet.
+// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum. Adding it to
+// -0 leaves a plain value as it is, but makes a NaN quiet.
 template <class S, Codec CODEC, int BATCH, bool FIRST, bool SMALL>
 DEV_FN void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS],
                        const float (&scale)[BATCH][S::RUNS]) {
@@ -137,8 +136,8 @@ DEV_FN void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at,
 }
 
 // acc = the sums of a tile. Runs that do not exist read the tile's first run, so that nothing
-// branches. In a block's tile they are 0 then; in a warp's tile they share a group only with each
-// other, and nobody looks at them.
+// branches. In a block's tile they are set to 0 then. In a warp's tile they share a group only with
+// each other, and nobody looks at them.
 template <class S, Codec CODEC>
 DEV_FN void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
     SourceCursor<S::RUNS> at;

@@ -1,7 +1,7 @@
 // Gradients between the hops on GPUs: a node's messages are summed and quantised anew for the other
 // nodes. The bits are kernels_cpu.c's. Called by tlq_hs.c. Groups of powers of two up to 1024 go
-// through recode_kernel, all else through tiles (kernels_cuda.cuh); the short tails through one
-// element per thread.
+// through recode_kernel, all others through tiles (kernels_cuda.cuh), and the short tails through
+// one element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
 // --- tiles --------------------------------------------------------------------------------------
@@ -11,7 +11,7 @@ struct RequantizeBlocks {
     static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
 };
 
-// blockIdx.y: the destination node, whose partial shards are partition `node` of every source's
+// blockIdx.y: the destination node. Its partial shards are partition `node` of every source's
 // message.
 template <class S, Codec CODEC, Codec OUT>
 __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIPROCESSOR)
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     store_plain_value<TAIL>(message + message_sections(&a.out, 0).tail, at, sum);
 }
 
-// Calls launch(Shape) with the shape in which values of a plain codec become codes, or values of
-// one again.
+// Calls launch(Shape) with the shape in which values of a plain codec become codes, or values
+// again.
 template <Codec OUT, class Launch>
 static void with_plain_source_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
@@ -63,8 +63,8 @@ static void with_plain_source_shape(int group, Launch launch) {
 
 // --- groups of a few lanes ----------------------------------------------------------------------
 
-// Calls launch(Shape) with the shape in which codes become codes: runs of 32 where a warp has whole
-// groups.
+// Calls launch(Shape) with the shape in which codes become codes. It has runs of 32 where a warp
+// has whole groups.
 template <Codec OUT, class Launch>
 static void with_code_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
@@ -77,10 +77,10 @@ static void with_code_shape(int group, Launch launch) {
     else with_wide_shape(group, launch);
 }
 
-// How the tiles of a slice are dealt out where codes become codes: one wave of blocks, each with
-// one span of neighbouring tiles, of `per` tiles and for the first `extra` blocks one more; its
-// warps take them in turn. Nothing is left over for a second wave, and a warp comes to another
-// tensor rarely.
+// How the tiles of a slice are dealt out where codes become codes. There is one wave of blocks,
+// each with one span of neighbouring tiles: `per` tiles, and one more for the first `extra` blocks.
+// A block's warps take them in turn. Nothing is left over for a second wave, and a warp comes to
+// another tensor rarely.
 struct Spans {
     uint32_t runs;        // of a slice
     uint32_t per, extra;  // tiles
@@ -95,9 +95,9 @@ static Spans make_spans(const Device *device, int64_t n, int slices, unsigned *b
     return Spans{(uint32_t)(n / S::RUN), (uint32_t)(tiles / *blocks), (uint32_t)(tiles % *blocks)};
 }
 
-// Returns what x is multiplied with to be coded; *sent: the group's scale, for its first lane.
-// Where *lift is not 1, x is multiplied with it before. Where all groups of the warp are finite and
-// from 2^-100 up, as nearly always, group_scales is spared its exceptions.
+// Returns what x is multiplied with to be coded. *sent: the group's scale, for its first lane.
+// Where *lift is not 1, x is multiplied with it before. Nearly always all groups of the warp are
+// finite and from 2^-100 up. Then the exceptions of group_scales are left out.
 template <class S>
 DEV_FN float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent, float *lift) {
     uint32_t largest[1];
@@ -117,8 +117,8 @@ DEV_FN float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent
     return scale[0].inverse;
 }
 
-// What all threads of a block have in common, of its slice: kept in shared memory, where it is read
-// tile by tile, because the compiler would work it out again tile by tile.
+// What all threads of a block have in common, of its slice. It is kept in shared memory and read
+// tile by tile; the compiler would work it out again tile by tile.
 struct Recode {
     const uint8_t *codes, *scales;  // received
     uint8_t *to;                    // codes and scales to be sent
@@ -131,8 +131,7 @@ DEV_FN Recode recode_slice(const SumRequantize &a, int node) {
                   reinterpret_cast<float *>(message + to.scales)};
 }
 
-// Random numbers of the runs of a slice: run i below `next` begins with block `first` + i * RUN /
-// 8.
+// Random numbers of the runs of a slice. Run i below `next` begins with block first + i * RUN / 8.
 struct RunBlocks {
     uint32_t next;
     uint64_t first;
@@ -157,7 +156,7 @@ DEV_FN SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales
 }
 
 // requantize_kernel for groups that one run of each of LANES neighbouring lanes makes up. A lane
-// beyond the slice's last run sums that run and writes nothing; it shares its group with no lane
+// beyond the slice's last run sums that run and writes nothing. It shares its group with no lane
 // inside.
 template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
 __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
@@ -172,8 +171,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
     RunBlocks blocks = {0, 0};
     const uint32_t first = blockIdx.x * spans.per + min(blockIdx.x, spans.extra),
                    end = (first + spans.per + (blockIdx.x < spans.extra)) * WARP;
-    // The first two sources of the next tile are loaded while this one is coded; the second one is
-    // the first again where there is no other.
+    // The first two sources of the next tile are loaded while this one is coded. Where there is no
+    // second source, the first stands for it.
     const int64_t second = a.sources > 1 ? a.in.bytes : 0;
     Loaded<S, CODEC, 2> ahead;
     if (first * WARP + threadIdx.x < end) {

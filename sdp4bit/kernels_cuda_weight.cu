@@ -12,9 +12,10 @@ DEV_FN void mark_refused(const UpdateShard &a) {
     atomicCAS(reinterpret_cast<unsigned long long *>(a.fault), 0ull, (unsigned long long)a.code);
 }
 
-// A vector of which an element must be refused, straight from memory: rare, and no reason to keep
-// old values in registers where all is sound.
-DEV_FN void refuse_elements(const UpdateShard &a, const AdamScalars &scalars, const float *grads, int64_t at) {
+// A vector of which an element must be refused, straight from memory. That is rare, so vectors that
+// are sound keep no old values in registers for it.
+DEV_FN void refuse_elements(const UpdateShard &a, const AdamScalars &scalars, const float *grads,
+                            int64_t at) {
 #pragma unroll 1
     for (int64_t i = at; i < at + PACKED; i++) {
         adamw_element(&a.master[i], &a.exp_avg[i], &a.exp_avg_sq[i], grads[i], scalars);
@@ -46,7 +47,7 @@ DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const Adam
     }
 }
 
-// x = what is coded: the masters, or their difference from the replica; 0 where nothing is.
+// x = what is coded: the masters, or their difference from the replica. 0 where nothing is.
 DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference,
                          bool live) {
     float replica[PACKED];
@@ -56,9 +57,9 @@ DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floa
         x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
 }
 
-// Calls launch(Shape) with the shape that serves the group size: one vector per thread where a
-// warp's vectors hold whole groups, because AdamW's four arrays fill the registers of two, and its
-// loads want many threads in flight.
+// Calls launch(Shape) with the shape that serves the group size. It has one vector per thread where
+// a warp's vectors hold whole groups: AdamW's four arrays would fill the registers with two, and
+// its loads want many threads in flight.
 template <class Launch>
 static void with_update_shape(int group, Launch launch) {
     if (group == 32) launch(Shape<1, PACKED, 4>());
@@ -103,8 +104,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     }
 }
 
-// The masters themselves travel, in a plain codec: nothing is shared between elements, so four per
-// thread, and threads enough in flight that the divisions of some hide under the loads of others.
+// The masters themselves travel, in a plain codec. Elements share nothing. Four per thread leave
+// enough threads in flight that the divisions of some hide under the loads of others.
 enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
 template <Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     }
 }
 
-// blockIdx.y: the message. The tail holds the weights themselves; a NaN among them becomes the NaN
+// blockIdx.y: the message. The tail holds the weights themselves. A NaN among them becomes the NaN
 // that floatX_from_float makes.
 __global__ void __launch_bounds__(CODEC_THREADS) apply_tail_kernel(const __grid_constant__ ApplyWeights a) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;

@@ -5,12 +5,12 @@
 //   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 //
 // Size: the fp32 bytes of the values that a kernel reads, whatever codec they are in. Bytes moved:
-// every input read once, every output written once. Before each run a buffer larger than the L2 is
-// read: overwritten, it would leave the L2 full of lines that a kernel of 50 us has to write back
-// first, 50 MB for its own 170. Each figure is the median of the runs, timed by events. Beside it
-// what a kernel reaches that reads and writes as many bytes and computes nothing: of a short run,
-// launch and end count too. --only: kernels whose line holds TEXT (for ncu). Prints a table; FILE
-// takes the same as JSON.
+// every input read once, every output written once. Each figure is the median of the runs, timed by
+// events. Before each run a buffer larger than the L2 is read. If it were overwritten, the L2 would
+// be full of lines that the kernel under test must write back first: 50 MB for its own 170. Beside
+// each figure stands that of a kernel that reads and writes as many bytes and computes nothing,
+// because launch and end count in a short run. --only: kernels whose line holds TEXT (for ncu).
+// Prints a table. FILE takes the same as JSON.
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,9 +64,9 @@ static void *filled(Bench *b, int64_t bytes, uint32_t seed, bool positive = fals
     return memory;
 }
 
-// Reads `in` and writes `out`, both in whole numbers of 16 bytes, in `pieces` of which each block
-// reads one and writes one at a time. out[0] gets what keeps the compiler from dropping the reads
-// where nothing else is written; practically never.
+// Reads `in` and writes `out`, both in whole numbers of 16 bytes. Each block reads and writes one
+// of `pieces` at a time. out[0] keeps the compiler from dropping the reads where nothing else is
+// written. It is practically never written itself.
 __global__ void __launch_bounds__(512) move_kernel(const uint4 *__restrict__ in, int64_t reads,
                                                    uint4 *__restrict__ out, int64_t writes, int64_t pieces) {
     uint4 sum = {};
@@ -155,8 +155,8 @@ static void measure_copy(Bench *b) {
 
 enum { TENSORS = 24 };
 
-// A bucket of 24 matrices with n elements in all for nodes x per_node ranks. No tail: its kernels
-// are not what is measured.
+// A bucket of 24 matrices with n elements in all, for nodes x per_node ranks. It has no tail,
+// because the tail's kernels are not measured.
 typedef struct Layout {
     Plan plan;
     Bucket bucket;
