@@ -2,16 +2,17 @@
 // checkpoint.c, read by checkpoint_load.c. Read as hostile input: sizes, ranges and names are
 // checked, file names are plain names, and the text carries its own hash.
 //
-//   {"format": "sdp4bit.c checkpoint", "version": 2, "program": "...", "commit": "...", "libraries": "...",
-//    "world_size": 4, "weight_dtype": "BF16",
+//   {"format": "sdp4bit.c checkpoint", "version": 2, "program": "...", "commit": "...",
+//    "libraries": "...", "world_size": 4, "weight_dtype": "BF16",
 //    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles as hexadecimal floats
 //    "arguments": {...},
-//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],            all parameters, whole, logical order
+//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],           all parameters, whole, in order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
 //    "files": [{"folder": "mp_rank_00", "name": "shard_00000_of_00004.safetensors", "bytes": 1234,
 //               "xxh3": "0123456789abcdef",
-//               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count], ...]}, ...],
-//    "xxh3": "0123456789abcdef"}                                      of all text before this last line
+//               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count], ...]},
+//              ...],
+//    "xxh3": "0123456789abcdef"}                                      of all text before this line
 //
 // Slices stand in the order of their data in the file. Tensor and kind are places in the lists
 // above.

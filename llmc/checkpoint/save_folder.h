@@ -6,7 +6,7 @@
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// --- one job at a time -------------------------------------------------------------------------------------
+// --- one job at a time ---------------------------------------------------------------------------
 
 // Keeps two jobs from saving into one folder, where one would remove what the other is writing, and
 // older checkpoints that the other still needs. Held by one rank of a job until save_folder_unlock
@@ -25,7 +25,7 @@ bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *er
 // That two paths lead to one folder.
 bool save_folder_same(const char *a, const char *b);
 
-// --- room for a save ---------------------------------------------------------------------------------------
+// --- room for a save -----------------------------------------------------------------------------
 
 // Removes what killed saves and killed deletions left, and puts back a checkpoint that was moved
 // aside while it was being replaced.
@@ -40,7 +40,7 @@ bool save_folder_allows_file(uint64_t bytes, Error *err);
 // where the file system does not say. EXIT_CHECKPOINT.
 bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err);
 
-// --- checkpoints there -------------------------------------------------------------------------------------
+// --- checkpoints there ---------------------------------------------------------------------------
 
 // The iterations that this program saved here, sound or not, of whichever run, oldest first
 // (malloc'ed; NULL when there are none).
@@ -85,7 +85,7 @@ char *lineage_text(const Lineage *lineage, uint64_t *bytes);
 // first, the last and how many. Empty: none.
 void lineage_others(const char *directory, const Lineage *lineage, char *text, size_t text_bytes);
 
-// --- which stay --------------------------------------------------------------------------------------------
+// --- which stay ----------------------------------------------------------------------------------
 
 // The newest `last` ones (0: all), and those whose iteration is a multiple of `interval` (0: none
 // more).

@@ -12,8 +12,8 @@ shim=$BUILD/test/fault/shim.so
 # A disk on which every sync takes this long, for all or for one rank.
 slow_disk() { # MILLISECONDS RANK COMMAND...
     local before=("${launcher[@]}") rc
-    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_SLOW_MS="$1" -x SHIM_RANK="$2" -x SHIM_FOLDER="$work/" \
-        -x SHIM_AT=0)
+    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_SLOW_MS="$1" -x SHIM_RANK="$2" -x SHIM_FOLDER="$work/" -x
+        SHIM_AT=0)
     "${@:3}"
     rc=$?
     launcher=("${before[@]}")
@@ -54,16 +54,16 @@ if [ -e "$shim" ]; then
         same_training reference slow && same_shards "$work/reference" "$work/slow" 12 4 &&
             there "$work/slow" 4 8 12 &&
             log_order 'scheduled an async checkpoint save at iteration       4' ' iteration        8/' \
-            'successfully saved checkpoint at iteration       4' \
+                'successfully saved checkpoint at iteration       4' \
                 'saving checkpoint at iteration       8' ' iteration       12/' \
-                'successfully saved checkpoint at iteration       8' \
-                'successfully saved checkpoint at iteration      12'
+                    'successfully saved checkpoint at iteration       8' \
+                    'successfully saved checkpoint at iteration      12'
     }
     check "training goes on during a slow save, and the next save waits for it" goes_on
     stopped() {
         mkdir "$work/stopped"
-        slow_disk 200 1 in_background stopped 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 \
-            --save "$work/stopped" --save-interval 20 --async-save
+        slow_disk 200 1 in_background stopped 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --save \
+            "$work/stopped" --save-interval 20 --async-save
         wait_for_iteration stopped 22 || { say "no iteration 22"; return 1; }
         signal_rank TERM 2 || return 1
         job_ended stopped
@@ -91,7 +91,8 @@ if [ -e "$shim" ]; then
     hangs() { # NAME FLAGS...
         slow_disk 30000 3 train 4 "${run[@]}" --save "$work/$1" --distributed-timeout-minutes 0.05 "${@:2}"
         local rc=$?  # on a busy machine the launcher may let a second rank speak
-        [ $rc -eq 7 ] && grep -q '^error: rank 0 .* save checkpoint: .*rank 3 is still busy\|^error: rank 3 .* save checkpoint: no progress' "$work/err" || { say "exit code $rc"; return 1; }
+        local busy='^error: rank 0 .* save checkpoint: .*rank 3 is still busy' own='^error: rank 3 .* save checkpoint: no progress'
+        [ $rc -eq 7 ] && grep -q -e "$busy" -e "$own" "$work/err" || { say "exit code $rc"; return 1; }
         [ ! -e "$work/$1/latest_checkpointed_iteration.txt" ] || { why="it was saved"; return 1; }
     }
     check "a rank that hangs in a save: exit code 7 within the limit" hangs hangs
@@ -101,8 +102,8 @@ else
 fi
 failing() { # a rank's file may not grow from now on: the write behind training's back fails
     local pid
-    in_background failing 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --log-interval 1000 \
-        --save "$work/failing" --save-interval 100 --async-save
+    in_background failing 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --log-interval 1000 --save \
+        "$work/failing" --save-interval 100 --async-save
     wait_for_iteration failing 5 || { say "no iteration 5"; return 1; }
     for pid in $(rank_pids 2); do prlimit --pid "$pid" --fsize=20000 ||
         { why="prlimit failed"; return 1; }; done
@@ -117,8 +118,8 @@ else
     skip "a write that fails in the background" "no prlimit"
 fi
 planned() {
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "${run[@]}" \
-        --save "$work/x" --async-save || { say "--plan failed"; return 1; }
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "${run[@]}" --save \
+        "$work/x" --async-save || { say "--plan failed"; return 1; }
     local bytes parameters
     bytes=$(awk '/copy of a checkpoint/ { print $NF }' "$work/out")
     parameters=$(awk '$1 == "parameters" { print $2 }' "$work/out")
@@ -147,10 +148,12 @@ others() { # what this program did not save, and later iterations, stay
     touch "$work/others/iter_0000003/model_optim_rng.pt" "$work/others/iter_0000099/manifest.json" \
         "$work/others/iter_5/manifest.json"
     trains 2 --train-iters 4 --save "$work/others" --save-interval 2 --keep-last-checkpoints 1 || return 1
+    local tracker=latest_checkpointed_iteration.txt
     [ "$(ls -A "$work/others" | tr '\n' ' ')" = \
-        "checkpoints_of_run.txt iter_0000001.bak iter_0000003 iter_0000004 iter_0000099 iter_5 latest_checkpointed_iteration.txt " ] || { why="left $(ls -A "$work/others" | tr '\n' ' ')"; return 1; }
+        "checkpoints_of_run.txt iter_0000001.bak iter_0000003 iter_0000004 iter_0000099 iter_5 $tracker " ] ||
+        { why="left $(ls -A "$work/others" | tr '\n' ' ')"; return 1; }
 }
 check "only own older checkpoints are deleted, and what a killed deletion left" others
-check "--keep-checkpoint-interval alone is refused" refused 2 "--keep-last-checkpoints" 2 \
-    --save "$work/refused" --save-interval 2 --keep-checkpoint-interval 4
+check "--keep-checkpoint-interval alone is refused" refused 2 "--keep-last-checkpoints" 2 --save \
+    "$work/refused" --save-interval 2 --keep-checkpoint-interval 4
 finish

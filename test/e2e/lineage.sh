@@ -8,7 +8,7 @@
 make_shard text 400 6
 data=$work/text_text_document
 folder=$work/save
-run=(2 --gpus-per-node 1 --num-layers 1 --train-iters 30 --lr-decay-iters 30 --log-interval 10 \
+run=(2 --gpus-per-node 1 --num-layers 1 --train-iters 30 --lr-decay-iters 30 --log-interval 10
     --save-interval 10 --keep-last-checkpoints 2 --save "$folder")
 there() { # ITERATIONS...: exactly these checkpoints, of whichever run
     local wanted
@@ -40,7 +40,7 @@ check "the first run leaves its last two" first_run
 second_run() {
     trains "${run[@]}" --seed 7 || return 1
     there 18 20 23 30 && listed 10 20 30 && tracked 30 &&
-        warned 1 "also holds checkpoints of another run or branch (iterations 18 and 23), which are neither counted nor removed"
+        warned 1 "of another run or branch (iterations 18 and 23), which are neither counted nor removed"
 }
 check "a second run from the start: its own are counted, the first one's stay" second_run
 cp -r "$folder" "$work/two"
@@ -89,7 +89,8 @@ check "back to an older one by hand: the branch that was left stays and does not
 named() { # one of another run, in the way of a run that goes on from its own
     first_run && trains "${run[@]}" --seed 7 --exit-interval 20 && listed 10 20 || return 1
     trains "${run[@]}" --seed 7 --load "$folder" --exit-interval 23 && loaded 20 &&
-        warned 1 "holds a checkpoint of iteration 23 that its checkpoints_of_run.txt does not name; this run will replace it" && listed 10 20 23
+        warned 1 "iteration 23 that its checkpoints_of_run.txt does not name; this run will replace it" &&
+        listed 10 20 23
 }
 check "another run's checkpoint that will be replaced is named before training" named
 finetunes() { # a line of its own, also from the same folder
@@ -119,8 +120,8 @@ from_elsewhere() { # the other folder's run is at iteration 20
     untouched "a checkpoint of iteration 30, which" --load "$work/elsewhere" --seed 7
 }
 check "--load of another folder: refused" from_elsewhere
-check "--load of one checkpoint names the folder above it" untouched "give the folder above it" \
-    --load "$folder/iter_0000030"
+check "--load of one checkpoint names the folder above it" untouched "give the folder above it" --load \
+    "$folder/iter_0000030"
 beside() { # iterations that no checkpoint has
     again true
     trains "${run[@]}" --save-interval 7 --train-iters 24 --lr-decay-iters 24 && there 18 20 21 23 24 30 &&

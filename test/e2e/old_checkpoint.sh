@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# A checkpoint of the format's first version, written by the program of commit c9f8404 (test/golden/checkpoint), loads in
-# this program. Saved again its shards have the same bytes. What goes on from either is the same to the bit.
+# A checkpoint of the format's first version, written by the program of commit c9f8404
+# (test/golden/checkpoint), loads in this program. Saved again its shards have the same bytes. What
+# goes on from either is the same to the bit.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 60 6
 golden=$PWD/test/golden/checkpoint info=$PWD/dev/checkpoint_info
 data=text_text_document # as the golden checkpoint's run had it
 cd "$work" || exit 1
-run=(2 --gpus-per-node 1 "${paper[@]}" --num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 16 --max-position-embeddings 16
-    --make-vocab-size-divisible-by 1 --wq-group-size 64 --gq-group-size-intra 64 --gq-group-size-inter 64 --lr-decay-iters 6)
+run=(2 --gpus-per-node 1 "${paper[@]}" --num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length
+    16 --max-position-embeddings 16
+    --make-vocab-size-divisible-by 1 --wq-group-size 64 --gq-group-size-intra 64 --gq-group-size-inter 64 \
+        --lr-decay-iters 6)
 # What a shard holds behind its header, which names the program's commit.
 data_of() { tail -c +$(($(od -An -tu8 -N8 "$1") + 9)) "$1"; }
 saved_again() {
@@ -18,10 +21,12 @@ saved_again() {
         cmp -s <(data_of "$golden/$shard") <(data_of "again/$shard") || { why="$shard differs"; return 1; }
         [ "$(data_of "$golden/$shard" | wc -c)" -gt 20000 ] || { why="$shard is too small"; return 1; }
     done
-    [ "$(grep "$state" "$golden/iter_0000004/manifest.json")" = "$(grep "$state" again/iter_0000004/manifest.json)" ] || { why="the counters differ"; return 1; }
+    [ "$(grep "$state" "$golden/iter_0000004/manifest.json")" = \
+        "$(grep "$state" again/iter_0000004/manifest.json)" ] || { why="the counters differ"; return 1; }
 }
 check "loaded and saved again: the same bytes" saved_again
-# The shards' headers, as another program reads them, agree with the manifest; also where a tensor is cut by columns.
+# The shards' headers, as another program reads them, agree with the manifest; also where a tensor
+# is cut by columns.
 headers() {
     "$info" again --slices >out 2>err && grep -q 'exp_avg_sq' out || { why=$(cat err); return 1; }
     "$info" "$golden" >out 2>err || { why=$(cat err); return 1; }
@@ -36,13 +41,16 @@ from_either() {
 check "going on from the old one and from the new one: the same bits" from_either
 losses() { # those of the old program; another processor's OpenBLAS may round otherwise
     local found
-    found=$(awk 'NR == FNR { wanted[FNR] = $1; next } { d = $1 - wanted[FNR]; if (d < 0) d = -d; if (d < 2e-3) n++ } END { print n }' \
+    found=$(awk 'NR == FNR { wanted[FNR] = $1; next }
+        { d = $1 - wanted[FNR]; if (d < 0) d = -d; if (d < 2e-3) n++ } END { print n }' \
         <(printf '%s\n' 5.449302673339844 5.42122745513916) <(field old loss | cut -d ' ' -f 2))
     [ "$found" = 2 ] || { why="losses $(field old loss | tr '\n' ' ')"; return 1; }
 }
 check "the losses are the old program's" losses
 tampered() { # the files count: one bit of a moment
-    cp -r "$golden" changed && printf '\377' | dd of=changed/iter_0000004/mp_rank_00/shard_00000_of_00002.safetensors bs=1 seek=9000 conv=notrunc status=none
+    cp -r "$golden" changed &&
+        printf '\377' | dd of=changed/iter_0000004/mp_rank_00/shard_00000_of_00002.safetensors bs=1 \
+        seek=9000 conv=notrunc status=none
     refused 6 "shard_00000_of_00002.safetensors is damaged" "${run[@]}" --train-iters 4 --load changed
 }
 check "a flipped byte in it is found" tampered

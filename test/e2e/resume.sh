@@ -15,8 +15,8 @@ same_checkpoint() {
         "$(cat "$2/latest_checkpointed_iteration.txt")" ] || { why=${why:-trackers differ}; return 1; }
 }
 lines_match() { # KIND A B FROM: validation lines after an iteration
-    grep "^{\"kind\":\"$1\"" "$work/$2.jsonl" |
-        awk -v from="$4" '{ split($0, p, /[:,]/); if (p[4] > from) print }' >"$work/left"
+    grep "^{\"kind\":\"$1\"" "$work/$2.jsonl" | awk -v from="$4" \
+        '{ split($0, p, /[:,]/); if (p[4] > from) print }' >"$work/left"
     grep "^{\"kind\":\"$1\"" "$work/$3.jsonl" >"$work/right"
     [ -s "$work/right" ] && cmp -s "$work/left" "$work/right" || { why="$1 lines differ"; return 1; }
 }
@@ -86,7 +86,7 @@ finetune() {
     [ "$(first_iteration finetune)" = 1 ] &&
         awk -v a="$(mean_loss finetune 1 1)" -v b="$(mean_loss scratch 1 1)" \
         'BEGIN { exit !(a < 0.95 * b) }' ||
-        { why="starts at iteration $(first_iteration finetune) with loss $(mean_loss finetune 1 1), from scratch $(mean_loss scratch 1 1)"; return 1; }
+        { why="iteration $(first_iteration finetune), $(mean_loss finetune 1 1), not $(mean_loss scratch 1 1)"; return 1; }
 }
 check "--finetune takes the weights and starts at iteration 1" finetune
 no_load_optim() {
@@ -146,8 +146,8 @@ only_logs() { # what a run that died before its first checkpoint leaves
 }
 check "--load of a folder with logs alone starts from scratch" only_logs
 another_program() { # TEXT FILES...
-    rm -rf "$work/foreign" && mkdir -p "$work/foreign/mp_rank_00" && (cd "$work/foreign" && touch "${@:2}") ||
-        return 1
+    rm -rf "$work/foreign" && mkdir -p "$work/foreign/mp_rank_00" &&
+        (cd "$work/foreign" && touch "${@:2}") || return 1
     refused 6 "$1" 2 --load "$work/foreign" && ! grep -q '^ iteration ' "$work/out"
 }
 check "--load of a Hugging Face model is refused" another_program "holds a Hugging Face model (config.json)" \
@@ -165,8 +165,8 @@ finished_evaluates() {
 check "loading the end of a run trains no further" finished_evaluates
 
 # --- lengths in samples ---
-samples=("${model[@]}" --micro-batch-size 2 --global-batch-size 24 --train-samples 160 --lr 3e-3 \
-    --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-samples 16
+samples=("${model[@]}" --micro-batch-size 2 --global-batch-size 24 --train-samples 160 --lr 3e-3 --min-lr
+    3e-4 --lr-decay-style cosine --lr-warmup-samples 16
     --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 90,5,5 --rampup-batch-size 8 8 64 \
         --data-path "$data" "${dropout[@]}")
 ramped() { # NAME FLAGS...
@@ -194,17 +194,17 @@ check "a run resumed inside the ramp, to the bit" ramp_resumes
 in_samples() {
     logged iterations 2 || return 1
     rm -f "$work/samples.jsonl"
-    ranks 2 "${model[@]}" --micro-batch-size 2 --global-batch-size 8 --train-samples 96 --lr 3e-3 \
-        --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-samples 16 --log-interval 1 \
+    ranks 2 "${model[@]}" --micro-batch-size 2 --global-batch-size 8 --train-samples 96 --lr 3e-3 --min-lr \
+        3e-4 --lr-decay-style cosine --lr-warmup-samples 16 --log-interval 1 \
         --eval-interval 1000 --eval-iters 1 --split 90,5,5 --hidden-dropout 0 --attention-dropout 0 \
-        --data-path "$data" --log-jsonl "$work/samples.jsonl" || { say "failed"; return 1; }
+            --data-path "$data" --log-jsonl "$work/samples.jsonl" || { say "failed"; return 1; }
     same_training iterations samples
 }
 check "--train-samples is --train-iters in other units" in_samples
 
 # --- killed without warning ---
 crash() {
-    local run=(--train-iters 20000 --lr-decay-iters 100 --save "$work/crash" --save-interval 10 \
+    local run=(--train-iters 20000 --lr-decay-iters 100 --save "$work/crash" --save-interval 10
         "${dropout[@]}" "${paper[@]}" --gpus-per-node 2) pid last
     in_background crash 4 "${run[@]}"
     wait_for_iteration crash 25 || { say "no iteration 25"; return 1; }

@@ -13,12 +13,13 @@ rounds=1
 [ "${LONG:-0}" = 1 ] && rounds=20
 # Long enough to be killed in the midst of it: saves every 7 iterations, the last one at the end.
 last=60
-run=(--gpus-per-node 2 --train-iters "$last" --save-interval 7 --eval-interval 1000 --hidden-dropout 0.1 \
+run=(--gpus-per-node 2 --train-iters "$last" --save-interval 7 --eval-interval 1000 --hidden-dropout 0.1
     --attention-dropout 0.1 --wq-group-size 128)
 
 # A line of every iteration, the newest one where a resume repeated some.
-stitched() { cat "$@" |
-    awk '/^{"kind":"train"/ { split($0, p, /[:,]/); line[p[4] + 0] = $0; if (p[4] > most) most = p[4] } END { for (i = 1; i <= most; i++) print line[i] }'; }
+stitched() { cat "$@" | awk \
+    '/^{"kind":"train"/ { split($0, p, /[:,]/); line[p[4] + 0] = $0; if (p[4] > most) most = p[4] }
+     END { for (i = 1; i <= most; i++) print line[i] }'; }
 # killed_once NAME: starts the run, kills it at a random iteration, and starts it again, which must
 # go on from the checkpoint that was the newest. In the first round there is one. The run never
 # reaches its end: a rank would stop before, if the kill came late on a busy machine.
@@ -27,8 +28,8 @@ killed_once() {
     shift
     rm -rf "${work:?}/$name.saved" "$work/$name".first.jsonl "$work/$name".rest.jsonl
     at=$(((round ? 1 : 15) + RANDOM % (last - 25)))
-    SDP4BIT_FAULT=stall:3:$((last - 3)):0 in_background "$name.first" 4 "${run[@]}" "$@" \
-        --save "$work/$name.saved" --load "$work/$name.saved"
+    SDP4BIT_FAULT=stall:3:$((last - 3)):0 in_background "$name.first" 4 "${run[@]}" "$@" --save \
+        "$work/$name.saved" --load "$work/$name.saved"
     wait_for_iteration "$name.first" 1 && mapfile -t pids < <(rank_pids) &&
         wait_for_iteration "$name.first" $at || { say "killed before iteration $at"; return 1; }
     for pid in "${pids[@]}"; do kill -KILL "$pid" 2>/dev/null; done
@@ -41,8 +42,8 @@ killed_once() {
     logged "$name.rest" 4 "${run[@]}" "$@" --save "$work/$name.saved" --load "$work/$name.saved" || return 1
     # Killed between the renames of the first checkpoint's folder and of the tracker: it is whole,
     # and found without one.
-    [ -n "$saved" ] || saved=$(sed \
-        -n "s|^WARNING: $work/$name.saved/latest_checkpointed_iteration.txt is missing beside checkpoints;.*|7|p" "$work/out")
+    [ -n "$saved" ] || saved=$(sed -n \
+        "s|^WARNING: $work/$name.saved/latest_checkpointed_iteration.txt is missing beside checkpoints;.*|7|p" "$work/out")
     [ -z "$saved" ] || grep -q "successfully loaded checkpoint from $work/$name.saved at iteration $saved\$" \
         "$work/out" || { why="iteration $saved was saved, but not loaded"; return 1; }
     [ "$(field "$name.rest" loss | head -n 1 | cut -d ' ' -f 1)" = $((${saved:-0} + 1)) ] ||
@@ -79,8 +80,7 @@ check "ULq: kill -9 and on, to the bit" arm ulq "${tlq[@]}" --hadamard-transform
 check "SDP4Bit: kill -9 and on, to the bit" arm sdp4bit "${tlq[@]}" --hadamard-transform --quantized-weights \
     --wq-rounding stochastic --async-save
 
-# --- what may change: everything is found by the parameters' names, and the data go on where they
-# were ---
+# --- what may change: everything is found by the parameters' names, and the data go on where they w
 half=(--gpus-per-node 2 --train-iters 16 --save-interval 8 --eval-interval 1000)
 sdp=("${tlq[@]}" --hadamard-transform --quantized-weights)
 whole() { logged whole 4 "${half[@]}" "${sdp[@]}" --save "$work/half"; }
@@ -117,8 +117,8 @@ check "SDP4Bit's checkpoint goes on with direct weights and ULq" changed to_ulq 
 back_again() {
     local folder=$work/there
     cp -r "$work/half" "$folder" && rm -r "$folder/iter_0000016" &&
-        trains 2 "${half[@]}" "${sdp[@]}" --gpus-per-node 1 --gq-group-size-inter 32 --load "$folder" \
-        --save "$folder" --save-interval 4 --exit-interval 12 || return 1
+        trains 2 "${half[@]}" "${sdp[@]}" --gpus-per-node 1 --gq-group-size-inter 32 --load "$folder" --save \
+        "$folder" --save-interval 4 --exit-interval 12 || return 1
     logged back_again 4 "${half[@]}" "${sdp[@]}" --load "$folder" &&
         [ "$(field back_again consumed_samples | head -n 1)" = "13 104" ] ||
         { why="${why:-goes on with $(field back_again consumed_samples | head -n 1)}"; return 1; }
@@ -138,7 +138,7 @@ adopted() { # the checkpoint's schedule in samples: two of its steps at each of 
         [ "$(field batch--use-checkpoint-opt_param-scheduler lr | awk 'NR <= 4 { print $2 }')" = \
         "$(field whole lr | awk '$1 > 8 && $1 % 2 == 0 { print $2 }')" ] ||
         { why="${why:-learning rates $(field batch--use-checkpoint-opt_param-scheduler lr | tr '\n' ' ')}"; \
-        return 1; }
+            return 1; }
 }
 check "another batch size with --use-checkpoint-opt_param-scheduler" adopted
 other_data() {
@@ -150,8 +150,8 @@ other_data() {
 }
 check "other data: said, and the samples are counted on" other_data
 tuned() { # the weights alone, on other data, with another schedule, length, batch and number of ranks
-    logged tuned 2 "${half[@]}" --gpus-per-node 1 --load "$work/half" --finetune \
-        --data-path "$work/other_text_document" --lr 1e-3 --global-batch-size 4 --train-iters 4 || return 1
+    logged tuned 2 "${half[@]}" --gpus-per-node 1 --load "$work/half" --finetune --data-path \
+        "$work/other_text_document" --lr 1e-3 --global-batch-size 4 --train-iters 4 || return 1
     [ "$(field tuned consumed_samples | tr '\n' ' ')" = "1 4 2 8 3 12 4 16 " ] &&
         awk -v a="$(mean_loss tuned 1 1)" -v b="$(mean_loss whole 1 1)" 'BEGIN { exit !(a < 0.95 * b) }' ||
         { why="${why:-starts with loss $(mean_loss tuned 1 1)}"; return 1; }

@@ -17,8 +17,8 @@ from() { # FOLDER ITERATION NAME: a copy of the folder that ends at this iterati
 }
 
 # --- --train-samples ---
-in_samples=("${model[@]}" --train-samples 320 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine \
-    --log-interval 1 --eval-interval 4 --eval-iters 1 --split 80,15,5 --data-path "$data")
+in_samples=("${model[@]}" --train-samples 320 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --log-interval
+    1 --eval-interval 4 --eval-iters 1 --split 80,15,5 --data-path "$data")
 sampled() { # NAME NP FLAGS...
     local log=$work/$1.jsonl np=$2
     shift 2
@@ -37,19 +37,19 @@ smaller() { # then 40 of 4, and the evaluations that these want
     sampled smaller 1 --micro-batch-size 4 --load "$work/half" --save "$work/smaller" --save-interval 30 &&
         last_line smaller "60 320" &&
         from smaller 30 again && sampled again 1 --micro-batch-size 4 --load "$work/again" &&
-        last_line again "60 320"
+            last_line again "60 320"
 }
 check "--train-samples: a smaller batch too, and the same once more from there" smaller
 without_ramp() { # 8 samples while fewer than 40 are taken, then 16; the ramp is dropped on the way
-    sampled ramp 1 --micro-batch-size 4 --global-batch-size 16 --rampup-batch-size 8 8 80 \
-        --save "$work/ramp" --save-interval 100 --exit-interval 5 &&
+    sampled ramp 1 --micro-batch-size 4 --global-batch-size 16 --rampup-batch-size 8 8 80 --save \
+        "$work/ramp" --save-interval 100 --exit-interval 5 &&
         sampled no_ramp 1 --micro-batch-size 4 --global-batch-size 16 --load "$work/ramp" &&
-        last_line no_ramp "22 312"
+            last_line no_ramp "22 312"
 }
 check "--train-samples: a ramp that is dropped" without_ramp
 
 # --- evaluations and data ---
-often=(--train-iters 60 --global-batch-size 32 --eval-interval 1 --eval-iters 2 --lr-decay-style constant \
+often=(--train-iters 60 --global-batch-size 32 --eval-interval 1 --eval-iters 2 --lr-decay-style constant
     --lr-warmup-iters 0 --min-lr 0)
 trains 2 "${often[@]}" --save "$work/often" --save-interval 20 || not_ok "a run that evaluates often" "$why"
 skip_train() { trains 2 "${often[@]}" --eval-interval 1000 --load "$work/often" --skip-train &&
@@ -67,7 +67,7 @@ check "a smaller batch behind larger evaluations" fewer
 
 # --- the order of the data ---
 order="the data go on in another order"
-whole=(--train-iters 40 --global-batch-size 64 --lr-decay-style constant --lr-decay-iters 1000 \
+whole=(--train-iters 40 --global-batch-size 64 --lr-decay-style constant --lr-decay-iters 1000
     --lr-warmup-iters 0 --min-lr 0)
 logged whole 2 "${whole[@]}" --save "$work/whole" --save-interval 20 ||
     not_ok "a run whose length grows" "$why"
@@ -87,15 +87,14 @@ check "more evaluations read the validation data in another order, and that is s
 lasts() { # 60 iterations of 64, then 540 of 8: more than the 4800 samples that 600 iterations of 8 would want
     trains 2 "${whole[@]}" --train-iters 60 --save "$work/lasts" --save-interval 60 --eval-iters 0 &&
         logged lasts 2 "${whole[@]}" --train-iters 600 --global-batch-size 8 --load "$work/lasts" \
-        --eval-iters 0 --override-opt_param-scheduler && last_line lasts "600 8160"
+            --eval-iters 0 --override-opt_param-scheduler && last_line lasts "600 8160"
 }
 check "the data last when many samples were taken before" lasts
 # --- flags in JSON ---
 latin1() { # a folder's name that is not UTF-8
     local folder=$work/caf$'\xe9'
-    trains 2 --train-iters 4 --save "$folder" --save-interval 4 --log-jsonl "$work/latin1.jsonl" &&
-        python3 - "$work/latin1.jsonl" <<'END' && dev/checkpoint_info "$folder" >/dev/null 2>"$work/err" || \
-        say "not readable"
+    trains 2 --train-iters 4 --save "$folder" --save-interval 4 --log-jsonl "$work/latin1.jsonl" || return 1
+    python3 - "$work/latin1.jsonl" <<'END' && dev/checkpoint_info "$folder" >/dev/null 2>"$work/err" || say "not readable"
 import json, sys
 for line in open(sys.argv[1], encoding="utf-8"):
     json.loads(line)

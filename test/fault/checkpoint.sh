@@ -66,10 +66,9 @@ damaged "a negative tracker" latest_checkpointed_iteration.txt nothing_to_find "
 damaged "a pipe as the manifest" manifest.json pipe "$bad/$latest/manifest.json"
 damaged "a pipe as a shard" shard_00002_of_00004 pipe "$bad/$latest/$shard"
 
-# --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one
-# line says why ---
-# falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line
-# that holds TEXT, and ends as the undisturbed run did.
+# --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one lin
+# falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line that
+# holds TEXT, and ends as the undisturbed run did.
 falls_back() {
     check "$1" falls_back_to "${@:2}"
 }
@@ -120,12 +119,11 @@ all_damaged() { # the first one's error is told
 }
 check "all damaged: the newest one's error" all_damaged
 
-# --- a disk on which one rank hashes for longer than others may wait for a rank that does nothing
-# ---
+# --- a disk on which one rank hashes for longer than others may wait for a rank that does nothing -
 slow_reads() { # RANK FOLDER COMMAND...: a read takes that rank 2 s there, a file two of them
     local shim=$BUILD/test/fault/shim.so launcher=("${launcher[@]}")
-    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 \
-        -x SHIM_SLOW_READ_MS=2000)
+    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 -x
+        SHIM_SLOW_READ_MS=2000)
     "${@:3}" --distributed-timeout-minutes 0.06
 }
 check "a slow disk does not end a load" slow_reads 2 "$work/good" trains "${run[@]}" --load "$work/good"
@@ -142,8 +140,8 @@ check "a damaged file is named while a slow disk is read" cut_short
 killed_saving() {
     local pid last rounds=3 round
     [ "${LONG:-0}" = 1 ] && rounds=15
-    local long=(4 --gpus-per-node 2 --train-iters 100000 --lr-decay-iters 100 "${paper[@]}" \
-        --save "$work/torn" --load "$work/torn" --save-interval 1 --log-interval 1000)
+    local long=(4 --gpus-per-node 2 --train-iters 100000 --lr-decay-iters 100 "${paper[@]}" --save
+        "$work/torn" --load "$work/torn" --save-interval 1 --log-interval 1000)
     for ((round = 1; round <= rounds; round++)); do
         in_background torn "${long[@]}"
         wait_for_iteration torn $((${last:-0} + 2 + round)) ||
@@ -164,21 +162,20 @@ killed_saving() {
 check "saves killed with kill -9" killed_saving
 # --- two jobs and one folder: the second one's saves would remove what the first is writing ---
 two_jobs() {
-    local shared=(--gpus-per-node 1 --train-iters 100000 --lr-decay-iters 100 --save "$work/shared" \
+    local shared=(--gpus-per-node 1 --train-iters 100000 --lr-decay-iters 100 --save "$work/shared"
         --save-interval 3)
     in_background first 2 "${shared[@]}"
     wait_for_iteration first 4 || { say "no iteration 4"; return 1; }
-    refused 6 "another job is saving into $work/shared" 2 "${shared[@]}" --distributed-timeout-minutes 0.05 ||
-        { kill "$job"; return 1; }
+    refused 6 "another job is saving into $work/shared" 2 "${shared[@]}" --distributed-timeout-minutes 0.05 \
+        || { kill "$job"; return 1; }
     kill -s USR1 "$(running_pids 1)"
     wait "$job"
-    [ $? = 75 ] && trains 2 "${shared[@]}" --load "$work/shared" \
-        --exit-interval $(($(cat "$work/shared/latest_checkpointed_iteration.txt") + 1))
+    [ $? = 75 ] && trains 2 "${shared[@]}" --load "$work/shared" --exit-interval \
+        $(($(cat "$work/shared/latest_checkpointed_iteration.txt") + 1))
 }
 check "a second job in the same folder" two_jobs
-# --- the folder is moved away or removed under a run: saves go by its path, where another job may
-# be saving by now ---
-moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000 \
+# --- the folder is moved away or removed under a run: saves go by its path, where another job may b
+moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000
     --save-interval 1500 --save "$work/moving")
 begin_moving() { # FLAGS...: a run that has saved, and will not save again at once
     rm -rf "$work"/moving "$work"/moved "$work"/next
@@ -239,8 +236,8 @@ check "another run's checkpoint in the place of a moved folder" in_the_place
 elsewhere() { # two machines without a common file system: only rank 0 finds the checkpoint
     local flags=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 1 --load good)
     mkdir -p "$work/elsewhere"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 bash \
-        -c 'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then cd "$0"; else cd "$0/elsewhere"; fi; exec "$@"' \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 bash -c \
+        'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then cd "$0"; else cd "$0/elsewhere"; fi; exec "$@"' \
         "$work" "$BUILD/train_gpt_cpu" "${flags[@]}" >"$work/out" 2>"$work/err" </dev/null
     error_names 6 "is not in good on this machine" $?
 }

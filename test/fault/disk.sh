@@ -73,8 +73,8 @@ fi
 # free space looked sufficient.
 limited() {
     local pid
-    in_background limited "${four[@]}" --train-iters 2000 --lr-decay-iters 100 --log-interval 1000 \
-        --save "$work/limited" --save-interval 500
+    in_background limited "${four[@]}" --train-iters 2000 --lr-decay-iters 100 --log-interval 1000 --save \
+        "$work/limited" --save-interval 500
     wait_for_iteration limited 5 || { say "no iteration 5"; return 1; }
     for pid in $(rank_pids); do prlimit --pid "$pid" --fsize=$((bytes / 5)) ||
         { why="prlimit failed"; return 1; }; done
@@ -117,8 +117,8 @@ makes_way() { # NAME COMMAND...
 check "a pipe in place of a temporary file" makes_way .latest_checkpointed_iteration.txt.tmp mkfifo
 check "a link in place of a temporary file" makes_way .checkpoints_of_run.txt.tmp ln -s "$work/untouched"
 limited() { # FLAGS...: one rank of four may write files of 8 KiB
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 bash \
-        -c '[ "$OMPI_COMM_WORLD_RANK" != 2 ] || ulimit -f 8; exec "$0" "$@"' "$trainer" "${model[@]}" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 bash -c \
+        '[ "$OMPI_COMM_WORLD_RANK" != 2 ] || ulimit -f 8; exec "$0" "$@"' "$trainer" "${model[@]}" \
         "${batch[@]}" --data-path "$data" "${four[@]:1}" \
         "$@" >"$work/out" 2>"$work/err" </dev/null
 }
@@ -131,10 +131,10 @@ file_limit() {
 if limited || grep -q '^error: ' "$work/err"; then check "a file size limit smaller than a shard" file_limit
 else skip "a file size limit smaller than a shard" \
     "MPI does not start under it: its own shared files are longer"; fi
-check "a file in place of the --tensorboard-dir" before_training 3 "$work/file" \
-    --tensorboard-dir "$work/file/logs"
-check "a file in place of the folder of --log-jsonl" before_training 3 "$work/file" \
-    --log-jsonl "$work/file/run.jsonl"
+check "a file in place of the --tensorboard-dir" before_training 3 "$work/file" --tensorboard-dir \
+    "$work/file/logs"
+check "a file in place of the folder of --log-jsonl" before_training 3 "$work/file" --log-jsonl \
+    "$work/file/run.jsonl"
 read_only() {
     mkdir -p "$work/locked"
     if [ "$(id -u)" -eq 0 ]; then
@@ -146,8 +146,8 @@ read_only() {
 }
 if read_only; then
     check "a read-only --save folder" before_training 6 "$work/locked" --save "$work/locked" --save-interval 4
-    check "a --save folder inside a read-only one" before_training 6 "$work/locked" \
-        --save "$work/locked/deeper/run" --save-interval 4
+    check "a --save folder inside a read-only one" before_training 6 "$work/locked" --save \
+        "$work/locked/deeper/run" --save-interval 4
 else
     skip "a read-only --save folder" "root may write everywhere, and may not mount here"
 fi
@@ -168,8 +168,8 @@ fi
 # --- the preprocessor ---
 preprocess_full() { # CODE FOLDER
     local rc
-    "$BUILD/preprocess_data" --input "$work/big.jsonl" --tokenizer-type Byte --append-eod \
-        --output-prefix "$2/out" >"$work/out" 2>"$work/err"
+    "$BUILD/preprocess_data" --input "$work/big.jsonl" --tokenizer-type Byte --append-eod --output-prefix \
+        "$2/out" >"$work/out" 2>"$work/err"
     rc=$?
     error_names "$1" "$2" "$rc" || return 1
     [ -z "$(ls -A "$2")" ] || { why="left $(ls -A "$2")"; return 1; }

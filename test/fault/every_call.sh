@@ -16,7 +16,7 @@ data=$work/text_text_document
 folder=$work/save
 # One layer, and a single save, of iteration 4, after which the checkpoint of iteration 2 is
 # deleted.
-run=(--num-layers 1 --train-iters 4 --eval-iters 0 --log-interval 2 --save-interval 2 \
+run=(--num-layers 1 --train-iters 4 --eval-iters 0 --log-interval 2 --save-interval 2
     --keep-last-checkpoints 1)
 
 # spoil NP VARIABLE=VALUE... -- FLAGS...: a run in which the shim does what the variables say. One
@@ -53,7 +53,7 @@ same_as_reference() {
 # One run in which operation $4 of rank $3 is spoiled (error $5, 0: killed), and what must hold
 # after it. Sets $reached.
 spoiled_at() { # NP MODE-FLAG RANK N ERRNO
-    local np=$1 flag=$2 rank=$3 n=$4 number=$5 rc last flags name
+    local np=$1 flag=$2 rank=$3 n=$4 number=$5 rc last list flags name
     flags=("${run[@]}" --save "$folder" --load "$folder")
     [ "$flag" = sync ] || flags+=(--async-save)
     rm -rf "$folder"
@@ -75,9 +75,12 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     fi
     last=$(tracked "$folder")
     case $last in 2 | 4) ;; *) why="$what: the tracker names '$last'"; return 1 ;; esac
-    case "$last: $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")" in "2: 2 " | "4: 2 4 ") ;; "2: 2 4 ") [ \
-        "$number" = 0 ] || { why="$what: the list is ahead of the tracker"; return 1; } ;; *) \
-        why="$what: the tracker names $last, the list says $(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")"; return 1 ;; esac
+    list=$(tr '\n' ' ' <"$folder/checkpoints_of_run.txt")
+    case "$last: $list" in
+        "2: 2 " | "4: 2 4 ") ;;
+        "2: 2 4 ") [ "$number" = 0 ] || { why="$what: the list is ahead of the tracker"; return 1; } ;;
+        *) why="$what: the tracker names $last, the list says $list"; return 1 ;;
+    esac
     [ -e "$folder/$(printf 'iter_%07d' "$last")" ] ||
         { why="$what: the checkpoint of iteration $last is gone"; return 1; }
     for name in "$folder"/iter_*; do # nothing half under a whole one's name
@@ -93,9 +96,8 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     grep -q "successfully loaded checkpoint from $folder at iteration $last" "$work/out" ||
         { why="$what: the next run did not go on from $last"; return 1; }
     [ "$(grep -c WARNING "$work/out")" -eq $unlisted ] &&
-        [ "$(grep -c "holds a checkpoint of iteration 4 that its checkpoints_of_run.txt does not name" "$work/out")" -eq $unlisted ] ||
-        { why="$what: $(grep -m 1 WARNING "$work/out" || echo "no warning of an unlisted checkpoint")"; \
-        return 1; }
+        [ "$(grep -c "iteration 4 that its checkpoints_of_run.txt does not name" "$work/out")" -eq $unlisted ] ||
+        { why="$what: $(grep -m 1 WARNING "$work/out" || echo "no warning of an unlisted one")"; return 1; }
     [ "$(tracked "$folder")" = 4 ] && same_as_reference "$np" "$folder" 4 ||
         { why="$what: the next run ended differently"; return 1; }
     [ "$last" = 4 ] || [ "$(ls -A "$folder" | tr '\n' ' ')" = \

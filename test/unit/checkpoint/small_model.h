@@ -111,7 +111,7 @@ static inline void prepare(Saved *s, const char *directory, int64_t iteration, u
 static struct {
     bool background;  // by threads, from a copy
     Retention keep;
-    int64_t before;   // what the run went on from
+    int64_t before;  // what the run went on from
 } manner;
 
 static inline bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {

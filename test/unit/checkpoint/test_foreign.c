@@ -16,7 +16,7 @@
 #include "test/unit/folder.h"
 
 typedef struct Case {
-    const char *names;   // files to make, separated by spaces; a name that ends with '/' is a folder
+    const char *names;    // files to make, separated by spaces; a name that ends with '/' is a folder
     const char *tracker;  // what latest_checkpointed_iteration.txt holds; NULL: there is none
     const char *says;     // part of the error; NULL: a fresh start
 } Case;

@@ -1,4 +1,5 @@
-// Damage to a checkpoint's files, and hostile manifests: each is named in one line, and nothing wrong is read.
+// Damage to a checkpoint's files, and hostile manifests: each is named in one line, and nothing
+// wrong is read.
 #include "test/unit/checkpoint/small_model.h"
 
 static void flip_bit(const char *path, size_t at, int bit) {
@@ -40,11 +41,13 @@ static void damaged_manifest(void **state) {
 }
 
 // Replaces the first `from` in the manifest by `to` and gives the text a right hash again.
-static void edit_manifest(const char *path, const char *original, size_t bytes, const char *from, const char *to) {
+static void edit_manifest(const char *path, const char *original, size_t bytes, const char *from,
+                          const char *to) {
     enum { TAIL = 29 };  // "xxh3": "0123456789abcdef"\n}\n
     const char *at = (const char *)memmem(original, bytes, from, strlen(from));
     assert_non_null(at);
-    size_t before = (size_t)(at - original), after = bytes - TAIL - before - strlen(from), length = before + strlen(to) + after;
+    size_t before = (size_t)(at - original), after = bytes - TAIL - before - strlen(from),
+           length = before + strlen(to) + after;
     char *text = (char *)malloc(length + TAIL + 1);
     memcpy(text, original, before);
     memcpy(text + before, to, strlen(to));
@@ -121,12 +124,14 @@ static void hostile_manifest(void **state) {
         edit_manifest(f->manifest, text, bytes, cases[i][0], cases[i][1]);
         assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
         assert_one_line(&err);
-        if (!strstr(err.what, cases[i][2])) fail_msg("case %zu: '%s' does not say '%s'", i, err.what, cases[i][2]);
+        if (!strstr(err.what, cases[i][2]))
+            fail_msg("case %zu: '%s' does not say '%s'", i, err.what, cases[i][2]);
     }
     free(text);
 }
 
-// A manifest that lacks a slice, or places it elsewhere than the shard does: the gap, or the file, is named when it is read.
+// A manifest that lacks a slice, or places it elsewhere than the shard does: the gap, or the file,
+// is named when it is read.
 static void manifest_against_shard(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -164,7 +169,8 @@ static void state_without_younger_field(void **state) {  // of a program that di
     edit_manifest(f->manifest, text, bytes, ", \"train_split_samples\": 77", "");
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     free(text);
-    assert_true(c && checkpoint_state(c)->train_split_samples == 0 && checkpoint_state(c)->consumed_valid_samples == 33);
+    assert_true(c && checkpoint_state(c)->train_split_samples == 0 &&
+                checkpoint_state(c)->consumed_valid_samples == 33);
     checkpoint_close(c);
 }
 
@@ -185,7 +191,8 @@ static void damaged_shard(void **state) {
             assert_one_line(&err);
             assert_non_null(strstr(err.what, f->shard));
         }
-        // Behind the hashes' back a flipped header is refused when read, or harmless; flipped data is what it is.
+        // Behind the hashes' back a flipped header is refused when read, or harmless; flipped data
+        // is what it is.
         int got = read_all(c, 1);
         checkpoint_close(c);
         flip_bit(f->shard, i, i % 8);
@@ -221,7 +228,8 @@ static void shard_that_shrinks(void **state) {
     checkpoint_close(c);
 }
 
-// A manifest that lacks a block of columns: each of its rows is missed, not taken from the block beside it.
+// A manifest that lacks a block of columns: each of its rows is missed, not taken from the block
+// beside it.
 static void manifest_without_columns(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

@@ -1,5 +1,5 @@
-// safetensors: a golden file, its hash, wrong use of the writer, a write that does not fit, and the Python
-// package's opinion when it is installed.
+// safetensors: a golden file, its hash, wrong use of the writer, a write that does not fit, and the
+// Python package's opinion when it is installed.
 #include <inttypes.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -55,7 +55,7 @@ static void assert_one_line(const Error *err) {
 }
 
 // Two tensors, written by hand after the format's description.
-#define GOLDEN_HEADER                                                                                   \
+#define GOLDEN_HEADER                                                                                 \
     "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}," \
     "\"b\\\"c\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[8,14]}}"
 static const float GOLDEN_A[2] = {1.5f, -2.0f};
@@ -77,7 +77,8 @@ static bool write_golden(const char *path, uint64_t *bytes, uint64_t *xxh3, Erro
     SafeWriter *w = safe_writer_open(path, tensors, 2, "{\"k\":\"v\"}", err);
     if (!w) return false;
     // Pieces need not be whole tensors.
-    bool ok = safe_writer_append(w, GOLDEN_A, 3, err) && safe_writer_append(w, (const char *)GOLDEN_A + 3, 5, err) &&
+    bool ok = safe_writer_append(w, GOLDEN_A, 3, err) &&
+              safe_writer_append(w, (const char *)GOLDEN_A + 3, 5, err) &&
               safe_writer_append(w, GOLDEN_B, 6, err);
     if (ok) return safe_writer_close(w, bytes, xxh3, err);
     safe_writer_discard(w);
@@ -127,7 +128,8 @@ static void wrong_use_of_the_writer(void **state) {
     assert_int_not_equal(access(f->file, F_OK), 0);
     assert_null(safe_writer_open("/nonexistent/x", &tensor, 1, "{}", &err));
     assert_non_null(strstr(err.what, "No such file"));
-    assert_true(safe_dtype_bytes("F32") == 4 && safe_dtype_bytes("BF16") == 2 && safe_dtype_bytes("F31") == 0);
+    assert_true(safe_dtype_bytes("F32") == 4 && safe_dtype_bytes("BF16") == 2 &&
+                safe_dtype_bytes("F31") == 0);
 }
 
 static void a_write_that_does_not_fit(void **state) {
@@ -163,9 +165,12 @@ static void python_reads_it(void **state) {
     char command[512];
     assert_true(write_golden(f->file, &bytes, &xxh3, &err));
     snprintf(command, sizeof command,
-             "python3 -c \"import safetensors; f = dict(safetensors.deserialize(open('%s', 'rb').read())); a = f['a']; b = f['b\\\"c']; "
-             "assert a['dtype'] == 'F32' and list(a['shape']) == [2] and bytes(a['data']).hex() == '0000c03f000000c0'; "
-             "assert b['dtype'] == 'BF16' and list(b['shape']) == [3] and bytes(b['data']).hex() == '803f0040ffff'\"",
+             "python3 -c \"import safetensors; f = dict(safetensors.deserialize(open('%s', 'rb').read())); a "
+             "= f['a']; b = f['b\\\"c']; "
+             "assert a['dtype'] == 'F32' and list(a['shape']) == [2] and bytes(a['data']).hex() == "
+             "'0000c03f000000c0'; "
+             "assert b['dtype'] == 'BF16' and list(b['shape']) == [3] and bytes(b['data']).hex() == "
+             "'803f0040ffff'\"",
              f->file);
     assert_int_equal(system(command), 0);
 }
