@@ -7,9 +7,7 @@
 static const SliceKind kind_order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG,
                                                   SLICE_EXP_AVG_SQ};
 
-// Elements [lo, hi) of a rank's part of a tensor, as a slice of the whole. A part that is cut by
-// columns is a block of them, one that is cut by rows begins further down.
-static Slice slice_of(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
+Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
     int64_t before = t->split == 0 ? t->offset * t->whole[1] : 0;
     Columns columns = {0, 0};
     if (t->split == 1) columns = (Columns){t->offset, t->local[1]};
@@ -26,7 +24,7 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
         const Piece *p = &piece[i % pieces];
         const Tensor *t = &tensors[p->tensor];
         // One of the ranks that hold the same elements saves them. The others' slices are empty.
-        out.slices[i] = slice_of(t, kind_order[i / pieces], p->lo, t->counted ? p->hi : p->lo);
+        out.slices[i] = slice_of_part(t, kind_order[i / pieces], p->lo, t->counted ? p->hi : p->lo);
     }
     return out;
 }
@@ -61,7 +59,7 @@ static bool restore_weights(Zero *zero, const Checkpoint *checkpoint, Error *err
     const Tensor *tensors = zero_tensors(zero, &count);
     for (int i = 0; i < count; i++) {
         void *host =
-            read_slice(checkpoint, slice_of(&tensors[i], SLICE_WEIGHT, 0, tensor_elements(&tensors[i])), err);
+            read_slice(checkpoint, slice_of_part(&tensors[i], SLICE_WEIGHT, 0, tensor_elements(&tensors[i])), err);
         if (!host) return false;
         zero_put_weights(zero, i, host);
         free(host);
@@ -80,7 +78,7 @@ bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Erro
     const Tensor *tensors = zero_tensors(zero, NULL);
     for (int i = 0; i < pieces; i++) {
         for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
-            Slice slice = slice_of(&tensors[piece[i].tensor], (SliceKind)kind, piece[i].lo, piece[i].hi);
+            Slice slice = slice_of_part(&tensors[piece[i].tensor], (SliceKind)kind, piece[i].lo, piece[i].hi);
             void *host = read_slice(checkpoint, slice, err);
             if (!host) return false;
             zero_put(zero, i, (SliceKind)kind, host);

@@ -1,5 +1,6 @@
 // Checkpoints of one rank: what is saved is loaded, at other borders of slices, in other columns,
 // under other names. What cannot be saved or loaded is named.
+#include "llmc/checkpoint/zero_slices.h"
 #include "test/unit/checkpoint/small_model.h"
 
 static void what_is_saved_is_loaded(void **state) {
@@ -102,6 +103,39 @@ static void any_columns_can_be_read(void **state) {
     }
 }
 
+// The parts of two, three and four tensor-parallel ranks, each dealt out in two: saved as ZeRO would, they
+// are the whole, and each part reads back as it was.
+static void parts_of_ranks(void **state) {
+    Folder *f = (Folder *)*state;
+    static const int split[TENSORS] = {1, 0, 0, -1};  // wte by columns, ln and qkv by rows, b nowhere
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        Saved s;
+        Error err = {0};
+        prepare_nothing(&s, f->save, 5, 1);
+        for (int i = 0; i < TENSORS * ranks; i++) {
+            Tensor t = MODEL[i / ranks];
+            int dimension = split[i / ranks], rank = i % ranks;
+            memcpy(t.local, t.whole, sizeof t.local);
+            t.split = dimension;
+            if (dimension >= 0) t.offset = t.whole[dimension] * rank / ranks;
+            if (dimension >= 0) t.local[dimension] = t.whole[dimension] * (rank + 1) / ranks - t.offset;
+            int64_t elements = dimension < 0 && rank > 0 ? 0 : tensor_elements(&t);
+            for (int k = 0; k < 2 * SLICE_KINDS; k++) {
+                Slice slice =
+                    slice_of_part(&t, (SliceKind)(k / 2), elements * (k % 2) / 2, elements * (k % 2 + 1) / 2);
+                slice.tensor = MODEL[i / ranks].name;
+                s.slices[s.save.slice_count++] = slice;
+            }
+        }
+        if (!save_whole(&s.save, &err)) fail_msg("%d ranks: %s", ranks, err.what);
+        assert_loads(f->save, 5, 1);
+        Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+        for (int i = 0; i < s.save.slice_count; i++)
+            assert_int_equal(read_slice(c, &s.slices[i], 1, &err), 1);
+        checkpoint_close(c);
+    }
+}
+
 // The shard names the block, and the old name stays where it is the whole tensor.
 static void names_of_columns(void **state) {
     Folder *f = (Folder *)*state;
@@ -136,8 +170,8 @@ static void missing_columns(void **state) {
             if (!dropped) s.slices[kept++] = s.slices[k];
         }
         for (int b = 0; b < 2; b++)
-            s.slices[kept++] = (Slice){"wte", SLICE_EXP_AVG, 0, 7 * cases[i].blocks[b].count,
-                                       cases[i].blocks[b]};
+            s.slices[kept++] =
+                (Slice){"wte", SLICE_EXP_AVG, 0, 7 * cases[i].blocks[b].count, cases[i].blocks[b]};
         s.save.slice_count = kept;
         assert_false(save_whole(&s.save, &err));
         assert_one_line(&err);
@@ -163,8 +197,8 @@ static void folders_of_ranks(void **state) {
         s.save.pipeline_rank = cases[i].pipeline;
         s.save.pipeline_ranks = cases[i].stages;
         assert_true(save_whole(&s.save, &err));
-        char *shard = text_format("%s/iter_0000005/%s/shard_00000_of_00001.safetensors", f->save,
-                                  cases[i].folder);
+        char *shard =
+            text_format("%s/iter_0000005/%s/shard_00000_of_00001.safetensors", f->save, cases[i].folder);
         assert_int_equal(access(shard, F_OK), 0);
         assert_loads(f->save, 5, i);
         free(shard);
@@ -313,6 +347,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(what_is_saved_is_loaded, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(any_range_can_be_read, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(any_columns_can_be_read, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(parts_of_ranks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(names_of_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(missing_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(folders_of_ranks, make_folder, remove_folder),
