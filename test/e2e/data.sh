@@ -66,7 +66,8 @@ check "--check-data of bytes under a BPE vocabulary" refused 5 "its documents en
     --check-data
 numbers() {
     trains 2 --tokenizer-type NullTokenizer --vocab-size 300 || return 1
-    [ "$(grep -c '^ > WARNING: every sequence of .*text_text_document that was looked at ends with id 256, none with 300' "$work/out")" -eq 1 ] || why="not one warning"
+    local warning='^ > WARNING: every sequence of .*text_text_document that was looked at ends with id 256, none with 300'
+    [ "$(grep -c "$warning" "$work/out")" -eq 1 ] || why="not one warning"
     [ -z "$why" ]
 }
 check "bytes under NullTokenizer: a warning" numbers

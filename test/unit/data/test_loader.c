@@ -1,4 +1,5 @@
-// Batches: the sampler's order over ranks and micro-batches, resuming, masks and positions, mock data, checks and reports.
+// Batches: the sampler's order over ranks and micro-batches, resuming, masks and positions, mock
+// data, checks and reports.
 #include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +36,8 @@ static void write_shard(const char *prefix, int dtype, const int32_t *tokens, co
 }
 
 static void write_random_shard(const char *prefix, int dtype, int n, uint64_t seed) {
-    int32_t *lengths = (int32_t *)calloc((size_t)n, sizeof *lengths), *tokens = (int32_t *)calloc((size_t)n * 30, sizeof *tokens);
+    int32_t *lengths = (int32_t *)calloc((size_t)n, sizeof *lengths),
+            *tokens = (int32_t *)calloc((size_t)n * 30, sizeof *tokens);
     for (int i = 0; i < n; i++) lengths[i] = (int32_t)(next(&seed) % 30);
     for (int t = 0; t < n * 30; t++) tokens[t] = (int32_t)(next(&seed) % 500);
     write_shard(prefix, dtype, tokens, lengths, n);
@@ -87,9 +89,12 @@ static int32_t *expected_ids(const LoaderOptions *o, int split, int64_t count) {
     BlendedDataset d;
     Error err = {0};
     double bounds[SPLITS + 1];
-    assert_true(data_source_open(&source, o->data_path.words, o->data_path.count, &err) && split_parse(o->split, bounds, &err));
-    assert_true(blended_dataset_build(
-        &d, &source, &(SplitRequest){split, bounds, o->samples[split], o->seq_length, o->seed, 0}, NULL, &err));
+    assert_true(data_source_open(&source, o->data_path.words, o->data_path.count, &err) &&
+                split_parse(o->split, bounds, &err));
+    assert_true(
+        blended_dataset_build(&d, &source,
+                              &(SplitRequest){split, bounds, o->samples[split], o->seq_length, o->seed, 0},
+                              NULL, &err));
     int row = o->seq_length + 1;
     int32_t *ids = (int32_t *)malloc((size_t)(count * row) * sizeof *ids);
     for (int64_t i = 0; i < count; i++) blended_dataset_sample(&d, i, ids + i * row);
@@ -109,7 +114,8 @@ static void assert_rows(const Batch *b, int rows, int length, const int32_t *ids
     assert_null(b->doc_start);
 }
 
-// --eval-seed: runs of two seeds train on other samples but are evaluated on the same, those that a run of that seed evaluates on.
+// --eval-seed: runs of two seeds train on other samples but are evaluated on the same, those that a
+// run of that seed evaluates on.
 static void own_seed_of_evaluation(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[1] = {f->prefix};
@@ -118,7 +124,8 @@ static void own_seed_of_evaluation(void **state) {
     second.seed = 4321;
     Loader *runs[2] = {open_loader(&first), open_loader(&second)};
     for (int split = 0; split < SPLITS; split++) {
-        int32_t *ids = expected_ids(split == SPLIT_TRAIN ? &first : &evaluated, split, 4), *others = expected_ids(&second, split, 4);
+        int32_t *ids = expected_ids(split == SPLIT_TRAIN ? &first : &evaluated, split, 4),
+                *others = expected_ids(&second, split, 4);
         assert_memory_not_equal(ids, others, 4 * 9 * sizeof *ids);  // expected_ids goes by seed alone
         for (int r = 0; r < 2; r++) {
             Batch b;
@@ -132,7 +139,8 @@ static void own_seed_of_evaluation(void **state) {
     for (int r = 0; r < 2; r++) loader_close(runs[r]);
 }
 
-// Whatever the micro-batch and the ranks, iteration i holds samples [i * 8, i * 8 + 8) in the same order.
+// Whatever the micro-batch and the ranks, iteration i holds samples [i * 8, i * 8 + 8) in the same
+// order.
 static void sampler_order(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[4] = {"0.7", f->prefix, "0.3", f->other};
@@ -149,7 +157,8 @@ static void sampler_order(void **state) {
                     assert_true(loader_has_split(l, split));
                     assert_true(loader_samples(l, split) >= o.samples[split]);
                     int64_t expected_first = (int64_t)o.dp_rank * size;
-                    for (int64_t consumed = 0; consumed + size * dp <= o.samples[split]; consumed += size * dp, expected_first += size * dp) {
+                    for (int64_t consumed = 0; consumed + size * dp <= o.samples[split];
+                         consumed += size * dp, expected_first += size * dp) {
                         Batch b;
                         Error err = {0};
                         assert_true(loader_batch(l, split, consumed, &b, &err));
@@ -164,7 +173,8 @@ static void sampler_order(void **state) {
     }
 }
 
-// A loader opened anew at any point serves what an uninterrupted one serves there; splits do not disturb one another.
+// A loader opened anew at any point serves what an uninterrupted one serves there; splits do not
+// disturb one another.
 static void resume(void **state) {
     const char *prefix = ((Folder *)*state)->prefix;
     LoaderOptions o = one_shard(&prefix);
@@ -176,7 +186,8 @@ static void resume(void **state) {
         for (int64_t c = 0; c < stop; c += 4) assert_true(loader_batch(whole, SPLIT_TRAIN, c, &a, &err));
         for (int64_t c = stop; c < 96; c += 4) {
             assert_true(loader_batch(whole, SPLIT_VALID, c % 24, &a, &err));
-            assert_true(loader_batch(whole, SPLIT_TRAIN, c, &a, &err) && loader_batch(again, SPLIT_TRAIN, c, &b, &err));
+            assert_true(loader_batch(whole, SPLIT_TRAIN, c, &a, &err) &&
+                        loader_batch(again, SPLIT_TRAIN, c, &b, &err));
             assert_memory_equal(a.tokens, b.tokens, 32 * sizeof(int32_t));
             assert_memory_equal(a.targets, b.targets, 32 * sizeof(int32_t));
         }
@@ -210,7 +221,8 @@ static void masks(void **state) {
         Batch b;
         Error err = {0};
         assert_true(loader_batch(l, SPLIT_TRAIN, 0, &b, &err));
-        // Row 1 is stream tokens 8..16: the last token of the first epoch, then the second epoch from its beginning.
+        // Row 1 is stream tokens 8..16: the last token of the first epoch, then the second epoch
+        // from its beginning.
         const int row = b.tokens[0] == 5 ? 0 : 1;
         assert_memory_equal(b.tokens + 8 * row, EXAMPLE, 8 * sizeof(int32_t));
         assert_memory_equal(b.targets + 8 * row, EXAMPLE + 1, 8 * sizeof(int32_t));
@@ -289,7 +301,9 @@ static void bad_ids(void **state) {
         Error err = {0}, checked = {0};
         assert_false(loader_batch(l, SPLIT_TRAIN, 0, &b, &err));
         char what[160];
-        snprintf(what, sizeof what, "%s: sequence 2, position 3: token id %d is outside the vocabulary of 500", prefix, k == 0 ? 500 : -2);
+        snprintf(what, sizeof what,
+                 "%s: sequence 2, position 3: token id %d is outside the vocabulary of 500", prefix,
+                 k == 0 ? 500 : -2);
         assert_int_equal(err.code, EXIT_DATA);
         assert_non_null(strstr(err.what, what));
         FILE *null = fopen("/dev/null", "w");
@@ -327,7 +341,9 @@ static void beyond_the_end(void **state) {
 static void expect_error(const LoaderOptions *o, int code, const char *what) {
     Error err = {0};
     assert_null(loader_open(o, (Peers){MPI_COMM_SELF, 0, NULL}, &err));
-    if (err.code != code || !strstr(err.what, what)) fail_msg("code %d: '%s' does not say '%s'", err.code, err.what, what);
+    if (err.code != code || !strstr(err.what, what)) {
+        fail_msg("code %d: '%s' does not say '%s'", err.code, err.what, what);
+    }
 }
 
 static void open_errors(void **state) {
@@ -369,7 +385,8 @@ static void paths_per_split(void **state) {
     o.split_path[SPLIT_TRAIN] = (DataPath){&train, 1};
     o.split_path[SPLIT_VALID] = (DataPath){&valid, 1};
     Loader *l = open_loader(&o);
-    assert_true(loader_has_split(l, SPLIT_TRAIN) && loader_has_split(l, SPLIT_VALID) && !loader_has_split(l, SPLIT_TEST));
+    assert_true(loader_has_split(l, SPLIT_TRAIN) && loader_has_split(l, SPLIT_VALID) &&
+                !loader_has_split(l, SPLIT_TEST));
     alone.split = "1,0,0";
     alone.samples[SPLIT_TRAIN] = o.samples[SPLIT_VALID];
     int32_t *ids = expected_ids(&alone, SPLIT_TRAIN, 24);
@@ -383,7 +400,8 @@ static void paths_per_split(void **state) {
     loader_close(l);
 }
 
-// A list without weights is read once: a run that takes more is refused, not left to end in its middle.
+// A list without weights is read once: a run that takes more is refused, not left to end in its
+// middle.
 static void lists_are_read_once(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[2] = {f->prefix, f->other};
@@ -402,7 +420,8 @@ static void lists_are_read_once(void **state) {
         loader_close(l);
         o.samples[s]++;
         char what[128];
-        snprintf(what, sizeof what, "its %s split has %d samples, the run takes %d", split_name(s), (int)there[s], (int)there[s] + 1);
+        snprintf(what, sizeof what, "its %s split has %d samples, the run takes %d", split_name(s),
+                 (int)there[s], (int)there[s] + 1);
         expect_error(&o, EXIT_DATA, what);
     }
 }
@@ -424,7 +443,8 @@ static void one_epoch(void **state) {
     Batch b;
     Error err = {0};
     int64_t n = loader_samples(l, SPLIT_VALID);
-    assert_true(n > 4 && loader_batch(l, SPLIT_VALID, n - 4, &b, &err) && !loader_batch(l, SPLIT_VALID, n - 3, &b, &err));
+    assert_true(n > 4 && loader_batch(l, SPLIT_VALID, n - 4, &b, &err) &&
+                !loader_batch(l, SPLIT_VALID, n - 3, &b, &err));
     free(text);
     loader_close(l);
 }
@@ -453,7 +473,9 @@ static void reports(void **state) {
     FILE *out = open_memstream(&text, &bytes);
     loader_print_summary(l, out);
     fflush(out);
-    const char *targets = " > datasets target sizes (minimum size):\n    train:      1\n    validation: 24\n    test:       8\n";
+    const char *targets =
+        " > datasets target sizes (minimum size):\n    train:      1\n    validation: 24\n    test:       "
+        "8\n";
     assert_int_equal(strncmp(text, targets, strlen(targets)), 0);
     assert_says(text, " > training: 1 samples of 8 tokens from 1 shard\n");
     assert_says(text, "/x: 1 sequences, 9 tokens, 1 epoch, 1 samples\n");
@@ -470,7 +492,9 @@ static void reports(void **state) {
     rewind(out);
     assert_true(check_data(&o, out, &err));
     fflush(out);
-    assert_says(text, "/x: 1 sequences, 1 documents, 9 tokens of 2 bytes, lengths 9 to 9 (0 empty), largest id 9 of 10: good\n");
+    assert_says(text,
+                "/x: 1 sequences, 1 documents, 9 tokens of 2 bytes, lengths 9 to 9 (0 empty), largest id 9 "
+                "of 10: good\n");
     fclose(out);
     free(text);
     loader_close(l);

@@ -196,7 +196,7 @@ line() { # the bad line, as line 4003 of big.jsonl's beginning: not in the first
 }
 refused "a line that is no JSON" 5 "$work/bad.jsonl line 4003 is not valid JSON" line '{"text": "x"'
 refused "plain text as JSON lines" 5 \
-    "line 1 is not valid JSON (byte 1: a JSON object should begin here); for plain text files, one document each, add --text" \
+    "(byte 1: a JSON object should begin here); for plain text files, one document each, add --text" \
     byte --input "$work/1.txt"
 printf 'PAR1\x15\x04rows' >"$work/a.parquet"
 refused "a parquet file" 5 "$work/a.parquet is a parquet file; write its rows as JSON lines first" byte \
