@@ -22,8 +22,8 @@
 // tanh GELU, tied head.
 //
 // The hidden state between layers is the residual stream. A layer begins with the sum of the stream
-// and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with a
-// branch of its own. The final LayerNorm begins like one more layer, in the table too.
+// and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with
+// a branch of its own. The final LayerNorm begins like one more layer, in the table too.
 
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which) {
     return (gpt->stage.embeds ? 2 : 0) + layer * LAYER_TENSORS + (int)which;
@@ -220,7 +220,8 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream) {
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    // Every rank draws all of its replica: a tensor's numbers depend on the seed and the tensor alone.
+    // Every rank draws all of its replica: a tensor's numbers depend on the seed and the tensor
+    // alone.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
         op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_elements(t), t->std, seed,
@@ -286,8 +287,8 @@ static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dro
     n->branch_sum = gpt->branch_sum;
 }
 
-// The first LayerNorm of layer l with the sum before it; l = L: the final LayerNorm, which follows the
-// last layer in the table. Layer 0 has the embedding below it and no sum.
+// The first LayerNorm of layer l with the sum before it; l = L: the final LayerNorm, which follows
+// the last layer in the table. Layer 0 has the embedding below it and no sum.
 static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
     LayerNorm n = norm_of(gpt, p, l < gpt->L ? &layer_acts(gpt, l)->ln1 : &gpt->lnf, l, LN1_W);
     n.x = gpt->residual[l];
@@ -387,8 +388,8 @@ static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Li
 }
 
 // In and out: gpt->dresidual, the gradient of the residual stream above the layer and below it, and
-// that of the branch that was added there (gpt->dbranch with dropout, else the same). Only gradients
-// of this layer are written. FC1_B's is summed where GELU' is applied.
+// that of the branch that was added there (gpt->dbranch with dropout, else the same). Only
+// gradients of this layer are written. FC1_B's is summed where GELU' is applied.
 static void layer_backward(GPT *gpt, int l, const Pass *p) {
     LayerOps o = layer_ops(gpt, l, p);
     Stream *s = gpt->stream;

@@ -96,8 +96,8 @@ int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
 // Stage `rank` of a pipeline of `size`, which divides the number of layers (Megatron-LM's
 // --pipeline-model-parallel-size).
 Stage gpt_stage(const Config *config, int rank, int size);
-// The parameter table of one stage of this configuration. What a row is does not depend on the stage:
-// names, first weights and logical numbers are the whole model's. Free with gpt_free.
+// The parameter table of one stage of this configuration. What a row is does not depend on the
+// stage: names, first weights and logical numbers are the whole model's. Free with gpt_free.
 void gpt_describe(GPT *gpt, const Config *config, Stage stage);
 // Can this backend compute it? Error (EXIT_USAGE) names the flag to change.
 bool gpt_check(const GPT *gpt, Error *err);

@@ -1,5 +1,5 @@
-// Several arms on one command line, for benchmarks that pay the start of a process once: COMMON FLAGS --arm NAME FLAGS --arm NAME FLAGS. Used by
-// train_arms.c and sync_only.c.
+// Several arms on one command line, for benchmarks that pay the start of a process once: COMMON
+// FLAGS --arm NAME FLAGS --arm NAME FLAGS. Used by train_arms.c and sync_only.c.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,8 @@ static inline bool arms_read(Arms *arms, int first, int argc, char **argv, Error
     int common = first;
     while (common < argc && strcmp(argv[common], "--arm")) common++;
     for (int i = common; i < argc;) {
-        if (i + 1 == argc || argv[i + 1][0] == '-') return error_set(err, EXIT_USAGE, "--arm wants a name and the arm's flags");
+        if (i + 1 == argc || argv[i + 1][0] == '-')
+            return error_set(err, EXIT_USAGE, "--arm wants a name and the arm's flags");
         Arm *arm = &arms->arm[arms->count++];
         int from = i + 2;
         for (i = from; i < argc && strcmp(argv[i], "--arm");) i++;
@@ -34,7 +35,8 @@ static inline bool arms_read(Arms *arms, int first, int argc, char **argv, Error
         for (int k = first; k < common; k++) arm->argv[arm->argc++] = argv[k];
         for (int k = from; k < i; k++) arm->argv[arm->argc++] = argv[k];
     }
-    return arms->count > 0 || error_set(err, EXIT_USAGE, "no arm is given; write FLAGS --arm NAME FLAGS --arm NAME FLAGS");
+    return arms->count > 0 ||
+           error_set(err, EXIT_USAGE, "no arm is given; write FLAGS --arm NAME FLAGS --arm NAME FLAGS");
 }
 
 static inline void arms_free(Arms *arms) {

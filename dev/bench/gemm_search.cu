@@ -1,8 +1,11 @@
-// Finds, for every product of a training step at 125M (micro-batch 32), 350M (16) and 1.3B (8), the fastest of cuBLASLt's heuristic answers, on
-// random data. Prints the rows of llmc/cuda/gemm_table.h (only where more than 1 % is won) and what they win; a run takes about a minute.
+// Finds, for every product of a training step at 125M (micro-batch 32), 350M (16) and 1.3B (8), the
+// fastest of cuBLASLt's heuristic answers, on random data. Prints the rows of
+// llmc/cuda/gemm_table.h (only where more than 1 % is won) and what they win; a run takes about a
+// minute.
 //
-// Short trials: inside a step, among kernels that draw less, the clock stays higher than a product alone leaves it when it runs for long at the power
-// limit, and answers found under that load (tried once) were slower in the step.
+// Short trials: inside a step, among kernels that draw less, the clock stays higher than a product
+// alone leaves it when it runs for long at the power limit, and answers found under that load
+// (tried once) were slower in the step.
 //
 //   build/dev/bench/gemm_search > rows.txt
 #include <cublasLt.h>
@@ -53,7 +56,8 @@ static int by_time(const void *a, const void *b) {
     return difference < 0 ? -1 : difference > 0;
 }
 
-// The fastest answer, among the first one and the best few of a trial; *first_ms and *best_ms: what the first and this one take.
+// The fastest answer, among the first one and the best few of a trial; *first_ms and *best_ms: what
+// the first and this one take.
 static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_ms) {
     Trial trial[GEMM_ANSWERS];
     int count = 0;
@@ -72,7 +76,8 @@ static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_
         double ms = time_answer(s, g, trial[i].answer, RUNS, &exists);
         if (ms < *best_ms) *best_ms = ms, best = trial[i].answer;
     }
-    double again = time_answer(s, g, 0, RUNS, &exists);  // the first comes twice, so that a lucky reading does not win
+    double again =
+        time_answer(s, g, 0, RUNS, &exists);  // the first comes twice, so that a lucky reading does not win
     if (again < *first_ms) *first_ms = again;
     if (*best_ms < 0.99 * *first_ms) return best;
     *best_ms = *first_ms;
@@ -82,21 +87,34 @@ static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_
 // counts: whether the row belongs in the table.
 static void print_row(const Gemm *g, const char *what, int answer, bool counts, double first, double best) {
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k;
-    printf("%s    {%lld, %lld, %lld, %d, %d},  // %s: %.0f -> %.0f us (%.0f -> %.0f TFLOP/s)\n", counts ? "" : "//", (long long)g->m, (long long)g->n, (long long)g->k,
-           gemm_form(g), answer, what, 1e3 * first, 1e3 * best, flops / first / 1e9, flops / best / 1e9);
+    printf("%s    {%lld, %lld, %lld, %d, %d},  // %s: %.0f -> %.0f us (%.0f -> %.0f TFLOP/s)\n",
+           counts ? "" : "//", (long long)g->m, (long long)g->n, (long long)g->k, gemm_form(g), answer, what,
+           1e3 * first, 1e3 * best, flops / first / 1e9, flops / best / 1e9);
     fflush(stdout);
 }
 
-typedef enum Form { FORWARD, FORWARD_GELU, LOGITS, DX, DX_GELU, DW, DW_MORE } Form;  // DW_MORE: a later chunk, which accumulates
+typedef enum Form {
+    FORWARD,
+    FORWARD_GELU,
+    LOGITS,
+    DX,
+    DX_GELU,
+    DW,
+    DW_MORE
+} Form;  // DW_MORE: a later chunk, which accumulates
 
 static Gemm make_gemm(const Search *s, Form form, int64_t m, int64_t n, int64_t k) {
     Gemm g = {};
-    g.a = (const floatX *)s->buffer[0], g.b = (const floatX *)s->buffer[1], g.d = s->buffer[2], g.workspace = s->workspace;
+    g.a = (const floatX *)s->buffer[0], g.b = (const floatX *)s->buffer[1], g.d = s->buffer[2],
+    g.workspace = s->workspace;
     g.m = m, g.n = n, g.k = k;
     g.transpose_b = form <= LOGITS;
     g.transpose_a = g.fp32 = form >= DW;
     g.accumulate = form == DW_MORE;
-    g.epilogue = form == FORWARD_GELU ? GEMM_BIAS_GELU : form == DX_GELU ? GEMM_DGELU : form <= FORWARD_GELU ? GEMM_BIAS : GEMM_PLAIN;
+    g.epilogue = form == FORWARD_GELU   ? GEMM_BIAS_GELU
+                 : form == DX_GELU      ? GEMM_DGELU
+                 : form <= FORWARD_GELU ? GEMM_BIAS
+                                        : GEMM_PLAIN;
     if (form <= FORWARD_GELU) g.bias = (const floatX *)s->bias;
     if (form == FORWARD_GELU || form == DX_GELU) g.aux = (floatX *)s->buffer[3];
     return g;
@@ -111,16 +129,18 @@ static void search(Search *s, const char *what, int times, Form form, int64_t m,
     s->best_ms += times * best;
 }
 
-// dx of fc2: with GELU' in the epilogue and a pass over dx for the bias gradient, or plain and one pass for both, which reads twice and writes once. A row
-// in the table says that the epilogue pays.
+// dx of fc2: with GELU' in the epilogue and a pass over dx for the bias gradient, or plain and one
+// pass for both, which reads twice and writes once. A row in the table says that the epilogue pays.
 static void search_dgelu(Search *s, int times, int64_t m, int64_t n, int64_t k) {
     Gemm fused = make_gemm(s, DX_GELU, m, n, k), plain = make_gemm(s, DX, m, n, k);
     double first, plain_first, with_epilogue, without, pass = 1e3 * 2.0 * (double)(m * n) / COPY_RATE;
-    int fused_answer = best_answer(s, &fused, &first, &with_epilogue), plain_answer = best_answer(s, &plain, &plain_first, &without);
+    int fused_answer = best_answer(s, &fused, &first, &with_epilogue),
+        plain_answer = best_answer(s, &plain, &plain_first, &without);
     bool pays = with_epilogue + pass < without + 3.0 * pass;
     if (pays) print_row(&fused, "dx of fc2 through GELU", fused_answer, true, first, with_epilogue);
     else print_row(&plain, "dx of fc2, GELU' apart", plain_answer, plain_answer != 0, plain_first, without);
-    printf("    // with the epilogue %.0f us, without %.0f us, bias gradient included\n", 1e3 * (with_epilogue + pass), 1e3 * (without + 3.0 * pass));
+    printf("    // with the epilogue %.0f us, without %.0f us, bias gradient included\n",
+           1e3 * (with_epilogue + pass), 1e3 * (without + 3.0 * pass));
     s->first_ms += times * (pays ? first : plain_first);
     s->best_ms += times * (pays ? with_epilogue : without);
 }
@@ -162,7 +182,8 @@ int main(void) {
     s.stop = event_create_timed(s.device);
     for (int i = 0; i < 4; i++) {
         s.buffer[i] = device_alloc(s.device, BUFFER_BYTES, "matrices", &err);
-        fill_kernel<<<1024, 256, 0, stream_handle(s.stream)>>>((uint16_t *)s.buffer[i], BUFFER_BYTES / 2, (uint32_t)i);
+        fill_kernel<<<1024, 256, 0, stream_handle(s.stream)>>>((uint16_t *)s.buffer[i], BUFFER_BYTES / 2,
+                                                               (uint32_t)i);
     }
     s.bias = device_alloc(s.device, 1 << 20, "bias", &err);
     s.workspace = device_alloc(s.device, GEMM_WORKSPACE_BYTES, "workspace", &err);

@@ -1,8 +1,10 @@
-// Writes when every kernel, copy and memset of a CUDA program ran, without slowing it: a library that the driver loads into the program
-// (CUDA_INJECTION64_PATH) and that collects CUPTI's activity records. kernel_table.py makes a table of them.
+// Writes when every kernel, copy and memset of a CUDA program ran, without slowing it: a library
+// that the driver loads into the program (CUDA_INJECTION64_PATH) and that collects CUPTI's activity
+// records. kernel_table.py makes a table of them.
 //
 //   make build/dev/bench/kernel_trace.so
-//   KERNEL_TRACE=trace.csv CUDA_INJECTION64_PATH=$PWD/build/dev/bench/kernel_trace.so build/train_gpt ...
+//   export KERNEL_TRACE=trace.csv CUDA_INJECTION64_PATH=$PWD/build/dev/bench/kernel_trace.so
+//   build/train_gpt ...
 //
 // Output: "start_ns,end_ns,stream,name" per line, in the order in which CUPTI hands them out.
 #include <cupti.h>
@@ -12,7 +14,8 @@
 
 enum { BUFFER_BYTES = 8 << 20 };
 
-// CUPTI's callbacks take no context, so the file is one of the few static variables of this repository; the trainer does not link it.
+// CUPTI's callbacks take no context, so the file is one of the few static variables of this
+// repository; the trainer does not link it.
 static FILE *out;
 
 static void buffer_requested(uint8_t **buffer, size_t *bytes, size_t *max_records) {
@@ -24,17 +27,21 @@ static void buffer_requested(uint8_t **buffer, size_t *bytes, size_t *max_record
 static void write_record(const CUpti_Activity *record) {
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
         const CUpti_ActivityKernel10 *k = (const CUpti_ActivityKernel10 *)record;
-        fprintf(out, "%llu,%llu,%u,%s\n", (unsigned long long)k->start, (unsigned long long)k->end, k->streamId, k->name);
+        fprintf(out, "%llu,%llu,%u,%s\n", (unsigned long long)k->start, (unsigned long long)k->end,
+                k->streamId, k->name);
     } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
         const CUpti_ActivityMemcpy6 *m = (const CUpti_ActivityMemcpy6 *)record;
-        fprintf(out, "%llu,%llu,%u,memcpy kind %u\n", (unsigned long long)m->start, (unsigned long long)m->end, m->streamId, m->copyKind);
+        fprintf(out, "%llu,%llu,%u,memcpy kind %u\n", (unsigned long long)m->start,
+                (unsigned long long)m->end, m->streamId, m->copyKind);
     } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
         const CUpti_ActivityMemset4 *m = (const CUpti_ActivityMemset4 *)record;
-        fprintf(out, "%llu,%llu,%u,memset\n", (unsigned long long)m->start, (unsigned long long)m->end, m->streamId);
+        fprintf(out, "%llu,%llu,%u,memset\n", (unsigned long long)m->start, (unsigned long long)m->end,
+                m->streamId);
     }
 }
 
-static void buffer_completed(CUcontext context, uint32_t stream, uint8_t *buffer, size_t bytes, size_t valid) {
+static void buffer_completed(CUcontext context, uint32_t stream, uint8_t *buffer, size_t bytes,
+                             size_t valid) {
     (void)context, (void)stream, (void)bytes;
     CUpti_Activity *record = NULL;
     while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) write_record(record);

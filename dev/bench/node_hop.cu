@@ -1,21 +1,28 @@
-// How an all-to-all of bucket-sized messages inside one NVLink node is best done: what each way (node_hop.h) takes alone, and what it takes from matrix products
-// that run beside it. Built by make gpu-bench; one rank for each GPU of one machine:
+// How an all-to-all of bucket-sized messages inside one NVLink node is best done: what each way
+// (node_hop.h) takes alone, and what it takes from matrix products that run beside it. Built by
+// make gpu-bench; one rank for each GPU of one machine:
 //
 //   mpirun -np 4 build/dev/bench/node_hop [--mb 13 26 52 104] [--only TEXT] [--out FILE.json]
 //
 //   mb     MiB in each rank's send buffer, the slot that stays included
 //   only   ways whose name holds TEXT: for the rest, after a way that ended the run
 //
-// A way that the machine lacks says so in its line. One that hangs ends the run after half a minute (heartbeat.h); what was measured before is on the screen and
-// in FILE, which is whole after every line. NVLink multicast is off: no way needs it.
+// A way that the machine lacks says so in its line. One that hangs ends the run after half a minute
+// (heartbeat.h); what was measured before is on the screen and in FILE, which is whole after every
+// line. NVLink multicast is off: no way needs it.
 //
-//   alone_us           the slowest rank's time of one exchange of ten back to back, the ranks' meeting included; median; gb_per_s: what a rank sends in it
+//   alone_us           the slowest rank's time of one exchange of ten back to back, with the ranks'
+//                      meeting; median. gb_per_s: what a rank sends in it
 //   host_us            what issuing one takes
-//   products_ms        the matrix products of a step at 1.3B and micro-batch 1, of the slowest rank; median
-//   beside_ms          the same while exchanges run back to back on an urgent stream; gb_per_s_beside: what the slowest rank sends in that time
-//   ms_per_gb          by how much the products are longer for each GB that a rank sends: what tells the ways apart, for a faster one sends more in the time
+//   products_ms        the matrix products of a step at 1.3B and micro-batch 1, of the slowest rank;
+//                      median
+//   beside_ms          the same while exchanges run back to back on an urgent stream.
+//                      gb_per_s_beside: what the slowest rank sends in that time
+//   ms_per_gb          by how much the products are longer for each GB that a rank sends. It tells
+//                      the ways apart: a faster one sends more in the time
 //
-// Every way must deliver the right bytes: in exchanges back to back with new messages each time, and again after the products.
+// Every way must deliver the right bytes: in exchanges back to back with new messages each time,
+// and again after the products.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,15 +34,35 @@
 #include "llmc/ranks/peers.h"
 #include "llmc/base/version.h"
 
-static const WayForm FORMS[] = {{"nccl", WAY_NCCL, 0},           {"nccl, 8 blocks", WAY_NCCL, 8},           {"nccl, 16 blocks", WAY_NCCL, 16},
-                                {"symmetric", WAY_SYMMETRIC, 0}, {"symmetric, engines", WAY_ENGINES, 0}, {"copies", WAY_COPIES, 0}};
-enum { WAYS = sizeof FORMS / sizeof *FORMS, MOST_SIZES = 8, MOST_ROWS = WAYS * MOST_SIZES, MOST_MARKS = 2048 };
+static const WayForm FORMS[] = {{"nccl", WAY_NCCL, 0},
+                                {"nccl, 8 blocks", WAY_NCCL, 8},
+                                {"nccl, 16 blocks", WAY_NCCL, 16},
+                                {"symmetric", WAY_SYMMETRIC, 0},
+                                {"symmetric, engines", WAY_ENGINES, 0},
+                                {"copies", WAY_COPIES, 0}};
+enum {
+    WAYS = sizeof FORMS / sizeof *FORMS,
+    MOST_SIZES = 8,
+    MOST_ROWS = WAYS * MOST_SIZES,
+    MOST_MARKS = 2048
+};
 enum { CHECKS = 4, RUNS = 11, TOGETHER = 10, RUNS_BESIDE = 5, LAYERS = 24, TOKENS = 2048, HIDDEN = 2048 };
 #define PATIENCE_SECONDS 20
 #define LEAD_MS 3.0  // of exchanges issued before the products, for while the host issues those
 
-typedef enum Figure { ALONE_US, RATE, HOST_US, PRODUCTS_MS, BESIDE_MS, RATIO, RATE_BESIDE, MS_PER_GB, FIGURES } Figure;
-static const char *const FIGURE[FIGURES] = {"alone_us", "gb_per_s", "host_us", "products_ms", "beside_ms", "ratio", "gb_per_s_beside", "ms_per_gb"};
+typedef enum Figure {
+    ALONE_US,
+    RATE,
+    HOST_US,
+    PRODUCTS_MS,
+    BESIDE_MS,
+    RATIO,
+    RATE_BESIDE,
+    MS_PER_GB,
+    FIGURES
+} Figure;
+static const char *const FIGURE[FIGURES] = {"alone_us",  "gb_per_s", "host_us",         "products_ms",
+                                            "beside_ms", "ratio",    "gb_per_s_beside", "ms_per_gb"};
 
 typedef struct Row {
     const char *way;
@@ -88,10 +115,10 @@ static void meet(const Bench *b) {
     peers_meet(everyone(b));
 }
 
-// --- messages ----------------------------------------------------------------------------------------------------------------------------
+// --- messages ------------------------------------------------------------------------------------
 
-// Word i of what rank `from` sends to rank `to`. As two bf16 it holds values of both signs from 0.5 to 1: matrices are filled with it too, for zeros would draw
-// less power.
+// Word i of what rank `from` sends to rank `to`. As two bf16 it holds values of both signs from 0.5
+// to 1: matrices are filled with it too, for zeros would draw less power.
 static __device__ uint32_t word_of(int64_t i, uint32_t seed, int from, int to) {
     uint32_t x = (uint32_t)i * 0x9E3779B1u + (seed * 64 + (uint32_t)(from * 8 + to)) * 0x85EBCA77u;
     x = (x ^ x >> 15) * 0x2C1B3C6Du;
@@ -99,10 +126,13 @@ static __device__ uint32_t word_of(int64_t i, uint32_t seed, int from, int to) {
 }
 // send: (size, words)
 static __global__ void fill_kernel(uint32_t *send, int64_t words, int size, int rank, uint32_t seed) {
-    for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < size * words; i += gridDim.x * 256ll) send[i] = word_of(i % words, seed, rank, (int)(i / words));
+    for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < size * words; i += gridDim.x * 256ll)
+        send[i] = word_of(i % words, seed, rank, (int)(i / words));
 }
-// *wrong += words of recv (size, words) that are not what was sent to this rank; its own slot is not looked at.
-static __global__ void verify_kernel(uint32_t *wrong, const uint32_t *recv, int64_t words, int size, int rank, uint32_t seed) {
+// *wrong += words of recv (size, words) that are not what was sent to this rank; its own slot is
+// not looked at.
+static __global__ void verify_kernel(uint32_t *wrong, const uint32_t *recv, int64_t words, int size, int rank,
+                                     uint32_t seed) {
     uint32_t found = 0;
     for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < size * words; i += gridDim.x * 256ll) {
         int from = (int)(i / words);
@@ -111,12 +141,14 @@ static __global__ void verify_kernel(uint32_t *wrong, const uint32_t *recv, int6
     if (found) atomicAdd(wrong, found);
 }
 static void new_messages(Bench *b, const Way *way, size_t slot) {
-    fill_kernel<<<1024, 256, 0, stream_handle(b->traffic)>>>((uint32_t *)way_send(way), (int64_t)(slot / 4), b->launch.size, b->launch.rank, ++b->seed);
+    fill_kernel<<<1024, 256, 0, stream_handle(b->traffic)>>>((uint32_t *)way_send(way), (int64_t)(slot / 4),
+                                                             b->launch.size, b->launch.rank, ++b->seed);
     check_launch(b->traffic, "fill");
 }
 static void verify(Bench *b, const Way *way, size_t bytes, size_t slot) {
     const uint32_t *recv = (const uint32_t *)(way_send(way) + bytes);
-    verify_kernel<<<1024, 256, 0, stream_handle(b->traffic)>>>(b->wrong, recv, (int64_t)(slot / 4), b->launch.size, b->launch.rank, b->seed);
+    verify_kernel<<<1024, 256, 0, stream_handle(b->traffic)>>>(b->wrong, recv, (int64_t)(slot / 4),
+                                                               b->launch.size, b->launch.rank, b->seed);
     check_launch(b->traffic, "verify");
 }
 // Collective. False: words were wrong somewhere since the last call.
@@ -125,14 +157,17 @@ static bool all_right(Bench *b) {
     copy_to_host(b->traffic, &wrong, b->wrong, sizeof wrong);
     set_zero(b->traffic, b->wrong, sizeof wrong);
     stream_synchronize(b->traffic);
-    return agreed(b, !wrong || error_set(&b->error, EXIT_COMMUNICATION, "wrong bytes: %u words of rank %d", wrong, b->launch.rank));
+    return agreed(b, !wrong || error_set(&b->error, EXIT_COMMUNICATION, "wrong bytes: %u words of rank %d",
+                                         wrong, b->launch.rank));
 }
 
 static void exchange(Bench *b, Way *way, size_t slot) {
-    if (!way_exchange(way, slot, b->traffic, &b->error)) fatal(&b->site, EXIT_COMMUNICATION, "%s", b->error.what);
+    if (!way_exchange(way, slot, b->traffic, &b->error))
+        fatal(&b->site, EXIT_COMMUNICATION, "%s", b->error.what);
 }
 
-// Exchanges in a row with new messages each, and no host between them: a rank that is late, or overwrites what others still read, is found.
+// Exchanges in a row with new messages each, and no host between them: a rank that is late, or
+// overwrites what others still read, is found.
 static bool check_way(Bench *b, Way *way, size_t bytes, size_t slot, bool *broken) {
     for (int i = 0; i < CHECKS; i++) {
         new_messages(b, way, slot);
@@ -144,11 +179,12 @@ static bool check_way(Bench *b, Way *way, size_t bytes, size_t slot, bool *broke
     return all_right(b);
 }
 
-// --- times -------------------------------------------------------------------------------------------------------------------------------
+// --- times ---------------------------------------------------------------------------------------
 
 // y = x w^T, dx = dy w and dw = dy^T x of the four matrices (outputs, inputs) of each layer.
 static void issue_products(Bench *b) {
-    static const int64_t matrix[][2] = {{3 * HIDDEN, HIDDEN}, {HIDDEN, HIDDEN}, {4 * HIDDEN, HIDDEN}, {HIDDEN, 4 * HIDDEN}};
+    static const int64_t matrix[][2] = {
+        {3 * HIDDEN, HIDDEN}, {HIDDEN, HIDDEN}, {4 * HIDDEN, HIDDEN}, {HIDDEN, 4 * HIDDEN}};
     for (int i = 0; i < 4 * LAYERS; i++) {
         int64_t out = matrix[i % 4][0], in = matrix[i % 4][1];
         matmul_nt(b->compute, (floatX *)b->product, b->x, b->w, TOKENS, out, in, b->workspace);
@@ -182,8 +218,10 @@ static void time_alone(Bench *b, Way *way, size_t slot, Row *row) {
     row->figure[HOST_US] = median(host_us, RUNS);
 }
 
-// Milliseconds of the products beside exchanges, which are so many that they outlast them. *per_second: exchanges of the slowest rank in that time.
-static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, double products_ms, double *per_second) {
+// Milliseconds of the products beside exchanges, which are so many that they outlast them.
+// *per_second: exchanges of the slowest rank in that time.
+static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, double products_ms,
+                          double *per_second) {
     int count = (int)(1.7 * products_ms / alone_ms) + 2, lead = (int)(LEAD_MS / alone_ms) + 1, within = 0;
     if (count > MOST_MARKS) count = MOST_MARKS;
     if (lead >= count) lead = count - 1;
@@ -208,7 +246,8 @@ static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, doub
     return largest(b, end - begin);
 }
 
-// Products alone and beside in turn, so that both find the GPU as warm. sent: bytes that a rank sends in one exchange.
+// Products alone and beside in turn, so that both find the GPU as warm. sent: bytes that a rank
+// sends in one exchange.
 static void time_products_beside(Bench *b, Way *way, size_t slot, double sent, Row *row) {
     double alone[RUNS_BESIDE], beside[RUNS_BESIDE], per_second[RUNS_BESIDE];
     for (int run = 0; run < RUNS_BESIDE; run++) {
@@ -221,10 +260,11 @@ static void time_products_beside(Bench *b, Way *way, size_t slot, double sent, R
     f[RATIO] = f[BESIDE_MS] / f[PRODUCTS_MS];
     f[RATE] = 1e-3 * sent / f[ALONE_US];
     f[RATE_BESIDE] = 1e-9 * sent * median(per_second, RUNS_BESIDE);
-    f[MS_PER_GB] = f[RATE_BESIDE] > 0 ? (f[BESIDE_MS] - f[PRODUCTS_MS]) / (1e-3 * f[RATE_BESIDE] * f[BESIDE_MS]) : 0;
+    f[MS_PER_GB] =
+        f[RATE_BESIDE] > 0 ? (f[BESIDE_MS] - f[PRODUCTS_MS]) / (1e-3 * f[RATE_BESIDE] * f[BESIDE_MS]) : 0;
 }
 
-// --- what is told ------------------------------------------------------------------------------------------------------------------------
+// --- what is told --------------------------------------------------------------------------------
 
 static void print_head(void) {
     printf("%-20s %4s", "way", "MiB");
@@ -245,20 +285,24 @@ static bool write_file(const Bench *b, Error *err) {
     FILE *out = fopen(b->path, "w");
     if (!out) return error_set(err, EXIT_ENVIRONMENT, "cannot write %s", b->path);
     device_libraries(libraries, sizeof libraries);
-    fprintf(out, "{\n \"what\": \"all-to-all inside one node, alone and beside matrix products\",\n \"command\": ");
+    fprintf(out, "{\n \"what\": \"all-to-all inside one node, alone and beside matrix products\",\n "
+                 "\"command\": ");
     json_write_string(out, b->command);
-    fprintf(out, ",\n \"commit\": \"%s\",\n \"device\": \"%s\",\n \"gpus\": %d,\n", version_commit(), device_name(b->device), b->launch.size);
+    fprintf(out, ",\n \"commit\": \"%s\",\n \"device\": \"%s\",\n \"gpus\": %d,\n", version_commit(),
+            device_name(b->device), b->launch.size);
     fprintf(out, " \"libraries\": \"%s\",\n \"rows\": [\n", libraries);
     for (int i = 0; i < b->rows; i++) {
         const Row *r = &b->row[i];
         fprintf(out, "  {\"way\": \"%s\", \"mib\": %d", r->way, r->mb);
-        for (int f = 0; f < FIGURES && !r->failed.code; f++) fprintf(out, ", \"%s\": %.4f", FIGURE[f], r->figure[f]);
+        for (int f = 0; f < FIGURES && !r->failed.code; f++)
+            fprintf(out, ", \"%s\": %.4f", FIGURE[f], r->figure[f]);
         if (r->failed.code) fprintf(out, ", \"failed\": "), json_write_string(out, r->failed.what);
         fprintf(out, "}%s\n", i + 1 < b->rows ? "," : "");
     }
     fprintf(out, " ]\n}\n");
     bool ok = !ferror(out);
-    return (fclose(out) == 0 && ok) || error_set(err, EXIT_ENVIRONMENT, "%s could not be written; see whether the disk is full", b->path);
+    return (fclose(out) == 0 && ok) ||
+           error_set(err, EXIT_ENVIRONMENT, "%s could not be written; see whether the disk is full", b->path);
 }
 
 static void tell(Bench *b, const Row *row) {
@@ -279,7 +323,7 @@ static void print_table(const Bench *b) {
     }
 }
 
-// --- main --------------------------------------------------------------------------------------------------------------------------------
+// --- main ----------------------------------------------------------------------------------------
 
 static bool measure(Bench *b, Way *way, size_t bytes, Row *row, bool *broken) {
     size_t slot = ((size_t)row->mb << 20) / (size_t)b->launch.size / 256 * 256;
@@ -293,7 +337,8 @@ static bool measure(Bench *b, Way *way, size_t bytes, Row *row, bool *broken) {
 
 static void run_way(Bench *b, const WayForm *form) {
     size_t bytes = 0;
-    for (int s = 0; s < b->sizes; s++) bytes = (size_t)b->mb[s] << 20 > bytes ? (size_t)b->mb[s] << 20 : bytes;
+    for (int s = 0; s < b->sizes; s++)
+        bytes = (size_t)b->mb[s] << 20 > bytes ? (size_t)b->mb[s] << 20 : bytes;
     b->site.phase = form->name;
     Way *way = way_open(form, b->device, b->launch.world, bytes, &b->error);
     bool broken = false;
@@ -311,30 +356,43 @@ static bool read_options(Bench *b, int argc, char **argv) {
     const char *flag = "";
     int host = 0, used = snprintf(b->command, sizeof b->command, "mpirun -np %d", b->launch.size);
     bool ok = true;
-    for (int i = 0; i < argc && used < (int)sizeof b->command; i++) used += snprintf(b->command + used, sizeof b->command - (size_t)used, " %s", argv[i]);
+    for (int i = 0; i < argc && used < (int)sizeof b->command; i++)
+        used += snprintf(b->command + used, sizeof b->command - (size_t)used, " %s", argv[i]);
     for (int i = 1; ok && i < argc; i++) {
-        if (!strncmp(argv[i], "--", 2)) flag = argv[i], ok = !strcmp(flag, "--mb") || !strcmp(flag, "--only") || !strcmp(flag, "--out");
+        if (!strncmp(argv[i], "--", 2))
+            flag = argv[i], ok = !strcmp(flag, "--mb") || !strcmp(flag, "--only") || !strcmp(flag, "--out");
         else if (!strcmp(flag, "--only")) b->only = argv[i];
         else if (!strcmp(flag, "--out")) b->path = argv[i];
-        else if ((ok = !strcmp(flag, "--mb") && b->sizes < MOST_SIZES && atoi(argv[i]) >= 1 && atoi(argv[i]) <= 4096)) b->mb[b->sizes++] = atoi(argv[i]);
+        else if ((ok = !strcmp(flag, "--mb") && b->sizes < MOST_SIZES && atoi(argv[i]) >= 1 &&
+                       atoi(argv[i]) <= 4096))
+            b->mb[b->sizes++] = atoi(argv[i]);
     }
-    if (!ok) return error_set(&b->error, EXIT_USAGE, "usage: node_hop [--mb 13 26 52 104 (up to %d sizes of 1 to 4096)] [--only TEXT] [--out FILE.json]", MOST_SIZES);
+    if (!ok)
+        return error_set(&b->error, EXIT_USAGE,
+                         "usage: node_hop [--mb 13 26 52 104 (up to %d sizes of 1 to 4096)] [--only TEXT] "
+                         "[--out FILE.json]",
+                         MOST_SIZES);
     for (int i = 0; b->mb[i] == 0 && i < 4; i++) b->mb[i] = usual[i], b->sizes = 4;
     MPI_Comm_size(b->launch.host, &host);
-    return (host == b->launch.size && host >= 2 && host <= 8) || error_set(&b->error, EXIT_USAGE, "start 2 to 8 ranks on one machine, one for each GPU");
+    return (host == b->launch.size && host >= 2 && host <= 8) ||
+           error_set(&b->error, EXIT_USAGE, "start 2 to 8 ranks on one machine, one for each GPU");
 }
 
 static bool open_bench(Bench *b) {
-    const int64_t most = 4ll * HIDDEN * (HIDDEN > TOKENS ? HIDDEN : TOKENS);  // elements of the largest matrix
+    const int64_t most =
+        4ll * HIDDEN * (HIDDEN > TOKENS ? HIDDEN : TOKENS);  // elements of the largest matrix
     MPI_Comm_rank(b->launch.host, &b->site.gpu);
     b->device = device_open(b->site.gpu, &b->site, &b->error);
     if (!b->device) return false;
     b->compute = stream_create(b->device, "compute");
     b->traffic = stream_create_urgent(b->device, "communication");
-    b->start = event_create_timed(b->device), b->stop = event_create_timed(b->device), b->base = event_create_timed(b->device);
+    b->start = event_create_timed(b->device), b->stop = event_create_timed(b->device),
+    b->base = event_create_timed(b->device);
     for (int i = 0; i < MOST_MARKS; i++) b->mark[i] = event_create_timed(b->device);
     // [ workspace | products, fp32 | x | w | dy | wrong words ]
-    b->workspace = device_alloc(b->device, GEMM_WORKSPACE_BYTES + (size_t)most * (sizeof(float) + 3 * sizeof(floatX)) + 256, "matrices", &b->error);
+    b->workspace = device_alloc(
+        b->device, GEMM_WORKSPACE_BYTES + (size_t)most * (sizeof(float) + 3 * sizeof(floatX)) + 256,
+        "matrices", &b->error);
     if (!b->workspace) return false;
     b->product = (uint8_t *)b->workspace + GEMM_WORKSPACE_BYTES;
     b->x = (floatX *)b->product + 2 * most;
@@ -355,7 +413,8 @@ int main(int argc, char **argv) {
     bool ok = agreed(&b, read_options(&b, argc, argv)) && agreed(&b, open_bench(&b));
     if (!ok && b.launch.rank == 0) error_print(NULL, b.error.what);
     if (ok) {
-        for (int i = 0; i < 20; i++) issue_products(&b);  // half a second: libraries are loaded, the GPU is warm
+        for (int i = 0; i < 20; i++)
+            issue_products(&b);  // half a second: libraries are loaded, the GPU is warm
         meet(&b);
         heartbeat_open(&b.site, b.launch.host, b.launch.size, PATIENCE_SECONDS);
         if (b.launch.rank == 0) print_head();

@@ -10,7 +10,8 @@
 
 enum { SYMMETRIC = 1 /* NCCL_WIN_COLL_SYMMETRIC */, NO_BLOCKS = 2 /* NCCL_CTA_POLICY_ZERO */ };
 
-// Newer than the oldest NCCL served: asked of the library at run time, so that older headers do, and an older library is named.
+// Newer than the oldest NCCL served: asked of the library at run time, so that older headers do,
+// and an older library is named.
 typedef ncclResult_t (*AllToAll)(const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t);
 typedef ncclResult_t (*WindowRegister)(ncclComm_t, void *, size_t, void **, int);
 typedef ncclResult_t (*WindowDeregister)(ncclComm_t, void *);
@@ -30,29 +31,37 @@ struct Way {
 };
 
 static bool by_copies(const Way *way) { return way->form.kind == WAY_COPIES; }
-static bool symmetric(const Way *way) { return way->form.kind == WAY_SYMMETRIC || way->form.kind == WAY_ENGINES; }
+static bool symmetric(const Way *way) {
+    return way->form.kind == WAY_SYMMETRIC || way->form.kind == WAY_ENGINES;
+}
 uint8_t *way_send(const Way *way) { return way->memory; }
 
 static bool nccl_ok(ncclResult_t result, const Way *way, const char *what, Error *err) {
     if (result == ncclSuccess) return true;
-    return error_set(err, EXIT_COMMUNICATION, "%s failed: %s (%s)", what, ncclGetErrorString(result), ncclGetLastError(way->nccl));
+    return error_set(err, EXIT_COMMUNICATION, "%s failed: %s (%s)", what, ncclGetErrorString(result),
+                     ncclGetLastError(way->nccl));
 }
 
-// --- NCCL --------------------------------------------------------------------------------------------------------------------------------
+// --- NCCL ----------------------------------------------------------------------------------------
 
 // Headers before 2.27 have no such field.
-template <class Config> static auto ask_for_engines(Config *config, int) -> decltype(config->CTAPolicy, true) { return config->CTAPolicy = NO_BLOCKS, true; }
+template <class Config>
+static auto ask_for_engines(Config *config, int) -> decltype(config->CTAPolicy, true) {
+    return config->CTAPolicy = NO_BLOCKS, true;
+}
 template <class Config> static bool ask_for_engines(Config *, long) { return false; }
 
 static bool make_communicator(Way *way, Error *err) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId id = {};
-    bool ok = way->form.kind != WAY_ENGINES || ask_for_engines(&config, 0) || error_set(err, EXIT_ENVIRONMENT, "this program was built with an NCCL older than 2.27");
+    bool ok = way->form.kind != WAY_ENGINES || ask_for_engines(&config, 0) ||
+              error_set(err, EXIT_ENVIRONMENT, "this program was built with an NCCL older than 2.27");
     if (ok && way->rank == 0) ok = nccl_ok(ncclGetUniqueId(&id), way, "finding a network for NCCL", err);
     if (!peers_agree(way->ranks, ok, err, NULL)) return false;
     peers_broadcast(way->ranks, &id, sizeof id, 0);
     if (way->form.blocks) config.maxCTAs = way->form.blocks;
-    ok = nccl_ok(ncclCommInitRankConfig(&way->nccl, way->size, id, way->rank, &config), way, "making the NCCL communicator", err);
+    ok = nccl_ok(ncclCommInitRankConfig(&way->nccl, way->size, id, way->rank, &config), way,
+                 "making the NCCL communicator", err);
     return peers_agree(way->ranks, ok, err, NULL);
 }
 
@@ -65,13 +74,17 @@ static bool open_nccl(Way *way, Error *err) {
     bool old = !enter || !way->deregister || !way->all_to_all;
     if (!make_communicator(way, err)) return false;
     if (!symmetric(way)) memory = device_alloc(way->device, bytes, "messages", err);
-    else if (old) error_set(err, EXIT_ENVIRONMENT, "this NCCL has no ncclAlltoAll on symmetric memory, which came with 2.28");
+    else if (old)
+        error_set(err, EXIT_ENVIRONMENT,
+                  "this NCCL has no ncclAlltoAll on symmetric memory, which came with 2.28");
     else nccl_ok(ncclMemAlloc(&memory, bytes), way, "ncclMemAlloc", err);
     way->memory = (uint8_t *)memory;
     if (!peers_agree(way->ranks, memory != NULL, err, NULL)) return false;
     if (!symmetric(way)) return true;
-    bool ok = nccl_ok(enter(way->nccl, memory, bytes, &way->window, SYMMETRIC), way, "ncclCommWindowRegister", err);
-    if (ok && !way->window) ok = error_set(err, EXIT_ENVIRONMENT, "NCCL has no symmetric memory here; NCCL_DEBUG=INFO tells why");
+    bool ok =
+        nccl_ok(enter(way->nccl, memory, bytes, &way->window, SYMMETRIC), way, "ncclCommWindowRegister", err);
+    if (ok && !way->window)
+        ok = error_set(err, EXIT_ENVIRONMENT, "NCCL has no symmetric memory here; NCCL_DEBUG=INFO tells why");
     return peers_agree(way->ranks, ok, err, NULL);
 }
 
@@ -90,18 +103,22 @@ static void close_nccl(Way *way, bool broken) {
 static bool exchange_nccl(Way *way, size_t slot, cudaStream_t stream, Error *err) {
     int size = way->size, rank = way->rank;
     uint8_t *send = way_send(way), *recv = send + way->bytes;
-    if (symmetric(way)) return nccl_ok(way->all_to_all(send, recv, slot, ncclUint8, way->nccl, stream), way, "ncclAlltoAll", err);
+    if (symmetric(way))
+        return nccl_ok(way->all_to_all(send, recv, slot, ncclUint8, way->nccl, stream), way, "ncclAlltoAll",
+                       err);
     ncclResult_t result = ncclGroupStart();
     for (int i = 1; i < size; i++) {
         int to = (rank + i) % size, from = (rank + size - i) % size;
-        if (result == ncclSuccess) result = ncclSend(send + (size_t)to * slot, slot, ncclUint8, to, way->nccl, stream);
-        if (result == ncclSuccess) result = ncclRecv(recv + (size_t)from * slot, slot, ncclUint8, from, way->nccl, stream);
+        if (result == ncclSuccess)
+            result = ncclSend(send + (size_t)to * slot, slot, ncclUint8, to, way->nccl, stream);
+        if (result == ncclSuccess)
+            result = ncclRecv(recv + (size_t)from * slot, slot, ncclUint8, from, way->nccl, stream);
     }
     ncclResult_t end = ncclGroupEnd();  // after a failure too, or what other ways issue would wait for it
     return nccl_ok(result == ncclSuccess ? end : result, way, "all-to-all", err);
 }
 
-// --- copies ------------------------------------------------------------------------------------------------------------------------------
+// --- copies --------------------------------------------------------------------------------------
 
 static bool open_copies(Way *way, Error *err) {
     way->memory = (uint8_t *)device_alloc(way->device, 2 * way->bytes, "messages", err);
@@ -118,7 +135,7 @@ static void close_copies(Way *way) {
     if (way->memory) device_free(way->device, way->memory);
 }
 
-// --- any of them -------------------------------------------------------------------------------------------------------------------------
+// --- any of them ---------------------------------------------------------------------------------
 
 Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, Error *err) {
     Way *way = (Way *)xcalloc(1, sizeof *way, "a way to exchange messages");

@@ -1,11 +1,14 @@
-// Trains several arms one after the other in one process per rank, so that MPI and the GPU's context are started once: the trainer's main() is called for
-// each with its own flags. Started by dev/bench/comm.sh.
+// Trains several arms one after the other in one process per rank, so that MPI and the GPU's
+// context are started once: the trainer's main() is called for each with its own flags. Started by
+// dev/bench/comm.sh.
 //
-//   mpirun -np N build/dev/bench/train_arms [--loopback FILE] COMMON FLAGS --arm NAME FLAGS --arm NAME FLAGS ...
+//   mpirun -np N build/dev/bench/train_arms [--loopback FILE] COMMON FLAGS 
+//       --arm NAME FLAGS --arm NAME FLAGS ...
 //
-// Every arm's flags are a whole command line of train_gpt (@FILE too); figures go where they send them (--log-jsonl). An arm that fails is named, the next
-// one starts, and the exit code is that of the first that failed; a signal ends all. --loopback appends to FILE, per arm, the bytes that passed this
-// machine's loopback meanwhile: what emulated nodes sent each other.
+// Every arm's flags are a whole command line of train_gpt (@FILE too); figures go where they send
+// them (--log-jsonl). An arm that fails is named, the next one starts, and the exit code is that of
+// the first that failed; a signal ends all. --loopback appends to FILE, per arm, the bytes that
+// passed this machine's loopback meanwhile: what emulated nodes sent each other.
 #include <stdio.h>
 
 #include "dev/bench/arms.h"
@@ -40,7 +43,8 @@ static int train(const Arm *arm, const Launch *launch, const char *loopback) {
     int code = train_gpt_main(arm->argc, arm->argv);
     peers_reduce(all, &code, 1, MPI_INT, MPI_MAX);
     if (launch->rank == 0 && loopback) write_loopback(loopback, arm->name, loopback_bytes() - before);
-    if (launch->rank == 0 && code) fprintf(stderr, "error: arm %s ended with exit code %d\n", arm->name, code);
+    if (launch->rank == 0 && code)
+        fprintf(stderr, "error: arm %s ended with exit code %d\n", arm->name, code);
     fflush(stdout);
     return code;
 }

@@ -6,7 +6,7 @@
 //    "libraries": "...", "world_size": 4, "weight_dtype": "BF16",
 //    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles as hexadecimal floats
 //    "arguments": {...},
-//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],           all parameters, whole, in order
+//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],       all parameters, whole, in order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
 //    "files": [{"folder": "mp_rank_00", "name": "shard_00000_of_00004.safetensors", "bytes": 1234,
 //               "xxh3": "0123456789abcdef",

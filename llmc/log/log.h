@@ -10,25 +10,25 @@
 //   else. Two runs that computed the same have equal lines once "timing" is removed.
 // - A resumed run appends. The later line of an iteration is the valid one.
 //
-//   start     version, commit, libraries, device, world_size, nodes, parameters, arguments {...};
-//             timing {datetime, unix_s, host, pid}
-//   train     every iteration: iteration, consumed_samples, loss, grad_norm, lr,
-//             global_batch_size, skipped
-//   interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean over applied
-//             steps; without any it is left out, unless it is not finite), grad_norm, lr,
-//             global_batch_size, skipped, nan, inter_node_bytes, intra_node_bytes (per step), epoch;
-//             timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms and its
-//             parts exposed_gradients_ms and exposed_weights_ms (on the rank that waited least),
-//             exposed_most_ms (on the one that waited most), seconds_left}
-//   timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
-//   phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
-//   memory    once: iteration, planned_bytes, allocated_bytes; timing {free_before_bytes,
-//             taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
-//   quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
-//   sample    iteration, text: --sample-prompt
-//   spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: sentry.h
-//   repair    iteration, bucket, ranks, from (rank, null: the masters): replicas.h
-//   valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
+// start     version, commit, libraries, device, world_size, nodes, parameters, arguments {...};
+//           timing {datetime, unix_s, host, pid}
+// train     every iteration: iteration, consumed_samples, loss, grad_norm, lr,
+//           global_batch_size, skipped
+// interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean over applied
+//           steps; without any it is left out, unless it is not finite), grad_norm, lr,
+//           global_batch_size, skipped, nan, inter_node_bytes, intra_node_bytes (per step), epoch;
+//           timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms and its
+//           parts exposed_gradients_ms and exposed_weights_ms (on the rank that waited least),
+//           exposed_most_ms (on the one that waited most), seconds_left}
+// timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
+// phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
+// memory    once: iteration, planned_bytes, allocated_bytes; timing {free_before_bytes,
+//           taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
+// quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
+// sample    iteration, text: --sample-prompt
+// spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: sentry.h
+// repair    iteration, bucket, ranks, from (rank, null: the masters): replicas.h
+// valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 #pragma once
 #include <stdio.h>
 

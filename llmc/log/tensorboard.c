@@ -1,7 +1,8 @@
 // TensorBoard event files: see tensorboard.h. A file is a sequence of TFRecords, each one Event
 // message of TensorFlow's event.proto:
 //   Event   { 1: double wall_time, 2: int64 step, 3: string file_version, 5: Summary }
-//   Summary { 1: Value { 1: string tag, 2: float simple_value | 8: TensorProto, 9: SummaryMetadata } }
+//   Summary { 1: Value { 1: string tag, 2: float simple_value | 8: TensorProto,
+//                        9: SummaryMetadata } }
 #include "llmc/log/tensorboard.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 // Looks at what quantisation does while a run trains, without touching it.
-//   --log-quantization-error-interval   compares the reduced gradient with the exact reduction of the
-//                                       same step, and the replica with the masters
-//   --dump-distributions-interval       histograms of the own shard: weights, weight differences, and
-//                                       gradients before and after Hadamard
+// --log-quantization-error-interval   compares the reduced gradient with the exact reduction of the
+//                                     same step, and the replica with the masters
+// --dump-distributions-interval       histograms of the own shard: weights, weight differences, and
+//                                     gradients before and after Hadamard
 // zero.c calls it at three places of a step that is due. train_gpt.cu asks for the report
 // afterwards. Figures are computed on the host: a step that is due takes longer, the others cost
 // nothing.

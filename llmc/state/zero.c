@@ -124,46 +124,46 @@ void zero_masters_from_weights(Zero *zero) {
 // `last`.
 //
 // Events, from who records them to who waits:
-//   ready[b]    compute -> first, last      Bucket b's gradients are complete.
-//   chunks      first -> node -> middle -> rail -> last, and back once a slot of the buffers has
-//               served: tlq_hs.c.
-//   computed    compute -> last             The loss is complete. Each layer has run, so compute has
-//                                           waited for every done[b] of the step before.
-//   judged      last -> compute             The step is over: the verdict may go to the host, and
-//                                           the loss may be cleared.
-//   shards      last -> rail -> node -> middle, and back once a gather buffer has served: qwd.c.
-//   done[b]     middle -> compute           A bucket's weights are new and its gradients have
-//                                           served. Its layers may run.
-//   final done  middle -> last              The end of zero_update. What follows on `last` sees the
-//                                           new replica and every finding of the wire's checks.
-//   joint       last -> copies, middle, first   lanes_after. Behind it begin: a checkpoint's copies;
-//                                           middle's timer of a gather; a probe's exact reduction.
-//   staged      copies -> last              The shard and the replica have been read: AdamW of the
-//                                           next step may write.
+// ready[b]    compute -> first, last      Bucket b's gradients are complete.
+// chunks      first -> node -> middle -> rail -> last, and back once a slot of the buffers has
+//             served: tlq_hs.c.
+// computed    compute -> last             The loss is complete. Each layer has run, so compute has
+//                                         waited for every done[b] of the step before.
+// judged      last -> compute             The step is over: the verdict may go to the host, and
+//                                         the loss may be cleared.
+// shards      last -> rail -> node -> middle, and back once a gather buffer has served: qwd.c.
+// done[b]     middle -> compute           A bucket's weights are new and its gradients have
+//                                         served. Its layers may run.
+// final done  middle -> last              The end of zero_update. What follows on `last` sees the
+//                                         new replica and every finding of the wire's checks.
+// joint       last -> copies, middle, first   lanes_after. Behind it begin: a checkpoint's copies;
+//                                         middle's timer of a gather; a probe's exact reduction.
+// staged      copies -> last              The shard and the replica have been read: AdamW of the
+//                                         next step may write.
 //
 // Every memory, with who writes it and who reads it:
-//   gradients   Compute's backward writes them after done[b]. First reads them after ready[b]: for
-//               chunk k the windows of chunk k of all ranks. `last` writes the own window of chunk k
-//               (the final sum) once that chunk has passed first, and no other chunk reads it. The
-//               tail is chunk 0's. AdamW, the zero count and the clearing of the tail follow on
-//               `last`, before the shard is handed on, so before done[b].
-//   weights     Compute reads them after done[b], AdamW on `last` after computed, probes on `last`
-//               after the final done, copies before staged. Middle alone writes them, once `last` has
-//               handed on the shard: after computed, the probes and staged. With one rank `last`
-//               writes them.
-//   gather[s]   `last` writes it after the slot's latest apply, then rail and node. Middle reads it.
-//   messages    First (middle) fills slot s, after the slot's latest sum on middle (`last`). The own
-//               message goes straight into the receive buffer.
-//   masters, moments, leaves, piece_sums, records: `last`. Norms, repairs and saves use them on
-//               compute, after every done[b] and before the next computed or ready.
-//   control     The verdict writes it, on `last` after computed. AdamW reads it on `last`, the
-//               applies on middle before done[b], compute after judged.
-//   loss_sum    Compute. The verdict reads it between computed and judged.
-//   fault       Checks on middle and `last`, and AdamW on `last`, write it, atomically. The record
-//               reads it on `last`: after the gradients' checks, which come before the chunks' final
-//               sums, and after the final done of the step before. The checks' sums have one row per
-//               hop, whose checks are on one stream.
-//   staging     Copies write it. The host reads it after `staged`.
+// gradients   Compute's backward writes them after done[b]. First reads them after ready[b]: for
+//             chunk k the windows of chunk k of all ranks. `last` writes the own window of chunk k
+//             (the final sum) once that chunk has passed first, and no other chunk reads it. The
+//             tail is chunk 0's. AdamW, the zero count and the clearing of the tail follow on
+//             `last`, before the shard is handed on, so before done[b].
+// weights     Compute reads them after done[b], AdamW on `last` after computed, probes on `last`
+//             after the final done, copies before staged. Middle alone writes them, once `last` has
+//             handed on the shard: after computed, the probes and staged. With one rank `last`
+//             writes them.
+// gather[s]   `last` writes it after the slot's latest apply, then rail and node. Middle reads it.
+// messages    First (middle) fills slot s, after the slot's latest sum on middle (`last`). The own
+//             message goes straight into the receive buffer.
+// masters, moments, leaves, piece_sums, records: `last`. Norms, repairs and saves use them on
+//             compute, after every done[b] and before the next computed or ready.
+// control     The verdict writes it, on `last` after computed. AdamW reads it on `last`, the
+//             applies on middle before done[b], compute after judged.
+// loss_sum    Compute. The verdict reads it between computed and judged.
+// fault       Checks on middle and `last`, and AdamW on `last`, write it, atomically. The record
+//             reads it on `last`: after the gradients' checks, which come before the chunks' final
+//             sums, and after the final done of the step before. The checks' sums have one row per
+//             hop, whose checks are on one stream.
+// staging     Copies write it. The host reads it after `staged`.
 //
 // The exposed time is what compute waits for judged and done[b]. On CPU ranks all streams are the
 // calling thread, so the work itself is what it waits for.

@@ -49,7 +49,8 @@ static void configure(Config *config, int layers) {
     if (!ok) fail_msg("%s", err.what);
 }
 
-// The stages' tables, one after the other, are the whole model's: names, first weights, logical numbers.
+// The stages' tables, one after the other, are the whole model's: names, first weights, logical
+// numbers.
 static void stages_make_the_whole(void **state) {
     Config config;
     configure(&config, 6);
@@ -88,8 +89,8 @@ static void stages_make_the_whole(void **state) {
     config_free(&config);
 }
 
-// The parts of a split tensor take the whole's logical numbers, each its own, and what follows the tensor
-// is numbered as if it were whole. A replicated one has the same numbers everywhere.
+// The parts of a split tensor take the whole's logical numbers, each its own, and what follows the
+// tensor is numbered as if it were whole. A replicated one has the same numbers everywhere.
 static void parts_have_numbers_of_the_whole(void **state) {
     for (int split = 0; split < 2; split++) {
         for (int rank = 0; rank < 4; rank++) {
