@@ -14,8 +14,8 @@
 //   alone_us           the slowest rank's time of one exchange of ten back to back, with the ranks'
 //                      meeting; median. gb_per_s: what a rank sends in it
 //   host_us            what issuing one takes
-//   products_ms        the matrix products of a step at 1.3B and micro-batch 1, of the slowest rank;
-//                      median
+//   products_ms        the matrix products of a step at 1.3B and micro-batch 1, of the slowest
+//                      rank; median
 //   beside_ms          the same while exchanges run back to back on an urgent stream.
 //                      gb_per_s_beside: what the slowest rank sends in that time
 //   ms_per_gb          by how much the products are longer for each GB that a rank sends. It tells

@@ -8,7 +8,8 @@
 LLMC_BEGIN
 
 typedef enum WayKind {
-    // A group of ncclSend and ncclRecv, as in llmc/cuda/comm.cu. blocks: at most so many, 0: as NCCL likes.
+    // A group of ncclSend and ncclRecv, as in llmc/cuda/comm.cu. blocks: at most so many; 0: as
+    // NCCL likes.
     WAY_NCCL,
     WAY_SYMMETRIC,  // ncclAlltoAll on a window of symmetric memory; moves the own slot too
     WAY_ENGINES,    // the same, with NCCL asked for copy engines in place of blocks

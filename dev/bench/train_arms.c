@@ -2,7 +2,7 @@
 // context are started once: the trainer's main() is called for each with its own flags. Started by
 // dev/bench/comm.sh.
 //
-//   mpirun -np N build/dev/bench/train_arms [--loopback FILE] COMMON FLAGS 
+//   mpirun -np N build/dev/bench/train_arms [--loopback FILE] COMMON FLAGS
 //       --arm NAME FLAGS --arm NAME FLAGS ...
 //
 // Every arm's flags are a whole command line of train_gpt (@FILE too); figures go where they send

@@ -3,15 +3,16 @@
 // names them; without it nothing happens. Opened by zero_plan.c and heartbeat.c; asked by these,
 // zero.c and wire.c.
 //
-// replica:RANK:ITERATION:BUCKET[:BIT]   One bit of this bucket's weights in the replica of dp rank RANK,
-//                                       after the iteration's update.
-// message:RANK:ITERATION:NUMBER[:BIT]   One bit of the message that RANK has received in its NUMBER-th
-//                                       exchange of the iteration, from 0.
-// stall:RANK:ITERATION:NUMBER           World rank RANK stops for ever just before its NUMBER-th wait for
-//                                       others or its device in the iteration, from 0. The others wait
-//                                       for it. Iteration 0 is all of setup and loading.
-// hang:RANK:ITERATION:NUMBER            The same inside that wait, as in a device call that does not
-//                                       return.
+// replica:RANK:ITERATION:BUCKET[:BIT]
+//     One bit of this bucket's weights in the replica of dp rank RANK, after the iteration's update.
+// message:RANK:ITERATION:NUMBER[:BIT]
+//     One bit of the message that RANK has received in its NUMBER-th exchange of the iteration,
+//     from 0.
+// stall:RANK:ITERATION:NUMBER
+//     World rank RANK stops for ever just before its NUMBER-th wait for others or its device in the
+//     iteration, from 0. The others wait for it. Iteration 0 is all of setup and loading.
+// hang:RANK:ITERATION:NUMBER
+//     The same inside that wait, as in a device call that does not return.
 //
 // Several are joined by commas. BIT counts the bits of the bucket, or of the message without its
 // checksum, as they lie in little-endian memory: 30 is the exponent's highest of a first fp32

@@ -15,8 +15,8 @@
 //   iter_0000100/mp_rank_00/shard_00000_of_00004.safetensors     of tensor rank 0
 //   iter_0000100/mp_rank_01_002/...      of tensor rank 1, pipeline rank 2
 //   .iter_0000100.tmp/                   while saving; what a killed save left goes with the next
-//   .iter_0000100.old/                   while iteration 100 is being replaced, where the file system
-//                                        cannot exchange two names
+//   .iter_0000100.old/                   while iteration 100 is being replaced, where the file
+//                                        system cannot exchange two names
 //   .iter_0000050.del/                   an old checkpoint while it is being deleted
 #pragma once
 #include "llmc/checkpoint/save_folder.h"
