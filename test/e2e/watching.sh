@@ -88,7 +88,7 @@ check "data that begin again" warns "NOTE: the training data begin again (epoch 
     --log-interval 10 --split 5,90,5
 check "data that do not" quiet "begin again" 2
 skipping() {
-    trains 2 --lr 1e38 --min-lr 1e38 --lr-warmup-iters 0 --clip-grad 0 --on-nan skip --train-iters 8 ||
+    trains 2 --lr 3e37 --min-lr 3e37 --lr-warmup-iters 0 --clip-grad 0 --on-nan skip --train-iters 8 ||
         return 1
     [ "$(grep -c '^WARNING: iteration [0-9]* was skipped' "$work/out")" -ge 1 ] ||
         { why="no warning of skipped steps"; return 1; }
