@@ -196,7 +196,7 @@ check_runs() {
     if python3 - "$work/cpu" "$work/once" <<'END'
 import json, sys
 cpu, gpu = ([json.loads(line) for line in open(path)] for path in sys.argv[1:])
-first = abs(cpu[0]["loss"] - gpu[0]["loss"]) / cpu[0]["loss"], abs(cpu[0]["grad_norm"] - gpu[0]["grad_norm"]) / cpu[0]["grad_norm"]
+first = tuple(abs(cpu[0][k] - gpu[0][k]) / cpu[0][k] for k in ("loss", "grad_norm"))
 worst = max(abs(a["loss"] - b["loss"]) / a["loss"] for a, b in zip(cpu, gpu))
 print("first loss %.1e, first norm %.1e, worst loss of %d steps %.1e (relative)" % (*first, len(gpu), worst))
 sys.exit(0 if len(cpu) == len(gpu) == 20 and first[0] < 1e-4 and first[1] < 1e-3 and worst < 1e-2 else 1)

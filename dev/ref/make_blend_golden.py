@@ -149,8 +149,10 @@ def main():
         rule = written % 4  # fork, surplus, list, list without a target
         weights = None if rule > 1 else [float(round(x, 3)) for x in rng.uniform(0.05, 5, size=count)]
         case = {
-            "shards": shards, "weights": weights, "split": ["80,15,5", "969, 30, 1", "1,1,1", "100,0,0"][rng.randint(4)],
-            "index": int(rng.randint(3)), "seq": int(rng.choice([4, 8, 13])), "seed": int(rng.choice([1234, 7])),
+            "shards": shards, "weights": weights,
+            "split": ["80,15,5", "969, 30, 1", "1,1,1", "100,0,0"][rng.randint(4)],
+            "index": int(rng.randint(3)), "seq": int(rng.choice([4, 8, 13])),
+            "seed": int(rng.choice([1234, 7])),
             "target": None if rule == 3 else int(rng.randint(10, 400)),
             "surplus": float(rng.choice([0.005, 0.1])) if rule == 1 else None,
         }
@@ -162,7 +164,8 @@ def main():
         parts, table = build(case)
         if any(sample >= len(parts[shard]) for shard, sample in table):
             continue  # there an IndexError, and in our blend its end
-        case.update(samples=len(table), draws=[list(map(int, d)) for d in table[:DRAWS]], fnv="%016x" % fnv(parts, table))
+        draws = [list(map(int, d)) for d in table[:DRAWS]]
+        case.update(samples=len(table), draws=draws, fnv="%016x" % fnv(parts, table))
         out.write(json.dumps(case, separators=(",", ":")) + "\n")
         written += 1
 

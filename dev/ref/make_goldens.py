@@ -230,8 +230,8 @@ def main():
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1234)
     weights = initial_weights(generator)
-    # Each token repeats with the previous one's successor half of the time, so that there is something
-    # to learn.
+    # Each token repeats with the previous one's successor half of the time, so that there is
+    # something to learn.
     stream = torch.randint(0, Vp - 8, (STEPS * MICRO_BATCHES, B, T + 1), generator=generator)
     repeat = torch.rand(stream.shape, generator=generator) < 0.5
     for t in range(1, T + 1):

@@ -73,7 +73,8 @@ def byte_level(model):
 def train():
     tokenizer = byte_level(models.BPE())
     tokenizer.train_from_iterator([TRAINING_TEXT] * 2, trainers.BpeTrainer(
-        vocab_size=256 + MERGES, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=2))
+        vocab_size=256 + MERGES, show_progress=False, min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     tokenizer.model.save(str(FOLDER))
     vocab = json.loads((FOLDER / "vocab.json").read_text(encoding="utf-8"))
     vocab["<|endoftext|>"] = len(vocab)

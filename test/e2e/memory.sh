@@ -48,7 +48,9 @@ reported() { # the JSON line has the plan's bytes, and what came on top stands a
     local bytes
     bytes=$("$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --plan \
         --plan-world-size 2 2>"$work/err" | awk '$1 == "total" { print $2 }')
-    grep -q "^{\"kind\":\"memory\",\"iteration\":1,\"planned_bytes\":$bytes,\"allocated_bytes\":$bytes,\"timing\":{.*\"beside_plan_bytes\":" "$work/small.jsonl" ||
+    sizes="\"planned_bytes\":$bytes,\"allocated_bytes\":$bytes"
+    grep -q "^{\"kind\":\"memory\",\"iteration\":1,$sizes,\"timing\":{.*\"beside_plan_bytes\":" \
+        "$work/small.jsonl" ||
         { why="$(grep '"memory"' "$work/small.jsonl" || echo no line) instead of $bytes"; return 1; }
     grep -q '^memory beside the plan (MB) | before it .*: [0-9.]* | since then ' "$work/out" ||
         say "no line of what came on top"

@@ -107,8 +107,12 @@ does_not_tell() { ! grep -qiE -- "$1" "$work/out" ||
 gib_add_up() { # the purposes' GiB are the sum, which is the total in bytes
     verdict 1.3b 16 8 "${paper[@]}" || return 1
     awk '$1 == "total" && !bytes { bytes = $2 } /^verdict$/ { inside = 1 } /^  a GPU/ { inside = 0 }
-        inside && /^    all / { all = $2 } inside && /^    [a-z ]+ [0-9.]+$/ && !/^    all / { sum += $NF; rows++ }
-        END { exit !(rows >= 6 && all > 0 && (sum - all) ^ 2 < 0.05 ^ 2 && (bytes / 2 ^ 30 - all) ^ 2 < 0.006 ^ 2) }' "$work/out" ||
+        inside && /^    all / { all = $2 }
+        inside && /^    [a-z ]+ [0-9.]+$/ && !/^    all / { sum += $NF; rows++ }
+        function apart(a, b) { return a > b ? a - b : b - a }
+        END { gib = bytes / 2 ^ 30
+            exit !(rows >= 6 && all > 0 && apart(sum, all) < 0.05 && apart(gib, all) < 0.006) }' \
+        "$work/out" ||
         { why="$(tr '\n' ';' <"$work/verdict")"; return 1; }
 }
 check "the verdict's GiB add up to the total" gib_add_up
@@ -161,7 +165,9 @@ side_by_side() {
     own=$(awk '/between nodes, out of each node/ { print $7 / 1e9 }' "$work/out")
     awk -v f="$fp32" -v b="$bf16" -v s="$sdp4bit" -v n=1.3158 \
         'function near(x, y) { return x > 0.99 * y && x < 1.01 * y }
-        BEGIN { exit !(near(f, n * 6 / 2) && near(b, n * 4 / 2) && near(s, n * (1 + 4 / 128 + 4 / 2048) / 2)) }' || { why="$fp32, $bf16, $sdp4bit GB"; return 1; }
+        BEGIN { four = 1 + 4 / 128 + 4 / 2048
+            exit !(near(f, n * 6 / 2) && near(b, n * 4 / 2) && near(s, n * four / 2)) }' ||
+        { why="$fp32, $bf16, $sdp4bit GB"; return 1; }
     awk -v own="$own" -v said="$(gigabytes 'this run')" \
         'BEGIN { exit !(said > 0 && (own - said) ^ 2 <= 0.006 ^ 2) }' ||
         { why="$own GB are sent: $(tr '\n' ';' <"$work/verdict")"; return 1; }

@@ -18,7 +18,8 @@ import json, sys
 lines = [json.loads(line) for line in sys.stdin]
 assert lines, "no lines"
 for line in lines:
-    i, g, n, r = line["iteration"], line["gradient_error"], line.get("exact_gradient_norm"), line["replica_error"]
+    i, g, r = line["iteration"], line["gradient_error"], line["replica_error"]
+    n = line.get("exact_gradient_norm")
     assert eval(sys.argv[1]), line' "$2" 2>"$work/err" ||
         { why="$2 is not true: $(tail -n 1 "$work/err")"; return 1; }
 }
@@ -103,10 +104,12 @@ for name in names[:4]:
     assert lines[0]["kind"] == "bins" and lines[0]["iteration"] == 6 and lines[0]["ranks"] == 4
     for item in lines[1:]:
         assert "norm" not in item["tensor"] and "bias" not in item["tensor"], item["tensor"]
-        assert item["count"] == item["zeros"] + sum(n for _, n in item["positive"] + item["negative"]), item["tensor"]
+        counted = sum(n for _, n in item["positive"] + item["negative"])
+        assert item["count"] == item["zeros"] + counted, item["tensor"]
         count[item["kind"]] += item["count"]
         squares[item["kind"]] += item["squares"]
-        binned.update({(item["kind"], side, k): n for side in ("positive", "negative") for k, n in item[side]})
+        for side in ("positive", "negative"):
+            binned.update({(item["kind"], side, k): n for k, n in item[side]})
 matrices = 2 * 12 * 32 * 32 + (264 + 32) * 32
 assert count == {kind: matrices for kind in ("weight", "difference", "gradient", "gradient_hadamard")}, count
 assert abs(squares["gradient_hadamard"] / squares["gradient"] - 1) < 1e-5, squares

@@ -21,7 +21,9 @@ spread() {
         awk '{ if (!($1 in low) || $2 < low[$1]) low[$1] = $2
             if (!($1 in high) || $2 > high[$1]) high[$1] = $2
             if ($1 > last) last = $1 }
-        END { for (i = 1; i <= last; i++) { if (high[i] - low[i] > most) most = high[i] - low[i]; printf "%d %.9g\n", i, most } }'
+        END { for (i = 1; i <= last; i++) {
+            if (high[i] - low[i] > most) most = high[i] - low[i]
+            printf "%d %.9g\n", i, most } }'
 }
 # equal_to_one NAME FIELD [REFERENCE]: within twice the spread of one rank, plus two units in the
 # last place of an fp32 number.
@@ -33,8 +35,16 @@ equal_to_one() {
         BEGIN { while ((getline <spread) > 0) bound[$1] = $2
             while ((getline <reference) > 0) { want[$1] = $2; wanted++ } }
         { d = $2 - want[$1]; if (d < 0) d = -d; n++
-            if (!($1 in want) || d > 2 * bound[$1] + 2.4e-7 * $2) { printf "iteration %d: %s, one rank %s, bound %g", $1, $2, want[$1], 2 * bound[$1]; bad = 1; exit } }
-        END { if (!bad && (n != wanted || n < 12)) { printf "%d iterations instead of %d", n, wanted; bad = 1 }; exit bad }' >"$work/verdict"
+            if (!($1 in want) || d > 2 * bound[$1] + 2.4e-7 * $2) {
+                printf "iteration %d: %s, one rank %s, bound %g", $1, $2, want[$1], 2 * bound[$1]
+                bad = 1
+                exit } }
+        END {
+            if (!bad && (n != wanted || n < 12)) {
+                printf "%d iterations instead of %d", n, wanted
+                bad = 1
+            }
+            exit bad }' >"$work/verdict"
     local rc=$?
     why="$2 $(cat "$work/verdict")"
     return "$rc"

@@ -94,7 +94,8 @@ check "the data last when many samples were taken before" lasts
 latin1() { # a folder's name that is not UTF-8
     local folder=$work/caf$'\xe9'
     trains 2 --train-iters 4 --save "$folder" --save-interval 4 --log-jsonl "$work/latin1.jsonl" || return 1
-    python3 - "$work/latin1.jsonl" <<'END' && dev/checkpoint_info "$folder" >/dev/null 2>"$work/err" || say "not readable"
+    dev/checkpoint_info "$folder" >/dev/null 2>"$work/err" || { say "not readable"; return 1; }
+    python3 - "$work/latin1.jsonl" <<'END' || say "not readable"
 import json, sys
 for line in open(sys.argv[1], encoding="utf-8"):
     json.loads(line)

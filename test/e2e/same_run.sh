@@ -14,7 +14,8 @@ common=("${model[@]}" "${batch[@]}" --gpus-per-node 2)
 cat >"$work/rank.sh" <<'END'
 half=$1 first=$2 second=$3
 shift 3
-if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" -lt "$half" ]; then exec $first "$@"; else exec $second "$@"; fi
+if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" -lt "$half" ]; then exec $first "$@"; fi
+exec $second "$@"
 END
 # of_two "COMMAND" "COMMAND" FLAGS...: ranks 0 and 1 run the first one, 2 and 3 the second one;
 # blanks part words.

@@ -16,7 +16,8 @@ study=dev/experiments/study
 made() {
     mkdir -p "$work/$1"
     printf '{"arm":"%s","seed":%d,"settings":{"model":"125m","iterations":100,"global_batch_size":%d,
-"ranks":4,"ranks_per_node":2,"flags":[]},"seconds":1,"commit":"c","device":"d","parameters":7,"diverged":false,
+"ranks":4,"ranks_per_node":2,"flags":[]},"seconds":1,"commit":"c","device":"d","parameters":7,
+"diverged":false,
 "valid_loss":%s,"train_loss":{"every":1,"mean":[3,2,%s]},"tokens_per_second":1000,"inter_node_bytes":2500000,
 "errors":[[50,9,9],[60,0.1,1.5],[100,0.3,2.5]]}\n' "$2" "$3" "${5:-64}" "$4" "$4" >"$work/$1/$2.$3.json"
 }

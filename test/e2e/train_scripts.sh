@@ -48,9 +48,12 @@ sys.exit(bool(wrong))
 END
 }
 # The model cards as the paper and its scripts give them.
-common="seq-length=2048 max-position-embeddings=2048 train-iters=80000 lr-decay-style=cosine lr-decay-iters=70000 lr-warmup-fraction=0.01 adam-beta1=0.9 adam-beta2=0.95
-    adam-eps=1e-08 weight-decay=0.1 clip-grad=1.0 bf16=on use-distributed-optimizer=on log-interval=100 eval-interval=100 eval-iters=10 log-throughput=on
-    tensor-model-parallel-size=1 pipeline-model-parallel-size=1 mock-data= save= data-path=a_b program=train_gpt_cpu hidden-dropout= attention-dropout="
+common="seq-length=2048 max-position-embeddings=2048 train-iters=80000 lr-decay-style=cosine
+    lr-decay-iters=70000 lr-warmup-fraction=0.01 adam-beta1=0.9 adam-beta2=0.95
+    adam-eps=1e-08 weight-decay=0.1 clip-grad=1.0 bf16=on use-distributed-optimizer=on log-interval=100
+    eval-interval=100 eval-iters=10 log-throughput=on
+    tensor-model-parallel-size=1 pipeline-model-parallel-size=1 mock-data= save= data-path=a_b
+    program=train_gpt_cpu hidden-dropout= attention-dropout="
 card() { # NAME LAYERS HIDDEN HEADS LR MIN-LR MICRO-BATCH GLOBAL-BATCH
     check "card $1" expands "$1" "DEVICE=cpu DATA_PATH=a_b" \
         "$common num-layers=$2 hidden-size=$3 num-attention-heads=$4 lr=$5 min-lr=$6 micro-batch-size=$7 global-batch-size=$8"

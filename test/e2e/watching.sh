@@ -111,8 +111,8 @@ from tensorboard.backend.event_processing import event_accumulator as ea
 events = ea.EventAccumulator(sys.argv[1], size_guidance={ea.SCALARS: 0, ea.TENSORS: 0})
 events.Reload()
 # Megatron-LM's tags, word for word, and this program's own.
-megatron = {"learning-rate", "learning-rate vs samples", "lm loss", "lm loss vs samples", "loss-scale", "loss-scale vs samples", "grad-norm", "grad-norm vs samples",
-            "lm loss validation", "lm loss validation vs samples"}
+names = "learning-rate", "lm loss", "loss-scale", "grad-norm", "lm loss validation"
+megatron = {name + more for name in names for more in ("", " vs samples")}
 scalars = set(events.Tags()["scalars"])
 assert megatron <= scalars, megatron - scalars
 assert {"tokens-per-second", "inter-node-bytes-per-step", "intra-node-bytes-per-step"} <= scalars, scalars

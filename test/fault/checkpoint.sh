@@ -67,8 +67,8 @@ damaged "a pipe as the manifest" manifest.json pipe "$bad/$latest/manifest.json"
 damaged "a pipe as a shard" shard_00002_of_00004 pipe "$bad/$latest/$shard"
 
 # --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one lin
-# falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line that
-# holds TEXT, and ends as the undisturbed run did.
+# falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line
+# that holds TEXT, and ends as the undisturbed run did.
 falls_back() {
     check "$1" falls_back_to "${@:2}"
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the seed corpus of the fuzz targets: FOLDER/<target>/<number>, small sound inputs and the usual ways to be unsound, the same on every machine.
+"""Writes the seed corpus of the fuzz targets, FOLDER/<target>/<number>: small sound inputs and the usual
+ways to be unsound. It is the same on every machine.
 
 usage: test/fuzz/make_seeds.py FOLDER          (called by test/fuzz/run.sh, in the root of the repository)
 """
@@ -17,7 +18,8 @@ def shard(lengths, boundaries, dtype=8, version=1, modes=False, data=None, magic
     for length in lengths:
         pointers.append(at)
         at += length * size
-    index = magic + struct.pack("<QBQQ", version, dtype, len(lengths) if count is None else count, len(boundaries))
+    index = magic + struct.pack("<QBQQ", version, dtype, len(lengths) if count is None else count,
+                                len(boundaries))
     index += struct.pack("<%di" % len(lengths), *lengths) + struct.pack("<%dq" % len(pointers), *pointers)
     index += struct.pack("<%dq" % len(boundaries), *boundaries) + (bytes(len(lengths)) if modes else b"")
     return index + b"\xff" * 7 + b"\xfe" + (bytes(i % 50 for i in range(at)) if data is None else data)
@@ -50,14 +52,20 @@ def tensors(entries, metadata=None):
 
 
 def manifest(**changes):
-    slices = [[[0, k, 0, 6] for k in range(3)] + [[0, 3, 0, 6], [1, 3, 0, 4]], [[1, k, 0, 4] for k in range(3)]]
+    first = [[0, k, 0, 6] for k in range(3)] + [[0, 3, 0, 6], [1, 3, 0, 4]]
+    slices = [first, [[1, k, 0, 4] for k in range(3)]]
     whole = {
-        "format": "sdp4bit.c checkpoint", "version": 1, "program": "sdp4bit.c 0.1.0", "commit": "0", "libraries": "", "world_size": 2, "weight_dtype": "BF16",
-        "state": {"iteration": 100, "consumed_train_samples": 800, "consumed_valid_samples": 0, "scheduler_samples": 800, "adam_steps": 100,
-                  "beta1_power": "0x1.9p-16", "beta2_power": "0x1.ep-1", "skipped_iterations": 0, "nan_iterations": 0, "flops_so_far": "0x1p+40"},
-        "arguments": {"num_layers": 2}, "tensors": [{"name": "wte", "shape": [2, 3]}, {"name": "bias", "shape": [4]}],
+        "format": "sdp4bit.c checkpoint", "version": 1, "program": "sdp4bit.c 0.1.0", "commit": "0",
+        "libraries": "", "world_size": 2, "weight_dtype": "BF16",
+        "state": {"iteration": 100, "consumed_train_samples": 800, "consumed_valid_samples": 0,
+                  "scheduler_samples": 800, "adam_steps": 100,
+                  "beta1_power": "0x1.9p-16", "beta2_power": "0x1.ep-1", "skipped_iterations": 0,
+                  "nan_iterations": 0, "flops_so_far": "0x1p+40"},
+        "arguments": {"num_layers": 2},
+        "tensors": [{"name": "wte", "shape": [2, 3]}, {"name": "bias", "shape": [4]}],
         "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
-        "files": [{"folder": "mp_rank_00", "name": "shard_%05d_of_00002.safetensors" % i, "bytes": 1000, "xxh3": "0123456789abcdef", "slices": slices[i]}
+        "files": [{"folder": "mp_rank_00", "name": "shard_%05d_of_00002.safetensors" % i, "bytes": 1000,
+                   "xxh3": "0123456789abcdef", "slices": slices[i]}
                   for i in range(2)],
     }
     whole.update(changes)
@@ -85,9 +93,12 @@ def manifests():
 
 
 def arguments():
-    same = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 32, "padded_vocab_size": 384,
-            "lr": 0.001, "min_lr": 0.0, "lr_decay_style": "linear", "schedule_warmup_samples": 0.0, "schedule_decay_samples": 20, "start_weight_decay": 0.01,
-            "weight_decay_incr_style": "constant", "seed": 1234, "seq_length": 32, "split": "969, 30, 1", "tokenizer_type": "Byte"}
+    same = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 128, "num_attention_heads": 4,
+            "max_position_embeddings": 32, "padded_vocab_size": 384,
+            "lr": 0.001, "min_lr": 0.0, "lr_decay_style": "linear", "schedule_warmup_samples": 0.0,
+            "schedule_decay_samples": 20, "start_weight_decay": 0.01,
+            "weight_decay_incr_style": "constant", "seed": 1234, "seq_length": 32, "split": "969, 30, 1",
+            "tokenizer_type": "Byte"}
     yield json.dumps(same).encode()
     yield json.dumps(dict(same, lr=1e308, lr_decay_style="cosine", schedule_decay_samples=2**53)).encode()
     yield json.dumps(dict(same, num_layers="2", split="x" * 500)).encode()
@@ -178,10 +189,14 @@ def progress():
     yield b"\0\n2024"
 
 
-TARGETS = {"shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines, "corpus": corpora,
-           "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts, "progress": progress,
-           "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999", b"12 34\n", b"\0" + b"1"],
-           "lineage": lambda: [b"10\n20\n24\n", b"5", b"", b"7\n5\n", b"-1\n", b"999999999999999\n", b"9999999999999999\n", b"1\n\n2\n", b"1\0\n"]}
+TARGETS = {"shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
+           "corpus": corpora,
+           "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts,
+           "progress": progress,
+           "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999",
+                               b"12 34\n", b"\0" + b"1"],
+           "lineage": lambda: [b"10\n20\n24\n", b"5", b"", b"7\n5\n", b"-1\n", b"999999999999999\n",
+                               b"9999999999999999\n", b"1\n\n2\n", b"1\0\n"]}
 
 
 def main():

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# Fuzzes the parsers of outside bytes. Called by scripts/test.sh, and by hand for longer searches, which say "ok" or "not ok" per target:
-#   BUILD=build-san test/fuzz/run.sh replay             seeds and inputs that once failed, through the targets of make fuzz-targets
-#   BUILD=build/fuzz test/fuzz/run.sh search 600 jsonl  looks for new inputs for 600 s with the targets of make fuzz; without names: all targets
-# An input that fails is left in BUILD/fuzz-found/; once mended it belongs into test/fuzz/regressions/TARGET/. What the search learns is kept in
-# BUILD/fuzz-corpus/ for the next one.
+# Fuzzes the parsers of outside bytes. Called by scripts/test.sh, and by hand for longer searches,
+# which say "ok" or "not ok" per target:
+#   BUILD=build-san test/fuzz/run.sh replay             seeds and inputs that once failed,
+#       through the targets of make fuzz-targets
+#   BUILD=build/fuzz test/fuzz/run.sh search 600 jsonl  looks for new inputs for 600 s with the
+#       targets of make fuzz; without names: all targets
+# An input that fails is left in BUILD/fuzz-found/; once mended it belongs into
+# test/fuzz/regressions/TARGET/. What the search learns is kept in BUILD/fuzz-corpus/ for the next
+# one.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 BUILD=${BUILD:-build}
@@ -14,7 +18,8 @@ search) shift 2 ;;
 *) echo "usage: test/fuzz/run.sh replay|search SECONDS [TARGET...]" >&2; exit 2 ;;
 esac
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(cd test/fuzz && printf '%s\n' fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')
+[ ${#targets[@]} -gt 0 ] ||
+    mapfile -t targets < <(cd test/fuzz && printf '%s\n' fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')
 failed=0
 
 # Targets' files go to memory where there is some, and away at the end.
@@ -36,13 +41,15 @@ dictionary() { # target
     tokenizer | corpus) echo test/fuzz/text.dict ;;
     shard) echo test/fuzz/shard.dict ;;
     options)
-        { cat test/fuzz/options.dict; grep -oE 'HEADING|"[a-z][a-zA-Z0-9_-]+"' llmc/config/config_table.c | grep '"' | sed 's/^"/"--/' | sort -u; } >"$work/options.dict"
+        { cat test/fuzz/options.dict; grep -oE 'HEADING|"[a-z][a-zA-Z0-9_-]+"' llmc/config/config_table.c |
+            grep '"' | sed 's/^"/"--/' | sort -u; } >"$work/options.dict"
         echo "$work/options.dict" ;;
     esac
 }
 
 replay() { # target
-    ASAN_OPTIONS=${ASAN_OPTIONS:-}:$base timeout -k 5 120 ${steady[@]+"${steady[@]}"} "$BUILD/test/fuzz/fuzz_$1" "$work/seeds/$1" "test/fuzz/regressions/$1"
+    ASAN_OPTIONS=${ASAN_OPTIONS:-}:$base timeout -k 5 120 ${steady[@]+"${steady[@]}"} \
+        "$BUILD/test/fuzz/fuzz_$1" "$work/seeds/$1" "test/fuzz/regressions/$1"
 }
 
 search() { # target
@@ -50,8 +57,10 @@ search() { # target
     mkdir -p "$corpus" "$found"
     words=$(dictionary "$1")
     [ ! -d "test/fuzz/regressions/$1" ] || folders+=("test/fuzz/regressions/$1")
-    timeout -k 5 $((seconds + 60)) ${steady[@]+"${steady[@]}"} "$BUILD/test/fuzz/fuzz_$1" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=$most \
-        -malloc_limit_mb=$most_at_once -max_len=16384 -print_final_stats=1 -verbosity=1 ${words:+-dict="$words"} -artifact_prefix="$found/$1-" "$corpus" "${folders[@]}"
+    timeout -k 5 $((seconds + 60)) ${steady[@]+"${steady[@]}"} "$BUILD/test/fuzz/fuzz_$1" \
+        -max_total_time="$seconds" -timeout=10 -rss_limit_mb=$most \
+        -malloc_limit_mb=$most_at_once -max_len=16384 -print_final_stats=1 -verbosity=1 \
+        ${words:+-dict="$words"} -artifact_prefix="$found/$1-" "$corpus" "${folders[@]}"
 }
 
 for target in "${targets[@]}"; do

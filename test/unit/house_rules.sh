@@ -94,33 +94,22 @@ done)
 report "headers know who includes them" "$untrue"
 
 # --- columns -----------------------------------------------------------------------------------
-# Prose has at most 100 columns, in Markdown and in comments; code has at most 110. Markdown's
-# tables, code blocks and lines with a link may be longer. `obey` lists where this is checked.
-obey=(README.md CONTRIBUTING.md docs/ configs/ sdp4bit/README.md
-      llmc/ranks/mesh llmc/ranks/devices llmc/comm.h llmc/cpu/comm.c llmc/cuda/comm.cu
-      llmc/cuda/neighbours dev/bench/sync_only.c test/leaks.h test/unit/ranks/
-      test/unit/state/test_overlap.c test/mpi/test_mesh test/mpi/test_timers test/mpi/test_loader
-      test/mpi/test_heartbeat test/mpi/test_sdp4bit test/mpi/model_gradients
-      test/gpu/test_comm_gpu.cu
-      llmc/run/plan_report dev/bench/step_time_picture.py test/unit/house_rules.sh)
-obedient() { # FILES...: those that obey is true of
-    local path start
-    for path; do
-        for start in "${obey[@]}"; do
-            case $path in "$start"*) echo "$path"; break ;; esac
-        done
-    done
-}
+# Prose has at most 100 columns, in Markdown and in comments; code has at most 110. What cannot be
+# broken may be longer: in Markdown tables, code blocks and lines with a link; in scripts a line
+# with a quoted text of more than 40 columns, a line of Megatron-LM's log, what tells shellcheck,
+# and the texts that the tokenizer's reference is made of.
 wide() { # COLUMNS FILES...: lines that have more
     LC_ALL=C.UTF-8 grep -nE "^.{$(($1 + 1))}" /dev/null "${@:2}"
 }
-mapfile -t prose < <(obedient "${files[@]}" | grep -E '\.md$')
-mapfile -t c_code < <(obedient "${sources[@]}")
-mapfile -t scripted < <(obedient "${scripts[@]}" "${python[@]}" | sort -u)
+unbroken="'[^']{40,}'|\"[^\"]{40,}\"|^[^:]*:[0-9]+: *# shellcheck | iteration +[0-9]+/ "
+unbroken+="|^dev/ref/make_tokenizer_golden.py:"
+mapfile -t prose < <(of_kind '\.md$')
+mapfile -t scripted < <(printf '%s\n' "${scripts[@]}" "${python[@]}" | sort -u)
 report "prose has at most 100 columns" "$(wide 100 "${prose[@]}" | grep -vE '^[^:]*:[0-9]+:(\||    )|\]\(')"
-report "comments have at most 100 columns" "$(wide 100 "${c_code[@]}" | grep -E '^[^:]*:[0-9]+: *//'
-    wide 100 "${scripted[@]}" | grep -E '^[^:]*:[0-9]+: *#')"
-report "code has at most 110 columns" "$(wide 110 "${c_code[@]}" "${scripted[@]}")"
+report "comments have at most 100 columns" "$(wide 100 "${sources[@]}" | grep -E '^[^:]*:[0-9]+: *//'
+    wide 100 "${scripted[@]}" | grep -E '^[^:]*:[0-9]+: *#' | grep -vE "$unbroken")"
+report "code has at most 110 columns" "$(wide 110 "${sources[@]}"
+    wide 110 "${scripted[@]}" | grep -vE "$unbroken")"
 
 # --- one memory plan ---------------------------------------------------------------------------
 # Device memory comes from device_alloc, which counts it. device.cu calls the driver for it and for

@@ -39,7 +39,8 @@ refused() {
 # document.
 awk 'BEGIN { printf "{"
     n = 0
-    for (c = 33; c < 324; c++) if (c < 127 || (c > 160 && c != 173 && c < 256) || c > 255) printf "\"\\u%04x\": %d, ", c, n++
+    for (c = 33; c < 324; c++)
+        if (c < 127 || (c > 160 && c != 173 && c < 256) || c > 255) printf "\"\\u%04x\": %d, ", c, n++
     for (; n < 50256; n++) printf "\"filler %d\": %d, ", n, n
     printf "\"<|endoftext|>\": 50256}\n" }' >"$work/wide.json"
 printf '#version: 0.2\n' >"$work/none.txt"
@@ -50,7 +51,8 @@ report "golden run" $?
 [ "$(hex "$work/golden_text_document.bin")" = 0500060050c4070050c4 ]
 report "golden .bin" $?
 idx=4d4d4944494458000001000000000000000802000000000000000400000000000000
-idx+=0300000002000000000000000000000006000000000000000000000000000000010000000000000001000000000000000200000000000000
+idx+=0300000002000000000000000000000006000000000000000000000000000000
+idx+=010000000000000001000000000000000200000000000000
 [ "$(hex "$work/golden_text_document.idx")" = $idx ]
 report "golden .idx" $?
 
@@ -106,7 +108,8 @@ refused "merge onto an input" 2 "is one of the inputs" merge --input "$work/fold
 refused "merge of a missing shard" 5 "$work/nothing" merge --input "$work/part_a_text_document" \
     "$work/nothing" --output-prefix "$work/bad_text_document"
 awk 'BEGIN { printf "{"; n = 0
-    for (c = 33; c < 324; c++) if (c < 127 || (c > 160 && c != 173 && c < 256) || c > 255) printf "\"\\u%04x\": %d, ", c, n++
+    for (c = 33; c < 324; c++)
+        if (c < 127 || (c > 160 && c != 173 && c < 256) || c > 255) printf "\"\\u%04x\": %d, ", c, n++
     for (; n < 70000; n++) printf "\"filler %d\": %d, ", n, n
     printf "\"<|endoftext|>\": 70000}\n" }' >"$work/wider.json"
 pre --input "$work/golden.jsonl" --vocab-file "$work/wider.json" --merge-file "$work/none.txt" --append-eod \

@@ -145,7 +145,8 @@ unnamed() { # a tracker is lost: the newest is named, as the trainer goes on fro
 check "checkpoint_info: a tracker that is lost" unnamed
 read_in_part() { # more arguments than a pipe holds
     mkdir -p "$work/long"
-    python3 -c 'import json; print(json.dumps({"program": "p", "commit": "c", "libraries": "l", "world_size": 1, "kinds": [], "weight_dtype": "BF16", "state": {}, "tensors": [], "files": [],
+    python3 -c 'import json; print(json.dumps({"program": "p", "commit": "c", "libraries": "l",
+        "world_size": 1, "kinds": [], "weight_dtype": "BF16", "state": {}, "tensors": [], "files": [],
         "arguments": {f"flag_{i}": i for i in range(20000)}}))' >"$work/long/manifest.json"
     dev/checkpoint_info "$work/long" --arguments >"$work/out" 2>"$work/err" &&
         [ "$(wc -l <"$work/out")" -gt 20000 ] || { why="it is not listed"; return 1; }
