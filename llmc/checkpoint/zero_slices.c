@@ -58,8 +58,8 @@ static bool restore_weights(Zero *zero, const Checkpoint *checkpoint, Error *err
     int count;
     const Tensor *tensors = zero_tensors(zero, &count);
     for (int i = 0; i < count; i++) {
-        void *host =
-            read_slice(checkpoint, slice_of_part(&tensors[i], SLICE_WEIGHT, 0, tensor_elements(&tensors[i])), err);
+        void *host = read_slice(
+            checkpoint, slice_of_part(&tensors[i], SLICE_WEIGHT, 0, tensor_elements(&tensors[i])), err);
         if (!host) return false;
         zero_put_weights(zero, i, host);
         free(host);

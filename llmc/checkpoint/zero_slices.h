@@ -5,8 +5,8 @@
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// Elements [lo, hi) of a rank's part of a tensor, as a slice of the whole. A part that is cut by columns
-// is a block of them, one that is cut by rows begins further down.
+// Elements [lo, hi) of a rank's part of a tensor, as a slice of the whole. A part that is cut by
+// columns is a block of them, one that is cut by rows begins further down.
 Slice slice_of_part(const Tensor *tensor, SliceKind kind, int64_t lo, int64_t hi);
 
 // What this rank saves: the weights of its shard, and with `optimizer` masters and moments.

@@ -103,8 +103,8 @@ static void any_columns_can_be_read(void **state) {
     }
 }
 
-// The parts of two, three and four tensor-parallel ranks, each dealt out in two: saved as ZeRO would, they
-// are the whole, and each part reads back as it was.
+// The parts of two, three and four tensor-parallel ranks, each dealt out in two: saved as ZeRO
+// would, they are the whole, and each part reads back as it was.
 static void parts_of_ranks(void **state) {
     Folder *f = (Folder *)*state;
     static const int split[TENSORS] = {1, 0, 0, -1};  // wte by columns, ln and qkv by rows, b nowhere
