@@ -382,40 +382,34 @@ bool config_same(const char *own_json, const char *first_json, Error *err) {
 
 // --- what a checkpoint brings --------------------------------------------------------------------
 
-static void adopt_real(const cJSON *saved, const char *name, double *field) {
+// A saved value counts if it would count on the command line.
+static void adopt_flag(const cJSON *saved, const char *flag, Config *config) {
+    char name[96], digits[40];
+    int rows;
+    Error ignored;
+    const Option *table = config_options(&rows), *row = options_find(table, rows, flag, strlen(flag));
+    dump_name(row, name, sizeof name);
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(saved, name);
-    if (cJSON_IsNumber(item)) *field = item->valuedouble;
+    const char *word = cJSON_IsString(item) ? item->valuestring : digits;
+    if (cJSON_IsNumber(item)) format_real(item->valuedouble, digits, sizeof digits);
+    if (cJSON_IsNumber(item) || cJSON_IsString(item)) options_set(row, word, config, &ignored);
 }
 
 static void adopt_samples(const cJSON *saved, const char *name, int64_t *field) {
     json_int64(cJSON_GetObjectItemCaseSensitive(saved, name), 0, JSON_INT_MAX, field);
 }
 
-// A saved word counts as it would on the command line.
-static void adopt_choice(const cJSON *saved, const char *flag, Config *config) {
-    char name[96];
-    int rows;
-    const Option *table = config_options(&rows), *row = options_find(table, rows, flag, strlen(flag));
-    dump_name(row, name, sizeof name);
-    const char *word = json_member_string(saved, name);
-    int index = word ? options_choice(row->choices, word) : -1;
-    if (index >= 0) memcpy((char *)config + row->offset, &index, sizeof index);
-}
-
 // --use-checkpoint-opt_param-scheduler: the saved schedule replaces the command line's.
 static void adopt_schedule(Config *config, const cJSON *saved) {
-    adopt_real(saved, "lr", &config->lr);
-    adopt_real(saved, "min_lr", &config->min_lr);
-    adopt_real(saved, "lr_warmup_init", &config->lr_warmup_init);
-    adopt_real(saved, "schedule_warmup_samples", &config->warmup_samples_wn);
+    static const char *const flags[] = {
+        "lr", "min-lr", "lr-warmup-init", "lr-decay-style", "lr-wsd-decay-style", "start-weight-decay",
+        "end-weight-decay", "weight-decay-incr-style"};
+    for (size_t i = 0; i < COUNT_OF(flags); i++) adopt_flag(saved, flags[i], config);
+    const cJSON *warmup = cJSON_GetObjectItemCaseSensitive(saved, "schedule_warmup_samples");
+    if (cJSON_IsNumber(warmup)) config->warmup_samples_wn = warmup->valuedouble;  // may be fractional
     adopt_samples(saved, "schedule_decay_samples", &config->decay_samples_dn);
     adopt_samples(saved, "schedule_wsd_samples", &config->wsd_samples);
     adopt_samples(saved, "schedule_weight_decay_samples", &config->weight_decay_samples);
-    adopt_real(saved, "start_weight_decay", &config->start_weight_decay);
-    adopt_real(saved, "end_weight_decay", &config->end_weight_decay);
-    adopt_choice(saved, "lr-decay-style", config);
-    adopt_choice(saved, "lr-wsd-decay-style", config);
-    adopt_choice(saved, "weight-decay-incr-style", config);
 }
 
 static bool match_model(const cJSON *saved, const cJSON *now, Error *err) {

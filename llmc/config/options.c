@@ -388,8 +388,7 @@ static bool store_choice(const Option *row, const char *word, void *settings, Er
     return true;
 }
 
-// Stores one value; for OPTION_FLAG the word is "true" or "false".
-static bool store(const Option *row, const char *word, void *settings, Error *err) {
+bool options_set(const Option *row, const char *word, void *settings, Error *err) {
     switch (row->kind) {
         case OPTION_FLAG: {
             bool on = strcmp(word, "true") == 0;
@@ -421,7 +420,7 @@ void options_defaults(const Option *table, int rows, void *settings) {
     Error err;
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || !table[i].initial || table[i].offset == OPTION_NO_FIELD) continue;
-        if (!store(&table[i], table[i].initial, settings, &err)) {
+        if (!options_set(&table[i], table[i].initial, settings, &err)) {
             fatal(NULL, EXIT_USAGE, "option table: default of %s", err.what);
         }
     }
@@ -488,7 +487,7 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
         if (inline_value) {
             return error_set(err, EXIT_USAGE, "--%s takes no value; drop '=%s'", row->name, inline_value);
         }
-        return store(row, row->negative ? "false" : "true", settings, err);
+        return options_set(row, row->negative ? "false" : "true", settings, err);
     }
     if (row->kind == OPTION_WORDS && inline_value) {
         // The value takes the word's place, so that the list can point at it.
@@ -502,12 +501,12 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
         store_words(row, &words[first], *at - first, settings);
         return true;
     }
-    if (inline_value) return store(row, inline_value, settings, err);
+    if (inline_value) return options_set(row, inline_value, settings, err);
     if (*at == count || is_flag(words[*at])) {
         return error_set(err, EXIT_USAGE, "--%s needs a value (%s); --%s=VALUE takes one that begins with --",
                          row->name, row->value, row->name);
     }
-    return store(row, words[(*at)++], settings, err);
+    return options_set(row, words[(*at)++], settings, err);
 }
 
 bool options_parse(const Option *table, int rows, char **words, int count, void *settings,

@@ -82,7 +82,9 @@ static bool list_suffices(const BlendedDataset *d, int split, Error *err) {
     return error_set(err, EXIT_DATA,
                      "a list of prefixes without weights is read once: its %s split has %" PRId64
                      " samples, the run takes %" PRId64
-                     "; shorten the run, or give each prefix a weight to read it as often as needed",
+                     "; take fewer (--train-iters, --eval-iters), or give each prefix a weight to read it as "
+                     "often "
+                     "as needed",
                      split_name(split), d->samples, d->requested);
 }
 

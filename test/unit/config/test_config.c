@@ -746,7 +746,8 @@ static void damaged_checkpoint_arguments(void **state) {
     config_free(&run.config);
     must_run(&run, SMALL "--use-checkpoint-opt_param-scheduler", 2);
     assert_true(config_match_checkpoint(&run.config,
-                                        "{\"lr\":\"x\",\"lr_decay_style\":7,\"schedule_decay_samples\":-1,"
+                                        "{\"lr\":1e39,\"min_lr\":\"x\",\"lr_decay_style\":7,"
+                                        "\"schedule_decay_samples\":-1,"
                                         "\"weight_decay_incr_style\":\"no\"}",
                                         NULL, 0, &run.err));
     assert_true(run.config.lr == 1e-3 && run.config.lr_decay_style == LR_LINEAR &&
