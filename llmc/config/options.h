@@ -66,8 +66,9 @@ void options_free_words(char **words, int count);
 
 // Writes every row's default into settings.
 void options_defaults(const Option *table, int rows, void *settings);
-// Stores the value of one row, as the command line does. OPTION_FLAG: the word is "true" or "false".
-// Not for OPTION_WORDS. Error (EXIT_USAGE): malformed, out of range; settings are unchanged then.
+// Stores the value of one row, as the command line does. OPTION_FLAG: the word is "true" or
+// "false". Not for OPTION_WORDS. Error (EXIT_USAGE): malformed, out of range; settings are
+// unchanged then.
 bool options_set(const Option *row, const char *word, void *settings, Error *err);
 // What options_parse tells beside the settings.
 typedef struct OptionsFound {
