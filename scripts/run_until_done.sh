@@ -129,10 +129,11 @@ while :; do
     before=$(saved)
     ${session[@]+"${session[@]}"} "$@" &
     child=$!
-    while :; do # a trapped signal ends wait before the child ends
+    while :; do # a signal ends wait with its own number, before the child ends
+        seen=$signals
         wait "$child"
         code=$?
-        kill -0 "$child" 2>/dev/null || break
+        [ "$seen" != "$signals" ] || break
     done
     child=
     goes_on "$code" || exit "$code"
