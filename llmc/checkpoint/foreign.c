@@ -41,8 +41,10 @@ static const Row OTHERS[] = {
 
 // What a run, its scripts and the file system put into a folder before there is a checkpoint.
 static const char *const FRESH[] = {
-    ".*",    "progress.txt", "*.txt", "*.log", "*.out", "*.err", "*.jsonl", "*.args", "*.sh",
-    "*.csv", "*.svg",        "*.png", "*.md",  "log",   "out",   "err",     "core*",  "events.out.tfevents.*",
+    ".*",     "*~",         "#*#",      "*.txt",  "*.log",   "*.out",   "*.err",  "*.json",  "*.jsonl",
+    "*.args", "*.sh",       "*.sbatch", "*.yaml", "*.yml",   "*.py",    "*.pid",  "*.csv",   "*.svg",
+    "*.png",  "*.html",     "*.md",     "*.gz",   "*.nsys-rep", "*.ncu-rep", "log", "out",    "err",
+    "hosts",  "hostfile",   "core*",    "events.out.tfevents.*",
 };
 
 static const char *known(const Row *rows, size_t count, const char *name) {
@@ -61,23 +63,21 @@ static bool fresh(const char *name) {
 
 static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
 
-// Folders whose contents do not count: what killed saves and deletions left, and the file system's
-// own.
-static bool passed_over(const char *name) {
-    static const char *const names[] = {".iter_*.tmp", ".iter_*.del", "lost+found"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (fnmatch(names[i], name, 0) == 0) return true;
-    }
-    return false;
-}
+// Folders whose contents do not count: hidden ones, such as a file system's snapshots and what killed
+// saves and deletions left, and the file system's own.
+static bool passed_over(const char *name) { return name[0] == '.' || strcmp(name, "lost+found") == 0; }
 
 // Walks the tree until something known is found. *what: what it is, NULL: nothing known. *path:
 // where it lies, or the first file that no fresh run has; NULL: none.
 static bool look(FTS *tree, bool also_ours, const char **what, char **path, Error *err) {
     size_t above = 0;
     int entries = 0;
-    for (FTSENT *e; !*what && entries++ < MOST_ENTRIES && (e = fts_read(tree));) {
+    while (!*what && entries++ < MOST_ENTRIES) {
+        errno = 0;
+        FTSENT *e = fts_read(tree);
+        if (!e) return errno == 0 || durable_error(err, "look into", "the folder of --load");
         if (e->fts_level == 0) above = e->fts_pathlen;
+        if (e->fts_info == FTS_DNR && e->fts_level > 0 && passed_over(e->fts_name)) continue;
         if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR) {
             errno = e->fts_errno;
             return durable_error(err, "look into", e->fts_path);

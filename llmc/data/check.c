@@ -64,7 +64,7 @@ static void add_tail(Ends *e, const int32_t *ids, int count) {
 }
 
 bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, FILE *out, Error *err) {
-    enum { TAIL = 256, ENOUGH = 4 };
+    enum { TAIL = 256, ENOUGH = 8 };
     int32_t ids[TAIL];
     Ends e = {.alike = true, .largest = -1};
     int64_t looks = shard->sequences < most ? shard->sequences : most;
@@ -81,16 +81,14 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     if (certain && options->known_ids) {
         return error_set(err, EXIT_DATA,
                          "%s: its documents end with id %d, which stands nowhere else, and not with %d, this "
-                         "vocabulary's end of "
-                         "a document; give the --tokenizer-type that the shard was made with, or "
+                         "vocabulary's end of a document; give the --tokenizer-type that the shard was made with, or "
                          "NullTokenizer",
                          shard->prefix, e.last, options->eod);
     }
     if (!out) return true;
     fprintf(out,
             " > WARNING: every sequence of %s that was looked at ends with id %d, none with %d, this "
-            "vocabulary's end of a "
-            "document; was --append-eod left out, or the shard made with another vocabulary?\n",
+            "vocabulary's end of a document; was --append-eod left out, or the shard made with another vocabulary?\n",
             shard->prefix, e.last, options->eod);
     return true;
 }

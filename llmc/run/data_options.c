@@ -20,7 +20,8 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.seq_length = c->seq_length;
     o.vocab_size = c->vocab_size_unpadded;
     o.eod = c->eod;
-    o.known_ids = c->tokenizer_type != TOKENIZER_NULL;
+    // Any byte may end a document of bytes, and NullTokenizer knows no ids.
+    o.known_ids = c->tokenizer_type == TOKENIZER_GPT2_BPE;
     o.eod_mask_loss = c->eod_mask_loss;
     o.reset_position_ids = c->reset_position_ids;
     o.reset_attention_mask = c->reset_attention_mask;

@@ -138,6 +138,9 @@ bool run_setup_data(Run *run) {
     if (run->launch.rank == 0) loader_print_summary(run->loader, stdout);
     for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++)
         compare_split(run, split);
+    if (run->config.full_validation && !loader_has_split(run->loader, SPLIT_VALID)) {
+        log_line(run->log, "WARNING: --full-validation has no effect: there are no validation data");
+    }
     run->site.phase = "setup";
     timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
     return true;

@@ -55,7 +55,9 @@ void sentry_judge(Sentry *s, const StepControl *v, int64_t iteration, Log *log, 
                   "look at the data (--max-skipped-in-a-row sets the limit)",
                   (long long)v->spikes.skipped_in_a_row, shown(v->loss), shown(v->grad_norm));
     }
-    if (err->code) s->ended_at = iteration;
+    // What an update refuses travels with the next step's record.
+    bool before = v->fault && fault_origin(v->fault) == FAULT_OF_UPDATE;
+    if (err->code) s->ended_at = before ? iteration - 1 : iteration;
 }
 
 void sentry_save(const Sentry *s, const StepControl *v, RunState *state) {

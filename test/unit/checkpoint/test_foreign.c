@@ -34,6 +34,10 @@ static const Case CASES[] = {
      " .iter_0000003.del/ .iter_0000003.del/manifest.json .latest_checkpointed_iteration.txt.tmp",
      NULL, NULL},
     {"empty/", NULL, NULL},
+    // What hidden folders hold does not count, nor what people and tools lay beside a run.
+    {".snapshot/ .snapshot/iter_0000005/ .snapshot/iter_0000005/manifest.json .git/ .git/HEAD .git/x.pt",
+     NULL, NULL},
+    {"log.json hosts train.sbatch job.yaml job.sh~ run.log.1.gz trace.nsys-rep run.pid", NULL, NULL},
     // Megatron-LM: torch and torch_dist, with the folder above and the iteration's own.
     {"iter_0000100/ iter_0000100/mp_rank_00/ iter_0000100/mp_rank_00/model_optim_rng.pt", "100",
      "iter_0000100 holds a Megatron-LM checkpoint (mp_rank_00/model_optim_rng.pt)"},
