@@ -141,9 +141,9 @@ unchecked() {
     grep -q 'lm loss: nan' "$work/out" || { why="the loss is not shown as nan"; return 1; }
 }
 check "--no-check-for-nan-in-loss-and-grad shows nan, and the update refuses it" unchecked
-late_refusal() { # nothing is saved in between: the next step's verdict, or the end, ends the run
+late_refusal() { # nothing is saved in between: the verdict after, or the end, names the step
     LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --log-interval 1000
-    error_names 4 "iteration 2 update: the update on rank" $? || return 1
+    error_names 4 "iteration 1 update: the update on rank" $? || return 1
     LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --train-iters 1
     error_names 4 "the update on rank" $?
 }
