@@ -63,8 +63,8 @@ static bool fresh(const char *name) {
 
 static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
 
-// Folders whose contents do not count: hidden ones, such as a file system's snapshots and what killed
-// saves and deletions left, and the file system's own.
+// Folders whose contents do not count: hidden ones, such as a file system's snapshots and what
+// killed saves and deletions left, and the file system's own.
 static bool passed_over(const char *name) { return name[0] == '.' || strcmp(name, "lost+found") == 0; }
 
 // Walks the tree until something known is found. *what: what it is, NULL: nothing known. *path:

@@ -81,14 +81,15 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     if (certain && options->known_ids) {
         return error_set(err, EXIT_DATA,
                          "%s: its documents end with id %d, which stands nowhere else, and not with %d, this "
-                         "vocabulary's end of a document; give the --tokenizer-type that the shard was made with, or "
-                         "NullTokenizer",
+                         "vocabulary's end of a document; give the --tokenizer-type that the shard was made "
+                         "with, or NullTokenizer",
                          shard->prefix, e.last, options->eod);
     }
     if (!out) return true;
     fprintf(out,
             " > WARNING: every sequence of %s that was looked at ends with id %d, none with %d, this "
-            "vocabulary's end of a document; was --append-eod left out, or the shard made with another vocabulary?\n",
+            "vocabulary's end of a document; was --append-eod left out, or the shard made with "
+            "another vocabulary?\n",
             shard->prefix, e.last, options->eod);
     return true;
 }
