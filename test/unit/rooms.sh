@@ -20,7 +20,10 @@ place() {
     echo -1
 }
 
-upward=$(git ls-files -- llmc sdp4bit | grep -E '\.(c|h|cu|cuh|cpp)$' | while IFS= read -r file; do
+mapfile -t sources < <(find llmc sdp4bit -type f | grep -E '\.(c|h|cu|cuh|cpp)$' | sort)
+[ ${#sources[@]} -gt 100 ] || { echo "not ok sources are found: ${#sources[@]}"; exit 1; }
+
+upward=$(printf '%s\n' "${sources[@]}" | while IFS= read -r file; do
     [ -f "$file" ] || continue
     case $file in
     llmc/cpu/* | llmc/cuda/*) own=$(place llmc/state) ;;
@@ -42,7 +45,7 @@ if [ -z "$upward" ]; then echo "ok files include their own room and rooms below"
     while IFS= read -r line; do echo "#   $line"; done <<<"$upward"
 fi
 
-stray=$(git ls-files -- llmc | grep -E '^llmc/[^/]+$' | grep -vE '^llmc/(device|ops|comm)\.h$')
+stray=$(find llmc -maxdepth 1 -type f | grep -vE '^llmc/(device|ops|comm)\.h$')
 if [ -z "$stray" ]; then echo "ok llmc/ itself holds the three boundary headers"; else
     echo "not ok llmc/ itself holds the three boundary headers: $stray"
 fi
