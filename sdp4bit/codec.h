@@ -73,7 +73,7 @@ enum { CODECS = 0 ALL_CODECS(CODEC_COUNT) };
 #define FLOATX_CODEC (sizeof(floatX) == sizeof(uint16_t) ? CODEC_BF16 : CODEC_FP32)
 // "4|8": the bits of the grouped codecs, for the table of flags.
 #define CODEC_BITS_CHOICE(ID, NAME, BITS, LEVELS) "|" #BITS
-#define CODEC_BITS_CHOICES (GROUPED_CODECS(CODEC_BITS_CHOICE) + 1)
+#define CODEC_BITS_CHOICES (&(GROUPED_CODECS(CODEC_BITS_CHOICE))[1])
 
 // Values per scale: of weights; of gradients, also of both hops' common multiple.
 enum { LARGEST_GROUP = 16384, LARGEST_GRAD_GROUP = 4096 };
