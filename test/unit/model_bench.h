@@ -22,9 +22,9 @@ typedef struct Bench {
     GPT gpt;
 } Bench;
 
-// Parses the flags as the program would (appended to those every model needs) and builds the model;
-// the weights are not filled yet.
-static inline bool bench_open(Bench *b, int count, const char *const *flags, int vocabulary) {
+// Parses the flags as the program would, appended to those every model needs, for one rank.
+static inline bool bench_configure(Config *config, int count, const char *const *flags, int vocabulary,
+                                   Error *err) {
     const char *base[] = {"test",
                           "--bf16",
                           "--use-distributed-optimizer",
@@ -40,18 +40,24 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     int fixed = (int)(sizeof base / sizeof base[0]);
     char **argv = calloc((size_t)(fixed + count + 3), sizeof *argv);
     char vocab_flag[16];
-    Error err = {0};
-    memset(b, 0, sizeof *b);
     memcpy(argv, base, sizeof base);
     memcpy(argv + fixed, flags, (size_t)count * sizeof *flags);
     snprintf(vocab_flag, sizeof vocab_flag, "%d", vocabulary - 1);
     argv[fixed + count] = (char *)"--vocab-size";
     argv[fixed + count + 1] = vocab_flag;
-    int hosts[1] = {0};
-    bool ok = config_parse(&b->config, fixed + count + 2, argv, NULL, 0, &err) &&
-              mesh_build(&b->mesh, 0, 1, hosts, 0, 1, 1, &err) &&
-              config_finish(&b->config, 1, vocabulary, vocabulary - 1, &err);
+    bool ok = config_parse(config, fixed + count + 2, argv, NULL, 0, err) &&
+              config_finish(config, 1, vocabulary, vocabulary - 1, err);
     free(argv);
+    return ok;
+}
+
+// Builds the model of these flags on the one rank; the weights are not filled yet.
+static inline bool bench_open(Bench *b, int count, const char *const *flags, int vocabulary) {
+    Error err = {0};
+    int hosts[1] = {0};
+    memset(b, 0, sizeof *b);
+    bool ok = bench_configure(&b->config, count, flags, vocabulary, &err) &&
+              mesh_build(&b->mesh, 0, 1, hosts, 0, 1, 1, &err);
     if (!ok) {
         fprintf(stderr, "bench: %s\n", err.what);
         return false;

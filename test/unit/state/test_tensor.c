@@ -15,21 +15,7 @@
 static void configure(Config *config, int layers) {
     char text[16];
     snprintf(text, sizeof text, "%d", layers);
-    const char *flags[] = {"test",
-                           "--bf16",
-                           "--use-distributed-optimizer",
-                           "--mock-data",
-                           "--lr",
-                           "1e-3",
-                           "--train-iters",
-                           "10",
-                           "--tokenizer-type",
-                           "NullTokenizer",
-                           "--vocab-size",
-                           "31",
-                           "--make-vocab-size-divisible-by",
-                           "1",
-                           "--num-layers",
+    const char *flags[] = {"--num-layers",
                            text,
                            "--hidden-size",
                            "32",
@@ -42,10 +28,8 @@ static void configure(Config *config, int layers) {
                            "--micro-batch-size",
                            "1",
                            "--log-num-zeros-in-grad"};
-    int count = (int)(sizeof flags / sizeof *flags);
     Error err = {0};
-    bool ok =
-        config_parse(config, count, (char **)flags, NULL, 0, &err) && config_finish(config, 1, 32, 31, &err);
+    bool ok = bench_configure(config, (int)(sizeof flags / sizeof *flags), flags, 32, &err);
     if (!ok) fail_msg("%s", err.what);
 }
 
