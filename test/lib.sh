@@ -5,16 +5,15 @@
 # Shared by test/e2e/*.sh and test/fault/*.sh: they run the real programs as a user would, on shards
 # made here from generated text. BUILD (default build) is the folder of the programs; LONG=1 adds
 # what takes longer. DEVICE=gpu runs build/train_gpt instead, its nodes on this machine's GPUs, in
-# the scripts that test/gpu.sh names. Results are lines "ok NAME", "not ok NAME: why" and "skip
-# NAME: reason"; a script ends with `finish`, whose status says whether anything failed.
+# the scripts that test/gpu.sh names. Results are those of test/results.sh.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+# shellcheck source-path=SCRIPTDIR source=results.sh
+. test/results.sh
 BUILD=${BUILD:-build}
 case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
 export LC_ALL=C OPENBLAS_NUM_THREADS=1
 work=$(mktemp -d) || exit 1
-failed=0
-why=
 data= # prefix of the shard that train uses
 
 # Ends the ranks that a test started and left behind (each carries this script's folder in its
@@ -31,20 +30,6 @@ trap 'exit 1' HUP INT TERM
 grep() { command grep -a "$@"; }  # the launcher of Open MPI 5 writes zero bytes between its lines
 
 # ---- results --------------------------------------------------------------------------------
-ok() { echo "ok $1"; }
-not_ok() {
-    echo "not ok $1: ${2:-failed}"
-    failed=$((failed + 1))
-}
-skip() { echo "skip $1: $2"; }
-# check NAME COMMAND...: one result line; a command that fails says why in $why.
-check() {
-    local name=$1
-    shift
-    why=
-    if "$@"; then ok "$name"; else not_ok "$name" "${why:-$* failed}"; fi
-}
-finish() { exit $((failed > 0)); }
 # FOLDER FOLDER ITERATION [RANKS]: a checkpoint's shards, byte for byte, and how many there are
 same_shards() {
     local name file found=0

@@ -5,12 +5,8 @@ set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-bad=0
-check() { # name, command...
-    local name=$1
-    shift
-    if "$@"; then echo "ok $name"; else echo "not ok $name"; bad=1; fi
-}
+# shellcheck source-path=SCRIPTDIR source=../../results.sh
+. test/results.sh
 
 # A CUDA toolkit whose headers for NCCL and cuDNN lie where apt puts them.
 mkdir -p "$work/cuda/bin" "$work/frontend"
@@ -41,4 +37,4 @@ portable_by_default() {
 check "no system folder is passed with -isystem" no_system_folders
 check "other folders are" named_folders_are_passed
 check "host code is for every processor by default" portable_by_default
-exit $bad
+finish

@@ -6,16 +6,8 @@ set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-failures=0
-check() {
-    local name=$1
-    shift
-    why=
-    if "$@"; then echo "ok $name"; else
-        echo "not ok $name: ${why:-failed}"
-        failures=$((failures + 1))
-    fi
-}
+# shellcheck source-path=SCRIPTDIR source=../../results.sh
+. test/results.sh
 
 # Each start takes a word of the play: an exit code, with + after a new checkpoint. Other words wait
 # for a signal, for two minutes at most.
@@ -254,4 +246,4 @@ usage() {
     done
 }
 check "usage" usage
-[ $failures = 0 ]
+finish

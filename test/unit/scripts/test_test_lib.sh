@@ -7,16 +7,8 @@ cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d) || exit 1
 export work
 trap 'rm -rf "$work"' EXIT
-failures=0
-check() {
-    local name=$1
-    shift
-    why=
-    if "$@"; then echo "ok $name"; else
-        echo "not ok $name: ${why:-failed}"
-        failures=$((failures + 1))
-    fi
-}
+# shellcheck source-path=SCRIPTDIR source=../../results.sh
+. test/results.sh
 printf '# seconds level name\n30 default dear\n5 ci  only for ci\n5 long *, for hours\n' >"$work/costs"
 # plays LEVEL SLOTS ROWS: a script that adds the rows of this shell text and runs them.
 plays() {
@@ -115,4 +107,4 @@ left() { # by the table, and by what the table was wrong by
     grep -q ' b .*, about 5 min left$' "$work/out" || { why=$(cat "$work/out"); return 1; }
 }
 check "the time that is left" left
-exit $((failures > 0))
+finish
