@@ -118,11 +118,13 @@ static void one_thread_only(int code) {
 
 static _Thread_local const Site *thread_site;
 
-// Of signal handlers only write and _exit may be called here.
+// Several threads may meet such an instruction at once. Only what a signal handler may call stands
+// here: write, _exit, and the atomic flag and pause of one_thread_only.
 static void on_illegal_instruction(int number) {
     static const char line[] =
         "error: this processor lacks an instruction that the program was built with; build it "
         "here, or with make ARCH_CFLAGS=-march=x86-64\n";
+    one_thread_only(EXIT_ENVIRONMENT);
     (void)!write(STDERR_FILENO, line, sizeof line - 1);
     _exit(EXIT_ENVIRONMENT);
 }

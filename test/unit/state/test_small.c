@@ -4,6 +4,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -169,22 +170,42 @@ static void *runs_out_of_memory(void *site) {
     fatal(NULL, EXIT_ENVIRONMENT, "out of memory; use a larger machine");
 }
 
-// Ends a child as a failed allocation does, on its main thread or on another. Returns its exit
-// code; text is what it wrote to stderr.
-static int end_child(bool on_a_thread, char *text, size_t bytes) {
+static void ends_out_of_memory(bool on_a_thread) {
     static const Site site = {3, 1, 2, 1841, "save checkpoint", NULL};
+    pthread_t thread;
+    atexit(at_exit);
+    if (on_a_thread && pthread_create(&thread, NULL, runs_out_of_memory, (void *)&site) == 0) {
+        pthread_join(thread, NULL);
+    }
+    else runs_out_of_memory((void *)&site);
+}
+
+static void *meets_a_foreign_instruction(void *barrier) {
+    pthread_barrier_wait((pthread_barrier_t *)barrier);
+    raise(SIGILL);
+    return NULL;
+}
+
+static void ends_by_instructions_on_threads(bool unused) {
+    enum { THREADS = 8 };
+    pthread_t thread[THREADS];
+    pthread_barrier_t barrier;
+    name_illegal_instructions();
+    pthread_barrier_init(&barrier, NULL, THREADS);
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&thread[i], NULL, meets_a_foreign_instruction, &barrier);
+    for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
+}
+
+// Runs `ends` in a child. Returns its exit code; text is what it wrote to stderr.
+static int end_child(void (*ends)(bool on_a_thread), bool on_a_thread, char *text, size_t bytes) {
     FILE *file = tmpfile();
     assert_non_null(file);
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        pthread_t thread;
         dup2(fileno(file), STDERR_FILENO);
-        atexit(at_exit);
-        if (on_a_thread && pthread_create(&thread, NULL, runs_out_of_memory, (void *)&site) == 0) {
-            pthread_join(thread, NULL);
-        }
-        else runs_out_of_memory((void *)&site);
+        ends(on_a_thread);
         _exit(77);
     }
     int status = 0;
@@ -198,13 +219,23 @@ static int end_child(bool on_a_thread, char *text, size_t bytes) {
 // What exit() runs, and MPI, belong to the main thread.
 static void only_the_main_thread_runs_exit(void **state) {
     char text[2048];
-    assert_int_equal(end_child(false, text, sizeof text), EXIT_ENVIRONMENT);
+    assert_int_equal(end_child(ends_out_of_memory, false, text, sizeof text), EXIT_ENVIRONMENT);
     const char *line = "error: rank 3 (node 1, gpu 2) iteration 1841 save checkpoint: out of memory; ";
     assert_non_null(strstr(text, line));
     assert_non_null(strstr(text, "exit() was called\n"));
-    assert_int_equal(end_child(true, text, sizeof text), EXIT_ENVIRONMENT);
+    assert_int_equal(end_child(ends_out_of_memory, true, text, sizeof text), EXIT_ENVIRONMENT);
     assert_non_null(strstr(text, line));
     assert_null(strstr(text, "exit()"));
+}
+
+// Kernels run on all threads, so several meet such an instruction at the same time.
+static void illegal_instructions_are_told_once(void **state) {
+    for (int i = 0; i < 40; i++) {
+        char text[2048];
+        assert_int_equal(end_child(ends_by_instructions_on_threads, true, text, sizeof text), EXIT_ENVIRONMENT);
+        assert_non_null(strstr(text, "error: this processor lacks an instruction"));
+        assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
+    }
 }
 
 static void integer_helpers(void **state) {
@@ -258,6 +289,7 @@ int main(void) {
         cmocka_unit_test(errors_follow_the_log),
         cmocka_unit_test(errors_wait_for_no_reader),
         cmocka_unit_test(only_the_main_thread_runs_exit),
+        cmocka_unit_test(illegal_instructions_are_told_once),
         cmocka_unit_test(pauses_do_not_count_against_a_limit),
         cmocka_unit_test(integer_helpers),
         cmocka_unit_test(exposed_time_is_the_least_waiting_ranks),
