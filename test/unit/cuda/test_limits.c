@@ -88,6 +88,7 @@ static void test_attention(void **state) {
     assert_string_equal(text, "");
     limits_attention_notice(2040, false, text, sizeof text);
     assert_non_null(strstr(text, "multiples of 64"));
+    assert_non_null(strstr(text, "at least 5 to 11 % longer"));
     limits_attention_notice(2048, true, text, sizeof text);
     assert_non_null(strstr(text, "documents"));
 }
