@@ -17,10 +17,12 @@ def layer_times(full, half, layers, half_layers):
 
     full, half: {"one": (forward, backward), "two": (forward, backward)} for one and for two
     micro-batches per step. The difference is a micro-batch beside which no optimiser and no norm
-    runs."""
+    runs. Where other work on the machine left no difference, the one micro-batch stands for it."""
     parts = []
     for k in range(2):
         whole, part = full["two"][k] - full["one"][k], half["two"][k] - half["one"][k]
+        if whole <= 0:
+            whole, part = full["one"][k], half["one"][k]
         layer = max(0.0, (whole - part) / (layers - half_layers))
         parts.append((layer, max(0.0, whole - layers * layer)))
     return {"forward": parts[0][0], "backward": parts[1][0], "head": parts[0][1], "tail": parts[1][1]}
