@@ -31,6 +31,16 @@ static int row_of(size_t offset) {
 #define NOTE(...) options_note(p->notes, p->notes_bytes, __VA_ARGS__)
 #define GIVEN(parsed, field) ((parsed)->given[row_of(offsetof(Config, field))])
 
+// Notes each given flag of a list that only means something together with `needed`.
+static void note_idle(const Parsed *p, bool active, const char *needed, const size_t *offsets, size_t count) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (size_t i = 0; i < count && !active; i++) {
+        int row = row_of(offsets[i]);
+        if (p->given[row]) NOTE("--%s has no effect without %s", table[row].name, needed);
+    }
+}
+
 static bool check_required(const Parsed *p) {
     const Config *c = p->config;
     struct {
@@ -61,12 +71,6 @@ static bool check_required(const Parsed *p) {
 
 static bool check_model(const Parsed *p) {
     const Config *c = p->config;
-    if (c->tensor_model_parallel_size > 1 || c->pipeline_model_parallel_size > 1) {
-        return REFUSE(
-            "--tensor-model-parallel-size %d and --pipeline-model-parallel-size %d: sizes above 1 are not "
-            "yet supported; use 1 for both",
-            c->tensor_model_parallel_size, c->pipeline_model_parallel_size);
-    }
     if (c->hidden_size % c->num_attention_heads) {
         return REFUSE("--hidden-size %d is not divisible by --num-attention-heads %d; change one of them",
                       c->hidden_size, c->num_attention_heads);
@@ -92,6 +96,40 @@ static bool check_model(const Parsed *p) {
                       c->seq_length, c->max_position_embeddings);
     }
     return true;
+}
+
+// What tensor parallelism cuts must come out even: heads, the MLP's width, and the tokens of a
+// micro-batch, which are summed in as many blocks as there are ranks. config_finish pads the
+// vocabulary.
+static bool check_tensor_parallel(const Parsed *p) {
+    const Config *c = p->config;
+    int T = c->tensor_model_parallel_size;
+    int64_t tokens = (int64_t)c->micro_batch_size * c->seq_length;
+    static const size_t split[] = {offsetof(Config, sequence_parallel)};
+    note_idle(p, T > 1, "--tensor-model-parallel-size above 1", split, COUNT_OF(split));
+    if (c->num_attention_heads % T) {
+        return REFUSE("--num-attention-heads %d is not divisible by --tensor-model-parallel-size %d; change "
+                      "one of them", c->num_attention_heads, T);
+    }
+    if (c->ffn_hidden_size % (8 * T)) {
+        return REFUSE("--ffn-hidden-size %d is not a multiple of 8 x --tensor-model-parallel-size %d; change "
+                      "one of them", c->ffn_hidden_size, T);
+    }
+    if (c->sequence_parallel && c->seq_length % T) {
+        return REFUSE("--sequence-parallel: --seq-length %d is not divisible by --tensor-model-parallel-size "
+                      "%d; change one of them", c->seq_length, T);
+    }
+    if (tokens % T == 0) return true;
+    return REFUSE("--micro-batch-size %d x --seq-length %d = %lld tokens is not divisible by "
+                  "--tensor-model-parallel-size %d; change one of them",
+                  c->micro_batch_size, c->seq_length, (long long)tokens, T);
+}
+
+static bool check_pipeline(const Parsed *p) {
+    const Config *c = p->config;
+    if (c->num_layers % c->pipeline_model_parallel_size == 0) return true;
+    return REFUSE("--num-layers %d is not divisible by --pipeline-model-parallel-size %d; change one of them",
+                  c->num_layers, c->pipeline_model_parallel_size);
 }
 
 // Megatron's rule: a run is measured in iterations or in samples, never in both.
@@ -122,16 +160,6 @@ static bool check_length(const Parsed *p) {
         return REFUSE("--rampup-batch-size has %d values; give START INCREMENT SAMPLES", count);
     }
     return true;
-}
-
-// Notes each given flag of a list that only means something together with `needed`.
-static void note_idle(const Parsed *p, bool active, const char *needed, const size_t *offsets, size_t count) {
-    int rows;
-    const Option *table = config_options(&rows);
-    for (size_t i = 0; i < count && !active; i++) {
-        int row = row_of(offsets[i]);
-        if (p->given[row]) NOTE("--%s has no effect without %s", table[row].name, needed);
-    }
 }
 
 // Things that do not go together, each with its own sentence.
@@ -327,7 +355,7 @@ static bool check_rest(const Parsed *p) {
 bool config_check(const Config *config, const bool *given, char *notes, size_t notes_bytes, Error *err) {
     const Parsed parsed = {config, given, notes, notes_bytes, err}, *p = &parsed;
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
-    return check_required(p) && check_model(p) && check_length(p) && check_schedule(p) &&
-           check_data_sources(p) && check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) &&
+    return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
+           check_length(p) && check_schedule(p) && check_data_sources(p) && check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) &&
            check_rest(p);
 }

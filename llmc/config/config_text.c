@@ -253,11 +253,8 @@ static const char *const model_names[] = {"num_layers",
                                           "ffn_hidden_size",
                                           "num_attention_heads",
                                           "max_position_embeddings",
-                                          "padded_vocab_size",
                                           "unpadded_vocab_size",
-                                          "norm_epsilon",
-                                          "tensor_model_parallel_size",
-                                          "pipeline_model_parallel_size"};
+                                          "norm_epsilon"};
 // What the schedule follows from, in samples as Megatron compares it.
 static const char *const schedule_names[] = {"lr",
                                              "min_lr",
@@ -412,11 +409,29 @@ static void adopt_schedule(Config *config, const cJSON *saved) {
     adopt_samples(saved, "schedule_weight_decay_samples", &config->weight_decay_samples);
 }
 
-static bool match_model(const cJSON *saved, const cJSON *now, Error *err) {
+// The vocabulary is padded to a multiple of T, so another T may want another flag for the same
+// number of rows.
+static bool match_padding(const Config *config, const cJSON *saved, Error *err) {
+    int64_t rows, T = config->tensor_model_parallel_size;
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(saved, "padded_vocab_size");
+    if (!json_int64(item, 1, INT32_MAX, &rows) || rows == config->vocab_size_padded) return true;
+    if (rows % T) {
+        return error_set(err, EXIT_CHECKPOINT,
+                         "the checkpoint's vocabulary has %lld rows with padding, which "
+                         "--tensor-model-parallel-size %lld does not divide; change it, or give another --load",
+                         (long long)rows, (long long)T);
+    }
+    return error_set(err, EXIT_CHECKPOINT,
+                     "the checkpoint's vocabulary has %lld rows with padding, this run's %d; add "
+                     "--make-vocab-size-divisible-by %lld, or give another --load",
+                     (long long)rows, config->vocab_size_padded, (long long)(rows / T));
+}
+
+static bool match_model(const Config *config, const cJSON *saved, const cJSON *now, Error *err) {
     char was[EXCERPT_BYTES], is[EXCERPT_BYTES];
     size_t at = 0;
     const char *name = next_difference(saved, now, model_names, COUNT_OF(model_names), &at, was, is);
-    if (!name) return true;
+    if (!name) return match_padding(config, saved, err);
     return error_set(err, EXIT_CHECKPOINT,
                      "the checkpoint was made with %s %s, this run has %s; give the checkpoint's model "
                      "flags, or another --load",
@@ -446,7 +461,7 @@ static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now,
 
 static bool match(Config *config, const cJSON *saved, const cJSON *now, char *notes, size_t notes_bytes,
                   Error *err) {
-    if (!match_model(saved, now, err)) return false;
+    if (!match_model(config, saved, now, err)) return false;
     if (config->finetune) return true;
     if (!match_schedule(config, saved, now, err)) return false;
     char was[EXCERPT_BYTES], is[EXCERPT_BYTES];

@@ -37,13 +37,14 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     *d = per_node >= tp_size ? per_node / tp_size : 1;
     if (*d > dp_size) *d = dp_size;
     if (per_node % tp_size && tp_size % per_node) {
-        return error_set(err, EXIT_USAGE, "tensor parallel size %d does not fit nodes of %d ranks", tp_size,
-                         per_node);
+        return error_set(err, EXIT_USAGE, "--tensor-model-parallel-size %d does not fit nodes of %d ranks; one "
+                         "must divide the other", tp_size, per_node);
     }
     // Neither may a stage's groups end within a node, nor nodes within a group that is smaller.
     if (dp_size % *d || (per_node >= tp_size && per_node % (tp_size * *d))) {
         return error_set(err, EXIT_USAGE, "a data-parallel group of %d ranks cannot be split into nodes of "
-                         "%d", dp_size, per_node / tp_size);
+                         "%d; change --pipeline-model-parallel-size or the number of nodes", dp_size,
+                         per_node / tp_size);
     }
     return true;
 }
@@ -61,8 +62,9 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
     int per_node, d;
     int64_t model = (int64_t)tp_size * pp_size;
     if (tp_size < 1 || pp_size < 1 || size % model) {
-        return error_set(err, EXIT_USAGE, "%d ranks cannot be split into tensor parallel size %d x pipeline "
-                         "parallel size %d", size, tp_size, pp_size);
+        return error_set(err, EXIT_USAGE, "%d ranks cannot be split by --tensor-model-parallel-size %d x "
+                         "--pipeline-model-parallel-size %d; start a multiple of %lld ranks, or change the "
+                         "sizes", size, tp_size, pp_size, (long long)model);
     }
     if (!ranks_per_node(size, host_of_rank, gpus_per_node, &per_node, err)) return false;
     int dp_size = (int)(size / model), stage = tp_size * dp_size;

@@ -212,10 +212,20 @@ plan_refused() { # CODE TEXT FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_6.7b.args --plan "$@" >"$work/out" 2>"$work/err" </dev/null
     error_names "$code" "$text" $?
 }
-check "tensor parallelism: not yet" plan_refused 2 "not yet" --plan-world-size 16 \
-    --tensor-model-parallel-size 4
-check "pipeline parallelism: not yet" plan_refused 2 "not yet" --plan-world-size 16 \
-    --pipeline-model-parallel-size 2
+check "a tensor-parallel size that does not divide the heads" plan_refused 2 "num-attention-heads 32" \
+    --plan-world-size 12 --tensor-model-parallel-size 3
+check "a pipeline that does not divide the layers" plan_refused 2 "num-layers 32" --plan-world-size 12 \
+    --pipeline-model-parallel-size 3
+check "more stages than layers" plan_refused 2 "num-layers 32" --plan-world-size 64 \
+    --pipeline-model-parallel-size 64
+check "ranks that the layout does not divide" plan_refused 2 "start a multiple of 8 ranks" \
+    --plan-world-size 12 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2
+check "more tensor-parallel ranks than ranks" plan_refused 2 "start a multiple of 8 ranks" \
+    --plan-world-size 4 --tensor-model-parallel-size 8
+check "tensor-parallel ranks that do not fit the nodes" plan_refused 2 "does not fit nodes of 6" \
+    --plan-world-size 24 --gpus-per-node 6 --tensor-model-parallel-size 4
+check "stages that end within nodes" plan_refused 2 "--pipeline-model-parallel-size" --plan-world-size 24 \
+    --gpus-per-node 8 --pipeline-model-parallel-size 2
 check "ranks that are no multiple of the ranks per node" plan_refused 2 "--gpus-per-node" \
     --plan-world-size 12 --gpus-per-node 8
 check "--plan-world-size without --plan" refused 2 "--plan" 1 --plan-world-size 8

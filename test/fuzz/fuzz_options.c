@@ -11,43 +11,49 @@
 #include "train_gpt.h"
 
 // Bytes are computed in integers: they must not have run over.
-static void check_sizes(const GPT *gpt, const MemoryPlan *memory_plan) {
+static void check_sizes(const Config *c, const GPT *gpt, const MemoryPlan *memory_plan) {
     double sum = 0, widest = 0;
     for (int i = 0; i < memory_plan->count; i++) {
         sum += (double)memory_plan->entries[i].bytes;
         if ((double)memory_plan->entries[i].bytes > widest) widest = (double)memory_plan->entries[i].bytes;
     }
     PROMISE(fabs(sum - (double)memory_plan_total(memory_plan)) <= 1e-9 * sum);
-    double tokens = (double)gpt->B * gpt->T;
-    PROMISE(widest >= tokens * 3 * gpt->A * sizeof(floatX) && widest >= tokens * gpt->F * sizeof(floatX));
-    PROMISE(widest >= (double)gpt->V * gpt->C * sizeof(floatX) &&
-            widest >= (double)gpt->P * gpt->C * sizeof(floatX));
+    double tokens = (double)c->micro_batch_size * c->seq_length / c->tensor_model_parallel_size;
+    double wide = 3.0 * c->kv_channels * c->num_attention_heads;
+    PROMISE(widest >= tokens * wide * sizeof(floatX));
+    PROMISE(widest >= tokens * c->ffn_hidden_size * sizeof(floatX));
+    for (int i = 0; i < gpt->tensors; i++) {
+        PROMISE(widest >= (double)tensor_elements(&gpt->tensor[i]) * sizeof(floatX));
+    }
 }
 
-static void plan(const Config *c, int ranks, FILE *out) {
+static void plan(const Config *c, const Mesh *mesh, FILE *out) {
     Error err = {0};
-    Mesh mesh;
     MemoryPlan memory_plan = {0};
     GPT gpt;
-    int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
-    if (mesh_build(&mesh, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
-                   c->pipeline_model_parallel_size, &err)) {
-        gpt_describe(&gpt, c, gpt_stage(c, 0, 1));
-        Zero *zero = zero_plan(c, &mesh, gpt.tensor, gpt.tensors, &memory_plan, &err);
-        if (zero) {
-            gpt_reserve(&gpt, &memory_plan);
-            check_sizes(&gpt, &memory_plan);
-            plan_report(c, zero, &memory_plan, gpt_planned_bytes, out);
-            memory_plan_free(&memory_plan, NULL);
-            zero_free(zero);
-        } else {
-            fuzz_check_error(&err);
-        }
-        gpt_free(&gpt);
+    gpt_describe(&gpt, c, gpt_stage(c, mesh->pp.rank, mesh->pp.size));
+    Zero *zero = zero_plan(c, mesh, gpt.tensor, gpt.tensors, &memory_plan, &err);
+    if (zero) {
+        gpt_reserve(&gpt, &memory_plan);
+        check_sizes(c, &gpt, &memory_plan);
+        plan_report(c, zero, &memory_plan, gpt_planned_bytes, out);
+        memory_plan_free(&memory_plan, NULL);
+        zero_free(zero);
     } else {
         fuzz_check_error(&err);
     }
+    gpt_free(&gpt);
+}
+
+// As run_place does it: where ranks stand comes first, for config_finish divides by T x P.
+static bool place(const Config *c, int ranks, Mesh *mesh) {
+    Error err = {0};
+    int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
+    bool ok = mesh_build(mesh, 0, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
+                         c->pipeline_model_parallel_size, &err);
+    if (!ok) fuzz_check_error(&err);
     free(hosts);
+    return ok;
 }
 
 static void finish(Config *c, FILE *out) {
@@ -55,6 +61,8 @@ static void finish(Config *c, FILE *out) {
     double bounds[SPLITS + 1];
     if (c->split && !split_parse(c->split, bounds, &err)) fuzz_check_error(&err);
     int ranks = c->plan_world_size ? c->plan_world_size : 4;
+    Mesh mesh;
+    if (!place(c, ranks, &mesh)) return;
     if (!config_finish(c, ranks, 0, 0, &err)) {
         fuzz_check_error(&err);
         return;
@@ -67,7 +75,7 @@ static void finish(Config *c, FILE *out) {
     PROMISE(config_match_checkpoint(c, json, notes, sizeof notes, &err) && !*notes);
     free(json);
     // The lists of a plan grow with the layers: beyond these the work is the same, only more of it.
-    if (c->num_layers <= 64 && c->dp_size <= 4096) plan(c, ranks, out);
+    if (c->num_layers <= 64 && ranks <= 4096) plan(c, &mesh, out);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -159,6 +159,8 @@ def options():
     yield model + b"--plan --hidden-size=1048576 --num-attention-heads=1 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size 1048576"
     yield model + b"--lr 1 --train-samples 1000000000000000 --rampup-batch-size 8 8 1000 --global-batch-size 64 --mock-data"
     yield model + length + b"--split 1,2,3 --eval-iters 1000000000000000 --train-iters 1000000000000000"
+    yield model + length + b"--plan-world-size 16 --plan --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --sequence-parallel"
+    yield model + length + b"--plan --plan-world-size 8 --tensor-model-parallel-size=65536 --num-layers 10000 --pipeline-model-parallel-size=10000"
     yield b"# comment\n--lr '1e-3' \"quo\\\"ted\" joined\\\nline \xef\xbb\xbf --data-path 0.3 a 0.7 b\r\n"
     yield b"@args"
     yield b"@args @args @args @nothing"
