@@ -58,8 +58,8 @@ typedef struct Config {
     bool mock_data, eod_mask_loss, reset_position_ids, reset_attention_mask, check_data;
     int64_t inspect_data;  // sample index, -1 = off
     // distributed
-    int tensor_model_parallel_size, pipeline_model_parallel_size;  // T, P: ranks that share a layer; stages
-    bool sequence_parallel;  // between tensor-parallel layers each rank holds 1/T of the tokens; false if T = 1
+    int tensor_model_parallel_size, pipeline_model_parallel_size;  // T ranks share a layer; P stages
+    bool sequence_parallel;  // LayerNorms and residuals are shared by tokens; false with T = 1
     int gpus_per_node;  // ranks per node; 0 = the real hosts
     bool emulate_nodes; // their borders are real for NCCL
     NodeExchange node_exchange;
@@ -146,8 +146,8 @@ typedef struct Config {
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err);
 // Completes derived fields, and checks what depends on the number of ranks and on the vocabulary.
 // world_size: ranks, as mesh_build has accepted them, so a multiple of T x P: --plan-world-size,
-// else those that were started. vocab_size, eod: the tokenizer's. vocab_size 0, when no files were opened: what the
-// tokenizer type implies, which is 50257 and 50256 for GPT-2. Error: EXIT_USAGE.
+// else those that were started. vocab_size, eod: the tokenizer's. vocab_size 0, when no files were
+// opened: what the tokenizer type implies, which is 50257 and 50256 for GPT-2. Error: EXIT_USAGE.
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
 void config_free(Config *config);
 // Whether the run is --check-data and nothing else. Then only the data's flags are required and
@@ -167,7 +167,8 @@ char *config_to_json(const Config *config);
 // Error (EXIT_USAGE): the first flag that differs, with both values.
 bool config_same(const char *own_json, const char *first_json, Error *err);
 // Called when a checkpoint is loaded, after config_finish. saved_json: its config_to_json text. The
-// layout may differ: number of ranks, T, P, sequence parallelism, and what travels. A schedule flag may differ (learning rates, warm-up and decay in samples, weight decay) with
+// layout may differ: number of ranks, T, P, sequence parallelism, and what travels. A schedule flag
+// may differ (learning rates, warm-up and decay in samples, weight decay) with
 // --override-opt_param-scheduler, where the command line wins, or
 // --use-checkpoint-opt_param-scheduler, which copies the saved schedule into config. --finetune
 // compares the model only. Differences that change the order of the data become notes.

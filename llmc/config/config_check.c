@@ -356,6 +356,6 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     const Parsed parsed = {config, given, notes, notes_bytes, err}, *p = &parsed;
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
-           check_length(p) && check_schedule(p) && check_data_sources(p) && check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) &&
-           check_rest(p);
+           check_length(p) && check_schedule(p) && check_data_sources(p) && check_tokenizer(p) &&
+           check_quantisation(p) && check_checkpoints(p) && check_rest(p);
 }

@@ -418,7 +418,8 @@ static bool match_padding(const Config *config, const cJSON *saved, Error *err) 
     if (rows % T) {
         return error_set(err, EXIT_CHECKPOINT,
                          "the checkpoint's vocabulary has %lld rows with padding, which "
-                         "--tensor-model-parallel-size %lld does not divide; change it, or give another --load",
+                         "--tensor-model-parallel-size %lld does not divide; change it, or give another "
+                         "--load",
                          (long long)rows, (long long)T);
     }
     return error_set(err, EXIT_CHECKPOINT,

@@ -37,8 +37,8 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     *d = per_node >= tp_size ? per_node / tp_size : 1;
     if (*d > dp_size) *d = dp_size;
     if (per_node % tp_size && tp_size % per_node) {
-        return error_set(err, EXIT_USAGE, "--tensor-model-parallel-size %d does not fit nodes of %d ranks; one "
-                         "must divide the other", tp_size, per_node);
+        return error_set(err, EXIT_USAGE, "--tensor-model-parallel-size %d does not fit nodes of %d ranks; "
+                         "one must divide the other", tp_size, per_node);
     }
     // Neither may a stage's groups end within a node, nor nodes within a group that is smaller.
     if (dp_size % *d || (per_node >= tp_size && per_node % (tp_size * *d))) {

@@ -1,5 +1,5 @@
 // Command lines for tests: one line of text becomes a Config, or an error that is looked at.
-// Included by test/unit/config/test_config.c and test/unit/config/test_values.c.
+// Included by the tests of this folder.
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>
@@ -66,4 +66,18 @@ static inline void json_has(const Config *config, const char *fragment) {
     char *json = config_to_json(config);
     if (!strstr(json, fragment)) fail_msg("no %s in %s", fragment, json);
     free(json);
+}
+
+// Saves `was`, loads it with `now`, both on 2 ranks; returns the verdict. The run is left open when
+// it is accepted.
+static inline bool resume(Run *run, const char *was, const char *now) {
+    Run saved;
+    must_run(&saved, was, 2);
+    char *json = config_to_json(&saved.config);
+    config_free(&saved.config);
+    must_run(run, now, 2);
+    run->ok = config_match_checkpoint(&run->config, json, run->notes, sizeof run->notes, &run->err);
+    free(json);
+    if (!run->ok) config_free(&run->config);
+    return run->ok;
 }

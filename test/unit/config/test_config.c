@@ -90,13 +90,6 @@ static void good_lines(void **state) {
          "--max-position-embeddings 32 --micro-batch-size 2",
          "\"padded_vocab_size\":50304"},
         {SMALL "--plan --plan-world-size 64", "\"data_parallel_size\":64"},
-        {SMALL "--plan --plan-world-size 64 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2",
-         "\"data_parallel_size\":8"},
-        {SMALL "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
-         "\"data_parallel_size\":1,\"padded_vocab_size\":512,\"unpadded_vocab_size\":257"},
-        {SMALL "--tensor-model-parallel-size 2", "\"sequence_parallel\":false"},
-        {SMALL "--tensor-model-parallel-size 2 --sequence-parallel", "\"sequence_parallel\":true"},
-        {SMALL "--sequence-parallel", "\"sequence_parallel\":false"},  // with nobody to share with
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         Run run;
@@ -152,31 +145,6 @@ static void paper_scripts_work_unchanged(void **state) {
             strstr(run.notes, "Weights & Biases is not used; JSON lines go to wandb/run.jsonl\n"));
         assert_true((strstr(run.notes, "--mock-data wins") != NULL) == (i == 3));
         json_has(&run.config, "\"schedule_warmup_samples\":179200.0,\"schedule_decay_samples\":17920000");
-        config_free(&run.config);
-    }
-    // The speed runs of 6.7B, 13B and 18B, and 13B on nodes of four GPUs.
-    static const struct {
-        const char *shape;
-        int dp, rows;
-    } speed[] = {
-        {"--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --tensor-model-parallel-size 4", 32,
-         50688},
-        {"--num-layers 40 --hidden-size 5120 --num-attention-heads 40 --tensor-model-parallel-size 8", 16,
-         51200},
-        {"--num-layers 40 --hidden-size 6144 --num-attention-heads 48 --tensor-model-parallel-size 8", 16,
-         51200},
-        {"--num-layers 40 --hidden-size 5120 --num-attention-heads 40 --tensor-model-parallel-size 4 "
-         "--pipeline-model-parallel-size 2", 16, 50688},
-    };
-    for (size_t i = 0; i < sizeof speed / sizeof speed[0]; i++) {
-        char line[4096];
-        Run run;
-        snprintf(line, sizeof line, PAPER_125M "--mock-data --micro-batch-size 1 --global-batch-size %d %s",
-                 speed[i].dp, speed[i].shape);
-        must_run(&run, line, 128);
-        assert_int_equal(run.config.dp_size, speed[i].dp);
-        assert_int_equal(run.config.vocab_size_padded, speed[i].rows);
-        assert_int_equal(run.config.micro_batches, 1);
         config_free(&run.config);
     }
     must_fail("--nproc_per_node 8 " PAPER_125M, 0, "mpirun");
@@ -296,23 +264,6 @@ static void bad_combinations(void **state) {
         {"--seq-length 64", 0, "--seq-length 64 is larger than --max-position-embeddings 32"},
         {"--global-batch-size 30", 4,
          "--global-batch-size 30 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
-        {"--num-attention-heads 8 --hidden-size 64 --tensor-model-parallel-size 3", 0,
-         "--num-attention-heads 8 is not divisible by --tensor-model-parallel-size 3"},
-        {"--tensor-model-parallel-size 8", 0, "--num-attention-heads 4 is not divisible by"},
-        {"--tensor-model-parallel-size 2 --ffn-hidden-size 24", 0,
-         "--ffn-hidden-size 24 is not a multiple of 8 x --tensor-model-parallel-size 2"},
-        {"--tensor-model-parallel-size 2 --sequence-parallel --seq-length 31", 0,
-         "--seq-length 31 is not divisible by --tensor-model-parallel-size 2"},
-        {"--tensor-model-parallel-size 4 --seq-length 31", 0,
-         "--micro-batch-size 2 x --seq-length 31 = 62 tokens is not divisible by "
-         "--tensor-model-parallel-size 4"},
-        {"--tensor-model-parallel-size 0", 0, "at least 1"},
-        {"--pipeline-model-parallel-size 3", 0,
-         "--num-layers 2 is not divisible by --pipeline-model-parallel-size 3"},
-        {"--pipeline-model-parallel-size 4", 0, "--num-layers 2 is not divisible by"},
-        {"--num-layers-per-virtual-pipeline-stage 1", 0, "plain 1F1B"},
-        {"--global-batch-size 6 --tensor-model-parallel-size 2", 8,
-         "--global-batch-size 6 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
         {"--train-samples 100", 0, "--train-iters does not go with --train-samples"},
         {"--lr-decay-style WSD", 0, "--lr-decay-style WSD needs --lr-wsd-decay-iters N"},
         {"--lr-decay-style WSD --lr-wsd-decay-iters 11", 1, "longer than the decay of 20 samples"},
@@ -440,9 +391,6 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--bf16 --use-flash-attn --use-mcore-models --num-workers 2 --dataloader-type "
          "single --hysteresis 2 --loss-scale 0.0",
          NULL},
-        {"--sequence-parallel",
-         "--sequence-parallel has no effect without --tensor-model-parallel-size above 1\n"},
-        {"--no-async-tensor-model-parallel-allreduce --tp-comm-overlap --no-overlap-p2p-communication", NULL},
         // Megatron-LM of late 2024
         {"--attention-backend flash --ckpt-fully-parallel-save --no-ckpt-fully-parallel-save "
          "--auto-detect-ckpt-format --dist-ckpt-format torch_dist --no-rope-fusion "
@@ -728,19 +676,6 @@ static void json_names_every_setting(void **state) {
 
 // --- resuming -------------------------------------------------------------------------------
 
-// Saves `was`, loads it with `now`; returns the verdict. The run is left open when it is accepted.
-static bool resume(Run *run, const char *was, const char *now) {
-    Run saved;
-    must_run(&saved, was, 2);
-    char *json = config_to_json(&saved.config);
-    config_free(&saved.config);
-    must_run(run, now, 2);
-    run->ok = config_match_checkpoint(&run->config, json, run->notes, sizeof run->notes, &run->err);
-    free(json);
-    if (!run->ok) config_free(&run->config);
-    return run->ok;
-}
-
 static void checkpoints_must_match(void **state) {
     Run run;
     assert_true(resume(&run, SMALL,
@@ -752,22 +687,6 @@ static void checkpoints_must_match(void **state) {
     assert_int_equal(run.err.code, EXIT_CHECKPOINT);
     assert_non_null(strstr(run.err.what, "num_layers 2, this run has 3"));
     assert_false(resume(&run, SMALL, SMALL "--num-layers 3 --load c --finetune"));
-    // Any layout goes on from any other's checkpoint, if the embedding has the same rows.
-#define ALONE SMALL "--global-batch-size 4 --make-vocab-size-divisible-by 384 "
-#define TWO SMALL "--global-batch-size 4 --make-vocab-size-divisible-by 192 --tensor-model-parallel-size 2 "
-    assert_true(resume(&run, ALONE, TWO));
-    assert_string_equal(run.notes, "");
-    config_free(&run.config);
-    assert_true(resume(&run, TWO "--sequence-parallel", ALONE "--pipeline-model-parallel-size 2"));
-    assert_string_equal(run.notes, "");
-    config_free(&run.config);
-    assert_false(resume(&run, SMALL, TWO "--make-vocab-size-divisible-by 128"));
-    assert_int_equal(run.err.code, EXIT_CHECKPOINT);
-    assert_non_null(strstr(run.err.what, "has 384 rows with padding, this run's 512; add "
-                                         "--make-vocab-size-divisible-by 192"));
-    assert_false(resume(&run, SMALL "--make-vocab-size-divisible-by 1", TWO));
-    assert_non_null(strstr(run.err.what, "has 257 rows with padding, which --tensor-model-parallel-size 2 "
-                                         "does not divide"));
     assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --load c --finetune"));
     config_free(&run.config);
     assert_false(resume(&run, SMALL, SMALL "--lr 2e-3"));
