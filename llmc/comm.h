@@ -9,8 +9,8 @@
 LLMC_BEGIN
 
 // Prepares each group of several ranks for messages. Not dp: what dp exchanges travels by its two
-// levels, node and rail. Collective over the world, after mesh_open. Nothing can be sent before
-// comm_connect.
+// levels, node and rail. pp has links alone, and no collectives. Collective over the world, after
+// mesh_open. Nothing can be sent before comm_connect.
 // limit: seconds that a collective of CPU ranks may take; 0: no limit. A longer one ends the job
 // and names the rank that did not answer. On GPUs collectives do not hold the host. There the
 // watchdog (heartbeat.h) limits what waits for them, and asks NCCL for errors of its threads.
@@ -56,7 +56,34 @@ void comm_connect(const Mesh *mesh, void *memory);
 void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *stream);
 // In place: on entry the own slot (rank * bytes) of buffer is filled, on exit all are.
 void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *stream);
-// Bytes that this rank has handed to the transport in this group, without comm_connect's.
+// Bytes that this rank has handed to the transport in this group, through links too, without
+// comm_connect's.
 uint64_t comm_sent(const Group *group);
+
+// Messages from one rank of a group to another, one way, in the order of link_send. Each link has a
+// communicator and a stream of its own, so links do not wait for each other. Pipeline stages use
+// them. A rank may have several messages under way in both roles; time limits, watchdog and errors
+// are those of collectives.
+typedef struct Link Link;
+// from, to: members of the group, not equal. name: for messages, "on the gradients' link"; it must
+// live as long as the link. Called by both ends, in one order on all ranks. Else two ranks could
+// wait for each other. NULL on other ranks, which need not call. After comm_open and before
+// comm_connect, which connects links as it connects groups.
+Link *link_open(const Group *group, int from, int to, Device *device, const char *name);
+// The sender. The message leaves when the stream's work so far is done. Memory must stay as it is
+// until link_sent. Both ends give the same number of bytes for a message; 0 is allowed.
+void link_send(Link *link, const void *memory, size_t bytes, Stream *stream);
+// Later work of stream waits until all messages have left, except the newest `behind`. CPU ranks:
+// the caller waits.
+void link_sent(Link *link, int behind, Stream *stream);
+// The receiver. The next message will go to this memory, once the stream's work so far is done.
+// Any number may be expected ahead.
+void link_expect(Link *link, void *memory, size_t bytes, Stream *stream);
+// Later work of stream waits for the oldest message that is expected and was not waited for. CPU
+// ranks: the caller waits. Nothing when there is none.
+void link_arrived(Link *link, Stream *stream);
+// Waits for what is under way. Called by both ends, in one order on all ranks, before comm_close.
+// NULL is allowed.
+void link_close(Link *link);
 
 LLMC_END

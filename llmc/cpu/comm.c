@@ -1,20 +1,45 @@
-// Collectives over MPI for CPU ranks: see llmc/comm.h. They are made of point-to-point messages,
-// not of MPI's own collectives: so the bytes counted are those handed to the transport, and the own
-// slot never travels. Linked into the CPU program only.
+// Collectives and links over MPI for CPU ranks: see llmc/comm.h. They are made of point-to-point
+// messages, not of MPI's own collectives: so the bytes counted are those handed to the transport,
+// and the own slot never travels. Linked into the CPU program only.
 #include "llmc/comm.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "llmc/ranks/heartbeat.h"
 
+// One that MPI works on.
+typedef struct Part {
+    int whom;   // the rank of the world that it waits for
+    bool last;  // of its message
+} Part;
+
+// Pieces of messages under way, oldest first.
+typedef struct Requests {
+    MPI_Request *request;  // (room) grown on demand
+    Part *part;            // (room)
+    int count, room;
+} Requests;
+
 struct Comm {
     const Site *site;
-    double limit;           // seconds; 0: wait for ever
-    MPI_Request *requests;  // (capacity) grown on demand
-    int *member;            // (capacity) whom each request waits for
-    int capacity;
+    double limit;       // seconds; 0: wait for ever
+    Requests requests;  // of the collective in progress
     uint64_t sent;
 };
+
+struct Link {
+    Comm *comm;         // of the group: where and how long to wait, and the count of bytes
+    const char *name;
+    MPI_Comm mpi;       // of the two ends, member 0 sends to member 1
+    int other;          // the rank of the world at the other end
+    Requests requests;
+};
+
+static void free_requests(Requests *requests) {
+    free(requests->request);
+    free(requests->part);
+}
 
 void comm_open(Mesh *mesh, Device *device, double limit) {
     for (int i = 0; i < MESH_GROUPS; i++) {
@@ -31,8 +56,7 @@ void comm_close(Mesh *mesh) {
         Comm *comm = mesh->group[i].comm;
         mesh->group[i].comm = NULL;
         if (!comm) continue;
-        free(comm->requests);
-        free(comm->member);
+        free_requests(&comm->requests);
         free(comm);
     }
 }
@@ -44,77 +68,87 @@ void comm_unshare(const Group *node) {}
 void comm_connect(const Mesh *mesh, void *memory) {}
 uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent : 0; }
 
-static void check(const Group *group, int rc, const char *what) {
-    mpi_check(group->comm->site, rc, what, group->name);
-}
+// --- messages under way --------------------------------------------------------------------------
 
 enum { PIECE = 1 << 30 };  // MPI counts are int: longer messages travel in pieces
 
-static MPI_Request *next_request(Comm *comm, int member, int *used) {
-    if (*used == comm->capacity) {
-        comm->capacity = comm->capacity ? 2 * comm->capacity : 64;
-        size_t room = (size_t)comm->capacity;
-        comm->requests = (MPI_Request *)xrealloc(comm->requests, room * sizeof(MPI_Request), "MPI requests");
-        comm->member = (int *)xrealloc(comm->member, room * sizeof(int), "MPI requests");
+static int piece_at(size_t at, size_t bytes) { return bytes - at < PIECE ? (int)(bytes - at) : PIECE; }
+
+static MPI_Request *next_request(Requests *all, int whom, bool last) {
+    if (all->count == all->room) {
+        all->room = all->room ? 2 * all->room : 64;
+        size_t room = (size_t)all->room;
+        all->request = (MPI_Request *)xrealloc(all->request, room * sizeof(MPI_Request), "MPI requests");
+        all->part = (Part *)xrealloc(all->part, room * sizeof(Part), "MPI requests");
     }
-    comm->member[*used] = member;
-    return &comm->requests[(*used)++];
+    all->part[all->count] = (Part){whom, last};
+    return &all->request[all->count++];
 }
 
-static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv, size_t bytes, int *used) {
-    Comm *comm = group->comm;
-    for (size_t at = 0; at < bytes; at += PIECE) {
-        int count = bytes - at < PIECE ? (int)(bytes - at) : PIECE;
-        MPI_Request *request = next_request(comm, to, used);
-        check(group, MPI_Irecv(recv + at, count, MPI_BYTE, to, 0, group->mpi, request), "receiving");
-        request = next_request(comm, to, used);
-        check(group, MPI_Isend(send + at, count, MPI_BYTE, to, 0, group->mpi, request), "sending");
-    }
-    comm->sent += bytes;
-}
-
-static void timed_out(const Group *group, int used, const char *what) {
-    const Comm *comm = group->comm;
+// Of the pieces that were waited for the first that is not there tells who is late.
+static void timed_out(const Comm *comm, Requests *all, int count, const char *what, const char *where) {
     int late = 0, done = 1;
     char who[512];
     bool blames = heartbeat_blames(comm->site, who, sizeof who);
     heartbeat_take_floor(comm->site);
     if (blames) {
         fatal(comm->site, EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it "
-              "(--distributed-timeout-minutes sets the limit)", what, group->name, comm->limit, who);
+              "(--distributed-timeout-minutes sets the limit)", what, where, comm->limit, who);
     }
-    for (int i = 0; i < used && done; i++) {
+    for (int i = 0; i < count && done; i++) {
         late = i;
-        MPI_Test(&comm->requests[i], &done, MPI_STATUS_IGNORE);
+        MPI_Test(&all->request[i], &done, MPI_STATUS_IGNORE);
     }
     fatal(comm->site, EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s; see what stopped it "
-          "(--distributed-timeout-minutes sets the limit)", what, group->name,
-          group_peer(group, group->first, comm->member[late]), comm->limit);
+          "(--distributed-timeout-minutes sets the limit)", what, where, all->part[late].whom, comm->limit);
 }
 
-static void wait_all(const Group *group, int used, const char *what) {
-    const Comm *comm = group->comm;
-    if (used > 0) heartbeat_issues(comm->site, what, group->name);
+// Waits for the oldest `count` pieces and forgets them.
+static void wait_for(const Comm *comm, Requests *all, int count, const char *what, const char *where) {
     Deadline deadline = deadline_in(comm->limit);
     heartbeat_waits(comm->site, true);
     for (int done = 0, polls = 1; !done; polls++) {
-        check(group, MPI_Testall(used, comm->requests, &done, MPI_STATUSES_IGNORE), what);
+        mpi_check(comm->site, MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE), what, where);
         bool late = !done && polls % 1024 == 0 && comm->limit > 0 && deadline_passed(&deadline);
-        if (late) timed_out(group, used, what);
+        if (late) timed_out(comm, all, count, what, where);
     }
     heartbeat_waits(comm->site, false);
+    all->count -= count;
+    if (all->count == 0) return;
+    memmove(all->request, all->request + count, (size_t)all->count * sizeof(MPI_Request));
+    memmove(all->part, all->part + count, (size_t)all->count * sizeof(Part));
+}
+
+// --- collectives ---------------------------------------------------------------------------------
+
+static void check(const Group *group, int rc, const char *what) {
+    mpi_check(group->comm->site, rc, what, group->name);
+}
+
+static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv, size_t bytes) {
+    Comm *comm = group->comm;
+    int whom = group_peer(group, group->first, to);
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        int count = piece_at(at, bytes);
+        MPI_Request *request = next_request(&comm->requests, whom, true);
+        check(group, MPI_Irecv(recv + at, count, MPI_BYTE, to, 0, group->mpi, request), "receiving");
+        request = next_request(&comm->requests, whom, true);
+        check(group, MPI_Isend(send + at, count, MPI_BYTE, to, 0, group->mpi, request), "sending");
+    }
+    comm->sent += bytes;
 }
 
 // One message to every other member, from send + its number * stride, and one from each.
 static void exchange(const Group *group, const uint8_t *send, size_t stride, void *recv, size_t bytes,
                      const char *what) {
-    int used = 0;
-    if (!group->comm) return;
+    Comm *comm = group->comm;
+    if (!comm) return;
     for (int i = 1; i < group->size; i++) {
         size_t to = (size_t)((group->rank + i) % group->size);
-        post(group, (int)to, send + to * stride, (uint8_t *)recv + to * bytes, bytes, &used);
+        post(group, (int)to, send + to * stride, (uint8_t *)recv + to * bytes, bytes);
     }
-    wait_all(group, used, what);
+    if (comm->requests.count > 0) heartbeat_issues(comm->site, what, group->name);
+    wait_for(comm, &comm->requests, comm->requests.count, what, group->name);
 }
 
 void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *stream) {
@@ -123,4 +157,61 @@ void comm_all_to_all(const Group *group, const void *send, void *recv, size_t by
 
 void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *stream) {
     exchange(group, (const uint8_t *)buffer + (size_t)group->rank * bytes, 0, buffer, bytes, "all-gather");
+}
+
+// --- links ---------------------------------------------------------------------------------------
+
+Link *link_open(const Group *group, int from, int to, Device *device, const char *name) {
+    if (group->rank != from && group->rank != to) return NULL;
+    Link *link = (Link *)xcalloc(1, sizeof *link, "a link");
+    Peers peers = {group->mpi, group->comm->limit, group->comm->site};
+    link->comm = group->comm;
+    link->name = name;
+    link->other = group_peer(group, group->first, group->rank == from ? to : from);
+    link->mpi = peers_pair(peers, from, to);
+    return link;
+}
+
+// A message is at least one piece, so that an empty one is a message too.
+static void post_on(Link *link, uint8_t *memory, size_t bytes, bool sends) {
+    size_t at = 0;
+    do {
+        int count = piece_at(at, bytes);
+        MPI_Request *request = next_request(&link->requests, link->other, bytes - at <= PIECE);
+        int rc = sends ? MPI_Isend(memory + at, count, MPI_BYTE, 1, 0, link->mpi, request)
+                       : MPI_Irecv(memory + at, count, MPI_BYTE, 0, 0, link->mpi, request);
+        mpi_check(link->comm->site, rc, sends ? "sending" : "receiving", link->name);
+        at += PIECE;
+    } while (at < bytes);
+}
+
+void link_send(Link *link, const void *memory, size_t bytes, Stream *stream) {
+    post_on(link, (uint8_t *)memory, bytes, true);
+    link->comm->sent += bytes;
+}
+
+void link_expect(Link *link, void *memory, size_t bytes, Stream *stream) {
+    post_on(link, (uint8_t *)memory, bytes, false);
+}
+
+void link_sent(Link *link, int behind, Stream *stream) {
+    int count = link->requests.count;
+    for (; count > 0; count--) {
+        if (link->requests.part[count - 1].last && behind-- <= 0) break;
+    }
+    wait_for(link->comm, &link->requests, count, "sending", link->name);
+}
+
+void link_arrived(Link *link, Stream *stream) {
+    int count = 0;
+    while (count < link->requests.count && !link->requests.part[count++].last) continue;
+    wait_for(link->comm, &link->requests, count, "receiving", link->name);
+}
+
+void link_close(Link *link) {
+    if (!link) return;
+    wait_for(link->comm, &link->requests, link->requests.count, "closing the link", link->name);
+    MPI_Comm_free(&link->mpi);
+    free_requests(&link->requests);
+    free(link);
 }

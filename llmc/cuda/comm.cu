@@ -1,9 +1,10 @@
-// Collectives over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has a
+// Collectives and links over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has a
 // communicator of its own, except a node whose ranks fetch messages out of each other's memory
 // (neighbours.h). Communicators are blocking. A call puts its work on the stream and returns, but
 // it may hold the host while connections are made, for as long as the watchdog (heartbeat.h)
 // allows. In non-blocking mode each call makes NCCL start a thread, about 100 us in which the next
 // cannot be issued: milliseconds in a step. Linked into train_gpt only.
+#include <algorithm>
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,9 +21,22 @@ struct Comm {
     ncclComm_t nccl;         // NULL: not connected yet, or not needed (comm_connect)
     Neighbours *neighbours;  // of the group inside the node; else NULL
     bool few_bytes;          // the world, which exchanges verdicts
+    bool one_way;            // a link's
+    bool links_alone;        // the pipeline, in which nothing else travels
+    Link *links;             // between members of the group, oldest first
     bool by_messages;        // between nodes: gathers, too, go as one message to each rank
     bool connected;          // all groups of all ranks are
     uint64_t sent;
+};
+
+struct Link {
+    Group pair;     // its ends, member 0 sends to member 1, with a Comm of their own
+    Comm *of;       // of the group, where bytes are counted
+    Stream *stream;
+    Event *ready;   // what the caller's stream has done so far
+    Event **event;  // (room) first those of the messages under way, oldest first
+    int under_way, room;
+    Link *next;     // opened after this one
 };
 
 // in_training: another rank may be what is wrong.
@@ -57,19 +71,27 @@ static void nccl_failed(const Group *group, ncclResult_t result, const char *wha
     fatal(comm->site, comm->connected ? EXIT_COMMUNICATION : EXIT_ENVIRONMENT, "%s", text);
 }
 
-// What NCCL's threads have met, such as a link that broke. The watchdog asks, because the host may
-// be blocked until the limit by a device that waits for what will not come. This runs beside the
-// host's own calls on the communicators: NCCL answers from words that its threads write atomically,
-// and takes no lock. "In progress" is no error. context: the mesh.
+// False unless NCCL's threads have met an error in this group. "In progress" is none.
+static bool broken(const Group *group, char *what, size_t bytes) {
+    ncclResult_t behind = ncclSuccess;
+    if (!group->comm || !group->comm->nccl) return false;
+    ncclResult_t asked = ncclCommGetAsyncError(group->comm->nccl, &behind);
+    if (asked != ncclSuccess || behind == ncclSuccess || behind == ncclInProgress) return false;
+    describe_failure(group, behind, "NCCL", true, what, bytes);
+    return true;
+}
+
+// What NCCL's threads have met, such as a connection that broke. The watchdog asks, because the
+// host may be blocked until the limit by a device that waits for what will not come. This runs
+// beside the host's own calls on the communicators: NCCL answers from words that its threads write
+// atomically, and takes no lock. context: the mesh.
 static bool broken_behind(void *context, char *what, size_t bytes) {
     for (int i = 0; i < MESH_GROUPS; i++) {
         const Group *group = &((const Mesh *)context)->group[i];
-        ncclResult_t behind = ncclSuccess;
-        if (!group->comm || !group->comm->nccl) continue;
-        ncclResult_t asked = ncclCommGetAsyncError(group->comm->nccl, &behind);
-        if (asked != ncclSuccess || behind == ncclSuccess || behind == ncclInProgress) continue;
-        describe_failure(group, behind, "NCCL", true, what, bytes);
-        return true;
+        if (broken(group, what, bytes)) return true;
+        for (const Link *link = group->comm ? group->comm->links : NULL; link; link = link->next) {
+            if (broken(&link->pair, what, bytes)) return true;
+        }
     }
     return false;
 }
@@ -98,11 +120,16 @@ void comm_open(Mesh *mesh, Device *device, double) {
         if (group == &mesh->node) comm->neighbours = neighbours_open(device, group->mpi);
         comm->few_bytes = group == &mesh->world;
         comm->by_messages = group == &mesh->rail;
+        comm->links_alone = group == &mesh->pp;
         group->comm = comm;
     }
 }
 
 static Peers peers_of(const Group *group) { return {group->mpi, 0, group->comm->site}; }
+
+// A receipt that is posted ahead holds a multiprocessor per channel until its message comes, and
+// every channel has buffers. A message has the time of a whole micro-batch, so two are enough.
+enum { LINK_CHANNELS = 2 };
 
 // One channel is enough for a verdict's few bytes. Its buffers are a small part of all of NCCL's.
 static void make_communicator(const Group *group) {
@@ -110,12 +137,15 @@ static void make_communicator(const Group *group) {
     ncclUniqueId id = {};
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (comm->few_bytes) config.maxCTAs = 1;
+    if (comm->one_way) config.maxCTAs = LINK_CHANNELS;
     ncclResult_t result = group->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) nccl_failed(group, result, "finding a network for NCCL");
     peers_broadcast(peers_of(group), &id, sizeof id, 0);
+    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // while it looks, pointers stay as they are
     nccl_begin(group);
     result = ncclCommInitRankConfig(&comm->nccl, group->size, id, group->rank, &config);
     nccl_end(group, result, "making the NCCL communicator");
+    heartbeat_watch(comm->site, broken_behind, (void *)comm->mesh);
 }
 
 // NCCL connects ranks as the first message passes between them: a small one of each kind that
@@ -134,24 +164,57 @@ static void send_first_messages(const Group *group, uint8_t *memory) {
 }
 
 static bool wants_nccl(const Comm *comm) {
-    return comm && !comm->nccl && !(comm->neighbours && neighbours_sharing(comm->neighbours));
+    return !comm->nccl && !comm->links_alone &&
+           !(comm->neighbours && neighbours_sharing(comm->neighbours));
+}
+
+static void send_first_on(Link *link, void *memory) {
+    const Group *pair = &link->pair;
+    cudaStream_t stream = stream_handle(link->stream);
+    ncclComm_t nccl = pair->comm->nccl;
+    nccl_begin(pair);
+    nccl_end(pair, pair->rank == 0 ? ncclSend(memory, COMM_TRIAL_BYTES, ncclUint8, 1, nccl, stream)
+                                   : ncclRecv(memory, COMM_TRIAL_BYTES, ncclUint8, 0, nccl, stream),
+             "the first message");
+    stream_synchronize(link->stream);
+}
+
+static void connect_group(const Group *group, void *memory) {
+    Comm *comm = group->comm;
+    if (wants_nccl(comm)) {
+        make_communicator(group);
+        send_first_messages(group, (uint8_t *)memory);
+    }
+    for (Link *link = comm->links; link; link = link->next) {
+        if (!wants_nccl(link->pair.comm)) continue;
+        make_communicator(&link->pair);
+        send_first_on(link, memory);
+    }
+}
+
+static void set_connected(Comm *comm) {
+    comm->connected = true;
+    for (Link *link = comm->links; link; link = link->next) link->pair.comm->connected = true;
 }
 
 void comm_connect(const Mesh *mesh, void *memory) {
     if (!mesh->world.comm) return;
-    const Site *site = mesh->world.comm->site;
     for (int i = 0; i < MESH_GROUPS; i++) {
-        const Group *group = &mesh->group[i];
-        if (!wants_nccl(group->comm)) continue;
-        heartbeat_watch(site, NULL, (void *)mesh);  // while it looks, the pointers stay as they are
-        make_communicator(group);
-        heartbeat_watch(site, broken_behind, (void *)mesh);
-        send_first_messages(group, (uint8_t *)memory);
+        if (mesh->group[i].comm) connect_group(&mesh->group[i], memory);
     }
     peers_meet(peers_of(&mesh->world));  // nobody is connected before all are
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (mesh->group[i].comm) mesh->group[i].comm->connected = true;
+        if (mesh->group[i].comm) set_connected(mesh->group[i].comm);
     }
+}
+
+// The group may have none.
+static void close_communicator(const Group *group) {
+    Comm *comm = group->comm;
+    if (!comm->nccl) return;
+    nccl_begin(group);
+    nccl_end(group, ncclCommFinalize(comm->nccl), "closing the NCCL communicator");
+    ncclCommDestroy(comm->nccl);
 }
 
 void comm_close(Mesh *mesh) {
@@ -161,11 +224,7 @@ void comm_close(Mesh *mesh) {
         Comm *comm = group->comm;
         if (!comm) continue;
         if (comm->neighbours) neighbours_close(comm->neighbours);
-        if (comm->nccl) {
-            nccl_begin(group);
-            nccl_end(group, ncclCommFinalize(comm->nccl), "closing the NCCL communicator");
-            ncclCommDestroy(comm->nccl);
-        }
+        close_communicator(group);
         group->comm = NULL;
         free(comm);
     }
@@ -243,4 +302,92 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
                               ? one_message_each(group, own, 0, (uint8_t *)buffer, bytes, handle)
                               : ncclAllGather(own, buffer, bytes, ncclUint8, group->comm->nccl, handle);
     nccl_end(group, result, what);
+}
+
+// --- links ---------------------------------------------------------------------------------------
+
+Link *link_open(const Group *group, int from, int to, Device *device, const char *name) {
+    if (group->rank != from && group->rank != to) return NULL;
+    Link *link = (Link *)xcalloc(1, sizeof *link, "a link");
+    Comm *comm = (Comm *)xcalloc(1, sizeof *comm, "a link");
+    comm->device = device;
+    comm->site = group->comm->site;
+    comm->mesh = group->comm->mesh;
+    comm->one_way = true;
+    link->of = group->comm;
+    link->pair.name = name;
+    link->pair.rank = group->rank == to;
+    link->pair.size = 2;
+    link->pair.mpi = peers_pair(peers_of(group), from, to);
+    link->pair.comm = comm;
+    link->stream = stream_create_urgent(device, "link");
+    link->ready = event_create(device);
+    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // until comm_connect
+    Link **last = &group->comm->links;
+    while (*last) last = &(*last)->next;
+    *last = link;
+    return link;
+}
+
+// The link's stream goes on when `stream` is done so far. Returns what to record when the message
+// has passed.
+static Event *begin_message(Link *link, Stream *stream) {
+    if (link->under_way == link->room) {
+        link->room = link->room ? 2 * link->room : 16;
+        link->event = (Event **)xrealloc(link->event, (size_t)link->room * sizeof(Event *), "a link");
+        for (int i = link->under_way; i < link->room; i++) link->event[i] = event_create(link->of->device);
+    }
+    event_record(link->ready, stream);
+    stream_wait(link->stream, link->ready);
+    return link->event[link->under_way++];
+}
+
+void link_send(Link *link, const void *memory, size_t bytes, Stream *stream) {
+    const Group *pair = &link->pair;
+    Event *sent = begin_message(link, stream);
+    nccl_begin(pair);
+    nccl_end(pair, ncclSend(memory, bytes, ncclUint8, 1, pair->comm->nccl, stream_handle(link->stream)),
+             "sending");
+    event_record(sent, link->stream);
+    link->of->sent += bytes;
+}
+
+void link_expect(Link *link, void *memory, size_t bytes, Stream *stream) {
+    const Group *pair = &link->pair;
+    Event *arrived = begin_message(link, stream);
+    nccl_begin(pair);
+    nccl_end(pair, ncclRecv(memory, bytes, ncclUint8, 0, pair->comm->nccl, stream_handle(link->stream)),
+             "receiving");
+    event_record(arrived, link->stream);
+}
+
+// stream waits for the oldest `count` messages. Their events serve again, behind the others.
+static void wait_for(Link *link, int count, Stream *stream) {
+    if (count <= 0) return;
+    stream_wait(stream, link->event[count - 1]);
+    link->under_way -= count;
+    std::rotate(link->event, link->event + count, link->event + link->room);
+}
+
+void link_sent(Link *link, int behind, Stream *stream) { wait_for(link, link->under_way - behind, stream); }
+
+void link_arrived(Link *link, Stream *stream) { wait_for(link, link->under_way > 0, stream); }
+
+void link_close(Link *link) {
+    if (!link) return;
+    Comm *comm = link->pair.comm;
+    Link **at = &link->of->links;
+    stream_synchronize(link->stream);
+    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // it may not look at what is freed
+    while (*at != link) at = &(*at)->next;
+    *at = link->next;
+    close_communicator(&link->pair);
+    heartbeat_watch(comm->site, broken_behind, (void *)comm->mesh);
+    MPI_Comm_free(&link->pair.mpi);
+    for (int i = 0; i < link->room; i++) event_destroy(link->event[i]);
+    event_destroy(link->ready);
+    stream_destroy(link->stream);
+    free(link->event);
+    free(comm);
+    free(link);
 }

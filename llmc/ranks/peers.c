@@ -148,3 +148,18 @@ MPI_Comm peers_of_host(Peers peers) {
     heartbeat_waits(peers.site, false);
     return made;
 }
+
+MPI_Comm peers_pair(Peers peers, int first, int second) {
+    MPI_Comm made;
+    MPI_Group all, pair;
+    const int ranks[2] = {first, second};
+    heartbeat_waits(peers.site, true);
+    check(peers, MPI_Comm_group(peers.comm, &all), "making a communicator");
+    check(peers, MPI_Group_incl(all, 2, ranks, &pair), "making a communicator");
+    check(peers, MPI_Comm_create_group(peers.comm, pair, 0, &made), "making a communicator");
+    heartbeat_waits(peers.site, false);
+    MPI_Group_free(&pair);
+    MPI_Group_free(&all);
+    MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
+    return made;
+}

@@ -63,5 +63,7 @@ bool peers_work_agree(PeersWork *work, bool ok, Error *err);
 MPI_Comm peers_duplicate(Peers peers);
 MPI_Comm peers_split(Peers peers, int color, int key);
 MPI_Comm peers_of_host(Peers peers);
+// Of two ranks, first is its rank 0. Called by these two alone. It returns errors, as a Launch's.
+MPI_Comm peers_pair(Peers peers, int first, int second);
 
 LLMC_END

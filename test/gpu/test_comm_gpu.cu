@@ -2,7 +2,8 @@
 // or under mpirun, one GPU per rank. With --nodes n the ranks are split into n nodes, so that the
 // world and both levels of data parallelism have work: mpirun -n 4 test_comm_gpu --nodes 2. Inside
 // a node messages also travel through memory that its ranks have opened to each other (comm_share).
-// A fourth word, --emulate-nodes, lets ranks share GPUs (devices.h).
+// Links form a ring of all ranks. A fourth word, --emulate-nodes, lets ranks share GPUs
+// (devices.h).
 #include <mpi.h>
 #include <stdint.h>
 #include <string.h>
@@ -141,6 +142,63 @@ static void test_shared(Checks *c, const Mesh *mesh, const Buffers *m, size_t mo
     device_free(stream_device(m->stream), flags);
 }
 
+// A ring of links over all ranks, in both directions at once, all messages under way together.
+static void test_links(Checks *c, const Group *world, Link *const out[2], Link *const in[2], const Buffers *m,
+                       size_t bytes) {
+    enum { MESSAGES = 20 };
+    int rank = world->rank, size = world->size;
+    uint64_t before = comm_sent(world);
+    size_t all = MESSAGES * bytes;
+    set_zero(m->stream, m->recv, 2 * all);
+    for (int d = 0; d < 2; d++) {
+        for (int k = 0; k < MESSAGES; k++)
+            link_expect(in[d], m->recv + d * all + k * bytes, bytes, m->stream);
+    }
+    for (int d = 0; d < 2; d++) {
+        for (int k = 0; k < MESSAGES; k++) {
+            uint8_t *message = m->host + (d * MESSAGES + k) * bytes;
+            memset(message, 1 + k + 30 * d + 60 * rank, bytes);
+            copy_to_device(m->stream, m->send + d * all + k * bytes, message, bytes);
+            link_send(out[d], m->send + d * all + k * bytes, bytes, m->stream);
+        }
+    }
+    for (int d = 0; d < 2; d++) {
+        link_sent(out[d], 0, m->stream);
+        for (int k = 0; k < MESSAGES; k++) link_arrived(in[d], m->stream);
+    }
+    set_zero(m->stream, m->send, 2 * all);  // nobody may still read it
+    copy_to_host(m->stream, m->host, m->recv, 2 * all);
+    stream_synchronize(m->stream);
+    size_t wrong = 0;
+    for (int d = 0; d < 2; d++) {
+        int from = (d ? rank + 1 : rank + size - 1) % size;
+        for (int k = 0; k < MESSAGES; k++) {
+            const uint8_t *message = m->host + (d * MESSAGES + k) * bytes;
+            for (size_t i = 0; i < bytes; i++) wrong += message[i] != (uint8_t)(1 + k + 30 * d + 60 * from);
+        }
+    }
+    check(c, wrong == 0, "links with messages of %zu bytes: %zu bytes are wrong", bytes, wrong);
+    check(c, comm_sent(world) - before == 2 * all, "links with messages of %zu bytes counted wrong", bytes);
+}
+
+// The ring's links, opened or closed in one order on all ranks.
+static void open_links(const Group *world, Device *device, Link *out[2], Link *in[2]) {
+    for (int i = 0; i < 2 * world->size; i++) {
+        int d = i / world->size, low = i % world->size, next = (low + 1) % world->size;
+        int from = d ? next : low, to = d ? low : next;
+        Link *link = link_open(world, from, to, device, d ? "on a link back" : "on a link onwards");
+        if (world->rank == from) out[d] = link;
+        if (world->rank == to) in[d] = link;
+    }
+}
+static void close_links(const Group *world, Link *out[2], Link *in[2]) {
+    for (int i = 0; i < 2 * world->size; i++) {
+        int d = i / world->size, low = i % world->size, next = (low + 1) % world->size;
+        if (world->rank == (d ? next : low)) link_close(out[d]);
+        if (world->rank == (d ? low : next)) link_close(in[d]);
+    }
+}
+
 static void test_groups(Checks *c, Device *device, Mesh *mesh) {
     Error err = {};
     Peers world = {MPI_COMM_WORLD, 60, NULL};
@@ -151,6 +209,9 @@ static void test_groups(Checks *c, Device *device, Mesh *mesh) {
     Buffers m = {(uint8_t *)device_alloc(device, most, "a test", &err),
                  (uint8_t *)device_alloc(device, most, "a test", &err), (uint8_t *)malloc(most),
                  stream_create(device, "communication")};
+    Link *out[2] = {}, *in[2] = {};
+    bool ring = mesh->world.size > 1;
+    if (ring) open_links(&mesh->world, device, out, in);
     comm_connect(mesh, m.send);
     const Group *const groups[] = {&mesh->node, &mesh->rail, &mesh->world};
     for (int g = 0; g < 3; g++) {
@@ -161,6 +222,8 @@ static void test_groups(Checks *c, Device *device, Mesh *mesh) {
         }
     }
     test_shared(c, mesh, &m, most);
+    for (int i = 0; ring && i < 3; i++) test_links(c, &mesh->world, out, in, &m, 25001 * (size_t)i);
+    if (ring) close_links(&mesh->world, out, in);
     stream_destroy(m.stream);
     device_free(device, m.send);
     device_free(device, m.recv);
