@@ -224,8 +224,13 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     // alone.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
-        op_init_weights(gpt->stream, zero_weight(gpt->zero, i), tensor_elements(t), t->std, seed,
-                        (uint32_t)t->number, threads);
+        InitWeights init = {.weights = zero_weight(gpt->zero, i),
+                            .rows = t->local[0], .columns = t->local[1],
+                            .first_row = t->split == 0 ? t->offset : 0,
+                            .first_column = t->split == 1 ? t->offset : 0,
+                            .whole_columns = t->whole[1], .std = t->std, .seed = seed,
+                            .tensor = (uint32_t)t->number, .threads = threads};
+        op_init_weights(gpt->stream, &init);
     }
     stream_synchronize(gpt->stream);  // the other streams may read them
 }

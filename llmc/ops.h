@@ -13,6 +13,10 @@
 // of the large matrices can be overwritten instead, which spares clearing and reading them.
 //
 // One struct describes an op in both directions. Fields that a direction does not name may be 0.
+//
+// With tensor or sequence parallelism a rank computes a part: some rows of the micro-batch (Rows),
+// some heads, or some rows of the vocabulary. Dropout's masks are those of the whole there. Fields
+// that describe a part and are 0 mean the whole.
 #pragma once
 #include "llmc/base/base.h"
 #include "llmc/base/dtype.h"
@@ -31,6 +35,13 @@ void op_attention_notice(int T, bool documents, char *text, size_t bytes);
 // 0: none wants any (CPU).
 size_t op_scratch_bytes(int64_t N, int C);
 void op_set_scratch(Device *device, void *memory, size_t bytes);
+
+// Rows first .. first + count - 1 of the micro-batch's B * T rows, for a rank that holds only
+// these. count 0: all rows, and first is 0.
+typedef struct Rows {
+    int64_t first, count;
+} Rows;
+HD_FN int64_t rows_held(Rows rows, int B, int T) { return rows.count > 0 ? rows.count : (int64_t)B * T; }
 
 // Inverted dropout by the counter RNG. An element's 16 random bits depend on (seed, site, global
 // sample, element inside the sample) alone: any layout, resume or recomputation gives the same
@@ -53,19 +64,34 @@ HD_FN Philox4 dropout_bits(Dropout dropout, int64_t sample, uint64_t block) {
                          (uint32_t)sample, sample_high);
 }
 
-// Initial weights. std above 0: numbers 0 .. n - 1 of normal(0, std), drawn by llmc/base/normal.h
-// from stream (seed, tensor), numbers 2i and 2i + 1 as a pair, rounded once to fp32 and once to
-// floatX: the same bits on every backend. std 0: zeros; below 0: ones. threads: of the host, for a
-// backend that draws there.
-void op_init_weights(Stream *s,
-                     floatX *weights,  // (n) out
-                     int64_t n, double std, uint64_t seed, uint32_t tensor, int threads);
+// Initial weights of a tensor or of a part: `rows` by `columns` elements from (first_row,
+// first_column). Element (r, c) of the part is number (first_row + r) * whole_columns +
+// first_column + c of the tensor. So a part gets the bits that the whole has there. A vector is one
+// column.
+//
+// std above 0: the tensor's numbers are normal(0, std), drawn by llmc/base/normal.h from stream
+// (seed, tensor), numbers 2i and 2i + 1 as a pair. Each is rounded once to fp32 and once to floatX:
+// the same bits on every backend. std 0: zeros. Below 0: ones.
+typedef struct InitWeights {
+    floatX *weights;  // (rows, columns) out
+    int64_t rows, columns;
+    int64_t first_row, first_column;
+    int64_t whole_columns;  // of the tensor that the part is cut from
+    double std;
+    uint64_t seed;
+    uint32_t tensor;
+    int threads;  // of the host, for a backend that draws there
+} InitWeights;
+void op_init_weights(Stream *s, const InitWeights *a);
 
 // Token and position embedding: x = dropout(wte[token] + wpe[position]). Element inside a sample: t
 // * C + c. A rank may hold some rows of the vocabulary only: tokens of other rows count as zeros,
 // and get no gradient. Ranks that share the vocabulary make x in two calls, and add up x between
 // them: first with wpe NULL, which leaves wpe and dropout out; then with wte NULL, which takes the
-// words from x. wte NULL needs no tokens.
+// words from x. wte NULL needs no tokens. In the second call x may hold some of the rows only.
+//
+// Backward reads the gradients of all B * T rows. A table whose gradient is NULL gets none. Tokens
+// are needed for dwte alone, positions for dwpe alone.
 typedef struct Embedding {
     int B, T, C;
     int first_row, rows;       // of the vocabulary, in wte and dwte
@@ -74,10 +100,11 @@ typedef struct Embedding {
     Dropout dropout;
     const floatX *wte;         // (rows, C) or NULL
     const floatX *wpe;         // (max positions, C) or NULL
-    floatX *x;                 // (B, T, C) out of forward; in too when wte is NULL
+    floatX *x;                 // (B, T, C) out of forward; with wte NULL in too, and (x_rows.count, C)
     const floatX *dx;          // (B, T, C) backward
-    float *dwte;               // (rows, C) backward accumulates
-    float *dwpe;               // (max positions, C) backward accumulates
+    float *dwte;               // (rows, C) backward accumulates, or NULL
+    float *dwpe;               // (max positions, C) backward accumulates, or NULL
+    Rows x_rows;               // of x, in a forward with wte NULL
 } Embedding;
 void op_embedding_forward(Stream *s, const Embedding *a);
 void op_embedding_backward(Stream *s, const Embedding *a);
@@ -88,6 +115,13 @@ void op_embedding_backward(Stream *s, const Embedding *a);
 // Backward: dresidual += the gradient of x, rounded once. dbranch = dropout'(the new dresidual),
 // the gradient of the branch; with dropout off dresidual is that already, and dbranch may be NULL.
 // branch_sum is for op_bias_gradient of the linear that made the branch.
+//
+// With `rows` set every tensor below has these rows only: (rows.count, C) instead of (B, T, C), and
+// (rows.count) instead of (B, T). dgamma, dbeta and branch_sum are then this rank's part of a sum.
+//
+// gamma NULL: no LayerNorm follows, as where a pipeline stage ends. Forward makes x and nothing
+// else. dresidual is then the whole gradient of x: backward reads it and makes dbranch and
+// branch_sum from it.
 typedef struct LayerNorm {
     int B, T, C;
     float epsilon;
@@ -95,7 +129,7 @@ typedef struct LayerNorm {
     floatX *x;                // (B, T, C) in; with branch out of forward
     const floatX *residual;   // (B, T, C) forward, with branch; may be x
     const floatX *branch;     // (B, T, C) forward, or NULL; its linear's bias is in it
-    const floatX *gamma;      // (C)
+    const floatX *gamma;      // (C), or NULL
     const floatX *beta;       // (C) forward
     floatX *y;                // (B, T, C) out of forward
     float *mean, *rstd;       // (B, T) out of forward, into backward
@@ -104,6 +138,7 @@ typedef struct LayerNorm {
     floatX *dbranch;          // (B, T, C) out of backward, or NULL
     float *dgamma, *dbeta;    // (C) backward accumulates
     float *branch_sum;        // (C) out of backward on GPUs: the sum of the branch's gradient over its rows
+    Rows rows;
 } LayerNorm;
 void op_layernorm_forward(Stream *s, const LayerNorm *a);
 void op_layernorm_backward(Stream *s, const LayerNorm *a);
@@ -144,7 +179,14 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);
 
 // Causal self-attention, scale 1 / sqrt(HD), softmax in fp32, dropout on the probabilities. A row
 // of qkv is Megatron's: per head q(HD), k(HD), v(HD). With doc_start query t attends to keys
-// doc_start[b, t] .. t only. Element inside a sample for dropout: (head * T + t) * T + key.
+// doc_start[b, t] .. t only. Element inside a sample for dropout: (head * T + t) * T + key, with
+// the head's number in the whole model.
+//
+// A rank may hold heads first_head .. first_head + heads - 1 of NH. The tensors, op_attention_*_bytes
+// too, then have `heads` heads instead of NH.
+//
+// cuDNN's kernels on GPUs draw masks of their own, which no other layout repeats: see
+// cuda/attention.h.
 typedef struct Attention {
     int B, T, NH, HD;
     Dropout dropout;
@@ -155,6 +197,7 @@ typedef struct Attention {
     const floatX *dout;        // (B, T, NH * HD) backward
     floatX *dqkv;              // (B, T, NH, 3, HD) out of backward
     void *workspace;           // op_attention_workspace_bytes
+    int first_head, heads;     // heads 0: all NH
 } Attention;
 void op_attention_forward(Stream *s, const Attention *a);
 void op_attention_backward(Stream *s, const Attention *a);
@@ -204,5 +247,22 @@ void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows);
 void op_loss_sum(Stream *s, const Head *a);
 int64_t op_head_chunk_rows(int64_t N, int rows);
 size_t op_head_workspace_bytes(int64_t N, int C, int rows);
+
+// Sums over the ranks of a group, which have gathered each other's parts: fp32, in rank order, the
+// same bits on every backend. parts: (ranks, n), part r at parts + r * n. y overlaps no part. n of
+// any size; a GPU is fast where n and C are multiples of 8 and addresses multiples of 16 bytes.
+
+// y[i] = the sum over r of parts[r, i], plus bias[i % C], rounded once.
+typedef struct SumParts {
+    floatX *y;            // (n) out
+    const floatX *parts;  // (ranks, n)
+    int64_t n;
+    int ranks;
+    const floatX *bias;   // (C) or NULL
+    int C;                // with bias
+} SumParts;
+void op_sum_parts(Stream *s, const SumParts *a);
+// y[i] = the sum over r of parts[r, i]: partial gradients. y (n) is overwritten.
+void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks);
 
 LLMC_END

@@ -1,5 +1,5 @@
-// The CPU backend of ops.h, part 1: embedding, dropout, LayerNorm, linear layers, GELU. The
-// reference for the GPU's ops, and what CPU ranks train with: loops over rows that the compiler
+// The CPU backend of ops.h, part 1: embedding, dropout, LayerNorm, linear layers, GELU, sums over
+// ranks. The reference for the GPU's ops, and what CPU ranks train with: loops over rows that the compiler
 // vectorises, GEMM in fp32 from OpenBLAS. Called by train_gpt.cu through ops.h.
 #include "llmc/cpu/internal.h"
 
@@ -47,7 +47,7 @@ void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int
     }
 }
 
-// Of columns c0 .. c0 + n - 1 of a row of (B, T, C).
+// Of columns c0 .. c0 + n - 1 of row `row` of (B, T, C).
 static void row_multipliers(float *keep, Dropout dropout, int T, int C, int64_t row, int64_t c0, int64_t n) {
     dropout_multipliers(keep, dropout, dropout.first_sample + row / T, row % T * C + c0, n);
 }
@@ -59,10 +59,10 @@ static bool holds(const Embedding *a, int32_t token) {
     return token >= a->first_row && token - a->first_row < a->rows;
 }
 
-// n columns of one row of x. Without a table x holds the word already. Then come position and
-// dropout.
-static void embed(const Embedding *a, int64_t row, int64_t c0, int64_t n, const float *keep) {
-    int64_t C = a->C, at = row * C + c0;
+// n columns of row `row` of the micro-batch, which are x + at. Without a table x holds the word
+// already. Then come position and dropout.
+static void embed(const Embedding *a, int64_t row, int64_t at, int64_t c0, int64_t n, const float *keep) {
+    int64_t C = a->C;
     bool word = a->wte && holds(a, a->tokens[row]);
     const floatX *word_row = word ? a->wte + (a->tokens[row] - a->first_row) * C + c0 : NULL;
     const floatX *position = a->wpe ? a->wpe + a->positions[row] * C + c0 : NULL;
@@ -75,11 +75,12 @@ static void embed(const Embedding *a, int64_t row, int64_t c0, int64_t n, const 
 
 void op_embedding_forward(Stream *s, const Embedding *a) {
     float keep[ROW_CHUNK];
-    for (int64_t row = 0; row < (int64_t)a->B * a->T; row++) {
+    const Rows all = {0, 0}, rows = a->wte ? all : a->x_rows;
+    for (int64_t i = 0; i < rows_held(rows, a->B, a->T); i++) {
         for (int64_t c0 = 0; c0 < a->C; c0 += ROW_CHUNK) {
             int64_t n = min64(ROW_CHUNK, a->C - c0);
-            row_multipliers(keep, a->dropout, a->T, a->C, row, c0, n);
-            embed(a, row, c0, n, keep);
+            row_multipliers(keep, a->dropout, a->T, a->C, rows.first + i, c0, n);
+            embed(a, rows.first + i, i * a->C + c0, c0, n, keep);
         }
     }
 }
@@ -88,15 +89,16 @@ void op_embedding_backward(Stream *s, const Embedding *a) {
     float keep[ROW_CHUNK];
     int64_t C = a->C;
     for (int64_t row = 0; row < (int64_t)a->B * a->T; row++) {
-        bool word = holds(a, a->tokens[row]);
+        bool word = a->dwte && holds(a, a->tokens[row]);
         float *dword = word ? a->dwte + (a->tokens[row] - a->first_row) * C : NULL;
-        float *dposition = a->dwpe + a->positions[row] * C;
+        float *dposition = a->dwpe ? a->dwpe + a->positions[row] * C : NULL;
         const floatX *dx = a->dx + row * C;
         for (int64_t c0 = 0; c0 < C; c0 += ROW_CHUNK) {
             int64_t n = min64(ROW_CHUNK, C - c0);
             row_multipliers(keep, a->dropout, a->T, a->C, row, c0, n);
             for (int64_t c = 0; word && c < n; c++) dword[c0 + c] += floatX_to_float(dx[c0 + c]) * keep[c];
-            for (int64_t c = 0; c < n; c++) dposition[c0 + c] += floatX_to_float(dx[c0 + c]) * keep[c];
+            for (int64_t c = 0; dposition && c < n; c++)
+                dposition[c0 + c] += floatX_to_float(dx[c0 + c]) * keep[c];
         }
     }
 }
@@ -129,7 +131,7 @@ static void residual_sum_row(const LayerNorm *a, int64_t row) {
     float keep[ROW_CHUNK];
     for (int64_t c0 = 0; c0 < a->C; c0 += ROW_CHUNK) {
         int64_t n = min64(ROW_CHUNK, a->C - c0), at = row * a->C + c0;
-        row_multipliers(keep, a->dropout, a->T, a->C, row, c0, n);
+        row_multipliers(keep, a->dropout, a->T, a->C, a->rows.first + row, c0, n);
         for (int64_t c = 0; c < n; c++) {
             float sum = floatX_to_float(a->residual[at + c]) + floatX_to_float(a->branch[at + c]) * keep[c];
             a->x[at + c] = floatX_from_float(sum);
@@ -137,20 +139,25 @@ static void residual_sum_row(const LayerNorm *a, int64_t row) {
     }
 }
 
-void op_layernorm_forward(Stream *s, const LayerNorm *a) {
+static void normalise_row(const LayerNorm *a, int64_t row) {
     int C = a->C;
-    for (int64_t row = 0; row < (int64_t)a->B * a->T; row++) {
-        const floatX *x = a->x + row * C;
-        floatX *y = a->y + row * C;
-        float m, r;
+    const floatX *x = a->x + row * C;
+    floatX *y = a->y + row * C;
+    float m, r;
+    row_statistics(x, C, a->epsilon, &m, &r);
+    for (int c = 0; c < C; c++) {
+        float normal = (floatX_to_float(x[c]) - m) * r;
+        y[c] = floatX_from_float(normal * floatX_to_float(a->gamma[c]) + floatX_to_float(a->beta[c]));
+    }
+    a->mean[row] = m;
+    a->rstd[row] = r;
+}
+
+// Rows are counted from the first that this rank holds.
+void op_layernorm_forward(Stream *s, const LayerNorm *a) {
+    for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
         if (a->branch) residual_sum_row(a, row);
-        row_statistics(x, C, a->epsilon, &m, &r);
-        for (int c = 0; c < C; c++) {
-            float normal = (floatX_to_float(x[c]) - m) * r;
-            y[c] = floatX_from_float(normal * floatX_to_float(a->gamma[c]) + floatX_to_float(a->beta[c]));
-        }
-        a->mean[row] = m;
-        a->rstd[row] = r;
+        if (a->gamma) normalise_row(a, row);
     }
 }
 
@@ -181,31 +188,36 @@ static void branch_gradient_row(const LayerNorm *a, int64_t row) {
     float keep[ROW_CHUNK];
     for (int64_t c0 = 0; c0 < a->C; c0 += ROW_CHUNK) {
         int64_t n = min64(ROW_CHUNK, a->C - c0), at = row * a->C + c0;
-        row_multipliers(keep, a->dropout, a->T, a->C, row, c0, n);
+        row_multipliers(keep, a->dropout, a->T, a->C, a->rows.first + row, c0, n);
         for (int64_t c = 0; c < n; c++) {
             a->dbranch[at + c] = floatX_from_float(floatX_to_float(a->dresidual[at + c]) * keep[c]);
         }
     }
 }
 
+// One row of dresidual, dgamma and dbeta.
+static void normalise_row_backward(const LayerNorm *a, int64_t row) {
+    int C = a->C;
+    const floatX *dy = a->dy + row * C, *x = a->x + row * C;
+    floatX *dresidual = a->dresidual + row * C;
+    float m = a->mean[row], r = a->rstd[row], mean_g, mean_g_xhat;
+    backward_means(a, row, &mean_g, &mean_g_xhat);
+    for (int c = 0; c < C; c++) {
+        float xhat = (floatX_to_float(x[c]) - m) * r;
+        float g = floatX_to_float(dy[c]) * floatX_to_float(a->gamma[c]);
+        float dx = (g - mean_g - xhat * mean_g_xhat) * r;
+        dresidual[c] = floatX_from_float(floatX_to_float(dresidual[c]) + dx);
+    }
+    for (int c = 0; c < C; c++) {
+        a->dgamma[c] += floatX_to_float(dy[c]) * ((floatX_to_float(x[c]) - m) * r);
+        a->dbeta[c] += floatX_to_float(dy[c]);
+    }
+}
+
 // branch_sum is left alone: op_bias_gradient adds the rows one by one.
 void op_layernorm_backward(Stream *s, const LayerNorm *a) {
-    int C = a->C;
-    for (int64_t row = 0; row < (int64_t)a->B * a->T; row++) {
-        const floatX *dy = a->dy + row * C, *x = a->x + row * C;
-        floatX *dresidual = a->dresidual + row * C;
-        float m = a->mean[row], r = a->rstd[row], mean_g, mean_g_xhat;
-        backward_means(a, row, &mean_g, &mean_g_xhat);
-        for (int c = 0; c < C; c++) {
-            float xhat = (floatX_to_float(x[c]) - m) * r;
-            float g = floatX_to_float(dy[c]) * floatX_to_float(a->gamma[c]);
-            float dx = (g - mean_g - xhat * mean_g_xhat) * r;
-            dresidual[c] = floatX_from_float(floatX_to_float(dresidual[c]) + dx);
-        }
-        for (int c = 0; c < C; c++) {
-            a->dgamma[c] += floatX_to_float(dy[c]) * ((floatX_to_float(x[c]) - m) * r);
-            a->dbeta[c] += floatX_to_float(dy[c]);
-        }
+    for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
+        if (a->gamma) normalise_row_backward(a, row);
         if (a->dbranch) branch_gradient_row(a, row);
     }
 }
@@ -295,4 +307,38 @@ void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *su
 
 void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = floatX_from_float(gelu(floatX_to_float(pre[i])));
+}
+
+// --- sums over ranks -----------------------------------------------------------------------------
+
+// Elements at, at + 1, .. at + n - 1 of the sum.
+static void sum_parts_chunk(const SumParts *a, int64_t at, int64_t n) {
+    float sum[ROW_CHUNK];
+    for (int64_t i = 0; i < n; i++) sum[i] = floatX_to_float(a->parts[at + i]);
+    for (int r = 1; r < a->ranks; r++) {
+        const floatX *part = a->parts + r * a->n + at;
+        for (int64_t i = 0; i < n; i++) sum[i] += floatX_to_float(part[i]);
+    }
+    const floatX *bias = a->bias ? a->bias + at % a->C : NULL;
+    for (int64_t i = 0; bias && i < n; i++) sum[i] += floatX_to_float(bias[i]);
+    narrow(a->y + at, sum, n);
+}
+
+void op_sum_parts(Stream *s, const SumParts *a) {
+    for (int64_t at = 0, n; at < a->n; at += n) {
+        n = min64(ROW_CHUNK, a->n - at);
+        if (a->bias) n = min64(n, a->C - at % a->C);  // a chunk ends with its row
+        sum_parts_chunk(a, at, n);
+    }
+}
+
+// In chunks, so that y stays in the cache while the parts are added.
+void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks) {
+    for (int64_t at = 0; at < n; at += ROW_CHUNK) {
+        int64_t count = min64(ROW_CHUNK, n - at);
+        memcpy(y + at, parts + at, (size_t)count * sizeof *y);
+        for (int r = 1; r < ranks; r++) {
+            for (int64_t i = 0; i < count; i++) y[at + i] += parts[r * n + at + i];
+        }
+    }
 }

@@ -19,7 +19,8 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD) {
 
 // What stays the same within one (sample, head).
 typedef struct AttentionHead {
-    int T, HD, head;
+    int T, HD;
+    int head;                  // number in the whole model
     float scale;
     const int32_t *doc_start;  // (T) of this sample, or NULL
     Dropout dropout;
@@ -136,23 +137,28 @@ static void head_forward(float *out, float *lse, const float *q, const float *k,
 static AttentionHead head_of(const Attention *a, int64_t b, int head) {
     const int32_t *doc_start = a->doc_start ? a->doc_start + b * a->T : NULL;
     float scale = 1.0f / sqrtf((float)a->HD);
-    return (AttentionHead){a->T, a->HD, head, scale, doc_start, a->dropout, a->dropout.first_sample + b};
+    return (AttentionHead){.T = a->T, .HD = a->HD, .head = a->first_head + head, .scale = scale,
+                           .doc_start = doc_start, .dropout = a->dropout,
+                           .sample = a->dropout.first_sample + b};
 }
 
+// How many heads this rank holds.
+static int heads_of(const Attention *a) { return a->heads > 0 ? a->heads : a->NH; }
+
 void op_attention_forward(Stream *s, const Attention *a) {
-    int T = a->T, HD = a->HD;
-    int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
+    int T = a->T, HD = a->HD, NH = heads_of(a);
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)NH * HD;
     float *cursor = a->workspace, *lse = a->saved;  // lse: (B, NH, T)
     float *q = take_slice(&cursor, head_size), *k = take_slice(&cursor, head_size);
     float *v = take_slice(&cursor, head_size), *out = take_slice(&cursor, head_size);
     for (int64_t b = 0; b < a->B; b++) {
-        for (int head = 0; head < a->NH; head++) {
+        for (int head = 0; head < NH; head++) {
             AttentionHead h = head_of(a, b, head);
             const floatX *source = a->qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
             load_rows(q, source, 3 * C, T, HD);
             load_rows(k, source + HD, 3 * C, T, HD);
             load_rows(v, source + 2 * HD, 3 * C, T, HD);
-            head_forward(out, lse + (b * a->NH + head) * T, q, k, v, &h, cursor);
+            head_forward(out, lse + (b * NH + head) * T, q, k, v, &h, cursor);
             store_rows(a->out + b * T * C + (int64_t)head * HD, C, out, T, HD);
         }
     }
@@ -214,15 +220,15 @@ static void head_backward(HeadGradient g, const float *lse, const AttentionHead 
 // `out` serves backends that need sum p dp as dout . out. Here the whole row is at hand, and the
 // sum over it is free of out's rounding.
 void op_attention_backward(Stream *s, const Attention *a) {
-    int T = a->T, HD = a->HD;
-    int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
+    int T = a->T, HD = a->HD, NH = heads_of(a);
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)NH * HD;
     const float *lse = a->saved;  // (B, NH, T)
     float *cursor = a->workspace;
     HeadGradient g;
     float **slices[] = {&g.q, &g.k, &g.v, &g.dout, &g.dq, &g.dk, &g.dv};
     for (size_t i = 0; i < sizeof slices / sizeof slices[0]; i++) *slices[i] = take_slice(&cursor, head_size);
     for (int64_t b = 0; b < a->B; b++) {
-        for (int head = 0; head < a->NH; head++) {
+        for (int head = 0; head < NH; head++) {
             AttentionHead h = head_of(a, b, head);
             const floatX *qkv = a->qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
             floatX *dqkv = a->dqkv + (qkv - a->qkv);
@@ -230,7 +236,7 @@ void op_attention_backward(Stream *s, const Attention *a) {
             load_rows(g.k, qkv + HD, 3 * C, T, HD);
             load_rows(g.v, qkv + 2 * HD, 3 * C, T, HD);
             load_rows(g.dout, a->dout + b * T * C + (int64_t)head * HD, C, T, HD);
-            head_backward(g, lse + (b * a->NH + head) * T, &h, cursor);
+            head_backward(g, lse + (b * NH + head) * T, &h, cursor);
             store_rows(dqkv, 3 * C, g.dq, T, HD);
             store_rows(dqkv + HD, 3 * C, g.dk, T, HD);
             store_rows(dqkv + 2 * HD, 3 * C, g.dv, T, HD);

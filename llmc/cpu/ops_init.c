@@ -8,42 +8,64 @@
 // PIECE: values that a thread takes at a time.
 enum { DRAW_PAIRS = 64, PIECE = 1 << 16 };
 
+// A part of a tensor as runs of numbers that follow each other in the tensor's stream: its rows, or
+// one run where the part has all columns.
 typedef struct Drawing {
-    floatX *weights;
-    double std;
-    uint64_t seed;
-    uint32_t tensor;
+    const InitWeights *op;
+    int64_t run;     // numbers in a run
+    int64_t first;   // number of the first run's first element
+    int64_t stride;  // from a run's first number to the next run's
 } Drawing;
 
-// The fp32 numbers 2 * pair .. 2 * (pair + DRAW_PAIRS) - 1 of the stream.
-static void draw_pairs(float *values, const Drawing *d, uint64_t pair) {
+static Drawing drawing_of(const InitWeights *a) {
+    bool all_columns = a->columns == a->whole_columns;
+    return (Drawing){.op = a, .run = all_columns ? a->rows * a->columns : a->columns,
+                     .first = a->first_row * a->whole_columns + a->first_column,
+                     .stride = a->whole_columns};
+}
+
+// The fp32 numbers 2 * pair .. 2 * (pair + pairs) - 1 of the stream; pairs <= DRAW_PAIRS.
+static void draw_pairs(float *values, const InitWeights *a, uint64_t pair, int pairs) {
     uint32_t words[4][DRAW_PAIRS];
-    for (int i = 0; i < DRAW_PAIRS; i++) {
-        Philox4 bits = counter_bits(d->seed, PURPOSE_INIT, d->tensor, pair + (uint64_t)i);
+    for (int i = 0; i < pairs; i++) {
+        Philox4 bits = counter_bits(a->seed, PURPOSE_INIT, a->tensor, pair + (uint64_t)i);
         for (int w = 0; w < 4; w++) words[w][i] = bits.v[w];
     }
-    for (int i = 0; i < DRAW_PAIRS; i++) {
+    for (int i = 0; i < pairs; i++) {
         Philox4 bits = {{words[0][i], words[1][i], words[2][i], words[3][i]}};
         double normal[2];
         normal_pair(bits, normal);
-        for (int e = 0; e < 2; e++) values[2 * i + e] = (float)f64_mul(d->std, normal[e]);
+        for (int e = 0; e < 2; e++) values[2 * i + e] = (float)f64_mul(a->std, normal[e]);
     }
 }
 
-// Values [lo, hi), lo even.
+// Elements at .. at + n - 1 of the part, which are numbers first, first + 1, ... of the stream. The
+// first may be the second of a pair.
+static void draw_run(const InitWeights *a, int64_t at, int64_t n, int64_t first) {
+    float values[2 * DRAW_PAIRS];
+    for (int64_t done = 0; done < n;) {
+        int64_t number = first + done, skipped = number % 2;
+        int64_t wanted = min64(2 * DRAW_PAIRS - skipped, n - done);
+        draw_pairs(values, a, (uint64_t)number / 2, (int)ceil_div64(skipped + wanted, 2));
+        narrow(a->weights + at + done, values + skipped, wanted);
+        done += wanted;
+    }
+}
+
+// Elements [lo, hi) of the part.
 static void draw_range(void *drawing, int64_t lo, int64_t hi) {
     const Drawing *d = drawing;
-    float values[2 * DRAW_PAIRS];
-    for (int64_t at = lo; at < hi; at += 2 * DRAW_PAIRS) {
-        draw_pairs(values, d, (uint64_t)at / 2);
-        narrow(d->weights + at, values, min64(2 * DRAW_PAIRS, hi - at));
+    for (int64_t at = lo, n; at < hi; at += n) {
+        int64_t inside = at % d->run;
+        n = min64(d->run - inside, hi - at);
+        draw_run(d->op, at, n, d->first + at / d->run * d->stride + inside);
     }
 }
 
-void op_init_weights(Stream *s, floatX *weights, int64_t n, double std, uint64_t seed, uint32_t tensor,
-                     int threads) {
-    Drawing drawing = {weights, std, seed, tensor};
-    if (std > 0) parallel_ranges(threads, 0, n, PIECE, draw_range, &drawing);
-    else for (int64_t i = 0; i < n; i++) weights[i] = floatX_from_float(std < 0 ? 1.0f : 0.0f);
+void op_init_weights(Stream *s, const InitWeights *a) {
+    Drawing drawing = drawing_of(a);
+    int64_t n = a->rows * a->columns;
+    if (a->std > 0) parallel_ranges(a->threads, 0, n, PIECE, draw_range, &drawing);
+    else for (int64_t i = 0; i < n; i++) a->weights[i] = floatX_from_float(a->std < 0 ? 1.0f : 0.0f);
     show_progress(s);
 }

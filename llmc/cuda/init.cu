@@ -5,31 +5,52 @@
 
 enum { INIT_THREADS = 256, BLOCKS_PER_PROCESSOR = 16 };
 
+// A part of a tensor as runs of numbers that follow each other in the tensor's stream: its rows, or
+// one run where the part has all columns.
+struct Drawing {
+    InitWeights op;
+    int64_t runs, run;      // how many, and numbers in one
+    int64_t first, stride;  // the first run's first number, and from one run's first to the next's
+    int64_t pairs;          // threads for a run: at least the pairs that it has numbers of
+};
+
 // std below 0: ones.
-__global__ void __launch_bounds__(INIT_THREADS)
-    init_weights_kernel(floatX *weights, int64_t n, double std, uint64_t seed, uint32_t tensor) {
-    for (int64_t pair = (int64_t)blockIdx.x * INIT_THREADS + threadIdx.x; 2 * pair < n;
-         pair += (int64_t)gridDim.x * INIT_THREADS) {
+__global__ void __launch_bounds__(INIT_THREADS) init_weights_kernel(Drawing d) {
+    for (int64_t i = (int64_t)blockIdx.x * INIT_THREADS + threadIdx.x; i < d.runs * d.pairs;
+         i += (int64_t)gridDim.x * INIT_THREADS) {
+        const int64_t run = i / d.pairs, first = d.first + run * d.stride;
+        const int64_t pair = first / 2 + i % d.pairs;
         double normal[2];
-        normal_pair(counter_bits(seed, PURPOSE_INIT, tensor, (uint64_t)pair), normal);
+        normal_pair(counter_bits(d.op.seed, PURPOSE_INIT, d.op.tensor, (uint64_t)pair), normal);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float value = std < 0 ? 1.0f : __double2float_rn(f64_mul(std, normal[e]));
-            if (2 * pair + e < n) weights[2 * pair + e] = floatX_from_float(value);
+            const int64_t at = 2 * pair + e - first;
+            float value = d.op.std < 0 ? 1.0f : __double2float_rn(f64_mul(d.op.std, normal[e]));
+            if (at >= 0 && at < d.run) d.op.weights[run * d.run + at] = floatX_from_float(value);
         }
     }
 }
 
-void op_init_weights(Stream *s, floatX *weights, int64_t n, double std, uint64_t seed, uint32_t tensor,
-                     int threads) {
-    if (n <= 0) return;
-    if (std == 0) {
-        set_zero(s, weights, (size_t)n * sizeof *weights);
+static Drawing drawing_of(const InitWeights *a) {
+    Drawing d = {*a};
+    bool all_columns = a->columns == a->whole_columns;
+    d.runs = all_columns ? 1 : a->rows;
+    d.run = all_columns ? a->rows * a->columns : a->columns;
+    d.first = a->first_row * a->whole_columns + a->first_column;
+    d.stride = a->whole_columns;
+    d.pairs = d.run / 2 + 1;  // a run may begin with the second number of a pair
+    return d;
+}
+
+void op_init_weights(Stream *s, const InitWeights *a) {
+    const Drawing d = drawing_of(a);
+    if (d.runs * d.run <= 0) return;
+    if (a->std == 0) {
+        set_zero(s, a->weights, (size_t)(d.runs * d.run) * sizeof *a->weights);
         return;
     }
-    int64_t blocks = ceil_div64(n, 2 * INIT_THREADS),
+    int64_t blocks = ceil_div64(d.runs * d.pairs, INIT_THREADS),
             most = (int64_t)stream_device(s)->multiprocessors * BLOCKS_PER_PROCESSOR;
-    init_weights_kernel<<<(unsigned)(blocks < most ? blocks : most), INIT_THREADS, 0, stream_handle(s)>>>(
-        weights, n, std, seed, tensor);
+    init_weights_kernel<<<(unsigned)(blocks < most ? blocks : most), INIT_THREADS, 0, stream_handle(s)>>>(d);
     check_launch(s, "initial weights");
 }

@@ -50,8 +50,21 @@ static void case_init(Dump *d, int64_t n, double std) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "init_%lld_std%g", (long long)n, std);
     floatX *weights = poisoned_x(lab, n + 2);
-    op_init_weights(lab->stream, weights + 1, n, std, 0x123456789ull, 42, 2);
+    InitWeights all = {weights + 1, n, 1, 0, 0, 1, std, 0x123456789ull, 42, 2};
+    op_init_weights(lab->stream, &all);
     dump_x(d, "weights", weights, n + 2, 'e');
+    release(lab, (void *[]){weights, NULL});
+}
+
+// A part of a tensor of 1001 columns.
+static void case_init_part(Dump *d, int64_t first_row, int64_t rows, int64_t first_column, int64_t columns) {
+    Lab *lab = &d->lab;
+    snprintf(d->scope, sizeof d->scope, "init_part_%lldx%lld_from_%lld_%lld", (long long)rows,
+             (long long)columns, (long long)first_row, (long long)first_column);
+    floatX *weights = poisoned_x(lab, rows * columns + 1);
+    InitWeights part = {weights, rows, columns, first_row, first_column, 1001, 0.02, 0x123456789ull, 42, 2};
+    op_init_weights(lab->stream, &part);
+    dump_x(d, "weights", weights, rows * columns + 1, 'e');
     release(lab, (void *[]){weights, NULL});
 }
 
@@ -68,7 +81,7 @@ static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, 
            *dx = random_x(lab, n * C, 0, 1), *x = poisoned_x(lab, n * C);
     float *dwte = random_f(lab, (int64_t)V * C, 1), *dwpe = random_f(lab, (int64_t)T * C, 1);
     Embedding a = {B,   T,   C, 0,  V,    tokens, positions, dropout_of(p, DROPOUT_EMBEDDING),
-                   wte, wpe, x, dx, dwte, dwpe};
+                   wte, wpe, x, dx, dwte, .dwpe = dwpe};
     op_embedding_forward(lab->stream, &a);
     op_embedding_backward(lab->stream, &a);
     dump_x(d, "x", x, n * C, 'e');
@@ -319,7 +332,8 @@ static void case_attention(Dump *d, int B, int T, int NH, int HD, int documents,
     floatX *qkv = random_x(lab, 3 * out_size, 0, 1), *dout = random_x(lab, out_size, 0, 1),
            *out = poisoned_x(lab, out_size), *dqkv = poisoned_x(lab, 3 * out_size);
     Dropout dropout = p > 0.0f ? dropout_of(p, DROPOUT_ATTENTION) : NONE;
-    Attention a = {B, T, NH, HD, dropout, qkv, documents ? start : NULL, out, saved, dout, dqkv, workspace};
+    Attention a = {B,   T,     NH,   HD,   dropout, qkv, documents ? start : NULL,
+                   out, saved, dout, dqkv, .workspace = workspace};
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
@@ -371,6 +385,9 @@ int main(int argc, char **argv) {
     case_init(&d, 1200002, 0.02);
     case_init(&d, 777, 0);
     case_init(&d, 777, -1);
+    case_init_part(&d, 3, 40, 0, 1001);
+    case_init_part(&d, 0, 77, 0, 500);
+    case_init_part(&d, 5, 77, 501, 333);
     case_embedding(&d, 3, 200, 64, 50, false, 0.0f);
     case_embedding(&d, 3, 200, 768, 50, true, 0.1f);
     case_embedding(&d, 1, 7, 8, 5, false, 0.0f);

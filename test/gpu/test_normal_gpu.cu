@@ -91,7 +91,8 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
         double std = stds[i % 4];
         memset(host, 0xEE, (size_t)(n + 2) * sizeof *host);
         copy_to_device(stream, weights, host, (size_t)(n + 2) * sizeof *host);
-        op_init_weights(stream, weights + 1, n, std, SEED, STREAM, 1);
+        const InitWeights all = {weights + 1, n, 1, 0, 0, 1, std, SEED, STREAM, 1};
+        op_init_weights(stream, &all);
         copy_to_host(stream, host, weights, (size_t)(n + 2) * sizeof *host);
         stream_synchronize(stream);
         int64_t differ = 0;
@@ -100,6 +101,35 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
               (long long)differ);
         check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "%lld weights, deviation %g: more was written",
               (long long)n, std);
+    }
+    free(host);
+    device_free(device, weights);
+}
+
+// Boxes cut from a tensor of 3001 columns, odd ones too, at an address that is a multiple of 2 alone.
+static void test_parts(Checks *c, Device *device, Stream *stream) {
+    enum { COLUMNS = 3001, MOST = 200 * COLUMNS };
+    const struct { int64_t rows, columns, first_row, first_column; } box[] = {
+        {200, COLUMNS, 11, 0}, {200, 1500, 0, 0}, {200, 1501, 0, 1500}, {77, 256, 5, 513}, {9, 1, 8, 3000}};
+    Error err = {};
+    floatX *weights = (floatX *)device_alloc(device, (MOST + 2) * sizeof *weights, "a test", &err),
+           *host = (floatX *)malloc((MOST + 2) * sizeof *host);
+    for (int i = 0; i < 5; i++) {
+        const int64_t rows = box[i].rows, columns = box[i].columns, n = rows * columns;
+        memset(host, 0xEE, (MOST + 2) * sizeof *host);
+        copy_to_device(stream, weights, host, (MOST + 2) * sizeof *host);
+        const InitWeights part = {weights + 1, rows, columns, box[i].first_row, box[i].first_column, COLUMNS,
+                                  0.02, SEED, STREAM, 1};
+        op_init_weights(stream, &part);
+        copy_to_host(stream, host, weights, (MOST + 2) * sizeof *host);
+        stream_synchronize(stream);
+        int64_t differ = 0;
+        for (int64_t j = 0; j < n; j++) {
+            int64_t row = part.first_row + j / columns, column = part.first_column + j % columns;
+            differ += host[1 + j] != expected_weight(row * COLUMNS + column, 0.02);
+        }
+        check(c, differ == 0, "part %d of a tensor: %lld weights differ", i, (long long)differ);
+        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "part %d of a tensor: more was written", i);
     }
     free(host);
     device_free(device, weights);
@@ -116,6 +146,7 @@ int main(void) {
     Stream *stream = stream_create(device, "compute");
     test_functions(&checks, device, stream);
     test_weights(&checks, device, stream);
+    test_parts(&checks, device, stream);
     stream_destroy(stream);
     device_close(device);
     return checks_end(&checks);

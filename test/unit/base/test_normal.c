@@ -175,7 +175,8 @@ static void weights_are_the_stream(void **state) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         for (int threads = 1; threads <= 3; threads += 2) {
             memset(weights, 0xFF, sizeof weights);
-            op_init_weights(NULL, weights, sizes[i], 0.02, 77, 5, threads);
+            InitWeights all = {weights, sizes[i], 1, 0, 0, 1, 0.02, 77, 5, threads};
+            op_init_weights(NULL, &all);
             for (int j = 0; j < sizes[i]; j++) {
                 floatX expected = floatX_from_float((float)(0.02 * number(77, 5, (uint64_t)j)));
                 if (memcmp(&weights[j], &expected, sizeof expected) != 0)
@@ -186,11 +187,37 @@ static void weights_are_the_stream(void **state) {
     }
 }
 
+// Parts cut by rows, by columns and by both have the numbers that the whole has there.
+static void parts_have_the_numbers_of_the_whole(void **state) {
+    enum { ROWS = 61, COLUMNS = 1003, MOST = ROWS * COLUMNS };
+    static const struct { int64_t first_row, rows, first_column, columns; } box[] = {
+        {0, ROWS, 0, COLUMNS}, {0, 30, 0, COLUMNS}, {31, 30, 0, COLUMNS}, {60, 1, 0, COLUMNS},
+        {0, ROWS, 0, 501},     {0, ROWS, 501, 502}, {0, ROWS, 1002, 1},   {7, 13, 129, 257},
+        {8, 12, 128, 256},     {5, 1, 9, 1}};
+    static floatX whole[MOST], part[MOST + 1];
+    InitWeights all = {whole, ROWS, COLUMNS, 0, 0, COLUMNS, 0.02, 77, 5, 1};
+    op_init_weights(NULL, &all);
+    for (size_t i = 0; i < 2 * sizeof box / sizeof box[0]; i++) {
+        int64_t rows = box[i / 2].rows, columns = box[i / 2].columns;
+        InitWeights cut = {part, rows, columns, box[i / 2].first_row, box[i / 2].first_column, COLUMNS,
+                           0.02, 77, 5, i % 2 ? 3 : 1};
+        memset(part, 0xFF, sizeof part);
+        op_init_weights(NULL, &cut);
+        for (int64_t r = 0; r < rows; r++) {
+            const floatX *expected = whole + (cut.first_row + r) * COLUMNS + cut.first_column;
+            if (memcmp(part + r * columns, expected, (size_t)columns * sizeof(floatX)) != 0)
+                fail_msg("part %zu, row %lld", i / 2, (long long)r);
+        }
+        assert_true(isnan(floatX_to_float(part[rows * columns])));
+    }
+}
+
 static void constants(void **state) {
     floatX weights[10];
     for (int ones = 0; ones < 2; ones++) {
         memset(weights, 0xFF, sizeof weights);
-        op_init_weights(NULL, weights, 9, ones ? -1.0 : 0.0, 77, 5, 2);
+        InitWeights nine = {weights, 3, 3, 1, 2, 7, ones ? -1.0 : 0.0, 77, 5, 2};
+        op_init_weights(NULL, &nine);
         for (int i = 0; i < 9; i++) assert_true(floatX_to_float(weights[i]) == (float)ones);
         assert_true(isnan(floatX_to_float(weights[9])));
     }
@@ -218,6 +245,7 @@ int main(void) {
         cmocka_unit_test(normals_are_normal),
         cmocka_unit_test(streams_do_not_depend_on_order_and_differ),
         cmocka_unit_test(weights_are_the_stream),
+        cmocka_unit_test(parts_have_the_numbers_of_the_whole),
         cmocka_unit_test(constants),
         cmocka_unit_test(purposes_share_no_bits),
     };

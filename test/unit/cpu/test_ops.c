@@ -138,7 +138,7 @@ static void check_embedding(int B, int T, int C, Dropout d) {
     for (int64_t i = 0; i < VOCABULARY * C; i++) dwte_expected[i] = (double)dwte[i];
     for (int64_t i = 0; i < POSITIONS * C; i++) dwpe_expected[i] = (double)dwpe[i];
 
-    Embedding e = {B, T, C, 0, VOCABULARY, tokens, positions, d, wte, wpe, x, dx, dwte, dwpe};
+    Embedding e = {B, T, C, 0, VOCABULARY, tokens, positions, d, wte, wpe, x, dx, dwte, .dwpe = dwpe};
     op_embedding_forward(NULL, &e);
     op_embedding_backward(NULL, &e);
     for (int64_t i = 0; i < n; i++) {
@@ -168,14 +168,14 @@ static void test_embedding_parts(void **state) {
     float *dwte = random_floats(&rng, V * C, 1), *dwpe = random_floats(&rng, N * C, 1);
     float *dwte_parts = copy_of(dwte, V * C * sizeof(float)),
           *dwpe_part = copy_of(dwpe, N * C * sizeof(float));
-    Embedding whole = {B, T, C, 0, V, tokens, positions, d, wte, wpe, x, dx, dwte, dwpe};
+    Embedding whole = {B, T, C, 0, V, tokens, positions, d, wte, wpe, x, dx, dwte, .dwpe = dwpe};
     op_embedding_forward(NULL, &whole);
     op_embedding_backward(NULL, &whole);
     for (int rank = 0; rank < 3; rank++) {
         int64_t at = border[rank] * C;
         float *dwpe_rank = copy_of(dwpe_part, N * C * sizeof(float));
         Embedding mine = {B, T, C, border[rank], border[rank + 1] - border[rank], tokens, positions, d,
-                          wte + at, NULL, part, dx, dwte_parts + at, dwpe_rank};
+                          wte + at, NULL, part, dx, dwte_parts + at, .dwpe = dwpe_rank};
         op_embedding_forward(NULL, &mine);
         op_embedding_backward(NULL, &mine);
         assert_memory_equal(dwpe_rank, dwpe, N * C * sizeof(float));  // every rank has all positions
@@ -183,11 +183,41 @@ static void test_embedding_parts(void **state) {
             sum[i] = floatX_from_float(floatX_to_float(sum[i]) + floatX_to_float(part[i]));
         free(dwpe_rank);
     }
-    Embedding rest = {B, T, C, .positions = positions, .dropout = d, .wpe = wpe, .x = sum};
+    Embedding rest = {B, T, C, .positions = positions, .dropout = d, .wpe = wpe, .x = part};
+    memcpy(part, sum, N * C * sizeof(floatX));
     op_embedding_forward(NULL, &rest);
+    assert_memory_equal(part, x, N * C * sizeof(floatX));
+    // Each rank ends its own rows alone; their border lies inside a sample.
+    for (int rank = 0; rank < 2; rank++) {
+        rest.x_rows = rank ? (Rows){5, N - 5} : (Rows){0, 5};
+        rest.x = sum + rest.x_rows.first * C;
+        op_embedding_forward(NULL, &rest);
+    }
     assert_memory_equal(sum, x, N * C * sizeof(floatX));
     assert_memory_equal(dwte_parts, dwte, V * C * sizeof(float));
     free_all(wte, wpe, dx, x, sum, part, tokens, positions, dwte, dwpe, dwte_parts, dwpe_part, NULL);
+}
+
+// Backward for one table at a time gives the bits of both at once.
+static void test_embedding_one_table(void **state) {
+    enum { V = 20, B = 2, T = 9, C = 24, N = B * T };
+    Random rng = {22};
+    floatX *dx = random_floatX(&rng, N * C, 0, 1);
+    int32_t *tokens = random_ids(&rng, N, V), *positions = random_ids(&rng, N, N);
+    float *dwte = random_floats(&rng, V * C, 1), *dwpe = random_floats(&rng, N * C, 1),
+          *dwte_alone = copy_of(dwte, V * C * sizeof(float)),
+          *dwpe_alone = copy_of(dwpe, N * C * sizeof(float));
+    Embedding both = {B, T, C, 0, V, tokens, positions, {0.25f, 9, DROPOUT_EMBEDDING, 11}, .dx = dx,
+                      .dwte = dwte, .dwpe = dwpe};
+    Embedding words = both, places = both;
+    words.positions = NULL, words.dwte = dwte_alone, words.dwpe = NULL;
+    places.tokens = NULL, places.dwte = NULL, places.dwpe = dwpe_alone;
+    op_embedding_backward(NULL, &both);
+    op_embedding_backward(NULL, &words);
+    op_embedding_backward(NULL, &places);
+    assert_memory_equal(dwte, dwte_alone, V * C * sizeof(float));
+    assert_memory_equal(dwpe, dwpe_alone, N * C * sizeof(float));
+    free_all(dx, tokens, positions, dwte, dwpe, dwte_alone, dwpe_alone, NULL);
 }
 
 static void test_embedding(void **state) {
@@ -337,6 +367,94 @@ static void test_layernorm(void **state) {
         check_layernorm_backward(B, T, C, NO_DROPOUT, false);
         check_layernorm_backward(B, T, C, NO_DROPOUT, true);
         check_layernorm_backward(B, T, C, d, true);
+    }
+}
+
+// The tensors of a LayerNorm with a branch, for N rows. Made twice with one seed, all inputs are
+// equal.
+typedef struct NormTensors {
+    LayerNorm op;
+    int64_t n;
+    floatX *residual, *branch, *gamma, *beta, *dy;
+} NormTensors;
+
+static NormTensors norm_tensors(int B, int T, int C, Dropout d) {
+    Random rng = {31};
+    int64_t N = (int64_t)B * T, n = N * C;
+    NormTensors m = {.n = n, .residual = random_floatX(&rng, n, 0, 1), .branch = random_floatX(&rng, n, 0, 1),
+                     .gamma = random_floatX(&rng, C, 1, 0.3), .beta = random_floatX(&rng, C, 0, 0.3),
+                     .dy = random_floatX(&rng, n, 0, 1)};
+    m.op = (LayerNorm){B, T, C, 1e-5f, d, poisoned_floatX(n), m.residual, m.branch, m.gamma, m.beta,
+                       poisoned_floatX(n), poisoned_floats(N), poisoned_floats(N), m.dy,
+                       random_floatX(&rng, n, 0, 1), poisoned_floatX(n), random_floats(&rng, C, 1),
+                       .dbeta = random_floats(&rng, C, 1)};
+    return m;
+}
+static void norm_tensors_free(NormTensors *m) {
+    free_all(m->residual, m->branch, m->gamma, m->beta, m->dy, m->op.x, m->op.y, m->op.mean, m->op.rstd,
+             m->op.dresidual, m->op.dbranch, m->op.dgamma, m->op.dbeta, NULL);
+}
+// Rows first .. first + count - 1, as the rank sees them that holds these.
+static LayerNorm norm_rows(const LayerNorm *whole, int64_t first, int64_t count) {
+    LayerNorm a = *whole;
+    int64_t at = first * a.C;
+    a.rows = (Rows){first, count};
+    a.x += at, a.residual += at, a.branch += at, a.dresidual += at, a.dbranch += at;
+    if (a.gamma) a.y += at, a.mean += first, a.rstd += first, a.dy += at;
+    return a;
+}
+
+// Blocks of rows, whose borders lie inside samples, together have the bits of all rows at once.
+static void test_layernorm_rows(void **state) {
+    enum { B = 3, T = 7, C = 40, N = B * T, BLOCKS = 3 };
+    const int border[BLOCKS + 1] = {0, 5, 16, N};
+    Dropout d = {0.3f, 8, 4 * 2 + DROPOUT_PROJECTION, 1ll << 33};
+    NormTensors whole = norm_tensors(B, T, C, d), parts = norm_tensors(B, T, C, d);
+    op_layernorm_forward(NULL, &whole.op);
+    op_layernorm_backward(NULL, &whole.op);
+    for (int i = 0; i < BLOCKS; i++) {
+        LayerNorm block = norm_rows(&parts.op, border[i], border[i + 1] - border[i]);
+        op_layernorm_forward(NULL, &block);
+        op_layernorm_backward(NULL, &block);
+    }
+    assert_memory_equal(whole.op.x, parts.op.x, N * C * sizeof(floatX));
+    assert_memory_equal(whole.op.y, parts.op.y, N * C * sizeof(floatX));
+    assert_memory_equal(whole.op.mean, parts.op.mean, N * sizeof(float));
+    assert_memory_equal(whole.op.rstd, parts.op.rstd, N * sizeof(float));
+    assert_memory_equal(whole.op.dresidual, parts.op.dresidual, N * C * sizeof(floatX));
+    assert_memory_equal(whole.op.dbranch, parts.op.dbranch, N * C * sizeof(floatX));
+    assert_memory_equal(whole.op.dgamma, parts.op.dgamma, C * sizeof(float));
+    assert_memory_equal(whole.op.dbeta, parts.op.dbeta, C * sizeof(float));
+    norm_tensors_free(&whole);
+    norm_tensors_free(&parts);
+}
+
+// Where a pipeline stage ends there is no LayerNorm: the sum before it and the branch's gradient
+// have the bits of the fused op, and nothing else is touched.
+static void test_layernorm_border(void **state) {
+    enum { B = 2, T = 6, C = 24, N = B * T };
+    Dropout d = {0.3f, 8, 4 * 2 + DROPOUT_FFN, 12};
+    for (int blocks = 1; blocks <= 2; blocks++) {
+        NormTensors fused = norm_tensors(B, T, C, d), border = norm_tensors(B, T, C, d);
+        op_layernorm_forward(NULL, &fused.op);
+        op_layernorm_backward(NULL, &fused.op);
+        memcpy(border.op.dresidual, fused.op.dresidual, N * C * sizeof(floatX));
+        LayerNorm sum = border.op;
+        sum.gamma = sum.beta = sum.dy = NULL;
+        sum.y = NULL, sum.mean = sum.rstd = sum.dgamma = sum.dbeta = NULL;
+        for (int i = 0; i < blocks; i++) {
+            LayerNorm block = norm_rows(&sum, i * N / blocks, N / blocks);
+            op_layernorm_forward(NULL, &block);
+            op_layernorm_backward(NULL, &block);
+        }
+        assert_memory_equal(fused.op.x, border.op.x, N * C * sizeof(floatX));
+        assert_memory_equal(fused.op.dbranch, border.op.dbranch, N * C * sizeof(floatX));
+        assert_memory_equal(fused.op.dresidual, border.op.dresidual, N * C * sizeof(floatX));
+        sum.dbranch = NULL;  // nothing is left to do
+        op_layernorm_backward(NULL, &sum);
+        assert_memory_equal(fused.op.dresidual, border.op.dresidual, N * C * sizeof(floatX));
+        norm_tensors_free(&fused);
+        norm_tensors_free(&border);
     }
 }
 
@@ -493,7 +611,8 @@ static void check_attention(int B, int T, int NH, int HD, bool documents, Dropou
     floatX *out = poisoned_floatX(a.n), *dqkv = poisoned_floatX(3 * a.n);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
     void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD));
-    Attention attention = {B, T, NH, HD, dropout, a.qkv, a.doc_start, out, saved, a.dout, dqkv, workspace};
+    Attention attention = {B, T, NH, HD, dropout, a.qkv, a.doc_start, out, saved, a.dout, dqkv,
+                           .workspace = workspace};
     op_attention_forward(NULL, &attention);
     memset(workspace, 0xFF, op_attention_workspace_bytes(B, T, NH, HD));  // nothing may survive in it
     op_attention_backward(NULL, &attention);
@@ -536,6 +655,52 @@ static void test_attention_split(void **state) {
     free_all(qkv, whole, parts, saved, workspace, NULL);
 }
 
+// Columns first .. first + count - 1 of `rows` rows, to or from a matrix of these columns alone.
+static void cut_columns(floatX *part, floatX *whole, int64_t rows, int64_t columns, int64_t first,
+                        int64_t count, bool back) {
+    for (int64_t row = 0; row < rows; row++) {
+        floatX *inside = whole + row * columns + first, *alone = part + row * count;
+        memcpy(back ? inside : alone, back ? alone : inside, (size_t)count * sizeof(floatX));
+    }
+}
+
+// The heads of two ranks, with dropout and documents: together the bits of all heads at once.
+static void test_attention_heads(void **state) {
+    enum { B = 2, T = 70, NH = 5, HD = 16, N = B * T, C = NH * HD };
+    const int border[] = {0, 2, NH};
+    Dropout dropout = {0.2f, 11, DROPOUT_ATTENTION, 40};
+    Random rng = {14};
+    floatX *qkv = random_floatX(&rng, N * 3 * C, 0, 1), *dout = random_floatX(&rng, N * C, 0, 1);
+    floatX *out = poisoned_floatX(N * C), *dqkv = poisoned_floatX(N * 3 * C);
+    floatX *out_parts = poisoned_floatX(N * C), *dqkv_parts = poisoned_floatX(N * 3 * C);
+    int32_t *start = random_doc_start(&rng, B, T);
+    void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD)),
+         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD));
+    Attention all = {B, T, NH, HD, dropout, qkv, start, out, saved, dout, dqkv, .workspace = workspace};
+    op_attention_forward(NULL, &all);
+    op_attention_backward(NULL, &all);
+    for (int rank = 0; rank < 2; rank++) {
+        int first = border[rank], heads = border[rank + 1] - first;
+        int64_t at = first * HD, width = heads * HD;
+        floatX *my_qkv = poisoned_floatX(N * 3 * width), *my_dout = poisoned_floatX(N * width),
+               *my_out = poisoned_floatX(N * width), *my_dqkv = poisoned_floatX(N * 3 * width);
+        void *my_saved = poisoned(op_attention_saved_bytes(B, T, heads, HD)),
+             *my_workspace = poisoned(op_attention_workspace_bytes(B, T, heads, HD));
+        cut_columns(my_qkv, qkv, N, 3 * C, 3 * at, 3 * width, false);
+        cut_columns(my_dout, dout, N, C, at, width, false);
+        Attention mine = {B, T, NH, HD, dropout, my_qkv, start, my_out, my_saved, my_dout, my_dqkv,
+                          my_workspace, first, heads};
+        op_attention_forward(NULL, &mine);
+        op_attention_backward(NULL, &mine);
+        cut_columns(my_out, out_parts, N, C, at, width, true);
+        cut_columns(my_dqkv, dqkv_parts, N, 3 * C, 3 * at, 3 * width, true);
+        free_all(my_qkv, my_dout, my_out, my_dqkv, my_saved, my_workspace, NULL);
+    }
+    assert_memory_equal(out, out_parts, N * C * sizeof(floatX));
+    assert_memory_equal(dqkv, dqkv_parts, N * 3 * C * sizeof(floatX));
+    free_all(qkv, dout, out, dqkv, out_parts, dqkv_parts, start, saved, workspace, NULL);
+}
+
 // Scores in the hundreds would overflow exp without the maximum taken out; and a NaN must come
 // through, for the sentry to see.
 static void test_attention_extremes(void **state) {
@@ -545,7 +710,7 @@ static void test_attention_extremes(void **state) {
            *dqkv = poisoned_floatX(T * 3 * HD);
     void *saved = poisoned(op_attention_saved_bytes(1, T, 1, HD)),
          *workspace = poisoned(op_attention_workspace_bytes(1, T, 1, HD));
-    Attention attention = {1, T, 1, HD, NO_DROPOUT, qkv, NULL, out, saved, out, dqkv, workspace};
+    Attention attention = {1, T, 1, HD, NO_DROPOUT, qkv, NULL, out, saved, out, dqkv, .workspace = workspace};
     op_attention_forward(NULL, &attention);
     op_attention_backward(NULL, &attention);
     for (int i = 0; i < T * HD; i++)
@@ -783,6 +948,53 @@ static void test_head_ranks(void **state) {
     for (int ranks = 1; ranks <= 4; ranks *= 2) check_head_ranks(ranks);
 }
 
+// --- sums over ranks -----------------------------------------------------------------------------
+
+// fp32 sums in rank order from part 0 on, the bias last, one rounding; what stands behind y stays.
+static void check_sum_parts(int64_t n, int ranks, int C) {
+    Random rng = {41};
+    floatX *parts = random_floatX(&rng, ranks * n, 0, 1), *bias = C ? random_floatX(&rng, C, 0, 1) : NULL;
+    float *float_parts = random_floats(&rng, ranks * n, 1), *sums = poisoned_floats(n + 1);
+    floatX *y = poisoned_floatX(n + 1), nan = y[n];
+    for (int r = 0; r < ranks; r++) parts[r * n] = floatX_from_float(-0.0f);
+    float large = 0x1p30f;  // the order of the sum shows
+    for (int r = 0; ranks > 2 && r < ranks; r++)
+        parts[r * n + n - 1] = floatX_from_float(r == 0 ? large : r == 1 ? -large : r == 2 ? 1.0f : 0.0f);
+    SumParts a = {y, parts, n, ranks, bias, C};
+    op_sum_parts(NULL, &a);
+    op_add_parts(NULL, sums, float_parts, n, ranks);
+    for (int64_t i = 0; i < n; i++) {
+        float sum = floatX_to_float(parts[i]), added = float_parts[i];
+        double exact = (double)sum, largest = fabs(exact);
+        for (int r = 1; r < ranks; r++) {
+            float part = floatX_to_float(parts[r * n + i]);
+            sum += part, added += float_parts[r * n + i];
+            exact += (double)part, largest = fmax(largest, fabs((double)part));
+        }
+        if (bias) sum += floatX_to_float(bias[i % C]), exact += (double)floatX_to_float(bias[i % C]);
+        floatX expected = floatX_from_float(sum);
+        assert_memory_equal(&y[i], &expected, sizeof expected);
+        assert_memory_equal(&sums[i], &added, sizeof added);
+        check_close("sum of parts", (double)floatX_to_float(y[i]), exact, floatX_unit_roundoff(),
+                    largest * 1e-6, i);
+    }
+    assert_memory_equal(&y[n], &nan, sizeof nan);
+    assert_true(isnan(sums[n]));
+    free_all(parts, float_parts, sums, y, NULL);
+    free(bias);
+}
+
+static void test_sum_parts(void **state) {
+    const int64_t sizes[] = {1, 7, 8, 24 * 37, 1031, 2048};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int ranks = 1; ranks <= 8; ranks += ranks < 4 ? 1 : 4) {
+            check_sum_parts(sizes[i], ranks, 0);
+            check_sum_parts(sizes[i], ranks, 24);
+            check_sum_parts(sizes[i], ranks, 700);
+        }
+    }
+}
+
 // --- against PyTorch -----------------------------------------------------------------------------
 
 // bf16 values of a golden tensor, exact in either precision.
@@ -841,7 +1053,8 @@ static void test_golden(void **state) {
     floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(n_qkv);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, C / NH)),
          *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, C / NH));
-    Attention attention = {B, T, NH, C / NH, NO_DROPOUT, qkv, NULL, out, saved, dout, dqkv, workspace};
+    Attention attention = {B, T, NH, C / NH, NO_DROPOUT, qkv, NULL, out, saved, dout, dqkv,
+                           .workspace = workspace};
     op_attention_forward(NULL, &attention);
     op_attention_backward(NULL, &attention);
     check_golden_floatX(&g, "op.attention.out", out, n);
@@ -871,14 +1084,19 @@ int main(void) {
         cmocka_unit_test(test_dropout_statistics),
         cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_embedding_parts),
+        cmocka_unit_test(test_embedding_one_table),
         cmocka_unit_test(test_layernorm),
+        cmocka_unit_test(test_layernorm_rows),
+        cmocka_unit_test(test_layernorm_border),
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_split),
+        cmocka_unit_test(test_attention_heads),
         cmocka_unit_test(test_attention_extremes),
         cmocka_unit_test(test_head),
         cmocka_unit_test(test_head_chunks),
         cmocka_unit_test(test_head_ranks),
+        cmocka_unit_test(test_sum_parts),
         cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests_name("ops (" FLOATX_NAME ")", tests, NULL, NULL);

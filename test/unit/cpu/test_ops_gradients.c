@@ -119,7 +119,7 @@ static void check_embedding(int B, int T, int C, Dropout dropout) {
     float *dwte = zero_floats(VOCABULARY * C), *dwpe = zero_floats(POSITIONS * C);
     e.op = (Embedding){B,           T,       C,     0,     VOCABULARY,         e.tokens,
                        e.positions, dropout, e.wte, e.wpe, poisoned_floatX(n), as_floatX(e.weights),
-                       dwte,        dwpe};
+                       dwte,        .dwpe = dwpe};
     op_embedding_backward(NULL, &e.op);
     check_gradient(embedding_forward, &e, (Input){"wte", as_floats(e.wte), dwte, VOCABULARY * C}, &rng);
     check_gradient(embedding_forward, &e, (Input){"wpe", as_floats(e.wpe), dwpe, POSITIONS * C}, &rng);
@@ -258,7 +258,7 @@ static void check_attention(int B, int T, int NH, int HD, bool documents, Dropou
     void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD));
     floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(3 * n);
     a.op = (Attention){B,    T,        NH, HD, dropout, a.qkv, a.doc_start, out, saved, as_floatX(a.weights),
-                       dqkv, workspace};
+                       dqkv, .workspace = workspace};
     attention_forward(&a);
     op_attention_backward(NULL, &a.op);
     check_gradient(attention_forward, &a, (Input){"qkv", as_floats(a.qkv), as_floats(dqkv), 3 * n}, &rng);
