@@ -1,6 +1,6 @@
 // The two attentions of the CUDA backend. attention.cu chooses, attention_cudnn.cpp calls cuDNN,
 // attention_plain.cu has our own kernels. Both keep the same for backward: the log-sum-exp of each
-// query's scaled scores.
+// query's scaled scores. Here NH is the number of heads that this rank holds, from first_head on.
 #pragma once
 #include <math.h>
 
@@ -24,8 +24,10 @@ void attention_plain_backward(Stream *stream, const Attention *a);
 // has no plan for this call: nothing was done then, and stderr says why, once per shape. Forward
 // and backward of one shape answer alike. A plan that was built and fails ends the job.
 //
-// Dropout's mask comes from cuDNN's own Philox, keyed by (seed, site, first_sample). It is the same
-// in forward, in a recomputed forward and in backward, but it is not the mask of ops.h.
+// Dropout's mask comes from cuDNN's own Philox, keyed by (seed, site, first_sample, first_head).
+// Inside a call the mask depends on the shape too: B, T, NH, and the slices of deterministic mode.
+// So it is the same in forward, in a recomputed forward and in backward, and tensor-parallel ranks
+// draw masks of their own. But it is not the mask of ops.h, and another layout draws another one.
 bool attention_cudnn_forward(Stream *stream, const Attention *a);
 bool attention_cudnn_backward(Stream *stream, const Attention *a);
 

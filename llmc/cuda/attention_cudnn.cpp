@@ -285,16 +285,18 @@ Plan *find_plan(Stream *stream, State **state, const Attention *a) {
 
 // --- execution -----------------------------------------------------------------------------------
 
-// splitmix64's finaliser: neighbouring (seed, site, sample) give unrelated keys.
+// splitmix64's finaliser: neighbouring (seed, site, sample, head, slice) give unrelated keys.
 uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return z ^ (z >> 31);
 }
-int64_t dropout_seed(Dropout d, int slice) {
+int64_t dropout_seed(const Attention *a, int slice) {
+    Dropout d = a->dropout;
     uint64_t z = mix(((uint64_t)d.seed << 32 | d.site) + 0x9E3779B97F4A7C15ull);
     z = mix(z ^ (uint64_t)d.first_sample);
-    return (int64_t)(mix(z + (uint64_t)slice) >> 1);  // not negative
+    uint64_t part = (uint64_t)a->first_head << 32 | (uint32_t)slice;
+    return (int64_t)(mix(z + part) >> 1);  // not negative
 }
 
 // Where one slice begins: the i-th slice covers samples from `sample` and heads from `head`.
@@ -328,7 +330,7 @@ void execute_slices(Stream *stream, State *state, const Plan *plan, const graph:
     for (int i = 0; i < slices; i++) {
         std::unordered_map<int64_t, void *> pack = pointers(slice_start(a, plan->slice, i));
         if (a->dropout.p > 0.0f) {
-            attention_store_seed(stream, seed, dropout_seed(a->dropout, i), 0);
+            attention_store_seed(stream, seed, dropout_seed(a, i), 0);
             pack[SEED] = seed;
             pack[OFFSET] = seed + 1;
         }

@@ -220,12 +220,13 @@ static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, 
 
 // --- elements of the scores ----------------------------------------------------------------------
 
-// Dropout's multiplier of one probability: element (head * T + t) * T + key of its sample, as ops.h
-// says.
+// Dropout's multiplier of one probability: element (head * T + t) * T + key of its sample, where
+// ops.h counts heads in the whole model and `head` is counted from this rank's first.
 static __device__ __forceinline__ float keep_multiplier(const Call &a, const HeadView &h, int head, int t,
                                                         int key) {
     if (!(a.dropout.p > 0.0f)) return 1.0f;
-    uint64_t element = ((uint64_t)head * (uint64_t)a.T + (uint64_t)t) * (uint64_t)a.T + (uint64_t)key;
+    uint64_t row = (uint64_t)(a.first_head + head) * (uint64_t)a.T + (uint64_t)t;
+    uint64_t element = row * (uint64_t)a.T + (uint64_t)key;
     Philox4 bits = dropout_bits(a.dropout, h.sample, element / 8);
     // selects: an array indexed at run time would leave the registers.
     uint32_t low = element & 2 ? bits.v[1] : bits.v[0], high = element & 2 ? bits.v[3] : bits.v[2];

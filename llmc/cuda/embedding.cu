@@ -29,10 +29,11 @@ static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a,
 
 // --- forward -------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(Embedding a) {
-    const int64_t row = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP;
-    if (row >= (int64_t)a.B * a.T) return;
-    floatX *x = a.x + row * a.C;
+// N rows of x, which are the micro-batch's from a.x_rows.first on.
+__global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(Embedding a, int64_t N) {
+    const int64_t i = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, row = a.x_rows.first + i;
+    if (i >= N) return;
+    floatX *x = a.x + i * a.C;
     const int32_t token = a.wte ? a.tokens[row] - a.first_row : 0;
     const bool held = a.wte && token >= 0 && token < a.rows;
     const floatX *word = held ? a.wte + (int64_t)token * a.C : x;
@@ -50,12 +51,14 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(E
     }
 }
 
-void op_embedding_forward(Stream *s, const Embedding *a) {
-    check_width(s, a->C);
-    int64_t N = (int64_t)a->B * a->T;
+void op_embedding_forward(Stream *s, const Embedding *op) {
+    Embedding a = *op;
+    check_width(s, a.C);
+    if (a.wte) a.x_rows = Rows{0, 0};
+    int64_t N = rows_held(a.x_rows, a.B, a.T);
     if (N == 0) return;
     unsigned blocks = (unsigned)ceil_div64(N, BLOCK_WARPS);
-    embedding_forward_kernel<<<blocks, WARP * BLOCK_WARPS, 0, stream_handle(s)>>>(*a);
+    embedding_forward_kernel<<<blocks, WARP * BLOCK_WARPS, 0, stream_handle(s)>>>(a, N);
     check_launch(s, "embedding forward");
 }
 
@@ -226,6 +229,6 @@ void op_embedding_backward(Stream *s, const Embedding *a) {
     if (N == 0) return;
     RowSums words = {*a, a->dwte, a->first_row, a->rows}, positions = {*a, a->dwpe, 0, INT32_MAX};
     words.N = positions.N = (int)N;
-    accumulate_by_key(s, words, a->tokens);
-    accumulate_by_key(s, positions, a->positions);
+    if (a->dwte) accumulate_by_key(s, words, a->tokens);
+    if (a->dwpe) accumulate_by_key(s, positions, a->positions);
 }

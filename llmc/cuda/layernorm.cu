@@ -6,6 +6,9 @@
 // or 8 where one warp is enough for a row and no warp waits for another. Sums run in a fixed order:
 // per lane, butterfly over the warp, then warp by warp. The parameters' gradients are summed per
 // block in registers, then over the blocks.
+//
+// Where a pipeline stage ends, the sum has no LayerNorm behind it. It has kernels of its own, which
+// work element by element.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/limits.h"
 #include "llmc/cuda/scratch.h"
@@ -38,6 +41,8 @@ static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *share
     return sum;
 }
 
+enum { ELEMENT_THREADS = 256 };  // of a block that works element by element
+
 // Vectors in a row.
 static int row_vectors(Stream *s, int C) {
     if (C % LIMIT_MULTIPLE || C > LIMIT_HIDDEN) {
@@ -46,6 +51,15 @@ static int row_vectors(Stream *s, int C) {
               LIMIT_HIDDEN);
     }
     return C / PACKED;
+}
+
+// What dropout multiplies 8 elements from (row, c) of the branch with. Rows are counted from the
+// first that this rank holds, the mask's in the micro-batch. Not for p = 0.
+static __device__ __forceinline__ void branch_multipliers(float keep[PACKED], const LayerNorm &a, int64_t row,
+                                                          int c) {
+    row += a.rows.first;
+    dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T,
+                        (uint64_t)(row % a.T * a.C + c) / PACKED);
 }
 
 // --- forward -------------------------------------------------------------------------------------
@@ -59,8 +73,7 @@ static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Pac
     unpack(branch, x);
     if (a.dropout.p > 0.0f) {
         float keep[PACKED];
-        dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T,
-                            (uint64_t)(row % a.T * a.C + c) / PACKED);
+        branch_multipliers(keep, a, row, c);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) x[e] = __fmul_rn(x[e], keep[e]);
     }
@@ -138,7 +151,7 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
 
 template <int W, int V>
 static void run_forward(Stream *s, const LayerNorm &a) {
-    int64_t N = (int64_t)a.B * a.T, blocks = ceil_div64(N, RowGroup<W>::ROWS);
+    int64_t N = rows_held(a.rows, a.B, a.T), blocks = ceil_div64(N, RowGroup<W>::ROWS);
     norm_forward_kernel<W, V><<<(unsigned)blocks, RowGroup<W>::THREADS, 0, stream_handle(s)>>>(a, N);
     check_launch(s, "LayerNorm forward");
 }
@@ -160,14 +173,32 @@ static void launch_forward(Stream *s, const LayerNorm &a) {
     run_forward<32, 2>(s, a);
 }
 
+// The sum alone: a thread has 8 elements.
+__global__ void __launch_bounds__(ELEMENT_THREADS) residual_sum_kernel(LayerNorm a, int64_t vectors) {
+    const int64_t i = (int64_t)blockIdx.x * ELEMENT_THREADS + threadIdx.x, at = i * PACKED, row = at / a.C;
+    if (i >= vectors) return;
+    Packed128 residual = load_packed(a.residual + at), branch = load_packed_streaming(a.branch + at);
+    store_packed(a.x + at, residual_sum(a, residual, branch, row, (int)(at - row * a.C)));
+}
+
+static void launch_sum(Stream *s, const LayerNorm &a) {
+    int64_t vectors = rows_held(a.rows, a.B, a.T) * row_vectors(s, a.C);
+    unsigned blocks = (unsigned)ceil_div64(vectors, ELEMENT_THREADS);
+    residual_sum_kernel<<<blocks, ELEMENT_THREADS, 0, stream_handle(s)>>>(a, vectors);
+    check_launch(s, "the residual sum");
+}
+
 void op_layernorm_forward(Stream *s, const LayerNorm *a) {
-    if (a->B > 0 && a->T > 0) launch_forward(s, *a);
+    if (rows_held(a->rows, a->B, a->T) == 0) return;
+    if (a->gamma) launch_forward(s, *a);
+    else if (a->branch) launch_sum(s, *a);
 }
 
 // --- backward ------------------------------------------------------------------------------------
 
 struct NormBackward : LayerNorm {
-    float *partials;  // (blocks, 3, C): each block's sums for dgamma, dbeta and branch_sum
+    float *partials;  // (blocks, sums, C): each block's sums for dgamma, dbeta and branch_sum
+    int sums;         // PARAMETERS, or 1: the last alone
     int64_t N;
 };
 
@@ -186,6 +217,26 @@ struct BackwardTiles {
     int stages;         // tiles in shared memory
     size_t stage_bytes;
 };
+
+// 8 elements of the branch's gradient from those of the residual stream as they are stored. Adds
+// them to `sum`. DROPS: the two differ by dropout.
+template <bool DROPS>
+static __device__ __forceinline__ void branch_gradient(const NormBackward &a, int64_t row, int c,
+                                                       Packed128 gradient, float sum[PACKED]) {
+    float x[PACKED];
+    unpack(gradient, x);
+    if constexpr (DROPS) {
+        float keep[PACKED];
+        branch_multipliers(keep, a, row, c);
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) x[e] *= keep[e];
+        gradient = pack(x);
+        unpack(gradient, x);
+    }
+    if (a.dbranch) store_packed(a.dbranch + row * a.C + c, gradient);
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) sum[e] += x[e];
+}
 
 // One thread's columns of one row: dresidual += the gradient of x, and dbranch. Adds to the
 // thread's sums for the parameters.
@@ -211,19 +262,7 @@ static __device__ __forceinline__ void column_gradient(const NormBackward &a, in
     }
     Packed128 rounded = pack(total);
     store_packed(a.dresidual + row * a.C + c, rounded);
-    unpack(rounded, total);  // the branch gets the gradient as it is stored
-    if constexpr (DROPS) {
-        float keep[PACKED];
-        dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T,
-                            (uint64_t)(row % a.T * a.C + c) / PACKED);
-#pragma unroll
-        for (int e = 0; e < PACKED; e++) total[e] *= keep[e];
-        rounded = pack(total);
-        unpack(rounded, total);
-    }
-    if (a.dbranch) store_packed(a.dbranch + row * a.C + c, rounded);
-#pragma unroll
-    for (int e = 0; e < PACKED; e++) sums->of[2][e] += total[e];
+    branch_gradient<DROPS>(a, row, c, rounded, sums->of[2]);
 }
 
 template <int BYTES>
@@ -361,18 +400,36 @@ enum { SLICES = 32 };
 __global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackward a, int blocks) {
     __shared__ float slices[SLICES][WARP];
     const int column = blockIdx.x * WARP + threadIdx.x % WARP, slice = threadIdx.x / WARP;
+    const int columns = a.sums * a.C;
     float sum = 0.0f;
-    for (int b = slice; b < blocks && column < PARAMETERS * a.C; b += SLICES)
-        sum += a.partials[(int64_t)b * PARAMETERS * a.C + column];
+    for (int b = slice; b < blocks && column < columns; b += SLICES)
+        sum += a.partials[(int64_t)b * columns + column];
     slices[slice][threadIdx.x % WARP] = sum;
     __syncthreads();
-    if (slice > 0 || column >= PARAMETERS * a.C) return;
+    if (slice > 0 || column >= columns) return;
     float total = 0.0f;
 #pragma unroll
     for (int i = 0; i < SLICES; i++) total += slices[i][threadIdx.x];
-    if (column < a.C) a.dgamma[column] += total;
-    else if (column < 2 * a.C) a.dbeta[column - a.C] += total;
-    else if (a.branch_sum) a.branch_sum[column - 2 * a.C] = total;
+    const int parameter = PARAMETERS - a.sums + column / a.C, c = column % a.C;
+    if (parameter == 0) a.dgamma[c] += total;
+    else if (parameter == 1) a.dbeta[c] += total;
+    else if (a.branch_sum) a.branch_sum[c] = total;
+}
+
+// How many blocks to launch: `wanted`, or as many as the scratch holds partials of. Sets
+// a->partials.
+static int reserve_partials(Stream *s, NormBackward *a, int64_t wanted) {
+    size_t block_bytes = (size_t)a->sums * (size_t)a->C * sizeof(float);
+    int64_t fits = (int64_t)(SCRATCH_LEAST / block_bytes);
+    int blocks = (int)(wanted < fits ? wanted : fits);
+    a->partials = (float *)op_scratch(s, (size_t)blocks * block_bytes, "LayerNorm backward");
+    return blocks;
+}
+
+static void join_partials(Stream *s, const NormBackward &a, int blocks) {
+    unsigned joins = (unsigned)ceil_div64((int64_t)a.sums * a.C, WARP);
+    norm_partials_kernel<<<joins, WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
+    check_launch(s, "LayerNorm backward, sums over blocks");
 }
 
 // Tiles of at most 56 KiB, or of one row. So several blocks share a multiprocessor, and while one
@@ -404,21 +461,55 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
                "asking how LayerNorm's backward fits");
     int64_t wanted = ceil_div64(a.N, t.rows);
     int64_t most = (int64_t)stream_device(s)->multiprocessors * (resident > 1 ? resident : 1);
-    size_t block_bytes = PARAMETERS * (size_t)a.C * sizeof(float);
-    int64_t fits = (int64_t)(SCRATCH_LEAST / block_bytes);
-    int blocks = (int)(wanted < most ? wanted : most);
-    if (blocks > fits) blocks = (int)fits;
-    a.partials = (float *)op_scratch(s, (size_t)blocks * block_bytes, "LayerNorm backward");
+    int blocks = reserve_partials(s, &a, wanted < most ? wanted : most);
     kernel<<<blocks, t.threads, shared, stream_handle(s)>>>(a, t);
     check_launch(s, "LayerNorm backward");
-    unsigned joins = (unsigned)ceil_div64(PARAMETERS * (int64_t)a.C, WARP);
-    norm_partials_kernel<<<joins, WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
-    check_launch(s, "LayerNorm backward, sums over blocks");
+    join_partials(s, a, blocks);
 }
 
-// DROPS: the branch's gradient differs from the residual's by dropout.
+// --- backward of the sum alone -------------------------------------------------------------------
+
+// A block takes SLAB columns of every gridDim.x-th group of SUM_WARPS rows, a warp one row at a
+// time. Its sums meet in shared memory.
+enum { SUM_WARPS = 8, SLAB = WARP * PACKED, SUM_ROWS = 64 };
+
+template <bool DROPS>
+__global__ void __launch_bounds__(WARP * SUM_WARPS) sum_backward_kernel(NormBackward a) {
+    __shared__ float columns[SUM_WARPS][SLAB];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slab = blockIdx.y * SLAB;
+    const int c = slab + lane * PACKED;
+    float sum[PACKED] = {};
+    for (int64_t row = (int64_t)blockIdx.x * SUM_WARPS + warp; row < a.N && c < a.C;
+         row += (int64_t)gridDim.x * SUM_WARPS)
+        branch_gradient<DROPS>(a, row, c, load_packed(a.dresidual + row * a.C + c), sum);
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) columns[warp][lane * PACKED + e] = sum[e];
+    __syncthreads();
+    const int column = slab + threadIdx.x;
+    if (column >= a.C) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < SUM_WARPS; w++) total += columns[w][threadIdx.x];
+    a.partials[(int64_t)blockIdx.x * a.C + column] = total;
+}
+static_assert(SLAB == WARP * SUM_WARPS, "every thread adds up one column");
+
+template <bool DROPS>
+static void launch_sum_backward(Stream *s, NormBackward a) {
+    unsigned slabs = (unsigned)ceil_div64((int64_t)row_vectors(s, a.C) * PACKED, SLAB);
+    int64_t wanted = ceil_div64(a.N, SUM_ROWS), most = (int64_t)stream_device(s)->multiprocessors * 8;
+    int blocks = reserve_partials(s, &a, wanted < most ? wanted : most);
+    dim3 grid((unsigned)blocks, slabs);
+    sum_backward_kernel<DROPS><<<grid, WARP * SUM_WARPS, 0, stream_handle(s)>>>(a);
+    check_launch(s, "the residual sum's backward");
+    if (a.branch_sum) join_partials(s, a, blocks);
+}
+
+// --- backward: the choice ------------------------------------------------------------------------
+
 template <bool DROPS>
 static void choose_backward(Stream *s, const NormBackward &a) {
+    if (!a.gamma) return launch_sum_backward<DROPS>(s, a);
     BackwardTiles t = backward_tiles(s, a.C);
     if (t.threads <= 256) launch_backward<256, 1, DROPS>(s, a, t);
     else if (t.vectors <= 1024) launch_backward<1024, 1, DROPS>(s, a, t);
@@ -426,8 +517,8 @@ static void choose_backward(Stream *s, const NormBackward &a) {
 }
 
 void op_layernorm_backward(Stream *s, const LayerNorm *op) {
-    NormBackward a = {*op, NULL, (int64_t)op->B * op->T};
-    if (a.N == 0) return;
+    NormBackward a = {*op, NULL, op->gamma ? PARAMETERS : 1, rows_held(op->rows, op->B, op->T)};
+    if (a.N == 0 || !(a.gamma || a.dbranch || a.branch_sum)) return;
     if (a.dbranch && a.dropout.p > 0.0f) choose_backward<true>(s, a);
     else choose_backward<false>(s, a);
 }

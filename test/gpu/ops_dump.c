@@ -93,6 +93,10 @@ static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, 
     a.wte = NULL, a.wpe = wpe;
     op_embedding_forward(lab->stream, &a);
     dump_x(d, "x_rest", x, n * C, 'e');
+    // The rows from a third on, which begin inside a sample.
+    a.x_rows = (Rows){n / 3, n - n / 3}, a.x = x + n / 3 * C;
+    op_embedding_forward(lab->stream, &a);
+    dump_x(d, "x_rows", x, n * C, 'e');
     dump_f(d, "dwte", dwte, (int64_t)V * C, 't');
     dump_f(d, "dwpe", dwpe, (int64_t)T * C, 't');
     release(lab, (void *[]){tokens, start, positions, wte, wpe, dx, x, dwte, dwpe, NULL});
@@ -136,6 +140,27 @@ static void case_residual(Dump *d, int B, int T, int C, float p) {
     op_layernorm_forward(lab->stream, &a);
     dump_x(d, "sum_in_place", residual, n * C, 'e');
     release(lab, (void *[]){residual, branch, gamma, beta, sum, y, mean, rstd, NULL});
+}
+
+// The sum alone, as where a pipeline stage ends, on rows first .. first + count - 1.
+static void case_border(Dump *d, int B, int T, int C, int64_t first, int64_t count, float p) {
+    Lab *lab = &d->lab;
+    snprintf(d->scope, sizeof d->scope, "border_%dx%dx%d_rows%d_p%g", B, T, C, (int)count, (double)p);
+    floatX *residual = random_x(lab, count * C, 0, 1), *branch = random_x(lab, count * C, 0, 1),
+           *dresidual = random_x(lab, count * C, 0, 1), *x = poisoned_x(lab, count * C),
+           *dbranch = poisoned_x(lab, count * C);
+    float *branch_sum = poisoned_f(lab, C), *dbias = random_f(lab, C, 1);
+    LayerNorm a = {B, T, C, .dropout = dropout_of(p, DROPOUT_FFN), .x = x, .residual = residual,
+                   .branch = branch, .dresidual = dresidual, .dbranch = p > 0.0f ? dbranch : NULL,
+                   .branch_sum = branch_sum, .rows = {first, count}};
+    op_layernorm_forward(lab->stream, &a);
+    op_layernorm_backward(lab->stream, &a);
+    op_bias_gradient(lab->stream, dbias, p > 0.0f ? dbranch : dresidual, branch_sum, count, C, NULL);
+    dump_x(d, "x", x, count * C, 'e');
+    if (p > 0.0f) dump_x(d, "dbranch", dbranch, count * C, 'e');
+    dump_x(d, "dresidual", dresidual, count * C, 'e');
+    dump_f(d, "dbias", dbias, C, 't');
+    release(lab, (void *[]){residual, branch, dresidual, x, dbranch, branch_sum, dbias, NULL});
 }
 
 static void case_layernorm_backward(Dump *d, int B, int T, int C, bool branch, float p) {
@@ -184,6 +209,36 @@ static void cases_layernorm(Dump *d) {
     // More rows than the blocks that a GPU keeps resident have groups.
     case_layernorm_backward(d, 3, 2001, 64, true, 0.1f);
     case_layernorm_backward(d, 1, 1500, 2048, true, 0.1f);
+    case_border(d, 3, 50, 8, 0, 150, 0.1f);
+    case_border(d, 3, 50, 1600, 40, 75, 0.1f);
+    case_border(d, 3, 50, 768, 40, 75, 0.0f);
+    case_border(d, 2, 40000, 264, 0, 80000, 0.1f);  // more rows than a GPU's blocks take at once
+}
+
+// --- sums over ranks -----------------------------------------------------------------------------
+
+// shift: elements by which the tensors miss a multiple of 16 bytes.
+static void case_parts(Dump *d, int64_t n, int ranks, int C, int shift) {
+    Lab *lab = &d->lab;
+    snprintf(d->scope, sizeof d->scope, "parts_%lldx%d_bias%d_shift%d", (long long)n, ranks, C, shift);
+    floatX *parts = random_x(lab, ranks * n + shift, 0, 1), *bias = random_x(lab, C + 1, 0, 1),
+           *y = poisoned_x(lab, n + shift + 1);
+    float *gradients = random_f(lab, ranks * n + shift, 1), *sum = poisoned_f(lab, n + shift + 1);
+    SumParts a = {y + shift, parts + shift, n, ranks, C ? bias : NULL, C};
+    op_sum_parts(lab->stream, &a);
+    op_add_parts(lab->stream, sum + shift, gradients + shift, n, ranks);
+    dump_x(d, "sum", y, n + shift + 1, 'e');
+    dump_f(d, "gradients", sum, n + shift + 1, 'e');
+    release(lab, (void *[]){parts, bias, y, gradients, sum, NULL});
+}
+
+static void cases_parts(Dump *d) {
+    case_parts(d, 64 * 768, 2, 768, 0);
+    case_parts(d, 64 * 768, 8, 0, 0);
+    case_parts(d, 33 * 40, 4, 40, 1);
+    case_parts(d, 1031, 3, 0, 0);
+    case_parts(d, 1032, 3, 43, 0);
+    case_parts(d, 1, 1, 1, 0);
 }
 
 // --- linear layers -------------------------------------------------------------------------------
@@ -393,6 +448,7 @@ int main(int argc, char **argv) {
     case_embedding(&d, 1, 7, 8, 5, false, 0.0f);
     case_embedding(&d, 2, 3000, 264, 20, true, 0.5f);
     cases_layernorm(&d);
+    cases_parts(&d);
     case_gelu(&d, 8);
     case_gelu(&d, 40000);
     if (!d.own_kernels) cases_linear(&d);

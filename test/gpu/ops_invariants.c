@@ -1,8 +1,9 @@
 // What must hold on either backend without a reference from the other: the same inputs give the
-// same bits, and attention's dropout, whose mask a backend may choose itself, is one mask for
-// forward and backward, of the right density, different in every layer. Prints ok / not ok lines
-// and a count; exit code 0 when all hold. Usage: ops_invariants [--deterministic]. With the flag
-// attention's backward must repeat itself to the bit too.
+// same bits. Attention's dropout, whose mask a backend may choose itself, is one mask for forward
+// and backward, of the right density, different in every layer. What a rank computes of some rows
+// or heads has the bits of the whole. Prints ok / not ok lines and a count; exit code 0 when all
+// hold. Usage: ops_invariants [--deterministic]. With the flag attention's backward must repeat
+// itself to the bit too.
 #include "test/gpu/ops_data.h"
 
 typedef struct Verdict {
@@ -137,12 +138,72 @@ static void head_in_two_calls(Lab *lab, Verdict *v) {
     release(lab, (void *[]){x, w, dx[0], dx[1], targets, result[0], result[1], own, workspace, NULL});
 }
 
+// --- parts of a micro-batch ----------------------------------------------------------------------
+
+// A LayerNorm with branch and dropout, forward and backward, on new memory. The residual is x
+// itself. input: of x, branch, dresidual and dy.
+static LayerNorm norm_on(Lab *lab, floatX *const input[4], floatX *gamma) {
+    LayerNorm a = {RB, RT, RC, 1e-5f, {0.1f, 5, 9, 77}, .gamma = gamma, .beta = gamma};
+    floatX *own[3];  // that the op writes to
+    for (int i = 0; i < 3; i++) {
+        own[i] = poisoned_x(lab, RN * RC);
+        copy_on_device(lab->stream, own[i], input[i], RN * RC * sizeof(floatX));
+    }
+    a.x = own[0], a.residual = own[0], a.branch = own[1], a.dresidual = own[2], a.dy = input[3];
+    a.y = poisoned_x(lab, RN * RC), a.dbranch = poisoned_x(lab, RN * RC);
+    a.mean = poisoned_f(lab, RN), a.rstd = poisoned_f(lab, RN), a.branch_sum = poisoned_f(lab, RC);
+    a.dgamma = random_f(lab, RC, 1), a.dbeta = random_f(lab, RC, 1);
+    return a;
+}
+static void norm_release(Lab *lab, const LayerNorm *a) {
+    release(lab, (void *[]){a->x, (void *)a->branch, a->dresidual, a->y, a->dbranch, a->mean, a->rstd,
+                            a->branch_sum, a->dgamma, a->dbeta, NULL});
+}
+
+static void norm_of_rows(Lab *lab, Verdict *v) {
+    const int64_t border[] = {0, 700, RN};  // inside a sample
+    floatX *input[4], *gamma = random_x(lab, RC, 1, 0.1);
+    for (int i = 0; i < 4; i++) input[i] = random_x(lab, RN * RC, 0, 1);
+    LayerNorm whole = norm_on(lab, input, gamma), parts = norm_on(lab, input, gamma),
+              ends = norm_on(lab, input, gamma);
+    op_layernorm_forward(lab->stream, &whole);
+    op_layernorm_backward(lab->stream, &whole);
+    copy_on_device(lab->stream, ends.dresidual, whole.dresidual, RN * RC * sizeof(floatX));
+    for (int i = 0; i < 2; i++) {
+        LayerNorm block[2] = {parts, ends};
+        for (int k = 0; k < 2; k++) {
+            LayerNorm *a = &block[k];
+            const int64_t at = border[i] * RC;
+            a->rows = (Rows){border[i], border[i + 1] - border[i]};
+            a->x += at, a->residual += at, a->branch += at, a->dresidual += at, a->dbranch += at;
+            a->y += at, a->dy += at, a->mean += border[i], a->rstd += border[i];
+            if (k == 1) a->gamma = NULL;  // the sum alone
+            op_layernorm_forward(lab->stream, a);
+            op_layernorm_backward(lab->stream, a);
+        }
+    }
+    const size_t bytes = RN * RC * sizeof(floatX);
+    verdict(v, same_bits(lab, whole.x, parts.x, bytes) && same_bits(lab, whole.y, parts.y, bytes),
+            "LayerNorm of some rows: forward", 0);
+    verdict(v, same_bits(lab, whole.dresidual, parts.dresidual, bytes) &&
+                   same_bits(lab, whole.dbranch, parts.dbranch, bytes),
+            "LayerNorm of some rows: backward", 0);
+    verdict(v, same_bits(lab, whole.x, ends.x, bytes) && same_bits(lab, whole.dbranch, ends.dbranch, bytes) &&
+                   same_bits(lab, whole.dresidual, ends.dresidual, bytes),
+            "the sum alone has the fused LayerNorm's bits", 0);
+    norm_release(lab, &whole);
+    norm_release(lab, &parts);
+    norm_release(lab, &ends);
+    release(lab, (void *[]){input[0], input[1], input[2], input[3], gamma, NULL});
+}
+
 // --- attention: one call -------------------------------------------------------------------------
 
 typedef struct Call {
     int B, T, NH, HD;
     Dropout dropout;
     int32_t *doc_start;  // NULL: the backend's fastest kernels; zeros: on a GPU our own
+    int first_head;
 } Call;
 
 // out (B, T, NH, HD) and dqkv (B, T, NH, 3, HD) of one forward and backward.
@@ -157,7 +218,7 @@ static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *d
     void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD)),
          *saved = poisoned(lab, op_attention_saved_bytes(c->B, c->T, c->NH, c->HD));
     Attention a = {c->B,       c->T,  c->NH, c->HD,       c->dropout, qkv, c->doc_start,
-                   answer.out, saved, dout,  answer.dqkv, .workspace = workspace};
+                   answer.out, saved, dout,  answer.dqkv, workspace, c->first_head, c->NH};
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     release(lab, (void *[]){workspace, saved, NULL});
@@ -171,6 +232,36 @@ static void repeat_attention(Lab *lab, Verdict *v, Call call, const char *what) 
                 same_bits(lab, a.dqkv, b.dqkv, 3 * (size_t)out_size(&call) * sizeof(floatX));
     verdict(v, same, what, 0);
     release(lab, (void *[]){qkv, dout, a.out, a.dqkv, b.out, b.dqkv, NULL});
+}
+
+// Columns of `part` head sizes from head `first` on, of a tensor with `part` head sizes a head.
+static floatX *cut_heads(Lab *lab, const Call *c, const floatX *whole, int part, int first, int heads) {
+    const int64_t rows = (int64_t)c->B * c->T, size = part * c->HD;
+    floatX *cut = poisoned_x(lab, rows * heads * size);
+    for (int64_t row = 0; row < rows; row++)
+        copy_on_device(lab->stream, cut + row * heads * size, whole + (row * c->NH + first) * size,
+                       (size_t)(heads * size) * sizeof(floatX));
+    return cut;
+}
+
+// Two ranks with some of the heads each, on kernels that draw the masks of ops.h.
+static void attention_of_heads(Lab *lab, Verdict *v, Call call) {
+    floatX *qkv = random_x(lab, 3 * out_size(&call), 0, 1), *dout = random_x(lab, out_size(&call), 0, 1);
+    Answer whole = attend(lab, &call, qkv, dout);
+    for (int rank = 0; rank < 2; rank++) {
+        Call mine = call;
+        mine.first_head = rank, mine.NH = rank ? call.NH - 1 : 1;
+        floatX *cut[] = {cut_heads(lab, &call, qkv, 3, rank, mine.NH),
+                         cut_heads(lab, &call, dout, 1, rank, mine.NH),
+                         cut_heads(lab, &call, whole.out, 1, rank, mine.NH),
+                         cut_heads(lab, &call, whole.dqkv, 3, rank, mine.NH)};
+        Answer part = attend(lab, &mine, cut[0], cut[1]);
+        size_t bytes = (size_t)out_size(&mine) * sizeof(floatX);
+        verdict(v, same_bits(lab, part.out, cut[2], bytes) && same_bits(lab, part.dqkv, cut[3], 3 * bytes),
+                "attention of some heads has the bits of all heads", rank);
+        release(lab, (void *[]){cut[0], cut[1], cut[2], cut[3], part.out, part.dqkv, NULL});
+    }
+    release(lab, (void *[]){qkv, dout, whole.out, whole.dqkv, NULL});
 }
 
 // --- attention: dropout's mask, made visible -----------------------------------------------------
@@ -252,14 +343,15 @@ static void check_mask(Lab *lab, Verdict *v, Call call) {
     // Masks of other layers and samples agree only by chance: both dropped or both kept.
     double chance = (double)p * (double)p + (1.0 - (double)p) * (1.0 - (double)p),
            spread = 5.0 * sqrt(chance * (1.0 - chance) / visible);
-    for (int other = 0; other < 3; other++) {
+    for (int other = 0; other < 4; other++) {
         Call changed = call;
         if (other == 0) changed.dropout.site += 4;
         if (other == 1) changed.dropout.first_sample += call.B;
         if (other == 2) changed.dropout.seed += 1;
+        if (other == 3) changed.first_head += call.NH;
         double *second = read_mask(lab, &changed, &wrong), equal = share_of_equal_zeros(mask, second, heads);
         verdict(v, fabs(equal - chance) < spread,
-                "dropout: another layer, sample or seed has an unrelated mask", equal);
+                "dropout: another layer, sample, seed or part of the heads has an unrelated mask", equal);
         free(second);
     }
     double *again = read_mask(lab, &call, &wrong);
@@ -369,11 +461,14 @@ int main(int argc, char **argv) {
     repeat_norm_and_embedding(&lab, &v);
     repeat_head_and_linear(&lab, &v);
     head_in_two_calls(&lab, &v);
+    norm_of_rows(&lab, &v);
     int32_t *zeros, *positions;
     random_documents(&lab, 4, 512, false, &zeros, &positions);
-    Call big = {2, 512, 3, 64, {0.0f, 0, 0, 0}, zeros},
-         small = {2, SIDE, 3, SIDE, {0.25f, 4321, 4 * 7 + DROPOUT_ATTENTION, 1000}, NULL};
+    Call big = {2, 512, 3, 64, {0.0f, 0, 0, 0}, zeros, 0},
+         small = {2, SIDE, 3, SIDE, {0.25f, 4321, 4 * 7 + DROPOUT_ATTENTION, 1000}, NULL, 0};
     repeat_attention(&lab, &v, big, "attention with document starts repeats itself");
+    Call heads = {2, 100, 3, 64, small.dropout, zeros, 0};
+    attention_of_heads(&lab, &v, heads);
     big.doc_start = NULL;
     if (deterministic) repeat_attention(&lab, &v, big, "attention repeats itself in deterministic mode");
     big.dropout = small.dropout;
