@@ -25,17 +25,25 @@
 // and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with
 // a branch of its own. The final LayerNorm begins like one more layer, in the table too.
 
+// Tensors of the stage before its first layer's.
+static int tensors_below(const GPT *gpt) { return gpt->stage.embeds ? 2 : gpt->stage.heads ? 1 : 0; }
+
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which) {
-    return (gpt->stage.embeds ? 2 : 0) + layer * LAYER_TENSORS + (int)which;
+    return tensors_below(gpt) + layer * LAYER_TENSORS + (int)which;
 }
+
+// The unit of the stage's layer l: behind that of its embeddings, where it has any.
+static int layer_unit(const GPT *gpt, int l) { return l + (tensors_below(gpt) > 0); }
 
 static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split, int unit,
                        double std) {
-    gpt->tensor[gpt->tensors++] = tensor_row(name, rows, columns, split, unit, std);
+    gpt->whole[gpt->whole_tensors++] = tensor_row(name, rows, columns, split, unit, std);
 }
 
-static void add_layer(GPT *gpt, int l, double std, int layers) {
-    int64_t C = gpt->C, A = gpt->A, F = gpt->F;
+static void add_layer(GPT *gpt, const Config *config, int l) {
+    int layers = config->num_layers;
+    int64_t C = gpt->C, A = (int64_t)config->num_attention_heads * gpt->HD, F = config->ffn_hidden_size;
+    double std = config->init_method_std;
     double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
     struct { const char *name; int64_t rows, columns; int split; double std; } row[LAYER_TENSORS] = {
         {"input_norm.weight", C, 0, -1, -1},
@@ -64,41 +72,51 @@ Stage gpt_stage(const Config *config, int rank, int size) {
     return stage;
 }
 
-// All rows of the whole model, of which a stage then keeps its own.
+// All rows of the whole model, of which a rank then keeps its own.
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;
-    gpt->tensor =
+    gpt->whole =
         (Tensor *)xcalloc((size_t)(4 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
     add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
     add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
-    for (int l = 0; l < layers; l++) add_layer(gpt, l, std, layers);
+    for (int l = 0; l < layers; l++) add_layer(gpt, config, l);
     add_tensor(gpt, "encoder.final_norm.weight", gpt->C, 0, -1, layers, -1);
     add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, layers, 0);
-    tensors_number(gpt->tensor, gpt->tensors);
+    tensors_number(gpt->whole, gpt->whole_tensors, gpt->mesh->tp.size);
 }
 
-static void keep_stage(GPT *gpt) {
+static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
+    Tensor *part = &gpt->tensor[gpt->tensors++];
+    *part = tensor_part(whole, gpt->mesh->tp.rank, gpt->mesh->tp.size);
+    part->unit = unit;
+    part->counted = part->counted && counted;
+}
+
+// The last stage has a copy of the tied word embeddings, which the first one counts.
+static void keep_own(GPT *gpt) {
     const Stage *stage = &gpt->stage;
     int from = stage->embeds ? 0 : 2 + stage->first_layer * LAYER_TENSORS;
-    int to = stage->heads ? gpt->tensors : 2 + stage->end_layer * LAYER_TENSORS;
-    int units_before = stage->embeds ? 0 : stage->first_layer + 1;
-    memmove(gpt->tensor, gpt->tensor + from, (size_t)(to - from) * sizeof(Tensor));
-    gpt->tensors = to - from;
-    for (int i = 0; i < gpt->tensors; i++) gpt->tensor[i].unit -= units_before;
+    int to = stage->heads ? gpt->whole_tensors : 2 + stage->end_layer * LAYER_TENSORS;
+    int units_less = stage->embeds ? 0 : stage->first_layer + 1 - layer_unit(gpt, 0);
+    gpt->tensor = (Tensor *)xcalloc((size_t)(to - from) + 1, sizeof(Tensor), "the parameter table");
+    if (stage->heads && !stage->embeds) keep_part(gpt, &gpt->whole[GPT_WTE], 0, false);
+    for (int i = from; i < to; i++) keep_part(gpt, &gpt->whole[i], gpt->whole[i].unit - units_less, true);
 }
 
-void gpt_describe(GPT *gpt, const Config *config, Stage stage) {
+void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
+    int ranks = mesh->tp.size;
     memset(gpt, 0, sizeof *gpt);
+    gpt->mesh = mesh;
     gpt->B = config->micro_batch_size;
     gpt->T = config->seq_length;
     gpt->C = config->hidden_size;
-    gpt->NH = config->num_attention_heads;
+    gpt->NH = config->num_attention_heads / ranks;
     gpt->HD = config->kv_channels;
     gpt->A = gpt->NH * gpt->HD;
-    gpt->F = config->ffn_hidden_size;
-    gpt->stage = stage;
-    gpt->L = stage.end_layer - stage.first_layer;
+    gpt->F = config->ffn_hidden_size / ranks;
+    gpt->stage = gpt_stage(config, mesh->pp.rank, mesh->pp.size);
+    gpt->L = gpt->stage.end_layer - gpt->stage.first_layer;
     gpt->V = config->vocab_size_padded;
     gpt->P = config->max_position_embeddings;
     gpt->epsilon = (float)config->norm_epsilon;
@@ -106,23 +124,34 @@ void gpt_describe(GPT *gpt, const Config *config, Stage stage) {
     gpt->hidden_dropout = (float)config->hidden_dropout;
     gpt->seed = (uint32_t)config->seed;
     gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
+    gpt->slots = pipeline_in_flight(mesh->pp.size, mesh->pp.rank, config->micro_batches);
+    gpt->inputs = gpt->stage.embeds ? 0 : gpt->slots + 1;
+    gpt->tp.group = &mesh->tp;
+    gpt->tp.sequence = config->sequence_parallel && ranks > 1;
+    gpt->tp.C = gpt->C;
     describe_whole(gpt, config);
-    keep_stage(gpt);
+    keep_own(gpt);
 }
 
 bool gpt_check(const GPT *gpt, Error *err) {
-    return op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, gpt->V, (int64_t)gpt->B * gpt->T, err);
+    int V = gpt->V / gpt->mesh->tp.size;
+    return op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, V, (int64_t)gpt->B * gpt->T, err);
 }
 
 static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
+
+// Rows of the vocabulary that this rank holds, where its stage has any.
+static int vocabulary_rows(const GPT *gpt) { return gpt->V / gpt->mesh->tp.size; }
 
 static size_t workspace_bytes(const GPT *gpt) {
     int64_t N = (int64_t)gpt->B * gpt->T;
     int widest = (int)largest(largest((size_t)gpt->F, 3 * (size_t)gpt->A), (size_t)gpt->C);
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
-    bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, gpt->V));  // one row of logits, for sampling
     bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD));
-    return largest(bytes, op_head_workspace_bytes(N, gpt->C, (int)gpt->tensor[GPT_WTE].local[0]));
+    if (!gpt->stage.heads) return bytes;
+    int V = vocabulary_rows(gpt);
+    bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, V));  // one row of logits, for sampling
+    return largest(bytes, op_head_workspace_bytes(N, gpt->C, V));
 }
 
 // A line of the memory plan. target: of a pointer.
@@ -138,66 +167,114 @@ static void reserve(MemoryPlan *plan, const Buffer *buffers, size_t count) {
     }
 }
 
+static int64_t rows_planned(const GPT *gpt) { return (int64_t)gpt->B * gpt->T; }
+// Of those, the rows that this rank holds between products.
+static size_t own_rows_planned(const GPT *gpt) { return (size_t)tp_rows(&gpt->tp, rows_planned(gpt)).count; }
+
 static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
     const char *group = "activations";
-    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = N * sizeof(floatX), C = (size_t)gpt->C;
+    size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C;
+    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX);
     size_t saved = op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD);
     const Buffer buffers[] = {
-        {group, "first LayerNorm", X * C, &a->ln1.y},
-        {group, "first LayerNorm means", N * sizeof(float), &a->ln1.mean},
-        {group, "first LayerNorm deviations", N * sizeof(float), &a->ln1.rstd},
+        {group, "first LayerNorm", XR * C, &a->ln1.y},
+        {group, "first LayerNorm means", R * sizeof(float), &a->ln1.mean},
+        {group, "first LayerNorm deviations", R * sizeof(float), &a->ln1.rstd},
         {group, "queries, keys, values", X * 3 * (size_t)gpt->A, &a->qkv},
         {group, "attention statistics", saved, &a->att_saved},
         {group, "attention output", X * (size_t)gpt->A, &a->att},
-        {group, "residual after attention", X * C, &a->residual2},
-        {group, "second LayerNorm", X * C, &a->ln2.y},
-        {group, "second LayerNorm means", N * sizeof(float), &a->ln2.mean},
-        {group, "second LayerNorm deviations", N * sizeof(float), &a->ln2.rstd},
+        {group, "residual after attention", XR * C, &a->residual2},
+        {group, "second LayerNorm", XR * C, &a->ln2.y},
+        {group, "second LayerNorm means", R * sizeof(float), &a->ln2.mean},
+        {group, "second LayerNorm deviations", R * sizeof(float), &a->ln2.rstd},
         {group, "before GELU", X * (size_t)gpt->F, &a->pre},
         {group, "after GELU", X * (size_t)gpt->F, &a->gelu},
     };
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
-void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
-    size_t N = (size_t)gpt->B * (size_t)gpt->T, X = N * sizeof(floatX), ids = N * sizeof(int32_t);
-    size_t C = (size_t)gpt->C, A = (size_t)gpt->A, wide = largest((size_t)gpt->F, 3 * A);
-    size_t layers = gpt->recompute_full ? 1 : (size_t)gpt->L;
-    gpt->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
-    gpt->acts = (LayerActs *)xcalloc(layers, sizeof(LayerActs), "the activation table");
-    gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);
+static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
+    size_t N = (size_t)rows_planned(gpt), ids = N * sizeof(int32_t);
     const Buffer buffers[] = {
-        {"batch", "tokens", ids, &gpt->tokens},
-        {"batch", "targets", ids, &gpt->targets},
-        {"batch", "positions", ids, &gpt->positions},
-        {"batch", "document starts", ids, &gpt->doc_start},
-        {"batch", "loss mask", N * sizeof(float), &gpt->loss_mask},
-        {"activations", "final LayerNorm", X * C, &gpt->lnf.y},
-        {"activations", "final LayerNorm means", N * sizeof(float), &gpt->lnf.mean},
-        {"activations", "final LayerNorm deviations", N * sizeof(float), &gpt->lnf.rstd},
-        {"activations", "losses", N * sizeof(float), &gpt->losses},
-        {"scratch", "branch of the residual stream", X * C, &gpt->branch},
-        {"scratch", "gradient of the residual stream", X * C, &gpt->dresidual},
-        {"scratch", "gradient of a branch", gpt->hidden_dropout > 0 ? X * C : 0, &gpt->dbranch},
-        {"scratch", "sum of a branch's gradient", C * sizeof(float), &gpt->branch_sum},
-        {"scratch", "gradient of a LayerNorm output", X * C, &gpt->dx},
-        {"scratch", "gradient of the wide tensors", X * wide, &gpt->dwide},
-        {"scratch", "gradient of the attention output", X * A, &gpt->datt},
-        {"scratch", "logits of one position", (size_t)gpt->V * sizeof(floatX), &gpt->logits},
-        {"scratch", "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
-        {"scratch", "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
+        {"batch", "tokens", ids, &m->tokens},
+        {"batch", "targets", ids, &m->targets},
+        {"batch", "positions", ids, &m->positions},
+        {"batch", "document starts", ids, &m->doc_start},
+        {"batch", "loss mask", N * sizeof(float), &m->loss_mask},
     };
+    m->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
-    for (int l = 0; l <= gpt->L; l++) {
-        memory_plan_reserve(plan, "activations", "residual stream", X * C, (void **)&gpt->residual[l]);
-    }
-    for (size_t l = 0; l < layers; l++) reserve_layer(gpt, &gpt->acts[l], plan);
 }
 
-size_t gpt_planned_bytes(const Config *config) {
+// The last LayerNorm, the head, and what passes need one after the other.
+static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
+    const char *group = "activations", *scratch = "scratch";
+    size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;
+    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX), wide = largest((size_t)gpt->F, 3 * A);
+    size_t head = gpt->stage.heads, ranks = (size_t)gpt->mesh->tp.size, apart = ranks > 1;
+    int64_t chunk = head ? op_head_chunk_rows((int64_t)N, vocabulary_rows(gpt)) : 0;
+    gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);
+    gpt->dwide_bytes = X * wide;
+    const Buffer buffers[] = {
+        {group, "final LayerNorm", head * XR * C, &gpt->lnf.y},
+        {group, "final LayerNorm means", head * R * sizeof(float), &gpt->lnf.mean},
+        {group, "final LayerNorm deviations", head * R * sizeof(float), &gpt->lnf.rstd},
+        {group, "losses", head * N * sizeof(float), &gpt->losses},
+        {scratch, "branch of the residual stream", X * C, &gpt->branch},
+        {scratch, "gradient of the residual stream", XR * C, &gpt->dresidual[0]},
+        {scratch, "gradient of a branch", gpt->hidden_dropout > 0 ? XR * C : 0, &gpt->dbranch},
+        {scratch, "sum of a branch's gradient", C * sizeof(float), &gpt->branch_sum},
+        {scratch, "gradient of a LayerNorm output", X * C, &gpt->dx},
+        {scratch, "gradient of the wide tensors", gpt->dwide_bytes, &gpt->dwide},
+        {scratch, "gradient of the attention output", X * A, &gpt->datt},
+        {scratch, "logits of one position", head * (size_t)gpt->V * sizeof(floatX), &gpt->logits},
+        {scratch, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
+        {scratch, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
+        {"tensor parallel", "parts of a sum", apart * X * C, &gpt->tp.parts},
+        {"tensor parallel", "all rows of a part", gpt->tp.sequence ? X * C : 0, &gpt->gathered},
+        {"tensor parallel", "statistics of the vocabulary's parts",
+         head * apart * ranks * (size_t)chunk * sizeof(HeadStatistics), &gpt->statistics},
+    };
+    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
+}
+
+// What stages receive while they work on something else.
+static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
+    size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
+    gpt->input = (floatX **)xcalloc((size_t)gpt->inputs + 1, sizeof(floatX *), "the activation table");
+    for (int i = 0; i < gpt->inputs; i++) {
+        memory_plan_reserve(plan, "pipeline", "received activations", bytes, (void **)&gpt->input[i]);
+    }
+    for (int i = 1; gpt->mesh->pp.size > 1 && i < GRADIENT_SLOTS; i++) {
+        memory_plan_reserve(plan, "pipeline", "gradients on their way", bytes, (void **)&gpt->dresidual[i]);
+    }
+}
+
+void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
+    size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
+    int layers = gpt->recompute_full ? 1 : gpt->L, first = gpt->inputs ? 1 : 0;
+    gpt->slot = (MicroBatch *)xcalloc((size_t)gpt->slots, sizeof(MicroBatch), "the activation table");
+    for (int i = 0; i < gpt->slots; i++) reserve_slot(gpt, &gpt->slot[i], plan);
+    reserve_shared(gpt, plan);
+    for (int i = 0; i < gpt->slots; i++) {
+        MicroBatch *m = &gpt->slot[i];
+        for (int l = first; l <= gpt->L; l++) {
+            memory_plan_reserve(plan, "activations", "residual stream", bytes, (void **)&m->residual[l]);
+        }
+        if (gpt->recompute_full && i > 0) {
+            m->acts = gpt->slot[0].acts;
+            continue;
+        }
+        m->acts = (LayerActs *)xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
+        for (int l = 0; l < layers; l++) reserve_layer(gpt, &m->acts[l], plan);
+    }
+    reserve_pipeline(gpt, plan);
+}
+
+size_t gpt_planned_bytes(const Config *config, const Mesh *mesh) {
     GPT gpt;
     MemoryPlan memory_plan = {0};
-    gpt_describe(&gpt, config, gpt_stage(config, 0, 1));
+    gpt_describe(&gpt, config, mesh);
     gpt_reserve(&gpt, &memory_plan);
     size_t bytes = memory_plan_total(&memory_plan);
     memory_plan_free(&memory_plan, NULL);
@@ -206,15 +283,21 @@ size_t gpt_planned_bytes(const Config *config) {
 }
 
 void gpt_free(GPT *gpt) {
+    for (int i = 0; gpt->slot && i < gpt->slots; i++) {
+        free(gpt->slot[i].residual);
+        if (i == 0 || !gpt->recompute_full) free(gpt->slot[i].acts);
+    }
+    free(gpt->slot);
+    free(gpt->input);
     free(gpt->tensor);
-    free(gpt->residual);
-    free(gpt->acts);
+    free(gpt->whole);
     memset(gpt, 0, sizeof *gpt);
 }
 
-void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream) {
+void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers) {
     gpt->zero = zero;
-    gpt->stream = stream;
+    gpt->timers = timers;
+    gpt->stream = gpt->tp.stream = stream;
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
 }
 
@@ -225,23 +308,28 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
         InitWeights init = {.weights = zero_weight(gpt->zero, i),
-                            .rows = t->local[0], .columns = t->local[1],
+                            .rows = t->local[0],
+                            .columns = t->local[1],
                             .first_row = t->split == 0 ? t->offset : 0,
                             .first_column = t->split == 1 ? t->offset : 0,
-                            .whole_columns = t->whole[1], .std = t->std, .seed = seed,
-                            .tensor = (uint32_t)t->number, .threads = threads};
+                            .whole_columns = t->whole[1],
+                            .std = t->std,
+                            .seed = seed,
+                            .tensor = (uint32_t)t->number,
+                            .threads = threads};
         op_init_weights(gpt->stream, &init);
     }
     stream_synchronize(gpt->stream);  // the other streams may read them
 }
 
-void gpt_upload(GPT *gpt, const Batch *batch) {
-    size_t N = (size_t)gpt->B * (size_t)gpt->T;
-    copy_to_device(gpt->stream, gpt->tokens, batch->tokens, N * sizeof(int32_t));
-    copy_to_device(gpt->stream, gpt->targets, batch->targets, N * sizeof(int32_t));
-    copy_to_device(gpt->stream, gpt->positions, batch->positions, N * sizeof(int32_t));
-    if (batch->doc_start) copy_to_device(gpt->stream, gpt->doc_start, batch->doc_start, N * sizeof(int32_t));
-    if (batch->loss_mask) copy_to_device(gpt->stream, gpt->loss_mask, batch->loss_mask, N * sizeof(float));
+void gpt_upload(GPT *gpt, int slot, const Batch *batch) {
+    size_t N = (size_t)gpt->B * (size_t)gpt->T, ids = N * sizeof(int32_t);
+    const MicroBatch *m = &gpt->slot[slot];
+    copy_to_device(gpt->stream, m->tokens, batch->tokens, ids);
+    copy_to_device(gpt->stream, m->targets, batch->targets, ids);
+    copy_to_device(gpt->stream, m->positions, batch->positions, ids);
+    if (batch->doc_start) copy_to_device(gpt->stream, m->doc_start, batch->doc_start, ids);
+    if (batch->loss_mask) copy_to_device(gpt->stream, m->loss_mask, batch->loss_mask, N * sizeof(float));
 }
 
 static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
@@ -250,8 +338,14 @@ static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
 static float *grad(const GPT *gpt, int l, enum LayerTensor which) {
     return zero_grad(gpt->zero, gpt_layer_tensor(gpt, l, which));
 }
-static LayerActs *layer_acts(const GPT *gpt, int l) { return &gpt->acts[gpt->recompute_full ? 0 : l]; }
+static const MicroBatch *slot_of(const GPT *gpt, const Pass *p) { return &gpt->slot[p->slot]; }
+static LayerActs *layer_acts(const GPT *gpt, const Pass *p, int l) {
+    return &slot_of(gpt, p)->acts[gpt->recompute_full ? 0 : l];
+}
+static floatX *dresidual_of(const GPT *gpt, const Pass *p) { return gpt->dresidual[p->gradient]; }
 static int64_t rows_of(const Pass *p) { return (int64_t)p->B * p->T; }
+static Rows own_rows(const GPT *gpt, const Pass *p) { return tp_rows(&gpt->tp, rows_of(p)); }
+static bool is_cut(const GPT *gpt) { return gpt->mesh->tp.size > 1; }
 
 static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
     float rate = where == DROPOUT_ATTENTION ? gpt->attention_dropout : gpt->hidden_dropout;
@@ -262,12 +356,13 @@ static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
 
 static Embedding embedding_of(const GPT *gpt, const Pass *p) {
     const Tensor *words = &gpt->tensor[GPT_WTE];
+    const MicroBatch *m = slot_of(gpt, p);
     Embedding e = {.B = p->B, .T = p->T, .C = gpt->C,
                    .first_row = (int)words->offset, .rows = (int)words->local[0],
-                   .tokens = gpt->tokens, .positions = gpt->positions,
+                   .tokens = m->tokens, .positions = m->positions,
                    .dropout = dropout_at(gpt, p, 0, DROPOUT_EMBEDDING),
                    .wte = zero_weight(gpt->zero, GPT_WTE), .wpe = zero_weight(gpt->zero, GPT_WPE),
-                   .x = gpt->residual[0], .dx = gpt->dresidual,
+                   .x = m->residual[0], .dx = dresidual_of(gpt, p),
                    .dwte = zero_grad(gpt->zero, GPT_WTE), .dwpe = zero_grad(gpt->zero, GPT_WPE)};
     return e;
 }
@@ -278,8 +373,8 @@ static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, in
     LayerNorm n = {.B = p->B, .T = p->T, .C = gpt->C, .epsilon = gpt->epsilon,
                    .gamma = weight(gpt, l, which), .beta = weight(gpt, l, bias),
                    .y = acts->y, .mean = acts->mean, .rstd = acts->rstd,
-                   .dy = gpt->dx, .dresidual = gpt->dresidual,
-                   .dgamma = grad(gpt, l, which), .dbeta = grad(gpt, l, bias)};
+                   .dy = gpt->dx, .dresidual = dresidual_of(gpt, p),
+                   .dgamma = grad(gpt, l, which), .dbeta = grad(gpt, l, bias), .rows = own_rows(gpt, p)};
     return n;
 }
 
@@ -292,12 +387,24 @@ static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dro
     n->branch_sum = gpt->branch_sum;
 }
 
+// What stands at the border to the next stage in the place of a LayerNorm: the sum alone.
+static LayerNorm border_of(const GPT *gpt, const Pass *p) {
+    LayerNorm n = {.B = p->B, .T = p->T, .C = gpt->C, .dresidual = dresidual_of(gpt, p),
+                   .rows = own_rows(gpt, p)};
+    return n;
+}
+
 // The first LayerNorm of layer l with the sum before it; l = L: the final LayerNorm, which follows
-// the last layer in the table. Layer 0 has the embedding below it and no sum.
+// the last layer in the table. The stage's first layer has no sum: the embedding, or the stage
+// before, has made it.
 static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
-    LayerNorm n = norm_of(gpt, p, l < gpt->L ? &layer_acts(gpt, l)->ln1 : &gpt->lnf, l, LN1_W);
-    n.x = gpt->residual[l];
-    if (l > 0) add_branch(gpt, &n, layer_acts(gpt, l - 1)->residual2, dropout_at(gpt, p, l - 1, DROPOUT_FFN));
+    LayerNorm n = l == gpt->L && !gpt->stage.heads
+                      ? border_of(gpt, p)
+                      : norm_of(gpt, p, l < gpt->L ? &layer_acts(gpt, p, l)->ln1 : &gpt->lnf, l, LN1_W);
+    n.x = slot_of(gpt, p)->residual[l];
+    if (l > 0) {
+        add_branch(gpt, &n, layer_acts(gpt, p, l - 1)->residual2, dropout_at(gpt, p, l - 1, DROPOUT_FFN));
+    }
     return n;
 }
 
@@ -328,22 +435,26 @@ typedef struct LayerOps {
 } LayerOps;
 
 static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
-    const LayerActs *a = layer_acts(gpt, l);
-    const floatX *dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : gpt->dresidual;
-    Attention attention = {.B = p->B, .T = p->T, .NH = gpt->NH, .HD = gpt->HD,
+    const LayerActs *a = layer_acts(gpt, p, l);
+    const MicroBatch *m = slot_of(gpt, p);
+    const floatX *dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p);
+    const floatX *x1 = a->ln1.y, *x2 = a->ln2.y;
+    if (gpt->tp.sequence) x1 = x2 = dbranch = gpt->gathered;
+    Attention attention = {.B = p->B, .T = p->T, .NH = gpt->mesh->tp.size * gpt->NH, .HD = gpt->HD,
                            .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
-                           .qkv = a->qkv, .doc_start = p->has_doc_start ? gpt->doc_start : NULL,
+                           .qkv = a->qkv, .doc_start = p->has_doc_start ? m->doc_start : NULL,
                            .out = a->att, .saved = a->att_saved, .dout = gpt->datt, .dqkv = gpt->dwide,
-                           .workspace = gpt->workspace};
+                           .workspace = gpt->workspace,
+                           .first_head = gpt->mesh->tp.rank * gpt->NH, .heads = gpt->NH};
     LayerOps o;
     o.norm1 = first_norm(gpt, p, l);
-    o.qkv = linear_of(gpt, p, l, QKV_W, a->ln1.y, a->qkv, gpt->dwide, gpt->dx);
+    o.qkv = linear_of(gpt, p, l, QKV_W, x1, a->qkv, gpt->dwide, gpt->dx);
     o.attention = attention;
     o.projection = linear_of(gpt, p, l, PROJ_W, a->att, gpt->branch, dbranch, gpt->datt);
     o.norm2 = norm_of(gpt, p, &a->ln2, l, LN2_W);
     o.norm2.x = a->residual2;
-    add_branch(gpt, &o.norm2, gpt->residual[l], dropout_at(gpt, p, l, DROPOUT_PROJECTION));
-    o.fc1 = linear_of(gpt, p, l, FC1_W, a->ln2.y, a->gelu, gpt->dwide, gpt->dx);
+    add_branch(gpt, &o.norm2, m->residual[l], dropout_at(gpt, p, l, DROPOUT_PROJECTION));
+    o.fc1 = linear_of(gpt, p, l, FC1_W, x2, a->gelu, gpt->dwide, gpt->dx);
     o.fc1.pre = a->pre;
     o.fc2 = linear_of(gpt, p, l, FC2_W, a->gelu, gpt->branch, dbranch, gpt->dwide);
     o.fc2.x_pre = a->pre;
@@ -351,40 +462,144 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     return o;
 }
 
+// All rows of `own`, where a product wants them that this rank does not hold.
+static const floatX *gather(const GPT *gpt, const Pass *p, const floatX *own) {
+    return tp_gather(&gpt->tp, own, gpt->gathered, rows_of(p));
+}
+
+// A linear whose input is cut: each rank makes a part of the sum.
+static void summed_linear_forward(const GPT *gpt, const Linear *a) {
+    if (!is_cut(gpt)) {
+        op_linear_forward(gpt->stream, a);
+        return;
+    }
+    Linear part = *a;
+    part.bias = NULL;
+    op_linear_forward(gpt->stream, &part);
+    tp_reduce(&gpt->tp, part.y, a->bias, part.y, a->N);
+}
+
 // From the residual stream and the branch below to GELU's output, all that backward wants.
-static void layer_to_gelu(Stream *s, const LayerOps *o) {
+static void layer_to_gelu(const GPT *gpt, const Pass *p, const LayerOps *o) {
+    Stream *s = gpt->stream;
     op_layernorm_forward(s, &o->norm1);
+    gather(gpt, p, o->norm1.y);
     op_linear_forward(s, &o->qkv);
     op_attention_forward(s, &o->attention);
-    op_linear_forward(s, &o->projection);
+    summed_linear_forward(gpt, &o->projection);
     op_layernorm_forward(s, &o->norm2);
+    gather(gpt, p, o->norm2.y);
     op_linear_forward(s, &o->fc1);
 }
 
-void gpt_forward(GPT *gpt, const Pass *p) {
-    Stream *s = gpt->stream;
+// Where the vocabulary is cut, each rank looks up its own rows, and the sum is the embedding.
+static void embed(const GPT *gpt, const Pass *p) {
     Embedding embedding = embedding_of(gpt, p);
+    if (is_cut(gpt)) {
+        Embedding words = embedding;
+        words.wpe = NULL;
+        words.x = gpt->branch;
+        op_embedding_forward(gpt->stream, &words);
+        tp_reduce(&gpt->tp, words.x, NULL, embedding.x, rows_of(p));
+        embedding.wte = NULL;
+        embedding.x_rows = own_rows(gpt, p);
+    }
+    op_embedding_forward(gpt->stream, &embedding);
+}
+
+void gpt_forward(GPT *gpt, const Pass *p) {
     LayerNorm final = first_norm(gpt, p, gpt->L);
-    zero_weights_wait(gpt->zero, 0);
-    op_embedding_forward(s, &embedding);
+    if (gpt->stage.embeds) {
+        zero_weights_wait(gpt->zero, 0);
+        embed(gpt, p);
+    }
     for (int l = 0; l < gpt->L; l++) {
         LayerOps o = layer_ops(gpt, l, p);
-        zero_weights_wait(gpt->zero, l + 1);
-        layer_to_gelu(s, &o);
-        op_linear_forward(s, &o.fc2);
+        zero_weights_wait(gpt->zero, layer_unit(gpt, l));
+        layer_to_gelu(gpt, p, &o);
+        summed_linear_forward(gpt, &o.fc2);
     }
-    op_layernorm_forward(s, &final);
+    op_layernorm_forward(gpt->stream, &final);
+}
+
+// --- the tied embedding on two stages ------------------------------------------------------------
+// The last stage hands the head's part of the gradient to the first one with the step's last
+// micro-batch. The first adds it before that micro-batch's tokens: with one micro-batch the sum is
+// then made in the order of a single stage. The result goes back, so both copies get the same bits.
+
+// Elements of the words' gradient that travel at a time, to wait in half of a scratch buffer.
+static int64_t words_at_a_time(const GPT *gpt) { return (int64_t)(gpt->dwide_bytes / sizeof(float) / 2); }
+
+static void send_head_words(const GPT *gpt) {
+    int64_t n = tensor_elements(&gpt->tensor[GPT_WTE]), most = words_at_a_time(gpt);
+    float *words = zero_grad(gpt->zero, GPT_WTE);
+    for (int64_t at = 0; at < n; at += most) {
+        int64_t count = n - at < most ? n - at : most;
+        link_send(gpt->pipeline.words_to_first, words + at, (size_t)count * sizeof(float), gpt->stream);
+    }
+}
+
+static void add_head_words(const GPT *gpt) {
+    int64_t n = tensor_elements(&gpt->tensor[GPT_WTE]), most = words_at_a_time(gpt);
+    float *words = zero_grad(gpt->zero, GPT_WTE), *parts = (float *)(void *)gpt->dwide;
+    for (int64_t at = 0; at < n; at += most) {
+        int64_t count = n - at < most ? n - at : most;
+        size_t bytes = (size_t)count * sizeof(float);
+        link_expect(gpt->pipeline.words_to_first, parts + count, bytes, gpt->stream);
+        copy_on_device(gpt->stream, parts, words + at, bytes);
+        link_arrived(gpt->pipeline.words_to_first, gpt->stream);
+        op_add_parts(gpt->stream, words + at, parts, count, 2);
+    }
+}
+
+void gpt_end_backward(GPT *gpt) {
+    const Pipeline *pipeline = &gpt->pipeline;
+    if (tensors_below(gpt) == 0) return;
+    float *words = zero_grad(gpt->zero, GPT_WTE);
+    size_t bytes = (size_t)tensor_elements(&gpt->tensor[GPT_WTE]) * sizeof(float);
+    if (!gpt->stage.heads) {
+        link_send(pipeline->words_to_last, words, bytes, gpt->stream);
+        link_sent(pipeline->words_to_last, 0, gpt->stream);
+    } else if (!gpt->stage.embeds) {
+        link_sent(pipeline->words_to_first, 0, gpt->stream);
+        link_expect(pipeline->words_to_last, words, bytes, gpt->stream);
+        link_arrived(pipeline->words_to_last, gpt->stream);
+    }
+    zero_reduce_unit(gpt->zero, 0);
+}
+
+// --- the head ------------------------------------------------------------------------------------
+
+// The vocabulary is cut: in each chunk of rows the ranks tell each other what they found of it.
+static void head_of_parts(const GPT *gpt, Head *h) {
+    int64_t chunk = op_head_chunk_rows(h->N, h->rows);
+    h->all = gpt->statistics;
+    h->ranks = gpt->mesh->tp.size;
+    for (int64_t row = 0; row < h->N; row += chunk) {
+        int64_t rows = h->N - row < chunk ? h->N - row : chunk;
+        h->own = gpt->statistics + gpt->mesh->tp.rank * rows;
+        op_head_logits(gpt->stream, h, row, rows);
+        comm_all_gather(&gpt->mesh->tp, gpt->statistics, (size_t)rows * sizeof(HeadStatistics), gpt->stream);
+        op_head_gradients(gpt->stream, h, row, rows);
+    }
+    op_loss_sum(gpt->stream, h);
+    if (h->dx) tp_reduce(&gpt->tp, h->dx, NULL, h->dx, h->N);
 }
 
 void gpt_head(GPT *gpt, const Pass *p) {
+    if (!gpt->stage.heads) return;
     const Tensor *words = &gpt->tensor[GPT_WTE];
+    const MicroBatch *m = slot_of(gpt, p);
+    zero_weights_wait(gpt->zero, 0);
     Head h = {.N = rows_of(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0],
-              .x = gpt->lnf.y, .wte = zero_weight(gpt->zero, GPT_WTE),
-              .targets = gpt->targets, .loss_mask = p->has_loss_mask ? gpt->loss_mask : NULL,
+              .x = gather(gpt, p, gpt->lnf.y), .wte = zero_weight(gpt->zero, GPT_WTE),
+              .targets = m->targets, .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
               .loss_scale = p->loss_scale, .losses = gpt->losses, .loss_sum = zero_loss_sum(gpt->zero),
               .dx = p->backward ? gpt->dx : NULL, .dwte = p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL,
               .overwrite = p->first, .workspace = gpt->workspace};
-    op_head(gpt->stream, &h);
+    if (is_cut(gpt)) head_of_parts(gpt, &h);
+    else op_head(gpt->stream, &h);
+    if (p->backward && p->last && !gpt->stage.embeds) send_head_words(gpt);
 }
 
 // sum: of dy over its rows, where a LayerNorm's backward has made it.
@@ -392,64 +607,217 @@ static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Li
     op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
 }
 
-// In and out: gpt->dresidual, the gradient of the residual stream above the layer and below it, and
-// that of the branch that was added there (gpt->dbranch with dropout, else the same). Only
-// gradients of this layer are written. FC1_B's is summed where GELU' is applied.
+// Of a linear whose output was the sum over the ranks, which gpt->branch_sum is then of some rows.
+static void summed_linear_backward(const GPT *gpt, const Pass *p, int l, enum LayerTensor bias,
+                                   const Linear *a) {
+    gather(gpt, p, gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p));
+    op_linear_backward(gpt->stream, a);
+    bias_backward(gpt, l, bias, a, is_cut(gpt) ? NULL : gpt->branch_sum);
+}
+
+// Of a linear that follows a LayerNorm: the ranks' gradients of its output are added up.
+static void first_linear_backward(const GPT *gpt, const Pass *p, const LayerNorm *norm, const Linear *a) {
+    gather(gpt, p, norm->y);
+    op_linear_backward(gpt->stream, a);
+    if (is_cut(gpt)) tp_reduce(&gpt->tp, gpt->dx, NULL, gpt->dx, rows_of(p));
+}
+
+// In and out: the gradient of the residual stream above the layer and below it, and that of the
+// branch that was added there (gpt->dbranch with dropout, else the same). Only gradients of this
+// layer are written. FC1_B's is summed where GELU' is applied.
 static void layer_backward(GPT *gpt, int l, const Pass *p) {
     LayerOps o = layer_ops(gpt, l, p);
     Stream *s = gpt->stream;
     if (gpt->recompute_full) {
         LayerOps again = o;
-        again.norm1.branch = NULL;  // the sum is in gpt->residual[l]
-        layer_to_gelu(s, &again);
+        again.norm1.branch = NULL;  // the sum is in residual[l]
+        layer_to_gelu(gpt, p, &again);
     }
-    op_linear_backward(s, &o.fc2);
-    bias_backward(gpt, l, FC2_B, &o.fc2, gpt->branch_sum);
-    op_linear_backward(s, &o.fc1);
+    summed_linear_backward(gpt, p, l, FC2_B, &o.fc2);
+    first_linear_backward(gpt, p, &o.norm2, &o.fc1);
     op_layernorm_backward(s, &o.norm2);
-    op_linear_backward(s, &o.projection);
-    bias_backward(gpt, l, PROJ_B, &o.projection, gpt->branch_sum);
+    summed_linear_backward(gpt, p, l, PROJ_B, &o.projection);
     op_attention_backward(s, &o.attention);
     bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
-    op_linear_backward(s, &o.qkv);
+    first_linear_backward(gpt, p, &o.norm1, &o.qkv);
     op_layernorm_backward(s, &o.norm1);
 }
 
-void gpt_backward(GPT *gpt, const Pass *p) {
-    Stream *s = gpt->stream;
+static void sum_over_rows(const GPT *gpt, int tensor) {
+    sum_over_group(&gpt->mesh->tp, zero_grad(gpt->zero, tensor), tensor_elements(&gpt->tensor[tensor]),
+                   gpt->dwide, gpt->dwide_bytes, gpt->stream);
+}
+
+// The gradients of layer l are complete. By sequence parallelism each rank has those of the
+// LayerNorms for its own rows. The final LayerNorm goes with the last layer.
+static void layer_is_complete(const GPT *gpt, int l) {
+    int norms[] = {gpt_layer_tensor(gpt, l, LN1_W), gpt_layer_tensor(gpt, l, LN2_W),
+                   gpt_layer_tensor(gpt, l + 1, LN1_W)};
+    bool final = gpt->stage.heads && l == gpt->L - 1;
+    for (int i = 0; gpt->tp.sequence && i < 2 + final; i++) {
+        sum_over_rows(gpt, norms[i]);
+        sum_over_rows(gpt, norms[i] + 1);
+    }
+    zero_reduce_unit(gpt->zero, layer_unit(gpt, l));
+}
+
+static void embedding_backward(const GPT *gpt, const Pass *p) {
     Embedding embedding = embedding_of(gpt, p);
+    size_t row = (size_t)gpt->C * sizeof(float);
+    embedding.dx = gather(gpt, p, embedding.dx);
+    if (p->first) set_zero(gpt->stream, embedding.dwpe, (size_t)gpt->P * row);
+    if (!gpt->stage.heads && p->first) {
+        set_zero(gpt->stream, embedding.dwte, (size_t)gpt->tensor[GPT_WTE].local[0] * row);
+    }
+    if (!gpt->stage.heads && p->last) add_head_words(gpt);
+    op_embedding_backward(gpt->stream, &embedding);
+}
+
+void gpt_backward(GPT *gpt, const Pass *p) {
     LayerNorm final = first_norm(gpt, p, gpt->L);
-    set_zero(s, gpt->dresidual, (size_t)rows_of(p) * (size_t)gpt->C * sizeof(floatX));
-    op_layernorm_backward(s, &final);
+    size_t bytes = (size_t)own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
+    if (gpt->stage.heads) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
+    op_layernorm_backward(gpt->stream, &final);
     for (int l = gpt->L - 1; l >= 0; l--) {
         layer_backward(gpt, l, p);
-        if (p->last) zero_reduce_unit(gpt->zero, l + 1);
+        if (p->last) layer_is_complete(gpt, l);
     }
-    if (p->first) set_zero(s, embedding.dwpe, (size_t)gpt->P * (size_t)gpt->C * sizeof(float));
-    op_embedding_backward(s, &embedding);
-    if (p->last) zero_reduce_unit(gpt->zero, 0);
+    if (gpt->stage.embeds) embedding_backward(gpt, p);
+}
+
+// --- a stage and its neighbours ------------------------------------------------------------------
+// What comes from a neighbour is expected one action ahead, so that it travels while this stage
+// works on something else.
+
+static size_t hidden_bytes(const GPT *gpt, const Pass *p) {
+    return (size_t)own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
+}
+
+static void expect_input(GPT *gpt, const Pass *p) {
+    if (gpt->stage.embeds) return;
+    link_expect(gpt->pipeline.from_before, gpt->input[p->input], hidden_bytes(gpt, p), gpt->stream);
+}
+
+// The gradient that lay there has left, but for the latest one sent.
+static void expect_gradient(GPT *gpt, const Pass *p) {
+    if (gpt->stage.heads) return;
+    if (!gpt->stage.embeds) link_sent(gpt->pipeline.to_before, 1, gpt->stream);
+    link_expect(gpt->pipeline.from_next, dresidual_of(gpt, p), hidden_bytes(gpt, p), gpt->stream);
+}
+
+static void stage_forward(GPT *gpt, const Pass *p) {
+    const Pipeline *pipeline = &gpt->pipeline;
+    if (!gpt->stage.embeds) {
+        link_arrived(pipeline->from_before, gpt->stream);
+        gpt->slot[p->slot].residual[0] = gpt->input[p->input];
+    }
+    if (!gpt->stage.heads) link_sent(pipeline->to_next, gpt->slots - 1, gpt->stream);
+    gpt_forward(gpt, p);
+    if (gpt->stage.heads) return;
+    link_send(pipeline->to_next, slot_of(gpt, p)->residual[gpt->L], hidden_bytes(gpt, p), gpt->stream);
+}
+
+// All that was sent has left: any slot may be used again.
+static void nothing_under_way(GPT *gpt) {
+    if (!gpt->stage.heads) link_sent(gpt->pipeline.to_next, 0, gpt->stream);
+    if (!gpt->stage.embeds) link_sent(gpt->pipeline.to_before, 0, gpt->stream);
+}
+
+static void stage_backward(GPT *gpt, const Pass *p) {
+    if (!gpt->stage.heads) link_arrived(gpt->pipeline.from_next, gpt->stream);
+    gpt_backward(gpt, p);
+    if (gpt->stage.embeds) return;
+    link_send(gpt->pipeline.to_before, dresidual_of(gpt, p), hidden_bytes(gpt, p), gpt->stream);
+}
+
+// The pass of micro-batch k. Sizes and slots alone.
+static Pass pass_of(const GPT *gpt, int k) {
+    Pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.B = gpt->B;
+    pass.T = gpt->T;
+    pass.slot = k % gpt->slots;
+    pass.input = gpt->inputs ? k % gpt->inputs : 0;
+    pass.gradient = gpt->mesh->pp.size > 1 ? k % GRADIENT_SLOTS : 0;
+    return pass;
+}
+
+static void expect(GPT *gpt, const PipelineAction *action) {
+    Pass pass = pass_of(gpt, action->micro_batch);
+    if (action->backward) expect_gradient(gpt, &pass);
+    else expect_input(gpt, &pass);
+}
+
+static void forward_micro_batch(GPT *gpt, const Pass *pass) {
+    gpt->slot[pass->slot].pass = *pass;
+    timer_start(gpt->timers, TIMER_FORWARD_COMPUTE, gpt->stream);
+    stage_forward(gpt, pass);
+    gpt_head(gpt, pass);
+    timer_stop(gpt->timers, TIMER_FORWARD_COMPUTE, gpt->stream);
+}
+
+static void backward_micro_batch(GPT *gpt, const Pass *pass) {
+    timer_start(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
+    stage_backward(gpt, pass);
+    timer_stop(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
+    // The copies of the last --async-save: the device has work for a while beside them.
+    if (pass->first) zero_copy_staged(gpt->zero);
+}
+
+void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context) {
+    const Group *pp = &gpt->mesh->pp;
+    PipelineAction *action =
+        (PipelineAction *)xcalloc(2 * (size_t)count, sizeof *action, "the order of a step");
+    int actions = pipeline_actions(pp->size, pp->rank, count, training, action);
+    nothing_under_way(gpt);
+    if (actions > 0) expect(gpt, &action[0]);
+    for (int i = 0; i < actions; i++) {
+        int k = action[i].micro_batch;
+        if (i + 1 < actions) expect(gpt, &action[i + 1]);
+        if (action[i].backward) {
+            backward_micro_batch(gpt, &gpt->slot[k % gpt->slots].pass);
+            continue;
+        }
+        Pass pass = pass_of(gpt, k);
+        pass.training = pass.backward = training;
+        pass.first = k == 0;
+        pass.last = k == count - 1;
+        load(context, gpt, k, &pass);
+        forward_micro_batch(gpt, &pass);
+    }
+    free(action);
+    if (training) gpt_end_backward(gpt);
 }
 
 // The logits of the token after ids[0..n), the pads' too; the last T tokens are the context. See
-// write_sample.
+// write_sample. Rows behind the last token only fill up a multiple of the tensor-parallel ranks.
 static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *logits) {
     GPT *gpt = (GPT *)model;
-    int T = (int)(n < gpt->T ? n : gpt->T);
+    int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size);
+    MicroBatch *m = &gpt->slot[0];
+    Stream *s = gpt->stream;
     Pass pass;
     memset(&pass, 0, sizeof pass);
     pass.B = 1;
     pass.T = T;
-    int32_t *positions = (int32_t *)xcalloc((size_t)T, sizeof(int32_t), "the sample");
+    int32_t *words = (int32_t *)xcalloc(2 * (size_t)T, sizeof(int32_t), "the sample"), *positions = words + T;
+    memcpy(words, ids + n - used, (size_t)used * sizeof(int32_t));
     for (int t = 0; t < T; t++) positions[t] = t;
-    copy_to_device(gpt->stream, gpt->tokens, ids + n - T, (size_t)T * sizeof(int32_t));
-    copy_to_device(gpt->stream, gpt->positions, positions, (size_t)T * sizeof(int32_t));
-    gpt_forward(gpt, &pass);
-    Linear linear = {.N = 1, .C = gpt->C, .OC = gpt->V, .x = gpt->lnf.y + (int64_t)(T - 1) * gpt->C,
-                     .w = zero_weight(gpt->zero, GPT_WTE), .y = gpt->logits, .workspace = gpt->workspace};
-    op_linear_forward(gpt->stream, &linear);
-    copy_to_host(gpt->stream, logits, gpt->logits, (size_t)gpt->V * sizeof(floatX));
-    stream_synchronize(gpt->stream);
-    free(positions);
+    copy_to_device(s, m->tokens, words, (size_t)T * sizeof(int32_t));
+    copy_to_device(s, m->positions, positions, (size_t)T * sizeof(int32_t));
+    expect_input(gpt, &pass);
+    stage_forward(gpt, &pass);
+    if (gpt->stage.heads) {
+        const floatX *x = gather(gpt, &pass, gpt->lnf.y) + (int64_t)(used - 1) * gpt->C;
+        int rows = vocabulary_rows(gpt);
+        Linear linear = {.N = 1, .C = gpt->C, .OC = rows, .x = x, .w = zero_weight(gpt->zero, GPT_WTE),
+                         .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows, .workspace = gpt->workspace};
+        op_linear_forward(s, &linear);
+        comm_all_gather(&gpt->mesh->tp, gpt->logits, (size_t)rows * sizeof(floatX), s);
+        copy_to_host(s, logits, gpt->logits, (size_t)gpt->V * sizeof(floatX));
+    }
+    stream_synchronize(s);
+    free(words);
 }
 
 // ===== the training step =========================================================================
@@ -472,22 +840,23 @@ static bool data_sound(Run *run) {
     return run_agreed(run, run->error.code != EXIT_DATA);
 }
 
-// Uploads the micro-batch of this rank that starts at global sample `consumed`. Data found broken
+// Uploads the micro-batch of this rank that starts at global sample `consumed` into a slot. Data found broken
 // in mid-run must not stop this rank at once: the others are already in this step's collectives. It
 // goes on with zeros, and all ranks leave together at the step's end (data_sound).
-static Batch next_batch(Run *run, GPT *gpt, int split, int64_t consumed) {
+static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consumed) {
     Batch batch;
     Error err;
     memset(&batch, 0, sizeof batch);
     heartbeat_waits(&run->site, false);
     timer_start(run->timers, TIMER_BATCH_GENERATOR, run->compute);
     if (loader_batch(run->loader, split, consumed, &batch, &err)) {
-        gpt_upload(gpt, &batch);
+        gpt_upload(gpt, slot, &batch);
     } else {
         size_t bytes = (size_t)gpt->B * (size_t)gpt->T * sizeof(int32_t);
-        set_zero(run->compute, gpt->tokens, bytes);
-        set_zero(run->compute, gpt->targets, bytes);
-        set_zero(run->compute, gpt->positions, bytes);
+        MicroBatch *m = &gpt->slot[slot];
+        set_zero(run->compute, m->tokens, bytes);
+        set_zero(run->compute, m->targets, bytes);
+        set_zero(run->compute, m->positions, bytes);
         if (!run->error.code) run->error = err;
     }
     timer_stop(run->timers, TIMER_BATCH_GENERATOR, run->compute);
@@ -506,34 +875,22 @@ static float loss_scale_of(const GPT *gpt, const Batch *batch, int64_t parts) {
     return tokens > 0 ? (float)(1.0 / (tokens * (double)parts)) : 0.0f;
 }
 
-// Over an uploaded batch, one of `parts` whose losses are averaged; without dropout and gradients
-// as yet.
-static Pass pass_over(const GPT *gpt, const Batch *batch, int64_t parts) {
-    Pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.B = gpt->B;
-    pass.T = gpt->T;
-    pass.first_sample = batch->first_sample;
-    pass.has_doc_start = batch->doc_start != NULL;
-    pass.has_loss_mask = batch->loss_mask != NULL;
-    pass.loss_scale = loss_scale_of(gpt, batch, parts);
-    return pass;
-}
+// What a step or a part of an evaluation reads.
+typedef struct Feed {
+    Run *run;
+    int split;
+    int64_t first, row;  // sample of micro-batch 0; samples from one micro-batch to the next
+    int64_t parts;       // micro-batches whose losses are averaged
+} Feed;
 
-// Micro-batch k of a step, which begins with global sample `consumed`.
-static void micro_batch(Run *run, GPT *gpt, int64_t consumed, int k, int micro_batches) {
-    Batch batch = next_batch(run, gpt, SPLIT_TRAIN, consumed);
-    Pass pass = pass_over(gpt, &batch, micro_batches);
-    pass.training = pass.backward = true;
-    pass.first = k == 0;
-    pass.last = k == micro_batches - 1;
-    timer_start(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
-    gpt_forward(gpt, &pass);
-    gpt_head(gpt, &pass);
-    timer_stop(run->timers, TIMER_FORWARD_COMPUTE, run->compute);
-    timer_start(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
-    gpt_backward(gpt, &pass);
-    timer_stop(run->timers, TIMER_BACKWARD_COMPUTE, run->compute);
+// Uploads micro-batch k of a Feed.
+static void load_micro_batch(void *context, GPT *gpt, int k, Pass *pass) {
+    const Feed *feed = (const Feed *)context;
+    Batch batch = next_batch(feed->run, gpt, pass->slot, feed->split, feed->first + (int64_t)k * feed->row);
+    pass->first_sample = batch.first_sample;
+    pass->has_doc_start = batch.doc_start != NULL;
+    pass->has_loss_mask = batch.loss_mask != NULL;
+    pass->loss_scale = loss_scale_of(gpt, &batch, feed->parts);
 }
 
 // Launches one iteration. The host runs at most one step ahead of the verdicts.
@@ -545,11 +902,8 @@ static void train_step(Run *run, GPT *gpt) {
     run->site.phase = "forward and backward";
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
     zero_step_begins(run->zero, run->iteration);
-    for (int k = 0; k < micro_batches; k++) {
-        micro_batch(run, gpt, run->consumed_train + (int64_t)k * row, k, micro_batches);
-        // The copies of the last --async-save: the device has work for a while beside them.
-        if (k == 0) zero_copy_staged(run->zero);
-    }
+    Feed feed = {run, SPLIT_TRAIN, run->consumed_train, row, micro_batches};
+    gpt_micro_batches(gpt, micro_batches, true, load_micro_batch, &feed);
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
@@ -592,12 +946,8 @@ static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) 
     if (verbose) log_line(run->log, "Evaluating on %lld samples", iters * c->global_batch_size);
     for (long long i = 0; i < iters && !run->stop.reason; i++) {
         if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", i + 1, iters);
-        for (int k = 0; k < micro_batches; k++) {
-            Batch batch = next_batch(run, gpt, split, at + (int64_t)k * row);
-            Pass pass = pass_over(gpt, &batch, iters * micro_batches);
-            gpt_forward(gpt, &pass);
-            gpt_head(gpt, &pass);
-        }
+        Feed feed = {run, split, at, row, iters * micro_batches};
+        gpt_micro_batches(gpt, micro_batches, false, load_micro_batch, &feed);
         at += c->global_batch_size;
         poll_stop(run);
     }
@@ -743,7 +1093,7 @@ static bool plan_run(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
-    gpt_describe(gpt, c, gpt_stage(c, run->mesh.pp.rank, run->mesh.pp.size));
+    gpt_describe(gpt, c, &run->mesh);
     if (!gpt_check(gpt, &run->error)) return false;
     run->zero = zero_plan(c, &run->mesh, gpt->tensor, gpt->tensors, &run->memory_plan, &run->error);
     if (!run->zero) return false;
@@ -763,7 +1113,8 @@ static bool fill_weights(Run *run, GPT *gpt) {
 // Device, groups, weights, data: everything up to the first iteration.
 static bool start_run(Run *run, GPT *gpt) {
     if (!run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
-    gpt_start(gpt, run->zero, run->device, run->compute);
+    gpt_start(gpt, run->zero, run->device, run->compute, run->timers);
+    gpt->pipeline = run->pipeline;
     report_start(run);
     timer_start(run->timers, TIMER_SETUP, NULL);
     if (!fill_weights(run, gpt)) return false;
@@ -810,9 +1161,10 @@ static void run_as_told(Run *run, GPT *gpt, double limit) {
     ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
     if (!ok) return;
     heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
+    ModelPlan model = {gpt_planned_bytes, &run->mesh};
     if (run->config.plan) {
         if (run->launch.rank == 0)
-            plan_report(&run->config, run->zero, &run->memory_plan, gpt_planned_bytes, stdout);
+            plan_report(&run->config, run->zero, &run->memory_plan, model, stdout);
     } else if (run->config.check_data || run->config.inspect_data >= 0) {
         run_look_at_data(run);
     } else {

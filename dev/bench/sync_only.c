@@ -223,7 +223,7 @@ static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm
 static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Mesh *mesh) {
     GPT gpt;
     lab->mesh = *mesh;
-    gpt_describe(&gpt, config, gpt_stage(config, 0, 1));
+    gpt_describe(&gpt, config, &lab->mesh);
     lab->zero = zero_plan(config, &lab->mesh, gpt.tensor, gpt.tensors, &lab->memory_plan, &bench->error);
     gpt_free(&gpt);
     return lab->zero != NULL;

@@ -114,14 +114,14 @@ static const double CONTEXT_GIB = 0.55;
 // The largest micro-batch whose plan fits `share` bytes, up to MOST_SEQUENCES. Whether it divides
 // the global batch is not asked: that can be chosen.
 enum { MOST_SEQUENCES = 4096 };
-static int largest_micro_batch(const Config *config, size_t planned, double share, ModelBytes model_bytes) {
-    double others = (double)planned - (double)model_bytes(config);  // what does not depend on it
+static int largest_micro_batch(const Config *config, size_t planned, double share, ModelPlan model) {
+    double others = (double)planned - (double)model.bytes(config, model.mesh);  // what does not depend on it
     Config other = *config;
     int fits = 0;
     for (int step = MOST_SEQUENCES; step > 0; step /= 2) {
         other.micro_batch_size = fits + step;
         if (other.micro_batch_size > MOST_SEQUENCES) continue;
-        if (others + (double)model_bytes(&other) <= share) fits = other.micro_batch_size;
+        if (others + (double)model.bytes(&other, model.mesh) <= share) fits = other.micro_batch_size;
     }
     return fits;
 }
@@ -142,23 +142,23 @@ static double share_of(Card card, const Config *c, const Plan *plan) {
     return (card.gib - CONTEXT_GIB) * GIB - (double)memory_beside_plan(plan->dp, nccl_in_node);
 }
 
-static void print_fit(const Config *c, size_t planned, double share, ModelBytes model_bytes, FILE *out) {
+static void print_fit(const Config *c, size_t planned, double share, ModelPlan model, FILE *out) {
     if ((double)planned <= share) {
-        int most = largest_micro_batch(c, planned, share, model_bytes);
+        int most = largest_micro_batch(c, planned, share, model);
         const char *at_least = most == MOST_SEQUENCES ? " at least" : "";
         fprintf(out, "fits, up to --micro-batch-size %d%s\n", most, at_least);
     } else {
         char advice[512];
-        memory_advice(advice, sizeof advice, c, planned, (size_t)share, model_bytes);
+        memory_advice(advice, sizeof advice, c, planned, (size_t)share, model);
         fprintf(out, "does not fit\n    %s\n", advice);
     }
 }
 
-static void print_fits(const Config *c, const Plan *plan, size_t planned, ModelBytes model_bytes, FILE *out) {
+static void print_fits(const Config *c, const Plan *plan, size_t planned, ModelPlan model, FILE *out) {
     for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
         double share = share_of(cards[i], c, plan);
         fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
-        print_fit(c, planned, share, model_bytes, out);
+        print_fit(c, planned, share, model, out);
     }
     if (device_kind()->own_memory) return;
     fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
@@ -216,7 +216,7 @@ static void print_between(const Config *c, const Zero *zero, FILE *out) {
 }
 
 void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memory_plan,
-                 ModelBytes model_bytes, FILE *out) {
+                 ModelPlan model, FILE *out) {
     const Plan *plan = zero_layout(zero);
     print_model(config, plan, out);
     print_layout(plan, zero_grad_wire(zero, true), out);
@@ -227,6 +227,6 @@ void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memor
     print_wire(config, zero, out);
     fprintf(out, "verdict\n");
     print_gib(memory_plan, out);
-    print_fits(config, plan, memory_plan_total(memory_plan), model_bytes, out);
+    print_fits(config, plan, memory_plan_total(memory_plan), model, out);
     print_between(config, zero, out);
 }

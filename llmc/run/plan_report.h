@@ -7,7 +7,7 @@
 LLMC_BEGIN
 // Prints the model, its buckets, memory by purpose, bytes per step and level, and a verdict: which
 // GPUs hold the run, and what leaves a node beside what the baselines and SDP4Bit send.
-// memory_plan: its entries are exactly what the program allocates. model_bytes: see memory.h.
+// memory_plan: its entries are exactly what the program allocates. model: see memory.h.
 void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memory_plan,
-                 ModelBytes model_bytes, FILE *out);
+                 ModelPlan model, FILE *out);
 LLMC_END

@@ -19,6 +19,7 @@
 #include "llmc/ranks/devices.h"
 #include "llmc/ranks/stop.h"
 #include "llmc/state/memory.h"
+#include "llmc/state/pipeline.h"
 #include "llmc/state/probe.h"
 #include "llmc/state/sentry.h"
 #include "llmc/state/zero.h"
@@ -36,6 +37,7 @@ typedef struct Run {
     Config config;
     Launch launch;
     Mesh mesh;               // who is where, and the groups that communicate
+    Pipeline pipeline;       // links to the neighbouring stages
     OwnDevice own;           // the device that this rank takes
     Site site;
     Error error;             // why the run ends early
@@ -91,9 +93,9 @@ bool run_agreed(Run *run, bool ok);
 // Places this rank, opens the tokenizer, completes the config. Needs no device. Errors: EXIT_USAGE,
 // EXIT_DATA, EXIT_ENVIRONMENT.
 bool run_place(Run *run);
-// Opens device and log, and allocates the memory plan. model_bytes: memory_allocate's. False on
+// Opens device and log, and allocates the memory plan. bytes: memory_allocate's. False on
 // every rank where one failed.
-bool run_allocate(Run *run, ModelBytes model_bytes);
+bool run_allocate(Run *run, ModelBytes bytes);
 // The folder of --save, the groups, the Zero: ready to step once it has weights. The same errors on
 // every rank.
 bool run_connect(Run *run);
@@ -138,7 +140,8 @@ Loaded load_checkpoint(Run *run);
 
 // --- sample.c ------------------------------------------------------------------------------------
 
-// Fills logits (padded vocabulary) of the token after ids[0..n), on the host.
+// Fills logits (padded vocabulary) of the token after ids[0..n), on the host of the last stage.
+// Called by all ranks of one replica.
 typedef void (*NextLogits)(void *model, const int32_t *ids, int64_t n, floatX *logits);
 // --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal.
 // Needs no random state and no batch: training goes on as without. Collective.

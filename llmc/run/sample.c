@@ -94,13 +94,16 @@ void write_sample(Run *run, NextLogits next_logits, void *model) {
     int32_t *ids = (int32_t *)xcalloc((size_t)total + 1, sizeof(int32_t), "the sample");
     floatX *logits = (floatX *)xcalloc((size_t)c->vocab_size_padded, sizeof(floatX), "the sample");
     for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
+    const Mesh *mesh = &run->mesh;
+    int speaker = mesh->tp.size * mesh->dp.size * (mesh->pp.size - 1);  // of the last stage
     for (; n < total; n++) {
-        if (run->launch.rank == 0) {
-            next_logits(model, ids, n, logits);
+        if (mesh->dp.rank == 0) next_logits(model, ids, n, logits);
+        if (mesh->world.rank == speaker) {
             ids[n] =
                 sample_token(logits, c->vocab_size_unpadded, c->sample_temperature, (uint64_t)c->seed, n);
         }
-        run_meet(run);  // at each token: the others wait for rank 0, and a single wait has a limit
+        // At each token: the others wait, and a single wait has a limit.
+        peers_broadcast(run_peers(run, run->launch.world), &ids[n], sizeof ids[n], speaker);
     }
     if (run->launch.rank == 0) sample_log(run->log, run->iteration, run->tokenizer, ids, n);
     free(ids);

@@ -61,14 +61,15 @@ static bool open_device(Run *run) {
 
 // In two steps: every rank looks at what is free before any of those that share it takes its part.
 // CPU ranks of one host draw on the same memory.
-bool run_allocate(Run *run, ModelBytes model_bytes) {
+bool run_allocate(Run *run, ModelBytes bytes) {
     if (!run_agreed(run, open_device(run))) return false;
     const Config *c = &run->config;
     bool nccl_in_node = c->node_exchange == NODE_EXCHANGE_NCCL && run->mesh.node.size > 1;
     int sharers = devices_memory_sharers(&run->own);
     memory_measure(&run->memory, &run->memory_plan, run->device, sharers, run->launch.size, nccl_in_node);
     return run_agreed(run, true) &&
-           run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, model_bytes, &run->error));
+           run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, (ModelPlan){bytes, &run->mesh},
+                                           &run->error));
 }
 
 // Asked before training, and the folder locked for this job.
@@ -91,6 +92,7 @@ bool run_connect(Run *run) {
     if (!run_agreed(run, mesh_open(&run->mesh, world, &run->error))) return false;
     if (run->config.emulate_nodes) devices_emulate_nodes(&run->own, &run->mesh, &run->launch);
     comm_open(&run->mesh, run->device, world.limit);
+    run->pipeline = pipeline_open(&run->mesh, run->device);
     zero_start(run->zero, run->device, run->compute, &run->lanes, run->timers);
     return true;
 }

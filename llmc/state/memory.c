@@ -10,11 +10,11 @@ typedef struct Setting {
 } Setting;
 
 // Bytes of the plan under another setting.
-static size_t bytes_with(const Config *config, size_t planned, Setting setting, ModelBytes model_bytes) {
+static size_t bytes_with(const Config *config, size_t planned, Setting setting, ModelPlan model) {
     Config other = *config;
     other.micro_batch_size = setting.micro_batch;
     other.recompute_granularity = setting.recompute;
-    return planned - model_bytes(config) + model_bytes(&other);
+    return planned - model.bytes(config, model.mesh) + model.bytes(&other, model.mesh);
 }
 
 // May a micro-batch of this size replace the configured one, all else being equal?
@@ -26,20 +26,20 @@ static bool divides(const Config *config, int micro_batch) {
 
 // The largest micro-batch below `limit` that fits with this recomputation; 0 when none does.
 static int largest_micro_batch(const Config *config, size_t planned, size_t share, int limit,
-                               Recompute recompute, ModelBytes model_bytes) {
+                               Recompute recompute, ModelPlan model) {
     for (int m = limit - 1; m > 0; m--) {
         Setting setting = {m, recompute};
-        if (divides(config, m) && bytes_with(config, planned, setting, model_bytes) <= share) return m;
+        if (divides(config, m) && bytes_with(config, planned, setting, model) <= share) return m;
     }
     return 0;
 }
 
 // Would full recomputation fit with the configured micro-batch? There is nothing milder: attention
 // is recomputed always.
-static bool full_fits(const Config *config, size_t planned, size_t share, ModelBytes model_bytes) {
+static bool full_fits(const Config *config, size_t planned, size_t share, ModelPlan model) {
     Setting setting = {config->micro_batch_size, RECOMPUTE_FULL};
     return config->recompute_granularity != RECOMPUTE_FULL &&
-           bytes_with(config, planned, setting, model_bytes) <= share;
+           bytes_with(config, planned, setting, model) <= share;
 }
 
 static const char *full_flag(const Config *config) {
@@ -48,10 +48,10 @@ static const char *full_flag(const Config *config) {
 }
 
 void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
-                   ModelBytes model_bytes) {
+                   ModelPlan model) {
     Recompute now = config->recompute_granularity;
-    bool full = full_fits(config, planned, share, model_bytes);
-    int smaller = largest_micro_batch(config, planned, share, config->micro_batch_size, now, model_bytes);
+    bool full = full_fits(config, planned, share, model);
+    int smaller = largest_micro_batch(config, planned, share, config->micro_batch_size, now, model);
     const char *flag = full_flag(config);
     if (smaller && full) {
         snprintf(text, bytes, "--micro-batch-size %d fits, and so does %s", smaller, flag);
@@ -63,9 +63,9 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
         int both = now == RECOMPUTE_FULL
                        ? 0
                        : largest_micro_batch(config, planned, share, config->micro_batch_size, RECOMPUTE_FULL,
-                                             model_bytes);
+                                             model);
         Setting least = {1, RECOMPUTE_FULL};
-        double missing = (double)bytes_with(config, planned, least, model_bytes) - (double)share;
+        double missing = (double)bytes_with(config, planned, least, model) - (double)share;
         if (both) snprintf(text, bytes, "--micro-batch-size %d with %s fits", both, flag);
         else
             snprintf(text, bytes,
@@ -106,7 +106,7 @@ void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *devic
     memory->share_before = device_share(device, sharers);
 }
 
-bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes,
+bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,
                      Error *err) {
     size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
     if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
@@ -120,7 +120,7 @@ bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *conf
     // Free memory may still be refused, where it lies in small pieces. A smaller plan is the answer
     // too.
     if (share >= memory->planned) share = memory->planned - 1;
-    memory_advice(err->what + length, sizeof err->what - length, config, memory->planned, share, model_bytes);
+    memory_advice(err->what + length, sizeof err->what - length, config, memory->planned, share, model);
     return false;
 }
 

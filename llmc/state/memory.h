@@ -5,11 +5,16 @@
 #include "llmc/base/memory_plan.h"
 #include "llmc/config/config.h"
 #include "llmc/log/log.h"
+#include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// Bytes of the model's part of the memory plan under this configuration. A micro-batch's size and
-// recomputation change nothing else.
-typedef size_t (*ModelBytes)(const Config *config);
+// Bytes of the model's part of the memory plan on this rank of the mesh, under this configuration. A
+// micro-batch's size and recomputation change nothing else.
+typedef size_t (*ModelBytes)(const Config *config, const Mesh *mesh);
+typedef struct ModelPlan {
+    ModelBytes bytes;
+    const Mesh *mesh;
+} ModelPlan;
 
 typedef struct Memory {
     Device *device;
@@ -30,13 +35,13 @@ void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *devic
                     bool nccl_in_node);
 // Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or
 // recompute setting that does (memory_advice).
-bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelBytes model_bytes,
+bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,
                      Error *err);
 // What to change so that a run, whose plan takes `planned` bytes under config, fits `share` bytes:
 // the largest smaller micro-batch, full recomputation, or both. A micro-batch divides the sequences
 // per rank and step, and the steps of a batch ramp-up.
 void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
-                   ModelBytes model_bytes);
+                   ModelPlan model);
 // Once, when libraries have been loaded and used: Megatron-LM's memory line, a line of what was
 // taken beside the plan, and the JSON line "memory".
 void memory_report(Memory *memory, Log *log, int64_t iterations);

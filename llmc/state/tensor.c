@@ -21,6 +21,16 @@ Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, in
     return t;
 }
 
+Tensor tensor_part(const Tensor *whole, int rank, int ranks) {
+    Tensor part = *whole;
+    part.counted = rank == 0;
+    if (whole->split < 0 || ranks == 1) return part;
+    part.counted = true;
+    part.local[whole->split] = whole->whole[whole->split] / ranks;
+    part.offset = rank * part.local[whole->split];
+    return part;
+}
+
 int64_t tensor_elements(const Tensor *tensor) { return tensor->local[0] * tensor->local[1]; }
 int64_t tensor_whole_elements(const Tensor *tensor) { return tensor->whole[0] * tensor->whole[1]; }
 
@@ -50,11 +60,12 @@ PlanTensor *tensors_for_plan(const Tensor *tensors, int count) {
     return out;
 }
 
-void tensors_number(Tensor *tensors, int count) {
+void tensors_number(Tensor *tensors, int count, int ranks) {
     int64_t logical = 0;
     for (int i = 0; i < count; i++) {
         tensors[i].number = i;
         tensors[i].logical = logical;
-        logical += positions_of_whole(&tensors[i]);
+        Tensor part = tensor_part(&tensors[i], 0, ranks);
+        logical += positions_of_whole(&part);
     }
 }

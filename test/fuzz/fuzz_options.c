@@ -31,12 +31,12 @@ static void plan(const Config *c, const Mesh *mesh, FILE *out) {
     Error err = {0};
     MemoryPlan memory_plan = {0};
     GPT gpt;
-    gpt_describe(&gpt, c, gpt_stage(c, mesh->pp.rank, mesh->pp.size));
+    gpt_describe(&gpt, c, mesh);
     Zero *zero = zero_plan(c, mesh, gpt.tensor, gpt.tensors, &memory_plan, &err);
     if (zero) {
         gpt_reserve(&gpt, &memory_plan);
         check_sizes(c, &gpt, &memory_plan);
-        plan_report(c, zero, &memory_plan, gpt_planned_bytes, out);
+        plan_report(c, zero, &memory_plan, (ModelPlan){gpt_planned_bytes, mesh}, out);
         memory_plan_free(&memory_plan, NULL);
         zero_free(zero);
     } else {

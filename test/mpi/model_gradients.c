@@ -119,7 +119,7 @@ static bool configure(Model *m, Error *err) {
 static bool build_model(Model *m, Error *err) {
     const ModelRank *rank = m->rank;
     int sharers = devices_memory_sharers(&rank->own);
-    gpt_describe(&m->gpt, &m->config, gpt_stage(&m->config, 0, 1));
+    gpt_describe(&m->gpt, &m->config, rank->mesh);
     m->tensors = tensors_for_plan(m->gpt.tensor, m->gpt.tensors);
     m->zero = zero_plan(&m->config, rank->mesh, m->gpt.tensor, m->gpt.tensors, &m->memory_plan, err);
     if (!m->zero) return false;
@@ -129,7 +129,7 @@ static bool build_model(Model *m, Error *err) {
     m->compute = stream_create(rank->device, "compute");
     m->timers = timers_create(rank->device, 0);
     zero_start(m->zero, rank->device, m->compute, rank->lanes, m->timers);
-    gpt_start(&m->gpt, m->zero, rank->device, m->compute);
+    gpt_start(&m->gpt, m->zero, rank->device, m->compute, m->timers);
     Peers peers = {MPI_COMM_WORLD, 0, NULL};
     gpt_init_weights(&m->gpt, (uint64_t)m->config.seed, peers);
     zero_masters_from_weights(m->zero);
@@ -188,7 +188,7 @@ static void upload_tokens(Model *m, uint32_t step) {
     }
     for (int i = 0; i < N; i++) positions[i] = i % T;
     Batch batch = {drawn, drawn + 1, positions, NULL, NULL, 0};
-    gpt_upload(&m->gpt, &batch);
+    gpt_upload(&m->gpt, 0, &batch);
     stream_synchronize(m->compute);
     free(drawn);
     free(positions);
@@ -204,6 +204,7 @@ static void backward(Model *m, uint32_t step, bool overlapped) {
     gpt_forward(g, &pass);
     gpt_head(g, &pass);
     gpt_backward(g, &pass);
+    if (overlapped) gpt_end_backward(g);
 }
 
 static void collect(Model *m) {

@@ -66,14 +66,14 @@ static inline bool bench_open(Bench *b, int count, const char *const *flags, int
     b->compute = stream_create(b->device, "compute");
     lanes_open(&b->lanes, b->device, false);
     b->timers = timers_create(b->device, 0);
-    gpt_describe(&b->gpt, &b->config, gpt_stage(&b->config, 0, 1));
+    gpt_describe(&b->gpt, &b->config, &b->mesh);
     b->zero = zero_plan(&b->config, &b->mesh, b->gpt.tensor, b->gpt.tensors, &b->memory_plan, &err);
     ok = b->zero != NULL;
     gpt_reserve(&b->gpt, &b->memory_plan);
     ok = ok && memory_plan_allocate(&b->memory_plan, b->device, 1, &err);
     if (!ok) fprintf(stderr, "bench: %s\n", err.what);
     zero_start(b->zero, b->device, b->compute, &b->lanes, b->timers);
-    gpt_start(&b->gpt, b->zero, b->device, b->compute);
+    gpt_start(&b->gpt, b->zero, b->device, b->compute, b->timers);
     return ok;
 }
 
@@ -97,7 +97,7 @@ static inline void bench_upload(Bench *b, const int32_t *tokens, const int32_t *
     batch.tokens = (int32_t *)tokens;
     batch.targets = (int32_t *)targets;
     batch.positions = positions;
-    gpt_upload(&b->gpt, &batch);
+    gpt_upload(&b->gpt, 0, &batch);
     free(positions);
 }
 
@@ -119,6 +119,7 @@ static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool f
     gpt_forward(g, &pass);
     gpt_head(g, &pass);
     if (backward) gpt_backward(g, &pass);
+    if (backward && last) gpt_end_backward(g);
     float loss;
     copy_to_host(b->compute, &loss, b->zero->loss_sum, sizeof loss);
     stream_synchronize(b->compute);

@@ -79,7 +79,7 @@ static void test_allocations_are_counted(void **state) {
 
 enum { FIXED = 1000, PER_SEQUENCE = 100, PER_SEQUENCE_FULL = 20, KEPT_FULL = 50 };
 
-static size_t made_up_bytes(const Config *c) {
+static size_t made_up_bytes(const Config *c, const Mesh *mesh) {
     if (c->recompute_granularity == RECOMPUTE_FULL)
         return (size_t)(KEPT_FULL + PER_SEQUENCE_FULL * c->micro_batch_size);
     return (size_t)(PER_SEQUENCE * c->micro_batch_size);
@@ -96,9 +96,9 @@ static Config batch_of(int micro_batch, int global_batch, int dp_size) {
 
 static void expect_advice(const Config *config, size_t share, const char *expected) {
     char text[512];
-    size_t planned = FIXED + made_up_bytes(config);
+    size_t planned = FIXED + made_up_bytes(config, NULL);
     assert_true(planned > share);
-    memory_advice(text, sizeof text, config, planned, share, made_up_bytes);
+    memory_advice(text, sizeof text, config, planned, share, (ModelPlan){made_up_bytes, NULL});
     assert_string_equal(text, expected);
 }
 
@@ -154,14 +154,14 @@ static void test_advice_on_a_model(void **state) {
         assert_true(bench_open(&smaller, COUNT(other), other, 31));
         total[i] = memory_plan_total(&smaller.memory_plan);
         assert_int_equal(planned - total[i],
-                         gpt_planned_bytes(&b.config) - gpt_planned_bytes(&smaller.config));
+                         gpt_planned_bytes(&b.config, &b.mesh) - gpt_planned_bytes(&smaller.config, &b.mesh));
         bench_close(&smaller);
     }
     for (int i = 1; i < COUNT(divisors); i++) {
         char text[512], expected[64];
         for (int less = 0; less < 2; less++) {
             memory_advice(text, sizeof text, &b.config, planned, less ? total[i - 1] - 1 : total[i],
-                          gpt_planned_bytes);
+                          (ModelPlan){gpt_planned_bytes, &b.mesh});
             snprintf(expected, sizeof expected, "--micro-batch-size %d fits", divisors[i]);
             assert_memory_equal(text, expected, strlen(expected));
         }
@@ -205,10 +205,11 @@ static void test_what_does_not_fit(void **state) {
     MemoryPlan memory_plan = {0};
     Error err = {0};
     void *target;
+    const ModelPlan model = {gpt_planned_bytes, &b.mesh};
     // As much as is there for one rank: too much for each of four.
     memory_plan_reserve(&memory_plan, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
     memory_measure(&memory, &memory_plan, b.device, 4, 4, false);
-    assert_false(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
+    assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
     assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));
@@ -221,11 +222,11 @@ static void test_what_does_not_fit(void **state) {
     memory_measure(&memory, &memory_plan, b.device, 1, 4, true);
     assert_int_equal(memory.beside, 0);  // CPU ranks
     memory.beside = memory.share_before - 1024;
-    assert_false(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
+    assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB kept for libraries; "));
     memory.beside = memory.share_before - 4096;
-    assert_true(memory_allocate(&memory, &memory_plan, &b.config, gpt_planned_bytes, &err));
+    assert_true(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     memory_plan_free(&memory_plan, b.device);
     bench_close(&b);
 }

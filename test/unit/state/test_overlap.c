@@ -414,7 +414,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
         r->tensors[PER_UNIT * u] = tensor_row("matrix", 100, 300 + 7 * u, -1, u, 0);
         r->tensors[PER_UNIT * u + 1] = tensor_row("tail", 100 + u, 0, -1, u, 0);
     }
-    tensors_number(r->tensors, TENSORS);
+    tensors_number(r->tensors, TENSORS, 1);
     r->zero = zero_plan(&r->config, &r->mesh, r->tensors, TENSORS, &r->memory_plan, &err);
     if (!r->zero) fail_msg("%s", err.what);
     assert_int_equal(r->zero->plan.buckets, UNITS);

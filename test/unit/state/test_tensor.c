@@ -33,28 +33,38 @@ static void configure(Config *config, int layers) {
     if (!ok) fail_msg("%s", err.what);
 }
 
+static Mesh place(int rank, int tp_size, int pp_size) {
+    Mesh mesh;
+    Error err = {0};
+    int hosts[64] = {0};
+    bool ok = mesh_build(&mesh, rank, tp_size * pp_size, hosts, 0, tp_size, pp_size, &err);
+    if (!ok) fail_msg("%s", err.what);
+    return mesh;
+}
+
 // The stages' tables, one after the other, are the whole model's: names, first weights, logical
-// numbers.
+// numbers. The last stage begins with a copy of the tied embedding, which it does not count.
 static void stages_make_the_whole(void **state) {
     Config config;
     configure(&config, 6);
-    GPT whole;
-    gpt_describe(&whole, &config, gpt_stage(&config, 0, 1));
-    assert_int_equal(whole.tensors, 4 + 6 * LAYER_TENSORS);
     for (int size = 1; size <= 6; size++) {
         if (6 % size) continue;
         int next = 0;
         for (int rank = 0; rank < size; rank++) {
+            Mesh mesh = place(rank, 1, size);
             GPT part;
-            gpt_describe(&part, &config, gpt_stage(&config, rank, size));
+            gpt_describe(&part, &config, &mesh);
+            assert_int_equal(part.whole_tensors, 4 + 6 * LAYER_TENSORS);
             assert_int_equal(part.L, 6 / size);
             assert_int_equal(part.tensor[0].unit, 0);
             PlanTensor *rows = tensors_for_plan(part.tensor, part.tensors);
             int64_t logical = 0;
-            for (int i = 0; i < part.tensors; i++, next++) {
-                const Tensor *ours = &part.tensor[i], *same = &whole.tensor[next];
+            for (int i = 0; i < part.tensors; i++) {
+                bool copy = i == 0 && rank > 0 && rank == size - 1;
+                const Tensor *ours = &part.tensor[i], *same = &part.whole[copy ? 0 : next++];
                 assert_string_equal(ours->name, same->name);
-                assert_int_equal(ours->number, next);
+                assert_int_equal(ours->number, same->number);
+                assert_int_equal(ours->counted, !copy);
                 assert_true(ours->std == same->std && ours->logical == same->logical);
                 logical += rows[i].before;
                 assert_int_equal(logical, same->logical);
@@ -64,31 +74,64 @@ static void stages_make_the_whole(void **state) {
             char name[96];
             snprintf(name, sizeof name, "encoder.layers.%d.input_norm.weight", rank * 6 / size);
             assert_string_equal(part.tensor[first].name, name);
+            assert_int_equal(part.tensor[first].unit, rank == 0 || rank == size - 1);
             free(rows);
             gpt_free(&part);
         }
-        assert_int_equal(next, whole.tensors);
+        assert_int_equal(next, 4 + 6 * LAYER_TENSORS);
     }
-    gpt_free(&whole);
     config_free(&config);
 }
 
-// The parts of a split tensor take the whole's logical numbers, each its own, and what follows the
-// tensor is numbered as if it were whole. A replicated one has the same numbers everywhere.
-static void parts_have_numbers_of_the_whole(void **state) {
+// Every element of the model is in the parts once, where a rank counts it, and cut parts have the
+// shapes that Megatron-LM gives them.
+static void parts_make_the_whole(void **state) {
+    Config config;
+    configure(&config, 2);
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        int64_t counted = 0, all = 0;
+        for (int rank = 0; rank < ranks; rank++) {
+            Mesh mesh = place(rank, ranks, 1);
+            GPT part;
+            gpt_describe(&part, &config, &mesh);
+            for (int i = 0; i < part.tensors; i++) {
+                const Tensor *t = &part.tensor[i];
+                if (t->counted) counted += tensor_elements(t);
+                if (rank == 0) all += tensor_whole_elements(t);
+                for (int d = 0; d < 2; d++) {
+                    assert_int_equal(t->local[d], d == t->split ? t->whole[d] / ranks : t->whole[d]);
+                }
+                assert_int_equal(t->offset, t->split < 0 ? 0 : rank * t->local[t->split]);
+            }
+            assert_int_equal(part.tensor[gpt_layer_tensor(&part, 1, QKV_W)].local[0], 96 / ranks);
+            assert_int_equal(part.tensor[gpt_layer_tensor(&part, 1, PROJ_W)].local[1], 32 / ranks);
+            assert_int_equal(part.tensor[gpt_layer_tensor(&part, 1, FC1_B)].local[0], 128 / ranks);
+            assert_int_equal(part.tensor[gpt_layer_tensor(&part, 1, FC2_W)].local[1], 128 / ranks);
+            assert_int_equal(part.tensor[GPT_WTE].local[0], 32 / ranks);
+            gpt_free(&part);
+        }
+        assert_int_equal(counted, all);
+    }
+    config_free(&config);
+}
+
+// The parts of a split tensor take numbers of their own, from a multiple of 32 on, and what follows
+// the tensor comes behind all of them. A replicated one has the same numbers everywhere.
+static void parts_have_numbers_of_their_own(void **state) {
     for (int split = 0; split < 2; split++) {
         for (int rank = 0; rank < 4; rank++) {
-            Tensor t[3] = {tensor_row("same", 5, 0, -1, 0, 0), tensor_row("cut", 64, 96, split, 0, 0),
-                           tensor_row("after", 7, 9, -1, 0, 0)};
-            t[1].local[split] /= 4;
-            t[1].offset = rank * t[1].local[split];
-            tensors_number(t, 3);
-            PlanTensor *rows = tensors_for_plan(t, 3);
+            Tensor whole[4] = {tensor_row("same", 5, 0, -1, 0, 0), tensor_row("cut", 64, 96, split, 0, 0),
+                               tensor_row("small", 4, 20, split, 0, 0), tensor_row("after", 7, 9, -1, 0, 0)};
+            tensors_number(whole, 4, 4);
+            Tensor t[4];
+            for (int i = 0; i < 4; i++) t[i] = tensor_part(&whole[i], rank, 4);
+            PlanTensor *rows = tensors_for_plan(t, 4);
             PlanOptions options = {1, 1, 32, 32, 1};
             Plan plan;
             Error err;
-            assert_true(plan_build(&plan, rows, 3, &options, &err));
-            int64_t expected[] = {0, 32 + rank * 64 * 96 / 4, 32 + 64 * 96};
+            assert_true(plan_build(&plan, rows, 4, &options, &err));
+            int64_t small = 32 + 64 * 96;
+            int64_t expected[] = {0, 32 + rank * 64 * 96 / 4, small + rank * 32, small + 4 * 32};
             for (int i = 0; i < plan.segments_total; i++) {
                 assert_int_equal(plan.segments[i].logical, expected[plan.segments[i].tensor]);
             }
@@ -101,7 +144,8 @@ static void parts_have_numbers_of_the_whole(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_make_the_whole),
-        cmocka_unit_test(parts_have_numbers_of_the_whole),
+        cmocka_unit_test(parts_make_the_whole),
+        cmocka_unit_test(parts_have_numbers_of_their_own),
     };
     Launch launch;
     launch_init(&launch, &argc, &argv);
