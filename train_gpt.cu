@@ -923,17 +923,19 @@ static void train_step(Run *run, GPT *gpt) {
 
 // ===== evaluation ================================================================================
 
-// The ranks' mean of the loss, added in rank order.
+// The data-parallel ranks' mean of the loss, added in their order. The last stage has the losses,
+// and its tensor-parallel ranks the same ones.
 static double mean_loss(Run *run) {
     float own = 0.0f;
+    int T = run->mesh.tp.size, D = run->mesh.dp.size, world = run->mesh.world.size;
     copy_to_host(run->compute, &own, zero_loss_sum(run->zero), sizeof own);
     stream_synchronize(run->compute);
-    float *all = (float *)xcalloc((size_t)run->mesh.dp.size, sizeof(float), "losses");
-    peers_gather(run_peers(run, run->mesh.dp.mpi), &own, all, 1, MPI_FLOAT);
+    float *all = (float *)xcalloc((size_t)world, sizeof(float), "losses");
+    peers_gather(run_peers(run, run->launch.world), &own, all, 1, MPI_FLOAT);
     double sum = 0.0;
-    for (int r = 0; r < run->mesh.dp.size; r++) sum += all[r];
+    for (int d = 0; d < D; d++) sum += all[world - T * D + T * d];
     free(all);
-    return sum / run->mesh.dp.size;
+    return sum / D;
 }
 
 // Mean loss over eval_iters global batches from sample `at`. The latest step's verdict must have
@@ -1045,7 +1047,7 @@ static bool after_step(Run *run, GPT *gpt) {
     bool sampling = due(i, c->sample_interval) && i < c->train_iters;  // the last one follows training
     // Replicas are repaired before anything measures them or writes with them.
     if (verifying && !replicas_sound(run)) return true;
-    if (probing) probe_report(run->zero, run->log, run_peers(run, run->mesh.dp.mpi));
+    if (probing) probe_report(run->zero, run->log, run_peers(run, run->launch.world));
     if (evaluating && !evaluate_and_log(run, gpt, SPLIT_VALID, "", false)) return true;
     if (sampling) write_sample(run, gpt_next_logits, gpt);
     if (leaves(run, false)) return true;

@@ -28,7 +28,7 @@ HD_FN FaultOrigin fault_origin(uint64_t fault) { return (FaultOrigin)(fault >> 6
 typedef struct StepControl {
     double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
     int64_t adam_steps;               // successful steps, this one included when applied
-    float loss;                       // mean over the dp ranks
+    float loss;                       // mean over the ranks that have one
     float grad_norm;                  // before clipping
     float clip_coefficient;           // multiplies every gradient
     float learning_rate;
@@ -43,15 +43,16 @@ static_assert(sizeof(StepControl) == 128, "host and device hold the same");
 // What one rank contributes to the judgement; gathered from all ranks in rank order.
 typedef struct StepRecord {
     double sum_squares;  // of its shard of the reduced gradient
-    double loss;         // its mean loss over the step's micro-batches
+    double loss;         // its mean loss over the step's micro-batches; 0 where it computes none
     uint64_t fault;      // the first that it has found, 0: none
 } StepRecord;
 static_assert(sizeof(StepRecord) == 24, "what every rank sends to every other once per step");
 
 // What a step is judged by.
 typedef struct Judge {
-    const StepRecord *records;  // (dp) in rank order
-    int dp;
+    const StepRecord *records;  // (ranks) of the world, in its order
+    int ranks;
+    int losses;                 // how many of them hold a loss: those of a pipeline's last stage
     float clip_grad;            // 0: no clipping
     float beta1, beta2;
     // The host knows a step's verdict one step late, so it offers both learning rates: after an
@@ -94,19 +95,19 @@ HD_FN bool judge_faults(StepControl *control, const StepRecord *records, int ran
 // counters and corrections. control: the last step's, which says whether it was applied.
 HD_FN void judge_step(StepControl *control, const Judge *a) {
     double squares = 0.0, loss = 0.0;
-    for (int r = 0; r < a->dp; r++) {
+    for (int r = 0; r < a->ranks; r++) {
         squares = f64_add(squares, a->records[r].sum_squares);
         loss = f64_add(loss, a->records[r].loss);
     }
     control->learning_rate = control->applied ? a->lr_if_applied : a->lr_if_skipped;
-    control->loss = (float)f64_div(loss, (double)a->dp);
+    control->loss = (float)f64_div(loss, (double)a->losses);
     control->grad_norm = (float)f64_sqrt(squares);
     control->clip_coefficient = clip_coefficient(a->clip_grad, control->grad_norm);
     bool finite = isfinite(squares) && isfinite(loss);
     bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor,
                              a->norm_spike_factor, finite);
     // Asked of every step: a loss that is not finite may come from a message that arrived wrong.
-    bool fault = judge_faults(control, a->records, a->dp);
+    bool fault = judge_faults(control, a->records, a->ranks);
     control->applied = (finite || !a->skip_non_finite) && !(spike && a->skip_spikes) && !fault;
     control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
     if (!control->applied) return;

@@ -271,6 +271,7 @@ static void add_own_fields(Text *line, const IntervalReport *r) {
     if (r->mfu > 0) add_fixed(line, "MFU", 1, 100 * r->mfu, "%");
     add_fixed(line, "inter-node MB/step", 3, r->inter_node_bytes / 1e6, "");
     add_fixed(line, "intra-node MB/step", 3, r->intra_node_bytes / 1e6, "");
+    if (r->model_bytes > 0) add_fixed(line, "model-parallel MB/step", 3, r->model_bytes / 1e6, "");
     if (r->exposed_comm_ms >= 0) add_fixed(line, "exposed comm (ms)", 1, r->exposed_comm_ms, "");
     short_duration(left, sizeof left, r->seconds_left);
     if (*left) text_add(line, " ETA: %s |", left);
@@ -290,6 +291,7 @@ static void write_interval_json(Log *log, const IntervalReport *r) {
     json_integer(&json, "nan", r->nan);
     json_number(&json, "inter_node_bytes", r->inter_node_bytes);
     json_number(&json, "intra_node_bytes", r->intra_node_bytes);
+    if (r->model_bytes > 0) json_number(&json, "model_parallel_bytes", r->model_bytes);
     if (r->epoch >= 0) json_number(&json, "epoch", r->epoch);
     json_open(&json, "timing");
     json_number(&json, "elapsed_ms", r->elapsed_ms);

@@ -16,7 +16,8 @@
 //           global_batch_size, skipped
 // interval  every --log-interval: iteration, iterations, consumed_samples, loss (mean over applied
 //           steps; without any it is left out, unless it is not finite), grad_norm, lr,
-//           global_batch_size, skipped, nan, inter_node_bytes, intra_node_bytes (per step), epoch;
+//           global_batch_size, skipped, nan, inter_node_bytes, intra_node_bytes (per step),
+//           model_parallel_bytes (with tensor or pipeline parallelism), epoch;
 //           timing {elapsed_ms, tokens_per_second, tflops_per_gpu, mfu, exposed_comm_ms and its
 //           parts exposed_gradients_ms and exposed_weights_ms (on the rank that waited least),
 //           exposed_most_ms (on the one that waited most), seconds_left}
@@ -64,7 +65,10 @@ typedef struct IntervalReport {
     double mfu;                      // 0..1, <= 0: peak unknown, field left out
     double tokens_per_second;        // of the whole job; <= 0: left out
     double inter_node_bytes;         // per step, sent out of one node (the largest), all its ranks
-    double intra_node_bytes;         // per step, sent inside one node
+    double intra_node_bytes;         // per step, sent inside one node. Both: gradients and weights,
+                                     // between data-parallel ranks
+    double model_bytes;              // per step, sent by one node's ranks (the largest) for tensor and
+                                     // pipeline parallelism, inside the node too; 0: left out
     double exposed_comm_ms;          // per step, on the rank that waited least; < 0: not measured, left out
     double exposed_gradients_ms, exposed_weights_ms;  // its parts: reductions, gathers
     double exposed_most_ms;          // on the rank that waited most

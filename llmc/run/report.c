@@ -16,6 +16,7 @@ static const char *truth(bool yes) { return yes ? "True" : "False"; }
 static void report_program(Run *run) {
     char libraries[512], backend[512];
     const Mesh *mesh = &run->mesh;
+    const char *by_flag = run->config.gpus_per_node ? " (--gpus-per-node)" : "";
     version_libraries(libraries, sizeof libraries);
     device_libraries(backend, sizeof backend);
     log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(),
@@ -23,8 +24,13 @@ static void report_program(Run *run) {
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 "
              "tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, mesh->dp.size, mesh->tp.size, mesh->pp.size);
-    log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
-             run->config.gpus_per_node ? " (--gpus-per-node)" : "");
+    if (mesh->dp.size == mesh->world.size) {
+        log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
+                 by_flag);
+    } else {
+        log_line(run->log, "using %d nodes%s; a data-parallel group has %d ranks on each of %d nodes",
+                 mesh->nodes, by_flag, mesh->node.size, mesh->rail.size);
+    }
 }
 
 static void report_exchange(Run *run) {
@@ -39,7 +45,7 @@ static void report_exchange(Run *run) {
     node_exchange_report(run->log, run_peers(run, run->launch.world), &why, shared,
                          c->node_exchange == NODE_EXCHANGE_COPIES);
     device_environment(warning, sizeof warning);
-    if (*warning && run->mesh.dp.size > 1) log_line(run->log, "WARNING: %s", warning);
+    if (*warning && run->mesh.world.size > 1) log_line(run->log, "WARNING: %s", warning);
 }
 
 static void report_batch(Run *run) {
@@ -62,10 +68,28 @@ static void report_attention(Run *run) {
     if (*notice) log_line(run->log, "%s", notice);
 }
 
+// As in Megatron-LM what a rank holds is told once per tensor- and pipeline-parallel rank. The
+// whole model's number leaves out what several of them hold twice.
+static void report_parameters(Run *run) {
+    const Mesh *mesh = &run->mesh;
+    const Plan *plan = zero_layout(run->zero);
+    int64_t own[2] = {plan->parameters, plan->counted_parameters};
+    int64_t *all = (int64_t *)xcalloc(2 * (size_t)mesh->world.size, sizeof *all, "numbers of parameters");
+    peers_gather(run_peers(run, run->launch.world), own, all, 2, MPI_INT64_T);
+    run->parameters = 0;
+    for (int i = 0; i < mesh->pp.size * mesh->tp.size; i++) {
+        int t = i % mesh->tp.size, p = i / mesh->tp.size;
+        const int64_t *of_rank = &all[2 * (p * mesh->tp.size * mesh->dp.size + t)];
+        log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (%d, %d): %lld",
+                 t, p, (long long)of_rank[0]);
+        run->parameters += of_rank[1];
+    }
+    free(all);
+}
+
 void report_start(Run *run) {
     const Config *c = &run->config;
     const Memory *memory = &run->memory;
-    long long parameters = zero_layout(run->zero)->parameters;
     report_program(run);
     report_exchange(run);
     report_attention(run);
@@ -82,11 +106,10 @@ void report_start(Run *run) {
     report_batch(run);
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
              c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded, c->vocab_size_padded);
-    log_line(run->log, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): %lld",
-             parameters);
+    report_parameters(run);
     log_line(run->log, "memory plan: %.1f MiB per rank, %.1f MiB were free", (double)memory->planned / 0x1p20,
              (double)memory->share_before / 0x1p20);
-    log_start(run->log, parameters, run->mesh.rail.size, device_name(run->device));
+    log_start(run->log, run->parameters, run->mesh.nodes, device_name(run->device));
 }
 
 // --- a step --------------------------------------------------------------------------------------
@@ -95,7 +118,7 @@ void report_start(Run *run) {
 // collective and synchronises, once per iteration.
 static void report_step(Run *run, int64_t iteration) {
     const Config *c = &run->config;
-    Peers group = run_peers(run, run->mesh.dp.mpi);
+    Peers world = run_peers(run, run->launch.world);
     StepReport *r = &run->report;
     r->iteration = iteration;
     r->consumed_samples = run->consumed_train;
@@ -104,8 +127,8 @@ static void report_step(Run *run, int64_t iteration) {
     r->loss = run->last.loss;
     r->skipped = !run->last.applied;
     r->grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
-    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(run->zero, group) : -1.0;
-    r->params_norm = c->log_params_norm ? zero_params_norm(run->zero, group) : -1.0;
+    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(run->zero, world) : -1.0;
+    r->params_norm = c->log_params_norm ? zero_params_norm(run->zero, world) : -1.0;
     r->reserved_bytes = r->allocated_bytes = (double)memory_plan_total(&run->memory_plan);
     log_step_scalars(run->log, r);
 }
@@ -141,15 +164,31 @@ void interval_exclude(Run *run, double since) {
     run->interval.seconds_start += monotonic_seconds() - since;
 }
 
-// Bytes per step out of a node and inside one: each node's ranks together, the largest node.
-static void node_traffic(Run *run, double *inter, double *intra) {
+// The most that a node's ranks have sent together. sent: (world, 3), one column.
+static double of_largest_node(const Mesh *mesh, const double *sent) {
+    double most = 0;
+    for (int node = 0; node < mesh->nodes; node++) {
+        double sum = 0;
+        for (int i = 0; i < mesh->per_node; i++) sum += sent[3 * (node * mesh->per_node + i)];
+        if (sum > most) most = sum;
+    }
+    return most;
+}
+
+// Bytes per step. Of data parallelism, out of a node and inside one. Of tensor and pipeline
+// parallelism, whether or not they leave the node.
+static void node_traffic(Run *run, IntervalReport *r) {
+    const Mesh *mesh = &run->mesh;
     Traffic now = probe_traffic(run->zero), then = run->interval.traffic;
-    double sent[2] = {(double)(now.rail - then.rail), (double)(now.node - then.node)};
-    peers_reduce(run_peers(run, run->mesh.node.mpi), sent, 2, MPI_DOUBLE, MPI_SUM);
-    peers_reduce(run_peers(run, run->launch.world), sent, 2, MPI_DOUBLE, MPI_MAX);
+    double own[3] = {(double)(now.rail - then.rail), (double)(now.node - then.node),
+                     (double)(now.model - then.model)};
     double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);
-    *inter = sent[0] / steps;
-    *intra = sent[1] / steps;
+    double *all = (double *)xcalloc(3 * (size_t)mesh->world.size, sizeof *all, "bytes that ranks sent");
+    peers_gather(run_peers(run, run->launch.world), own, all, 3, MPI_DOUBLE);
+    r->inter_node_bytes = of_largest_node(mesh, all) / steps;
+    r->intra_node_bytes = of_largest_node(mesh, all + 1) / steps;
+    r->model_bytes = of_largest_node(mesh, all + 2) / steps;
+    free(all);
 }
 
 // Mean over the applied steps. Skipped steps alone have none, but a NaN of theirs is shown.
@@ -163,7 +202,7 @@ static double interval_loss(const Run *run) {
 static void fill_rates(Run *run, IntervalReport *r, double seconds) {
     const Config *c = &run->config;
     double batch = (double)run->interval.samples / (double)r->iterations, ranks = run->launch.size;
-    double peak = device_peak_flops(run->device), parameters = (double)zero_layout(run->zero)->parameters;
+    double peak = device_peak_flops(run->device), parameters = (double)run->parameters;
     r->elapsed_ms = 1000.0 * seconds;
     r->tflops_per_gpu = megatron_flops(c, batch) / (seconds * 1e12 * ranks);
     r->mfu = peak > 0 ? causal_flops(c, batch, parameters) / (seconds * ranks * peak) : -1.0;
@@ -172,7 +211,7 @@ static void fill_rates(Run *run, IntervalReport *r, double seconds) {
 }
 
 static void fill_communication(Run *run, IntervalReport *r) {
-    node_traffic(run, &r->inter_node_bytes, &r->intra_node_bytes);
+    node_traffic(run, r);
     Exposed exposed = zero_take_exposed(run->zero, (double)r->iterations, run_peers(run, run->launch.world));
     r->exposed_gradients_ms = exposed.gradients_ms;
     r->exposed_weights_ms = exposed.weights_ms;

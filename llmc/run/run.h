@@ -72,6 +72,7 @@ typedef struct Run {
     Saver saver;
     Stop stop;               // why the run is to be left early
     Memory memory;           // the plan against what was there
+    int64_t parameters;      // of the whole model; report_start finds it
 } Run;
 
 // --- run.c ---------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ void probe_free(Probe *probe) {
 Traffic probe_traffic(const Zero *zero) {
     const Mesh *mesh = zero->mesh;
     Traffic exact = zero->probe.exact_traffic;
-    Traffic traffic = {comm_sent(&mesh->node) - exact.node, comm_sent(&mesh->rail) - exact.rail};
+    Traffic traffic = {comm_sent(&mesh->node) - exact.node, comm_sent(&mesh->rail) - exact.rail,
+                       comm_sent(&mesh->tp) + comm_sent(&mesh->pp) + comm_sent(&mesh->embedding)};
     return traffic;
 }
 
@@ -99,9 +100,9 @@ static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
     return &probe->histograms[tensor * PROBE_KINDS + (int)kind];
 }
 
-// Is the piece one of a matrix in this bucket? (1-D tensors are never quantised.)
-static bool is_matrix_of(const Piece *piece, const Bucket *bucket) {
-    return piece->arena_at >= bucket->arena_start &&
+// Is the piece one of a matrix in this bucket, and counted here? (1-D tensors are never quantised.)
+static bool is_matrix_of(const Zero *zero, const Piece *piece, const Bucket *bucket) {
+    return zero->tensors[piece->tensor].counted && piece->arena_at >= bucket->arena_start &&
            piece->arena_at < bucket->arena_start + bucket->matrix_elements;
 }
 
@@ -113,7 +114,7 @@ static void gradient_histograms(Zero *zero, int b) {
     float scale = 1.0f / (float)zero->plan.dp, orthonormal = 1.0f / sqrtf((float)HADAMARD_ORDER);
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        if (!is_matrix_of(piece, &zero->plan.bucket[b])) continue;
+        if (!is_matrix_of(zero, piece, &zero->plan.bucket[b])) continue;
         int64_t n = piece->hi - piece->lo, whole = round_up64(n, HADAMARD_ORDER);
         float *x = fetch(zero, zero->grads + piece->arena_at, whole);
         for (int64_t j = 0; j < whole; j++) x[j] *= scale;
@@ -163,16 +164,16 @@ void probe_reduced(Zero *zero, int b) {
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     const Bucket *bucket = &zero->plan.bucket[b];
     int64_t rank = zero->mesh->dp.rank;
-    compare_window(zero, bucket, rank * bucket->matrix_per_rank, bucket->matrix_per_rank);
+    compare_window(zero, bucket, rank * bucket->matrix_per_rank, plan_counted(bucket, true, rank));
     compare_window(zero, bucket, bucket->matrix_elements + rank * bucket->tail_per_rank,
-                   bucket->tail_per_rank);
+                   plan_counted(bucket, false, rank));
 }
 
 void probe_updated(Zero *zero, int b) {
     if (!histograms_due(zero)) return;
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        if (!is_matrix_of(piece, &zero->plan.bucket[b])) continue;
+        if (!is_matrix_of(zero, piece, &zero->plan.bucket[b])) continue;
         int64_t n = piece->hi - piece->lo;
         float *master = fetch(zero, zero->master + piece->state_at, n);
         histogram_add(histogram_of(zero, piece->tensor, PROBE_WEIGHT), master, n);
@@ -188,11 +189,12 @@ void probe_updated(Zero *zero, int b) {
 
 // --- after the step ------------------------------------------------------------------------------
 
-// Squares of replica - master and of bf16(master) - master over the own shard.
+// Squares of replica - master and of bf16(master) - master over what the own shard counts.
 static void replica_squares(Zero *zero, double squares[2]) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
         int64_t n = piece->hi - piece->lo;
+        if (!zero->tensors[piece->tensor].counted) continue;
         float *master = fetch(zero, zero->master + piece->state_at, n),
               *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
         for (int64_t j = 0; j < n; j++) {
@@ -211,12 +213,12 @@ static double root_ratio(double a, double b, double none) {
     return a == 0.0 && b == 0.0 ? none : sqrt(a / b);
 }
 
-static void report_errors(Zero *zero, Log *log, Peers group) {
+static void report_errors(Zero *zero, Log *log, Peers world) {
     Probe *probe = &zero->probe;
     double squares[4] = {probe->error_squares, probe->exact_squares, 0.0, 0.0};
     replica_squares(zero, squares + 2);
     probe->error_squares = probe->exact_squares = 0.0;
-    peers_reduce(group, squares, 4, MPI_DOUBLE, MPI_SUM);
+    peers_reduce(world, squares, 4, MPI_DOUBLE, MPI_SUM);
     double gradient = root_ratio(squares[0], squares[1], 0.0), norm = sqrt(squares[1]),
            replica = root_ratio(squares[2], squares[3], 1.0);
     log_line(log,
@@ -238,7 +240,8 @@ static void report_errors(Zero *zero, Log *log, Peers group) {
 static void write_histograms(const Zero *zero, FILE *out) {
     static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard"};
     fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n",
-            (long long)zero->step, zero->mesh->dp.rank, zero->plan.dp, HISTOGRAM_BINS, HISTOGRAM_SHIFT);
+            (long long)zero->step, zero->mesh->world.rank, zero->mesh->world.size, HISTOGRAM_BINS,
+            HISTOGRAM_SHIFT);
     for (int t = 0; zero->probe.histograms && t < zero->plan.tensors; t++) {
         for (int k = 0; k < PROBE_KINDS; k++) {
             const Histogram *h = &zero->probe.histograms[t * PROBE_KINDS + k];
@@ -280,20 +283,20 @@ static void dump_histograms(Zero *zero) {
     fclose(out);
     // A run that was resumed on fewer ranks may find files of this iteration by ranks that it no
     // longer has. Readers would add them to this run's.
-    for (int rank = zero->plan.dp; zero->mesh->dp.rank == 0; rank++) {
+    for (int rank = zero->mesh->world.size; zero->mesh->world.rank == 0; rank++) {
         histogram_path(zero, rank, path, sizeof path);
         if (unlink(path)) break;
     }
-    histogram_path(zero, zero->mesh->dp.rank, path, sizeof path);
+    histogram_path(zero, zero->mesh->world.rank, path, sizeof path);
     if (!save_text(folder, path, text, bytes, &err))
         warning_print(device_site(zero->device), "%.900s; training goes on without these distributions",
                       err.what);
     free(text);
 }
 
-void probe_report(Zero *zero, Log *log, Peers group) {
+void probe_report(Zero *zero, Log *log, Peers world) {
     zero_weights_wait_all(zero);
-    if (errors_due(zero)) report_errors(zero, log, group);
+    if (errors_due(zero)) report_errors(zero, log, world);
     if (histograms_due(zero)) dump_histograms(zero);
     probe_free(&zero->probe);
 }

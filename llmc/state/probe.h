@@ -19,9 +19,10 @@ struct Zero;
 
 enum ProbeKind { PROBE_WEIGHT, PROBE_DIFFERENCE, PROBE_GRADIENT, PROBE_HADAMARD, PROBE_KINDS };
 
-// Bytes that this rank has handed to the transport, inside its node and between nodes.
+// Bytes that this rank has handed to the transport: of data parallelism, inside its node and
+// between nodes, and of tensor and pipeline parallelism, wherever they go.
 typedef struct Traffic {
-    uint64_t node, rail;
+    uint64_t node, rail, model;
 } Traffic;
 
 typedef struct Probe {
@@ -45,10 +46,11 @@ void probe_reduced(struct Zero *zero, int bucket);
 void probe_updated(struct Zero *zero, int bucket);
 // True when the step in progress is to be reported on after zero_update.
 bool probe_due(const struct Zero *zero);
-// Collective over group, synchronises. Rank 0 logs a line, a JSON line and TensorBoard scalars.
-// Every rank writes its histograms to a file of its own, FOLDER/iter_0000100.rank_003.jsonl, with a
-// line per tensor and kind. A file that cannot be written then costs a warning, and not the run.
-void probe_report(struct Zero *zero, Log *log, Peers group);
+// Collective over world, synchronises. Every element counts once, also where several ranks hold it.
+// Rank 0 logs a line, a JSON line and TensorBoard scalars. Every rank writes its histograms to a
+// file of its own, FOLDER/iter_0000100.rank_003.jsonl, with a line per tensor and kind. A file that
+// cannot be written then costs a warning, and not the run.
+void probe_report(struct Zero *zero, Log *log, Peers world);
 // What training has sent so far: all but the probe's.
 Traffic probe_traffic(const struct Zero *zero);
 void probe_free(Probe *probe);

@@ -251,7 +251,8 @@ static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     comm_all_gather(world, zero->records, sizeof(StepRecord), zero->lanes->last);
     Judge j = {0};
     j.records = zero->records;
-    j.dp = world->size;
+    j.ranks = world->size;
+    j.losses = world->size / zero->mesh->pp.size;
     j.clip_grad = (float)zero->config->clip_grad;
     j.beta1 = (float)zero->config->adam_beta1;
     j.beta2 = (float)zero->config->adam_beta2;
@@ -393,7 +394,7 @@ void zero_synchronize(Zero *zero) {
 
 // --- figures over all ranks ----------------------------------------------------------------------
 
-double zero_params_norm(Zero *zero, Peers group) {
+double zero_params_norm(Zero *zero, Peers world) {
     double squares = 0.0;
     zero_weights_wait_all(zero);
     for (int i = 0; i < zero->piece_count; i++) {
@@ -408,16 +409,16 @@ double zero_params_norm(Zero *zero, Peers group) {
         stream_synchronize(zero->compute);
         squares += sum;
     }
-    peers_reduce(group, &squares, 1, MPI_DOUBLE, MPI_SUM);
+    peers_reduce(world, &squares, 1, MPI_DOUBLE, MPI_SUM);
     return sqrt(squares);
 }
 
-int64_t zero_zeros(Zero *zero, Peers group) {
+int64_t zero_zeros(Zero *zero, Peers world) {
     int64_t zeros = 0;
     zero_weights_wait_all(zero);
     copy_to_host(zero->compute, &zeros, zero->zeros, sizeof zeros);
     stream_synchronize(zero->compute);
-    peers_reduce(group, &zeros, 1, MPI_INT64_T, MPI_SUM);
+    peers_reduce(world, &zeros, 1, MPI_INT64_T, MPI_SUM);
     return zeros;
 }
 

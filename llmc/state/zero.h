@@ -95,16 +95,16 @@ typedef struct Exposed {
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 // ms: (2, world), each rank's waits for reductions, then for gathers.
 Exposed zero_exposed_of(const double *ms, int world);
-// Norm of the model's weights (bf16), as Megatron-LM prints it: each rank adds up the weights whose
-// masters it holds, so that each counts once. Collective, synchronises.
-double zero_params_norm(Zero *zero, Peers group);
-// Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective,
-// synchronises.
-int64_t zero_zeros(Zero *zero, Peers group);
+// Norm of the model's weights (bf16), as Megatron-LM prints it. Each rank adds up the weights whose
+// masters it holds and that it counts, so each counts once. Collective over world, synchronises.
+double zero_params_norm(Zero *zero, Peers world);
+// Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective over
+// world, synchronises.
+int64_t zero_zeros(Zero *zero, Peers world);
 // False on all ranks when one has found a fault since the latest verdict: a refused update, or a
-// message that arrived wrong (--verify-wire). A save must not follow. Collective, synchronises.
-// Error: fault_error of wire.h.
-bool zero_sound(Zero *zero, Peers group, Error *err);
+// message that arrived wrong (--verify-wire). A save must not follow. Collective over world,
+// synchronises. Error: fault_error of wire.h.
+bool zero_sound(Zero *zero, Peers world, Error *err);
 
 // --- to and from the host, for checkpoints -------------------------------------------------------
 

@@ -647,12 +647,13 @@ static void verdicts(Dump *d) {
     result(d, FP64, records, 8 * sizeof(StepRecord), "records");
     StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0};
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
-    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};
+    Judge j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};
     for (int step = 0; step < 12; step++) {
-        j.dp = 1 + step % 6;
+        j.ranks = 1 + step % 6;
+        j.losses = 1 + step % j.ranks;
         j.clip_grad = step % 4 == 1 ? 0.0f : 0.75f;
         // A NaN loss on the last record now and then: skipped, or applied where the check is off.
-        kernel_step_record(d->stream, records + j.dp - 1, sums, step % 7, loss + (step % 5 == 3), fault);
+        kernel_step_record(d->stream, records + j.ranks - 1, sums, step % 7, loss + (step % 5 == 3), fault);
         j.skip_non_finite = step != 8;
         kernel_judge(d->stream, control, &j);
         dump_control(d, control, step);
@@ -708,7 +709,7 @@ static void spikes(Dump *d) {
     uint64_t *fault = (uint64_t *)reserve(d, sizeof *fault);
     StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0}, host;
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
-    Judge j = {records, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
+    Judge j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
     for (int step = 0; step < STEPS; step++) {
         j.skip_spikes = step > 80;
         kernel_step_record(d->stream, records, sums + step, 1, loss + step, fault);

@@ -219,7 +219,7 @@ static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
     for (int r = 0; r < dp; r++) squares += sim->records[r].sum_squares;
     for (int r = 0; r < dp; r++) loss += sim->records[r].loss;
     c->learning_rate = c->applied ? lr_if_applied : lr_if_skipped;
-    c->loss = (float)(loss / dp);
+    c->loss = (float)(loss / dp);  // every rank has one: there are no stages here
     c->grad_norm = (float)sqrt(squares);
     c->clip_coefficient = 1.0f;
     if (sim->options.clip_grad > 0) {

@@ -390,7 +390,7 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss,
                        t->checks.fault);
     comm_all_gather(&t->mesh->world, t->records, sizeof(StepRecord), s);
-    Judge j = {t->records, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step),
+    Judge j = {t->records, t->plan.dp, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step),
         rate_if_skipped(step), true, false, SPIKE_FACTOR, SPIKE_FACTOR};
     kernel_judge(s, t->control, &j);
 }

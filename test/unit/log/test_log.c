@@ -162,7 +162,7 @@ static void appended_fields(void **state) {
     Log *log = open_plain(&config);
     IntervalReport r = example();
     r.tokens_per_second = 1023345.6, r.mfu = 0.4987, r.inter_node_bytes = 128.5e6,
-    r.intra_node_bytes = 257.0625e6;
+    r.intra_node_bytes = 257.0625e6, r.model_bytes = 3.25e6;
     r.exposed_comm_ms = 12.34, r.seconds_left = 3725, r.epoch = 0.8125;
     capture(f);
     log_iteration(log, &r);
@@ -170,7 +170,7 @@ static void appended_fields(void **state) {
     assert_printed(
         f, EXAMPLE
         " tokens/s: 1023346 | MFU: 49.9% | inter-node MB/step: 128.500 | intra-node MB/step: 257.062 |"
-        " exposed comm (ms): 12.3 | ETA: 1h02m | epoch: 0.812 |\n");
+        " model-parallel MB/step: 3.250 | exposed comm (ms): 12.3 | ETA: 1h02m | epoch: 0.812 |\n");
 }
 
 static void optional_fields(void **state) {
@@ -295,7 +295,7 @@ static void json_lines(void **state) {
     log_step_scalars(log, &r.last);
     r.last.loss = -NAN, r.last.grad_norm = -1, r.last.skipped = false;
     log_step_scalars(log, &r.last);
-    r.mfu = 0.5, r.inter_node_bytes = 1e6 + 1;
+    r.mfu = 0.5, r.inter_node_bytes = 1e6 + 1, r.model_bytes = 777;
     log_iteration(log, &r);
     log_validation(log, "iteration 100", 100, 25600, 7.25);
     write_line(log, "checkpoint", 100);
@@ -344,6 +344,7 @@ static void json_lines(void **state) {
     assert_number(interval, "iterations", 100);
     assert_number(interval, "loss", 9.123456);
     assert_number(interval, "inter_node_bytes", 1000001);
+    assert_number(interval, "model_parallel_bytes", 777);
     assert_number(timing, "elapsed_ms", 512.34);
     assert_number(timing, "tflops_per_gpu", 98.71);
     assert_number(timing, "mfu", 0.5);

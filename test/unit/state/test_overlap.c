@@ -296,7 +296,7 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
 }
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
     begin_on(s, "judge");
-    reads(s, a->records, a->dp * (int64_t)sizeof(StepRecord));
+    reads(s, a->records, a->ranks * (int64_t)sizeof(StepRecord));
     writes(s, control, sizeof *control);
 }
 

@@ -22,7 +22,7 @@ static Bench bench_of(float loss_factor, float norm_factor, bool skip) {
     memset(&b, 0, sizeof b);
     b.control.applied = 1;
     b.control.beta1_power = b.control.beta2_power = 1;
-    b.judge.dp = 1;
+    b.judge.ranks = b.judge.losses = 1;
     b.judge.beta1 = 0.9f;
     b.judge.beta2 = 0.95f;
     b.judge.skip_non_finite = true;
@@ -71,10 +71,22 @@ static void the_fault_nearest_to_its_cause_is_kept(void **state) {
     StepRecord records[4] = {{1, 3, 0}, {1, 3, message}, {1, 3, update + 1}, {1, 3, update}};
     Bench b = bench_of(10, 10, true);
     b.judge.records = records;
-    b.judge.dp = 4;
+    b.judge.ranks = b.judge.losses = 4;
     kernel_judge(NULL, &b.control, &b.judge);
     assert_false(b.control.applied);
     assert_true(b.control.fault == update && b.control.fault_rank == 3);
+}
+
+// Squares are added over all ranks. The loss is the mean of those that have one, here the last
+// stage's two of four.
+static void stages_without_a_loss_do_not_thin_it(void **state) {
+    StepRecord records[4] = {{1, 0, 0}, {4, 0, 0}, {9, 3, 0}, {2, 5, 0}};
+    Bench b = bench_of(0, 0, false);
+    b.judge.records = records;
+    b.judge.ranks = 4;
+    b.judge.losses = 2;
+    kernel_judge(NULL, &b.control, &b.judge);
+    assert_true(b.control.loss == 4 && b.control.grad_norm == 4);
 }
 
 static void a_refused_update_ends_the_run(void **state) {
@@ -251,6 +263,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_messages_are_seen_first),
         cmocka_unit_test(the_fault_nearest_to_its_cause_is_kept),
+        cmocka_unit_test(stages_without_a_loss_do_not_thin_it),
         cmocka_unit_test(a_refused_update_ends_the_run),
         cmocka_unit_test(calm_runs_have_no_spikes),
         cmocka_unit_test(spikes_are_found),
