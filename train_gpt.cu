@@ -440,12 +440,11 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     const floatX *dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p);
     const floatX *x1 = a->ln1.y, *x2 = a->ln2.y;
     if (gpt->tp.sequence) x1 = x2 = dbranch = gpt->gathered;
-    Attention attention = {.B = p->B, .T = p->T, .NH = gpt->mesh->tp.size * gpt->NH, .HD = gpt->HD,
+    Attention attention = {.B = p->B, .T = p->T, .NH = gpt->NH, .HD = gpt->HD,
                            .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
                            .qkv = a->qkv, .doc_start = p->has_doc_start ? m->doc_start : NULL,
                            .out = a->att, .saved = a->att_saved, .dout = gpt->datt, .dqkv = gpt->dwide,
-                           .workspace = gpt->workspace,
-                           .first_head = gpt->mesh->tp.rank * gpt->NH, .heads = gpt->NH};
+                           .workspace = gpt->workspace, .first_head = gpt->mesh->tp.rank * gpt->NH};
     LayerOps o;
     o.norm1 = first_norm(gpt, p, l);
     o.qkv = linear_of(gpt, p, l, QKV_W, x1, a->qkv, gpt->dwide, gpt->dx);

@@ -179,11 +179,8 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);
 
 // Causal self-attention, scale 1 / sqrt(HD), softmax in fp32, dropout on the probabilities. A row
 // of qkv is Megatron's: per head q(HD), k(HD), v(HD). With doc_start query t attends to keys
-// doc_start[b, t] .. t only. Element inside a sample for dropout: (head * T + t) * T + key, with
-// the head's number in the whole model.
-//
-// A rank may hold heads first_head .. first_head + heads - 1 of NH. The tensors, op_attention_*_bytes
-// too, then have `heads` heads instead of NH.
+// doc_start[b, t] .. t only. Element inside a sample for dropout: (head * T + t) * T + key, where
+// heads are counted in the whole model: a rank may hold heads first_head .. first_head + NH - 1.
 //
 // cuDNN's kernels on GPUs draw masks of their own, which no other layout repeats: see
 // cuda/attention.h.
@@ -197,7 +194,7 @@ typedef struct Attention {
     const floatX *dout;        // (B, T, NH * HD) backward
     floatX *dqkv;              // (B, T, NH, 3, HD) out of backward
     void *workspace;           // op_attention_workspace_bytes
-    int first_head, heads;     // heads 0: all NH
+    int first_head;            // number of the first head in the whole model
 } Attention;
 void op_attention_forward(Stream *s, const Attention *a);
 void op_attention_backward(Stream *s, const Attention *a);

@@ -142,23 +142,20 @@ static AttentionHead head_of(const Attention *a, int64_t b, int head) {
                            .sample = a->dropout.first_sample + b};
 }
 
-// How many heads this rank holds.
-static int heads_of(const Attention *a) { return a->heads > 0 ? a->heads : a->NH; }
-
 void op_attention_forward(Stream *s, const Attention *a) {
-    int T = a->T, HD = a->HD, NH = heads_of(a);
-    int64_t head_size = (int64_t)T * HD, C = (int64_t)NH * HD;
+    int T = a->T, HD = a->HD;
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
     float *cursor = a->workspace, *lse = a->saved;  // lse: (B, NH, T)
     float *q = take_slice(&cursor, head_size), *k = take_slice(&cursor, head_size);
     float *v = take_slice(&cursor, head_size), *out = take_slice(&cursor, head_size);
     for (int64_t b = 0; b < a->B; b++) {
-        for (int head = 0; head < NH; head++) {
+        for (int head = 0; head < a->NH; head++) {
             AttentionHead h = head_of(a, b, head);
             const floatX *source = a->qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
             load_rows(q, source, 3 * C, T, HD);
             load_rows(k, source + HD, 3 * C, T, HD);
             load_rows(v, source + 2 * HD, 3 * C, T, HD);
-            head_forward(out, lse + (b * NH + head) * T, q, k, v, &h, cursor);
+            head_forward(out, lse + (b * a->NH + head) * T, q, k, v, &h, cursor);
             store_rows(a->out + b * T * C + (int64_t)head * HD, C, out, T, HD);
         }
     }
@@ -220,15 +217,15 @@ static void head_backward(HeadGradient g, const float *lse, const AttentionHead 
 // `out` serves backends that need sum p dp as dout . out. Here the whole row is at hand, and the
 // sum over it is free of out's rounding.
 void op_attention_backward(Stream *s, const Attention *a) {
-    int T = a->T, HD = a->HD, NH = heads_of(a);
-    int64_t head_size = (int64_t)T * HD, C = (int64_t)NH * HD;
+    int T = a->T, HD = a->HD;
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
     const float *lse = a->saved;  // (B, NH, T)
     float *cursor = a->workspace;
     HeadGradient g;
     float **slices[] = {&g.q, &g.k, &g.v, &g.dout, &g.dq, &g.dk, &g.dv};
     for (size_t i = 0; i < sizeof slices / sizeof slices[0]; i++) *slices[i] = take_slice(&cursor, head_size);
     for (int64_t b = 0; b < a->B; b++) {
-        for (int head = 0; head < NH; head++) {
+        for (int head = 0; head < a->NH; head++) {
             AttentionHead h = head_of(a, b, head);
             const floatX *qkv = a->qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
             floatX *dqkv = a->dqkv + (qkv - a->qkv);
@@ -236,7 +233,7 @@ void op_attention_backward(Stream *s, const Attention *a) {
             load_rows(g.k, qkv + HD, 3 * C, T, HD);
             load_rows(g.v, qkv + 2 * HD, 3 * C, T, HD);
             load_rows(g.dout, a->dout + b * T * C + (int64_t)head * HD, C, T, HD);
-            head_backward(g, lse + (b * NH + head) * T, &h, cursor);
+            head_backward(g, lse + (b * a->NH + head) * T, &h, cursor);
             store_rows(dqkv, 3 * C, g.dq, T, HD);
             store_rows(dqkv + HD, 3 * C, g.dk, T, HD);
             store_rows(dqkv + 2 * HD, 3 * C, g.dv, T, HD);

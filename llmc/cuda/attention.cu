@@ -13,13 +13,6 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD) {
     return plain > cudnn ? plain : cudnn;
 }
 
-// The call on the heads that this rank holds: NH is then their number, as the tensors have it.
-static Attention own_heads(const Attention *op) {
-    Attention a = *op;
-    if (a.heads > 0) a.NH = a.heads;
-    return a;
-}
-
 // Nothing to do where there are no rows.
 static bool has_rows(Stream *s, const Attention *a) {
     if (a->HD % 8 || a->HD > 256) {
@@ -31,12 +24,10 @@ static bool has_rows(Stream *s, const Attention *a) {
     return a->B > 0 && a->T > 0;
 }
 
-void op_attention_forward(Stream *s, const Attention *op) {
-    const Attention a = own_heads(op);
-    if (has_rows(s, &a) && !attention_cudnn_forward(s, &a)) attention_plain_forward(s, &a);
+void op_attention_forward(Stream *s, const Attention *a) {
+    if (has_rows(s, a) && !attention_cudnn_forward(s, a)) attention_plain_forward(s, a);
 }
 
-void op_attention_backward(Stream *s, const Attention *op) {
-    const Attention a = own_heads(op);
-    if (has_rows(s, &a) && !attention_cudnn_backward(s, &a)) attention_plain_backward(s, &a);
+void op_attention_backward(Stream *s, const Attention *a) {
+    if (has_rows(s, a) && !attention_cudnn_backward(s, a)) attention_plain_backward(s, a);
 }

@@ -1,6 +1,6 @@
 // The two attentions of the CUDA backend. attention.cu chooses, attention_cudnn.cpp calls cuDNN,
 // attention_plain.cu has our own kernels. Both keep the same for backward: the log-sum-exp of each
-// query's scaled scores. Here NH is the number of heads that this rank holds, from first_head on.
+// query's scaled scores.
 #pragma once
 #include <math.h>
 

@@ -688,8 +688,8 @@ static void test_attention_heads(void **state) {
              *my_workspace = poisoned(op_attention_workspace_bytes(B, T, heads, HD));
         cut_columns(my_qkv, qkv, N, 3 * C, 3 * at, 3 * width, false);
         cut_columns(my_dout, dout, N, C, at, width, false);
-        Attention mine = {B, T, NH, HD, dropout, my_qkv, start, my_out, my_saved, my_dout, my_dqkv,
-                          my_workspace, first, heads};
+        Attention mine = {B, T, heads, HD, dropout, my_qkv, start, my_out, my_saved, my_dout, my_dqkv,
+                          my_workspace, first};
         op_attention_forward(NULL, &mine);
         op_attention_backward(NULL, &mine);
         cut_columns(my_out, out_parts, N, C, at, width, true);
