@@ -12,7 +12,8 @@
 #                         their tests counts. Those whose source speaks of PRECISION=fp32 run in
 #                         that build too
 #   test/mpi/test_*.c     run under mpirun at the numbers of ranks of a line "// ranks: 1 2 4 8"
-#                         (without it 1 2 4), with sanitizers at the largest of them up to 4
+#                         (without it 1 2 4), with sanitizers at the largest of them up to 4, and
+#                         there in fp32 too where the source speaks of it
 #   test/{unit,fault,e2e}/*.sh  get the folder of the programs as BUILD
 #   test/fuzz/fuzz_*.c    parsers of outside bytes: given inputs with sanitizers, and a search for
 #                         new ones where there is clang's libFuzzer
@@ -137,6 +138,8 @@ list_ranks() {
             ${steady[@]+"${steady[@]}"} "${launched[@]}" "$most"
         add_built targets_tsan "$tsan" "$source" ranks "mpi $name, 2 ranks, threads watched" \
             "${watched[@]}" "${launched[@]}" 2
+        grep -q 'PRECISION=fp32' "$source" || continue
+        add_built targets_fp32 "$fp32" "$source" ranks "mpi $name, $most ranks, fp32" "${launched[@]}" "$most"
     done
 }
 
