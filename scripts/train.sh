@@ -36,14 +36,17 @@ those that the variables stand for.
   LOG_DIR          folder of log.jsonl and TensorBoard's events; LOG_DIR= for none
                    [runs/$card-ARM; SPEED=1: runs/$card-ARM-speed]
                    Another run's are moved to log.1.jsonl, tensorboard.1
-  SPEED=1          the paper's speed runs: micro-batch 1, one per rank and step, mock data, 200
-                   iterations, every one logged, nothing saved
+  SPEED=1          the paper's speed runs: micro-batch 1, one per data-parallel rank and step, mock
+                   data, 200 iterations, every one logged, nothing saved
   RANKS            ranks to start [GPUs of this machine, of the allocation or of HOSTFILE; with
                    DEVICE=cpu 4]
   HOSTFILE         machines, lines "name slots=GPUS": ranks are started on all of them
   MPIRUN_FLAGS     more flags for mpirun
   DEVICE           gpu (build/train_gpt) or cpu (build/train_gpt_cpu) [gpu]
   DRY_RUN=1        print the command and leave
+
+6.7b with SPEED=1 runs at tensor parallel size 4. 13b and 18b run at 8, on hosts of four GPUs at 4
+and in a pipeline of 2. --tensor-model-parallel-size and --pipeline-model-parallel-size win.
 
 A host is a node. On one machine all ranks are one node, and nothing travels between nodes;
 --gpus-per-node N draws node borders there.
@@ -74,19 +77,61 @@ choose_arm() {
     esac
 }
 
+is_count() { [[ $1 =~ ^[1-9][0-9]{0,6}$ ]]; }
+
 has_one_of() {
     local flag
     for flag; do if has_flag "$flag"; then return 0; fi; done
     return 1
 }
 
+# Sets $tensor and $pipeline, the sizes of tensor and pipeline parallelism, and $layout, the flags
+# for them. The user's win; else they are those of the paper's runs, on hosts of eight GPUs or of
+# four.
+choose_layout() {
+    local value
+    tensor=1 pipeline=1 layout=()
+    last_value --gpus-per-node
+    if is_count "$value"; then node_ranks=$value; fi
+    if ! has_one_of --tensor-model-parallel-size --pipeline-model-parallel-size; then
+        case $speed-$card in
+        1-6.7b) tensor=4 ;;
+        *-13b | *-18b)
+            tensor=8
+            if [ $((node_ranks % 8)) = 4 ]; then tensor=4 pipeline=2; fi
+            ;;
+        esac
+        if [ $tensor != 1 ]; then
+            layout=(--tensor-model-parallel-size "$tensor" --pipeline-model-parallel-size "$pipeline")
+        fi
+    fi
+    # What is no number the trainer refuses.
+    last_value --tensor-model-parallel-size
+    if is_count "$value"; then tensor=$value; fi
+    last_value --pipeline-model-parallel-size
+    if is_count "$value"; then pipeline=$value; fi
+}
+
+# Sets $batch: one sequence per data-parallel rank. Ranks that the layout does not divide are the
+# trainer's to refuse.
+choose_batch() {
+    local value
+    last_value --plan-world-size
+    batch=$ranks
+    if is_count "$value"; then batch=$value; fi
+    batch=$((batch / (tensor * pipeline)))
+    [ $batch != 0 ] || batch=1
+}
+
 # Sets $flags from the card, the variables and the command line, and $words to the same with their
 # argument files read in.
 choose_flags() {
-    local data=()
-    flags=("@$root/configs/gpt_$card.args")
+    local data=() tensor pipeline layout batch
+    choose_layout
+    flags=("@$root/configs/gpt_$card.args" ${layout[@]+"${layout[@]}"})
     if [ "$speed" = 1 ]; then
-        flags+=(--micro-batch-size 1 --global-batch-size "$ranks" --mock-data --log-interval 1
+        choose_batch
+        flags+=(--micro-batch-size 1 --global-batch-size "$batch" --mock-data --log-interval 1
             --exit-interval 200)
         # The paper's speed scripts cut a bucket's gradients into 8 chunks at these sizes.
         case $quantises_gradients-$card in
@@ -113,30 +158,11 @@ or SPEED=1 for mock data"
     read_words "${flags[@]}"
 }
 
-# The paper trains its two largest models at tensor parallel size 8. Another size is the user's to
-# name.
-say_what_is_missing() {
-    local per_rank
-    case $card in
-    13b) per_rank="94 GiB" ;;
-    18b) per_rank="131 GiB" ;;
-    *) return 0 ;;
-    esac
-    die 2 "$card: the paper's runs want tensor parallel size 8, which this program does not have yet. \
-At size 1 each of 64 ranks takes $per_rank (--plan says how much); if the GPUs hold that, \
-add --tensor-model-parallel-size 1"
-}
-
-say_how_speed_differs() {
-    [ "$speed-$card" = 1-6.7b ] && is_first || return 0
-    say "note: 6.7b: the paper's speed run has tensor parallel size 4, which this program does not have \
-yet; this one has 1, and more data-parallel ranks" >&2
-}
-
-# Says in one line what travels, from $words and the placement of the ranks. On one machine an arm
-# for networks does less than its name promises, so the line tells how to draw node borders.
+# Says what travels, from $words and the placement of the ranks, and how the model is cut where it
+# is. On one machine an arm for networks does less than its name promises, so the line tells how to
+# draw node borders.
 say_what_travels() {
-    local value per_node inside=fp32 between=fp32 replicas=bf16
+    local value tensor pipeline layout data per_node hosts=0 inside=fp32 between=fp32 replicas=bf16 who=ranks
     if has_flag --grad-reduce-in-bf16; then inside=bf16 between=bf16; fi
     if has_flag --quantized-gradients; then
         last_value --gradient-quantization-bits-intra
@@ -150,22 +176,31 @@ say_what_travels() {
         last_value --weight-quantization-method
         [ "$value" = direct ] || replicas+=" differences"
     fi
-    last_value --gpus-per-node
-    per_node=$value
-    if [ "${per_node:-0}" = 0 ] && [ ${#placement[@]} -gt 0 ]; then
-        say "what travels: gradients $inside inside a host, $between between hosts; weights $replicas"
-        return
+    choose_layout
+    data=$((ranks / (tensor * pipeline)))
+    if [ $((tensor * pipeline)) != 1 ]; then
+        say "the model is cut: tensor parallel $tensor, pipeline $pipeline, data parallel $data"
+        who="data-parallel ranks"
     fi
-    [ "${per_node:-0}" != 0 ] || per_node=$ranks
-    if [ "$ranks" = 1 ]; then
-        say "what travels: nothing, there is one rank"
-    elif [ "$per_node" = "$ranks" ]; then
-        say "what travels: gradients $inside, weights $replicas, inside one node of $ranks ranks. Nothing \
+    # Data-parallel ranks of a node, as llmc/ranks/mesh.c counts them.
+    per_node=$((node_ranks / tensor))
+    [ $per_node != 0 ] || per_node=1
+    [ $per_node -le $data ] || per_node=$data
+    last_value --gpus-per-node
+    if [ "${value:-0}" = 0 ] && [ ${#placement[@]} -gt 0 ]; then hosts=1; fi
+    if [ $data -le 1 ]; then
+        say "what travels: nothing, there is one ${who%s}"
+    elif [ $hosts = 1 ] && [ $per_node != 1 ]; then
+        say "what travels: gradients $inside inside a host, $between between hosts; weights $replicas"
+    elif [ $hosts = 1 ]; then
+        say "what travels: gradients $between, weights $replicas, between hosts"
+    elif [ $per_node = $data ]; then
+        say "what travels: gradients $inside, weights $replicas, inside one node of $data $who. Nothing \
 travels between nodes; --gpus-per-node N draws node borders on this machine"
-    elif [ "$per_node" = 1 ]; then
-        say "what travels: gradients $between, weights $replicas, between $ranks nodes of one rank"
+    elif [ $per_node = 1 ]; then
+        say "what travels: gradients $between, weights $replicas, between $data nodes of one ${who%s}"
     else
-        say "what travels: gradients $inside inside nodes of $per_node ranks, $between between nodes; \
+        say "what travels: gradients $inside inside nodes of $per_node $who, $between between nodes; \
 weights $replicas"
     fi
 }
@@ -297,14 +332,18 @@ gpu_count() {
     fi
 }
 
-# Sets $ranks to those of the launcher that has started this process; 0 when none has.
+# Sets $ranks to those of the launcher that has started this process, 0 when none has, and
+# $node_ranks to those of a host.
 find_launcher() {
+    node_ranks=
     if [ -n "${OMPI_COMM_WORLD_SIZE:-}" ]; then
-        ranks=$OMPI_COMM_WORLD_SIZE
+        ranks=$OMPI_COMM_WORLD_SIZE node_ranks=${OMPI_COMM_WORLD_LOCAL_SIZE:-}
     elif [ -n "${PMI_SIZE:-}" ]; then
-        ranks=$PMI_SIZE
+        ranks=$PMI_SIZE node_ranks=${MPI_LOCALNRANKS:-}
     elif [ -n "${PMIX_RANK:-}${PMI_RANK:-}" ]; then
         ranks=${SLURM_STEP_NUM_TASKS:-${SLURM_NTASKS:-1}}
+        node_ranks=${SLURM_STEP_TASKS_PER_NODE:-} # "8(x4)"
+        node_ranks=${node_ranks%%[!0-9]*}
     elif [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
         # One of them says so; the others leave it the time to.
         [ "${SLURM_PROCID:-0}" = 0 ] || { sleep 2; exit 3; }
@@ -313,11 +352,14 @@ find_launcher() {
     else
         ranks=0
     fi
+    node_ranks=${node_ranks:-$ranks}
 }
 
-# Sets $ranks, and $placement: mpirun's flags that say where they run, none on one machine.
+# Sets $ranks, $node_ranks, and $placement: mpirun's flags that say where they run, none on one
+# machine.
 choose_ranks() {
     local nodes=${SLURM_JOB_NUM_NODES:-1} per_node
+    node_ranks=
     if [ -n "${HOSTFILE:-}" ]; then
         [ -r "$HOSTFILE" ] || die 2 "HOSTFILE=$HOSTFILE cannot be read"
         if grep -vE '^[[:space:]]*(#|$)' "$HOSTFILE" | grep -qvE 'slots=[1-9]'; then
@@ -325,6 +367,7 @@ choose_ranks() {
         fi
         ranks=${RANKS:-$(sed -n 's/^[^#]*slots=\([0-9]*\).*/\1/p' "$HOSTFILE" |
             awk '{ n += $1 } END { print n + 0 }')}
+        node_ranks=$(sed -n 's/^[^#]*slots=\([0-9]*\).*/\1/p;' "$HOSTFILE" | head -n 1)
         placement=(--hostfile "$HOSTFILE" --map-by slot)
     elif [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" -gt 1 ]; then
         per_node=${SLURM_NTASKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-$(gpu_count)}}
@@ -333,7 +376,7 @@ choose_ranks() {
                 die 2 "RANKS=$RANKS cannot be spread evenly over the $nodes nodes of the allocation"
             per_node=$((RANKS / nodes))
         fi
-        ranks=$((per_node * nodes))
+        ranks=$((per_node * nodes)) node_ranks=$per_node
         placement=(--map-by "ppr:$per_node:node")
     elif [ "$device" = cpu ]; then
         ranks=${RANKS:-4}
@@ -341,7 +384,8 @@ choose_ranks() {
         ranks=${RANKS:-$(gpu_count)}
         [ "$ranks" != 0 ] || die 3 "no GPU was found; set RANKS, or DEVICE=cpu for ranks on processors"
     fi
-    [[ $ranks =~ ^[1-9][0-9]*$ ]] || die 2 "RANKS=$ranks: give a positive number"
+    is_count "$ranks" || die 2 "RANKS=$ranks: give a positive number"
+    if ! is_count "$node_ranks" || [ "$node_ranks" -gt "$ranks" ]; then node_ranks=$ranks; fi
 }
 
 # Sets $launcher, the words before the program.
@@ -409,14 +453,12 @@ cpu) program=$BUILD/train_gpt_cpu target=cpu ;;
 *) die 2 "DEVICE=$device: give gpu or cpu" ;;
 esac
 choose_arm
-if ! has_one_of --plan --tensor-model-parallel-size; then say_what_is_missing; fi
 log_dir=runs/$card-$arm
 # Speed runs start anew every time, and are not to move the log of a run for accuracy.
 [ "$speed" = 0 ] || log_dir+=-speed
 log_dir=${LOG_DIR-$log_dir}
 find_launcher
 launched=$ranks launcher=() placement=()
-say_how_speed_differs
 [ "$launched" != 0 ] || choose_launcher
 choose_flags "$@"
 if [ "${DRY_RUN:-0}" = 1 ]; then

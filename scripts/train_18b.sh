@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
-# The paper's 18B model: says what it still needs, and trains it on GPUs that hold it whole when
-# asked to (--tensor-model-parallel-size 1).
+# Trains the paper's 18B model: ARM=sdp4bit SPEED=1 scripts/train_18b.sh [flags]
+# It runs at tensor parallel size 8, on hosts of four GPUs at 4 and in two stages. --help explains
+# the variables.
 exec "$(dirname "${BASH_SOURCE[0]}")/train.sh" 18b "$@"

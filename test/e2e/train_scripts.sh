@@ -79,30 +79,41 @@ arm tlq "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-tran
 arm tlq-hs "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on"
 arm sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on gradient-alltoall-pipeline="
 
+printf 'node0%d slots=4\n' 1 2 3 4 >"$work/hosts-four"
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
 check "speed run, its own log" expands 125m "DEVICE=cpu SPEED=1 ARM=qwd" \
     "log-jsonl=runs/125m-qwd-speed/log.jsonl tensorboard-dir=runs/125m-qwd-speed/tensorboard"
 check "speed run, LOG_DIR wins" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
 check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" \
     "$speed global-batch-size=16 gradient-alltoall-pipeline="
-check "speed run, quantised gradients" expands 6.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" \
+check "speed run, quantised gradients" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" \
     "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
-# LINES "VARIABLES" CARD [FLAGS...]: standard error names tensor parallel size 4 so often, and
-# nothing else
-told() {
-    local lines=$1 variables=$2 card=$3
-    shift 3
-    # shellcheck disable=SC2086  # several variables
-    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" ||
-        { say "exit code $?"; return 1; }
-    [ "$(grep -c 'tensor parallel size 4' "$work/err")" = "$lines" ] &&
-        [ "$(grep -c . "$work/err")" = "$lines" ] || { why="standard error: $(cat "$work/err")"; return 1; }
+check "speed run of 6.7B: tensor parallel size 4" expands 6.7b \
+    "DEVICE=cpu SPEED=1 RANKS=16 ARM=sdp4bit MPIRUN_FLAGS=-q" \
+    "$speed global-batch-size=4 gradient-alltoall-pipeline=8 tensor-model-parallel-size=4
+    pipeline-model-parallel-size=1" --gpus-per-node 8
+# The paper's 13B and 18B have no chunks.
+layout() { # CARD "VARIABLES" TENSOR PIPELINE BATCH [FLAGS...]
+    expands "$1" "DEVICE=cpu SPEED=1 ARM=sdp4bit $2" \
+        "$speed global-batch-size=$5 tensor-model-parallel-size=$3 pipeline-model-parallel-size=$4
+        gradient-alltoall-pipeline=" "${@:6}"
 }
-check "speed run of 6.7B says how it differs from the paper's" told 1 "DEVICE=cpu SPEED=1 RANKS=8" 6.7b
-check "speed run of 6.7B : the other ranks of mpirun leave it to the first" told 0 \
-    "SPEED=1 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3" 6.7b
-check "speed run of 2.7B has nothing to say" told 0 "DEVICE=cpu SPEED=1 RANKS=8" 2.7b
-check "nor has a run of 6.7B for accuracy" told 0 "DEVICE=cpu DATA_PATH=d" 6.7b
+check "speed run of 13B: size 8" layout 13b RANKS=16 8 1 2
+check "speed run of 18B: size 8" layout 18b RANKS=32 8 1 4 --gpus-per-node 8
+check "nodes of four: size 4, two stages" layout 13b RANKS=16 4 2 2 --gpus-per-node 4
+check "hosts of four" layout 18b "HOSTFILE=$work/hosts-four" 4 2 2
+check "an allocation of hosts of four" layout 18b \
+    "SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=8 SLURM_NTASKS_PER_NODE=4" 4 2 4
+check "a rank of mpirun on a host of four" layout 13b \
+    "OMPI_COMM_WORLD_SIZE=16 OMPI_COMM_WORLD_LOCAL_SIZE=4" 4 2 2
+check "a rank of srun on a host of four" layout 13b \
+    "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=16 SLURM_STEP_TASKS_PER_NODE=4(x4)" 4 2 2
+check "a layout on the command line wins" layout 13b RANKS=16 2 4 2 --tensor-model-parallel-size 2 \
+    --pipeline-model-parallel-size=4
+check "one of its sizes: the other is 1" layout 13b RANKS=16 4 1 4 --tensor-model-parallel-size 4
+check "the plan of more ranks" layout 13b RANKS=1 8 1 16 --plan --plan-world-size 128
+check "13B for accuracy: the same layout" expands 13b "DEVICE=cpu DATA_PATH=d RANKS=16" \
+    "tensor-model-parallel-size=8 pipeline-model-parallel-size=1 global-batch-size= mock-data="
 check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=qwd" \
     "$speed gradient-alltoall-pipeline="
 check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 ARM=tlq-hs" \
@@ -143,7 +154,7 @@ check "argument files are read as the trainer reads them" argument_files
 printf -- '--data-path "x_document" --tensor-model-parallel-size 1\n' >"$work/args/data.args"
 check "data named in an argument file" expands 125m "DEVICE=cpu" "data-path=x_document" \
     "@$work/args/data.args"
-check "and what 13B is asked for" expands 13b "DEVICE=cpu" "tensor-model-parallel-size=1" \
+check "a layout named in an argument file" expands 13b "DEVICE=cpu" "tensor-model-parallel-size=1" \
     "@$work/args/data.args"
 
 # ---- the ranks ------------------------------------------------------------------------------
@@ -202,9 +213,12 @@ others_are_silent() {
 check "srun without PMIx, its other tasks" others_are_silent
 check "a program that is not built" refuses 3 "run make cpu" "$cpu BUILD=$work/nowhere" 125m
 check "a flag that the trainer refuses" refuses 2 "did you mean" "$cpu RANKS=2" 125m --quantised-weights
-check "13B says what it needs" refuses 2 "tensor parallel size 8" "$cpu" 13b
-check "18B says what it needs" refuses 2 "131 GiB" "$cpu" 18b
-check "13B when asked to" expands 13b "$cpu" "hidden-size=5120 micro-batch-size=1" \
+check "ranks that 13B's layout does not divide" refuses 2 "start a multiple of 8 ranks" \
+    "DEVICE=cpu SPEED=1 RANKS=12 LOG_DIR=" 13b
+check "fewer ranks than 18B's layout wants" refuses 2 "start a multiple of 8 ranks" \
+    "DEVICE=cpu SPEED=1 RANKS=4 LOG_DIR=" 18b
+check "13B at size 1 when asked to" expands 13b "$cpu" \
+    "hidden-size=5120 micro-batch-size=1 tensor-model-parallel-size=1 pipeline-model-parallel-size=1" \
     --tensor-model-parallel-size 1
 helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" &&
     grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
@@ -308,6 +322,18 @@ check "the baseline" travels "gradients fp32 inside nodes of 2 ranks, fp32 betwe
 check "flags win over the arm" travels "gradients bf16, weights int8, inside one node" "ARM=baseline-bf16" \
     --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
 check "one rank" travels "nothing, there is one rank" "ARM=sdp4bit RANKS=1"
+cut() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and how the model is cut
+    travels "${@:2}" || return 1
+    grep -qF "the model is cut: $1" "$work/out" || { why="no '$1' in $(cat "$work/out")"; return 1; }
+}
+check "nodes of one tensor-parallel group" cut "tensor parallel 2, pipeline 1, data parallel 2" \
+    "gradients int4, weights int4 differences, between 2 nodes of one data-parallel rank" ARM=sdp4bit \
+    --gpus-per-node 2 --tensor-model-parallel-size 2
+check "nodes of two stages" cut "tensor parallel 1, pipeline 2, data parallel 4" \
+    "gradients int8 inside nodes of 2 data-parallel ranks, int4 between nodes" "ARM=tlq RANKS=8" \
+    --gpus-per-node 2 --pipeline-model-parallel-size 2
+check "one model over all ranks" cut "tensor parallel 2, pipeline 2, data parallel 1" \
+    "nothing, there is one data-parallel rank" "" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
 says_nothing() { # a rank of another mpirun leaves it to the trainer
     env BUILD="$work/stand-in" DEVICE=cpu DATA_PATH=d LOG_DIR= OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 \
         scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
