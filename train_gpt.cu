@@ -1089,17 +1089,29 @@ static bool train(Run *run, GPT *gpt) {
 
 // ===== main ======================================================================================
 
-// Everything that needs no device: where this rank stands, the model, its layout, the memory plan.
+// What the rank that sees the ranks as `mesh` holds: the model's part, its layout, the memory plan.
+static Zero *plan_part(GPT *gpt, const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
+    gpt_describe(gpt, c, mesh);
+    if (!gpt_check(gpt, err)) return NULL;
+    Zero *zero = zero_plan(c, mesh, gpt->tensor, gpt->tensors, memory_plan, err);
+    if (zero) gpt_reserve(gpt, memory_plan);
+    return zero;
+}
+
+static Zero *plan_rank(const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
+    GPT gpt;
+    Zero *zero = plan_part(&gpt, c, mesh, memory_plan, err);
+    gpt_free(&gpt);
+    return zero;
+}
+
+// Everything that needs no device.
 static bool plan_run(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
-    gpt_describe(gpt, c, &run->mesh);
-    if (!gpt_check(gpt, &run->error)) return false;
-    run->zero = zero_plan(c, &run->mesh, gpt->tensor, gpt->tensors, &run->memory_plan, &run->error);
-    if (!run->zero) return false;
-    gpt_reserve(gpt, &run->memory_plan);
-    return true;
+    run->zero = plan_part(gpt, c, &run->mesh, &run->memory_plan, &run->error);
+    return run->zero != NULL;
 }
 
 // The weights: of a checkpoint, or drawn.
@@ -1162,10 +1174,9 @@ static void run_as_told(Run *run, GPT *gpt, double limit) {
     ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
     if (!ok) return;
     heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
-    ModelPlan model = {gpt_planned_bytes, &run->mesh};
     if (run->config.plan) {
-        if (run->launch.rank == 0)
-            plan_report(&run->config, run->zero, &run->memory_plan, model, stdout);
+        run_agreed(run, run->launch.rank != 0 || plan_report(&run->config, &run->mesh, plan_rank,
+                                                             gpt_planned_bytes, stdout, &run->error));
     } else if (run->config.check_data || run->config.inspect_data >= 0) {
         run_look_at_data(run);
     } else {

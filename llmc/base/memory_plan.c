@@ -115,9 +115,10 @@ void memory_plan_print(const MemoryPlan *plan, int64_t parameters, FILE *out) {
 void memory_plan_free(MemoryPlan *plan, Device *device) {
     for (int i = 0; i < plan->count; i++) {
         MemoryPlanEntry *entry = &plan->entries[i];
-        if (entry->memory && entry->host) host_free(device, entry->memory);
-        else if (entry->memory) device_free(device, entry->memory);
-        *plan->entries[i].target = NULL;
+        if (!entry->memory) continue;  // the target may be gone: --plan keeps plans alone
+        if (entry->host) host_free(device, entry->memory);
+        else device_free(device, entry->memory);
+        *entry->target = NULL;
     }
     free(plan->entries);
     MemoryPlan empty = {0};

@@ -67,20 +67,34 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
                          "sizes", size, tp_size, pp_size, (long long)model);
     }
     if (!ranks_per_node(size, host_of_rank, gpus_per_node, &per_node, err)) return false;
-    int dp_size = (int)(size / model), stage = tp_size * dp_size;
+    int dp_size = (int)(size / model);
     if (!data_parallel_per_node(per_node, tp_size, dp_size, &d, err)) return false;
     mesh->nodes = size / per_node;
     mesh->per_node = per_node;
-    mesh->world = group_of("among all ranks", rank, 1, size);
-    mesh->tp = group_of("in the tensor-parallel group", rank, 1, tp_size);
-    mesh->pp = group_of("in the pipeline", rank, stage, pp_size);
-    mesh->dp = group_of("in the data-parallel group", rank, tp_size, dp_size);
-    mesh->node = group_of("inside the node", rank, tp_size, d);
-    mesh->rail = group_of("between nodes", rank, tp_size * d, dp_size / d);
-    bool at_an_end = pp_size > 1 && (mesh->pp.rank == 0 || mesh->pp.rank == pp_size - 1);
-    mesh->embedding = group_of("between the embedding's copies", rank, at_an_end ? stage * (pp_size - 1) : 1,
-                               at_an_end ? 2 : 1);
+    mesh->world.size = size;
+    mesh->tp.size = tp_size;
+    mesh->pp.size = pp_size;
+    mesh->node.size = d;
+    *mesh = mesh_seen_by(mesh, rank);
     return true;
+}
+
+Mesh mesh_seen_by(const Mesh *mesh, int rank) {
+    int size = mesh->world.size, tp_size = mesh->tp.size, pp_size = mesh->pp.size, d = mesh->node.size;
+    int stage = size / pp_size, dp_size = stage / tp_size;
+    Mesh seen;
+    seen.nodes = mesh->nodes;
+    seen.per_node = mesh->per_node;
+    seen.world = group_of("among all ranks", rank, 1, size);
+    seen.tp = group_of("in the tensor-parallel group", rank, 1, tp_size);
+    seen.pp = group_of("in the pipeline", rank, stage, pp_size);
+    seen.dp = group_of("in the data-parallel group", rank, tp_size, dp_size);
+    seen.node = group_of("inside the node", rank, tp_size, d);
+    seen.rail = group_of("between nodes", rank, tp_size * d, dp_size / d);
+    bool at_an_end = pp_size > 1 && (seen.pp.rank == 0 || seen.pp.rank == pp_size - 1);
+    seen.embedding = group_of("between the embedding's copies", rank, at_an_end ? stage * (pp_size - 1) : 1,
+                              at_an_end ? 2 : 1);
+    return seen;
 }
 
 int group_peer(const Group *kind, int of, int i) {

@@ -39,6 +39,8 @@ typedef struct Mesh {
 // ranks, or whose ranks are not consecutive.
 bool mesh_build(Mesh *mesh, int world_rank, int world_size, const int *host_of_rank, int gpus_per_node,
                 int tp_size, int pp_size, Error *err);
+// The same world as its rank `rank` sees it. Arithmetic alone.
+Mesh mesh_seen_by(const Mesh *mesh, int rank);
 // Makes the communicators. Collective over world, whose ranks must agree on the result.
 // EXIT_ENVIRONMENT on a rank whose groups are not as computed: the ranks were started with
 // different flags.

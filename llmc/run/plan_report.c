@@ -2,21 +2,114 @@
 #include "llmc/run/plan_report.h"
 
 #include "llmc/log/log.h"
+#include "llmc/ops.h"
 
-static void print_model(const Config *c, const Plan *plan, FILE *out) {
+// --- the stages of a pipeline ---------------------------------------------------------------
+
+// The plan of one rank of a stage, which stands for stages [first, end). Of stages in the middle
+// that is the first one: it has most micro-batches in flight.
+typedef struct StagePlan {
+    int first, end;
+    Mesh mesh;  // as that rank sees it
+    Zero *zero;
+    MemoryPlan memory_plan;
+} StagePlan;
+
+// First, middle and last stage, as far as there are such.
+enum { MOST_STAGES = 3 };
+typedef struct Stages {
+    StagePlan stage[MOST_STAGES];
+    int count;
+    const StagePlan *fullest;  // of the rank that needs most memory
+} Stages;
+
+static const Plan *layout_of(const StagePlan *s) { return zero_layout(s->zero); }
+
+static void stages_free(Stages *stages) {
+    for (int i = 0; i < stages->count; i++) {
+        memory_plan_free(&stages->stage[i].memory_plan, NULL);
+        zero_free(stages->stage[i].zero);
+    }
+}
+
+static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, PlanRank plan_rank, Error *err) {
+    int P = mesh->pp.size, first[MOST_STAGES + 1] = {0, 1, P > 2 ? P - 1 : P, P};
+    memset(stages, 0, sizeof *stages);
+    for (int i = 0; i < MOST_STAGES && first[i] < P; i++) {
+        StagePlan *s = &stages->stage[stages->count++];
+        s->first = first[i];
+        s->end = first[i + 1];
+        s->mesh = mesh_seen_by(mesh, s->first * mesh->pp.stride);
+        s->zero = plan_rank(c, &s->mesh, &s->memory_plan, err);
+        if (!s->zero) return false;
+        size_t bytes = memory_plan_total(&s->memory_plan);
+        if (!stages->fullest || bytes > memory_plan_total(&stages->fullest->memory_plan)) stages->fullest = s;
+    }
+    return true;
+}
+
+// Parameters of the whole model, each once, and those of its vectors. The planned ranks are the
+// first of their tensor-parallel groups, which count what all of the group hold.
+static void count_parameters(const Stages *stages, int64_t *all, int64_t *vectors) {
+    *all = *vectors = 0;
+    for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
+        int count;
+        const Tensor *tensor = zero_tensors(s->zero, &count);
+        for (const Tensor *t = tensor; t < tensor + count; t++) {
+            int64_t elements = t->counted ? (s->end - s->first) * tensor_whole_elements(t) : 0;
+            *all += elements;
+            *vectors += t->dims == 1 ? elements : 0;
+        }
+    }
+}
+
+// --- model and layout -----------------------------------------------------------------------
+
+static void print_model(const Config *c, const Stages *stages, FILE *out) {
+    int64_t parameters, vectors;
+    count_parameters(stages, &parameters, &vectors);
     fprintf(out, "model\n");
     fprintf(out, "  layers %d, hidden size %d, heads %d x %d, ffn %d, ", c->num_layers, c->hidden_size,
             c->num_attention_heads, c->kv_channels, c->ffn_hidden_size);
     fprintf(out, "sequence length %d, padded vocabulary %d\n", c->seq_length, c->vocab_size_padded);
-    fprintf(out, "  parameters                 %16lld\n", (long long)plan->parameters);
-    fprintf(out, "    of which 1-D (in tails)  %16lld\n", (long long)plan->tail_parameters);
+    fprintf(out, "  parameters                 %16lld\n", (long long)parameters);
+    fprintf(out, "    of which 1-D (in tails)  %16lld\n", (long long)vectors);
     int batch = c->global_batch_size;
     double flops = megatron_flops(c, batch);
     fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron's formula, batch %d)\n", flops, batch);
 }
 
-static void print_layout(const Plan *plan, const GradWire *grad, FILE *out) {
-    fprintf(out, "data parallelism\n");
+// Is the model cut, by tensor or pipeline parallelism?
+static bool is_cut(const Mesh *mesh) { return mesh->tp.size > 1 || mesh->pp.size > 1; }
+
+static void print_parts(const Config *c, const Stages *stages, FILE *out) {
+    const Mesh *mesh = &stages->fullest->mesh;
+    int layers = c->num_layers / mesh->pp.size;
+    if (!is_cut(mesh)) return;
+    fprintf(out, "parts of the model\n");
+    fprintf(out, "  %d ranks = pipeline %d x data parallel %d x tensor parallel %d%s, on %d nodes of %d\n",
+            mesh->world.size, mesh->pp.size, mesh->dp.size, mesh->tp.size,
+            c->sequence_parallel ? " with sequence parallelism" : "", mesh->nodes, mesh->per_node);
+    for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
+        fprintf(out, "  stage %2d", s->first);
+        if (s->end > s->first + 1) fprintf(out, " to %2d", s->end - 1);
+        fprintf(out, ", %d layers%s%s: %lld parameters, %.2f GiB per rank\n", layers,
+                s->first == 0 ? ", embeddings" : "", s->end == mesh->pp.size ? ", head" : "",
+                (long long)layout_of(s)->parameters, (double)memory_plan_total(&s->memory_plan) / 0x1p30);
+    }
+}
+
+// " of stage 1, which needs most" where there are several.
+static void print_whose(const StagePlan *s, FILE *out) {
+    if (s->mesh.pp.size > 1) fprintf(out, " of stage %d, which needs most", s->first);
+    fputc('\n', out);
+}
+
+static void print_layout(const StagePlan *s, FILE *out) {
+    const Plan *plan = layout_of(s);
+    const GradWire *grad = zero_grad_wire(s->zero, true);
+    fprintf(out, "data parallelism");
+    print_whose(s, out);
     fprintf(out, "  %d ranks = %d nodes x %d; groups start on multiples of %lld elements\n", plan->dp,
             plan->options.nodes, plan->options.per_node, (long long)plan->options.border);
     long long elements = plan->arena_elements, padding = elements - plan->parameters;
@@ -65,12 +158,19 @@ static void print_bucket_wire(const Plan *plan, const GradWire *grad, const Weig
     }
 }
 
-// Bytes that a node's ranks together send to other nodes in a step.
-static double node_egress(const Plan *plan, const WireBytes *bytes) {
-    return (double)(bytes->grad_inter + bytes->weight_inter) * plan->options.per_node;
+// Bytes of gradients and weights that a node's ranks together send to other nodes in a step.
+static double node_egress(const Mesh *mesh, const WireBytes *bytes) {
+    return (double)(bytes->grad_inter + bytes->weight_inter) * mesh->per_node;
 }
 
-static void print_wire_of(const Plan *plan, const GradWire *grad, const WeightWire *weight, FILE *out) {
+// Parameters that the ranks of a node hold of the model: several parts where it is cut.
+static double node_parameters(const StagePlan *s) {
+    return (double)layout_of(s)->parameters * s->mesh.per_node / layout_of(s)->options.per_node;
+}
+
+static void print_wire_of(const StagePlan *s, const GradWire *grad, FILE *out) {
+    const Plan *plan = layout_of(s);
+    const WeightWire *weight = zero_weight_wire(s->zero);
     WireBytes bytes = plan_wire_bytes(plan, grad, weight);
     WireFormula formula = plan_wire_formula(plan, grad, weight);
     if (plan->dp > 1) print_codecs(plan, grad, weight, out);
@@ -79,23 +179,69 @@ static void print_wire_of(const Plan *plan, const GradWire *grad, const WeightWi
     print_hop(out, "weights, inside a node", formula.weight_intra, bytes.weight_intra);
     print_hop(out, "weights, between nodes", formula.weight_inter, bytes.weight_inter);
     print_bucket_wire(plan, grad, weight, out);
-    double egress = node_egress(plan, &bytes);
+    double egress = node_egress(&s->mesh, &bytes);
     fprintf(out, "  between nodes, out of each node    %16.0f  = %.4f bytes per parameter\n", egress,
-            egress / (double)plan->parameters);
+            egress / node_parameters(s));
 }
 
-static void print_wire(const Config *c, const Zero *zero, FILE *out) {
-    const Plan *plan = zero_layout(zero);
-    const WeightWire *weight = zero_weight_wire(zero);
+static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
     const char *title = "bytes sent per step and rank";
     if (c->quantized_gradients && c->gradients_quantization_start_iteration > 0) {
         fprintf(out, "%s, before gradients are quantised\n", title);
-        print_wire_of(plan, zero_grad_wire(zero, false), weight, out);
+        print_wire_of(s, zero_grad_wire(s->zero, false), out);
         fprintf(out, "%s, once gradients are quantised\n", title);
     } else {
         fprintf(out, "%s\n", title);
     }
-    print_wire_of(plan, zero_grad_wire(zero, true), weight, out);
+    print_wire_of(s, zero_grad_wire(s->zero, true), out);
+}
+
+// What crosses a border between two stages with a micro-batch, each way: the hidden state forward,
+// its gradient backward. Bytes per rank.
+static double hidden_bytes(const Config *c, const Mesh *mesh) {
+    double bytes = (double)c->micro_batch_size * c->seq_length * c->hidden_size * (double)sizeof(floatX);
+    return c->sequence_parallel ? bytes / mesh->tp.size : bytes;
+}
+
+// What a rank hands to its tensor-parallel group with a micro-batch. A layer adds up the ranks'
+// parts twice forward and twice backward, and so do embedding and head, once each. Without sequence
+// parallelism every sum is gathered. With it, what enters and leaves a layer's products is: twice
+// forward, four times backward. Full recomputation repeats one sum and two gathers.
+static double tensor_parallel_bytes(const Config *c, const Mesh *mesh) {
+    double T = mesh->tp.size, tokens = (double)c->micro_batch_size * c->seq_length;
+    double one = tokens * c->hidden_size * (double)sizeof(floatX) * (T - 1) / T;
+    int layers = c->num_layers / mesh->pp.size, again = c->recompute_granularity == RECOMPUTE_FULL;
+    bool embeds = mesh->pp.rank == 0, heads = mesh->pp.rank == mesh->pp.size - 1;
+    int sums = layers * (4 + again) + embeds + heads;
+    int gathers = c->sequence_parallel ? layers * (6 + 2 * again) + embeds + heads : sums;
+    double head = heads ? tokens * (double)sizeof(HeadStatistics) * (T - 1) : 0;
+    return one * (sums + gathers) + head;
+}
+
+// With sequence parallelism each rank has the gradients of LayerNorms for its own tokens.
+static double norms_bytes(const Config *c, const Mesh *mesh) {
+    int norms = 2 * (c->num_layers / mesh->pp.size) + (mesh->pp.rank == mesh->pp.size - 1);
+    return 2.0 * norms * c->hidden_size * (double)sizeof(float) * (mesh->tp.size - 1);
+}
+
+static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
+    double words = (double)c->vocab_size_padded / mesh->tp.size * c->hidden_size * (double)sizeof(float);
+    if (!is_cut(mesh)) return;
+    fprintf(out, "bytes sent per micro-batch and rank, between parts of the model\n");
+    if (mesh->tp.size > 1) {
+        fprintf(out, "  %-34s %16.0f\n", "tensor parallelism", tensor_parallel_bytes(c, mesh));
+    }
+    if (mesh->pp.size > 1) {
+        fprintf(out, "  %-34s %16.0f  each way\n", "to a neighbouring stage", hidden_bytes(c, mesh));
+    }
+    if (!c->sequence_parallel && mesh->pp.size == 1) return;
+    fprintf(out, "bytes sent per step and rank, between parts of the model\n");
+    if (c->sequence_parallel) {
+        fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", norms_bytes(c, mesh));
+    }
+    if (mesh->pp.size > 1) {
+        fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words);
+    }
 }
 
 // --- the verdict: memory --------------------------------------------------------------------
@@ -137,9 +283,9 @@ static void print_gib(const MemoryPlan *memory_plan, FILE *out) {
 }
 
 // Bytes of a card that a run of this layout may plan with.
-static double share_of(Card card, const Config *c, const Plan *plan) {
-    bool nccl_in_node = c->node_exchange == NODE_EXCHANGE_NCCL && plan->options.per_node > 1;
-    return (card.gib - CONTEXT_GIB) * GIB - (double)memory_beside_plan(plan->dp, nccl_in_node);
+static double share_of(Card card, const Config *c, const Mesh *mesh) {
+    size_t beside = memory_beside_plan(mesh->world.size, memory_nccl_in_node(c, mesh));
+    return (card.gib - CONTEXT_GIB) * GIB - (double)beside;
 }
 
 static void print_fit(const Config *c, size_t planned, double share, ModelPlan model, FILE *out) {
@@ -154,9 +300,9 @@ static void print_fit(const Config *c, size_t planned, double share, ModelPlan m
     }
 }
 
-static void print_fits(const Config *c, const Plan *plan, size_t planned, ModelPlan model, FILE *out) {
+static void print_fits(const Config *c, size_t planned, ModelPlan model, FILE *out) {
     for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
-        double share = share_of(cards[i], c, plan);
+        double share = share_of(cards[i], c, model.mesh);
         fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
         print_fit(c, planned, share, model, out);
     }
@@ -167,16 +313,17 @@ static void print_fits(const Config *c, const Plan *plan, size_t planned, ModelP
 // --- the verdict: bytes between nodes -------------------------------------------------------
 
 // What a node sends to the others in a step, padding aside, in GB: matrices by the formula, and
-// tails.
-static double arm_egress(const Plan *plan, const GradWire *grad, const WeightWire *weight) {
+// tails. Where a node holds parts of several stages, they count as equal.
+static double arm_egress(const StagePlan *s, const GradWire *grad, const WeightWire *weight) {
+    const Plan *plan = layout_of(s);
     WireFormula formula = plan_wire_formula(plan, grad, weight);
     double matrices = (formula.grad_inter + formula.weight_inter) * plan->options.per_node;
     double tail_bytes = (codec_info(grad->tail_codec).bits + codec_info(CODEC_BF16).bits) / 8.0;
-    double nodes = plan->options.nodes;
-    return (matrices + (double)plan->tail_parameters * tail_bytes * (nodes - 1) / nodes) / 1e9;
+    double nodes = plan->options.nodes, parts = (double)s->mesh.per_node / plan->options.per_node;
+    return parts * (matrices + (double)plan->tail_parameters * tail_bytes * (nodes - 1) / nodes) / 1e9;
 }
 
-static void print_arms(const Plan *plan, FILE *out) {
+static void print_arms(const StagePlan *s, FILE *out) {
     const GradWire fp32 = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .tail_codec = CODEC_FP32};
     const GradWire bf16 = {.intra_codec = CODEC_BF16, .inter_codec = CODEC_BF16, .tail_codec = CODEC_BF16};
     // The paper's arm, as in configs/sdp4bit.args.
@@ -184,49 +331,89 @@ static void print_arms(const Plan *plan, FILE *out) {
                            .inter_group = 128, .tail_codec = CODEC_BF16, .hadamard = true};
     const WeightWire plain = {.codec = CODEC_BF16};
     const WeightWire differences = {.codec = CODEC_INT4, .group = 2048, .difference = true};
-    double most = arm_egress(plan, &fp32, &plain), less = arm_egress(plan, &bf16, &plain);
-    double least = arm_egress(plan, &four, &differences);
+    double most = arm_egress(s, &fp32, &plain), less = arm_egress(s, &bf16, &plain);
+    double least = arm_egress(s, &four, &differences);
     fprintf(out, "    %-30s %8.2f\n", "fp32 gradients, bf16 weights", most);
     fprintf(out, "    %-30s %8.2f\n", "bf16 gradients, bf16 weights", less);
     fprintf(out, "    %-30s %8.2f  (%.1f and %.1f times less)\n", "SDP4Bit", least, most / least,
             less / least);
 }
 
-static void print_between(const Config *c, const Zero *zero, FILE *out) {
-    const Plan *plan = zero_layout(zero);
-    const GradWire *grad = zero_grad_wire(zero, true);
+// What a node in the middle of a pipeline sends to nodes of other stages in a step: of its ranks
+// those at a border between stages do, to one side or to both.
+static double pipeline_egress(const Config *c, const Mesh *mesh) {
+    int stage = mesh->pp.stride, ranks = stage < mesh->per_node ? stage : mesh->per_node;
+    int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;
+    int sides = nodes_in_line > 2 ? 2 : nodes_in_line - 1;
+    return mesh->pp.size > 1 ? hidden_bytes(c, mesh) * ranks * sides * c->micro_batches : 0;
+}
+
+// What tensor parallelism sends out of a node in a step, where a group fills several nodes.
+static double tensor_parallel_egress(const Config *c, const Mesh *mesh) {
+    int T = mesh->tp.size, per_node = mesh->per_node;
+    if (T <= per_node) return 0;
+    return tensor_parallel_bytes(c, mesh) * (T - per_node) / (T - 1) * per_node * c->micro_batches;
+}
+
+static void print_egress(const char *what, double bytes, FILE *out) {
+    if (bytes > 0) fprintf(out, "    %-30s %8.2f\n", what, bytes / 1e9);
+}
+
+static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) {
+    const Plan *plan = layout_of(s);
+    const GradWire *grad = zero_grad_wire(s->zero, true);
+    const char *whose = is_cut(&s->mesh) ? "data-parallel " : "";
     if (plan->dp == 1) {
-        fprintf(out, "  one rank sends nothing, and quantises nothing\n");
-        return;
-    }
-    if (plan->options.nodes == 1) {
-        fprintf(out, "  nothing travels between nodes: the %d ranks are one node\n", plan->dp);
+        fprintf(out, "  one %srank sends nothing, and quantises nothing\n", whose);
+    } else if (plan->options.nodes == 1) {
+        fprintf(out, "  nothing travels between nodes: the %d %sranks are one node\n", plan->dp, whose);
         if (c->quantized_gradients) {
             int inside = codec_info(grad->intra_codec).bits;
             int between = codec_info(grad->inter_codec).bits;
             fprintf(out, "    inside it gradients travel in %d bits; ", inside);
             fprintf(out, "those of %d bits need a second node\n", between);
         }
-        return;
+    } else {
+        WireBytes bytes = plan_wire_bytes(plan, grad, zero_weight_wire(s->zero));
+        fprintf(out, "  GB out of each node per step\n");
+        print_arms(s, out);
+        print_egress("this run", node_egress(&s->mesh, &bytes), out);
     }
-    WireBytes bytes = plan_wire_bytes(plan, grad, zero_weight_wire(zero));
-    fprintf(out, "  GB out of each node per step\n");
-    print_arms(plan, out);
-    fprintf(out, "    %-30s %8.2f\n", "this run", node_egress(plan, &bytes) / 1e9);
 }
 
-void plan_report(const Config *config, const Zero *zero, const MemoryPlan *memory_plan,
-                 ModelPlan model, FILE *out) {
-    const Plan *plan = zero_layout(zero);
-    print_model(config, plan, out);
-    print_layout(plan, zero_grad_wire(zero, true), out);
-    fprintf(out, "memory per rank\n");
-    memory_plan_print(memory_plan, plan->parameters, out);
-    fprintf(out, "  on top, told by a run's log: %s\n",
-            device_kind()->beside_plan);
-    print_wire(config, zero, out);
-    fprintf(out, "verdict\n");
-    print_gib(memory_plan, out);
-    print_fits(config, plan, memory_plan_total(memory_plan), model, out);
-    print_between(config, zero, out);
+static void print_between(const Config *c, const StagePlan *s, FILE *out) {
+    double pipeline = pipeline_egress(c, &s->mesh), tensor = tensor_parallel_egress(c, &s->mesh);
+    print_data_parallel(c, s, out);
+    if (pipeline + tensor > 0) fprintf(out, "  GB out of a node per step, between parts of the model\n");
+    print_egress("pipeline", pipeline, out);
+    print_egress("tensor parallelism", tensor, out);
+    if (tensor > 0) {
+        fprintf(out, "    tensor parallelism wants fast links; --tensor-model-parallel-size %d keeps it "
+                "inside a node\n", s->mesh.per_node);
+    }
+}
+
+bool plan_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, ModelBytes model_bytes,
+                 FILE *out, Error *err) {
+    Stages stages;
+    bool ok = plan_stages(&stages, config, mesh, plan_rank, err);
+    if (ok) {
+        const StagePlan *s = stages.fullest;
+        const MemoryPlan *memory_plan = &s->memory_plan;
+        print_model(config, &stages, out);
+        print_parts(config, &stages, out);
+        print_layout(s, out);
+        fprintf(out, "memory per rank");
+        print_whose(s, out);
+        memory_plan_print(memory_plan, layout_of(s)->parameters, out);
+        fprintf(out, "  on top, told by a run's log: %s\n", device_kind()->beside_plan);
+        print_wire(config, s, out);
+        print_parts_wire(config, &s->mesh, out);
+        fprintf(out, "verdict\n");
+        print_gib(memory_plan, out);
+        print_fits(config, memory_plan_total(memory_plan), (ModelPlan){model_bytes, &s->mesh}, out);
+        print_between(config, s, out);
+    }
+    stages_free(&stages);
+    return ok;
 }

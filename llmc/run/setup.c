@@ -64,9 +64,8 @@ static bool open_device(Run *run) {
 bool run_allocate(Run *run, ModelBytes bytes) {
     if (!run_agreed(run, open_device(run))) return false;
     const Config *c = &run->config;
-    bool nccl_in_node = c->node_exchange == NODE_EXCHANGE_NCCL && run->mesh.node.size > 1;
-    int sharers = devices_memory_sharers(&run->own);
-    memory_measure(&run->memory, &run->memory_plan, run->device, sharers, run->launch.size, nccl_in_node);
+    memory_measure(&run->memory, &run->memory_plan, run->device, devices_memory_sharers(&run->own),
+                   run->launch.size, memory_nccl_in_node(c, &run->mesh));
     return run_agreed(run, true) &&
            run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, (ModelPlan){bytes, &run->mesh},
                                            &run->error));

@@ -91,6 +91,11 @@ static bool host_failed(const MemoryPlan *memory_plan) {
 // the libraries would fail later, in words of their own.
 enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
 
+bool memory_nccl_in_node(const Config *config, const Mesh *mesh) {
+    if (mesh->tp.size > 1 || mesh->pp.size > 1) return true;
+    return config->node_exchange == NODE_EXCHANGE_NCCL && mesh->node.size > 1;
+}
+
 size_t memory_beside_plan(int ranks, bool nccl_in_node) {
     int mib = ranks == 1 ? LIBRARIES_MIB : nccl_in_node ? AND_NCCL_IN_NODE_MIB : AND_NCCL_MIB;
     return (size_t)mib << 20;

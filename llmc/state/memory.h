@@ -26,6 +26,9 @@ typedef struct Memory {
     bool reported;
 } Memory;
 
+// Do ranks of a node send to each other through NCCL's kernels? What is shared inside a node they
+// may fetch. Parts of the model always go through NCCL.
+bool memory_nccl_in_node(const Config *config, const Mesh *mesh);
 // Bytes of a GPU that a run of `ranks` keeps beside its plan, for what cuBLAS, cuDNN and NCCL will
 // take. nccl_in_node: ranks of a node send to each other through NCCL, which then takes most.
 size_t memory_beside_plan(int ranks, bool nccl_in_node);

@@ -206,6 +206,102 @@ arm_file() { # configs/sdp4bit.args is the paper's arm
 }
 check "configs/sdp4bit.args is the arm of the scripts" arm_file
 
+# ---- the model cut into parts ------------------------------------------------------------------
+# The counts of spec and paper: per rank of each stage, and of the whole model, whose vocabulary is
+# padded to a multiple of 128 x T.
+parts() { # CARD T P ROWS WHOLE COUNT...
+    local counts started=${EPOCHREALTIME/./}
+    verdict "$1" 128 8 --tensor-model-parallel-size "$2" --pipeline-model-parallel-size "$3" || return 1
+    [ $((${EPOCHREALTIME/./} - started)) -lt 5000000 ] || { why="it took more than 5 s"; return 1; }
+    grep -q "padded vocabulary $4\$" "$work/out" || { why="not $4 rows"; return 1; }
+    counts=$(awk '$1 == "parameters" { print $2 } / GiB per rank$/ { print $(NF - 5) }' "$work/out" | tr '\n' ' ')
+    [ "$counts" = "$5 ${*:6} " ] || { why="$counts parameters"; return 1; }
+    grep -q "^  128 ranks = pipeline $3 x data parallel $((128 / $2 / $3)) x tensor parallel $2, on 16 nodes of 8\$" \
+        "$work/out" || { why="no such layout"; return 1; }
+}
+check "6.7b, tensor parallel 4" parts 6.7b 4 1 50688 6660169728 1671929856
+check "13b, tensor parallel 8" parts 13b 8 1 51200 12858214400 1617536000
+check "13b, tensor parallel 4, two stages" parts 13b 4 2 50688 12855592960 1649024000 1638548480
+check "18b, tensor parallel 8" parts 18b 8 1 51200 18449756160 2318530560
+check "18b, tensor parallel 4, two stages" parts 18b 4 2 50688 18446610432 2356316160 2343745536
+middle_stages() { # those in the middle are told as one
+    verdict 13b 128 8 --pipeline-model-parallel-size 8 &&
+        grep -qE '^  stage  1 to  6, 5 layers: 1573196800 parameters, [0-9.]+ GiB per rank$' "$work/out" &&
+        [ "$(awk '$1 == "parameters" { print $2 }' "$work/out")" = 12853626880 ] || say "no such stages"
+}
+check "13b, eight stages" middle_stages
+# 2 bytes for each of 2048 x 5120 numbers; a node has 8 ranks at a border between the two stages. 4
+# bytes for each of the embedding's numbers of a rank.
+pipeline_bytes() {
+    verdict 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "$@" || return 1
+    grep -qE '^  to a neighbouring stage +20971520  each way$' "$work/out" &&
+        grep -qE '^  gradients of the tied embedding +259522560  each way$' "$work/out" || say "other bytes"
+    tells "^    pipeline +0.17$"
+}
+check "bytes between two stages" pipeline_bytes
+# 32 layers with 4 sums each, and embedding and head; a sum is 3/4 of 2 x 2048 x 4096 bytes, there
+# and back; 12 bytes of a token's logits to each of 3 ranks.
+tensor_bytes() {
+    verdict 6.7b 128 8 --tensor-model-parallel-size 4 --micro-batch-size 1 &&
+        grep -qE "^  tensor parallelism +$((130 * 2 * 3 / 4 * 2 * 2048 * 4096 + 12 * 3 * 2048))\$" "$work/out" &&
+        does_not_tell '^    tensor parallelism' || say "other bytes"
+}
+check "bytes between tensor-parallel ranks" tensor_bytes
+across_nodes() { # a group of 8 over two nodes: of what a rank sends to 7 others, 4 are elsewhere
+    verdict 6.7b 128 4 --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 16 || return 1
+    tells "^    tensor parallelism +$(awk 'BEGIN { printf "%.2f",
+        (130 * 2 * 7 / 8 * 2 * 2048 * 4096 + 12 * 7 * 2048) * 4 / 7 * 4 / 1e9 }')\$" &&
+        tells 'wants fast links; --tensor-model-parallel-size 4 keeps it inside a node'
+}
+check "a tensor-parallel group over two nodes" across_nodes
+# A node's 8 ranks hold the whole model once: 6 bytes per parameter, of which 15/16 leave.
+node_of_a_group() {
+    verdict 13b 128 8 --tensor-model-parallel-size 8 || return 1
+    awk -v said="$(gigabytes 'fp32 gradients, bf16 weights')" -v run="$(gigabytes 'this run')" \
+        'BEGIN { n = 8 * 1.617536 * 6 * 15 / 16; exit !(said > 0.999 * n && said < 1.001 * n && run >= said) }' ||
+        { why="$(tr '\n' ';' <"$work/verdict")"; return 1; }
+    tells 'SDP4Bit' && does_not_tell 'inside a node: '
+}
+check "bytes of nodes that hold the model once" node_of_a_group
+check "memory of tensor-parallel ranks" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" \
+    --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8
+check "memory with sequence parallelism" total 4 "${larger[@]}" --tensor-model-parallel-size 4 \
+    --sequence-parallel
+# The first of two stages holds more than the last, whose head is small here.
+check "memory of a stage" total 4 "${larger[@]}" --gpus-per-node 2 --pipeline-model-parallel-size 2 \
+    --max-position-embeddings 512 --tensor-model-parallel-size 2
+sequence_saves() {
+    local without with
+    verdict 13b 128 8 --tensor-model-parallel-size 8 || return 1
+    without=$(gigabytes activations)
+    verdict 13b 128 8 --tensor-model-parallel-size 8 --sequence-parallel || return 1
+    with=$(gigabytes activations)
+    # per token and layer 4 h and (3 h + h + 8 h) / 8, against all of it / 8
+    awk -v a="$without" -v b="$with" 'BEGIN { r = b / a * 5.5 / 2; exit !(r > 0.97 && r < 1.03) }' ||
+        { why="$with GiB instead of $without"; return 1; }
+}
+check "sequence parallelism needs less memory" sequence_saves
+# What the plan says is sent between parts of the model is what a run counts, over all ranks.
+parts_sent() { # NP FLAGS...
+    local np=$1 said sent
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "${@:2}" ||
+        { say "--plan failed"; return 1; }
+    # Two micro-batches per step. Of two stages one sends forward and the other one backward.
+    said=$(awk -v np="$np" '{ bytes = $NF == "way" ? $(NF - 2) : $NF }
+        /^  tensor parallelism / || /^  to a neighbouring stage/ { sum += 2 * bytes }
+        /^  gradients of (LayerNorms|the tied embedding)/ { sum += bytes }
+        END { print np * sum }' "$work/out")
+    logged parts "$np" --train-iters 3 "${@:2}" || return 1
+    sent=$(sed -n 's/.*"model_parallel_bytes": *\([0-9.]*\).*/\1/p' "$work/parts.jsonl" | tail -n 1)
+    [ "${said:-0}" -gt 0 ] && [ "$said" = "${sent%.*}" ] ||
+        { why="planned ${said:-none}, sent ${sent:-none}"; return 1; }
+}
+check "a run sends that by tensor parallelism" parts_sent 4 --tensor-model-parallel-size 2
+check "a run sends that by sequence parallelism" parts_sent 4 --tensor-model-parallel-size 2 --sequence-parallel
+check "a run sends that with full recomputation" parts_sent 4 --tensor-model-parallel-size 2 \
+    --sequence-parallel --recompute-granularity full
+check "a run sends that between stages" parts_sent 4 --pipeline-model-parallel-size 2
+
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2
     shift 2

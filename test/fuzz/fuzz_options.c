@@ -27,22 +27,21 @@ static void check_sizes(const Config *c, const GPT *gpt, const MemoryPlan *memor
     }
 }
 
-static void plan(const Config *c, const Mesh *mesh, FILE *out) {
-    Error err = {0};
-    MemoryPlan memory_plan = {0};
+static Zero *plan_rank(const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
     GPT gpt;
     gpt_describe(&gpt, c, mesh);
-    Zero *zero = zero_plan(c, mesh, gpt.tensor, gpt.tensors, &memory_plan, &err);
+    Zero *zero = zero_plan(c, mesh, gpt.tensor, gpt.tensors, memory_plan, err);
     if (zero) {
-        gpt_reserve(&gpt, &memory_plan);
-        check_sizes(c, &gpt, &memory_plan);
-        plan_report(c, zero, &memory_plan, (ModelPlan){gpt_planned_bytes, mesh}, out);
-        memory_plan_free(&memory_plan, NULL);
-        zero_free(zero);
-    } else {
-        fuzz_check_error(&err);
+        gpt_reserve(&gpt, memory_plan);
+        check_sizes(c, &gpt, memory_plan);
     }
     gpt_free(&gpt);
+    return zero;
+}
+
+static void plan(const Config *c, const Mesh *mesh, FILE *out) {
+    Error err = {0};
+    if (!plan_report(c, mesh, plan_rank, gpt_planned_bytes, out, &err)) fuzz_check_error(&err);
 }
 
 // As run_place does it: where ranks stand comes first, for config_finish divides by T x P.
