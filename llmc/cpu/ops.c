@@ -1,6 +1,6 @@
 // The CPU backend of ops.h, part 1: embedding, dropout, LayerNorm, linear layers, GELU, sums over
-// ranks. The reference for the GPU's ops, and what CPU ranks train with: loops over rows that the compiler
-// vectorises, GEMM in fp32 from OpenBLAS. Called by train_gpt.cu through ops.h.
+// ranks. The reference for the GPU's ops, and what CPU ranks train with: loops over rows that the
+// compiler vectorises, GEMM in fp32 from OpenBLAS. Called by train_gpt.cu through ops.h.
 #include "llmc/cpu/internal.h"
 
 // Elements handled at once by loops that need a multiplier per element: small enough for the stack
