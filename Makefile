@@ -56,7 +56,7 @@ CFLAGS        += $(CJSON_CFLAGS)
 LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
 
 # Host code, compiled once and linked into every program; the CPU backend is a separate set of objects chosen at link time.
-ROOMS    := base ranks data config log state checkpoint run
+ROOMS    := base ranks data config log state model checkpoint run
 HOST_SRC := $(wildcard $(ROOMS:%=llmc/%/*.c)) $(filter-out sdp4bit/kernels_cpu.c,$(wildcard sdp4bit/*.c))
 CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c
 TOOL_SRC := $(wildcard dev/data/*.c)
@@ -378,5 +378,5 @@ help:
 clean:
 	rm -rf $(BUILD)
 
-.SECONDARY:
+.PRECIOUS: $(BUILD)/obj/%.o $(BUILD)/cuda/%.o
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

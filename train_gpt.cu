@@ -19,280 +19,15 @@
 
 // ===== the GPT ===================================================================================
 // GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows,
-// tanh GELU, tied head.
+// tanh GELU, tied head. What a rank holds of it: llmc/model/gpt.h.
+//
+// Tensor parallelism cuts heads, the feed-forward layer and the vocabulary. A rank then makes a
+// part of the sums over what is cut, and the parts are added up (llmc/model/tensor_parallel.h).
+// Where nothing is cut, none of that runs. A pipeline's stages hold some of the layers each.
 //
 // The hidden state between layers is the residual stream. A layer begins with the sum of the stream
 // and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with
 // a branch of its own. The final LayerNorm begins like one more layer, in the table too.
-
-// Tensors of the stage before its first layer's.
-static int tensors_below(const GPT *gpt) { return gpt->stage.embeds ? 2 : gpt->stage.heads ? 1 : 0; }
-
-int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which) {
-    return tensors_below(gpt) + layer * LAYER_TENSORS + (int)which;
-}
-
-// The unit of the stage's layer l: behind that of its embeddings, where it has any.
-static int layer_unit(const GPT *gpt, int l) { return l + (tensors_below(gpt) > 0); }
-
-static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split, int unit,
-                       double std) {
-    gpt->whole[gpt->whole_tensors++] = tensor_row(name, rows, columns, split, unit, std);
-}
-
-static void add_layer(GPT *gpt, const Config *config, int l) {
-    int layers = config->num_layers;
-    int64_t C = gpt->C, A = (int64_t)config->num_attention_heads * gpt->HD, F = config->ffn_hidden_size;
-    double std = config->init_method_std;
-    double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
-    struct { const char *name; int64_t rows, columns; int split; double std; } row[LAYER_TENSORS] = {
-        {"input_norm.weight", C, 0, -1, -1},
-        {"input_norm.bias", C, 0, -1, 0},
-        {"self_attention.query_key_value.weight", 3 * A, C, 0, std},
-        {"self_attention.query_key_value.bias", 3 * A, 0, 0, 0},
-        {"self_attention.dense.weight", C, A, 1, scaled},
-        {"self_attention.dense.bias", C, 0, -1, 0},
-        {"post_attention_norm.weight", C, 0, -1, -1},
-        {"post_attention_norm.bias", C, 0, -1, 0},
-        {"mlp.dense_h_to_4h.weight", F, C, 0, std},
-        {"mlp.dense_h_to_4h.bias", F, 0, 0, 0},
-        {"mlp.dense_4h_to_h.weight", C, F, 1, scaled},
-        {"mlp.dense_4h_to_h.bias", C, 0, -1, 0},
-    };
-    for (int i = 0; i < LAYER_TENSORS; i++) {
-        char name[96];
-        snprintf(name, sizeof name, "encoder.layers.%d.%s", l, row[i].name);
-        add_tensor(gpt, name, row[i].rows, row[i].columns, row[i].split, l + 1, row[i].std);
-    }
-}
-
-Stage gpt_stage(const Config *config, int rank, int size) {
-    int layers = config->num_layers / size;
-    Stage stage = {rank * layers, (rank + 1) * layers, rank == 0, rank == size - 1};
-    return stage;
-}
-
-// All rows of the whole model, of which a rank then keeps its own.
-static void describe_whole(GPT *gpt, const Config *config) {
-    int layers = config->num_layers;
-    double std = config->init_method_std;
-    gpt->whole =
-        (Tensor *)xcalloc((size_t)(4 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
-    add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
-    add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
-    for (int l = 0; l < layers; l++) add_layer(gpt, config, l);
-    add_tensor(gpt, "encoder.final_norm.weight", gpt->C, 0, -1, layers, -1);
-    add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, layers, 0);
-    tensors_number(gpt->whole, gpt->whole_tensors, gpt->mesh->tp.size);
-}
-
-static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
-    Tensor *part = &gpt->tensor[gpt->tensors++];
-    *part = tensor_part(whole, gpt->mesh->tp.rank, gpt->mesh->tp.size);
-    part->unit = unit;
-    part->counted = part->counted && counted;
-}
-
-// The last stage has a copy of the tied word embeddings, which the first one counts.
-static void keep_own(GPT *gpt) {
-    const Stage *stage = &gpt->stage;
-    int from = stage->embeds ? 0 : 2 + stage->first_layer * LAYER_TENSORS;
-    int to = stage->heads ? gpt->whole_tensors : 2 + stage->end_layer * LAYER_TENSORS;
-    int units_less = stage->embeds ? 0 : stage->first_layer + 1 - layer_unit(gpt, 0);
-    gpt->tensor = (Tensor *)xcalloc((size_t)(to - from) + 1, sizeof(Tensor), "the parameter table");
-    if (stage->heads && !stage->embeds) keep_part(gpt, &gpt->whole[GPT_WTE], 0, false);
-    for (int i = from; i < to; i++) keep_part(gpt, &gpt->whole[i], gpt->whole[i].unit - units_less, true);
-}
-
-void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
-    int ranks = mesh->tp.size;
-    memset(gpt, 0, sizeof *gpt);
-    gpt->mesh = mesh;
-    gpt->B = config->micro_batch_size;
-    gpt->T = config->seq_length;
-    gpt->C = config->hidden_size;
-    gpt->NH = config->num_attention_heads / ranks;
-    gpt->HD = config->kv_channels;
-    gpt->A = gpt->NH * gpt->HD;
-    gpt->F = config->ffn_hidden_size / ranks;
-    gpt->stage = gpt_stage(config, mesh->pp.rank, mesh->pp.size);
-    gpt->L = gpt->stage.end_layer - gpt->stage.first_layer;
-    gpt->V = config->vocab_size_padded;
-    gpt->P = config->max_position_embeddings;
-    gpt->epsilon = (float)config->norm_epsilon;
-    gpt->attention_dropout = (float)config->attention_dropout;
-    gpt->hidden_dropout = (float)config->hidden_dropout;
-    gpt->seed = (uint32_t)config->seed;
-    gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
-    gpt->slots = pipeline_in_flight(mesh->pp.size, mesh->pp.rank, config->micro_batches);
-    gpt->inputs = gpt->stage.embeds ? 0 : gpt->slots + 1;
-    gpt->tp.group = &mesh->tp;
-    gpt->tp.sequence = config->sequence_parallel && ranks > 1;
-    gpt->tp.C = gpt->C;
-    describe_whole(gpt, config);
-    keep_own(gpt);
-}
-
-bool gpt_check(const GPT *gpt, Error *err) {
-    int V = gpt->V / gpt->mesh->tp.size;
-    return op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, V, (int64_t)gpt->B * gpt->T, err);
-}
-
-static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
-
-// Rows of the vocabulary that this rank holds, where its stage has any.
-static int vocabulary_rows(const GPT *gpt) { return gpt->V / gpt->mesh->tp.size; }
-
-static size_t workspace_bytes(const GPT *gpt) {
-    int64_t N = (int64_t)gpt->B * gpt->T;
-    int widest = (int)largest(largest((size_t)gpt->F, 3 * (size_t)gpt->A), (size_t)gpt->C);
-    size_t bytes = op_linear_workspace_bytes(N, widest, widest);
-    bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD));
-    if (!gpt->stage.heads) return bytes;
-    int V = vocabulary_rows(gpt);
-    bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, V));  // one row of logits, for sampling
-    return largest(bytes, op_head_workspace_bytes(N, gpt->C, V));
-}
-
-// A line of the memory plan. target: of a pointer.
-typedef struct Buffer {
-    const char *group, *purpose;
-    size_t bytes;
-    void *target;
-} Buffer;
-
-static void reserve(MemoryPlan *plan, const Buffer *buffers, size_t count) {
-    for (const Buffer *b = buffers; b < buffers + count; b++) {
-        memory_plan_reserve(plan, b->group, b->purpose, b->bytes, (void **)b->target);
-    }
-}
-
-static int64_t rows_planned(const GPT *gpt) { return (int64_t)gpt->B * gpt->T; }
-// Of those, the rows that this rank holds between products.
-static size_t own_rows_planned(const GPT *gpt) { return (size_t)tp_rows(&gpt->tp, rows_planned(gpt)).count; }
-
-static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
-    const char *group = "activations";
-    size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C;
-    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX);
-    size_t saved = op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD);
-    const Buffer buffers[] = {
-        {group, "first LayerNorm", XR * C, &a->ln1.y},
-        {group, "first LayerNorm means", R * sizeof(float), &a->ln1.mean},
-        {group, "first LayerNorm deviations", R * sizeof(float), &a->ln1.rstd},
-        {group, "queries, keys, values", X * 3 * (size_t)gpt->A, &a->qkv},
-        {group, "attention statistics", saved, &a->att_saved},
-        {group, "attention output", X * (size_t)gpt->A, &a->att},
-        {group, "residual after attention", XR * C, &a->residual2},
-        {group, "second LayerNorm", XR * C, &a->ln2.y},
-        {group, "second LayerNorm means", R * sizeof(float), &a->ln2.mean},
-        {group, "second LayerNorm deviations", R * sizeof(float), &a->ln2.rstd},
-        {group, "before GELU", X * (size_t)gpt->F, &a->pre},
-        {group, "after GELU", X * (size_t)gpt->F, &a->gelu},
-    };
-    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
-}
-
-static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
-    size_t N = (size_t)rows_planned(gpt), ids = N * sizeof(int32_t);
-    const Buffer buffers[] = {
-        {"batch", "tokens", ids, &m->tokens},
-        {"batch", "targets", ids, &m->targets},
-        {"batch", "positions", ids, &m->positions},
-        {"batch", "document starts", ids, &m->doc_start},
-        {"batch", "loss mask", N * sizeof(float), &m->loss_mask},
-    };
-    m->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
-    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
-}
-
-// The last LayerNorm, the head, and what passes need one after the other.
-static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
-    const char *group = "activations", *scratch = "scratch";
-    size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;
-    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX), wide = largest((size_t)gpt->F, 3 * A);
-    size_t head = gpt->stage.heads, ranks = (size_t)gpt->mesh->tp.size, apart = ranks > 1;
-    int64_t chunk = head ? op_head_chunk_rows((int64_t)N, vocabulary_rows(gpt)) : 0;
-    gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);
-    gpt->dwide_bytes = X * wide;
-    const Buffer buffers[] = {
-        {group, "final LayerNorm", head * XR * C, &gpt->lnf.y},
-        {group, "final LayerNorm means", head * R * sizeof(float), &gpt->lnf.mean},
-        {group, "final LayerNorm deviations", head * R * sizeof(float), &gpt->lnf.rstd},
-        {group, "losses", head * N * sizeof(float), &gpt->losses},
-        {scratch, "branch of the residual stream", X * C, &gpt->branch},
-        {scratch, "gradient of the residual stream", XR * C, &gpt->dresidual[0]},
-        {scratch, "gradient of a branch", gpt->hidden_dropout > 0 ? XR * C : 0, &gpt->dbranch},
-        {scratch, "sum of a branch's gradient", C * sizeof(float), &gpt->branch_sum},
-        {scratch, "gradient of a LayerNorm output", X * C, &gpt->dx},
-        {scratch, "gradient of the wide tensors", gpt->dwide_bytes, &gpt->dwide},
-        {scratch, "gradient of the attention output", X * A, &gpt->datt},
-        {scratch, "logits of one position", head * (size_t)gpt->V * sizeof(floatX), &gpt->logits},
-        {scratch, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
-        {scratch, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
-        {"tensor parallel", "parts of a sum", apart * X * C, &gpt->tp.parts},
-        {"tensor parallel", "all rows of a part", gpt->tp.sequence ? X * C : 0, &gpt->gathered},
-        {"tensor parallel", "statistics of the vocabulary's parts",
-         head * apart * ranks * (size_t)chunk * sizeof(HeadStatistics), &gpt->statistics},
-    };
-    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
-}
-
-// What stages receive while they work on something else.
-static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
-    size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
-    gpt->input = (floatX **)xcalloc((size_t)gpt->inputs + 1, sizeof(floatX *), "the activation table");
-    for (int i = 0; i < gpt->inputs; i++) {
-        memory_plan_reserve(plan, "pipeline", "received activations", bytes, (void **)&gpt->input[i]);
-    }
-    for (int i = 1; gpt->mesh->pp.size > 1 && i < GRADIENT_SLOTS; i++) {
-        memory_plan_reserve(plan, "pipeline", "gradients on their way", bytes, (void **)&gpt->dresidual[i]);
-    }
-}
-
-void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
-    size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
-    int layers = gpt->recompute_full ? 1 : gpt->L, first = gpt->inputs ? 1 : 0;
-    gpt->slot = (MicroBatch *)xcalloc((size_t)gpt->slots, sizeof(MicroBatch), "the activation table");
-    for (int i = 0; i < gpt->slots; i++) reserve_slot(gpt, &gpt->slot[i], plan);
-    reserve_shared(gpt, plan);
-    for (int i = 0; i < gpt->slots; i++) {
-        MicroBatch *m = &gpt->slot[i];
-        for (int l = first; l <= gpt->L; l++) {
-            memory_plan_reserve(plan, "activations", "residual stream", bytes, (void **)&m->residual[l]);
-        }
-        if (gpt->recompute_full && i > 0) {
-            m->acts = gpt->slot[0].acts;
-            continue;
-        }
-        m->acts = (LayerActs *)xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
-        for (int l = 0; l < layers; l++) reserve_layer(gpt, &m->acts[l], plan);
-    }
-    reserve_pipeline(gpt, plan);
-}
-
-size_t gpt_planned_bytes(const Config *config, const Mesh *mesh) {
-    GPT gpt;
-    MemoryPlan memory_plan = {0};
-    gpt_describe(&gpt, config, mesh);
-    gpt_reserve(&gpt, &memory_plan);
-    size_t bytes = memory_plan_total(&memory_plan);
-    memory_plan_free(&memory_plan, NULL);
-    gpt_free(&gpt);
-    return bytes;
-}
-
-void gpt_free(GPT *gpt) {
-    for (int i = 0; gpt->slot && i < gpt->slots; i++) {
-        free(gpt->slot[i].residual);
-        if (i == 0 || !gpt->recompute_full) free(gpt->slot[i].acts);
-    }
-    free(gpt->slot);
-    free(gpt->input);
-    free(gpt->tensor);
-    free(gpt->whole);
-    memset(gpt, 0, sizeof *gpt);
-}
 
 void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers) {
     gpt->zero = zero;
@@ -303,7 +38,7 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    // Every rank draws all of its replica: a tensor's numbers depend on the seed and the tensor
+    // Every rank draws all that it holds: a tensor's numbers depend on the seed and the tensor
     // alone.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
@@ -514,7 +249,7 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     }
     for (int l = 0; l < gpt->L; l++) {
         LayerOps o = layer_ops(gpt, l, p);
-        zero_weights_wait(gpt->zero, layer_unit(gpt, l));
+        zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l));
         layer_to_gelu(gpt, p, &o);
         summed_linear_forward(gpt, &o.fc2);
     }
@@ -553,7 +288,7 @@ static void add_head_words(const GPT *gpt) {
 
 void gpt_end_backward(GPT *gpt) {
     const Pipeline *pipeline = &gpt->pipeline;
-    if (tensors_below(gpt) == 0) return;
+    if (!gpt_has_words(gpt)) return;
     float *words = zero_grad(gpt->zero, GPT_WTE);
     size_t bytes = (size_t)tensor_elements(&gpt->tensor[GPT_WTE]) * sizeof(float);
     if (!gpt->stage.heads) {
@@ -657,7 +392,7 @@ static void layer_is_complete(const GPT *gpt, int l) {
         sum_over_rows(gpt, norms[i]);
         sum_over_rows(gpt, norms[i] + 1);
     }
-    zero_reduce_unit(gpt->zero, layer_unit(gpt, l));
+    zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l));
 }
 
 static void embedding_backward(const GPT *gpt, const Pass *p) {
@@ -808,7 +543,7 @@ static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *
     stage_forward(gpt, &pass);
     if (gpt->stage.heads) {
         const floatX *x = gather(gpt, &pass, gpt->lnf.y) + (int64_t)(used - 1) * gpt->C;
-        int rows = vocabulary_rows(gpt);
+        int rows = (int)gpt->tensor[GPT_WTE].local[0];
         Linear linear = {.N = 1, .C = gpt->C, .OC = rows, .x = x, .w = zero_weight(gpt->zero, GPT_WTE),
                          .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows, .workspace = gpt->workspace};
         op_linear_forward(s, &linear);
@@ -839,9 +574,9 @@ static bool data_sound(Run *run) {
     return run_agreed(run, run->error.code != EXIT_DATA);
 }
 
-// Uploads the micro-batch of this rank that starts at global sample `consumed` into a slot. Data found broken
-// in mid-run must not stop this rank at once: the others are already in this step's collectives. It
-// goes on with zeros, and all ranks leave together at the step's end (data_sound).
+// Uploads the micro-batch of this rank that starts at global sample `consumed` into a slot. Data
+// found broken in mid-run must not stop this rank at once: the others are already in this step's
+// collectives. It goes on with zeros, and all ranks leave together at the step's end (data_sound).
 static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consumed) {
     Batch batch;
     Error err;
@@ -1118,7 +853,7 @@ static bool plan_run(Run *run, GPT *gpt) {
 static bool fill_weights(Run *run, GPT *gpt) {
     Loaded loaded = load_checkpoint(run);
     if (loaded != LOAD_FRESH) return loaded == LOAD_RESTORED;
-    gpt_init_weights(gpt, (uint64_t)run->config.seed, run_peers(run, run->mesh.dp.mpi));
+    gpt_init_weights(gpt, (uint64_t)run->config.seed, run_peers(run, run->launch.world));
     zero_masters_from_weights(run->zero);
     return true;
 }

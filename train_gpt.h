@@ -1,142 +1,11 @@
-// The GPT as train_gpt.cu builds it, for the tests that link the same file without its main().
-//
-// Letters in shape comments: B micro-batch, T sequence length, C hidden size, NH heads, HD head
-// size (A = NH*HD), F ffn size, L layers, V padded vocabulary, P position table. NH, A, F, L and the
-// rows of the vocabulary are those of this rank: tensor and pipeline parallelism cut them. R: the
-// rows of B*T that this rank holds between products, all of them without --sequence-parallel.
+// The passes of the GPT as train_gpt.cu makes them, for the tests that link the same file without
+// its main().
 #pragma once
 #include "llmc/data/loader.h"
-#include "llmc/ops.h"
+#include "llmc/model/gpt.h"
 #include "llmc/ranks/peers.h"
-#include "llmc/state/pipeline.h"
-#include "llmc/state/tensor_parallel.h"
-#include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// The tensors of one layer, in Megatron's module order.
-enum LayerTensor {
-    LN1_W,
-    LN1_B,
-    QKV_W,
-    QKV_B,
-    PROJ_W,
-    PROJ_B,
-    LN2_W,
-    LN2_B,
-    FC1_W,
-    FC1_B,
-    FC2_W,
-    FC2_B,
-    LAYER_TENSORS
-};
-
-// What a LayerNorm keeps for its backward.
-typedef struct NormActs {
-    floatX *y;           // (R, C)
-    float *mean, *rstd;  // (R)
-} NormActs;
-
-// What one layer keeps for its backward.
-typedef struct LayerActs {
-    NormActs ln1, ln2;
-    floatX *qkv;                  // (B, T, NH, 3, HD)
-    void *att_saved;              // op_attention_saved_bytes
-    floatX *att;                  // (B, T, A)
-    floatX *residual2;            // (R, C) after attention
-    floatX *pre;                  // (B, T, F) before GELU
-    floatX *gelu;                 // (B, T, F)
-} LayerActs;
-
-// The part of the model that a pipeline stage holds: layers [first_layer, end_layer) of the whole.
-typedef struct Stage {
-    int first_layer, end_layer;
-    bool embeds, heads;      // it begins with the embeddings; it ends with the final LayerNorm and the head
-} Stage;
-
-// One forward or backward pass over an uploaded micro-batch.
-typedef struct Pass {
-    int B, T;               // rows and tokens of each, at most the planned ones
-    int slot;               // of the micro-batch's activations
-    int input, gradient;    // of what the neighbours send: its input, and the gradient of its output
-    int64_t first_sample;   // global number of the first row's sample, which keys dropout
-    bool has_doc_start, has_loss_mask;  // uploaded with the batch
-    bool training;          // dropout is on
-    bool backward;          // gpt_head begins the gradients
-    bool first, last;       // of the step's micro-batches. The first overwrites the matrices' gradients,
-                            // the others add to them. With the last ZeRO is told as layers complete
-    float loss_scale;       // of each target's loss, in loss_sum and in the gradients
-} Pass;
-
-// A micro-batch between its forward and its backward pass. A pipeline has several under way.
-typedef struct MicroBatch {
-    int32_t *tokens, *targets, *positions, *doc_start;  // (B, T)
-    float *loss_mask;        // (B, T)
-    floatX **residual;       // (L + 1) of (R, C): input of layer l; the last one is the output
-    LayerActs *acts;         // (L), or (1) for all slots together when recomputing
-    Pass pass;               // what backward goes on with
-} MicroBatch;
-
-// Micro-batches whose gradient of the residual stream is there at the same time: one is worked on,
-// one arrives and one leaves.
-enum { GRADIENT_SLOTS = 3 };
-
-typedef struct GPT {
-    int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage
-    Stage stage;
-    const Mesh *mesh;
-    float epsilon, attention_dropout, hidden_dropout;
-    uint32_t seed;
-    bool recompute_full;     // layers keep only their input; the rest is computed again in backward
-    int tensors;
-    Tensor *tensor;          // (tensors) WTE, WPE, layers in order, final LayerNorm: this rank's parts of
-                             // those of the stage. A last stage that does not embed has a WTE too
-    int whole_tensors;
-    Tensor *whole;           // (whole_tensors) of the whole model
-    Zero *zero;              // owns weights and gradients
-    Stream *stream;
-    Timers *timers;
-    // device memory, reserved in the memory plan
-    int slots;
-    MicroBatch *slot;        // (slots)
-    int inputs;              // slots + 1 where the stage receives its input, else 0
-    floatX **input;          // (inputs) of (R, C): layer 0's, taken in turn
-    NormActs lnf;            // the final LayerNorm's
-    float *losses;           // (B, T)
-    HeadStatistics *statistics;  // (ranks of tp, a chunk's rows) of the head; NULL where there is one rank
-    floatX *branch;          // (B, T, C) what is being added to the residual stream
-    floatX *gathered;        // (B, T, C) all rows of what is held by rows; NULL without sequence parallelism
-    floatX *dresidual[GRADIENT_SLOTS];  // (R, C) gradient of the stream; one where there is no pipeline
-    floatX *dbranch;         // (R, C) gradient of a branch
-    floatX *dx;              // (B, T, C) gradient of a LayerNorm's output
-    float *branch_sum;       // (C) of the newest branch gradient, for op_bias_gradient
-    floatX *dwide;           // (B, T, max(F, 3A))
-    floatX *datt;            // (B, T, A)
-    size_t dwide_bytes;
-    floatX *logits;          // (V) of one position, for sampling
-    TensorParallel tp;
-    Pipeline pipeline;
-    void *workspace;         // of the linear, attention and head ops
-    void *scratch;           // (scratch_bytes) of ops without a workspace
-    size_t scratch_bytes;
-} GPT;
-
-enum { GPT_WTE = 0, GPT_WPE = 1 };
-// The table's row of a tensor of the stage's layer `layer`, from 0.
-int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
-
-// Stage `rank` of a pipeline of `size`, which divides the number of layers (Megatron-LM's
-// --pipeline-model-parallel-size).
-Stage gpt_stage(const Config *config, int rank, int size);
-// The parameter table of this rank's part of the model. What a row is does not depend on the part:
-// names, first weights and logical numbers are the whole model's. mesh must outlive it. Free with
-// gpt_free.
-void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh);
-// Can this backend compute it? Error (EXIT_USAGE) names the flag to change.
-bool gpt_check(const GPT *gpt, Error *err);
-// Reserves activations and scratch in the memory plan.
-void gpt_reserve(GPT *gpt, MemoryPlan *plan);
-// Bytes that gpt_reserve reserves under this configuration.
-size_t gpt_planned_bytes(const Config *config, const Mesh *mesh);
 // Once the memory plan is allocated: what the GPT works with. All must outlive it.
 void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers);
 // Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks and
@@ -154,16 +23,15 @@ void gpt_head(GPT *gpt, const Pass *pass);
 // Gradients of everything below the head, in the gradient arena. A stage without a head takes the
 // gradient of its output from dresidual, and every stage leaves that of its input there.
 void gpt_backward(GPT *gpt, const Pass *pass);
-// Uploads micro-batch k into pass->slot (gpt_upload), and completes the pass: its samples, masks and
-// scale.
+// Uploads micro-batch k into pass->slot (gpt_upload), and completes the pass: its samples, masks
+// and scale.
 typedef void (*LoadMicroBatch)(void *context, GPT *gpt, int k, Pass *pass);
 // `count` micro-batches through this rank's stage, in the order of the pipeline: a training step's
 // forward and backward passes, or forward alone. Collective over the ranks of a replica.
 void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context);
-// Part of it: after the step's last backward pass. Gives the tied embedding's copies one gradient, and hands the
-// embeddings' to ZeRO. Collective over mesh->embedding.
+// Part of it: after the step's last backward pass. Gives the tied embedding's copies one gradient,
+// and hands the embeddings' to ZeRO. Collective over mesh->embedding.
 void gpt_end_backward(GPT *gpt);
-void gpt_free(GPT *gpt);
 // The trainer's main() where it was compiled with -Dmain=train_gpt_main. May be called again and
 // again: every call is a run of its own. MPI is started and ended by the call, unless it runs
 // already.

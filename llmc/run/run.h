@@ -19,7 +19,7 @@
 #include "llmc/ranks/devices.h"
 #include "llmc/ranks/stop.h"
 #include "llmc/state/memory.h"
-#include "llmc/state/pipeline.h"
+#include "llmc/model/pipeline.h"
 #include "llmc/state/probe.h"
 #include "llmc/state/sentry.h"
 #include "llmc/state/zero.h"

@@ -8,8 +8,8 @@
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// Bytes of the model's part of the memory plan on this rank of the mesh, under this configuration. A
-// micro-batch's size and recomputation change nothing else.
+// Bytes of the model's part of the memory plan on this rank of the mesh, under this configuration.
+// A micro-batch's size and recomputation change nothing else.
 typedef size_t (*ModelBytes)(const Config *config, const Mesh *mesh);
 typedef struct ModelPlan {
     ModelBytes bytes;

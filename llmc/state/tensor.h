@@ -33,8 +33,8 @@ Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, in
 // Rank `rank`'s part of a whole row, of `ranks` that share the model by tensor parallelism. `ranks`
 // divides the dimension that is cut. Of a row that is not cut rank 0 counts the elements.
 Tensor tensor_part(const Tensor *whole, int rank, int ranks);
-// Numbers the rows of a whole model, in order: number and logical. ranks: of tensor parallelism, which
-// will cut them. Each part begins on a multiple of 32.
+// Numbers the rows of a whole model, in order: number and logical. ranks: of tensor parallelism,
+// which will cut them. Each part begins on a multiple of 32.
 void tensors_number(Tensor *tensors, int count, int ranks);
 // Elements of this rank's part, and of the whole.
 int64_t tensor_elements(const Tensor *tensor);

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.." || exit 1
 # that may include each is the one behind it. device.h needs llmc/base/base.h alone and counts as
 # llmc/base. The backends stand on ops.h and may use every room below "state".
 order=(llmc/base llmc/ops.h llmc/ranks llmc/comm.h llmc/data sdp4bit llmc/config llmc/log llmc/state \
-    llmc/checkpoint llmc/run train_gpt.h)
+    llmc/model llmc/checkpoint llmc/run train_gpt.h)
 
 # The number of a file's or header's room; -1: none.
 place() {

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/state/pipeline.h"
+#include "llmc/model/pipeline.h"
 
 enum { MOST = 32 };
 

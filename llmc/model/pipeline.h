@@ -2,8 +2,8 @@
 // train_gpt.cu.
 //
 // Forward, a stage hands the hidden state to the next one. Backward, it hands the gradient of that
-// back. Each direction between two stages is a link of its own (llmc/comm.h). The first and the last
-// stage also exchange the gradient of the word embeddings, which both hold.
+// back. Each direction between two stages is a link of its own (llmc/comm.h). The first and the
+// last stage also exchange the gradient of the word embeddings, which both hold.
 #pragma once
 #include "llmc/comm.h"
 LLMC_BEGIN
@@ -14,8 +14,8 @@ typedef struct PipelineAction {
     bool backward;
 } PipelineAction;
 
-// Megatron-LM's non-interleaved 1F1B: P - p - 1 forward passes, then one forward and one backward in
-// turn, then the backward passes that are left. training: false for forward passes alone.
+// Megatron-LM's non-interleaved 1F1B: P - p - 1 forward passes, then one forward and one backward
+// in turn, then the backward passes that are left. training: false for forward passes alone.
 // actions: room for 2 * micro_batches. Returns how many there are.
 int pipeline_actions(int stages, int stage, int micro_batches, bool training, PipelineAction *actions);
 // Micro-batches that a stage holds activations of at the same time, at most.

@@ -24,8 +24,8 @@ Rows tp_rows(const TensorParallel *tp, int64_t N);
 // out = the sum of the ranks' partial (N, C), and the bias (C) unless NULL. out: this rank's rows
 // with sequence parallelism, else (N, C). out may be partial. N: a multiple of the group's size.
 void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N);
-// All rows of what each rank holds some rows of: `whole` (N, C), filled from `own`. Without sequence
-// parallelism that is `own` itself.
+// All rows of what each rank holds some rows of: `whole` (N, C), filled from `own`. Without
+// sequence parallelism that is `own` itself.
 const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
 
 // sums (n) += what the other ranks of the group have there, in rank order from the first: the same

@@ -1,5 +1,5 @@
 // Sums and gathers of tensor parallelism: see tensor_parallel.h.
-#include "llmc/state/tensor_parallel.h"
+#include "llmc/model/tensor_parallel.h"
 
 Rows tp_rows(const TensorParallel *tp, int64_t N) {
     if (!tp->sequence) return (Rows){0, N};

@@ -1,5 +1,5 @@
 // The pipeline's schedule and links: see pipeline.h.
-#include "llmc/state/pipeline.h"
+#include "llmc/model/pipeline.h"
 
 #include <string.h>
 

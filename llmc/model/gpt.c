@@ -1,0 +1,134 @@
+// The table of the GPT's parameters, whole and as a rank holds it: see gpt.h. GPT-2 as Megatron-LM
+// trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows, tanh GELU, tied head.
+// The final LayerNorm follows the last layer as one more layer would.
+#include "llmc/model/gpt.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Tensors of the stage before its first layer's.
+static int tensors_below(const GPT *gpt) { return gpt->stage.embeds ? 2 : gpt->stage.heads ? 1 : 0; }
+
+int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which) {
+    return tensors_below(gpt) + layer * LAYER_TENSORS + (int)which;
+}
+
+bool gpt_has_words(const GPT *gpt) { return gpt->stage.embeds || gpt->stage.heads; }
+
+int gpt_layer_unit(const GPT *gpt, int layer) { return layer + gpt_has_words(gpt); }
+
+static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns, int split, int unit,
+                       double std) {
+    gpt->whole[gpt->whole_tensors++] = tensor_row(name, rows, columns, split, unit, std);
+}
+
+static void add_layer(GPT *gpt, const Config *config, int l) {
+    int layers = config->num_layers;
+    int64_t C = gpt->C, A = (int64_t)config->num_attention_heads * gpt->HD, F = config->ffn_hidden_size;
+    double std = config->init_method_std;
+    double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
+    struct { const char *name; int64_t rows, columns; int split; double std; } row[LAYER_TENSORS] = {
+        {"input_norm.weight", C, 0, -1, -1},
+        {"input_norm.bias", C, 0, -1, 0},
+        {"self_attention.query_key_value.weight", 3 * A, C, 0, std},
+        {"self_attention.query_key_value.bias", 3 * A, 0, 0, 0},
+        {"self_attention.dense.weight", C, A, 1, scaled},
+        {"self_attention.dense.bias", C, 0, -1, 0},
+        {"post_attention_norm.weight", C, 0, -1, -1},
+        {"post_attention_norm.bias", C, 0, -1, 0},
+        {"mlp.dense_h_to_4h.weight", F, C, 0, std},
+        {"mlp.dense_h_to_4h.bias", F, 0, 0, 0},
+        {"mlp.dense_4h_to_h.weight", C, F, 1, scaled},
+        {"mlp.dense_4h_to_h.bias", C, 0, -1, 0},
+    };
+    for (int i = 0; i < LAYER_TENSORS; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "encoder.layers.%d.%s", l, row[i].name);
+        add_tensor(gpt, name, row[i].rows, row[i].columns, row[i].split, l + 1, row[i].std);
+    }
+}
+
+Stage gpt_stage(const Config *config, int rank, int size) {
+    int layers = config->num_layers / size;
+    Stage stage = {rank * layers, (rank + 1) * layers, rank == 0, rank == size - 1};
+    return stage;
+}
+
+// All rows of the whole model, of which a rank then keeps its own.
+static void describe_whole(GPT *gpt, const Config *config) {
+    int layers = config->num_layers;
+    double std = config->init_method_std;
+    gpt->whole =
+        (Tensor *)xcalloc((size_t)(4 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
+    add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
+    add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
+    for (int l = 0; l < layers; l++) add_layer(gpt, config, l);
+    add_tensor(gpt, "encoder.final_norm.weight", gpt->C, 0, -1, layers, -1);
+    add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, layers, 0);
+    tensors_number(gpt->whole, gpt->whole_tensors, gpt->mesh->tp.size);
+}
+
+static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
+    Tensor *part = &gpt->tensor[gpt->tensors++];
+    *part = tensor_part(whole, gpt->mesh->tp.rank, gpt->mesh->tp.size);
+    part->unit = unit;
+    part->counted = part->counted && counted;
+}
+
+// The last stage has a copy of the tied word embeddings, which the first one counts.
+static void keep_own(GPT *gpt) {
+    const Stage *stage = &gpt->stage;
+    int from = stage->embeds ? 0 : 2 + stage->first_layer * LAYER_TENSORS;
+    int to = stage->heads ? gpt->whole_tensors : 2 + stage->end_layer * LAYER_TENSORS;
+    int units_less = stage->embeds ? 0 : stage->first_layer + 1 - gpt_layer_unit(gpt, 0);
+    gpt->tensor = (Tensor *)xcalloc((size_t)(to - from) + 1, sizeof(Tensor), "the parameter table");
+    if (stage->heads && !stage->embeds) keep_part(gpt, &gpt->whole[GPT_WTE], 0, false);
+    for (int i = from; i < to; i++) keep_part(gpt, &gpt->whole[i], gpt->whole[i].unit - units_less, true);
+}
+
+void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
+    int ranks = mesh->tp.size;
+    memset(gpt, 0, sizeof *gpt);
+    gpt->mesh = mesh;
+    gpt->B = config->micro_batch_size;
+    gpt->T = config->seq_length;
+    gpt->C = config->hidden_size;
+    gpt->NH = config->num_attention_heads / ranks;
+    gpt->HD = config->kv_channels;
+    gpt->A = gpt->NH * gpt->HD;
+    gpt->F = config->ffn_hidden_size / ranks;
+    gpt->stage = gpt_stage(config, mesh->pp.rank, mesh->pp.size);
+    gpt->L = gpt->stage.end_layer - gpt->stage.first_layer;
+    gpt->V = config->vocab_size_padded;
+    gpt->P = config->max_position_embeddings;
+    gpt->epsilon = (float)config->norm_epsilon;
+    gpt->attention_dropout = (float)config->attention_dropout;
+    gpt->hidden_dropout = (float)config->hidden_dropout;
+    gpt->seed = (uint32_t)config->seed;
+    gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
+    gpt->slots = pipeline_in_flight(mesh->pp.size, mesh->pp.rank, config->micro_batches);
+    gpt->inputs = gpt->stage.embeds ? 0 : gpt->slots + 1;
+    gpt->tp.group = &mesh->tp;
+    gpt->tp.sequence = config->sequence_parallel && ranks > 1;
+    gpt->tp.C = gpt->C;
+    describe_whole(gpt, config);
+    keep_own(gpt);
+}
+
+bool gpt_check(const GPT *gpt, Error *err) {
+    int V = gpt->V / gpt->mesh->tp.size;
+    return op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, V, (int64_t)gpt->B * gpt->T, err);
+}
+
+void gpt_free(GPT *gpt) {
+    for (int i = 0; gpt->slot && i < gpt->slots; i++) {
+        free(gpt->slot[i].residual);
+        if (i == 0 || !gpt->recompute_full) free(gpt->slot[i].acts);
+    }
+    free(gpt->slot);
+    free(gpt->input);
+    free(gpt->tensor);
+    free(gpt->whole);
+    memset(gpt, 0, sizeof *gpt);
+}

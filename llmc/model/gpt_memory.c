@@ -1,0 +1,148 @@
+// The GPT's buffers in the memory plan: see gpt.h.
+#include <stdlib.h>
+
+#include "llmc/model/gpt.h"
+
+static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
+
+// Rows of the vocabulary that this rank holds, where its stage has any.
+static int vocabulary_rows(const GPT *gpt) { return gpt->V / gpt->mesh->tp.size; }
+
+static size_t workspace_bytes(const GPT *gpt) {
+    int64_t N = (int64_t)gpt->B * gpt->T;
+    int widest = (int)largest(largest((size_t)gpt->F, 3 * (size_t)gpt->A), (size_t)gpt->C);
+    size_t bytes = op_linear_workspace_bytes(N, widest, widest);
+    bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD));
+    if (!gpt->stage.heads) return bytes;
+    int V = vocabulary_rows(gpt);
+    bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, V));  // one row of logits, for sampling
+    return largest(bytes, op_head_workspace_bytes(N, gpt->C, V));
+}
+
+// A line of the memory plan. target: of a pointer.
+typedef struct Buffer {
+    const char *group, *purpose;
+    size_t bytes;
+    void *target;
+} Buffer;
+
+static void reserve(MemoryPlan *plan, const Buffer *buffers, size_t count) {
+    for (const Buffer *b = buffers; b < buffers + count; b++) {
+        memory_plan_reserve(plan, b->group, b->purpose, b->bytes, (void **)b->target);
+    }
+}
+
+static int64_t rows_planned(const GPT *gpt) { return (int64_t)gpt->B * gpt->T; }
+// Of those, the rows that this rank holds between products.
+static size_t own_rows_planned(const GPT *gpt) { return (size_t)tp_rows(&gpt->tp, rows_planned(gpt)).count; }
+
+static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
+    const char *group = "activations";
+    size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C;
+    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX);
+    size_t saved = op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD);
+    const Buffer buffers[] = {
+        {group, "first LayerNorm", XR * C, &a->ln1.y},
+        {group, "first LayerNorm means", R * sizeof(float), &a->ln1.mean},
+        {group, "first LayerNorm deviations", R * sizeof(float), &a->ln1.rstd},
+        {group, "queries, keys, values", X * 3 * (size_t)gpt->A, &a->qkv},
+        {group, "attention statistics", saved, &a->att_saved},
+        {group, "attention output", X * (size_t)gpt->A, &a->att},
+        {group, "residual after attention", XR * C, &a->residual2},
+        {group, "second LayerNorm", XR * C, &a->ln2.y},
+        {group, "second LayerNorm means", R * sizeof(float), &a->ln2.mean},
+        {group, "second LayerNorm deviations", R * sizeof(float), &a->ln2.rstd},
+        {group, "before GELU", X * (size_t)gpt->F, &a->pre},
+        {group, "after GELU", X * (size_t)gpt->F, &a->gelu},
+    };
+    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
+}
+
+static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
+    size_t N = (size_t)rows_planned(gpt), ids = N * sizeof(int32_t);
+    const Buffer buffers[] = {
+        {"batch", "tokens", ids, &m->tokens},
+        {"batch", "targets", ids, &m->targets},
+        {"batch", "positions", ids, &m->positions},
+        {"batch", "document starts", ids, &m->doc_start},
+        {"batch", "loss mask", N * sizeof(float), &m->loss_mask},
+    };
+    m->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
+    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
+}
+
+// The last LayerNorm, the head, and what passes need one after the other.
+static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
+    const char *group = "activations", *scratch = "scratch";
+    size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;
+    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX), wide = largest((size_t)gpt->F, 3 * A);
+    size_t head = gpt->stage.heads, ranks = (size_t)gpt->mesh->tp.size, apart = ranks > 1;
+    int64_t chunk = head ? op_head_chunk_rows((int64_t)N, vocabulary_rows(gpt)) : 0;
+    gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);
+    gpt->dwide_bytes = X * wide;
+    const Buffer buffers[] = {
+        {group, "final LayerNorm", head * XR * C, &gpt->lnf.y},
+        {group, "final LayerNorm means", head * R * sizeof(float), &gpt->lnf.mean},
+        {group, "final LayerNorm deviations", head * R * sizeof(float), &gpt->lnf.rstd},
+        {group, "losses", head * N * sizeof(float), &gpt->losses},
+        {scratch, "branch of the residual stream", X * C, &gpt->branch},
+        {scratch, "gradient of the residual stream", XR * C, &gpt->dresidual[0]},
+        {scratch, "gradient of a branch", gpt->hidden_dropout > 0 ? XR * C : 0, &gpt->dbranch},
+        {scratch, "sum of a branch's gradient", C * sizeof(float), &gpt->branch_sum},
+        {scratch, "gradient of a LayerNorm output", X * C, &gpt->dx},
+        {scratch, "gradient of the wide tensors", gpt->dwide_bytes, &gpt->dwide},
+        {scratch, "gradient of the attention output", X * A, &gpt->datt},
+        {scratch, "logits of one position", head * (size_t)gpt->V * sizeof(floatX), &gpt->logits},
+        {scratch, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
+        {scratch, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
+        {"tensor parallel", "parts of a sum", apart * X * C, &gpt->tp.parts},
+        {"tensor parallel", "all rows of a part", gpt->tp.sequence ? X * C : 0, &gpt->gathered},
+        {"tensor parallel", "statistics of the vocabulary's parts",
+         head * apart * ranks * (size_t)chunk * sizeof(HeadStatistics), &gpt->statistics},
+    };
+    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
+}
+
+// What stages receive while they work on something else.
+static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
+    size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
+    gpt->input = (floatX **)xcalloc((size_t)gpt->inputs + 1, sizeof(floatX *), "the activation table");
+    for (int i = 0; i < gpt->inputs; i++) {
+        memory_plan_reserve(plan, "pipeline", "received activations", bytes, (void **)&gpt->input[i]);
+    }
+    for (int i = 1; gpt->mesh->pp.size > 1 && i < GRADIENT_SLOTS; i++) {
+        memory_plan_reserve(plan, "pipeline", "gradients on their way", bytes, (void **)&gpt->dresidual[i]);
+    }
+}
+
+void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
+    size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
+    int layers = gpt->recompute_full ? 1 : gpt->L, first = gpt->inputs ? 1 : 0;
+    gpt->slot = (MicroBatch *)xcalloc((size_t)gpt->slots, sizeof(MicroBatch), "the activation table");
+    for (int i = 0; i < gpt->slots; i++) reserve_slot(gpt, &gpt->slot[i], plan);
+    reserve_shared(gpt, plan);
+    for (int i = 0; i < gpt->slots; i++) {
+        MicroBatch *m = &gpt->slot[i];
+        for (int l = first; l <= gpt->L; l++) {
+            memory_plan_reserve(plan, "activations", "residual stream", bytes, (void **)&m->residual[l]);
+        }
+        if (gpt->recompute_full && i > 0) {
+            m->acts = gpt->slot[0].acts;
+            continue;
+        }
+        m->acts = (LayerActs *)xcalloc((size_t)layers, sizeof(LayerActs), "the activation table");
+        for (int l = 0; l < layers; l++) reserve_layer(gpt, &m->acts[l], plan);
+    }
+    reserve_pipeline(gpt, plan);
+}
+
+size_t gpt_planned_bytes(const Config *config, const Mesh *mesh) {
+    GPT gpt;
+    MemoryPlan memory_plan = {0};
+    gpt_describe(&gpt, config, mesh);
+    gpt_reserve(&gpt, &memory_plan);
+    size_t bytes = memory_plan_total(&memory_plan);
+    memory_plan_free(&memory_plan, NULL);
+    gpt_free(&gpt);
+    return bytes;
+}
