@@ -14,6 +14,8 @@ static size_t bytes_with(const Config *config, size_t planned, Setting setting, 
     Config other = *config;
     other.micro_batch_size = setting.micro_batch;
     other.recompute_granularity = setting.recompute;
+    // In a pipeline more of the smaller ones may be in flight.
+    other.micro_batches = (int)(config->global_batch_size / ((int64_t)setting.micro_batch * config->dp_size));
     return planned - model.bytes(config, model.mesh) + model.bytes(&other, model.mesh);
 }
 
@@ -70,7 +72,9 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
         else
             snprintf(text, bytes,
                      "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks "
-                     "%.1f MiB; use more ranks with memory of their own, or a smaller model",
+                     "%.1f MiB; cut the model with --tensor-model-parallel-size or "
+                     "--pipeline-model-parallel-size, use more ranks with memory of their own, or a smaller "
+                     "model",
                      missing / 0x1p20);
     }
 }

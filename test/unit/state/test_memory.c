@@ -114,7 +114,8 @@ static void test_advice(void **state) {
     expect_advice(&c, 1070, "--micro-batch-size 1 with --recompute-granularity full fits");
     expect_advice(&c, 1069,
                   "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks 0.0 "
-                  "MiB; use more ranks with memory of their own, or a smaller model");
+                  "MiB; cut the model with --tensor-model-parallel-size or --pipeline-model-parallel-size, "
+                  "use more ranks with memory of their own, or a smaller model");
     c.recompute_granularity = RECOMPUTE_SELECTIVE;
     c.recompute_activations = true;
     expect_advice(&c, 1290,
@@ -137,6 +138,20 @@ static void test_advice(void **state) {
     c.rampup_start = 24;
     c.rampup_increment = 12;
     expect_advice(&c, 1450, "--micro-batch-size 3 fits, and so does --recompute-granularity full");
+}
+
+// A stage of a pipeline holds more micro-batches at a time when they are smaller.
+static size_t bytes_in_flight(const Config *c, const Mesh *mesh) {
+    return made_up_bytes(c, mesh) * (size_t)(c->micro_batches < 2 ? c->micro_batches : 2);
+}
+
+static void test_advice_for_a_pipeline(void **state) {
+    Config c = batch_of(2, 4, 2);
+    c.micro_batches = 1;
+    char text[512];
+    size_t planned = FIXED + bytes_in_flight(&c, NULL);
+    memory_advice(text, sizeof text, &c, planned, planned - 1, (ModelPlan){bytes_in_flight, NULL});
+    assert_string_equal(text, "--recompute-granularity full fits");
 }
 
 // Against the real plan: what is advised fits, and the next larger micro-batch would not.
@@ -236,6 +251,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_a_run_allocates_its_plan),
         cmocka_unit_test(test_allocations_are_counted),
         cmocka_unit_test(test_advice),
+        cmocka_unit_test(test_advice_for_a_pipeline),
         cmocka_unit_test(test_advice_on_a_model),
         cmocka_unit_test(test_share),
         cmocka_unit_test(test_what_does_not_fit),
