@@ -846,6 +846,8 @@ static bool plan_run(Run *run, GPT *gpt) {
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
     run->zero = plan_part(gpt, c, &run->mesh, &run->memory_plan, &run->error);
+    run->whole = gpt->whole;
+    run->whole_count = gpt->whole_tensors;
     return run->zero != NULL;
 }
 

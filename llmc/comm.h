@@ -9,8 +9,8 @@
 LLMC_BEGIN
 
 // Prepares each group of several ranks for messages. Not dp: what dp exchanges travels by its two
-// levels, node and rail. pp has links alone, and no collectives. Collective over the world, after
-// mesh_open. Nothing can be sent before comm_connect.
+// levels, node and rail. pp and embedding have links alone, and no collectives. Collective over the
+// world, after mesh_open. Nothing can be sent before comm_connect.
 // limit: seconds that a collective of CPU ranks may take; 0: no limit. A longer one ends the job
 // and names the rank that did not answer. On GPUs collectives do not hold the host. There the
 // watchdog (heartbeat.h) limits what waits for them, and asks NCCL for errors of its threads.
@@ -65,8 +65,8 @@ uint64_t comm_sent(const Group *group);
 // them. A rank may have several messages under way in both roles; time limits, watchdog and errors
 // are those of collectives.
 typedef struct Link Link;
-// from, to: members of the group, not equal. name: for messages, "on the gradients' link"; it must
-// live as long as the link. Called by both ends, in one order on all ranks. Else two ranks could
+// from, to: members of the group, not equal. name: what travels, for messages ("hidden states"); it
+// must live as long as the link. Called by both ends, in one order on all ranks. Else two ranks could
 // wait for each other. NULL on other ranks, which need not call. After comm_open and before
 // comm_connect, which connects links as it connects groups.
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name);

@@ -3,18 +3,6 @@
 
 #include <stdlib.h>
 
-Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress,
-                 Peers peers, int64_t before, int *lock) {
-    return (Saver){.config = config,
-                   .mesh = mesh,
-                   .zero = zero,
-                   .log = log,
-                   .progress = progress,
-                   .peers = peers,
-                   .before = before,
-                   .lock = lock};
-}
-
 // How many of the run's checkpoints are there already; a folder that cannot be read shows in the
 // first save.
 static int count_checkpoints(const Saver *saver) {
@@ -82,10 +70,22 @@ static void forecast(const Saver *saver, int64_t iteration, uint64_t bytes) {
     if (*line) log_line(saver->log, "%s", line);
 }
 
+// Of a checkpoint, all ranks together: they see one file system.
+static uint64_t checkpoint_bytes(const Saver *saver) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < saver->whole_count; i++) {
+        for (int kind = 0; kind < SLICE_KINDS; kind++) {
+            if (kind != SLICE_WEIGHT && saver->config->no_save_optim) continue;
+            bytes += (uint64_t)tensor_whole_elements(&saver->whole[i]) *
+                     (uint64_t)slice_kind_bytes((SliceKind)kind);
+        }
+    }
+    return bytes;
+}
+
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
-    uint64_t bytes =
-        zero_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of all ranks: they see one file system
+    uint64_t bytes = checkpoint_bytes(saver);
     uint64_t own =
         zero_own_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of this rank's file, but for its header
     int rank;
@@ -129,14 +129,12 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *er
     ZeroSlices slices = zero_slices(saver->zero, !c->no_save_optim);
     uint64_t staging_bytes;
     void *staging = zero_staging(saver->zero, &staging_bytes);
-    int tensor_count;
-    const Tensor *tensors = zero_tensors(saver->zero, &tensor_count);
     CheckpointSave save = {
         .directory = c->save,
         .state = *state,
         .arguments_json = arguments,
-        .tensors = tensors,
-        .tensor_count = tensor_count,
+        .tensors = saver->whole,
+        .tensor_count = saver->whole_count,
         .tensor_rank = saver->mesh->tp.rank,
         .pipeline_rank = saver->mesh->pp.rank,
         .pipeline_ranks = saver->mesh->pp.size,

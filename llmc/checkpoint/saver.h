@@ -7,23 +7,22 @@
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
+// Whoever makes one fills in the fields up to `lock`, the others with zeros. What they point to
+// must live as long as the saves.
 typedef struct Saver {
     const Config *config;
     const Mesh *mesh;
     Zero *zero;
+    const Tensor *whole;  // (whole_count) the parameters of the whole model
+    int whole_count;
     Log *log;
     Progress *progress;
-    Peers peers;
-    int64_t before;      // the checkpoint in the folder that this run went on from, or saved last; -1: none
-    CheckpointJob *job;  // on its way to the disk; NULL: none
-    bool saved;          // by this process, into the folder as it is
-    int *lock;           // on the folder (save_folder.h), of rank 0; elsewhere -1
+    Peers peers;          // all ranks
+    int64_t before;       // the checkpoint in the folder that this run went on from, or saved last; -1: none
+    int *lock;            // on the folder (save_folder.h), of rank 0; elsewhere -1
+    CheckpointJob *job;   // on its way to the disk; NULL: none
+    bool saved;           // by this process, into the folder as it is
 } Saver;
-
-// What saves need: all of it must live as long as they do. before: the checkpoint in the folder
-// that the run goes on from, -1: none. lock: of rank 0 on the folder.
-Saver saver_open(const Config *config, const Mesh *mesh, Zero *zero, Log *log, Progress *progress,
-                 Peers peers, int64_t before, int *lock);
 
 // All of the following are collective and give the same result, and the same error, on every rank.
 

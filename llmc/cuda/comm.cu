@@ -22,7 +22,7 @@ struct Comm {
     Neighbours *neighbours;  // of the group inside the node; else NULL
     bool few_bytes;          // the world, which exchanges verdicts
     bool one_way;            // a link's
-    bool links_alone;        // the pipeline, in which nothing else travels
+    bool links_alone;        // between stages, where nothing else travels
     Link *links;             // between members of the group, oldest first
     bool by_messages;        // between nodes: gathers, too, go as one message to each rank
     bool connected;          // all groups of all ranks are
@@ -120,7 +120,7 @@ void comm_open(Mesh *mesh, Device *device, double) {
         if (group == &mesh->node) comm->neighbours = neighbours_open(device, group->mpi);
         comm->few_bytes = group == &mesh->world;
         comm->by_messages = group == &mesh->rail;
-        comm->links_alone = group == &mesh->pp;
+        comm->links_alone = group == &mesh->pp || group == &mesh->embedding;
         group->comm = comm;
     }
 }
@@ -320,7 +320,7 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
     link->pair.size = 2;
     link->pair.mpi = peers_pair(peers_of(group), from, to);
     link->pair.comm = comm;
-    link->stream = stream_create_urgent(device, "link");
+    link->stream = stream_create_urgent(device, name);
     link->ready = event_create(device);
     heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // until comm_connect
     Link **last = &group->comm->links;

@@ -34,8 +34,8 @@ bool advance_save(Run *run, bool to_the_end) {
 }
 
 bool replicas_sound(Run *run) {
-    Peers group = run_peers(run, run->mesh.dp.mpi);
-    return run_agreed(run, replicas_verify(run->zero, group, run->log, &run->sentry.repairs, &run->error));
+    Peers world = run_peers(run, run->launch.world);
+    return run_agreed(run, replicas_verify(run->zero, world, run->log, &run->sentry.repairs, &run->error));
 }
 
 bool save_checkpoint(Run *run) {
@@ -57,12 +57,6 @@ bool save_checkpoint(Run *run) {
 }
 
 // --- loading -------------------------------------------------------------------------------------
-
-static bool tensors_match(Run *run, const Checkpoint *checkpoint) {
-    int count;
-    const Tensor *tensors = zero_tensors(run->zero, &count);
-    return checkpoint_check_tensors(checkpoint, tensors, count, &run->error);
-}
 
 static void restore_counters(Run *run, const RunState *state) {
     run->iteration = state->iteration;
@@ -90,7 +84,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     bool optimizer = !c->finetune && !c->no_load_optim;
     char notes[2048] = "";
     if (!config_match_checkpoint(c, arguments, notes, sizeof notes, &run->error)) return false;
-    if (!tensors_match(run, checkpoint)) return false;
+    if (!checkpoint_check_tensors(checkpoint, run->whole, run->whole_count, &run->error)) return false;
     if (!c->finetune) config_go_on(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
     if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {

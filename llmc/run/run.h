@@ -49,6 +49,8 @@ typedef struct Run {
     Timers *timers;
     MemoryPlan memory_plan;
     Zero *zero;
+    const Tensor *whole;     // (whole_count) the parameters of the whole model, as checkpoints have them
+    int whole_count;
     Loader *loader;
     Log *log;
     Progress *progress;

@@ -153,8 +153,16 @@ bool run_prepare_saves(Run *run) {
     run->schedule = schedule_from_config(c);  // only now: a loaded checkpoint may bring its own
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, writes, &run->error);
     if (!run_agreed(run, run->progress != NULL)) return false;
-    run->saver = saver_open(c, &run->mesh, run->zero, run->log, run->progress,
-                            run_peers(run, run->launch.world), run->went_on_from, &run->save_lock);
+    run->saver = (Saver){.config = c,
+                         .mesh = &run->mesh,
+                         .zero = run->zero,
+                         .whole = run->whole,
+                         .whole_count = run->whole_count,
+                         .log = run->log,
+                         .progress = run->progress,
+                         .peers = run_peers(run, run->launch.world),
+                         .before = run->went_on_from,
+                         .lock = &run->save_lock};
     return !c->save || run_agreed(run, saver_has_room(&run->saver, run->iteration, &run->error));
 }
 

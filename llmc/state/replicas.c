@@ -1,75 +1,182 @@
-// Comparing and repairing the replicas: see replicas.h.
+// Comparing and repairing the replicas: see replicas.h. Every rank is given the hashes of all, so
+// all come to the same findings without further messages, and rank 0 can tell of each.
 #include "llmc/state/replicas.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "llmc/ranks/peers.h"
 #include "llmc/state/zero_inside.h"
 
 enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair
 
+// A rank's part of a tensor. Parts of equal number and offset are copies.
+typedef struct Copy {
+    int64_t number, offset;  // number: 1 and more, 0 behind the end of a table
+    int64_t bucket;
+    uint64_t hash;           // keyed by the element's place in the part
+} Copy;
+enum { COPY_WORDS = 4 };
+_Static_assert(sizeof(Copy) == COPY_WORDS * sizeof(int64_t), "copies travel as words");
+
+// Ranks that may hold copies: ranks first + i * stride of the world.
+typedef struct Holders {
+    int first, stride, size;
+} Holders;
+
 // One call's view.
 typedef struct Check {
     Zero *zero;
-    Peers group;
-    int rank, size, buckets;
-    uint64_t *hash;   // (size, buckets) of all ranks
-    floatX *weights;  // (PIECE) on the host
-    float *masters;   // (PIECE)
+    const Mesh *mesh;
+    Peers world, dp;
+    Log *log;
+    int64_t *repairs;
+    int buckets, tensors;  // the most that a rank has
+    uint64_t *hash;        // (world, buckets); 0 behind a rank's last
+    Copy *copy;            // (world, tensors); NULL where there are no copies
+    Holders *holders;      // (holder_count)
+    int holder_count;
+    bool *stale;           // (stages, buckets) to be made from the masters
+    floatX *weights;       // (PIECE) on the host
+    float *masters;        // (PIECE)
 } Check;
 
-static const Bucket *bucket_of(const Check *c, int b) { return &c->zero->plan.bucket[b]; }
+// --- who is where --------------------------------------------------------------------------------
 
-// All ranks' hashes of all buckets.
+static int stage_ranks(const Check *c) { return c->mesh->tp.size * c->mesh->dp.size; }
+static int stage_of(const Check *c, int rank) { return rank / stage_ranks(c); }
+static bool *stale_at(const Check *c, int rank, int64_t b) {
+    return &c->stale[(int64_t)stage_of(c, rank) * c->buckets + b];
+}
+// Replica i of the data-parallel group of `rank`.
+static int replica(const Check *c, int rank, int i) { return group_peer(&c->mesh->dp, rank, i); }
+
+// Tensor-parallel groups, and the two ends of each pipeline.
+static void list_holders(Check *c) {
+    int T = c->mesh->tp.size, P = c->mesh->pp.size, world = c->mesh->world.size, ends = stage_ranks(c);
+    c->holders = (Holders *)xcalloc((size_t)(world + ends), sizeof *c->holders, "replica hashes");
+    for (int r = 0; T > 1 && r < world; r += T) c->holders[c->holder_count++] = (Holders){r, 1, T};
+    for (int r = 0; P > 1 && r < ends; r++)
+        c->holders[c->holder_count++] = (Holders){r, (P - 1) * ends, 2};
+}
+
+// --- hashes of all ranks -------------------------------------------------------------------------
+
 static void gather_hashes(Check *c) {
     Zero *zero = c->zero;
+    const Plan *plan = &zero->plan;
     uint64_t *own = (uint64_t *)xcalloc((size_t)c->buckets, sizeof *own, "replica hashes");
+    size_t bytes = (size_t)plan->buckets * sizeof(uint64_t);
     zero_weights_wait_all(zero);
-    set_zero(zero->compute, zero->hash, (size_t)c->buckets * sizeof(uint64_t));
-    for (int b = 0; b < c->buckets; b++) {
-        const Bucket *bucket = bucket_of(c, b);
+    set_zero(zero->compute, zero->hash, bytes);
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
         kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start,
                             bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
     }
-    copy_to_host(zero->compute, own, zero->hash, (size_t)c->buckets * sizeof(uint64_t));
+    copy_to_host(zero->compute, own, zero->hash, bytes);
     stream_synchronize(zero->compute);
-    peers_gather(c->group, own, c->hash, c->buckets, MPI_UINT64_T);
+    peers_gather(c->world, own, c->hash, c->buckets, MPI_UINT64_T);
+    free(own);
+}
+
+static void gather_copies(Check *c) {
+    Zero *zero = c->zero;
+    const Plan *plan = &zero->plan;
+    if (!c->copy) return;
+    Copy *own = (Copy *)xcalloc((size_t)c->tensors, sizeof *own, "replica hashes");
+    uint64_t *hash = (uint64_t *)xcalloc((size_t)plan->tensors, sizeof *hash, "replica hashes");
+    size_t bytes = (size_t)plan->tensors * sizeof *hash;
+    set_zero(zero->compute, zero->hash, bytes);
+    for (int i = 0; i < plan->tensors; i++)
+        kernel_replica_hash(zero->compute, zero->hash + i, zero_weight(zero, i), 0,
+                            tensor_elements(&zero->tensors[i]));
+    copy_to_host(zero->compute, hash, zero->hash, bytes);
+    stream_synchronize(zero->compute);
+    for (int i = 0; i < plan->tensors; i++) {
+        const Tensor *t = &zero->tensors[i];
+        own[i] = (Copy){t->number + 1, t->offset, plan->tensor_bucket[i], hash[i]};
+    }
+    peers_gather(c->world, own, c->copy, c->tensors * COPY_WORDS, MPI_INT64_T);
+    free(hash);
     free(own);
 }
 
 static uint64_t hash_at(const Check *c, int rank, int b) { return c->hash[(int64_t)rank * c->buckets + b]; }
 
+static const Copy *copies_of(const Check *c, int rank) { return &c->copy[(int64_t)rank * c->tensors]; }
+
+// The rank's copy of what stands at row i of another's table, which is likely its row too. NULL:
+// it has none.
+static const Copy *copy_of(const Check *c, int rank, const Copy *wanted, int i) {
+    const Copy *table = copies_of(c, rank);
+    for (int k = 0; wanted->number && k < c->tensors; k++) {
+        const Copy *found = &table[(i + k) % c->tensors];
+        if (found->number == wanted->number && found->offset == wanted->offset) return found;
+    }
+    return NULL;
+}
+
+// --- what differs --------------------------------------------------------------------------------
+
 static int ranks_like(const Check *c, int rank, int b) {
     int count = 0;
-    for (int r = 0; r < c->size; r++) count += hash_at(c, r, b) == hash_at(c, rank, b);
+    for (int i = 0; i < c->mesh->dp.size; i++)
+        count += hash_at(c, replica(c, rank, i), b) == hash_at(c, rank, b);
     return count;
 }
 
-// The lowest rank whose version more than half of the ranks have, or -1.
-static int majority(const Check *c, int b) {
-    for (int r = 0; r < c->size; r++) {
-        if (2 * ranks_like(c, r, b) > c->size) return r;
+static bool equal_everywhere(const Check *c, int rank, int b) {
+    return ranks_like(c, rank, b) == c->mesh->dp.size;
+}
+
+// The lowest replica whose version more than half of them have, or -1.
+static int majority(const Check *c, int rank, int b) {
+    for (int i = 0; i < c->mesh->dp.size; i++) {
+        int candidate = replica(c, rank, i);
+        if (2 * ranks_like(c, candidate, b) > c->mesh->dp.size) return candidate;
     }
     return -1;
 }
 
-static void broadcast(const Check *c, int64_t n, int root) {
-    peers_broadcast(c->group, c->weights, (size_t)n * sizeof(floatX), root);
+// Whether holders of row i of the first one's table have another version of it.
+static bool copies_differ(const Check *c, const Holders *h, int i) {
+    const Copy *first = &copies_of(c, h->first)[i];
+    for (int m = 1; m < h->size; m++) {
+        const Copy *other = copy_of(c, h->first + m * h->stride, first, i);
+        if (other && other->hash != first->hash) return true;
+    }
+    return false;
 }
 
-// Everyone who differs takes root's version.
-static void take_from(const Check *c, int b, int root) {
-    const Bucket *bucket = bucket_of(c, b);
+// --- repair --------------------------------------------------------------------------------------
+
+static void make_buffers(Check *c) {
+    if (c->weights) return;
+    c->weights = (floatX *)xmalloc(PIECE * sizeof(floatX), "the repair of a replica");
+    c->masters = (float *)xmalloc(PIECE * sizeof(float), "the repair of a replica");
+}
+
+// root: a member of the data-parallel group.
+static void broadcast(const Check *c, int64_t n, int root) {
+    peers_broadcast(c->dp, c->weights, (size_t)n * sizeof(floatX), root);
+}
+
+// Every replica of this rank's group that differs takes the version of rank `root` of the world.
+static void take_from(Check *c, int b, int root) {
     Zero *zero = c->zero;
+    const Bucket *bucket = &zero->plan.bucket[b];
+    int self = c->mesh->world.rank, member = root / c->mesh->dp.stride % c->mesh->dp.size;
     int64_t all = bucket->matrix_elements + bucket->tail_elements;
+    make_buffers(c);
     for (int64_t at = 0; at < all; at += PIECE) {
         int64_t n = all - at < PIECE ? all - at : PIECE;
         floatX *weights = zero->weights + bucket->arena_start + at;
-        if (c->rank == root) copy_to_host(zero->compute, c->weights, weights, (size_t)n * sizeof(floatX));
+        if (self == root) copy_to_host(zero->compute, c->weights, weights, (size_t)n * sizeof(floatX));
         stream_synchronize(zero->compute);
-        broadcast(c, n, root);
-        if (hash_at(c, c->rank, b) != hash_at(c, root, b))
+        broadcast(c, n, member);
+        if (hash_at(c, self, b) != hash_at(c, root, b))
             copy_to_device(zero->compute, weights, c->weights, (size_t)n * sizeof(floatX));
         stream_synchronize(zero->compute);
     }
@@ -80,7 +187,7 @@ static void take_masters(const Check *c, int owner, int64_t arena, int64_t state
     Zero *zero = c->zero;
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t part = n - at < PIECE ? n - at : PIECE;
-        if (c->rank == owner) {
+        if (c->mesh->dp.rank == owner) {
             copy_to_host(zero->compute, c->masters, zero->master + state + at, (size_t)part * sizeof(float));
             stream_synchronize(zero->compute);
             for (int64_t i = 0; i < part; i++) c->weights[i] = floatX_from_float(c->masters[i]);
@@ -91,9 +198,10 @@ static void take_masters(const Check *c, int owner, int64_t arena, int64_t state
     }
 }
 
-static void refresh(const Check *c, int b) {
-    const Bucket *bucket = bucket_of(c, b);
-    for (int owner = 0; owner < c->size; owner++) {
+static void refresh(Check *c, int b) {
+    const Bucket *bucket = &c->zero->plan.bucket[b];
+    make_buffers(c);
+    for (int owner = 0; owner < c->mesh->dp.size; owner++) {
         take_masters(c, owner, bucket->arena_start + owner * bucket->matrix_per_rank, bucket->state_start,
                      bucket->matrix_per_rank);
         take_masters(c, owner, bucket->arena_start + bucket->matrix_elements + owner * bucket->tail_per_rank,
@@ -101,84 +209,219 @@ static void refresh(const Check *c, int b) {
     }
 }
 
-// "2, 5": the ranks that differ from root, or all when there is no majority. Cut where there are
-// too many.
-static void list_ranks(const Check *c, int b, int root, char *text, size_t bytes) {
-    size_t used = 0;
-    *text = '\0';
-    for (int r = 0; r < c->size && used < bytes; r++) {
-        if (root >= 0 && hash_at(c, r, b) == hash_at(c, root, b)) continue;
-        used += (size_t)snprintf(text + used, bytes - used, "%s%d", used ? ", " : "", r);
-    }
+// --- reports -------------------------------------------------------------------------------------
+
+// "2, 5". Cut where there are too many.
+typedef struct RankList {
+    char text[256];
+    size_t used;
+} RankList;
+static void list_rank(RankList *list, int rank) {
+    if (list->used >= sizeof list->text) return;
+    list->used += (size_t)snprintf(list->text + list->used, sizeof list->text - list->used, "%s%d",
+                                   list->used ? ", " : "", rank);
 }
 
-static void report(const Check *c, int b, int root, int64_t repairs, Log *log) {
-    char ranks[256];
-    long long iteration = c->zero->step;
-    const Bucket *bucket = bucket_of(c, b);
-    list_ranks(c, b, root, ranks, sizeof ranks);
-    if (root >= 0) {
-        log_line(log,
-                 "WARNING: iteration %lld: the weights of rank %s differ from those of %d of %d ranks in "
-                 "bucket %d (layers %d to %d): taken from rank %d (repair %lld of this run)",
-                 iteration, ranks, ranks_like(c, root, b), c->size, b, bucket->first_unit,
-                 bucket->end_unit - 1, root, (long long)repairs);
-    } else {
-        log_line(log,
-                 "WARNING: iteration %lld: the weights of ranks %s differ in bucket %d (layers %d to %d), "
-                 "and no version is that of most: all take the masters, rounded "
-                 "(repair %lld of this run)",
-                 iteration, ranks, b, bucket->first_unit, bucket->end_unit - 1, (long long)repairs);
+// The replicas that differ from root, or all when there is no majority.
+static RankList list_replicas(const Check *c, int rank, int b, int root) {
+    RankList list = {"", 0};
+    for (int i = 0; i < c->mesh->dp.size; i++) {
+        int r = replica(c, rank, i);
+        if (root < 0 || hash_at(c, r, b) != hash_at(c, root, b)) list_rank(&list, r);
     }
+    return list;
+}
+
+static RankList list_copies(const Check *c, const Holders *h, int i) {
+    RankList list = {"", 0};
+    for (int m = 0; m < h->size; m++) {
+        int rank = h->first + m * h->stride;
+        if (copy_of(c, rank, &copies_of(c, h->first)[i], i)) list_rank(&list, rank);
+    }
+    return list;
+}
+
+// "3 (layers 4 to 5)"; "3 of stage 1" where there is a pipeline, whose layers rank 0 does not know.
+static void describe_bucket(const Check *c, int rank, int b, char *text, size_t bytes) {
+    const Bucket *bucket = &c->zero->plan.bucket[b];
+    if (c->mesh->pp.size > 1) snprintf(text, bytes, "%d of stage %d", b, stage_of(c, rank));
+    else snprintf(text, bytes, "%d (layers %d to %d)", b, bucket->first_unit, bucket->end_unit - 1);
+}
+
+static void report_json(const Check *c, int rank, int64_t b, const RankList *ranks, const char *tensor,
+                        int root) {
     Text json = json_begin("repair");
-    json_integer(&json, "iteration", iteration);
+    json_integer(&json, "iteration", c->zero->step);
+    if (c->mesh->pp.size > 1) json_integer(&json, "stage", stage_of(c, rank));
     json_integer(&json, "bucket", b);
-    json_text(&json, "ranks", ranks);
+    if (tensor) json_text(&json, "tensor", tensor);
+    json_text(&json, "ranks", ranks->text);
     if (root >= 0) {
         json_integer(&json, "from", root);
     } else {
         json_name(&json, "from");
         text_add(&json, "null");
     }
-    log_json(log, &json);
+    log_json(c->log, &json);
 }
 
-static bool equal_everywhere(const Check *c, int b) { return ranks_like(c, 0, b) == c->size; }
+// rank: any of the data-parallel group. root: whose version is taken, -1: the masters.
+static void report_replicas(const Check *c, int rank, int b, int root) {
+    char where[64];
+    long long iteration = c->zero->step, repair = ++*c->repairs;
+    RankList ranks = list_replicas(c, rank, b, root);
+    describe_bucket(c, rank, b, where, sizeof where);
+    if (root >= 0) {
+        log_line(c->log,
+                 "WARNING: iteration %lld: the weights of rank %s differ from those of %d of %d ranks in "
+                 "bucket %s: taken from rank %d (repair %lld of this run)",
+                 iteration, ranks.text, ranks_like(c, root, b), c->mesh->dp.size, where, root, repair);
+    } else {
+        log_line(c->log,
+                 "WARNING: iteration %lld: the weights of ranks %s differ in bucket %s, "
+                 "and no version is that of most: all take the masters, rounded "
+                 "(repair %lld of this run)",
+                 iteration, ranks.text, where, repair);
+    }
+    report_json(c, rank, b, &ranks, NULL, root);
+}
 
-// Repairs what differs; returns whether anything did.
-static bool repair(Check *c, Log *log, int64_t *repairs) {
+// The name of row i of rank's table, which not every rank holds. Collective over world.
+static void name_of(const Check *c, int rank, int i, char name[96]) {
+    if (c->mesh->world.rank == rank) memcpy(name, c->zero->tensors[i].name, 96);
+    peers_broadcast(c->world, name, 96, rank);
+}
+
+static void report_copies(const Check *c, const Holders *h, int i) {
+    char name[96];
+    RankList ranks = list_copies(c, h, i);
+    name_of(c, h->first, i, name);
+    log_line(c->log,
+             "WARNING: iteration %lld: the copies of %s on ranks %s differ: all take the masters, rounded "
+             "(repair %lld of this run)",
+             (long long)c->zero->step, name, ranks.text, (long long)++*c->repairs);
+    report_json(c, h->first, copies_of(c, h->first)[i].bucket, &ranks, name, -1);
+}
+
+// --- the check -----------------------------------------------------------------------------------
+
+// Replicas, group after group. What a majority has is taken at once. True when something differs.
+static bool repair_replicas(Check *c) {
     bool any = false;
-    for (int b = 0; b < c->buckets; b++) {
-        if (equal_everywhere(c, b)) continue;
-        int root = majority(c, b);
-        report(c, b, root, ++*repairs, log);
-        if (!any) {
-            c->weights = (floatX *)xmalloc(PIECE * sizeof(floatX), "the repair of a replica");
-            c->masters = (float *)xmalloc(PIECE * sizeof(float), "the repair of a replica");
+    for (int rank = 0; rank < c->mesh->world.size; rank++) {
+        if (replica(c, rank, 0) != rank) continue;
+        for (int b = 0; b < c->buckets; b++) {
+            if (equal_everywhere(c, rank, b)) continue;
+            int root = majority(c, rank, b);
+            bool own = replica(c, c->mesh->world.rank, 0) == rank;
+            any = true;
+            report_replicas(c, rank, b, root);
+            if (root < 0) *stale_at(c, rank, b) = true;
+            else if (own) take_from(c, b, root);
         }
-        any = true;
-        if (root >= 0) take_from(c, b, root);
-        else refresh(c, b);
     }
     return any;
 }
 
-bool replicas_verify(Zero *zero, Peers group, Log *log, int64_t *repairs, Error *err) {
-    Check c = {zero, group, zero->mesh->dp.rank, zero->plan.dp, zero->plan.buckets, NULL, NULL, NULL};
-    if (c.size == 1) return true;
-    c.hash = (uint64_t *)xcalloc((size_t)c.size * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
-    int bad = -1;
-    gather_hashes(&c);
-    if (repair(&c, log, repairs)) {
-        gather_hashes(&c);
-        for (int b = 0; b < c.buckets && bad < 0; b++) bad = equal_everywhere(&c, b) ? -1 : b;
+// Whether a bucket that holds a copy of row i of the first holder's table is to be made anew.
+static bool copies_are_stale(const Check *c, const Holders *h, int i) {
+    const Copy *first = &copies_of(c, h->first)[i];
+    for (int m = 0; m < h->size; m++) {
+        int rank = h->first + m * h->stride;
+        const Copy *copy = copy_of(c, rank, first, i);
+        if (copy && *stale_at(c, rank, copy->bucket)) return true;
     }
+    return false;
+}
+
+static void mark(const Check *c, const Holders *h, int i) {
+    const Copy *first = &copies_of(c, h->first)[i];
+    for (int m = 0; m < h->size; m++) {
+        int rank = h->first + m * h->stride;
+        const Copy *copy = copy_of(c, rank, first, i);
+        if (copy) *stale_at(c, rank, copy->bucket) = true;
+    }
+}
+
+// Marks the buckets of copies that differ, and of copies of what is marked: a repair from the
+// masters may change more than what was wrong. True when some differ.
+static bool mark_copies(Check *c) {
+    bool any = false;
+    for (const Holders *h = c->holders; h < c->holders + c->holder_count; h++) {
+        for (int i = 0; i < c->tensors; i++) {
+            bool differ = copies_differ(c, h, i), stale = copies_are_stale(c, h, i);
+            if (differ && !stale) report_copies(c, h, i);
+            if (differ || stale) mark(c, h, i);
+            any = any || differ;
+        }
+    }
+    return any;
+}
+
+static bool replicas_agree(const Check *c, Error *err) {
+    for (int rank = 0; rank < c->mesh->world.size; rank++) {
+        for (int b = 0; b < c->buckets; b++) {
+            if (equal_everywhere(c, rank, b)) continue;
+            return error_set(err, EXIT_COMMUNICATION,
+                             "the ranks' weights in bucket %d differ even after their repair: the memory "
+                             "of some rank cannot be trusted; look at the hosts, "
+                             "and restart from the last checkpoint",
+                             b);
+        }
+    }
+    return true;
+}
+
+static bool copies_agree(const Check *c, Error *err) {
+    for (const Holders *h = c->holders; h < c->holders + c->holder_count; h++) {
+        for (int i = 0; i < c->tensors; i++) {
+            char name[96];
+            if (!copies_differ(c, h, i)) continue;
+            RankList ranks = list_copies(c, h, i);
+            name_of(c, h->first, i, name);
+            return error_set(err, EXIT_COMMUNICATION,
+                             "the copies of %s on ranks %s differ even after their repair: their masters "
+                             "have drifted apart; look at the hosts, and restart from the last checkpoint",
+                             name, ranks.text);
+        }
+    }
+    return true;
+}
+
+static bool verify(Check *c, Error *err) {
+    gather_hashes(c);
+    bool any = repair_replicas(c);
+    gather_copies(c);
+    any = mark_copies(c) || any;
+    if (!any) return true;
+    for (int b = 0; b < c->zero->plan.buckets; b++) {
+        if (*stale_at(c, c->mesh->world.rank, b)) refresh(c, b);
+    }
+    gather_hashes(c);
+    gather_copies(c);
+    return replicas_agree(c, err) && copies_agree(c, err);
+}
+
+bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err) {
+    const Mesh *mesh = zero->mesh;
+    if (mesh->world.size == 1) return true;
+    Check c = {.zero = zero, .mesh = mesh, .world = world, .log = log, .repairs = repairs};
+    c.dp = (Peers){mesh->dp.mpi, world.limit, world.site};
+    int most[2] = {zero->plan.buckets, zero->plan.tensors};
+    peers_reduce(world, most, 2, MPI_INT, MPI_MAX);
+    c.buckets = most[0];
+    c.tensors = most[1];
+    size_t ranks = (size_t)mesh->world.size;
+    c.hash = (uint64_t *)xcalloc(ranks * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
+    c.stale = (bool *)xcalloc((size_t)(mesh->pp.size * c.buckets), sizeof(bool), "replica hashes");
+    list_holders(&c);
+    if (c.holder_count) c.copy = (Copy *)xcalloc(ranks * (size_t)c.tensors, sizeof(Copy), "replica hashes");
+    bool ok = verify(&c, err);
     free(c.hash);
+    free(c.copy);
+    free(c.holders);
+    free(c.stale);
     free(c.weights);
     free(c.masters);
-    return bad < 0 || error_set(err, EXIT_COMMUNICATION,
-                                "the ranks' weights in bucket %d differ even after their repair: the memory "
-                                "of some rank cannot be trusted; look at the hosts, "
-                                "and restart from the last checkpoint",
-                                bad);
+    return ok;
 }

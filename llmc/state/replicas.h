@@ -1,16 +1,19 @@
 // Against silent corruption. With quantised differences every rank keeps weights of its own, and
-// nothing else would ever notice that one of them drifted. The replicas are compared bucket by
-// bucket through their position-keyed hash, and repaired. Called every --verify-replicas-interval
-// steps and before saves, through llmc/run/resume.c.
+// nothing else would ever notice that one of them drifted. Two things are compared through
+// position-keyed hashes: the buckets of data-parallel replicas, and tensors that ranks of a
+// tensor-parallel group or both ends of a pipeline hold copies of. Called every
+// --verify-replicas-interval steps and before saves, through llmc/run/resume.c.
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// Collective over group (the dp ranks). Buckets that differ take the version of the majority of
-// ranks. Without a majority all ranks take their owners' masters, rounded to bf16. Each repair is a
-// line in the log, which names iteration, bucket and ranks, and adds 1 to *repairs. Error
-// (EXIT_COMMUNICATION): a bucket that still differs afterwards.
-bool replicas_verify(Zero *zero, Peers group, Log *log, int64_t *repairs, Error *err);
+// Collective over world. A bucket that differs takes the version of the majority of its replicas.
+// Without a majority, and where copies of a tensor differ, all who hold the bucket or a copy take
+// the masters, rounded to bf16: equal masters make equal weights again. Each repair is a line in
+// the log, which names iteration, bucket or tensor, and ranks, and adds 1 to *repairs on every
+// rank. Error (EXIT_COMMUNICATION), the same on every rank: what still differs afterwards. For
+// copies that means that their masters differ, and nobody knows which are right.
+bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err);
 
 LLMC_END

@@ -133,8 +133,7 @@ void *zero_staging(const Zero *zero, uint64_t *bytes);
 void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned);
 void zero_copy_staged(Zero *zero);
 void zero_staged(Zero *zero);
-// Bytes of a checkpoint: over all ranks, and of this rank alone. From zero_plan on.
-uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer);
+// Bytes that this rank saves of a checkpoint. From zero_plan on.
 uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer);
 
 LLMC_END

@@ -77,15 +77,11 @@ void zero_staged(Zero *zero) {
     event_synchronize(zero->staged);
 }
 
-static uint64_t element_bytes(bool optimizer) { return sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0); }
-
 uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
-    uint64_t elements = 0;
-    for (int i = 0; i < zero->piece_count; i++)
-        elements += (uint64_t)(zero->pieces[i].hi - zero->pieces[i].lo);
-    return elements * element_bytes(optimizer);
-}
-
-uint64_t zero_checkpoint_bytes(const Zero *zero, bool optimizer) {
-    return (uint64_t)zero->plan.parameters * element_bytes(optimizer);
+    uint64_t elements = 0, width = sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0);
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        if (zero->tensors[piece->tensor].counted) elements += (uint64_t)(piece->hi - piece->lo);
+    }
+    return elements * width;
 }

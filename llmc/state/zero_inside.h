@@ -42,7 +42,8 @@ struct Zero {
     StepRecord *records;            // (all ranks)
     StepControl *control;           // (1)
     float *loss_sum;                // (1) mean loss of this rank's micro-batches; the model adds to it
-    uint64_t *hash;                 // (buckets) of the replica
+    uint64_t *hash;                 // of the replica: (buckets), or (tensors) where that is more and
+                                    // ranks hold copies of tensors
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
     uint8_t *gather[LANE_SLOTS];    // gather buffers, which the buckets use in turn

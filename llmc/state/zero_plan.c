@@ -117,8 +117,10 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     memory_plan_reserve(memory_plan, "norm and verdict", "step control", sizeof(StepControl),
                         (void **)&zero->control);
     memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
+    bool copies = zero->mesh->tp.size > 1 || zero->mesh->pp.size > 1;
+    int hashes = copies && plan->tensors > plan->buckets ? plan->tensors : plan->buckets;
     memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes",
-                        (size_t)plan->buckets * sizeof(uint64_t), (void **)&zero->hash);
+                        (size_t)hashes * sizeof(uint64_t), (void **)&zero->hash);
     if (zero->wire_checks.sealed) {
         memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages",
                             WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t),

@@ -1,0 +1,396 @@
+// What the state of training makes of tensor and pipeline parallelism, in every split of the ranks:
+// norms and counts take each element once, copies of tensors are compared and repaired, and a
+// checkpoint of any layout loads in any other to the bit. The tables are the GPT's. Gradients and
+// states are made up; the passes themselves are not run.
+//
+// ranks: 1 2 4 8
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "llmc/checkpoint/saver.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/state/replicas.h"
+#include "llmc/state/zero_inside.h"
+#include "test/checkpoint_calls.h"
+#include "test/leaks.h"
+#include "train_gpt.h"
+
+static const char *const flags[] = {
+    "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer",
+    "--make-vocab-size-divisible-by", "8", "--num-layers", "4", "--seq-length", "32",
+    "--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--train-iters", "10",
+    "--clip-grad", "0", "--ddp-bucket-size", "1", "--hidden-size", "64", "--num-attention-heads", "4",
+    "--vocab-size", "247", "--quantized-weights", "--quantized-gradients", "--log-num-zeros-in-grad"};
+enum { FLAGS = sizeof flags / sizeof *flags, STEP = 3 };
+
+// One rank of one layout.
+typedef struct Layout {
+    Config config;
+    Mesh mesh;
+    Site site;
+    Device *device;
+    Stream *compute;
+    Lanes lanes;
+    Timers *timers;
+    MemoryPlan memory_plan;
+    Zero *zero;
+    GPT gpt;
+    Pipeline pipeline;
+    char name[64];
+} Layout;
+
+static const Peers world = {MPI_COMM_WORLD, 0, NULL};
+static int failures, rank, ranks;
+
+static void check(bool ok, const Layout *l, const char *what) {
+    bool all = peers_agree(world, ok, NULL, NULL);
+    if (!ok) fprintf(stderr, "rank %d: %s: %s\n", rank, l->name, what);
+    if (rank == 0) printf("%s %s: %s\n", all ? "ok" : "not ok", l->name, what);
+    failures += !all;
+}
+
+// False where the ranks cannot be split so.
+static bool open_layout(Layout *l, int T, int P) {
+    Error err = {0};
+    char *argv[FLAGS];
+    memset(l, 0, sizeof *l);
+    for (int i = 0; i < FLAGS; i++) argv[i] = (char *)flags[i];
+    if (ranks % (T * P) || !mesh_build(&l->mesh, rank, ranks, NULL, ranks, T, P, &err)) return false;
+    snprintf(l->name, sizeof l->name, "T %d, P %d of %d ranks", T, P, ranks);
+    l->site.rank = rank;
+    bool ok = config_parse(&l->config, FLAGS, argv, NULL, 0, &err);
+    int vocabulary = (int)l->config.vocab_size;
+    ok = ok && config_finish(&l->config, ranks, vocabulary + 1, vocabulary, &err);
+    l->device = device_open(0, &l->site, &err);
+    l->compute = stream_create(l->device, "compute");
+    lanes_open(&l->lanes, l->device, false);
+    l->timers = timers_create(l->device, 0);
+    if (!ok) fatal(NULL, EXIT_USAGE, "%s: %s", l->name, err.what);
+    gpt_describe(&l->gpt, &l->config, &l->mesh);
+    l->zero = zero_plan(&l->config, &l->mesh, l->gpt.tensor, l->gpt.tensors, &l->memory_plan, &err);
+    ok = l->zero && memory_plan_allocate(&l->memory_plan, l->device, ranks, &err) &&
+         mesh_open(&l->mesh, world, &err);
+    if (!ok) fatal(NULL, EXIT_USAGE, "%s: %s", l->name, err.what);
+    comm_open(&l->mesh, l->device, 60);
+    l->pipeline = pipeline_open(&l->mesh, l->device);
+    zero_start(l->zero, l->device, l->compute, &l->lanes, l->timers);
+    return true;
+}
+
+static void close_layout(Layout *l) {
+    zero_stop(l->zero);
+    pipeline_close(&l->pipeline);
+    memory_plan_free(&l->memory_plan, l->device);
+    zero_free(l->zero);
+    gpt_free(&l->gpt);
+    comm_close(&l->mesh);
+    mesh_close(&l->mesh);
+    timers_destroy(l->timers);
+    stream_destroy(l->compute);
+    lanes_close(&l->lanes);
+    device_close(l->device);
+    config_free(&l->config);
+}
+
+// --- made-up contents ----------------------------------------------------------------------------
+
+// Element e of this rank's part of a tensor, as an element of the whole.
+static int64_t in_whole(const Tensor *t, int64_t e) {
+    int64_t row = e / t->local[1] + (t->split == 0 ? t->offset : 0);
+    return row * t->whole[1] + e % t->local[1] + (t->split == 1 ? t->offset : 0);
+}
+
+// About 1, another one for each element and kind. The same for all who hold it.
+static float value_of(const Tensor *t, SliceKind kind, int64_t e) {
+    int64_t key[3] = {t->number, kind, in_whole(t, e)};
+    return 1.0f + (float)(XXH3_64bits(key, sizeof key) % 100003) / 100003.0f;
+}
+
+// rounded: the replica is the rounded masters, else a version of its own, as quantised differences
+// make it.
+static floatX weight_of(const Tensor *t, bool rounded, int64_t e) {
+    return floatX_from_float(value_of(t, rounded ? SLICE_MASTER : SLICE_WEIGHT, e));
+}
+
+static float *state_of(const Zero *zero, SliceKind kind) {
+    return kind == SLICE_MASTER ? zero->master : kind == SLICE_EXP_AVG ? zero->exp_avg : zero->exp_avg_sq;
+}
+
+static void fill(const Layout *l, bool rounded) {
+    Zero *zero = l->zero;
+    for (int i = 0; i < zero->plan.tensors; i++) {
+        const Tensor *t = &zero->tensors[i];
+        for (int64_t e = 0; e < tensor_elements(t); e++)
+            zero_weight(zero, i)[e] = weight_of(t, rounded, e);
+    }
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *p = &zero->pieces[i];
+        for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
+            float *state = state_of(zero, (SliceKind)kind) + p->state_at;
+            for (int64_t e = p->lo; e < p->hi; e++)
+                state[e - p->lo] = value_of(&zero->tensors[p->tensor], (SliceKind)kind, e);
+        }
+    }
+}
+
+static void clear(const Layout *l) {
+    Zero *zero = l->zero;
+    memset(zero->weights, 0, (size_t)zero->plan.arena_elements * sizeof(floatX));
+    for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++)
+        memset(state_of(zero, (SliceKind)kind), 0, (size_t)zero->plan.shard_elements * sizeof(float));
+}
+
+// Are replica, masters and moments those of fill?
+static bool holds(const Layout *l, bool rounded) {
+    const Zero *zero = l->zero;
+    for (int i = 0; i < zero->plan.tensors; i++) {
+        const Tensor *t = &zero->tensors[i];
+        for (int64_t e = 0; e < tensor_elements(t); e++) {
+            floatX wanted = weight_of(t, rounded, e);
+            if (floatX_to_float(zero_weight(zero, i)[e]) == floatX_to_float(wanted)) continue;
+            fprintf(stderr, "rank %d: weight %lld of %s\n", rank, (long long)e, t->name);
+            return false;
+        }
+    }
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *p = &zero->pieces[i];
+        for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
+            const float *state = state_of(zero, (SliceKind)kind) + p->state_at;
+            for (int64_t e = p->lo; e < p->hi; e++) {
+                if (state[e - p->lo] == value_of(&zero->tensors[p->tensor], (SliceKind)kind, e)) continue;
+                fprintf(stderr, "rank %d: %s %lld of %s\n", rank, slice_kind_name((SliceKind)kind),
+                        (long long)e, zero->tensors[p->tensor].name);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static int64_t whole_elements(const Layout *l) {
+    int64_t elements = 0;
+    for (int i = 0; i < l->gpt.whole_tensors; i++) elements += tensor_whole_elements(&l->gpt.whole[i]);
+    return elements;
+}
+
+// --- norms and counts ----------------------------------------------------------------------------
+
+static double norm_of_whole(const Layout *l) {
+    double squares = 0;
+    for (int i = 0; i < l->gpt.whole_tensors; i++) {
+        const Tensor *t = &l->gpt.whole[i];  // a whole one: its parts are itself
+        for (int64_t e = 0; e < tensor_whole_elements(t); e++) {
+            float x = floatX_to_float(floatX_from_float(value_of(t, SLICE_MASTER, e)));
+            squares += (double)x * x;
+        }
+    }
+    return sqrt(squares);
+}
+
+// A step whose gradients are `gradient` everywhere, with a loss on the last stage.
+static StepControl step(const Layout *l, float gradient, float loss) {
+    Zero *zero = l->zero;
+    zero_step_begins(zero, STEP);
+    for (int i = 0; i < zero->plan.tensors; i++) {
+        for (int64_t e = 0; e < tensor_elements(&zero->tensors[i]); e++) zero_grad(zero, i)[e] = gradient;
+    }
+    if (l->gpt.stage.heads) *zero->loss_sum = loss;
+    for (int unit = zero->plan.units - 1; unit >= 0; unit--) zero_reduce_unit(zero, unit);
+    zero_update(zero, 0, 0, 0);
+    return zero_verdict(zero, 0);
+}
+
+static void test_figures(const Layout *l) {
+    fill(l, true);
+    double norm = zero_params_norm(l->zero, world), wanted = norm_of_whole(l);
+    double all = (double)whole_elements(l);
+    check(fabs(norm / wanted - 1) < 1e-6, l, "the weights' norm takes each once");
+    StepControl verdict = step(l, 0, 2.5f + (float)l->mesh.dp.rank);
+    check((double)zero_zeros(l->zero, world) == all, l, "each zero is counted once");
+    check(verdict.grad_norm == 0 && verdict.loss == 2.5f + 0.5f * (float)(l->mesh.dp.size - 1), l,
+          "the loss is the data-parallel ranks' mean");
+    verdict = step(l, 1, 1);
+    // Quantised: the transform of equal values has one value per 32 that is not 0, at the ends of
+    // its scale.
+    check(fabs(verdict.grad_norm / sqrt(all) - 1) < 0.02, l, "the gradients' norm takes each once");
+}
+
+// --- replicas ------------------------------------------------------------------------------------
+
+static bool verify(const Layout *l, int64_t *repairs, Error *err) {
+    Config quiet = {0};
+    Log *log = log_open(&quiet, ranks, false, NULL, err);
+    *repairs = 0;
+    bool ok = replicas_verify(l->zero, world, log, repairs, err);
+    log_close(log);
+    return ok;
+}
+
+// The row of a tensor in this rank's table, -1: none.
+static int row_of(const Layout *l, const char *name) {
+    for (int i = 0; i < l->gpt.tensors; i++) {
+        if (strstr(l->gpt.tensor[i].name, name)) return i;
+    }
+    return -1;
+}
+
+// One bit of the tensor on one rank. Repaired from the others or from the masters, with all copies.
+static void test_flipped_bit(const Layout *l, const char *name, int on, bool found, const char *what) {
+    int64_t repairs;
+    Error err = {0};
+    int row = row_of(l, name);
+    fill(l, true);
+    if (rank == on && row >= 0) ((uint16_t *)(void *)zero_weight(l->zero, row))[5] ^= 4;
+    bool ok = verify(l, &repairs, &err);
+    check(ok && repairs == (found ? 1 : 0) && (!found || holds(l, true)), l, what);
+}
+
+// The same where replicas are versions of their own. A repair from the masters then changes more
+// than the bit, and must reach all copies of what it changes.
+static void test_flipped_version(const Layout *l, const char *name, int on, bool found, const char *what) {
+    int64_t repairs, again;
+    Error err = {0};
+    int row = row_of(l, name);
+    fill(l, false);
+    if (rank == on && row >= 0) ((uint16_t *)(void *)zero_weight(l->zero, row))[5] ^= 4;
+    bool ok = verify(l, &repairs, &err);
+    check(ok && repairs == (found ? 1 : 0) && (!found || (verify(l, &again, &err) && again == 0)), l, what);
+}
+
+// Masters and weights of a tensor drifted apart on the ranks that say `here`: nobody knows which
+// are right. says: the tensor and ranks that the error names.
+static void test_drift(const Layout *l, const char *name, bool here, const char *says) {
+    int64_t repairs;
+    Error err = {0};
+    int row = row_of(l, name);
+    fill(l, true);
+    for (int i = 0; here && i < l->zero->piece_count; i++) {
+        const Piece *p = &l->zero->pieces[i];
+        if (p->tensor == row) l->zero->master[p->state_at] += 0.5f;
+    }
+    for (int64_t i = 0; here && i < tensor_elements(&l->gpt.tensor[row]); i++)
+        zero_weight(l->zero, row)[i] = floatX_from_float(3);
+    bool ok = verify(l, &repairs, &err);
+    bool told = strstr(err.what, says) && strstr(err.what, "differ even after their repair");
+    if (!told) fprintf(stderr, "rank %d: '%s' in '%s'?\n", rank, says, err.what);
+    check(!ok && err.code == EXIT_COMMUNICATION && told, l, "copies whose masters drifted end the run");
+}
+
+static void test_replicas(const Layout *l) {
+    int64_t repairs;
+    Error err = {0};
+    int T = l->mesh.tp.size, P = l->mesh.pp.size, D = l->mesh.dp.size, last = ranks - T * D;
+    fill(l, false);
+    check(verify(l, &repairs, &err) && repairs == 0 && holds(l, false), l, "equal replicas are left alone");
+    // A cut tensor has no copy but its replicas.
+    test_flipped_bit(l, "layers.0.mlp.dense_h_to_4h.weight", 0, D > 1, "a bit of a cut tensor");
+    bool twice = T > 1 || D > 1;
+    test_flipped_bit(l, "position_embeddings", T - 1, twice, "a bit of a replicated matrix");
+    test_flipped_bit(l, "layers.3.input_norm.bias", ranks - 1, twice, "a bit of a replicated vector");
+    test_flipped_bit(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a copy of the embedding");
+    test_flipped_version(l, "position_embeddings", T - 1, twice, "a bit of a version of a matrix");
+    test_flipped_version(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a version of the embedding");
+    if (T == 2)
+        test_drift(l, "position_embeddings", l->mesh.pp.rank == 0 && l->mesh.tp.rank == 1,
+                   "embedding.position_embeddings.weight on ranks 0, 1");
+    char says[80];
+    snprintf(says, sizeof says, "embedding.word_embeddings.weight on ranks 0, %d", last);
+    if (P > 1) test_drift(l, "word_embeddings", rank >= last, says);
+}
+
+// --- checkpoints ---------------------------------------------------------------------------------
+
+static bool save(Layout *l, const char *folder, int64_t iteration, Error *err) {
+    int lock = -1;
+    l->config.save = (char *)folder;
+    l->config.save_interval = 5;
+    Log *log = log_open(&l->config, ranks, false, NULL, err);
+    Progress *progress = progress_open(folder, ranks, 0, false, err);
+    Saver saver = {.config = &l->config, .mesh = &l->mesh, .zero = l->zero, .whole = l->gpt.whole,
+                   .whole_count = l->gpt.whole_tensors, .log = log, .progress = progress, .peers = world,
+                   .before = -1, .lock = &lock};
+    RunState state = {.iteration = iteration, .beta1_power = 0.5, .beta2_power = 0.25};
+    bool ok = (rank != 0 || save_folder_lock(folder, 5, &lock, err)) && saver_has_room(&saver, 0, err) &&
+              saver_save(&saver, &state, err);
+    if (rank == 0) save_folder_unlock(lock);
+    progress_close(progress);
+    log_close(log);
+    l->config.save = NULL;
+    return ok;
+}
+
+static bool load(const Layout *l, const char *folder, int64_t iteration, Error *err) {
+    Checkpoint *c = open_exactly(folder, iteration, MPI_COMM_WORLD, err);
+    bool ok = c && checkpoint_check_tensors(c, l->gpt.whole, l->gpt.whole_tensors, err) &&
+              zero_restore(l->zero, c, true, err);
+    if (c) checkpoint_close(c);
+    return ok;
+}
+
+typedef struct Shape {
+    int T, P;
+} Shape;
+static const Shape shapes[] = {{1, 1}, {2, 1}, {1, 2}, {4, 1}, {2, 2}, {1, 4}, {4, 2}, {2, 4}};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void test_checkpoints(const char *folder) {
+    Layout l;
+    Error err = {0};
+    for (int i = 0; i < SHAPES; i++) {
+        char own[128];
+        if (!open_layout(&l, shapes[i].T, shapes[i].P)) continue;
+        snprintf(own, sizeof own, "%s/%d", folder, i);
+        fill(&l, false);
+        bool ok = save(&l, own, 1, &err);
+        if (!ok) fprintf(stderr, "rank %d: %s\n", rank, err.what);
+        check(ok, &l, "is saved");
+        close_layout(&l);
+    }
+    for (int i = 0; i < SHAPES; i++) {
+        if (!open_layout(&l, shapes[i].T, shapes[i].P)) continue;
+        for (int from = 0; from < SHAPES; from++) {
+            char own[128], what[80];
+            if (ranks % (shapes[from].T * shapes[from].P)) continue;
+            snprintf(own, sizeof own, "%s/%d", folder, from);
+            snprintf(what, sizeof what, "loads what T %d, P %d saved, to the bit", shapes[from].T,
+                     shapes[from].P);
+            clear(&l);
+            bool ok = load(&l, own, 1, &err);
+            if (!ok) fprintf(stderr, "rank %d: %s\n", rank, err.what);
+            check(ok && holds(&l, false), &l, what);
+        }
+        close_layout(&l);
+    }
+}
+
+int main(int argc, char **argv) {
+    Launch launch;
+    char folder[] = "/tmp/test_layout_state_XXXXXX";
+    leaks_launch(&launch, &argc, &argv);
+    rank = launch.rank;
+    ranks = launch.size;
+    bool made = rank != 0 || mkdtemp(folder);
+    if (!made) fatal(NULL, EXIT_ENVIRONMENT, "cannot make a folder in /tmp");
+    MPI_Bcast(folder, (int)sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
+    for (int i = 0; i < SHAPES; i++) {
+        Layout l;
+        if (!open_layout(&l, shapes[i].T, shapes[i].P)) continue;
+        test_figures(&l);
+        test_replicas(&l);
+        close_layout(&l);
+    }
+    test_checkpoints(folder);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0) {
+        char command[128];
+        snprintf(command, sizeof command, "rm -rf '%s'", folder);
+        if (system(command) != 0) failures++;
+    }
+    failures += leaks_found();
+    launch_finalize(&launch);
+    return failures ? 1 : 0;
+}
