@@ -12,12 +12,13 @@
 #include <xxhash.h>
 
 #include "llmc/checkpoint/saver.h"
+#include "llmc/model/gpt.h"
+#include "llmc/model/pipeline.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/state/replicas.h"
 #include "llmc/state/zero_inside.h"
 #include "test/checkpoint_calls.h"
 #include "test/leaks.h"
-#include "train_gpt.h"
 
 static const char *const flags[] = {
     "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer",
