@@ -1,0 +1,157 @@
+#!/usr/bin/env bash
+# Tensor, sequence and pipeline parallelism as a run shows them: the same losses in every layout, to
+# the bit where only stages differ; checkpoints of any layout in any other; resuming, signals, text,
+# evaluation, and replicas that stay equal. LONG=1 checks them over 1000 steps.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 4
+data=$work/text_text_document
+model+=(--num-layers 4)
+dropout=(--hidden-dropout 0.1 --attention-dropout 0.1)
+
+# T P [sequence]: the flags of a layout, in $layout. The vocabulary is padded to one size in all.
+layout_of() {
+    layout=(--tensor-model-parallel-size "$1" --pipeline-model-parallel-size "$2" \
+        --make-vocab-size-divisible-by $((32 / $1)))
+    if [ -n "${3:-}" ]; then layout+=(--sequence-parallel); fi
+}
+
+# One micro-batch and a bucket for each layer: then stages add up in the order of one rank.
+stages_change_no_bit() {
+    local stages run=(--train-iters 50 --global-batch-size 2 --ddp-bucket-size 1 --eval-interval 10 \
+        --save-interval 50 "${dropout[@]}" "$@")
+    rm -rf "$work"/stages?
+    for stages in 1 2 4; do
+        layout_of 1 $stages
+        logged "stages$stages" $stages "${run[@]}" "${layout[@]}" --save "$work/stages$stages" || return 1
+        same_training stages1 "stages$stages" || return 1
+        [ "$(field stages1 loss valid)" = "$(field "stages$stages" loss valid)" ] ||
+            { why="validation losses differ at P $stages"; return 1; }
+    done
+    # The weights and moments, by what one rank makes of them.
+    for stages in 1 2 4; do
+        logged "on$stages" 1 "${run[@]}" --train-iters 54 --load "$work/stages$stages" \
+            --make-vocab-size-divisible-by 32 --override-opt_param-scheduler || return 1
+        same_training on1 "on$stages" || { why="after loading: $why"; return 1; }
+    done
+}
+check "stages change no bit of 50 steps, nor of the checkpoint" stages_change_no_bit
+check "nor with full recomputation" stages_change_no_bit --recompute-granularity full
+
+# Several micro-batches in flight: the word embeddings' gradient is added up in another order.
+close_losses() { # A B PART: of each loss
+    [ "$(field "$1" loss | wc -l)" -gt 5 ] || { why="too few losses"; return 1; }
+    paste -d ' ' <(field "$1" loss) <(field "$2" loss) | awk -v part="$3" \
+        '{ d = $2 / $4 - 1; if (!(d < part && d > -part)) { print; exit 1 } }' >"$work/far" ||
+        { why="losses of $1 and $2: $(cat "$work/far")"; return 1; }
+}
+every_layout_learns_the_same() {
+    local run=(--train-iters 20 --global-batch-size 12 "${dropout[@]}") spec name
+    logged one 1 "${run[@]}" --make-vocab-size-divisible-by 32 || return 1
+    for spec in "1 2" "1 4" "2 1" "4 1" "2 1 sequence" "4 1 sequence" "2 2" "2 2 sequence" "2 4" "4 2 sequence"; do
+        # shellcheck disable=SC2086 # words
+        layout_of $spec
+        name=${spec// /-}
+        # shellcheck disable=SC2086 # words
+        set -- $spec
+        logged "$name" $(($1 * $2)) "${run[@]}" "${layout[@]}" || return 1
+        if [ "$1" = 1 ]; then close_losses one "$name" 1e-4; else close_losses one "$name" 2e-3; fi || return 1
+    done
+}
+check "ten layouts on up to eight ranks learn what one rank learns" every_layout_learns_the_same
+
+# Two data-parallel ranks, which are two nodes, with everything quantised.
+eight=(8 --gpus-per-node 4 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" "${paper[@]}")
+layout_of 2 2 sequence
+square=("${layout[@]}")
+two_by_two_by_two() {
+    logged square "${eight[@]}" "${square[@]}" --train-iters 16 --save "$work/square" &&
+        logged flat 2 --gpus-per-node 1 "${eight[@]:3}" --train-iters 16 \
+        --make-vocab-size-divisible-by 32 && close_losses square flat 5e-3
+}
+check "2 x 2 x 2 with SDP4Bit learns what two ranks learn" two_by_two_by_two
+
+resumed_to_the_bit() {
+    logged first "${eight[@]}" "${square[@]}" --train-iters 16 --exit-interval 8 --save "$work/parts" "$@" &&
+        logged second "${eight[@]}" "${square[@]}" --train-iters 16 --save "$work/parts" --load "$work/parts" \
+            "$@" && same_training square second 8 || return 1
+    local folder
+    for folder in "$work"/square/iter_0000016/mp_rank_*; do
+        cmp -s <(cat "$folder"/*.safetensors) <(cat "$work/parts/iter_0000016/${folder##*/}"/*.safetensors) ||
+            { why="${folder##*/} differs"; return 1; }
+    done
+    [ "$(find "$work/square/iter_0000016" -mindepth 1 -maxdepth 1 | wc -l)" -eq 5 ] ||
+        { why="not four folders and a manifest"; return 1; }
+    rm -rf "$work/parts"
+}
+check "resumed to the bit, losses and checkpoints" resumed_to_the_bit
+check "the same with saves in the background" resumed_to_the_bit --async-save
+
+# The validation loss of one checkpoint in another layout: T P D [sequence].
+loss_in() {
+    local ranks=$(($1 * $2 * $3)) out
+    layout_of "$1" "$2" "${4:-}"
+    trains "$ranks" --gpus-per-node "$ranks" --global-batch-size 16 --train-iters 16 --skip-train --load "$work/square" \
+        "${layout[@]}" --eval-iters 2 || return 1
+    out=$(sed -n 's/.*on validation set | lm loss value: \([0-9.E+-]*\).*/\1/p' "$work/out")
+    awk -v a="$out" -v b="$expected" 'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d < 1e-3 && d > -1e-3) }' ||
+        { why="T $1, P $2, D $3: loss '$out', not $expected"; return 1; }
+}
+any_layout_loads_any_other() {
+    expected=1
+    loss_in 1 1 1 || { expected=$(sed -n 's/.*on validation set | lm loss value: \([0-9.E+-]*\).*/\1/p' "$work/out"); }
+    loss_in 1 1 1 && loss_in 2 2 2 sequence && loss_in 4 1 2 && loss_in 1 4 1 && loss_in 1 1 4 && loss_in 2 4 1
+}
+check "a checkpoint gives one validation loss in every layout" any_layout_loads_any_other
+
+# What one layout saved another goes on with, and the first one again.
+other_layouts_go_on() {
+    cp -r "$work/square" "$work/moved"
+    layout_of 1 4
+    logged moved 4 --global-batch-size 16 --train-iters 20 --save-interval 100 --save "$work/moved" --load "$work/moved" \
+        "${layout[@]}" --override-opt_param-scheduler && layout_of 4 1 sequence &&
+        logged again 8 --gpus-per-node 4 --global-batch-size 16 --train-iters 24 --save-interval 100 \
+            --save "$work/moved" --load "$work/moved" "${layout[@]}" "${paper[@]}" --override-opt_param-scheduler || return 1
+    [ "$(field again loss | wc -l)" -eq 4 ] || { why="not four more steps"; return 1; }
+}
+check "other layouts go on from it" other_layouts_go_on
+
+stopped_by_a_signal() {
+    in_background stopped "${eight[@]}" "${square[@]}" --train-iters 4000 --save "$work/stopped"
+    wait_for_iteration stopped 3 && signal_rank TERM 6 || return 1
+    job_ended stopped
+    local rc=$?
+    [ $rc -eq 75 ] || { why="exit code $rc instead of 75"; return 1; }
+    [ -s "$work/stopped/latest_checkpointed_iteration.txt" ] || { why="nothing was saved"; return 1; }
+}
+check "a signal to one rank of a stage saves and stops all" stopped_by_a_signal
+
+text_of() { sed -n '/^sample at iteration/,/^[[(-]/p' "$work/out" | sed -n 2p; }
+one_text() {
+    local text spec
+    expected=
+    for spec in "1 1" "1 2" "2 2 sequence" "4 1"; do
+        # shellcheck disable=SC2086 # words
+        layout_of $spec
+        # shellcheck disable=SC2086 # words
+        set -- $spec
+        trains $(($1 * $2)) --global-batch-size 16 --train-iters 16 --skip-train --load "$work/square" "${layout[@]}" \
+            --sample-prompt "the quick" --sample-tokens 20 --sample-temperature 0 || return 1
+        text=$(text_of)
+        [ -n "$text" ] || { why="no text at $spec"; return 1; }
+        [ "${expected:=$text}" = "$text" ] || { why="T P $spec writes '$text', not '$expected'"; return 1; }
+    done
+}
+check "every layout writes the same text" one_text
+
+replicas_stay_equal() {
+    local steps=60
+    [ -z "${LONG:-}" ] || steps=1000
+    logged equal "${eight[@]}" "$@" --train-iters $steps --save-interval 100000 --eval-interval 100000 \
+        --verify-replicas-interval 20 || return 1
+    if grep -q 'WARNING.*differ' "$work/out"; then why=$(grep -m 1 'WARNING.*differ' "$work/out"); return 1; fi
+}
+check "replicated tensors and the embedding's copies stay equal" replicas_stay_equal "${square[@]}"
+layout_of 2 2
+check "also without sequence parallelism" replicas_stay_equal "${layout[@]}"
+finish
