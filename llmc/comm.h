@@ -66,8 +66,8 @@ uint64_t comm_sent(const Group *group);
 // are those of collectives.
 typedef struct Link Link;
 // from, to: members of the group, not equal. name: what travels, for messages ("hidden states"); it
-// must live as long as the link. Called by both ends, in one order on all ranks. Else two ranks could
-// wait for each other. NULL on other ranks, which need not call. After comm_open and before
+// must live as long as the link. Called by both ends, in one order on all ranks. Else two ranks
+// could wait for each other. NULL on other ranks, which need not call. After comm_open and before
 // comm_connect, which connects links as it connects groups.
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name);
 // The sender. The message leaves when the stream's work so far is done. Memory must stay as it is

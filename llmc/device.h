@@ -22,14 +22,11 @@ typedef struct DeviceKind {
 const DeviceKind *device_kind(void);
 
 // GPUs of this machine that the program can see, 0 without a driver; INT_MAX for CPU ranks, which
-// need none.
+// need none. Called before anything else of the backend: it prepares the environment.
 int device_count(void);
 // The name of device `index` on its host, the same for every process: a GPU's PCI address. Empty
 // for CPU ranks, and where there is no such device.
 void device_identity(int index, char *text, size_t bytes);
-// What in this process's environment keeps the backend from working as it should, as one line.
-// Empty: nothing.
-void device_environment(char *text, size_t bytes);
 // Opens local device `index`; the CPU backend accepts any. Checks that the floating-point
 // environment is the one the exact regime assumes: no flush-to-zero, round to nearest. site is kept
 // for fatal errors. Error: EXIT_ENVIRONMENT.

@@ -352,6 +352,16 @@ bool checkpoint_has(const Checkpoint *c, SliceKind kind) {
     return false;
 }
 
+// The first parameter is the word embeddings. Their number of rows may differ by the padding alone.
+static const char *padding_hint(const Manifest *m, const Tensor *tensors, int count, int i) {
+    bool both = i == 0 && count > 0 && m->tensor_count > 0;
+    if (!both || strcmp(m->tensors[0].name, tensors[0].name) != 0 ||
+        m->tensors[0].whole[1] != tensors[0].whole[1])
+        return "";
+    return " (a vocabulary is padded to a multiple of --make-vocab-size-divisible-by x "
+           "--tensor-model-parallel-size: keep that product)";
+}
+
 // "'wte' (64, 32)", or "nothing" behind the end of a table.
 static void describe(char *text, size_t bytes, const Tensor *tensors, int count, int i) {
     if (i >= count) {
@@ -379,8 +389,8 @@ bool checkpoint_check_tensors(const Checkpoint *c, const Tensor *tensors, int co
         describe(ours, sizeof ours, tensors, count, i);
         return error_set(err, EXIT_CHECKPOINT,
                          "%s is of another model: its parameter %d is %s, this model's is %s; use the flags "
-                         "it was saved with or another --load",
-                         c->folder, i, saved, ours);
+                         "it was saved with or another --load%s",
+                         c->folder, i, saved, ours, padding_hint(m, tensors, count, i));
     }
     return true;
 }

@@ -97,7 +97,6 @@ static bool warm_up_blas(Error *err) {
 
 int device_count(void) { return INT_MAX; }
 void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
-void device_environment(char *text, size_t bytes) { *text = '\0'; }
 
 Device *device_open(int index, const Site *site, Error *err) {
     if (!denormals_are_kept()) {

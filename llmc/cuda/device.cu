@@ -70,8 +70,8 @@ void check_launch(Stream *stream, const char *kernel) {
 // --- what the machine is -------------------------------------------------------------------------
 
 enum { OLDEST_MAJOR = 8 };  // Ampere: bf16 tensor cores
-// Of CUDA_DEVICE_MAX_CONNECTIONS: what CUDA takes when nothing is set. Megatron-LM's scripts set 1.
-enum { FEWEST_QUEUES = 8 };
+// Of the GPU, for all streams: more than the program has streams, and the most that CUDA takes.
+enum { QUEUES = 32 };
 
 static int version_major(int version) { return version / 1000; }
 static int version_minor(int version) { return version % 1000 / 10; }
@@ -92,8 +92,21 @@ static bool driver_is_new_enough(Error *err) {
                      version_minor(runtime));
 }
 
+// Streams that share a queue wait for each other's kernels. A kernel that receives from another
+// pipeline stage waits for that rank. The rank may wait for what stands behind the kernel in the
+// queue, and neither would ever go on. CUDA has 8 queues unless the environment says otherwise when
+// CUDA starts. Megatron-LM's scripts say 1, for an order of kernels that is not needed here.
+static void ask_for_queues(void) {
+    const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    char number[16];
+    if (queues && atoi(queues) >= QUEUES) return;
+    snprintf(number, sizeof number, "%d", QUEUES);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", number, 1);
+}
+
 int device_count(void) {
     int gpus = 0;
+    ask_for_queues();  // here, before the first call of CUDA
     if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
     cudaGetLastError();  // device_open tells what is wrong
     return gpus;
@@ -103,16 +116,6 @@ void device_identity(int index, char *text, size_t bytes) {
     if (cudaDeviceGetPCIBusId(text, (int)bytes, index) == cudaSuccess) return;
     cudaGetLastError();
     *text = '\0';
-}
-
-void device_environment(char *text, size_t bytes) {
-    const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    *text = '\0';
-    if (!queues || atoi(queues) >= FEWEST_QUEUES) return;
-    snprintf(text, bytes,
-             "CUDA_DEVICE_MAX_CONNECTIONS=%s leaves the streams of the model and of communication few queues "
-             "of the GPU, in which they wait for each other; unset it",
-             queues);
 }
 
 static bool gpu_exists(int index, Error *err) {

@@ -35,7 +35,6 @@ static void report_program(Run *run) {
 
 static void report_exchange(Run *run) {
     const Config *c = &run->config;
-    char warning[512];
     Error why;
     bool shared = zero_node_shares(run->zero, &why);
     const char *only_way = device_kind()->only_way;
@@ -44,8 +43,6 @@ static void report_exchange(Run *run) {
     }
     node_exchange_report(run->log, run_peers(run, run->launch.world), &why, shared,
                          c->node_exchange == NODE_EXCHANGE_COPIES);
-    device_environment(warning, sizeof warning);
-    if (*warning && run->mesh.world.size > 1) log_line(run->log, "WARNING: %s", warning);
 }
 
 static void report_batch(Run *run) {

@@ -321,7 +321,12 @@ static bool save(Layout *l, const char *folder, int64_t iteration, Error *err) {
     progress_close(progress);
     log_close(log);
     l->config.save = NULL;
-    return ok;
+    // Megatron-LM's names. All ranks see the folder once the save is done.
+    char own[160];
+    int used = snprintf(own, sizeof own, "%s/iter_%07lld/mp_rank_%02d", folder, (long long)iteration,
+                        l->mesh.tp.rank);
+    if (l->mesh.pp.size > 1) snprintf(own + used, sizeof own - (size_t)used, "_%03d", l->mesh.pp.rank);
+    return ok && access(own, F_OK) == 0;
 }
 
 static bool load(const Layout *l, const char *folder, int64_t iteration, Error *err) {

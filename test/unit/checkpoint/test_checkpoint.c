@@ -272,8 +272,13 @@ static void another_model_is_named(void **state) {
     other[1].whole[0] = 14;
     assert_false(checkpoint_check_tensors(c, other, TENSORS, &err));
     assert_non_null(strstr(err.what, "parameter 1 is 'ln \"w\"' (13), this model's is 'ln \"w\"' (14)"));
+    assert_null(strstr(err.what, "keep that product"));
     assert_one_line(&err);
     other[1] = MODEL[1];
+    other[0].whole[0] += 128;
+    assert_false(checkpoint_check_tensors(c, other, TENSORS, &err));
+    assert_non_null(strstr(err.what, "--tensor-model-parallel-size: keep that product"));
+    other[0] = MODEL[0];
     strcpy(other[3].name, "c");
     assert_false(checkpoint_check_tensors(c, other, TENSORS, &err));
     assert_non_null(strstr(err.what, "parameter 3 is 'b' (1), this model's is 'c' (1)"));

@@ -127,7 +127,6 @@ const DeviceKind *device_kind(void) {
 }
 const Site *device_site(const Device *device) { return &site; }
 void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
-void device_environment(char *text, size_t bytes) { *text = '\0'; }
 void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "none"); }
 size_t device_share(const Device *device, int sharers) { return SIZE_MAX; }
 size_t device_taken(const Device *device) { return 0; }
