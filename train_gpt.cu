@@ -74,8 +74,17 @@ static float *grad(const GPT *gpt, int l, enum LayerTensor which) {
     return zero_grad(gpt->zero, gpt_layer_tensor(gpt, l, which));
 }
 static const MicroBatch *slot_of(const GPT *gpt, const Pass *p) { return &gpt->slot[p->slot]; }
+// Layers have numbers on this rank, from 0. The chunk of a pass goes from first_layer to end_layer.
+static int first_layer(const GPT *gpt, const Pass *p) { return p->chunk * gpt->stage.layers; }
+static int end_layer(const GPT *gpt, const Pass *p) { return first_layer(gpt, p) + gpt->stage.layers; }
+// Does the chunk begin with the embeddings, or end with the head?
+static bool embeds(const GPT *gpt, const Pass *p) { return gpt->stage.embeds && p->chunk == 0; }
+static bool heads(const GPT *gpt, const Pass *p) { return gpt->stage.heads && end_layer(gpt, p) == gpt->L; }
 static LayerActs *layer_acts(const GPT *gpt, const Pass *p, int l) {
-    return &slot_of(gpt, p)->acts[gpt->recompute_full ? 0 : l];
+    return &slot_of(gpt, p)->acts[gpt->recompute_full ? 0 : l - first_layer(gpt, p)];
+}
+static floatX *residual_of(const GPT *gpt, const Pass *p, int l) {
+    return slot_of(gpt, p)->residual[l - first_layer(gpt, p)];
 }
 static floatX *dresidual_of(const GPT *gpt, const Pass *p) { return gpt->dresidual[p->gradient]; }
 static int64_t rows_of(const Pass *p) { return (int64_t)p->B * p->T; }
@@ -84,7 +93,7 @@ static bool is_cut(const GPT *gpt) { return gpt->mesh->tp.size > 1; }
 
 static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
     float rate = where == DROPOUT_ATTENTION ? gpt->attention_dropout : gpt->hidden_dropout;
-    Dropout d = {p->training ? rate : 0.0f, gpt->seed, (uint32_t)((gpt->stage.first_layer + l) * 4 + where),
+    Dropout d = {p->training ? rate : 0.0f, gpt->seed, (uint32_t)(gpt_layer_number(gpt, l) * 4 + where),
                  p->first_sample};
     return d;
 }
@@ -129,15 +138,16 @@ static LayerNorm border_of(const GPT *gpt, const Pass *p) {
     return n;
 }
 
-// The first LayerNorm of layer l with the sum before it; l = L: the final LayerNorm, which follows
-// the last layer in the table. The stage's first layer has no sum: the embedding, or the stage
-// before, has made it.
+// The first LayerNorm of layer l with the sum before it; at the chunk's end: the final LayerNorm,
+// which follows the last layer in the table, or the border to the next stage. The chunk's first layer
+// has no sum: the embedding, or the stage before, has made it.
 static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
-    LayerNorm n = l == gpt->L && !gpt->stage.heads
+    bool end = l == end_layer(gpt, p);
+    LayerNorm n = end && !heads(gpt, p)
                       ? border_of(gpt, p)
-                      : norm_of(gpt, p, l < gpt->L ? &layer_acts(gpt, p, l)->ln1 : &gpt->lnf, l, LN1_W);
-    n.x = slot_of(gpt, p)->residual[l];
-    if (l > 0) {
+                      : norm_of(gpt, p, end ? &gpt->lnf : &layer_acts(gpt, p, l)->ln1, l, LN1_W);
+    n.x = residual_of(gpt, p, l);
+    if (l > first_layer(gpt, p)) {
         add_branch(gpt, &n, layer_acts(gpt, p, l - 1)->residual2, dropout_at(gpt, p, l - 1, DROPOUT_FFN));
     }
     return n;
@@ -187,7 +197,7 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     o.projection = linear_of(gpt, p, l, PROJ_W, a->att, gpt->branch, dbranch, gpt->datt);
     o.norm2 = norm_of(gpt, p, &a->ln2, l, LN2_W);
     o.norm2.x = a->residual2;
-    add_branch(gpt, &o.norm2, m->residual[l], dropout_at(gpt, p, l, DROPOUT_PROJECTION));
+    add_branch(gpt, &o.norm2, residual_of(gpt, p, l), dropout_at(gpt, p, l, DROPOUT_PROJECTION));
     o.fc1 = linear_of(gpt, p, l, FC1_W, x2, a->gelu, gpt->dwide, gpt->dx);
     o.fc1.pre = a->pre;
     o.fc2 = linear_of(gpt, p, l, FC2_W, a->gelu, gpt->branch, dbranch, gpt->dwide);
@@ -242,12 +252,12 @@ static void embed(const GPT *gpt, const Pass *p) {
 }
 
 void gpt_forward(GPT *gpt, const Pass *p) {
-    LayerNorm final = first_norm(gpt, p, gpt->L);
-    if (gpt->stage.embeds) {
+    LayerNorm final = first_norm(gpt, p, end_layer(gpt, p));
+    if (embeds(gpt, p)) {
         zero_weights_wait(gpt->zero, 0);
         embed(gpt, p);
     }
-    for (int l = 0; l < gpt->L; l++) {
+    for (int l = first_layer(gpt, p); l < end_layer(gpt, p); l++) {
         LayerOps o = layer_ops(gpt, l, p);
         zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l));
         layer_to_gelu(gpt, p, &o);
@@ -321,7 +331,7 @@ static void head_of_parts(const GPT *gpt, Head *h) {
 }
 
 void gpt_head(GPT *gpt, const Pass *p) {
-    if (!gpt->stage.heads) return;
+    if (!heads(gpt, p)) return;
     const Tensor *words = &gpt->tensor[GPT_WTE];
     const MicroBatch *m = slot_of(gpt, p);
     zero_weights_wait(gpt->zero, 0);
@@ -408,15 +418,15 @@ static void embedding_backward(const GPT *gpt, const Pass *p) {
 }
 
 void gpt_backward(GPT *gpt, const Pass *p) {
-    LayerNorm final = first_norm(gpt, p, gpt->L);
+    LayerNorm final = first_norm(gpt, p, end_layer(gpt, p));
     size_t bytes = (size_t)own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
-    if (gpt->stage.heads) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
+    if (heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
     op_layernorm_backward(gpt->stream, &final);
-    for (int l = gpt->L - 1; l >= 0; l--) {
+    for (int l = end_layer(gpt, p) - 1; l >= first_layer(gpt, p); l--) {
         layer_backward(gpt, l, p);
         if (p->last) layer_is_complete(gpt, l);
     }
-    if (gpt->stage.embeds) embedding_backward(gpt, p);
+    if (embeds(gpt, p)) embedding_backward(gpt, p);
 }
 
 // --- a stage and its neighbours ------------------------------------------------------------------
@@ -428,56 +438,60 @@ static size_t hidden_bytes(const GPT *gpt, const Pass *p) {
 }
 
 static void expect_input(GPT *gpt, const Pass *p) {
-    if (gpt->stage.embeds) return;
+    if (embeds(gpt, p)) return;
     link_expect(gpt->pipeline.from_before, gpt->input[p->input], hidden_bytes(gpt, p), gpt->stream);
 }
 
-// The gradient that lay there has left, but for the latest one sent.
+// The gradient that lay in this pass's place has left.
+static void free_gradient_place(GPT *gpt, const Pass *p) {
+    Pipeline *pipeline = &gpt->pipeline;
+    int newer = (int)(pipeline->sent_back - pipeline->gradient_sent[p->gradient]);
+    if (pipeline->to_before) link_sent(pipeline->to_before, newer, gpt->stream);
+}
+
 static void expect_gradient(GPT *gpt, const Pass *p) {
-    if (gpt->stage.heads) return;
-    if (!gpt->stage.embeds) link_sent(gpt->pipeline.to_before, 1, gpt->stream);
+    if (heads(gpt, p)) return;
+    free_gradient_place(gpt, p);
     link_expect(gpt->pipeline.from_next, dresidual_of(gpt, p), hidden_bytes(gpt, p), gpt->stream);
 }
 
 static void stage_forward(GPT *gpt, const Pass *p) {
-    const Pipeline *pipeline = &gpt->pipeline;
-    if (!gpt->stage.embeds) {
-        link_arrived(pipeline->from_before, gpt->stream);
-        gpt->slot[p->slot].residual[0] = gpt->input[p->input];
-    }
-    if (!gpt->stage.heads) link_sent(pipeline->to_next, gpt->slots - 1, gpt->stream);
+    Pipeline *pipeline = &gpt->pipeline;
+    MicroBatch *m = &gpt->slot[p->slot];
+    if (!embeds(gpt, p)) link_arrived(pipeline->from_before, gpt->stream);
+    m->residual[0] = embeds(gpt, p) ? m->embedded : gpt->input[p->input];
+    if (pipeline->to_next) link_sent(pipeline->to_next, (int)(pipeline->sent_ahead - m->sent), gpt->stream);
     gpt_forward(gpt, p);
-    if (gpt->stage.heads) return;
-    link_send(pipeline->to_next, slot_of(gpt, p)->residual[gpt->L], hidden_bytes(gpt, p), gpt->stream);
-}
-
-// All that was sent has left: any slot may be used again.
-static void nothing_under_way(GPT *gpt) {
-    if (!gpt->stage.heads) link_sent(gpt->pipeline.to_next, 0, gpt->stream);
-    if (!gpt->stage.embeds) link_sent(gpt->pipeline.to_before, 0, gpt->stream);
+    if (heads(gpt, p)) return;
+    link_send(pipeline->to_next, m->residual[gpt->stage.layers], hidden_bytes(gpt, p), gpt->stream);
+    m->sent = ++pipeline->sent_ahead;
 }
 
 static void stage_backward(GPT *gpt, const Pass *p) {
-    if (!gpt->stage.heads) link_arrived(gpt->pipeline.from_next, gpt->stream);
+    Pipeline *pipeline = &gpt->pipeline;
+    if (heads(gpt, p)) free_gradient_place(gpt, p);
+    else link_arrived(pipeline->from_next, gpt->stream);
     gpt_backward(gpt, p);
-    if (gpt->stage.embeds) return;
-    link_send(gpt->pipeline.to_before, dresidual_of(gpt, p), hidden_bytes(gpt, p), gpt->stream);
+    if (embeds(gpt, p)) return;
+    link_send(pipeline->to_before, dresidual_of(gpt, p), hidden_bytes(gpt, p), gpt->stream);
+    pipeline->gradient_sent[p->gradient] = ++pipeline->sent_back;
 }
 
-// The pass of micro-batch k. Sizes and slots alone.
-static Pass pass_of(const GPT *gpt, int k) {
+// The pass of an action. Sizes and places alone.
+static Pass pass_of(const GPT *gpt, const PipelineAction *action) {
     Pass pass;
     memset(&pass, 0, sizeof pass);
     pass.B = gpt->B;
     pass.T = gpt->T;
-    pass.slot = k % gpt->slots;
-    pass.input = gpt->inputs ? k % gpt->inputs : 0;
-    pass.gradient = gpt->mesh->pp.size > 1 ? k % GRADIENT_SLOTS : 0;
+    pass.chunk = action->chunk;
+    pass.slot = action->slot;
+    pass.input = action->input;
+    pass.gradient = gpt->mesh->pp.size > 1 ? action->gradient : 0;
     return pass;
 }
 
 static void expect(GPT *gpt, const PipelineAction *action) {
-    Pass pass = pass_of(gpt, action->micro_batch);
+    Pass pass = pass_of(gpt, action);
     if (action->backward) expect_gradient(gpt, &pass);
     else expect_input(gpt, &pass);
 }
@@ -499,24 +513,24 @@ static void backward_micro_batch(GPT *gpt, const Pass *pass) {
 }
 
 void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context) {
-    const Group *pp = &gpt->mesh->pp;
-    PipelineAction *action =
-        (PipelineAction *)xcalloc(2 * (size_t)count, sizeof *action, "the order of a step");
-    int actions = pipeline_actions(pp->size, pp->rank, count, training, action);
-    nothing_under_way(gpt);
+    PipelineShape shape = gpt->stage.shape;
+    size_t most = 2 * (size_t)count * (size_t)shape.chunks;
+    PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
+    int actions = pipeline_actions(shape, count, training, action);
     if (actions > 0) expect(gpt, &action[0]);
     for (int i = 0; i < actions; i++) {
-        int k = action[i].micro_batch;
         if (i + 1 < actions) expect(gpt, &action[i + 1]);
         if (action[i].backward) {
-            backward_micro_batch(gpt, &gpt->slot[k % gpt->slots].pass);
+            Pass pass = gpt->slot[action[i].slot].pass;
+            pass.gradient = pass_of(gpt, &action[i]).gradient;
+            backward_micro_batch(gpt, &pass);
             continue;
         }
-        Pass pass = pass_of(gpt, k);
+        Pass pass = pass_of(gpt, &action[i]);
         pass.training = pass.backward = training;
-        pass.first = k == 0;
-        pass.last = k == count - 1;
-        load(context, gpt, k, &pass);
+        pass.first = action[i].micro_batch == 0;
+        pass.last = action[i].micro_batch == count - 1;
+        load(context, gpt, action[i].micro_batch, &pass);
         forward_micro_batch(gpt, &pass);
     }
     free(action);
@@ -536,11 +550,14 @@ static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *
     pass.T = T;
     int32_t *words = (int32_t *)xcalloc(2 * (size_t)T, sizeof(int32_t), "the sample"), *positions = words + T;
     memcpy(words, ids + n - used, (size_t)used * sizeof(int32_t));
-    for (int t = 0; t < T; t++) positions[t] = t;
+    for (int t = 0; t < used; t++) positions[t] = t;
     copy_to_device(s, m->tokens, words, (size_t)T * sizeof(int32_t));
     copy_to_device(s, m->positions, positions, (size_t)T * sizeof(int32_t));
-    expect_input(gpt, &pass);
-    stage_forward(gpt, &pass);
+    for (; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
+        expect_input(gpt, &pass);
+        stage_forward(gpt, &pass);
+    }
+    pass.chunk--;
     if (gpt->stage.heads) {
         const floatX *x = gather(gpt, &pass, gpt->lnf.y) + (int64_t)(used - 1) * gpt->C;
         int rows = (int)gpt->tensor[GPT_WTE].local[0];

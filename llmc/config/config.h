@@ -59,6 +59,7 @@ typedef struct Config {
     int64_t inspect_data;  // sample index, -1 = off
     // distributed
     int tensor_model_parallel_size, pipeline_model_parallel_size;  // T ranks share a layer; P stages
+    int num_layers_per_virtual_pipeline_stage;  // 0: a stage's layers are one chunk
     bool sequence_parallel;  // LayerNorms and residuals are shared by tokens; false with T = 1
     int gpus_per_node;  // ranks per node; 0 = the real hosts
     bool emulate_nodes; // their borders are real for NCCL
@@ -181,6 +182,8 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
 // samples, then the full size. config_finish makes sure that each size is a multiple of micro-batch
 // size x data-parallel size.
 int config_global_batch_size(const Config *config, int64_t consumed_samples);
+// Chunks of layers that a pipeline stage holds.
+int config_pipeline_chunks(const Config *config);
 // Called when a checkpoint is loaded. --train-samples counts the samples of all runs: what is left
 // of them decides train_iters, whatever the batch sizes before were. (Megatron-LM counts as if they
 // had been this run's.) A note says where that moves the end.

@@ -127,9 +127,19 @@ static bool check_tensor_parallel(const Parsed *p) {
 
 static bool check_pipeline(const Parsed *p) {
     const Config *c = p->config;
-    if (c->num_layers % c->pipeline_model_parallel_size == 0) return true;
-    return REFUSE("--num-layers %d is not divisible by --pipeline-model-parallel-size %d; change one of them",
-                  c->num_layers, c->pipeline_model_parallel_size);
+    int P = c->pipeline_model_parallel_size, chunk = c->num_layers_per_virtual_pipeline_stage;
+    if (c->num_layers % P) {
+        return REFUSE("--num-layers %d is not divisible by --pipeline-model-parallel-size %d; change one of "
+                      "them", c->num_layers, P);
+    }
+    if (chunk == 0) return true;
+    if (P == 1) {
+        return REFUSE("--num-layers-per-virtual-pipeline-stage %d wants --pipeline-model-parallel-size 2 or "
+                      "more; add it", chunk);
+    }
+    if (c->num_layers / P % chunk == 0) return true;
+    return REFUSE("the %d layers of a pipeline stage are not divisible by "
+                  "--num-layers-per-virtual-pipeline-stage %d; change one of them", c->num_layers / P, chunk);
 }
 
 // Megatron's rule: a run is measured in iterations or in samples, never in both.

@@ -24,14 +24,37 @@ static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     return true;
 }
 
+int config_pipeline_chunks(const Config *c) {
+    int chunk = c->num_layers_per_virtual_pipeline_stage;
+    return chunk ? c->num_layers / c->pipeline_model_parallel_size / chunk : 1;
+}
+
+// Sequences that batches are multiples of. A stage of several chunks takes micro-batches in groups of
+// as many as there are stages.
+static int64_t batch_unit(const Config *c) {
+    int group = config_pipeline_chunks(c) > 1 ? c->pipeline_model_parallel_size : 1;
+    return (int64_t)c->micro_batch_size * c->dp_size * group;
+}
+
+// Micro-batches of a step are whole groups.
+static bool whole_groups(const Config *c, Error *err) {
+    int P = c->pipeline_model_parallel_size;
+    if (config_pipeline_chunks(c) == 1 || c->micro_batches % P == 0) return true;
+    return error_set(err, EXIT_USAGE,
+                     "%d micro-batches per step are not divisible by --pipeline-model-parallel-size %d, as "
+                     "--num-layers-per-virtual-pipeline-stage wants; choose a --global-batch-size that is a "
+                     "multiple of %lld",
+                     c->micro_batches, P, (long long)batch_unit(c));
+}
+
 static bool finish_batch(Config *c, Error *err) {
     int64_t unit = (int64_t)c->micro_batch_size * c->dp_size;
-    if (unit > 1 << 30) {
+    if (batch_unit(c) > 1 << 30) {
         return error_set(err, EXIT_USAGE,
                          "--micro-batch-size %d x %d ranks is more than 2^30 sequences; lower it",
                          c->micro_batch_size, c->dp_size);
     }
-    if (!c->global_batch_size) c->global_batch_size = (int)unit;
+    if (!c->global_batch_size) c->global_batch_size = (int)batch_unit(c);
     if (c->global_batch_size % unit) {
         return error_set(err, EXIT_USAGE,
                          "--global-batch-size %d is not divisible by --micro-batch-size %d x data-parallel "
@@ -41,7 +64,7 @@ static bool finish_batch(Config *c, Error *err) {
                          (long long)unit);
     }
     c->micro_batches = (int)(c->global_batch_size / unit);
-    return true;
+    return whole_groups(c, err);
 }
 
 // A whole number in [low, 10^15] with nothing behind it.
@@ -56,7 +79,7 @@ static bool finish_rampup(Config *c, Error *err) {
     c->rampup_start = c->rampup_increment = c->rampup_samples = 0;
     if (!c->rampup_batch_size.count) return true;
     const char *const *words = c->rampup_batch_size.items;
-    int64_t start, increment, samples, unit = (int64_t)c->micro_batch_size * c->dp_size;
+    int64_t start, increment, samples, unit = batch_unit(c);
     if (!parse_count(words[0], 1, &start) || !parse_count(words[1], 1, &increment) ||
         !parse_count(words[2], 0, &samples)) {
         return error_set(err, EXIT_USAGE,
@@ -72,9 +95,8 @@ static bool finish_rampup(Config *c, Error *err) {
     if (start % unit || (start < c->global_batch_size && increment % unit)) {
         return error_set(err, EXIT_USAGE,
                          "--rampup-batch-size start %lld and increment %lld must be multiples of "
-                         "--micro-batch-size %d x data-parallel size %d = %lld; choose such",
-                         (long long)start, (long long)increment, c->micro_batch_size, c->dp_size,
-                         (long long)unit);
+                         "%lld, a step's smallest number of sequences; choose such",
+                         (long long)start, (long long)increment, (long long)unit);
     }
     if (samples > c->train_samples) {
         return error_set(err, EXIT_USAGE,

@@ -177,6 +177,9 @@ static const Option table[] = {
          "ranks that share a layer also share LayerNorms and residuals, by tokens: less memory"),
     INT("pipeline-model-parallel-size", pipeline_model_parallel_size, "1", 1, 10000,
         "stages of equally many layers, one after the other (1F1B)"),
+    INT("num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage, "0", 0, 10000,
+        "a stage holds several chunks of so many layers in turn, which shortens the pipeline's ends; 0: one "
+        "chunk"),
     FLAG("use-distributed-optimizer", use_distributed_optimizer,
          "shard the optimiser (always so here); the quantisation flags ask for it"),
     INT("gpus-per-node", gpus_per_node, "0", 0, 1 << 20,

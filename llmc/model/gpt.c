@@ -49,10 +49,18 @@ static void add_layer(GPT *gpt, const Config *config, int l) {
     }
 }
 
-Stage gpt_stage(const Config *config, int rank, int size) {
-    int layers = config->num_layers / size;
-    Stage stage = {rank * layers, (rank + 1) * layers, rank == 0, rank == size - 1};
+// Megatron-LM's: layers go to the stages in turn, a chunk at a time.
+static Stage stage_of(const Config *config, const Group *pp) {
+    int virtual_stage = config->num_layers_per_virtual_pipeline_stage;
+    int layers = config->num_layers / pp->size, chunks = virtual_stage ? layers / virtual_stage : 1;
+    Stage stage = {{pp->size, pp->rank, chunks}, layers / chunks, pp->rank == 0, pp->rank == pp->size - 1};
     return stage;
+}
+
+int gpt_layer_number(const GPT *gpt, int layer) {
+    const Stage *s = &gpt->stage;
+    int chunk = layer / s->layers * s->shape.stages + s->shape.stage;
+    return chunk * s->layers + layer % s->layers;
 }
 
 // All rows of the whole model, of which a rank then keeps its own.
@@ -79,12 +87,17 @@ static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
 // The last stage has a copy of the tied word embeddings, which the first one counts.
 static void keep_own(GPT *gpt) {
     const Stage *stage = &gpt->stage;
-    int from = stage->embeds ? 0 : 2 + stage->first_layer * LAYER_TENSORS;
-    int to = stage->heads ? gpt->whole_tensors : 2 + stage->end_layer * LAYER_TENSORS;
-    int units_less = stage->embeds ? 0 : stage->first_layer + 1 - gpt_layer_unit(gpt, 0);
-    gpt->tensor = (Tensor *)xcalloc((size_t)(to - from) + 1, sizeof(Tensor), "the parameter table");
-    if (stage->heads && !stage->embeds) keep_part(gpt, &gpt->whole[GPT_WTE], 0, false);
-    for (int i = from; i < to; i++) keep_part(gpt, &gpt->whole[i], gpt->whole[i].unit - units_less, true);
+    size_t most = 4 + (size_t)gpt->L * LAYER_TENSORS;
+    gpt->tensor = (Tensor *)xcalloc(most, sizeof(Tensor), "the parameter table");
+    if (gpt_has_words(gpt)) keep_part(gpt, &gpt->whole[GPT_WTE], 0, stage->embeds);
+    if (stage->embeds) keep_part(gpt, &gpt->whole[GPT_WPE], 0, true);
+    for (int l = 0; l < gpt->L; l++) {
+        const Tensor *layer = &gpt->whole[2 + gpt_layer_number(gpt, l) * LAYER_TENSORS];
+        for (int i = 0; i < LAYER_TENSORS; i++) keep_part(gpt, &layer[i], gpt_layer_unit(gpt, l), true);
+    }
+    for (int i = gpt->whole_tensors - 2; stage->heads && i < gpt->whole_tensors; i++) {
+        keep_part(gpt, &gpt->whole[i], gpt_layer_unit(gpt, gpt->L - 1), true);
+    }
 }
 
 void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
@@ -98,8 +111,8 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->HD = config->kv_channels;
     gpt->A = gpt->NH * gpt->HD;
     gpt->F = config->ffn_hidden_size / ranks;
-    gpt->stage = gpt_stage(config, mesh->pp.rank, mesh->pp.size);
-    gpt->L = gpt->stage.end_layer - gpt->stage.first_layer;
+    gpt->stage = stage_of(config, &mesh->pp);
+    gpt->L = gpt->stage.layers * gpt->stage.shape.chunks;
     gpt->V = config->vocab_size_padded;
     gpt->P = config->max_position_embeddings;
     gpt->epsilon = (float)config->norm_epsilon;
@@ -107,8 +120,8 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->hidden_dropout = (float)config->hidden_dropout;
     gpt->seed = (uint32_t)config->seed;
     gpt->recompute_full = config->recompute_granularity == RECOMPUTE_FULL;
-    gpt->slots = pipeline_in_flight(mesh->pp.size, mesh->pp.rank, config->micro_batches);
-    gpt->inputs = gpt->stage.embeds ? 0 : gpt->slots + 1;
+    gpt->slots = pipeline_in_flight(gpt->stage.shape, config->micro_batches);
+    gpt->inputs = gpt->stage.embeds && gpt->stage.shape.chunks == 1 ? 0 : gpt->slots + 1;
     gpt->tp.group = &mesh->tp;
     gpt->tp.sequence = config->sequence_parallel && ranks > 1;
     gpt->tp.C = gpt->C;

@@ -50,17 +50,19 @@ typedef struct LayerActs {
     floatX *gelu;                 // (B, T, F)
 } LayerActs;
 
-// The part of the model that a pipeline stage holds: layers [first_layer, end_layer) of the whole.
+// The part of the model that a pipeline stage holds: `chunks` runs of consecutive layers.
 typedef struct Stage {
-    int first_layer, end_layer;
-    bool embeds, heads;      // it begins with the embeddings; it ends with the final LayerNorm and the head
+    PipelineShape shape;
+    int layers;              // of a chunk
+    bool embeds, heads;      // its first chunk begins with the embeddings; its last one ends with the
+                             // final LayerNorm and the head
 } Stage;
 
-// One forward or backward pass over an uploaded micro-batch.
+// One forward or backward pass of an uploaded micro-batch through a chunk.
 typedef struct Pass {
     int B, T;               // rows and tokens of each, at most the planned ones
-    int slot;               // of the micro-batch's activations
-    int input, gradient;    // of what the neighbours send: its input, and the gradient of its output
+    int chunk;
+    int slot, input, gradient;  // its places (pipeline.h)
     int64_t first_sample;   // global number of the first row's sample, which keys dropout
     bool has_doc_start, has_loss_mask;  // uploaded with the batch
     bool training;          // dropout is on
@@ -70,18 +72,17 @@ typedef struct Pass {
     float loss_scale;       // of each target's loss, in loss_sum and in the gradients
 } Pass;
 
-// A micro-batch between its forward and its backward pass. A pipeline has several under way.
+// A micro-batch between its forward and its backward pass through a chunk of layers. A pipeline has
+// several under way.
 typedef struct MicroBatch {
     int32_t *tokens, *targets, *positions, *doc_start;  // (B, T)
     float *loss_mask;        // (B, T)
-    floatX **residual;       // (L + 1) of (R, C): input of layer l; the last one is the output
-    LayerActs *acts;         // (L), or (1) for all slots together when recomputing
+    floatX **residual;       // (layers + 1) of (R, C): input of each layer; the last one is the output
+    floatX *embedded;        // (R, C) the input where that is the embedding; NULL where none is
+    LayerActs *acts;         // (layers), or (1) for all slots together when recomputing
     Pass pass;               // what backward goes on with
+    int64_t sent;            // the latest message out of this slot's output, of Pipeline.sent_ahead
 } MicroBatch;
-
-// Micro-batches whose gradient of the residual stream is there at the same time: one is worked on,
-// one arrives and one leaves.
-enum { GRADIENT_SLOTS = 3 };
 
 typedef struct GPT {
     int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage
@@ -102,7 +103,7 @@ typedef struct GPT {
     int slots;
     MicroBatch *slot;        // (slots)
     int inputs;              // slots + 1 where the stage receives its input, else 0
-    floatX **input;          // (inputs) of (R, C): layer 0's, taken in turn
+    floatX **input;          // (inputs) of (R, C): what the stage before sent
     NormActs lnf;            // the final LayerNorm's
     float *losses;           // (B, T)
     HeadStatistics *statistics;  // (ranks of tp, a chunk's rows) of the head; NULL where there is one rank
@@ -124,15 +125,14 @@ typedef struct GPT {
 } GPT;
 
 enum { GPT_WTE = 0, GPT_WPE = 1 };
-// The table's row of a tensor of the stage's layer `layer`, from 0.
+// The number in the whole model of this rank's layer `layer`, from 0.
+int gpt_layer_number(const GPT *gpt, int layer);
+// The table's row of a tensor of this rank's layer `layer`.
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
 // The unit of that layer. Unit 0 is that of the word embeddings, where the stage has them.
 int gpt_layer_unit(const GPT *gpt, int layer);
 bool gpt_has_words(const GPT *gpt);
 
-// Stage `rank` of a pipeline of `size`, which divides the number of layers (Megatron-LM's
-// --pipeline-model-parallel-size).
-Stage gpt_stage(const Config *config, int rank, int size);
 // The parameter table of this rank's part of the model. What a row is does not depend on the part:
 // names, first weights and logical numbers are the whole model's. mesh must outlive it. Free with
 // gpt_free.

@@ -67,7 +67,7 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
         {"batch", "document starts", ids, &m->doc_start},
         {"batch", "loss mask", N * sizeof(float), &m->loss_mask},
     };
-    m->residual = (floatX **)xcalloc((size_t)gpt->L + 1, sizeof(floatX *), "the activation table");
+    m->residual = (floatX **)xcalloc((size_t)gpt->stage.layers + 1, sizeof(floatX *), "the activation table");
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
@@ -117,13 +117,15 @@ static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
 
 void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
-    int layers = gpt->recompute_full ? 1 : gpt->L, first = gpt->inputs ? 1 : 0;
+    int layers = gpt->recompute_full ? 1 : gpt->stage.layers;
     gpt->slot = (MicroBatch *)xcalloc((size_t)gpt->slots, sizeof(MicroBatch), "the activation table");
     for (int i = 0; i < gpt->slots; i++) reserve_slot(gpt, &gpt->slot[i], plan);
     reserve_shared(gpt, plan);
     for (int i = 0; i < gpt->slots; i++) {
         MicroBatch *m = &gpt->slot[i];
-        for (int l = first; l <= gpt->L; l++) {
+        size_t embedded = gpt->stage.embeds ? bytes : 0;
+        memory_plan_reserve(plan, "activations", "residual stream", embedded, (void **)&m->embedded);
+        for (int l = 1; l <= gpt->stage.layers; l++) {
             memory_plan_reserve(plan, "activations", "residual stream", bytes, (void **)&m->residual[l]);
         }
         if (gpt->recompute_full && i > 0) {

@@ -1,37 +1,93 @@
 // The pipeline's schedule and links: see pipeline.h.
 #include "llmc/model/pipeline.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-int pipeline_in_flight(int stages, int stage, int micro_batches) {
-    int most = stages - stage;
-    return most < micro_batches ? most : micro_batches;
+// Forward passes before the first backward one.
+static int warm_up(PipelineShape s, int micro_batches) {
+    int behind = s.stages - s.stage - 1, all = micro_batches * s.chunks;
+    int ahead = s.chunks == 1 ? behind : 2 * behind + (s.chunks - 1) * s.stages;
+    return ahead < all - 1 ? ahead : all - 1;
 }
 
-int pipeline_actions(int stages, int stage, int micro_batches, bool training, PipelineAction *actions) {
-    int ahead = training ? pipeline_in_flight(stages, stage, micro_batches) - 1 : micro_batches, count = 0;
-    for (int k = 0; k < ahead; k++) actions[count++] = (PipelineAction){k, false};
-    for (int k = ahead; k < micro_batches; k++) {
-        actions[count++] = (PipelineAction){k, false};
-        actions[count++] = (PipelineAction){k - ahead, true};
+int pipeline_in_flight(PipelineShape shape, int micro_batches) { return warm_up(shape, micro_batches) + 1; }
+
+// The k-th pass in one direction: a group of micro-batches goes through all chunks before the next.
+static PipelineAction nth_pass(PipelineShape s, int k, bool backward) {
+    int in_group = k % (s.stages * s.chunks), chunk = in_group / s.stages;
+    PipelineAction action = {0};
+    if (s.chunks == 1) {
+        action.micro_batch = k;
+    } else {
+        action.micro_batch = k / (s.stages * s.chunks) * s.stages + in_group % s.stages;
+        action.chunk = backward ? s.chunks - 1 - chunk : chunk;
     }
-    for (int k = micro_batches - ahead; training && k < micro_batches; k++) {
-        actions[count++] = (PipelineAction){k, true};
+    action.backward = backward;
+    return action;
+}
+
+static int take_free(bool *used) {
+    int i = 0;
+    while (used[i]) i++;
+    used[i] = true;
+    return i;
+}
+
+// Gives every action its places. An input's is taken when the action before begins.
+static void place_actions(PipelineShape s, int places, int micro_batches, PipelineAction *actions, int count,
+                          bool training) {
+    bool *slot_used = (bool *)xcalloc(2 * (size_t)places + 2, sizeof(bool), "the order of a step");
+    bool *input_used = slot_used + places;
+    size_t pairs = (size_t)micro_batches * (size_t)s.chunks;
+    PipelineAction *forward = (PipelineAction *)xcalloc(pairs, sizeof *forward, "the order of a step");
+    int backwards = 0;
+    for (int i = -1; i < count; i++) {
+        if (i + 1 < count && !actions[i + 1].backward) actions[i + 1].input = take_free(input_used);
+        if (i < 0) continue;
+        PipelineAction *a = &actions[i], *own = &forward[a->micro_batch * s.chunks + a->chunk];
+        if (!a->backward) {
+            a->slot = take_free(slot_used);
+            *own = *a;
+        } else {
+            a->slot = own->slot;
+            a->input = own->input;
+            a->gradient = backwards++ % GRADIENT_SLOTS;
+        }
+        if (a->backward || !training) slot_used[a->slot] = input_used[a->input] = false;
     }
+    free(forward);
+    free(slot_used);
+}
+
+int pipeline_actions(PipelineShape s, int micro_batches, bool training, PipelineAction *actions) {
+    int all = micro_batches * s.chunks, ahead = training ? warm_up(s, micro_batches) : all, count = 0;
+    if (micro_batches == 0) return 0;
+    for (int k = 0; k < ahead; k++) actions[count++] = nth_pass(s, k, false);
+    for (int k = ahead; k < all; k++) {
+        actions[count++] = nth_pass(s, k, false);
+        actions[count++] = nth_pass(s, k - ahead, true);
+    }
+    for (int k = all - ahead; training && k < all; k++) actions[count++] = nth_pass(s, k, true);
+    place_actions(s, pipeline_in_flight(s, micro_batches), micro_batches, actions, count, training);
     return count;
 }
 
-Pipeline pipeline_open(const Mesh *mesh, Device *device) {
+Pipeline pipeline_open(const Mesh *mesh, int chunks, Device *device) {
     const Group *pp = &mesh->pp;
     Pipeline pipeline;
     memset(&pipeline, 0, sizeof pipeline);
-    for (int border = 0; border + 1 < pp->size; border++) {
-        Link *ahead = link_open(pp, border, border + 1, device, "hidden states");
-        Link *back = link_open(pp, border + 1, border, device, "gradients of hidden states");
+    // With several chunks the first stage comes after the last one.
+    int borders = chunks > 1 ? pp->size : pp->size - 1;
+    for (int border = 0; border < borders; border++) {
+        int next = (border + 1) % pp->size;
+        Link *ahead = link_open(pp, border, next, device, "hidden states");
+        Link *back = link_open(pp, next, border, device, "gradients of hidden states");
         if (pp->rank == border) {
             pipeline.to_next = ahead;
             pipeline.from_next = back;
-        } else if (pp->rank == border + 1) {
+        }
+        if (pp->rank == next) {
             pipeline.from_before = ahead;
             pipeline.to_before = back;
         }

@@ -91,7 +91,7 @@ bool run_connect(Run *run) {
     if (!run_agreed(run, mesh_open(&run->mesh, world, &run->error))) return false;
     if (run->config.emulate_nodes) devices_emulate_nodes(&run->own, &run->mesh, &run->launch);
     comm_open(&run->mesh, run->device, world.limit);
-    run->pipeline = pipeline_open(&run->mesh, run->device);
+    run->pipeline = pipeline_open(&run->mesh, config_pipeline_chunks(&run->config), run->device);
     zero_start(run->zero, run->device, run->compute, &run->lanes, run->timers);
     return true;
 }

@@ -21,6 +21,7 @@ typedef struct Layout {
     int tp, pp;
     bool sequence, recompute;
     int micro_batches;
+    int chunks;  // of a stage
 } Layout;
 
 // A model and what it needs around it.
@@ -45,11 +46,11 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
     const char *argv[MOST_FLAGS] = {
         "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters", "10",
         "--tokenizer-type", "NullTokenizer", "--vocab-size", "127", "--make-vocab-size-divisible-by", "16",
-        "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "8", "--seq-length", "16",
+        "--num-layers", "8", "--hidden-size", "64", "--num-attention-heads", "8", "--seq-length", "16",
         "--max-position-embeddings", "16", "--micro-batch-size", "2", "--init-method-std", "0.1",
         "--recompute-granularity", layout->recompute ? "full" : "selective", "--global-batch-size"};
     int count = 31;
-    char batch[16], tp[16], pp[16];
+    char batch[16], tp[16], pp[16], chunk[16];
     snprintf(batch, sizeof batch, "%d", 2 * layout->micro_batches);
     snprintf(tp, sizeof tp, "%d", layout->tp);
     snprintf(pp, sizeof pp, "%d", layout->pp);
@@ -58,7 +59,12 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
     argv[count++] = tp;
     argv[count++] = "--pipeline-model-parallel-size";
     argv[count++] = pp;
+    snprintf(chunk, sizeof chunk, "%d", 8 / layout->pp / layout->chunks);
     if (layout->sequence) argv[count++] = "--sequence-parallel";
+    if (layout->chunks > 1) {
+        argv[count++] = "--num-layers-per-virtual-pipeline-stage";
+        argv[count++] = chunk;
+    }
     return config_parse(config, count, (char **)argv, NULL, 0, err) &&
            config_finish(config, layout->tp * layout->pp, VOCABULARY, VOCABULARY - 1, err);
 }
@@ -96,7 +102,7 @@ static void open_model(Model *m, const Layout *layout) {
     gpt_reserve(&m->gpt, &m->memory_plan);
     if (!memory_plan_allocate(&m->memory_plan, m->device, 1, &err)) fatal(NULL, err.code, "%s", err.what);
     if (!m->alone) comm_open(&m->mesh, m->device, 60);
-    m->pipeline = pipeline_open(&m->mesh, m->device);
+    m->pipeline = pipeline_open(&m->mesh, layout->chunks, m->device);
     zero_start(m->zero, m->device, m->compute, &m->lanes, m->timers);
     gpt_start(&m->gpt, m->zero, m->device, m->compute, m->timers);
     m->gpt.pipeline = m->pipeline;
@@ -207,7 +213,7 @@ static bool compare_loss(const Model *part, const Model *whole, const Layout *la
 }
 
 static bool same_model(const Layout *layout) {
-    const Layout one_rank = {1, 1, false, layout->recompute, layout->micro_batches};
+    const Layout one_rank = {1, 1, false, layout->recompute, layout->micro_batches, 1};
     Model part, whole;
     open_model(&part, layout);
     open_model(&whole, &one_rank);
@@ -229,8 +235,8 @@ static bool same_model(const Layout *layout) {
 static bool test_layout(int rank, const Layout *layout) {
     bool ok = same_model(layout);
     if (rank == 0) {
-        printf("%s T %d, P %d%s%s, %d micro-batches\n", ok ? "ok" : "not ok", layout->tp, layout->pp,
-               layout->sequence ? ", sequence parallel" : "",
+        printf("%s T %d, P %d%s%s%s, %d micro-batches\n", ok ? "ok" : "not ok", layout->tp, layout->pp,
+               layout->chunks > 1 ? " in chunks" : "", layout->sequence ? ", sequence parallel" : "",
                layout->recompute ? ", full recomputation" : "", layout->micro_batches);
     }
     return ok;
@@ -244,8 +250,12 @@ int main(int argc, char **argv) {
     for (int pp = 1; pp <= 4 && pp <= launch.size; pp *= 2) {
         for (int i = 0; i < 3; i++) {
             for (int kind = 0; kind < 4; kind++) {
-                Layout layout = {launch.size / pp, pp, kind % 2 == 1, kind >= 2, micro_batches[i]};
+                Layout layout = {launch.size / pp, pp, kind % 2 == 1, kind >= 2, micro_batches[i], 1};
                 if (layout.tp == 1 && layout.sequence) continue;
+                failures += !test_layout(launch.rank, &layout);
+                if (pp == 1) continue;
+                layout.chunks = 2;
+                layout.micro_batches = (i + 1) * pp;
                 failures += !test_layout(launch.rank, &layout);
             }
         }

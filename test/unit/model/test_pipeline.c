@@ -4,61 +4,133 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
 #include "llmc/model/pipeline.h"
 
-enum { MOST = 32 };
+enum { MOST = 32, CHUNKS = 4, STAGES = 8, PLACES = 128 };
 
 // Megatron-LM's order, written out.
 static void the_order_is_1f1b(void **state) {
-    static const PipelineAction first[] = {{0, false}, {1, false}, {2, false}, {0, true},
-                                           {3, false}, {1, true},  {2, true},  {3, true}};
-    static const PipelineAction last[] = {{0, false}, {0, true}, {1, false}, {1, true},
-                                          {2, false}, {2, true}, {3, false}, {3, true}};
+    // B: backward
+    enum { B = 8 };
+    static const int first[] = {0, 1, 2, 0 + B, 3, 1 + B, 2 + B, 3 + B};
+    static const int last[] = {0, 0 + B, 1, 1 + B, 2, 2 + B, 3, 3 + B};
     PipelineAction actions[8];
-    const PipelineAction *expected[] = {first, NULL, last};
+    const int *expected[] = {first, NULL, last};
     for (int stage = 0; stage < 3; stage += 2) {
-        assert_int_equal(pipeline_actions(3, stage, 4, true, actions), 8);
+        assert_int_equal(pipeline_actions((PipelineShape){3, stage, 1}, 4, true, actions), 8);
         for (int i = 0; i < 8; i++) {
-            assert_int_equal(actions[i].micro_batch, expected[stage][i].micro_batch);
-            assert_int_equal(actions[i].backward, expected[stage][i].backward);
+            assert_int_equal(actions[i].micro_batch + B * actions[i].backward, expected[stage][i]);
         }
     }
-    assert_int_equal(pipeline_actions(3, 0, 4, false, actions), 4);
+    assert_int_equal(pipeline_actions((PipelineShape){3, 0, 1}, 4, false, actions), 4);
     for (int i = 0; i < 4; i++) assert_true(actions[i].micro_batch == i && !actions[i].backward);
 }
 
-// Runs all stages: an action waits for its neighbour's.
-static void check_order(int stages, int micro_batches) {
-    PipelineAction actions[MOST][2 * MOST];
-    int at[MOST] = {0}, forward[MOST] = {0}, backward[MOST] = {0};
-    for (int s = 0; s < stages; s++) {
-        assert_int_equal(pipeline_actions(stages, s, micro_batches, true, actions[s]), 2 * micro_batches);
+// One stage as it runs: what it has done, and what lies in its places. A place holds the number of
+// the pair of micro-batch and chunk that uses it, from 1.
+typedef struct Running {
+    PipelineAction actions[2 * MOST * CHUNKS];
+    int count, at;
+    bool forward[MOST * CHUNKS], backward[MOST * CHUNKS];
+    int slot[PLACES], input[PLACES];
+} Running;
+
+static int pair_of(PipelineShape s, PipelineAction a) { return a.micro_batch * s.chunks + a.chunk; }
+
+// The pass before `a` on the neighbouring stage has been made. first, last: chunks that no neighbour
+// comes before or after.
+static bool has_come(const Running *all, PipelineShape s, PipelineAction a) {
+    int step = a.backward ? 1 : -1, end = a.backward ? s.stages - 1 : 0;
+    int last_chunk = a.backward ? s.chunks - 1 : 0;
+    if (s.stage == end && a.chunk == last_chunk) return true;
+    PipelineAction before = a;
+    int neighbour = (s.stage + step + s.stages) % s.stages;
+    if (s.stage == end) before.chunk += step;
+    const Running *r = &all[neighbour];
+    return a.backward ? r->backward[pair_of(s, before)] : r->forward[pair_of(s, before)];
+}
+
+// What the action after this one receives is expected now.
+static void expect_next(Running *r, PipelineShape s, int i) {
+    if (i >= r->count || r->actions[i].backward) return;
+    int *place = &r->input[r->actions[i].input];
+    assert_true(r->actions[i].input <= pipeline_in_flight(s, MOST));
+    assert_int_equal(*place, 0);
+    *place = pair_of(s, r->actions[i]) + 1;
+}
+
+static void run_action(Running *r, PipelineShape s, PipelineAction a) {
+    int pair = pair_of(s, a);
+    if (!a.backward) {
+        assert_false(r->forward[pair]);
+        assert_int_equal(r->slot[a.slot], 0);
+        r->forward[pair] = true;
+        r->slot[a.slot] = pair + 1;
+        return;
     }
-    for (int done = 0; done < stages * 2 * micro_batches;) {
+    assert_true(r->forward[pair] && !r->backward[pair]);
+    assert_int_equal(r->slot[a.slot], pair + 1);
+    assert_int_equal(r->input[a.input], pair + 1);
+    r->backward[pair] = true;
+    r->slot[a.slot] = r->input[a.input] = 0;
+}
+
+// Runs all stages: an action waits for its neighbour's.
+static void check_order(int stages, int chunks, int micro_batches) {
+    static Running all[STAGES];
+    memset(all, 0, sizeof all);
+    int passes = 2 * micro_batches * chunks;
+    for (int i = 0; i < stages; i++) {
+        PipelineShape s = {stages, i, chunks};
+        all[i].count = pipeline_actions(s, micro_batches, true, all[i].actions);
+        assert_int_equal(all[i].count, passes);
+        expect_next(&all[i], s, 0);
+    }
+    for (int done = 0; done < stages * passes;) {
         int before = done;
-        for (int s = 0; s < stages; s++) {
-            if (at[s] == 2 * micro_batches) continue;
-            PipelineAction a = actions[s][at[s]];
-            bool ready = a.backward ? s == stages - 1 || backward[s + 1] > a.micro_batch
-                                    : s == 0 || forward[s - 1] > a.micro_batch;
-            if (!ready) continue;
-            // In order, each once.
-            assert_int_equal(a.micro_batch, a.backward ? backward[s]++ : forward[s]++);
-            assert_true(forward[s] >= backward[s]);
-            assert_true(forward[s] - backward[s] <= pipeline_in_flight(stages, s, micro_batches));
-            at[s]++;
+        for (int i = 0; i < stages; i++) {
+            PipelineShape s = {stages, i, chunks};
+            Running *r = &all[i];
+            if (r->at == r->count || !has_come(all, s, r->actions[r->at])) continue;
+            PipelineAction a = r->actions[r->at++];
+            assert_true(a.slot < pipeline_in_flight(s, micro_batches));
+            expect_next(r, s, r->at);
+            run_action(r, s, a);
             done++;
         }
-        if (done == before) fail_msg("%d stages, %d micro-batches: all wait", stages, micro_batches);
+        if (done == before) fail_msg("%d stages, %d chunks, %d: all wait", stages, chunks, micro_batches);
     }
 }
 
 static void every_stage_gets_through(void **state) {
-    for (int stages = 1; stages <= 8; stages++) {
-        for (int micro_batches = 1; micro_batches <= 20; micro_batches++) check_order(stages, micro_batches);
+    for (int stages = 1; stages <= STAGES; stages++) {
+        for (int n = 1; n <= 20; n++) check_order(stages, 1, n);
+        for (int chunks = 2; stages > 1 && chunks <= CHUNKS; chunks++) {
+            for (int groups = 1; groups * stages <= MOST; groups++) check_order(stages, chunks, groups * stages);
+        }
+    }
+}
+
+// What a link carries arrives in the order in which it is wanted.
+static void links_keep_the_order(void **state) {
+    static PipelineAction from[2 * MOST * CHUNKS], to[2 * MOST * CHUNKS];
+    for (int stages = 2; stages <= STAGES; stages++) {
+        for (int i = 0; i < stages; i++) {
+            PipelineShape a = {stages, i, 3}, b = {stages, (i + 1) % stages, 3};
+            int n = 2 * stages, count = pipeline_actions(a, n, true, from), at = 0;
+            pipeline_actions(b, n, true, to);
+            for (int k = 0; k < count; k++) {
+                bool last = i == stages - 1;
+                if (from[k].backward || (last && from[k].chunk == 2)) continue;
+                while (to[at].backward || (last && to[at].chunk == 0)) at++;
+                assert_int_equal(to[at].micro_batch, from[k].micro_batch);
+                assert_int_equal(to[at++].chunk, from[k].chunk + last);
+            }
+        }
     }
 }
 
@@ -66,6 +138,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_order_is_1f1b),
         cmocka_unit_test(every_stage_gets_through),
+        cmocka_unit_test(links_keep_the_order),
     };
     return cmocka_run_group_tests_name("order of the pipeline", tests, NULL, NULL);
 }
