@@ -48,6 +48,18 @@ check "the log names iteration, rank and bucket, and counts" named
 # training does not change at all.
 check "baseline: two ranks of four, no majority" repaired baseline replica:1:5:0,replica:3:5:0 \
     '{"iteration":5,"bucket":0,"ranks":"0, 1, 2, 3","from":null}'
+# The same where the model is cut. With one replica of each part only copies of a tensor can be
+# compared: rank 1's part of the word embeddings is rank 3's too.
+parts=(--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --make-vocab-size-divisible-by 16)
+check "2 x 2 parts: a copy of the embedding on the first stage" repaired parts replica:1:5:0 \
+    '{"iteration":5,"stage":0,"bucket":0,"tensor":"embedding.word_embeddings.weight","ranks":"1, 3","from":null}' \
+    "${parts[@]}"
+check "2 x 2 parts: and on the last" repaired parts replica:2:5:0 \
+    '{"iteration":5,"stage":0,"bucket":0,"tensor":"embedding.word_embeddings.weight","ranks":"0, 2","from":null}' \
+    "${parts[@]}"
+halves=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 16 --sequence-parallel)
+check "two halves, two replicas: no majority, and all copies follow" repaired halves replica:3:5:1:-1 \
+    '{"iteration":5,"bucket":1,"ranks":"1, 3","from":null}' "${halves[@]}"
 no_majority() {
     with_fault replica:1:5:1 two 2 "${run[@]}" --gpus-per-node 1 "${several[@]}" \
         --verify-replicas-interval 1 --save "$work/two" --save-interval 100 || return 1
