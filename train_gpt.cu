@@ -206,12 +206,13 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     return o;
 }
 
-// All rows of `own`, where a product wants them that this rank does not hold.
+// All rows of what this rank holds some rows of (sequence parallelism), for a product. Without it
+// `own` has all rows already.
 static const floatX *gather(const GPT *gpt, const Pass *p, const floatX *own) {
     return tp_gather(&gpt->tp, own, gpt->gathered, rows_of(p));
 }
 
-// A linear whose input is cut: each rank makes a part of the sum.
+// A linear whose input is cut. Each rank makes a part of the sum, and the bias is added once.
 static void summed_linear_forward(const GPT *gpt, const Linear *a) {
     if (!is_cut(gpt)) {
         op_linear_forward(gpt->stream, a);
@@ -314,7 +315,8 @@ void gpt_end_backward(GPT *gpt) {
 
 // --- the head ------------------------------------------------------------------------------------
 
-// The vocabulary is cut: in each chunk of rows the ranks tell each other what they found of it.
+// Where the vocabulary is cut, each rank has some columns of a chunk's logits. The ranks exchange
+// each row's statistics over their columns.
 static void head_of_parts(const GPT *gpt, Head *h) {
     int64_t chunk = op_head_chunk_rows(h->N, h->rows);
     h->all = gpt->statistics;
@@ -351,7 +353,8 @@ static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Li
     op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
 }
 
-// Of a linear whose output was the sum over the ranks, which gpt->branch_sum is then of some rows.
+// Of a linear whose input is cut. The sum that a LayerNorm's backward has made of dy is that of all
+// rows only where nothing is cut.
 static void summed_linear_backward(const GPT *gpt, const Pass *p, int l, enum LayerTensor bias,
                                    const Linear *a) {
     gather(gpt, p, gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p));
@@ -359,7 +362,7 @@ static void summed_linear_backward(const GPT *gpt, const Pass *p, int l, enum La
     bias_backward(gpt, l, bias, a, is_cut(gpt) ? NULL : gpt->branch_sum);
 }
 
-// Of a linear that follows a LayerNorm: the ranks' gradients of its output are added up.
+// Of a linear that follows a LayerNorm. Each rank makes a part of the gradient of its input.
 static void first_linear_backward(const GPT *gpt, const Pass *p, const LayerNorm *norm, const Linear *a) {
     gather(gpt, p, norm->y);
     op_linear_backward(gpt->stream, a);
@@ -392,8 +395,8 @@ static void sum_over_rows(const GPT *gpt, int tensor) {
                    gpt->dwide, gpt->dwide_bytes, gpt->stream);
 }
 
-// The gradients of layer l are complete. By sequence parallelism each rank has those of the
-// LayerNorms for its own rows. The final LayerNorm goes with the last layer.
+// The gradients of layer l are complete. With sequence parallelism each rank has summed those of the
+// LayerNorms over its own rows. The final LayerNorm goes with the last layer.
 static void layer_is_complete(const GPT *gpt, int l) {
     int norms[] = {gpt_layer_tensor(gpt, l, LN1_W), gpt_layer_tensor(gpt, l, LN2_W),
                    gpt_layer_tensor(gpt, l + 1, LN1_W)};

@@ -60,6 +60,26 @@ every_layout_learns_the_same() {
 }
 check "ten layouts on up to eight ranks learn what one rank learns" every_layout_learns_the_same
 
+# Stages of several chunks of layers, over real data, saved and loaded as one rank.
+interleaved_stages() {
+    local run=(--train-iters 20 --global-batch-size 12 "${dropout[@]}" --eval-interval 10)
+    layout_of 1 2
+    logged chunks 2 "${run[@]}" "${layout[@]}" --num-layers-per-virtual-pipeline-stage 1 \
+        --save "$work/chunks" --save-interval 10 && close_losses one chunks 1e-4 || return 1
+    layout_of 2 2 sequence
+    logged cut 4 "${run[@]}" "${layout[@]}" --num-layers-per-virtual-pipeline-stage 1 &&
+        close_losses one cut 2e-3 || return 1
+    logged whole 1 "${run[@]}" --train-iters 24 --load "$work/chunks" --make-vocab-size-divisible-by 32 \
+        --override-opt_param-scheduler &&
+        logged again 2 "${run[@]}" --train-iters 24 --load "$work/chunks" --override-opt_param-scheduler \
+            --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 \
+            --make-vocab-size-divisible-by 32 || return 1
+    paste -d ' ' <(field whole loss) <(field again loss) | awk '{ d = $2 / $4 - 1; n++
+        if (!(d < 1e-4 && d > -1e-4)) exit 1 } END { exit n != 4 }' ||
+        { why="losses after loading differ"; return 1; }
+}
+check "stages of several chunks learn it too, and save for one rank" interleaved_stages
+
 # Two data-parallel ranks, which are two nodes, with everything quantised.
 eight=(8 --gpus-per-node 4 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" "${paper[@]}")
 layout_of 2 2 sequence
@@ -125,6 +145,16 @@ stopped_by_a_signal() {
     [ -s "$work/stopped/latest_checkpointed_iteration.txt" ] || { why="nothing was saved"; return 1; }
 }
 check "a signal to one rank of a stage saves and stops all" stopped_by_a_signal
+
+# A lost rank ends the others with one error line and code 7, or the launcher ends them.
+lost_rank() {
+    in_background lost "${eight[@]}" "${square[@]}" --train-iters 4000 --distributed-timeout-minutes 0.2
+    wait_for_iteration lost 3 && signal_rank STOP 5 || return 1
+    job_ended lost
+    local rc=$?
+    error_names 7 "rank 5" $rc
+}
+check "a stage's rank that stands still is named" lost_rank
 
 text_of() { sed -n '/^sample at iteration/,/^[[(-]/p' "$work/out" | sed -n 2p; }
 one_text() {
