@@ -19,6 +19,7 @@ typedef struct Requests {
     MPI_Request *request;  // (room) grown on demand
     Part *part;            // (room)
     int count, room;
+    bool in_turn;          // a link's: a stage waits for the next one, which may wait for another
 } Requests;
 
 struct Comm {
@@ -99,8 +100,9 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
         late = i;
         MPI_Test(&all->request[i], &done, MPI_STATUS_IGNORE);
     }
-    fatal(comm->site, EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s; see what stopped it "
-          "(--distributed-timeout-minutes sets the limit)", what, where, all->part[late].whom, comm->limit);
+    fatal(comm->site, EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s%s; see what stopped it "
+          "(--distributed-timeout-minutes sets the limit)", what, where, all->part[late].whom, comm->limit,
+          all->in_turn ? ", or waits for another stage itself" : "");
 }
 
 // Waits for the oldest `count` pieces and forgets them.
@@ -169,6 +171,7 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
     link->name = name;
     link->other = group_peer(group, group->first, group->rank == from ? to : from);
     link->mpi = peers_pair(peers, from, to);
+    link->requests.in_turn = true;
     return link;
 }
 

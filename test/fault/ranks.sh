@@ -84,6 +84,9 @@ check "a rank is stuck in loading" stuck stall 0 0 24 4 "load data"
 check "a rank is stuck in a step" stuck stall 3 2 2 4 "forward and backward" "${paper[@]}"
 check "a rank is stuck in what follows a step" stuck stall 1 2 40 4 sample
 check "a rank is stuck in a wait" stuck hang 2 3 2 4 update
+check "a stage is stuck" stuck stall 3 2 4 4 "forward and backward" --pipeline-model-parallel-size 2
+check "a stage is stuck in a message" stuck hang 2 2 2 4 "forward and backward" \
+    --pipeline-model-parallel-size 2 --gpus-per-node 1
 check "a rank alone is stuck in a wait" stuck hang 0 3 1 1 update --gpus-per-node 1
 check "a rank alone is stuck" stuck stall 0 3 1 1 update --gpus-per-node 1
 # However many ranks the host has, the line tells how far the one is that speaks, and those that are
