@@ -192,6 +192,12 @@ weights_line() {
         grep -q '^Gradient Quantization: True, gradient quantization intra-node group size = 128, bits = 8; inter-node group size = 128, bits = 4\.$' "$work/out"
 }
 check "the fork's lines on quantisation" weights_line
+check "the paper's script with tensor parallelism" paper_script cut "${tokens[@]}" "${quantisation[@]}" \
+    --tensor-model-parallel-size 2
+layout_line() {
+    grep -q '^using world size: 4, data-parallel size: 2, context-parallel size: 1 tensor-model-parallel size: 2, pipeline-model-parallel size: 1 $' "$work/out"
+}
+check "Megatron-LM's line on the layout" layout_line
 gpt2() {
     printf '{"text": "The quick brown fox jumps over the lazy dog. It counts gradients."}\n%.0s' {1..400} \
         >"$work/gpt2.jsonl"
