@@ -171,12 +171,12 @@ static const Option table[] = {
 
     HEADING("Ranks and communication"),
     INT("tensor-model-parallel-size", tensor_model_parallel_size, "1", 1, 1 << 16,
-        "ranks that share every layer; divides heads, MLP width and ranks (more than there are is an "
-        "error, where Megatron-LM takes fewer)"),
+        "T ranks share each layer. T must divide heads, MLP width and ranks: Megatron-LM lowers one that is "
+        "larger than the number of ranks, here that is an error"),
     FLAG("sequence-parallel", sequence_parallel,
-         "ranks that share a layer also share LayerNorms and residuals, by tokens: less memory"),
+         "the T ranks also share LayerNorms and residuals, by tokens, which takes less memory"),
     INT("pipeline-model-parallel-size", pipeline_model_parallel_size, "1", 1, 10000,
-        "stages of equally many layers, one after the other (1F1B)"),
+        "P stages of equally many layers follow each other (1F1B). P must divide layers and ranks"),
     INT("num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage, "0", 0, 10000,
         "a stage holds several chunks of so many layers in turn, which shortens the pipeline's ends; 0: one "
         "chunk"),

@@ -149,6 +149,26 @@ table_is_true() {
     done
 }
 check "the README's table of what fits" table_is_true
+# NAME COLUMN: the same of its table of models in parts
+cell() { awk -F ' *[|] *' -v model="${1^^}" -v column="$2" \
+    '$2 == model && NF == 8 { gsub("-", "0"); sub(",", "", $column); print $column }' README.md; }
+parts_table_is_true() {
+    local name column said now gb sizes=("1 1" "2 1" "4 1" "8 1" "4 2") tensor pipeline
+    for name in 6.7b 13b 18b; do
+        for column in 0 1 2 3 4; do
+            read -r tensor pipeline <<<"${sizes[column]}"
+            verdict $name 8 8 @configs/sdp4bit.args --micro-batch-size 1 --sequence-parallel \
+                --tensor-model-parallel-size "$tensor" --pipeline-model-parallel-size "$pipeline" \
+                --global-batch-size $((8 * 8 / tensor / pipeline)) || return 1
+            now=$(for gb in 80 141; do largest $gb | grep . || echo 0; done | tr '\n' ' ')
+            said=$(cell $name $((column + 3)))
+            echo "$said $now" | awk 'NF != 4 { exit 1 }
+                { for (i = 1; i < 3; i++) if ($(i + 2) < $i || $(i + 2) > 1.03 * $i + 1) exit 1 }' ||
+                { why="$name, ${sizes[column]}: the README says '$said', --plan '$now'"; return 1; }
+        done
+    done
+}
+check "the README's table of models in parts" parts_table_is_true
 too_large() {
     verdict 18b 16 8 || return 1
     tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
