@@ -253,6 +253,8 @@ static void embed(const GPT *gpt, const Pass *p) {
 }
 
 void gpt_forward(GPT *gpt, const Pass *p) {
+    MicroBatch *m = &gpt->slot[p->slot];
+    if (embeds(gpt, p)) m->residual[0] = m->embedded;
     LayerNorm final = first_norm(gpt, p, end_layer(gpt, p));
     if (embeds(gpt, p)) {
         zero_weights_wait(gpt->zero, 0);
@@ -461,8 +463,10 @@ static void expect_gradient(GPT *gpt, const Pass *p) {
 static void stage_forward(GPT *gpt, const Pass *p) {
     Pipeline *pipeline = &gpt->pipeline;
     MicroBatch *m = &gpt->slot[p->slot];
-    if (!embeds(gpt, p)) link_arrived(pipeline->from_before, gpt->stream);
-    m->residual[0] = embeds(gpt, p) ? m->embedded : gpt->input[p->input];
+    if (!embeds(gpt, p)) {
+        link_arrived(pipeline->from_before, gpt->stream);
+        m->residual[0] = gpt->input[p->input];
+    }
     if (pipeline->to_next) link_sent(pipeline->to_next, (int)(pipeline->sent_ahead - m->sent), gpt->stream);
     gpt_forward(gpt, p);
     if (heads(gpt, p)) return;

@@ -178,8 +178,8 @@ static const Option table[] = {
     INT("pipeline-model-parallel-size", pipeline_model_parallel_size, "1", 1, 10000,
         "P stages of equally many layers follow each other (1F1B). P must divide layers and ranks"),
     INT("num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage, "0", 0, 10000,
-        "a stage holds several chunks of so many layers in turn, which shortens the pipeline's ends; 0: one "
-        "chunk"),
+        "N layers are a chunk, and the stages take chunks in turn: they wait less and send more. 0: a stage "
+        "is one chunk"),
     FLAG("use-distributed-optimizer", use_distributed_optimizer,
          "shard the optimiser (always so here); the quantisation flags ask for it"),
     INT("gpus-per-node", gpus_per_node, "0", 0, 1 << 20,
@@ -447,8 +447,6 @@ static const Option table[] = {
             "the output layer shares the embedding's weights, as in GPT-2; drop the flag"),
     REFUSED("init-method-xavier-uniform", "initial weights are normal with --init-method-std; drop the flag"),
     REFUSED("data-parallel-random-init", "all ranks must start from the same weights; drop the flag"),
-    REFUSED("num-layers-per-virtual-pipeline-stage",
-            "interleaved stages are not supported, the schedule is plain 1F1B; drop the flag"),
     REFUSED("use-checkpoint-args",
             "give the model's flags, for instance @configs/gpt_125m.args; they are compared with the "
             "checkpoint's"),

@@ -84,7 +84,7 @@ static bool is_cut(const Mesh *mesh) { return mesh->tp.size > 1 || mesh->pp.size
 
 static void print_parts(const Config *c, const Stages *stages, FILE *out) {
     const Mesh *mesh = &stages->fullest->mesh;
-    int layers = c->num_layers / mesh->pp.size;
+    int layers = c->num_layers / mesh->pp.size, chunks = config_pipeline_chunks(c);
     if (!is_cut(mesh)) return;
     fprintf(out, "parts of the model\n");
     fprintf(out, "  %d ranks = pipeline %d x data parallel %d x tensor parallel %d%s, on %d nodes of %d\n",
@@ -93,7 +93,9 @@ static void print_parts(const Config *c, const Stages *stages, FILE *out) {
     for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
         fprintf(out, "  stage %2d", s->first);
         if (s->end > s->first + 1) fprintf(out, " to %2d", s->end - 1);
-        fprintf(out, ", %d layers%s%s: %lld parameters, %.2f GiB per rank\n", layers,
+        fprintf(out, ", %d layers", layers);
+        if (chunks > 1) fprintf(out, " in %d chunks", chunks);
+        fprintf(out, "%s%s: %lld parameters, %.2f GiB per rank\n",
                 s->first == 0 ? ", embeddings" : "", s->end == mesh->pp.size ? ", head" : "",
                 (long long)layout_of(s)->parameters, (double)memory_plan_total(&s->memory_plan) / 0x1p30);
     }
@@ -196,8 +198,8 @@ static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
     print_wire_of(s, zero_grad_wire(s->zero, true), out);
 }
 
-// What crosses a border between two stages with a micro-batch, each way: the hidden state forward,
-// its gradient backward. Bytes per rank.
+// What crosses a border between two chunks of layers with a micro-batch, each way: the hidden state
+// forward, its gradient backward. Bytes per rank.
 static double hidden_bytes(const Config *c, const Mesh *mesh) {
     double bytes = (double)c->micro_batch_size * c->seq_length * c->hidden_size * (double)sizeof(floatX);
     return c->sequence_parallel ? bytes / mesh->tp.size : bytes;
@@ -232,7 +234,10 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
         fprintf(out, "  %-34s %16.0f\n", "tensor parallelism", tensor_parallel_bytes(c, mesh));
     }
     if (mesh->pp.size > 1) {
-        fprintf(out, "  %-34s %16.0f  each way\n", "to a neighbouring stage", hidden_bytes(c, mesh));
+        int chunks = config_pipeline_chunks(c);
+        fprintf(out, "  %-34s %16.0f  each way", "to a neighbouring stage", hidden_bytes(c, mesh));
+        if (chunks > 1) fprintf(out, ", %d times", chunks);
+        fputc('\n', out);
     }
     if (!c->sequence_parallel && mesh->pp.size == 1) return;
     fprintf(out, "bytes sent per step and rank, between parts of the model\n");
@@ -339,13 +344,15 @@ static void print_arms(const StagePlan *s, FILE *out) {
             less / least);
 }
 
-// What a node in the middle of a pipeline sends to nodes of other stages in a step: of its ranks
-// those at a border between stages do, to one side or to both.
+// The most that a node sends to nodes of other stages in a step: of its ranks those at a border
+// between stages do, to one side or to both. After a chunk of the last stage comes one of the
+// first.
 static double pipeline_egress(const Config *c, const Mesh *mesh) {
     int stage = mesh->pp.stride, ranks = stage < mesh->per_node ? stage : mesh->per_node;
     int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;
-    int sides = nodes_in_line > 2 ? 2 : nodes_in_line - 1;
-    return mesh->pp.size > 1 ? hidden_bytes(c, mesh) * ranks * sides * c->micro_batches : 0;
+    int chunks = config_pipeline_chunks(c), messages = nodes_in_line > 2 ? 2 * chunks : 2 * chunks - 1;
+    if (mesh->pp.size == 1 || nodes_in_line == 1) return 0;
+    return hidden_bytes(c, mesh) * ranks * messages * c->micro_batches;
 }
 
 // What tensor parallelism sends out of a node in a step, where a group fills several nodes.

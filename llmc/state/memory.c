@@ -22,6 +22,7 @@ static size_t bytes_with(const Config *config, size_t planned, Setting setting, 
 // May a micro-batch of this size replace the configured one, all else being equal?
 static bool divides(const Config *config, int micro_batch) {
     int64_t unit = (int64_t)micro_batch * config->dp_size;
+    if (config_pipeline_chunks(config) > 1) unit *= config->pipeline_model_parallel_size;
     return config->global_batch_size % unit == 0 && config->rampup_start % unit == 0 &&
            config->rampup_increment % unit == 0;
 }

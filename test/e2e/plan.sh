@@ -306,10 +306,11 @@ parts_sent() { # NP FLAGS...
     local np=$1 said sent
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "${@:2}" ||
         { say "--plan failed"; return 1; }
-    # Two micro-batches per step. Of two stages one sends forward and the other one backward.
-    said=$(awk -v np="$np" '{ bytes = $NF == "way" ? $(NF - 2) : $NF }
-        /^  tensor parallelism / || /^  to a neighbouring stage/ { sum += 2 * bytes }
-        /^  gradients of (LayerNorms|the tied embedding)/ { sum += bytes }
+    # Two micro-batches per step. Of two stages one sends forward and the other one backward. Stages
+    # of several chunks have 2 x chunks - 1 borders.
+    said=$(awk -v np="$np" '/^  tensor parallelism / { sum += 2 * $NF }
+        /^  to a neighbouring stage/ { sum += 2 * $5 * (/times$/ ? 2 * $(NF - 1) - 1 : 1) }
+        /^  gradients of LayerNorms/ || /^  gradients of the tied embedding/ { sum += /tied/ ? $6 : $NF }
         END { print np * sum }' "$work/out")
     logged parts "$np" --train-iters 3 "${@:2}" || return 1
     sent=$(sed -n 's/.*"model_parallel_bytes": *\([0-9.]*\).*/\1/p' "$work/parts.jsonl" | tail -n 1)
@@ -321,6 +322,17 @@ check "a run sends that by sequence parallelism" parts_sent 4 --tensor-model-par
 check "a run sends that with full recomputation" parts_sent 4 --tensor-model-parallel-size 2 \
     --sequence-parallel --recompute-granularity full
 check "a run sends that between stages" parts_sent 4 --pipeline-model-parallel-size 2
+chunks_sent() { # two chunks of each of two stages have three borders
+    verdict 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \
+        --num-layers-per-virtual-pipeline-stage 10 --global-batch-size 32 || return 1
+    grep -q '^  stage  0, 20 layers in 2 chunks, embeddings: 1649024000 parameters' "$work/out" &&
+        grep -qE '^  to a neighbouring stage +20971520  each way, 2 times$' "$work/out" || { why="no chunks"; return 1; }
+    tells "^    pipeline +1.01$" || return 1 # 8 ranks, 2 micro-batches, 2 chunks forward and 1 back
+    parts_sent 4 --num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
+}
+check "stages of several chunks" chunks_sent
+check "memory of stages of several chunks" total 2 "${larger[@]}" --pipeline-model-parallel-size 2 \
+    --num-layers-per-virtual-pipeline-stage 1 --max-position-embeddings 512
 
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2

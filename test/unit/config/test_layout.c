@@ -14,6 +14,9 @@ static void sizes_follow(void **state) {
         {"--tensor-model-parallel-size 2 --sequence-parallel", "\"sequence_parallel\":true"},
         {"--sequence-parallel", "\"sequence_parallel\":false"},  // with nobody to share with
         {"--tensor-model-parallel-size 2 --global-batch-size 12", "\"num_micro_batches\":3"},
+        // Chunks want groups of as many micro-batches as there are stages.
+        {"--num-layers 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
+         "\"num_micro_batches\":4"},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         char line[2048];
@@ -71,7 +74,12 @@ static void what_cannot_be_split(void **state) {
         {"--pipeline-model-parallel-size 3", 0,
          "--num-layers 2 is not divisible by --pipeline-model-parallel-size 3"},
         {"--pipeline-model-parallel-size 4", 0, "--num-layers 2 is not divisible by"},
-        {"--num-layers-per-virtual-pipeline-stage 1", 0, "plain 1F1B"},
+        {"--num-layers-per-virtual-pipeline-stage 1", 0, "wants --pipeline-model-parallel-size 2"},
+        {"--num-layers 12 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 4", 0,
+         "the 6 layers of a pipeline stage are not divisible by"},
+        {"--num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
+         "--global-batch-size 6", 2,
+         "3 micro-batches per step are not divisible by --pipeline-model-parallel-size 2"},
         {"--global-batch-size 6 --tensor-model-parallel-size 2", 8,
          "--global-batch-size 6 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
     };
