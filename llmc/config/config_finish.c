@@ -29,8 +29,8 @@ int config_pipeline_chunks(const Config *c) {
     return chunk ? c->num_layers / c->pipeline_model_parallel_size / chunk : 1;
 }
 
-// Sequences that batches are multiples of. A stage of several chunks takes micro-batches in groups of
-// as many as there are stages.
+// Sequences that batches are multiples of. A stage of several chunks takes micro-batches in groups
+// of as many as there are stages.
 static int64_t batch_unit(const Config *c) {
     int group = config_pipeline_chunks(c) > 1 ? c->pipeline_model_parallel_size : 1;
     return (int64_t)c->micro_batch_size * c->dp_size * group;
