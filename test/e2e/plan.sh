@@ -244,6 +244,11 @@ check "13b, tensor parallel 8" parts 13b 8 1 51200 12858214400 1617536000
 check "13b, tensor parallel 4, two stages" parts 13b 4 2 50688 12855592960 1649024000 1638548480
 check "18b, tensor parallel 8" parts 18b 8 1 51200 18449756160 2318530560
 check "18b, tensor parallel 4, two stages" parts 18b 4 2 50688 18446610432 2356316160 2343745536
+flops() { # Megatron-LM's, with the vocabulary as it is padded for T
+    verdict 13b 128 8 --tensor-model-parallel-size 8 &&
+        awk '$1 == "FLOPs" { exit !($4 / 16 > 1.681479e14 && $4 / 16 < 1.681481e14) }' "$work/out" || say "other FLOPs"
+}
+check "FLOPs with a vocabulary padded for 8 ranks" flops
 middle_stages() { # those in the middle are told as one
     verdict 13b 128 8 --pipeline-model-parallel-size 8 &&
         grep -qE '^  stage  1 to  6, 5 layers: 1573196800 parameters, [0-9.]+ GiB per rank$' "$work/out" &&

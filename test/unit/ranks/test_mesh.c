@@ -40,6 +40,24 @@ static void gpus_per_node_sets_the_borders(void **state) {
     }
 }
 
+// What --plan does for other stages than its own rank's.
+static void any_rank_sees_its_own_place(void **state) {
+    Mesh first;
+    assert_true(mesh_build(&first, 0, 48, NULL, 8, 2, 3, NULL));
+    for (int r = 0; r < 48; r++) {
+        Mesh built, seen = mesh_seen_by(&first, r);
+        assert_true(mesh_build(&built, r, 48, NULL, 8, 2, 3, NULL));
+        assert_int_equal(seen.nodes, built.nodes);
+        assert_int_equal(seen.per_node, built.per_node);
+        for (int g = 0; g < MESH_GROUPS; g++) {
+            const Group *a = &seen.group[g], *b = &built.group[g];
+            assert_string_equal(a->name, b->name);
+            assert_true(a->rank == b->rank && a->size == b->size);
+            assert_true(a->first == b->first && a->stride == b->stride);
+        }
+    }
+}
+
 // Megatron's example (parallel_state.py): 16 ranks, T = 2, P = 4, so D = 2.
 static void megatron_rank_order(void **state) {
     static const int tp[][2] = {{0, 1}, {2, 3}, {14, 15}}, dp[][2] = {{0, 2}, {1, 3}, {4, 6}, {13, 15}};
@@ -203,6 +221,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nodes_follow_hosts),
         cmocka_unit_test(gpus_per_node_sets_the_borders),
+        cmocka_unit_test(any_rank_sees_its_own_place),
         cmocka_unit_test(megatron_rank_order),
         cmocka_unit_test(groups_are_as_defined),
         cmocka_unit_test(tensor_parallel_fills_a_node),
