@@ -13,7 +13,6 @@
 
 #include "llmc/checkpoint/saver.h"
 #include "llmc/model/gpt.h"
-#include "llmc/model/pipeline.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/state/replicas.h"
 #include "llmc/state/zero_inside.h"
@@ -22,7 +21,7 @@
 
 static const char *const flags[] = {
     "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer",
-    "--make-vocab-size-divisible-by", "8", "--num-layers", "4", "--seq-length", "32",
+    "--num-layers", "4", "--global-batch-size", "16", "--seq-length", "32",
     "--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--train-iters", "10",
     "--clip-grad", "0", "--ddp-bucket-size", "1", "--hidden-size", "64", "--num-attention-heads", "4",
     "--vocab-size", "247", "--quantized-weights", "--quantized-gradients", "--log-num-zeros-in-grad"};
@@ -40,7 +39,6 @@ typedef struct Layout {
     MemoryPlan memory_plan;
     Zero *zero;
     GPT gpt;
-    Pipeline pipeline;
     char name[64];
 } Layout;
 
@@ -54,16 +52,44 @@ static void check(bool ok, const Layout *l, const char *what) {
     failures += !all;
 }
 
+// A way to split the ranks. layers: of a virtual stage, 0: there are none.
+typedef struct Shape {
+    int T, P;
+    const char *layers;
+} Shape;
+static const Shape shapes[] = {{1, 1, NULL}, {2, 1, NULL}, {1, 2, NULL}, {4, 1, NULL}, {2, 2, NULL},
+                               {1, 4, NULL}, {4, 2, NULL}, {2, 4, NULL}, {1, 2, "1"}, {2, 2, "1"}};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void describe_shape(const Shape *s, char *text, size_t bytes) {
+    snprintf(text, bytes, "T %d, P %d%s", s->T, s->P, s->layers ? " interleaved" : "");
+}
+
 // False where the ranks cannot be split so.
-static bool open_layout(Layout *l, int T, int P) {
+static bool open_layout(Layout *l, const Shape *s) {
     Error err = {0};
-    char *argv[FLAGS];
+    char *argv[FLAGS + 8], size[3][16];
+    int argc = FLAGS;
     memset(l, 0, sizeof *l);
-    for (int i = 0; i < FLAGS; i++) argv[i] = (char *)flags[i];
-    if (ranks % (T * P) || !mesh_build(&l->mesh, rank, ranks, NULL, ranks, T, P, &err)) return false;
-    snprintf(l->name, sizeof l->name, "T %d, P %d of %d ranks", T, P, ranks);
+    if (ranks % (s->T * s->P)) return false;
+    if (!mesh_build(&l->mesh, rank, ranks, NULL, ranks, s->T, s->P, &err)) return false;
+    describe_shape(s, l->name, sizeof l->name);
     l->site.rank = rank;
-    bool ok = config_parse(&l->config, FLAGS, argv, NULL, 0, &err);
+    for (int i = 0; i < FLAGS; i++) argv[i] = (char *)flags[i];
+    snprintf(size[0], sizeof size[0], "%d", s->T);
+    snprintf(size[1], sizeof size[1], "%d", s->P);
+    snprintf(size[2], sizeof size[2], "%d", 32 / s->T);  // one vocabulary for all
+    argv[argc++] = (char *)"--make-vocab-size-divisible-by";
+    argv[argc++] = size[2];
+    argv[argc++] = (char *)"--tensor-model-parallel-size";
+    argv[argc++] = size[0];
+    argv[argc++] = (char *)"--pipeline-model-parallel-size";
+    argv[argc++] = size[1];
+    if (s->layers) {
+        argv[argc++] = (char *)"--num-layers-per-virtual-pipeline-stage";
+        argv[argc++] = (char *)s->layers;
+    }
+    bool ok = config_parse(&l->config, argc, argv, NULL, 0, &err);
     int vocabulary = (int)l->config.vocab_size;
     ok = ok && config_finish(&l->config, ranks, vocabulary + 1, vocabulary, &err);
     l->device = device_open(0, &l->site, &err);
@@ -77,14 +103,12 @@ static bool open_layout(Layout *l, int T, int P) {
          mesh_open(&l->mesh, world, &err);
     if (!ok) fatal(NULL, EXIT_USAGE, "%s: %s", l->name, err.what);
     comm_open(&l->mesh, l->device, 60);
-    l->pipeline = pipeline_open(&l->mesh, l->device);
     zero_start(l->zero, l->device, l->compute, &l->lanes, l->timers);
     return true;
 }
 
 static void close_layout(Layout *l) {
     zero_stop(l->zero);
-    pipeline_close(&l->pipeline);
     memory_plan_free(&l->memory_plan, l->device);
     zero_free(l->zero);
     gpt_free(&l->gpt);
@@ -337,18 +361,12 @@ static bool load(const Layout *l, const char *folder, int64_t iteration, Error *
     return ok;
 }
 
-typedef struct Shape {
-    int T, P;
-} Shape;
-static const Shape shapes[] = {{1, 1}, {2, 1}, {1, 2}, {4, 1}, {2, 2}, {1, 4}, {4, 2}, {2, 4}};
-enum { SHAPES = sizeof shapes / sizeof *shapes };
-
 static void test_checkpoints(const char *folder) {
     Layout l;
     Error err = {0};
     for (int i = 0; i < SHAPES; i++) {
         char own[128];
-        if (!open_layout(&l, shapes[i].T, shapes[i].P)) continue;
+        if (!open_layout(&l, &shapes[i])) continue;
         snprintf(own, sizeof own, "%s/%d", folder, i);
         fill(&l, false);
         bool ok = save(&l, own, 1, &err);
@@ -357,13 +375,13 @@ static void test_checkpoints(const char *folder) {
         close_layout(&l);
     }
     for (int i = 0; i < SHAPES; i++) {
-        if (!open_layout(&l, shapes[i].T, shapes[i].P)) continue;
+        if (!open_layout(&l, &shapes[i])) continue;
         for (int from = 0; from < SHAPES; from++) {
-            char own[128], what[80];
+            char own[128], what[96], saver[48];
             if (ranks % (shapes[from].T * shapes[from].P)) continue;
+            describe_shape(&shapes[from], saver, sizeof saver);
             snprintf(own, sizeof own, "%s/%d", folder, from);
-            snprintf(what, sizeof what, "loads what T %d, P %d saved, to the bit", shapes[from].T,
-                     shapes[from].P);
+            snprintf(what, sizeof what, "loads what %s saved, to the bit", saver);
             clear(&l);
             bool ok = load(&l, own, 1, &err);
             if (!ok) fprintf(stderr, "rank %d: %s\n", rank, err.what);
@@ -384,7 +402,7 @@ int main(int argc, char **argv) {
     MPI_Bcast(folder, (int)sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
     for (int i = 0; i < SHAPES; i++) {
         Layout l;
-        if (!open_layout(&l, shapes[i].T, shapes[i].P)) continue;
+        if (!open_layout(&l, &shapes[i])) continue;
         test_figures(&l);
         test_replicas(&l);
         close_layout(&l);
