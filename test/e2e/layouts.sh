@@ -91,6 +91,32 @@ two_by_two_by_two() {
 }
 check "2 x 2 x 2 with SDP4Bit learns what two ranks learn" two_by_two_by_two
 
+# Every arm, and every message sealed: against two ranks of the same arm.
+every_arm() {
+    local arm name=0 few=(--train-iters 8 --eval-interval 100 --save-interval 100 --verify-wire)
+    for arm in "" "--grad-reduce-in-bf16" "--quantized-weights" \
+        "--quantized-weights --weight-quantization-method direct --weight-quantization-bits 8" \
+        "--quantized-gradients" "--quantized-gradients --gradient-quantization-bits-intra 4 --hadamard-transform"; do
+        name=$((name + 1))
+        # shellcheck disable=SC2086 # words
+        logged arm$name 8 --gpus-per-node 4 --global-batch-size 16 "${few[@]}" "${square[@]}" $arm || return 1
+        # shellcheck disable=SC2086 # words
+        logged flat$name 2 --gpus-per-node 1 --global-batch-size 16 "${few[@]}" $arm \
+            --make-vocab-size-divisible-by 32 || return 1
+        close_losses arm$name flat$name 5e-3 || { why="$arm: $why"; return 1; }
+    done
+}
+check "every arm trains in parts, with sealed messages" every_arm
+
+# What one stage finds ends all: the loss is not finite on the last one alone.
+not_finite() {
+    train 8 --gpus-per-node 4 --global-batch-size 16 "${square[@]}" --lr 1e37 --min-lr 0 --lr-decay-style linear \
+        --lr-warmup-iters 0 --save "$work/wild" --save-interval 1
+    error_names 4 "iteration 2 update: loss" $? || return 1
+    [ "$(cat "$work/wild/latest_checkpointed_iteration.txt")" = 1 ] || { why="the bad step was saved"; return 1; }
+}
+check "a loss that is not finite ends all stages, and is not saved" not_finite
+
 resumed_to_the_bit() {
     logged first "${eight[@]}" "${square[@]}" --train-iters 16 --exit-interval 8 --save "$work/parts" "$@" &&
         logged second "${eight[@]}" "${square[@]}" --train-iters 16 --save "$work/parts" --load "$work/parts" \
@@ -107,20 +133,22 @@ resumed_to_the_bit() {
 check "resumed to the bit, losses and checkpoints" resumed_to_the_bit
 check "the same with saves in the background" resumed_to_the_bit --async-save
 
-# The validation loss of one checkpoint in another layout: T P D [sequence].
+# T P D [sequence]: the validation loss of one checkpoint in this layout, in $found
 loss_in() {
-    local ranks=$(($1 * $2 * $3)) out
+    local ranks=$(($1 * $2 * $3))
     layout_of "$1" "$2" "${4:-}"
-    trains "$ranks" --gpus-per-node "$ranks" --global-batch-size 16 --train-iters 16 --skip-train --load "$work/square" \
-        "${layout[@]}" --eval-iters 2 || return 1
-    out=$(sed -n 's/.*on validation set | lm loss value: \([0-9.E+-]*\).*/\1/p' "$work/out")
-    awk -v a="$out" -v b="$expected" 'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d < 1e-3 && d > -1e-3) }' ||
-        { why="T $1, P $2, D $3: loss '$out', not $expected"; return 1; }
+    trains "$ranks" --gpus-per-node "$ranks" --global-batch-size 16 --train-iters 16 --skip-train \
+        --load "$work/square" "${layout[@]}" --eval-iters 2 || return 1
+    found=$(sed -n 's/.*on validation set | lm loss value: \([0-9.E+-]*\).*/\1/p' "$work/out")
 }
 any_layout_loads_any_other() {
-    expected=1
-    loss_in 1 1 1 || { expected=$(sed -n 's/.*on validation set | lm loss value: \([0-9.E+-]*\).*/\1/p' "$work/out"); }
-    loss_in 1 1 1 && loss_in 2 2 2 sequence && loss_in 4 1 2 && loss_in 1 4 1 && loss_in 1 1 4 && loss_in 2 4 1
+    local spec expected=
+    for spec in "1 1 1" "2 2 2 sequence" "4 1 2" "1 4 1" "1 1 4" "2 4 1"; do
+        # shellcheck disable=SC2086 # words
+        loss_in $spec || return 1
+        awk -v a="$found" -v b="${expected:=$found}" 'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d < 1e-3 && d > -1e-3) }' ||
+            { why="T P D $spec: loss '$found', not $expected"; return 1; }
+    done
 }
 check "a checkpoint gives one validation loss in every layout" any_layout_loads_any_other
 
