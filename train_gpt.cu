@@ -270,9 +270,9 @@ void gpt_forward(GPT *gpt, const Pass *p) {
 }
 
 // --- the tied embedding on two stages ------------------------------------------------------------
-// The last stage hands the head's part of the gradient to the first one with the step's last
-// micro-batch. The first adds it before that micro-batch's tokens: with one micro-batch the sum is
-// then made in the order of a single stage. The result goes back, so both copies get the same bits.
+// After its last pass the last stage hands the head's part of the gradient to the first one. That
+// adds it before its last micro-batch's tokens: with one micro-batch the sum is then made in the
+// order of a single stage. The result goes back, so both copies get the same bits.
 
 // Elements of the words' gradient that travel at a time, to wait in half of a scratch buffer.
 static int64_t words_at_a_time(const GPT *gpt) { return (int64_t)(gpt->dwide_bytes / sizeof(float) / 2); }
@@ -308,6 +308,7 @@ void gpt_end_backward(GPT *gpt) {
         link_send(pipeline->words_to_last, words, bytes, gpt->stream);
         link_sent(pipeline->words_to_last, 0, gpt->stream);
     } else if (!gpt->stage.embeds) {
+        send_head_words(gpt);
         link_sent(pipeline->words_to_first, 0, gpt->stream);
         link_expect(pipeline->words_to_last, words, bytes, gpt->stream);
         link_arrived(pipeline->words_to_last, gpt->stream);
@@ -347,7 +348,6 @@ void gpt_head(GPT *gpt, const Pass *p) {
               .overwrite = p->first, .workspace = gpt->workspace};
     if (is_cut(gpt)) head_of_parts(gpt, &h);
     else op_head(gpt->stream, &h);
-    if (p->backward && p->last && !gpt->stage.embeds) send_head_words(gpt);
 }
 
 // sum: of dy over its rows, where a LayerNorm's backward has made it.
@@ -436,7 +436,8 @@ void gpt_backward(GPT *gpt, const Pass *p) {
 
 // --- a stage and its neighbours ------------------------------------------------------------------
 // What comes from a neighbour is expected one action ahead, so that it travels while this stage
-// works on something else.
+// works on something else. A micro-batch's gradient is not expected while the same micro-batch
+// passes: it cannot come before. Why that must not wait on a GPU: llmc/cuda/comm.cu.
 
 static size_t hidden_bytes(const GPT *gpt, const Pass *p) {
     return (size_t)own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
@@ -519,26 +520,59 @@ static void backward_micro_batch(GPT *gpt, const Pass *pass) {
     if (pass->first) zero_copy_staged(gpt->zero);
 }
 
+// The first launch of a kernel may wait for all that a GPU was given. With messages under way it
+// could wait for ever (llmc/cuda/comm.cu). So a stage launches all kernels of a step's passes once
+// before. A loss scale of 0 and zeros from the neighbours make zeros of all gradients.
+static void launch_first(GPT *gpt, bool training, LoadMicroBatch load, void *context) {
+    MicroBatch *m = &gpt->slot[0];
+    Pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.B = gpt->B;
+    pass.T = gpt->T;
+    pass.training = pass.backward = training;
+    load(context, gpt, 0, &pass);
+    pass.loss_scale = 0.0f;
+    for (int again = 0; again < 1 + training; again++) {
+        pass.first = !again;
+        for (pass.chunk = 0; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
+            if (!embeds(gpt, &pass)) m->residual[0] = gpt->input[0];
+            if (!embeds(gpt, &pass)) set_zero(gpt->stream, gpt->input[0], hidden_bytes(gpt, &pass));
+            gpt_forward(gpt, &pass);
+            gpt_head(gpt, &pass);
+            set_zero(gpt->stream, dresidual_of(gpt, &pass), hidden_bytes(gpt, &pass));
+            if (training) gpt_backward(gpt, &pass);
+        }
+    }
+    stream_synchronize(gpt->stream);
+}
+
 void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context) {
     PipelineShape shape = gpt->stage.shape;
     size_t most = 2 * (size_t)count * (size_t)shape.chunks;
     PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
     int actions = pipeline_actions(shape, count, training, action);
+    bool *launched = training ? &gpt->trains : &gpt->evaluates;
+    if (shape.stages > 1 && device_kind()->asynchronous && !*launched) {
+        launch_first(gpt, training, load, context);
+    }
+    *launched = true;
     if (actions > 0) expect(gpt, &action[0]);
     for (int i = 0; i < actions; i++) {
-        if (i + 1 < actions) expect(gpt, &action[i + 1]);
+        bool more = i + 1 < actions, ahead = more && action[i + 1].micro_batch != action[i].micro_batch;
+        if (ahead) expect(gpt, &action[i + 1]);
         if (action[i].backward) {
             Pass pass = gpt->slot[action[i].slot].pass;
             pass.gradient = pass_of(gpt, &action[i]).gradient;
             backward_micro_batch(gpt, &pass);
-            continue;
+        } else {
+            Pass pass = pass_of(gpt, &action[i]);
+            pass.training = pass.backward = training;
+            pass.first = action[i].micro_batch == 0;
+            pass.last = action[i].micro_batch == count - 1;
+            load(context, gpt, action[i].micro_batch, &pass);
+            forward_micro_batch(gpt, &pass);
         }
-        Pass pass = pass_of(gpt, &action[i]);
-        pass.training = pass.backward = training;
-        pass.first = action[i].micro_batch == 0;
-        pass.last = action[i].micro_batch == count - 1;
-        load(context, gpt, action[i].micro_batch, &pass);
-        forward_micro_batch(gpt, &pass);
+        if (more && !ahead) expect(gpt, &action[i + 1]);
     }
     free(action);
     if (training) gpt_end_backward(gpt);

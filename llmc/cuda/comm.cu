@@ -305,6 +305,33 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
 }
 
 // --- links ---------------------------------------------------------------------------------------
+// Why links cannot lock each other up. The kernel of a message stays on the GPU until the other
+// end's kernel has met it, and receipts are posted before their messages are made. So nothing that
+// a message needs may wait for another message, unless that one passes first anyway. Four things
+// could wait:
+//
+// 1. Work on the same stream. Each link has a stream of its own. The caller's stream waits for a
+//    message where link_arrived or link_sent says so. It does that in the order of the 1F1B
+//    schedule, which has no cycle: a pass needs earlier passes of its neighbours (test_pipeline.c).
+// 2. Work in the same hardware queue of the GPU. device.cu asks for 32 queues. A rank has at most
+//    13 streams: compute, copies, five lanes and six links. They are made before NCCL's own.
+// 3. Kernels that find no free multiprocessor. A link's kernel takes LINK_CHANNELS blocks, so six
+//    links take 12 of a GPU's 100 or more multiprocessors. No kernel of this program needs all of
+//    its blocks on the GPU at once. So each ends on the multiprocessors that are left. Then a
+//    link's kernel comes first, for its stream is urgent.
+// 4. The host. CUDA loads a kernel when it is launched for the first time, and may wait for all
+//    work on the GPU to do that. So a stage launches the kernels of its passes once before its
+//    first message (launch_first in train_gpt.cu). New kernels then come in one place only: where
+//    the first unit is reduced, in the last micro-batch's backward pass. All that is under way there
+//    passes without this rank's later work. Hidden states have all arrived. A gradient is not
+//    expected while its own micro-batch passes (gpt_micro_batches), and later stages need nothing
+//    more of this one to make it. The words' gradient leaves after the last stage's last pass
+//    (gpt_end_backward), for the first stage takes it in its own last pass.
+//
+// To connect, NCCL allocates memory, which may wait for the GPU too. So a rank connects one
+// communicator after the other, and its first message passes before the next one begins. All ranks
+// go through the groups, and through the borders between stages, in one order (connect_group,
+// pipeline_open). A rank only ever waits for one that is at the same border or an earlier one.
 
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name) {
     if (group->rank != from && group->rank != to) return NULL;

@@ -91,6 +91,7 @@ typedef struct GPT {
     float epsilon, attention_dropout, hidden_dropout;
     uint32_t seed;
     bool recompute_full;     // layers keep only their input; the rest is computed again in backward
+    bool trains, evaluates;  // it has done so: the kernels of that have been launched
     int tensors;
     Tensor *tensor;          // (tensors) WTE, WPE, layers in order, final LayerNorm: this rank's parts of
                              // those of the stage. A last stage that does not embed has a WTE too
