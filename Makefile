@@ -280,13 +280,14 @@ CUDA_HOST := $(wildcard llmc/cuda/*.cpp)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$(CUDA_DIR)/%.o) $(CUDA_HOST:%.cpp=$(CUDA_DIR)/%.o)
 CUDA_LIB  := $(BUILD)/libllmc_cuda.a
 GPU_TESTS := $(patsubst test/gpu/%.cu,$(BUILD)/test/gpu/%,$(wildcard test/gpu/test_*.cu))
+MODEL_RANKS := test_sdp4bit_mpi test_layout
 GPU_TEST_OBJ := $(GPU_TESTS:$(BUILD)/%=$(CUDA_DIR)/%.o)
 GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 
 .PHONY: gpu gpu-bench gpu-check gpu-test-programs
 gpu: $(BUILD)/train_gpt
 gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%) $(BUILD)/dev/bench/node_hop
-gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/test_sdp4bit_mpi $(BUILD)/test/gpu/profile_names.so
+gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(MODEL_RANKS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/profile_names.so
 gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
 
 $(FRONTEND_FETCHED)/cudnn_frontend.h:
@@ -337,9 +338,10 @@ $(BUILD)/train_gpt: $(CUDA_DIR)/train_gpt.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
-# The ranks of the exact regime against the one-process simulator, which computes on the host.
-$(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/test_sdp4bit_mpi.o $(BUILD)/obj/test/mpi/simulator.o $(BUILD)/obj/test/mpi/model_gradients.o \
-                                    $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+# Programs of ranks that CPU ranks run too: the exact regime against the one-process simulator, which
+# computes on the host, and the model in every layout.
+$(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/simulator.o $(BUILD)/obj/test/mpi/model_gradients.o
+$(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi/%.o $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o
