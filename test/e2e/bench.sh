@@ -502,6 +502,49 @@ END
         say "save.sh: exit code $?"
 }
 check "DEVICE=cpu comm.sh and save.sh by default" by_default
+# --- layouts -------------------------------------------------------------------------------------
+layouts() { # WORDS...: layouts.sh on CPU ranks
+    DEVICE=cpu timeout -k 5 "$LIMIT" dev/bench/layouts.sh --iters 1 --micro-batches 4 "$@" \
+        >"$work/out" 2>"$work/err" </dev/null
+}
+layouts_table() {
+    layouts --layouts "2x1+s 1x2 2x2" --out "$work/layouts.json" || { say "exit code $?"; return 1; }
+    ! grep -q warning "$work/err" "$work/out" || { why=$(cat "$work/err" "$work/out"); return 1; }
+    why=$(python3 - "$work/layouts.json" 2>&1 <<'END'
+import json, sys
+rows = json.load(open(sys.argv[1]))["rows"]
+shapes = [(r["tensor"], r["stages"], r["sequence"], r["ranks"], r["micro_batches"]) for r in rows]
+if shapes != [(1, 1, False, 1, 4), (2, 1, True, 2, 4), (1, 2, False, 2, 4), (2, 2, False, 4, 4)]:
+    sys.exit(f"rows {shapes}")
+alone = rows[0]
+rest = alone["ms"] - alone["forward_backward_ms"]
+for r, idle in zip(rows, (1, 1, 5 / 4, 5 / 4)):
+    bound = (alone["forward_backward_ms"] * idle + rest) / r["ranks"]
+    if abs(r["bound_ms"] - bound) > 1e-9 or abs(r["of_bound"] * r["ms"] - bound) > 1e-9:
+        sys.exit(f"bound {r['bound_ms']} instead of {bound}")
+    if not abs(r["loss"] - alone["loss"]) < 0.01 or not r["commit"]:
+        sys.exit(f"loss {r['loss']}, one rank: {alone['loss']}")
+END
+)
+}
+check "layouts.sh: its rows, bounds and losses" layouts_table
+wrong_layouts() { # TEXT WORDS...
+    local text=$1
+    shift
+    layouts "$@"
+    error_names 2 "$text" $?
+}
+check "layouts.sh: a layout that is none" wrong_layouts "2+s is no TxP" --layouts "1x2 2+s"
+check "layouts.sh: a model without layers" wrong_layouts "has no layers" --models small
+impossible() { # heads that cannot be divided: the row is left out, the others stay
+    layouts --layouts "3x1 1x2" --out "$work/layouts.json" || { say "exit code $?"; return 1; }
+    grep -q '^warning: it failed' "$work/err" && grep -q '^error' "$work/err" ||
+        { why="it does not say that 3 ranks failed"; return 1; }
+    why="rows: $(rows_of "$work/layouts.json" ranks | tr '\n' ' ')"
+    [ "$why" = "rows: 1 2 " ]
+}
+check "layouts.sh: a layout that cannot be" impossible
+
 wrong() { # TEXT WORDS...
     local text=$1
     shift

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Tensor, sequence and pipeline parallelism inside one node: steps of a few layers of 6.7B and 1.3B
+# on several GPUs, against the same layers on one GPU and against the best possible step. That one
+# spreads the work of one GPU evenly, and its pipeline is idle as 1F1B has it: forward and backward
+# take (m + P - 1) / m of their time, where m is the number of micro-batches.
+#
+# The vocabulary has 1024 words. With GPT-2's the head would be as much work as one more layer, and
+# the last stage the slowest. Sequence 2048, no dropout, made-up data. Prints one table, writes JSON.
+#
+#   dev/bench/layouts.sh [--models "1.3b:8 6.7b:8"] [--layouts "2x1 2x1+s 4x1+s 1x2 1x4 2x2+s"]
+#                        [--micro-batch 1] [--micro-batches 8] [--iters 10] [--flags "FLAGS"]
+#                        [--out FILE.json]
+#
+#   models         NAME:LAYERS, so many layers of configs/gpt_NAME.args or of dev/bench/NAME.args
+#   layouts        TxP: tensor-parallel x pipeline-parallel ranks; +s: with --sequence-parallel. A
+#                  layout of more GPUs than there are is named and left out. One GPU always runs
+#   micro-batch    samples of a micro-batch
+#   micro-batches  of a step
+#   iters          steps measured, after as many to warm up
+#   flags          more flags of the trainer, for every run
+#
+# Needs make gpu. DEVICE=cpu runs on ranks of processors instead (make): a small model, with the
+# results in runs/. That is for a look at the script, no measurement. BUILD: folder of the programs.
+# shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
+caller=$PWD
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+help_if_asked dev/bench/layouts.sh "$@"
+set -euo pipefail
+
+COMMAND_LINE="dev/bench/layouts.sh${*:+ ${*@Q}}"
+export COMMAND_LINE
+models='' layouts="2x1 2x1+s 4x1+s 1x2 1x4 2x2+s" rows=1 count=8 iterations=10 flags=() out=''
+while [ $# -gt 0 ]; do
+    [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/layouts.sh --help"
+    case $1 in
+    --models) models=$2 ;;
+    --layouts) layouts=$2 ;;
+    --micro-batch) rows=$2 ;;
+    --micro-batches) count=$2 ;;
+    --iters) iterations=$2 ;;
+    --flags) read -ra flags <<<"$2" ;;
+    --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac ;;
+    *) die 2 "unknown argument $1; see dev/bench/layouts.sh --help" ;;
+    esac
+    shift 2
+done
+case ${DEVICE:-gpu} in
+gpu)
+    program=$BUILD/train_gpt made_by="make gpu"
+    models=${models:-1.3b:8 6.7b:8} out=${out:-dev/bench/results/layouts.json}
+    IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
+    gpus=${#visible[@]}
+    [ "$gpus" -gt 0 ] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+    ;;
+cpu)
+    program=$BUILD/train_gpt_cpu made_by=make gpus=1024
+    models=${models:-small:4} out=${out:-runs/layouts_cpu.json}
+    ;;
+*) die 2 "DEVICE=$DEVICE is unknown; use gpu or cpu" ;;
+esac
+[ -x "$program" ] || die 3 "$program is missing; run $made_by"
+[[ "$rows $count $iterations" =~ ^[1-9][0-9]*\ [1-9][0-9]*\ [1-9][0-9]*$ ]] ||
+    die 2 "--micro-batch, --micro-batches and --iters want positive numbers"
+card() { # NAME
+    local path
+    for path in "configs/gpt_$1.args" "dev/bench/$1.args"; do
+        [ ! -f "$path" ] || { say "$path"; return; }
+    done
+}
+for model in $models; do
+    [ -n "$(card "${model%:*}")" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
+    [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no layers; write NAME:LAYERS"
+done
+for layout in $layouts; do
+    [[ $layout =~ ^[1-9][0-9]*x[1-9][0-9]*(\+s)?$ ]] || die 2 "--layouts: $layout is no TxP or TxP+s"
+done
+make_folder "$(dirname "$out")"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# trained MODEL LAYOUT: the run's JSON lines go into the folder.
+trained() {
+    local model=$1 layout=$2 t=${2%x*} p=${2#*x} more=() words
+    p=${p%+s}
+    words="$t x $p ranks of $(basename "$(card "${model%:*}")" .args)"
+    if [ $((t * p)) -gt "$gpus" ]; then say "left out: $words; this machine has $gpus GPUs" >&2; return; fi
+    [ "$layout" = "${layout%+s}" ] || more=(--sequence-parallel)
+    say "running $words, ${model##*:} layers${more[0]:+, sequence parallel}" >&2
+    launch $((t * p)) "$program" "@$(card "${model%:*}")" --num-layers "${model##*:}" \
+        --tokenizer-type NullTokenizer --vocab-size 1023 --make-vocab-size-divisible-by 128 \
+        --tensor-model-parallel-size "$t" --pipeline-model-parallel-size "$p" ${more[@]+"${more[@]}"} \
+        --micro-batch-size "$rows" --global-batch-size $((rows * count)) --mock-data \
+        --hidden-dropout 0 --attention-dropout 0 --train-iters 100000 --log-interval "$iterations" \
+        --exit-interval $((2 * iterations)) --eval-interval 1000000 --eval-iters 0 --timing-log-level 1 \
+        --distributed-timeout-minutes 2 --log-jsonl "$folder/${model%:*}.$layout.jsonl" \
+        ${flags[@]+"${flags[@]}"} >"$folder/log" 2>"$folder/err" ||
+        { say "warning: it failed" >&2; grep -h '^error' "$folder/err" "$folder/log" >&2 || true; }
+}
+for model in $models; do
+    for layout in 1x1 $layouts; do trained "$model" "$layout"; done
+done
+python3 dev/bench/layouts_table.py "$folder" "$out"

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Makes the table and the JSON file of dev/bench/layouts.sh from the JSON lines of its runs.
+
+    layouts_table.py FOLDER OUT.json
+
+Exits with 1 where no run on one GPU ended well: nothing can be compared then.
+"""
+import glob
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from tables import json_lines, number_column as number, print_columns, write_records
+
+CLOSE = 0.01  # losses of the same step in two layouts
+
+
+def newest(records, kind):
+    return next((r for r in reversed(records) if r["kind"] == kind), None)
+
+
+def layout_row(path):
+    """A run's figures, None for one that did not come to its second interval."""
+    records = json_lines(path)
+    intervals = [r for r in records if r["kind"] == "interval"]
+    if len(intervals) < 2:
+        return None
+    start, timing = newest(records, "start"), intervals[-1]["timing"]
+    flags, timers = start["arguments"], newest(records, "timers")["timing"]
+    tensor, stages = flags["tensor_model_parallel_size"], flags["pipeline_model_parallel_size"]
+    memory = newest(records, "memory")["timing"]
+    return {"model": os.path.basename(path).rsplit(".", 2)[0], "layers": flags["num_layers"],
+            "tensor": tensor, "stages": stages, "sequence": flags["sequence_parallel"],
+            "ranks": start["world_size"], "micro_batch": flags["micro_batch_size"],
+            "micro_batches": flags["global_batch_size"] // flags["micro_batch_size"],
+            "ms": timing["elapsed_ms"], "forward_backward_ms": timers["forward-backward"][1],
+            "tokens_per_second_per_gpu": timing["tokens_per_second"] / start["world_size"],
+            "peak_gib": memory["taken_bytes"] / 2**30, "loss": intervals[-1]["loss"],
+            "commit": start["commit"], "device": start["device"], "libraries": start["libraries"]}
+
+
+def add_bound(row, alone):
+    """What one GPU does, spread evenly. Only forward and backward have the pipeline's idle time."""
+    count = row["micro_batches"]
+    idle = (count + row["stages"] - 1) / count
+    rest = alone["ms"] - alone["forward_backward_ms"]
+    row["bound_ms"] = (alone["forward_backward_ms"] * idle + rest) / row["ranks"]
+    row["of_bound"] = row["bound_ms"] / row["ms"]
+    row["speedup"] = alone["ms"] / row["ms"]
+
+
+def main():
+    folder, out = sys.argv[1:]
+    rows = list(filter(None, map(layout_row, glob.glob(os.path.join(folder, "*.jsonl")))))
+    alone = {r["model"]: r for r in rows if r["ranks"] == 1}
+    rows = [r for r in rows if r["model"] in alone]
+    rows.sort(key=lambda r: (r["model"], r["ranks"], r["stages"], r["sequence"]))
+    if not rows:
+        sys.exit("error: no run on one GPU ended well; the lines above say why")
+    for row in rows:
+        add_bound(row, alone[row["model"]])
+    print_columns((
+        ("model", -8, lambda r: r["model"]), number("layers", 6, "d", "layers"),
+        number("T", 3, "d", "tensor"), number("P", 3, "d", "stages"), ("seq", 4, lambda r: "yes" if r["sequence"] else "no"),
+        number("ms/step", 10, ".2f", "ms"), number("tokens/s/GPU", 13, ".0f", "tokens_per_second_per_gpu"),
+        number("x one GPU", 10, ".2f", "speedup"), number("bound ms", 10, ".2f", "bound_ms"),
+        number("of bound", 9, ".1%", "of_bound"), number("GiB", 6, ".1f", "peak_gib"),
+        number("loss", 8, ".4f", "loss")), rows)
+    for row in rows:
+        if abs(row["loss"] / alone[row["model"]]["loss"] - 1) > CLOSE:
+            print(f"warning: {row['model']}, T {row['tensor']}, P {row['stages']}: "
+                  "the loss is not that of one GPU")
+    write_records(out, {"what": "steps in layouts of tensor and pipeline parallelism, in one node",
+                        "command": os.environ.get("COMMAND_LINE", "dev/bench/layouts.sh"),
+                        "bound": "(forward and backward of one GPU * (m + P - 1) / m + the rest) / (T * P)",
+                        "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
