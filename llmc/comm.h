@@ -15,7 +15,8 @@ LLMC_BEGIN
 // and names the rank that did not answer. On GPUs collectives do not hold the host. There the
 // watchdog (heartbeat.h) limits what waits for them, and asks NCCL for errors of its threads.
 void comm_open(Mesh *mesh, Device *device, double limit);
-// Collective over the world. Nothing without comm_open.
+// Collective over the world. Nothing without comm_open. Links are closed too, once what is under
+// way in them has passed.
 void comm_close(Mesh *mesh);
 
 // Device memory out of which messages leave inside a node.
@@ -82,8 +83,5 @@ void link_expect(Link *link, void *memory, size_t bytes, Stream *stream);
 // Later work of stream waits for the oldest message that is expected and was not waited for. CPU
 // ranks: the caller waits. Nothing when there is none.
 void link_arrived(Link *link, Stream *stream);
-// Waits for what is under way. Called by both ends, in one order on all ranks, before comm_close.
-// NULL is allowed.
-void link_close(Link *link);
 
 LLMC_END

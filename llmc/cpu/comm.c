@@ -26,6 +26,7 @@ struct Comm {
     const Site *site;
     double limit;       // seconds; 0: wait for ever
     Requests requests;  // of the collective in progress
+    Link *links;        // between members of the group, oldest first
     uint64_t sent;
 };
 
@@ -35,6 +36,7 @@ struct Link {
     MPI_Comm mpi;       // of the two ends, member 0 sends to member 1
     int other;          // the rank of the world at the other end
     Requests requests;
+    Link *next;         // opened after this one
 };
 
 static void free_requests(Requests *requests) {
@@ -49,16 +51,6 @@ void comm_open(Mesh *mesh, Device *device, double limit) {
         group->comm = (Comm *)xcalloc(1, sizeof(Comm), "the communicator");
         group->comm->site = device_site(device);
         group->comm->limit = limit;
-    }
-}
-
-void comm_close(Mesh *mesh) {
-    for (int i = 0; i < MESH_GROUPS; i++) {
-        Comm *comm = mesh->group[i].comm;
-        mesh->group[i].comm = NULL;
-        if (!comm) continue;
-        free_requests(&comm->requests);
-        free(comm);
     }
 }
 
@@ -172,6 +164,9 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
     link->other = group_peer(group, group->first, group->rank == from ? to : from);
     link->mpi = peers_pair(peers, from, to);
     link->requests.in_turn = true;
+    Link **last = &group->comm->links;
+    while (*last) last = &(*last)->next;
+    *last = link;
     return link;
 }
 
@@ -211,10 +206,23 @@ void link_arrived(Link *link, Stream *stream) {
     wait_for(link->comm, &link->requests, count, "receiving", link->name);
 }
 
-void link_close(Link *link) {
-    if (!link) return;
-    wait_for(link->comm, &link->requests, link->requests.count, "closing the link", link->name);
+static void close_link(Link *link) {
+    wait_for(link->comm, &link->requests, link->requests.count, "closing the link of", link->name);
     MPI_Comm_free(&link->mpi);
     free_requests(&link->requests);
     free(link);
+}
+
+void comm_close(Mesh *mesh) {
+    for (int i = 0; i < MESH_GROUPS; i++) {
+        Comm *comm = mesh->group[i].comm;
+        mesh->group[i].comm = NULL;
+        if (!comm) continue;
+        for (Link *link = comm->links, *next; link; link = next) {
+            next = link->next;
+            close_link(link);
+        }
+        free_requests(&comm->requests);
+        free(comm);
+    }
 }

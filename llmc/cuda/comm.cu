@@ -217,19 +217,6 @@ static void close_communicator(const Group *group) {
     ncclCommDestroy(comm->nccl);
 }
 
-void comm_close(Mesh *mesh) {
-    if (mesh->world.comm) heartbeat_watch(mesh->world.comm->site, NULL, mesh);
-    for (int i = 0; i < MESH_GROUPS; i++) {
-        Group *group = &mesh->group[i];
-        Comm *comm = group->comm;
-        if (!comm) continue;
-        if (comm->neighbours) neighbours_close(comm->neighbours);
-        close_communicator(group);
-        group->comm = NULL;
-        free(comm);
-    }
-}
-
 uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent : 0; }
 
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
@@ -400,21 +387,35 @@ void link_sent(Link *link, int behind, Stream *stream) { wait_for(link, link->un
 
 void link_arrived(Link *link, Stream *stream) { wait_for(link, link->under_way > 0, stream); }
 
-void link_close(Link *link) {
-    if (!link) return;
-    Comm *comm = link->pair.comm;
-    Link **at = &link->of->links;
+static void close_link(Link *link) {
     stream_synchronize(link->stream);
-    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // it may not look at what is freed
-    while (*at != link) at = &(*at)->next;
-    *at = link->next;
     close_communicator(&link->pair);
-    heartbeat_watch(comm->site, broken_behind, (void *)comm->mesh);
     MPI_Comm_free(&link->pair.mpi);
     for (int i = 0; i < link->room; i++) event_destroy(link->event[i]);
     event_destroy(link->ready);
     stream_destroy(link->stream);
     free(link->event);
-    free(comm);
+    free(link->pair.comm);
     free(link);
+}
+
+// --- the end -------------------------------------------------------------------------------------
+
+// Whoever closes a communicator waits for its other ranks. So all close them in one order, that of
+// comm_connect.
+void comm_close(Mesh *mesh) {
+    if (mesh->world.comm) heartbeat_watch(mesh->world.comm->site, NULL, mesh);
+    for (int i = 0; i < MESH_GROUPS; i++) {
+        Group *group = &mesh->group[i];
+        Comm *comm = group->comm;
+        if (!comm) continue;
+        if (comm->neighbours) neighbours_close(comm->neighbours);
+        close_communicator(group);
+        for (Link *link = comm->links, *next; link; link = next) {
+            next = link->next;
+            close_link(link);
+        }
+        group->comm = NULL;
+        free(comm);
+    }
 }

@@ -98,10 +98,3 @@ Pipeline pipeline_open(const Mesh *mesh, int chunks, Device *device) {
     }
     return pipeline;
 }
-
-void pipeline_close(Pipeline *pipeline) {
-    Link *all[] = {pipeline->from_before, pipeline->to_before, pipeline->to_next, pipeline->from_next,
-                   pipeline->words_to_first, pipeline->words_to_last};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) link_close(all[i]);
-    memset(pipeline, 0, sizeof *pipeline);
-}

@@ -48,7 +48,5 @@ typedef struct Pipeline {
 } Pipeline;
 // Collective over the world, after comm_open and before comm_connect.
 Pipeline pipeline_open(const Mesh *mesh, int chunks, Device *device);
-// Before comm_close.
-void pipeline_close(Pipeline *pipeline);
 
 LLMC_END

@@ -43,7 +43,6 @@ void run_close(Run *run) {
     if (run->loader) loader_close(run->loader);
     memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
     zero_free(run->zero);
-    pipeline_close(&run->pipeline);
     comm_close(&run->mesh);
     mesh_close(&run->mesh);
     if (run->timers) timers_destroy(run->timers);

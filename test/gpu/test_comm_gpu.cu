@@ -181,7 +181,7 @@ static void test_links(Checks *c, const Group *world, Link *const out[2], Link *
     check(c, comm_sent(world) - before == 2 * all, "links with messages of %zu bytes counted wrong", bytes);
 }
 
-// The ring's links, opened or closed in one order on all ranks.
+// The ring's links, opened in one order on all ranks.
 static void open_links(const Group *world, Device *device, Link *out[2], Link *in[2]) {
     for (int i = 0; i < 2 * world->size; i++) {
         int d = i / world->size, low = i % world->size, next = (low + 1) % world->size;
@@ -189,13 +189,6 @@ static void open_links(const Group *world, Device *device, Link *out[2], Link *i
         Link *link = link_open(world, from, to, device, d ? "on a link back" : "on a link onwards");
         if (world->rank == from) out[d] = link;
         if (world->rank == to) in[d] = link;
-    }
-}
-static void close_links(const Group *world, Link *out[2], Link *in[2]) {
-    for (int i = 0; i < 2 * world->size; i++) {
-        int d = i / world->size, low = i % world->size, next = (low + 1) % world->size;
-        if (world->rank == (d ? next : low)) link_close(out[d]);
-        if (world->rank == (d ? low : next)) link_close(in[d]);
     }
 }
 
@@ -223,7 +216,6 @@ static void test_groups(Checks *c, Device *device, Mesh *mesh) {
     }
     test_shared(c, mesh, &m, most);
     for (int i = 0; ring && i < 3; i++) test_links(c, &mesh->world, out, in, &m, 25001 * (size_t)i);
-    if (ring) close_links(&mesh->world, out, in);
     stream_destroy(m.stream);
     device_free(device, m.send);
     device_free(device, m.recv);

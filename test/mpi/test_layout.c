@@ -151,7 +151,6 @@ static void close_model(Model *m) {
     memory_plan_free(&m->memory_plan, m->device);
     zero_free(m->zero);
     gpt_free(&m->gpt);
-    pipeline_close(&m->pipeline);
     if (!m->alone) comm_close(&m->mesh);
     if (!m->alone) mesh_close(&m->mesh);
     timers_destroy(m->timers);

@@ -44,18 +44,6 @@ static void open_ring(Ring *ring, const Group *group, Device *device) {
     }
 }
 
-// In the order of opening.
-static void close_ring(Ring *ring) {
-    const Group *group = ring->group;
-    for (int d = 0; d < DIRECTIONS; d++) {
-        for (int i = 0; i < group->size; i++) {
-            int next = (i + 1) % group->size, from = d ? next : i, to = d ? i : next;
-            if (group->rank == from) link_close(ring->out[d]);
-            if (group->rank == to) link_close(ring->in[d]);
-        }
-    }
-}
-
 typedef uint8_t *Messages[DIRECTIONS][MESSAGES];
 
 static void allocate(Messages m) {
@@ -185,7 +173,6 @@ static int test_ring(Device *device, int rank, int size) {
     ok[1] = test_sent_ahead(&ring, out, in);
     ok[2] = test_behind(&ring, out, in);
     ok[3] = comm_sent(&mesh.pp) == 2 * bytes_of(MESSAGES) + bytes_of(7);
-    close_ring(&ring);
     comm_close(&mesh);
     mesh_close(&mesh);
     release(out);
