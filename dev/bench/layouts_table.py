@@ -61,7 +61,8 @@ def main():
         add_bound(row, alone[row["model"]])
     print_columns((
         ("model", -8, lambda r: r["model"]), number("layers", 6, "d", "layers"),
-        number("T", 3, "d", "tensor"), number("P", 3, "d", "stages"), ("seq", 4, lambda r: "yes" if r["sequence"] else "no"),
+        number("T", 3, "d", "tensor"), number("P", 3, "d", "stages"),
+        ("seq", 4, lambda r: "yes" if r["sequence"] else "no"),
         number("ms/step", 10, ".2f", "ms"), number("tokens/s/GPU", 13, ".0f", "tokens_per_second_per_gpu"),
         number("x one GPU", 10, ".2f", "speedup"), number("bound ms", 10, ".2f", "bound_ms"),
         number("of bound", 9, ".1%", "of_bound"), number("GiB", 6, ".1f", "peak_gib"),

@@ -308,12 +308,12 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
 //    link's kernel comes first, for its stream is urgent.
 // 4. The host. CUDA loads a kernel when it is launched for the first time, and may wait for all
 //    work on the GPU to do that. So a stage launches the kernels of its passes once before its
-//    first message (launch_first in train_gpt.cu). New kernels then come in one place only: where
-//    the first unit is reduced, in the last micro-batch's backward pass. All that is under way there
-//    passes without this rank's later work. Hidden states have all arrived. A gradient is not
-//    expected while its own micro-batch passes (gpt_micro_batches), and later stages need nothing
-//    more of this one to make it. The words' gradient leaves after the last stage's last pass
-//    (gpt_end_backward), for the first stage takes it in its own last pass.
+//    first message (launch_first in train_gpt.cu). What is new then comes late: from the first
+//    reduced unit on, in the last micro-batch's backward pass. All that is under way there passes
+//    without this rank's later work (test_pipeline.c). Hidden states have all arrived. A gradient
+//    is not expected while its own micro-batch passes (gpt_micro_batches), and later stages need
+//    nothing more of this one to make it. The words' gradient leaves after the last stage's last
+//    pass (gpt_end_backward), for the first stage takes it in its own last pass.
 //
 // To connect, NCCL allocates memory, which may wait for the GPU too. So a rank connects one
 // communicator after the other, and its first message passes before the next one begins. All ranks

@@ -106,7 +106,8 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
     device_free(device, weights);
 }
 
-// Boxes cut from a tensor of 3001 columns, odd ones too, at an address that is a multiple of 2 alone.
+// Boxes cut from a tensor of 3001 columns, odd ones too. They lie at an address that is a multiple
+// of 2 alone.
 static void test_parts(Checks *c, Device *device, Stream *stream) {
     enum { COLUMNS = 3001, MOST = 200 * COLUMNS };
     const struct { int64_t rows, columns, first_row, first_column; } box[] = {
