@@ -139,8 +139,8 @@ static LayerNorm border_of(const GPT *gpt, const Pass *p) {
 }
 
 // The first LayerNorm of layer l with the sum before it; at the chunk's end: the final LayerNorm,
-// which follows the last layer in the table, or the border to the next stage. The chunk's first layer
-// has no sum: the embedding, or the stage before, has made it.
+// which follows the last layer in the table, or the border to the next stage. The chunk's first
+// layer has no sum: the embedding, or the stage before, has made it.
 static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
     bool end = l == end_layer(gpt, p);
     LayerNorm n = end && !heads(gpt, p)
@@ -397,8 +397,8 @@ static void sum_over_rows(const GPT *gpt, int tensor) {
                    gpt->dwide, gpt->dwide_bytes, gpt->stream);
 }
 
-// The gradients of layer l are complete. With sequence parallelism each rank has summed those of the
-// LayerNorms over its own rows. The final LayerNorm goes with the last layer.
+// The gradients of layer l are complete. With sequence parallelism each rank has summed those of
+// the LayerNorms over its own rows. The final LayerNorm goes with the last layer.
 static void layer_is_complete(const GPT *gpt, int l) {
     int norms[] = {gpt_layer_tensor(gpt, l, LN1_W), gpt_layer_tensor(gpt, l, LN2_W),
                    gpt_layer_tensor(gpt, l + 1, LN1_W)};

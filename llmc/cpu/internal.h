@@ -1,6 +1,6 @@
 // What the files of the CPU ops share: widening to fp32, a vectorisable exp, GELU, dropout
-// multipliers, GEMM, workspace slices. Included by ops.c, ops_attention.c, ops_head.c, ops_init.c
-// and test_ops.c only.
+// multipliers, GEMM, workspace slices. Included by ops.c, ops_attention.c, ops_head.c, ops_init.c,
+// test_ops.c and test_ops_head.c only.
 #pragma once
 #include <cblas.h>
 

@@ -4,8 +4,8 @@
 // Forward, a stage hands the hidden state to the next one. Backward, it hands the gradient of that
 // back. Each direction between two stages is a link of its own (llmc/comm.h). A stage may hold
 // several chunks of layers: chunk c of stage s comes before chunk c of stage s + 1, and chunk c of
-// the last stage before chunk c + 1 of the first one. The first and the last stage also exchange the
-// gradient of the word embeddings, which both hold.
+// the last stage before chunk c + 1 of the first one. The first and the last stage also exchange
+// the gradient of the word embeddings, which both hold.
 #pragma once
 #include "llmc/comm.h"
 LLMC_BEGIN
@@ -29,11 +29,10 @@ typedef struct PipelineAction {
 enum { GRADIENT_SLOTS = 3 };
 
 // Megatron-LM's 1F1B: some forward passes, then one forward and one backward in turn, then the
-// backward passes that are left. With several chunks micro-batches go through in groups of `stages`,
-// which must divide their number. What an action receives may be expected when the action before it
-// begins: its places are free by then.
-// training: false for forward passes alone. actions: room for 2 * micro_batches * chunks. Returns
-// how many there are.
+// backward passes that are left. With several chunks micro-batches go through in groups of
+// `stages`, which must divide their number. What an action receives may be expected when the action
+// before it begins: its places are free by then. training: false for forward passes alone. actions:
+// room for 2 * micro_batches * chunks. Returns how many there are.
 int pipeline_actions(PipelineShape shape, int micro_batches, bool training, PipelineAction *actions);
 // Slots of activations that a stage needs. It needs one more for inputs.
 int pipeline_in_flight(PipelineShape shape, int micro_batches);

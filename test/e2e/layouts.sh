@@ -46,16 +46,19 @@ close_losses() { # A B PART: of each loss
         { why="losses of $1 and $2: $(cat "$work/far")"; return 1; }
 }
 every_layout_learns_the_same() {
-    local run=(--train-iters 20 --global-batch-size 12 "${dropout[@]}") spec name
+    local run=(--train-iters 20 --global-batch-size 12 "${dropout[@]}") spec name part
     logged one 1 "${run[@]}" --make-vocab-size-divisible-by 32 || return 1
-    for spec in "1 2" "1 4" "2 1" "4 1" "2 1 sequence" "4 1 sequence" "2 2" "2 2 sequence" "2 4" "4 2 sequence"; do
+    for spec in "1 2" "1 4" "2 1" "4 1" "2 1 sequence" "4 1 sequence" "2 2" "2 2 sequence" "2 4" \
+        "4 2 sequence"; do
         # shellcheck disable=SC2086 # words
         layout_of $spec
         name=${spec// /-}
         # shellcheck disable=SC2086 # words
         set -- $spec
         logged "$name" $(($1 * $2)) "${run[@]}" "${layout[@]}" || return 1
-        if [ "$1" = 1 ]; then close_losses one "$name" 1e-4; else close_losses one "$name" 2e-3; fi || return 1
+        part=2e-3
+        [ "$1" -gt 1 ] || part=1e-4
+        close_losses one "$name" $part || return 1
     done
 }
 check "ten layouts on up to eight ranks learn what one rank learns" every_layout_learns_the_same
@@ -81,7 +84,8 @@ interleaved_stages() {
 check "stages of several chunks learn it too, and save for one rank" interleaved_stages
 
 # Two data-parallel ranks, which are two nodes, with everything quantised.
-eight=(8 --gpus-per-node 4 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" "${paper[@]}")
+eight=(8 --gpus-per-node 4 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" \
+    "${paper[@]}")
 layout_of 2 2 sequence
 square=("${layout[@]}")
 two_by_two_by_two() {
@@ -110,8 +114,8 @@ check "every arm trains in parts, with sealed messages" every_arm
 
 # What one stage finds ends all: the loss is not finite on the last one alone.
 not_finite() {
-    train 8 --gpus-per-node 4 --global-batch-size 16 "${square[@]}" --lr 1e37 --min-lr 0 --lr-decay-style linear \
-        --lr-warmup-iters 0 --save "$work/wild" --save-interval 1
+    train 8 --gpus-per-node 4 --global-batch-size 16 "${square[@]}" --lr 1e37 --min-lr 0 \
+        --lr-decay-style linear --lr-warmup-iters 0 --save "$work/wild" --save-interval 1
     error_names 4 "iteration 2 update: loss" $? || return 1
     [ "$(cat "$work/wild/latest_checkpointed_iteration.txt")" = 1 ] || { why="the bad step was saved"; return 1; }
 }
@@ -119,8 +123,8 @@ check "a loss that is not finite ends all stages, and is not saved" not_finite
 
 resumed_to_the_bit() {
     logged first "${eight[@]}" "${square[@]}" --train-iters 16 --exit-interval 8 --save "$work/parts" "$@" &&
-        logged second "${eight[@]}" "${square[@]}" --train-iters 16 --save "$work/parts" --load "$work/parts" \
-            "$@" && same_training square second 8 || return 1
+        logged second "${eight[@]}" "${square[@]}" --train-iters 16 --save "$work/parts" \
+            --load "$work/parts" "$@" && same_training square second 8 || return 1
     local folder
     for folder in "$work"/square/iter_0000016/mp_rank_*; do
         cmp -s <(cat "$folder"/*.safetensors) <(cat "$work/parts/iter_0000016/${folder##*/}"/*.safetensors) ||
@@ -156,10 +160,11 @@ check "a checkpoint gives one validation loss in every layout" any_layout_loads_
 other_layouts_go_on() {
     cp -r "$work/square" "$work/moved"
     layout_of 1 4
-    logged moved 4 --global-batch-size 16 --train-iters 20 --save-interval 100 --save "$work/moved" --load "$work/moved" \
-        "${layout[@]}" --override-opt_param-scheduler && layout_of 4 1 sequence &&
+    logged moved 4 --global-batch-size 16 --train-iters 20 --save-interval 100 --save "$work/moved" \
+        --load "$work/moved" "${layout[@]}" --override-opt_param-scheduler && layout_of 4 1 sequence &&
         logged again 8 --gpus-per-node 4 --global-batch-size 16 --train-iters 24 --save-interval 100 \
-            --save "$work/moved" --load "$work/moved" "${layout[@]}" "${paper[@]}" --override-opt_param-scheduler || return 1
+            --save "$work/moved" --load "$work/moved" "${layout[@]}" "${paper[@]}" \
+            --override-opt_param-scheduler || return 1
     [ "$(field again loss | wc -l)" -eq 4 ] || { why="not four more steps"; return 1; }
 }
 check "other layouts go on from it" other_layouts_go_on
@@ -193,8 +198,8 @@ one_text() {
         layout_of $spec
         # shellcheck disable=SC2086 # words
         set -- $spec
-        trains $(($1 * $2)) --global-batch-size 16 --train-iters 16 --skip-train --load "$work/square" "${layout[@]}" \
-            --sample-prompt "the quick" --sample-tokens 20 --sample-temperature 0 || return 1
+        trains $(($1 * $2)) --global-batch-size 16 --train-iters 16 --skip-train --load "$work/square" \
+            "${layout[@]}" --sample-prompt "the quick" --sample-tokens 20 --sample-temperature 0 || return 1
         text=$(text_of)
         [ -n "$text" ] || { why="no text at $spec"; return 1; }
         [ "${expected:=$text}" = "$text" ] || { why="T P $spec writes '$text', not '$expected'"; return 1; }
