@@ -365,8 +365,8 @@ learned() {
     far=$(paste -d ' ' "$work/one rank" "$work/$name" | awk '
         function close_to(a, b, part) { return a - b < part * b && b - a < part * b }
         NF == 6 && close_to($5, $2, 0.01) && (NR > 1 || close_to($6, $3, 0.05)) { same++; next }
-        { print "iteration, loss and norm of both: " $0 }
-        END { if (same != 20) print "; " same + 0 " of 20 steps agree" }' | tr -d '\n')
+        !told++ { printf "iteration, loss and norm of both: %s; ", $0 }
+        END { if (same != 20) print same + 0 " of 20 steps agree" }')
     if [ -z "$far" ]; then ok "$name: the losses of one rank"; else not_ok "$name: the losses of one rank" \
         "$far"; fi
 }
@@ -383,6 +383,7 @@ check_layouts() {
     learned "T 2" 1 2 "${tp2[@]}"
     learned "T 2, sequence parallel" 1 2 "${tp2[@]}" --sequence-parallel
     learned "P 2" 1 2 "${pp2[@]}"
+    learned "P 2 in chunks" 1 2 "${pp2[@]}" --num-layers-per-virtual-pipeline-stage 1
     learned "T 2, P 2, sequence parallel" 1 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel
     # Two data-parallel ranks, so that something is quantised.
     learned "T 2 on two nodes, SDP4Bit" 2 2 "${tp2[@]}" --sequence-parallel "${sdp4bit[@]}"
