@@ -74,21 +74,13 @@ static float *grad(const GPT *gpt, int l, enum LayerTensor which) {
     return zero_grad(gpt->zero, gpt_layer_tensor(gpt, l, which));
 }
 static const MicroBatch *slot_of(const GPT *gpt, const Pass *p) { return &gpt->slot[p->slot]; }
-// Layers have numbers on this rank, from 0. The chunk of a pass goes from first_layer to end_layer.
-static int first_layer(const GPT *gpt, const Pass *p) { return p->chunk * gpt->stage.layers; }
-static int end_layer(const GPT *gpt, const Pass *p) { return first_layer(gpt, p) + gpt->stage.layers; }
-// Does the chunk begin with the embeddings, or end with the head?
-static bool embeds(const GPT *gpt, const Pass *p) { return gpt->stage.embeds && p->chunk == 0; }
-static bool heads(const GPT *gpt, const Pass *p) { return gpt->stage.heads && end_layer(gpt, p) == gpt->L; }
 static LayerActs *layer_acts(const GPT *gpt, const Pass *p, int l) {
-    return &slot_of(gpt, p)->acts[gpt->recompute_full ? 0 : l - first_layer(gpt, p)];
+    return &slot_of(gpt, p)->acts[gpt->recompute_full ? 0 : l - gpt_first_layer(gpt, p)];
 }
 static floatX *residual_of(const GPT *gpt, const Pass *p, int l) {
-    return slot_of(gpt, p)->residual[l - first_layer(gpt, p)];
+    return slot_of(gpt, p)->residual[l - gpt_first_layer(gpt, p)];
 }
 static floatX *dresidual_of(const GPT *gpt, const Pass *p) { return gpt->dresidual[p->gradient]; }
-static int64_t rows_of(const Pass *p) { return (int64_t)p->B * p->T; }
-static Rows own_rows(const GPT *gpt, const Pass *p) { return tp_rows(&gpt->tp, rows_of(p)); }
 static bool is_cut(const GPT *gpt) { return gpt->mesh->tp.size > 1; }
 
 static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
@@ -118,7 +110,7 @@ static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, in
                    .gamma = weight(gpt, l, which), .beta = weight(gpt, l, bias),
                    .y = acts->y, .mean = acts->mean, .rstd = acts->rstd,
                    .dy = gpt->dx, .dresidual = dresidual_of(gpt, p),
-                   .dgamma = grad(gpt, l, which), .dbeta = grad(gpt, l, bias), .rows = own_rows(gpt, p)};
+                   .dgamma = grad(gpt, l, which), .dbeta = grad(gpt, l, bias), .rows = gpt_own_rows(gpt, p)};
     return n;
 }
 
@@ -134,7 +126,7 @@ static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dro
 // What stands at the border to the next stage in the place of a LayerNorm: the sum alone.
 static LayerNorm border_of(const GPT *gpt, const Pass *p) {
     LayerNorm n = {.B = p->B, .T = p->T, .C = gpt->C, .dresidual = dresidual_of(gpt, p),
-                   .rows = own_rows(gpt, p)};
+                   .rows = gpt_own_rows(gpt, p)};
     return n;
 }
 
@@ -142,12 +134,12 @@ static LayerNorm border_of(const GPT *gpt, const Pass *p) {
 // which follows the last layer in the table, or the border to the next stage. The chunk's first
 // layer has no sum: the embedding, or the stage before, has made it.
 static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
-    bool end = l == end_layer(gpt, p);
-    LayerNorm n = end && !heads(gpt, p)
+    bool end = l == gpt_end_layer(gpt, p);
+    LayerNorm n = end && !gpt_heads(gpt, p)
                       ? border_of(gpt, p)
                       : norm_of(gpt, p, end ? &gpt->lnf : &layer_acts(gpt, p, l)->ln1, l, LN1_W);
     n.x = residual_of(gpt, p, l);
-    if (l > first_layer(gpt, p)) {
+    if (l > gpt_first_layer(gpt, p)) {
         add_branch(gpt, &n, layer_acts(gpt, p, l - 1)->residual2, dropout_at(gpt, p, l - 1, DROPOUT_FFN));
     }
     return n;
@@ -157,7 +149,7 @@ static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
 static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor which, const floatX *x,
                         floatX *y, const floatX *dy, floatX *dx) {
     const Tensor *t = &gpt->tensor[gpt_layer_tensor(gpt, l, which)];
-    Linear linear = {.N = rows_of(p),
+    Linear linear = {.N = pass_rows(p),
                      .C = (int)t->local[1],
                      .OC = (int)t->local[0],
                      .x = x,
@@ -209,7 +201,7 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
 // All rows of what this rank holds some rows of (sequence parallelism), for a product. Without it
 // `own` has all rows already.
 static const floatX *gather(const GPT *gpt, const Pass *p, const floatX *own) {
-    return tp_gather(&gpt->tp, own, gpt->gathered, rows_of(p));
+    return tp_gather(&gpt->tp, own, gpt->gathered, pass_rows(p));
 }
 
 // A linear whose input is cut. Each rank makes a part of the sum, and the bias is added once.
@@ -245,22 +237,22 @@ static void embed(const GPT *gpt, const Pass *p) {
         words.wpe = NULL;
         words.x = gpt->branch;
         op_embedding_forward(gpt->stream, &words);
-        tp_reduce(&gpt->tp, words.x, NULL, embedding.x, rows_of(p));
+        tp_reduce(&gpt->tp, words.x, NULL, embedding.x, pass_rows(p));
         embedding.wte = NULL;
-        embedding.x_rows = own_rows(gpt, p);
+        embedding.x_rows = gpt_own_rows(gpt, p);
     }
     op_embedding_forward(gpt->stream, &embedding);
 }
 
 void gpt_forward(GPT *gpt, const Pass *p) {
     MicroBatch *m = &gpt->slot[p->slot];
-    if (embeds(gpt, p)) m->residual[0] = m->embedded;
-    LayerNorm final = first_norm(gpt, p, end_layer(gpt, p));
-    if (embeds(gpt, p)) {
+    if (gpt_embeds(gpt, p)) m->residual[0] = m->embedded;
+    LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
+    if (gpt_embeds(gpt, p)) {
         zero_weights_wait(gpt->zero, 0);
         embed(gpt, p);
     }
-    for (int l = first_layer(gpt, p); l < end_layer(gpt, p); l++) {
+    for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
         LayerOps o = layer_ops(gpt, l, p);
         zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l));
         layer_to_gelu(gpt, p, &o);
@@ -336,11 +328,11 @@ static void head_of_parts(const GPT *gpt, Head *h) {
 }
 
 void gpt_head(GPT *gpt, const Pass *p) {
-    if (!heads(gpt, p)) return;
+    if (!gpt_heads(gpt, p)) return;
     const Tensor *words = &gpt->tensor[GPT_WTE];
     const MicroBatch *m = slot_of(gpt, p);
     zero_weights_wait(gpt->zero, 0);
-    Head h = {.N = rows_of(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0],
+    Head h = {.N = pass_rows(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0],
               .x = gather(gpt, p, gpt->lnf.y), .wte = zero_weight(gpt->zero, GPT_WTE),
               .targets = m->targets, .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
               .loss_scale = p->loss_scale, .losses = gpt->losses, .loss_sum = zero_loss_sum(gpt->zero),
@@ -368,7 +360,7 @@ static void summed_linear_backward(const GPT *gpt, const Pass *p, int l, enum La
 static void first_linear_backward(const GPT *gpt, const Pass *p, const LayerNorm *norm, const Linear *a) {
     gather(gpt, p, norm->y);
     op_linear_backward(gpt->stream, a);
-    if (is_cut(gpt)) tp_reduce(&gpt->tp, gpt->dx, NULL, gpt->dx, rows_of(p));
+    if (is_cut(gpt)) tp_reduce(&gpt->tp, gpt->dx, NULL, gpt->dx, pass_rows(p));
 }
 
 // In and out: the gradient of the residual stream above the layer and below it, and that of the
@@ -423,180 +415,37 @@ static void embedding_backward(const GPT *gpt, const Pass *p) {
 }
 
 void gpt_backward(GPT *gpt, const Pass *p) {
-    LayerNorm final = first_norm(gpt, p, end_layer(gpt, p));
-    size_t bytes = (size_t)own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
-    if (heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
+    LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
+    size_t bytes = (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
+    if (gpt_heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
     op_layernorm_backward(gpt->stream, &final);
-    for (int l = end_layer(gpt, p) - 1; l >= first_layer(gpt, p); l--) {
+    for (int l = gpt_end_layer(gpt, p) - 1; l >= gpt_first_layer(gpt, p); l--) {
         layer_backward(gpt, l, p);
         if (p->last) layer_is_complete(gpt, l);
     }
-    if (embeds(gpt, p)) embedding_backward(gpt, p);
-}
-
-// --- a stage and its neighbours ------------------------------------------------------------------
-// What comes from a neighbour is expected one action ahead, so that it travels while this stage
-// works on something else. A micro-batch's gradient is not expected while the same micro-batch
-// passes: it cannot come before. Why that must not wait on a GPU: llmc/cuda/comm.cu.
-
-static size_t hidden_bytes(const GPT *gpt, const Pass *p) {
-    return (size_t)own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
-}
-
-static void expect_input(GPT *gpt, const Pass *p) {
-    if (embeds(gpt, p)) return;
-    link_expect(gpt->pipeline.from_before, gpt->input[p->input], hidden_bytes(gpt, p), gpt->stream);
-}
-
-// The gradient that lay in this pass's place has left.
-static void free_gradient_place(GPT *gpt, const Pass *p) {
-    Pipeline *pipeline = &gpt->pipeline;
-    int newer = (int)(pipeline->sent_back - pipeline->gradient_sent[p->gradient]);
-    if (pipeline->to_before) link_sent(pipeline->to_before, newer, gpt->stream);
-}
-
-static void expect_gradient(GPT *gpt, const Pass *p) {
-    if (heads(gpt, p)) return;
-    free_gradient_place(gpt, p);
-    link_expect(gpt->pipeline.from_next, dresidual_of(gpt, p), hidden_bytes(gpt, p), gpt->stream);
-}
-
-static void stage_forward(GPT *gpt, const Pass *p) {
-    Pipeline *pipeline = &gpt->pipeline;
-    MicroBatch *m = &gpt->slot[p->slot];
-    if (!embeds(gpt, p)) {
-        link_arrived(pipeline->from_before, gpt->stream);
-        m->residual[0] = gpt->input[p->input];
-    }
-    if (pipeline->to_next) link_sent(pipeline->to_next, (int)(pipeline->sent_ahead - m->sent), gpt->stream);
-    gpt_forward(gpt, p);
-    if (heads(gpt, p)) return;
-    link_send(pipeline->to_next, m->residual[gpt->stage.layers], hidden_bytes(gpt, p), gpt->stream);
-    m->sent = ++pipeline->sent_ahead;
-}
-
-static void stage_backward(GPT *gpt, const Pass *p) {
-    Pipeline *pipeline = &gpt->pipeline;
-    if (heads(gpt, p)) free_gradient_place(gpt, p);
-    else link_arrived(pipeline->from_next, gpt->stream);
-    gpt_backward(gpt, p);
-    if (embeds(gpt, p)) return;
-    link_send(pipeline->to_before, dresidual_of(gpt, p), hidden_bytes(gpt, p), gpt->stream);
-    pipeline->gradient_sent[p->gradient] = ++pipeline->sent_back;
-}
-
-// The pass of an action. Sizes and places alone.
-static Pass pass_of(const GPT *gpt, const PipelineAction *action) {
-    Pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.B = gpt->B;
-    pass.T = gpt->T;
-    pass.chunk = action->chunk;
-    pass.slot = action->slot;
-    pass.input = action->input;
-    pass.gradient = gpt->mesh->pp.size > 1 ? action->gradient : 0;
-    return pass;
-}
-
-static void expect(GPT *gpt, const PipelineAction *action) {
-    Pass pass = pass_of(gpt, action);
-    if (action->backward) expect_gradient(gpt, &pass);
-    else expect_input(gpt, &pass);
-}
-
-static void forward_micro_batch(GPT *gpt, const Pass *pass) {
-    gpt->slot[pass->slot].pass = *pass;
-    timer_start(gpt->timers, TIMER_FORWARD_COMPUTE, gpt->stream);
-    stage_forward(gpt, pass);
-    gpt_head(gpt, pass);
-    timer_stop(gpt->timers, TIMER_FORWARD_COMPUTE, gpt->stream);
-}
-
-static void backward_micro_batch(GPT *gpt, const Pass *pass) {
-    timer_start(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
-    stage_backward(gpt, pass);
-    timer_stop(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
-    // The copies of the last --async-save: the device has work for a while beside them.
-    if (pass->first) zero_copy_staged(gpt->zero);
-}
-
-// The first launch of a kernel may wait for all that a GPU was given. With messages under way it
-// could wait for ever (llmc/cuda/comm.cu). So a stage launches all kernels of a step's passes once
-// before. A loss scale of 0 and zeros from the neighbours make zeros of all gradients.
-static void launch_first(GPT *gpt, bool training, LoadMicroBatch load, void *context) {
-    MicroBatch *m = &gpt->slot[0];
-    Pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.B = gpt->B;
-    pass.T = gpt->T;
-    pass.training = pass.backward = training;
-    load(context, gpt, 0, &pass);
-    pass.loss_scale = 0.0f;
-    for (int again = 0; again < 1 + training; again++) {
-        pass.first = !again;
-        for (pass.chunk = 0; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
-            if (!embeds(gpt, &pass)) m->residual[0] = gpt->input[0];
-            if (!embeds(gpt, &pass)) set_zero(gpt->stream, gpt->input[0], hidden_bytes(gpt, &pass));
-            gpt_forward(gpt, &pass);
-            gpt_head(gpt, &pass);
-            set_zero(gpt->stream, dresidual_of(gpt, &pass), hidden_bytes(gpt, &pass));
-            if (training) gpt_backward(gpt, &pass);
-        }
-    }
-    stream_synchronize(gpt->stream);
-}
-
-void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context) {
-    PipelineShape shape = gpt->stage.shape;
-    size_t most = 2 * (size_t)count * (size_t)shape.chunks;
-    PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
-    int actions = pipeline_actions(shape, count, training, action);
-    bool *launched = training ? &gpt->trains : &gpt->evaluates;
-    if (shape.stages > 1 && device_kind()->asynchronous && !*launched) {
-        launch_first(gpt, training, load, context);
-    }
-    *launched = true;
-    if (actions > 0) expect(gpt, &action[0]);
-    for (int i = 0; i < actions; i++) {
-        bool more = i + 1 < actions, ahead = more && action[i + 1].micro_batch != action[i].micro_batch;
-        if (ahead) expect(gpt, &action[i + 1]);
-        if (action[i].backward) {
-            Pass pass = gpt->slot[action[i].slot].pass;
-            pass.gradient = pass_of(gpt, &action[i]).gradient;
-            backward_micro_batch(gpt, &pass);
-        } else {
-            Pass pass = pass_of(gpt, &action[i]);
-            pass.training = pass.backward = training;
-            pass.first = action[i].micro_batch == 0;
-            pass.last = action[i].micro_batch == count - 1;
-            load(context, gpt, action[i].micro_batch, &pass);
-            forward_micro_batch(gpt, &pass);
-        }
-        if (more && !ahead) expect(gpt, &action[i + 1]);
-    }
-    free(action);
-    if (training) gpt_end_backward(gpt);
+    if (gpt_embeds(gpt, p)) embedding_backward(gpt, p);
 }
 
 // The logits of the token after ids[0..n), the pads' too; the last T tokens are the context. See
 // write_sample. Rows behind the last token only fill up a multiple of the tensor-parallel ranks.
 static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *logits) {
     GPT *gpt = (GPT *)model;
-    int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size);
+    int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size), B = 1;
+    if (T > gpt->T) T = gpt->T, B = gpt->B;
     MicroBatch *m = &gpt->slot[0];
     Stream *s = gpt->stream;
     Pass pass;
     memset(&pass, 0, sizeof pass);
-    pass.B = 1;
+    pass.B = B;
     pass.T = T;
-    int32_t *words = (int32_t *)xcalloc(2 * (size_t)T, sizeof(int32_t), "the sample"), *positions = words + T;
+    size_t ids_bytes = (size_t)B * (size_t)T * sizeof(int32_t);
+    int32_t *words = (int32_t *)xcalloc(2, ids_bytes, "the sample"), *positions = words + B * T;
     memcpy(words, ids + n - used, (size_t)used * sizeof(int32_t));
     for (int t = 0; t < used; t++) positions[t] = t;
-    copy_to_device(s, m->tokens, words, (size_t)T * sizeof(int32_t));
-    copy_to_device(s, m->positions, positions, (size_t)T * sizeof(int32_t));
+    copy_to_device(s, m->tokens, words, ids_bytes);
+    copy_to_device(s, m->positions, positions, ids_bytes);
     for (; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
-        expect_input(gpt, &pass);
-        stage_forward(gpt, &pass);
+        gpt_stage_forward(gpt, &pass);
     }
     pass.chunk--;
     if (gpt->stage.heads) {
@@ -832,7 +681,7 @@ static bool leaves(Run *run, bool after_save) {
 static bool after_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
-    double since = monotonic_seconds();
+    Interruption from = interval_interrupt(run);
     bool evaluating = due(i, c->eval_interval) && run_eval_iters(run, SPLIT_VALID) > 0;
     bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
     bool probing = probe_due(run->zero);
@@ -845,7 +694,7 @@ static bool after_step(Run *run, GPT *gpt) {
     if (leaves(run, false)) return true;
     if (saving && !save_checkpoint(run)) return true;
     if (leaves(run, true)) return true;
-    if (evaluating || saving || verifying || probing || sampling) interval_exclude(run, since);
+    if (evaluating || saving || verifying || probing || sampling) interval_exclude(run, &from);
     return false;
 }
 

@@ -4,8 +4,8 @@
 // zero.c and wire.c.
 //
 // replica:RANK:ITERATION:BUCKET[:BIT]
-//     One bit of this bucket's weights in the replica of dp rank RANK, after the iteration's
-//         update.
+//     One bit of this bucket's weights in the replica of world rank RANK, after the iteration's
+//     update.
 // message:RANK:ITERATION:NUMBER[:BIT]
 //     One bit of the message that RANK has received in its NUMBER-th exchange of the iteration,
 //     from 0.

@@ -129,6 +129,18 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     keep_own(gpt);
 }
 
+Rows gpt_own_rows(const GPT *gpt, const Pass *pass) { return tp_rows(&gpt->tp, pass_rows(pass)); }
+
+int gpt_first_layer(const GPT *gpt, const Pass *pass) { return pass->chunk * gpt->stage.layers; }
+int gpt_end_layer(const GPT *gpt, const Pass *pass) {
+    return gpt_first_layer(gpt, pass) + gpt->stage.layers;
+}
+
+bool gpt_embeds(const GPT *gpt, const Pass *pass) { return gpt->stage.embeds && pass->chunk == 0; }
+bool gpt_heads(const GPT *gpt, const Pass *pass) {
+    return gpt->stage.heads && gpt_end_layer(gpt, pass) == gpt->L;
+}
+
 bool gpt_check(const GPT *gpt, Error *err) {
     int V = gpt->V / gpt->mesh->tp.size;
     return op_check_model(gpt->C, gpt->NH, gpt->HD, gpt->F, V, (int64_t)gpt->B * gpt->T, err);

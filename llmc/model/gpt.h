@@ -146,4 +146,42 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan);
 size_t gpt_planned_bytes(const Config *config, const Mesh *mesh);
 void gpt_free(GPT *gpt);
 
+// --- passes --------------------------------------------------------------------------------------
+
+static inline int64_t pass_rows(const Pass *pass) { return (int64_t)pass->B * pass->T; }
+// Of those, the rows that this rank holds between products.
+Rows gpt_own_rows(const GPT *gpt, const Pass *pass);
+// The layers of the pass's chunk, of this rank's: first .. end - 1.
+int gpt_first_layer(const GPT *gpt, const Pass *pass);
+int gpt_end_layer(const GPT *gpt, const Pass *pass);
+// Does the chunk begin with the embeddings, or end with the head?
+bool gpt_embeds(const GPT *gpt, const Pass *pass);
+bool gpt_heads(const GPT *gpt, const Pass *pass);
+
+// train_gpt.cu makes these.
+//
+// Runs the stage's layers on the uploaded tokens, or on the slot's input. The final LayerNorm's
+// output is in gpt->lnf.y; of a stage without a head the stream's new state is in residual[L].
+void gpt_forward(GPT *gpt, const Pass *pass);
+// Loss of the uploaded targets; *zero_loss_sum += loss_scale * sum. pass->backward: also the
+// gradients of the head. Nothing on a stage without it.
+void gpt_head(GPT *gpt, const Pass *pass);
+// Gradients of everything below the head, in the gradient arena. A stage without a head takes the
+// gradient of its output from dresidual, and every stage leaves that of its input there.
+void gpt_backward(GPT *gpt, const Pass *pass);
+// After the step's last backward pass. Gives the tied embedding's copies one gradient, and hands
+// the embeddings' to ZeRO. Collective over mesh->embedding.
+void gpt_end_backward(GPT *gpt);
+
+// stages.c makes these.
+//
+// Uploads micro-batch k into pass->slot (gpt_upload), and completes the pass: its samples, masks
+// and scale.
+typedef void (*LoadMicroBatch)(void *context, GPT *gpt, int k, Pass *pass);
+// `count` micro-batches through this rank's stage, in the order of the pipeline: a training step's
+// forward and backward passes, or forward alone. Collective over the ranks of a replica.
+void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context);
+// The input of the pass's chunk from the stage before, gpt_forward, the output to the next stage.
+void gpt_stage_forward(GPT *gpt, const Pass *pass);
+
 LLMC_END

@@ -226,8 +226,12 @@ static double norms_bytes(const Config *c, const Mesh *mesh) {
     return 2.0 * norms * c->hidden_size * (double)sizeof(float) * (mesh->tp.size - 1);
 }
 
+// The gradient of the word embeddings that a rank of the first or last stage sends to the other.
+static double words_bytes(const Config *c, const Mesh *mesh) {
+    return (double)c->vocab_size_padded / mesh->tp.size * c->hidden_size * (double)sizeof(float);
+}
+
 static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
-    double words = (double)c->vocab_size_padded / mesh->tp.size * c->hidden_size * (double)sizeof(float);
     if (!is_cut(mesh)) return;
     fprintf(out, "bytes sent per micro-batch and rank, between parts of the model\n");
     if (mesh->tp.size > 1) {
@@ -245,7 +249,7 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
         fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", norms_bytes(c, mesh));
     }
     if (mesh->pp.size > 1) {
-        fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words);
+        fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words_bytes(c, mesh));
     }
 }
 
@@ -262,17 +266,27 @@ static const Card cards[] = {{80, 79.1}, {141, 139.8}};
 // GiB that a process's CUDA context takes before the plan (measured on H200: 0.52).
 static const double CONTEXT_GIB = 0.55;
 
-// The largest micro-batch whose plan fits `share` bytes, up to MOST_SEQUENCES. Whether it divides
-// the global batch is not asked: that can be chosen.
-enum { MOST_SEQUENCES = 4096 };
-static int largest_micro_batch(const Config *config, size_t planned, double share, ModelPlan model) {
-    double others = (double)planned - (double)model.bytes(config, model.mesh);  // what does not depend on it
+// Would every stage fit `share` bytes with this micro-batch?
+static bool all_fit(const Config *config, const Stages *stages, int micro_batch, double share,
+                    ModelBytes model_bytes) {
     Config other = *config;
+    other.micro_batch_size = micro_batch;
+    for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
+        double others = (double)memory_plan_total(&s->memory_plan) - (double)model_bytes(config, &s->mesh);
+        if (others + (double)model_bytes(&other, &s->mesh) > share) return false;
+    }
+    return true;
+}
+
+// The largest micro-batch with which all stages fit `share` bytes, up to MOST_SEQUENCES. Whether it
+// divides the global batch is not asked: that can be chosen.
+enum { MOST_SEQUENCES = 4096 };
+static int largest_micro_batch(const Config *config, const Stages *stages, double share,
+                               ModelBytes model_bytes) {
     int fits = 0;
     for (int step = MOST_SEQUENCES; step > 0; step /= 2) {
-        other.micro_batch_size = fits + step;
-        if (other.micro_batch_size > MOST_SEQUENCES) continue;
-        if (others + (double)model.bytes(&other, model.mesh) <= share) fits = other.micro_batch_size;
+        if (fits + step > MOST_SEQUENCES) continue;
+        if (all_fit(config, stages, fits + step, share, model_bytes)) fits += step;
     }
     return fits;
 }
@@ -293,23 +307,26 @@ static double share_of(Card card, const Config *c, const Mesh *mesh) {
     return (card.gib - CONTEXT_GIB) * GIB - (double)beside;
 }
 
-static void print_fit(const Config *c, size_t planned, double share, ModelPlan model, FILE *out) {
+static void print_fit(const Config *c, const Stages *stages, double share, ModelBytes bytes, FILE *out) {
+    const StagePlan *fullest = stages->fullest;
+    size_t planned = memory_plan_total(&fullest->memory_plan);
     if ((double)planned <= share) {
-        int most = largest_micro_batch(c, planned, share, model);
+        int most = largest_micro_batch(c, stages, share, bytes);
         const char *at_least = most == MOST_SEQUENCES ? " at least" : "";
         fprintf(out, "fits, up to --micro-batch-size %d%s\n", most, at_least);
     } else {
         char advice[512];
+        ModelPlan model = {bytes, &fullest->mesh};
         memory_advice(advice, sizeof advice, c, planned, (size_t)share, model);
         fprintf(out, "does not fit\n    %s\n", advice);
     }
 }
 
-static void print_fits(const Config *c, size_t planned, ModelPlan model, FILE *out) {
+static void print_fits(const Config *c, const Stages *stages, ModelBytes bytes, FILE *out) {
     for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
-        double share = share_of(cards[i], c, model.mesh);
+        double share = share_of(cards[i], c, &stages->fullest->mesh);
         fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
-        print_fit(c, planned, share, model, out);
+        print_fit(c, stages, share, bytes, out);
     }
     if (device_kind()->own_memory) return;
     fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
@@ -355,6 +372,13 @@ static double pipeline_egress(const Config *c, const Mesh *mesh) {
     return hidden_bytes(c, mesh) * ranks * messages * c->micro_batches;
 }
 
+// The same for the gradient of the tied embedding: of a node with ranks of the first or last stage.
+static double words_egress(const Config *c, const Mesh *mesh) {
+    if (pipeline_egress(c, mesh) == 0) return 0;
+    int ranks = mesh->pp.stride < mesh->per_node ? mesh->pp.stride : mesh->per_node;
+    return words_bytes(c, mesh) * ranks;
+}
+
 // What tensor parallelism sends out of a node in a step, where a group fills several nodes.
 static double tensor_parallel_egress(const Config *c, const Mesh *mesh) {
     int T = mesh->tp.size, per_node = mesh->per_node;
@@ -393,6 +417,7 @@ static void print_between(const Config *c, const StagePlan *s, FILE *out) {
     print_data_parallel(c, s, out);
     if (pipeline + tensor > 0) fprintf(out, "  GB out of a node per step, between parts of the model\n");
     print_egress("pipeline", pipeline, out);
+    print_egress("tied embedding", words_egress(c, &s->mesh), out);
     print_egress("tensor parallelism", tensor, out);
     if (tensor > 0) {
         fprintf(out, "    tensor parallelism wants fast links; --tensor-model-parallel-size %d keeps it "
@@ -418,7 +443,7 @@ bool plan_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, Mod
         print_parts_wire(config, &s->mesh, out);
         fprintf(out, "verdict\n");
         print_gib(memory_plan, out);
-        print_fits(config, memory_plan_total(memory_plan), (ModelPlan){model_bytes, &s->mesh}, out);
+        print_fits(config, &stages, model_bytes, out);
         print_between(config, s, out);
     }
     stages_free(&stages);

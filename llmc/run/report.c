@@ -155,10 +155,19 @@ void interval_begin(Run *run) {
     run->interval.seconds_start = monotonic_seconds();
 }
 
-void interval_exclude(Run *run, double since) {
+Interruption interval_interrupt(const Run *run) {
+    Interruption from = {monotonic_seconds(), probe_traffic(run->zero)};
+    return from;
+}
+
+void interval_exclude(Run *run, const Interruption *from) {
     stream_synchronize(run->compute);
     run_meet(run);
-    run->interval.seconds_start += monotonic_seconds() - since;
+    Traffic now = probe_traffic(run->zero), *start = &run->interval.traffic;
+    start->node += now.node - from->traffic.node;
+    start->rail += now.rail - from->traffic.rail;
+    start->model += now.model - from->traffic.model;
+    run->interval.seconds_start += monotonic_seconds() - from->seconds;
 }
 
 // The most that a node's ranks have sent together. sent: (world, 3), one column.

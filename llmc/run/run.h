@@ -120,8 +120,14 @@ void run_look_at_data(Run *run);
 // The lines before training: program, mesh, flags, sizes.
 void report_start(Run *run);
 void interval_begin(Run *run);
-// Takes the time since `since` (monotonic_seconds) out of the interval. Collective.
-void interval_exclude(Run *run, double since);
+// Where an interval is interrupted by what is not training: an evaluation, a save.
+typedef struct Interruption {
+    double seconds;
+    Traffic traffic;
+} Interruption;
+Interruption interval_interrupt(const Run *run);
+// Takes the time since then, and what was sent since then, out of the interval. Collective.
+void interval_exclude(Run *run, const Interruption *from);
 // Prints the interval's lines after the verdict of its last iteration. Collective.
 void interval_end(Run *run);
 // Reads the verdict of a step. which: 0 the latest one launched, 1 the one before.

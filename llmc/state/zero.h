@@ -86,8 +86,9 @@ void zero_synchronize(Zero *zero);
 // --- figures over all ranks ----------------------------------------------------------------------
 
 // Exposed communication, ms per step, on the rank that waited least. The rest of other ranks'
-// waiting is difference in GPU speed. On CPU ranks: the time that the work takes. most_ms:
-// gradients and weights together, on the rank that waited most.
+// waiting is difference in GPU speed, and in a pipeline what stages wait for each other. On CPU
+// ranks: the time that the work takes. most_ms: gradients and weights together, on the rank that
+// waited most.
 typedef struct Exposed {
     double gradients_ms, weights_ms, most_ms;
 } Exposed;

@@ -84,7 +84,7 @@ interleaved_stages() {
 check "stages of several chunks learn it too, and save for one rank" interleaved_stages
 
 # Two data-parallel ranks, which are two nodes, with everything quantised.
-eight=(8 --gpus-per-node 4 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" \
+eight=(8 --gpus-per-node 2 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" \
     "${paper[@]}")
 layout_of 2 2 sequence
 square=("${layout[@]}")
@@ -188,6 +188,17 @@ lost_rank() {
     error_names 7 "rank 5" $rc
 }
 check "a stage's rank that stands still is named" lost_rank
+
+# What an evaluation sends between the parts of the model is no part of the steps around it.
+traffic_of_steps() {
+    layout_of 2 2
+    logged traffic 4 --global-batch-size 8 --train-iters 8 --eval-interval 3 --eval-iters 4 "${layout[@]}" ||
+        return 1
+    field traffic model_parallel_bytes interval | awk '{ if (!first) first = $2; n++
+        if ($2 != first) bad = 1 } END { exit bad || n != 8 || !first }' ||
+        { why="bytes per step: $(field traffic model_parallel_bytes interval | tr '\n' ' ')"; return 1; }
+}
+check "bytes between parts of the model are those of steps alone" traffic_of_steps
 
 text_of() { sed -n '/^sample at iteration/,/^[[(-]/p' "$work/out" | sed -n 2p; }
 one_text() {

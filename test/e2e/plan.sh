@@ -261,7 +261,7 @@ pipeline_bytes() {
     verdict 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "$@" || return 1
     grep -qE '^  to a neighbouring stage +20971520  each way$' "$work/out" &&
         grep -qE '^  gradients of the tied embedding +259522560  each way$' "$work/out" || say "other bytes"
-    tells "^    pipeline +0.17$"
+    tells "^    pipeline +0.17$" && tells "^    tied embedding +2.08$"
 }
 check "bytes between two stages" pipeline_bytes
 # 32 layers with 4 sums each, and embedding and head; a sum is 3/4 of 2 x 2048 x 4096 bytes, there
