@@ -1,8 +1,8 @@
 // See model_gradients.h. A step here: forward and backward of the rank's own tokens, every rank's
-// gradients as the backward left them to rank 0's simulator, then reductions, verdict, AdamW and
-// gathers through Zero, then both sides compared. The gradients need not be the same on every
-// backend: the simulator starts from whatever the ranks computed. The weights of the next step come
-// out of this one, so what goes wrong also spreads.
+// gradients as the backward left them to the simulator of its data-parallel group, then reductions,
+// verdict, AdamW and gathers through Zero, then both sides compared. The gradients need not be the
+// same on every backend: the simulator starts from whatever the ranks computed. The weights of the
+// next step come out of this one, so what goes wrong also spreads.
 //
 // Odd steps reduce after the backward, so that the reduced gradients can be looked at before AdamW.
 // Even steps are the trainer's: a second backward over the same tokens tells Zero as its layers
@@ -16,11 +16,12 @@
 #include <string.h>
 
 #include "llmc/ranks/peers.h"
-#include "test/mpi/simulator.h"
 #include "llmc/state/zero_inside.h"
+#include "test/mpi/simulator.h"
 #include "train_gpt.h"
 
 enum { STEPS = 3 };
+enum { HELD = 1 << 20 };  // more calls of zero_reduce_unit than a backward makes
 static const float WEIGHT_DECAY = 0.1f;
 
 // --- arms ----------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ static const char *const model_flags[] = {
     "64", "--max-position-embeddings", "64", "--attention-dropout", "0", "--hidden-dropout", "0",
     "--micro-batch-size", "2", "--lr", "1e-3", "--train-iters", "10", "--clip-grad", "0.2",
     "--ddp-bucket-size", "1"};
-enum { MODEL_FLAGS = sizeof model_flags / sizeof *model_flags, SIZE_FLAGS = 6 };
+enum { MODEL_FLAGS = sizeof model_flags / sizeof *model_flags, SIZE_FLAGS = 6, LAYOUT_FLAGS = 5 };
 // Many CPU ranks share few cores, and one process simulates them all: they get a quarter of the
 // parameters.
 enum { FEW_RANKS = 4 };
@@ -91,11 +92,16 @@ typedef struct Model {
     // host memory
     float *local;        // (arena) this rank's gradients as its backward left them
     float *found;        // (arena) what comes back from the device
-    float *every;        // rank 0: (dp, arena) all ranks' gradients
-    float **all;         // (dp) rank 0: where each begins
+    float *every;        // the group's root: (dp, arena) its ranks' gradients
+    float **all;         // (dp) the root: where each begins
     float *losses;       // (dp)
-    Simulator sim;       // whole on rank 0; elsewhere only the arrays it broadcasts into
+    StepRecord *records; // (world) simulated
+    Simulator sim;       // whole on the root; elsewhere only the arrays it broadcasts into
 } Model;
+
+// Rank 0 of a data-parallel group simulates the group.
+static const Group *group_of(const Model *m) { return &m->rank->mesh->dp; }
+static bool is_root(const Model *m) { return group_of(m)->rank == 0; }
 
 static size_t arena_bytes(const Model *m) { return (size_t)m->zero->plan.arena_elements * sizeof(float); }
 
@@ -105,15 +111,31 @@ static void download(const Model *m, void *host, const void *device, size_t byte
 }
 
 static bool configure(Model *m, Error *err) {
-    char *argv[MODEL_FLAGS + SIZE_FLAGS + ARM_FLAGS];
-    int argc = 0, dp = m->rank->mesh->dp.size;
-    const char *const *size = dp <= FEW_RANKS ? few_ranks_size : many_ranks_size;
+    const Mesh *mesh = m->rank->mesh;
+    char *argv[MODEL_FLAGS + SIZE_FLAGS + LAYOUT_FLAGS + ARM_FLAGS], tp[16], pp[16];
+    const char *const layout[LAYOUT_FLAGS] = {"--tensor-model-parallel-size", tp,
+        "--pipeline-model-parallel-size", pp, "--sequence-parallel"};
+    int argc = 0;
+    const char *const *size = mesh->dp.size <= FEW_RANKS ? few_ranks_size : many_ranks_size;
+    snprintf(tp, sizeof tp, "%d", mesh->tp.size);
+    snprintf(pp, sizeof pp, "%d", mesh->pp.size);
     for (int i = 0; i < MODEL_FLAGS; i++) argv[argc++] = (char *)model_flags[i];
     for (int i = 0; i < SIZE_FLAGS; i++) argv[argc++] = (char *)size[i];
+    for (int i = 0; i < LAYOUT_FLAGS - !m->rank->sequence; i++) argv[argc++] = (char *)layout[i];
     for (int i = 0; m->arm->flags[i]; i++) argv[argc++] = (char *)m->arm->flags[i];
     if (!config_parse(&m->config, argc, argv, NULL, 0, err)) return false;
     int end_of_document = (int)m->config.vocab_size;
-    return config_finish(&m->config, dp, end_of_document + 1, end_of_document, err);
+    return config_finish(&m->config, mesh->world.size, end_of_document + 1, end_of_document, err);
+}
+
+// Of several ranks that hold the same elements the first one counts them. The simulator works this
+// out for itself, so that a mistake in the model's table shows.
+static void set_uncounted(Model *m) {
+    const Mesh *mesh = m->rank->mesh;
+    for (int t = 0; t < m->gpt.tensors; t++) {
+        bool first_stage_has_it = t == GPT_WTE && m->gpt.stage.heads && mesh->pp.rank > 0;
+        m->tensors[t].uncounted = first_stage_has_it || (m->gpt.tensor[t].split < 0 && mesh->tp.rank > 0);
+    }
 }
 
 static bool build_model(Model *m, Error *err) {
@@ -121,6 +143,7 @@ static bool build_model(Model *m, Error *err) {
     int sharers = devices_memory_sharers(&rank->own);
     gpt_describe(&m->gpt, &m->config, rank->mesh);
     m->tensors = tensors_for_plan(m->gpt.tensor, m->gpt.tensors);
+    set_uncounted(m);
     m->zero = zero_plan(&m->config, rank->mesh, m->gpt.tensor, m->gpt.tensors, &m->memory_plan, err);
     if (!m->zero) return false;
     gpt_reserve(&m->gpt, &m->memory_plan);
@@ -130,6 +153,7 @@ static bool build_model(Model *m, Error *err) {
     m->timers = timers_create(rank->device, 0);
     zero_start(m->zero, rank->device, m->compute, rank->lanes, m->timers);
     gpt_start(&m->gpt, m->zero, rank->device, m->compute, m->timers);
+    m->gpt.pipeline = rank->pipeline;
     Peers peers = {MPI_COMM_WORLD, 0, NULL};
     gpt_init_weights(&m->gpt, (uint64_t)m->config.seed, peers);
     zero_masters_from_weights(m->zero);
@@ -138,7 +162,7 @@ static bool build_model(Model *m, Error *err) {
 
 static void build_simulator(Model *m) {
     const Config *c = &m->config;
-    int dp = m->zero->plan.dp, kept = m->rank->mesh->dp.rank == 0 ? dp : 0;
+    int dp = m->zero->plan.dp, kept = is_root(m) ? dp : 0;
     SimulatorOptions o = {
         &m->zero->plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed,
         (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps, WEIGHT_DECAY,
@@ -148,6 +172,8 @@ static void build_simulator(Model *m) {
     m->every = (float *)xmalloc((size_t)kept * arena_bytes(m) + 1, "the test");
     m->all = (float **)xcalloc((size_t)dp, sizeof *m->all, "the test");
     m->losses = (float *)xcalloc((size_t)dp, sizeof *m->losses, "the test");
+    m->records =
+        (StepRecord *)xcalloc((size_t)m->rank->mesh->world.size, sizeof *m->records, "the test");
     for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero->plan.arena_elements;
     floatX *weights = (floatX *)xmalloc(arena_bytes(m), "the test");
     download(m, weights, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof(floatX));
@@ -170,55 +196,65 @@ static void close_model(Model *m) {
     free(m->every);
     free(m->all);
     free(m->losses);
+    free(m->records);
     free(m);
 }
 
 // --- a step on both sides ------------------------------------------------------------------------
 
-// The rank's micro-batch of the step: tokens of which the first numbers are more frequent, each
-// with its successor as target.
-static void upload_tokens(Model *m, uint32_t step) {
-    int N = m->gpt.B * m->gpt.T, T = m->gpt.T;
+// A LoadMicroBatch. The replica's micro-batch of the step: tokens of which the first numbers are
+// more frequent, each with its successor as target.
+static void load_tokens(void *context, GPT *gpt, int k, Pass *pass) {
+    const Model *m = (const Model *)context;
+    uint32_t step = (uint32_t)m->zero->step;
+    int N = gpt->B * gpt->T, T = gpt->T;
     int32_t *drawn = (int32_t *)xmalloc((size_t)(N + 1) * sizeof *drawn, "the test");
     int32_t *positions = (int32_t *)xmalloc((size_t)N * sizeof *positions, "the test");
     for (int i = 0; i <= N; i++) {
-        Philox4 r = philox4x32_10(11, 0, (uint32_t)i, 0, (uint32_t)m->rank->mesh->dp.rank, step);
+        Philox4 r = philox4x32_10(11, 0, (uint32_t)i, (uint32_t)k, (uint32_t)group_of(m)->rank, step);
         double x = (r.v[0] + 0.5) * 0x1p-32;
-        drawn[i] = (int32_t)(m->gpt.V * x * x);
+        drawn[i] = (int32_t)(gpt->V * x * x);
     }
     for (int i = 0; i < N; i++) positions[i] = i % T;
     Batch batch = {drawn, drawn + 1, positions, NULL, NULL, 0};
-    gpt_upload(&m->gpt, 0, &batch);
+    gpt_upload(gpt, pass->slot, &batch);
+    pass->loss_scale = 1.0f / (float)N;
     stream_synchronize(m->compute);
     free(drawn);
     free(positions);
 }
 
+// Each bucket is reduced by the zero_reduce_unit of its last unit. With `more` it takes so many
+// calls more, so HELD keeps a backward from reducing anything.
+static void hold_back(Model *m, int more) {
+    for (int b = 0; b < m->zero->plan.buckets; b++) {
+        const Bucket *bucket = &m->zero->plan.bucket[b];
+        m->zero->units_missing[b] = bucket->end_unit - bucket->first_unit + more;
+    }
+}
+
 // As the trainer's step up to zero_update, with one micro-batch. overlapped: layers are reduced as
 // they complete; else not at all.
 static void backward(Model *m, uint32_t step, bool overlapped) {
-    GPT *g = &m->gpt;
     zero_step_begins(m->zero, step);
-    Pass pass = {.B = g->B, .T = g->T, .training = true, .backward = true, .first = true,
-        .last = overlapped, .loss_scale = 1.0f / (float)(g->B * g->T)};
-    gpt_forward(g, &pass);
-    gpt_head(g, &pass);
-    gpt_backward(g, &pass);
-    if (overlapped) gpt_end_backward(g);
+    if (!overlapped) hold_back(m, HELD);
+    gpt_micro_batches(&m->gpt, 1, true, load_tokens, m);
 }
 
 static void collect(Model *m) {
     float loss;
     int arena = (int)m->zero->plan.arena_elements;
+    MPI_Comm group = group_of(m)->mpi;
     download(m, m->local, m->zero->grads, arena_bytes(m));
     download(m, &loss, m->zero->loss_sum, sizeof loss);
-    MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
-    MPI_Gather(&loss, 1, MPI_FLOAT, m->losses, 1, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, group);
+    MPI_Gather(&loss, 1, MPI_FLOAT, m->losses, 1, MPI_FLOAT, 0, group);
 }
 
 static void reduce(Model *m, uint32_t step, bool overlapped) {
     const Plan *plan = &m->zero->plan;
     if (!overlapped) {
+        hold_back(m, 0);
         for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit);
         return;
     }
@@ -234,25 +270,44 @@ static void reduce(Model *m, uint32_t step, bool overlapped) {
 
 static float rate_of(uint32_t step) { return 2e-3f / (float)step; }
 
+// The groups' roots exchange the records of their ranks before they judge.
 static void simulate(Model *m, uint32_t step) {
+    const Mesh *mesh = m->rank->mesh;
     Simulator *sim = &m->sim;
-    int arena = (int)m->zero->plan.arena_elements;
-    if (m->rank->mesh->dp.rank == 0) simulator_step(sim, m->all, m->losses, step, rate_of(step), 0.0f);
-    MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
-    MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
-    MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
-    MPI_Bcast(sim->exp_avg_sq, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
-    MPI_Bcast(sim->replica, arena * (int)sizeof(floatX), MPI_BYTE, 0, MPI_COMM_WORLD);
-    MPI_Bcast(sim->records, m->zero->plan.dp * (int)sizeof(StepRecord), MPI_BYTE, 0, MPI_COMM_WORLD);
-    MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Comm group = mesh->dp.mpi;
+    int arena = (int)m->zero->plan.arena_elements, record = (int)sizeof(StepRecord);
+    SimulatedWorld world = {m->records, mesh->world.size, mesh->dp.size * mesh->tp.size};
+    if (is_root(m)) simulator_records(sim, m->all, m->losses, step);
+    MPI_Bcast(sim->records, mesh->dp.size * record, MPI_BYTE, 0, group);
+    MPI_Allgather(sim->records + mesh->dp.rank, record, MPI_BYTE, m->records, record, MPI_BYTE,
+                  mesh->world.mpi);
+    if (is_root(m)) simulator_update(sim, &world, step, rate_of(step), 0.0f);
+    MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, group);
+    MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, group);
+    MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, group);
+    MPI_Bcast(sim->exp_avg_sq, arena, MPI_FLOAT, 0, group);
+    MPI_Bcast(sim->replica, arena * (int)sizeof(floatX), MPI_BYTE, 0, group);
+    MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, group);
 }
 
 // --- comparisons ---------------------------------------------------------------------------------
 
+// "2 x 2 ranks": nodes and ranks per node of a data-parallel group.
+static const char *shape_name(const ModelRank *rank, char *text, size_t bytes) {
+    const Mesh *mesh = rank->mesh;
+    int tp = mesh->tp.size, pp = mesh->pp.size;
+    int n = snprintf(text, bytes, "%d x %d ranks", mesh->rail.size, mesh->node.size);
+    if (tp * pp > 1) {
+        snprintf(text + n, bytes - (size_t)n, ", T %d, P %d%s", tp, pp,
+                 rank->sequence ? ", sequence parallel" : "");
+    }
+    return text;
+}
+
 static bool complain(const Model *m, uint32_t step, const char *what, int64_t at) {
-    const Mesh *mesh = m->rank->mesh;
-    fprintf(stderr, "rank %d, %d x %d, a GPT's gradients, %s, step %u: %s at %lld\n", mesh->dp.rank,
-            mesh->rail.size, mesh->node.size, m->arm->name, step, what, (long long)at);
+    char shape[64];
+    fprintf(stderr, "rank %d, %s, a GPT's gradients, %s, step %u: %s at %lld\n", m->rank->mesh->world.rank,
+            shape_name(m->rank, shape, sizeof shape), m->arm->name, step, what, (long long)at);
     return false;
 }
 
@@ -265,13 +320,13 @@ static bool plausible(const Model *m, uint32_t step) {
         while (i < m->tensors[t].numel && m->local[plan->tensor_arena[t] + i] == 0.0f) i++;
         if (i == m->tensors[t].numel) return complain(m, step, "no gradient in tensor", t);
     }
-    if (m->rank->mesh->dp.rank != 0) return true;
+    if (!is_root(m)) return true;
     for (int r = 1; r < plan->dp; r++) {
         if (!memcmp(m->all[0], m->all[r], arena_bytes(m))) {
             return complain(m, step, "the gradients of rank 0 again", r);
         }
     }
-    return step > 1 || fabs(m->losses[0] - log(m->gpt.V)) < 0.5 ||
+    return step > 1 || !m->gpt.stage.heads || fabs(m->losses[0] - log(m->gpt.V)) < 0.5 ||
            complain(m, step, "an untrained model's loss (in thousandths) is", (int64_t)(1000 * m->losses[0]));
 }
 
@@ -323,11 +378,11 @@ static bool same_shards(const Model *m, uint32_t step, const char *what, const f
 }
 
 static bool same_verdict(Model *m, uint32_t step) {
-    StepRecord *records = (StepRecord *)m->found;  // dp of them take less than the arena
-    download(m, records, m->zero->records, (size_t)m->zero->plan.dp * sizeof *records);
-    for (int r = 0; r < m->zero->plan.dp; r++) {
-        if (records[r].sum_squares != m->sim.records[r].sum_squares ||
-            records[r].loss != m->sim.records[r].loss) {
+    StepRecord *records = (StepRecord *)m->found;  // the world's take less than the arena
+    int ranks = m->rank->mesh->world.size;
+    download(m, records, m->zero->records, (size_t)ranks * sizeof *records);
+    for (int r = 0; r < ranks; r++) {
+        if (records[r].sum_squares != m->records[r].sum_squares || records[r].loss != m->records[r].loss) {
             return complain(m, step, "another record", r);
         }
         if (records[r].fault) return complain(m, step, "a message's checksum", (int64_t)records[r].fault);
@@ -351,12 +406,36 @@ static bool same_replica(const Model *m, uint32_t step) {
     return true;
 }
 
+// Of a tensor that several ranks hold, all have the same weights. The first rank's are broadcast.
+// Collective over the group of those ranks. tensor: a row of this rank's table.
+static bool same_copy(const Model *m, uint32_t step, const Group *group, int tensor) {
+    const floatX *own = (const floatX *)m->found + m->zero->plan.tensor_arena[tensor];
+    int bytes = (int)(m->tensors[tensor].numel * (int64_t)sizeof *own);
+    void *first = xmalloc((size_t)bytes, "the test");
+    if (group->rank == 0) memcpy(first, own, (size_t)bytes);
+    MPI_Bcast(first, bytes, MPI_BYTE, 0, group->mpi);
+    bool same = !memcmp(first, own, (size_t)bytes);
+    free(first);
+    return same || complain(m, step, "another copy of tensor", tensor);
+}
+
+// Those are what tensor parallelism does not cut, and the tied embedding of the last stage.
+static bool same_copies(const Model *m, uint32_t step) {
+    bool ok = true;
+    download(m, m->found, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof(floatX));
+    for (int t = 0; m->rank->mesh->tp.size > 1 && t < m->gpt.tensors; t++) {
+        if (m->gpt.tensor[t].split < 0) ok = same_copy(m, step, &m->rank->mesh->tp, t) && ok;
+    }
+    if (m->rank->mesh->embedding.size > 1) ok = same_copy(m, step, &m->rank->mesh->embedding, GPT_WTE) && ok;
+    return ok;
+}
+
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Model *m, uint32_t step, Traffic before, uint64_t records_before) {
     Traffic after = probe_traffic(m->zero);
     WireBytes plan = plan_wire_bytes(&m->zero->plan, &m->arm->grad, &m->arm->weight);
     if (m->zero->plan.dp == 1) memset(&plan, 0, sizeof plan);
-    uint64_t records = (uint64_t)(m->zero->plan.dp - 1) * sizeof(StepRecord);
+    uint64_t records = (uint64_t)(m->rank->mesh->world.size - 1) * sizeof(StepRecord);
     if (after.node - before.node != (uint64_t)(plan.grad_intra + plan.weight_intra)) {
         return complain(m, step, "bytes inside the node", 0);
     }
@@ -377,7 +456,6 @@ static bool on_all(bool ok) {
 
 static bool run_step(Model *m, uint32_t step) {
     bool overlapped = step % 2 == 0, ok = true;
-    upload_tokens(m, step);
     backward(m, step, false);
     collect(m);
     simulate(m, step);
@@ -395,7 +473,7 @@ static bool run_step(Model *m, uint32_t step) {
          same_shards(m, step, "another first moment", m->zero->exp_avg, m->sim.exp_avg) &&
          same_shards(m, step, "another second moment", m->zero->exp_avg_sq, m->sim.exp_avg_sq) &&
          same_traffic(m, step, before, records) && same_replica(m, step);
-    return on_all(ok);
+    return on_all(ok) && on_all(same_copies(m, step));
 }
 
 static bool run_arm(const ModelRank *rank, const ModelArm *arm) {
@@ -412,14 +490,14 @@ static bool run_arm(const ModelRank *rank, const ModelArm *arm) {
 }
 
 int model_gradients_failures(const ModelRank *rank) {
-    const Mesh *mesh = rank->mesh;
+    char shape[64];
     int failures = 0;
+    shape_name(rank, shape, sizeof shape);
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = run_arm(rank, &arms[arm]);
         failures += !ok;
-        if (mesh->dp.rank == 0) {
-            printf("%s %d x %d ranks: a GPT's gradients, %s\n", ok ? "ok" : "not ok", mesh->rail.size,
-                   mesh->node.size, arms[arm].name);
+        if (rank->mesh->world.rank == 0) {
+            printf("%s %s: a GPT's gradients, %s\n", ok ? "ok" : "not ok", shape, arms[arm].name);
         }
     }
     return failures;

@@ -2,18 +2,24 @@
 // one-process simulator, to the bit. The synthetic tensors of test_sdp4bit_mpi.c, which calls this,
 // know nothing of real layouts, of the sizes that real gradients have, and of what follows from a
 // weight a step later.
+//
+// With tensor or pipeline parallelism each data-parallel group is simulated from its own parts of
+// the model, by its first rank.
 #pragma once
 #include "llmc/comm.h"
+#include "llmc/model/pipeline.h"
 #include "llmc/ranks/devices.h"
 #include "sdp4bit/lanes.h"
 LLMC_BEGIN
 
-// One rank of a shape of nodes x ranks, ready to run; all belong to the caller.
+// One rank of a shape, ready to run; all belong to the caller.
 typedef struct ModelRank {
     Device *device;
     Lanes *lanes;
     const Mesh *mesh;  // of all ranks of MPI_COMM_WORLD, open
     OwnDevice own;
+    Pipeline pipeline; // of one chunk of layers
+    bool sequence;     // --sequence-parallel
 } ModelRank;
 
 // Trains a small model for a few steps under every arm, prints ok / not ok for each on rank 0 and

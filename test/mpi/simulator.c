@@ -212,14 +212,13 @@ static bool spike(Simulator *sim, bool finite) {
     return s->found;
 }
 
-static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
+static void judge(Simulator *sim, const SimulatedWorld *world, float lr_if_applied, float lr_if_skipped) {
     StepControl *c = &sim->control;
-    int dp = sim->options.plan->dp;
     double squares = 0, loss = 0;
-    for (int r = 0; r < dp; r++) squares += sim->records[r].sum_squares;
-    for (int r = 0; r < dp; r++) loss += sim->records[r].loss;
+    for (int r = 0; r < world->ranks; r++) squares += world->records[r].sum_squares;
+    for (int r = 0; r < world->ranks; r++) loss += world->records[r].loss;
     c->learning_rate = c->applied ? lr_if_applied : lr_if_skipped;
-    c->loss = (float)(loss / dp);  // every rank has one: there are no stages here
+    c->loss = (float)(loss / world->losses);
     c->grad_norm = (float)sqrt(squares);
     c->clip_coefficient = 1.0f;
     if (sim->options.clip_grad > 0) {
@@ -230,8 +229,8 @@ static void judge(Simulator *sim, float lr_if_applied, float lr_if_skipped) {
     spike(sim, finite);  // reported only
     c->fault = 0;
     c->fault_rank = 0;
-    for (int r = dp - 1; r >= 0; r--) {
-        uint64_t fault = sim->records[r].fault;
+    for (int r = world->ranks - 1; r >= 0; r--) {
+        uint64_t fault = world->records[r].fault;
         if (fault && (!c->fault || fault <= c->fault)) c->fault = fault, c->fault_rank = r;
     }
     c->applied = (!sim->options.skip_non_finite || finite) && !c->fault;
@@ -308,16 +307,27 @@ static void update_replica(Simulator *sim, const Place *place, uint32_t step) {
 
 // --- the whole ----------------------------------------------------------------------------------
 
-void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,
-                    float lr_if_applied, float lr_if_skipped) {
+void simulator_records(Simulator *sim, float *const *grads, const float *losses, uint32_t step) {
     simulator_reduce(sim, grads, step);
     fill_records(sim, losses);
-    judge(sim, lr_if_applied, lr_if_skipped);
+}
+
+void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step, float lr_if_applied,
+                      float lr_if_skipped) {
+    judge(sim, world, lr_if_applied, lr_if_skipped);
     for (int t = 0; sim->control.applied && t < sim->options.plan->tensors; t++) {
         Place place = place_of(sim, t);
         adamw(sim, &place);
         update_replica(sim, &place, step);
     }
+}
+
+void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,
+                    float lr_if_applied, float lr_if_skipped) {
+    int dp = sim->options.plan->dp;
+    SimulatedWorld world = {sim->records, dp, dp};
+    simulator_records(sim, grads, losses, step);
+    simulator_update(sim, &world, step, lr_if_applied, lr_if_skipped);
 }
 
 void simulator_create(Simulator *sim, const SimulatorOptions *options, const floatX *weights) {

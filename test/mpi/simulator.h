@@ -4,6 +4,9 @@
 // knows which rank owns an element only where the norm's order of additions needs it. The
 // distributed program must equal it to the bit. Used by test/mpi/test_sdp4bit_mpi.c,
 // test/mpi/model_gradients.c and test/unit/sdp4bit/test_simulator.c.
+//
+// With tensor and pipeline parallelism the ranks divide into data-parallel groups. A simulator is
+// one group. The groups meet in the verdict alone: they exchange their ranks' records before it.
 #pragma once
 #include "llmc/base/dtype.h"
 #include "sdp4bit/kernels.h"  // the types StepControl and StepRecord
@@ -27,7 +30,7 @@ typedef struct Simulator {
     float *reduced;                        // mean gradient as the ranks' shards hold it
     float *master, *exp_avg, *exp_avg_sq;  // the union of all shards
     floatX *replica;                       // the weights, equal on every rank
-    StepRecord *records;                   // (dp)
+    StepRecord *records;                   // (dp) this group's
     uint64_t *fault;                       // (dp) what each rank has found
     StepControl control;
 } Simulator;
@@ -38,9 +41,22 @@ void simulator_free(Simulator *sim);
 
 // Only the reduction: grads[r] is rank r's local gradient in the arena's shape.
 void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step);
-// A whole step. losses: (dp).
+// A whole step of a world that is one data-parallel group. losses: (dp).
 void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,
                     float lr_if_applied, float lr_if_skipped);
+
+// The same step in a world of several groups, in two halves. First each group reduces, and makes
+// its ranks' records.
+void simulator_records(Simulator *sim, float *const *grads, const float *losses, uint32_t step);
+// What all groups judge by: the records of all ranks, in the world's order.
+typedef struct SimulatedWorld {
+    const StepRecord *records;  // (ranks)
+    int ranks;
+    int losses;                 // how many records hold a loss, which the mean divides by
+} SimulatedWorld;
+// Then each group judges, and updates its own parts of the model.
+void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step, float lr_if_applied,
+                      float lr_if_skipped);
 uint64_t simulator_hash(const Simulator *sim);
 
 LLMC_END

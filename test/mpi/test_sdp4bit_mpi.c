@@ -3,7 +3,8 @@
 // of ranks allows, every arm, and several chunk counts. Four steps follow each other. The third is
 // poisoned with a NaN or an infinity and must be skipped everywhere. Then comes a step with an
 // absurd learning rate, which must be refused element by element, and one that must be skipped for
-// that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
+// that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h). With 4 and
+// 8 ranks the GPT also runs with tensor and pipeline parallelism.
 //
 // Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Serves both
 // backends: build/test/gpu/test_sdp4bit_mpi is the GPU's. The simulator always computes on the
@@ -652,48 +653,98 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int arm, int chu
     return ok;
 }
 
-// Every arm on nodes of per_node ranks; returns how many failed. emulate: see devices.h.
-static int run_shape(Machine *machine, int per_node, bool emulate) {
+// How the ranks divide by tensor and pipeline parallelism. nodes: of a data-parallel group.
+typedef struct Split {
+    int nodes, tp, pp;
+    bool sequence;
+} Split;
+
+static int per_node_of(const Machine *machine, const Split *split) {
+    return machine->size / split->pp / split->nodes;
+}
+
+// The ranks with their mesh and device, ready to run.
+typedef struct Ranks {
     Mesh mesh;
+    Lanes lanes;
+    int *hosts;
+    ModelRank rank;
+} Ranks;
+
+// emulate: see devices.h.
+static void open_ranks(Ranks *r, Machine *machine, const Split *split, bool emulate) {
     Error err = {0};
     Peers world = {MPI_COMM_WORLD, 0, NULL};
-    int *hosts = (int *)xcalloc((size_t)machine->size, sizeof *hosts, "the hosts"), failures = 0;
-    // 50: more than borders, so that some are empty; 0: the plan chooses.
-    static const int chunk_counts[] = {1, 3, 50, 0};
-    if (!mesh_build(&mesh, machine->rank, machine->size, hosts, per_node, 1, 1, &err)) {
+    r->hosts = (int *)xcalloc((size_t)machine->size, sizeof *r->hosts, "the hosts");
+    if (!mesh_build(&r->mesh, machine->rank, machine->size, r->hosts, per_node_of(machine, split), split->tp,
+                    split->pp, &err)) {
         fatal(NULL, EXIT_USAGE, "%s", err.what);
     }
-    OwnDevice own = devices_choose(world, &mesh, emulate);
-    Launch launch = {machine->rank, machine->size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
-    if (emulate) devices_emulate_nodes(&own, &mesh, &launch);
-    Lanes lanes;
+    OwnDevice own = devices_choose(world, &r->mesh, emulate);
+    Launch launch = {machine->rank, machine->size, r->hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
+    if (emulate) devices_emulate_nodes(&own, &r->mesh, &launch);
     machine->device = device_open(own.index, NULL, &err);
     if (!machine->device) fatal(NULL, err.code, "%s", err.what);
-    lanes_open(&lanes, machine->device, machine->size > 1);
-    machine->lanes = &lanes;
-    machine->stream = lanes.last;
-    if (!mesh_open(&mesh, world, &err)) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
-    comm_open(&mesh, machine->device, 0);
+    lanes_open(&r->lanes, machine->device, machine->size > 1);
+    machine->lanes = &r->lanes;
+    machine->stream = r->lanes.last;
+    if (!mesh_open(&r->mesh, world, &err)) fatal(NULL, EXIT_COMMUNICATION, "%s", err.what);
+    comm_open(&r->mesh, machine->device, 0);
+    Pipeline pipeline = pipeline_open(&r->mesh, 1, machine->device);
     void *trial = device_alloc(machine->device, (size_t)machine->size * COMM_TRIAL_BYTES, "the test", &err);
-    comm_connect(&mesh, trial);
+    comm_connect(&r->mesh, trial);
     device_free(machine->device, trial);
+    r->rank = (ModelRank){machine->device, &r->lanes, &r->mesh, own, pipeline, split->sequence};
+}
+
+static void close_ranks(Ranks *r, Machine *machine) {
+    comm_close(&r->mesh);
+    mesh_close(&r->mesh);
+    lanes_close(&r->lanes);
+    device_close(machine->device);
+    free(r->hosts);
+}
+
+// Every arm on so many nodes; returns how many failed.
+static int run_shape(Machine *machine, int nodes, bool emulate) {
+    Ranks ranks;
+    Split split = {nodes, 1, 1, false};
+    int failures = 0;
+    // 50: more than borders, so that some are empty; 0: the plan chooses.
+    static const int chunk_counts[] = {1, 3, 50, 0};
+    open_ranks(&ranks, machine, &split, emulate);
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = true;
         for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) {
-            ok = run_trial(machine, &mesh, arm, chunk_counts[c]);
+            ok = run_trial(machine, &ranks.mesh, arm, chunk_counts[c]);
         }
         failures += !ok;
         if (machine->rank == 0) {
-            printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", mesh.rail.size, per_node, arms[arm].name);
+            printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", nodes, per_node_of(machine, &split),
+                   arms[arm].name);
         }
     }
-    ModelRank rank = {machine->device, &lanes, &mesh, own};
-    failures += model_gradients_failures(&rank);
-    comm_close(&mesh);
-    mesh_close(&mesh);
-    lanes_close(&lanes);
-    device_close(machine->device);
-    free(hosts);
+    failures += model_gradients_failures(&ranks.rank);
+    close_ranks(&ranks, machine);
+    return failures;
+}
+
+// Where tensor or pipeline parallelism leaves groups of several ranks. per_node: only splits whose
+// nodes have so many ranks; 0: all.
+static int run_splits(Machine *machine, int per_node) {
+    static const Split splits[] = {{1, 2, 1, false}, {1, 2, 1, true}, {2, 2, 1, false}, {2, 2, 1, true},
+                                   {1, 1, 2, false}, {2, 1, 2, false}, {2, 2, 2, true}};
+    int failures = 0;
+    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
+        const Split *split = &splits[i];
+        Ranks ranks;
+        int model = split->tp * split->pp;
+        if ((machine->size != 4 && machine->size != 8) || machine->size / model < 2) continue;
+        if (per_node && per_node_of(machine, split) != per_node) continue;
+        open_ranks(&ranks, machine, split, per_node > 0);
+        failures += model_gradients_failures(&ranks.rank);
+        close_ranks(&ranks, machine);
+    }
     return failures;
 }
 
@@ -703,10 +754,11 @@ int main(int argc, char **argv) {
     int emulated = argc == 3 && !strcmp(argv[1], "--emulate-nodes") ? atoi(argv[2]) : 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &machine.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &machine.size);
-    int failures = emulated ? run_shape(&machine, emulated, true) : 0;
-    for (int per_node = 1; !emulated && per_node <= machine.size; per_node++) {
-        if (machine.size % per_node == 0) failures += run_shape(&machine, per_node, false);
+    int failures = emulated ? run_shape(&machine, machine.size / emulated, true) : 0;
+    for (int nodes = machine.size; !emulated && nodes > 0; nodes--) {
+        if (machine.size % nodes == 0) failures += run_shape(&machine, nodes, false);
     }
+    failures += run_splits(&machine, emulated);
     failures += leaks_found();
     MPI_Finalize();
     return failures ? 1 : 0;
