@@ -32,7 +32,7 @@
 void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers) {
     gpt->zero = zero;
     gpt->timers = timers;
-    gpt->stream = gpt->tp.stream = stream;
+    gpt->stream = gpt->tp.compute = stream;
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
 }
 
@@ -320,7 +320,7 @@ static void head_of_parts(const GPT *gpt, Head *h) {
         int64_t rows = h->N - row < chunk ? h->N - row : chunk;
         h->own = gpt->statistics + gpt->mesh->tp.rank * rows;
         op_head_logits(gpt->stream, h, row, rows);
-        comm_all_gather(&gpt->mesh->tp, gpt->statistics, (size_t)rows * sizeof(HeadStatistics), gpt->stream);
+        tp_exchange(&gpt->tp, gpt->statistics, (size_t)rows * sizeof(HeadStatistics));
         op_head_gradients(gpt->stream, h, row, rows);
     }
     op_loss_sum(gpt->stream, h);
@@ -356,11 +356,22 @@ static void summed_linear_backward(const GPT *gpt, const Pass *p, int l, enum La
     bias_backward(gpt, l, bias, a, is_cut(gpt) ? NULL : gpt->branch_sum);
 }
 
-// Of a linear that follows a LayerNorm. Each rank makes a part of the gradient of its input.
+// Of a linear that follows a LayerNorm. Each rank makes a part of the gradient of its input. The
+// parts are added up beside the weights' product, whose input is gathered beside this one.
 static void first_linear_backward(const GPT *gpt, const Pass *p, const LayerNorm *norm, const Linear *a) {
-    gather(gpt, p, norm->y);
-    op_linear_backward(gpt->stream, a);
-    if (is_cut(gpt)) tp_reduce(&gpt->tp, gpt->dx, NULL, gpt->dx, pass_rows(p));
+    if (!is_cut(gpt)) {
+        op_linear_backward(gpt->stream, a);
+        return;
+    }
+    Linear input = *a, weights = *a;
+    input.dw = NULL;
+    weights.dx = NULL;
+    tp_gather_begin(&gpt->tp, norm->y, gpt->gathered, pass_rows(p));
+    op_linear_backward(gpt->stream, &input);
+    tp_reduce_begin(&gpt->tp, gpt->dx, NULL, gpt->dx, pass_rows(p));
+    tp_gather_wait(&gpt->tp);
+    op_linear_backward(gpt->stream, &weights);
+    tp_reduce_wait(&gpt->tp);
 }
 
 // In and out: the gradient of the residual stream above the layer and below it, and that of the
@@ -385,8 +396,8 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
 }
 
 static void sum_over_rows(const GPT *gpt, int tensor) {
-    sum_over_group(&gpt->mesh->tp, zero_grad(gpt->zero, tensor), tensor_elements(&gpt->tensor[tensor]),
-                   gpt->dwide, gpt->dwide_bytes, gpt->stream);
+    tp_sum(&gpt->tp, zero_grad(gpt->zero, tensor), tensor_elements(&gpt->tensor[tensor]), gpt->dwide,
+           gpt->dwide_bytes);
 }
 
 // The gradients of layer l are complete. With sequence parallelism each rank has summed those of
@@ -454,7 +465,7 @@ static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *
         Linear linear = {.N = 1, .C = gpt->C, .OC = rows, .x = x, .w = zero_weight(gpt->zero, GPT_WTE),
                          .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows, .workspace = gpt->workspace};
         op_linear_forward(s, &linear);
-        comm_all_gather(&gpt->mesh->tp, gpt->logits, (size_t)rows * sizeof(floatX), s);
+        tp_exchange(&gpt->tp, gpt->logits, (size_t)rows * sizeof(floatX));
         copy_to_host(s, logits, gpt->logits, (size_t)gpt->V * sizeof(floatX));
     }
     stream_synchronize(s);
@@ -772,6 +783,7 @@ static bool start_run(Run *run, GPT *gpt) {
     if (!run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
     gpt_start(gpt, run->zero, run->device, run->compute, run->timers);
     gpt->pipeline = run->pipeline;
+    tp_open(&gpt->tp, run->device);
     report_start(run);
     timer_start(run->timers, TIMER_SETUP, NULL);
     if (!fill_weights(run, gpt)) return false;
@@ -854,6 +866,7 @@ int main(int argc, char **argv) {
         run_as_told(&run, &gpt, limit);
     }
     int code = run.exit_code;
+    tp_close(&gpt.tp);
     run_close(&run);
     gpt_free(&gpt);
     heartbeat_close(&run.site);

@@ -145,7 +145,7 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a);
 
 // y = x w^T + bias. With pre: pre = x w^T + bias, rounded, and y = GELU_tanh(pre).
 //
-// Backward: dw += dy^T x, or dw = dy^T x with overwrite. dx = dy w, or not computed when NULL.
+// Backward: dw += dy^T x, or dw = dy^T x with overwrite. dx = dy w. Each is not computed when NULL.
 // Where x was the GELU of x_pre, dx is multiplied by GELU'(x_pre): it is then the gradient of
 // x_pre, and dpre_bias gets its sum over the rows. A backend may round dx before that product as
 // well as after it.
@@ -160,7 +160,7 @@ typedef struct Linear {
     const floatX *dy;      // (N, OC) backward
     const floatX *x_pre;   // (N, C) backward, or NULL
     floatX *dx;            // (N, C) out of backward, or NULL
-    float *dw;             // (OC, C) backward accumulates, or out
+    float *dw;             // (OC, C) backward accumulates, or out, or NULL
     float *dpre_bias;      // (C) backward accumulates, or NULL; with x_pre only
     bool overwrite;
     void *workspace;       // op_linear_workspace_bytes

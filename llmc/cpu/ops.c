@@ -290,8 +290,10 @@ void op_linear_backward(Stream *s, const Linear *a) {
         int64_t rows = min64(LINEAR_ROWS, a->N - row);
         show_progress(s);
         const float *dy = widen(a->dy + row * OC, rows * OC, dy_buffer);  // (rows, OC)
-        const float *x = widen(a->x + row * C, rows * C, x_buffer);       // (rows, C)
-        matmul_tn(OC, C, rows, dy, x, a->overwrite && row == 0 ? 0.0f : 1.0f, a->dw);
+        if (a->dw) {
+            const float *x = widen(a->x + row * C, rows * C, x_buffer);  // (rows, C)
+            matmul_tn(OC, C, rows, dy, x, a->overwrite && row == 0 ? 0.0f : 1.0f, a->dw);
+        }
         if (!a->dx) continue;
         matmul_nn(rows, C, OC, dy, w, 0.0f, dx);
         linear_dx_epilogue(a, dx, row, rows);

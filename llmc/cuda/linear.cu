@@ -464,7 +464,7 @@ static void dx_through_gelu(Stream *s, const Linear *a) {
 
 void op_linear_backward(Stream *s, const Linear *a) {
     if (a->N == 0) return;
-    matmul_tn(s, a->dw, a->dy, a->x, a->OC, a->C, a->N, a->overwrite, a->workspace);
+    if (a->dw) matmul_tn(s, a->dw, a->dy, a->x, a->OC, a->C, a->N, a->overwrite, a->workspace);
     if (!a->dx) return;
     if (a->x_pre) dx_through_gelu(s, a);
     else matmul_nn(s, a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);

@@ -1,6 +1,38 @@
 // Sums and gathers of tensor parallelism: see tensor_parallel.h.
 #include "llmc/model/tensor_parallel.h"
 
+void tp_open(TensorParallel *tp, Device *device) {
+    if (tp->group->size == 1) return;
+    tp->beside = stream_create_urgent(device, "tensor parallel");
+    tp->asked = event_create(device);
+    tp->gathered = event_create(device);
+    tp->reduced = event_create(device);
+}
+
+void tp_close(TensorParallel *tp) {
+    if (!tp->beside) return;
+    event_destroy(tp->asked);
+    event_destroy(tp->gathered);
+    event_destroy(tp->reduced);
+    stream_destroy(tp->beside);
+    tp->beside = NULL;
+}
+
+// The stream for what is begun now: behind the compute stream's work so far.
+static Stream *begin(const TensorParallel *tp) {
+    if (!tp->beside) return tp->compute;
+    event_record(tp->asked, tp->compute);
+    stream_wait(tp->beside, tp->asked);
+    return tp->beside;
+}
+
+static void done(const TensorParallel *tp, Event *event) {
+    if (tp->beside) event_record(event, tp->beside);
+}
+static void wait_for(const TensorParallel *tp, Event *event) {
+    if (tp->beside) stream_wait(tp->compute, event);
+}
+
 Rows tp_rows(const TensorParallel *tp, int64_t N) {
     if (!tp->sequence) return (Rows){0, N};
     int64_t block = N / tp->group->size;
@@ -8,40 +40,71 @@ Rows tp_rows(const TensorParallel *tp, int64_t N) {
 }
 
 // Each rank adds up one block of rows. Without sequence parallelism all then get all blocks.
-void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N) {
+void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
+                     int64_t N) {
     int ranks = tp->group->size, rank = tp->group->rank;
     int64_t block = N / ranks * tp->C;
     size_t bytes = (size_t)block * sizeof(floatX);
-    comm_all_to_all(tp->group, partial, tp->parts, bytes, tp->stream);
-    copy_on_device(tp->stream, tp->parts + rank * block, partial + rank * block, bytes);
+    Stream *s = begin(tp);
+    comm_all_to_all(tp->group, partial, tp->parts, bytes, s);
+    copy_on_device(s, tp->parts + rank * block, partial + rank * block, bytes);
     SumParts sum = {.y = tp->sequence ? out : out + rank * block,
                     .parts = tp->parts,
                     .n = block,
                     .ranks = ranks,
                     .bias = bias,
                     .C = tp->C};
-    op_sum_parts(tp->stream, &sum);
-    if (!tp->sequence) comm_all_gather(tp->group, out, bytes, tp->stream);
+    op_sum_parts(s, &sum);
+    if (!tp->sequence) comm_all_gather(tp->group, out, bytes, s);
+    done(tp, tp->reduced);
 }
 
-const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
+void tp_reduce_wait(const TensorParallel *tp) { wait_for(tp, tp->reduced); }
+
+void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N) {
+    tp_reduce_begin(tp, partial, bias, out, N);
+    tp_reduce_wait(tp);
+}
+
+const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
     if (!tp->sequence) return own;
     Rows rows = tp_rows(tp, N);
     size_t bytes = (size_t)(rows.count * tp->C) * sizeof(floatX);
-    copy_on_device(tp->stream, whole + rows.first * tp->C, own, bytes);
-    comm_all_gather(tp->group, whole, bytes, tp->stream);
+    Stream *s = begin(tp);
+    copy_on_device(s, whole + rows.first * tp->C, own, bytes);
+    comm_all_gather(tp->group, whole, bytes, s);
+    done(tp, tp->gathered);
     return whole;
 }
 
-void sum_over_group(const Group *group, float *sums, int64_t n, void *scratch, size_t bytes, Stream *stream) {
-    int64_t most = (int64_t)(bytes / sizeof(float)) / group->size;
+void tp_gather_wait(const TensorParallel *tp) {
+    if (tp->sequence) wait_for(tp, tp->gathered);
+}
+
+const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N) {
+    const floatX *all = tp_gather_begin(tp, own, whole, N);
+    tp_gather_wait(tp);
+    return all;
+}
+
+void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes) {
+    comm_all_gather(tp->group, buffer, bytes, begin(tp));
+    done(tp, tp->gathered);
+    wait_for(tp, tp->gathered);
+}
+
+void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes) {
+    int64_t most = (int64_t)(bytes / sizeof(float)) / tp->group->size;
     float *parts = (float *)scratch;
-    if (group->size == 1) return;
+    if (tp->group->size == 1) return;
+    Stream *s = begin(tp);
     for (int64_t at = 0; at < n; at += most) {
         int64_t count = n - at < most ? n - at : most;
         size_t part = (size_t)count * sizeof(float);
-        copy_on_device(stream, parts + group->rank * count, sums + at, part);
-        comm_all_gather(group, parts, part, stream);
-        op_add_parts(stream, sums + at, parts, count, group->size);
+        copy_on_device(s, parts + tp->group->rank * count, sums + at, part);
+        comm_all_gather(tp->group, parts, part, s);
+        op_add_parts(s, sums + at, parts, count, tp->group->size);
     }
+    done(tp, tp->reduced);
+    wait_for(tp, tp->reduced);
 }

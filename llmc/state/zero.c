@@ -121,7 +121,7 @@ void zero_masters_from_weights(Zero *zero) {
 // the verdict, AdamW, and whatever looks at the shard: probes, counts, a checkpoint's copies. With
 // one rank, or under --no-overlap, all lanes and copies are `last`. After its first message each
 // communicator is used on one stream: the node's on node, the rail's on rail, the world's on
-// `last`.
+// `last`, tensor parallelism's beside compute (tensor_parallel.h), a link's on its own (comm.h).
 //
 // Events, from who records them to who waits:
 // ready[b]    compute -> first, last      Bucket b's gradients are complete.
@@ -142,11 +142,13 @@ void zero_masters_from_weights(Zero *zero) {
 //                                         next step may write.
 //
 // Every memory, with who writes it and who reads it:
-// gradients   Compute's backward writes them after done[b]. First reads them after ready[b]: for
-//             chunk k the windows of chunk k of all ranks. `last` writes the own window of chunk k
-//             (the final sum) once that chunk has passed first, and no other chunk reads it. The
-//             tail is chunk 0's. AdamW, the zero count and the clearing of the tail follow on
-//             `last`, before the shard is handed on, so before done[b].
+// gradients   Compute's backward writes them after done[b]. Before ready[b], streams that compute
+//             waits for add up LayerNorms' (sequence parallelism) and hand over the words' (links).
+//             First reads them after ready[b]: for chunk k the windows of chunk k of all ranks.
+//             `last` writes the own window of chunk k (the final sum) once that chunk has passed
+//             first, and no other chunk reads it. The tail is chunk 0's. AdamW, the zero count and
+//             the clearing of the tail follow on `last`, before the shard is handed on, so before
+//             done[b].
 // weights     Compute reads them after done[b], AdamW on `last` after computed, probes on `last`
 //             after the final done, copies before staged. Middle alone writes them, once `last` has
 //             handed on the shard: after computed, the probes and staged. With one rank `last`

@@ -89,11 +89,13 @@ eight=(8 --gpus-per-node 2 --global-batch-size 16 --eval-interval 4 --save-inter
 layout_of 2 2 sequence
 square=("${layout[@]}")
 two_by_two_by_two() {
+    local same=("${eight[@]:3}" --train-iters 16 --make-vocab-size-divisible-by 32) other
     logged square "${eight[@]}" "${square[@]}" --train-iters 16 --save "$work/square" &&
-        logged flat 2 --gpus-per-node 1 "${eight[@]:3}" --train-iters 16 \
-        --make-vocab-size-divisible-by 32 && close_losses square flat 5e-3
+        logged two 2 --gpus-per-node 1 "${same[@]}" && logged eight 8 --gpus-per-node 2 "${same[@]}" &&
+        logged alone 1 "${same[@]}" || return 1
+    for other in two eight alone; do close_losses square $other 5e-3 || return 1; done
 }
-check "2 x 2 x 2 with SDP4Bit learns what two ranks learn" two_by_two_by_two
+check "2 x 2 x 2 with SDP4Bit learns what one, two and eight ranks learn" two_by_two_by_two
 
 # Every arm, and every message sealed: against two ranks of the same arm.
 every_arm() {
@@ -178,6 +180,26 @@ stopped_by_a_signal() {
     [ -s "$work/stopped/latest_checkpointed_iteration.txt" ] || { why="nothing was saved"; return 1; }
 }
 check "a signal to one rank of a stage saves and stops all" stopped_by_a_signal
+
+# Killed without a save, and gone on with in other layouts from the last checkpoint.
+killed_and_resumed() {
+    in_background killed "${eight[@]}" "${square[@]}" --train-iters 4000 --save "$work/killed"
+    wait_for_iteration killed 11 && signal_rank KILL 3 || return 1
+    job_ended killed
+    local rc=$? saved
+    [ $rc -ne 0 ] || { why="exit code 0"; return 1; }
+    saved=$(cat "$work/killed/latest_checkpointed_iteration.txt")
+    layout_of 4 1 sequence
+    logged other 8 "${eight[@]:1}" --train-iters 4000 --exit-interval $((saved + 8)) "${layout[@]}" \
+        --save "$work/killed" --load "$work/killed" || return 1
+    layout_of 1 2
+    logged last 4 "${eight[@]:1}" --train-iters 4000 --exit-interval $((saved + 12)) "${layout[@]}" \
+        --save "$work/killed" --load "$work/killed" || return 1
+    [ "$(field other loss | wc -l) $(field last loss | wc -l)" = "8 4" ] || { why="not 8 and 4 more steps"; return 1; }
+    awk -v a="$(mean_loss killed 2 3)" -v b="$(mean_loss last $((saved + 9)) $((saved + 12)))" \
+        'BEGIN { exit !(b > 0 && b < a) }' || { why="it has not learnt"; return 1; }
+}
+check "killed, and resumed in two other layouts" killed_and_resumed
 
 # A lost rank ends the others with one error line and code 7, or the launcher ends them.
 lost_rank() {

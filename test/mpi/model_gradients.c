@@ -154,6 +154,7 @@ static bool build_model(Model *m, Error *err) {
     zero_start(m->zero, rank->device, m->compute, rank->lanes, m->timers);
     gpt_start(&m->gpt, m->zero, rank->device, m->compute, m->timers);
     m->gpt.pipeline = rank->pipeline;
+    tp_open(&m->gpt.tp, rank->device);
     Peers peers = {MPI_COMM_WORLD, 0, NULL};
     gpt_init_weights(&m->gpt, (uint64_t)m->config.seed, peers);
     zero_masters_from_weights(m->zero);
@@ -183,6 +184,7 @@ static void build_simulator(Model *m) {
 
 static void close_model(Model *m) {
     simulator_free(&m->sim);
+    tp_close(&m->gpt.tp);
     zero_stop(m->zero);
     memory_plan_free(&m->memory_plan, m->rank->device);
     zero_free(m->zero);

@@ -142,11 +142,13 @@ static void open_model(Model *m, const Layout *layout, const Rank *rank) {
     zero_start(m->zero, m->device, m->compute, &m->lanes, m->timers);
     gpt_start(&m->gpt, m->zero, m->device, m->compute, m->timers);
     m->gpt.pipeline = m->pipeline;
+    tp_open(&m->gpt.tp, m->device);
     gpt_init_weights(&m->gpt, 7, (Peers){MPI_COMM_SELF, 0, NULL});
     fill_vectors(m);
 }
 
 static void close_model(Model *m) {
+    tp_close(&m->gpt.tp);
     zero_stop(m->zero);
     memory_plan_free(&m->memory_plan, m->device);
     zero_free(m->zero);

@@ -526,6 +526,30 @@ static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_
              workspace, NULL);
 }
 
+// dx alone and dw alone are what one call makes of both.
+static void test_linear_halves(void **state) {
+    enum { N = 1100, C = 16, OC = 24 };
+    Random rng = {7};
+    floatX *x = random_floatX(&rng, N * C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 1),
+           *dy = random_floatX(&rng, N * OC, 0, 1);
+    floatX *dx[2] = {poisoned_floatX(N * C), poisoned_floatX(N * C)};
+    float *dw[2] = {poisoned_floats(OC * C), poisoned_floats(OC * C)};
+    void *workspace = poisoned(op_linear_workspace_bytes(N, C, OC));
+    Linear both = {N, C, OC, .x = x, .w = w, .dy = dy, .dx = dx[0], .dw = dw[0], .overwrite = true,
+                   .workspace = workspace};
+    Linear input = both, weights = both;
+    input.dx = dx[1];
+    input.dw = NULL;
+    weights.dx = NULL;
+    weights.dw = dw[1];
+    op_linear_backward(NULL, &both);
+    op_linear_backward(NULL, &input);
+    op_linear_backward(NULL, &weights);
+    assert_memory_equal(dx[0], dx[1], N * C * sizeof(floatX));
+    assert_memory_equal(dw[0], dw[1], OC * C * sizeof(float));
+    free_all(x, w, dy, dx[0], dx[1], dw[0], dw[1], workspace, NULL);
+}
+
 static void test_linear(void **state) {
     // 1100 rows: several internal chunks, the last one partial.
     const int shapes[][3] = {{1, 8, 8}, {5, 24, 40}, {37, 48, 33}, {1100, 16, 24}};
@@ -816,6 +840,7 @@ int main(void) {
         cmocka_unit_test(test_layernorm_rows),
         cmocka_unit_test(test_layernorm_border),
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_halves),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_split),
         cmocka_unit_test(test_attention_heads),
