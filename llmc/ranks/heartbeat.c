@@ -15,6 +15,7 @@
 #include "llmc/ranks/host_memory.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/peers.h"
+#include "llmc/ranks/stop.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };          // ranks whose last collective is told
@@ -24,7 +25,7 @@ enum {
 };  // of the thread; the thread-local memory of the libraries takes some 70 KiB
 // Seconds beyond the limit. Where a host's own name is not found, MPI alone takes 10 s to start. At
 // the end the ranks have just met.
-enum { PATIENCE_AT_START = 20, PATIENCE_AT_END = 10 };
+enum { PATIENCE_AT_START = 20, PATIENCE_AT_END = 10, PATIENCE_WITH_LAUNCHER = 30 };
 
 // One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
 typedef struct Slot {
@@ -351,7 +352,11 @@ static void *watch(void *context) {
     Heartbeat *h = (Heartbeat *)context;
     for (long long now = 1; rest(h); now++) {
         if (h->slots) beat(h, now);
-        else if ((double)now * h->period >= h->start_or_end.seconds) end_process(&h->start_or_end);
+        else if ((double)now * h->period >= h->start_or_end.seconds) {
+            // Another rank has spoken where the launcher is about to end this one, if it is slow.
+            if (stop_told_to_end()) nap(PATIENCE_WITH_LAUNCHER);
+            end_process(&h->start_or_end);
+        }
     }
     return NULL;
 }
