@@ -869,7 +869,6 @@ int main(int argc, char **argv) {
     tp_close(&gpt.tp);
     run_close(&run);
     gpt_free(&gpt);
-    heartbeat_close(&run.site);
     site_of_thread(NULL);
     heartbeat_ending(&run.site, limit, code);
     launch_finalize(&run.launch);

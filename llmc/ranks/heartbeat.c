@@ -15,7 +15,6 @@
 #include "llmc/ranks/host_memory.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/peers.h"
-#include "llmc/ranks/stop.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };          // ranks whose last collective is told
@@ -25,7 +24,7 @@ enum {
 };  // of the thread; the thread-local memory of the libraries takes some 70 KiB
 // Seconds beyond the limit. Where a host's own name is not found, MPI alone takes 10 s to start. At
 // the end the ranks have just met.
-enum { PATIENCE_AT_START = 20, PATIENCE_AT_END = 10, PATIENCE_WITH_LAUNCHER = 30 };
+enum { PATIENCE_AT_START = 20, PATIENCE_AT_END = 10 };
 
 // One rank's, written by it alone. Its size keeps ranks off each other's cache lines.
 typedef struct Slot {
@@ -56,8 +55,8 @@ struct Heartbeat {
     HeartbeatLook look;   // NULL: nothing
     void *look_context;
     // of ranks that are watched; the thread is started after these are set
-    Slot *slots;  // (size) shared; NULL: MPI starts or ends. The slot before the first belongs to all: its
-                  // `waits` is taken by the rank that ends the job
+    Slot *slots;  // (size) shared; NULL: MPI starts, or ends what never started. The slot before the first
+                  // belongs to all: its `waits` is taken by the rank that ends the job
     int own, size;
     bool other_hosts;
     double patience;      // what a wait may take beyond the limit before the watchdog ends it: those who know
@@ -351,10 +350,9 @@ static bool rest(Heartbeat *h) {
 static void *watch(void *context) {
     Heartbeat *h = (Heartbeat *)context;
     for (long long now = 1; rest(h); now++) {
-        if (h->slots) beat(h, now);
+        if (h->start_or_end.seconds <= 0) beat(h, now);
         else if ((double)now * h->period >= h->start_or_end.seconds) {
-            // Another rank has spoken where the launcher is about to end this one, if it is slow.
-            if (stop_told_to_end()) nap(PATIENCE_WITH_LAUNCHER);
+            if (h->slots) take_floor(h);  // they have met: one line, however slow the launcher is
             end_process(&h->start_or_end);
         }
     }
@@ -385,6 +383,12 @@ static void stop_thread(Heartbeat *h) {
     pthread_mutex_unlock(&h->lock);
     pthread_join(h->thread, NULL);
     h->has_thread = false;
+}
+
+// From here on this rank watches nobody, and its silence means nothing.
+static void leave_others(Heartbeat *h) {
+    stop_thread(h);
+    if (h->slots) atomic_store(&h->slots[h->own].beats, -1);
 }
 
 static void thread_missing(const Site *site, int reason) {
@@ -430,8 +434,13 @@ void heartbeat_starting(Site *site, double limit) {
 }
 
 void heartbeat_ending(Site *site, double limit, int code) {
-    if (limit <= 0) return;
-    Heartbeat *h = site->heartbeat = create(limit);
+    Heartbeat *h = site->heartbeat;
+    if (limit <= 0) {
+        heartbeat_close(site);
+        return;
+    }
+    if (h) leave_others(h);
+    else h = site->heartbeat = create(limit);
     h->start_or_end = (Limit){
         .seconds = limit + PATIENCE_AT_END + turn_of_process(),
         .phase = "end",
@@ -471,6 +480,7 @@ void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit) {
     MPI_Comm_size(host, &on_host);
     Slot *slots = map_slots(peers, &rank, &size);
     stop_thread(h);
+    h->start_or_end.seconds = 0;
     h->slots = slots;
     h->own = rank;
     h->size = size;
@@ -499,11 +509,8 @@ void heartbeat_close(Site *site) {
     Heartbeat *h = site->heartbeat;
     if (!h) return;
     site->heartbeat = NULL;
-    stop_thread(h);
-    if (h->slots) {
-        atomic_store(&h->slots[h->own].beats, -1);
-        munmap(h->slots - 1, (size_t)(h->size + 1) * sizeof(Slot));
-    }
+    leave_others(h);
+    if (h->slots) munmap(h->slots - 1, (size_t)(h->size + 1) * sizeof(Slot));
     pthread_cond_destroy(&h->wake);
     pthread_mutex_destroy(&h->lock);
     free(h->calls);

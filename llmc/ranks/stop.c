@@ -45,12 +45,6 @@ static int take_signal(void) {
     return waiting > 0 ? waiting : atomic_exchange(&handled, 0);
 }
 
-bool stop_told_to_end(void) {
-    sigset_t waiting;
-    return (sigpending(&waiting) == 0 && sigismember(&waiting, SIGTERM) == 1) ||
-           atomic_load(&handled) == SIGTERM;
-}
-
 void stop_poll(Stop *stop, StopReason own, Peers world) {
     int caught = take_signal();
     if (caught && own < STOP_SIGNAL) own = STOP_SIGNAL;

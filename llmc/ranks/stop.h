@@ -18,9 +18,6 @@ typedef struct Stop {
 // that it starts. A handler keeps what older threads are given. Call it before MPI starts threads
 // of its own; it may be called again.
 void stop_catch_signals(void);
-// SIGTERM came and was not polled yet. From any thread. As MPI starts or ends, that is a launcher
-// which ends the ranks after one of them has failed.
-bool stop_told_to_end(void);
 // Collective over the world: adds this rank's reason to those of the others. GO_ON: only a pending
 // signal, if there is one.
 void stop_poll(Stop *stop, StopReason own, Peers world);
