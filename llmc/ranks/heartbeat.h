@@ -33,8 +33,8 @@ void heartbeat_starting(Site *site, double limit);
 // a rank whose own main thread makes no progress for that long, or a little longer when it waits:
 // waits that know their limit (peers.h) come first. site is read by the calling thread alone.
 void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit);
-// Before MPI ends, in the place of heartbeat_close: for a run that has come to `code`, the exit code
-// that stays if it is an error's. Of the ranks of a host that have met, the first one speaks.
+// Before MPI ends, in the place of heartbeat_close. code: of the run so far, and it stays if it is
+// an error's. Of the ranks of a host that have met, the first one speaks.
 void heartbeat_ending(Site *site, double limit, int code);
 // Ends whichever of the three it is. From here on this rank's silence means nothing.
 void heartbeat_close(Site *site);

@@ -44,7 +44,8 @@ elif ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
     skip "ranks that are stopped while MPI starts or ends" "sanitizers want to be loaded first"
 else
     jobs=()
-    for place in MPI_Init_thread:2 MPI_Init_thread:0 MPI_Comm_dup:1 MPI_Finalize:2 MPI_Finalize:0 MPI_Finalize:2:slow; do
+    for place in MPI_Init_thread:2 MPI_Init_thread:0 MPI_Comm_dup:1 MPI_Finalize:2 MPI_Finalize:0 \
+        MPI_Finalize:2:slow; do
         IFS=: read -r call rank slow <<<"$place"
         begin "$call" "$rank" $slow &
         jobs+=($!)
