@@ -47,7 +47,7 @@ else
     for place in MPI_Init_thread:2 MPI_Init_thread:0 MPI_Comm_dup:1 MPI_Finalize:2 MPI_Finalize:0 \
         MPI_Finalize:2:slow; do
         IFS=: read -r call rank slow <<<"$place"
-        begin "$call" "$rank" $slow &
+        begin "$call" "$rank" "$slow" &
         jobs+=($!)
     done
     wait "${jobs[@]}"
