@@ -24,6 +24,10 @@ typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } R
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
+// What data-parallel ranks share out (README, Memory): the optimiser's state alone; gradients too;
+// weights as well. And whom the weights are shared among: the ranks of a node, or all.
+typedef enum Sharding { SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_PARAMETERS } Sharding;
+typedef enum ShardScope { SHARD_IN_NODE, SHARD_IN_WORLD } ShardScope;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
 typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
@@ -66,6 +70,10 @@ typedef struct Config {
     NodeExchange node_exchange;
     bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap,
         grad_reduce_in_bf16;
+    Sharding sharding;        // --data-parallel-sharding-strategy
+    ShardScope shard_scope;   // of SHARD_PARAMETERS
+    bool secondary_partition; // of SHARD_IN_WORLD: backward gathers inside the node
+    bool optimizer_cpu_offload;  // masters and moments in host memory, AdamW by host threads
     int64_t ddp_bucket_size;  // elements
     double distributed_timeout_minutes;
     // SDP4Bit

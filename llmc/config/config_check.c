@@ -125,6 +125,21 @@ static bool check_tensor_parallel(const Parsed *p) {
                   c->micro_batch_size, c->seq_length, (long long)tokens, T);
 }
 
+// Who holds which weights. A difference needs a replica to add to, which ZeRO-3 does not keep.
+static bool check_sharding(const Parsed *p) {
+    const Config *c = p->config;
+    bool parameters = c->sharding == SHARD_PARAMETERS, world = parameters && c->shard_scope == SHARD_IN_WORLD;
+    static const size_t scope[] = {offsetof(Config, shard_scope)};
+    static const size_t second[] = {offsetof(Config, secondary_partition)};
+    note_idle(p, parameters, "--data-parallel-sharding-strategy optim_grads_params", scope, COUNT_OF(scope));
+    note_idle(p, world, "--shard-params-over world", second, COUNT_OF(second));
+    if (world && c->quantized_weights && c->weight_quantization_method == WEIGHT_DIFFERENCE) {
+        return REFUSE("--shard-params-over world keeps no replica that differences could be added to; add "
+                      "--weight-quantization-method direct, or shard over the node");
+    }
+    return true;
+}
+
 static bool check_pipeline(const Parsed *p) {
     const Config *c = p->config;
     int P = c->pipeline_model_parallel_size, chunk = c->num_layers_per_virtual_pipeline_stage;
@@ -366,6 +381,6 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     const Parsed parsed = {config, given, notes, notes_bytes, err}, *p = &parsed;
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
-           check_length(p) && check_schedule(p) && check_data_sources(p) && check_tokenizer(p) &&
-           check_quantisation(p) && check_checkpoints(p) && check_rest(p);
+           check_sharding(p) && check_length(p) && check_schedule(p) && check_data_sources(p) &&
+           check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) && check_rest(p);
 }

@@ -190,6 +190,18 @@ static const Option table[] = {
            "GPUs only: inside a node messages go through NCCL's kernels, or are fetched by the copy engines, "
            "which "
            "leave the multiprocessors to the model. auto: copies where they can be had. The same bits"),
+    CHOICE("data-parallel-sharding-strategy", Sharding, sharding, "optim",
+           "optim|optim_grads|optim_grads_params",
+           "what data-parallel ranks share out. optim: the optimiser's state (ZeRO-1). optim_grads: "
+           "gradients too (ZeRO-2). optim_grads_params: weights as well (ZeRO-3)"),
+    CHOICE("shard-params-over", ShardScope, shard_scope, "node", "node|world",
+           "with optim_grads_params. node: each node holds one replica, and quantised differences travel "
+           "between nodes. world: all ranks hold one replica, and every pass gathers it, as ZeRO-3 does"),
+    FLAG("secondary-partition", secondary_partition,
+         "with --shard-params-over world: each node keeps what forward has gathered, and backward gathers "
+         "inside the node (ZeRO++'s hpZ)"),
+    FLAG("optimizer-cpu-offload", optimizer_cpu_offload,
+         "keep masters and moments in host memory, and run AdamW on the host's cores. The same bits"),
     COUNT("ddp-bucket-size", ddp_bucket_size, "25000000", 1,
           "elements per communication bucket, about: buckets hold whole layers"),
     FLAG("grad-reduce-in-bf16", grad_reduce_in_bf16,
