@@ -23,6 +23,26 @@ HD_FN uint8_t *outgoing_message(uint8_t *send, uint8_t *self_slot, int self, int
     return slot == self ? self_slot : send + slot * layout->bytes;
 }
 
+// A rank's own piece of each part of a bucket, of gradients: (matrix_per_rank) and (tail_per_rank).
+typedef struct Windows {
+    float *matrix, *tail;
+} Windows;
+// The same of weights.
+typedef struct WeightWindows {
+    floatX *matrix, *tail;
+} WeightWindows;
+// rank's windows of a whole bucket (matrix_elements + tail_elements).
+static inline Windows windows_of(const Bucket *bucket, float *grads, int64_t rank) {
+    Windows own = {grads + rank * bucket->matrix_per_rank,
+                   grads + bucket->matrix_elements + rank * bucket->tail_per_rank};
+    return own;
+}
+static inline WeightWindows weight_windows_of(const Bucket *bucket, floatX *weights, int64_t rank) {
+    WeightWindows own = {weights + rank * bucket->matrix_per_rank,
+                         weights + bucket->matrix_elements + rank * bucket->tail_per_rank};
+    return own;
+}
+
 // Level 1 of the gradient reduction (or the only level): scale by 1/dp, Hadamard, quantise.
 // Partition p = i * slots + slot goes to destination `slot` as its i-th partition. With two levels
 // slots = D and i = node; with a single level slots = dp, and there is one partition per slot.
@@ -70,8 +90,9 @@ typedef struct SumRequantize {
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
 
 // The last level: sum the sources in order, inverse Hadamard, mask pads, store this rank's shard of
-// the reduced gradient in place. And the leaves of the norm's tree: leaf j of a piece is tree_sum32
-// of the squares of its elements 32j .. 32j+31.
+// the reduced gradient. Or add to the shard, in fp32: shard + sum. And the leaves of the norm's
+// tree, of the values that then stand in the shard: leaf j of a piece is tree_sum32 of the squares
+// of its elements 32j .. 32j+31.
 typedef struct SumFinal {
     const uint8_t *received;  // (sources) messages, in.bytes apart, one partition each
     int sources;
@@ -84,8 +105,8 @@ typedef struct SumFinal {
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
-    float *grads;             // (bucket->matrix_elements + bucket->tail_elements): the rank's windows
-                              // are overwritten
+    Windows own;              // the rank's windows
+    bool add;                 // to what the windows hold; else they are overwritten
     float *matrix_leaves;     // (matrix_per_rank / 32) the norm's leaves of the matrix piece
     float *tail_leaves;       // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail
 } SumFinal;
@@ -119,8 +140,8 @@ typedef struct UpdateShard {
     int rank;
     Bucket bucket;
     SegmentTable table;
-    const float *grads;    // (bucket->matrix_elements + bucket->tail_elements) reduced in the windows
-    const floatX *weights; // (bucket->matrix_elements + bucket->tail_elements) the replica
+    const float *matrix_grads, *tail_grads;  // (matrix_per_rank), (tail_per_rank) reduced
+    const floatX *matrix_weights;            // (matrix_per_rank) the replica's, for a difference
     float *master, *exp_avg, *exp_avg_sq;  // (matrix_per_rank + tail_per_rank)
     Codec codec;
     int group;

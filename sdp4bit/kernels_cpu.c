@@ -228,6 +228,11 @@ static float square_leaf(const float *x, int n) {
 // n: of a block that may be the last, shorter one.
 static int block_size(int64_t rest) { return rest < BLOCK ? (int)rest : BLOCK; }
 
+// n sums go to their place in the shard, or are added to what it holds.
+static void store_sums(const SumFinal *a, float *to, const float *x, int n) {
+    for (int i = 0; i < n; i++) to[i] = a->add ? f32_add(to[i], x[i]) : x[i];
+}
+
 void kernel_sum_final(Stream *s, const SumFinal *a) {
     SliceReader matrix = matrix_of(a->received, &a->in, 0, a->codec, a->group);
     SliceReader tail = tail_of(a->received, &a->in, 0, a->tail_codec);
@@ -242,15 +247,15 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
         const Segment *segment = segment_of(a->table, position);
         for (int j = 0; j < BLOCK; j++) {
             if (position + j - segment->start >= segment->numel) x[j] = 0.0f;
-            a->grads[position + j] = x[j];
         }
-        a->matrix_leaves[at / BLOCK] = square_leaf(x, BLOCK);
+        store_sums(a, a->own.matrix + at, x, BLOCK);
+        a->matrix_leaves[at / BLOCK] = square_leaf(a->own.matrix + at, BLOCK);
     }
-    float *sums = a->grads + a->bucket.matrix_elements + a->rank * a->bucket.tail_per_rank;
     for (int64_t at = 0; at < a->in.tail_elements; at += BLOCK) {
         int n = block_size(a->in.tail_elements - at);
-        sum_sources(sums + at, tail, a->in.bytes, a->sources, at, n);
-        a->tail_leaves[at / BLOCK] = square_leaf(sums + at, n);
+        sum_sources(x, tail, a->in.bytes, a->sources, at, n);
+        store_sums(a, a->own.tail + at, x, n);
+        a->tail_leaves[at / BLOCK] = square_leaf(a->own.tail + at, n);
     }
 }
 
@@ -325,7 +330,7 @@ static void update_group(const UpdateShard *a, int64_t at, int n) {
         if (!grouped) return;
         memset(x, 0, (size_t)n * sizeof *x);
     } else if (grouped && a->difference) {
-        const floatX *replica = a->weights + position;
+        const floatX *replica = a->matrix_weights + at;
         for (int j = 0; j < n; j++) x[j] = f32_sub(a->master[at + j], floatX_to_float(replica[j]));
     } else {
         memcpy(x, a->master + at, (size_t)n * sizeof *x);
@@ -336,12 +341,11 @@ static void update_group(const UpdateShard *a, int64_t at, int n) {
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) {
     int64_t matrix_per_rank = a->bucket.matrix_per_rank, tail_per_rank = a->bucket.tail_per_rank;
-    const float *tail_grads = a->grads + a->bucket.matrix_elements + a->rank * tail_per_rank;
-    adamw(a, adam_scalars(a, a->weight_decay), 0, a->grads + a->rank * matrix_per_rank, matrix_per_rank);
+    adamw(a, adam_scalars(a, a->weight_decay), 0, a->matrix_grads, matrix_per_rank);
     int n = piece_size(a->codec, a->group);
     for (int64_t at = 0; at < matrix_per_rank; at += n) update_group(a, at, n);
 
-    adamw(a, adam_scalars(a, 0.0f), matrix_per_rank, tail_grads, tail_per_rank);
+    adamw(a, adam_scalars(a, 0.0f), matrix_per_rank, a->tail_grads, tail_per_rank);
     if (a->control->applied) store_values(a->tail, FLOATX_CODEC, a->master + matrix_per_rank, tail_per_rank);
 }
 

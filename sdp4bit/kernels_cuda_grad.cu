@@ -130,6 +130,18 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 
 typedef PlainShape FinalShape;
 
+// A vector of sums goes to its place in the shard. Where they are added to what it holds, x becomes
+// the result.
+DEV_FN void store_sums(const SumFinal &a, float *to, float x[PACKED]) {
+    if (a.add) {
+        float old[PACKED];
+        load_floats(to, old);
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) x[e] = f32_add(old[e], x[e]);
+    }
+    store_floats(to, x);
+}
+
 template <Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED ? 4 : 3)
     final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
@@ -160,7 +172,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED ? 4 : 
                     for (int e = 0; e < PACKED; e++) x[v][e] = e < beyond ? x[v][e] : 0.0f;
                 }
             }
-            if (live) store_floats(a.grads + position + offset, x[v]);
+            if (live) store_sums(a, a.own.matrix + a.lo + offset, x[v]);
             float leaf = square_leaf_lanes(x[v]);
             if (live && threadIdx.x % 4 == 0) a.matrix_leaves[(a.lo + offset) / HADAMARD_ORDER] = leaf;
         }
@@ -175,7 +187,8 @@ __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_
     float sum = 0.0f;
     if (live) {
         sum = sum_tail<TAIL>(a.received + message_sections(&a.in, 0).tail, a.in.bytes, a.sources, at);
-        a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + at] = sum;
+        if (a.add) sum = f32_add(a.own.tail[at], sum);
+        a.own.tail[at] = sum;
     }
     float leaf = f32_mul(sum, sum);
     for (int stride = 1; stride < WARP; stride *= 2)

@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
                 int64_t at = tile + thread_start<S>() + v * S::SPAN;
                 bool live = run_live<S>(elements, v);
                 float master[PACKED];
-                update_vector(master, a, scalars, a.grads + position, at, live);
-                coded_values(x[v], master, a.weights + position + at, difference, live);
+                update_vector(master, a, scalars, a.matrix_grads, at, live);
+                coded_values(x[v], master, a.matrix_weights + at, difference, live);
             }
         }
         write_tile<S, CODEC>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
     // A shard is whole groups of 32
     int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;
     if (at >= a.bucket.matrix_per_rank || !a.control->applied) return;
-    float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.grads + a.rank * a.bucket.matrix_per_rank + at));
+    float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.matrix_grads + at));
     float4 p = *reinterpret_cast<const float4 *>(a.master + at),
            m = *reinterpret_cast<const float4 *>(a.exp_avg + at);
     float4 v = *reinterpret_cast<const float4 *>(a.exp_avg_sq + at);
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) update_tail_kernel(const __grid
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;
     int64_t at = a.bucket.matrix_per_rank + i;
-    float grad = a.grads[a.bucket.matrix_elements + a.rank * a.bucket.tail_per_rank + i];
+    float grad = a.tail_grads[i];
     float master = a.master[at], m = a.exp_avg[at], v = a.exp_avg_sq[at];
     if (!adamw_element(&master, &m, &v, grad, adam_scalars(&a, 0.0f))) mark_refused(a);
     a.master[at] = master;

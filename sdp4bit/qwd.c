@@ -31,8 +31,9 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uin
     u.bucket = *bucket;
     u.table.segment = step->segments + bucket->first_segment;
     u.table.count = bucket->segments;
-    u.grads = state->grads;
-    u.weights = state->weights;
+    u.matrix_grads = state->grads.matrix;
+    u.tail_grads = state->grads.tail;
+    u.matrix_weights = state->weights.matrix;
     u.master = state->master;
     u.exp_avg = state->exp_avg;
     u.exp_avg_sq = state->exp_avg_sq;
@@ -43,9 +44,9 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uin
     u.key.seed = step->seed;
     u.key.step = step->step;
     u.key.purpose = PURPOSE_WEIGHT;
-    u.codes = alone(step) ? (uint8_t *)state->weights : own + at.codes;
+    u.codes = alone(step) ? (uint8_t *)state->weights.matrix : own + at.codes;
     u.scales = alone(step) ? NULL : (float *)(void *)(own + at.scales);
-    u.tail = alone(step) ? (uint8_t *)(state->weights + bucket->matrix_elements) : own + at.tail;
+    u.tail = alone(step) ? (uint8_t *)state->weights.tail : own + at.tail;
     u.fault = step->checks->fault;
     u.code = fault_code(FAULT_OF_UPDATE, (uint64_t)b);
     if (!alone(step)) lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);

@@ -26,8 +26,8 @@ typedef struct QwdStep {
 
 // A bucket's part of the training state, in device memory.
 typedef struct BucketState {
-    const float *grads;                    // (matrix_elements + tail_elements) reduced in this rank's windows
-    floatX *weights;                       // (matrix_elements + tail_elements) the replica
+    Windows grads;                         // this rank's, reduced
+    WeightWindows weights;                 // this rank's of the replica
     float *master, *exp_avg, *exp_avg_sq;  // (matrix_per_rank + tail_per_rank) the own shard
 } BucketState;
 

@@ -156,7 +156,7 @@ static void cross_rail(const Chunk *c) {
 }
 
 // Last lane: what the last hop brought becomes this rank's shard.
-static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float *tail_leaves) {
+static void sum_shard(const Chunk *c, Windows own, float *matrix_leaves, float *tail_leaves) {
     const TlqStep *step = c->step;
     Stream *stream = c->lanes->last;
     uint8_t *received = c->rail_hop ? c->recv2 : c->recv1;
@@ -173,7 +173,8 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
     f.table = c->table;
     f.lo = c->lo;
     f.hi = c->hi;
-    f.grads = grads;
+    f.own = own;
+    f.add = step->add;
     f.matrix_leaves = matrix_leaves;
     f.tail_leaves = tail_leaves;
     lane_wait(c->lanes, c->rail_hop ? LANE_RAIL_ARRIVED : LANE_NODE_ARRIVED, c->slot, stream);
@@ -183,13 +184,12 @@ static void sum_shard(const Chunk *c, float *grads, float *matrix_leaves, float 
     lane_done(c->lanes, c->rail_hop ? LANE_RAIL_FREE : LANE_NODE_FREE, c->slot, stream);
 }
 
-void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves,
-                       Lanes *lanes) {
+void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, Windows own, float *matrix_leaves,
+                       float *tail_leaves, Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
     if (step->plan->dp == 1) {
-        kernel_square_leaves(lanes->last, matrix_leaves, grads, bucket->matrix_per_rank);
-        kernel_square_leaves(lanes->last, tail_leaves, grads + bucket->matrix_elements,
-                             bucket->tail_per_rank);
+        kernel_square_leaves(lanes->last, matrix_leaves, own.matrix, bucket->matrix_per_rank);
+        kernel_square_leaves(lanes->last, tail_leaves, own.tail, bucket->tail_per_rank);
         return;
     }
     for (int k = 0; k < plan_chunks(step->plan, bucket, &step->grad_wire); k++) {
@@ -199,20 +199,18 @@ void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_l
         if (c.node_hop) cross_node(&c);
         if (c.node_hop && c.rail_hop) requantize(&c);
         if (c.rail_hop) cross_rail(&c);
-        sum_shard(&c, grads, matrix_leaves, tail_leaves);
+        sum_shard(&c, own, matrix_leaves, tail_leaves);
         lanes->chunks++;
     }
 }
 
-void tlq_sum_squares(const TlqStep *step, int b, const float *grads, float *matrix_leaves,
-                     float *tail_leaves, float *sums, const Lanes *lanes) {
+void tlq_sum_squares(const TlqStep *step, int b, Windows own, float *matrix_leaves, float *tail_leaves,
+                     float *sums, const Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
     int64_t rank = step->mesh->dp.rank, tail = plan_counted(bucket, false, rank);
     // Matrices lie on whole leaves. A leaf of the tail may hold both kinds: then it is made anew.
-    if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank) {
-        const float *own = grads + bucket->matrix_elements + rank * bucket->tail_per_rank;
-        kernel_square_leaves(lanes->last, tail_leaves, own, tail);
-    }
+    if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank)
+        kernel_square_leaves(lanes->last, tail_leaves, own.tail, tail);
     kernel_tree_sum(lanes->last, &sums[0], matrix_leaves, plan_counted(bucket, true, rank) / HADAMARD_ORDER);
     kernel_tree_sum(lanes->last, &sums[1], tail_leaves, ceil_div64(tail, HADAMARD_ORDER));
 }

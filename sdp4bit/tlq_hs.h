@@ -32,20 +32,23 @@ typedef struct TlqStep {
     TlqWorkspace workspace;
     const Segment *segments;  // device copy of plan->segments
     uint32_t seed, step;      // of the rounding bits
+    int micro_batch;          // of this step's reductions of a bucket: which one, for the rounding bits
+    bool add;                 // the result to what the own windows hold
     WireChecks *checks;       // of the messages: whether they carry a checksum
 } TlqStep;
 
-// Reduces bucket b. grads: (bucket->matrix_elements + bucket->tail_elements), fp32, device. This
-// rank's windows of it become the mean over the dp ranks; the rest is left as it was. Leaves of the
-// norm go to matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). With
-// dp = 1 the gradient stays exact. `grads` must be complete for lanes->first and lanes->last. The
-// result is in the order of lanes->last.
-void tlq_reduce_bucket(const TlqStep *step, int b, float *grads, float *matrix_leaves, float *tail_leaves,
-                       Lanes *lanes);
+// Reduces bucket b. grads: (bucket->matrix_elements + bucket->tail_elements), fp32, device. Their
+// mean over the dp ranks goes to `own`, or is added to it: this rank's windows, in `grads` itself
+// or elsewhere. All else is left as it was. Leaves of the norm of what then stands in `own` go to
+// matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). With dp = 1 the
+// gradient stays exact, and `own` is `grads`. `grads` must be complete for lanes->first and
+// lanes->last. The result is in the order of lanes->last.
+void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, Windows own, float *matrix_leaves,
+                       float *tail_leaves, Lanes *lanes);
 // What the norm takes from bucket b after that: sums[0] of the squares of this rank's matrix piece,
 // and sums[1] of its tail piece, without what another rank counts. Destroys the leaves. On
 // lanes->last.
-void tlq_sum_squares(const TlqStep *step, int b, const float *grads, float *matrix_leaves,
-                     float *tail_leaves, float *sums, const Lanes *lanes);
+void tlq_sum_squares(const TlqStep *step, int b, Windows own, float *matrix_leaves, float *tail_leaves,
+                     float *sums, const Lanes *lanes);
 
 LLMC_END

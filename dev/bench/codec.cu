@@ -270,13 +270,13 @@ static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group
     f.hi = shard;
     uint8_t *received = (uint8_t *)filled(b, f.in.bytes * sources, 7);
     f.received = received;
-    f.grads = (float *)filled(b, l.bucket.matrix_elements * 4, 8);
+    f.own.matrix = (float *)filled(b, shard * 4, 8);
     f.matrix_leaves = (float *)filled(b, shard / HADAMARD_ORDER * 4, 9);
     double ms = median_ms(b, [&] { kernel_sum_final(b->stream, &f); });
     report(b, name, l.bucket.matrix_elements, coded_bytes(codec, group, shard) * sources,
            shard * 4 + shard / HADAMARD_ORDER * 4, ms);
     device_free(b->device, received);
-    device_free(b->device, f.grads);
+    device_free(b->device, f.own.matrix);
     device_free(b->device, f.matrix_leaves);
     free_layout(b, &l);
 }
@@ -310,8 +310,8 @@ static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding r
     u.beta1 = 0.9f, u.beta2 = 0.95f, u.epsilon = 1e-8f, u.weight_decay = 0.1f;
     u.bucket = l.bucket;
     u.table = l.table;
-    u.grads = grads;
-    u.weights = weights;
+    u.matrix_grads = grads;
+    u.matrix_weights = weights;
     u.master = (float *)filled(b, shard * 4, 14);
     u.exp_avg = (float *)filled(b, shard * 4, 15);
     u.exp_avg_sq = (float *)filled(b, shard * 4, 16, true);

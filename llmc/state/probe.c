@@ -139,18 +139,16 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     copy_on_device(zero->lanes->last, probe->exact, zero->grads + bucket->arena_start,
                    (size_t)(bucket->matrix_elements + bucket->tail_elements) * sizeof(float));
     lanes_after(zero->lanes, zero->lanes->first, zero->lanes->last);
-    tlq_reduce_bucket(&exact, b, probe->exact, leaves, leaves + bucket->matrix_per_rank / HADAMARD_ORDER,
-                      zero->lanes);
+    tlq_reduce_bucket(&exact, b, probe->exact, windows_of(bucket, probe->exact, zero->mesh->dp.rank), leaves,
+                      leaves + bucket->matrix_per_rank / HADAMARD_ORDER, zero->lanes);
     Traffic after = probe_traffic(zero);
     probe->exact_traffic.node += after.node - before.node;
     probe->exact_traffic.rail += after.rail - before.rail;
 }
 
-// Adds the squares of reduced - exact and of exact over n values of the own shard at this place of
-// the bucket.
-static void compare_window(Zero *zero, const Bucket *bucket, int64_t at, int64_t n) {
-    float *reduced = fetch(zero, zero->grads + bucket->arena_start + at, n),
-          *exact = fetch(zero, zero->probe.exact + at, n);
+// Adds the squares of reduced - exact and of exact over the first n values of a window.
+static void compare_window(Zero *zero, const float *window, const float *exact_window, int64_t n) {
+    float *reduced = fetch(zero, window, n), *exact = fetch(zero, exact_window, n);
     for (int64_t i = 0; i < n; i++) {
         double error = (double)reduced[i] - exact[i];
         zero->probe.error_squares += error * error;
@@ -164,9 +162,9 @@ void probe_reduced(Zero *zero, int b) {
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     const Bucket *bucket = &zero->plan.bucket[b];
     int64_t rank = zero->mesh->dp.rank;
-    compare_window(zero, bucket, rank * bucket->matrix_per_rank, plan_counted(bucket, true, rank));
-    compare_window(zero, bucket, bucket->matrix_elements + rank * bucket->tail_per_rank,
-                   plan_counted(bucket, false, rank));
+    Windows own = zero_own_grads(zero, b), exact = windows_of(bucket, zero->probe.exact, rank);
+    compare_window(zero, own.matrix, exact.matrix, plan_counted(bucket, true, rank));
+    compare_window(zero, own.tail, exact.tail, plan_counted(bucket, false, rank));
 }
 
 void probe_updated(Zero *zero, int b) {
@@ -178,7 +176,7 @@ void probe_updated(Zero *zero, int b) {
         float *master = fetch(zero, zero->master + piece->state_at, n);
         histogram_add(histogram_of(zero, piece->tensor, PROBE_WEIGHT), master, n);
         if (zero->plan.dp > 1) {  // one rank sends nothing: its replica is new already
-            float *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
+            float *replica = fetch_weights(zero, zero_piece_weights(zero, piece), n);
             for (int64_t j = 0; j < n; j++) replica[j] = master[j] - replica[j];
             histogram_add(histogram_of(zero, piece->tensor, PROBE_DIFFERENCE), replica, n);
             free(replica);
@@ -196,7 +194,7 @@ static void replica_squares(Zero *zero, double squares[2]) {
         int64_t n = piece->hi - piece->lo;
         if (!zero->tensors[piece->tensor].counted) continue;
         float *master = fetch(zero, zero->master + piece->state_at, n),
-              *replica = fetch_weights(zero, zero->weights + piece->arena_at, n);
+              *replica = fetch_weights(zero, zero_piece_weights(zero, piece), n);
         for (int64_t j = 0; j < n; j++) {
             double error = (double)replica[j] - master[j],
                    rounding = (double)floatX_to_float(floatX_from_float(master[j])) - master[j];

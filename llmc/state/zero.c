@@ -101,13 +101,10 @@ bool zero_node_shares(const Zero *zero, Error *why) {
     return zero->node_flags != NULL;
 }
 
-floatX *zero_weight(const Zero *zero, int tensor) { return zero->weights + zero->plan.tensor_arena[tensor]; }
-float *zero_grad(const Zero *zero, int tensor) { return zero->grads + zero->plan.tensor_arena[tensor]; }
-
 void zero_masters_from_weights(Zero *zero) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        kernel_widen(zero->compute, zero->master + piece->state_at, zero->weights + piece->arena_at,
+        kernel_widen(zero->compute, zero->master + piece->state_at, zero_piece_weights(zero, piece),
                      piece->hi - piece->lo);
     }
 }
@@ -222,10 +219,11 @@ static void reduce_bucket(Zero *zero, int b) {
     float *matrix_leaves = zero->leaves + zero->leaf_start[b];
     float *tail_leaves = matrix_leaves + bucket->matrix_per_rank / HADAMARD_ORDER;
     probe_gradients(zero, &step, b);
-    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves, zero->lanes);
+    Windows own = zero_own_grads(zero, b);
+    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, own, matrix_leaves, tail_leaves,
+                      zero->lanes);
     probe_reduced(zero, b);
-    tlq_sum_squares(&step, b, zero->grads + bucket->arena_start, matrix_leaves, tail_leaves,
-                    zero->piece_sums + 2 * b, zero->lanes);
+    tlq_sum_squares(&step, b, own, matrix_leaves, tail_leaves, zero->piece_sums + 2 * b, zero->lanes);
 }
 
 void zero_reduce_unit(Zero *zero, int unit) {
@@ -289,7 +287,7 @@ static void count_zeros(Zero *zero) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
         if (!zero->tensors[piece->tensor].counted) continue;
-        kernel_count_zeros(zero->lanes->last, zero->zeros, zero->grads + piece->arena_at,
+        kernel_count_zeros(zero->lanes->last, zero->zeros, zero_piece_grads(zero, piece),
                            piece->hi - piece->lo);
     }
 }
@@ -299,7 +297,7 @@ static void count_zeros(Zero *zero) {
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
-    BucketState state = {zero->grads + bucket->arena_start, zero->weights + bucket->arena_start,
+    BucketState state = {zero_own_grads(zero, b), zero_own_weights(zero, b),
                          zero->master + bucket->state_start, zero->exp_avg + bucket->state_start,
                          zero->exp_avg_sq + bucket->state_start};
     qwd_update_bucket(step, b, &state, zero->gather[qwd_slot(b)], zero->lanes);
@@ -404,7 +402,7 @@ double zero_params_norm(Zero *zero, Peers world) {
         int64_t leaves = ceil_div64(piece->hi - piece->lo, HADAMARD_ORDER);
         float sum = 0.0f;
         if (!zero->tensors[piece->tensor].counted) continue;
-        kernel_square_weights(zero->compute, zero->leaves, zero->weights + piece->arena_at,
+        kernel_square_weights(zero->compute, zero->leaves, zero_piece_weights(zero, piece),
                               piece->hi - piece->lo);
         kernel_tree_sum(zero->compute, zero->piece_sums, zero->leaves, leaves);
         copy_to_host(zero->compute, &sum, zero->piece_sums, sizeof sum);

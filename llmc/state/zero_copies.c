@@ -11,7 +11,7 @@ static void *piece_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes
         case SLICE_MASTER: return zero->master + piece->state_at;
         case SLICE_EXP_AVG: return zero->exp_avg + piece->state_at;
         case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state_at;
-        default: return zero->weights + piece->arena_at;
+        default: return zero_piece_weights(zero, piece);
     }
 }
 

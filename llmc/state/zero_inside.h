@@ -71,4 +71,13 @@ struct Zero {
                        // do, or should not
 };
 
+// --- where things lie: zero_grads.c, zero_weights.c ----------------------------------------------
+
+// This rank's windows of bucket b: its reduced gradients, and its weights.
+Windows zero_own_grads(const Zero *zero, int b);
+WeightWindows zero_own_weights(const Zero *zero, int b);
+// A piece's first reduced gradient, and its first weight.
+float *zero_piece_grads(const Zero *zero, const Piece *piece);
+floatX *zero_piece_weights(const Zero *zero, const Piece *piece);
+
 LLMC_END

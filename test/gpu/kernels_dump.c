@@ -343,8 +343,38 @@ static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received)
     release(d, self);
 }
 
+// What a reduction makes: the rank's shard, the norm's leaves and sums.
+typedef struct Reduced {
+    bool add;  // to what `grads` held before
+    int64_t leaf_count;
+    float *grads, *leaves, *sums;
+} Reduced;
+
+static Reduced reserve_reduced(Run *r, bool add) {
+    Dump *d = r->d;
+    int64_t leaf_count = r->bucket.matrix_per_rank / HADAMARD_ORDER +
+                         ceil_div64(r->bucket.tail_per_rank, HADAMARD_ORDER);
+    float *grads = add ? uploaded_values(d, r->elements, r->inputs + 77, false)
+                       : (float *)reserve(d, r->elements * 4);
+    Reduced reduced = {add, leaf_count, grads, (float *)reserve(d, leaf_count * 4), (float *)reserve(d, 8)};
+    return reduced;
+}
+
+static void show_reduced(Run *r, const Reduced *a, const char *name) {
+    Dump *d = r->d;
+    int64_t matrix_leaves = r->bucket.matrix_per_rank / HADAMARD_ORDER;
+    result(d, FP32, a->grads, r->elements * 4, "%s", name);
+    result(d, FP32, a->leaves, a->leaf_count * 4, "%s: leaves", name);
+    kernel_tree_sum(d->stream, a->sums, a->leaves, matrix_leaves);
+    kernel_tree_sum(d->stream, a->sums + 1, a->leaves + matrix_leaves, a->leaf_count - matrix_leaves);
+    result(d, FP32, a->sums, 8, "%s: sums", name);
+    release(d, a->grads);
+    release(d, a->leaves);
+    release(d, a->sums);
+}
+
 static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, const uint8_t *received,
-                      float *grads, float *leaves) {
+                      const Reduced *to) {
     SumFinal f = {0};
     f.received = received;
     f.sources = node_hop ? r->c.per_node : r->c.nodes;
@@ -357,48 +387,40 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     f.bucket = r->bucket;
     f.table = table_of(r);
     plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
-    f.grads = grads;
-    f.matrix_leaves = leaves;
-    f.tail_leaves = leaves + r->bucket.matrix_per_rank / HADAMARD_ORDER;
+    f.own = windows_of(&r->bucket, to->grads, r->c.rank);
+    f.add = to->add;
+    f.matrix_leaves = to->leaves;
+    f.tail_leaves = to->leaves + r->bucket.matrix_per_rank / HADAMARD_ORDER;
     kernel_sum_final(r->d->stream, &f);
 }
 
-// The whole reduction of one bucket as its rank sees it: messages of every hop, the rank's shard,
-// the norm's leaves and sums.
+// The whole reduction of one bucket as its rank sees it: messages of every hop and the results,
+// stored and added.
 static void reduce(Run *r) {
     Dump *d = r->d;
     const Case *c = &r->c;
-    int64_t leaf_count = r->bucket.matrix_per_rank / HADAMARD_ORDER +
-                         ceil_div64(r->bucket.tail_per_rank, HADAMARD_ORDER);
-    float *grads = (float *)reserve(d, r->elements * 4), *leaves = (float *)reserve(d, leaf_count * 4),
-          *sums = (float *)reserve(d, 8);
+    Reduced to[2] = {reserve_reduced(r, false), reserve_reduced(r, true)};
     for (int k = 0; k < c->chunks; k++) {
         MessageLayout level1, level2;
         plan_grad_messages(&r->plan, &r->bucket, &r->wire, k, &level1, &level2);
         if (level1.bytes + level2.bytes == 0) continue;
         uint8_t *received1 = (uint8_t *)reserve(d, level1.bytes * c->per_node),
                 *received2 = (uint8_t *)reserve(d, level2.bytes * c->nodes);
-        int own = c->rank / c->per_node;
         for (int node = 0; c->per_node > 1 && node < c->nodes; node++) {
             first_level(r, node, k, &level1, received1);
             if (c->nodes > 1)
                 second_level(r, node, k, &level1, &level2, received1, received2 + node * level2.bytes);
-            else if (node == own) final_sum(r, k, &level1, true, received1, grads, leaves);
         }
         if (c->per_node == 1) only_level(r, k, &level2, received2);
-        if (c->nodes > 1) final_sum(r, k, &level2, false, received2, grads, leaves);
+        for (int i = 0; i < 2; i++) {
+            if (c->nodes > 1) final_sum(r, k, &level2, false, received2, &to[i]);
+            else final_sum(r, k, &level1, true, received1, &to[i]);
+        }
         release(d, received1);
         release(d, received2);
     }
-    result(d, FP32, grads, r->elements * 4, "reduced");
-    result(d, FP32, leaves, leaf_count * 4, "leaves");
-    int64_t matrix_leaves = r->bucket.matrix_per_rank / HADAMARD_ORDER;
-    kernel_tree_sum(d->stream, sums, leaves, matrix_leaves);
-    kernel_tree_sum(d->stream, sums + 1, leaves + matrix_leaves, leaf_count - matrix_leaves);
-    result(d, FP32, sums, 8, "sums");
-    release(d, grads);
-    release(d, leaves);
-    release(d, sums);
+    show_reduced(r, &to[0], "reduced");
+    show_reduced(r, &to[1], "added");
 }
 
 // --- weights ------------------------------------------------------------------------------------
@@ -493,8 +515,10 @@ static void weight_step(Run *r, Weights *w, const char *name) {
         u.rank = rank;
         u.bucket = r->bucket;
         u.table = table_of(r);
-        u.grads = w->grads;
-        u.weights = w->weights;
+        Windows own = windows_of(&r->bucket, w->grads, rank);
+        u.matrix_grads = own.matrix;
+        u.tail_grads = own.tail;
+        u.matrix_weights = w->weights + rank * r->bucket.matrix_per_rank;
         u.master = w->master + rank * shard, u.exp_avg = w->m + rank * shard,
         u.exp_avg_sq = w->v + rank * shard;
         u.codec = r->c.weight;
@@ -556,8 +580,9 @@ static void weights_alone(Run *r) {
     u.beta1 = 0.9f, u.beta2 = 0.95f, u.epsilon = 1e-8f, u.weight_decay = 0.1f;
     u.bucket = r->bucket;
     u.table = table_of(r);
-    u.grads = w.grads;
-    u.weights = w.weights;
+    u.matrix_grads = w.grads;
+    u.tail_grads = w.grads + r->bucket.matrix_elements;
+    u.matrix_weights = w.weights;
     u.master = w.master, u.exp_avg = w.m, u.exp_avg_sq = w.v;
     u.codec = FLOATX_CODEC;
     u.group = r->c.group_weight;

@@ -383,10 +383,10 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
-        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves,
-                          t->machine->lanes);
-        tlq_sum_squares(&t->tlq, b, t->grads + bucket->arena_start, t->leaves, tail_leaves,
-                        t->piece_sums + 2 * b, t->machine->lanes);
+        float *grads = t->grads + bucket->arena_start;
+        Windows own = windows_of(bucket, grads, t->mesh->dp.rank);
+        tlq_reduce_bucket(&t->tlq, b, grads, own, t->leaves, tail_leaves, t->machine->lanes);
+        tlq_sum_squares(&t->tlq, b, own, t->leaves, tail_leaves, t->piece_sums + 2 * b, t->machine->lanes);
     }
     kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss,
                        t->checks.fault);
@@ -400,8 +400,10 @@ static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         floatX *weights = t->weights + bucket->arena_start;
-        BucketState state = {t->grads + bucket->arena_start, weights, t->master + bucket->state_start,
-                             t->exp_avg + bucket->state_start, t->exp_avg_sq + bucket->state_start};
+        BucketState state = {windows_of(bucket, t->grads + bucket->arena_start, t->mesh->dp.rank),
+                             weight_windows_of(bucket, weights, t->mesh->dp.rank),
+                             t->master + bucket->state_start, t->exp_avg + bucket->state_start,
+                             t->exp_avg_sq + bucket->state_start};
         qwd_update_bucket(&t->qwd, b, &state, t->gather[b], t->machine->lanes);
         qwd_gather_bucket(&t->qwd, b, t->gather[b], t->machine->lanes);
         qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->machine->lanes);

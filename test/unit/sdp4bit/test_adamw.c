@@ -89,8 +89,8 @@ static void the_kernel_marks(void **state) {
     uint64_t fault = 0;
     for (int i = 0; i < N; i++) master[i] = 1, grads[i] = 0.5f;
     UpdateShard u = {.control = &control, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f,
-                     .table = {&segment, 1}, .grads = grads, .weights = weights, .master = master,
-                     .exp_avg = m, .exp_avg_sq = v,
+                     .table = {&segment, 1}, .matrix_grads = grads, .tail_grads = grads + MATRIX,
+                     .matrix_weights = weights, .master = master, .exp_avg = m, .exp_avg_sq = v,
                      .codec = FLOATX_CODEC, .group = 32, .codes = (uint8_t *)codes, .tail = (uint8_t *)tail,
                      .fault = &fault, .code = fault_code(FAULT_OF_UPDATE, 9)};
     u.bucket.matrix_elements = u.bucket.matrix_per_rank = MATRIX;

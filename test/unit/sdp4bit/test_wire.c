@@ -101,8 +101,10 @@ static void test_message_bytes(void **state) {
     check_message(true, transformed_codes, transformed_scale);
 }
 
-// The decoded shard of rank `rank` from one source's message, over the gradients as they were.
-static void example_decode(Example *e, int rank, const uint8_t *message, float *leaves, float *tail_leaves) {
+// The decoded shard of rank `rank` from one source's message, over the gradients as they were, or
+// added to them.
+static void example_decode(Example *e, int rank, const uint8_t *message, bool add, float *leaves,
+                           float *tail_leaves) {
     SumFinal f = {0};
     f.received = message;
     f.sources = 1;
@@ -115,7 +117,8 @@ static void example_decode(Example *e, int rank, const uint8_t *message, float *
     f.bucket = e->plan.bucket[0];
     f.table = table_of(&e->plan);
     f.hi = f.bucket.matrix_per_rank;
-    f.grads = e->grads;
+    f.own = windows_of(&f.bucket, e->grads, rank);
+    f.add = add;
     f.matrix_leaves = leaves;
     f.tail_leaves = tail_leaves;
     kernel_sum_final(NULL, &f);
@@ -128,7 +131,7 @@ static void check_decoded(bool hadamard, const float *expected) {
     double squares = 0, tail_squares = 0;
     example_build(&e, hadamard);
     example_encode(&e, 1, slots);
-    example_decode(&e, 0, slots, &leaf, &tail_leaf);
+    example_decode(&e, 0, slots, false, &leaf, &tail_leaf);
     for (int i = 0; i < 8; i++) assert_true(fabsf(e.grads[i] - expected[i]) < 1e-6f);
     for (int i = 0; i < 32; i++) squares += (double)e.grads[i] * (double)e.grads[i];
     for (int i = 0; i < 8; i++) {
@@ -149,6 +152,25 @@ static void test_decoded_values(void **state) {
     check_decoded(true, transformed);
 }
 
+// A second sum is added to the first: the same again makes twice the values, and leaves of four
+// times the squares. Both are exact.
+static void test_added_values(void **state) {
+    Example once, twice;
+    uint8_t slots[96] __attribute__((aligned(16)));
+    float leaf[2], tail_leaf[2];
+    example_build(&once, true);
+    example_build(&twice, true);
+    example_encode(&once, 1, slots);
+    example_decode(&once, 0, slots, false, &leaf[0], &tail_leaf[0]);
+    example_decode(&twice, 0, slots, false, &leaf[1], &tail_leaf[1]);
+    example_decode(&twice, 0, slots, true, &leaf[1], &tail_leaf[1]);
+    for (int i = 0; i < 32; i++) assert_true(twice.grads[i] == 2 * once.grads[i]);
+    for (int i = 64; i < 72; i++) assert_true(twice.grads[i] == 2 * once.grads[i]);
+    assert_true(leaf[0] > 0 && leaf[1] == 4 * leaf[0] && tail_leaf[1] == 4 * tail_leaf[0]);
+    plan_free(&once.plan);
+    plan_free(&twice.plan);
+}
+
 // Elements 40..63 of the matrix part are pads: the transform spreads rounding errors into them, the
 // last stage masks them.
 static void test_pads_are_masked(void **state) {
@@ -157,7 +179,7 @@ static void test_pads_are_masked(void **state) {
     float leaf, tail_leaf;
     example_build(&e, true);
     example_encode(&e, 0, slots);
-    example_decode(&e, 1, slots + e.message.bytes, &leaf, &tail_leaf);
+    example_decode(&e, 1, slots + e.message.bytes, false, &leaf, &tail_leaf);
     for (int i = 32; i < 40; i++) assert_true(e.grads[i] != 0.0f);
     for (int i = 40; i < 64; i++) assert_true(e.grads[i] == 0.0f);
     plan_free(&e.plan);
@@ -224,6 +246,7 @@ int main(void) {
         cmocka_unit_test(seals_find_messages_out_of_place),
         cmocka_unit_test(test_message_bytes),
         cmocka_unit_test(test_decoded_values),
+        cmocka_unit_test(test_added_values),
         cmocka_unit_test(test_pads_are_masked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

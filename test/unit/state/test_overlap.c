@@ -263,10 +263,9 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
     begin_on(s, "final sum");
     reads_table(s, a->table);
     reads(s, a->received, a->sources * a->in.bytes);
-    writes(s, a->grads + a->rank * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
+    writes(s, a->own.matrix + a->lo, 4 * (a->hi - a->lo));
     writes(s, a->matrix_leaves + a->lo / 32, (a->hi - a->lo) / 8);
-    writes(s, a->grads + a->bucket.matrix_elements + a->rank * a->bucket.tail_per_rank,
-           4 * a->in.tail_elements);
+    writes(s, a->own.tail, 4 * a->in.tail_elements);
     writes(s, a->tail_leaves, 4 * ceil_div64(a->in.tail_elements, 32));
 }
 
@@ -304,9 +303,9 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     begin_on(s, "AdamW");
     reads_table(s, a->table);
     reads(s, a->control, sizeof *a->control);
-    reads(s, a->grads + a->rank * matrix, 4 * matrix);
-    reads(s, a->grads + a->bucket.matrix_elements + a->rank * tail, 4 * tail);
-    reads(s, a->weights + a->rank * matrix, X * matrix);
+    reads(s, a->matrix_grads, 4 * matrix);
+    reads(s, a->tail_grads, 4 * tail);
+    reads(s, a->matrix_weights, X * matrix);
     float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
     for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
     // The codes' section ends where the scales' begins.
