@@ -57,9 +57,9 @@ double device_peak_flops(const Device *device);
 // Zeroed memory, aligned to 256 bytes. Out of memory: err (EXIT_ENVIRONMENT).
 void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
 void device_free(Device *device, void *memory);
-// Host memory that the device reaches by itself (page-locked on GPUs), so that copy_to_pinned goes
-// on behind the caller's back. Aligned to 256 bytes. Its contents are undefined. Out of memory: err
-// (EXIT_ENVIRONMENT).
+// Zeroed host memory that the device reaches by itself (page-locked on GPUs), so that
+// copy_to_pinned and copy_from_pinned go on behind the caller's back. Aligned to 256 bytes. Out of
+// memory: err (EXIT_ENVIRONMENT).
 void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err);
 void host_free(Device *device, void *memory);
 
@@ -76,6 +76,12 @@ Event *event_create(Device *device);
 Event *event_create_timed(Device *device);
 void event_destroy(Event *event);
 void event_record(Event *event, Stream *stream);
+// Work of the host in stream order: it begins once everything before it on the stream is done, and
+// what comes after it on the stream waits for it. The context's bytes are copied: work gets the
+// copy. On a GPU a thread of the driver runs it. It must not call this header, and other streams'
+// work of this kind may wait for it.
+typedef void (*HostWork)(void *context);
+void stream_host_call(Stream *stream, HostWork work, const void *context, size_t bytes);
 void stream_wait(Stream *stream, Event *event);   // later work on stream waits for the event
 void event_synchronize(Event *event);             // the host waits
 // Milliseconds between two recorded events of event_create_timed, on the device's clock.
@@ -92,7 +98,9 @@ void profile_range_end(uint64_t range);
 // returns. A download is complete after stream_synchronize.
 void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes);
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes);
-// A download into memory of host_alloc: the host does not wait for it at all.
+// The same from and to memory of host_alloc: the host does not wait at all. An upload reads its
+// source in stream order.
+void copy_from_pinned(Stream *stream, void *device_memory, const void *pinned, size_t bytes);
 void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes);
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes);
 void set_zero(Stream *stream, void *device_memory, size_t bytes);

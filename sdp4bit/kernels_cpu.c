@@ -3,86 +3,10 @@
 // only.
 #include <string.h>
 
-#include "sdp4bit/adamw.h"
-#include "sdp4bit/kernels.h"
-
-enum { BLOCK = HADAMARD_ORDER };
-static_assert(BLOCK % ROUNDING_BLOCK == 0, "a block's codes are whole streams of pack_codes");
+#include "sdp4bit/slices.h"
+#include "sdp4bit/update_host.h"
 
 // --- codes and values ---------------------------------------------------------------------------
-
-// The tensor that owns position `at` of a matrix part; pads after a tensor belong to it.
-static const Segment *segment_of(SegmentTable table, int64_t at) {
-    int lo = 0, hi = table.count - 1;
-    while (lo < hi) {
-        int middle = (lo + hi + 1) / 2;
-        if (table.segment[middle].start <= at) lo = middle;
-        else hi = middle - 1;
-    }
-    return &table.segment[lo];
-}
-
-static uint32_t largest_bits(const float *x, int n) {
-    uint32_t largest = 0;
-    for (int i = 0; i < n; i++) {
-        uint32_t bits = f32_bits(x[i]) & 0x7FFFFFFFu;
-        if (bits > largest) largest = bits;
-    }
-    return largest;
-}
-
-// Where a slice of a message goes, and how. Its groups start with its first element.
-typedef struct SliceWriter {
-    uint8_t *codes;
-    float *scales;
-    Codec codec;
-    int group;
-    Rounding rounding;
-    RoundingKey key;
-} SliceWriter;
-
-// n values of a plain codec.
-static inline void store_values(uint8_t *to, Codec codec, const float *x, int64_t n) {
-    if (codec_info(codec).bits == 32) {
-        memcpy(to, x, (size_t)n * sizeof(float));
-    } else {
-        uint16_t *half = (uint16_t *)(void *)to;
-        for (int64_t i = 0; i < n; i++) half[i] = bf16_from_float(x[i]);
-    }
-}
-
-// One group x becomes codes and *scale. logical: the offset of x[0] for the rounding bits. bits,
-// levels: the codec's row; constants where this is called, so that the loops unroll.
-static inline void quantize_group(const SliceWriter *w, const float *x, int64_t logical, uint8_t *codes,
-                                  float *scale, int bits, int levels) {
-    GroupScale g = group_scale(largest_bits(x, w->group), levels);
-    *scale = g.scale;
-    for (int i = 0; i < w->group; i += ROUNDING_BLOCK, codes += bits) {
-        int q[ROUNDING_BLOCK];
-        if (w->rounding == ROUND_STOCHASTIC) {
-            Philox4 random = rounding_bits(w->key, (uint64_t)(logical + i) / ROUNDING_BLOCK);
-            for (int e = 0; e < ROUNDING_BLOCK; e++) {
-                q[e] = code_stochastic(group_scaled(x[i + e], g), levels, philox_half(random, e));
-            }
-        } else {
-            for (int e = 0; e < ROUNDING_BLOCK; e++) q[e] = code_nearest(group_scaled(x[i + e], g), levels);
-        }
-        uint64_t stream = pack_codes(q, bits);
-        memcpy(codes, &stream, (size_t)bits);
-    }
-}
-
-// Writes n elements, `offset` elements into the slice: one group, or any number for a plain codec.
-static void write_slice(const SliceWriter *w, int64_t offset, const float *x, int n, int64_t logical) {
-    uint8_t *codes = w->codes + codec_bytes(w->codec, offset);
-#define WRITE_VALUES(ID, NAME, BITS, LEVELS) \
-    case CODEC_##ID: store_values(codes, w->codec, x, n); return;
-#define WRITE_GROUP(ID, NAME, BITS, LEVELS)                                                    \
-    case CODEC_##ID:                                                                           \
-        quantize_group(w, x, logical, codes, w->scales + offset / w->group, BITS, LEVELS);     \
-        return;
-    switch (w->codec) { PLAIN_CODECS(WRITE_VALUES) GROUPED_CODECS(WRITE_GROUP) }
-}
 
 // Decodes n elements that share a scale; n is a multiple of 8.
 static inline void decode_run(float *x, const uint8_t *codes, float scale, int n, int bits) {
@@ -156,9 +80,6 @@ static void sum_sources(float *acc, SliceReader first, int64_t stride, int sourc
         for (int j = 0; j < n; j++) acc[j] = f32_add(acc[j], x[j]);
     }
 }
-
-// Elements handled at a time: one group of a grouped codec, any block of a plain one.
-static int piece_size(Codec codec, int group) { return codec_grouped(codec) ? group : BLOCK; }
 
 // --- gradients ----------------------------------------------------------------------------------
 
@@ -292,62 +213,7 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(
 
 // --- weights ------------------------------------------------------------------------------------
 
-// n elements of the state at `at`, whose gradients start at grads: a block at a time, whose results
-// are written only if all are sound. That loop is vectorised.
-enum { ADAMW_BLOCK = 1024 };
-static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
-    if (!a->control->applied) return;
-    for (int64_t first = 0; first < n; first += ADAMW_BLOCK) {
-        float *master = a->master + at + first, *exp_avg = a->exp_avg + at + first;
-        float *exp_avg_sq = a->exp_avg_sq + at + first, p[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
-        int count = n - first < ADAMW_BLOCK ? (int)(n - first) : ADAMW_BLOCK, refused = 0;
-        size_t bytes = (size_t)count * sizeof(float);
-        memcpy(p, master, bytes);
-        memcpy(m, exp_avg, bytes);
-        memcpy(v, exp_avg_sq, bytes);
-        for (int j = 0; j < count; j++) {
-            refused |= !adamw_step(&p[j], &m[j], &v[j], grads[first + j], scalars);
-        }
-        if (refused) {
-            for (int j = 0; j < count; j++) {
-                adamw_element(&master[j], &exp_avg[j], &exp_avg_sq[j], grads[first + j], scalars);
-            }
-            if (!*a->fault) *a->fault = a->code;
-            continue;
-        }
-        memcpy(master, p, bytes);
-        memcpy(exp_avg, m, bytes);
-        memcpy(exp_avg_sq, v, bytes);
-    }
-}
-
-static void update_group(const UpdateShard *a, int64_t at, int n) {
-    SliceWriter w = {a->codes, a->scales, a->codec, a->group, a->rounding, a->key};
-    int64_t position = a->rank * a->bucket.matrix_per_rank + at;
-    float x[LARGEST_GROUP];
-    bool grouped = codec_grouped(a->codec);
-    if (!a->control->applied) {
-        if (!grouped) return;
-        memset(x, 0, (size_t)n * sizeof *x);
-    } else if (grouped && a->difference) {
-        const floatX *replica = a->matrix_weights + at;
-        for (int j = 0; j < n; j++) x[j] = f32_sub(a->master[at + j], floatX_to_float(replica[j]));
-    } else {
-        memcpy(x, a->master + at, (size_t)n * sizeof *x);
-    }
-    const Segment *segment = segment_of(a->table, position);
-    write_slice(&w, at, x, n, segment->logical + position - segment->start);
-}
-
-void kernel_update_shard(Stream *s, const UpdateShard *a) {
-    int64_t matrix_per_rank = a->bucket.matrix_per_rank, tail_per_rank = a->bucket.tail_per_rank;
-    adamw(a, adam_scalars(a, a->weight_decay), 0, a->matrix_grads, matrix_per_rank);
-    int n = piece_size(a->codec, a->group);
-    for (int64_t at = 0; at < matrix_per_rank; at += n) update_group(a, at, n);
-
-    adamw(a, adam_scalars(a, 0.0f), matrix_per_rank, a->tail_grads, tail_per_rank);
-    if (a->control->applied) store_values(a->tail, FLOATX_CODEC, a->master + matrix_per_rank, tail_per_rank);
-}
+void kernel_update_shard(Stream *s, const UpdateShard *a) { update_shard_host(a, 1, NULL); }
 
 // n replica weights at w take the values, or the differences, of a slice.
 static void apply_slice(const ApplyWeights *a, floatX *w, SliceReader slice, int64_t n) {

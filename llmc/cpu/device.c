@@ -255,6 +255,14 @@ void event_record(Event *event, Stream *stream) {
 }
 void stream_wait(Stream *stream, Event *event) {}
 void event_synchronize(Event *event) {}
+
+// Through a copy, as on a GPU, where a context that must outlive the call would show.
+void stream_host_call(Stream *stream, HostWork work, const void *context, size_t bytes) {
+    void *copy = memcpy(xmalloc(bytes, "work of the host"), context, bytes);
+    work(copy);
+    free(copy);
+}
+
 double event_elapsed_ms(Event *start, Event *stop) {
     if (!start->timed || !stop->timed) {  // as on a GPU
         fatal(start->device->site, EXIT_ENVIRONMENT,
@@ -274,6 +282,9 @@ void copy_to_device(Stream *stream, void *device_memory, const void *host, size_
 }
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes) {
     if (bytes) memcpy(host, device_memory, bytes);
+}
+void copy_from_pinned(Stream *stream, void *device_memory, const void *pinned, size_t bytes) {
+    copy_to_device(stream, device_memory, pinned, bytes);
 }
 void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes) {
     copy_to_host(stream, pinned, device_memory, bytes);

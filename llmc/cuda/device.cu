@@ -319,7 +319,7 @@ void device_free(Device *device, void *memory) {
 void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
     void *memory = NULL;
     cudaError_t status = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);  // whole pages
-    if (status == cudaSuccess) return memory;
+    if (status == cudaSuccess) return memset(memory, 0, bytes);
     cudaGetLastError();  // or the next check_launch would report it
     error_set(err, EXIT_ENVIRONMENT,
               "out of page-locked host memory: %zu bytes for %s (%s); free some memory, raise ulimit -l, or "
@@ -396,6 +396,26 @@ void stream_wait(Stream *stream, Event *event) {
     cuda_check(stream_site(stream), cudaStreamWaitEvent(stream->handle, event->handle, 0),
                "waiting for an event");
 }
+
+// Work on its way. Its context follows in the same memory.
+struct alignas(16) HostCall {
+    HostWork work;
+};
+
+static void CUDART_CB run_host_call(void *argument) {
+    HostCall *call = (HostCall *)argument;
+    call->work(call + 1);
+    free(call);
+}
+
+void stream_host_call(Stream *stream, HostWork work, const void *context, size_t bytes) {
+    HostCall *call = (HostCall *)xmalloc(sizeof(HostCall) + bytes, "work of the host");
+    call->work = work;
+    memcpy(call + 1, context, bytes);
+    cuda_check(stream_site(stream), cudaLaunchHostFunc(stream->handle, run_host_call, call),
+               "starting work of the host");
+}
+
 void event_synchronize(Event *event) {
     heartbeat_waits(event->device->site, true);
     cuda_check(event->device->site, cudaEventSynchronize(event->handle), "the GPU's work");
@@ -476,6 +496,13 @@ void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t 
                    "copying from the GPU");
         staging_give_back(stream, slot);
     }
+}
+
+void copy_from_pinned(Stream *stream, void *device_memory, const void *pinned, size_t bytes) {
+    if (bytes)
+        cuda_check(stream_site(stream),
+                   cudaMemcpyAsync(device_memory, pinned, bytes, cudaMemcpyHostToDevice, stream->handle),
+                   "copying to the GPU");
 }
 
 void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes) {

@@ -1,0 +1,89 @@
+// Writing a slice of a message on the host: which tensor a position belongs to, one group's codes
+// and scale, plain values. The reference of these numbers for the GPU's kernels. Included by
+// kernels_cpu.c and update_host.c.
+#pragma once
+#include <string.h>
+
+#include "sdp4bit/kernels.h"
+LLMC_BEGIN
+
+enum { BLOCK = HADAMARD_ORDER };
+static_assert(BLOCK % ROUNDING_BLOCK == 0, "a block's codes are whole streams of pack_codes");
+
+// The tensor that owns position `at` of a matrix part; pads after a tensor belong to it.
+static inline const Segment *segment_of(SegmentTable table, int64_t at) {
+    int lo = 0, hi = table.count - 1;
+    while (lo < hi) {
+        int middle = (lo + hi + 1) / 2;
+        if (table.segment[middle].start <= at) lo = middle;
+        else hi = middle - 1;
+    }
+    return &table.segment[lo];
+}
+
+static inline uint32_t largest_bits(const float *x, int n) {
+    uint32_t largest = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t bits = f32_bits(x[i]) & 0x7FFFFFFFu;
+        if (bits > largest) largest = bits;
+    }
+    return largest;
+}
+
+// Where a slice of a message goes, and how. Its groups start with its first element.
+typedef struct SliceWriter {
+    uint8_t *codes;
+    float *scales;
+    Codec codec;
+    int group;
+    Rounding rounding;
+    RoundingKey key;
+} SliceWriter;
+
+// n values of a plain codec.
+static inline void store_values(uint8_t *to, Codec codec, const float *x, int64_t n) {
+    if (codec_info(codec).bits == 32) {
+        memcpy(to, x, (size_t)n * sizeof(float));
+    } else {
+        uint16_t *half = (uint16_t *)(void *)to;
+        for (int64_t i = 0; i < n; i++) half[i] = bf16_from_float(x[i]);
+    }
+}
+
+// One group x becomes codes and *scale. logical: the offset of x[0] for the rounding bits. bits,
+// levels: the codec's row; constants where this is called, so that the loops unroll.
+static inline void quantize_group(const SliceWriter *w, const float *x, int64_t logical, uint8_t *codes,
+                                  float *scale, int bits, int levels) {
+    GroupScale g = group_scale(largest_bits(x, w->group), levels);
+    *scale = g.scale;
+    for (int i = 0; i < w->group; i += ROUNDING_BLOCK, codes += bits) {
+        int q[ROUNDING_BLOCK];
+        if (w->rounding == ROUND_STOCHASTIC) {
+            Philox4 random = rounding_bits(w->key, (uint64_t)(logical + i) / ROUNDING_BLOCK);
+            for (int e = 0; e < ROUNDING_BLOCK; e++) {
+                q[e] = code_stochastic(group_scaled(x[i + e], g), levels, philox_half(random, e));
+            }
+        } else {
+            for (int e = 0; e < ROUNDING_BLOCK; e++) q[e] = code_nearest(group_scaled(x[i + e], g), levels);
+        }
+        uint64_t stream = pack_codes(q, bits);
+        memcpy(codes, &stream, (size_t)bits);
+    }
+}
+
+// Writes n elements, `offset` elements into the slice: one group, or any number for a plain codec.
+static inline void write_slice(const SliceWriter *w, int64_t offset, const float *x, int n, int64_t logical) {
+    uint8_t *codes = w->codes + codec_bytes(w->codec, offset);
+#define WRITE_VALUES(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: store_values(codes, w->codec, x, n); return;
+#define WRITE_GROUP(ID, NAME, BITS, LEVELS)                                                    \
+    case CODEC_##ID:                                                                           \
+        quantize_group(w, x, logical, codes, w->scales + offset / w->group, BITS, LEVELS);     \
+        return;
+    switch (w->codec) { PLAIN_CODECS(WRITE_VALUES) GROUPED_CODECS(WRITE_GROUP) }
+}
+
+// Elements handled at a time: one group of a grouped codec, any block of a plain one.
+static inline int piece_size(Codec codec, int group) { return codec_grouped(codec) ? group : BLOCK; }
+
+LLMC_END

@@ -1,0 +1,91 @@
+// AdamW on the host: see update_host.h.
+#include "sdp4bit/update_host.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/parallel.h"
+#include "sdp4bit/adamw.h"
+#include "sdp4bit/slices.h"
+
+enum { PIECE = 1 << 16 };  // elements that a thread takes at a time, about: 1.5 MB of memory
+
+// Whoever refuses first says so. Threads may refuse at the same time.
+static void mark_refused(const UpdateShard *a) {
+    uint64_t nothing = 0;
+    atomic_compare_exchange_strong((_Atomic uint64_t *)a->fault, &nothing, a->code);
+}
+
+// n elements of the state at `at`, whose gradients start at grads: a block at a time, whose results
+// are written only if all are sound. That loop is vectorised.
+enum { ADAMW_BLOCK = 1024 };
+static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
+    if (!a->control->applied) return;
+    for (int64_t first = 0; first < n; first += ADAMW_BLOCK) {
+        float *master = a->master + at + first, *exp_avg = a->exp_avg + at + first;
+        float *exp_avg_sq = a->exp_avg_sq + at + first, p[ADAMW_BLOCK], m[ADAMW_BLOCK], v[ADAMW_BLOCK];
+        int count = n - first < ADAMW_BLOCK ? (int)(n - first) : ADAMW_BLOCK, refused = 0;
+        size_t bytes = (size_t)count * sizeof(float);
+        memcpy(p, master, bytes);
+        memcpy(m, exp_avg, bytes);
+        memcpy(v, exp_avg_sq, bytes);
+        for (int j = 0; j < count; j++) {
+            refused |= !adamw_step(&p[j], &m[j], &v[j], grads[first + j], scalars);
+        }
+        if (refused) {
+            for (int j = 0; j < count; j++) {
+                adamw_element(&master[j], &exp_avg[j], &exp_avg_sq[j], grads[first + j], scalars);
+            }
+            mark_refused(a);
+            continue;
+        }
+        memcpy(master, p, bytes);
+        memcpy(exp_avg, m, bytes);
+        memcpy(exp_avg_sq, v, bytes);
+    }
+}
+
+static void write_group(const UpdateShard *a, int64_t at, int n) {
+    SliceWriter w = {a->codes, a->scales, a->codec, a->group, a->rounding, a->key};
+    int64_t position = a->rank * a->bucket.matrix_per_rank + at;
+    float x[LARGEST_GROUP];
+    bool grouped = codec_grouped(a->codec);
+    if (!a->control->applied) {
+        if (!grouped) return;
+        memset(x, 0, (size_t)n * sizeof *x);
+    } else if (grouped && a->difference) {
+        const floatX *replica = a->matrix_weights + at;
+        for (int j = 0; j < n; j++) x[j] = f32_sub(a->master[at + j], floatX_to_float(replica[j]));
+    } else {
+        memcpy(x, a->master + at, (size_t)n * sizeof *x);
+    }
+    const Segment *segment = segment_of(a->table, position);
+    write_slice(&w, at, x, n, segment->logical + position - segment->start);
+}
+
+// What the threads share.
+typedef struct Update {
+    const UpdateShard *shard;
+    const Site *site;
+} Update;
+
+// Elements [lo, hi) of the matrix piece: whole groups.
+static void update_matrices(void *context, int64_t lo, int64_t hi) {
+    const Update *update = (const Update *)context;
+    const UpdateShard *a = update->shard;
+    int n = piece_size(a->codec, a->group);
+    adamw(a, adam_scalars(a, a->weight_decay), lo, a->matrix_grads + lo, hi - lo);
+    for (int64_t at = lo; at < hi; at += n) write_group(a, at, n);
+    heartbeat_moves(update->site);
+}
+
+void update_shard_host(const UpdateShard *a, int threads, const Site *site) {
+    int64_t matrices = a->bucket.matrix_per_rank, tail = a->bucket.tail_per_rank;
+    Update update = {a, site};
+    parallel_ranges(threads, 0, matrices, round_up64(PIECE, piece_size(a->codec, a->group)),
+                    update_matrices, &update);
+    // A tail is short: biases and LayerNorms.
+    adamw(a, adam_scalars(a, 0.0f), matrices, a->tail_grads, tail);
+    if (a->control->applied) store_values(a->tail, FLOATX_CODEC, a->master + matrices, tail);
+}
