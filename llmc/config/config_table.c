@@ -43,7 +43,7 @@
 // Accepted without effect: the text says why. Values are still checked.
 #define IDLE(flag, of_kind, why, ...) \
     {.name = flag, .kind = of_kind, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why, \
-     __VA_ARGS__}
+     .no_other = why, __VA_ARGS__}
 #define IDLE_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .value = NULL)
 #define IDLE_REAL(flag, least, most, why) \
     IDLE(flag, OPTION_REAL, why, .low = least, .high = most, .value = "X")
@@ -190,10 +190,11 @@ static const Option table[] = {
            "GPUs only: inside a node messages go through NCCL's kernels, or are fetched by the copy engines, "
            "which "
            "leave the multiprocessors to the model. auto: copies where they can be had. The same bits"),
-    CHOICE("data-parallel-sharding-strategy", Sharding, sharding, "optim",
-           "optim|optim_grads|optim_grads_params",
-           "what data-parallel ranks share out. optim: the optimiser's state (ZeRO-1). optim_grads: "
-           "gradients too (ZeRO-2). optim_grads_params: weights as well (ZeRO-3)"),
+    USED("data-parallel-sharding-strategy", Sharding, OPTION_CHOICE, sharding, "optim",
+         .choices = "optim|optim_grads|optim_grads_params", .value = "WORD",
+         .no_other = "the optimiser's state is always shared out",
+         .help = "what data-parallel ranks share out. optim: the optimiser's state (ZeRO-1). optim_grads: "
+                 "gradients too (ZeRO-2). optim_grads_params: weights as well (ZeRO-3)"),
     CHOICE("shard-params-over", ShardScope, shard_scope, "node", "node|world",
            "with optim_grads_params. node: each node holds one replica, and quantised differences travel "
            "between nodes. world: all ranks hold one replica, and every pass gathers it, as ZeRO-3 does"),

@@ -380,9 +380,9 @@ static bool store_real(const Option *row, const char *word, void *settings, Erro
 static bool store_choice(const Option *row, const char *word, void *settings, Error *err) {
     int index = options_choice(row->choices, word);
     if (index < 0) {
-        bool say_why = row->use == OPTION_NO_EFFECT;
+        const char *why = row->no_other;
         return error_set(err, EXIT_USAGE, "--%s %s: not one of %s%s%s", row->name, word, row->choices,
-                         say_why ? "; " : "", say_why ? row->help : "");
+                         why ? "; " : "", why ? why : "");
     }
     put(row, settings, &index, sizeof index);
     return true;

@@ -48,6 +48,7 @@ typedef struct Option {
     bool single;          // an OPTION_REAL that is used in float32: its value there must be in the range
     int multiple;         // a whole number must be a multiple of this; 0: any
     const char *choices;  // "first|second"; for OPTION_INT, the only numbers of the range that are allowed
+    const char *no_other; // OPTION_CHOICE: why there is no other choice, for the error line; or NULL
     bool negative;        // an OPTION_FLAG that stores false
     bool note;            // a row without effect whose reason the user should be told when it is given
     const char *value;    // what the help calls the value

@@ -56,6 +56,12 @@ static void good_lines(void **state) {
         {SMALL "--adam-eps 1e-08", "\"adam_eps\":1e-08"},
         {SMALL "--seed 4294967295", "\"seed\":4294967295"},
         {SMALL "--train-iters 0010", "\"train_iters\":10"},
+        {SMALL, "\"data_parallel_sharding_strategy\":\"optim\",\"shard_params_over\":\"node\","
+                "\"secondary_partition\":false,\"optimizer_cpu_offload\":false"},
+        {SMALL "--data-parallel-sharding-strategy optim_grads", "_strategy\":\"optim_grads\""},
+        {SMALL "--data-parallel-sharding-strategy=optim_grads_params --shard-params-over world",
+         "_strategy\":\"optim_grads_params\",\"shard_params_over\":\"world\""},
+        {SMALL "--optimizer-cpu-offload", "\"optimizer_cpu_offload\":true"},
         {SMALL "--data-path .3 a .7 b/c --seed 1", "\"data_path\":[\".3\",\"a\",\".7\",\"b/c\"]"},
         {SMALL "--data-path=a --seed 1", "\"data_path\":[\"a\"]"},
         {SMALL "--data-path a b --data-path c", "\"data_path\":[\"c\"]"},
@@ -218,6 +224,11 @@ static void bad_words(void **state) {
         {"--swiglu", "SwiGLU"},
         {"--normalization RMSNorm", "RMSNorm is not supported"},
         {"--attention-backend unfused", "not one of auto|flash|fused"},
+        {"--data-parallel-sharding-strategy no_shard",
+         "no_shard: not one of optim|optim_grads|optim_grads_params; the optimiser's state is always shared out"},
+        {"--data-parallel-sharding-strategy fsdp", "fsdp: not one of optim|optim_grads|optim_grads_params"},
+        {"--shard-params-over rack", "--shard-params-over rack: not one of node|world"},
+        {"--secondary-partition 1", "unexpected argument '1'"},
         {"--num-distributed-optimizer-instances 2", "must be 1; "},
         {"--context-parallel-size 2", "--context-parallel-size 2: must be 1; context parallelism"},
         {"--expert-model-parallel-size 2", "must be 1"},
@@ -280,6 +291,8 @@ static void bad_combinations(void **state) {
         {"--weight-decay-incr-style cosine", 0, "needs --start-weight-decay"},
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0, "can only grow"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
+        {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world --quantized-weights", 0,
+         "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
         {"--train-iters 999999999999999 --global-batch-size 1000000000", 5, "too large"},
         {"--hidden-size 1048576 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size "
          "1048576",
@@ -355,6 +368,8 @@ static void incomplete_lines(void **state) {
               0, "has 2 values");
 }
 
+#define STRATEGY "--data-parallel-sharding-strategy "
+
 static void notes_name_what_has_no_effect(void **state) {
     static const struct {
         const char *words, *note;
@@ -365,6 +380,15 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style cosine", NULL},
         {"--gradient-alltoall-pipeline 4", NULL},  // unquantised gradients travel in chunks too
         {"--wq-group-size 64", "--wq-group-size has no effect without --quantized-weights\n"},
+        {"--shard-params-over world", "--shard-params-over has no effect without "
+                                      "--data-parallel-sharding-strategy optim_grads_params\n"},
+        {"--shard-params-over world " STRATEGY "optim_grads", "--shard-params-over has no effect without "},
+        {"--secondary-partition " STRATEGY "optim_grads_params",
+         "--secondary-partition has no effect without --shard-params-over world\n"},
+        {STRATEGY "optim_grads_params --shard-params-over world --secondary-partition "
+                  "--optimizer-cpu-offload --quantized-weights --weight-quantization-method direct", NULL},
+        {STRATEGY "optim_grads_params --quantized-weights", NULL},  // differences inside the node
+        {STRATEGY "optim_grads --optimizer-cpu-offload", NULL},
         {"--async-save", "--async-save has no effect without --save\n"},
         {"--keep-last-checkpoints 2", "--keep-last-checkpoints has no effect without --save\n"},
         {"--no-save-optim", "--no-save-optim has no effect without --save\n"},
@@ -681,6 +705,11 @@ static void checkpoints_must_match(void **state) {
     assert_true(resume(&run, SMALL,
                        SMALL
                        "--quantized-weights --ddp-bucket-size 1000 --train-iters 20 --lr-decay-iters 10"));
+    assert_string_equal(run.notes, "");
+    config_free(&run.config);
+    // A checkpoint of any strategy loads in any other.
+    assert_true(resume(&run, SMALL,
+                       SMALL "--data-parallel-sharding-strategy optim_grads_params --optimizer-cpu-offload"));
     assert_string_equal(run.notes, "");
     config_free(&run.config);
     assert_false(resume(&run, SMALL, SMALL "--num-layers 3"));
