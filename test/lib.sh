@@ -262,3 +262,49 @@ refused() {
     train "$@"
     error_names "$code" "$text" $?
 }
+
+# ---- what --plan says, and what a run does -----------------------------------------------------
+# planned ROW [RANKS_PER_NODE]: "inter intra" bytes of a step and node, from the ROW-th byte table of
+# a --plan in $work/plan. 2 ranks per node unless told otherwise.
+planned() {
+    awk -v row="$1" -v per_node="${2:-2}" '/^bytes sent per step and rank/ { table++ }
+        table == row && /^  (gradients|weights), inside a node/ { intra += $5 }
+        table == row && /^  between nodes, out of each node/ { inter = $7 }
+        END { printf "%.0f %.0f\n", inter, per_node * intra }' "$work/plan"
+}
+# make_plan NP FLAGS...: what --plan says, in $work/plan.
+make_plan() {
+    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$@" ||
+        { say "--plan failed"; return 1; }
+    cp "$work/out" "$work/plan"
+}
+# sent NAME FROM TO: the different "inter intra" of the interval lines in that range of iterations.
+sent() {
+    awk -v from="$2" -v to="$3" '/^{"kind":"interval"/ {
+        split($0, part, /[:,]/)
+        inter = intra = $0
+        sub(/.*"inter_node_bytes":/, "", inter); sub(/[,}].*/, "", inter)
+        sub(/.*"intra_node_bytes":/, "", intra); sub(/[,}].*/, "", intra)
+        if (part[4] >= from && part[4] <= to) print inter, intra }' "$work/$1.jsonl" | sort -u
+}
+# sends_as_planned NAME ROW FROM TO [RANKS_PER_NODE]
+sends_as_planned() {
+    local planned
+    planned=$(planned "$2" "${5:-2}")
+    [ "$(sent "$1" "$3" "$4")" = "$planned" ] && [ "$planned" != "0 0" ] ||
+        { why="sent $(sent "$1" "$3" "$4" | tr '\n' ' '), planned $planned"; return 1; }
+}
+# memory_as_planned NP FLAGS...: a run allocates what --plan says.
+memory_as_planned() {
+    make_plan "$@" && trains "$@" --train-iters 3 && allocated_as_planned
+}
+# The total in $work/plan is what the last run had allocated after its first interval, as the
+# device counted it.
+allocated_as_planned() {
+    local planned logged
+    planned=$(awk '$1 == "total" { printf "%.6f", $2 / 1048576 }' "$work/plan")
+    logged=$(sed -n 's/^\[Rank 0\] (after [0-9]* iterations) memory (MB) | allocated: \([0-9.]*\) .*/\1/p' \
+        "$work/out")
+    [ -n "$planned" ] && [ "$planned" = "$logged" ] ||
+        { why="planned ${planned:-none}, allocated ${logged:-none} MB"; return 1; }
+}

@@ -9,40 +9,12 @@ make_shard text 800 2
 data=$work/text_text_document
 two_by_two=(--gpus-per-node 2 --train-iters 40 --verify-replicas-interval 1)
 
-# planned ROW: "inter intra" bytes of a step and node from the ROW-th byte table of a --plan in
-# $work/plan, for 2 ranks per node.
-planned() {
-    awk -v row="$1" '/^bytes sent per step and rank/ { table++ }
-        table == row && /^  (gradients|weights), inside a node/ { intra += $5 }
-        table == row && /^  between nodes, out of each node/ { inter = $7 }
-        END { printf "%.0f %.0f\n", inter, 2 * intra }' "$work/plan"
-}
-make_plan() {
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "$@" ||
-        { say "--plan failed"; return 1; }
-    cp "$work/out" "$work/plan"
-}
-# sent NAME FROM TO: the different "inter intra" of the interval lines in that range of iterations.
-sent() {
-    awk -v from="$2" -v to="$3" '/^{"kind":"interval"/ {
-        split($0, part, /[:,]/)
-        inter = intra = $0
-        sub(/.*"inter_node_bytes":/, "", inter); sub(/[,}].*/, "", inter)
-        sub(/.*"intra_node_bytes":/, "", intra); sub(/[,}].*/, "", intra)
-        if (part[4] >= from && part[4] <= to) print inter, intra }' "$work/$1.jsonl" | sort -u
-}
-sends_as_planned() { # NAME ROW FROM TO
-    [ "$(sent "$1" "$3" "$4")" = "$(planned "$2")" ] && [ "$(planned "$2")" != "0 0" ] || {
-        why="sent $(sent "$1" "$3" "$4" | tr '\n' ' '), planned $(planned "$2")"
-        return 1
-    }
-}
 # arm NAME PERCENT FLAGS...: the mean loss of the last 5 iterations is below 80 % of the first's and
 # at most PERCENT % above the baseline's.
 arm() {
     local name=$1 percent=$2
     shift 2
-    logged "$name" 4 "${two_by_two[@]}" "$@" && make_plan "${two_by_two[@]}" "$@" &&
+    logged "$name" 4 "${two_by_two[@]}" "$@" && make_plan 4 "${two_by_two[@]}" "$@" &&
         sends_as_planned "$name" 1 1 40 || return 1
     local first last baseline
     first=$(mean_loss "$name" 1 1)
@@ -99,7 +71,7 @@ check "SDP4Bit sends far fewer bytes between nodes" fewer_bytes
 late_start() {
     local flags=(--gpus-per-node 2 --train-iters 12 "${gradients[@]}" \
         --gradients-quantization-start-iteration 5)
-    logged late 4 "${flags[@]}" && make_plan "${flags[@]}" && sends_as_planned late 1 1 5 &&
+    logged late 4 "${flags[@]}" && make_plan 4 "${flags[@]}" && sends_as_planned late 1 1 5 &&
         sends_as_planned late 2 6 12
 }
 check "--gradients-quantization-start-iteration switches the wire" late_start

@@ -38,28 +38,14 @@ ratio() {
 check "125m: at least 3.5 times fewer bytes between nodes" ratio 125m 125262336
 check "18b: at least 3.5 times fewer bytes between nodes" ratio 18b 18444251136
 
-# The total of --plan is what a run has allocated after its first iteration, as the device counted
-# it.
-total() { # NP FLAGS...
-    local planned logged np=$1
-    shift
-    ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "$@" ||
-        { say "--plan failed"; return 1; }
-    planned=$(awk '$1 == "total" { printf "%.6f", $2 / 1048576 }' "$work/out")
-    trains "$np" --train-iters 3 "$@" || return 1
-    logged=$(sed -n 's/^\[Rank 0\] (after 1 iterations) memory (MB) | allocated: \([0-9.]*\) .*/\1/p' \
-        "$work/out")
-    [ -n "$planned" ] && [ "$planned" = "$logged" ] ||
-        { why="planned ${planned:-none}, allocated ${logged:-none} MB"; return 1; }
-}
 larger=(--num-layers 4 --hidden-size 128)
-check "memory of one rank" total 1 "${larger[@]}"
-check "memory of a baseline, 2 x 2" total 4 "${larger[@]}" --gpus-per-node 2
-check "memory of SDP4Bit, 2 x 2" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}"
+check "memory of one rank" memory_as_planned 1 "${larger[@]}"
+check "memory of a baseline, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2
+check "memory of SDP4Bit, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}"
 # in the plan where the node's ranks may fetch messages, which is the default; CPU ranks have no use
 # for it, and say so where it was asked for
 copies() {
-    total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --node-exchange copies || return 1
+    memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --node-exchange copies || return 1
     grep -q 'WARNING: --node-exchange copies has no effect: CPU ranks send everything through MPI' \
         "$work/out" || { why="no warning"; return 1; }
     planned_flags 2 || { why="no flags in the plan"; return 1; }
@@ -72,9 +58,9 @@ planned_flags() { # RANKS_PER_NODE FLAGS...
         --gpus-per-node "$per_node" "$@" && grep -q "flags of the node's ranks  *2097152" "$work/out"
 }
 check "memory with copies inside a node" copies
-check "memory with a late start of quantisation" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" \
+check "memory with a late start of quantisation" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" \
     --gradients-quantization-start-iteration 5
-check "memory with full recomputation" total 2 "${larger[@]}" --recompute-granularity full
+check "memory with full recomputation" memory_as_planned 2 "${larger[@]}" --recompute-granularity full
 recompute_saves() {
     local without with
     without=$("$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 4 2>"$work/err" |
@@ -288,12 +274,12 @@ node_of_a_group() {
     tells 'SDP4Bit' && does_not_tell 'inside a node: '
 }
 check "bytes of nodes that hold the model once" node_of_a_group
-check "memory of tensor-parallel ranks" total 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" \
+check "memory of tensor-parallel ranks" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" \
     --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8
-check "memory with sequence parallelism" total 4 "${larger[@]}" --tensor-model-parallel-size 4 \
+check "memory with sequence parallelism" memory_as_planned 4 "${larger[@]}" --tensor-model-parallel-size 4 \
     --sequence-parallel
 # The first of two stages holds more than the last, whose head is small here.
-check "memory of a stage" total 4 "${larger[@]}" --gpus-per-node 2 --pipeline-model-parallel-size 2 \
+check "memory of a stage" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 --pipeline-model-parallel-size 2 \
     --max-position-embeddings 512 --tensor-model-parallel-size 2
 sequence_saves() {
     local without with
@@ -336,7 +322,7 @@ chunks_sent() { # two chunks of each of two stages have three borders
     parts_sent 4 --num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
 }
 check "stages of several chunks" chunks_sent
-check "memory of stages of several chunks" total 2 "${larger[@]}" --pipeline-model-parallel-size 2 \
+check "memory of stages of several chunks" memory_as_planned 2 "${larger[@]}" --pipeline-model-parallel-size 2 \
     --num-layers-per-virtual-pipeline-stage 1 --max-position-embeddings 512
 
 plan_refused() { # CODE TEXT FLAGS...

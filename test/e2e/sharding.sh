@@ -1,0 +1,203 @@
+#!/usr/bin/env bash
+# Who holds what: gradients and weights shared out among ranks, and the optimiser in host memory.
+# Every strategy trains what `optim` trains. With one micro-batch per step that holds to the bit:
+# losses, norms, validation, samples, checkpoints. Every run allocates and sends what --plan says.
+# Then checkpoints across strategies, kills, flipped bits, and models in parts. LONG=1 tries every
+# strategy with every arm and shape.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 11
+data=$work/text_text_document
+long() { [ "${LONG:-0}" = 1 ]; }
+
+# Small groups and buckets: then each of the four layers is a bucket of its own. Three slots would
+# be needed to hold all that is shared out.
+model+=(--num-layers 4 --make-vocab-size-divisible-by 32)
+run=(--train-iters 6 --ddp-bucket-size 1 --eval-interval 3 --save-interval 6 --log-interval 2
+    --hidden-dropout 0.1 --attention-dropout 0.1 --sample-prompt "the quick " --sample-tokens 8
+    --verify-replicas-interval 2)
+sdp4bit=(--quantized-weights --wq-group-size 128 --wq-rounding stochastic --quantized-gradients
+    --gq-group-size-intra 128 --gq-group-size-inter 128 --hadamard-transform)
+direct=(--quantized-weights --weight-quantization-method direct --wq-group-size 128)
+
+# NAME: the flags of a strategy, in $strategy. "grads+offload" is optim_grads with the optimiser in
+# host memory.
+strategy_of() {
+    local all=(--data-parallel-sharding-strategy optim_grads_params)
+    case ${1%+offload} in
+    optim) strategy=() ;;
+    grads) strategy=(--data-parallel-sharding-strategy optim_grads) ;;
+    node) strategy=("${all[@]}") ;;
+    world) strategy=("${all[@]}" --shard-params-over world) ;;
+    second) strategy=("${all[@]}" --shard-params-over world --secondary-partition) ;;
+    esac
+    if [ "$1" != "${1%+offload}" ]; then strategy+=(--optimizer-cpu-offload); fi
+}
+
+# same_saved A B: the weights and moments of two runs' last checkpoints, byte for byte.
+same_saved() {
+    local file found=0
+    for file in "$work/$1.saved"/iter_*/mp_rank_*/*.safetensors; do
+        cmp -s "$file" "$work/$2.saved/${file#"$work/$1.saved/"}" || { why="${file##*/} of $2 differs"; return 1; }
+        found=$((found + 1))
+    done
+    [ "$found" -gt 0 ] || { why="$1 has saved nothing"; return 1; }
+}
+# same_run A B: everything that two runs tell of what they train.
+same_run() {
+    same_training "$1" "$2" && same_saved "$1" "$2" || { why="$2: $why"; return 1; }
+    [ "$(field "$1" loss valid)" = "$(field "$2" loss valid)" ] && [ -n "$(field "$1" loss valid)" ] ||
+        { why="validation losses of $2 differ"; return 1; }
+    cmp -s "$work/$1.sample" "$work/$2.sample" && [ -s "$work/$1.sample" ] ||
+        { why="the text of $2 differs"; return 1; }
+}
+# told NAME NP FLAGS...: a run with its checkpoint and its sample kept.
+told() {
+    local name=$1
+    rm -rf "$work/$name.saved"
+    logged "$@" --save "$work/$name.saved" && sed -n '/^sample at/,$p' "$work/out" >"$work/$name.sample"
+}
+# trains_alike STRATEGIES NP PER_NODE FLAGS...: each trains what optim trains, one micro-batch per
+# step; allocates what is planned; and sends what is planned.
+trains_alike() {
+    local name np=$2 per_node=$3 words=$1
+    shift 3
+    local flags=("${run[@]}" --gpus-per-node "$per_node" --global-batch-size $((2 * np)) "$@")
+    told optim "$np" "${flags[@]}" || return 1
+    for name in $words; do
+        strategy_of "$name"
+        make_plan "$np" "${flags[@]}" "${strategy[@]}" && told "$name" "$np" "${flags[@]}" "${strategy[@]}" &&
+            same_run optim "$name" && allocated_as_planned || { why="$name: $why"; return 1; }
+        [ "$np" = 1 ] || sends_as_planned "$name" 1 1 100 "$per_node" || { why="$name: $why"; return 1; }
+    done
+}
+few="grads node node+offload" five="grads node optim+offload grads+offload node+offload"
+over_all="world second"
+if long; then few=$five over_all="world second world+offload second+offload"; fi
+check "SDP4Bit, 2 nodes of 2: the bits of optim" trains_alike "$five" 4 2 "${sdp4bit[@]}"
+check "SDP4Bit, 2 nodes of 1" trains_alike "$few" 2 1 "${sdp4bit[@]}"
+check "SDP4Bit, 1 node of 2" trains_alike "$few" 2 2 "${sdp4bit[@]}"
+check "SDP4Bit, 1 node of 4, full recomputation" trains_alike "$few" 4 4 "${sdp4bit[@]}" \
+    --recompute-granularity full
+check "one rank shares nothing out" trains_alike "node optim+offload" 1 1 "${sdp4bit[@]}"
+check "fp32 gradients" trains_alike "$few $over_all" 4 2
+check "TLq and direct weights" trains_alike "grads node $over_all" 4 2 "${sdp4bit[@]:5}" "${direct[@]}"
+check "sealed messages" trains_alike "$few" 4 2 "${sdp4bit[@]}" --verify-wire
+if long; then
+    check "bf16 gradients" trains_alike "$five $over_all" 4 2 --grad-reduce-in-bf16
+    check "qWD" trains_alike "$five" 4 2 --grad-reduce-in-bf16 "${sdp4bit[@]:0:5}"
+    check "qW" trains_alike "$five $over_all" 4 2 --grad-reduce-in-bf16 "${direct[@]}"
+    check "ULq" trains_alike "$five $over_all" 4 2 "${sdp4bit[@]:5}" --gradient-quantization-bits-intra 4
+    check "ZeRO++ on 4 nodes of 2" trains_alike "$over_all" 8 2 "${direct[@]}" "${sdp4bit[@]:5}" \
+        --gradient-quantization-bits-intra 4
+    check "8 ranks, buckets of several layers" trains_alike "$five" 8 4 "${sdp4bit[@]}" --num-layers 6 \
+        --ddp-bucket-size 30000
+fi
+
+# A model in parts.
+halves=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 16)
+check "two halves, sequence parallel" trains_alike "$few" 4 2 "${sdp4bit[@]}" "${halves[@]}" \
+    --sequence-parallel --global-batch-size 4
+check "two stages" trains_alike "$few" 4 2 "${sdp4bit[@]}" --pipeline-model-parallel-size 2 \
+    --global-batch-size 4
+if long; then
+    check "four stages, the middle ones without embeddings" trains_alike "$five" 8 2 "${sdp4bit[@]}" \
+        --pipeline-model-parallel-size 4 --global-batch-size 4 --num-layers 8
+    check "2 x 2 parts" trains_alike "$five" 8 4 "${sdp4bit[@]}" "${halves[@]}" \
+        --pipeline-model-parallel-size 2 --global-batch-size 4
+fi
+
+# Several micro-batches: each is quantised by itself, which rounds at other places than optim does.
+# Where weights and optimiser lie changes nothing beyond that.
+several_micro_batches() { # NP FLAGS...
+    local name np=$1 flags=("${run[@]}" --gpus-per-node 2 "${@:2}")
+    for name in optim grads node grads+offload node+offload; do
+        strategy_of $name
+        make_plan "$np" "${flags[@]}" "${strategy[@]}" && told $name "$np" "${flags[@]}" "${strategy[@]}" &&
+            allocated_as_planned && sends_as_planned $name 1 1 100 || { why="$name: $why"; return 1; }
+        case $name in optim | grads) continue ;; esac
+        same_run grads $name || return 1
+    done
+    paste -d ' ' <(field optim loss) <(field grads loss) | awk \
+        '{ d = $2 / $4 - 1; n++; if (!(d < 5e-3 && d > -5e-3)) exit 1 } END { exit n != 6 }' ||
+        { why="losses of grads are far from optim's"; return 1; }
+    ! same_training optim grads || { why="grads rounds where optim does"; return 1; }
+    why=
+}
+check "three micro-batches per step" several_micro_batches 4 "${sdp4bit[@]}" --global-batch-size 24
+check "four micro-batches through two stages of two chunks" several_micro_batches 4 "${sdp4bit[@]}" \
+    --global-batch-size 16 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
+
+# Checkpoints: each strategy goes on from what another has saved, to the bit.
+change=(--train-iters 12 --ddp-bucket-size 1 --eval-interval 100 --save-interval 2 --gpus-per-node 2
+    --log-interval 2 "${sdp4bit[@]}")
+strategies_take_turns() {
+    local name at=0
+    rm -rf "$work/turns" "$work/whole.saved"
+    logged whole 4 "${change[@]}" --save "$work/whole.saved" || return 1
+    for name in optim node+offload grads node optim+offload grads+offload; do
+        at=$((at + 2))
+        strategy_of $name
+        logged turn 4 "${change[@]}" "${strategy[@]}" --save "$work/turns" --load "$work/turns" \
+            --exit-interval $at || return 1
+        [ "$(train_lines turn)" = "$(train_lines whole $((at - 2)) | head -n 2)" ] ||
+            { why="$name went on otherwise at iteration $at"; return 1; }
+    done
+    ln -sfn "$work/turns" "$work/turns.saved" && same_saved whole turns
+}
+check "six strategies take turns with one checkpoint" strategies_take_turns
+
+killed_and_resumed() {
+    strategy_of node+offload
+    SDP4BIT_FAULT=stall:3:11:0 in_background killed 4 "${change[@]}" "${strategy[@]}" --save "$work/killed.saved" \
+        --async-save
+    wait_for_iteration killed 7 && signal_rank KILL 1 || return 1
+    job_ended killed && { why="exit code 0"; return 1; }
+    logged resumed 4 "${change[@]}" "${strategy[@]}" --save "$work/killed.saved" --load "$work/killed.saved" &&
+        same_training whole resumed "$(($(field resumed loss | head -n 1 | cut -d ' ' -f 1) - 1))" &&
+        same_saved whole killed
+}
+check "kill -9, and on to the bit" killed_and_resumed
+
+# A weight that differs. Inside a node nobody holds another's part, so two nodes compare: there is
+# no majority, and both take the owners' masters. On four nodes three are right.
+flipped() { # STRATEGY NP EXPECTED
+    strategy_of "$1"
+    local check=("$2" "${run[@]}" --gpus-per-node 2 --global-batch-size $((2 * $2)) "${strategy[@]}"
+        --verify-replicas-interval 1 --grad-reduce-in-bf16 --eval-interval 100)
+    logged calm "${check[@]}" && SDP4BIT_FAULT=replica:2:4:1 logged hit "${check[@]}" || return 1
+    grep '^{"kind":"repair"' "$work/hit.jsonl" | grep -qF "$3" ||
+        { why="repairs: $(grep '^{"kind":"repair"' "$work/hit.jsonl")"; return 1; }
+    same_training calm hit
+}
+check "a flipped bit, weights shared in the node: both parts follow the masters" flipped node 4 '"from":null'
+check "four nodes: the majority is right" flipped node 8 '"ranks":"2","from":0'
+check "a flipped bit, gradients shared alone: as under optim" flipped grads 4 '"ranks":"2","from":0'
+
+# A bit flipped in a message on its way.
+broken_message() { # STRATEGY
+    strategy_of "$1"
+    SDP4BIT_FAULT=message:1:4:0 train 4 "${run[@]}" --gpus-per-node 2 "${sdp4bit[@]}" "${strategy[@]}" --verify-wire
+    error_names 7 "gradients inside the node" $?
+}
+check "--verify-wire finds it with gradients shared out" broken_message grads
+check "and with weights" broken_message node
+
+# Bytes per parameter beside activations, at the sizes that it is for.
+bytes_per_parameter() { # MOST STRATEGY CARD
+    strategy_of "$2"
+    "$BUILD/train_gpt_cpu" "@configs/gpt_$3.args" @configs/sdp4bit.args --plan --plan-world-size 16 \
+        --gpus-per-node 8 --recompute-granularity full "${strategy[@]}" >"$work/plan" 2>"$work/err" ||
+        { say "--plan failed"; return 1; }
+    # The verdict's GiB on the device.
+    awk -v most="$1" '$1 == "parameters" { n = $2 } $1 == "total" && !all { all = $2 }
+        /^verdict$/ { v = 1 } v && $1 == "activations" { gone = $2 * 2 ^ 30 }
+        END { printf "%.2f bytes per parameter\n", (all - gone) / n; exit !((all - gone) / n <= most) }' \
+        "$work/plan" >"$work/bytes" || { why="$(cat "$work/bytes") instead of $1"; return 1; }
+}
+for card in 1.3b 13b; do
+    check "$card: optim_grads, 4.2 bytes per parameter" bytes_per_parameter 4.2 grads $card
+    check "$card: optim_grads_params, 2.6" bytes_per_parameter 2.6 node $card
+    check "$card: with offload, 1.6" bytes_per_parameter 1.6 node+offload $card
+done
+finish
