@@ -122,6 +122,8 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
 // judge.h's step_record of piece_sums (pieces), *loss and *fault.
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
                         const float *loss, const uint64_t *fault);
+// *fault = *found, unless *fault already says something or *found is 0. The write is atomic.
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found);
 // judge.h's judge_step.
 void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 

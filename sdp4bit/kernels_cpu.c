@@ -209,6 +209,10 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
     *record = step_record(piece_sums, pieces, *loss, *fault);
 }
 
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found) {
+    if (!*fault) *fault = *found;
+}
+
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(control, a); }
 
 // --- weights ------------------------------------------------------------------------------------

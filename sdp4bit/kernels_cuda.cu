@@ -131,6 +131,15 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
     check_launch(s, "step record");
 }
 
+__global__ void mark_fault_kernel(uint64_t *fault, const uint64_t *found) {
+    atomicCAS(reinterpret_cast<unsigned long long *>(fault), 0ull, (unsigned long long)*found);
+}
+
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found) {
+    mark_fault_kernel<<<1, 1, 0, stream_handle(s)>>>(fault, found);
+    check_launch(s, "mark a fault");
+}
+
 __global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge a) {
     judge_step(control, &a);
 }

@@ -2,32 +2,40 @@
 // lane each runs on; the numbers are in kernels.h.
 #include "sdp4bit/qwd.h"
 
-// With one replica there is nothing to send: weights are the rounded masters, and no difference may
-// be lost.
-static bool alone(const QwdStep *step) { return step->plan->dp == 1; }
+#include "sdp4bit/update_host.h"
 
-size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire) {
-    if (plan->dp == 1) return 0;
-    return (size_t)(plan_weight_message(&plan->bucket[b], wire).bytes * plan->dp);
+// With one replica there is nothing to send: weights are the rounded masters, and no difference may
+// be lost. Only what the host has made must still be brought up and applied.
+static bool alone(const QwdStep *step) { return step->plan->dp == 1 && !step->host; }
+
+static WeightWire wire_of(const Plan *plan, const WeightWire *wire) {
+    WeightWire plain = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
+    return plan->dp == 1 ? plain : *wire;
+}
+
+MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire) {
+    WeightWire used = wire_of(plan, wire);
+    return plan_weight_message(&plan->bucket[b], &used);
+}
+
+size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host) {
+    if (plan->dp == 1 && !host) return 0;
+    return (size_t)(qwd_message(plan, b, wire).bytes * plan->dp);
 }
 
 int qwd_slot(int b) { return b % LANE_SLOTS; }
 
-void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uint8_t *buffer,
-                       const Lanes *lanes) {
-    const Mesh *mesh = step->mesh;
+// The update without the places that it writes to.
+static UpdateShard update_of(const QwdStep *step, int b, const BucketState *state) {
     const Bucket *bucket = &step->plan->bucket[b];
-    MessageLayout m = plan_weight_message(bucket, &step->weight_wire);
-    MessageSections at = message_sections(&m, 0);
-    int64_t slot = gather_slot(mesh->rail.size, mesh->node.size, mesh->dp.rank);
-    uint8_t *own = alone(step) ? NULL : buffer + slot * m.bytes;
+    WeightWire wire = wire_of(step->plan, &step->weight_wire);
     UpdateShard u = {0};
     u.control = step->control;
     u.beta1 = step->beta1;
     u.beta2 = step->beta2;
     u.epsilon = step->epsilon;
     u.weight_decay = step->weight_decay;
-    u.rank = mesh->dp.rank;
+    u.rank = step->mesh->dp.rank;
     u.bucket = *bucket;
     u.table.segment = step->segments + bucket->first_segment;
     u.table.count = bucket->segments;
@@ -37,27 +45,84 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uin
     u.master = state->master;
     u.exp_avg = state->exp_avg;
     u.exp_avg_sq = state->exp_avg_sq;
-    u.codec = alone(step) ? FLOATX_CODEC : step->weight_wire.codec;
-    u.group = step->weight_wire.group;
-    u.rounding = step->weight_wire.rounding;
-    u.difference = step->weight_wire.difference;
+    u.codec = wire.codec;
+    u.group = wire.group;
+    u.rounding = wire.rounding;
+    u.difference = wire.difference;
     u.key.seed = step->seed;
     u.key.step = step->step;
     u.key.purpose = PURPOSE_WEIGHT;
-    u.codes = alone(step) ? (uint8_t *)state->weights.matrix : own + at.codes;
-    u.scales = alone(step) ? NULL : (float *)(void *)(own + at.scales);
-    u.tail = alone(step) ? (uint8_t *)state->weights.tail : own + at.tail;
     u.fault = step->checks->fault;
     u.code = fault_code(FAULT_OF_UPDATE, (uint64_t)b);
-    if (!alone(step)) lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
-    kernel_update_shard(lanes->last, &u);
-    if (!alone(step)) wire_seal_own(step->checks, b, (int)slot, &m, buffer, lanes->last);
+    return u;
+}
+
+// The update writes this message.
+static void write_to(UpdateShard *u, const MessageLayout *m, uint8_t *message) {
+    MessageSections at = message_sections(m, 0);
+    u->codes = message + at.codes;
+    u->scales = (float *)(void *)(message + at.scales);
+    u->tail = message + at.tail;
+}
+
+// One bucket's update on its way to the host.
+typedef struct HostUpdate {
+    UpdateShard shard;
+    int threads;
+    const Site *site;
+} HostUpdate;
+
+static void run_update(void *context) {
+    const HostUpdate *update = (const HostUpdate *)context;
+    update_shard_host(&update->shard, update->threads, update->site);
+}
+
+// The host makes the message in its own memory, and lanes->last takes it up to `own`.
+static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const MessageLayout *m, uint8_t *own,
+                           const Lanes *lanes) {
+    const QwdHost *host = step->host;
+    int slot = qwd_slot(b);
+    u->control = host->control;
+    u->table.segment = host->segments + u->bucket.first_segment;
+    u->fault = host->fault;
+    write_to(u, m, host->message[slot]);
+    HostUpdate update = {*u, host->threads, stream_site(host->stream)};
+    stream_wait(host->stream, host->sent[slot]);
+    stream_host_call(host->stream, run_update, &update, sizeof update);
+    event_record(host->made[slot], host->stream);
+    stream_wait(lanes->last, host->made[slot]);
+    lane_wait(lanes, LANE_APPLIED, slot, lanes->last);
+    copy_from_pinned(lanes->last, own, host->message[slot], (size_t)(m->check ? m->check : m->bytes));
+    event_record(host->sent[slot], lanes->last);
+}
+
+void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uint8_t *buffer,
+                       const Lanes *lanes) {
+    const Mesh *mesh = step->mesh;
+    MessageLayout m = qwd_message(step->plan, b, &step->weight_wire);
+    int64_t slot = gather_slot(mesh->rail.size, mesh->node.size, mesh->dp.rank);
+    UpdateShard u = update_of(step, b, state);
+    if (alone(step)) {
+        u.codes = (uint8_t *)state->weights.matrix;
+        u.tail = (uint8_t *)state->weights.tail;
+        kernel_update_shard(lanes->last, &u);
+        return;
+    }
+    uint8_t *own = buffer + slot * m.bytes;
+    if (step->host) {
+        update_on_host(step, b, &u, &m, own, lanes);
+    } else {
+        lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
+        write_to(&u, &m, own);
+        kernel_update_shard(lanes->last, &u);
+    }
+    wire_seal_own(step->checks, b, (int)slot, &m, buffer, lanes->last);
 }
 
 void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes *lanes) {
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
-    MessageLayout m = plan_weight_message(&step->plan->bucket[b], &step->weight_wire);
+    MessageLayout m = qwd_message(step->plan, b, &step->weight_wire);
     int nodes = mesh->rail.size, slot = qwd_slot(b);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
     // Between nodes first: each rank fetches its rail's shards into its own row, then the rows
@@ -77,16 +142,17 @@ void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes 
 void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buffer, const Lanes *lanes) {
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
+    WeightWire wire = wire_of(step->plan, &step->weight_wire);
     ApplyWeights a = {0};
     a.control = step->control;
     a.bucket = step->plan->bucket[b];
     a.messages = buffer;
     a.nodes = mesh->rail.size;
     a.per_node = mesh->node.size;
-    a.message = plan_weight_message(&a.bucket, &step->weight_wire);
-    a.codec = step->weight_wire.codec;
-    a.group = step->weight_wire.group;
-    a.difference = step->weight_wire.difference;
+    a.message = qwd_message(step->plan, b, &step->weight_wire);
+    a.codec = wire.codec;
+    a.group = wire.group;
+    a.difference = wire.difference;
     a.weights = weights;
     lane_wait(lanes, a.per_node > 1 ? LANE_NODE_GATHERED : LANE_RAIL_GATHERED, qwd_slot(b), lanes->middle);
     // The first hop's row first: what it brought wrong, the second has passed on.

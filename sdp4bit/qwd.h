@@ -8,10 +8,25 @@
 #include "sdp4bit/wire.h"
 LLMC_BEGIN
 
+// A rank's message of bucket b. With one replica nothing is quantised: the weights themselves.
+MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire);
 // Bytes of bucket b's gather buffer: (per_node, nodes) messages. There are two buffers, which the
-// buckets use in turn; bucket b uses that of slot qwd_slot(b).
-size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire);
+// buckets use in turn; bucket b uses that of slot qwd_slot(b). 0 where nothing is sent: with one
+// replica, unless the host makes its message (host).
+size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host);
 int qwd_slot(int b);
+
+// AdamW on the host: where it runs, and its page-locked memory (device.h).
+typedef struct QwdHost {
+    Stream *stream;               // of its work. A bucket's gradients and weights are there in its order
+    int threads;
+    const Segment *segments;      // plan->segments
+    StepControl *control;         // (1) the verdict, there in the stream's order
+    uint64_t *fault;              // (1) what was refused, in the order of lanes->last after each update
+    uint8_t *message[LANE_SLOTS]; // this rank's, of the largest bucket of the slot
+    Event *made[LANE_SLOTS];      // stream -> last: the message is there
+    Event *sent[LANE_SLOTS];      // last -> stream: and has gone up, so the next may be made
+} QwdHost;
 
 typedef struct QwdStep {
     const Plan *plan;
@@ -22,18 +37,19 @@ typedef struct QwdStep {
     float beta1, beta2, epsilon, weight_decay;
     uint32_t seed, step;          // of the rounding bits
     WireChecks *checks;           // of the messages; and where a refused update is marked
+    const QwdHost *host;          // NULL: AdamW runs on the device
 } QwdStep;
 
-// A bucket's part of the training state, in device memory.
+// A bucket's part of the training state: in device memory, or in the host's where AdamW runs there.
 typedef struct BucketState {
     Windows grads;                         // this rank's, reduced
     WeightWindows weights;                 // this rank's of the replica
     float *master, *exp_avg, *exp_avg_sq;  // (matrix_per_rank + tail_per_rank) the own shard
 } BucketState;
 
-// Updates the own shard of bucket b and writes its message to its slot of `buffer`. Only with dp =
-// 1 does it write the weights: they become the rounded masters at once, and gather and apply do
-// nothing. Runs on lanes->last.
+// Updates the own shard of bucket b and writes its message to its slot of `buffer`. With dp = 1 and
+// no host it writes the weights: they become the rounded masters at once, and gather and apply do
+// nothing. Runs on lanes->last; with a host on its stream, and lanes->last takes the message up.
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uint8_t *buffer,
                        const Lanes *lanes);
 // Gathers what lanes->last has made, on the lanes of the hops. Everything that lanes->last was

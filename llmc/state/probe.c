@@ -82,6 +82,13 @@ static float *fetch(Zero *zero, const float *values, int64_t n) {
     return host;
 }
 
+static float *fetch_masters(Zero *zero, const Piece *piece) {
+    int64_t n = piece->hi - piece->lo;
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
+    zero_read_masters(zero, zero->lanes->last, piece->state_at, n, host);
+    return host;
+}
+
 static float *fetch_weights(Zero *zero, const floatX *values, int64_t n) {
     floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "figures on quantisation");
     float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
@@ -173,7 +180,7 @@ void probe_updated(Zero *zero, int b) {
         const Piece *piece = &zero->pieces[i];
         if (!is_matrix_of(zero, piece, &zero->plan.bucket[b])) continue;
         int64_t n = piece->hi - piece->lo;
-        float *master = fetch(zero, zero->master + piece->state_at, n);
+        float *master = fetch_masters(zero, piece);
         histogram_add(histogram_of(zero, piece->tensor, PROBE_WEIGHT), master, n);
         if (zero->plan.dp > 1) {  // one rank sends nothing: its replica is new already
             float *replica = fetch_weights(zero, zero_piece_weights(zero, piece), n);
@@ -193,7 +200,7 @@ static void replica_squares(Zero *zero, double squares[2]) {
         const Piece *piece = &zero->pieces[i];
         int64_t n = piece->hi - piece->lo;
         if (!zero->tensors[piece->tensor].counted) continue;
-        float *master = fetch(zero, zero->master + piece->state_at, n),
+        float *master = fetch_masters(zero, piece),
               *replica = fetch_weights(zero, zero_piece_weights(zero, piece), n);
         for (int64_t j = 0; j < n; j++) {
             double error = (double)replica[j] - master[j],

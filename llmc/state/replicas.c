@@ -188,8 +188,7 @@ static void take_masters(const Check *c, int owner, int64_t arena, int64_t state
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t part = n - at < PIECE ? n - at : PIECE;
         if (c->mesh->dp.rank == owner) {
-            copy_to_host(zero->compute, c->masters, zero->master + state + at, (size_t)part * sizeof(float));
-            stream_synchronize(zero->compute);
+            zero_read_masters(zero, zero->compute, state + at, part, c->masters);
             for (int64_t i = 0; i < part; i++) c->weights[i] = floatX_from_float(c->masters[i]);
         }
         broadcast(c, part, owner);

@@ -40,6 +40,7 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     zero->judged = event_create(device);
     zero->staged = event_create(device);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
+    offload_start(zero);
     copy_to_device(compute, zero->segments, zero->plan.segments,
                    (size_t)zero->plan.segments_total * sizeof(Segment));
     StepControl start = {0};
@@ -68,6 +69,7 @@ void zero_free(Zero *zero) {
         event_destroy(zero->judged);
         event_destroy(zero->staged);
         for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
+        offload_free(zero);
         if (zero->copies != zero->lanes->last) stream_destroy(zero->copies);
     }
     free(zero->leaf_start);
@@ -75,7 +77,7 @@ void zero_free(Zero *zero) {
     free(zero->pending);
     free(zero->ready);
     free(zero->done);
-    free(zero->landed);
+    if (!zero_offloads(zero)) free(zero->landed);
     free(zero->pieces);
     free(zero->to_copy);
     probe_free(&zero->probe);
@@ -104,8 +106,10 @@ bool zero_node_shares(const Zero *zero, Error *why) {
 void zero_masters_from_weights(Zero *zero) {
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        kernel_widen(zero->compute, zero->master + piece->state_at, zero_piece_weights(zero, piece),
-                     piece->hi - piece->lo);
+        float *masters = zero->master + piece->state_at;
+        const floatX *weights = zero_piece_weights(zero, piece);
+        if (zero_offloads(zero)) offload_widen(zero, masters, weights, piece->hi - piece->lo);
+        else kernel_widen(zero->compute, masters, weights, piece->hi - piece->lo);
     }
 }
 
@@ -119,6 +123,7 @@ void zero_masters_from_weights(Zero *zero) {
 // one rank, or under --no-overlap, all lanes and copies are `last`. After its first message each
 // communicator is used on one stream: the node's on node, the rail's on rail, the world's on
 // `last`, tensor parallelism's beside compute (tensor_parallel.h), a link's on its own (comm.h).
+// With --optimizer-cpu-offload `host` runs AdamW in the place of `last` (zero_offload.c).
 //
 // Events, from who records them to who waits:
 // ready[b]    compute -> first, last      Bucket b's gradients are complete.
@@ -135,6 +140,11 @@ void zero_masters_from_weights(Zero *zero) {
 //                                         new replica and every finding of the wire's checks.
 // joint       last -> copies, middle, first   lanes_after. Behind it begin: a checkpoint's copies;
 //                                         middle's timer of a gather; a probe's exact reduction.
+// reduced     last -> host                Offload alone, as the next three: a bucket's windows may
+//                                         go down to the host.
+// judged for the host   last -> host      The verdict too, and AdamW may begin.
+// made        host -> last                A bucket's message is there, and may go up.
+// sent        last -> host                It has gone up: the slot's next may be made.
 // staged      copies -> last              The shard and the replica have been read: AdamW of the
 //                                         next step may write.
 //
@@ -155,6 +165,8 @@ void zero_masters_from_weights(Zero *zero) {
 //             message goes straight into the receive buffer.
 // masters, moments, leaves, piece_sums, records: `last`. Norms, repairs and saves use them on
 //             compute, after every done[b] and before the next computed or ready.
+//             With offload host writes masters and moments, and copies read them. Host also writes
+//             what it needs of a bucket in host memory, and reads it; last reads its messages.
 // control     The verdict writes it, on `last` after computed. AdamW reads it on `last`, the
 //             applies on middle before done[b], compute after judged.
 // loss_sum    Compute. The verdict reads it between computed and judged.
@@ -224,6 +236,7 @@ static void reduce_bucket(Zero *zero, int b) {
                       zero->lanes);
     probe_reduced(zero, b);
     tlq_sum_squares(&step, b, own, matrix_leaves, tail_leaves, zero->piece_sums + 2 * b, zero->lanes);
+    offload_reduced(zero, b);
 }
 
 void zero_reduce_unit(Zero *zero, int unit) {
@@ -279,6 +292,7 @@ static QwdStep qwd_step(Zero *zero, double weight_decay) {
     step.weight_decay = (float)weight_decay;
     step.seed = (uint32_t)zero->config->seed;
     step.step = (uint32_t)zero->step;
+    step.host = zero_offloads(zero) ? &zero->offload.host : NULL;
     return step;
 }
 
@@ -292,14 +306,19 @@ static void count_zeros(Zero *zero) {
     }
 }
 
+static BucketState device_state(const Zero *zero, int b) {
+    int64_t at = zero->plan.bucket[b].state_start;
+    BucketState state = {zero_own_grads(zero, b), zero_own_weights(zero, b), zero->master + at,
+                         zero->exp_avg + at, zero->exp_avg_sq + at};
+    return state;
+}
+
 // AdamW on the own shard. The bucket's gradients have then served. The tail's are cleared for the
 // next step; the matrices' are overwritten by it.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
-    BucketState state = {zero_own_grads(zero, b), zero_own_weights(zero, b),
-                         zero->master + bucket->state_start, zero->exp_avg + bucket->state_start,
-                         zero->exp_avg_sq + bucket->state_start};
+    BucketState state = zero_offloads(zero) ? offload_state(zero, b) : device_state(zero, b);
     qwd_update_bucket(step, b, &state, zero->gather[qwd_slot(b)], zero->lanes);
     set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements,
              (size_t)bucket->tail_elements * sizeof(float));
@@ -334,7 +353,10 @@ static void send_verdict(Zero *zero, int slot) {
     timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
     stream_wait(zero->compute, zero->judged);
     timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
-    copy_to_host(zero->compute, &zero->landed[slot], zero->control, sizeof(StepControl));
+    // With offload not behind AdamW, which runs on the driver's thread that ends downloads.
+    if (zero_offloads(zero))
+        copy_to_pinned(zero->compute, &zero->landed[slot], zero->control, sizeof(StepControl));
+    else copy_to_host(zero->compute, &zero->landed[slot], zero->control, sizeof(StepControl));
     event_record(zero->landing[slot], zero->compute);
 }
 
@@ -352,6 +374,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     zero_copy_staged(zero);
     if (zero->copying && zero->copies != zero->lanes->last) stream_wait(zero->lanes->last, zero->staged);
     zero->copying = false;
+    offload_judged(zero);
     QwdStep step = qwd_step(zero, weight_decay);
     // Forward order: the first layers' weights are needed first.
     for (int b = 0; b < zero->plan.buckets; b++) {
@@ -359,6 +382,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         probe_updated(zero, b);
         gather_bucket(zero, &step, b);
     }
+    offload_updated(zero);
     // What follows on `last` must see the new replica. That costs nothing: the next there is the
     // end of the next step's first reduction.
     if (zero->lanes->apart) stream_wait(zero->lanes->last, zero->done[zero->plan.buckets - 1]);
@@ -388,6 +412,7 @@ void zero_synchronize(Zero *zero) {
     if (!zero->device) return;  // never started
     zero_weights_wait_all(zero);
     lanes_synchronize(zero->lanes);
+    if (zero->offload.host.stream) stream_synchronize(zero->offload.host.stream);
     stream_synchronize(zero->copies);
     stream_synchronize(zero->compute);
 }

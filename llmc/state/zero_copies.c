@@ -1,5 +1,6 @@
 // A Zero's state to the host and back: see the end of zero.h. Called by llmc/checkpoint/.
 #include <stdlib.h>
+#include <string.h>
 
 #include "llmc/state/zero_inside.h"
 
@@ -15,6 +16,9 @@ static void *piece_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes
     }
 }
 
+// Masters and moments of an offloaded optimiser are on the host already.
+static bool on_host(const Zero *zero, SliceKind kind) { return zero_offloads(zero) && kind != SLICE_WEIGHT; }
+
 const Piece *zero_pieces(const Zero *zero, int *count) {
     *count = zero->piece_count;
     return zero->pieces;
@@ -24,14 +28,16 @@ void zero_fetch(Zero *zero, int piece, SliceKind kind, void *host) {
     size_t bytes;
     void *memory = piece_memory(zero, piece, kind, &bytes);
     zero_weights_wait_all(zero);
-    copy_to_host(zero->compute, host, memory, bytes);
+    if (!on_host(zero, kind)) copy_to_host(zero->compute, host, memory, bytes);
     stream_synchronize(zero->compute);
+    if (on_host(zero, kind)) memcpy(host, memory, bytes);
 }
 
 void zero_put(Zero *zero, int piece, SliceKind kind, const void *host) {
     size_t bytes;
     void *memory = piece_memory(zero, piece, kind, &bytes);
-    copy_to_device(zero->compute, memory, host, bytes);
+    if (on_host(zero, kind)) memcpy(memory, host, bytes);
+    else copy_to_device(zero->compute, memory, host, bytes);
     stream_synchronize(zero->compute);
 }
 
@@ -59,13 +65,15 @@ void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned) {
     StagedCopy *copy = &zero->to_copy[zero->to_copy_count++];
     copy->pinned = pinned;
     copy->memory = piece_memory(zero, piece, kind, &copy->bytes);
+    copy->on_host = on_host(zero, kind);
 }
 
 void zero_copy_staged(Zero *zero) {
     if (zero->to_copy_count == 0) return;
     for (int i = 0; i < zero->to_copy_count; i++) {
         const StagedCopy *copy = &zero->to_copy[i];
-        copy_to_pinned(zero->copies, copy->pinned, copy->memory, copy->bytes);
+        if (copy->on_host) offload_copy(zero, zero->copies, copy->pinned, copy->memory, copy->bytes);
+        else copy_to_pinned(zero->copies, copy->pinned, copy->memory, copy->bytes);
     }
     event_record(zero->staged, zero->copies);
     zero->to_copy_count = 0;

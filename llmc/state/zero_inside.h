@@ -13,7 +13,28 @@ typedef struct StagedCopy {
     void *pinned;
     const void *memory;
     size_t bytes;
+    bool on_host;  // memory
 } StagedCopy;
+
+// A copy in host memory on its way.
+typedef struct HostCopy {
+    uint8_t *to;
+    const uint8_t *from;
+    size_t bytes;
+    int threads;
+    const Site *site;
+} HostCopy;
+
+// --optimizer-cpu-offload: zero_offload.c. All but `found` is in page-locked host memory.
+typedef struct Offload {
+    QwdHost host;       // host.stream: NULL without offload
+    float *grads;       // (plan.shard_elements) the reduced gradients
+    floatX *weights;    // (plan.shard_elements) the matrices' before the update; NULL where no
+                        // differences are sent
+    uint64_t *found;    // device (1): host.fault, brought up
+    Event *reduced;     // a bucket's gradients are there to go down
+    Event *judged;      // the verdict too, and masters and moments may be written
+} Offload;
 
 struct Zero {
     const Config *config;
@@ -35,7 +56,7 @@ struct Zero {
     // device memory, reserved in the memory plan
     floatX *weights;                // (plan.arena_elements)
     float *grads;                   // (plan.arena_elements)
-    float *master, *exp_avg, *exp_avg_sq;  // (plan.shard_elements)
+    float *master, *exp_avg, *exp_avg_sq;  // (plan.shard_elements); in host memory with offload
     Segment *segments;              // (plan.segments_total)
     float *leaves;                  // norm leaves: matrix leaves then tail leaves, bucket by bucket
     float *piece_sums;              // (2 * buckets)
@@ -49,6 +70,7 @@ struct Zero {
     uint8_t *gather[LANE_SLOTS];    // gather buffers, which the buckets use in turn
     size_t gather_bytes[LANE_SLOTS];  // that messages take in them
     void *node_flags;               // (COMM_FLAG_BYTES) for comm_share; NULL where nobody is to reach in
+    Offload offload;                // AdamW on the host
     Probe probe;                    // figures on quantisation, off unless flags ask for them
     // host
     void *staging;                  // --async-save: this rank's part of a checkpoint, page-locked; else NULL
@@ -63,13 +85,39 @@ struct Zero {
     Piece *pieces;                  // (piece_count)
     int piece_count;
     int64_t step;                   // iteration, 1-based, of the step in progress
-    StepControl *landed;            // (2) host copies of the last two steps' verdicts
+    StepControl *landed;            // (2) host copies of the last two steps' verdicts; page-locked with
+                                    // offload
     Event *landing[2];              // those copies are complete
     Faults faults;                  // for tests
     WireChecks wire_checks;         // --verify-wire
     Error not_shared;  // why the node's ranks do not fetch messages from each other; code 0: they
                        // do, or should not
 };
+
+// --- AdamW on the host: zero_offload.c -----------------------------------------------------------
+
+static inline bool zero_offloads(const Zero *zero) { return zero->config->optimizer_cpu_offload; }
+// With zero_plan, zero_start, and zero_free.
+void offload_reserve(Zero *zero, MemoryPlan *memory_plan);
+void offload_start(Zero *zero);
+void offload_free(Zero *zero);
+// In the step; they do nothing without offload. Bucket b's gradient of the whole step is in its own
+// windows, in the order of lanes->last: it goes down.
+void offload_reduced(Zero *zero, int b);
+// The verdict stands, and nobody reads masters and moments any more, in the same order. The updates
+// may follow.
+void offload_judged(Zero *zero);
+// Where bucket b's update finds everything.
+BucketState offload_state(const Zero *zero, int b);
+// All buckets have been updated: what the host found wrong goes up.
+void offload_updated(Zero *zero);
+// A copy in host memory, in the order of the stream.
+void offload_copy(Zero *zero, Stream *stream, void *to, const void *from, size_t bytes);
+// masters on the host = float(weights) on the device, n elements. Waits.
+void offload_widen(Zero *zero, float *masters, const floatX *weights, int64_t n);
+// n masters from state position `at` on, to the host, with offload or without. In the order of the
+// stream; waits for it.
+void zero_read_masters(Zero *zero, Stream *stream, int64_t at, int64_t n, float *to);
 
 // --- where things lie: zero_grads.c, zero_weights.c ----------------------------------------------
 

@@ -80,7 +80,7 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     size_t *gather = zero->gather_bytes;
     for (int b = 0; b < zero->plan.buckets; b++)
         gather[qwd_slot(b)] =
-            larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire));
+            larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire, zero_offloads(zero)));
     for (int slot = 0; slot < LANE_SLOTS; slot++)
         memory_plan_reserve(memory_plan, group, "weights, gathered",
                             (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
@@ -89,9 +89,17 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
                             &zero->node_flags);
 }
 
+static void reserve_optimizer(Zero *zero, MemoryPlan *memory_plan) {
+    size_t bytes = (size_t)zero->plan.shard_elements * sizeof(float);
+    const char *group = "optimizer state";
+    memory_plan_reserve(memory_plan, group, "fp32 masters, own shard", bytes, (void **)&zero->master);
+    memory_plan_reserve(memory_plan, group, "first moments, own shard", bytes, (void **)&zero->exp_avg);
+    memory_plan_reserve(memory_plan, group, "second moments, own shard", bytes, (void **)&zero->exp_avg_sq);
+}
+
 static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     const Plan *plan = &zero->plan;
-    size_t elements = (size_t)plan->arena_elements, shard = (size_t)plan->shard_elements, leaves = 0;
+    size_t elements = (size_t)plan->arena_elements, leaves = 0;
     for (int b = 0; b < plan->buckets; b++) {
         zero->leaf_start[b] = (int64_t)leaves;
         leaves += (size_t)bucket_leaves(&plan->bucket[b]);
@@ -100,12 +108,8 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
                         (void **)&zero->weights);
     memory_plan_reserve(memory_plan, "gradients", "fp32 accumulated", elements * sizeof(float),
                         (void **)&zero->grads);
-    memory_plan_reserve(memory_plan, "optimizer state", "fp32 masters, own shard", shard * sizeof(float),
-                        (void **)&zero->master);
-    memory_plan_reserve(memory_plan, "optimizer state", "first moments, own shard", shard * sizeof(float),
-                        (void **)&zero->exp_avg);
-    memory_plan_reserve(memory_plan, "optimizer state", "second moments, own shard", shard * sizeof(float),
-                        (void **)&zero->exp_avg_sq);
+    if (zero_offloads(zero)) offload_reserve(zero, memory_plan);
+    else reserve_optimizer(zero, memory_plan);
     memory_plan_reserve(memory_plan, "norm and verdict", "segment table",
                         (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
     memory_plan_reserve(memory_plan, "norm and verdict", "leaves of the norm", leaves * sizeof(float),
@@ -189,7 +193,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     zero->pending = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
     zero->ready = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
     zero->done = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
-    zero->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the verdicts");
+    if (!zero_offloads(zero)) zero->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the verdicts");
     reserve_memory(zero, memory_plan);
     probe_reserve(zero, memory_plan);
     list_pieces(zero);

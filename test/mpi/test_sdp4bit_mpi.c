@@ -270,7 +270,7 @@ static void build_steps(Trial *t, int chunks) {
     w->send2 = (uint8_t *)allocate(t, w->send2_bytes);
     w->recv2 = (uint8_t *)allocate(t, w->recv2_bytes);
     for (int b = 0; b < t->plan.buckets; b++) {
-        t->gather[b] = (uint8_t *)allocate_shared(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+        t->gather[b] = (uint8_t *)allocate_shared(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false));
     }
 }
 
@@ -281,7 +281,7 @@ static bool share_messages(Trial *t, int chunks) {
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
     if (chunks % 2 == 0 || t->mesh->node.size == 1 || device_kind()->only_way) return true;
     for (int b = 0; b < t->plan.buckets; b++) {
-        piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight)};
+        piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false)};
     }
     t->flags = allocate(t, COMM_FLAG_BYTES);
     bool ok = comm_share(&t->mesh->node, t->flags, piece, 1 + t->plan.buckets, &err);
@@ -369,7 +369,7 @@ static void poison_buffers(Trial *t) {
     poison(t, w->send2, w->send2_bytes);
     poison(t, w->recv2, w->recv2_bytes);
     for (int b = 0; b < t->plan.buckets; b++) {
-        poison(t, t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight));
+        poison(t, t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false));
     }
     poison(t, t->leaves, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
 }

@@ -16,14 +16,15 @@
 
 #include <cmocka.h>
 
-#include "llmc/ranks/peers.h"
+#include "llmc/ranks/parallel.h"
 #include "llmc/checkpoint/zero_slices.h"
 #include "llmc/state/zero_inside.h"
+#include "sdp4bit/update_host.h"
 #include "test/leaks.h"
 
 // --- clocks and accesses -------------------------------------------------------------------------
 
-enum { HOST, MOST_STREAMS = 8, MOST_EVENTS = 256 };
+enum { HOST, MOST_STREAMS = 12, MOST_EVENTS = 256 };
 typedef struct Clock {
     int at[MOST_STREAMS];
 } Clock;
@@ -184,8 +185,13 @@ void copy_to_host(Stream *s, void *host, const void *device_memory, size_t bytes
     writes(s, host, (int64_t)bytes);
     memset(host, 0, bytes);
 }
+void copy_from_pinned(Stream *s, void *device_memory, const void *pinned, size_t bytes) {
+    begin_on(s, "copy up");
+    reads(s, pinned, (int64_t)bytes);
+    writes(s, device_memory, (int64_t)bytes);
+}
 void copy_to_pinned(Stream *s, void *pinned, const void *device_memory, size_t bytes) {
-    begin_on(s, "checkpoint copy");
+    begin_on(s, strcmp(s->name, "checkpoint copies") ? "copy down" : "checkpoint copy");
     reads(s, device_memory, (int64_t)bytes);
     writes(s, pinned, (int64_t)bytes);
 }
@@ -197,6 +203,26 @@ void copy_on_device(Stream *s, void *to, const void *from, size_t bytes) {
 void set_zero(Stream *s, void *device_memory, size_t bytes) {
     begin_on(s, "set_zero");
     writes(s, device_memory, (int64_t)bytes);
+}
+
+// Work of the host records its own uses, on this stream.
+static Stream *host_stream;
+void stream_host_call(Stream *s, HostWork work, const void *context, size_t bytes) {
+    void *copy = memcpy(xmalloc(bytes, "work of the host"), context, bytes);
+    host_stream = s;
+    work(copy);
+    free(copy);
+}
+
+// --- parallel.h: copies in host memory -----------------------------------------------------------
+
+int parallel_share(Peers group) { return 1; }
+int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWork work, void *context) {
+    const HostCopy *copy = (const HostCopy *)context;
+    begin_on(host_stream, "checkpoint copy");
+    reads(host_stream, copy->from + lo, hi - lo);
+    writes(host_stream, copy->to + lo, hi - lo);
+    return 1;
 }
 
 // --- comm.h --------------------------------------------------------------------------------------
@@ -292,6 +318,11 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
     reads(s, fault, 8);
     writes(s, record, sizeof *record);
 }
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found) {
+    begin_on(s, "mark a fault");
+    reads(s, found, 8);
+    use(s->device, ATOMIC, fault, 8);
+}
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
     begin_on(s, "judge");
     reads(s, a->records, a->ranks * (int64_t)sizeof(StepRecord));
@@ -305,7 +336,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     reads(s, a->control, sizeof *a->control);
     reads(s, a->matrix_grads, 4 * matrix);
     reads(s, a->tail_grads, 4 * tail);
-    reads(s, a->matrix_weights, X * matrix);
+    if (a->difference) reads(s, a->matrix_weights, X * matrix);
     float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
     for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
     // The codes' section ends where the scales' begins.
@@ -313,6 +344,10 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     if (a->scales) writes(s, a->scales, 4 * (codec_info(a->codec).levels ? matrix / a->group : 0));
     writes(s, a->tail, X * tail);
     use(s->device, ATOMIC, a->fault, 8);
+}
+
+void update_shard_host(const UpdateShard *a, int threads, const Site *unused) {
+    kernel_update_shard(host_stream, a);
 }
 
 void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
@@ -356,9 +391,12 @@ void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
 
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 5, SAVES = 3 };
 
+// What a shape's flags ask for beside its size.
+enum { QUANTISED = 1, NO_OVERLAP = 2, OFFLOAD = 4 };
+
 typedef struct Shape {
     int nodes, per_node, chunks;
-    bool quantised, no_overlap;
+    unsigned how;  // of the flags below
 } Shape;
 
 typedef struct Recording {
@@ -391,14 +429,16 @@ static void parse_flags(Recording *r) {
     snprintf(batch, sizeof batch, "%d", 2 * ranks);
     static const char *const quantised[] = {"--quantized-weights", "--wq-group-size", "32",
         "--quantized-gradients", "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"};
-    for (int i = 0; r->shape.quantised && i < 8; i++) flags[count++] = quantised[i];
-    if (r->shape.no_overlap) flags[count++] = "--no-overlap";
+    for (int i = 0; (r->shape.how & QUANTISED) && i < 8; i++) flags[count++] = quantised[i];
+    if (r->shape.how & NO_OVERLAP) flags[count++] = "--no-overlap";
+    if (r->shape.how & OFFLOAD) flags[count++] = "--optimizer-cpu-offload";
     Error err = {0};
     int hosts[64] = {0};
     bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) &&
               mesh_build(&r->mesh, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
               config_finish(&r->config, ranks, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
+    r->mesh.world.mpi = MPI_COMM_SELF;
 }
 
 static void open_recording(Recording *r, Shape shape, int dropped_stream, int dropped_event) {
@@ -417,7 +457,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     if (!r->zero) fail_msg("%s", err.what);
     assert_int_equal(r->zero->plan.buckets, UNITS);
     r->compute = stream_create(&r->device, "compute");
-    lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !shape.no_overlap);
+    lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
     Group *const groups[3] = {&r->mesh.world, &r->mesh.node, &r->mesh.rail};
     for (int i = 0; i < 3; i++) {
@@ -536,10 +576,12 @@ static void run_steps(Recording *r) { run_steps_of(r, 2); }
 // --- the tests -----------------------------------------------------------------------------------
 
 static const Shape shapes[] = {
-    {1, 1, 1, true, false},  {1, 2, 1, true, false},  {1, 4, 3, true, false},  {2, 1, 1, true, false},
-    {4, 1, 4, true, false},  {2, 2, 1, true, false},  {2, 2, 2, false, false}, {2, 2, 3, false, false},
-    {2, 2, 4, true, false},  {2, 4, 1, false, false},
-    {2, 4, 3, true, false}, {2, 4, 50, true, false}, {4, 2, 2, false, false}, {2, 2, 3, true, true},
+    {1, 1, 1, QUANTISED},  {1, 2, 1, QUANTISED},  {1, 4, 3, QUANTISED},  {2, 1, 1, QUANTISED},
+    {4, 1, 4, QUANTISED},  {2, 2, 1, QUANTISED},  {2, 2, 2, 0}, {2, 2, 3, 0},
+    {2, 2, 4, QUANTISED},  {2, 4, 1, 0},
+    {2, 4, 3, QUANTISED}, {2, 4, 50, QUANTISED}, {4, 2, 2, 0}, {2, 2, 3, QUANTISED | NO_OVERLAP},
+    {1, 1, 1, QUANTISED | OFFLOAD}, {1, 2, 1, QUANTISED | OFFLOAD}, {2, 2, 3, QUANTISED | OFFLOAD},
+    {2, 2, 2, OFFLOAD}, {4, 1, 1, QUANTISED | OFFLOAD}, {2, 2, 3, QUANTISED | NO_OVERLAP | OFFLOAD},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -576,6 +618,13 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     }
     if (r->zero->computed->id == id) snprintf(name, bytes, "computed");
     if (r->zero->judged->id == id) snprintf(name, bytes, "judged");
+    const Offload *offload = &r->zero->offload;
+    for (int slot = 0; offload->host.stream && slot < LANE_SLOTS; slot++) {
+        if (offload->reduced->id == id) snprintf(name, bytes, "reduced");
+        if (offload->judged->id == id) snprintf(name, bytes, "judged for the host");
+        if (offload->host.made[slot]->id == id) snprintf(name, bytes, "made");
+        if (offload->host.sent[slot]->id == id) snprintf(name, bytes, "sent");
+    }
 }
 
 // The waits that others imply: with them taken out nothing may be found.
@@ -591,7 +640,7 @@ static void every_wait_is_needed(void **state) {
     for (int i = 0; i < SHAPES; i++) {
         const Shape *shape = &shapes[i];
         Recording whole;
-        if (shape->chunks > 4 || !shape->quantised) continue;  // the same waits as others
+        if (shape->chunks > 4 || !(shape->how & QUANTISED)) continue;  // the same waits as others
         open_recording(&whole, *shape, -1, -1);
         run_steps(&whole);
         for (int s = 1; whole.lanes.apart && s <= whole.device.streams; s++) {
@@ -638,7 +687,7 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
 // Chunk k + 1 is quantised while chunk k crosses the node and chunk k - 1 the rail, over the
 // borders of buckets too; and backward goes on meanwhile.
 static void stages_overlap(void **state) {
-    Shape shape = {2, 2, 3, true, false};
+    Shape shape = {2, 2, 3, QUANTISED};
     Recording r;
     open_recording(&r, shape, -1, -1);
     run_steps(&r);
@@ -665,7 +714,7 @@ static void stages_overlap(void **state) {
 // interval: compute has waited for the verdict when its step ends.
 static void the_verdict_is_read_beside_the_update(void **state) {
     Recording r;
-    open_recording(&r, (Shape){2, 2, 3, true, false}, -1, -1);
+    open_recording(&r, (Shape){2, 2, 3, QUANTISED}, -1, -1);
     run_steps(&r);
     const Op *judged = find(&r, "judge", 0), *read = find(&r, "download", 0),
              *next = find(&r, "forward", 2 * UNITS);
@@ -681,7 +730,7 @@ static void a_save_overlaps_the_next_step(void **state) {
     for (int i = 0; i < SHAPES; i++) {
         Shape shape = shapes[i];
         Recording r;
-        if (shape.no_overlap || shape.nodes * shape.per_node == 1) continue;
+        if ((shape.how & NO_OVERLAP) || shape.nodes * shape.per_node == 1) continue;
         open_recording(&r, shape, -1, -1);
         run_steps(&r);
         int copies = 0, sums = 0, updates = 0;
@@ -713,9 +762,28 @@ static void a_save_overlaps_the_next_step(void **state) {
     }
 }
 
+// Gradients go down while backward and the next reductions go on; AdamW of a bucket runs beside the
+// way up and the gather of the one before, and beside the next forward.
+static void work_of_the_host_overlaps(void **state) {
+    Shape shape = {2, 2, 1, QUANTISED | OFFLOAD};
+    Recording r;
+    open_recording(&r, shape, -1, -1);
+    run_steps(&r);
+    for (int u = 0; u + 1 < UNITS; u++) {
+        enum { DOWN = 3 };  // copies per bucket: both windows of gradients, one of weights
+        overlaps(&r, "copy down", DOWN * u, "backward", UNITS + u + 1);
+        overlaps(&r, "copy down", DOWN * u, "exchange between nodes", u + 1);
+        overlaps(&r, "copy down", DOWN * u, "final sum", u + 1);
+        overlaps(&r, "AdamW", u + 1, "copy up", u);
+        overlaps(&r, "AdamW", u + 1, "gather between nodes", u);
+        overlaps(&r, "AdamW", u + 1, "forward", 2 * UNITS + u);  // of the next step
+    }
+    close_recording(&r);
+}
+
 // One stream: everything in the order in which the host started it.
 static void no_overlap_is_serial(void **state) {
-    Shape shape = {2, 2, 3, true, true};
+    Shape shape = {2, 2, 3, QUANTISED | NO_OVERLAP};
     Recording r;
     open_recording(&r, shape, -1, -1);
     run_steps(&r);
@@ -732,6 +800,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(stages_overlap),
         cmocka_unit_test(the_verdict_is_read_beside_the_update),
         cmocka_unit_test(a_save_overlaps_the_next_step),
+        cmocka_unit_test(work_of_the_host_overlaps),
         cmocka_unit_test(no_overlap_is_serial),
     };
     Launch launch;
