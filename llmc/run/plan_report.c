@@ -3,6 +3,7 @@
 
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
+#include "llmc/run/traffic.h"
 
 // --- the stages of a pipeline ---------------------------------------------------------------
 
@@ -13,6 +14,7 @@ typedef struct StagePlan {
     Mesh mesh;  // as that rank sees it
     Zero *zero;
     MemoryPlan memory_plan;
+    StepTraffic traffic;
 } StagePlan;
 
 // First, middle and last stage, as far as there are such.
@@ -28,6 +30,7 @@ static const Plan *layout_of(const StagePlan *s) { return zero_layout(s->zero); 
 static void stages_free(Stages *stages) {
     for (int i = 0; i < stages->count; i++) {
         memory_plan_free(&stages->stage[i].memory_plan, NULL);
+        traffic_free(&stages->stage[i].traffic);
         zero_free(stages->stage[i].zero);
     }
 }
@@ -42,6 +45,7 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, PlanR
         s->mesh = mesh_seen_by(mesh, s->first * mesh->pp.stride);
         s->zero = plan_rank(c, &s->mesh, &s->memory_plan, err);
         if (!s->zero) return false;
+        s->traffic = traffic_make(c, &s->mesh, layout_of(s));
         size_t bytes = memory_plan_total(&s->memory_plan);
         if (!stages->fullest || bytes > memory_plan_total(&stages->fullest->memory_plan)) stages->fullest = s;
     }
@@ -150,9 +154,10 @@ static void print_hop(FILE *out, const char *name, double formula, int64_t bytes
 }
 
 // One line per bucket: dev/bench computes the best possible schedule from them.
-static void print_bucket_wire(const Plan *plan, const GradWire *grad, const WeightWire *weight, FILE *out) {
-    for (int b = 0; b < plan->buckets; b++) {
-        WireBytes bytes = plan_bucket_wire_bytes(plan, b, grad, weight);
+static void print_bucket_wire(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight,
+                              FILE *out) {
+    for (int b = 0; b < traffic->plan->buckets; b++) {
+        WireBytes bytes = traffic_of_bucket(traffic, b, grad, weight);
         fprintf(out, "    bucket %3d: gradients inside %12lld between %12lld  ", b,
                 (long long)bytes.grad_intra, (long long)bytes.grad_inter);
         fprintf(out, "weights inside %12lld between %12lld\n", (long long)bytes.weight_intra,
@@ -173,14 +178,14 @@ static double node_parameters(const StagePlan *s) {
 static void print_wire_of(const StagePlan *s, const GradWire *grad, FILE *out) {
     const Plan *plan = layout_of(s);
     const WeightWire *weight = zero_weight_wire(s->zero);
-    WireBytes bytes = plan_wire_bytes(plan, grad, weight);
-    WireFormula formula = plan_wire_formula(plan, grad, weight);
+    WireBytes bytes = traffic_of_step(&s->traffic, grad, weight);
+    WireFormula formula = traffic_formula(&s->traffic, grad, weight);
     if (plan->dp > 1) print_codecs(plan, grad, weight, out);
     print_hop(out, "gradients, inside a node", formula.grad_intra, bytes.grad_intra);
     print_hop(out, "gradients, between nodes", formula.grad_inter, bytes.grad_inter);
     print_hop(out, "weights, inside a node", formula.weight_intra, bytes.weight_intra);
     print_hop(out, "weights, between nodes", formula.weight_inter, bytes.weight_inter);
-    print_bucket_wire(plan, grad, weight, out);
+    print_bucket_wire(&s->traffic, grad, weight, out);
     double egress = node_egress(&s->mesh, &bytes);
     fprintf(out, "  between nodes, out of each node    %16.0f  = %.4f bytes per parameter\n", egress,
             egress / node_parameters(s));
@@ -338,7 +343,7 @@ static void print_fits(const Config *c, const Stages *stages, ModelBytes bytes, 
 // tails. Where a node holds parts of several stages, they count as equal.
 static double arm_egress(const StagePlan *s, const GradWire *grad, const WeightWire *weight) {
     const Plan *plan = layout_of(s);
-    WireFormula formula = plan_wire_formula(plan, grad, weight);
+    WireFormula formula = traffic_formula(&s->traffic, grad, weight);
     double matrices = (formula.grad_inter + formula.weight_inter) * plan->options.per_node;
     double tail_bytes = (codec_info(grad->tail_codec).bits + codec_info(CODEC_BF16).bits) / 8.0;
     double nodes = plan->options.nodes, parts = (double)s->mesh.per_node / plan->options.per_node;
@@ -405,7 +410,7 @@ static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) 
             fprintf(out, "those of %d bits need a second node\n", between);
         }
     } else {
-        WireBytes bytes = plan_wire_bytes(plan, grad, zero_weight_wire(s->zero));
+        WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_wire(s->zero));
         fprintf(out, "  GB out of each node per step\n");
         print_arms(s, out);
         print_egress("this run", node_egress(&s->mesh, &bytes), out);

@@ -1,0 +1,38 @@
+// What a rank sends in a step of data parallelism, by the strategy that shares out gradients and
+// weights. Called by plan_report.c and dev/bench/sync_only.c.
+//
+// Under `optim` every bucket's gradients are reduced once per step, and its weights gathered once,
+// between nodes and inside each. Where gradients are shared out, a bucket's are reduced with every
+// micro-batch. Where weights are, its own two slots hold whole buckets in turn, and a pass gathers a
+// bucket that its slot does not hold. The first bucket is never shared out (zero.h).
+#pragma once
+#include "llmc/config/config.h"
+#include "llmc/ranks/mesh.h"
+#include "sdp4bit/plan.h"
+LLMC_BEGIN
+
+// How often a bucket travels in a step. No pass gathers weights that are not shared out.
+typedef struct Trips {
+    int reductions;
+    int forward, backward;  // gathers by passes
+} Trips;
+
+// Of a step with config->micro_batches micro-batches. Config and plan must outlive it.
+typedef struct StepTraffic {
+    const Config *config;
+    const Plan *plan;
+    Trips *trips;  // (plan->buckets)
+} StepTraffic;
+
+// For the rank that sees the ranks as `mesh`.
+StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Plan *plan);
+void traffic_free(StepTraffic *traffic);
+// Bytes that one gather of bucket b sends, by a forward or a backward pass. 0 where none is made.
+WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightWire *weight);
+// Bytes that the rank sends of bucket b in a step, and of all.
+WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *grad, const WeightWire *weight);
+WireBytes traffic_of_step(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight);
+// The same by the formulas: see WireFormula of plan.h.
+WireFormula traffic_formula(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight);
+
+LLMC_END

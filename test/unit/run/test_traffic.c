@@ -1,0 +1,180 @@
+// Bytes per step of the sharding strategies, against numbers worked out by hand.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/run/traffic.h"
+
+// Two nodes of two hold words and four layers of 131072 numbers: a bucket each. A rank's window has
+// 32768 numbers. MESSAGE_ALIGN divides all sizes below.
+enum { UNITS = 5, NUMBERS = 131072 };
+// (D - 1) messages of N windows in 8 bits, with a scale for 128: 2 x 32768 + 2 x 256 x 4.
+enum { GRAD_INSIDE = 67584 };
+// (N - 1) messages of one window in 4 bits: 16384 + 256 x 4.
+enum { GRAD_BETWEEN = 17408 };
+// One window's weights in 4 bits, with a scale for 2048: 16384 + 16 x 4. Inside, both windows of the
+// node's replica go to one other rank.
+enum { WEIGHT_BETWEEN = 16448, WEIGHT_INSIDE = 2 * WEIGHT_BETWEEN };
+// The same in bf16: 2 x 32768 x 2.
+enum { PART_INSIDE = 131072 };
+
+static const GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
+static const WeightWire weight = {CODEC_INT4, 2048, true, ROUND_STOCHASTIC};
+
+typedef struct Case {
+    Config config;
+    Mesh mesh;
+    Plan plan;
+    StepTraffic traffic;
+} Case;
+
+// `units` buckets on 2 x 2 data-parallel ranks, in a pipeline of `stages` as stage `stage` sees it.
+static void set_up(Case *c, int units, int layers, int stages, int stage) {
+    Error err;
+    memset(c, 0, sizeof *c);
+    assert_true(mesh_build(&c->mesh, 4 * stage, 4 * stages, NULL, 2, 1, stages, &err));
+    PlanTensor tensors[2 * UNITS];
+    memset(tensors, 0, sizeof tensors);
+    for (int u = 0; u < units; u++) {
+        tensors[u].numel = NUMBERS;
+        tensors[u].unit = u;
+        tensors[u].matrix = true;
+    }
+    PlanOptions options = {2, 2, 2048, 128, 1};
+    assert_true(plan_build(&c->plan, tensors, units, &options, &err));
+    assert_int_equal(c->plan.buckets, units);
+    assert_int_equal(c->plan.bucket[1].matrix_per_rank, NUMBERS / 4);
+    c->config.num_layers = layers;
+    c->config.pipeline_model_parallel_size = stages;
+}
+
+static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
+    c->config.sharding = sharding;
+    c->config.micro_batches = micro_batches;
+    traffic_free(&c->traffic);
+    c->traffic = traffic_make(&c->config, &c->mesh, &c->plan);
+    WireBytes bytes = traffic_of_step(&c->traffic, &grad, &weight);
+    // Nothing is padded here, and there are no tails.
+    WireFormula formula = traffic_formula(&c->traffic, &grad, &weight);
+    assert_true(fabs(formula.grad_intra - (double)bytes.grad_intra) < 1e-3);
+    assert_true(fabs(formula.grad_inter - (double)bytes.grad_inter) < 1e-3);
+    assert_true(fabs(formula.weight_intra - (double)bytes.weight_intra) < 1e-3);
+    assert_true(fabs(formula.weight_inter - (double)bytes.weight_inter) < 1e-3);
+    return bytes;
+}
+
+static void tear_down(Case *c) {
+    traffic_free(&c->traffic);
+    plan_free(&c->plan);
+}
+
+static void same_bytes(WireBytes got, int64_t grad_intra, int64_t grad_inter, int64_t weight_intra,
+                       int64_t weight_inter) {
+    assert_int_equal(got.grad_intra, grad_intra);
+    assert_int_equal(got.grad_inter, grad_inter);
+    assert_int_equal(got.weight_intra, weight_intra);
+    assert_int_equal(got.weight_inter, weight_inter);
+}
+
+static void gathers_are(const Case *c, const int (*want)[2]) {
+    for (int b = 0; b < c->plan.buckets; b++) {
+        assert_int_equal(c->traffic.trips[b].forward, want[b][0]);
+        assert_int_equal(c->traffic.trips[b].backward, want[b][1]);
+    }
+}
+
+static void optim_sends_once(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    for (int micro_batches = 1; micro_batches < 4; micro_batches++) {
+        same_bytes(bytes_of(&c, SHARD_OPTIMIZER, micro_batches), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
+                   UNITS * WEIGHT_INSIDE, UNITS * WEIGHT_BETWEEN);
+    }
+    tear_down(&c);
+}
+
+// The words' bucket is reduced once, a layer's with every micro-batch.
+static void gradients_travel_with_every_micro_batch(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    same_bytes(bytes_of(&c, SHARD_GRADIENTS, 1), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
+               UNITS * WEIGHT_INSIDE, UNITS * WEIGHT_BETWEEN);
+    same_bytes(bytes_of(&c, SHARD_GRADIENTS, 3), 13 * GRAD_INSIDE, 13 * GRAD_BETWEEN, UNITS * WEIGHT_INSIDE,
+               UNITS * WEIGHT_BETWEEN);
+    tear_down(&c);
+}
+
+// Layers are buckets 1 to 4; 1 and 3 take turns in one slot, 2 and 4 in the other. Forward gathers
+// four, backward finds 4 and 3 and gathers 2 and 1, which the next micro-batch finds.
+static void layers_are_gathered_by_passes(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    WireBytes one = bytes_of(&c, SHARD_PARAMETERS, 1);
+    static const int once[][2] = {{0, 0}, {1, 1}, {1, 1}, {1, 0}, {1, 0}};
+    gathers_are(&c, once);
+    // Between nodes it is what optim sends.
+    same_bytes(one, UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN, WEIGHT_INSIDE + 6 * PART_INSIDE,
+               UNITS * WEIGHT_BETWEEN);
+    same_bytes(traffic_of_gather(&c.traffic, 2, true, &weight), 0, 0, PART_INSIDE, 0);
+    same_bytes(traffic_of_gather(&c.traffic, 0, true, &weight), 0, 0, 0, 0);
+    WireBytes three = bytes_of(&c, SHARD_PARAMETERS, 3);
+    static const int thrice[][2] = {{0, 0}, {1, 3}, {1, 3}, {3, 0}, {3, 0}};
+    gathers_are(&c, thrice);
+    same_bytes(three, 13 * GRAD_INSIDE, 13 * GRAD_BETWEEN, WEIGHT_INSIDE + 14 * PART_INSIDE,
+               UNITS * WEIGHT_BETWEEN);
+    tear_down(&c);
+}
+
+// Every gather takes both hops; with a secondary partition forward's alone do.
+static void over_all_ranks(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    c.config.shard_scope = SHARD_IN_WORLD;
+    same_bytes(bytes_of(&c, SHARD_PARAMETERS, 1), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
+               7 * WEIGHT_INSIDE, 7 * WEIGHT_BETWEEN);
+    c.config.secondary_partition = true;
+    same_bytes(bytes_of(&c, SHARD_PARAMETERS, 1), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
+               5 * WEIGHT_INSIDE + 2 * PART_INSIDE, 5 * WEIGHT_BETWEEN);
+    same_bytes(traffic_of_gather(&c.traffic, 2, false, &weight), 0, 0, WEIGHT_INSIDE, WEIGHT_BETWEEN);
+    same_bytes(traffic_of_gather(&c.traffic, 2, true, &weight), 0, 0, PART_INSIDE, 0);
+    tear_down(&c);
+}
+
+// The first of two stages makes two forward passes before the first backward one. So the second
+// forward pass finds nothing, and the second backward pass neither.
+static void stages_find_less(void **state) {
+    Case c;
+    set_up(&c, UNITS, 8, 2, 0);
+    bytes_of(&c, SHARD_PARAMETERS, 2);
+    static const int first[][2] = {{0, 0}, {2, 2}, {2, 2}, {2, 1}, {2, 1}};
+    gathers_are(&c, first);
+    tear_down(&c);
+    // The last one goes forward and backward in turn, as one stage does.
+    set_up(&c, UNITS, 8, 2, 1);
+    bytes_of(&c, SHARD_PARAMETERS, 2);
+    static const int last[][2] = {{0, 0}, {1, 2}, {1, 2}, {2, 0}, {2, 0}};
+    gathers_are(&c, last);
+    tear_down(&c);
+    // In the middle there are no words: layers are units 0 to 3, and the first stays whole.
+    set_up(&c, UNITS - 1, 12, 3, 1);
+    bytes_of(&c, SHARD_PARAMETERS, 1);
+    static const int middle[][2] = {{0, 0}, {1, 1}, {1, 0}, {1, 0}};
+    gathers_are(&c, middle);
+    tear_down(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(optim_sends_once),
+        cmocka_unit_test(gradients_travel_with_every_micro_batch),
+        cmocka_unit_test(layers_are_gathered_by_passes),
+        cmocka_unit_test(over_all_ranks),
+        cmocka_unit_test(stages_find_less),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
