@@ -19,9 +19,10 @@
 #              gets less than half. sockets and numbers need root and tc. The loopback is restored
 #              at the end. What cannot be had is named at the beginning and left out
 #   arms       qwd and tlq-hs leave the other side as bf16. ulq and sdp4bit are as in the paper.
-#              Also tlq and qw. NAME+sums is the same with --verify-wire. Beside NAME a line says
-#              what the checksums cost: --networks inside --models 1.3b:8 --arms "sdp4bit
-#              sdp4bit+sums" --iters 20
+#              Also tlq and qw. NAME+sums is the same with --verify-wire, NAME+grads with optim_grads,
+#              NAME+params with optim_grads_params, NAME+offload with --optimizer-cpu-offload. Beside
+#              NAME a line says what that costs: --networks inside --models 1.3b:8 --arms "sdp4bit
+#              sdp4bit+grads sdp4bit+params" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
 #   iters      steps measured, after as many to warm up [4]. Short steps fill about a second (up to
 #              30). Steps that would take longer than 3 s in all are fewer, but never fewer than 2.
@@ -140,7 +141,7 @@ weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 -
 gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
     --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
 arm_flags() { # NAME: sets $arm
-    case ${1%+sums} in
+    case ${1%%+*} in
     fp32) arm=() ;;
     bf16) arm=(--grad-reduce-in-bf16) ;;
     qwd) arm=(--grad-reduce-in-bf16 "${weights[@]}") ;;
@@ -149,9 +150,15 @@ arm_flags() { # NAME: sets $arm
     tlq-hs) arm=("${gradients[@]}" --hadamard-transform) ;;
     ulq) arm=("${gradients[@]}" --gradient-quantization-bits-intra 4) ;;
     sdp4bit) arm=("${weights[@]}" "${gradients[@]}" --hadamard-transform) ;;
-    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq, sdp4bit or NAME+sums" ;;
+    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq or sdp4bit" ;;
     esac
-    [ "$1" = "${1%+sums}" ] || arm+=(--verify-wire)
+    case $1 in
+    *+sums) arm+=(--verify-wire) ;;
+    *+grads) arm+=(--data-parallel-sharding-strategy optim_grads) ;;
+    *+params) arm+=(--data-parallel-sharding-strategy optim_grads_params) ;;
+    *+offload) arm+=(--optimizer-cpu-offload) ;;
+    *+*) die 2 "the arm $1 is unknown; use NAME, NAME+sums, NAME+grads, NAME+params or NAME+offload" ;;
+    esac
 }
 for name in $arms; do arm_flags "$name"; done  # a wrong one ends it here
 

@@ -1,7 +1,8 @@
 """The best that anyone could run: a step that waits for what the network demands and nothing else.
 
 Every transfer starts when its gradients or its shard are ready. Every layer waits for its own
-weights only. Kernels that quantise cost nothing. Layers' times are those of one rank without
+weights only. Gathers by passes and reductions do not slow each other. Kernels that quantise cost
+nothing. Layers' times are those of one rank without
 communication, bandwidths those of plain collectives. Pure functions, used by comm_table.py.
 
 Times are ms, rates GB/s sent by each rank, bytes those that each rank sends.
@@ -55,28 +56,64 @@ def layers_of(bucket):
     return bucket["end"] - max(1, bucket["first"])
 
 
-def step_bound(layers, times, update, dp, buckets, plain):
+class Gathers:
+    """Gathers by passes, where weights are shared out. One at a time, through both hops.
+
+    Two slots hold whole buckets in turn. A gather may begin as soon as the passes are done with the
+    slot's last bucket, and the bucket's new weights are there."""
+
+    def __init__(self, plain):
+        self.plain, self.held, self.free, self.link = plain, {}, [0.0, 0.0], float("-inf")
+
+    def update(self):
+        """The weights that the slots hold are old now."""
+        self.held = {}
+
+    def ready(self, b, bucket, direction, weights_ready):
+        """When the pass of this direction has the bucket's weights."""
+        if direction + "_node" not in bucket or self.held.get(b % 2) == b:
+            return weights_ready
+        rail = bucket[direction + "_rail"] / (1e6 * self.plain[PLAIN["weight_rail"]] or 1)
+        node = bucket[direction + "_node"] / (1e6 * self.plain[PLAIN["weight_node"]] or 1)
+        self.link = max(self.link, self.free[b % 2], weights_ready) + rail + node
+        self.held[b % 2] = b
+        return self.link
+
+    def used(self, b, now):
+        """A pass is done with the bucket."""
+        self.free[b % 2] = now
+
+
+def step_bound(layers, times, update, dp, buckets, plain, micro_batches=1):
     """ms of a step in the steady state.
 
     times: layer_times. update: ms of AdamW on all parameters on one rank. buckets: as sync_only
-    writes them, in forward order, units 0 (embedding) to `layers`."""
+    writes them, in forward order, units 0 (embedding) to `layers`. A bucket with several
+    "reductions" is reduced after every micro-batch, the others after the last. One with
+    "forward_node" is gathered by passes."""
     transfers = [transfer_times(b, plain) for b in buckets]
     elements = sum(b["elements"] for b in buckets)
     weights_ready, now, period = [0.0] * len(buckets), 0.0, None
+    gathers = Gathers(plain)
     for _ in range(100):
         start = now
-        for b, bucket in enumerate(buckets):
-            now = max(now, weights_ready[b])
-            now += times["forward"] * layers_of(bucket)
-        now += times["head"]
-        ready = [0.0] * len(buckets)
-        for b in reversed(range(len(buckets))):
-            now += times["backward"] * layers_of(buckets[b])
-            now += times["tail"] if buckets[b]["first"] == 0 else 0.0
-            ready[b] = now
-        sent = transfers[::-1]
-        reduced = through_pipeline(ready[::-1], [t["grad_node"] for t in sent],
-                                   [t["grad_rail"] for t in sent])
+        ready = []  # (time, bucket) of each reduction
+        gathers.update()
+        for k in range(micro_batches):
+            for b, bucket in enumerate(buckets):
+                now = max(now, gathers.ready(b, bucket, "forward", weights_ready[b]))
+                now += times["forward"] * layers_of(bucket)
+                gathers.used(b, now)
+            now += times["head"]
+            for b in reversed(range(len(buckets))):
+                now = max(now, gathers.ready(b, buckets[b], "backward", weights_ready[b]))
+                now += times["backward"] * layers_of(buckets[b])
+                now += times["tail"] if buckets[b]["first"] == 0 else 0.0
+                gathers.used(b, now)
+                if k == micro_batches - 1 or buckets[b].get("reductions", 1) > 1:
+                    ready.append((now, b))
+        reduced = through_pipeline([at for at, _ in ready], [transfers[b]["grad_node"] for _, b in ready],
+                                   [transfers[b]["grad_rail"] for _, b in ready])
         verdict = max([now] + reduced)
         updated, at = [], verdict
         for bucket in buckets:

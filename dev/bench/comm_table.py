@@ -23,11 +23,15 @@ from comm_bound import HOPS, PLAIN, layer_times, step_bound
 from plotting import BETWEEN, COLOURS, TOP, Entry, Panel, legend, page
 from tables import cell, json_lines, number_column as number, print_columns, write_records
 
-SUMS = "+sums"  # the same arm with --verify-wire
+# The same arm with more flags: what the suffix stands for.
+VARIANTS = {"+sums": "checksums (--verify-wire)", "+grads": "gradients shared out (optim_grads)",
+            "+params": "weights shared in the node (optim_grads_params)",
+            "+offload": "the optimiser in host memory (--optimizer-cpu-offload)"}
 TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq-hs": "TLq-HS", "ulq": "ULq",
           "sdp4bit": "SDP4Bit", "qw": "qW", "tlq": "TLq"}
-ARMS = tuple(arm + sums for arm in TITLES for sums in ("", SUMS))
-TITLES.update({arm + SUMS: title.replace(" gradients", "") + " + sums" for arm, title in TITLES.items()})
+ARMS = tuple(arm + more for arm in TITLES for more in ("", *VARIANTS))
+TITLES.update({arm + more: title.replace(" gradients", "") + " + " + more[1:]
+               for arm, title in TITLES.items() for more in VARIANTS})
 INTERVALS = 2  # of a whole run: one to warm up, the one that counts
 # Bytes per value that travel: codes, and one fp32 scale per group of 128, for weights of 2048.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
@@ -260,22 +264,23 @@ def print_rows(rows):
           "most: ms for both on the rank that waited most; the rest of it is difference in GPU speed")
 
 
-def print_sums(rows, figures):
-    """A line for each arm that was measured with checksums and without.
+def print_variants(rows, figures):
+    """A line for each arm that was measured with such flags and without.
 
     figures(row): its ms, and what a rank or node sends as (name, bytes) pairs."""
     shape = ("model", "network", "nodes", "per_node", "micro_batch")
     same = lambda a, b: all(a[k] == b[k] for k in shape if k in a)
     for row in rows:
-        plain = next((r for r in rows if r["arm"] + SUMS == row["arm"] and same(r, row)), None)
-        if not plain:
+        arm, _, more = row["arm"].partition("+")
+        plain = next((r for r in rows if r["arm"] == arm and same(r, row)), None)
+        if not more or not plain:
             continue
         (ms, sent), (before, sent_before) = figures(row), figures(plain)
         traffic = "; ".join("%s %.3f MB and %d bytes" % (name, old / 1e6, new - old)
                             for (name, new), (_, old) in zip(sent, sent_before))
-        print("checksums (--verify-wire), %s, %s, %s: %.2f -> %.2f ms (%+.2f %%); %s" %
-              (row["model"], network_title(row["network"]), TITLES[plain["arm"]], before, ms,
-               100 * (ms / before - 1), traffic))
+        print("%s, %s, %s, %s: %.2f -> %.2f ms (%+.2f %%); %s" %
+              (VARIANTS["+" + more], row["model"], network_title(row["network"]), TITLES[plain["arm"]],
+               before, ms, 100 * (ms / before - 1), traffic))
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -284,7 +289,8 @@ def print_sums(rows, figures):
 def formula(arm, nodes, per_node):
     """Bytes per parameter of the official release's layout, with the whole shard as one bucket.
 
-    (always, while gradients are exchanged). The eight bytes of a checksum are not counted."""
+    (always, while gradients are exchanged). The eight bytes of a checksum are not counted, nor what
+    is saved where gradients or weights are shared out."""
     ranks = nodes * per_node
     arm = arm.split("+")[0]
     always = 2 + 4 + 12 / ranks  # bf16 weights, fp32 gradients, master and two moments of the own shard
@@ -456,7 +462,7 @@ def plot(rows, path):
 
     False when there is nothing to draw."""
     points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16")
-              and not r["arm"].endswith(SUMS)]
+              and "+" not in r["arm"]]
     models = list(dict.fromkeys((r["model"], r["micro_batch"]) for r in points))
     arms = sorted({r["arm"] for r in points}, key=lambda arm: (arm != "sdp4bit", ARMS.index(arm)))
     dashes = dict(zip(arms, ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"]))
@@ -497,7 +503,7 @@ def make_table(logs, out, picture=None):
         sys.exit("error: no arm has run to its end; see above")
     print_rows(rows)
     print_few_steps(rows)
-    print_sums(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]), ("inside", r["inside_bytes"]))))
+    print_variants(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]), ("inside", r["inside_bytes"]))))
     print_memory(memory)
     what = "training steps by what travels, sequence and model of the cards, no dropout, made-up data"
     write_json(out, what, rows, memory)
@@ -510,7 +516,7 @@ def make_sync_table(logs, out):
     if not rows:
         sys.exit("error: nothing was measured; see above")
     print_sync(rows)
-    print_sums(rows, lambda r: (r["gradients_ms"] + r["weights_ms"] + r["adamw_ms"],
+    print_variants(rows, lambda r: (r["gradients_ms"] + r["weights_ms"] + r["adamw_ms"],
                                 (("each rank", sum(r["sent"].values())),)))
     print_memory(memory)
     write_json(out, "synchronisation of a step alone", rows, memory)

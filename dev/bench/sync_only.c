@@ -26,6 +26,7 @@
 #include "llmc/base/json_line.h"
 #include "llmc/base/memory_plan.h"
 #include "llmc/base/version.h"
+#include "llmc/run/traffic.h"
 #include "llmc/state/zero_inside.h"
 #include "train_gpt.h"
 
@@ -296,13 +297,25 @@ static void add_memory(Text *json, const MemoryPlan *memory_plan) {
     json_close(json);
 }
 
-static void add_buckets(Text *json, const Zero *zero) {
+// What one gather of a bucket by a pass sends, where weights are shared out.
+static void add_gather(Text *json, const char *rail, const char *node, const WireBytes *bytes) {
+    if (bytes->weight_inter + bytes->weight_intra == 0) return;
+    json_integer(json, rail, bytes->weight_inter);
+    json_integer(json, node, bytes->weight_intra);
+}
+
+// One reduction, the update, and a gather of each kind: comm_bound.py makes steps of them.
+static void add_buckets(Text *json, const Lab *lab) {
+    const Zero *zero = lab->zero;
     const Plan *plan = &zero->plan;
+    StepTraffic traffic = traffic_make(zero->config, &lab->mesh, plan);
     json_name(json, "buckets");
     text_add(json, "[");
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &zero->grad_wire, &zero->weight_wire);
+        WireBytes bytes = traffic_of_update(&traffic, b, &zero->grad_wire, &zero->weight_wire);
+        WireBytes forward = traffic_of_gather(&traffic, b, false, &zero->weight_wire);
+        WireBytes backward = traffic_of_gather(&traffic, b, true, &zero->weight_wire);
         text_add(json, b ? ",{" : "{");
         json_integer(json, "first", bucket->first_unit);
         json_integer(json, "end", bucket->end_unit);
@@ -311,9 +324,13 @@ static void add_buckets(Text *json, const Zero *zero) {
         json_integer(json, "grad_rail", bytes.grad_inter);
         json_integer(json, "weight_rail", bytes.weight_inter);
         json_integer(json, "weight_node", bytes.weight_intra);
+        json_integer(json, "reductions", traffic.trips[b].reductions);
+        add_gather(json, "forward_rail", "forward_node", &forward);
+        add_gather(json, "backward_rail", "backward_node", &backward);
         text_add(json, "}");
     }
     text_add(json, "]");
+    traffic_free(&traffic);
 }
 
 // all, alone: times of the two ways to measure.
@@ -334,7 +351,7 @@ static void write_arm(Bench *bench, const Lab *lab, const char *name, const doub
         json_number(&json, "apply_ms", alone[AFTER_VERDICT] - alone[ADAMW]);
     }
     add_memory(&json, &lab->memory_plan);
-    add_buckets(&json, zero);
+    add_buckets(&json, lab);
     write_line(bench, &json);
 }
 

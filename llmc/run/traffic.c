@@ -115,6 +115,13 @@ static void go_ways(WireBytes *once, Ways ways, const Plan *plan, int b) {
     once->weight_intra = ways.inside * once->weight_intra + ways.parts * part_bytes(plan, b);
 }
 
+WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradWire *grad,
+                            const WeightWire *weight) {
+    WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, grad, weight);
+    go_ways(&bytes, update_ways(traffic, b), traffic->plan, b);
+    return bytes;
+}
+
 WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightWire *weight) {
     const GradWire nothing = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .chunks = 1};
     WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, &nothing, weight);
@@ -123,7 +130,8 @@ WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, co
     return bytes;
 }
 
-WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *grad, const WeightWire *weight) {
+WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *grad,
+                            const WeightWire *weight) {
     WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, grad, weight);
     bytes.grad_intra *= traffic->trips[b].reductions;
     bytes.grad_inter *= traffic->trips[b].reductions;

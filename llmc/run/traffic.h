@@ -27,10 +27,14 @@ typedef struct StepTraffic {
 // For the rank that sees the ranks as `mesh`.
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Plan *plan);
 void traffic_free(StepTraffic *traffic);
+// Bytes that one reduction of bucket b's gradients and the step's update of its weights send.
+WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradWire *grad,
+                            const WeightWire *weight);
 // Bytes that one gather of bucket b sends, by a forward or a backward pass. 0 where none is made.
 WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightWire *weight);
 // Bytes that the rank sends of bucket b in a step, and of all.
-WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *grad, const WeightWire *weight);
+WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *grad,
+                            const WeightWire *weight);
 WireBytes traffic_of_step(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight);
 // The same by the formulas: see WireFormula of plan.h.
 WireFormula traffic_formula(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight);

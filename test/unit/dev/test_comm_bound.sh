@@ -23,6 +23,10 @@ def bucket(first, end, elements=1, **megabytes):
     made = {"first": first, "end": end, "elements": elements}
     for hop in ("grad_node", "grad_rail", "weight_rail", "weight_node"):
         made[hop] = 1e6 * megabytes.get(hop, 0)
+    for direction in ("forward", "backward"):
+        if direction in megabytes:  # (between nodes, inside)
+            made[direction + "_rail"], made[direction + "_node"] = (1e6 * m for m in megabytes[direction])
+    made["reductions"] = megabytes.get("reductions", 1)
     return made
 
 
@@ -64,5 +68,32 @@ same("two hops overlap between buckets", bound(three(grad_node=4, grad_rail=4)),
 same("layers wait for their own weights", bound(three(weight_rail=2, weight_node=1)), [15.5])
 # Layers that share a bucket wait for all of it, and their gradients go when the lowest is done.
 same("layers that share a bucket", bound([bucket(0, 3, grad_rail=1, weight_rail=2)]), [12.5])
+# Two micro-batches: compute alone is 2 (F 2 + H 3 + B 4.5). With one reduction per step only the
+# last backward's show, as above. With one per micro-batch the first ones end beside the second
+# micro-batch's work.
+steps = lambda count, buckets: [step_bound(2, TIMES, 0, 4, buckets, ONE, count)]
+same("two micro-batches, one reduction", steps(2, three(grad_rail=1)), [20.5])
+same("a reduction after each", steps(2, three(grad_rail=1, reductions=2)), [20.5])
+# 8 ms each: six of them from 7 on take until 55, 36 later than the last backward's end at 19.
+same("reductions after each show where they are long", steps(2, three(grad_rail=8, reductions=2)), [55])
+# Layers are gathered in 1 ms inside the node, forward and backward; four layers, two slots. The
+# first gather of the steady state begins with the last step's end: 1 ms of waiting. Layer 2's runs
+# beside layer 1, layer 3's when layer 1 is done, and so on: none shows. Backward finds 4 and 3; 2 is
+# gathered beside 3's backward: none shows.
+gathered = lambda **m: [bucket(0, 1)] + [bucket(k, k + 1, **m) for k in range(1, 5)]
+node = {"forward": (0, 1), "backward": (0, 1)}
+same("gathers hide behind layers", steps(1, gathered(**node)), [4 + 3 + 8 + 0.5 + 1])
+# 3 ms each: layers 1 and 2 are there at 3 and 6. Layer 3's gather begins when layer 1 is done, but
+# the link is free at 6: 9, and layer 4's 12. Forward ends at 13, the head at 16. Backward: 4 until
+# 18, 3 until 20; 2 may be gathered from 18 to 21, runs until 23; 1 from 21 to 24, until 26; 26.5.
+slow = {"forward": (0, 3), "backward": (0, 3)}
+same("gathers that are slower than layers", steps(1, gathered(**slow)), [26.5])
+# The same, half of the time on each hop.
+both = {"forward": (1.5, 1.5), "backward": (1, 2)}
+same("gathers over both hops", steps(1, gathered(**both)), [26.5])
+# Two micro-batches: the second forward pass finds 1 and 2, at 26.5. It gathers 3 when 1 is done, at
+# 27.5, until 30.5, and 4 until 33.5: forward until 34.5, head 37.5, backward 4 until 39.5, 3 until
+# 41.5, 2 from 39.5 to 42.5 and until 44.5, 1 until 45.5, 47.5, 48.
+same("a second micro-batch finds two layers", steps(2, gathered(**slow)), [48])
 raise SystemExit(failures > 0)
 END

@@ -122,6 +122,7 @@ static void layers_are_gathered_by_passes(void **state) {
                UNITS * WEIGHT_BETWEEN);
     same_bytes(traffic_of_gather(&c.traffic, 2, true, &weight), 0, 0, PART_INSIDE, 0);
     same_bytes(traffic_of_gather(&c.traffic, 0, true, &weight), 0, 0, 0, 0);
+    same_bytes(traffic_of_update(&c.traffic, 2, &grad, &weight), GRAD_INSIDE, GRAD_BETWEEN, 0, WEIGHT_BETWEEN);
     WireBytes three = bytes_of(&c, SHARD_PARAMETERS, 3);
     static const int thrice[][2] = {{0, 0}, {1, 3}, {1, 3}, {3, 0}, {3, 0}};
     gathers_are(&c, thrice);
