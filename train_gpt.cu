@@ -53,6 +53,7 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
                             .tensor = (uint32_t)t->number,
                             .threads = threads};
         op_init_weights(gpt->stream, &init);
+        zero_keep_weights(gpt->zero, i);
     }
     stream_synchronize(gpt->stream);  // the other streams may read them
 }
@@ -82,6 +83,12 @@ static floatX *residual_of(const GPT *gpt, const Pass *p, int l) {
 }
 static floatX *dresidual_of(const GPT *gpt, const Pass *p) { return gpt->dresidual[p->gradient]; }
 static bool is_cut(const GPT *gpt) { return gpt->mesh->tp.size > 1; }
+
+// Layer l's weights are wanted now, and after them those of `next`, unless that leaves the chunk.
+static void want_layer(const GPT *gpt, const Pass *p, int l, int next) {
+    bool more = next >= gpt_first_layer(gpt, p) && next < gpt_end_layer(gpt, p);
+    zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l), more ? gpt_layer_unit(gpt, next) : -1);
+}
 
 static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
     float rate = where == DROPOUT_ATTENTION ? gpt->attention_dropout : gpt->hidden_dropout;
@@ -249,12 +256,12 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     if (gpt_embeds(gpt, p)) m->residual[0] = m->embedded;
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
     if (gpt_embeds(gpt, p)) {
-        zero_weights_wait(gpt->zero, 0);
+        zero_weights_wait(gpt->zero, 0, gpt_layer_unit(gpt, gpt_first_layer(gpt, p)));
         embed(gpt, p);
     }
     for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
         LayerOps o = layer_ops(gpt, l, p);
-        zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l));
+        want_layer(gpt, p, l, l + 1);
         layer_to_gelu(gpt, p, &o);
         summed_linear_forward(gpt, &o.fc2);
     }
@@ -331,7 +338,7 @@ void gpt_head(GPT *gpt, const Pass *p) {
     if (!gpt_heads(gpt, p)) return;
     const Tensor *words = &gpt->tensor[GPT_WTE];
     const MicroBatch *m = slot_of(gpt, p);
-    zero_weights_wait(gpt->zero, 0);
+    zero_weights_wait(gpt->zero, 0, -1);
     Head h = {.N = pass_rows(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0],
               .x = gather(gpt, p, gpt->lnf.y), .wte = zero_weight(gpt->zero, GPT_WTE),
               .targets = m->targets, .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
@@ -429,8 +436,10 @@ void gpt_backward(GPT *gpt, const Pass *p) {
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
     size_t bytes = (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
     if (gpt_heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
+    want_layer(gpt, p, gpt_end_layer(gpt, p) - 1, gpt_end_layer(gpt, p) - 2);
     op_layernorm_backward(gpt->stream, &final);
     for (int l = gpt_end_layer(gpt, p) - 1; l >= gpt_first_layer(gpt, p); l--) {
+        want_layer(gpt, p, l, l - 1);
         layer_backward(gpt, l, p);
         if (p->last) layer_is_complete(gpt, l);
     }

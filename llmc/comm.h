@@ -57,6 +57,15 @@ void comm_connect(const Mesh *mesh, void *memory);
 void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *stream);
 // In place: on entry the own slot (rank * bytes) of buffer is filled, on exit all are.
 void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *stream);
+// One member's part of a row, and where all parts of the row go, (size) in the members' order. The
+// parts of a row have one length.
+typedef struct CommRow {
+    const void *own;
+    void *all;
+    size_t bytes;  // of a part
+} CommRow;
+// All-gathers of several rows at once. Unlike above the own part lies elsewhere, and is copied.
+void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream);
 // Bytes that this rank has handed to the transport in this group, through links too, without
 // comm_connect's.
 uint64_t comm_sent(const Group *group);

@@ -18,9 +18,17 @@ MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire) {
     return plan_weight_message(&plan->bucket[b], &used);
 }
 
-size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host) {
+size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, bool rail_alone) {
     if (plan->dp == 1 && !host) return 0;
-    return (size_t)(qwd_message(plan, b, wire).bytes * plan->dp);
+    return (size_t)(qwd_message(plan, b, wire).bytes * (rail_alone ? plan->options.nodes : plan->dp));
+}
+
+// The hop inside the node runs, and where the own row of a buffer begins, in messages.
+static bool in_node(const Mesh *mesh, const GatherBuffer *buffer) {
+    return mesh->node.size > 1 && !buffer->rail_alone;
+}
+static int own_row(const Mesh *mesh, const GatherBuffer *buffer) {
+    return buffer->rail_alone ? 0 : mesh->node.rank * mesh->rail.size;
 }
 
 int qwd_slot(int b) { return b % LANE_SLOTS; }
@@ -96,11 +104,11 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
     event_record(host->sent[slot], lanes->last);
 }
 
-void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uint8_t *buffer,
+void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes) {
     const Mesh *mesh = step->mesh;
     MessageLayout m = qwd_message(step->plan, b, &step->weight_wire);
-    int64_t slot = gather_slot(mesh->rail.size, mesh->node.size, mesh->dp.rank);
+    int slot = own_row(mesh, buffer) + mesh->rail.rank;
     UpdateShard u = update_of(step, b, state);
     if (alone(step)) {
         u.codes = (uint8_t *)state->weights.matrix;
@@ -108,7 +116,7 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uin
         kernel_update_shard(lanes->last, &u);
         return;
     }
-    uint8_t *own = buffer + slot * m.bytes;
+    uint8_t *own = buffer->messages + slot * m.bytes;
     if (step->host) {
         update_on_host(step, b, &u, &m, own, lanes);
     } else {
@@ -116,10 +124,10 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uin
         write_to(&u, &m, own);
         kernel_update_shard(lanes->last, &u);
     }
-    wire_seal_own(step->checks, b, (int)slot, &m, buffer, lanes->last);
+    wire_seal_own(step->checks, b, slot, &m, buffer->messages, lanes->last);
 }
 
-void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes *lanes) {
+void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, const Lanes *lanes) {
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
     MessageLayout m = qwd_message(step->plan, b, &step->weight_wire);
@@ -129,38 +137,53 @@ void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes 
     // travel inside the node as they are.
     if (nodes > 1) {
         lane_wait(lanes, LANE_UPDATED, slot, lanes->rail);
-        wire_all_gather(step->checks, HOP_WEIGHT_RAIL, mesh->node.rank * nodes, 1, &m, buffer, lanes->rail);
+        wire_all_gather(step->checks, HOP_WEIGHT_RAIL, own_row(mesh, buffer), 1, &m, buffer->messages,
+                        lanes->rail);
         lane_done(lanes, LANE_RAIL_GATHERED, slot, lanes->rail);
     }
-    if (mesh->node.size > 1) {
+    if (in_node(mesh, buffer)) {
         lane_wait(lanes, nodes > 1 ? LANE_RAIL_GATHERED : LANE_UPDATED, slot, lanes->node);
-        wire_all_gather(step->checks, HOP_WEIGHT_NODE, 0, nodes, &m, buffer, lanes->node);
+        wire_all_gather(step->checks, HOP_WEIGHT_NODE, 0, nodes, &m, buffer->messages, lanes->node);
         lane_done(lanes, LANE_NODE_GATHERED, slot, lanes->node);
     }
 }
 
-void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buffer, const Lanes *lanes) {
+// The windows of a rail as a bucket of their own.
+static Bucket rail_of(const Bucket *bucket, int nodes) {
+    Bucket rail = *bucket;
+    rail.matrix_elements = nodes * bucket->matrix_per_rank;
+    rail.tail_elements = nodes * bucket->tail_per_rank;
+    return rail;
+}
+
+void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherBuffer *buffer,
+                      const Lanes *lanes) {
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
+    const Bucket *bucket = &step->plan->bucket[b];
     WeightWire wire = wire_of(step->plan, &step->weight_wire);
+    int nodes = mesh->rail.size, slot = qwd_slot(b);
+    bool node = in_node(mesh, buffer);
     ApplyWeights a = {0};
     a.control = step->control;
-    a.bucket = step->plan->bucket[b];
-    a.messages = buffer;
-    a.nodes = mesh->rail.size;
-    a.per_node = mesh->node.size;
+    a.bucket = buffer->rail_alone ? rail_of(bucket, nodes) : *bucket;
+    a.messages = buffer->messages;
+    a.nodes = nodes;
+    a.per_node = buffer->rail_alone ? 1 : mesh->node.size;
     a.message = qwd_message(step->plan, b, &step->weight_wire);
     a.codec = wire.codec;
     a.group = wire.group;
     a.difference = wire.difference;
     a.weights = weights;
-    lane_wait(lanes, a.per_node > 1 ? LANE_NODE_GATHERED : LANE_RAIL_GATHERED, qwd_slot(b), lanes->middle);
+    lane_wait(lanes, node ? LANE_NODE_GATHERED : nodes > 1 ? LANE_RAIL_GATHERED : LANE_UPDATED, slot,
+              lanes->middle);
     // The first hop's row first: what it brought wrong, the second has passed on.
-    if (a.nodes > 1)
-        wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, mesh->node.rank * a.nodes, 1, &a.message,
-                            buffer, lanes->middle);
-    if (a.per_node > 1)
-        wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, a.nodes, &a.message, buffer, lanes->middle);
+    if (nodes > 1)
+        wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, own_row(mesh, buffer), 1, &a.message,
+                            buffer->messages, lanes->middle);
+    if (node)
+        wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, nodes, &a.message, buffer->messages,
+                            lanes->middle);
     kernel_apply_weights(lanes->middle, &a);
-    lane_done(lanes, LANE_APPLIED, qwd_slot(b), lanes->middle);
+    lane_done(lanes, LANE_APPLIED, slot, lanes->middle);
 }

@@ -10,10 +10,17 @@ LLMC_BEGIN
 
 // A rank's message of bucket b. With one replica nothing is quantised: the weights themselves.
 MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire);
-// Bytes of bucket b's gather buffer: (per_node, nodes) messages. There are two buffers, which the
-// buckets use in turn; bucket b uses that of slot qwd_slot(b). 0 where nothing is sent: with one
-// replica, unless the host makes its message (host).
-size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host);
+// Where a bucket's messages are gathered: (per_node, nodes) messages. rail_alone: this rank keeps
+// the windows of its own rail alone, so it gathers (nodes) messages, and nothing travels inside the
+// node.
+typedef struct GatherBuffer {
+    uint8_t *messages;
+    bool rail_alone;
+} GatherBuffer;
+// Bytes of bucket b's gather buffer. There are two, which the buckets use in turn; bucket b uses
+// that of slot qwd_slot(b). 0 where nothing is sent: with one replica, unless the host makes its
+// message (host).
+size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, bool rail_alone);
 int qwd_slot(int b);
 
 // AdamW on the host: where it runs, and its page-locked memory (device.h).
@@ -50,12 +57,15 @@ typedef struct BucketState {
 // Updates the own shard of bucket b and writes its message to its slot of `buffer`. With dp = 1 and
 // no host it writes the weights: they become the rounded masters at once, and gather and apply do
 // nothing. Runs on lanes->last; with a host on its stream, and lanes->last takes the message up.
-void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, uint8_t *buffer,
+void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes);
 // Gathers what lanes->last has made, on the lanes of the hops. Everything that lanes->last was
 // given before comes before it.
-void qwd_gather_bucket(const QwdStep *step, int b, uint8_t *buffer, const Lanes *lanes);
+void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, const Lanes *lanes);
 // The replica takes what was gathered. Sealed messages are checked before. Runs on lanes->middle.
-void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, uint8_t *buffer, const Lanes *lanes);
+// weights: the whole bucket. With rail_alone the rail's windows: (nodes) of matrix_per_rank, then
+// (nodes) of tail_per_rank.
+void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherBuffer *buffer,
+                      const Lanes *lanes);
 
 LLMC_END

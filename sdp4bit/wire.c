@@ -26,6 +26,7 @@ static void inject(WireChecks *checks, uint8_t *arrived, const MessageLayout *me
 
 // The level of data parallelism that a hop crosses.
 static const Group *level_of(const Mesh *mesh, WireHop hop) {
+    if (hop == HOP_WEIGHT_LAYER) return &mesh->shards;
     return hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE ? &mesh->node : &mesh->rail;
 }
 
@@ -104,10 +105,53 @@ void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int 
     kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, mismatch(hop, b) | s.first);
 }
 
+// Adds up member's parts of all rows at `hash`.
+static void hash_parts(const CommRow *row, int rows, int member, bool own, uint64_t *hash, Stream *stream) {
+    for (int i = 0; i < rows; i++) {
+        const uint8_t *part = own ? (const uint8_t *)row[i].own
+                                  : (const uint8_t *)row[i].all + (size_t)member * row[i].bytes;
+        kernel_replica_hash(stream, hash, (const floatX *)(const void *)part, (int64_t)i << 40,
+                            (int64_t)(row[i].bytes / sizeof(floatX)));
+    }
+}
+
+// A record per member: the hash of its parts, then the seal of that. The receiver makes the hash
+// again, of what arrived, and checks it against the sender's seal.
+void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream) {
+    const Group *group = &checks->mesh->shards;
+    SealMessages s = {0};
+    if (checks->parts) {
+        s = run_of(checks, true, b, 0, &(MessageLayout){.bytes = WIRE_PART_BYTES},
+                   checks->parts + group->rank * WIRE_PART_BYTES, 1);
+        s.first = (uint32_t)group->rank;
+        set_zero(stream, s.messages, WIRE_PART_BYTES);
+        hash_parts(row, rows, group->rank, true, (uint64_t *)(void *)s.messages, stream);
+        kernel_seal_messages(stream, &s);
+    }
+    comm_gather_rows(group, row, rows, stream);
+    int next = (group->rank + 1) % group->size;
+    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream,
+               (uint8_t *)row[0].all + (size_t)next * row[0].bytes, (int64_t)row[0].bytes);
+    if (!checks->parts) return;
+    comm_all_gather(group, checks->parts, WIRE_PART_BYTES, stream);
+    for (int i = 0; i < group->size; i++) {
+        uint8_t *record = checks->parts + i * WIRE_PART_BYTES;
+        if (i == group->rank) continue;
+        set_zero(stream, record, MESSAGE_ALIGN);
+        hash_parts(row, rows, i, false, (uint64_t *)(void *)record, stream);
+    }
+    s.messages = checks->parts;
+    s.count = group->size;
+    s.skip = group->rank;
+    s.first = 0;
+    kernel_check_messages(stream, &s, sums_of(checks, HOP_WEIGHT_LAYER), checks->fault,
+                          mismatch(HOP_WEIGHT_LAYER, b));
+}
+
 static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
     static const char *const names[] = {"weights between nodes", "weights inside the node",
-                                        "gradients inside the node", "gradients between nodes"};
-    WireHop hop = (WireHop)(fault >> 56 & 3);
+                                        "weights of a layer", "gradients inside the node", "gradients between nodes"};
+    WireHop hop = (WireHop)(fault >> 56 & 7);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
     // Slots are peers for gradients. For weights they are [local][node], and the second hop brings
     // whole rows from the ranks of the node.

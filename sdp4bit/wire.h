@@ -11,7 +11,14 @@ LLMC_BEGIN
 
 // In the order in which a corruption spreads: a row of weights that is wrong after the first hop is
 // passed on wrong by the second.
-typedef enum WireHop { HOP_WEIGHT_RAIL, HOP_WEIGHT_NODE, HOP_GRAD_NODE, HOP_GRAD_RAIL, WIRE_HOPS } WireHop;
+typedef enum WireHop {
+    HOP_WEIGHT_RAIL,
+    HOP_WEIGHT_NODE,
+    HOP_WEIGHT_LAYER,
+    HOP_GRAD_NODE,
+    HOP_GRAD_RAIL,
+    WIRE_HOPS
+} WireHop;
 
 // The state of a rank's seals and checks.
 typedef struct WireChecks {
@@ -19,6 +26,8 @@ typedef struct WireChecks {
     bool sealed;           // plan_seal: messages have room for a checksum
     uint64_t *sums;        // device (WIRE_HOPS, dp): scratch of the checks. Those of one hop are all on
                            // one stream
+    uint8_t *parts;        // device (ranks of mesh->shards, WIRE_PART_BYTES): checksums of a layer's parts.
+                           // NULL where nothing is gathered so, or nothing is checked
     uint64_t *fault;       // device (1): the first fault this rank has found (judge.h), 0: none. Also
                            // what kernel_update_shard refused, sealed or not
     const Faults *faults;  // for tests
@@ -44,6 +53,12 @@ void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const 
                      uint8_t *buffer, Stream *stream);
 void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run,
                          const MessageLayout *message, uint8_t *buffer, Stream *stream);
+
+// The gather of a layer's weights from the ranks that share them out: comm_gather_rows in
+// mesh->shards. Every row is (size) parts of floatX. What tells wrong parts is a checksum of each
+// rank's parts of all rows, which is gathered behind them. Seal, gather and check are on one stream.
+enum { WIRE_PART_BYTES = 2 * MESSAGE_ALIGN };
+void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream);
 
 // The error of a fault (judge.h) that `rank` found. EXIT_DIVERGED: an update was refused.
 // EXIT_COMMUNICATION: "message from rank 2 to rank 0, gradients inside the node, bucket 3".

@@ -153,6 +153,13 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
     exchange(group, (const uint8_t *)buffer + (size_t)group->rank * bytes, 0, buffer, bytes, "all-gather");
 }
 
+void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream) {
+    for (int i = 0; i < rows && group->comm; i++) {
+        memcpy((uint8_t *)row[i].all + (size_t)group->rank * row[i].bytes, row[i].own, row[i].bytes);
+        exchange(group, (const uint8_t *)row[i].own, 0, row[i].all, row[i].bytes, "all-gather");
+    }
+}
+
 // --- links ---------------------------------------------------------------------------------------
 
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name) {

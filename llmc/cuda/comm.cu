@@ -291,6 +291,21 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
     nccl_end(group, result, what);
 }
 
+// One kernel for all rows.
+void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream) {
+    static const char what[] = "all-gather";
+    size_t bytes = 0;
+    for (int i = 0; i < rows; i++) bytes += row[i].bytes;
+    if (!begin_collective(group, bytes, what)) return;
+    nccl_begin(group);
+    ncclResult_t result = ncclGroupStart();
+    for (int i = 0; i < rows && result == ncclSuccess; i++) {
+        result = ncclAllGather(row[i].own, row[i].all, row[i].bytes, ncclUint8, group->comm->nccl,
+                               stream_handle(stream));
+    }
+    nccl_end(group, result == ncclSuccess ? ncclGroupEnd() : result, what);
+}
+
 // --- links ---------------------------------------------------------------------------------------
 // Why links cannot lock each other up. The kernel of a message stays on the GPU until the other
 // end's kernel has met it, and receipts are posted before their messages are made. So nothing that
@@ -301,7 +316,8 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
 //    message where link_arrived or link_sent says so. It does that in the order of the 1F1B
 //    schedule, which has no cycle: a pass needs earlier passes of its neighbours (test_pipeline.c).
 // 2. Work in the same hardware queue of the GPU. device.cu asks for 32 queues. A rank has at most
-//    13 streams: compute, copies, five lanes and six links. They are made before NCCL's own.
+//    14 streams: compute, copies, five lanes, layers' gathers and six links. They are made before
+//    NCCL's own.
 // 3. Kernels that find no free multiprocessor. A link's kernel takes LINK_CHANNELS blocks, so six
 //    links take 12 of a GPU's 100 or more multiprocessors. No kernel of this program needs all of
 //    its blocks on the GPU at once. So each ends on the multiprocessors that are left. Then a

@@ -67,7 +67,8 @@ void probe_free(Probe *probe) {
 Traffic probe_traffic(const Zero *zero) {
     const Mesh *mesh = zero->mesh;
     Traffic exact = zero->probe.exact_traffic;
-    Traffic traffic = {comm_sent(&mesh->node) - exact.node, comm_sent(&mesh->rail) - exact.rail,
+    Traffic traffic = {comm_sent(&mesh->node) + comm_sent(&mesh->shards) - exact.node,
+                       comm_sent(&mesh->rail) - exact.rail,
                        comm_sent(&mesh->tp) + comm_sent(&mesh->pp) + comm_sent(&mesh->embedding)};
     return traffic;
 }

@@ -29,7 +29,7 @@ typedef struct Holders {
 typedef struct Check {
     Zero *zero;
     const Mesh *mesh;
-    Peers world, dp;
+    Peers world;
     Log *log;
     int64_t *repairs;
     int buckets, tensors;  // the most that a rank has
@@ -49,8 +49,13 @@ static int stage_of(const Check *c, int rank) { return rank / stage_ranks(c); }
 static bool *stale_at(const Check *c, int rank, int64_t b) {
     return &c->stale[(int64_t)stage_of(c, rank) * c->buckets + b];
 }
-// Replica i of the data-parallel group of `rank`.
-static int replica(const Check *c, int rank, int i) { return group_peer(&c->mesh->dp, rank, i); }
+// Who holds the same weights of bucket b: all data-parallel ranks, or a rail where the ranks of a
+// node share the bucket out.
+static const Group *holders_of(const Check *c, int b) {
+    return zero_weights_resident(c->zero, b) ? &c->mesh->dp : &c->mesh->rail;
+}
+// Holder i of what `rank` holds of bucket b.
+static int replica(const Check *c, int rank, int b, int i) { return group_peer(holders_of(c, b), rank, i); }
 
 // Tensor-parallel groups, and the two ends of each pipeline.
 static void list_holders(Check *c) {
@@ -69,16 +74,41 @@ static void gather_hashes(Check *c) {
     uint64_t *own = (uint64_t *)xcalloc((size_t)c->buckets, sizeof *own, "replica hashes");
     size_t bytes = (size_t)plan->buckets * sizeof(uint64_t);
     zero_weights_wait_all(zero);
+    zero_weights_change(zero);
     set_zero(zero->compute, zero->hash, bytes);
     for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &plan->bucket[b];
-        kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start,
-                            bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
+        int64_t elements;
+        const floatX *weights = zero_kept_weights(zero, b, &elements);
+        kernel_replica_hash(zero->compute, zero->hash + b, weights, plan->bucket[b].arena_start, elements);
     }
     copy_to_host(zero->compute, own, zero->hash, bytes);
     stream_synchronize(zero->compute);
     peers_gather(c->world, own, c->hash, c->buckets, MPI_UINT64_T);
     free(own);
+}
+
+// A tensor that the ranks of a node share out has the sum of its parts' hashes.
+static void add_parts(Check *c) {
+    const Group *node = &c->mesh->node;
+    for (int rank = 0; rank < c->mesh->world.size; rank++) {
+        if (group_peer(node, rank, 0) != rank) continue;
+        for (int i = 0; i < c->tensors; i++) {
+            uint64_t sum = 0;
+            int64_t at[2] = {(int64_t)rank * c->tensors + i, (int64_t)node->stride * c->tensors};
+            if (zero_weights_resident(c->zero, (int)c->copy[at[0]].bucket)) continue;
+            for (int d = 0; d < node->size; d++) sum += c->copy[at[0] + d * at[1]].hash;
+            for (int d = 0; d < node->size; d++) c->copy[at[0] + d * at[1]].hash = sum;
+        }
+    }
+}
+
+// Of a tensor's elements, those that this rank keeps.
+static void hash_tensor(Zero *zero, int tensor) {
+    KeptRun run;
+    for (int w = 0; w < zero->shared.windows; w++) {
+        if (zero_kept_run(zero, tensor, w, &run))
+            kernel_replica_hash(zero->compute, zero->hash + tensor, run.memory, run.first, run.count);
+    }
 }
 
 static void gather_copies(Check *c) {
@@ -89,9 +119,7 @@ static void gather_copies(Check *c) {
     uint64_t *hash = (uint64_t *)xcalloc((size_t)plan->tensors, sizeof *hash, "replica hashes");
     size_t bytes = (size_t)plan->tensors * sizeof *hash;
     set_zero(zero->compute, zero->hash, bytes);
-    for (int i = 0; i < plan->tensors; i++)
-        kernel_replica_hash(zero->compute, zero->hash + i, zero_weight(zero, i), 0,
-                            tensor_elements(&zero->tensors[i]));
+    for (int i = 0; i < plan->tensors; i++) hash_tensor(zero, i);
     copy_to_host(zero->compute, hash, zero->hash, bytes);
     stream_synchronize(zero->compute);
     for (int i = 0; i < plan->tensors; i++) {
@@ -99,6 +127,7 @@ static void gather_copies(Check *c) {
         own[i] = (Copy){t->number + 1, t->offset, plan->tensor_bucket[i], hash[i]};
     }
     peers_gather(c->world, own, c->copy, c->tensors * COPY_WORDS, MPI_INT64_T);
+    add_parts(c);
     free(hash);
     free(own);
 }
@@ -122,20 +151,21 @@ static const Copy *copy_of(const Check *c, int rank, const Copy *wanted, int i) 
 
 static int ranks_like(const Check *c, int rank, int b) {
     int count = 0;
-    for (int i = 0; i < c->mesh->dp.size; i++)
-        count += hash_at(c, replica(c, rank, i), b) == hash_at(c, rank, b);
+    for (int i = 0; i < holders_of(c, b)->size; i++)
+        count += hash_at(c, replica(c, rank, b, i), b) == hash_at(c, rank, b);
     return count;
 }
 
 static bool equal_everywhere(const Check *c, int rank, int b) {
-    return ranks_like(c, rank, b) == c->mesh->dp.size;
+    return ranks_like(c, rank, b) == holders_of(c, b)->size;
 }
 
 // The lowest replica whose version more than half of them have, or -1.
 static int majority(const Check *c, int rank, int b) {
-    for (int i = 0; i < c->mesh->dp.size; i++) {
-        int candidate = replica(c, rank, i);
-        if (2 * ranks_like(c, candidate, b) > c->mesh->dp.size) return candidate;
+    int holders = holders_of(c, b)->size;
+    for (int i = 0; i < holders; i++) {
+        int candidate = replica(c, rank, b, i);
+        if (2 * ranks_like(c, candidate, b) > holders) return candidate;
     }
     return -1;
 }
@@ -158,32 +188,34 @@ static void make_buffers(Check *c) {
     c->masters = (float *)xmalloc(PIECE * sizeof(float), "the repair of a replica");
 }
 
-// root: a member of the data-parallel group.
-static void broadcast(const Check *c, int64_t n, int root) {
-    peers_broadcast(c->dp, c->weights, (size_t)n * sizeof(floatX), root);
+// n weights on the host. root: a member of the group.
+static void broadcast(const Check *c, const Group *group, int64_t n, int root) {
+    Peers peers = {group->mpi, c->world.limit, c->world.site};
+    peers_broadcast(peers, c->weights, (size_t)n * sizeof(floatX), root);
 }
 
-// Every replica of this rank's group that differs takes the version of rank `root` of the world.
+// Every holder of this rank's group that differs takes the version of rank `root` of the world.
 static void take_from(Check *c, int b, int root) {
     Zero *zero = c->zero;
-    const Bucket *bucket = &zero->plan.bucket[b];
-    int self = c->mesh->world.rank, member = root / c->mesh->dp.stride % c->mesh->dp.size;
-    int64_t all = bucket->matrix_elements + bucket->tail_elements;
+    const Group *group = holders_of(c, b);
+    int self = c->mesh->world.rank, member = root / group->stride % group->size;
+    int64_t all;
+    floatX *kept = zero_kept_weights(zero, b, &all);
     make_buffers(c);
     for (int64_t at = 0; at < all; at += PIECE) {
         int64_t n = all - at < PIECE ? all - at : PIECE;
-        floatX *weights = zero->weights + bucket->arena_start + at;
-        if (self == root) copy_to_host(zero->compute, c->weights, weights, (size_t)n * sizeof(floatX));
+        if (self == root) copy_to_host(zero->compute, c->weights, kept + at, (size_t)n * sizeof(floatX));
         stream_synchronize(zero->compute);
-        broadcast(c, n, member);
+        broadcast(c, group, n, member);
         if (hash_at(c, self, b) != hash_at(c, root, b))
-            copy_to_device(zero->compute, weights, c->weights, (size_t)n * sizeof(floatX));
+            copy_to_device(zero->compute, kept + at, c->weights, (size_t)n * sizeof(floatX));
         stream_synchronize(zero->compute);
     }
 }
 
-// n weights at arena position `arena` become owner's masters at `state`, rounded.
-static void take_masters(const Check *c, int owner, int64_t arena, int64_t state, int64_t n) {
+// The n weights of a window become owner's masters at `state`, rounded. window: NULL on a rank that
+// does not keep it.
+static void take_masters(const Check *c, int owner, floatX *window, int64_t state, int64_t n) {
     Zero *zero = c->zero;
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t part = n - at < PIECE ? n - at : PIECE;
@@ -191,8 +223,8 @@ static void take_masters(const Check *c, int owner, int64_t arena, int64_t state
             zero_read_masters(zero, zero->compute, state + at, part, c->masters);
             for (int64_t i = 0; i < part; i++) c->weights[i] = floatX_from_float(c->masters[i]);
         }
-        broadcast(c, part, owner);
-        copy_to_device(zero->compute, zero->weights + arena + at, c->weights, (size_t)part * sizeof(floatX));
+        broadcast(c, &c->mesh->dp, part, owner);
+        if (window) copy_to_device(zero->compute, window + at, c->weights, (size_t)part * sizeof(floatX));
         stream_synchronize(zero->compute);
     }
 }
@@ -201,10 +233,10 @@ static void refresh(Check *c, int b) {
     const Bucket *bucket = &c->zero->plan.bucket[b];
     make_buffers(c);
     for (int owner = 0; owner < c->mesh->dp.size; owner++) {
-        take_masters(c, owner, bucket->arena_start + owner * bucket->matrix_per_rank, bucket->state_start,
-                     bucket->matrix_per_rank);
-        take_masters(c, owner, bucket->arena_start + bucket->matrix_elements + owner * bucket->tail_per_rank,
-                     bucket->state_start + bucket->matrix_per_rank, bucket->tail_per_rank);
+        WeightWindows kept = zero_kept_windows(c->zero, b, owner);
+        take_masters(c, owner, kept.matrix, bucket->state_start, bucket->matrix_per_rank);
+        take_masters(c, owner, kept.tail, bucket->state_start + bucket->matrix_per_rank,
+                     bucket->tail_per_rank);
     }
 }
 
@@ -224,8 +256,8 @@ static void list_rank(RankList *list, int rank) {
 // The replicas that differ from root, or all when there is no majority.
 static RankList list_replicas(const Check *c, int rank, int b, int root) {
     RankList list = {"", 0};
-    for (int i = 0; i < c->mesh->dp.size; i++) {
-        int r = replica(c, rank, i);
+    for (int i = 0; i < holders_of(c, b)->size; i++) {
+        int r = replica(c, rank, b, i);
         if (root < 0 || hash_at(c, r, b) != hash_at(c, root, b)) list_rank(&list, r);
     }
     return list;
@@ -274,7 +306,7 @@ static void report_replicas(const Check *c, int rank, int b, int root) {
         log_line(c->log,
                  "WARNING: iteration %lld: the weights of rank %s differ from those of %d of %d ranks in "
                  "bucket %s: taken from rank %d (repair %lld of this run)",
-                 iteration, ranks.text, ranks_like(c, root, b), c->mesh->dp.size, where, root, repair);
+                 iteration, ranks.text, ranks_like(c, root, b), holders_of(c, b)->size, where, root, repair);
     } else {
         log_line(c->log,
                  "WARNING: iteration %lld: the weights of ranks %s differ in bucket %s, "
@@ -308,11 +340,10 @@ static void report_copies(const Check *c, const Holders *h, int i) {
 static bool repair_replicas(Check *c) {
     bool any = false;
     for (int rank = 0; rank < c->mesh->world.size; rank++) {
-        if (replica(c, rank, 0) != rank) continue;
         for (int b = 0; b < c->buckets; b++) {
-            if (equal_everywhere(c, rank, b)) continue;
+            if (replica(c, rank, b, 0) != rank || equal_everywhere(c, rank, b)) continue;
             int root = majority(c, rank, b);
-            bool own = replica(c, c->mesh->world.rank, 0) == rank;
+            bool own = replica(c, c->mesh->world.rank, b, 0) == rank;
             any = true;
             report_replicas(c, rank, b, root);
             if (root < 0) *stale_at(c, rank, b) = true;
@@ -405,7 +436,6 @@ bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error 
     const Mesh *mesh = zero->mesh;
     if (mesh->world.size == 1) return true;
     Check c = {.zero = zero, .mesh = mesh, .world = world, .log = log, .repairs = repairs};
-    c.dp = (Peers){mesh->dp.mpi, world.limit, world.site};
     int most[2] = {zero->plan.buckets, zero->plan.tensors};
     peers_reduce(world, most, 2, MPI_INT, MPI_MAX);
     c.buckets = most[0];

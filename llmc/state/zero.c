@@ -47,6 +47,7 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     start.beta1_power = start.beta2_power = 1.0;
     zero_set_counters(zero, &start);
     stream_synchronize(compute);
+    zero_start_weights(zero);
     if (zero->node_flags) share_messages(zero);
     _Static_assert(sizeof(StepRecord) >= COMM_TRIAL_BYTES, "records serve as memory for the first messages");
     comm_connect(zero->mesh, zero->records);
@@ -72,6 +73,7 @@ void zero_free(Zero *zero) {
         offload_free(zero);
         if (zero->copies != zero->lanes->last) stream_destroy(zero->copies);
     }
+    zero_free_weights(zero);
     free(zero->leaf_start);
     free(zero->units_missing);
     free(zero->pending);
@@ -313,13 +315,19 @@ static BucketState device_state(const Zero *zero, int b) {
     return state;
 }
 
+static GatherBuffer gather_buffer(const Zero *zero, int b) {
+    GatherBuffer buffer = {zero->gather[qwd_slot(b)], !zero_weights_resident(zero, b)};
+    return buffer;
+}
+
 // AdamW on the own shard. The bucket's gradients have then served. The tail's are cleared for the
 // next step; the matrices' are overwritten by it.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
     BucketState state = zero_offloads(zero) ? offload_state(zero, b) : device_state(zero, b);
-    qwd_update_bucket(step, b, &state, zero->gather[qwd_slot(b)], zero->lanes);
+    GatherBuffer buffer = gather_buffer(zero, b);
+    qwd_update_bucket(step, b, &state, &buffer, zero->lanes);
     set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements,
              (size_t)bucket->tail_elements * sizeof(float));
     timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
@@ -327,19 +335,19 @@ static void update_bucket(Zero *zero, const QwdStep *step, int b) {
 
 static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     Stream *middle = zero->lanes->middle;
-    const Bucket *bucket = &zero->plan.bucket[b];
-    floatX *weights = zero->weights + bucket->arena_start;
-    uint8_t *buffer = zero->gather[qwd_slot(b)];
+    int64_t elements;
+    floatX *weights = zero_kept_weights(zero, b, &elements);
+    GatherBuffer buffer = gather_buffer(zero, b);
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
     // For the timer alone, whose spans are to begin with the shard. The data wait by the hops'
     // events.
     lanes_after(zero->lanes, middle, zero->lanes->last);
     timer_start(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
-    qwd_gather_bucket(step, b, buffer, zero->lanes);
-    qwd_apply_bucket(step, b, weights, buffer, zero->lanes);
+    qwd_gather_bucket(step, b, &buffer, zero->lanes);
+    qwd_apply_bucket(step, b, weights, &buffer, zero->lanes);
     timer_stop(zero->timers, TIMER_PARAMS_ALL_GATHER, middle);
     fault_flip(fault_due(&zero->faults, FAULT_REPLICA, zero->step, b), middle, weights,
-               (bucket->matrix_elements + bucket->tail_elements) * (int64_t)sizeof(floatX));
+               elements * (int64_t)sizeof(floatX));
     event_record(zero->done[b], middle);
     zero->pending[b] = true;
     if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
@@ -362,6 +370,7 @@ static void send_verdict(Zero *zero, int slot) {
 
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay) {
     int slot = (int)(zero->step % 2);
+    zero_weights_change(zero);
     timer_start(zero->timers, TIMER_OPTIMIZER, zero->lanes->last);
     event_record(zero->computed, zero->compute);
     stream_wait(zero->lanes->last, zero->computed);
@@ -395,24 +404,12 @@ StepControl zero_verdict(Zero *zero, int which) {
     return zero->landed[slot];
 }
 
-void zero_weights_wait(Zero *zero, int unit) {
-    int b = zero->plan.unit_bucket[unit];
-    if (!zero->pending[b]) return;
-    timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
-    stream_wait(zero->compute, zero->done[b]);
-    timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
-    zero->pending[b] = false;
-}
-
-void zero_weights_wait_all(Zero *zero) {
-    for (int u = 0; u < zero->plan.units; u++) zero_weights_wait(zero, u);
-}
-
 void zero_synchronize(Zero *zero) {
     if (!zero->device) return;  // never started
     zero_weights_wait_all(zero);
     lanes_synchronize(zero->lanes);
     if (zero->offload.host.stream) stream_synchronize(zero->offload.host.stream);
+    if (zero->shared.on) stream_synchronize(zero->shared.stream);
     stream_synchronize(zero->copies);
     stream_synchronize(zero->compute);
 }
@@ -452,6 +449,7 @@ bool zero_sound(Zero *zero, Peers world, Error *err) {
     int ranks = zero->mesh->world.size;
     StepRecord own = {0};
     StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the ranks' findings");
+    zero_weights_checked(zero);
     copy_to_host(zero->lanes->last, &own.fault, zero->wire_checks.fault, sizeof(uint64_t));
     stream_synchronize(zero->lanes->last);
     peers_gather(world, &own, records, (int)sizeof own, MPI_BYTE);

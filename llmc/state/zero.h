@@ -53,7 +53,8 @@ float *zero_loss_sum(const Zero *zero);
 // How messages travel inside the node, once it is started. True where its ranks were to fetch them
 // from each other's memory; then *why has code 0 where they do, else what is in the way.
 bool zero_node_shares(const Zero *zero, Error *why);
-// Pointers into the arenas. Weights may be read after zero_weights_wait only.
+// Where the whole tensor lies. Weights may be read after zero_weights_wait only, until another
+// layer's are waited for.
 floatX *zero_weight(const Zero *zero, int tensor);
 float *zero_grad(const Zero *zero, int tensor);
 
@@ -76,9 +77,12 @@ StepControl zero_verdict(Zero *zero, int which);
 // run's.
 void zero_set_counters(Zero *zero, const StepControl *start);
 
-// The only way to the weights: makes the compute stream wait for the bucket of this unit, if a
-// gather is still on its way. Idempotent.
-void zero_weights_wait(Zero *zero, int unit);
+// The only way to a layer's weights: makes the compute stream wait for the bucket of this unit.
+// Where weights are shared out it is gathered first, unless it is there. next: the unit that is
+// wanted after this one, whose weights are then gathered beside it; -1: none. Idempotent.
+// Collective over mesh->shards.
+void zero_weights_wait(Zero *zero, int unit, int next);
+// What every rank keeps of the weights is up to date. No layer is gathered.
 void zero_weights_wait_all(Zero *zero);
 // All work of all streams has ended; before memory and communicators go.
 void zero_synchronize(Zero *zero);
@@ -122,6 +126,9 @@ const Piece *zero_pieces(const Zero *zero, int *count);
 // Copies a piece's (hi - lo) elements of one kind to the host, or back. Each waits.
 void zero_fetch(Zero *zero, int piece, SliceKind kind, void *host);
 void zero_put(Zero *zero, int piece, SliceKind kind, const void *host);
+// The whole tensor has been written where zero_weight says: its first weights. This rank keeps its
+// part. In the order of the tensors; in stream order.
+void zero_keep_weights(Zero *zero, int tensor);
 // Fills a whole tensor of the replica from the host, tensor_elements of floatX. Waits.
 void zero_put_weights(Zero *zero, int tensor, const void *host);
 // Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without

@@ -42,8 +42,13 @@ void zero_put(Zero *zero, int piece, SliceKind kind, const void *host) {
 }
 
 void zero_put_weights(Zero *zero, int tensor, const void *host) {
-    size_t bytes = (size_t)tensor_elements(&zero->tensors[tensor]) * sizeof(floatX);
-    copy_to_device(zero->compute, zero_weight(zero, tensor), host, bytes);
+    KeptRun run;
+    zero_weights_change(zero);
+    for (int w = 0; w < zero->shared.windows; w++) {
+        if (!zero_kept_run(zero, tensor, w, &run)) continue;
+        copy_to_device(zero->compute, run.memory, (const floatX *)host + run.first,
+                       (size_t)run.count * sizeof(floatX));
+    }
     stream_synchronize(zero->compute);
 }
 

@@ -36,6 +36,22 @@ typedef struct Offload {
     Event *judged;      // the verdict too, and masters and moments may be written
 } Offload;
 
+// Weights that the ranks of a node share out: zero_weights.c. Off, it has nothing.
+typedef struct SharedWeights {
+    bool on;
+    int windows;               // that this rank keeps of each part of a bucket: its rail's
+    floatX *part;              // what it keeps, bucket by bucket: (windows) of matrix_per_rank, then
+                               // (windows) of tail_per_rank
+    int64_t *start;            // (buckets) a bucket's first element there
+    floatX *slot[2];           // a whole bucket; bucket b lies in slot b % 2
+    int held[2];               // the bucket that is there or on its way, as its latest update made it; -1: none
+    bool coming[2];            // compute has not waited for it yet
+    Stream *stream;            // of the gathers
+    Event *gathered[2];        // the slot is filled
+    Event *used;               // what compute had been given when the latest gather was asked for
+    CommRow *row;              // (2 * windows) of the gather in progress
+} SharedWeights;
+
 struct Zero {
     const Config *config;
     const Mesh *mesh;
@@ -54,7 +70,8 @@ struct Zero {
     Event *computed;                // the compute stream's last word of a step: its loss
     Event *judged;                  // the verdict stands, and the loss has been read
     // device memory, reserved in the memory plan
-    floatX *weights;                // (plan.arena_elements)
+    floatX *weights;                // (plan.arena_elements); where weights are shared out: bucket 0 alone
+    SharedWeights shared;
     float *grads;                   // (plan.arena_elements)
     float *master, *exp_avg, *exp_avg_sq;  // (plan.shard_elements); in host memory with offload
     Segment *segments;              // (plan.segments_total)
@@ -124,6 +141,30 @@ void zero_read_masters(Zero *zero, Stream *stream, int64_t at, int64_t n, float 
 // This rank's windows of bucket b: its reduced gradients, and its weights.
 Windows zero_own_grads(const Zero *zero, int b);
 WeightWindows zero_own_weights(const Zero *zero, int b);
+// Every rank holds the bucket's weights whole, between the steps too.
+static inline bool zero_weights_resident(const Zero *zero, int b) { return b == 0 || !zero->shared.on; }
+// What this rank keeps of bucket b's weights between steps, (*elements): the whole bucket, or its
+// windows of it.
+floatX *zero_kept_weights(const Zero *zero, int b, int64_t *elements);
+// The windows of data-parallel rank `owner` in what this rank keeps of the bucket. NULL where it
+// keeps none of them.
+WeightWindows zero_kept_windows(const Zero *zero, int b, int owner);
+// Elements that this rank keeps of a tensor, in one run: [first, first + count) of its own part of
+// the tensor. False where there are none in window w of zero->shared.windows. A resident tensor is
+// one run.
+typedef struct KeptRun {
+    floatX *memory;
+    int64_t first, count;
+} KeptRun;
+bool zero_kept_run(const Zero *zero, int tensor, int w, KeptRun *run);
+// For zero_plan, zero_start and zero_free.
+void zero_plan_weights(Zero *zero, MemoryPlan *memory_plan);
+void zero_start_weights(Zero *zero);
+void zero_free_weights(Zero *zero);
+// The kept weights are about to change, or have been changed: what was gathered is of no use.
+void zero_weights_change(Zero *zero);
+// Later work of lanes->last sees what the gathers' checks have found.
+void zero_weights_checked(Zero *zero);
 // A piece's first reduced gradient, and its first weight.
 float *zero_piece_grads(const Zero *zero, const Piece *piece);
 floatX *zero_piece_weights(const Zero *zero, const Piece *piece);

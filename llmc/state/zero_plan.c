@@ -80,7 +80,9 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     size_t *gather = zero->gather_bytes;
     for (int b = 0; b < zero->plan.buckets; b++)
         gather[qwd_slot(b)] =
-            larger(gather[qwd_slot(b)], qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire, zero_offloads(zero)));
+            larger(gather[qwd_slot(b)],
+                   qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire, zero_offloads(zero),
+                                    !zero_weights_resident(zero, b)));
     for (int slot = 0; slot < LANE_SLOTS; slot++)
         memory_plan_reserve(memory_plan, group, "weights, gathered",
                             (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);
@@ -104,8 +106,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
         zero->leaf_start[b] = (int64_t)leaves;
         leaves += (size_t)bucket_leaves(&plan->bucket[b]);
     }
-    memory_plan_reserve(memory_plan, "weights", FLOATX_NAME " replica", elements * sizeof(floatX),
-                        (void **)&zero->weights);
+    zero_plan_weights(zero, memory_plan);
     memory_plan_reserve(memory_plan, "gradients", "fp32 accumulated", elements * sizeof(float),
                         (void **)&zero->grads);
     if (zero_offloads(zero)) offload_reserve(zero, memory_plan);
@@ -129,6 +130,11 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
         memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages",
                             WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t),
                             (void **)&zero->wire_checks.sums);
+    }
+    if (zero->wire_checks.sealed && zero->shared.on) {
+        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of layers' weights",
+                            (size_t)zero->mesh->node.size * WIRE_PART_BYTES,
+                            (void **)&zero->wire_checks.parts);
     }
     memory_plan_reserve(memory_plan, "norm and verdict", "first fault", sizeof(uint64_t),
                         (void **)&zero->wire_checks.fault);

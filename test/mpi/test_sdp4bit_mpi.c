@@ -244,6 +244,10 @@ static void *allocate_shared(Trial *t, size_t bytes) {
     return allocate(t, device_kind()->only_way ? bytes : (size_t)round_up64((int64_t)bytes, COMM_GRAIN));
 }
 
+static size_t gather_bytes(const Trial *t, int b) {
+    return qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false, false);
+}
+
 static void build_steps(Trial *t, int chunks) {
     t->checks.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->plan.dp * sizeof(uint64_t));
     t->checks.fault = (uint64_t *)allocate(t, sizeof(uint64_t));
@@ -270,7 +274,7 @@ static void build_steps(Trial *t, int chunks) {
     w->send2 = (uint8_t *)allocate(t, w->send2_bytes);
     w->recv2 = (uint8_t *)allocate(t, w->recv2_bytes);
     for (int b = 0; b < t->plan.buckets; b++) {
-        t->gather[b] = (uint8_t *)allocate_shared(t, qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false));
+        t->gather[b] = (uint8_t *)allocate_shared(t, gather_bytes(t, b));
     }
 }
 
@@ -281,7 +285,7 @@ static bool share_messages(Trial *t, int chunks) {
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
     if (chunks % 2 == 0 || t->mesh->node.size == 1 || device_kind()->only_way) return true;
     for (int b = 0; b < t->plan.buckets; b++) {
-        piece[1 + b] = (CommPiece){t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false)};
+        piece[1 + b] = (CommPiece){t->gather[b], gather_bytes(t, b)};
     }
     t->flags = allocate(t, COMM_FLAG_BYTES);
     bool ok = comm_share(&t->mesh->node, t->flags, piece, 1 + t->plan.buckets, &err);
@@ -369,7 +373,7 @@ static void poison_buffers(Trial *t) {
     poison(t, w->send2, w->send2_bytes);
     poison(t, w->recv2, w->recv2_bytes);
     for (int b = 0; b < t->plan.buckets; b++) {
-        poison(t, t->gather[b], qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false));
+        poison(t, t->gather[b], gather_bytes(t, b));
     }
     poison(t, t->leaves, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
 }
@@ -404,9 +408,10 @@ static void update_weights(Trial *t) {
                              weight_windows_of(bucket, weights, t->mesh->dp.rank),
                              t->master + bucket->state_start, t->exp_avg + bucket->state_start,
                              t->exp_avg_sq + bucket->state_start};
-        qwd_update_bucket(&t->qwd, b, &state, t->gather[b], t->machine->lanes);
-        qwd_gather_bucket(&t->qwd, b, t->gather[b], t->machine->lanes);
-        qwd_apply_bucket(&t->qwd, b, weights, t->gather[b], t->machine->lanes);
+        GatherBuffer buffer = {t->gather[b], false};
+        qwd_update_bucket(&t->qwd, b, &state, &buffer, t->machine->lanes);
+        qwd_gather_bucket(&t->qwd, b, &buffer, t->machine->lanes);
+        qwd_apply_bucket(&t->qwd, b, weights, &buffer, t->machine->lanes);
     }
     lanes_synchronize(t->machine->lanes);
 }

@@ -110,6 +110,7 @@ static bool one_node(const Mesh *a, const Mesh *b) {
 static bool one_rail(const Mesh *a, const Mesh *b) {
     return one_dp(a, b) && same(&a->node, &b->node) && (!one_machine(a, b) || same(&a->world, &b->world));
 }
+static bool alone(const Mesh *a, const Mesh *b) { return same(&a->world, &b->world); }
 static bool at_an_end(const Mesh *m) { return m->pp.rank == 0 || m->pp.rank == m->pp.size - 1; }
 static bool one_embedding(const Mesh *a, const Mesh *b) {
     return same(&a->world, &b->world) || (one_pp(a, b) && at_an_end(a) && at_an_end(b));
@@ -134,7 +135,8 @@ static void check_group(const Mesh *mesh, int ranks, int kind, Together together
 // coordinates.
 static void groups_are_as_defined(void **state) {
     static const Together together[MESH_GROUPS] = {
-        one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding};
+        one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding, alone};
+    enum { SHARDS = MESH_GROUPS - 1 };
     enum { MOST = 48 };
     int shapes = 0;
     for (int size = 1; size <= MOST; size++) {
@@ -149,6 +151,9 @@ static void groups_are_as_defined(void **state) {
                 shapes++;
                 assert_int_equal(mesh[0].node.size * mesh[0].rail.size, mesh[0].dp.size);
                 for (int kind = 0; kind < MESH_GROUPS; kind++) check_group(mesh, size, kind, together[kind]);
+                for (int r = 0; r < size; r++) mesh_share_weights(&mesh[r]);
+                for (int kind = 0; kind < SHARDS; kind++) check_group(mesh, size, kind, together[kind]);
+                check_group(mesh, size, SHARDS, one_node);
             }
         }
     }

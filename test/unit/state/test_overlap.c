@@ -233,6 +233,7 @@ bool comm_share(const Group *node, void *flags, const CommPiece *piece, int piec
 }
 void comm_unshare(const Group *node) {}
 void comm_connect(const Mesh *mesh, void *memory) {}
+void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *s) {}
 
 void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *s) {
     if (!group->comm) return;
@@ -493,7 +494,7 @@ static void layer(Recording *r, int unit, const char *name, bool backward) {
 
 static void micro_batch(Recording *r, bool last) {
     for (int u = 0; u < UNITS; u++) {
-        zero_weights_wait(r->zero, u);
+        zero_weights_wait(r->zero, u, u + 1 < UNITS ? u + 1 : -1);
         layer(r, u, "forward", false);
     }
     layer(r, 0, "head", true);  // tied to the embedding
