@@ -30,8 +30,10 @@ static size_t sum_of(const MemoryPlan *plan, bool host) {
 
 size_t memory_plan_total(const MemoryPlan *plan) { return sum_of(plan, false); }
 
+size_t memory_plan_host(const MemoryPlan *plan) { return sum_of(plan, true); }
+
 size_t memory_plan_needed(const MemoryPlan *plan) {
-    return memory_plan_total(plan) + (device_kind()->own_memory ? 0 : sum_of(plan, true));
+    return memory_plan_total(plan) + (device_kind()->own_memory ? 0 : memory_plan_host(plan));
 }
 
 bool memory_plan_allocate(MemoryPlan *plan, Device *device, int sharers, Error *err) {

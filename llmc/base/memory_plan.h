@@ -30,6 +30,7 @@ void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpos
 void memory_plan_reserve_host(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
                               void **target);
 size_t memory_plan_total(const MemoryPlan *plan);  // on the device
+size_t memory_plan_host(const MemoryPlan *plan);   // in host memory
 // Bytes of entry i's group when i is its first entry, else 0: for loops over groups.
 size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
 // What the plan takes of the device's memory: on CPU ranks, where that is the host's, the host's

@@ -199,7 +199,7 @@ double device_peak_flops(const Device *device) { return 0.0; }
 
 // --- memory --------------------------------------------------------------------------------------
 
-void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+static void *take_memory(size_t bytes, const char *purpose, Error *err) {
     // The kernel hands out more memory than it has, and kills later. Asking first turns that into a
     // message.
     size_t available = meminfo_bytes("MemAvailable");
@@ -213,8 +213,13 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
                   bytes, purpose, available);
         return NULL;
     }
-    device->allocated += bytes;
     return memset(memory, 0, rounded);
+}
+
+void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    void *memory = take_memory(bytes, purpose, err);
+    if (memory) device->allocated += bytes;
+    return memory;
 }
 
 size_t device_allocated(const Device *device) { return device->allocated; }
@@ -222,7 +227,7 @@ size_t device_allocated(const Device *device) { return device->allocated; }
 void device_free(Device *device, void *memory) { free(memory); }
 
 void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
-    return device_alloc(device, bytes, purpose, err);
+    return take_memory(bytes, purpose, err);
 }
 void host_free(Device *device, void *memory) { device_free(device, memory); }
 

@@ -112,6 +112,7 @@ void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *devic
     memory->device = device;
     memory->sharers = sharers;
     memory->planned = memory_plan_needed(memory_plan);
+    memory->host = memory_plan_host(memory_plan);
     memory->taken_before = device_taken(device);
     memory->share_before = device_share(device, sharers);
 }
@@ -141,18 +142,21 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before,
            taken = (double)device_taken(memory->device);
     // A GPU's memory is seen as a whole: the ranks that share it have equal plans. The CPU's is
-    // this process's.
-    double plans = device_kind()->own_memory ? allocated * memory->sharers : allocated;
+    // this process's, and the host's.
+    bool own_memory = device_kind()->own_memory;
+    double plans = own_memory ? allocated * memory->sharers : allocated + (double)memory->host;
     double beside = taken - before - plans;
     log_memory(log, iterations, allocated);
     log_line(log,
              "memory beside the plan (MB) | before it (context, other processes): %.1f | since then "
              "(libraries, buffers of the host): %.1f",
              before / MB, beside / MB);
+    if (memory->host) log_line(log, "host memory of the plan (MB): %.1f", (double)memory->host / MB);
     Text json = json_begin("memory");
     json_integer(&json, "iteration", iterations);
-    json_integer(&json, "planned_bytes", (int64_t)memory->planned);
+    json_integer(&json, "planned_bytes", (int64_t)(memory->planned - (own_memory ? 0 : memory->host)));
     json_integer(&json, "allocated_bytes", (int64_t)allocated);
+    json_integer(&json, "host_bytes", (int64_t)memory->host);
     json_open(&json, "timing");
     json_integer(&json, "free_before_bytes", (int64_t)memory->share_before);
     json_integer(&json, "taken_before_bytes", (int64_t)before);

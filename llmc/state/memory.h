@@ -19,7 +19,8 @@ typedef struct ModelPlan {
 typedef struct Memory {
     Device *device;
     int sharers;
-    size_t planned;
+    size_t planned;       // of the device's memory
+    size_t host;          // of the plan, in host memory: on CPU ranks a part of `planned`
     size_t beside;        // kept for libraries
     size_t taken_before;  // of the device when the plan was still to be allocated: context, other processes
     size_t share_before;  // free for this rank then
@@ -45,8 +46,8 @@ bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *conf
 // per rank and step, and the steps of a batch ramp-up.
 void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
                    ModelPlan model);
-// Once, when libraries have been loaded and used: Megatron-LM's memory line, a line of what was
-// taken beside the plan, and the JSON line "memory".
+// Once, when libraries have been loaded and used: Megatron-LM's memory line, a line of what the plan
+// takes in host memory and of what was taken beside the plan, and the JSON line "memory".
 void memory_report(Memory *memory, Log *log, int64_t iterations);
 
 LLMC_END

@@ -54,7 +54,7 @@ void offload_reserve(Zero *zero, MemoryPlan *memory_plan) {
     memory_plan_reserve_host(memory_plan, group, "verdict", sizeof(StepControl), (void **)&host->control);
     memory_plan_reserve_host(memory_plan, group, "verdict", sizeof(uint64_t), (void **)&host->fault);
     memory_plan_reserve_host(memory_plan, group, "verdict", 2 * sizeof(StepControl), (void **)&zero->landed);
-    memory_plan_reserve(memory_plan, "norm and verdict", "first fault", sizeof(uint64_t),
+    memory_plan_reserve(memory_plan, "norm and verdict", "first fault of the host", sizeof(uint64_t),
                         (void **)&offload->found);
 }
 

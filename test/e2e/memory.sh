@@ -48,7 +48,7 @@ reported() { # the JSON line has the plan's bytes, and what came on top stands a
     local bytes
     bytes=$("$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --plan \
         --plan-world-size 2 2>"$work/err" | awk '$1 == "total" { print $2 }')
-    sizes="\"planned_bytes\":$bytes,\"allocated_bytes\":$bytes"
+    sizes="\"planned_bytes\":$bytes,\"allocated_bytes\":$bytes,\"host_bytes\":0"
     grep -q "^{\"kind\":\"memory\",\"iteration\":1,$sizes,\"timing\":{.*\"beside_plan_bytes\":" \
         "$work/small.jsonl" ||
         { why="$(grep '"memory"' "$work/small.jsonl" || echo no line) instead of $bytes"; return 1; }
