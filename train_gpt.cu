@@ -166,7 +166,7 @@ static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor w
                      .dy = dy,
                      .dx = dx,
                      .dw = grad(gpt, l, which),
-                     .overwrite = p->first,
+                     .overwrite = p->first || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l)),
                      .workspace = gpt->workspace};
     return linear;
 }
@@ -312,7 +312,7 @@ void gpt_end_backward(GPT *gpt) {
         link_expect(pipeline->words_to_last, words, bytes, gpt->stream);
         link_arrived(pipeline->words_to_last, gpt->stream);
     }
-    zero_reduce_unit(gpt->zero, 0);
+    zero_reduce_unit(gpt->zero, 0, true);
 }
 
 // --- the head ------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ static void sum_over_rows(const GPT *gpt, int tensor) {
 
 // The gradients of layer l are complete. With sequence parallelism each rank has summed those of
 // the LayerNorms over its own rows. The final LayerNorm goes with the last layer.
-static void layer_is_complete(const GPT *gpt, int l) {
+static void layer_is_complete(const GPT *gpt, int l, const Pass *p) {
     int norms[] = {gpt_layer_tensor(gpt, l, LN1_W), gpt_layer_tensor(gpt, l, LN2_W),
                    gpt_layer_tensor(gpt, l + 1, LN1_W)};
     bool final = gpt->stage.heads && l == gpt->L - 1;
@@ -417,7 +417,17 @@ static void layer_is_complete(const GPT *gpt, int l) {
         sum_over_rows(gpt, norms[i]);
         sum_over_rows(gpt, norms[i] + 1);
     }
-    zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l));
+    zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l), p->last);
+}
+
+// Before a pass writes gradients of layer l.
+static void begin_layer(const GPT *gpt, int l, const Pass *p) {
+    if (!p->rehearsal) zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, l));
+}
+
+// After the pass has been through layer l: are its gradients to be reduced?
+static bool is_complete(const GPT *gpt, int l, const Pass *p) {
+    return !p->rehearsal && (p->last || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l)));
 }
 
 static void embedding_backward(const GPT *gpt, const Pass *p) {
@@ -437,11 +447,13 @@ void gpt_backward(GPT *gpt, const Pass *p) {
     size_t bytes = (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
     if (gpt_heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
     want_layer(gpt, p, gpt_end_layer(gpt, p) - 1, gpt_end_layer(gpt, p) - 2);
+    begin_layer(gpt, gpt_end_layer(gpt, p) - 1, p);  // the final LayerNorm's gradients go with it
     op_layernorm_backward(gpt->stream, &final);
     for (int l = gpt_end_layer(gpt, p) - 1; l >= gpt_first_layer(gpt, p); l--) {
         want_layer(gpt, p, l, l - 1);
+        begin_layer(gpt, l, p);
         layer_backward(gpt, l, p);
-        if (p->last) layer_is_complete(gpt, l);
+        if (is_complete(gpt, l, p)) layer_is_complete(gpt, l, p);
     }
     if (gpt_embeds(gpt, p)) embedding_backward(gpt, p);
 }

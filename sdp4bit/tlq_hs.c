@@ -67,8 +67,9 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, const Lanes *lanes) {
     return c;
 }
 
+// Micro-batches that are reduced one by one get noise of their own.
 static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int source) {
-    RoundingKey key = {step->seed, step->step, purpose, (uint32_t)source};
+    RoundingKey key = {step->seed, step->step, purpose | (uint32_t)step->micro_batch << 8, (uint32_t)source};
     return key;
 }
 
@@ -192,6 +193,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, Windows o
         kernel_square_leaves(lanes->last, tail_leaves, own.tail, bucket->tail_per_rank);
         return;
     }
+    step->checks->micro_batch = step->micro_batch;
     for (int k = 0; k < plan_chunks(step->plan, bucket, &step->grad_wire); k++) {
         Chunk c = chunk_at(step, b, k, lanes);
         if (c.level1.bytes + c.level2.bytes == 0) continue;  // more chunks than borders: this one is empty

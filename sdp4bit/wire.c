@@ -8,9 +8,11 @@ static uint64_t mismatch(WireHop hop, int b) {
 }
 
 // What tells a message from all others. The slot of one that was never sent still holds an earlier
-// step's: that must not pass.
+// step's, or an earlier micro-batch's: that must not pass. k < MOST_CHUNKS, which is 2^12.
 static uint64_t message_key(const WireChecks *checks, bool weights, int b, int k) {
-    return replica_mix((uint64_t)checks->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32;
+    uint64_t micro_batch = weights ? 0 : (uint64_t)checks->micro_batch;
+    return replica_mix((uint64_t)checks->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32 ^
+           micro_batch << 44;
 }
 
 static bool sealed(const WireChecks *checks, const MessageLayout *message) {

@@ -32,6 +32,7 @@ typedef struct WireChecks {
                            // what kernel_update_shard refused, sealed or not
     const Faults *faults;  // for tests
     int64_t step;          // iteration
+    int micro_batch;       // of the gradients that travel: the number of the bucket's reduction in this step
     int exchange;          // number of the next exchange in this step
 } WireChecks;
 

@@ -130,12 +130,18 @@ static void close_device(Bench *bench) {
     device_close(bench->device);
 }
 
-static void fill_gradients(const Bench *bench, Zero *zero) {
-    for (int64_t at = 0; at < zero->plan.arena_elements; at += PATTERN) {
-        int64_t left = zero->plan.arena_elements - at;
-        copy_on_device(bench->compute, zero->grads + at, bench->pattern,
+static void fill(const Bench *bench, float *grads, int64_t elements) {
+    for (int64_t at = 0; at < elements; at += PATTERN) {
+        int64_t left = elements - at;
+        copy_on_device(bench->compute, grads + at, bench->pattern,
                        (size_t)(left < PATTERN ? left : PATTERN) * sizeof(float));
     }
+}
+
+static void fill_gradients(const Bench *bench, Zero *zero) {
+    const Gradients *g = &zero->gradients;
+    fill(bench, g->whole, g->whole_elements);
+    for (int slot = 0; slot < GRAD_SLOTS; slot++) fill(bench, g->slot[slot], g->slot_elements);
 }
 
 // --- one step ------------------------------------------------------------------------------------
@@ -160,7 +166,10 @@ static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *m
     meet(bench, &lab->lanes);
     timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
     event_record(marks->start, bench->compute);
-    for (int unit = zero->plan.units - 1; unit >= 0 && !lab->alone; unit--) zero_reduce_unit(zero, unit);
+    for (int unit = zero->plan.units - 1; unit >= 0 && !lab->alone; unit--) {
+        zero_grads_begin(zero, unit);
+        zero_reduce_unit(zero, unit, true);
+    }
     event_record(marks->reduced, bench->compute);
     zero_update(zero, 1e-4, 1e-4, 0.1);  // at its end the compute stream waits for the verdict
     event_record(marks->judged, bench->compute);

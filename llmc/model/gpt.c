@@ -81,6 +81,7 @@ static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
     Tensor *part = &gpt->tensor[gpt->tensors++];
     *part = tensor_part(whole, gpt->mesh->tp.rank, gpt->mesh->tp.size);
     part->unit = unit;
+    part->chunk = unit < gpt_has_words(gpt) ? ANY_CHUNK : (unit - gpt_has_words(gpt)) / gpt->stage.layers;
     part->counted = part->counted && counted;
 }
 

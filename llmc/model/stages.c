@@ -100,6 +100,7 @@ static void launch_first(GPT *gpt, bool training, LoadMicroBatch load, void *con
     pass.B = gpt->B;
     pass.T = gpt->T;
     pass.training = pass.backward = training;
+    pass.rehearsal = true;
     load(context, gpt, 0, &pass);
     pass.loss_scale = 0.0f;
     for (int again = 0; again < 1 + training; again++) {

@@ -46,16 +46,11 @@ void probe_reserve(Zero *zero, MemoryPlan *memory_plan) {
     if (!zero->config->log_quantization_error_interval || zero->plan.dp == 1) return;
     Probe *probe = &zero->probe;
     GradWire wire = exact_wire();
-    int64_t largest = 0;
-    for (int b = 0; b < zero->plan.buckets; b++) {
-        int64_t elements = zero->plan.bucket[b].matrix_elements + zero->plan.bucket[b].tail_elements;
-        if (elements > largest) largest = elements;
-    }
     TlqWorkspace *w = &probe->workspace;
     tlq_workspace(w, &zero->plan, &wire);
     const char *group = "quantisation error";
-    memory_plan_reserve(memory_plan, group, "gradients of a bucket, to be reduced exactly",
-                        (size_t)largest * sizeof(float), (void **)&probe->exact);
+    memory_plan_reserve(memory_plan, group, "gradients reduced exactly, own shard",
+                        (size_t)zero->plan.shard_elements * sizeof(float), (void **)&probe->exact);
     tlq_reserve(memory_plan, group, w, zero_grain(zero));
 }
 
@@ -117,14 +112,16 @@ static bool is_matrix_of(const Zero *zero, const Piece *piece, const Bucket *buc
 // The gradient as the first level of the reduction takes it, 1/dp of the local one, and what
 // Hadamard makes of it. The transform is scaled to be orthonormal, so that both have the same norm.
 // Blocks of 32 begin where tensors and shards do. A tensor's last block is filled with zeros before
-// the transform; the histogram after it counts them too.
+// the transform; the histogram after it counts them too. Gradients that are reduced in every
+// micro-batch are counted in every micro-batch.
 static void gradient_histograms(Zero *zero, int b) {
+    const float *grads = zero_bucket_grads(zero, b);
     float scale = 1.0f / (float)zero->plan.dp, orthonormal = 1.0f / sqrtf((float)HADAMARD_ORDER);
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
         if (!is_matrix_of(zero, piece, &zero->plan.bucket[b])) continue;
         int64_t n = piece->hi - piece->lo, whole = round_up64(n, HADAMARD_ORDER);
-        float *x = fetch(zero, zero->grads + piece->arena_at, whole);
+        float *x = fetch(zero, grads + piece->arena_at - zero->plan.bucket[b].arena_start, whole);
         for (int64_t j = 0; j < whole; j++) x[j] *= scale;
         histogram_add(histogram_of(zero, piece->tensor, PROBE_GRADIENT), x, n);
         for (int64_t j = 0; j < whole; j += HADAMARD_ORDER) hadamard32(x + j);
@@ -132,6 +129,13 @@ static void gradient_histograms(Zero *zero, int b) {
         histogram_add(histogram_of(zero, piece->tensor, PROBE_HADAMARD), x, whole);
         free(x);
     }
+}
+
+static Windows exact_windows(const Zero *zero, int b) {
+    const Bucket *bucket = &zero->plan.bucket[b];
+    float *matrix = zero->probe.exact + bucket->state_start;
+    Windows own = {matrix, matrix + bucket->matrix_per_rank};
+    return own;
 }
 
 void probe_gradients(Zero *zero, const TlqStep *step, int b) {
@@ -144,10 +148,7 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     exact.workspace = probe->workspace;
     float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
     Traffic before = probe_traffic(zero);
-    copy_on_device(zero->lanes->last, probe->exact, zero->grads + bucket->arena_start,
-                   (size_t)(bucket->matrix_elements + bucket->tail_elements) * sizeof(float));
-    lanes_after(zero->lanes, zero->lanes->first, zero->lanes->last);
-    tlq_reduce_bucket(&exact, b, probe->exact, windows_of(bucket, probe->exact, zero->mesh->dp.rank), leaves,
+    tlq_reduce_bucket(&exact, b, zero_bucket_grads(zero, b), exact_windows(zero, b), leaves,
                       leaves + bucket->matrix_per_rank / HADAMARD_ORDER, zero->lanes);
     Traffic after = probe_traffic(zero);
     probe->exact_traffic.node += after.node - before.node;
@@ -170,7 +171,7 @@ void probe_reduced(Zero *zero, int b) {
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     const Bucket *bucket = &zero->plan.bucket[b];
     int64_t rank = zero->mesh->dp.rank;
-    Windows own = zero_own_grads(zero, b), exact = windows_of(bucket, zero->probe.exact, rank);
+    Windows own = zero_own_grads(zero, b), exact = exact_windows(zero, b);
     compare_window(zero, own.matrix, exact.matrix, plan_counted(bucket, true, rank));
     compare_window(zero, own.tail, exact.tail, plan_counted(bucket, false, rank));
 }

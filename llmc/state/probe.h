@@ -30,7 +30,7 @@ typedef struct Probe {
     Traffic exact_traffic;                // of exact reductions: no part of what training sends
     Histogram *histograms;                // (tensors, PROBE_KINDS) of the step in progress; NULL: not due
     // device memory, reserved in the memory plan when errors are to be logged
-    float *exact;                         // (the largest bucket) its local gradients, reduced in fp32
+    float *exact;                         // (plan.shard_elements) the own shard, reduced in fp32
     TlqWorkspace workspace;
 } Probe;
 
@@ -39,8 +39,8 @@ typedef struct Probe {
 bool probe_folder(const Config *config, Error *err);
 // After zero_plan has built the layout. Reserves scratch, when the flags want it.
 void probe_reserve(struct Zero *zero, MemoryPlan *memory_plan);
-// In the order of zero->lanes->last: a bucket's local gradients are complete; they are reduced; its
-// masters are updated, and the replica is not yet.
+// In the order of zero->lanes->last: a bucket's local gradients are complete, before each reduction
+// of them; the step's are reduced; its masters are updated, and the replica is not yet.
 void probe_gradients(struct Zero *zero, const TlqStep *step, int bucket);
 void probe_reduced(struct Zero *zero, int bucket);
 void probe_updated(struct Zero *zero, int bucket);

@@ -17,10 +17,14 @@ typedef struct Tensor {
     int number;        // in the whole model's table: it keys the first weights
     int64_t logical;   // of the whole's first element: it keys the rounding bits (sdp4bit/plan.h)
     int unit;          // 0 the embeddings, l + 1 layer l; the final LayerNorm shares the last layer's
+    int chunk;         // of the stage's layers: where a pass works with it; ANY_CHUNK: in more than one place
     double std;        // initial N(0, std); 0: zeros; -1: ones
     bool counted;      // by this rank, in the norm and in the number of parameters: one of those that
                        // hold the same elements counts them
 } Tensor;
+
+// The embeddings': a pass begins and ends with them.
+enum { ANY_CHUNK = -1 };
 
 // What a rank keeps of a parameter's elements, and what a slice of a checkpoint holds. WEIGHT is
 // the replica: under quantised differences it is state of its own, and not the rounded master.

@@ -1,5 +1,5 @@
-// ZeRO-1 over buckets: see zero.h. Start and end, then the step in its order: begin, reduce, judge,
-// update, gather, wait. zero_plan.c comes before.
+// ZeRO over buckets: see zero.h. Start and end, then the step in its order: begin, judge, update,
+// gather, wait. zero_plan.c comes before; zero_grads.c makes the reductions.
 #include "llmc/state/zero_inside.h"
 
 #include <math.h>
@@ -39,6 +39,7 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     zero->computed = event_create(device);
     zero->judged = event_create(device);
     zero->staged = event_create(device);
+    zero_grads_start(zero);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     offload_start(zero);
     copy_to_device(compute, zero->segments, zero->plan.segments,
@@ -74,6 +75,7 @@ void zero_free(Zero *zero) {
         if (zero->copies != zero->lanes->last) stream_destroy(zero->copies);
     }
     zero_free_weights(zero);
+    zero_grads_free(zero);
     free(zero->leaf_start);
     free(zero->units_missing);
     free(zero->pending);
@@ -140,8 +142,11 @@ void zero_masters_from_weights(Zero *zero) {
 //                                         served. Its layers may run.
 // final done  middle -> last              The end of zero_update. What follows on `last` sees the
 //                                         new replica and every finding of the wire's checks.
-// joint       last -> copies, middle, first   lanes_after. Behind it begin: a checkpoint's copies;
-//                                         middle's timer of a gather; a probe's exact reduction.
+// slot read   first -> compute            A micro-batch's gradients of a bucket that does not stay
+//                                         (zero_grads.c) have been quantised: backward may write
+//                                         the slot.
+// joint       last -> copies, middle      lanes_after. Behind it begin: a checkpoint's copies;
+//                                         middle's timer of a gather.
 // reduced     last -> host                Offload alone, as the next three: a bucket's windows may
 //                                         go down to the host.
 // judged for the host   last -> host      The verdict too, and AdamW may begin.
@@ -154,10 +159,14 @@ void zero_masters_from_weights(Zero *zero) {
 // gradients   Compute's backward writes them after done[b]. Before ready[b], streams that compute
 //             waits for add up LayerNorms' (sequence parallelism) and hand over the words' (links).
 //             First reads them after ready[b]: for chunk k the windows of chunk k of all ranks.
+//             So does a probe's exact reduction before, and histograms read them on `last`.
 //             `last` writes the own window of chunk k (the final sum) once that chunk has passed
 //             first, and no other chunk reads it. The tail is chunk 0's. AdamW, the zero count and
 //             the clearing of the tail follow on `last`, before the shard is handed on, so before
 //             done[b].
+// slots       Of buckets that do not stay. Compute writes one after its slot was read, first reads
+//             it after ready[b], likewise. The own windows of these buckets are elsewhere: `last`
+//             alone writes and reads them.
 // weights     Compute reads them after done[b], AdamW on `last` after computed, probes on `last`
 //             after the final done, copies before staged. Middle alone writes them, once `last` has
 //             handed on the shard: after computed, the probes and staged. With one rank `last`
@@ -204,57 +213,11 @@ Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
     return e;
 }
 
-static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
-    // Megatron's iteration counter is 0-based when the flag is compared.
-    bool quantise = zero->config->quantized_gradients &&
-                    iteration - 1 >= zero->config->gradients_quantization_start_iteration;
-    return quantise ? &zero->grad_wire : &zero->plain_grad_wire;
-}
-
 void zero_step_begins(Zero *zero, int64_t iteration) {
     zero->step = zero->wire_checks.step = iteration;
     zero->wire_checks.exchange = 0;
-    for (int b = 0; b < zero->plan.buckets; b++)
-        zero->units_missing[b] = zero->plan.bucket[b].end_unit - zero->plan.bucket[b].first_unit;
+    zero_grads_new_step(zero);
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
-}
-
-static void reduce_bucket(Zero *zero, int b) {
-    TlqStep step = {0};
-    step.plan = &zero->plan;
-    step.mesh = zero->mesh;
-    step.grad_wire = *wire_at(zero, zero->step);
-    step.workspace = zero->tlq;
-    step.checks = &zero->wire_checks;
-    step.segments = zero->segments;
-    step.seed = (uint32_t)zero->config->seed;
-    step.step = (uint32_t)zero->step;
-    const Bucket *bucket = &zero->plan.bucket[b];
-    float *matrix_leaves = zero->leaves + zero->leaf_start[b];
-    float *tail_leaves = matrix_leaves + bucket->matrix_per_rank / HADAMARD_ORDER;
-    probe_gradients(zero, &step, b);
-    Windows own = zero_own_grads(zero, b);
-    tlq_reduce_bucket(&step, b, zero->grads + bucket->arena_start, own, matrix_leaves, tail_leaves,
-                      zero->lanes);
-    probe_reduced(zero, b);
-    tlq_sum_squares(&step, b, own, matrix_leaves, tail_leaves, zero->piece_sums + 2 * b, zero->lanes);
-    offload_reduced(zero, b);
-}
-
-void zero_reduce_unit(Zero *zero, int unit) {
-    int b = zero->plan.unit_bucket[unit];
-    if (--zero->units_missing[b] > 0) return;
-    timer_start(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
-    event_record(zero->ready[b], zero->compute);
-    if (zero->lanes->apart) stream_wait(zero->lanes->first, zero->ready[b]);
-    stream_wait(zero->lanes->last, zero->ready[b]);
-    // From the bucket's readiness, or its predecessor's end, to its own end. Spans of one stream do
-    // not overlap, so nothing counts twice.
-    timer_start(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
-    reduce_bucket(zero, b);
-    timer_stop(zero->timers, TIMER_ALL_GRADS_SYNC, zero->lanes->last);
-    if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
-    timer_stop(zero->timers, TIMER_EXPOSED_GRADIENTS, zero->compute);
 }
 
 // Every rank adds the same records in the same order, so all reach the same verdict.
@@ -320,16 +283,17 @@ static GatherBuffer gather_buffer(const Zero *zero, int b) {
     return buffer;
 }
 
-// AdamW on the own shard. The bucket's gradients have then served. The tail's are cleared for the
-// next step; the matrices' are overwritten by it.
+// AdamW on the own shard. The bucket's gradients have then served. Of a bucket that stays the
+// tail's are cleared for the next step; the matrices' are overwritten by it.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
     BucketState state = zero_offloads(zero) ? offload_state(zero, b) : device_state(zero, b);
     GatherBuffer buffer = gather_buffer(zero, b);
     qwd_update_bucket(step, b, &state, &buffer, zero->lanes);
-    set_zero(zero->lanes->last, zero->grads + bucket->arena_start + bucket->matrix_elements,
-             (size_t)bucket->tail_elements * sizeof(float));
+    if (zero->gradients.stays[b])
+        set_zero(zero->lanes->last, zero_bucket_grads(zero, b) + bucket->matrix_elements,
+                 (size_t)bucket->tail_elements * sizeof(float));
     timer_stop(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
 }
 

@@ -1,10 +1,11 @@
-// ZeRO-1: every rank holds all weights and gradients, and the optimiser state of 1/dp of each
-// bucket. This module owns the arenas. It reduces a bucket's gradients as soon as they are
-// complete, judges the step, runs AdamW on the own shard, and brings every replica up to date,
-// baseline or SDP4Bit.
+// ZeRO: every rank holds the optimiser state of 1/dp of each bucket, and as much of the gradients
+// and weights as --data-parallel-sharding-strategy says. This module owns them. It reduces a
+// bucket's gradients as soon as they are complete, judges the step, runs AdamW on the own shard,
+// and brings every replica up to date, baseline or SDP4Bit.
 //
-// Called by train_gpt.cu, llmc/run/ and llmc/checkpoint/. zero_plan.c sets it up, zero.c makes the
-// steps, zero_copies.c copies to and from the host. What travels is sdp4bit/tlq_hs.h and
+// Called by train_gpt.cu, llmc/run/ and llmc/checkpoint/. zero_plan.c sets it up and zero.c makes
+// the steps. zero_grads.c has the gradients, zero_weights.c the weights, zero_offload.c AdamW on
+// the host; zero_copies.c copies to and from the host. What travels is sdp4bit/tlq_hs.h and
 // sdp4bit/qwd.h. The struct is in zero_inside.h, for the files of this room.
 #pragma once
 #include "llmc/base/memory_plan.h"
@@ -54,19 +55,29 @@ float *zero_loss_sum(const Zero *zero);
 // from each other's memory; then *why has code 0 where they do, else what is in the way.
 bool zero_node_shares(const Zero *zero, Error *why);
 // Where the whole tensor lies. Weights may be read after zero_weights_wait only, until another
-// layer's are waited for.
+// layer's are waited for; gradients are written after zero_grads_begin.
 floatX *zero_weight(const Zero *zero, int tensor);
 float *zero_grad(const Zero *zero, int tensor);
 
 // --- the step ------------------------------------------------------------------------------------
 
-// In this order. iteration is 1-based. zero_step_begins clears the loss. zero_update leaves the 1-D
-// tensors' gradients clear. The matrices' hold the old ones, which the step's first micro-batch
-// overwrites.
+// In this order. iteration is 1-based. zero_step_begins clears the loss.
 void zero_step_begins(Zero *zero, int64_t iteration);
-// The gradients of unit (layer) `unit` are complete in this backward. Starts the reduction of its
-// bucket with the bucket's last unit. Called in the last micro-batch only.
-void zero_reduce_unit(Zero *zero, int unit);
+// Do the gradients of unit (layer) `unit` stay with this rank for the whole step? Then backward adds
+// to the 1-D tensors', which zero_update leaves clear. The step's first micro-batch overwrites the
+// matrices', and the others add. If not (ZeRO-2), every micro-batch begins anew: it overwrites the
+// matrices' and finds the 1-D tensors' clear.
+bool zero_grads_stay(const Zero *zero, int unit);
+// How often a step of so many micro-batches reduces a bucket: what plan_bucket_wire_bytes counts
+// of gradients travels so often.
+int zero_reductions(const Zero *zero, int bucket, int micro_batches);
+// Before a backward writes gradients of that unit: the compute stream waits for memory to do so.
+// Idempotent until the unit is complete.
+void zero_grads_begin(Zero *zero, int unit);
+// The gradients of that unit are complete in this backward. Starts the reduction of its bucket with
+// the bucket's last unit. last: the step's last micro-batch. Called in that one only where the
+// gradients stay, else in each.
+void zero_reduce_unit(Zero *zero, int unit, bool last);
 // Norm, verdict, AdamW, and the gathers in forward order. Learning rates for the case that the
 // previous step was applied or skipped.
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay);
@@ -116,9 +127,9 @@ bool zero_sound(Zero *zero, Peers world, Error *err);
 // A run of elements of one tensor in this rank's shard: elements [lo, hi) of the rank's part of the
 // tensor.
 typedef struct Piece {
-    int tensor;
+    int tensor, bucket;
     int64_t lo, hi;
-    int64_t arena_at, state_at;  // where they lie in the arenas, and in masters and moments
+    int64_t arena_at, state_at;  // where they lie in the layout's arena, and in masters and moments
 } Piece;
 
 // The pieces of the own shard, (*count).

@@ -52,6 +52,22 @@ typedef struct SharedWeights {
     CommRow *row;              // (2 * windows) of the gather in progress
 } SharedWeights;
 
+// Where gradients lie. Those of a bucket that stays are whole, for a step. Other buckets (ZeRO-2)
+// use two slots in turn: there backward leaves a micro-batch's gradients, and they are reduced at
+// once into the own windows, which add up a step's micro-batches.
+enum { GRAD_SLOTS = 2 };
+typedef struct Gradients {
+    float *whole;                // (whole_elements) device: the buckets that stay
+    float *slot[GRAD_SLOTS];     // (slot_elements) device: bucket b uses slot b % GRAD_SLOTS
+    float *shard;                // (shard_elements) device: the own windows of the other buckets
+    int64_t whole_elements, slot_elements, shard_elements;
+    bool *stays;                 // (buckets)
+    int64_t *start;              // (buckets) first element, in `whole` or in `shard`
+    bool *begun;                 // (buckets) a backward writes it now
+    int *reductions;             // (buckets) of this step, so far
+    Event *slot_read[GRAD_SLOTS];   // the slot's gradients have been quantised
+} Gradients;
+
 struct Zero {
     const Config *config;
     const Mesh *mesh;
@@ -72,7 +88,7 @@ struct Zero {
     // device memory, reserved in the memory plan
     floatX *weights;                // (plan.arena_elements); where weights are shared out: bucket 0 alone
     SharedWeights shared;
-    float *grads;                   // (plan.arena_elements)
+    Gradients gradients;
     float *master, *exp_avg, *exp_avg_sq;  // (plan.shard_elements); in host memory with offload
     Segment *segments;              // (plan.segments_total)
     float *leaves;                  // norm leaves: matrix leaves then tail leaves, bucket by bucket
@@ -138,6 +154,14 @@ void zero_read_masters(Zero *zero, Stream *stream, int64_t at, int64_t n, float 
 
 // --- where things lie: zero_grads.c, zero_weights.c ----------------------------------------------
 
+// Reserves the gradients' memory. After the layout, before zero_grads_start's events.
+void zero_grads_reserve(Zero *zero, MemoryPlan *memory_plan);
+void zero_grads_start(Zero *zero);
+void zero_grads_free(Zero *zero);
+// No bucket of the step has been reduced.
+void zero_grads_new_step(Zero *zero);
+// Bucket b's gradients of this rank's backward: (matrix_elements + tail_elements).
+float *zero_bucket_grads(const Zero *zero, int b);
 // This rank's windows of bucket b: its reduced gradients, and its weights.
 Windows zero_own_grads(const Zero *zero, int b);
 WeightWindows zero_own_weights(const Zero *zero, int b);

@@ -101,14 +101,13 @@ static void reserve_optimizer(Zero *zero, MemoryPlan *memory_plan) {
 
 static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     const Plan *plan = &zero->plan;
-    size_t elements = (size_t)plan->arena_elements, leaves = 0;
+    size_t leaves = 0;
     for (int b = 0; b < plan->buckets; b++) {
         zero->leaf_start[b] = (int64_t)leaves;
         leaves += (size_t)bucket_leaves(&plan->bucket[b]);
     }
     zero_plan_weights(zero, memory_plan);
-    memory_plan_reserve(memory_plan, "gradients", "fp32 accumulated", elements * sizeof(float),
-                        (void **)&zero->grads);
+    zero_grads_reserve(zero, memory_plan);
     if (zero_offloads(zero)) offload_reserve(zero, memory_plan);
     else reserve_optimizer(zero, memory_plan);
     memory_plan_reserve(memory_plan, "norm and verdict", "segment table",
@@ -160,6 +159,7 @@ static void list_pieces(Zero *zero) {
             if (from >= to) continue;
             Piece piece;
             piece.tensor = (int)segment->tensor;
+            piece.bucket = b;
             piece.lo = from - segment->start;
             piece.hi = to - segment->start;
             piece.arena_at = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements) + from;

@@ -247,7 +247,7 @@ static void collect(Model *m) {
     float loss;
     int arena = (int)m->zero->plan.arena_elements;
     MPI_Comm group = group_of(m)->mpi;
-    download(m, m->local, m->zero->grads, arena_bytes(m));
+    download(m, m->local, m->zero->gradients.whole, arena_bytes(m));
     download(m, &loss, m->zero->loss_sum, sizeof loss);
     MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, group);
     MPI_Gather(&loss, 1, MPI_FLOAT, m->losses, 1, MPI_FLOAT, 0, group);
@@ -257,14 +257,14 @@ static void reduce(Model *m, uint32_t step, bool overlapped) {
     const Plan *plan = &m->zero->plan;
     if (!overlapped) {
         hold_back(m, 0);
-        for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit);
+        for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit, true);
         return;
     }
     // The 1-D tensors' gradients accumulate: what the first backward left goes, as zero_update
     // clears it.
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        set_zero(m->compute, m->zero->grads + bucket->arena_start + bucket->matrix_elements,
+        set_zero(m->compute, m->zero->gradients.whole + bucket->arena_start + bucket->matrix_elements,
                  (size_t)bucket->tail_elements * sizeof(float));
     }
     backward(m, step, true);
@@ -357,7 +357,7 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
         memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
         if (updated) memset(expected + tails, 0, (size_t)bucket->tail_elements * sizeof *expected);
     }
-    download(m, m->found, m->zero->grads, arena_bytes(m));
+    download(m, m->found, m->zero->gradients.whole, arena_bytes(m));
     bool ok = same_bits(m, step, "another gradient", m->found, expected, 0, plan->arena_elements);
     free(expected);
     return ok;

@@ -224,7 +224,7 @@ static StepControl step(const Layout *l, float gradient, float loss) {
         for (int64_t e = 0; e < tensor_elements(&zero->tensors[i]); e++) zero_grad(zero, i)[e] = gradient;
     }
     if (l->gpt.stage.heads) *zero->loss_sum = loss;
-    for (int unit = zero->plan.units - 1; unit >= 0; unit--) zero_reduce_unit(zero, unit);
+    for (int unit = zero->plan.units - 1; unit >= 0; unit--) zero_reduce_unit(zero, unit, true);
     zero_update(zero, 0, 0, 0);
     return zero_verdict(zero, 0);
 }

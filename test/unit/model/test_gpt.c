@@ -334,7 +334,7 @@ static void test_gradients_accumulate(void **state) {
     }
     zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / 24, true, true, false);
-    memcpy(once, b.zero->grads, bytes);
+    memcpy(once, b.zero->gradients.whole, bytes);
     bench_pass(&b, 1.0f / 24, true, false, true);
     for (int t = 0; t < b.gpt.tensors; t++) {
         const float *twice = zero_grad(b.zero, t), *first = once + b.zero->plan.tensor_arena[t];
@@ -353,11 +353,11 @@ static void test_gradients_accumulate(void **state) {
 static float *watched_before;
 static Bench *watched;
 
-void __real_zero_reduce_unit(Zero *zero, int unit);
-void __wrap_zero_reduce_unit(Zero *zero, int unit);
+void __real_zero_reduce_unit(Zero *zero, int unit, bool last);
+void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last);
 // A unit is complete: no gradient of a unit that comes later has been written yet. The word
 // embedding's is begun by the head.
-void __wrap_zero_reduce_unit(Zero *zero, int unit) {
+void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last) {
     for (int t = 0; watched && t < watched->gpt.tensors; t++) {
         const Tensor *tensor = &watched->gpt.tensor[t];
         if (tensor->unit >= unit || t == GPT_WTE) continue;
@@ -368,7 +368,7 @@ void __wrap_zero_reduce_unit(Zero *zero, int unit) {
                      tensor->unit);
         }
     }
-    __real_zero_reduce_unit(zero, unit);
+    __real_zero_reduce_unit(zero, unit, last);
 }
 
 static void test_layers_write_their_own(void **state) {

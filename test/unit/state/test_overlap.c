@@ -24,7 +24,7 @@
 
 // --- clocks and accesses -------------------------------------------------------------------------
 
-enum { HOST, MOST_STREAMS = 12, MOST_EVENTS = 256 };
+enum { HOST, MOST_STREAMS = 12, MOST_EVENTS = 512 };
 typedef struct Clock {
     int at[MOST_STREAMS];
 } Clock;
@@ -393,7 +393,7 @@ void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 5, SAVES = 3 };
 
 // What a shape's flags ask for beside its size.
-enum { QUANTISED = 1, NO_OVERLAP = 2, OFFLOAD = 4 };
+enum { QUANTISED = 1, NO_OVERLAP = 2, OFFLOAD = 4, SHARD_GRADS = 8 };
 
 typedef struct Shape {
     int nodes, per_node, chunks;
@@ -417,15 +417,16 @@ typedef struct Recording {
 static void parse_flags(Recording *r) {
     char chunks[8], batch[8];
     int ranks = r->shape.nodes * r->shape.per_node;
-    const char *flags[56] = {
+    const char *flags[64] = {
         "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters",
         "10", "--tokenizer-type", "NullTokenizer", "--make-vocab-size-divisible-by", "1",
         "--vocab-size", "31", "--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4",
         "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1",
         "--ddp-bucket-size", "1", "--save", "nowhere", "--save-interval", "5", "--async-save",
         "--log-num-zeros-in-grad", "--log-quantization-error-interval", "3", "--verify-wire",
+        "--dump-distributions", "nowhere", "--dump-distributions-interval", "4",
         "--gradient-alltoall-pipeline", chunks, "--global-batch-size", batch};
-    int count = 41;
+    int count = 45;
     snprintf(chunks, sizeof chunks, "%d", r->shape.chunks);
     snprintf(batch, sizeof batch, "%d", 2 * ranks);
     static const char *const quantised[] = {"--quantized-weights", "--wq-group-size", "32",
@@ -433,6 +434,8 @@ static void parse_flags(Recording *r) {
     for (int i = 0; (r->shape.how & QUANTISED) && i < 8; i++) flags[count++] = quantised[i];
     if (r->shape.how & NO_OVERLAP) flags[count++] = "--no-overlap";
     if (r->shape.how & OFFLOAD) flags[count++] = "--optimizer-cpu-offload";
+    static const char *const sharded[] = {"--data-parallel-sharding-strategy", "optim_grads"};
+    for (int i = 0; (r->shape.how & SHARD_GRADS) && i < 2; i++) flags[count++] = sharded[i];
     Error err = {0};
     int hosts[64] = {0};
     bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) &&
@@ -452,6 +455,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     for (int u = 0; u < UNITS; u++) {
         r->tensors[PER_UNIT * u] = tensor_row("matrix", 100, 300 + 7 * u, -1, u, 0);
         r->tensors[PER_UNIT * u + 1] = tensor_row("tail", 100 + u, 0, -1, u, 0);
+        for (int i = 0; u == 0 && i < PER_UNIT; i++) r->tensors[i].chunk = ANY_CHUNK;
     }
     tensors_number(r->tensors, TENSORS, 1);
     r->zero = zero_plan(&r->config, &r->mesh, r->tensors, TENSORS, &r->memory_plan, &err);
@@ -500,8 +504,9 @@ static void micro_batch(Recording *r, bool last) {
     layer(r, 0, "head", true);  // tied to the embedding
     writes(r->compute, r->zero->loss_sum, 4);
     for (int u = UNITS - 1; u >= 0; u--) {
+        zero_grads_begin(r->zero, u);
         layer(r, u, "backward", true);
-        if (last) zero_reduce_unit(r->zero, u);
+        if (last || !zero_grads_stay(r->zero, u)) zero_reduce_unit(r->zero, u, last);
     }
 }
 
@@ -566,7 +571,10 @@ static void run_steps_of(Recording *r, int micro_batches) {
     zero_synchronize(zero);
     begin(&r->device, HOST, "the memory goes");
     use(&r->device, WRITE, zero->weights, zero->plan.arena_elements * X);
-    use(&r->device, WRITE, zero->grads, zero->plan.arena_elements * 4);
+    const Gradients *g = &zero->gradients;
+    use(&r->device, WRITE, g->whole, g->whole_elements * 4);
+    use(&r->device, WRITE, g->shard, g->shard_elements * 4);
+    for (int slot = 0; slot < GRAD_SLOTS; slot++) use(&r->device, WRITE, g->slot[slot], g->slot_elements * 4);
     for (int slot = 0; slot < LANE_SLOTS; slot++) {
         use(&r->device, WRITE, zero->gather[slot], zero->gather[slot] ? 1 : 0);
     }
@@ -583,6 +591,10 @@ static const Shape shapes[] = {
     {2, 4, 3, QUANTISED}, {2, 4, 50, QUANTISED}, {4, 2, 2, 0}, {2, 2, 3, QUANTISED | NO_OVERLAP},
     {1, 1, 1, QUANTISED | OFFLOAD}, {1, 2, 1, QUANTISED | OFFLOAD}, {2, 2, 3, QUANTISED | OFFLOAD},
     {2, 2, 2, OFFLOAD}, {4, 1, 1, QUANTISED | OFFLOAD}, {2, 2, 3, QUANTISED | NO_OVERLAP | OFFLOAD},
+    {1, 1, 1, QUANTISED | SHARD_GRADS}, {1, 2, 1, QUANTISED | SHARD_GRADS},
+    {2, 1, 3, QUANTISED | SHARD_GRADS},
+    {2, 2, 3, QUANTISED | SHARD_GRADS}, {2, 2, 2, SHARD_GRADS}, {2, 2, 3, QUANTISED | OFFLOAD | SHARD_GRADS},
+    {2, 2, 3, QUANTISED | NO_OVERLAP | SHARD_GRADS},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -619,6 +631,9 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     }
     if (r->zero->computed->id == id) snprintf(name, bytes, "computed");
     if (r->zero->judged->id == id) snprintf(name, bytes, "judged");
+    for (int slot = 0; slot < GRAD_SLOTS; slot++) {
+        if (r->zero->gradients.slot_read[slot]->id == id) snprintf(name, bytes, "slot read");
+    }
     const Offload *offload = &r->zero->offload;
     for (int slot = 0; offload->host.stream && slot < LANE_SLOTS; slot++) {
         if (offload->reduced->id == id) snprintf(name, bytes, "reduced");
@@ -686,12 +701,13 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
 }
 
 // Chunk k + 1 is quantised while chunk k crosses the node and chunk k - 1 the rail, over the
-// borders of buckets too; and backward goes on meanwhile.
-static void stages_overlap(void **state) {
-    Shape shape = {2, 2, 3, QUANTISED};
+// borders of buckets too; and backward goes on meanwhile. So it is where two slots hold the
+// gradients.
+static void stages_overlap_in(unsigned how, int micro_batches) {
+    Shape shape = {2, 2, 3, QUANTISED | how};
     Recording r;
     open_recording(&r, shape, -1, -1);
-    run_steps(&r);
+    run_steps_of(&r, micro_batches);
     int chunks = UNITS * shape.chunks;  // of the first step
     for (int k = 0; k + 2 < chunks; k++) {
         overlaps(&r, "quantise", k + 1, "exchange inside the node", k);
@@ -699,16 +715,22 @@ static void stages_overlap(void **state) {
         overlaps(&r, "quantise", k + 2, "exchange between nodes", k);
         overlaps(&r, "exchange between nodes", k + 1, "final sum", k);
     }
+    int backward = (micro_batches - 1) * UNITS + 1, forward = micro_batches * UNITS;  // of the next step
     for (int u = 0; u + 1 < UNITS; u++) {
-        overlaps(&r, "backward", UNITS + u + 1, "exchange between nodes", shape.chunks * u);
+        overlaps(&r, "backward", backward + u, "exchange between nodes", shape.chunks * u);
     }
     for (int b = 0; b + 1 < UNITS; b++) {
         overlaps(&r, "AdamW", b + 1, "gather between nodes", b);
         overlaps(&r, "gather between nodes", b + 1, "gather inside the node", b);
         overlaps(&r, "gather inside the node", b + 1, "apply", b);
-        overlaps(&r, "forward", 2 * UNITS + b, "gather between nodes", b + 1);  // of the next step
+        overlaps(&r, "forward", forward + b, "gather between nodes", b + 1);
     }
     close_recording(&r);
+}
+
+static void stages_overlap(void **state) {
+    stages_overlap_in(0, 2);
+    stages_overlap_in(SHARD_GRADS, 1);
 }
 
 // The host takes part in the verdict's way to it: AdamW does not wait for that. Nor does the next
