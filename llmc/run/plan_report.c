@@ -306,14 +306,69 @@ static void print_gib(const MemoryPlan *memory_plan, FILE *out) {
     fprintf(out, "    %-30s %8.2f\n", "all", (double)memory_plan_total(memory_plan) / GIB);
 }
 
+// Of the host's memory, where a run keeps its optimiser or copies of checkpoints there.
+static void print_host_gib(const StagePlan *s, FILE *out) {
+    double host = 0;
+    for (int i = 0; i < s->memory_plan.count; i++) {
+        if (s->memory_plan.entries[i].host) host += (double)s->memory_plan.entries[i].bytes / GIB;
+    }
+    if (host < 0.01) return;
+    fprintf(out, "  GiB of page-locked host memory: %.2f for each rank, %.2f for the %d ranks of a node\n",
+            host, host * s->mesh.per_node, s->mesh.per_node);
+}
+
 // Bytes of a card that a run of this layout may plan with.
 static double share_of(Card card, const Config *c, const Mesh *mesh) {
     size_t beside = memory_beside_plan(mesh->world.size, memory_nccl_in_node(c, mesh));
     return (card.gib - CONTEXT_GIB) * GIB - (double)beside;
 }
 
-static void print_fit(const Config *c, const Stages *stages, double share, ModelBytes bytes, FILE *out) {
+// Who plans a rank, and the model's bytes there.
+typedef struct Planner {
+    PlanRank plan_rank;
+    ModelBytes model_bytes;
+} Planner;
+
+// The largest micro-batch with which this configuration fits `share` bytes; 0: none.
+static int fits_with(const Config *c, const Mesh *mesh, double share, const Planner *planner) {
+    Stages stages;
+    Error err;
+    bool ok = plan_stages(&stages, c, mesh, planner->plan_rank, &err);
+    int most = ok ? largest_micro_batch(c, &stages, share, planner->model_bytes) : 0;
+    stages_free(&stages);
+    return most;
+}
+
+// Where no micro-batch fits: the first strategy that shares out enough, with full recomputation.
+static void print_strategy(const Config *c, const Mesh *mesh, double share, const Planner *planner,
+                           FILE *out) {
+    static const struct {
+        Sharding sharding;
+        bool offload;
+        const char *words;
+    } more[] = {
+        {SHARD_GRADIENTS, false, "optim_grads"},
+        {SHARD_PARAMETERS, false, "optim_grads_params"},
+        {SHARD_PARAMETERS, true, "optim_grads_params --optimizer-cpu-offload"},
+    };
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        Config other = *c;
+        if (more[i].sharding < c->sharding || more[i].offload < c->optimizer_cpu_offload) continue;
+        other.sharding = more[i].sharding;
+        other.optimizer_cpu_offload = more[i].offload;
+        other.recompute_granularity = RECOMPUTE_FULL;
+        int most = fits_with(&other, mesh, share, planner);
+        if (!most) continue;
+        fprintf(out, "    --data-parallel-sharding-strategy %s with --recompute-granularity full fits, up to "
+                "--micro-batch-size %d\n", more[i].words, most);
+        return;
+    }
+}
+
+static void print_fit(const Config *c, const Stages *stages, double share, const Planner *planner,
+                      FILE *out) {
     const StagePlan *fullest = stages->fullest;
+    ModelBytes bytes = planner->model_bytes;
     size_t planned = memory_plan_total(&fullest->memory_plan);
     if ((double)planned <= share) {
         int most = largest_micro_batch(c, stages, share, bytes);
@@ -322,16 +377,17 @@ static void print_fit(const Config *c, const Stages *stages, double share, Model
     } else {
         char advice[512];
         ModelPlan model = {bytes, &fullest->mesh};
-        memory_advice(advice, sizeof advice, c, planned, (size_t)share, model);
+        bool some = memory_advice(advice, sizeof advice, c, planned, (size_t)share, model);
         fprintf(out, "does not fit\n    %s\n", advice);
+        if (!some) print_strategy(c, &fullest->mesh, share, planner, out);
     }
 }
 
-static void print_fits(const Config *c, const Stages *stages, ModelBytes bytes, FILE *out) {
+static void print_fits(const Config *c, const Stages *stages, const Planner *planner, FILE *out) {
     for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
         double share = share_of(cards[i], c, &stages->fullest->mesh);
         fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
-        print_fit(c, stages, share, bytes, out);
+        print_fit(c, stages, share, planner, out);
     }
     if (device_kind()->own_memory) return;
     fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
@@ -434,6 +490,7 @@ bool plan_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, Mod
                  FILE *out, Error *err) {
     Stages stages;
     bool ok = plan_stages(&stages, config, mesh, plan_rank, err);
+    const Planner planner = {plan_rank, model_bytes};
     if (ok) {
         const StagePlan *s = stages.fullest;
         const MemoryPlan *memory_plan = &s->memory_plan;
@@ -448,7 +505,8 @@ bool plan_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, Mod
         print_parts_wire(config, &s->mesh, out);
         fprintf(out, "verdict\n");
         print_gib(memory_plan, out);
-        print_fits(config, &stages, model_bytes, out);
+        print_host_gib(s, out);
+        print_fits(config, &stages, &planner, out);
         print_between(config, s, out);
     }
     stages_free(&stages);

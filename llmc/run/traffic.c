@@ -102,11 +102,12 @@ static Ways ways_of_step(const StepTraffic *traffic, int b) {
     return sum;
 }
 
-// This rank's part of the node's replica, to the others of the node.
+// This rank's part of the node's replica, to the others of the node: a message for each window.
 static int64_t part_bytes(const Plan *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
-    int64_t own = bucket->matrix_per_rank + bucket->tail_per_rank;
-    return (plan->options.per_node - 1) * plan->options.nodes * own * (int64_t)sizeof(floatX);
+    int64_t numbers = bucket->matrix_per_rank + bucket->tail_per_rank;
+    int64_t window = numbers * (int64_t)sizeof(floatX) + (bucket->sealed ? MESSAGE_ALIGN : 0);
+    return (plan->options.per_node - 1) * plan->options.nodes * window;
 }
 
 // once: what the bucket sends under `optim`.

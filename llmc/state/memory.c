@@ -50,7 +50,20 @@ static const char *full_flag(const Config *config) {
                                          : "--recompute-granularity full";
 }
 
-void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
+// What is left to try: sharing more out and the host's memory, where that is not done yet.
+static bool no_setting_fits(char *text, size_t bytes, const Config *config, double missing) {
+    bool shared = config->sharding == SHARD_PARAMETERS || config->dp_size == 1;
+    const char *share = shared ? "" : "--data-parallel-sharding-strategy optim_grads_params, ";
+    const char *offload = config->optimizer_cpu_offload ? "" : "--optimizer-cpu-offload, ";
+    snprintf(text, bytes,
+             "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks %.1f MiB; "
+             "try %s%s--tensor-model-parallel-size, --pipeline-model-parallel-size, more ranks with memory of "
+             "their own, or a smaller model",
+             missing / 0x1p20, share, offload);
+    return false;
+}
+
+bool memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
                    ModelPlan model) {
     Recompute now = config->recompute_granularity;
     bool full = full_fits(config, planned, share, model);
@@ -69,15 +82,10 @@ void memory_advice(char *text, size_t bytes, const Config *config, size_t planne
                                              model);
         Setting least = {1, RECOMPUTE_FULL};
         double missing = (double)bytes_with(config, planned, least, model) - (double)share;
-        if (both) snprintf(text, bytes, "--micro-batch-size %d with %s fits", both, flag);
-        else
-            snprintf(text, bytes,
-                     "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks "
-                     "%.1f MiB; cut the model with --tensor-model-parallel-size or "
-                     "--pipeline-model-parallel-size, use more ranks with memory of their own, or a smaller "
-                     "model",
-                     missing / 0x1p20);
+        if (!both) return no_setting_fits(text, bytes, config, missing);
+        snprintf(text, bytes, "--micro-batch-size %d with %s fits", both, flag);
     }
+    return true;
 }
 
 // Was it memory of the host that could not be had, beside a device with its own? No size of the

@@ -43,8 +43,9 @@ bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *conf
                      Error *err);
 // What to change so that a run, whose plan takes `planned` bytes under config, fits `share` bytes:
 // the largest smaller micro-batch, full recomputation, or both. A micro-batch divides the sequences
-// per rank and step, and the steps of a batch ramp-up.
-void memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
+// per rank and step, and the steps of a batch ramp-up. False when none of these is enough, and the
+// text says what else could be.
+bool memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
                    ModelPlan model);
 // Once, when libraries have been loaded and used: Megatron-LM's memory line, a line of what the plan
 // takes in host memory and of what was taken beside the plan, and the JSON line "memory".

@@ -114,8 +114,9 @@ static void test_advice(void **state) {
     expect_advice(&c, 1070, "--micro-batch-size 1 with --recompute-granularity full fits");
     expect_advice(&c, 1069,
                   "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks 0.0 "
-                  "MiB; cut the model with --tensor-model-parallel-size or --pipeline-model-parallel-size, "
-                  "use more ranks with memory of their own, or a smaller model");
+                  "MiB; try --data-parallel-sharding-strategy optim_grads_params, --optimizer-cpu-offload, "
+                  "--tensor-model-parallel-size, --pipeline-model-parallel-size, more ranks with memory of "
+                  "their own, or a smaller model");
     c.recompute_granularity = RECOMPUTE_SELECTIVE;
     c.recompute_activations = true;
     expect_advice(&c, 1290,
