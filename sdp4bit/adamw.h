@@ -1,5 +1,5 @@
 // AdamW of one element, inline for host and device, part of the exact regime. Included by
-// kernels_cpu.c and kernels_cuda_weight.cu.
+// update_host.c and kernels_cuda_weight.cu.
 #pragma once
 #include "sdp4bit/kernels.h"
 

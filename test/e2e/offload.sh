@@ -21,7 +21,7 @@ figures() {
 same_everything() {
     local file found=0
     same_training "$1" "$2" || return 1
-    cmp -s <(figures "$1") <(figures "$2") || { why="$(diff <(figures "$1") <(figures "$2") | sed -n 2p)"; return 1; }
+    diff <(figures "$1") <(figures "$2") >"$work/differ" || { why=$(sed -n 2p "$work/differ"); return 1; }
     for file in "$work/$1"/iter_*/mp_rank_*/*.safetensors; do
         cmp -s "$file" "$work/$2/${file#"$work/$1/"}" || { why="${file#"$work/"} differs"; return 1; }
         found=$((found + 1))
@@ -32,7 +32,8 @@ same_everything() {
 without_and_with() {
     local name=$1
     shift
-    logged "$name" "$@" --save "$work/$name" && logged "$name.offload" "$@" $offload --save "$work/$name.offload" &&
+    logged "$name" "$@" --save "$work/$name" &&
+        logged "$name.offload" "$@" $offload --save "$work/$name.offload" &&
         same_everything "$name" "$name.offload"
 }
 saves=(--train-iters 8 --lr-decay-iters 12 --save-interval 4)
@@ -51,13 +52,15 @@ check "2 x 2 parts" without_and_with parts 4 "${parts[@]}" "${several[@]}" "${sa
 wild=(--lr 1e37 --min-lr 0 --lr-decay-style linear --lr-warmup-iters 0 --eval-iters 0)
 skips() { # NAME NP FLAGS...
     without_and_with "$@" --on-nan skip --train-iters 4 --save-interval 2 &&
-        [ "$(grep -c '"skipped":true' "$work/$1.offload.jsonl")" -eq 3 ] || { why="${why:-not 3 skipped}"; return 1; }
+        [ "$(grep -c '"skipped":true' "$work/$1.offload.jsonl")" -eq 3 ] ||
+        { why="${why:-not 3 skipped}"; return 1; }
 }
 check "--on-nan skip, one rank" skips skip_one 1 "${wild[@]}"
 check "--on-nan skip, SDP4Bit" skips skip_four 4 "${wild[@]}" --gpus-per-node 2 "${several[@]}"
 spikes() {
-    without_and_with spikes 2 --gpus-per-node 1 "${several[@]}" --train-iters 64 --eval-iters 0 --on-spike skip \
-        --loss-spike-factor 0.1 --norm-spike-factor 0.1 --max-skipped-in-a-row 0 --save-interval 64 &&
+    without_and_with spikes 2 --gpus-per-node 1 "${several[@]}" --train-iters 64 --eval-iters 0 \
+        --on-spike skip --loss-spike-factor 0.1 --norm-spike-factor 0.1 --max-skipped-in-a-row 0 \
+        --save-interval 64 &&
         grep -q '"skipped":true' "$work/spikes.offload.jsonl" || { why="${why:-none skipped}"; return 1; }
 }
 check "--on-spike skip" spikes
@@ -86,7 +89,8 @@ check "replicas are repaired from masters on the host" no_majority
 loads() { # NAME FLAGS...: from the checkpoint of a run without, and of one with
     local name=$1
     shift
-    logged "$name" 4 --gpus-per-node 2 "${several[@]}" --load "$work/sdp4bit.offload" --lr-decay-iters 12 "$@" &&
+    logged "$name" 4 --gpus-per-node 2 "${several[@]}" --load "$work/sdp4bit.offload" \
+        --lr-decay-iters 12 "$@" &&
         logged "$name.offload" 4 --gpus-per-node 2 "${several[@]}" --load "$work/sdp4bit" $offload \
             --lr-decay-iters 12 "$@" &&
         same_training "$name" "$name.offload"

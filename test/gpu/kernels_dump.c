@@ -670,6 +670,16 @@ static void verdicts(Dump *d) {
         kernel_step_record(d->stream, records + pieces, sums, pieces, loss, fault);
     }
     result(d, FP64, records, 8 * sizeof(StepRecord), "records");
+    const uint64_t found_host[] = {0, 7, 0, 9};  // nothing, the first, nothing more, one that comes late
+    uint64_t *found = (uint64_t *)upload(d, found_host, sizeof found_host), marked = 0;
+    for (int i = 0; i < 4; i++) {
+        kernel_mark_fault(d->stream, fault, found + i);
+        copy_to_host(d->stream, &marked, fault, sizeof marked);
+        stream_synchronize(d->stream);
+        printf("%s fault %d is %" PRIu64 "\n", d->prefix, i, marked);
+    }
+    release(d, found);
+    set_zero(d->stream, fault, sizeof *fault);
     StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0};
     StepControl *control = (StepControl *)upload(d, &start, sizeof start);
     Judge j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};

@@ -179,6 +179,42 @@ static void test_asynchrony(Checks *c, Device *device) {
     device_free(device, word);
 }
 
+// Work of the host begins when the stream comes to it, with what has come down before; what goes up
+// after it is what it has made. None of the calls waits.
+typedef struct Doubling {
+    const int *from;
+    int *to;
+} Doubling;
+static void double_it(void *context) {
+    const Doubling *d = (const Doubling *)context;
+    *d->to = 2 * *d->from;
+}
+
+static void test_host_calls(Checks *c, Device *device) {
+    Error err = {};
+    const int milliseconds = 200;
+    Stream *stream = stream_create(device, "compute");
+    int *word = (int *)device_alloc(device, 2 * sizeof(int), "a test", &err), back = -1;
+    int *pinned = (int *)host_alloc(device, 2 * sizeof(int), "a test", &err);
+    check(c, pinned[0] == 0 && pinned[1] == 0, "host memory is not clear");
+    double start = monotonic_seconds();
+    busy(stream, word, 21, milliseconds);
+    copy_to_pinned(stream, pinned, word, sizeof(int));
+    Doubling doubling = {pinned, pinned + 1};
+    stream_host_call(stream, double_it, &doubling, sizeof doubling);
+    memset(&doubling, 0, sizeof doubling);
+    copy_from_pinned(stream, word + 1, pinned + 1, sizeof(int));
+    double issued = monotonic_seconds() - start;
+    check(c, issued < 0.5e-3 * milliseconds, "the calls took %.1f ms while the stream was busy", 1e3 * issued);
+    stream_synchronize(stream);
+    copy_to_host(stream, &back, word + 1, sizeof back);
+    stream_synchronize(stream);
+    check(c, back == 42, "%d came up, not 42", back);
+    stream_destroy(stream);
+    device_free(device, word);
+    host_free(device, pinned);
+}
+
 static void test_events(Checks *c, Device *device) {
     Error err = {};
     Stream *first = stream_create(device, "compute"), *second = stream_create(device, "communication");
@@ -243,6 +279,7 @@ int main(void) {
     test_count(&checks, device);
     test_copies(&checks, device);
     test_asynchrony(&checks, device);
+    test_host_calls(&checks, device);
     test_events(&checks, device);
     test_sort(&checks);
     device_close(device);

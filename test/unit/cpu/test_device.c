@@ -138,11 +138,46 @@ static void test_untimed_events(void **state) {
     device_close(device);
 }
 
+// Work of the host gets a copy of its context, between the copies before it and after it.
+typedef struct Doubling {
+    int *from, *to, count;
+} Doubling;
+static void double_all(void *context) {
+    const Doubling *d = (const Doubling *)context;
+    for (int i = 0; i < d->count; i++) d->to[i] = 2 * d->from[i];
+}
+
+static void test_host_calls(void **state) {
+    Error err = {0};
+    Device *device = device_open(0, NULL, &err);
+    Stream *stream = stream_create(device, "compute");
+    int values[4] = {1, -2, 3, 40}, back[4] = {0};
+    int *memory = (int *)device_alloc(device, sizeof values, "a test", &err);
+    int *pinned = (int *)host_alloc(device, 2 * sizeof values, "a test", &err);
+    size_t counted = device_allocated(device);
+    assert_int_equal(counted, sizeof values);  // no memory of the device
+    for (int i = 0; i < 8; i++) assert_int_equal(pinned[i], 0);
+    copy_to_device(stream, memory, values, sizeof values);
+    copy_to_pinned(stream, pinned, memory, sizeof values);
+    Doubling doubling = {pinned, pinned + 4, 4};
+    stream_host_call(stream, double_all, &doubling, sizeof doubling);
+    memset(&doubling, 0, sizeof doubling);
+    copy_from_pinned(stream, memory, pinned + 4, sizeof values);
+    copy_to_host(stream, back, memory, sizeof back);
+    stream_synchronize(stream);
+    for (int i = 0; i < 4; i++) assert_int_equal(back[i], 2 * values[i]);
+    device_free(device, memory);
+    host_free(device, pinned);
+    stream_destroy(stream);
+    device_close(device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open),   cmocka_unit_test(test_rounding_modes),
         cmocka_unit_test(test_memory), cmocka_unit_test(test_copies),
         cmocka_unit_test(test_events), cmocka_unit_test(test_untimed_events),
+        cmocka_unit_test(test_host_calls),
     };
     return cmocka_run_group_tests_name("the CPU device", tests, NULL, NULL);
 }
