@@ -299,11 +299,10 @@ memory_as_planned() {
     make_plan "$@" && trains "$@" --train-iters 3 && allocated_as_planned
 }
 # The total in $work/plan is what the last run had allocated after its first interval, as the
-# device counted it. CPU ranks have their host memory there too.
+# device counted it.
 allocated_as_planned() {
     local planned logged
-    planned=$(awk -v host="${device[*]:-cpu}" '$1 == "total" || ($0 ~ /^  host memory / && host == "cpu") { sum += $(NF - 3) }
-        END { printf "%.6f", sum / 1048576 }' "$work/plan")
+    planned=$(awk '$1 == "total" { printf "%.6f", $2 / 1048576 }' "$work/plan")
     logged=$(sed -n 's/^\[Rank 0\] (after [0-9]* iterations) memory (MB) | allocated: \([0-9.]*\) .*/\1/p' \
         "$work/out")
     [ -n "$planned" ] && [ "$planned" = "$logged" ] ||
