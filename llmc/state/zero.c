@@ -147,8 +147,10 @@ void zero_masters_from_weights(Zero *zero) {
 //                                         the slot.
 // joint       last -> copies, middle      lanes_after. Behind it begin: a checkpoint's copies;
 //                                         middle's timer of a gather.
-// reduced     last -> host                Offload alone, as the next three: a bucket's windows may
+// reduced     last -> host                Offload alone, as the next four: a bucket's windows may
 //                                         go down to the host.
+// window_free host -> last                A bucket's own window has gone down, or holds what earlier
+//                                         micro-batches have added up: the next sum may write it.
 // judged for the host   last -> host      The verdict too, and AdamW may begin.
 // made        host -> last                A bucket's message is there, and may go up.
 // sent        last -> host                It has gone up: the slot's next may be made.
@@ -217,6 +219,7 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
     zero->step = zero->wire_checks.step = iteration;
     zero->wire_checks.exchange = 0;
     zero_grads_new_step(zero);
+    if (zero->config->log_num_zeros_in_grad) set_zero(zero->lanes->last, zero->zeros, sizeof(int64_t));
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
 
@@ -259,16 +262,6 @@ static QwdStep qwd_step(Zero *zero, double weight_decay) {
     step.step = (uint32_t)zero->step;
     step.host = zero_offloads(zero) ? &zero->offload.host : NULL;
     return step;
-}
-
-static void count_zeros(Zero *zero) {
-    set_zero(zero->lanes->last, zero->zeros, sizeof(int64_t));
-    for (int i = 0; i < zero->piece_count; i++) {
-        const Piece *piece = &zero->pieces[i];
-        if (!zero->tensors[piece->tensor].counted) continue;
-        kernel_count_zeros(zero->lanes->last, zero->zeros, zero_piece_grads(zero, piece),
-                           piece->hi - piece->lo);
-    }
 }
 
 static BucketState device_state(const Zero *zero, int b) {
@@ -343,7 +336,6 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     timer_stop(zero->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, zero->lanes->last);
     event_record(zero->judged, zero->lanes->last);
     send_verdict(zero, slot);
-    if (zero->config->log_num_zeros_in_grad) count_zeros(zero);
     zero_copy_staged(zero);
     if (zero->copying && zero->copies != zero->lanes->last) stream_wait(zero->lanes->last, zero->staged);
     zero->copying = false;

@@ -23,6 +23,22 @@ static bool in_one_pass(const Zero *zero, int b) {
     return true;
 }
 
+// With offload the reduced gradients lie on the host. On the device two windows serve the buckets in
+// turn.
+static void place_passing(Zero *zero) {
+    Gradients *g = &zero->gradients;
+    int64_t largest = 0;
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        const Bucket *bucket = &zero->plan.bucket[b];
+        int64_t own = round_up64(bucket->matrix_per_rank + bucket->tail_per_rank, 64);
+        if (!g->stays[b] && own > largest) largest = own;
+    }
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        if (!g->stays[b]) g->start[b] = b % GRAD_SLOTS * largest;
+    }
+    g->shard_elements = GRAD_SLOTS * largest;
+}
+
 static void place_buckets(Zero *zero) {
     Gradients *g = &zero->gradients;
     bool shared_out = zero->config->sharding != SHARD_OPTIMIZER && zero->plan.dp > 1;
@@ -37,6 +53,7 @@ static void place_buckets(Zero *zero) {
         else g->shard_elements += round_up64(own, 64);
         if (!g->stays[b] && elements > g->slot_elements) g->slot_elements = elements;
     }
+    if (zero_offloads(zero)) place_passing(zero);
 }
 
 void zero_grads_reserve(Zero *zero, MemoryPlan *memory_plan) {
@@ -53,7 +70,8 @@ void zero_grads_reserve(Zero *zero, MemoryPlan *memory_plan) {
     for (int slot = 0; slot < GRAD_SLOTS; slot++)
         memory_plan_reserve(memory_plan, group, "fp32, a bucket in backward",
                             (size_t)g->slot_elements * sizeof(float), (void **)&g->slot[slot]);
-    memory_plan_reserve(memory_plan, group, "fp32 accumulated, own shard",
+    memory_plan_reserve(memory_plan, group,
+                        zero_offloads(zero) ? "fp32, a bucket's own window" : "fp32 accumulated, own shard",
                         (size_t)g->shard_elements * sizeof(float), (void **)&g->shard);
 }
 
@@ -170,6 +188,15 @@ static TlqStep tlq_step(Zero *zero, int b) {
     return step;
 }
 
+static void count_zeros(Zero *zero, int b) {
+    for (int i = 0; i < zero->piece_count; i++) {
+        const Piece *piece = &zero->pieces[i];
+        if (piece->bucket != b || !zero->tensors[piece->tensor].counted) continue;
+        kernel_count_zeros(zero->lanes->last, zero->zeros, zero_piece_grads(zero, piece),
+                           piece->hi - piece->lo);
+    }
+}
+
 // With the step's last reduction the own windows hold its gradient.
 static void reduce_bucket(Zero *zero, int b, bool last) {
     TlqStep step = tlq_step(zero, b);
@@ -178,12 +205,15 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
     float *tail_leaves = matrix_leaves + bucket->matrix_per_rank / HADAMARD_ORDER;
     Windows own = zero_own_grads(zero, b);
     probe_gradients(zero, &step, b);
+    offload_expect(zero, b, step.add);
     tlq_reduce_bucket(&step, b, zero_bucket_grads(zero, b), own, matrix_leaves, tail_leaves, zero->lanes);
     zero->gradients.reductions[b]++;
-    if (!last) return;
-    probe_reduced(zero, b);
-    tlq_sum_squares(&step, b, own, matrix_leaves, tail_leaves, zero->piece_sums + 2 * b, zero->lanes);
-    offload_reduced(zero, b);
+    if (last) {
+        probe_reduced(zero, b);
+        tlq_sum_squares(&step, b, own, matrix_leaves, tail_leaves, zero->piece_sums + 2 * b, zero->lanes);
+        if (zero->config->log_num_zeros_in_grad) count_zeros(zero, b);
+    }
+    offload_reduced(zero, b, last);
 }
 
 void zero_reduce_unit(Zero *zero, int unit, bool last) {

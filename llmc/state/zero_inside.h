@@ -16,6 +16,23 @@ typedef struct StagedCopy {
     bool on_host;  // memory
 } StagedCopy;
 
+// Where gradients lie. Those of a bucket that stays are whole, for a step. Other buckets (ZeRO-2)
+// use two slots in turn: there backward leaves a micro-batch's gradients, and they are reduced at
+// once into the own windows, which add up a step's micro-batches.
+enum { GRAD_SLOTS = 2 };
+typedef struct Gradients {
+    float *whole;                // (whole_elements) device: the buckets that stay
+    float *slot[GRAD_SLOTS];     // (slot_elements) device: bucket b uses slot b % GRAD_SLOTS
+    float *shard;                // (shard_elements) device: the own windows of the other buckets; with
+                                 // offload two windows, which they use in turn
+    int64_t whole_elements, slot_elements, shard_elements;
+    bool *stays;                 // (buckets)
+    int64_t *start;              // (buckets) first element, in `whole` or in `shard`
+    bool *begun;                 // (buckets) a backward writes it now
+    int *reductions;             // (buckets) of this step, so far
+    Event *slot_read[GRAD_SLOTS];   // the slot's gradients have been quantised
+} Gradients;
+
 // A copy in host memory on its way.
 typedef struct HostCopy {
     uint8_t *to;
@@ -33,6 +50,7 @@ typedef struct Offload {
                         // differences are sent
     uint64_t *found;    // device (1): host.fault, brought up
     Event *reduced;     // a bucket's gradients are there to go down
+    Event *window_free[GRAD_SLOTS];  // the own window that buckets use in turn may be written
     Event *judged;      // the verdict too, and masters and moments may be written
 } Offload;
 
@@ -51,22 +69,6 @@ typedef struct SharedWeights {
     Event *used;               // what compute had been given when the latest gather was asked for
     CommRow *row;              // (2 * windows) of the gather in progress
 } SharedWeights;
-
-// Where gradients lie. Those of a bucket that stays are whole, for a step. Other buckets (ZeRO-2)
-// use two slots in turn: there backward leaves a micro-batch's gradients, and they are reduced at
-// once into the own windows, which add up a step's micro-batches.
-enum { GRAD_SLOTS = 2 };
-typedef struct Gradients {
-    float *whole;                // (whole_elements) device: the buckets that stay
-    float *slot[GRAD_SLOTS];     // (slot_elements) device: bucket b uses slot b % GRAD_SLOTS
-    float *shard;                // (shard_elements) device: the own windows of the other buckets
-    int64_t whole_elements, slot_elements, shard_elements;
-    bool *stays;                 // (buckets)
-    int64_t *start;              // (buckets) first element, in `whole` or in `shard`
-    bool *begun;                 // (buckets) a backward writes it now
-    int *reductions;             // (buckets) of this step, so far
-    Event *slot_read[GRAD_SLOTS];   // the slot's gradients have been quantised
-} Gradients;
 
 struct Zero {
     const Config *config;
@@ -134,9 +136,12 @@ static inline bool zero_offloads(const Zero *zero) { return zero->config->optimi
 void offload_reserve(Zero *zero, MemoryPlan *memory_plan);
 void offload_start(Zero *zero);
 void offload_free(Zero *zero);
-// In the step; they do nothing without offload. Bucket b's gradient of the whole step is in its own
-// windows, in the order of lanes->last: it goes down.
-void offload_reduced(Zero *zero, int b);
+// In the step; they do nothing without offload. A reduction of bucket b follows on lanes->last. Own
+// windows that serve several buckets are made free for it. add: they get the sum so far.
+void offload_expect(Zero *zero, int b, bool add);
+// The reduction is in the own windows, in the order of lanes->last, and goes down. last: it is the
+// gradient of the whole step.
+void offload_reduced(Zero *zero, int b, bool last);
 // The verdict stands, and nobody reads masters and moments any more, in the same order. The updates
 // may follow.
 void offload_judged(Zero *zero);

@@ -5,7 +5,8 @@
 //
 //   last   the bucket is reduced
 //   host   its own windows go down: gradients, and weights where differences are sent. Backward and
-//          the next reductions go on meanwhile
+//          the next reductions go on meanwhile. Where gradients are shared out (zero_grads.c), two
+//          own windows serve all buckets, and a further micro-batch's sum comes up again first
 //   last   the verdict
 //   host   the verdict goes down, then, bucket by bucket: AdamW and the message
 //   last   the message goes up into the gather buffer
@@ -72,6 +73,7 @@ void offload_start(Zero *zero) {
         zero->config->no_overlap ? zero->lanes->last : stream_create(zero->device, "update on the host");
     offload->reduced = event_create(zero->device);
     offload->judged = event_create(zero->device);
+    for (int slot = 0; slot < GRAD_SLOTS; slot++) offload->window_free[slot] = event_create(zero->device);
     for (int slot = 0; slot < LANE_SLOTS; slot++) {
         host->made[slot] = event_create(zero->device);
         host->sent[slot] = event_create(zero->device);
@@ -83,6 +85,7 @@ void offload_free(Zero *zero) {
     if (!host->stream) return;
     event_destroy(zero->offload.reduced);
     event_destroy(zero->offload.judged);
+    for (int slot = 0; slot < GRAD_SLOTS; slot++) event_destroy(zero->offload.window_free[slot]);
     for (int slot = 0; slot < LANE_SLOTS; slot++) {
         event_destroy(host->made[slot]);
         event_destroy(host->sent[slot]);
@@ -92,19 +95,40 @@ void offload_free(Zero *zero) {
 
 // --- the step ------------------------------------------------------------------------------------
 
-void offload_reduced(Zero *zero, int b) {
+// The host's part of bucket b's own windows of gradients.
+static Windows host_grads(const Zero *zero, int b) {
+    const Bucket *bucket = &zero->plan.bucket[b];
+    float *grads = zero->offload.grads + bucket->state_start;
+    Windows own = {grads, grads + bucket->matrix_per_rank};
+    return own;
+}
+
+void offload_expect(Zero *zero, int b, bool add) {
+    Stream *stream = zero->offload.host.stream;
+    const Bucket *bucket = &zero->plan.bucket[b];
+    Windows own = zero_own_grads(zero, b), host = host_grads(zero, b);
+    if (!stream || zero->gradients.stays[b]) return;
+    Event *window_free = zero->offload.window_free[b % GRAD_SLOTS];
+    if (add) {
+        copy_from_pinned(stream, own.matrix, host.matrix, (size_t)bucket->matrix_per_rank * sizeof(float));
+        copy_from_pinned(stream, own.tail, host.tail, (size_t)bucket->tail_per_rank * sizeof(float));
+        event_record(window_free, stream);
+    }
+    stream_wait(zero->lanes->last, window_free);
+}
+
+void offload_reduced(Zero *zero, int b, bool last) {
     Offload *offload = &zero->offload;
     Stream *stream = offload->host.stream;
     const Bucket *bucket = &zero->plan.bucket[b];
-    Windows own = zero_own_grads(zero, b);
-    float *grads = offload->grads + bucket->state_start;
+    Windows own = zero_own_grads(zero, b), down = host_grads(zero, b);
     if (!stream) return;
     event_record(offload->reduced, zero->lanes->last);
     stream_wait(stream, offload->reduced);
-    copy_to_pinned(stream, grads, own.matrix, (size_t)bucket->matrix_per_rank * sizeof(float));
-    copy_to_pinned(stream, grads + bucket->matrix_per_rank, own.tail,
-                   (size_t)bucket->tail_per_rank * sizeof(float));
-    if (offload->weights)
+    copy_to_pinned(stream, down.matrix, own.matrix, (size_t)bucket->matrix_per_rank * sizeof(float));
+    copy_to_pinned(stream, down.tail, own.tail, (size_t)bucket->tail_per_rank * sizeof(float));
+    if (!zero->gradients.stays[b]) event_record(offload->window_free[b % GRAD_SLOTS], stream);
+    if (last && offload->weights)
         copy_to_pinned(stream, offload->weights + bucket->state_start, zero_own_weights(zero, b).matrix,
                        (size_t)bucket->matrix_per_rank * sizeof(floatX));
 }
@@ -122,7 +146,7 @@ BucketState offload_state(const Zero *zero, int b) {
     const Offload *offload = &zero->offload;
     const Bucket *bucket = &zero->plan.bucket[b];
     int64_t at = bucket->state_start;
-    BucketState state = {{offload->grads + at, offload->grads + at + bucket->matrix_per_rank},
+    BucketState state = {host_grads(zero, b),
                          {offload->weights ? offload->weights + at : NULL, NULL},
                          zero->master + at, zero->exp_avg + at, zero->exp_avg_sq + at};
     return state;

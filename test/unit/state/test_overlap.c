@@ -594,6 +594,8 @@ static const Shape shapes[] = {
     {1, 1, 1, QUANTISED | SHARD_GRADS}, {1, 2, 1, QUANTISED | SHARD_GRADS},
     {2, 1, 3, QUANTISED | SHARD_GRADS},
     {2, 2, 3, QUANTISED | SHARD_GRADS}, {2, 2, 2, SHARD_GRADS}, {2, 2, 3, QUANTISED | OFFLOAD | SHARD_GRADS},
+    {1, 2, 1, QUANTISED | OFFLOAD | SHARD_GRADS}, {2, 2, 2, OFFLOAD | SHARD_GRADS},
+    {2, 2, 3, QUANTISED | NO_OVERLAP | OFFLOAD | SHARD_GRADS},
     {2, 2, 3, QUANTISED | NO_OVERLAP | SHARD_GRADS},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
@@ -637,6 +639,7 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     const Offload *offload = &r->zero->offload;
     for (int slot = 0; offload->host.stream && slot < LANE_SLOTS; slot++) {
         if (offload->reduced->id == id) snprintf(name, bytes, "reduced");
+        if (offload->window_free[slot]->id == id) snprintf(name, bytes, "window free");
         if (offload->judged->id == id) snprintf(name, bytes, "judged for the host");
         if (offload->host.made[slot]->id == id) snprintf(name, bytes, "made");
         if (offload->host.sent[slot]->id == id) snprintf(name, bytes, "sent");
